@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from corpus.errors import UserError, missing_library, suggest
+from corpus.files import sha256_of
 
 if TYPE_CHECKING:
     from corpus.documents import Document
@@ -168,26 +169,24 @@ class DropCounts:
         self._samples[reason] = heapq.nsmallest(_SAMPLES, candidates, key=lambda sample: sample[0])
 
 
-def check(filters: Sequence[Filter]) -> None:
-    """Check names, options, libraries and models.
+def identity(filters: Sequence[Filter]) -> list[dict[str, Any]]:
+    """Return what decides on the filters' results: names, options, and the SHA-256 of models.
 
     Raises
     ------
     UserError
-        As `Cleaner`.
+        If a model cannot be read.
     """
-    Cleaner(filters)
-
-
-def identity(filters: Sequence[Filter]) -> list[dict[str, Any]]:
-    """Return what decides on the filters' results: names, options, and the SHA-256 of models."""
     entries = []
     for entry in filters:
         options = dict(entry.options)
         if _MODEL in options:
-            with Path(options[_MODEL]).open("rb") as stream:
-                options["model_sha256"] = hashlib.file_digest(stream, "sha256").hexdigest()
-            options[_MODEL] = Path(options[_MODEL]).name
+            model = Path(options[_MODEL])
+            try:
+                options["model_sha256"] = sha256_of(model)
+            except OSError as error:
+                raise UserError(f"{_KEY}.{entry.name}.{_MODEL}='{model}': {error.strerror}") from None
+            options[_MODEL] = model.name
         entries.append({"name": entry.name, "options": options})
     return entries
 

@@ -14,10 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from corpus.errors import EXIT_OK, EXIT_USER_ERROR, UserError, missing_library
-
-_GPT2 = ("vocab.json", "merges.txt")
-_WHOLE = "tokenizer.json"
+from corpus.errors import EXIT_OK, EXIT_USER_ERROR, UserError
+from corpus.tokenizers import FAST, MERGES, VOCAB, load_bpe, load_fast, load_pieces
 
 
 @dataclass(frozen=True)
@@ -49,65 +47,30 @@ def open_decoder(paths: Sequence[Path]) -> Decoder:
     UserError
         If there is none, it cannot be read, or its library is missing.
     """
-    vocabulary, merges, whole, model = _find(paths)
-    try:
-        if vocabulary and merges:
-            return _gpt2(vocabulary, merges)
-        if whole:
-            return _hugging_face(whole)
-        if model:
-            return _sentencepiece(model)
-    except UserError:
-        raise
-    except Exception as error:  # the libraries raise Exception itself
-        raise UserError(f"tokenizer {', '.join(map(str, paths))}: it cannot be read: {error}") from None
+    files = [file for path in paths for file in (sorted(path.iterdir()) if path.is_dir() else [path])]
+
+    def named(*ends: str) -> Path | None:
+        return next((file for file in files if file.is_file() and file.name.endswith(ends)), None)
+
+    # Each may have another name where it is named itself.
+    fast, vocabulary = named(FAST), named(VOCAB, "vocab")
+    merges, model = named(MERGES, ".bpe"), named(".model")
+    if vocabulary and merges:
+        return _of_tokenizers(load_bpe((vocabulary, merges)))
+    if fast:
+        return _of_tokenizers(load_fast(fast))
+    if model:
+        processor = load_pieces(model)
+        return Decoder(processor.get_piece_size(), lambda ids: str(processor.decode(list(ids))))
     raise UserError(
         f"tokenizer {', '.join(map(str, paths))}: expected vocab.json and merges.txt, a tokenizer.json, or a "
         "SentencePiece model (*.model), or the directory of one of these"
     )
 
 
-def _find(paths: Sequence[Path]) -> tuple[Path | None, Path | None, Path | None, Path | None]:
-    files = [file for path in paths for file in (sorted(path.iterdir()) if path.is_dir() else [path])]
-    files = [file for file in files if file.is_file()]
-    # A vocabulary may have another name where it is named itself.
-    vocabulary = next((file for file in files if file.name.endswith(_GPT2[0])), None)
-    merges = next((file for file in files if file.suffix == ".txt"), None)
-    whole = next((file for file in files if file.name.endswith(_WHOLE)), None)
-    model = next((file for file in files if file.suffix == ".model"), None)
-    return vocabulary, merges, whole, model
-
-
-def _gpt2(vocabulary: Path, merges: Path) -> Decoder:
-    tokenizer = _tokenizers().ByteLevelBPETokenizer(str(vocabulary), str(merges))
-    return _of_tokenizers(tokenizer)
-
-
-def _hugging_face(file: Path) -> Decoder:
-    return _of_tokenizers(_tokenizers().Tokenizer.from_file(str(file)))
-
-
 def _of_tokenizers(tokenizer: Any) -> Decoder:
-    return Decoder(
-        tokenizer.get_vocab_size(), lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False))
-    )
-
-
-def _tokenizers() -> Any:
-    try:
-        import tokenizers
-    except ImportError:
-        raise missing_library("tokenizers", "decoding") from None
-    return tokenizers
-
-
-def _sentencepiece(file: Path) -> Decoder:
-    try:
-        from sentencepiece import SentencePieceProcessor
-    except ImportError:
-        raise missing_library("sentencepiece", "decoding") from None
-    model = SentencePieceProcessor(model_file=str(file))
-    return Decoder(model.vocab_size(), lambda ids: str(model.decode(list(ids))))
+    size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+    return Decoder(size, lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False)))
 
 
 def main() -> int:

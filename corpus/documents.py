@@ -12,7 +12,7 @@ class Document:
     Attributes
     ----------
     text
-        Never empty.
+        Empty if the source has none; such a document is dropped.
     file
         Number of the source file.
     offset

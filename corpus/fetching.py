@@ -29,6 +29,7 @@ from corpus.progress import Progress
 from corpus.remotes import Body, ChangedError, Remote, TransientError, Version
 
 _READ_BYTES = 1 << 18
+_ERRORS = 20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -84,7 +85,10 @@ def file_name(remote: Remote) -> str:
 def fetch_all(
     downloads: Sequence[Download], directory: Path, progress: Progress, policy: Policy | None = None
 ) -> list[Fetched]:
-    """Fetch several files at once. Every one is tried, so that all failures are told together.
+    """Fetch several files at once.
+
+    A mistake in one does not keep the others from being tried, so that all mistakes are named together. After
+    a failure of the network or the disk, no further file is begun.
 
     Parameters
     ----------
@@ -106,10 +110,17 @@ def fetch_all(
     directory.mkdir(parents=True, exist_ok=True)
     stop = threading.Event()
 
-    def attempt(download: Download) -> Fetched | Exception:
+    has_failed = threading.Event()
+
+    def attempt(download: Download) -> Fetched | Exception | None:
+        if has_failed.is_set():
+            return None
         try:
             return _Transfer(download, directory, policy, progress, stop).run()
-        except (UserError, OutsideError) as error:
+        except UserError as error:
+            return error
+        except OutsideError as error:
+            has_failed.set()
             return error
 
     with ThreadPoolExecutor(policy.parallel) as pool:
@@ -121,8 +132,13 @@ def fetch_all(
             raise
     errors = [result for result in results if isinstance(result, Exception)]
     if errors:
-        text = "\n".join(str(error) for error in errors)
-        raise UserError(text) if any(isinstance(error, UserError) for error in errors) else OutsideError(text)
+        lines = [str(error) for error in errors[:_ERRORS]]
+        if len(errors) > _ERRORS:
+            lines.append(f"... and {len(errors) - _ERRORS:,} more files")
+        if None in results:
+            lines.append(f"{results.count(None):,} further files were not begun")
+        is_mistake = any(isinstance(error, UserError) for error in errors)
+        raise (UserError if is_mistake else OutsideError)("\n".join(lines))
     return [result for result in results if isinstance(result, Fetched)]
 
 

@@ -20,6 +20,7 @@ from corpus.units import SourceFile, Unit, divide
 # Of what a shard holds: with another one, shards are made again.
 _SHARD_VERSION = 1
 _LIBRARIES = ("slipway", "tokenizers")
+_CLEANING = ("datatrove", "spacy")
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,8 @@ class Plan:
     @cached_property
     def versions(self) -> dict[str, str | None]:
         """Return the versions of the libraries that decide on the tokens."""
-        return {name: _version(name) for name in _LIBRARIES}
+        cleans = bool(self.preparation.filters) or self.preparation.minhash is not None
+        return {name: _version(name) for name in (*_LIBRARIES, *(_CLEANING if cleans else ()))}
 
     @cached_property
     def tokenizer_record(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import sys
 from collections.abc import Sequence
@@ -84,13 +85,22 @@ def show(path: Path, number: int, tokenizer: Path | None) -> dict[str, Any]:
 
 
 def tokenizer_of(prefix: Path) -> list[Path]:
-    """Return the files of the tokenizer that the manifest names, as far as they are still there."""
+    """Return the files with the digest of the manifest, beside the data or in a directory there."""
     try:
-        files = json.loads(manifest_path(prefix).read_bytes())["tokenizer"]["files"]
-        paths = [Path(file if isinstance(file, str) else file["path"]) for file in files]
+        tokenizer = json.loads(manifest_path(prefix).read_bytes())["tokenizer"]
+        names, digest = [Path(name).name for name in tokenizer["files"]], tokenizer["sha256"]
+        places = [prefix.parent, *sorted(path for path in prefix.parent.iterdir() if path.is_dir())]
     except (OSError, ValueError, KeyError, TypeError):
         return []
-    return paths if all(path.is_file() for path in paths) else []
+    for place in places:
+        files = [place / name for name in names]
+        if files and all(file.is_file() for file in files):
+            content = hashlib.sha256()
+            for file in files:
+                content.update(file.read_bytes())
+            if content.hexdigest() == digest:
+                return files
+    return []
 
 
 if __name__ == "__main__":

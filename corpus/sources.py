@@ -104,7 +104,7 @@ def collect(preparation: Preparation, policy: Policy | None = None) -> list[Sour
         for number, (source, local) in enumerate(zip(sources, fetched, strict=True))
     ]
     _say_changes(files, preparation)
-    _say_copies(files)
+    _check_copies(files, preparation)
     records = {"version": _VERSION, "files": [file.record() for file in files]}
     preparation.work_dir.mkdir(parents=True, exist_ok=True)
     write_atomically(sources_file(preparation), json.dumps(records, indent=1) + "\n")
@@ -322,10 +322,11 @@ def _source_file(number: int, source: Source, local: Fetched, preparation: Prepa
             f"inputs: {source.name}: its sha256 is {local.sha256}, expected {entry.sha256}: it is another "
             "file than the configuration names"
         )
-    if not local.size and preparation.on_error == "raise":
-        raise UserError(f"inputs: {source.name}: empty file; on_error=skip leaves it out and counts it")
     place = str(source.place) if isinstance(source.place, Path) else source.place.name
     kind, compression = recognize(local.path, place, entry.format or preparation.format)
+    # Trees of texts have empty files; of the other formats, such a file is a failed download.
+    if not local.size and kind != "txt" and preparation.on_error == "raise":
+        raise UserError(f"inputs: {source.name}: empty file; on_error=skip leaves it out and counts it")
     has_keys = kind in ("jsonl", "parquet", "tar")
     text_key = (entry.text_key or preparation.text_key) if has_keys else None
     row_groups: tuple[int, ...] = ()
@@ -353,15 +354,29 @@ def _say_changes(files: Sequence[SourceFile], preparation: Preparation) -> None:
     _say_some([*lines, *(f"{name}: no longer among the sources" for name in former)])
 
 
-def _say_copies(files: Sequence[SourceFile]) -> None:
-    """Say which files have the same bytes: a shard that is there twice counts twice in training."""
-    first: dict[str, str] = {}
-    lines = []
-    for file in files:
-        original = first.setdefault(file.sha256, file.name)
-        if original != file.name and file.size:
-            lines.append(f"{file.name}: the same bytes as {original}; deduplicate.exact=True leaves them out")
-    _say_some(lines)
+def _check_copies(files: Sequence[SourceFile], preparation: Preparation) -> None:
+    """Name files with the same bytes: a shard that is there twice counts twice in training.
+
+    Raises
+    ------
+    UserError
+        If it is a shard, errors are not skipped and its documents would not be dropped.
+    """
+    first: dict[str, SourceFile] = {}
+    copies = [file for file in files if file.size and first.setdefault(file.sha256, file) is not file]
+    if not copies:
+        return
+    # A text file is one document, not a shard of many.
+    copy = next((file for file in copies if file.format != "txt"), copies[0])
+    message = f"{copy.name}: the same bytes as {first[copy.sha256].name}"
+    if copy.format != "txt" and preparation.on_error == "raise" and not preparation.exact:
+        raise UserError(
+            f"inputs: {message}; leave one out, or set deduplicate.exact=True, which drops its documents, or "
+            "on_error=skip, which takes them twice"
+        )
+    more = f", and {len(copies) - 1:,} more such files" if len(copies) > 1 else ""
+    hint = "their documents are dropped" if preparation.exact else "deduplicate.exact=True leaves them out"
+    say(f"{message}{more}: {hint}")
 
 
 def _say_some(lines: Sequence[str]) -> None:

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from arithmetic.vocabulary import END_OF_TEXT
-from corpus.documents import Document
-from corpus.errors import UserError, missing_library
+from corpus.errors import BadRecord, UserError, missing_library, place, refusal
 from corpus.fetching import Download, Policy, fetch_all
 from corpus.files import sha256_of, write_atomically
 from corpus.progress import Progress, say
@@ -92,7 +91,7 @@ def obtain(
         say(
             f"training a byte-level BPE of {preparation.vocab_size:,} tokens on the first text of the sources"
         )
-        _train(directory, files, preparation.vocab_size)
+        _train(directory, _sample(files, preparation.on_error), preparation.vocab_size)
     tokenizer = describe(preparation)
     say(
         f"tokenizer {', '.join(map(str, tokenizer.paths))}: {tokenizer.vocabulary_size:,} tokens, documents "
@@ -132,9 +131,9 @@ def describe(preparation: Preparation) -> TokenizerFiles:
 def open_tokenizer(files: TokenizerFiles) -> BatchEncoder:
     """Return the function that encodes texts to ids, without special tokens."""
     if files.kind == "sentencepiece":
-        processor = _load_pieces(files.paths[0])
+        processor = load_pieces(files.paths[0])
         return lambda texts: list(processor.encode(texts, out_type=int))
-    tokenizer = _load_fast(files.paths[0]) if files.kind == "tokenizer.json" else _load_bpe(files.paths)
+    tokenizer = load_fast(files.paths[0]) if files.kind == "tokenizer.json" else load_bpe(files.paths)
 
     def encode(texts: list[str]) -> list[Any]:
         return [encoding.ids for encoding in tokenizer.encode_batch(texts, add_special_tokens=False)]
@@ -199,7 +198,7 @@ def _write_config(directory: Path, end: str | None) -> None:
     """Name the end-of-document token as Hugging Face does, so that the trainer finds it beside the file."""
     path = directory / "tokenizer_config.json"
     if not path.exists():
-        ids = _load_fast(directory / FAST).get_vocab(with_added_tokens=True)
+        ids = load_fast(directory / FAST).get_vocab(with_added_tokens=True)
         token = _end_token(directory / FAST, ids, end)
         config = {"eos_token": token, "tokenizer_class": "PreTrainedTokenizerFast"}
         write_atomically(path, json.dumps(config, indent=1) + "\n")
@@ -225,7 +224,7 @@ def _of_vocab(path: Path, content: bytes, end: str | None) -> tuple[int, int]:
 
 def _of_fast(path: Path, end: str | None) -> tuple[int, int]:
     """Return size and end token of a ``tokenizer.json``; the size is the highest id's, added tokens too."""
-    ids: dict[str, int] = _load_fast(path).get_vocab(with_added_tokens=True)
+    ids: dict[str, int] = load_fast(path).get_vocab(with_added_tokens=True)
     if not ids:
         raise UserError(f"tokenizer: {path}: its vocabulary is empty")
     return max(ids.values()) + 1, ids[_end_token(path, ids, end)]
@@ -259,7 +258,7 @@ def _of_pieces(path: Path, content: bytes, end: str | None) -> tuple[int, int]:
     """Return size and end token of a SentencePiece model."""
     if not content:
         raise UserError(f"tokenizer: {path}: empty file")
-    processor = _load_pieces(path)
+    processor = load_pieces(path)
     number = processor.eos_id() if end is None else processor.piece_to_id(end)
     if number < 0 or (end is not None and processor.id_to_piece(number) != end):
         missing = f"the piece {end}" if end else "a piece that ends a document, such as </s>"
@@ -271,7 +270,8 @@ def _is_json(content: bytes) -> bool:
     return content[:256].lstrip().startswith(b"{")
 
 
-def _load_bpe(paths: Sequence[Path]) -> Any:
+def load_bpe(paths: Sequence[Path]) -> Any:
+    """Load GPT-2's two files."""
     try:
         from tokenizers import ByteLevelBPETokenizer
     except ImportError:
@@ -282,7 +282,8 @@ def _load_bpe(paths: Sequence[Path]) -> Any:
         raise UserError(f"tokenizer: {paths[0]} and {paths[1].name}: not GPT-2's: {error}") from None
 
 
-def _load_fast(path: Path) -> Any:
+def load_fast(path: Path) -> Any:
+    """Load a ``tokenizer.json``."""
     try:
         from tokenizers import Tokenizer
     except ImportError:
@@ -297,7 +298,8 @@ def _load_fast(path: Path) -> Any:
     return tokenizer
 
 
-def _load_pieces(path: Path) -> Any:
+def load_pieces(path: Path) -> Any:
+    """Load a SentencePiece model."""
     try:
         import sentencepiece
     except ImportError:
@@ -310,14 +312,14 @@ def _load_pieces(path: Path) -> Any:
         ) from None
 
 
-def _train(directory: Path, files: Sequence[SourceFile], vocabulary: int) -> None:
+def _train(directory: Path, texts: Iterator[str], vocabulary: int) -> None:
     try:
         from tokenizers import ByteLevelBPETokenizer
     except ImportError:
         raise missing_library("tokenizers", "training a tokenizer") from None
     tokenizer: Any = ByteLevelBPETokenizer()
     tokenizer.train_from_iterator(
-        _sample(files),
+        texts,
         vocab_size=vocabulary,
         min_frequency=2,
         special_tokens=[END_OF_TEXT],
@@ -332,12 +334,27 @@ def _train(directory: Path, files: Sequence[SourceFile], vocabulary: int) -> Non
         path.unlink()
 
 
-def _sample(files: Sequence[SourceFile]) -> Iterator[str]:
+def _sample(files: Sequence[SourceFile], on_error: str) -> Iterator[str]:
+    """Yield the first text of the sources.
+
+    Raises
+    ------
+    UserError
+        If there is none: a tokenizer of bare bytes would stay there for all that follows.
+    """
     total = 0
+    first: BadRecord | None = None
     for file in files:
         for record in read(Piece(file.number), file):
-            if isinstance(record, Document):
+            if isinstance(record, BadRecord):
+                if on_error == "raise":
+                    raise refusal(file.name, record)
+                first = first or record
+            else:
                 yield record.text
                 total += len(record.text.encode())
             if total >= _TRAINING_BYTES:
                 return
+    if not total:
+        reason = f"; the first bad record is {place(files[first.file].name, first)}" if first else ""
+        raise UserError(f"the sources have no text to train a tokenizer on{reason}")

@@ -6,18 +6,19 @@ Commands read the same JSONL with the same tokenizer, in turn, so that a noisy m
 
 - `corpus tokenize` with one process and with two;
 - the loop of Megatron's script: a pool whose workers parse a line and encode its text, and a parent that
-  writes with megatron-core's builder. The text is a part of the other's, as it takes so much longer.
+  writes with megatron-core's builder. It has the first part of the text alone, as it takes so much longer.
 
-The ids are compared, all of them. Then `corpus merge` and `cat` join the same shards. CPU seconds are the
-kernel's own account of each command with its children, its start included; memory is the largest process's.
+All ids are compared. CPU seconds are the kernel's own account of each command with its children; for the
+rates, the start is subtracted: what the command takes for two documents. Then `corpus merge` and `cat` join
+the same shards of the large text. Memory is that of the largest process.
+
 The text is what the machine has: sources and documentation of Python and its packages, cut into documents of
-some 3,500 characters; the vocabulary of 32,768 tokens is trained on it.
+some 3,500 characters, and the large text repeats it. The vocabulary of 32,768 tokens is trained on it.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import random
@@ -36,6 +37,9 @@ from rich.table import Table
 VOCABULARY = 32768
 _SUFFIXES = (".py", ".pyi", ".rst", ".md", ".txt", ".html", ".h")
 _DOCUMENT = 4000
+
+# By who, text and number of processes.
+Costs = dict[tuple[str, str, int], list[Cost]]
 
 # Megatron-LM core_v0.16.1, tools/preprocess_data.py: Encoder.initializer, Encoder.encode and
 # Partition.process_json_file, without the sentence splitter.
@@ -112,6 +116,8 @@ def preparation(directory: Path, name: str, source: Path, workers: int) -> list[
         "vocab_size": VOCABULARY,
         "workers": workers,
     }
+    if source.stat().st_size < 4 * _DOCUMENT:
+        node["shard_bytes"] = 1024
     path = directory / f"{name}.yaml"
     path.write_text(json.dumps({"data_preparation": node}), encoding="utf-8")
     return [
@@ -131,148 +137,147 @@ def run(command: list[str], phase: str) -> Cost:
     return measure([phase if word == "PHASE" else word for word in command], cwd=ROOT)
 
 
-def tokens(prefix: Path) -> int:
-    """Return the tokens of a finished data set."""
-    return int(json.loads(Path(f"{prefix}.manifest.json").read_bytes())["counts"]["tokens"])
-
-
-def digest(path: Path, size: int | None = None) -> str:
-    """Return the SHA-256 of the first bytes of a file."""
-    with path.open("rb") as stream:
-        return hashlib.sha256(stream.read(-1 if size is None else size)).hexdigest()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--megabytes", type=int, default=200, help="of text (default: 200)")
-    parser.add_argument("--peer-megabytes", type=int, default=16, help="for the peer (default: 16)")
-    parser.add_argument(
-        "--memory-megabytes", type=int, default=1000, help="to take the peak of (default: 1000)"
-    )
-    parser.add_argument("--rounds", type=int, default=5, help="runs of each (default: 5)")
+    add = parser.add_argument
+    add("--megabytes", type=int, default=200, help="of text (default: %(default)s)")
+    add("--peer-megabytes", type=int, default=16, help="for the peer (default: %(default)s)")
+    add("--large-megabytes", type=int, default=1000, help="to merge (default: %(default)s)")
+    add("--rounds", type=int, default=5, help="runs of each (default: %(default)s)")
     options = parser.parse_args()
-    # On a disk: a file system in memory would count as the processes' memory nowhere.
-    with tempfile.TemporaryDirectory(dir=ROOT / ".cache" if (ROOT / ".cache").is_dir() else None) as name:
+    # On a disk: writing to a file system in memory would cost nothing.
+    cache = ROOT / ".cache"
+    cache.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache) as name:
         measure_all(Path(name), options)
 
 
 def measure_all(directory: Path, options: argparse.Namespace) -> None:
     """Prepare the text, measure and print the tables."""
-    source, part, large = (directory / f"{name}.jsonl" for name in ("source", "part", "large"))
-    write_jsonl(source, options.megabytes << 20)
-    write_jsonl(part, options.peer_megabytes << 20)
-    write_jsonl(large, options.memory_megabytes << 20, options.megabytes << 20)
-    ours = {workers: preparation(directory, f"ours{workers}", source, workers) for workers in (1, 2)}
-    vocabulary = [str(directory / "tokenizer" / name) for name in ("vocab.json", "merges.txt")]
-    peers = {
-        workers: [
-            sys.executable,
-            "-c",
-            PEER,
-            str(part),
-            str(directory / f"peer{workers}"),
-            *vocabulary,
-            str(VOCABULARY),
-            str(workers),
-        ]
+    sources = {name: directory / f"{name}.jsonl" for name in ("text", "part", "start", "large")}
+    write_jsonl(sources["text"], options.megabytes << 20)
+    write_jsonl(sources["part"], options.peer_megabytes << 20)
+    # Two units, so that two processes start.
+    write_jsonl(sources["start"], _DOCUMENT + 1)
+    write_jsonl(sources["large"], options.large_megabytes << 20, options.megabytes << 20)
+    ours = {
+        (name, workers): preparation(directory, f"{name}{workers}", sources[name], workers)
+        for name in ("text", "start")
         for workers in (1, 2)
     }
     for command in ours.values():
         run(command, "fetch")
-    costs: dict[tuple[str, int], list[Cost]] = {(who, n): [] for who in ("ours", "peer") for n in (1, 2)}
-    merges: dict[str, list[Cost]] = {"corpus merge": [], "cat": []}
+    costs: Costs = {}
     for _ in range(options.rounds):
-        for workers in (1, 2):
-            costs["ours", workers].append(run(ours[workers], "tokenize"))
-            costs["peer", workers].append(measure(peers[workers], cwd=ROOT))
-        shards = sorted((directory / "ours1.work" / "units").glob("*.bin"))
-        copy = f"cat {' '.join(map(str, shards))} > {directory / 'cat.bin'} && sync {directory / 'cat.bin'}"
-        merges["cat"].append(measure(["/bin/sh", "-c", copy]))
-        same = digest(directory / "cat.bin")
-        (directory / "cat.bin").unlink()
-        merges["corpus merge"].append(run(ours[1], "merge"))
-        run(ours[2], "merge")
-        assert same == digest(directory / "ours1.bin") == digest(directory / "ours2.bin"), "other tokens"
-        counts = {"ours": tokens(directory / "ours1"), "peer": (directory / "peer1.bin").stat().st_size // 2}
-        size = counts["peer"] * 2
-        assert digest(directory / "peer1.bin") == digest(directory / "ours1.bin", size), (
-            "other ids than the peer"
-        )
-        bytes_merged = (directory / "ours1.bin").stat().st_size
-        for command in ours.values():
+        for (name, workers), command in ours.items():
+            costs.setdefault(("ours", name, workers), []).append(run(command, "tokenize"))
+            theirs = peer(directory, sources["part" if name == "text" else name], workers)
+            costs.setdefault(("peer", name, workers), []).append(measure(theirs, cwd=ROOT))
+            run(command, "merge")
+            if name == "text":
+                tokens = compare(directory, f"text{workers}", f"peer{workers}")
             again(directory, command)
-    memory = preparation(directory, "large", large, 2)
-    run(memory, "fetch")
-    peak = run(memory, "tokenize")
-    largest = run(memory, "merge")
-    report(options, costs, counts, merges, bytes_merged, peak, largest)
+    report(options, costs, tokens)
+    report_merge(options, *merges(directory, sources["large"], options.rounds))
+
+
+def peer(directory: Path, source: Path, workers: int) -> list[str]:
+    """Return the peer's command."""
+    files = [str(directory / "tokenizer" / name) for name in ("vocab.json", "merges.txt")]
+    prefix = str(directory / f"peer{workers}")
+    return [sys.executable, "-c", PEER, str(source), prefix, *files, str(VOCABULARY), str(workers)]
+
+
+def compare(directory: Path, mine: str, theirs: str) -> dict[str, int]:
+    """Return the tokens of both, of which the peer has fewer; raise AssertionError if one of them differs."""
+    with (directory / f"{mine}.bin").open("rb") as left, (directory / f"{theirs}.bin").open("rb") as right:
+        while part := right.read(1 << 20):
+            assert part == left.read(len(part)), "ids other than those of the peer"
+        tokens = {"peer": right.tell() // 2}
+        left.seek(0, os.SEEK_END)
+        return tokens | {"ours": left.tell() // 2}
 
 
 def again(directory: Path, command: list[str]) -> None:
     """Remove the outputs of a preparation, so that it is done anew."""
-    name = Path(command[-1]).stem
-    for path in directory.glob(f"{name}.*"):
+    for path in directory.glob(f"{Path(command[-1]).stem}.*"):
         if path.is_file() and path.suffix != ".yaml":
             path.unlink()
-    shutil.rmtree(directory / f"{name}.work" / "units", ignore_errors=True)
 
 
-def report(
-    options: argparse.Namespace,
-    costs: dict[tuple[str, int], list[Cost]],
-    counts: dict[str, int],
-    merges: dict[str, list[Cost]],
-    size: int,
-    peak: Cost,
-    largest: Cost,
-) -> None:
-    """Print the tables."""
-    console = Console()
+def merges(directory: Path, source: Path, rounds: int) -> tuple[Cost, dict[str, list[Cost]], int]:
+    """Return the cost of tokenizing a text, those of merging its shards and of `cat`, and their bytes."""
+    command = preparation(directory, "large", source, 2)
+    run(command, "fetch")
+    cost = run(command, "tokenize")
+    units, kept = directory / "large.work" / "units", directory / "kept"
+    units.rename(kept)
+    shards = " ".join(str(path) for path in sorted(kept.glob("*.bin")))
+    target = directory / "cat"
+    costs: dict[str, list[Cost]] = {"cat": [], "corpus merge": []}
+    for _ in range(rounds):
+        costs["cat"].append(measure(["/bin/sh", "-c", f"cat {shards} > {target} && sync {target}"]))
+        # The merge removes what it has read.
+        shutil.copytree(kept, units, copy_function=os.link)
+        costs["corpus merge"].append(run(command, "merge"))
+        size = target.stat().st_size
+        assert size == (directory / "large.bin").stat().st_size
+        target.unlink()
+        again(directory, command)
+    return cost, costs, size
+
+
+def report(options: argparse.Namespace, costs: Costs, tokens: dict[str, int]) -> None:
+    """Print the table of tokenizing."""
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
     print(f"Medians of {options.rounds} interleaved rounds; {os.cpu_count()} cores, load {load}")
-    print(
-        f"{counts['ours']:,} tokens of {options.megabytes} MB; "
-        f"the peer encoded the first {counts['peer']:,}, with the same ids\n"
-    )
-    table = Table(
-        "", "processes", "CPU [s]", "M tokens / CPU s", "min-max", "ratio", "wall [s]", "M tokens / s", "MB"
-    )
-    rate = {key: [counts[key[0]] / cost.cpu / 1e6 for cost in values] for key, values in costs.items()}
-    for (who, workers), values in costs.items():
-        rates = sorted(rate[who, workers])
-        wall = statistics.median(cost.wall for cost in values)
-        table.add_row(
-            "corpus tokenize" if who == "ours" else "tokenizers, as Megatron",
-            str(workers),
-            f"{statistics.median(cost.cpu for cost in values):.2f}",
-            f"{statistics.median(rates):.2f}",
-            f"{rates[0]:.2f}-{rates[-1]:.2f}",
-            f"{statistics.median(rates) / statistics.median(rate['peer', workers]):.1f}",
-            f"{wall:.2f}",
-            f"{counts[who] / wall / 1e6:.2f}",
-            f"{statistics.median(cost.memory for cost in values):.0f}",
-        )
-    console.print(table)
+    print(f"{tokens['ours']:,} tokens; the peer encoded the first {tokens['peer']:,}, with the same ids\n")
+    table = Table("", "processes", "CPU [s]", "start [s]", "M tokens\n/ CPU s", "min-max", "ratio", "MB")
+    rates = {}
+    for workers in (1, 2):
+        for who in ("peer", "ours"):
+            start = statistics.median(cost.cpu for cost in costs[who, "start", workers])
+            values = costs[who, "text", workers]
+            rates[who] = sorted(tokens[who] / (cost.cpu - start) / 1e6 for cost in values)
+            rate = statistics.median(rates[who])
+            table.add_row(
+                "corpus tokenize" if who == "ours" else "Megatron's loop",
+                str(workers),
+                f"{statistics.median(cost.cpu for cost in values):.2f}",
+                f"{start:.2f}",
+                f"{rate:.2f}",
+                f"{rates[who][0]:.2f}-{rates[who][-1]:.2f}",
+                f"{rate / statistics.median(rates['peer']):.1f}",
+                f"{max(cost.memory for cost in values):.0f}",
+            )
+    Console().print(table)
     for who in ("ours", "peer"):
-        one, two = (statistics.median(cost.wall for cost in costs[who, n]) for n in (1, 2))
-        more = [b.cpu / a.cpu for a, b in zip(costs[who, 1], costs[who, 2], strict=True)]
+        pairs = list(zip(costs[who, "text", 1], costs[who, "text", 2], strict=True))
+        faster = statistics.median(one.wall / two.wall for one, two in pairs)
+        more = statistics.median(two.cpu / one.cpu for one, two in pairs)
         print(
-            f"{who}: two processes {one / two:.2f} times as fast as one by the clock, "
-            f"with {statistics.median(more):.2f} times the CPU seconds"
+            f"{who}: two processes {faster:.2f} times as fast as one by the clock, with {more:.2f} times the "
+            f"CPU seconds; with two idle cores that would be {2 / more:.2f}"
         )
-    table = Table("", "CPU [s]", "wall [s]", "MB/s", "ratio of wall")
-    floor = statistics.median(cost.wall for cost in merges["cat"])
-    for name, values in merges.items():
+
+
+def report_merge(options: argparse.Namespace, cost: Cost, costs: dict[str, list[Cost]], size: int) -> None:
+    """Print the table of merging."""
+    print(
+        f"\n{options.large_megabytes} MB of text: the largest process of `tokenize` had {cost.memory:.0f} MB"
+    )
+    table = Table(f"{size / 1e6:.0f} MB of tokens", "CPU [s]", "wall [s]", "MB/s", "ratio", "MB")
+    floor = statistics.median(cost.wall for cost in costs["cat"])
+    for name, values in costs.items():
         wall = statistics.median(cost.wall for cost in values)
         cpu = statistics.median(cost.cpu for cost in values)
-        table.add_row(name, f"{cpu:.2f}", f"{wall:.2f}", f"{size / wall / 1e6:.0f}", f"{wall / floor:.1f}")
-    console.print(table)
-    print(
-        f"{options.memory_megabytes} MB of text: peak of a process {peak.memory:.0f} MB, "
-        f"of merge {largest.memory:.0f} MB"
-    )
+        memory = f"{max(cost.memory for cost in values):.0f}"
+        table.add_row(
+            name, f"{cpu:.2f}", f"{wall:.2f}", f"{size / wall / 1e6:.0f}", f"{wall / floor:.1f}", memory
+        )
+    Console().print(table)
     print(
         "\nAims: 20 times the tokens per CPU-second; two processes 1.9 times one; at most 300 MB a process."
     )

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from launcher.cli import data_audit, data_lint
+from launcher.cli import data_audit, data_lint, data_plot
 from launcher.cli.launch import draft_and_launch
 from launcher.cli.logs import follow_to_end
 from launcher.cli.requests import add_launch_options
@@ -103,7 +103,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     _add_options(tokenize, _OPTIONS)
     add_launch_options(tokenize)
     tokenize.set_defaults(run=run_tokenize)
-    for module in (data_audit, data_lint):
+    for module in (data_audit, data_lint, data_plot):
         module.add_parsers(verbs)
 
 

@@ -69,7 +69,7 @@ class Training:
     @property
     def has_fp8(self) -> bool:
         """True if Transformer Engine multiplies the matrices of the layers in FP8."""
-        has_engine = self.engine != "megatron" and self.values.flag("model.transformer_engine")
+        has_engine = self.values.flag("model.transformer_engine")
         return has_engine and self.values.flag("model.fp8") and self.precision != "32"
 
     @property

@@ -127,6 +127,7 @@ def _precision(
         )
     if model.get("fp8"):
         options.value("--fp8-format", "e4m3" if model.get("fp8_e4m3") else "hybrid")
+        options.value("--fp8-recipe", model.get("fp8_recipe"))
         options.value("--fp8-margin", model.get("fp8_margin"))
         options.value("--fp8-amax-history-len", model.get("fp8_amax_history_len"))
         options.value("--fp8-amax-compute-algo", model.get("fp8_amax_compute_algo"))

@@ -266,6 +266,19 @@ MODEL_CASES = [
         plan={"resources": {"gpu": "a100-80gb"}},
     ),
     good("layout.gpus", {"model.fp8": True}, plan={"resources": {"gpu": "h100-80gb"}}),
+    bad(
+        "layout.gpus",
+        {"model.fp8": True, "model.fp8_recipe": "mxfp8"},
+        "training.model.fp8_recipe='mxfp8'",
+        "h100-80gb (cluster.gpu) has compute capability 9.0: this recipe needs 10.0",
+        "training.model.fp8_recipe=tensorwise",
+        plan={"resources": {"gpu": "h100-80gb"}},
+    ),
+    good(
+        "layout.gpus",
+        {"model.fp8": True, "model.fp8_recipe": "blockwise"},
+        plan={"resources": {"gpu": "h100-80gb"}},
+    ),
     good("layout.gpus", {"model.fp8": True}),
     good("layout.gpus", {"model.fp8": True}, plan={"resources": {"gpu": "b200-180gb"}}),
     bad(

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import corpus.fast_encoding
-from corpus.errors import UserError
+from corpus.__main__ import main
 from corpus.merging import merge
 from corpus.plan import load_plan
 from corpus.shards import ORIGIN
@@ -87,6 +87,7 @@ def test_cleaned_data_are_the_same_for_any_number_of_tasks_and_workers(
     manifest = json.loads(first[".manifest.json"])
     counts = manifest["counts"]
     assert counts["dropped"] == {"empty": 10, "exact_duplicate": 15, "near_duplicate": 15, "regex": 20}
+    assert set(manifest["versions"]) >= {"datatrove", "spacy"}
     lines = source.read_bytes().splitlines(keepends=True)
     offsets = np.cumsum([0, *map(len, lines)])
     kept = np.frombuffer(first[".origins"], ORIGIN)["offset"].tolist()
@@ -141,6 +142,18 @@ def test_data_are_the_same_without_gigatoken(
     assert "tokenize: without the fast path: gigatoken is not installed" in capsys.readouterr().out
 
 
-def test_mistake_in_a_filter_ends_the_fetch(prepare: Callable[..., dict[str, bytes]]) -> None:
-    with pytest.raises(UserError, match="did you mean 'regex'"):
-        prepare(filters=["regx"])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"filters": ["regx"]}, "unknown filter 'regx'"),
+        ({"deduplicate": {"minhash": {"language": "english"}}}, "deduplicate.minhash.language='english'"),
+    ],
+)
+def test_mistake_ends_the_first_phase(
+    options: dict[str, Any], message: str, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = {"inputs": [str(source)], "output_prefix": str(tmp_path / "data"), "tokenizer_dir": str(tmp_path)}
+    (tmp_path / "a.yaml").write_text(json.dumps({"data_preparation": node | options}))
+    assert main(["fetch", "--config-path", str(tmp_path), "--config-name", "a.yaml"]) == 2
+    assert message in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["a.yaml"]

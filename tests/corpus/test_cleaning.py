@@ -130,6 +130,9 @@ def test_identity_changes_with_the_models_content(tmp_path: Path) -> None:
         identities.append(identity(filters))
     assert identities[0] != identities[1]
     assert str(tmp_path) not in str(identities)
+    model.unlink()
+    with pytest.raises(UserError, match=r"language.model='.*': No such file"):
+        identity(filters)
 
 
 def test_counts_and_samples_do_not_depend_on_the_division() -> None:

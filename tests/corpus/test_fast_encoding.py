@@ -137,7 +137,7 @@ def test_long_document_is_compared_in_part(directory: Path) -> None:
     encoder = FastEncoder(name, paths, counting)
     del lengths[:]
     encoder.encode([CODE])
-    assert lengths == [4096]
+    assert lengths == [2048]
 
 
 def test_tokenizer_that_gigatoken_cannot_take_is_unsupported(directory: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import hashlib
 import json
 import os
@@ -335,6 +336,24 @@ def test_all_failures_are_told_together_and_the_others_arrive(server: FaultyServ
         )
     assert [line.split(": ")[0] for line in str(raised.value).splitlines()] == urls[1:]
     assert [path.read_bytes() for path in directory.iterdir() if path.suffix == ""] == [CONTENT]
+
+
+def test_a_dead_server_is_not_asked_for_every_file(server: FaultyServer, directory: Path) -> None:
+    urls = [server.put(str(number), b"", statuses=[(503, None)] * 9) for number in range(40)]
+    policy = dataclasses.replace(QUICK, parallel=1)
+    with pytest.raises(OutsideError, match=r"/0: HTTP 503.*\n39 further files were not begun"):
+        fetch_all(
+            [Download(remote(url)) for url in urls], directory, Progress("fetching", 0, 40, "files"), policy
+        )
+    assert server.requests.total() == QUICK.attempts
+
+
+def test_many_mistakes_are_named_in_part(server: FaultyServer, directory: Path) -> None:
+    downloads = [Download(remote(f"{server.address}/lost{number}")) for number in range(30)]
+    with pytest.raises(UserError) as raised:
+        fetch_all(downloads, directory, Progress("fetching", 0, 30, "files"), QUICK)
+    assert len(str(raised.value).splitlines()) == 21
+    assert str(raised.value).endswith("... and 10 more files")
 
 
 def test_two_processes_do_not_write_one_file(server: FaultyServer, directory: Path) -> None:

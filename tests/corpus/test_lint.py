@@ -138,7 +138,7 @@ def test_records_that_are_no_documents_are_counted_with_their_places(tmp_path: P
     expected = {
         "not JSON": (1, [starts[1]]),
         "'text' is no text": (1, [starts[2]]),
-        "no key 'text'": (1, [starts[3]]),
+        "no key 'text' among other": (1, [starts[3]]),
         "not UTF-8": (1, [starts[4]]),
         "empty text": (1, [starts[5]]),
         "an id that an earlier record has": (1, [starts[6]]),
@@ -197,14 +197,15 @@ def _encoded(directory: Path, text: str) -> list[int]:
 
 
 def test_a_document_is_decoded_with_its_origin(tmp_path: Path, tokenizer: Path) -> None:
-    texts, prefix = ["one\ntwo", "größe 日本", ""], tmp_path / "data"
+    texts, prefix = ["one\ntwo", "größe 日本", ""], tokenizer.parent / "data"
     indexed_files.write(prefix, [[_encoded(tokenizer, text)] for text in texts], "uint16")
     answer = show(prefix, 1, tokenizer)
     assert (answer["text"], answer["documents"], answer["source"]) == ("größe 日本<|endoftext|>", 3, None)
     assert show(prefix, -3, tokenizer)["text"] == "one\ntwo<|endoftext|>"
     assert show(prefix, 0, None)["text"] is None
-    files = [str(tokenizer / name) for name in ("vocab.json", "merges.txt")]
-    manifest = {"sources": [{"name": "s3://raw/a.jsonl"}], "tokenizer": {"files": files}}
+    names = ["vocab.json", "merges.txt"]
+    digest = hashlib.sha256(b"".join((tokenizer / name).read_bytes() for name in names)).hexdigest()
+    manifest = {"sources": [{"name": "s3://raw/a.jsonl"}], "tokenizer": {"files": names, "sha256": digest}}
     Path(f"{prefix}.manifest.json").write_text(json.dumps(manifest))
     Path(f"{prefix}.origins").write_bytes(b"".join(ORIGIN.pack(0, 7 * number) for number in range(3)))
     answer = show(prefix, 1, None)

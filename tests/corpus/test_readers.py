@@ -111,7 +111,7 @@ def test_broken_lines_are_named_and_the_others_read(tmp_path: Path) -> None:
         "not JSON",
         "not UTF-8",
         "not a JSON object",
-        "no key 'text'",
+        "no key 'text' among other",
         "'text' is no text",
         "not JSON",
     ]
@@ -137,7 +137,9 @@ def test_a_text_file_is_a_document(tmp_path: Path) -> None:
     path.write_bytes("é".encode("latin-1"))
     assert records(path) == [BadRecord(0, 0, "not UTF-8")]
     path.write_bytes(b"")
-    assert list(read(Piece(0), SourceFile(0, "a.txt", path, 0, "", "txt"))) == [BadRecord(0, 0, "empty file")]
+    assert records(path) == [Document("", 0, 0)]
+    lines_of = SourceFile(0, "a.jsonl", path, 0, "", "jsonl")
+    assert list(read(Piece(0), lines_of)) == [BadRecord(0, 0, "empty file")]
 
 
 def test_row_groups_of_parquet_are_pieces(tmp_path: Path) -> None:

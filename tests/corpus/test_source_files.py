@@ -204,8 +204,10 @@ def test_objects_below_a_prefix_and_those_of_a_glob(tmp_path: Path, monkeypatch:
     ]
     with s3_server(monkeypatch, tmp_path) as client:
         client.create_bucket(Bucket="data")
-        for key in keys:
-            client.put_object(Bucket="data", Key=key, Body=LINE.encode() if key[-1] != "/" else b"")
+        for number, key in enumerate(keys):
+            # Files of the same size, none of which is a copy.
+            body = LINE.replace("a line", f"line {number}") if key[-1] != "/" else ""
+            client.put_object(Bucket="data", Key=key, Body=body.encode())
         for entry, pattern, expected in [
             ("s3://data/wiki/", "*.jsonl", [0, 1, 3]),
             ("s3://data/wiki/", "*", [0, 1, 2, 3]),
@@ -223,7 +225,7 @@ def test_objects_below_a_prefix_and_those_of_a_glob(tmp_path: Path, monkeypatch:
                 discover(preparation(tmp_path, entry))
         options = preparation(tmp_path, "s3://data/wiki/**/[ab].jsonl")
         files = collect(options, QUICK)
-        assert [file.path.read_text() for file in files] == [LINE, LINE]
+        assert sorted(file.path.read_text()[-4] for file in files) == ["0", "1"]
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     with pytest.raises(OutsideError, match="s3://data/wiki/: Could not connect"):
         discover(preparation(tmp_path, "s3://data/wiki/"))

@@ -197,6 +197,23 @@ def test_the_table_names_sources_and_offsets(audited: Audited) -> None:
         assert line.split() == ["0", str(number), tokens, Path(sample["data_set"]).name, *origin]
 
 
+def test_the_text_is_that_of_the_tokens(audited: Audited) -> None:
+    options = ["--sample", "3", "--text"]
+    answer = audited.audit(7, "--launch", "2", *options)
+    fed = audited.fed[2][0][3]
+    assert "".join(piece["text"] for piece in answer["samples"][0]["pieces"]) == "".join(
+        f"t{token}" if token else "<|endoftext|>" for token in fed
+    )
+    command = [SLIPWAY, "data", "audit", "audited", "--step", "7", "--launch", "2", *options]
+    lines = run_command(*command, cwd=audited.directory).stdout.splitlines()
+    first = answer["samples"][0]["pieces"][0]
+    tokens = f"tokens {first['first']}-{first['end'] - 1}"
+    assert lines[3].startswith(
+        f"sample 3, {answer['samples'][0]['data_set']} document {first['document']}, {tokens}"
+    )
+    assert lines[4] == f"    {first['text']}"
+
+
 def test_data_that_changed_since_the_launch_are_reported(audited: Audited) -> None:
     prefix = next(iter(audited.documents))
     path = Path(f"{prefix}.bin")

@@ -172,6 +172,16 @@ RULES: tuple[Rule, ...] = (
         lambda gpu: not gpu.model.sequence_parallel,
     ),
     Rule(
+        "916: tensor ranks overlap where sequences are shared",
+        lambda gpu: gpu.model.tp_comm_overlap,
+        lambda gpu: gpu.model.sequence_parallel,
+    ),
+    Rule(
+        "core/tensor_parallel/layers.py 924: fused accumulation of megatron-core's own layers needs Apex",
+        lambda gpu: gpu.settings.accumulation_fusion,
+        lambda gpu: not gpu.model.gradient_accumulation_fusion,
+    ),
+    Rule(
         "951: one connection to a GPU under tensor or context parallelism",
         lambda gpu: gpu.settings.accelerator != "cpu" and (gpu.layout.tensor > 1 or gpu.layout.context > 1),
         lambda gpu: gpu.environment.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1",
@@ -221,6 +231,30 @@ RULES: tuple[Rule, ...] = (
         "core/optimizer/distrib_optimizer.py 515: both sides agree on the distributed optimizer",
         always,
         lambda gpu: gpu.optimizer.use_distributed_optimizer is gpu.ddp.use_distributed_optimizer,
+    ),
+    Rule(
+        "core/fp8_utils.py, get_fp8_recipe: one of the formats and recipes",
+        lambda gpu: gpu.settings.fp8,
+        lambda gpu: (
+            gpu.model.fp8 in ("e4m3", "hybrid")
+            and gpu.model.fp8_recipe in ("delayed", "tensorwise", "blockwise", "mxfp8")
+            and gpu.model.bf16
+        ),
+    ),
+    Rule(
+        "656: weights in FP8 need the distributed optimizer",
+        lambda gpu: gpu.settings.fp8,
+        lambda gpu: not gpu.ddp.fp8_param_gather and not gpu.model.fp8_param,
+    ),
+    Rule(
+        "Transformer Engine, pytorch/utils.py, assert_dim_for_fp8_exec: sides of matrices",
+        lambda gpu: gpu.settings.fp8,
+        lambda gpu: (
+            gpu.model.hidden_size % 16 == 0
+            and gpu.model.ffn_hidden_size // gpu.layout.tensor % 16 == 0
+            and gpu.model.kv_channels * gpu.model.num_attention_heads // gpu.layout.tensor % 16 == 0
+            and gpu.settings.seq_length * gpu.settings.micro_batch // gpu.layout.context % 16 == 0
+        ),
     ),
     Rule(
         "seen over gloo: a send that is not waited for is not freed",

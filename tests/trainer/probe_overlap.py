@@ -17,7 +17,8 @@ import yaml
 from megatron.core import parallel_state
 
 from tests.trainer.fused_adam import stand_in_for_fused_adam
-from tests.trainer.probe_resharding import Training, _digests
+from tests.trainer.probe_resharding import VOCABULARY, Training, _digests
+from trainer.checkpoint import state
 from trainer.checkpoint.state import Progress
 from trainer.config.layout import make_layout
 from trainer.config.load import flatten
@@ -32,6 +33,8 @@ def main(arguments: list[str]) -> int:
     config = Path(arguments[0])
     base, world = flatten(yaml.safe_load(config.read_text())), World.from_environment(os.environ)
     stand_in_for_fused_adam()
+    # By parameter, whatever the buckets: what is compared.
+    state.has_empty_share = lambda _: True
     results: dict[str, Any] = {}
     with process_group(world, "auto") as device:
         for name, changes in json.loads(arguments[1]).items():
@@ -48,11 +51,47 @@ def main(arguments: list[str]) -> int:
                 "after": training.step(),
             }
             parallel_state.destroy_model_parallel()
+        results["extra states"] = extra_states(base, config, world, device)
     if world.is_main:
-        for name in results:
+        for name in set(results) - {"extra states"}:
             results[name]["tensors"] = _digests(config.parent / name)
         print(json.dumps(results))
     return 0
+
+
+def extra_states(base: dict[str, Any], config: Path, world: World, device: Any) -> list[list[int]]:
+    """Return what layers kept of their own at a save, and what they were given at its restoration.
+
+    Transformer Engine's layers keep the largest values of earlier steps so, by the same two methods.
+    """
+    from megatron.core.tensor_parallel import layers
+
+    given: list[list[int]] = [[], []]
+    originals: dict[Any, Any] = {}
+
+    def take(_: Any, kept: Any) -> None:
+        given[1].extend([] if kept is None else kept.tolist())
+
+    for kind in (layers.ColumnParallelLinear, layers.RowParallelLinear):
+        originals[kind] = kind.get_extra_state, kind.set_extra_state
+        # The head stays in bf16, and has none.
+        kind.get_extra_state = lambda layer: (
+            torch.tensor([layer.input_size, layer.output_size]) if layer.output_size != VOCABULARY else None
+        )
+        kind.set_extra_state = take
+    settings = read_settings(base)
+    rank_context = make_rank_context(world, make_layout(settings, world.size), device)
+    training = Training(settings, rank_context, Progress())
+    for module in training.model.chunks[0].modules():
+        if isinstance(module, tuple(originals)):
+            given[0].extend([] if (kept := module.get_extra_state()) is None else kept.tolist())
+    training.step()
+    training.save(config.parent, "extra").finish()
+    training.restore(config.parent / "extra")
+    for kind, methods in originals.items():
+        kind.get_extra_state, kind.set_extra_state = methods
+    parallel_state.destroy_model_parallel()
+    return given
 
 
 def weights(training: Training) -> str:

@@ -77,6 +77,12 @@ def test_a_save_gathers_weights_that_the_next_step_would_have(results: tuple[int
             assert found[f"{training}-{way}"]["gathered by the save"] is gathered, (training, way)
 
 
+def test_what_layers_keep_of_their_own_is_saved_and_restored(results: tuple[int, dict[str, Any]]) -> None:
+    saved, restored = results[1]["extra states"]
+    assert len(saved) >= 8
+    assert restored == saved
+
+
 def test_a_training_with_validations_saves_and_a_restart_is_the_same(trainings: Any) -> None:
     common = {
         **SHARDED,

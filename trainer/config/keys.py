@@ -42,7 +42,7 @@ _IMPLEMENTED = Implemented()
 _LIGHTNING = Irrelevant("an option of Lightning's trainer, which does not run here")
 LAUNCHER = Irrelevant("the launcher's")
 _WANDB = Irrelevant("no Weights & Biases logger here")
-_FP8_OFF = Irrelevant("FP8 is off")
+_FP8 = Implemented(on_cpu="FP8 is Transformer Engine's, which needs CUDA: bf16 here")
 _FSDP_OFF = Irrelevant("FSDP is off")
 _FP16_OFF = Irrelevant("loss scaling is for fp16")
 _PROFILER = Irrelevant("no nsys profiling here: wrap the task in nsys")
@@ -192,19 +192,22 @@ KEYS: dict[str, Status] = {
     **dict.fromkeys(
         ("model.native_amp_init_scale", "model.native_amp_growth_interval", "model.hysteresis"), _FP16_OFF
     ),
-    "model.fp8": Refused((False, None), "FP8 is not in this version"),
     **dict.fromkeys(
         (
+            "model.fp8",
             "model.fp8_e4m3",
             "model.fp8_hybrid",
             "model.fp8_margin",
-            "model.fp8_interval",
             "model.fp8_amax_history_len",
             "model.fp8_amax_compute_algo",
             "model.fp8_wgrad",
+            # A key of ours: NeMo's mean delayed scaling.
+            "model.fp8_recipe",
         ),
-        _FP8_OFF,
+        _FP8,
     ),
+    "model.fp8_interval": Irrelevant("Transformer Engine scales in each step"),
+    "model.fp8_params": Refused((False, None), "weights are kept in bf16"),
     # model: experts, and attention of other kinds
     "model.name": Irrelevant("a specification of NeMo's layers"),
     "model.num_moe_experts": Refused((None, 0), _EXPERTS),
@@ -223,14 +226,14 @@ KEYS: dict[str, Status] = {
     "model.bias_activation_fusion": Implemented(on_cpu="megatron-core's fused functions are slower on CPUs"),
     "model.bias_dropout_add_fusion": _IMPLEMENTED,
     "model.masked_softmax_fusion": Irrelevant("a kernel of Apex"),
-    "model.gradient_accumulation_fusion": Irrelevant("a kernel of Apex"),
+    "model.gradient_accumulation_fusion": Implemented(on_cpu="kernels of Transformer Engine and Apex"),
     "model.apply_rope_fusion": Implemented(on_cpu="Transformer Engine's kernels need CUDA"),
     "model.cross_entropy_loss_fusion": _IMPLEMENTED,
     **dict.fromkeys(("model.defer_embedding_wgrad_compute", "model.wgrad_deferral_limit"), _DEFERRED),
     "model.deterministic_mode": _IMPLEMENTED,
     "model.distributed_timeout_minutes": _IMPLEMENTED,
     "model.distributed_timeout_seconds_after_init": _IMPLEMENTED,
-    "model.ub_tp_comm_overlap": Irrelevant("an option of Transformer Engine"),
+    "model.ub_tp_comm_overlap": Implemented(on_cpu="Transformer Engine's exchanges need CUDA"),
     "model.grad_div_ar_fusion": _BUCKETS,
     "model.grad_allreduce_chunk_size_mb": _BUCKETS,
     "model.gradient_as_bucket_view": _BUCKETS,

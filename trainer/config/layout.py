@@ -12,8 +12,10 @@ from arithmetic.layout import (
     interleaves,
     shares_sequence,
 )
+from trainer.config.fp8 import check_shapes
 from trainer.config.parallel import PIPELINE, VIRTUAL
 from trainer.config.settings import Settings
+from trainer.config.t5 import DECODER, ENCODER
 from trainer.errors import UserError
 
 
@@ -54,6 +56,7 @@ def make_layout(settings: Settings, world: int) -> Layout:
     _check_tensor(settings, parallel.tensor)
     _check_stages(settings)
     _check_sequence(settings)
+    _check_fp8(settings)
     data = sizes.data(nodes=1)
     if not divides_batch(sizes, nodes=1):
         raise UserError(
@@ -155,6 +158,16 @@ def _check_sequence(settings: Settings) -> None:
             f"model.encoder_seq_length={length}: expected a multiple of 2 times "
             f"model.context_parallel_size={parallel.context}: each rank has a chunk from either end"
         )
+
+
+def _check_fp8(settings: Settings) -> None:
+    if settings.fp8 is None:
+        return
+    stacks = {"model": settings.architecture}
+    if settings.encoder:
+        stacks = {ENCODER: settings.encoder, DECODER: settings.architecture}
+    for node, shape in stacks.items():
+        check_shapes(settings.fp8, node, shape, settings.micro_batch, settings.parallel)
 
 
 def _check_interleaving(settings: Settings, sizes: ParallelConfig) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from trainer.config.architecture import Architecture, read_architecture
 from trainer.config.data import Data, read_data
+from trainer.config.fp8 import Fp8, read_fp8
 from trainer.config.optimization import Optimization, read_optimization
 from trainer.config.parallel import (
     Overlap,
@@ -48,7 +49,8 @@ class Settings:
 
     `architecture` is a GPT's, or the decoder of a T5; a T5 has an `encoder` and a `denoising` besides.
     `nodes` is ``None`` where there are as many as were started. With `cpu_weights` the initial weights are
-    drawn on the CPU, the same for every layout and device.
+    drawn on the CPU, the same for every layout and device. With `accumulation_fusion` products of
+    matrices add to the gradients of weights.
     """
 
     architecture: Architecture
@@ -60,6 +62,7 @@ class Settings:
     saving: Saving
     resume: Resume
     precision: Literal["bf16", "fp32"]
+    fp8: Fp8 | None
     seed: int
     parallel: Parallel
     overlap: Overlap
@@ -72,6 +75,7 @@ class Settings:
     val_batches: int
     gc_interval: int
     cpu_weights: bool
+    accumulation_fusion: bool
     deterministic: bool
     timeouts: Timeouts
     accelerator: str
@@ -82,6 +86,11 @@ class Settings:
     def tokens_per_step(self) -> int:
         """Tokens of one global batch, at the end of its ramp."""
         return self.global_batch * self.seq_length
+
+    @property
+    def operands(self) -> Literal["bf16", "fp32", "fp8"]:
+        """The type in which the matrices of the layers are multiplied, on a GPU."""
+        return "fp8" if self.fp8 else self.precision
 
     @property
     def seq_length(self) -> int:
@@ -105,7 +114,7 @@ def read_settings(flat: Mapping[str, Any]) -> Settings:
     max_steps = values.integer("trainer.max_steps", minimum=1)
     global_batch = values.integer("model.global_batch_size", minimum=1)
     output, val_interval = _output(values), _val_interval(values)
-    t5 = is_t5(flat)
+    t5, precision = is_t5(flat), _precision(values)
     encoder, architecture = read_stacks(values) if t5 else (None, read_architecture(values))
     return Settings(
         architecture=architecture,
@@ -116,7 +125,8 @@ def read_settings(flat: Mapping[str, Any]) -> Settings:
         output=output,
         saving=read_saving(values, output.log_dir, val_interval),
         resume=read_resume(values),
-        precision=_precision(values),
+        precision=precision,
+        fp8=read_fp8(values, precision),
         seed=values.integer("model.seed", 1234, minimum=0),
         parallel=read_parallel(values),
         overlap=read_overlap(values),
@@ -128,6 +138,7 @@ def read_settings(flat: Mapping[str, Any]) -> Settings:
         val_interval=val_interval,
         val_batches=_val_batches(values),
         gc_interval=values.integer("model.gc_interval", 0, minimum=0),
+        accumulation_fusion=values.flag("model.gradient_accumulation_fusion", False),
         cpu_weights=values.flag("model.use_cpu_initialization", False),
         deterministic=values.flag("model.deterministic_mode", False),
         timeouts=read_timeouts(values),

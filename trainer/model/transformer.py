@@ -11,10 +11,17 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.utils import init_method_normal
 
 from trainer.config.architecture import Architecture
+from trainer.config.fp8 import NEEDS
 from trainer.config.parallel import Parallel
 from trainer.config.settings import Settings
 from trainer.distributed import RankContext
-from trainer.model.backends import uses_transformer_engine
+from trainer.errors import UserError
+from trainer.model.backends import (
+    has_apex_accumulation,
+    overlaps_tensor,
+    transformer_engine_problem,
+    uses_transformer_engine,
+)
 
 Activation = Callable[[Any], Any]
 
@@ -99,7 +106,9 @@ def transformer_config(
         # The local attention computes its softmax in bf16 otherwise, which Transformer Engine never does.
         attention_softmax_in_fp32=True,
         masked_softmax_fusion=False,
-        gradient_accumulation_fusion=False,
+        gradient_accumulation_fusion=(
+            settings.accumulation_fusion and rank_context.device.type == "cuda" and has_apex_accumulation()
+        ),
         persist_layer_norm=uses_transformer_engine(shape, rank_context.device),
         use_cpu_initialization=settings.cpu_weights or rank_context.device.type == "cpu",
         params_dtype=dtype,
@@ -108,6 +117,7 @@ def transformer_config(
         deterministic_mode=settings.deterministic,
         **_parallel_options(settings, rank_context),
         **_recompute_options(shape),
+        **_fp8_options(settings, rank_context.device),
     )
 
 
@@ -139,6 +149,7 @@ def _parallel_options(settings: Settings, rank_context: RankContext) -> dict[str
         "virtual_pipeline_model_parallel_size": parallel.virtual if interleaved else None,
         "context_parallel_size": parallel.context,
         "sequence_parallel": parallel.sequence,
+        "tp_comm_overlap": overlaps_tensor(settings, rank_context.device),
         # megatron-core overlaps in its interleaved schedule alone; gloo has no batches of sends and receives.
         "overlap_p2p_comm": overlapped,
         "batch_p2p_comm": on_cuda and not overlapped,
@@ -146,6 +157,50 @@ def _parallel_options(settings: Settings, rank_context: RankContext) -> dict[str
         # (schedules.py, warm-up), and over gloo that was seen to change the loss.
         "deallocate_pipeline_outputs": on_cuda and parallel.pipeline > 1 and not overlapped,
     }
+
+
+def _fp8_options(settings: Settings, device: Any) -> dict[str, Any]:
+    fp8 = settings.fp8
+    if fp8 is None or device.type != "cuda":
+        return {}
+    return {
+        "fp8": fp8.format,
+        "fp8_recipe": fp8.recipe,
+        "fp8_margin": fp8.margin,
+        "fp8_amax_history_len": fp8.history,
+        "fp8_amax_compute_algo": fp8.algorithm,
+        "fp8_wgrad": fp8.wgrad,
+    }
+
+
+def check_device(settings: Settings, device: Any) -> None:
+    """Check that Transformer Engine and FP8 are there, on a GPU that is asked for them.
+
+    Raises
+    ------
+    UserError
+        If one is not.
+    """
+    if device.type != "cuda":
+        return
+    if settings.architecture.transformer_engine and (problem := transformer_engine_problem()) is not None:
+        raise UserError(
+            f"model.transformer_engine=True: it cannot be imported here: {problem}; expected an image that "
+            "has it (container=megatron builds one), or False: megatron-core's own layers are slower, and "
+            "every rank keeps whole optimizer states",
+            found_by="node",
+        )
+    fp8 = settings.fp8
+    if fp8 is None:
+        return
+    found, needed = torch.cuda.get_device_capability(device), NEEDS[fp8.recipe].capability
+    if found < needed:
+        raise UserError(
+            f"model.fp8_recipe={fp8.recipe}: needs compute capability {'.'.join(map(str, needed))} or newer, "
+            f"and {torch.cuda.get_device_name(device)} has {'.'.join(map(str, found))}; expected "
+            f"model.fp8=False"
+            f"{', or another recipe' if found >= NEEDS['delayed'].capability else ''}"
+        )
 
 
 def _recompute_options(shape: Architecture) -> dict[str, Any]:

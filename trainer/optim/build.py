@@ -117,5 +117,6 @@ def _config(settings: Settings, device: Any) -> OptimizerConfig:
         bf16=settings.precision == "bf16",
         params_dtype=torch.bfloat16 if settings.precision == "bf16" else torch.float32,
         use_distributed_optimizer=is_distributed,
+        fp8_recipe=settings.fp8.recipe if settings.fp8 else None,
         overlap_param_gather=settings.overlap.parameters and is_distributed,
     )

@@ -50,13 +50,16 @@ def model_flops(
     return sample_flops(model, vocabulary, "t5", causal=causal)
 
 
-def device_peak(device: str, precision: Literal["bf16", "fp32"]) -> float | None:
-    """Return the dense peak of a GPU in FLOP/s; None if neither our table nor the site's has it."""
+def device_peak(device: str, precision: Literal["bf16", "fp32", "fp8"]) -> float | None:
+    """Return the dense peak of a GPU in FLOP/s; None if neither our table nor the site's has it.
+
+    With FP8 it is that of FP8, though attention and the head stay in bf16.
+    """
     # What a site says of its own GPUs (`cluster.gpu_types`) comes with the job.
     return peak_flops(device, precision, json.loads(os.environ.get("SLIPWAY_GPUS", "[]")))
 
 
-def unknown_peak(device: str, precision: Literal["bf16", "fp32"]) -> str | None:
+def unknown_peak(device: str, precision: Literal["bf16", "fp32", "fp8"]) -> str | None:
     """Return the note that a GPU's MFU is unknown; None if it is known."""
     if device_peak(device, precision) is not None:
         return None

@@ -226,4 +226,4 @@ class Reporter:
 def _peak(settings: Settings, rank_context: RankContext) -> float | None:
     if rank_context.device.type != "cuda":
         return None
-    return device_peak(torch.cuda.get_device_name(rank_context.device), settings.precision)
+    return device_peak(torch.cuda.get_device_name(rank_context.device), settings.operands)

@@ -27,6 +27,9 @@ ELASTIC_NODES = "resilience.nodes"
 # A batch that is larger than this many of the given one is no way out.
 _MOST_TIMES = 16
 _RANKS = "model.nsys_profile.ranks"
+_FP8_RECIPE = "model.fp8_recipe"
+# Transformer Engine: scales of blocks are new in Hopper, MXFP8 in Blackwell (common/recipe/__init__.py).
+_CAPABILITIES = {"blockwise": (9, 0), "mxfp8": (10, 0)}
 
 
 def gpu_problems(values: Values, plan: Plan, facts: Facts) -> Iterator[Finding]:
@@ -79,12 +82,19 @@ def _precision(values: Values, counted: CountedGpu) -> Iterator[Finding]:
     gpu, source, is_assumed = counted
     if is_assumed:
         return
+    recipe = str(values.raw(_FP8_RECIPE))
     if values.flag("model.fp8") and not gpu.has_fp8:
         message = (
             f"{gpu.name} ({source}) has no FP8: Transformer Engine refuses it below compute capability 8.9,"
             " which L4, L40S and H100 have"
         )
         yield error(CHECK, "model.fp8", True, message, f"{full('model.fp8')}=False")
+    elif values.flag("model.fp8") and (needed := _CAPABILITIES.get(recipe, gpu.capability)) > gpu.capability:
+        message = (
+            f"{gpu.name} ({source}) has compute capability {gpu.capability[0]}.{gpu.capability[1]}: this"
+            f" recipe needs {needed[0]}.{needed[1]}"
+        )
+        yield error(CHECK, _FP8_RECIPE, recipe, message, f"{full(_FP8_RECIPE)}=tensorwise")
     precision = values.raw("trainer.precision")
     if precision_of(values) == "bf16" and not gpu.has_bf16:
         message = (

@@ -1,0 +1,47 @@
+"""Preparations that are killed, and go on."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from tests.corpus.preparing import configuration, write_configuration, write_sources
+
+REPOSITORY = Path(__file__).parents[2]
+KILLS = 200
+MEMORY = Path("/dev/shm")
+
+
+@pytest.fixture
+def fast_path() -> Iterator[Path]:
+    """Return a directory in memory, where bringing a file to the disk takes no time."""
+    with TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as directory:
+        yield Path(directory)
+
+
+def test_results_are_the_same_after_200_kills(fast_path: Path) -> None:
+    write_sources(fast_path / "in")
+    node = configuration(
+        fast_path,
+        fast_path / "in",
+        fast_path / "out" / "bpe",
+        deduplicate={"exact": True},
+        splits={"train": 0.9, "test": 0.1},
+        shard_bytes=8192,
+    )
+    command = [sys.executable, "-m", "tests.corpus.killing", str(fast_path / "out"), str(fast_path / "log")]
+    command += [str(KILLS), *write_configuration(fast_path, node)]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    story = json.loads(done.stdout.splitlines()[-1])
+    assert sum(story["kills"].values()) >= KILLS
+    assert min(story["kills"].values()) > 10
+    assert set(story["kills"]) == {"fetch", "tokenize", "merge"}
+    assert story["completed"] > 0
+    assert story["leftovers"] == []
