@@ -138,7 +138,7 @@ def test_records_that_are_no_documents_are_counted_with_their_places(tmp_path: P
     expected = {
         "not JSON": (1, [starts[1]]),
         "'text' is no text": (1, [starts[2]]),
-        "no key 'text'": (1, [starts[3]]),
+        "no key 'text' among other": (1, [starts[3]]),
         "not UTF-8": (1, [starts[4]]),
         "empty text": (1, [starts[5]]),
         "an id that an earlier record has": (1, [starts[6]]),
