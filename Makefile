@@ -7,6 +7,9 @@ SUITES ?= bookworm trixie sid
 # Of the soak.
 FAULTS ?= 300
 
+# Where it is set, as in images of containers, each worker would translate the assertions of all tests anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo setup test test-fast pytest test-slurm nemo-test gpu-test lint bench soak docs wheel golden clean
 .DEFAULT_GOAL := help
 
@@ -83,6 +86,7 @@ bench: .venv/test.done
 	$(BIN)/python benchmarks/perf/status.py
 	$(BIN)/python benchmarks/perf/reading.py
 	$(BIN)/python benchmarks/perf/job_start.py
+	$(BIN)/python benchmarks/perf/tokenizing.py
 	@scripts/system-packages.sh mksquashfs:squashfs-tools
 	$(BIN)/python benchmarks/perf/squashfs.py
 
@@ -103,7 +107,7 @@ clean:
 	rm -rf .cache .venv .venv-nemo build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 .venv/setup.done: setup.cfg constraints.txt
-	@scripts/venv.sh $(PYTHON) train,plot
+	@scripts/venv.sh $(PYTHON) train,data,plot
 	@touch $@
 
 .venv/test.done: setup.cfg constraints.txt

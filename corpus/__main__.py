@@ -7,21 +7,18 @@ from __future__ import annotations
 
 import argparse
 import errno
+import importlib.util
 import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from corpus import duplicates, errors, spec
-from corpus.cleaning import Cleaner
-from corpus.merging import merge
-from corpus.plan import load_plan
-from corpus.sources import collect
-from corpus.tokenizers import obtain
-from corpus.tokenizing import tokenize
+from corpus import errors, spec
 
 # A disk, a quota or a file that is as large as it may be.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+_LIBRARIES = {"numpy": "numpy", "yaml": "pyyaml", "tokenizers": "tokenizers"}
 
 _EXAMPLES = """examples:
   python -m corpus run --config-path . --config-name preparation.yaml
@@ -37,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # The environment is how tokenizers is told; a spawned worker inherits it.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
+        _check_libraries()
         preparation = spec.load(options.config_path, options.config_name)
         _PHASES[options.phase](preparation, options)
     except errors.UserError as error:
@@ -59,7 +57,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return errors.EXIT_OK
 
 
+def _check_libraries() -> None:
+    """Raise UserError if a library that every preparation needs is missing, without importing it."""
+    missing = [package for module, package in _LIBRARIES.items() if importlib.util.find_spec(module) is None]
+    if missing:
+        raise errors.UserError(
+            f"{sys.executable} lacks {', '.join(missing)}: install them there (pip install 'PATH[data]', "
+            "where PATH is Slipway's checkout or wheel), or choose an interpreter or an image that has them "
+            "(cluster.python=..., container=...)"
+        )
+
+
+# Libraries are imported by the phases: `--help`, and what is wrong with a configuration, need none.
 def _fetch(preparation: spec.Preparation, options: argparse.Namespace) -> None:
+    from corpus import duplicates
+    from corpus.cleaning import Cleaner
+    from corpus.sources import collect
+    from corpus.tokenizers import obtain
+
     # A mistake ends the first job rather than each task of the next.
     Cleaner(preparation.filters)
     duplicates.check(preparation.minhash)
@@ -68,11 +83,17 @@ def _fetch(preparation: spec.Preparation, options: argparse.Namespace) -> None:
 
 
 def _tokenize(preparation: spec.Preparation, options: argparse.Namespace) -> None:
+    from corpus.plan import load_plan
+    from corpus.tokenizing import tokenize
+
     task, tasks = (options.task, options.tasks) if options.phase == "tokenize" else (0, 1)
     tokenize(load_plan(preparation), task, tasks)
 
 
 def _merge(preparation: spec.Preparation, options: argparse.Namespace) -> None:
+    from corpus.merging import merge
+    from corpus.plan import load_plan
+
     merge(load_plan(preparation))
 
 

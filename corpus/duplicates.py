@@ -13,9 +13,8 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from corpus.cleaning import DropCounts, load_datatrove, load_words
+from corpus.workers import map_unordered
 
 if TYPE_CHECKING:
     from corpus.spec import MinHash
@@ -193,14 +193,10 @@ def _clusters(
     counts: Sequence[int], paths: Sequence[Path], options: MinHash, scratch: Path, workers: int
 ) -> list[tuple[int, int]]:
     """Return each document that has near duplicates, with the first document of its cluster."""
-    parallel = sum(counts) >= _DOCUMENTS_FOR_PROCESSES and workers > 1
-    jobs = [(counts, paths, options, scratch, bucket) for bucket in range(options.buckets)]
-    if parallel:
-        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-            list(pool.map(_match, jobs))
-    else:
-        for job in jobs:
-            _match(job)
+    processes = workers if sum(counts) >= _DOCUMENTS_FOR_PROCESSES else 1
+    work: Callable[[], Callable[[int], None]] = partial(_Matcher, counts, paths, options, scratch)
+    for _ in map_unordered(work, range(options.buckets), processes):
+        pass
     minhash = load_datatrove("pipeline.dedup.minhash")
     found = scratch / "clusters"
     minhash.MinhashDedupCluster(
@@ -215,20 +211,30 @@ def _clusters(
     return list(zip(members.tolist(), first[ids].tolist(), strict=True))
 
 
-def _match(job: tuple[Sequence[int], Sequence[Path], MinHash, Path, int]) -> None:
-    """Find pairs of documents that agree in a bucket."""
-    counts, paths, options, scratch, bucket = job
-    signatures, pairs = scratch / "signatures", scratch / "pairs"
-    for number, rows in enumerate(_joined(counts, paths, options, bucket)):
-        path = signatures / f"bucket_{bucket:03d}" / f"{number:05d}.minhash.sig"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        columns = [rows["document"], *reversed(rows["hashes"].T)]
-        rows[np.lexsort(columns)].tofile(path)
-    minhash = load_datatrove("pipeline.dedup.minhash")
-    minhash.MinhashDedupBuckets(
-        str(signatures), str(pairs), config=_config(minhash, options), lines_to_buffer=1000
-    ).run(rank=bucket, world_size=options.buckets)
-    shutil.rmtree(signatures / f"bucket_{bucket:03d}", ignore_errors=True)
+@dataclass(frozen=True)
+class _Matcher:
+    """Process that finds the pairs of documents that agree in a bucket, and leaves them in files."""
+
+    counts: Sequence[int]
+    paths: Sequence[Path]
+    options: MinHash
+    scratch: Path
+
+    def __call__(self, bucket: int) -> None:
+        signatures = self.scratch / "signatures"
+        directory = signatures / f"bucket_{bucket:03d}"
+        directory.mkdir(parents=True)
+        for number, rows in enumerate(_joined(self.counts, self.paths, self.options, bucket)):
+            columns = [rows["document"], *reversed(rows["hashes"].T)]
+            rows[np.lexsort(columns)].tofile(directory / f"{number:05d}.minhash.sig")
+        minhash = load_datatrove("pipeline.dedup.minhash")
+        minhash.MinhashDedupBuckets(
+            str(signatures),
+            str(self.scratch / "pairs"),
+            config=_config(minhash, self.options),
+            lines_to_buffer=1000,
+        ).run(rank=bucket, world_size=self.options.buckets)
+        shutil.rmtree(directory)
 
 
 def _joined(counts: Sequence[int], paths: Sequence[Path], options: MinHash, bucket: int) -> Any:

@@ -11,7 +11,6 @@ from importlib import metadata
 from trainer.errors import UserError
 
 TRAINING = ("torch", "megatron.core", "numpy", "psutil", "yaml")
-TOKENIZING = ("torch", "megatron.core", "numpy", "tokenizers")
 TENSORBOARD = ("tensorboard",)
 # What pip calls those that it does not call by the module's name.
 _PACKAGES = {"megatron.core": "megatron-core", "yaml": "pyyaml"}

@@ -9,7 +9,7 @@ Commands read the same JSONL with the same tokenizer, in turn, so that a noisy m
   writes with megatron-core's builder. It has the first part of the text alone, as it takes so much longer.
 
 All ids are compared. CPU seconds are the kernel's own account of each command with its children; for the
-rates, the start is subtracted: what the command takes for one document. Then `corpus merge` and `cat` join
+rates, the start is subtracted: what the command takes for two documents. Then `corpus merge` and `cat` join
 the same shards of the large text. Memory is that of the largest process.
 
 The text is what the machine has: sources and documentation of Python and its packages, cut into documents of
@@ -116,6 +116,8 @@ def preparation(directory: Path, name: str, source: Path, workers: int) -> list[
         "vocab_size": VOCABULARY,
         "workers": workers,
     }
+    if source.stat().st_size < 4 * _DOCUMENT:
+        node["shard_bytes"] = 1024
     path = directory / f"{name}.yaml"
     path.write_text(json.dumps({"data_preparation": node}), encoding="utf-8")
     return [
@@ -157,7 +159,8 @@ def measure_all(directory: Path, options: argparse.Namespace) -> None:
     sources = {name: directory / f"{name}.jsonl" for name in ("text", "part", "start", "large")}
     write_jsonl(sources["text"], options.megabytes << 20)
     write_jsonl(sources["part"], options.peer_megabytes << 20)
-    write_jsonl(sources["start"], 1)
+    # Two units, so that two processes start.
+    write_jsonl(sources["start"], _DOCUMENT + 1)
     write_jsonl(sources["large"], options.large_megabytes << 20, options.megabytes << 20)
     ours = {
         (name, workers): preparation(directory, f"{name}{workers}", sources[name], workers)

@@ -17,8 +17,10 @@ from launcher.jobs.status import poll
 from launcher.monitor.follow import follow_and_tell
 from launcher.monitor.logs import (
     LogReader,
+    failed_task_logs,
     follow_log,
     job_logs,
+    last_lines,
     link_log,
     newest_log,
     next_log,
@@ -35,6 +37,9 @@ from launcher.schedulers.base import JobStatus
 from launcher.schedulers.job_status import declared_tasks
 from launcher.slurm.hostlists import compress_tasks
 from launcher.ui.terminal import LogWriter
+
+# Of an array that failed.
+_FAILED_TASKS, _LAST_LINES = 3, 10
 
 _FOLLOW = """\
 Watch a launch until its job has ended: its state, its progress and its losses, live on a terminal, as lines
@@ -185,6 +190,11 @@ def _follow(launch: Launch, selection: LogSelection, lines: int | None) -> int:
         _tell(f"\nstopped following; job {launch.job} continues")
         _tell(f"  cancel it:  {shlex.join(['slipway', 'cancel', short(launch.paths.run_dir)])}")
         return WATCHING_ENDED
+    if selection.task is None:
+        # An array's tasks run beside each other, and one log at a time is shown.
+        for task, log in list(failed_task_logs(launch, status).items())[:_FAILED_TASKS]:
+            _tell(f"the end of the log of task {task}, {short(log)}:")
+            _write(last_lines(log, _LAST_LINES))
     _tell(f"job {_job(launch, selection, status)} is {_words(status)}")
     return status.state.exit_code
 

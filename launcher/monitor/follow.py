@@ -14,7 +14,7 @@ from launcher.errors import one_line
 from launcher.exit_codes import WATCHING_ENDED
 from launcher.jobs.launches import Launch, open_launch
 from launcher.monitor.events import End, Event, HeldOut, Start, Train, Validation
-from launcher.monitor.logs import last_lines, newest_log, rank_failures
+from launcher.monitor.logs import failed_task_logs, last_lines, newest_log, rank_failures
 from launcher.monitor.polling import JobPoller
 from launcher.monitor.progress import Progress
 from launcher.monitor.readers import open_reader
@@ -120,12 +120,13 @@ def _failure_message(launch: Launch, status: JobStatus) -> str:
     first = one_line(f"Job {launch.job_in(status)} of {launch.manifest.run}: {status.state.value}{reason}")
     if status.state in (State.NOT_SUBMITTED, State.INTERRUPTED) or not launch.manifest.job_id:
         return first
-    return "\n".join([first, *_end_of_log(launch)])
+    return "\n".join([first, *_end_of_log(launch, status)])
 
 
-def _end_of_log(launch: Launch) -> list[str]:
+def _end_of_log(launch: Launch, status: JobStatus) -> list[str]:
     # Slurm's own messages are in .out; with a separate stderr, the traceback is in .err.
     logs = [newest_log(launch, extension) for extension in ("err", "out")]
+    logs = [*failed_task_logs(launch, status).values(), *logs]
     logs = [log for log in logs if log.is_file() and log.stat().st_size]
     if not logs:
         return [f"It has no log: {short(launch.log())} is missing or empty"]

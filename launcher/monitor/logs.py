@@ -52,6 +52,12 @@ def task_log(launch: Launch, task: int, extension: str = "out") -> Path:
     return path.with_name(f"{path.stem}_{task}{path.suffix}")
 
 
+def failed_task_logs(launch: Launch, status: JobStatus) -> dict[int, Path]:
+    """Return the logs of the tasks of an array that ended badly, by their numbers."""
+    bad = {number for number, state in status.tasks.items() if state.is_final and not state.is_good}
+    return {number: log for number, log in task_logs(launch).items() if str(number) in bad}
+
+
 def link_log(launch: Launch, job_id: str, extension: str = "out") -> Path:
     """Return the log of one link of a chain; it need not exist yet."""
     return launch.paths.directory / launch.paths.log_name(job_id, extension)

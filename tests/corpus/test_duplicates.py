@@ -51,7 +51,8 @@ def search(
                 writer.add(entry)
             writer.close()
     counts = [len(texts) for texts in units]
-    found = find(counts, hashes if exact else None, signatures or None, options, directory / "scratch")
+    scratch = directory / "scratch"
+    found = find(counts, hashes if exact else None, signatures or None, options, scratch, workers=2)
     assert not (directory / "scratch").exists()
     return found
 
@@ -104,6 +105,9 @@ def test_several_files_of_signatures_give_the_same(tmp_path: Path, monkeypatch: 
     whole = search(tmp_path, units, exact=False)
     assert len(whole.numbers) == 23
     monkeypatch.setattr(corpus.duplicates, "_DOCUMENTS_PER_FILE", 10)
+    # Spawned workers have the constants of the module.
+    assert pairs(search(tmp_path, units, exact=False)) == pairs(whole)
+    monkeypatch.setattr(corpus.duplicates, "_DOCUMENTS_FOR_PROCESSES", 0)
     assert pairs(search(tmp_path, units, exact=False)) == pairs(whole)
 
 

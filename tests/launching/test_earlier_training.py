@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -209,6 +210,43 @@ def test_exchanged_files_are_refused_until_they_are_accepted(stocked: Path, name
     assert "accepted are other data" in said
     launch(stocked)
     assert launches(stocked) == ["1", "2", "3"]
+
+
+def write_manifest(prefix: Path, source: str) -> None:
+    """Write the manifest of a data set, of one source with that SHA-256, beside it."""
+    data = prefix.with_name(f"{prefix.name}.bin")
+    output = {"path": data.name, "size": data.stat().st_size, "sha256": hash_of(data)}
+    content = {
+        "version": 1,
+        "sources": [{"name": "s3://raw/a.jsonl", "sha256": source * 64}],
+        "tokenizer": {"sha256": "f" * 64},
+        "options": {"seed": 1},
+        "outputs": [output],
+    }
+    prefix.with_name(f"{prefix.name}.manifest.json").write_text(json.dumps(content))
+
+
+def hash_of(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_the_origin_of_the_data_is_recorded_and_what_changed_of_it_told(tmp_path: Path) -> None:
+    stock(tmp_path / "data")
+    prefix = tmp_path / "data/corpus_text_document"
+    write_manifest(prefix, "a")
+    launch(tmp_path)
+    found = {Path(file["name"]).name: file for file in manifest(tmp_path)["data"]}
+    origin = found["corpus_text_document.bin"]["origin"]
+    assert origin["sha256"] == hash_of(Path(f"{prefix}.bin"))
+    assert origin["sources"] == [["s3://raw/a.jsonl", "a" * 64]]
+    assert (origin["tokenizer"], origin["options"]) == ("f" * 64, {"seed": 1})
+    content = bytearray(Path(f"{prefix}.bin").read_bytes())
+    content[0] ^= 1
+    Path(f"{prefix}.bin").write_bytes(content)
+    write_manifest(prefix, "b")
+    said = launch(tmp_path, code=2)
+    assert "source s3://raw/a.jsonl changed (aaaaaaaaaaaa → bbbbbbbbbbbb)" in said
+    assert launches(tmp_path) == ["1"]
 
 
 def test_the_checkpoint_knows_better_than_the_launch(stocked: Path) -> None:

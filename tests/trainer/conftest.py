@@ -265,9 +265,20 @@ def _tokenize(corpus: Path, directory: Path) -> Tokenized:
     prefix, tokenizer, done = directory / "text_document", directory / "bpe", directory.with_suffix(".json")
     if done.exists():
         return Tokenized(prefix, tokenizer, *json.loads(done.read_text()))
-    command = [sys.executable, "-m", "trainer.data.tokenize", "--input", str(corpus), "--workers", "2"]
-    command += ["--output-prefix", str(prefix), "--tokenizer-dir", str(tokenizer)]
-    command += ["--vocab-size", str(VOCABULARY)]
+    node = {
+        "inputs": [str(corpus)],
+        "pattern": "*.txt",
+        "format": "txt",
+        "on_error": "skip",
+        "max_errors": 1,
+        "output_prefix": str(prefix),
+        "tokenizer_dir": str(tokenizer),
+        "vocab_size": VOCABULARY,
+    }
+    directory.mkdir()
+    (directory / "preparation.yaml").write_text(yaml.safe_dump({"data_preparation": node}))
+    command = [sys.executable, "-m", "corpus", "run", "--config-path", str(directory)]
+    command += ["--config-name", "preparation"]
     ran = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=TIMEOUT)
     assert ran.returncode == 0, ran.stderr
     done.write_text(json.dumps([command, ran.stdout]))

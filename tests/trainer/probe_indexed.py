@@ -6,6 +6,7 @@ Every data set in the directory is read by both. Megatron's builder and our writ
 from __future__ import annotations
 
 import gc
+import io
 import itertools
 import json
 import random
@@ -21,14 +22,14 @@ import torch  # noqa: E402
 from megatron.core.datasets import helpers  # noqa: E402
 from megatron.core.datasets.indexed_dataset import DType, IndexedDataset, IndexedDatasetBuilder  # noqa: E402
 
+from corpus.merging import Output  # noqa: E402
+from corpus.shards import ORIGIN  # noqa: E402
 from trainer.config.data import Blend, Data  # noqa: E402
 from trainer.config.tokenizer import Tokenizer  # noqa: E402
-from trainer.data.encode import Chunk  # noqa: E402
 from trainer.data.index import build_index  # noqa: E402
 from trainer.data.interleave import Interleaving  # noqa: E402
 from trainer.data.source import IndexedSource  # noqa: E402
 from trainer.data.training_data import find_indices, open_training  # noqa: E402
-from trainer.data.write import write_indexed  # noqa: E402
 from trainer.errors import UserError  # noqa: E402
 
 WHOLE = (1.0, 0.0, 0.0)
@@ -49,6 +50,17 @@ def merge(prefix: Path, parts: list[Path], dtype: Any) -> None:
     for part in parts:
         builder.add_index(str(part))
     builder.finalize(f"{prefix}.idx")
+
+
+def write(prefix: Path, dtype: str) -> None:
+    """Write three documents with our writer."""
+    tokens = np.array([1, 2, 0, 7, 0, 9], dtype)
+    output = Output(prefix, tokens.dtype, None)
+    output.copy(io.BytesIO(tokens.tobytes()), tokens.nbytes)
+    for lengths in ([3, 2], [1]):
+        output.add(np.array(lengths, "<i4"), np.zeros(len(lengths), ORIGIN))
+    output.finish()
+    output.publish()
 
 
 def by_megatron(prefix: Path) -> dict[str, Any]:
@@ -111,12 +123,8 @@ def main(arguments: list[str]) -> int:
     build(directory / "builder_uint16", [[[1, 2, 3]], [[4], [5, 65499]], [[6]]], np.uint16)
     build(directory / "builder_int32", [[[70000, 2]], [[3, 4], [], [5]]], np.int32)
     merge(directory / "merged", [directory / "builder_uint16", directory / "hand_uint16"], np.uint16)
-    chunks = [
-        Chunk(np.array([1, 2, 0, 7, 0], dtype=np.int32), [3, 2], 0, 5),
-        Chunk(np.array([9], dtype=np.int32), [1], 0, 1),
-    ]
-    write_indexed(directory / "ours_small", chunks, 2048)
-    write_indexed(directory / "ours_large", chunks, 70000)
+    write(directory / "ours_small", "<u2")
+    write(directory / "ours_large", "<i4")
     prefixes = sorted(path.with_suffix("") for path in directory.glob("*.idx"))
     whole = [prefix for prefix in prefixes if not prefix.name.startswith("bad_")]
     print(

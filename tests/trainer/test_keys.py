@@ -36,7 +36,7 @@ def test_a_misspelt_key_is_refused_with_the_right_spelling(flat: dict[str, Any])
 
 def test_keys_without_effect_are_told_with_the_reason(flat: dict[str, Any]) -> None:
     lines = unused({**flat, "model.fp8_margin": 0, "model.transformer_engine": True}, cuda=False)
-    assert any("FP8 is off" in line and "model.fp8_margin" in line for line in lines)
+    assert any("FP8 is Transformer Engine's" in line and "model.fp8_margin" in line for line in lines)
     assert any("Transformer Engine" in line and "model.transformer_engine" in line for line in lines)
     assert not any("model.num_layers" in line for line in lines)
 
@@ -45,7 +45,7 @@ def test_keys_without_effect_are_told_with_the_reason(flat: dict[str, Any]) -> N
     ("key", "value", "told"),
     [
         ("model.optim.sched.last_epoch", 10, "valid here: -1 or null"),
-        ("model.fp8", True, "FP8"),
+        ("model.fp8_params", True, "weights are kept in bf16"),
         ("model.use_emha", True, "valid here: False"),
         ("model.fp32_residual_connection", True, "valid here: False"),
         ("model.low_freq_factor", 2, "valid here: 1"),
@@ -229,7 +229,8 @@ def test_the_settings_read_the_keys_that_the_table_calls_implemented_and_no_othe
 ) -> None:
     node = "model.activations_checkpoint"
     more = {f"{node}_granularity": "full", f"{node}_method": "uniform", "trainer.precision": "bf16"}
-    watched = Watched({**flat, **more, "model.megatron_amp_O2": True})
+    more |= {f"model.{name}": True for name in ("megatron_amp_O2", "transformer_engine", "fp8", "fp8_hybrid")}
+    watched = Watched({**flat, **more})
     read_settings(watched)
     assert watched.read == {key for key, status in KEYS.items() if isinstance(status, Implemented)}
 
@@ -242,7 +243,7 @@ def test_a_node_without_keys_asks_for_nothing_and_a_key_without_a_value_is_told(
     check_keys({**flat, "model.optim.sched": {}, "exp_manager.wandb_logger_kwargs": {}})
     with pytest.raises(UserError, match="unknown key"):
         check_keys({**flat, "model.optim": None})
-    for key in ("model.optim.schde", "model.fp8", "trainer.max_epochs"):
+    for key in ("model.optim.schde", "model.fsdp", "trainer.max_epochs"):
         with pytest.raises(UserError, match=rf"{key}=\{{\}}"):
             check_keys({**flat, key: {}})
 

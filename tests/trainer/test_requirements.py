@@ -29,11 +29,11 @@ def run(arguments: list[str], **variables: str) -> subprocess.CompletedProcess[s
     )
 
 
-def check_one_line(done: subprocess.CompletedProcess[str], lacks: str) -> None:
+def check_one_line(done: subprocess.CompletedProcess[str], lacks: str, extra: str = "train") -> None:
     assert done.returncode == 2, done.stderr
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"error: {sys.executable} lacks {lacks}: ")
-    assert "pip install 'PATH[train]'" in line
+    assert f"pip install 'PATH[{extra}]'" in line
     assert "cluster.python=" in line
 
 
@@ -52,20 +52,13 @@ def test_a_bare_interpreter_cannot_train_and_says_what_it_lacks() -> None:
     check_one_line(done, "torch, megatron-core, numpy, psutil, pyyaml")
 
 
-def test_a_bare_interpreter_cannot_tokenize_and_says_what_it_lacks(corpus: Path, tmp_path: Path) -> None:
-    options = [
-        "--input",
-        str(corpus),
-        "--output-prefix",
-        str(tmp_path / "x"),
-        "--tokenizer-dir",
-        str(tmp_path),
-    ]
-    check_one_line(run(["trainer.data.tokenize", *options]), "torch, megatron-core, numpy, tokenizers")
+def test_a_bare_interpreter_cannot_tokenize_and_says_what_it_lacks() -> None:
+    done = run(["corpus", "run", "--config-path", "/absent", "--config-name", "x"])
+    check_one_line(done, "numpy, pyyaml, tokenizers", extra="data")
 
 
 def test_help_needs_no_library() -> None:
-    for module in ("trainer.pretrain", "trainer.data.tokenize", "trainer.gpu_check"):
+    for module in ("trainer.pretrain", "corpus", "trainer.gpu_check"):
         assert run([module, "--help"]).returncode == 0
 
 

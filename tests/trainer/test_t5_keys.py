@@ -54,7 +54,8 @@ def test_the_settings_read_what_the_table_calls_implemented(flat: dict[str, Any]
         activations_checkpoint_method="uniform",
         layernorm_zero_centered_gamma=False,
     )
-    watched = Watched({**flat, **more, "trainer.precision": "bf16", "model.megatron_amp_O2": True})
+    more |= {f"model.{name}": True for name in ("megatron_amp_O2", "transformer_engine", "fp8", "fp8_hybrid")}
+    watched = Watched({**flat, **more, "trainer.precision": "bf16"})
     read_settings(watched)
     implemented = {key for key, status in T5_KEYS.items() if isinstance(status, Implemented)}
     assert implemented <= watched.read

@@ -1,12 +1,13 @@
-"""Run by test_tokenize.py from a warm process: what megatron-core's reader finds, and ours on top of it."""
+"""Run by test_prepared_data.py from a warm process: megatron-core's reader, and ours on top of it."""
 
 from __future__ import annotations
 
 import json
 import warnings
+from hashlib import sha256
 from pathlib import Path
 
-from megatron.core.datasets.indexed_dataset import IndexedDataset
+from megatron.core.datasets.indexed_dataset import DType, IndexedDataset, IndexedDatasetBuilder
 
 from trainer.data.index import build_index, split_documents
 from trainer.data.source import IndexedSource
@@ -29,7 +30,13 @@ def main(arguments: list[str]) -> int:
         IndexedSource(prefix, index, 2, 32)
     except UserError as error:
         refused = str(error)
+    joined = prefix.with_name("joined")
+    builder = IndexedDatasetBuilder(f"{joined}.bin", dtype=DType.optimal_dtype(300))
+    for shard in arguments[1:]:
+        builder.add_index(shard)
+    builder.finalize(f"{joined}.idx")
     found = {
+        "joined": [sha256(Path(f"{joined}{suffix}").read_bytes()).hexdigest() for suffix in (".bin", ".idx")],
         "documents": documents,
         "dtype": str(dataset.index.dtype),
         "boundaries": dataset.document_indices.tolist(),
