@@ -7,6 +7,9 @@ SUITES ?= bookworm trixie sid
 # Of the soak.
 FAULTS ?= 300
 
+# Where it is set, as in images of containers, each worker would translate the assertions of all tests anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo setup test test-fast pytest test-slurm nemo-test gpu-test lint bench soak docs wheel golden clean
 .DEFAULT_GOAL := help
 

@@ -105,9 +105,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Have the collector leave the collected tests alone: looking at them takes a tenth of a composition."""
+    """Have the collector leave the collected tests alone, and look less often: each saves a tenth."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 @pytest.hookimpl(optionalhook=True)
