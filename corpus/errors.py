@@ -38,6 +38,19 @@ class BadRecord:
     reason: str
 
 
+def refusal(source: str, bad: BadRecord) -> UserError:
+    """Return the error for a bad record of a source, where ``on_error=raise``."""
+    return UserError(
+        f"{place(source, bad)}; on_error=skip leaves such records out, counts and names them, up to "
+        "max_errors"
+    )
+
+
+def place(source: str, bad: BadRecord) -> str:
+    """Name a bad record of a source, and its defect."""
+    return f"{source}:{bad.offset}: {bad.reason}"
+
+
 def suggest(word: str, valid: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the valid spelling nearest to `word`, or an empty string."""
     near = difflib.get_close_matches(word, list(valid), n=1, cutoff=0.6)

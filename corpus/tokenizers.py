@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from arithmetic.vocabulary import END_OF_TEXT
-from corpus.documents import Document
-from corpus.errors import UserError, missing_library
+from corpus.errors import BadRecord, UserError, missing_library, place, refusal
 from corpus.fetching import Download, Policy, fetch_all
 from corpus.files import sha256_of, write_atomically
 from corpus.progress import Progress, say
@@ -92,7 +91,7 @@ def obtain(
         say(
             f"training a byte-level BPE of {preparation.vocab_size:,} tokens on the first text of the sources"
         )
-        _train(directory, files, preparation.vocab_size)
+        _train(directory, _sample(files, preparation.on_error), preparation.vocab_size)
     tokenizer = describe(preparation)
     say(
         f"tokenizer {', '.join(map(str, tokenizer.paths))}: {tokenizer.vocabulary_size:,} tokens, documents "
@@ -313,14 +312,14 @@ def load_pieces(path: Path) -> Any:
         ) from None
 
 
-def _train(directory: Path, files: Sequence[SourceFile], vocabulary: int) -> None:
+def _train(directory: Path, texts: Iterator[str], vocabulary: int) -> None:
     try:
         from tokenizers import ByteLevelBPETokenizer
     except ImportError:
         raise missing_library("tokenizers", "training a tokenizer") from None
     tokenizer: Any = ByteLevelBPETokenizer()
     tokenizer.train_from_iterator(
-        _sample(files),
+        texts,
         vocab_size=vocabulary,
         min_frequency=2,
         special_tokens=[END_OF_TEXT],
@@ -335,12 +334,27 @@ def _train(directory: Path, files: Sequence[SourceFile], vocabulary: int) -> Non
         path.unlink()
 
 
-def _sample(files: Sequence[SourceFile]) -> Iterator[str]:
+def _sample(files: Sequence[SourceFile], on_error: str) -> Iterator[str]:
+    """Yield the first text of the sources.
+
+    Raises
+    ------
+    UserError
+        If there is none: a tokenizer of bare bytes would stay there for all that follows.
+    """
     total = 0
+    first: BadRecord | None = None
     for file in files:
         for record in read(Piece(file.number), file):
-            if isinstance(record, Document):
+            if isinstance(record, BadRecord):
+                if on_error == "raise":
+                    raise refusal(file.name, record)
+                first = first or record
+            else:
                 yield record.text
                 total += len(record.text.encode())
             if total >= _TRAINING_BYTES:
                 return
+    if not total:
+        reason = f"; the first bad record is {place(files[first.file].name, first)}" if first else ""
+        raise UserError(f"the sources have no text to train a tokenizer on{reason}")

@@ -172,6 +172,16 @@ RULES: tuple[Rule, ...] = (
         lambda gpu: not gpu.model.sequence_parallel,
     ),
     Rule(
+        "916: tensor ranks overlap where sequences are shared",
+        lambda gpu: gpu.model.tp_comm_overlap,
+        lambda gpu: gpu.model.sequence_parallel,
+    ),
+    Rule(
+        "core/tensor_parallel/layers.py 924: fused accumulation of megatron-core's own layers needs Apex",
+        lambda gpu: gpu.settings.accumulation_fusion,
+        lambda gpu: not gpu.model.gradient_accumulation_fusion,
+    ),
+    Rule(
         "951: one connection to a GPU under tensor or context parallelism",
         lambda gpu: gpu.settings.accelerator != "cpu" and (gpu.layout.tensor > 1 or gpu.layout.context > 1),
         lambda gpu: gpu.environment.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1",

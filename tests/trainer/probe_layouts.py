@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 import json
+import sys
+import types
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import hypothesis
 import hypothesis.strategies as st
+import torch
 import yaml
 
-from tests.trainer.megatron_rules import broken_rules, configure, engine_there
+from tests.trainer.megatron_rules import CUDA, broken_rules, configure, engine_there
 from trainer import cpu_shim
 from trainer.config.layout import make_layout
 from trainer.config.load import flatten
 from trainer.config.settings import read_settings
 from trainer.distributed import make_rank_context, process_group
-from trainer.model import transformer
+from trainer.model import backends, transformer
 from trainer.world import World
 
 EXAMPLES = 200
+OVERLAPPED = {
+    "model.tensor_model_parallel_size": 2,
+    "model.sequence_parallel": True,
+    "model.ub_tp_comm_overlap": True,
+    "model.transformer_engine": True,
+}
 
 
 @st.composite
@@ -55,6 +66,8 @@ def layouts(draw: Any) -> tuple[int, dict[str, Any]]:
         "model.fp8_recipe": draw(st.sampled_from((None, "tensorwise", "mxfp8"))),
         "model.overlap_p2p_comm": draw(st.booleans()),
         "model.cross_entropy_loss_fusion": draw(st.booleans()),
+        "model.ub_tp_comm_overlap": draw(st.booleans()),
+        "model.gradient_accumulation_fusion": draw(st.booleans()),
         "model.deterministic_mode": draw(st.sampled_from((True, False, False))),
         "model.activations_checkpoint_granularity": recompute,
         "model.activations_checkpoint_method": "uniform" if recompute == "full" else None,
@@ -95,12 +108,41 @@ def main(arguments: list[str]) -> int:
             result["examples"] = result.get("examples", 0) + 1
             assert not (broken := broken_rules(gpu, result["applied"])), broken
 
+        result["kernels"] = kernels(read_settings({**base, **OVERLAPPED}), rank_context)
         result["drawn"] = said(holds)
         # As it was when two stages with virtual ones exchanged in one batch.
         transformer.overlaps_p2p = lambda parallel: parallel.virtual > 1 and parallel.overlap_p2p
         result["swapped"] = said(holds)
     print(json.dumps(result))
     return 0
+
+
+def kernels(settings: Any, rank_context: Any) -> dict[str, Any]:
+    """Return what Transformer Engine is asked for, by a stand-in for its tensor-parallel buffers."""
+    calls: list[Any] = []
+    base = types.ModuleType("transformer_engine.pytorch.module.base")
+    base.UserBufferQuantizationMode = SimpleNamespace(FP8="fp8", NONE="none")  # type: ignore[attr-defined]
+    base.initialize_ub = lambda **options: calls.append(options)  # type: ignore[attr-defined]
+    sys.modules[base.__name__] = base
+    plain = replace(settings, parallel=replace(settings.parallel, sequence=False))
+    asked = [backends.overlaps_tensor(each, CUDA) for each in (settings, plain)]
+    backends.start_tensor_overlap(settings)
+    layer = torch.nn.Linear(2, 2)
+    layer.fuse_wgrad_accumulation = False
+    head = torch.nn.Linear(2, 2)
+    backends.fuse_accumulation([torch.nn.Sequential(layer, head)])
+    return {
+        "asked": asked,
+        "buffers": calls,
+        "fused": [getattr(part, "fuse_wgrad_accumulation", None) for part in (layer, head)],
+        "lacks": said(lambda: transformer.check_device(settings, CUDA)),
+        "without": said(lambda: transformer.check_device(without_engine(settings), CUDA)),
+        "on a CPU": said(lambda: transformer.check_device(settings, torch.device("cpu"))),
+    }
+
+
+def without_engine(settings: Any) -> Any:
+    return replace(settings, architecture=replace(settings.architecture, transformer_engine=False))
 
 
 def said(check: Any) -> str | None:

@@ -52,5 +52,26 @@ def test_every_rule_applies_to_some_of_them(results: dict[str, Any]) -> None:
     assert [rule.source for rule in RULES if not results["applied"].get(rule.source)] == []
 
 
+def test_transformer_engine_is_asked_for_what_the_keys_ask_for(results: dict[str, Any]) -> None:
+    kernels = results["kernels"]
+    # Without sequence parallelism there is nothing that tensor ranks would exchange so.
+    assert kernels["asked"] == [True, False]
+    (buffers,) = kernels["buffers"]
+    # 256 tokens, micro batches of 2.
+    assert (buffers["shape"], buffers["tp_size"]) == ([512, 128], 2)
+    assert buffers["quantization_modes"] == ["none"]
+    assert kernels["fused"] == [True, None]
+
+
+def test_a_gpu_without_transformer_engine_is_an_error_unless_the_configuration_says_so(
+    results: dict[str, Any],
+) -> None:
+    kernels = results["kernels"]
+    assert "model.transformer_engine=True: it cannot be imported here" in kernels["lacks"]
+    assert "No module named" in kernels["lacks"]
+    assert kernels["without"] is None
+    assert kernels["on a CPU"] is None
+
+
 def test_two_stages_that_exchange_in_one_batch_break_a_rule(results: dict[str, Any]) -> None:
     assert "579: virtual stages that do not overlap need three" in results["swapped"]

@@ -71,6 +71,9 @@ class Parallel:
         Whether norms and dropouts are shared among the tensor-parallel ranks too (Korthikanti et al. 2022).
     overlap_p2p
         Whether stages compute while they exchange; for virtual stages on CUDA.
+    overlap_tensor
+        Whether the tensor-parallel ranks exchange while they multiply, by Transformer Engine; it needs
+        `sequence`.
     """
 
     tensor: int
@@ -79,6 +82,7 @@ class Parallel:
     context: int
     sequence: bool
     overlap_p2p: bool
+    overlap_tensor: bool
 
     @property
     def model(self) -> int:
@@ -111,6 +115,7 @@ def read_parallel(values: Values) -> Parallel:
         # It shares what tensor parallelism leaves whole: NeMo switches it off too where there is none.
         sequence=sequence and tensor > 1,
         overlap_p2p=values.flag("model.overlap_p2p_comm", False),
+        overlap_tensor=values.flag("model.ub_tp_comm_overlap", False),
     )
 
 

@@ -49,7 +49,8 @@ class Settings:
 
     `architecture` is a GPT's, or the decoder of a T5; a T5 has an `encoder` and a `denoising` besides.
     `nodes` is ``None`` where there are as many as were started. With `cpu_weights` the initial weights are
-    drawn on the CPU, the same for every layout and device.
+    drawn on the CPU, the same for every layout and device. With `accumulation_fusion` products of
+    matrices add to the gradients of weights.
     """
 
     architecture: Architecture
@@ -74,6 +75,7 @@ class Settings:
     val_batches: int
     gc_interval: int
     cpu_weights: bool
+    accumulation_fusion: bool
     deterministic: bool
     timeouts: Timeouts
     accelerator: str
@@ -136,6 +138,7 @@ def read_settings(flat: Mapping[str, Any]) -> Settings:
         val_interval=val_interval,
         val_batches=_val_batches(values),
         gc_interval=values.integer("model.gc_interval", 0, minimum=0),
+        accumulation_fusion=values.flag("model.gradient_accumulation_fusion", False),
         cpu_weights=values.flag("model.use_cpu_initialization", False),
         deterministic=values.flag("model.deterministic_mode", False),
         timeouts=read_timeouts(values),

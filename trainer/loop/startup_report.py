@@ -14,7 +14,8 @@ from trainer.data.spans import sample_lengths
 from trainer.loop.session import Session
 from trainer.model.backends import (
     attention_backend,
-    transformer_engine_problem,
+    has_apex_accumulation,
+    overlaps_tensor,
     uses_transformer_engine,
 )
 from trainer.model.transformer import fuses_loss, overlaps_p2p
@@ -160,10 +161,13 @@ def _notes(session: Session) -> list[str]:
     ):
         notes.append(unknown)
     notes += outside_tried()
-    if shape.transformer_engine and device.type == "cuda" and not uses_transformer_engine(shape, device):
+    if device.type == "cuda" and settings.parallel.overlap_tensor and not overlaps_tensor(settings, device):
+        missing = "model.sequence_parallel=True" if not settings.parallel.sequence else "Transformer Engine"
+        notes.append(f"warning: model.ub_tp_comm_overlap=True: nothing overlaps without {missing}")
+    if device.type == "cuda" and settings.accumulation_fusion and not has_apex_accumulation():
         notes.append(
-            "note: model.transformer_engine=True: megatron-core's local layers are used, as it cannot be "
-            f"imported: {transformer_engine_problem()}"
+            "note: model.gradient_accumulation_fusion=True: the head needs Apex for it, which is not there"
+            f"{'' if uses_transformer_engine(shape, device) else ', and the layers Transformer Engine'}"
         )
     if shape.loss_fusion and not fuses_loss(settings):
         reason = (

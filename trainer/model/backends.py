@@ -9,6 +9,7 @@ from typing import Any
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from trainer.config.architecture import Architecture, AttentionBackend
+from trainer.config.settings import Settings
 from trainer.errors import UserError
 from trainer.model.attention import LocalAttention, SdpaAttention
 
@@ -69,6 +70,60 @@ def transformer_engine_problem() -> str | None:
     from megatron.core.extensions.transformer_engine import HAVE_TE
 
     return None if HAVE_TE else "megatron-core cannot import all of it that it needs"
+
+
+@cache
+def has_apex_accumulation() -> bool:
+    """Return whether Apex's product that adds to a gradient is there, for megatron-core's own layers."""
+    try:
+        importlib.import_module("fused_weight_gradient_mlp_cuda")
+    except Exception:
+        return False
+    return True
+
+
+def fuse_accumulation(chunks: list[Any]) -> None:
+    """Have Transformer Engine's layers add to the gradients of their weights as they multiply.
+
+    They do so without Apex. megatron-core asks them only together with its own layers, of which the head is
+    left, and those need Apex (tensor_parallel/layers.py).
+    """
+    for chunk in chunks:
+        for module in chunk.modules():
+            if hasattr(module, "fuse_wgrad_accumulation"):
+                module.fuse_wgrad_accumulation = True
+
+
+def overlaps_tensor(settings: Settings, device: Any) -> bool:
+    """Return whether tensor-parallel ranks exchange while they multiply: asked for, and possible.
+
+    As in NeMo, without sequence parallelism it is off.
+    """
+    parallel = settings.parallel
+    return (
+        parallel.overlap_tensor
+        and parallel.sequence
+        and uses_transformer_engine(settings.architecture, device)
+    )
+
+
+def start_tensor_overlap(settings: Settings) -> None:
+    """Make Transformer Engine's buffers through which tensor-parallel ranks exchange; every rank calls this.
+
+    As Megatron-LM 0.16.1 does once there are groups (initialize.py, `_initialize_tp_communicators`).
+    """
+    base = importlib.import_module("transformer_engine.pytorch.module.base")
+    modes, parallel = base.UserBufferQuantizationMode, settings.parallel
+    base.initialize_ub(
+        shape=[
+            settings.seq_length * settings.micro_batch // parallel.context,
+            settings.architecture.hidden_size,
+        ],
+        tp_size=parallel.tensor,
+        quantization_modes=[modes.FP8 if settings.fp8 else modes.NONE],
+        ub_cfgs={},
+        bootstrap_backend="nccl",
+    )
 
 
 def _demand(backend: AttentionBackend, setting: str, config: TransformerConfig, device: Any) -> None:

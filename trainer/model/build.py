@@ -13,11 +13,12 @@ from megatron.core.transformer.module import Float16Module
 
 from trainer.config.settings import Settings
 from trainer.distributed import RankContext
+from trainer.model.backends import fuse_accumulation, overlaps_tensor, start_tensor_overlap
 from trainer.model.gpt import gpt_chunks
 from trainer.model.model import Model
 from trainer.model.seeding import seed_training, seed_weights
 from trainer.model.t5 import t5_chunks
-from trainer.model.transformer import check_fp8
+from trainer.model.transformer import check_device
 from trainer.optim.build import uses_distributed_optimizer
 
 
@@ -42,13 +43,17 @@ def build_model(settings: Settings, rank_context: RankContext, vocabulary: int) 
     Model
         With identical weights on all data-parallel ranks.
     """
-    check_fp8(settings, rank_context.device)
+    check_device(settings, rank_context.device)
     seed_weights(settings.seed)
     build = t5_chunks if settings.encoder else gpt_chunks
     config, chunks = build(settings, rank_context, vocabulary)
     chunks = [chunk.to(rank_context.device) for chunk in chunks]
     if settings.precision == "bf16":
         chunks = [Float16Module(config, chunk) for chunk in chunks]
+    if overlaps_tensor(settings, rank_context.device):
+        start_tensor_overlap(settings)
+    if settings.accumulation_fusion and rank_context.device.type == "cuda":
+        fuse_accumulation(chunks)
     seed_training(settings.seed)
     wrapped = [_wrap(config, chunk, settings, rank_context, number) for number, chunk in enumerate(chunks)]
     config.finalize_model_grads_func = finalize_model_grads

@@ -16,7 +16,12 @@ from trainer.config.parallel import Parallel
 from trainer.config.settings import Settings
 from trainer.distributed import RankContext
 from trainer.errors import UserError
-from trainer.model.backends import transformer_engine_problem, uses_transformer_engine
+from trainer.model.backends import (
+    has_apex_accumulation,
+    overlaps_tensor,
+    transformer_engine_problem,
+    uses_transformer_engine,
+)
 
 Activation = Callable[[Any], Any]
 
@@ -101,7 +106,9 @@ def transformer_config(
         # The local attention computes its softmax in bf16 otherwise, which Transformer Engine never does.
         attention_softmax_in_fp32=True,
         masked_softmax_fusion=False,
-        gradient_accumulation_fusion=False,
+        gradient_accumulation_fusion=(
+            settings.accumulation_fusion and rank_context.device.type == "cuda" and has_apex_accumulation()
+        ),
         persist_layer_norm=uses_transformer_engine(shape, rank_context.device),
         use_cpu_initialization=settings.cpu_weights or rank_context.device.type == "cpu",
         params_dtype=dtype,
@@ -142,6 +149,7 @@ def _parallel_options(settings: Settings, rank_context: RankContext) -> dict[str
         "virtual_pipeline_model_parallel_size": parallel.virtual if interleaved else None,
         "context_parallel_size": parallel.context,
         "sequence_parallel": parallel.sequence,
+        "tp_comm_overlap": overlaps_tensor(settings, rank_context.device),
         # megatron-core overlaps in its interleaved schedule alone; gloo has no batches of sends and receives.
         "overlap_p2p_comm": overlapped,
         "batch_p2p_comm": on_cuda and not overlapped,
@@ -165,19 +173,26 @@ def _fp8_options(settings: Settings, device: Any) -> dict[str, Any]:
     }
 
 
-def check_fp8(settings: Settings, device: Any) -> None:
-    """Check that a GPU has FP8, and that there is a library that multiplies in it.
+def check_device(settings: Settings, device: Any) -> None:
+    """Check that Transformer Engine and FP8 are there, on a GPU that is asked for them.
 
     Raises
     ------
     UserError
-        If it is asked for, and not there.
+        If one is not.
     """
-    fp8 = settings.fp8
-    if fp8 is None or device.type != "cuda":
+    if device.type != "cuda":
         return
-    if (problem := transformer_engine_problem()) is not None:
-        raise UserError(f"model.fp8=True: Transformer Engine cannot be imported here: {problem}")
+    if settings.architecture.transformer_engine and (problem := transformer_engine_problem()) is not None:
+        raise UserError(
+            f"model.transformer_engine=True: it cannot be imported here: {problem}; expected an image that "
+            "has it (container=megatron builds one), or False: megatron-core's own layers are slower, and "
+            "every rank keeps whole optimizer states",
+            found_by="node",
+        )
+    fp8 = settings.fp8
+    if fp8 is None:
+        return
     found, needed = torch.cuda.get_device_capability(device), NEEDS[fp8.recipe].capability
     if found < needed:
         raise UserError(
