@@ -9,6 +9,8 @@ from dataclasses import dataclass
 EXIT_OK = 0
 EXIT_FAILURE = 1
 EXIT_USER_ERROR = 2
+# Ctrl-C, as a shell says it.
+EXIT_INTERRUPTED = 130
 
 
 class UserError(Exception):
@@ -36,6 +38,19 @@ class BadRecord:
     file: int
     offset: int
     reason: str
+
+
+def refusal(source: str, bad: BadRecord) -> UserError:
+    """Return the error for a bad record of a source, where ``on_error=raise``."""
+    return UserError(
+        f"{place(source, bad)}; on_error=skip leaves such records out, counts and names them, up to "
+        "max_errors"
+    )
+
+
+def place(source: str, bad: BadRecord) -> str:
+    """Name a bad record of a source, and its defect."""
+    return f"{source}:{bad.offset}: {bad.reason}"
 
 
 def suggest(word: str, valid: Iterable[str]) -> str:

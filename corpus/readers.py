@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import itertools
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 from xml.etree import ElementTree
 
 from corpus.documents import Document
-from corpus.errors import BadRecord, UserError, missing_library
+from corpus.errors import BadRecord, UserError, missing_library, suggest
 from corpus.formats import DamagedError, open_stream
 from corpus.units import Piece, SourceFile
 from corpus.wikitext import plain_text
@@ -23,6 +23,7 @@ Record = Document | BadRecord
 # A longer line is no document of anyone: it would be held in memory.
 _LONGEST_LINE = 1 << 26
 _ROWS = 256
+_NAMED_KEYS = 8
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -143,13 +144,19 @@ def _object_parser(file: SourceFile) -> Callable[[bytes, int], Record]:
         if not isinstance(record, dict):
             return BadRecord(number, offset, "not a JSON object")
         if key not in record:
-            return BadRecord(number, offset, f"no key '{key}'")
+            return BadRecord(number, offset, _no_key(key, record))
         text, name = record[key], record.get("id")
         if not isinstance(text, str):
             return BadRecord(number, offset, f"'{key}' is no text")
         return Document(text, number, offset, None if name is None else str(name))
 
     return parse
+
+
+def _no_key(key: str, record: Mapping[str, object]) -> str:
+    keys = sorted(record)
+    shown = ", ".join(keys[:_NAMED_KEYS]) + (", ..." if len(keys) > _NAMED_KEYS else "")
+    return f"no key '{key}' among {shown or 'none'}{suggest(key, keys)}"
 
 
 def _is_utf8(content: bytes) -> bool:

@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from arithmetic.vocabulary import END_OF_TEXT
-from corpus.documents import Document
-from corpus.errors import UserError, missing_library
+from corpus.errors import BadRecord, UserError, missing_library, place, refusal
 from corpus.fetching import Download, Policy, fetch_all
 from corpus.files import sha256_of, write_atomically
 from corpus.progress import Progress, say
@@ -27,6 +26,7 @@ from corpus.remotes import public_name, remote
 from corpus.spec import Preparation
 from corpus.units import Piece, SourceFile
 
+_UNFINISHED = ".unfinished-training"
 VOCAB, MERGES = "vocab.json", "merges.txt"
 FAST, PIECES = "tokenizer.json", "tokenizer.model"
 # Tokens that end a document, by the names that published tokenizers give them.
@@ -92,7 +92,7 @@ def obtain(
         say(
             f"training a byte-level BPE of {preparation.vocab_size:,} tokens on the first text of the sources"
         )
-        _train(directory, files, preparation.vocab_size)
+        _train(directory, _sample(files, preparation.on_error), preparation.vocab_size)
     tokenizer = describe(preparation)
     say(
         f"tokenizer {', '.join(map(str, tokenizer.paths))}: {tokenizer.vocabulary_size:,} tokens, documents "
@@ -152,7 +152,7 @@ def _present(preparation: Preparation) -> tuple[Path, ...]:
     single = [path for path in (directory / FAST, directory / PIECES) if path.is_file()]
     if source.url is not None:
         return tuple(single[:1])
-    if any(present) and not all(present):
+    if any(present) and not all(present) and not (directory / _UNFINISHED).exists():
         there, lost = (VOCAB, MERGES) if present[0] else (MERGES, VOCAB)
         raise UserError(f"tokenizer_dir={directory}: {there} is there without {lost}: add that, or remove it")
     return pair if all(present) else tuple(single[:1])
@@ -313,34 +313,49 @@ def load_pieces(path: Path) -> Any:
         ) from None
 
 
-def _train(directory: Path, files: Sequence[SourceFile], vocabulary: int) -> None:
+def _train(directory: Path, texts: Iterator[str], vocabulary: int) -> None:
     try:
         from tokenizers import ByteLevelBPETokenizer
     except ImportError:
         raise missing_library("tokenizers", "training a tokenizer") from None
     tokenizer: Any = ByteLevelBPETokenizer()
     tokenizer.train_from_iterator(
-        _sample(files),
+        texts,
         vocab_size=vocabulary,
         min_frequency=2,
         special_tokens=[END_OF_TEXT],
         show_progress=False,
     )
     directory.mkdir(parents=True, exist_ok=True)
-    prefix = f".unfinished-{os.getpid()}"
-    written = tokenizer.save_model(str(directory), prefix)
-    # vocab.json last: a directory that has it has both.
-    for path in sorted(map(Path, written)):
-        write_atomically(directory / path.name.removeprefix(f"{prefix}-"), path.read_bytes())
-        path.unlink()
+    # One file without the other is a mistake, unless this was killed between them.
+    (directory / _UNFINISHED).touch()
+    with TemporaryDirectory() as scratch:
+        for path in sorted(map(Path, tokenizer.save_model(scratch))):
+            write_atomically(directory / path.name, path.read_bytes())
+    (directory / _UNFINISHED).unlink()
 
 
-def _sample(files: Sequence[SourceFile]) -> Iterator[str]:
+def _sample(files: Sequence[SourceFile], on_error: str) -> Iterator[str]:
+    """Yield the first text of the sources.
+
+    Raises
+    ------
+    UserError
+        If there is none: a tokenizer of bare bytes would stay there for all that follows.
+    """
     total = 0
+    first: BadRecord | None = None
     for file in files:
         for record in read(Piece(file.number), file):
-            if isinstance(record, Document):
+            if isinstance(record, BadRecord):
+                if on_error == "raise":
+                    raise refusal(file.name, record)
+                first = first or record
+            else:
                 yield record.text
                 total += len(record.text.encode())
             if total >= _TRAINING_BYTES:
                 return
+    if not total:
+        reason = f"; the first bad record is {place(files[first.file].name, first)}" if first else ""
+        raise UserError(f"the sources have no text to train a tokenizer on{reason}")

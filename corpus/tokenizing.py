@@ -10,7 +10,7 @@ from corpus.cleaning import Cleaner, DropCounts, Dropped
 from corpus.documents import Document
 from corpus.duplicates import Signatures
 from corpus.encoding import Encoder, token_type
-from corpus.errors import BadRecord, UserError
+from corpus.errors import BadRecord, UserError, place, refusal
 from corpus.fast_encoding import DifferentIdsError
 from corpus.manifest import NAMED, is_complete
 from corpus.plan import Plan
@@ -77,7 +77,7 @@ def check_bad(plan: Plan, records: list[dict[str, Any]]) -> None:
         return
     first = next(record for record in records if record["bad"])["skipped"][0]
     if preparation.on_error == "raise":
-        raise _refusal(plan, BadRecord(*first))
+        raise refusal(plan.files[first[0]].name, BadRecord(*first))
     documents = sum(record["documents"] + sum(record["drops"]["counts"].values()) for record in records)
     # A share of few documents says nothing: only the merge knows all.
     is_whole = len(records) == len(plan.units) or preparation.max_errors >= 1
@@ -85,18 +85,8 @@ def check_bad(plan: Plan, records: list[dict[str, Any]]) -> None:
         limit = f"{preparation.max_errors:g}"
         raise UserError(
             f"{bad:,} bad records besides {documents:,} documents are more than max_errors={limit} allows; "
-            f"the first is {_place(plan, BadRecord(*first))}"
+            f"the first is {place(plan.files[first[0]].name, BadRecord(*first))}"
         )
-
-
-def _place(plan: Plan, bad: BadRecord) -> str:
-    return f"{plan.files[bad.file].name}:{bad.offset}: {bad.reason}"
-
-
-def _refusal(plan: Plan, bad: BadRecord) -> UserError:
-    return UserError(
-        f"{_place(plan, bad)}; on_error=skip leaves such records out, counts and names them, up to max_errors"
-    )
 
 
 class _Worker:
@@ -128,7 +118,7 @@ class _Worker:
             for record in records:
                 if isinstance(record, BadRecord):
                     if preparation.on_error == "raise":
-                        raise _refusal(plan, record)
+                        raise refusal(plan.files[record.file].name, record)
                     bad += 1
                     if bad <= NAMED:
                         skipped.append([record.file, record.offset, record.reason])

@@ -1,23 +1,33 @@
-"""The cost of checksums in a save and a load, next to the same without them.
+"""The cost of a save and a load: with and without checksums, and by the format of sharded optimizer states.
 
-    python benchmarks/perf/checkpoints.py [--runs N] [--layers N]
+    python benchmarks/perf/checkpoints.py [--runs N] [--layers N] [--ranks N]
 
 One process holds a GPT and an Adam optimizer with its states. It saves and loads checkpoints with the
 trainer's own functions, with checksums and without, in turn, so that a noisy machine slows both; a save is
 timed until its files are on disk and it has its name, in the training's own thread. Quote the ratios of the
 medians. The files of a load are in the page cache, where its ratio is highest. The second table is how fast
 the standard library's checksums are, over as many bytes in memory.
+
+In the third several ranks share the states of the optimizer, with the stand-in for the fused Adam of GPUs
+that the tests have. They save and load them in shards (ours), gathered on each rank and written in equal
+shares, and gathered and written by one rank, as earlier versions did. The peak is that of the fullest rank:
+resident memory at most during the save or the load, less that before it.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import dataclasses
+import gc
 import hashlib
+import json
 import os
 import shutil
+import socket
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -78,7 +88,7 @@ def measure(directory: Path, layers: int, runs: int) -> int:
 
     costs: dict[tuple[str, str], list[tuple[float, float]]] = {}
     world = World.from_environment(os.environ)
-    with process_group(world) as device:
+    with process_group(world, settings.accelerator) as device:
         session = open_session(settings, make_rank_context(world, make_layout(settings, 1), device))
         session.model.zero_grad_buffer()
         session.optimizer.step(0.0)
@@ -134,17 +144,182 @@ def measure_digests(size: int, runs: int) -> None:
         print(f"{name:24}{len(content) / seconds / 1e9:>10.2f}")
 
 
+FORMATS = {
+    "in shards (ours)": ("dp_reshardable", True),
+    "gathered, in shares": ("fully_reshardable", True),
+    "gathered, one writer": ("fully_reshardable", False),
+}
+
+
+@contextlib.contextmanager
+def optimizer_format(name: str) -> Iterator[None]:
+    """Save and load in a format, by all ranks or by one."""
+    from megatron.core.dist_checkpointing.strategies.torch import TorchDistLoadShardedStrategy
+
+    from trainer.checkpoint import state, strategies
+
+    form, in_shares = FORMATS[name]
+    before: tuple[Any, Any, Any] = (
+        state.optimizer_format,
+        strategies.FullyParallelSaveStrategyWrapper,
+        state.load_strategy,
+    )
+    state.optimizer_format = lambda *_: form
+    if not in_shares:
+        strategies.FullyParallelSaveStrategyWrapper = lambda files, *_, **__: files
+        state.load_strategy = TorchDistLoadShardedStrategy
+    try:
+        yield
+    finally:
+        state.optimizer_format, strategies.FullyParallelSaveStrategyWrapper, state.load_strategy = before
+
+
+def peak(action: Callable[[], object]) -> int:
+    """Return the bytes by which the resident memory of this process grows at most during an action."""
+
+    def status(name: str) -> int:
+        (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if name in line)
+        return int(line.split()[1]) * 1024
+
+    # What earlier actions freed is given back, or it would be taken again unseen.
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    # Sets the high-water mark to what is resident now (man 5 proc).
+    Path("/proc/self/clear_refs").write_text("5")
+    before = status("VmRSS")
+    action()
+    return status("VmHWM") - before
+
+
+def measure_rank(directory: Path, layers: int, runs: int) -> None:
+    """Save and load as a rank of several, in each format in turn; rank 0 writes the results."""
+    from tests.trainer.fused_adam import stand_in_for_fused_adam
+    from trainer import cpu_shim
+    from trainer.config.layout import make_layout
+    from trainer.config.load import flatten, load_config
+    from trainer.config.settings import read_settings
+    from trainer.world import World
+
+    world = World.from_environment(os.environ)
+    config = directory / "formats.yaml"
+    flat = flatten(load_config(config.parent, config.name))
+    larger = {"num_layers": layers, "hidden_size": HIDDEN, "num_attention_heads": 8, "data.data_impl": "mock"}
+    sharded = {"megatron_amp_O2": True, "optim.name": "mcore_distributed_optim", "micro_batch_size": 1}
+    model = {f"model.{key}": value for key, value in {**larger, **sharded}.items()}
+    settings = read_settings({**flat, **model, "trainer.precision": "bf16", "trainer.devices": world.size})
+    settings.output.log_dir.mkdir(parents=True, exist_ok=True)
+    cpu_shim.install()
+    stand_in_for_fused_adam()
+    import torch.distributed as dist
+
+    from trainer.checkpoint import state, store
+    from trainer.distributed import make_rank_context, process_group
+    from trainer.loop.saving import Saver
+    from trainer.loop.session import _choose, open_session
+
+    results: dict[str, list[tuple[float, float, int, int, int]]] = {name: [] for name in FORMATS}
+    with process_group(world, settings.accelerator) as device:
+        session = open_session(settings, make_rank_context(world, make_layout(settings, world.size), device))
+        session.model.zero_grad_buffer()
+        session.optimizer.step(0.0)
+        session.progress = state.Progress(1, 8)
+
+        def load() -> None:
+            choice = _choose(session)
+            assert choice
+            state.restore(
+                choice, session.model, session.optimizer.inner, session.rank_context, session.settings.seed
+            )
+
+        def save() -> None:
+            # Beside the training, for which a rank copies its share of the state.
+            saver = Saver(session)
+            saver._save(0.0, None, background=True)
+            saver.settle()
+
+        for run in range(runs + 1):
+            for name in FORMATS:
+                where = directory / f"{run} {name}"
+                saving = dataclasses.replace(settings.saving, directory=where)
+                session.settings = dataclasses.replace(settings, saving=saving)
+                with optimizer_format(name):
+                    times, peaks = [], []
+                    for action in (save, load):
+                        dist.barrier()
+                        began = time.perf_counter()
+                        peaks.append(peak(action))
+                        times.append(time.perf_counter() - began)
+                everyone: list[Any] = [None] * world.size
+                dist.all_gather_object(everyone, (times, peaks))
+                if world.is_main:
+                    (found,) = store.complete(where)
+                    assert found.marker.optimizer == FORMATS[name][0]
+                    size = sum(found.marker.files.values())
+                    seconds = [max(column) for column in zip(*(one[0] for one in everyone), strict=True)]
+                    grown = [max(column) for column in zip(*(one[1] for one in everyone), strict=True)]
+                    shutil.rmtree(where)
+                    if run:
+                        results[name].append((seconds[0], seconds[1], size, grown[0], grown[1]))
+                dist.barrier()
+    if world.is_main:
+        (directory / "formats.json").write_text(json.dumps(results))
+
+
+def measure_formats(directory: Path, layers: int, runs: int, ranks: int) -> None:
+    """Start the ranks and print the table."""
+    configuration(directory, "formats", 10, True).rename(directory / "formats.yaml")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    options = ["--runs", str(runs), "--layers", str(layers), "--rank-in", str(directory)]
+    world = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, __file__, *options],
+            env={**os.environ, **{key: str(value) for key, value in {**world, **at}.items()}},
+            stderr=(directory / f"formats.{at['RANK']}.err").open("w"),
+        )
+        for at in ({"RANK": rank, "LOCAL_RANK": rank} for rank in range(ranks))
+    ]
+    codes = [process.wait() for process in processes]
+    if any(codes):
+        errors = "\n".join(path.read_text()[-2000:] for path in sorted(directory.glob("formats.*.err")))
+        raise SystemExit(f"a rank failed: exit codes {codes}\n{errors}")
+    results = json.loads((directory / "formats.json").read_text())
+    medians = {
+        name: [statistics.median(column) for column in zip(*rows, strict=True)]
+        for name, rows in results.items()
+    }
+    reference = medians[next(iter(FORMATS))]
+    size = f"{reference[2] / 1e6:,.0f} MB"
+    print(f"\n{ranks} ranks, a checkpoint of {size}; medians of {runs} interleaved runs, ratios to ours")
+    heads = ("save [s]", "load [s]", "files [MB]", "peak, save [MB]", "peak, load [MB]")
+    print(f"{'':24}{''.join(f'{head:>18}{chr(32):7}' for head in heads)}")
+    for name, row in medians.items():
+        cells = ""
+        for column, (value, ours) in enumerate(zip(row, reference, strict=True)):
+            cells += f"{value:>18.2f}" if column < 2 else f"{value / 1e6:>18,.0f}"
+            cells += f"{value / ours:>6.1f}x" if ours > (1e6 if column > 2 else 0) else f"{'-':>7}"
+        print(f"{name:24}{cells}")
+
+
 def main() -> None:
     style = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=style)
     parser.add_argument("--runs", type=int, default=7, help="counted runs of each (default: 7)")
     parser.add_argument("--layers", type=int, default=16, help="of a GPT of hidden size 512 (default: 16)")
+    parser.add_argument("--ranks", type=int, default=2, help="that share an optimizer (default: 2)")
+    parser.add_argument("--rank-in", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.rank_in:
+        measure_rank(options.rank_in, options.layers, options.runs)
+        return
     os.environ.update(environment())
     with tempfile.TemporaryDirectory(prefix="slipway-checkpoints-") as name:
         write_tokenizer(Path(name))
         size = measure(Path(name), options.layers, options.runs)
-    measure_digests(size, options.runs)
+        measure_digests(size, options.runs)
+        measure_formats(Path(name), options.layers, options.runs, options.ranks)
 
 
 if __name__ == "__main__":

@@ -136,7 +136,7 @@ def save_at(config: Path, positions: dict[str, int]) -> None:
     from trainer.loop.session import open_session
 
     world = World.from_environment(os.environ)
-    with process_group(world) as device:
+    with process_group(world, settings.accelerator) as device:
         session = open_session(settings, make_rank_context(world, make_layout(settings, 1), device))
         # The optimizer has its states from the first step on; this one has no gradients.
         session.model.zero_grad_buffer()

@@ -111,7 +111,7 @@ def test_broken_lines_are_named_and_the_others_read(tmp_path: Path) -> None:
         "not JSON",
         "not UTF-8",
         "not a JSON object",
-        "no key 'text'",
+        "no key 'text' among other",
         "'text' is no text",
         "not JSON",
     ]

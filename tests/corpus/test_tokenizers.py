@@ -290,3 +290,22 @@ def test_tokenizers_that_are_none_are_named(tmp_path: Path, text: Path, case: st
     with pytest.raises(UserError) as raised:
         describe(preparation(tmp_path, text, tokenizer=tokenizer))
     assert message in str(raised.value)
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_no_tokenizer_is_trained_on_sources_without_text(tmp_path: Path, on_error: str) -> None:
+    (tmp_path / "a.jsonl").write_text('{"content": "some text"}\n')
+    preparation = spec.read(
+        {
+            "inputs": [str(tmp_path / "a.jsonl")],
+            "output_prefix": str(tmp_path / "out"),
+            "tokenizer_dir": str(tmp_path / "bpe"),
+            "text_key": "contents",
+            "on_error": on_error,
+        }
+    )
+    with pytest.raises(
+        UserError, match=r"a\.jsonl:0: no key 'contents' among content; did you mean 'content'"
+    ):
+        obtain(preparation, collect(preparation))
+    assert not (tmp_path / "bpe").exists()

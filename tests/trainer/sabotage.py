@@ -1,12 +1,14 @@
 """Injected faults of a rank.
 
 ``raise:RANK:STEP``, ``norm:RANK:STEP`` for a gradient, ``hold:RANK:STEP`` for a step that lasts until a
-signal has been taken, ``tidy:RANK:SECONDS`` for how long it takes to remove checkpoints, ``slow:RANK:MS`` for
-milliseconds that each step waits, ``full:RANK:BYTES`` for the largest file that can be written,
-``draw:RANK:STEP`` for a step that draws one random number more than the other ranks'. ``cuda:RANK:0`` takes
-the exchange between pipeline stages that a GPU would have, and ``clock:RANK:0`` tells of each completed
-save if the clock of the steps was paused. ``shard:RANK:0`` spreads optimizer states over the ranks, with a
-stand-in for the fused Adam of GPUs, and tells of each global batch if forward passes gather weights.
+signal has been taken, ``tidy:RANK:SECONDS`` for how long it takes to remove checkpoints, ``retain:RANK:STEP``
+for a removal that lasts until a step is done, ``slow:RANK:MS`` for milliseconds that each step waits,
+``full:RANK:BYTES`` for the largest file that can be written, ``draw:RANK:STEP`` for a step that draws one
+random number more than the other ranks'. ``cuda:RANK:0`` takes the exchange between pipeline stages that a
+GPU would have, and ``clock:RANK:0`` tells of each completed save if the clock of the steps was paused.
+``plans:RANK:0`` tells when a save is validated, and when its plans are gathered. ``shard:RANK:0`` spreads
+optimizer states over the ranks, with a stand-in for the fused Adam of GPUs, and tells of each global batch if
+forward passes gather weights.
 """
 
 from __future__ import annotations
@@ -150,6 +152,34 @@ def sabotage() -> None:
 
         StepClock.paused = paused  # type: ignore[method-assign]
         Saver.settle = settle_and_tell  # type: ignore[method-assign]
+        return
+    if kind == "plans":
+        from megatron.core.dist_checkpointing import state_dict_utils
+        from megatron.core.dist_checkpointing.strategies.torch import MCoreSavePlanner
+
+        def telling_of(owner: Any, name: str, word: str) -> None:
+            original = getattr(owner, name)
+
+            def told(*arguments: Any, **options: Any) -> Any:
+                print(word, flush=True)
+                return original(*arguments, **options)
+
+            setattr(owner, name, told)
+
+        telling_of(state_dict_utils, "validate_sharding_integrity", "save validated")
+        telling_of(MCoreSavePlanner, "create_global_plan", "plans gathered")
+        return
+    if kind == "retain":
+        from trainer.checkpoint import retention
+
+        def wait_for_step(saving: Any, _latest: Any) -> None:
+            deadline = time.monotonic() + 30
+            while f'"step": {step},' not in (saving.directory.parent / "metrics.jsonl").read_text():
+                if time.monotonic() > deadline:
+                    os._exit(1)
+                time.sleep(0.01)
+
+        retention.keep_best = wait_for_step
         return
     if kind == "tidy":
         from trainer.checkpoint import retention

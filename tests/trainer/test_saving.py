@@ -143,3 +143,26 @@ def test_a_training_that_starts_afresh_is_the_one_to_continue(trainings: Any) ->
     # Of the second training's two one is kept; it leaves the first training's alone.
     assert checkpoints_of(trainings, "afresh") == before | {last}
     assert trainings("afresh", few).lines("start")[2]["step"] == 3
+
+
+def test_steps_go_on_while_older_checkpoints_are_removed(trainings: Any) -> None:
+    params = "exp_manager.checkpoint_callback_params"
+    changes = {
+        "trainer.max_steps": 4,
+        "trainer.limit_val_batches": 0,
+        f"{params}.every_n_train_steps": 2,
+        f"{params}.async_save": False,
+    }
+    outcome = trainings("removing", changes, sabotage="retain:0:3")
+    assert outcome.codes == [0], outcome.stderr
+
+
+def test_the_first_saves_are_validated_and_planned_for_all(trainings: Any) -> None:
+    every = {"exp_manager.checkpoint_callback_params.every_n_train_steps": 1}
+    changes = {"trainer.max_steps": 5, "trainer.limit_val_batches": 0, **every}
+    outcome = trainings("planned", changes, sabotage="plans:0:0")
+    assert outcome.codes == [0], outcome.stderr
+    assert len(outcome.lines("checkpoint")) == 5
+    assert outcome.stdout[0].count("save validated") == 1
+    # The second finds that nothing has changed.
+    assert outcome.stdout[0].count("plans gathered") == 2

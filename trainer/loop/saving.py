@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Iterator
 
@@ -14,6 +15,7 @@ from trainer.checkpoint.strategies import SaveStrategy
 from trainer.config.saving import Saving
 from trainer.data.identity import to_json
 from trainer.distributed import RankContext, on_all_ranks
+from trainer.logs import LOGGER
 from trainer.loop.session import Session
 
 
@@ -43,6 +45,7 @@ class Saver:
         self._saving = session.settings.saving
         self._strategy = SaveStrategy()
         self._pending: AsyncSave | None = None
+        self._tidying: threading.Thread | None = None
         self._began, self._saved = 0.0, -1
         # Only those of earlier launches, and only until this one has a checkpoint of its own.
         self._leftovers = store.leftovers(self._saving.directory) if session.rank_context.is_main else []
@@ -80,6 +83,7 @@ class Saver:
         if self._saved != self._session.progress.step:
             self._save(loss, validated, background=False)
         self.settle()
+        self._wait_until_tidy()
 
     def settle(self) -> None:
         """Complete the checkpoint that is being written, if there is one.
@@ -92,14 +96,31 @@ class Saver:
         pending, self._pending = self._pending, None
         if pending is None:
             return
+        self._wait_until_tidy()
         checkpoint = pending.finish()
         self._session.reporter.checkpoint(
             checkpoint.marker.step, checkpoint.path, time.perf_counter() - self._began
         )
         if self._session.rank_context.is_main:
-            retention.keep_best(self._saving, checkpoint)
-            retention.remove(self._leftovers)
-            self._leftovers = []
+            # Beside the training: removing a large checkpoint takes long, and all ranks would wait for it. A
+            # daemon, so that it keeps no process from ending: what is not removed is hidden.
+            self._tidying = threading.Thread(
+                target=self._tidy, args=(checkpoint,), name="retention", daemon=True
+            )
+            self._tidying.start()
+
+    def _tidy(self, latest: store.Checkpoint) -> None:
+        try:
+            retention.keep_best(self._saving, latest)
+        except OSError as error:
+            LOGGER.warning("cannot remove checkpoints in %s: %s", self._saving.directory, error)
+        retention.remove(self._leftovers)
+        self._leftovers = []
+
+    def _wait_until_tidy(self) -> None:
+        if self._tidying is not None:
+            self._tidying.join()
+            self._tidying = None
 
     def _save(self, loss: float, validated: float | None, background: bool) -> None:
         self.settle()
