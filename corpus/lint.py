@@ -29,6 +29,7 @@ from corpus.files import sha256_of
 from corpus.formats import recognize
 from corpus.readers import parquet_row_groups, read
 from corpus.spec import FORMATS
+from corpus.tokenizers import FAST, MERGES, PIECES, VOCAB
 from corpus.units import Piece, SourceFile
 
 Advance = Callable[[int], None]
@@ -41,6 +42,7 @@ _ENTRIES = 1 << 16
 _BYTES = 1 << 22
 # Of a file's name: a sidecar of a data set, which is checked with it.
 _SIDECARS = (".origins", ".json", ".idx", ".bin")
+_OF_TOKENIZERS = (VOCAB, MERGES, FAST, PIECES, "tokenizer_config.json", "special_tokens_map.json")
 _PLACES = {"jsonl": "byte", "parquet": "row", "wikipedia": "page", "tar": "member"}
 
 
@@ -193,17 +195,30 @@ def _targets(path: Path) -> list[Path]:
     if not path.is_dir():
         names = [str(other) for other in path.parent.glob("*")] if path.parent.is_dir() else []
         raise UserError(f"{path}: no such file, directory or data set{suggest(str(path), names)}")
-    files = sorted(file for file in path.rglob("*") if file.is_file() and not _is_hidden(file, path))
+    files = sorted(file for file in path.rglob("*") if file.is_file() and not _is_internal(file, path))
     data_sets = {file.with_suffix("") for file in files if file.suffix in SUFFIXES}
-    sources = [file for file in files if not _is_part(file, data_sets)]
+    sources = [file for file in files if not _is_part(file, data_sets) and _is_source(file)]
     found = sorted(data_sets) + sources
     if not found:
-        raise UserError(f"{path}: there is no data set and no file in this directory")
+        raise UserError(f"{path}: neither a data set nor a source of text is in this directory")
     return found
 
 
-def _is_hidden(file: Path, below: Path) -> bool:
-    return any(part.startswith(".") for part in file.relative_to(below).parts)
+def _is_internal(file: Path, below: Path) -> bool:
+    """Return True for hidden files, those of a tokenizer, and the working files of a preparation."""
+    parents = file.relative_to(below).parts
+    return file.name in _OF_TOKENIZERS or any(
+        part.startswith(".") or part.endswith(".work") for part in parents
+    )
+
+
+def _is_source(file: Path) -> bool:
+    """Return True if the format of a file is known: in a directory, others are none of ours."""
+    try:
+        recognize(file, str(file))
+    except (UserError, OSError):
+        return False
+    return True
 
 
 def _is_part(file: Path, data_sets: set[Path]) -> bool:

@@ -133,7 +133,7 @@ def _print_reports(reports: list[dict[str, Any]]) -> None:
     wrong = sum(bool(report["problems"]) for report in reports)
     notes = dict.fromkeys(note for report in reports for note in report["notes"])
     style = "bold red" if wrong else "green"
-    verdict = f"{wrong} of {len(reports)} have problems" if wrong else f"nothing wrong with {len(reports)}"
+    verdict = f"{len(reports)} checked, {wrong or 'none'} with problems"
     print_styled([(("", ""),), ((verdict, style),), *(((f"not checked: {note}", ""),) for note in notes)])
 
 

@@ -279,6 +279,23 @@ def test_more_jobs_at_once_than_there_is_room_for() -> None:
     assert told(asked(), CLUSTER, array_tasks=9) == []
 
 
+def test_an_array_of_a_preparation_fits_into_the_cluster() -> None:
+    small = replace(CLUSTER, settings=ENFORCED._replace(max_jobs=100, max_array=8))
+    plan = asked()
+
+    def of_tasks(number: int) -> Plan:
+        queue = replace(plan.job.queue, further={"array": f"0-{number - 1}"})
+        payload = replace(plan.job.payload, array_key="--task")
+        return replace(plan, job=replace(plan.job, queue=queue, payload=payload))
+
+    assert told(of_tasks(8), small) == []
+    found = only(of_tasks(9), small)
+    assert (found.id, found.fix) == ("cluster.array", "data_preparation.tasks=8: the result is the same")
+    assert found.message.startswith("data_preparation.tasks=9: an array of this Slurm has 8 tasks at most")
+    fewer = replace(CLUSTER, settings=ENFORCED._replace(max_jobs=4, max_array=8))
+    assert "has 4 tasks at most" in only(of_tasks(8), fewer).message
+
+
 def test_pyxis_is_needed_where_there_is_a_container() -> None:
     plan = asked()
     plan = replace(plan, job=replace(plan.job, container=Container("nvcr.io#nvidia/nemo:24.07", ())))

@@ -88,6 +88,11 @@ class FaultyServer(ThreadingHTTPServer):
         self.files[f"/{name}"] = Served(content, **faults)
         return f"{self.address}/{name}"
 
+    def starts(self, name: str) -> list[int]:
+        """Return the first byte that each request for a file asked for."""
+        ranges = [headers.get("Range", "bytes=0-") for headers in self.headers[f"/{name}"]]
+        return [int(value.removeprefix("bytes=").rstrip("-")) for value in ranges]
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing of clients that go away."""
 

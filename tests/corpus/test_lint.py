@@ -155,6 +155,24 @@ def test_records_that_are_no_documents_are_counted_with_their_places(tmp_path: P
     assert "damaged gz data: the rest of the file is not read" in report.problems
 
 
+def test_a_directory_is_searched_for_data_sets_and_sources_alone(prefix: Path, tmp_path: Path) -> None:
+    for name in (
+        "bpe/vocab.json",
+        "bpe/merges.txt",
+        f"{prefix.name}.work/a.jsonl",
+        ".cache/a.txt",
+        "loss.png",
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("{oops")
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw/one.txt").write_text("one")
+    Path(f"{prefix}.json").write_text("{}")
+    assert [report.path for report in lint(tmp_path)] == [str(prefix), str(tmp_path / "raw/one.txt")]
+    with pytest.raises(UserError, match="neither a data set nor a source of text is in this directory"):
+        lint(tmp_path / ".cache", tmp_path / "bpe")
+
+
 def test_tar_shards_and_copies_are_checked(tmp_path: Path) -> None:
     for name, members in {"a.tar": {"1.txt": b"one", "2.txt": b"\xff"}, "b.tar": {"1.cls": b"0"}}.items():
         with tarfile.open(tmp_path / name, "w") as archive:
@@ -246,7 +264,7 @@ def test_the_commands_print_tables_and_json_with_their_exit_codes(
         "raw.jsonl             jsonl     2          -       empty text: byte 16",
         "raw.jsonl             jsonl     2          -       not JSON: byte 29",
         "",
-        "1 of 2 have problems",
+        "2 checked, 1 with problems",
     ]
     done = run_command(SLIPWAY, "data", "lint", prefix.name, "--json", cwd=tmp_path)
     assert [(report["path"], report["problems"]) for report in json.loads(done.stdout)] == [(prefix.name, {})]

@@ -144,6 +144,14 @@ def test_mistakes_are_named_with_what_is_valid(overrides: list[str], words: str)
     assert re.search(words, told), told
 
 
+def test_a_point_of_a_sweep_is_one_job(
+    tmp_path: Path, slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sweep", *stages(tmp_path, PREPARE, TASKS), "data_preparation.seed=1,2"]) == 2
+    assert "data_preparation.tasks=3: a point of a sweep is one job" in capsys.readouterr().err
+    assert slurm.calls() == []
+
+
 def test_the_filters_are_those_that_the_job_knows() -> None:
     from corpus.cleaning import FILTERS as KNOWN
 
@@ -199,6 +207,54 @@ def test_a_container_on_cpu_nodes_looks_for_no_gpu(overrides: list[str], value: 
     job = job_of("cluster=bcm", *overrides)
     assert job.environment.get("NVIDIA_VISIBLE_DEVICES") == value
     assert value is None or "NVIDIA_VISIBLE_DEVICES" in job.container_variables
+
+
+def test_prepare_tells_sources_from_overrides(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a=1.jsonl").touch()
+    words = ["data", "prepare", "a=1.jsonl", "https://x/y?part=1", "b/*.txt", "s3://c/d", "data_dir=here"]
+    options = ["--dry-run", "--tasks=4", "--text-key=body", "cluster=bcm", "cluster.partition=cpu"]
+    assert main([*words, *options]) == 0
+    script = capsys.readouterr().out
+    assert script.count("#SBATCH --partition=cpu\n") == 3
+    assert script.count("#SBATCH --array=0-3\n") == 1
+    listed = ",".join(f"'{word}'" for word in words[2:6])
+    same = [f"data_preparation.inputs=[{listed}]", "data_dir=here", "data_preparation=mixed"]
+    assert main(["render", "--config", PREPARE, "cluster=local", *same]) == 0
+    node = yaml.safe_load(capsys.readouterr().out)["data_preparation"]
+    assert node["inputs"] == [
+        f"{tmp_path}/a=1.jsonl",
+        "https://x/y?part=1",
+        f"{tmp_path}/b/*.txt",
+        "s3://c/d",
+    ]
+    assert node["output_prefix"] == f"{tmp_path}/here/corpus_text_document"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["no.jsonl"], "no.jsonl: no such file or directory"),
+        ([], "no input"),
+        (["b/*.txt"], "no file has a name of this pattern"),
+        (["ftp://x/y"], "no source can be read by ftp"),
+        (["s3://x/y", "--format=josnl"], "did you mean 'jsonl'?"),
+    ],
+)
+def test_prepare_refuses_what_it_cannot_read(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    told: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "b").mkdir()
+    assert main(["data", "prepare", *words]) == 2
+    assert told in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["b"]
 
 
 def checked(capsys: pytest.CaptureFixture[str], *overrides: str) -> dict[str, Any]:

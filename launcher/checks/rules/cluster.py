@@ -15,6 +15,7 @@ from launcher.plan import Plan
 from launcher.slurm.cluster import Association, Partition, Qos
 from launcher.slurm.times import format_time_limit, parse_time_limit
 
+_TASKS = "data_preparation.tasks"
 _PARTITION = "cluster.partition"
 _FOREVER = float("inf")
 
@@ -166,7 +167,13 @@ def _seconds_of(partition: Partition) -> float:
 def submitted_at_once(plan: Plan, facts: Facts) -> int:
     """Return how many jobs a launch puts into the queue: the tasks of arrays, or the links of a chain."""
     chain = plan.job.chain
-    return facts.array_tasks or (1 if chain.from_job else chain.links)
+    return facts.array_tasks or own_tasks(plan) or (1 if chain.from_job else chain.links)
+
+
+def own_tasks(plan: Plan) -> int:
+    """Return the tasks of the array that a plan is by itself; 0 if it is none."""
+    array = plan.job.queue.further.get("array")
+    return int(str(array).partition("-")[2]) + 1 if plan.job.payload.array_key is not None else 0
 
 
 def array_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
@@ -174,6 +181,15 @@ def array_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
     assert facts.cluster is not None
     settings, jobs = facts.cluster.settings, submitted_at_once(plan, facts)
     assert settings is not None
+    tasks, most = own_tasks(plan), settings.max_array
+    if settings.max_jobs is not None:
+        most = min(settings.max_jobs, settings.max_jobs if most is None else most)
+    if most is not None and tasks > most:
+        text = f"an array of this Slurm has {count(most, 'task')} at most (MaxArraySize, MaxJobCount)"
+        fix = f"{_TASKS}={max(most, 1)}: the result is the same"
+        yield error("cluster.array", _TASKS, tasks, text, fix)
+    if tasks:
+        return
     if facts.array_tasks and settings.max_array == 0:
         text = "this Slurm takes no job arrays: its MaxArraySize is 0"
         yield Finding("cluster.array", Severity.ERROR, None, text)
