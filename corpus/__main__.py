@@ -1,6 +1,6 @@
 """Prepare data: ``python -m corpus PHASE --config-path DIR --config-name FILE``.
 
-Exit codes: 0 done or nothing to do, 2 a mistake of the user, 1 anything else.
+Exit codes: 0 done or nothing to do, 2 a mistake of the user, 130 interrupted by Ctrl-C, 1 anything else.
 """
 
 from __future__ import annotations
@@ -43,6 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except errors.OutsideError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return errors.EXIT_FAILURE
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on from here", file=sys.stderr, flush=True)
+        return errors.EXIT_INTERRUPTED
     except OSError as error:
         if error.errno not in _FULL:
             raise

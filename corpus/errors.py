@@ -9,6 +9,8 @@ from dataclasses import dataclass
 EXIT_OK = 0
 EXIT_FAILURE = 1
 EXIT_USER_ERROR = 2
+# Ctrl-C, as a shell says it.
+EXIT_INTERRUPTED = 130
 
 
 class UserError(Exception):

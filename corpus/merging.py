@@ -20,7 +20,7 @@ from corpus import duplicates
 from corpus.cleaning import DropCounts
 from corpus.encoding import token_type
 from corpus.errors import UserError
-from corpus.files import sync_directory, write_atomically
+from corpus.files import sync_directory
 from corpus.manifest import data_manifest, is_complete, summary
 from corpus.plan import Plan
 from corpus.progress import Progress, say
@@ -325,4 +325,9 @@ def _publish(plan: Plan, outputs: Sequence[Output], manifest: dict[str, Any]) ->
     for output in outputs:
         output.publish()
     sync_directory(prefix.parent)
-    write_atomically(path, json.dumps(manifest, indent=1) + "\n")
+    # Under a name that the next merge knows, should this one be killed here.
+    file = _HashedFile(_temporary(prefix, ".manifest.json"))
+    file.write((json.dumps(manifest, indent=1) + "\n").encode())
+    file.close()
+    file.path.replace(path)
+    sync_directory(prefix.parent)

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from arithmetic.vocabulary import END_OF_TEXT
@@ -26,6 +26,7 @@ from corpus.remotes import public_name, remote
 from corpus.spec import Preparation
 from corpus.units import Piece, SourceFile
 
+_UNFINISHED = ".unfinished-training"
 VOCAB, MERGES = "vocab.json", "merges.txt"
 FAST, PIECES = "tokenizer.json", "tokenizer.model"
 # Tokens that end a document, by the names that published tokenizers give them.
@@ -151,7 +152,7 @@ def _present(preparation: Preparation) -> tuple[Path, ...]:
     single = [path for path in (directory / FAST, directory / PIECES) if path.is_file()]
     if source.url is not None:
         return tuple(single[:1])
-    if any(present) and not all(present):
+    if any(present) and not all(present) and not (directory / _UNFINISHED).exists():
         there, lost = (VOCAB, MERGES) if present[0] else (MERGES, VOCAB)
         raise UserError(f"tokenizer_dir={directory}: {there} is there without {lost}: add that, or remove it")
     return pair if all(present) else tuple(single[:1])
@@ -326,12 +327,12 @@ def _train(directory: Path, texts: Iterator[str], vocabulary: int) -> None:
         show_progress=False,
     )
     directory.mkdir(parents=True, exist_ok=True)
-    prefix = f".unfinished-{os.getpid()}"
-    written = tokenizer.save_model(str(directory), prefix)
-    # vocab.json last: a directory that has it has both.
-    for path in sorted(map(Path, written)):
-        write_atomically(directory / path.name.removeprefix(f"{prefix}-"), path.read_bytes())
-        path.unlink()
+    # One file without the other is a mistake, unless this was killed between them.
+    (directory / _UNFINISHED).touch()
+    with TemporaryDirectory() as scratch:
+        for path in sorted(map(Path, tokenizer.save_model(scratch))):
+            write_atomically(directory / path.name, path.read_bytes())
+    (directory / _UNFINISHED).unlink()
 
 
 def _sample(files: Sequence[SourceFile], on_error: str) -> Iterator[str]:

@@ -27,29 +27,44 @@ from corpus.__main__ import main
 from tests.corpus.preparing import check_whole, results
 
 TASKS = 3
+EVENTS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir")
 LIBRARIES = (np, pyarrow, tokenizers, yaml, zstandard)
 
 
-def start(arguments: list[str], log: Path) -> int:
-    """Run a phase in a forked process; return its pid."""
+def start(arguments: list[str], out: Path, log: Path, kill_at: int | None = None) -> int:
+    """Run a phase in a forked process; return its pid.
+
+    It counts what it does to the files below `out`, and kills itself before the step `kill_at`.
+    """
     pid = os.fork()
     if pid:
         return pid
     with log.open("a") as stream:
         os.dup2(stream.fileno(), 1)
         os.dup2(stream.fileno(), 2)
-    code = 1
+    steps, code = 0, 1
+
+    def count(event: str, details: tuple[object, ...]) -> None:
+        nonlocal steps
+        if event in EVENTS and str(details[0]).startswith(str(out)):
+            steps += 1
+            if steps == kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(count)
     with contextlib.suppress(BaseException):
         code = main(arguments)
+    total = steps
+    log.with_suffix(".steps").write_text(str(total))
     os._exit(code)
 
 
-def seconds_of(arguments: list[str], log: Path) -> float:
-    """Run a phase to its end; return its duration."""
+def measure(arguments: list[str], out: Path, log: Path) -> tuple[float, int]:
+    """Run a phase to its end; return its duration in seconds and the number of its steps."""
     began = time.monotonic()
-    _, status = os.waitpid(start(arguments, log), 0)
+    _, status = os.waitpid(start(arguments, out, log), 0)
     assert status == 0, log.read_text()
-    return time.monotonic() - began
+    return time.monotonic() - began, int(log.with_suffix(".steps").read_text())
 
 
 def phases(options: list[str]) -> list[list[str]]:
@@ -59,10 +74,7 @@ def phases(options: list[str]) -> list[list[str]]:
 
 def killed(options: list[str], out: Path, log: Path, kills: int) -> None:
     """Kill phases until there were as many kills; start anew when all is done."""
-    expected: dict[str, str] = {}
-    duration: dict[str, float] = {}
-    for phase in phases(options):
-        duration[phase[0]] = max(duration.get(phase[0], 0.0), seconds_of(phase, log))
+    measured = {phase[0]: measure(phase, out, log) for phase in phases(options)}
     expected = results(out)
     chance = random.Random(1234)
     count: Counter[str] = Counter()
@@ -71,20 +83,22 @@ def killed(options: list[str], out: Path, log: Path, kills: int) -> None:
         shutil.rmtree(out)
         rounds += 1
         for phase in phases(options):
+            seconds, steps = measured[phase[0]]
             while True:
-                pid = start(phase, log)
-                # The later a kill, the more of the phase is done; some phases are left to end.
-                time.sleep(chance.uniform(0, 1.2) * duration[phase[0]])
-                pid_done, status = os.waitpid(pid, os.WNOHANG)
-                if not pid_done:
-                    os.kill(pid, signal.SIGKILL)
-                    _, status = os.waitpid(pid, 0)
+                # At a moment or at a step: the time between two renames is too short to be met by chance.
+                at_step = chance.random() < 0.5
+                pid = start(phase, out, log, chance.randint(1, steps) if at_step else None)
+                if not at_step:
+                    time.sleep(chance.uniform(0, 1.2) * seconds)
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                _, status = os.waitpid(pid, 0)
                 completed += check_whole(out) if out.exists() else 0
                 if not os.WIFSIGNALED(status):
                     assert status == 0, log.read_text()
                     break
                 count[phase[0]] += 1
-        assert results(out) == expected, f"round {rounds}"
+        assert results(out) == expected, f"round {rounds}: {sorted(results(out))}"
     leftovers = [path.name for path in out.rglob("*") if "unfinished" in path.name]
     print(json.dumps({"kills": count, "rounds": rounds, "completed": completed, "leftovers": leftovers}))
 

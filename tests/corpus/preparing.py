@@ -20,6 +20,7 @@ from corpus.plan import load_plan
 from corpus.sources import collect
 from corpus.tokenizers import obtain
 from corpus.tokenizing import tokenize
+from tests.trainer.indexed_files import read
 
 _WORDS = "the of and späte Wörter in 2026 a train; model data — token 東京 shard hello".split()  # noqa: SIM905
 _WORDS += ["merge\n\n", ""]
@@ -100,6 +101,8 @@ def results(directory: Path) -> dict[str, str]:
 def check_whole(directory: Path, name: str = "x") -> bool:
     """Check that nothing under a final name is half; return True if the data set is complete."""
     manifest = directory / f"{name}.manifest.json"
+    for index in directory.glob(f"{name}*.idx"):
+        read(index.with_suffix(""))
     if not manifest.exists():
         return False
     for output in json.loads(manifest.read_text())["outputs"]:

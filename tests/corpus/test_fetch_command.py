@@ -172,6 +172,26 @@ def test_a_disk_that_fills_while_the_list_is_written_leaves_the_former_one(
     assert (tmp_path / "out/text.work/sources.json").read_bytes() == before
 
 
+def test_ctrl_c_keeps_what_was_received(
+    server: FaultyServer, command: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    url = server.put("text.jsonl", CONTENT, chunk=16_384, pause=0.02)
+    words = command(url)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "corpus", *words], env=environment, stderr=subprocess.PIPE, text=True
+    )
+    while process.poll() is None and server.sent["/text.jsonl"] < 300_000:
+        time.sleep(0.002)
+    process.send_signal(signal.SIGINT)
+    errors = process.communicate()[1]
+    assert process.returncode == 130
+    assert errors == "interrupted; the same command goes on from here\n"
+    server.files["/text.jsonl"].pause = 0
+    assert main(words) == 0
+    assert server.starts("text.jsonl")[-1] > 0
+
+
 def test_a_command_killed_again_and_again_ends_with_the_same_files(
     server: FaultyServer, command: Callable[..., list[str]], tmp_path: Path
 ) -> None:

@@ -31,7 +31,8 @@ def test_navigation_has_every_page_once(repository: Path) -> None:
 def test_files_that_a_page_names_exist(page: str, repository: Path) -> None:
     text = (repository / page).read_text()
     named = re.findall(
-        r"`((?:launcher|supervisor|trainer|arithmetic|corpus|sandbox|conf|scripts|tests|templates)/[^`\s]*)`", text
+        r"`((?:launcher|supervisor|trainer|arithmetic|corpus|sandbox|conf|scripts|tests|templates)/[^`\s]*)`",
+        text,
     )
     missing = [name for name in named if "NAME" not in name and "FAMILY" not in name]
     missing = [name for name in missing if not (repository / name).exists()]
