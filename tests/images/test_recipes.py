@@ -312,10 +312,12 @@ def test_the_megatron_image_has_the_packages_of_the_extra() -> None:
     setup.read(ROOT / "setup.cfg")
     lines = setup["options.extras_require"]["train"].splitlines()
     extra = {(need := Requirement(line)).name: need for line in lines if line.strip()}
-    packages = {
-        (need := Requirement(line)).name: need for line in read_recipe("megatron").config.python_packages
-    }
-    assert packages.keys() == extra.keys()
+    recipe = read_recipe("megatron")
+    lines = [*recipe.config.python_packages, f"megatron-core=={recipe.config.versions['megatron_core']}"]
+    packages = {(need := Requirement(line)).name: need for line in lines}
+    # Those of the base, for which its Transformer Engine and Apex were compiled.
+    assert extra.keys() - packages.keys() == {"torch", "numpy"}
+    assert packages.keys() < extra.keys()
     constraints = [
         Requirement(line) for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line
     ]
@@ -326,7 +328,18 @@ def test_the_megatron_image_has_the_packages_of_the_extra() -> None:
             else:
                 assert pinned in set(extra[name].specifier)
     for pinned_one in constraints:
-        assert packages[pinned_one.name].specifier == pinned_one.specifier
+        if pinned_one.name in packages:
+            assert packages[pinned_one.name].specifier == pinned_one.specifier
+
+
+def test_the_megatron_image_keeps_the_torch_of_its_base() -> None:
+    recipe = read_recipe("megatron")
+    assert recipe.config.base == "nvcr.io#nvidia/pytorch:25.11-py3"
+    assert "torch==" not in recipe.dockerfile.replace("(torch|", "")
+    before, after = recipe.dockerfile.split("ENV PIP_CONSTRAINT=/opt/slipway/base.txt\n")
+    assert "pip install" not in before
+    assert "pip install --no-cache-dir --no-deps megatron-core==0.16.1" in after
+    assert "| diff /opt/slipway/base.txt -" in after
 
 
 def test_a_launch_without_a_recipe_reads_none() -> None:
