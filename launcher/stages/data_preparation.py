@@ -119,11 +119,11 @@ def _is_array(preparation: DataPreparationConfig) -> bool:
 def _queue(queue: Queue, preparation: DataPreparationConfig) -> Queue:
     """Return the queue options, with the array of tasks if there is one."""
     given = queue.further.get("array")
-    if given is not None:
+    if preparation.phase is not None and given is not None:
         raise UserError(
-            f"cluster.sbatch.array={given}: the tasks of an array would all prepare the same data",
+            f"cluster.sbatch.array={given}: data_preparation.tasks={preparation.tasks} is an array already",
             key="cluster.sbatch.array",
-            hint="data_preparation.tasks=N is an array whose tasks share the work",
+            also=("data_preparation.tasks",),
         )
     if not _is_array(preparation):
         return queue

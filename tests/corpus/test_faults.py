@@ -73,7 +73,7 @@ FAULTS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "broken line": (lambda data: data.replace(b'document 7 of a"}', b"document 7 of a"), "not JSON"),
     "missing key": (
         lambda data: data.replace(b'"text": "document 7 ', b'"content": "document 7 '),
-        "no key 'text'",
+        "no key 'text' among content",
     ),
     "no text": (lambda data: data.replace(b'"document 7 of a"', b"[1]"), "'text' is no text"),
 }

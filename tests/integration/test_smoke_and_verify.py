@@ -160,7 +160,7 @@ def test_after_a_smoke_that_fails_nothing_is_launched(
     done = run_command(
         SLIPWAY, "launch", "cluster=local", *SMALL, *data, "--smoke", "--json", cwd=workplace, check=1
     )
-    assert "broken.idx" in done.stderr
+    assert "/broken: not a Megatron data set: its .idx is not Megatron's" in done.stderr
     assert "smoke: failed, and broken was not launched" in done.stderr
     assert done.stdout == ""
     assert not (workplace / "results" / "broken").exists()

@@ -118,7 +118,6 @@ def test_without_a_queue_one_process_does_the_work_of_all_tasks() -> None:
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["cluster.sbatch.array=0-3%1"], "cluster.sbatch.array=0-3%1: .* data_preparation.tasks=N"),
         (["data_preparation.format=josnl"], "format='josnl': expected 'auto'.*did you mean 'jsonl'"),
         (
             ["data_preparation.filters=[gopher_qualty]"],
@@ -150,6 +149,13 @@ def test_a_point_of_a_sweep_is_one_job(
     assert main(["sweep", *stages(tmp_path, PREPARE, TASKS), "data_preparation.seed=1,2"]) == 2
     assert "data_preparation.tasks=3: a point of a sweep is one job" in capsys.readouterr().err
     assert slurm.calls() == []
+
+
+def test_an_array_of_the_users_is_refused_beside_tasks_alone() -> None:
+    assert job_of("cluster=bcm", "cluster.sbatch.array=0-3%1").queue.further == {"array": "0-3%1"}
+    with pytest.raises(UserError, match=r"array=0-3%1: data_preparation.tasks=2 is an array already"):
+        overrides = [PREPARE, "data_preparation.inputs=[/x]", "cluster=bcm", "data_preparation.tasks=2"]
+        drafts(Request([*overrides, "cluster.sbatch.array=0-3%1"], []))
 
 
 def test_the_filters_are_those_that_the_job_knows() -> None:

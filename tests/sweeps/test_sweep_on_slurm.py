@@ -30,8 +30,8 @@ PAYLOAD = """#!/bin/bash
 [[ ${SLURM_JOB_ID:-} ]] || exit 0
 echo "the payload got $*"
 case "$* " in
-*--vocab-size=2000" "*) exit 3 ;;
-*--vocab-size=3000" "*) exec sleep 3600 ;;
+*/vocab_size=2000/*) exit 3 ;;
+*/vocab_size=3000/*) exec sleep 3600 ;;
 esac
 """
 PREPARE = ["stages=[data_preparation]", "data_preparation.inputs=[/etc/hostname]", "cluster=sandbox"]
@@ -150,7 +150,7 @@ def test_two_hundred_points_are_one_submission_and_one_question(
     site: Site, under_way: dict[str, Any]
 ) -> None:
     told = site.prepare(
-        "large", f"{SEEDS}range(0,100)", "data_preparation.workers=1,2", LATER, "--throttle=7"
+        "large", f"{SEEDS}range(0,100)", "data_preparation.max_files=1,2", LATER, "--throttle=7"
     )
     assert calls(site.faults("large")) == 1
     assert len(told["points"]) == 200
@@ -261,7 +261,7 @@ def test_each_point_is_a_run_of_its_own(site: Site, under_way: dict[str, Any]) -
     for size in (1000, 2000, 3000, 4000):
         log = site.slipway("logs", f"{array}_{size // 1000 - 1}").stdout
         assert log.count("the payload got") == 1
-        assert f"--vocab-size={size} " in log
+        assert f"/vocab_size={size}/" in log
     assert "exit code 3" in site.slipway("history", "vocab_size=2000").stdout
     assert "name one of them, such as" in site.slipway("logs", "prepared", code=2).stderr
     once = ["squeue", "--noheader", "--states=all", "--Format=JobArrayID:|", f"--jobs={array}"]

@@ -213,7 +213,7 @@ def test_a_training_killed_at_random_steps_continues_bitwise(
 
 
 @pytest.mark.parametrize(
-    ("layout", "kills", "in_background"), [("tensor", 10, True), ("sharded", 20, True), ("data", 6, False)]
+    ("layout", "kills", "in_background"), [("tensor", 6, True), ("sharded", 20, True), ("data", 4, False)]
 )
 def test_kills_in_the_middle_of_a_checkpoint_cost_no_bit(
     trainings: Any,
