@@ -105,6 +105,11 @@ class Draft:
         return _results_key(self.composition.config, self.plan.paths.run_dir)
 
     @property
+    def stage_name(self) -> str:
+        """The name of the launch among those of one command."""
+        return stage_name(self.composition.config) if self.work is None else self.plan.job.stage
+
+    @property
     def stored_config(self) -> RunConfig:
         """The configuration to store with the launch, with the image and interpreter resolved here."""
         config = _with_image(self.composition, self.template_dir)
@@ -132,8 +137,10 @@ def draft(request: Request) -> Draft:
     """
     (first, *others) = drafts(request)
     if others:
-        stages = [draft.plan.job.stage for draft in (first, *others)]
-        hint = f"one stage at a time: stages=[{stages[-1]}]"
+        stages = [draft.stage_name for draft in (first, *others)]
+        name, _, phase = stages[-1].partition(".")
+        part = f" {name}.phase={phase}" if phase else ""
+        hint = f"one stage at a time: stages=[{name}]{part}"
         raise UserError(f"stages=[{','.join(stages)}]: this needs a single stage", key="stages", hint=hint)
     return first
 

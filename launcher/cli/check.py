@@ -21,7 +21,6 @@ from launcher.drafting import Draft, drafts
 from launcher.errors import UserError
 from launcher.estimates.gpus import gpu_of
 from launcher.estimates.overview import overview
-from launcher.stages.planning import stage_name
 from launcher.ui.tables import print_styled
 
 _EPILOG = """\
@@ -87,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         for one in looked:
             if len(looked) > 1:
-                print_styled([((f"stage {stage_name(one.draft.composition.config)}", "bold"),)])
+                print_styled([((f"stage {one.draft.stage_name}", "bold"),)])
             print_screen(one)
     drawn = args.plot is None or _draw(args.plot, looked)
     return 2 if not drawn or any(one.errors for one in looked) else 0

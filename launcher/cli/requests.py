@@ -9,7 +9,6 @@ from pathlib import Path
 
 from launcher.drafting import Draft, Request
 from launcher.errors import UserError
-from launcher.stages.planning import stage_name
 from launcher.stages.workspace import STAGE as WORKSPACE
 from launcher.ui.tables import print_code
 
@@ -107,7 +106,7 @@ def print_drafts(drafts: Sequence[Draft], texts: Sequence[str], language: str) -
         if len(drafts) > 1:
             path = draft.plan.paths.script
             print_code(
-                f"{chr(10) * (position > 0)}# --- {stage_name(draft.composition.config)}: {path} ---\n",
+                f"{chr(10) * (position > 0)}# --- {draft.stage_name}: {path} ---\n",
                 language,
             )
         print_code(text, language)

@@ -33,7 +33,6 @@ from launcher.schedulers import scheduler_for
 from launcher.schedulers.base import NoAnswer, PendingSubmission, Scheduler
 from launcher.slurm.sbatch_options import combined_dependency
 from launcher.stages.image import STAGE as IMAGE
-from launcher.stages.planning import stage_name
 from supervisor.excluded import ExcludedNode, read_excluded
 from supervisor.marks import GIVEN_UP, claim, claimant
 
@@ -64,7 +63,7 @@ class _Ready:
     @property
     def stage(self) -> str:
         """The stage, with its part if it is several jobs."""
-        return stage_name(self.draft.composition.config)
+        return self.draft.stage_name
 
     @property
     def dependency(self) -> str | None:

@@ -138,6 +138,11 @@ def test_sources_on_servers_become_tokens_that_a_model_learns_from(shore: Shore)
     parts = ["tokenize_mixed_fetch", "tokenize_mixed", "tokenize_mixed_merge"]
     prepare = [shore.inputs, *shore.settings, "data_preparation.tasks=2"]
 
+    # The sources and the tokenizer alone.
+    shore.put(jsonl(random.Random(6), 40))
+    shore.slipway("data", "prepare", *prepare, "data_preparation.phase=fetch")
+    assert (shore.directory / "data/bpe/vocab.json").exists()
+
     # A broken line: its task fails and is shown, whichever log was followed; nothing is merged.
     shore.put(jsonl(random.Random(6), 40, broken=True))
     failed = shore.slipway("data", "prepare", *prepare, check=1)

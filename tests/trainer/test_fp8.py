@@ -7,6 +7,10 @@ from typing import Any
 
 import pytest
 
+from launcher.config.batch_compose import BatchComposer
+from launcher.estimates.memory import bytes_per_parameter
+from launcher.estimates.training import training_of
+from tests.trainer.test_stock_sizes import written
 from trainer.config.layout import make_layout
 from trainer.config.load import flatten
 from trainer.config.settings import Settings, read_settings
@@ -105,3 +109,15 @@ def test_its_peak_is_that_of_fp8(settings: Callable[..., Settings]) -> None:
     half, narrow = device_peak(name, "bf16"), device_peak(name, "fp8")
     assert half is not None and narrow is not None
     assert narrow == pytest.approx(2 * half, rel=1e-3)
+
+
+def test_the_estimate_of_memory_counts_the_copies_of_matrices() -> None:
+    composer = BatchComposer(["engine=megatron"])
+    fp8 = ["training.trainer.accelerator=gpu", "+training.model.fp8=True", "+training.model.fp8_hybrid=True"]
+    quantized = []
+    for overrides in ([], fp8):
+        training = training_of(written(composer, "gpt3/5b", *overrides), 1, "megatron")
+        assert training is not None
+        quantized.append(bytes_per_parameter(training).quantized)
+    # A weight in 8 bits, and its transpose.
+    assert quantized == [0, 2]
