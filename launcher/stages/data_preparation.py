@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import glob
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,9 @@ WITHOUT_GPUS = {
 }
 # What NVIDIA's hook of the container reads: no driver is looked for, so that nodes without GPUs do as well.
 _NO_GPUS = ("NVIDIA_VISIBLE_DEVICES", "void")
+
+# The option of a filter that names the file of a model.
+_MODEL = "model"
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
@@ -80,6 +83,7 @@ def data_preparation_job(config: RunConfig, preparation: DataPreparationConfig, 
     readable = {directory_of(path): "data_preparation.inputs" for path in local_inputs(preparation)}
     if preparation.tokenizer.file is not None:
         readable[Path(preparation.tokenizer.file).absolute()] = "data_preparation.tokenizer.file"
+    readable |= dict.fromkeys(_filter_models(preparation), "data_preparation.filters")
     # What a cluster of GPUs sets for all its jobs; `stage_cluster` may set it for this stage all the same.
     own = config.stage_cluster.get("data_preparation", {})
     without: dict[str, Any] = {key: value for key, value in WITHOUT_GPUS.items() if key not in own}
@@ -142,6 +146,7 @@ def _absolute(preparation: DataPreparationConfig) -> dict[str, Any]:
     """Return the node as the job reads it: its paths do not depend on the directory that it starts in."""
     node = preparation.model_dump(exclude={"run"})
     node["inputs"] = [_absolute_source(source) for source in preparation.inputs]
+    node["filters"] = [_absolute_filter(entry) for entry in preparation.filters]
     for key in ("output_prefix", "work_dir", "tokenizer_dir"):
         node[key] = str(Path(node[key]).absolute())
     if preparation.tokenizer.file is not None:
@@ -156,6 +161,24 @@ def _absolute_source(source: str | SourceConfig) -> str | dict[str, Any]:
     if source.path is not None:
         node["path"] = _absolute_source(source.path)
     return node
+
+
+def _absolute_filter(entry: str | Mapping[str, Mapping[str, Any]]) -> str | dict[str, dict[str, Any]]:
+    """Return a filter with the absolute path of its model."""
+    if isinstance(entry, str):
+        return entry
+    return {
+        name: {key: str(Path(value).absolute()) if key == _MODEL else value for key, value in options.items()}
+        for name, options in entry.items()
+    }
+
+
+def _filter_models(preparation: DataPreparationConfig) -> Iterator[Path]:
+    """Yield the files of the models that filters classify with."""
+    for entry in preparation.filters:
+        for options in entry.values() if not isinstance(entry, str) else ():
+            if _MODEL in options:
+                yield Path(options[_MODEL]).absolute()
 
 
 def local_inputs(preparation: DataPreparationConfig) -> Iterator[Path]:

@@ -307,10 +307,10 @@ def test_mistakes_in_templates_and_scripts(mine: Path, tmp_path: Path) -> None:
     assert f"in {tmp_path}: setup.sh" in str(caught.value)
 
 
-def test_the_megatron_image_has_the_packages_of_the_extra() -> None:
+def test_the_megatron_image_has_the_packages_of_the_extras() -> None:
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
-    lines = setup["options.extras_require"]["train"].splitlines()
+    lines = "\n".join(setup["options.extras_require"][name] for name in ("train", "data")).splitlines()
     extra = {(need := Requirement(line)).name: need for line in lines if line.strip()}
     recipe = read_recipe("megatron")
     lines = [*recipe.config.python_packages, f"megatron-core=={recipe.config.versions['megatron_core']}"]

@@ -288,3 +288,15 @@ def test_sources_and_tokenizers_that_are_missing_are_named_beforehand(
     told = checked(capsys, *half, "data_preparation.tokenizer.file=t.json")
     assert any("it has vocab.json and no merges.txt" in text for text in told)
     assert any("tokenizer.file='t.json': there is no such file" in text for text in told)
+
+
+def test_the_model_of_a_filter_is_seen_by_a_job_anywhere() -> None:
+    job = job_of(
+        "data_preparation.filters=[gopher_quality,{language:{languages:[en],model:lid.bin}}]",
+        "container=/x.sqsh",
+    )
+    assert job.preparation is not None and job.container is not None
+    model = str(Path("lid.bin").absolute())
+    filters = job.preparation["data_preparation"]["filters"]
+    assert filters == ["gopher_quality", {"language": {"languages": ["en"], "model": model}}]
+    assert [mount.flags for mount in job.container.mounts if mount.source == model] == ["ro"]

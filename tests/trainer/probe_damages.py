@@ -30,6 +30,7 @@ from trainer.distributed import broadcast_from_rank0, make_rank_context, process
 from trainer.logs import LOGGER
 from trainer.loop import run
 from trainer.loop.session import Session, _choose, open_session
+from trainer.report.phases import PhaseTimer
 from trainer.report.progress import StepClock
 from trainer.world import World
 
@@ -69,7 +70,8 @@ def continued(session: Session) -> dict[str, Any]:
     )
     start, clock = session.progress.step, StepClock()
     with contextlib.closing(run._feed(session)) as feed:
-        losses = [run._step(session, feed, clock) for _ in range(STEPS)]
+        phases = PhaseTimer(session.rank_context.device, start)
+        losses = [run._step(session, phases, feed, clock, list)[0] for _ in range(STEPS)]
     return {"name": choice.checkpoint.path.name, "step": start, "losses": [loss.hex() for loss in losses]}
 
 

@@ -108,6 +108,7 @@ def waits_in_a_step(settings: Settings, rank_context: Any) -> list[int]:
 
     from trainer.loop.run import _feed, _step
     from trainer.loop.session import open_session
+    from trainer.report.phases import PhaseTimer
     from trainer.report.progress import StepClock
 
     class Counting(TorchDispatchMode):
@@ -126,11 +127,13 @@ def waits_in_a_step(settings: Settings, rank_context: Any) -> list[int]:
         return reduce(tensor, *arguments, group=group, **options)
 
     with contextlib.closing(_feed(session)) as feed:
-        clock = StepClock()
-        _step(session, feed, clock, lambda: [False])
+        clock, phases = StepClock(), PhaseTimer(rank_context.device)
+        # The third step is the first one that tells of phases.
+        for _ in range(2):
+            _step(session, phases, feed, clock, lambda: [False])
         dist.all_reduce = counted
         with Counting() as counting:
-            _step(session, feed, clock, lambda: [False])
+            _step(session, phases, feed, clock, lambda: [False])
         dist.all_reduce = reduce
     return [counting.read, len(joined)]
 
@@ -140,6 +143,7 @@ def overflowing_gradient(settings: Settings, rank_context: Any) -> str:
     from trainer.errors import DivergedError
     from trainer.loop.run import _feed, _step
     from trainer.loop.session import open_session
+    from trainer.report.phases import PhaseTimer
     from trainer.report.progress import StepClock
 
     session = open_session(settings, rank_context)
@@ -147,7 +151,7 @@ def overflowing_gradient(settings: Settings, rank_context: Any) -> str:
     weight.register_hook(lambda gradient: gradient * float("inf"))
     try:
         with contextlib.closing(_feed(session)) as feed:
-            _step(session, feed, StepClock(), list)
+            _step(session, PhaseTimer(rank_context.device), feed, StepClock(), list)
     except DivergedError as error:
         return str(error)
     return ""

@@ -20,8 +20,10 @@ from trainer.logs import LOGGER
 from trainer.loop.batch_building import MicroBatch
 from trainer.loop.saving import Saver
 from trainer.loop.session import Session, report_heldout
-from trainer.loop.step import StepReduction, evaluate_losses, train_losses
+from trainer.loop.step import StepReduction, evaluate_losses, gather, train_losses
 from trainer.loop.stopping import REASONS, Stopping
+from trainer.model.model import Model
+from trainer.report.phases import DATA, FORWARD_BACKWARD, OPTIMIZER, REDUCTION, SAVE, VALIDATION, PhaseTimer
 from trainer.report.progress import StepClock
 from trainer.report.reporter import Step
 
@@ -67,35 +69,54 @@ def train(session: Session, stopping: Stopping, stop_after: int | None) -> str:
     if session.settings.gc_interval:
         gc.disable()
     saver = Saver(session)
+    phases = PhaseTimer(session.rank_context.device, progress.step)
+    _time_reductions(session.model, phases)
     stopping.begin()
     with _settled_if_diverged(saver):
         with contextlib.closing(_feed(session)) as feed:
-            last = _steps(session, saver, stopping, feed, stop_after)
+            last = _steps(session, phases, saver, stopping, feed, stop_after)
         validated = last.validated
         if validated is None and session.heldout_batches and stopping.agreed() is None:
-            with session.model.gathered():
+            with phases.phase(VALIDATION), session.model.gathered():
                 validated = _validate(session, stopping)
-    saver.end(last.loss, validated)
+    with phases.phase(SAVE):
+        saver.end(last.loss, validated)
+    phases.end()
+    steps, seconds = phases.take()
+    reporter.phases(progress.step, steps, gather(seconds))
     reporter.end(progress.step, last.reason, is_stopped=last.reason in REASONS)
     return last.reason
 
 
+def _time_reductions(model: Model, phases: PhaseTimer) -> None:
+    """Time what reduces gradients at the end of a backward pass, and gathers weights in the optimizer."""
+    model.config.finalize_model_grads_func = phases.timed(REDUCTION, model.config.finalize_model_grads_func)
+    if not model.gathers_late:
+        for chunk in model.chunks:
+            chunk.start_param_sync = phases.timed(REDUCTION, chunk.start_param_sync)
+
+
 def _steps(
-    session: Session, saver: Saver, stopping: Stopping, feed: Prefetcher[MicroBatch], stop_after: int | None
+    session: Session,
+    phases: PhaseTimer,
+    saver: Saver,
+    stopping: Stopping,
+    feed: Prefetcher[MicroBatch],
+    stop_after: int | None,
 ) -> _Last:
     settings, progress = session.settings, session.progress
     device, is_first = session.rank_context.device, True
     clock = StepClock(partial(torch.cuda.synchronize, device) if device.type == "cuda" else None)
     while True:
         with session.model.ungathered() if is_first else contextlib.nullcontext():
-            loss, flags = _step(session, feed, clock, lambda: [saver.is_writing(), *stopping.flags()])
+            loss, flags = _step(session, phases, feed, clock, lambda: [saver.is_writing(), *stopping.flags()])
         if is_first:
             shorten_timeouts(settings.timeouts)
             is_first = False
         validated = None
         is_validated = bool(session.heldout_batches) and progress.step % settings.val_interval == 0
         if is_validated:
-            with clock.paused(), session.model.gathered():
+            with clock.paused(), phases.phase(VALIDATION), session.model.gathered():
                 validated = _validate(session, stopping)
         if settings.gc_interval and progress.step % settings.gc_interval == 0:
             gc.collect()
@@ -107,7 +128,7 @@ def _steps(
         stopping.agree(asked)
         saves = saver.is_due() or (saver.is_pending and not is_writing)
         if saves:
-            with clock.paused():
+            with clock.paused(), phases.phase(SAVE):
                 saver.step(loss, validated)
         # After a save that was due: what comes meanwhile is then answered at once, and one save is enough.
         if reason := stopping.agreed() if saves or is_validated else stopping.known:
@@ -125,7 +146,11 @@ def _settled_if_diverged(saver: Saver) -> Iterator[None]:
 
 
 def _step(
-    session: Session, feed: Prefetcher[MicroBatch], clock: StepClock, flags: Callable[[], Sequence[bool]]
+    session: Session,
+    phases: PhaseTimer,
+    feed: Prefetcher[MicroBatch],
+    clock: StepClock,
+    flags: Callable[[], Sequence[bool]],
 ) -> tuple[float, list[bool]]:
     """Take a step; return its loss, and for each flag whether any rank had it set before the optimizer."""
     settings, progress = session.settings, session.progress
@@ -133,21 +158,30 @@ def _step(
     epoch = session.order.epoch(progress.consumed_samples)
     batch = settings.batch_after(progress.consumed_samples)
     micro_batches = batch // (settings.micro_batch * session.rank_context.layout.data)
-    reduction = StepReduction(train_losses(settings, session.model, feed.step(), micro_batches), flags())
+    batches = phases.items(DATA, feed.step())
+    with phases.phase(FORWARD_BACKWARD):
+        local_loss = train_losses(settings, session.model, batches, micro_batches)
+    timed, phase_seconds = phases.take() if session.reporter.is_logged(progress.step + 1) else (range(0), [])
+    with phases.phase(REDUCTION):
+        reduction = StepReduction(local_loss, flags(), phase_seconds if timed else [])
     lr = session.schedule(progress.step)
-    grad_norm = session.optimizer.step(lr)
+    with phases.phase(OPTIMIZER):
+        grad_norm = session.optimizer.step(lr)
     # Read behind the optimizer, which waits for the device in any case. The weights are spoiled by now if one
     # of the two is not finite, and nothing is saved of them.
     loss, agreed = reduction.read()
     _check_finite("training loss", loss, progress.step)
     _check_finite("gradient norm", grad_norm, progress.step)
     session.optimizer.zero_grad()
+    phases.end_step()
     progress.step += 1
     progress.consumed_samples += batch
     seconds = clock.lap()
     session.reporter.step(
         progress, Step(loss, lr, grad_norm, seconds, (feed.waited - waited) / seconds, epoch, batch)
     )
+    if timed:
+        session.reporter.phases(progress.step, timed, reduction.read_values())
     return loss, agreed
 
 

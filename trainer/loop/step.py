@@ -48,18 +48,23 @@ class StepReduction:
         What `train_losses` returned.
     flags
         What this rank tells the others.
+    values
+        Numbers of this rank, as many on each, that all ranks get from all: a sum in which each rank has a
+        place of its own.
     """
 
-    def __init__(self, loss: Any, flags: Sequence[bool] = ()) -> None:
+    def __init__(self, loss: Any, flags: Sequence[bool] = (), values: Sequence[float] = ()) -> None:
         on_cuda = loss.device.type == "cuda"
-        values = torch.tensor([0.0, *map(float, flags)], dtype=torch.float64, pin_memory=on_cuda)
-        sums = values.to(loss.device, non_blocking=True)
+        self._flags, self._width = len(flags), len(values)
+        local = [0.0, *map(float, flags), *_placed(values)]
+        contribution = torch.tensor(local, dtype=torch.float64, pin_memory=on_cuda)
+        sums = contribution.to(loss.device, non_blocking=True)
         if _is_first_of_its_share():
             sums[0] += loss
         dist.all_reduce(sums)
         self._host, self._copied = sums, None
         if on_cuda:
-            self._host = torch.empty_like(values, pin_memory=True).copy_(sums, non_blocking=True)
+            self._host = torch.empty_like(contribution, pin_memory=True).copy_(sums, non_blocking=True)
             self._copied = torch.cuda.Event()
             self._copied.record()
 
@@ -67,8 +72,29 @@ class StepReduction:
         """Return the mean loss, and for each flag whether any rank has set it, the same on all ranks."""
         if self._copied is not None:
             self._copied.synchronize()
-        total, *flags = self._host.tolist()
+        total, *flags = self._host[: 1 + self._flags].tolist()
         return total / int(parallel_state.get_data_parallel_world_size()), [flag > 0 for flag in flags]
+
+    def read_values(self) -> list[list[float]]:
+        """Return the values of each rank, after :meth:`read`."""
+        table: list[list[float]] = self._host[1 + self._flags :].view(-1, self._width).tolist()
+        return table
+
+
+def gather(values: Sequence[float]) -> list[list[float]]:
+    """Return the values of each rank; every rank calls this with as many."""
+    table = torch.tensor(_placed(values), dtype=torch.float64, device=torch.cuda.current_device())
+    dist.all_reduce(table)
+    rows: list[list[float]] = table.view(dist.get_world_size(), -1).tolist()
+    return rows
+
+
+def _placed(values: Sequence[float]) -> list[float]:
+    """Return zeros for all ranks' values but this one's: the sum over the ranks is all of them."""
+    places = [0.0] * (len(values) * dist.get_world_size())
+    begin = len(values) * dist.get_rank()
+    places[begin : begin + len(values)] = values
+    return places
 
 
 def _is_first_of_its_share() -> bool:

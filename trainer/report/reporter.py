@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from trainer.distributed import RankContext
 from trainer.logs import LOGGER
 from trainer.report.flops import device_peak, model_flops
 from trainer.report.metrics import DAMAGED_FILE_NAME, EventsFile, MetricsFile
+from trainer.report.phases import compare
 from trainer.report.progress import Pace, step_line
 
 
@@ -154,7 +156,7 @@ class Reporter:
             data_wait=step.data_wait,
             memory_bytes=memory,
         )
-        if self._events and self._is_logged(progress.step):
+        if self._events and self.is_logged(progress.step):
             # NeMo's names; those of what it does not log are ours.
             scalars = {
                 "reduced_train_loss": step.loss,
@@ -170,6 +172,10 @@ class Reporter:
                 "memory_bytes": float(memory),
             }
             self._events.write(progress.step, scalars if mfu is None else {**scalars, "mfu": mfu})
+
+    def phases(self, step: int, steps: range, seconds: Sequence[Sequence[float]]) -> None:
+        """Tell the phases of some steps, in seconds per step, ``[ranks][PHASES]``."""
+        self._write("phases", step=step, first_step=steps[0], last_step=steps[-1], phases=compare(seconds))
 
     def validation(self, step: int, loss: float, seconds: float) -> None:
         """Tell a validation loss."""
@@ -215,7 +221,8 @@ class Reporter:
         if self._events:
             self._events.close()
 
-    def _is_logged(self, step: int) -> bool:
+    def is_logged(self, step: int) -> bool:
+        """Return whether `trainer.log_every_n_steps` has the step logged."""
         return step % self._settings.output.log_every == 0 or step in (1, self._settings.max_steps)
 
     def _write(self, kind: str, **fields: object) -> None:
