@@ -16,6 +16,7 @@ from trainer.config.check import check_keys
 from trainer.config.load import flatten
 from trainer.config.settings import read_settings
 from trainer.errors import UserError
+from trainer.report.memory import fullest
 from trainer.report.phases import PHASES, PhaseTimer, compare
 
 pytestmark = pytest.mark.trainer
@@ -53,6 +54,21 @@ def test_slow_rank_shows_in_its_phase_and_waiting_in_that_of_the_other(slowed: A
     slowest = [(line["phases"]["forward_backward"], line["phases"]["reduction"]) for line in lines[1:-1]]
     ranks = [(forward["slowest_rank"], reduction["slowest_rank"]) for forward, reduction in slowest]
     assert ranks.count((1, 0)) > len(ranks) / 2
+
+
+def test_memory_is_that_of_the_fullest_rank(slowed: Any) -> None:
+    lines = slowed.lines("memory")
+    assert [line["step"] for line in lines] == [line["step"] for line in slowed.lines("phases")]
+    for line, train in zip(lines[:-1], slowed.lines("train")[2:], strict=True):
+        assert line["step"] == train["step"]
+        # Rank 0 looks once more when the step has ended, and grows meanwhile, by less than a model.
+        assert line["allocated_bytes"]["max"] > train["memory_bytes"] - (64 << 20)
+    ranks = [[5.0, 6.0, 0.0], [7.0, 7.0, 0.0], [1.0, 9.0, 2.0]]
+    assert fullest(ranks) == {
+        "allocated_bytes": {"max": 7, "rank": 1},
+        "reserved_bytes": {"max": 9, "rank": 2},
+        "allocation_retries": {"max": 2, "rank": 2},
+    }
 
 
 def test_validation_and_save_count_to_the_step_after_them(slowed: Any) -> None:

@@ -24,6 +24,7 @@ from trainer.loop.session import Session, report_heldout
 from trainer.loop.step import StepReduction, evaluate_losses, gather, train_losses
 from trainer.loop.stopping import REASONS, Stopping
 from trainer.model.model import Model
+from trainer.report.memory import memory_usage
 from trainer.report.phases import DATA, FORWARD_BACKWARD, OPTIMIZER, REDUCTION, SAVE, VALIDATION, PhaseTimer
 from trainer.report.progress import StepClock
 from trainer.report.reporter import Step
@@ -87,7 +88,7 @@ def train(session: Session, stopping: Stopping, stop_after: int | None) -> str:
         saver.end(last.loss, validated)
     phases.end()
     steps, seconds = phases.take()
-    reporter.phases(progress.step, steps, gather(seconds))
+    reporter.ranks(progress.step, steps, gather([*seconds, *memory_usage(session.rank_context.device)]))
     reporter.end(progress.step, last.reason, is_stopped=last.reason in REASONS)
     return last.reason
 
@@ -171,8 +172,9 @@ def _step(
     with phases.phase(FORWARD_BACKWARD):
         local_loss = train_losses(settings, session.model, batches, micro_batches)
     timed, phase_seconds = phases.take() if session.reporter.is_logged(progress.step + 1) else (range(0), [])
+    values = [*phase_seconds, *memory_usage(session.rank_context.device)] if timed else []
     with phases.phase(REDUCTION):
-        reduction = StepReduction(local_loss, flags(), phase_seconds if timed else [])
+        reduction = StepReduction(local_loss, flags(), values)
     lr = session.schedule(progress.step)
     with phases.phase(OPTIMIZER):
         grad_norm = session.optimizer.step(lr)
@@ -190,7 +192,7 @@ def _step(
         progress, Step(loss, lr, grad_norm, seconds, (feed.waited - waited) / seconds, epoch, batch)
     )
     if timed:
-        session.reporter.phases(progress.step, timed, reduction.read_values())
+        session.reporter.ranks(progress.step, timed, reduction.read_values())
     return loss, agreed
 
 

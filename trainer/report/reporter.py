@@ -15,9 +15,12 @@ from trainer.device import used_bytes
 from trainer.distributed import RankContext
 from trainer.logs import LOGGER
 from trainer.report.flops import device_peak, model_flops
+from trainer.report.memory import fullest
 from trainer.report.metrics import DAMAGED_FILE_NAME, EventsFile, MetricsFile
-from trainer.report.phases import compare
+from trainer.report.phases import PHASES, compare
 from trainer.report.progress import Pace, step_line
+
+_SECONDS, _MEMORY = slice(len(PHASES)), slice(len(PHASES), None)
 
 
 @dataclass(frozen=True)
@@ -173,9 +176,11 @@ class Reporter:
             }
             self._events.write(progress.step, scalars if mfu is None else {**scalars, "mfu": mfu})
 
-    def phases(self, step: int, steps: range, seconds: Sequence[Sequence[float]]) -> None:
-        """Tell the phases of some steps, in seconds per step, ``[ranks][PHASES]``."""
+    def ranks(self, step: int, steps: range, values: Sequence[Sequence[float]]) -> None:
+        """Tell phases, in seconds per step, and memory, by rank ``[ranks][PHASES + FIELDS]``."""
+        seconds, memory = ([row[part] for row in values] for part in (_SECONDS, _MEMORY))
         self._write("phases", step=step, first_step=steps[0], last_step=steps[-1], phases=compare(seconds))
+        self._write("memory", step=step, **fullest(memory))
 
     def validation(self, step: int, loss: float, seconds: float) -> None:
         """Tell a validation loss."""
