@@ -15,9 +15,6 @@ from launcher.stages.containers import check_saving
 
 _HOPPER, _BLACKWELL, _BLACKWELL_WORKSTATION = 9, 10, 12
 
-# With our own trainer nobody would start the capture.
-_ENGINES_WITH_PROFILER = ("nemo", "megatron_lm")
-
 
 def add_environment(job: Job, config: RunConfig, paths: LaunchPaths) -> Job:
     """Complete a job that a stage planned.
@@ -41,7 +38,7 @@ def add_environment(job: Job, config: RunConfig, paths: LaunchPaths) -> Job:
     )
     if config.workspace is not None:
         return job  # its shell is no task to be bound to cores, traced or boosted
-    profile = _profile(training.model, paths) if config.engine in _ENGINES_WITH_PROFILER else None
+    profile = _profile(training.model, paths)
     return replace(
         job,
         binding=_binding(config),
@@ -119,7 +116,7 @@ def _binding(config: RunConfig) -> Binding | None:
 
 
 def _profile(model: Mapping[str, Any], paths: LaunchPaths) -> Profile | None:
-    """Nsight Systems around the tasks of some ranks; NeMo starts and stops the capture itself."""
+    """Nsight Systems around the tasks of some ranks; the engine starts and stops the capture itself."""
     node = model.get("nsys_profile")
     if not isinstance(node, Mapping) or not node.get("enabled"):
         return None

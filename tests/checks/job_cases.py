@@ -94,6 +94,11 @@ JOB_CASES = [
         facts=Facts(("model.micro_batchsize",), SHIPPED, (), {}),
     ),
     good("keys.unknown", {"model.max_step": 4}, facts=Facts(("model.max_step",), SHIPPED, (), {})),
+    good(
+        "keys.unknown",
+        {"model.torch_profile.ranks": [0]},
+        facts=Facts(("model.torch_profile.ranks",), frozenset({"model.nsys_profile.ranks"}), (), {}),
+    ),
     good("keys.unknown", {"model.rotary_base": 4}, facts=Facts(("model.rotary_base",), SHIPPED, (), {})),
     bad(
         "engine.megatron",

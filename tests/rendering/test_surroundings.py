@@ -119,8 +119,9 @@ def test_only_the_chosen_ranks_run_under_the_profiler(tmp_path: Path) -> None:
     assert plan.paths.profiles in plan.job.directories
 
 
-def test_our_own_trainer_is_not_profiled() -> None:
-    assert job_of("training.model.nsys_profile.enabled=True", "engine=megatron").profile is None
+def test_each_engine_is_profiled_where_its_configuration_says_so() -> None:
+    assert job_of("engine=megatron").profile is None
+    assert job_of("training.model.nsys_profile.enabled=True", "engine=megatron").profile is not None
     assert job_of("training=gpt3/5b_16k").profile is not None
 
 

@@ -206,7 +206,9 @@ def environment(rank: int, world: int, port: int) -> dict[str, str]:
 
 
 # Below those of sandboxes, jobs and outgoing connections, which could take one before rank 0 listens.
-_PORTS = count(10000 + 750 * (int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 8))
+# Two sessions without workers, each in a checkout of its own, begin elsewhere: ranks would meet the other's.
+_WORKER = os.environ.get("PYTEST_XDIST_WORKER")
+_PORTS = count(10000 + (750 * (int(_WORKER.removeprefix("gw")) % 8) if _WORKER else os.getpid() * 37 % 5000))
 
 
 def free_port() -> int:

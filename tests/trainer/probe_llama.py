@@ -25,6 +25,12 @@ ROPE = {
     "model.normalization": "rmsnorm",
 }
 
+FULL = {
+    "activations_checkpoint_granularity": "full",
+    "activations_checkpoint_method": "uniform",
+    "activations_checkpoint_num_layers": 1,
+}
+
 
 class Written:
     """One window: a document of twelve tokens, its end among them, and one of twenty."""
@@ -65,6 +71,11 @@ def main(arguments: list[str]) -> int:
                 for backend in ("local", "sdpa")
                 for name, changes in {"rope": rope, "learned": {}}.items()
             },
+            "masks": {
+                name: masks_kept(settings(**rope, **changes, attention_backend="sdpa"), rank_context)
+                for name, changes in {"plain": {}, "recomputed": FULL}.items()
+            },
+            "groups": repeated_groups(),
             "always masked": [always_masked(settings(attention_dropout=p), rank_context) for p in (0.0, 0.1)],
         }
     print(json.dumps(result))
@@ -100,6 +111,42 @@ def fused_loss(plain: Settings, fused: Settings, rank_context: Any) -> list[floa
         model.config.cross_entropy_loss_fusion = settings.architecture.loss_fusion
         found.append(float(model(**batch.arguments()).mean()))
     return found
+
+
+def masks_kept(settings: Settings, rank_context: Any) -> int:
+    """Return how many masks of documents a micro batch keeps for its backward pass."""
+    from trainer.data.batches import GPTBatchBuilder, Resets
+
+    model = chunk(settings, rank_context)
+    batch = next(
+        GPTBatchBuilder(304, None, 1, rank_context.device, Resets(END, True, True)).batches(Written(1), [0])
+    )
+    places: set[int] = set()
+
+    def pack(tensor: Any) -> Any:
+        if tensor.numel() == LENGTH**2 and tensor.shape[-2:] == (LENGTH, LENGTH):
+            places.add(tensor.data_ptr())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        losses = model(**batch.arguments())
+    losses.mean().backward()
+    return len(places)
+
+
+def repeated_groups() -> float:
+    """Return by how much attention with repeated keys and values differs from that with groups."""
+    from trainer.model.attention import added_mask, repeat_groups
+
+    query, key, value = (torch.randn(8, 2, heads, 16, dtype=torch.float64) for heads in (4, 2, 2))
+    mask = added_mask(torch.rand(2, 1, 8, 8) < 0.3, torch.float64)
+
+    def attend(*parts: Any) -> Any:
+        rows = [part.permute(1, 2, 0, 3) for part in parts]
+        return torch.nn.functional.scaled_dot_product_attention(*rows, attn_mask=mask, enable_gqa=True)
+
+    grouped = attend(query, key, value)
+    return float((attend(query, repeat_groups(key, 4), repeat_groups(value, 4)) - grouped).abs().max())
 
 
 def always_masked(settings: Settings, rank_context: Any) -> bool:

@@ -190,7 +190,8 @@ def _tensors(batch: Batch) -> list[Any]:
     """Return all tensors; no mask stands for one that forbids only what is later."""
     rows, length = batch.tokens.shape
     later = torch.ones(length, length, dtype=torch.bool).triu(1).expand(rows, 1, length, length)
-    forbidden = later if batch.forbidden is None else batch.forbidden
+    mask = batch.arguments()["attention_mask"]
+    forbidden = later if mask is None else mask
     return [batch.tokens, batch.labels, batch.mask, batch.positions, forbidden]
 
 

@@ -34,6 +34,10 @@ def batch_of(
     return next(batch_builder.batches(Written(*rows), list(range(len(rows)))))
 
 
+def forbidden(batch: Any) -> Any:
+    return batch.arguments()["attention_mask"]
+
+
 def by_hand(tokens: list[int]) -> tuple[list[int], list[list[bool]]]:
     """Megatron's loop: after each end the positions start anew, and no token looks back across it."""
     count = len(tokens)
@@ -53,34 +57,47 @@ def by_hand(tokens: list[int]) -> tuple[list[int], list[list[bool]]]:
 def test_documents_are_kept_apart() -> None:
     rows = [[1, 2, END, 3, 4, 5], [END, END, 1, 2, 3, END], [1, 2, 3, 4, END, 5], [1, 2, 3, 4, 5, END]]
     batch = batch_of(*rows)
-    assert batch.forbidden.shape == (4, 1, 5, 5)
+    mask = forbidden(batch)
+    assert mask.shape == (4, 1, 5, 5)
     for number, row in enumerate(rows):
-        positions, forbidden = by_hand(row[:-1])
+        positions, expected = by_hand(row[:-1])
         assert batch.positions[number].tolist() == positions
-        assert batch.forbidden[number, 0].tolist() == forbidden
-    assert batch.arguments()["attention_mask"] is batch.forbidden
+        assert mask[number, 0].tolist() == expected
+
+
+def test_mask_is_made_on_the_device_from_the_numbers_of_the_documents() -> None:
+    import torch
+
+    from trainer.data.prefetch import moved
+
+    batch = batch_of([1, 2, END, 3, 4, 5], [1, 2, 3, 4, 5, 6])
+    # What is made ahead, pinned and copied is as long as a window, never its square.
+    prepared = [value for value in vars(batch).values() if isinstance(value, torch.Tensor)]
+    assert {tuple(tensor.shape) for tensor in prepared} == {(2, 5)}
+    assert len(prepared) == 5
+    assert forbidden(moved(batch, torch.device("meta"))).device.type == "meta"
 
 
 def test_each_reset_is_of_its_own() -> None:
     row = [1, END, 2, 3]
     only_positions = batch_of(row, attention=False)
-    assert (only_positions.positions.tolist(), only_positions.forbidden) == ([[0, 1, 0]], None)
+    assert (only_positions.positions.tolist(), forbidden(only_positions)) == ([[0, 1, 0]], None)
     only_attention = batch_of(row, positions=False)
     assert only_attention.positions.tolist() == [[0, 1, 2]]
-    assert only_attention.forbidden[0, 0].tolist() == by_hand(row[:-1])[1]
+    assert forbidden(only_attention)[0, 0].tolist() == by_hand(row[:-1])[1]
 
 
 def test_one_document_needs_no_mask() -> None:
     # The end itself is the document's, and the last token of a window is a label alone.
     batch = batch_of([1, 2, 3, END], [4, 5, END, END])
-    assert batch.forbidden is None
+    assert forbidden(batch) is None
     assert batch.positions.tolist() == [[0, 1, 2]] * 2
 
 
 def test_mask_is_always_made_with_attention_dropout() -> None:
     row = [1, 2, 3, END]
     batch = batch_of(row, same_kernel=True)
-    assert batch.forbidden[0, 0].tolist() == by_hand(row[:-1])[1]
+    assert forbidden(batch)[0, 0].tolist() == by_hand(row[:-1])[1]
 
 
 def test_no_two_elements_share_memory() -> None:

@@ -249,5 +249,6 @@ def test_a_node_without_keys_asks_for_nothing_and_a_key_without_a_value_is_told(
 
 
 def test_a_node_that_is_null_is_as_its_keys_are() -> None:
-    assert status_of("model.nsys_profile") == status_of("model.nsys_profile.enabled") is not None
-    assert status_of("model.nsys") is None
+    node = "exp_manager.wandb_logger_kwargs"
+    assert status_of(node) == status_of(f"{node}.project") is not None
+    assert status_of("exp_manager.wandb_logger") is None

@@ -71,3 +71,11 @@ def test_a_document_does_not_see_the_one_before(probe: dict[str, Any], backend: 
 
 def test_dropout_is_drawn_by_the_same_kernel_on_all_ranks(probe: dict[str, Any]) -> None:
     assert probe["always masked"] == [False, True]
+
+
+def test_layers_share_one_mask_of_documents(probe: dict[str, Any]) -> None:
+    assert probe["masks"] == {"plain": 1, "recomputed": 1}
+
+
+def test_repeated_keys_and_values_are_those_of_each_heads_group(probe: dict[str, Any]) -> None:
+    assert probe["groups"] < 1e-12

@@ -1,14 +1,21 @@
-"""The phases of a step: exclusive times, compared over the ranks."""
+"""The phases of a step: exclusive times, compared over the ranks, and named in a profiler's trace."""
 
 from __future__ import annotations
 
+import json
 import time
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 from tests.trainer.conftest import Trainings
+from trainer.config.check import check_keys
+from trainer.config.load import flatten
+from trainer.config.settings import read_settings
+from trainer.errors import UserError
 from trainer.report.phases import PHASES, PhaseTimer, compare
 
 pytestmark = pytest.mark.trainer
@@ -25,6 +32,9 @@ def slowed(trainings: Trainings) -> Any:
         "trainer.val_check_interval": 5,
         "trainer.limit_val_batches": 1,
         "exp_manager.checkpoint_callback_params.every_n_train_steps": 5,
+        "model.torch_profile": {"enabled": True, "start_step": 2, "end_step": 3, "ranks": [1]},
+        "model.memory_profile": {"enabled": True, "start_step": 2, "end_step": 3},
+        "model.nsys_profile": {"enabled": False, "start_step": 10, "trace": ["cuda"]},
     }
     outcome = trainings("slowed", changes, world=2, sabotage=f"slow:1:{DELAY_MS}")
     assert outcome.codes == [0, 0], outcome.stderr
@@ -50,6 +60,43 @@ def test_validation_and_save_count_to_the_step_after_them(slowed: Any) -> None:
     assert {"data", "forward_backward", "reduction", "optimizer"} <= set(lines[0]["phases"])
     assert not {"validation", "save"} & {name for line in lines for name in line["phases"]}
     assert {"validation", "save"} <= set(last["phases"])
+
+
+def test_trace_of_profiled_steps_names_the_phases(slowed: Any) -> None:
+    (path,) = (slowed.log_dir / "profile_logs").iterdir()
+    assert path.name == "trace_rank1_step2.json"
+    events = json.loads(path.read_text())["traceEvents"]
+    ranges = Counter(event["name"] for event in events if event.get("cat") == "user_annotation")
+    # Two steps of two micro batches; each step reduces its gradients, and then its loss.
+    phases = {name: ranges[name] for name in PHASES if name in ranges}
+    assert phases == {"data": 4, "forward_backward": 2, "reduction": 4, "optimizer": 2}
+    assert any(event["name"] == "aten::mm" for event in events)
+    assert "memory snapshots are of CUDA's allocator: model.memory_profile.enabled" in slowed.stdout[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"torch_profile.start_step": 6}, "start_step=6: expected a step below trainer.max_steps=6"),
+        ({"torch_profile.start_step": 3, "torch_profile.end_step": 2}, "end_step=2: expected a step from"),
+        ({"torch_profile.ranks": [0, 1]}, r"torch_profile.ranks=\[0, 1\]: expected ranks 0 to 0"),
+        ({"torch_profile.ranks": []}, "expected a list of ranks"),
+        ({"memory_profile.enabled": True, "memory_profile.rank": 1}, "rank=1: expected ranks 0 to 0"),
+        ({"nsys_profile.enabled": True}, "one profiler at a time"),
+        ({"torch_profile.start_stop": 3}, "unknown key.*model.torch_profile.start_step"),
+        ({"torch_profile": True}, "a profiler has keys"),
+    ],
+)
+def test_profile_that_cannot_be_is_refused(
+    configuration: Callable[[dict[str, Any]], dict[str, Any]], changes: dict[str, Any], message: str
+) -> None:
+    profile = {} if "torch_profile" in changes else {"model.torch_profile.enabled": True}
+    output = {"exp_manager.explicit_log_dir": "/absent", "model.data.data_impl": "mock"}
+    changes = {f"model.{key}": value for key, value in changes.items()}
+    flat = flatten(configuration({**output, **profile, **changes}))
+    with pytest.raises(UserError, match=message):
+        check_keys(flat)
+        read_settings(flat)
 
 
 def test_phase_inside_another_interrupts_it(monkeypatch: pytest.MonkeyPatch) -> None:

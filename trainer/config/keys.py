@@ -45,7 +45,9 @@ _WANDB = Irrelevant("no Weights & Biases logger here")
 _FP8 = Implemented(on_cpu="FP8 is Transformer Engine's, which needs CUDA: bf16 here")
 _FSDP_OFF = Irrelevant("FSDP is off")
 _FP16_OFF = Irrelevant("loss scaling is for fp16")
-_PROFILER = Irrelevant("no nsys profiling here: wrap the task in nsys")
+_NSYS = Implemented(on_cpu="Nsight Systems traces GPUs")
+_MEMORY = Implemented(on_cpu="memory snapshots are of CUDA's allocator")
+_NO_PROFILE = Refused((None, {}), "a profiler has keys, such as enabled, start_step and end_step")
 _NEMO_ARCHIVE = "a .nemo archive needs NeMo"
 _STAGES = Irrelevant("megatron-core chooses how pipeline stages exchange, by `overlap_p2p_comm`")
 _BUCKETS = Irrelevant("model.optim.ddp_bucket_size says how many parameters a bucket of gradients has")
@@ -263,7 +265,20 @@ KEYS: dict[str, Status] = {
         ("model.fsdp_sharding_strategy", "model.fsdp_grad_reduce_dtype", "model.fsdp_sharded_checkpoint"),
         _FSDP_OFF,
     ),
-    "model.nsys_profile.*": _PROFILER,
+    **dict.fromkeys(("model.nsys_profile", "model.torch_profile", "model.memory_profile"), _NO_PROFILE),
+    **{
+        f"model.nsys_profile.{name}": _NSYS
+        for name in ("enabled", "start_step", "end_step", "ranks", "gen_shape")
+    },
+    "model.nsys_profile.trace": LAUNCHER,
+    # A node of ours: NeMo 1.0 has none for torch.profiler.
+    **{
+        f"model.torch_profile.{name}": _IMPLEMENTED for name in ("enabled", "start_step", "end_step", "ranks")
+    },
+    **{
+        f"model.memory_profile.{name}": _MEMORY
+        for name in ("enabled", "start_step", "end_step", "rank", "output_path")
+    },
     # model: tokenizer
     "model.tokenizer.library": _IMPLEMENTED,
     "model.tokenizer.type": _IMPLEMENTED,

@@ -20,6 +20,7 @@ from trainer.config.parallel import (
     read_parallel,
     read_timeouts,
 )
+from trainer.config.profiling import Profiling, read_profiling
 from trainer.config.rampup import Rampup, read_rampup
 from trainer.config.resume import Resume, read_resume
 from trainer.config.saving import Saving, read_saving
@@ -78,6 +79,7 @@ class Settings:
     accumulation_fusion: bool
     deterministic: bool
     timeouts: Timeouts
+    profiling: Profiling
     accelerator: str
     nodes: int | None
     devices: int | None
@@ -115,6 +117,8 @@ def read_settings(flat: Mapping[str, Any]) -> Settings:
     global_batch = values.integer("model.global_batch_size", minimum=1)
     output, val_interval = _output(values), _val_interval(values)
     t5, precision = is_t5(flat), _precision(values)
+    nodes, devices = _nodes(values), _devices(values)
+    ranks = nodes * devices if nodes and devices else None
     encoder, architecture = read_stacks(values) if t5 else (None, read_architecture(values))
     return Settings(
         architecture=architecture,
@@ -142,9 +146,10 @@ def read_settings(flat: Mapping[str, Any]) -> Settings:
         cpu_weights=values.flag("model.use_cpu_initialization", False),
         deterministic=values.flag("model.deterministic_mode", False),
         timeouts=read_timeouts(values),
+        profiling=read_profiling(values, max_steps, ranks),
         accelerator=values.choice("trainer.accelerator", ACCELERATORS, "auto"),
-        nodes=_nodes(values),
-        devices=_devices(values),
+        nodes=nodes,
+        devices=devices,
     )
 
 

@@ -47,14 +47,11 @@ def positions_in_documents(documents: Any) -> Any:
     return places - torch.where(is_first, places, 0).cummax(dim=1).values
 
 
-def forbidden_attention(documents: Any, same_kernel: bool = False) -> Any:
+def forbidden_attention(documents: Any) -> Any:
     """Return True where attention is forbidden, ``[micro batch, 1, seq_length, seq_length]``, query by key.
 
-    A token attends to its own document, up to itself. None where each window is one document: causal
-    attention is the same then, and faster. Not with `same_kernel`; see :class:`Resets`.
+    A token attends to its own document, up to itself.
     """
-    if not (same_kernel or bool(documents.any())):
-        return None
     length = documents.size(1)
     later = torch.ones(length, length, dtype=torch.bool, device=documents.device).triu(1)
     return ((documents[:, :, None] != documents[:, None, :]) | later)[:, None]
@@ -64,21 +61,25 @@ def forbidden_attention(documents: Any, same_kernel: bool = False) -> Any:
 class Batch:
     """A GPT's micro batch; tensors are ``[micro batch, seq_length]``, the mask is 1.0 where loss counts.
 
-    `forbidden` is what attention must not see beyond what is later; see `forbidden_attention`.
+    `documents` are the numbers of the documents that attention keeps apart, None if it is causal alone.
     """
 
     tokens: Any
     labels: Any
     mask: Any
     positions: Any
-    forbidden: Any = None
+    documents: Any = None
 
     def arguments(self) -> dict[str, Any]:
-        """Return the arguments of megatron-core's GPTModel. Without a mask its attention is causal."""
+        """Return the arguments of megatron-core's GPTModel. Without a mask its attention is causal.
+
+        The mask is made here, on the device of the tensors: it is `seq_length` times as large as the numbers
+        of the documents, and would take as long to copy.
+        """
         return {
             "input_ids": self.tokens,
             "position_ids": self.positions,
-            "attention_mask": self.forbidden,
+            "attention_mask": None if self.documents is None else forbidden_attention(self.documents),
             "labels": self.labels,
         }
 
@@ -152,16 +153,21 @@ class GPTBatchBuilder:
         return Batch(inputs, tokens[:, 1:].contiguous(), mask, *self._documents(inputs))
 
     def _documents(self, inputs: Any) -> tuple[Any, Any]:
-        """Return the positions, and what attention must not see."""
+        """Return the positions, and the documents if attention keeps them apart.
+
+        Where each window is one document, causal attention is the same, and faster: there are none, unless
+        `same_kernel` is asked for.
+        """
         rows, length = inputs.shape
         # Each row has its own memory: an expanded tensor cannot be pinned.
         positions, resets = torch.arange(length, device=self._device).repeat(rows, 1), self._resets
         if resets is None:
             return positions, None
         documents = document_numbers(inputs, resets.end_of_text)
+        is_masked = resets.attention and (resets.same_kernel or bool(documents.any()))
         return (
             positions_in_documents(documents) if resets.positions else positions,
-            forbidden_attention(documents, resets.same_kernel) if resets.attention else None,
+            documents if is_masked else None,
         )
 
 

@@ -18,6 +18,7 @@ from trainer.distributed import shorten_timeouts
 from trainer.errors import DivergedError
 from trainer.logs import LOGGER
 from trainer.loop.batch_building import MicroBatch
+from trainer.loop.profiling import Profiler
 from trainer.loop.saving import Saver
 from trainer.loop.session import Session, report_heldout
 from trainer.loop.step import StepReduction, evaluate_losses, gather, train_losses
@@ -73,8 +74,11 @@ def train(session: Session, stopping: Stopping, stop_after: int | None) -> str:
     _time_reductions(session.model, phases)
     stopping.begin()
     with _settled_if_diverged(saver):
+        profiler = Profiler(session.settings, session.rank_context, phases)
         with contextlib.closing(_feed(session)) as feed:
-            last = _steps(session, phases, saver, stopping, feed, stop_after)
+            last = _steps(session, phases, profiler, saver, stopping, feed, stop_after)
+        # Not after a failure: a profiler that stops waits for the device, which may wait for a failed rank.
+        profiler.close()
         validated = last.validated
         if validated is None and session.heldout_batches and stopping.agreed() is None:
             with phases.phase(VALIDATION), session.model.gathered():
@@ -99,6 +103,7 @@ def _time_reductions(model: Model, phases: PhaseTimer) -> None:
 def _steps(
     session: Session,
     phases: PhaseTimer,
+    profiler: Profiler,
     saver: Saver,
     stopping: Stopping,
     feed: Prefetcher[MicroBatch],
@@ -108,8 +113,12 @@ def _steps(
     device, is_first = session.rank_context.device, True
     clock = StepClock(partial(torch.cuda.synchronize, device) if device.type == "cuda" else None)
     while True:
+        profiler.begin_step(progress.step)
         with session.model.ungathered() if is_first else contextlib.nullcontext():
             loss, flags = _step(session, phases, feed, clock, lambda: [saver.is_writing(), *stopping.flags()])
+        if profiler.is_last(progress.step - 1):
+            with clock.paused():
+                profiler.end_step(progress.step - 1)
         if is_first:
             shorten_timeouts(settings.timeouts)
             is_first = False

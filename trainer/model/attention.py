@@ -8,6 +8,7 @@ and ``g`` query groups of this tensor-parallel rank, ``d`` channels of a head.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from typing import Any
 
@@ -89,8 +90,8 @@ class SdpaAttention(MegatronModule):  # type: ignore[misc]
         key, value
             ``[t, b, g, d]``; n/g neighbouring heads of the query share a group.
         attention_mask
-            True where attention is forbidden, broadcastable to ``[b, n, s, t]``; None forbids nothing, or
-            with a causal module what lies ahead.
+            True where attention is forbidden, broadcastable to ``[b, n, s, t]``, or what `added_mask` makes
+            of it; None forbids nothing, or with a causal module what lies ahead.
         attn_mask_type
             Unused, as in megatron-core: the module's own decides.
         attention_bias
@@ -106,19 +107,26 @@ class SdpaAttention(MegatronModule):  # type: ignore[misc]
         if packed_seq_params is not None:
             raise ValueError("packed sequences need Transformer Engine's attention")
         dropout = self.dropout if self.training else 0.0
-        forbidden, causal = attention_mask, False
+        mask, causal = attention_mask, False
         if self.contexts:
             if attention_mask is not None or attention_bias is not None:
                 raise ValueError("under context parallelism attention has neither a mask nor a bias")
             key, value = gather_tokens(key, self.contexts), gather_tokens(value, self.contexts)
-            forbidden = _ahead_of_rank(query.size(0), self.contexts, query.device)
+            mask = _ahead_of_rank(
+                query.size(0), self.contexts.rank(), self.contexts.size(), query.device, query.dtype
+            )
         elif self.causal and attention_mask is None and query.size(0) > 1:
             causal = attention_bias is None
-            forbidden = None if causal else _ahead(query.size(0), query.device)
+            mask = None if causal else _ahead(query.size(0), query.device)
+        mask = _with_bias(mask, attention_bias, query.dtype)
+        if mask is not None and query.is_cuda:
+            # With a mask, not all of PyTorch's kernels for GPUs take fewer heads of keys than of queries; the
+            # one that is left holds the scores in memory.
+            key, value = repeat_groups(key, query.size(2)), repeat_groups(value, query.size(2))
         with self._generator() if dropout else contextlib.nullcontext():
             context = torch.nn.functional.scaled_dot_product_attention(
                 *(x.permute(1, 2, 0, 3) for x in (query, key, value)),
-                attn_mask=_added(forbidden, attention_bias, query.dtype),
+                attn_mask=mask,
                 dropout_p=dropout,
                 is_causal=causal,
                 scale=self.scale,
@@ -183,19 +191,51 @@ def _ahead(length: int, device: Any) -> Any:
     return torch.ones(length, length, dtype=torch.bool, device=device).triu(1)
 
 
-def _added(forbidden: Any, bias: Any, dtype: Any) -> Any:
-    """Return what is added to the scores, or None.
+def added_mask(forbidden: Any, dtype: Any) -> Any:
+    """Return what is added to the scores: 0, and a low number where `forbidden` is True.
 
-    The number for a forbidden place is finite, so that a row of padding, where all is forbidden, attends to
-    everything alike, as it does in megatron-core, and is not NaN. Half of the lowest number leaves room for
-    kernels that multiply it by log2(e).
+    PyTorch makes such a mask of a boolean one in every call, and keeps it for the backward pass: made once,
+    it is kept once for all layers. The number is finite, so that a row of padding, where all is forbidden,
+    attends to everything alike, as it does in megatron-core, and is not NaN. Half of the lowest number leaves
+    room for kernels that multiply it by log2(e).
     """
-    if forbidden is None:
+    return torch.zeros((), dtype=dtype, device=forbidden.device).masked_fill(forbidden, _lowest(dtype))
+
+
+def share_mask(block: Any) -> None:
+    """Have a stack of layers with `SdpaAttention` make its `added_mask` once, rather than in each layer.
+
+    Parameters
+    ----------
+    block
+        megatron-core's TransformerBlock.
+    """
+
+    def convert(_: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        mask = kwargs.get("attention_mask")
+        if mask is None:
+            return args, kwargs
+        return args, {**kwargs, "attention_mask": added_mask(mask, block.config.params_dtype)}
+
+    block.register_forward_pre_hook(convert, with_kwargs=True)
+
+
+def repeat_groups(x: Any, heads: int) -> Any:
+    """Return ``[t, b, heads, d]`` from ``[t, b, g, d]``: the keys or values of each head's group."""
+    return x if x.size(2) == heads else x.repeat_interleave(heads // x.size(2), dim=2)
+
+
+def _with_bias(mask: Any, bias: Any, dtype: Any) -> Any:
+    """Return what is added to the scores for a boolean mask, an `added_mask`, or a bias; None for neither."""
+    if mask is None:
         return None if bias is None else bias.to(dtype)
-    lowest = torch.finfo(dtype).min / 2
-    if bias is None:
-        bias = torch.zeros((), dtype=dtype, device=forbidden.device)
-    return bias.to(dtype).masked_fill(forbidden, lowest)
+    if mask.dtype == torch.bool:
+        return added_mask(mask, dtype) if bias is None else bias.to(dtype).masked_fill(mask, _lowest(dtype))
+    return mask if bias is None else mask + bias.to(dtype)
+
+
+def _lowest(dtype: Any) -> float:
+    return float(torch.finfo(dtype).min) / 2
 
 
 def gather_tokens(x: Any, group: Any) -> Any:
@@ -212,9 +252,11 @@ def gather_tokens(x: Any, group: Any) -> Any:
     return torch.cat((*chunks[0::2], *reversed(chunks[1::2])), dim=0)
 
 
-def _ahead_of_rank(length: int, group: Any, device: Any) -> Any:
-    """Return ``[length, length * ranks]``, True where one of this rank's tokens would look ahead."""
-    rank, ranks, half = group.rank(), group.size(), length // 2
+# All layers have the same, of training and of validation.
+@functools.lru_cache(maxsize=2)
+def _ahead_of_rank(length: int, rank: int, ranks: int, device: Any, dtype: Any) -> Any:
+    """Return the `added_mask`, ``[length, length * ranks]``, of what lies ahead of one rank's tokens."""
+    half = length // 2
     starts = (rank * half, (2 * ranks - 1 - rank) * half)
     own = torch.cat([torch.arange(start, start + half, device=device) for start in starts])
-    return torch.arange(length * ranks, device=device) > own[:, None]
+    return added_mask(torch.arange(length * ranks, device=device) > own[:, None], dtype)

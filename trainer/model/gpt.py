@@ -9,6 +9,8 @@ from megatron.core.models.gpt import GPTModel
 
 from trainer.config.settings import Settings
 from trainer.distributed import RankContext
+from trainer.model.attention import share_mask
+from trainer.model.backends import attention_backend
 from trainer.model.layers import gpt_layers
 from trainer.model.transformer import transformer_config
 
@@ -44,4 +46,7 @@ def gpt_chunks(settings: Settings, rank_context: RankContext, vocabulary: int) -
         )
         for stage in stages
     ]
+    if attention_backend(shape, config, rank_context.device) == "sdpa":
+        for chunk in chunks:
+            share_mask(chunk.decoder)
     return config, chunks

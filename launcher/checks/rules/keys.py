@@ -93,6 +93,9 @@ _NUMBERS: dict[str, Range] = {
     "model.moe_expert_capacity_factor": _POSITIVE,
 }
 
+# Profilers that no shipped configuration names: their keys are near to those of `nsys_profile`.
+_UNSHIPPED = ("model.torch_profile.", "model.memory_profile.")
+
 _FLAGS = (
     *(f"model.{name}" for name in _MODEL_FLAGS.split()),
     *(f"{stack}.account_for_{part}_in_pipeline_split" for stack in _STACKS for part in ("embedding", "loss")),
@@ -181,6 +184,8 @@ def flag_problems(values: Values) -> Iterator[Finding]:
 def key_problems(values: Values, facts: Facts) -> Iterator[Finding]:
     """Find keys of NeMo's nodes that nothing knows and that are near to a known one."""
     for key in facts.added_keys or ():
+        if key.startswith(_UNSHIPPED):
+            continue
         near = nearest_key(key, facts.shipped_keys or ())
         if near is not None:
             text = "no shipped configuration has this key"
