@@ -9,6 +9,8 @@ from dataclasses import dataclass
 EXIT_OK = 0
 EXIT_FAILURE = 1
 EXIT_USER_ERROR = 2
+# With this begins the defect of a record without the key of its text.
+NO_KEY = "no key"
 # Ctrl-C, as a shell says it.
 EXIT_INTERRUPTED = 130
 
@@ -42,10 +44,17 @@ class BadRecord:
 
 def refusal(source: str, bad: BadRecord) -> UserError:
     """Return the error for a bad record of a source, where ``on_error=raise``."""
-    return UserError(
-        f"{place(source, bad)}; on_error=skip leaves such records out, counts and names them, up to "
-        "max_errors"
-    )
+    if bad.reason.startswith(NO_KEY):
+        hint = (
+            "the key or column of the text is data_preparation.text_key, or that of this file alone: "
+            "{path: ..., text_key: ...} among the inputs"
+        )
+    else:
+        hint = (
+            "data_preparation.on_error=skip leaves such records out, counts and names them, up to "
+            "data_preparation.max_errors"
+        )
+    return UserError(f"{place(source, bad)}; {hint}")
 
 
 def place(source: str, bad: BadRecord) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +111,8 @@ def summary(plan: Plan, manifest: dict[str, Any]) -> str:
         f"{prefix}: {counts['documents']:,} documents, {counts['tokens']:,} tokens of a vocabulary of "
         f"{plan.tokenizer.vocabulary_size:,}, from {counts['bytes']:,} bytes"
     )
+    if plan.preparation.splits:
+        text += f" ({', '.join(_split_counts(plan, manifest))})"
     if dropped:
         reasons = ", ".join(f"{reason} {count:,}" for reason, count in dropped.items())
         text += f"; {sum(dropped.values()):,} documents dropped ({reasons})"
@@ -122,3 +124,10 @@ def summary(plan: Plan, manifest: dict[str, Any]) -> str:
         more = f"; {bad - len(shown):,} more" if bad > len(shown) else ""
         text += f"; {bad:,} bad records skipped ({'; '.join(shown)}{more})"
     return text
+
+
+def _split_counts(plan: Plan, manifest: dict[str, Any]) -> Iterator[str]:
+    documents = {entry["path"]: entry.get("documents") for entry in manifest["outputs"]}
+    for split, _ in plan.preparation.splits:
+        count = documents[f"{plan.preparation.prefix_of(split).name}.bin"]
+        yield f"{split} {count:,}" if count else f"{split} has none"

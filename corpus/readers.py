@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 from xml.etree import ElementTree
 
 from corpus.documents import Document
-from corpus.errors import BadRecord, UserError, missing_library, suggest
+from corpus.errors import NO_KEY, BadRecord, UserError, missing_library, suggest
 from corpus.formats import DamagedError, open_stream
 from corpus.units import Piece, SourceFile
 from corpus.wikitext import plain_text
@@ -156,7 +156,7 @@ def _object_parser(file: SourceFile) -> Callable[[bytes, int], Record]:
 def _no_key(key: str, record: Mapping[str, object]) -> str:
     keys = sorted(record)
     shown = ", ".join(keys[:_NAMED_KEYS]) + (", ..." if len(keys) > _NAMED_KEYS else "")
-    return f"no key '{key}' among {shown or 'none'}{suggest(key, keys)}"
+    return f"{NO_KEY} '{key}' among {shown or 'none'}{suggest(key, keys)}"
 
 
 def _is_utf8(content: bytes) -> bool:

@@ -85,7 +85,8 @@ def check_bad(plan: Plan, records: list[dict[str, Any]]) -> None:
         limit = f"{preparation.max_errors:g}"
         raise UserError(
             f"{bad:,} bad records besides {documents:,} documents are more than max_errors={limit} allows; "
-            f"the first is {place(plan.files[first[0]].name, BadRecord(*first))}"
+            f"the first is {place(plan.files[first[0]].name, BadRecord(*first))}; "
+            f"data_preparation.max_errors={bad} allows them"
         )
 
 

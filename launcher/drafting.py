@@ -104,6 +104,19 @@ class Draft:
         """The configuration key that determines the run's directory."""
         return _results_key(self.composition.config, self.plan.paths.run_dir)
 
+    def directory_key(self, directory: Path) -> str:
+        """Return the key of a directory that the job writes to."""
+        config = self.composition.config
+        if directory.is_relative_to(Path(config.data_dir).absolute()):
+            return "data_dir"
+        if config.data_preparation is not None:
+            for key in ("output_prefix", "work_dir"):
+                if directory == Path(getattr(config.data_preparation, key)).absolute().parent:
+                    return f"data_preparation.{key}"
+            if directory == Path(config.data_preparation.tokenizer_dir).absolute():
+                return "data_preparation.tokenizer_dir"
+        return self.results_key
+
     @property
     def stage_name(self) -> str:
         """The name of the launch among those of one command."""

@@ -19,9 +19,9 @@ from launcher.jobs.launches import open_launch
 _EXIT_CODES = """
 exit code:
   0    the files were written; with --dry-run: the script was printed
-  1    it failed
-  2    a mistake in the command line or the configuration
-  130  Ctrl-C; a job of a cluster continues
+  1    the job failed; its log, above, says why
+  2    a mistake in the command line or the configuration, before there is a job
+  130  Ctrl-C; the job continues, here or on the cluster: slipway cancel RUN
 """
 
 _TOKENIZE_EPILOG = f"""\

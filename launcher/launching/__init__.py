@@ -158,7 +158,8 @@ def _write(stage: _Ready, request: Request, undo: contextlib.ExitStack) -> Manif
     try:
         manifest = write_draft(draft, request, nodes_to_avoid(draft))
         undo.callback(discard_launch, stage.paths, directories)
-        make_directories(directories, draft.results_key)
+        for directory in directories:
+            make_directories((directory,), draft.directory_key(directory))
     except UserError as error:
         draft.composition.annotate(error)
         raise

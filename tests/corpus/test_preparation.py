@@ -113,7 +113,7 @@ def test_documents_are_those_of_the_sources(sources: Path, tokenizer: Path, plai
 
 
 def test_exact_duplicates_are_dropped_and_splits_are_by_text(
-    sources: Path, tokenizer: Path, plain: tuple[Path, Any], tmp_path: Path
+    sources: Path, tokenizer: Path, plain: tuple[Path, Any], tmp_path: Path, capsys: Any
 ) -> None:
     all_documents = indexed_files.read(plain[0] / "x").documents
     distinct = {tuple(tokens) for (tokens,) in all_documents}
@@ -132,6 +132,8 @@ def test_exact_duplicates_are_dropped_and_splits_are_by_text(
     write_lines(tmp_path / "only.jsonl", ["a copy"])
     alone = configuration(moved, tmp_path / "only.jsonl", tokenizer, **OPTIONS)
     prepare(alone)
+    last = capsys.readouterr().out
+    assert last.count("has none") == 2
     (name,) = [name for name in parts if indexed_files.read(moved / f"out/x_{name}").documents]
     assert indexed_files.read(moved / f"out/x_{name}").documents[0] in parts[name]
 

@@ -300,3 +300,19 @@ def test_the_model_of_a_filter_is_seen_by_a_job_anywhere() -> None:
     filters = job.preparation["data_preparation"]["filters"]
     assert filters == ["gopher_quality", {"language": {"languages": ["en"], "model": model}}]
     assert [mount.flags for mount in job.container.mounts if mount.source == model] == ["ro"]
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("data_dir=/proc/nope", "data_dir"),
+        ("data_preparation.output_prefix=/proc/nope/x", "data_preparation.output_prefix"),
+    ],
+)
+def test_a_directory_that_cannot_be_made_names_its_key(
+    tmp_path: Path, slurm: FakeSlurm, override: str, key: str
+) -> None:
+    with pytest.raises(UserError, match="cannot write /proc/nope") as raised:
+        launched(tmp_path, override)
+    assert raised.value.key == key
+    assert slurm.submitted() == []
