@@ -205,7 +205,9 @@ def contents_of_recipe(recipe: Recipe) -> Contents:
     """Return what is known of a recipe's image: its base's contents, and the packages that it adds."""
     contents = contents_of_reference(recipe.base) or Contents(f"the recipe {recipe.name}")
     cores = [match[1] for line in recipe.config.python_packages if (match := _CORE.fullmatch(line))]
-    return replace(contents, megatron_core=cores[-1]) if cores else contents
+    # Templates install it by itself, after all else.
+    core = recipe.config.versions.get("megatron_core") or (cores[-1] if cores else None)
+    return replace(contents, megatron_core=core) if core else contents
 
 
 def contents_of_file(path: Path) -> Contents | None:

@@ -29,7 +29,7 @@ def test_every_verb_has_examples_and_exit_codes(verb: str, capsys: Capsys) -> No
 def test_a_recipe_is_rendered(capsys: Capsys) -> None:
     assert main(["image", "render", "megatron:dev", "image.packages=[g++,zstd]"]) == 0
     told = capsys.readouterr()
-    assert "\nFROM docker.io/library/python" in told.out and "zstd" in told.out and "tmux" in told.out
+    assert "\nFROM nvcr.io/nvidia/pytorch:" in told.out and "zstd" in told.out and "tmux" in told.out
     assert "is not pinned" in told.err
     assert main(["image", "render", "megatron", "--json"]) == 0
     record = json.loads(capsys.readouterr().out)

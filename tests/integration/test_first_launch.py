@@ -96,12 +96,12 @@ def test_the_same_plan_without_slurm(repository: Path, workplace: Path, warm_pyt
 @pytest.mark.trainer
 def test_a_training_that_fails_is_told_with_its_reason(repository: Path, workplace: Path) -> None:
     main = [sys.executable, repository / "launcher" / "main.py", "cluster=local", *SMALL]
-    name = ["training.run.name=fails", "training.model.fp8=True"]
+    name = ["training.run.name=fails", "training.model.fsdp=True"]
     refused = run_command(*main, *name, cwd=workplace, check=2)
-    assert "training.model.fp8=True: FP8 is not in this version" in refused.stderr
+    assert "training.model.fsdp=True: FSDP is not in this version" in refused.stderr
     done = run_command(*main, *name, "--no-check=engine.megatron", "--follow", cwd=workplace, check=1)
     assert "FAILED" in done.stdout
-    assert "model.fp8" in done.stdout + done.stderr
+    assert "model.fsdp" in done.stdout + done.stderr
 
 
 @pytest.mark.slurm

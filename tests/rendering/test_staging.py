@@ -90,7 +90,8 @@ def job(root: Path, image: Path, *overrides: str, argument: str = "") -> Job:
             *overrides,
         ]
     )
-    plan = with_argument(plan_launch(composed.config, number=1, tag="x"), argument)
+    plan = plan_launch(composed.config, number=1, tag="x")
+    plan = with_argument(plan, argument) if argument else plan
     plan.paths.code.mkdir(parents=True)
     write_files(plan)
     return Job(root, plan)
