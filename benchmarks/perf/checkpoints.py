@@ -67,6 +67,16 @@ def timed(action: Callable[[], object]) -> tuple[float, float]:
     return time.perf_counter() - began, time.process_time() - used
 
 
+def load(session: Any) -> None:
+    """Restore the newest checkpoint into a training."""
+    from trainer.checkpoint import state
+    from trainer.loop.session import _choose
+
+    choice = _choose(session)
+    assert choice
+    state.restore(choice, session.model, session.optimizer.inner, session.rank_context, session.settings.seed)
+
+
 def measure(directory: Path, layers: int, runs: int) -> int:
     """Save and load in turn, print the table and return the bytes of a checkpoint."""
     from trainer import cpu_shim
@@ -84,7 +94,7 @@ def measure(directory: Path, layers: int, runs: int) -> int:
     from trainer.checkpoint import state, store
     from trainer.distributed import make_rank_context, process_group
     from trainer.loop.saving import Saver
-    from trainer.loop.session import _choose, open_session
+    from trainer.loop.session import open_session
 
     costs: dict[tuple[str, str], list[tuple[float, float]]] = {}
     world = World.from_environment(os.environ)
@@ -94,13 +104,6 @@ def measure(directory: Path, layers: int, runs: int) -> int:
         session.optimizer.step(0.0)
         session.progress = state.Progress(1, 8)
 
-        def load() -> None:
-            choice = _choose(session)
-            assert choice
-            state.restore(
-                choice, session.model, session.optimizer.inner, session.rank_context, session.settings.seed
-            )
-
         for run in range(runs + 1):
             for name in (WITH, WITHOUT) if run % 2 else (WITHOUT, WITH):
                 where = directory / f"{run} {name}"
@@ -108,7 +111,7 @@ def measure(directory: Path, layers: int, runs: int) -> int:
                 session.settings = dataclasses.replace(settings, saving=saving)
                 with checksums(name == WITH):
                     saved = timed(lambda: Saver(session).end(0.0, None))
-                    loaded = timed(load)
+                    loaded = timed(lambda: load(session))
                 (found,) = store.complete(where)
                 size = sum(found.marker.files.values())
                 assert bool(found.marker.checksums) == (name == WITH)
@@ -215,7 +218,7 @@ def measure_rank(directory: Path, layers: int, runs: int) -> None:
     from trainer.checkpoint import state, store
     from trainer.distributed import make_rank_context, process_group
     from trainer.loop.saving import Saver
-    from trainer.loop.session import _choose, open_session
+    from trainer.loop.session import open_session
 
     results: dict[str, list[tuple[float, float, int, int, int]]] = {name: [] for name in FORMATS}
     with process_group(world, settings.accelerator) as device:
@@ -223,13 +226,6 @@ def measure_rank(directory: Path, layers: int, runs: int) -> None:
         session.model.zero_grad_buffer()
         session.optimizer.step(0.0)
         session.progress = state.Progress(1, 8)
-
-        def load() -> None:
-            choice = _choose(session)
-            assert choice
-            state.restore(
-                choice, session.model, session.optimizer.inner, session.rank_context, session.settings.seed
-            )
 
         def save() -> None:
             # Beside the training, for which a rank copies its share of the state.
@@ -244,7 +240,7 @@ def measure_rank(directory: Path, layers: int, runs: int) -> None:
                 session.settings = dataclasses.replace(settings, saving=saving)
                 with optimizer_format(name):
                     times, peaks = [], []
-                    for action in (save, load):
+                    for action in (save, lambda: load(session)):
                         dist.barrier()
                         began = time.perf_counter()
                         peaks.append(peak(action))

@@ -1,4 +1,4 @@
-"""The same files from the disk, a web server and S3 give the same tokens."""
+"""Tokens are the same from files on the disk, on a web server and on S3."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ CUDA = torch.device("cuda", 0)
 
 @dataclass(frozen=True)
 class Gpu:
-    """What a process on a GPU would have: megatron-core's configurations, and its environment."""
+    """Configurations of megatron-core and the environment, as a process on a GPU would have them."""
 
     settings: Settings
     layout: Layout

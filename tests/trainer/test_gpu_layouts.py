@@ -1,4 +1,4 @@
-"""What a GPU would get holds Megatron-LM's own assertions: for each stock size, and for drawn layouts."""
+"""Megatron-LM's own assertions hold for a GPU's configuration of each stock size and of drawn layouts."""
 
 from __future__ import annotations
 
