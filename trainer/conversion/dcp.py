@@ -1,7 +1,7 @@
 """Checkpoints of torch.distributed.checkpoint (DCP), such as FSDP's, read tensor by tensor.
 
-The index has all tensors of a nested dictionary under names with dots, and the way of keys that leads to each.
-A training saves more than its model; the keys tell them apart: ``{"model": {...}, "optimizer": {...}}`` or, as
+The index has all tensors of a nested dictionary under names with dots, and the keys that lead to each. A
+training saves more than its model; the keys tell them apart: ``{"model": {...}, "optimizer": {...}}`` or, as
 torchtitan writes it, the model's tensors beside ``"optimizer"``.
 """
 
@@ -18,10 +18,24 @@ from trainer.errors import UserError
 
 # Under which keys programs save a model, and under which what is not one.
 _MODEL = ("model", "module", "state_dict", "model_state_dict", "net", "network")
-_OTHERS = (
-    "optim", "optimizer", "optimizers", "optimizer_state_dict", "optim_state_dict", "scheduler", "lr_scheduler",
-    "lr_schedulers", "train_state", "dataloader", "ema", "rng", "rng_state", "extra_state",
-)  # fmt: skip
+_OTHERS = frozenset(
+    [
+        "optim",
+        "optimizer",
+        "optimizers",
+        "optimizer_state_dict",
+        "optim_state_dict",
+        "scheduler",
+        "lr_scheduler",
+        "lr_schedulers",
+        "train_state",
+        "dataloader",
+        "ema",
+        "rng",
+        "rng_state",
+        "extra_state",
+    ]
+)
 _Keys = tuple[str | int, ...]
 
 
@@ -73,14 +87,17 @@ def _model_keys(paths: Mapping[str, _Keys], directory: Path) -> dict[str, str]:
     UserError
         If several of the saved objects may be the model.
     """
-    others = {name for name, path in paths.items() if set(path[:-1]) & set(_OTHERS)}
+    others = {name for name, path in paths.items() if _OTHERS & set(path[:-1])}
     paths = {name: path for name, path in paths.items() if name not in others}
     models = {name: _model_depth(path) for name, path in paths.items()}
     if any(models.values()):
         paths = {name: path for name, path in paths.items() if models[name]}
     parents = {path[: models[name] or -1] for name, path in paths.items()}
     if len(parents) != 1:
-        found = ", ".join(sorted(".".join(map(str, parent)) or "(no key)" for parent in parents)) or "an optimizer's"
+        found = (
+            ", ".join(sorted(".".join(map(str, parent)) or "(no key)" for parent in parents))
+            or "an optimizer's"
+        )
         raise UserError(f"{directory}: which tensors are the model's is not clear; they are below {found}")
     depth = len(parents.pop())
     return {name: ".".join(map(str, path[depth:])) for name, path in paths.items()}

@@ -86,7 +86,9 @@ class DeepSpeedFiles:
         """Return the files of a kind in the order of their ranks."""
         matches = [match for path in self.directory.iterdir() if (match := pattern.fullmatch(path.name))]
         if any(int(match[2]) for match in matches) or any(self.directory.glob("layer_*_model_states.pt")):
-            raise UserError(f"{self.directory}: tensor and pipeline parallelism, and experts, are not supported")
+            raise UserError(
+                f"{self.directory}: tensor and pipeline parallelism, and experts, are not supported"
+            )
         if not matches:
             raise UserError(f"{self.directory}: no {words}, so this is no checkpoint of DeepSpeed's")
         return [self.directory / match.string for match in sorted(matches, key=lambda m: int(m[1] or 0))]
@@ -107,7 +109,9 @@ class DeepSpeedFiles:
         states = [self._state(path, len(paths)) for path in paths]
         if _FLAT_GROUPS in states[0]:
             weights |= self._frozen(model, self._models)
-            weights |= self._scattered(shapes, [_vectors(*each, _FLAT_GROUPS) for each in zip(paths, states, strict=True)])
+            weights |= self._scattered(
+                shapes, [_vectors(*each, _FLAT_GROUPS) for each in zip(paths, states, strict=True)]
+            )
         else:
             weights |= self._frozen(model, self._models[:1])
             parts = [_vectors(*each, _PARTITIONS) for each in zip(paths, states, strict=True)]
@@ -140,7 +144,9 @@ class DeepSpeedFiles:
         """Return the parameters of stages 1 and 2."""
         weights = {}
         if any(len(parts) != len(groups) for parts in ranks):
-            raise UserError(f"{self.directory}: the groups of its files are not the {len(groups)} of the model")
+            raise UserError(
+                f"{self.directory}: the groups of its files are not the {len(groups)} of the model"
+            )
         for number, shapes in enumerate(groups):
             parts = [parts[number] for parts in ranks]
             begin = 0
@@ -241,7 +247,9 @@ def _vectors(path: Path, state: Mapping[str, Any], key: str) -> list[torch.Tenso
     vectors = state.get(key)
     vectors = [vectors] if torch.is_tensor(vectors) else vectors
     if not isinstance(vectors, list | tuple) or not all(torch.is_tensor(v) and v.dim() == 1 for v in vectors):
-        raise UserError(f"{path}: no masters ({key}) in it, as with weights that were swapped to another device")
+        raise UserError(
+            f"{path}: no masters ({key}) in it, as with weights that were swapped to another device"
+        )
     return [vector.detach() for vector in vectors]
 
 
@@ -258,7 +266,10 @@ def _cut(parts: Sequence[torch.Tensor], begin: int, end: int) -> list[torch.Tens
 def _pieces(shape: tuple[int, ...], vectors: Sequence[torch.Tensor], pieces: list[torch.Tensor]) -> _Weight:
     """Return a weight that is joined of pieces when it is read; the last may end in padding."""
     count, kind = math.prod(shape), vectors[0].dtype if vectors else torch.float32
-    return _Weight(TensorInfo(shape, kind), lambda: torch.cat(pieces)[:count].reshape(shape) if pieces else torch.empty(shape, dtype=kind))
+    return _Weight(
+        TensorInfo(shape, kind),
+        lambda: torch.cat(pieces)[:count].reshape(shape) if pieces else torch.empty(shape, dtype=kind),
+    )
 
 
 def _stored(tensor: torch.Tensor) -> _Weight:

@@ -1,8 +1,8 @@
 """Files that :func:`torch.save` wrote for other programs, read without executing anything of theirs.
 
 Besides tensors they hold objects of the program's own classes, such as DeepSpeed's loss scaler or the
-``argparse.Namespace`` of Megatron-LM's options. Such an object becomes an :class:`Unknown`, which keeps what was
-saved of it. Nothing that a file names is imported or called.
+``argparse.Namespace`` of Megatron-LM's options. Such an object becomes an :class:`Unknown`, which keeps what
+was saved of it. Nothing that a file names is imported or called.
 """
 
 from __future__ import annotations

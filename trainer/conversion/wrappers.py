@@ -35,6 +35,8 @@ def plain_names(names: Iterable[str], directory: Path) -> dict[str, str]:
     owners: dict[str, str] = {}
     for name, short in plain.items():
         if short in owners:
-            raise UserError(f"{directory}: {owners[short]} and {name} are both {short} without their wrappers")
+            raise UserError(
+                f"{directory}: {owners[short]} and {name} are both {short} without their wrappers"
+            )
         owners[short] = name
     return plain

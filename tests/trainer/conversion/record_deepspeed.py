@@ -61,7 +61,9 @@ def train(rank: int, name: str, directory: str) -> None:
         "zero_allow_untested_optimizer": True,
         "bf16": {"enabled": name.endswith("bf16")},
     }
-    engine, *_ = deepspeed.initialize(model=model, optimizer=torch.optim.AdamW(groups, lr=0.01), config=config)
+    engine, *_ = deepspeed.initialize(
+        model=model, optimizer=torch.optim.AdamW(groups, lr=0.01), config=config
+    )
     generator = torch.Generator().manual_seed(rank)
     for _ in range(3):
         tokens = torch.randint(0, 7, (2, 4), generator=generator)
