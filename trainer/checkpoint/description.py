@@ -1,4 +1,4 @@
-"""What a checkpoint says of its model, so that its weights can be used without the run's configuration.
+"""The description of a checkpoint's model, so that its weights can be used without the run's configuration.
 
 A part of the marker (:mod:`trainer.checkpoint.marker`). Imports no torch.
 """
