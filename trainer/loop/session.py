@@ -10,6 +10,7 @@ from typing import Any
 from arithmetic.parameters import padded_vocabulary
 from trainer.checkpoint import compatible, reader, state, store
 from trainer.checkpoint.choice import Choice, Chooser
+from trainer.checkpoint.description import Description, describe
 from trainer.checkpoint.state import Progress
 from trainer.config.settings import Settings
 from trainer.data import identity
@@ -61,6 +62,11 @@ class Session:
     progress: Progress = field(default_factory=Progress)
     training_id: str = field(default_factory=store.unique)
     resumed_from: Path | None = None
+
+    @property
+    def description(self) -> Description:
+        """Return what its checkpoints say of the model."""
+        return describe(self.settings, self.vocabulary, self.padded_vocabulary, self.data_identity)
 
 
 def open_session(settings: Settings, rank_context: RankContext) -> Session:
