@@ -57,7 +57,9 @@ Model = TypeVar("Model", bound=BaseModel)
 Engine = Literal["nemo", "megatron", "megatron_lm"]
 ModelType = Literal["gpt", "t5", "bert"]
 SourceFormat = Literal["auto", "txt", "jsonl", "parquet", "wikipedia", "tar"]
-StageName = Literal["data_preparation", "training", "conversion", "evaluation", "workspace", "image"]
+StageName = Literal[
+    "data_preparation", "training", "conversion", "evaluation", "workspace", "command", "image"
+]
 
 
 class StrictModel(BaseModel):
@@ -438,7 +440,30 @@ class WorkspaceConfig(StrictModel):
     workdir: Line | None
 
 
-StageConfig = DataPreparationConfig | TrainingConfig | ConversionConfig | EvaluationConfig | WorkspaceConfig
+class CommandConfig(StrictModel):
+    """The `command` node: a program of the site's own."""
+
+    run: RunConfigNode
+    argv: list[Text] = Field(min_length=1)
+    container: Line | None
+    nodes: Whole = Field(ge=1)
+    tasks_per_node: Whole = Field(ge=1)
+    gpus_per_node: Whole | None = Field(ge=0)
+    cpus_per_task: Whole | None = Field(ge=1)
+    mem: Memory | None
+    workdir: Line | None
+    env_vars: dict[Line, Text | None]
+    writable: LineList
+
+
+StageConfig = (
+    DataPreparationConfig
+    | TrainingConfig
+    | ConversionConfig
+    | EvaluationConfig
+    | WorkspaceConfig
+    | CommandConfig
+)
 
 
 class RunConfig(StrictModel):
@@ -480,6 +505,7 @@ class RunConfig(StrictModel):
     conversion: ConversionConfig | None = None
     evaluation: EvaluationConfig | None = None
     workspace: WorkspaceConfig | None = None
+    command: CommandConfig | None = None
 
 
 def parse(model: type[Model], node: Mapping[str, Any], path: str = "") -> Model:

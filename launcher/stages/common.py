@@ -20,9 +20,6 @@ SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=-]*")
 # File systems take names of 255 bytes; those of the files have a prefix, a suffix and a job's id besides.
 _LONGEST_NAME = 200
 
-# What is in front of the number: all of `gpu` and `gpu:h100`, and that of `gpu:8` and `gpu:h100:8`.
-_OF_GPUS = re.compile(r"(gpu(?::[\w.-]*[A-Za-z_][\w.-]*)?)(?::\d+)?")
-
 VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 # GPUs that are not in the table, with names as near as a slip: an A10, of 24 GB of GDDR6, is no A100
@@ -45,6 +42,10 @@ _TAKEN_BY = {
     "rendezvous": "the job sets this variable for each task",
     "ours": "names that begin with SLIPWAY_ are Slipway's own",
 }
+
+
+# What is in front of the number: all of `gpu` and `gpu:h100`, and that of `gpu:8` and `gpu:h100:8`.
+_OF_GPUS = re.compile(r"(gpu(?::[\w.-]*[A-Za-z_][\w.-]*)?)(?::\d+)?")
 
 
 def launch_paths(stage: str, run: RunConfigNode, cluster: ClusterConfig, number: int) -> LaunchPaths:
@@ -178,7 +179,7 @@ def _gpu_request(cluster: ClusterConfig) -> str:
     return request
 
 
-def so_many_gpus(gpus: int, gres: str | None) -> tuple[int | None, str | None]:
+def gpus_in_words(gpus: int, gres: str | None) -> tuple[int | None, str | None]:
     """Return a number of GPUs in the words in which the cluster requests them."""
     parts = (gres or "").split(",")
     kinds = [match[1] for part in parts if (match := _OF_GPUS.fullmatch(part))]

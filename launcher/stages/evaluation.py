@@ -186,7 +186,7 @@ def _as_many_gpus(requested: Resources) -> Resources:
     """Return a request for a GPU for each task: a small job does not need the whole node."""
     if requested.gpus_per_task is not None:
         return requested
-    gpus, gres = common.so_many_gpus(requested.tasks_per_node, requested.gres)
+    gpus, gres = common.gpus_in_words(requested.tasks_per_node, requested.gres)
     return replace(
         requested, gpus_per_node=gpus if requested.gpus_per_node else None, gres=gres, exclusive=False
     )

@@ -13,6 +13,7 @@ from launcher.errors import UserError
 from launcher.plan import Assumptions, Job, Plan
 from launcher.runs.paths import LaunchPaths
 from launcher.stages import common
+from launcher.stages.command import command_job, with_own_container
 from launcher.stages.common import stage_cluster
 from launcher.stages.conversion import STAGE as CONVERSION
 from launcher.stages.conversion import behind_training as conversion_behind_training
@@ -41,7 +42,7 @@ def by_stage(config: RunConfig) -> list[RunConfig]:
     UserError
         If the stages cannot be launched one after the other.
     """
-    configs = [part for stage in _apart(config) for part in by_phase(stage)]
+    configs = [part for stage in _apart(config) for part in by_phase(with_own_container(stage))]
     directories = [run_directory(part) for part in configs] if len(configs) > 1 else []
     if len(set(directories)) < len(directories):
         raise UserError(
@@ -188,5 +189,7 @@ def _job(config: RunConfig, paths: LaunchPaths) -> Job:
         return conversion_job(config, config.conversion, paths)
     if config.evaluation is not None:
         return evaluation_job(config, config.evaluation, paths)
+    if config.command is not None:
+        return command_job(config, config.command, paths)
     assert config.data_preparation is not None
     return data_preparation_job(config, config.data_preparation, paths)

@@ -113,7 +113,7 @@ def _resources(requested: Resources, workspace: WorkspaceConfig) -> Resources:
     if requested.gpus_per_task is not None:
         gpus = requested.gpus_per_task * tasks
     if wanted is not None:
-        gpus, gres = common.so_many_gpus(wanted, gres)
+        gpus, gres = common.gpus_in_words(wanted, gres)
     return replace(
         requested,
         nodes=1,
