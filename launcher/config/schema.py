@@ -55,7 +55,7 @@ Model = TypeVar("Model", bound=BaseModel)
 Engine = Literal["nemo", "megatron", "megatron_lm"]
 ModelType = Literal["gpt", "t5", "bert"]
 SourceFormat = Literal["auto", "txt", "jsonl", "parquet", "wikipedia", "tar"]
-StageName = Literal["data_preparation", "training", "workspace", "image"]
+StageName = Literal["data_preparation", "training", "workspace", "command", "image"]
 
 
 class StrictModel(BaseModel):
@@ -352,11 +352,26 @@ class WorkspaceConfig(StrictModel):
     workdir: Line | None
 
 
+class CommandConfig(StrictModel):
+    """The `command` node: a program of the site's own."""
+
+    run: RunConfigNode
+    argv: list[Text] = Field(min_length=1)
+    container: Line | None
+    nodes: Whole = Field(ge=1)
+    tasks_per_node: Whole = Field(ge=1)
+    gpus_per_node: Whole | None = Field(ge=0)
+    cpus_per_task: Whole | None = Field(ge=1)
+    mem: Memory | None
+    workdir: Line | None
+    env_vars: dict[Line, Text | None]
+    writable: LineList
+
+
 class RunConfig(StrictModel):
     """The whole configuration of one launch, checked.
 
-    `training`, `data_preparation` and `workspace` are ``None`` unless their stage was asked for; a workspace
-    has a training beside it.
+    A stage's node is ``None`` unless the stage was asked for; a workspace has a training beside it.
     """
 
     stages: list[str] = Field(min_length=1)
@@ -390,6 +405,7 @@ class RunConfig(StrictModel):
     training: TrainingConfig | None = None
     data_preparation: DataPreparationConfig | None = None
     workspace: WorkspaceConfig | None = None
+    command: CommandConfig | None = None
 
 
 def parse(model: type[Model], node: Mapping[str, Any], path: str = "") -> Model:

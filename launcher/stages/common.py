@@ -44,6 +44,10 @@ _TAKEN_BY = {
 }
 
 
+# What is in front of the number: all of `gpu` and `gpu:h100`, and that of `gpu:8` and `gpu:h100:8`.
+_OF_GPUS = re.compile(r"(gpu(?::[\w.-]*[A-Za-z_][\w.-]*)?)(?::\d+)?")
+
+
 def launch_paths(stage: str, run: RunConfigNode, cluster: ClusterConfig, number: int) -> LaunchPaths:
     """Return the paths of a launch of a stage's run.
 
@@ -173,6 +177,16 @@ def _gpu_request(cluster: ClusterConfig) -> str:
             hint=f"set it, cluster.{request}=..., or choose one of {', '.join([*set_keys, 'none'])}",
         )
     return request
+
+
+def gpus_in_words(gpus: int, gres: str | None) -> tuple[int | None, str | None]:
+    """Return a number of GPUs in the words in which the cluster requests them."""
+    parts = (gres or "").split(",")
+    kinds = [match[1] for part in parts if (match := _OF_GPUS.fullmatch(part))]
+    if not kinds:
+        return gpus or None, gres
+    others = [part for part in parts if not _OF_GPUS.fullmatch(part)]
+    return None, ",".join([f"{kinds[0]}:{gpus}", *others] if gpus else others) or None
 
 
 def queue(cluster: ClusterConfig, run: RunConfigNode) -> Queue:

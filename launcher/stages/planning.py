@@ -6,6 +6,7 @@ from pathlib import Path
 
 from launcher.config.overrides import STAGES
 from launcher.config.schema import (
+    CommandConfig,
     DataPreparationConfig,
     RunConfig,
     RunConfigNode,
@@ -17,6 +18,7 @@ from launcher.errors import UserError
 from launcher.plan import Assumptions, Job, Plan
 from launcher.runs.paths import LaunchPaths
 from launcher.stages import common
+from launcher.stages.command import command_job, with_own_container
 from launcher.stages.common import stage_cluster
 from launcher.stages.data_preparation import by_phase, data_preparation_job
 from launcher.stages.job_environment import add_environment
@@ -38,7 +40,7 @@ def by_stage(config: RunConfig) -> list[RunConfig]:
     UserError
         If the stages cannot be launched one after the other.
     """
-    configs = [part for stage in _apart(config) for part in by_phase(stage)]
+    configs = [part for stage in _apart(config) for part in by_phase(with_own_container(stage))]
     directories = [run_directory(part) for part in configs] if len(configs) > 1 else []
     if len(set(directories)) < len(directories):
         raise UserError(
@@ -124,7 +126,9 @@ def _run_node(config: RunConfig) -> tuple[str, RunConfigNode]:
         If there is no such group in the configuration.
     """
     (stage,) = config.stages
-    node: TrainingConfig | DataPreparationConfig | WorkspaceConfig | None = getattr(config, stage)
+    node: TrainingConfig | DataPreparationConfig | WorkspaceConfig | CommandConfig | None = getattr(
+        config, stage
+    )
     if node is None:
         message = f"stages=[{stage}]: the group {stage} is not in the configuration"
         raise UserError(message, key="stages", also=(stage,), hint=f"choose: {stage}=...")
@@ -158,5 +162,7 @@ def _job(config: RunConfig, paths: LaunchPaths) -> Job:
         return workspace_job(config, config.workspace, config.training, paths)
     if config.training is not None:
         return training_job(config, config.training, paths)
+    if config.command is not None:
+        return command_job(config, config.command, paths)
     assert config.data_preparation is not None
     return data_preparation_job(config, config.data_preparation, paths)

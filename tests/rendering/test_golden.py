@@ -161,6 +161,23 @@ CASES = {
         "cluster=local",
         "data_preparation.inputs=[/shared/books]",
     ],
+    "command": [
+        "stages=[command]",
+        "command.argv=[/shared/convert.py,--to,'a \"b\" & ;c']",
+        "command.container=null",
+        "container=null",
+    ],
+    "command_gpus_container": [
+        "stages=[command]",
+        "command.argv=[all_reduce_perf,-b,8M,--data,/shared/data/x]",
+        "command.nodes=2",
+        "command.tasks_per_node=8",
+        "command.gpus_per_node=8",
+        "command.mem=64G",
+        "command.workdir=/shared/bench",
+        "command.env_vars={NCCL_DEBUG: INFO, NCCL_NVLS_ENABLE: null}",
+        "command.writable=[/shared/bench]",
+    ],
 }
 
 

@@ -16,13 +16,11 @@ from trainer.config.settings import Settings
 from trainer.data import identity
 from trainer.data.heldout import unigram_entropy
 from trainer.data.order import SampleOrder
-from trainer.data.seeds import HELDOUT
 from trainer.data.source import MockSource, Source
 from trainer.data.training_data import (
     Indices,
     find_indices,
     make_order,
-    open_heldout,
     open_training,
     window_length,
 )
@@ -30,7 +28,7 @@ from trainer.data.vocabulary import Vocabulary
 from trainer.distributed import RankContext, broadcast_from_rank0, on_all_ranks
 from trainer.errors import UserError
 from trainer.loop.batch_building import BatchBuilder, make_batch_builder, vocabulary_of
-from trainer.loop.validation import HeldOut, choose_heldout
+from trainer.loop.validation import HeldOut, choose_heldout, open_heldout_source
 from trainer.model.build import build_model
 from trainer.model.model import Model, parameter_count
 from trainer.optim.build import Optimizer
@@ -141,15 +139,15 @@ def _data_identity(settings: Settings) -> identity.Identity:
 def _open_sources(
     settings: Settings, vocabulary: Vocabulary, indices: Indices
 ) -> tuple[Source, Source | None]:
-    data, length, seed = settings.data, window_length(settings), settings.seed
-    wants_heldout, text = settings.val_batches > 0, vocabulary.size - vocabulary.sentinels
-    if data.kind == "mock":
-        heldout = MockSource(length, text, seed, HELDOUT) if wants_heldout else None
-        return MockSource(length, text, seed, settings.resume.data_generation), heldout
-    return (
-        open_training(data, indices, length),
-        open_heldout(data, indices, length) if wants_heldout else None,
-    )
+    length = window_length(settings)
+    training: Source
+    if settings.data.kind == "mock":
+        text = vocabulary.size - vocabulary.sentinels
+        training = MockSource(length, text, settings.seed, settings.resume.data_generation)
+    else:
+        training = open_training(settings.data, indices, length)
+    heldout = open_heldout_source(settings, vocabulary, indices) if settings.val_batches else None
+    return training, heldout
 
 
 def _resume(session: Session) -> None:

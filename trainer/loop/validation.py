@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trainer.config.settings import Settings
 from trainer.data.heldout import heldout_windows
 from trainer.data.order import rank_share
 from trainer.data.prefetch import moved
-from trainer.data.source import Source
+from trainer.data.seeds import HELDOUT
+from trainer.data.source import MockSource, Source
+from trainer.data.training_data import Indices, find_indices, open_heldout, window_length
+from trainer.data.vocabulary import Vocabulary
 from trainer.distributed import RankContext
 from trainer.loop.batch_building import BatchBuilder
 from trainer.loop.step import evaluate_losses
@@ -51,6 +54,35 @@ class LossSum:
     def mean(self) -> float:
         """Return the loss in nats per token."""
         return self.total / max(self.tokens, 1)
+
+
+def find_heldout(settings: Settings) -> Indices:
+    """Return the sample indices of the held-out data; one process does this for all.
+
+    Raises
+    ------
+    UserError
+        If a file is missing or not of the format.
+    """
+    if settings.data.kind == "mock":
+        return {}
+    return find_indices(replace(settings.data, training=None), heldout=True)
+
+
+def open_heldout_source(
+    settings: Settings, vocabulary: Vocabulary, indices: Indices, split: str = "validation"
+) -> Source:
+    """Open the held-out data; of mock data each split is the same.
+
+    Raises
+    ------
+    UserError
+        As :func:`trainer.data.training_data.open_heldout`.
+    """
+    length = window_length(settings)
+    if settings.data.kind == "mock":
+        return MockSource(length, vocabulary.size - vocabulary.sentinels, settings.seed, HELDOUT)
+    return open_heldout(settings.data, indices, length, split)
 
 
 def choose_heldout(
