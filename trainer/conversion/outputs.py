@@ -1,9 +1,9 @@
 """The directory that a conversion writes: there whole, or not at all.
 
-It is written as ``.unfinished-<name>-<unique>`` beside its name, synced, and renamed. ``conversion.json`` in it
-says what it was made of, so that the same conversion finds it, and another one leaves it alone. A process that
-is killed leaves a hidden directory, which the next conversion to this name removes: a lock tells that nobody
-writes it any more.
+It is written as ``.unfinished-<name>-<unique>`` beside its name, synced, and renamed. ``conversion.json`` in
+it says what it was made of, so that the same conversion finds it, and another one leaves it alone. A process
+that is killed leaves a hidden directory, which the next conversion to this name removes: a lock tells that
+nobody writes it any more.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def is_there(output: Path, record: Mapping[str, Any]) -> bool:
 
 @contextlib.contextmanager
 def new_directory(output: Path, record: Mapping[str, Any], size_bytes: int) -> Iterator[Path]:
-    """Give the hidden directory to write into; it has its name when the block ends, and is removed if it fails.
+    """Give a hidden directory to write into, which gets its name when the block ends, unless that fails.
 
     Parameters
     ----------

@@ -169,7 +169,7 @@ def _write_file(path: Path, entries: list[Entry], report: Callable[[int], None])
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     if len(text) > _HEADER_BYTES:
-        raise UserError(f"{path.name}: too many tensors for one file; choose a smaller conversion.shard_bytes")
+        raise UserError(f"{path.name}: too many tensors for a file; choose a smaller conversion.shard_bytes")
     with path.open("xb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for entry in entries:
@@ -189,8 +189,8 @@ def _write_tensor(file: BinaryIO, entry: Entry, report: Callable[[int], None]) -
         values = block.to(dtype)
         if values.dtype != block.dtype and not _holds(values, block):
             raise UserError(
-                f"conversion.dtype={str(dtype).removeprefix('torch.')}: {entry.name} has values that it cannot "
-                f"hold, such as {float(block.abs().max()):.6g}; expected float32 or bfloat16"
+                f"conversion.dtype={str(dtype).removeprefix('torch.')}: {entry.name} has values that it "
+                f"cannot hold, such as {float(block.abs().max()):.6g}; expected float32 or bfloat16"
             )
         content = values.contiguous().flatten().view(torch.uint8).numpy()
         file.write(memoryview(content))
