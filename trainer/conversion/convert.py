@@ -28,7 +28,7 @@ _T5 = "model.mcore_t5"
 
 @dataclass(frozen=True)
 class Result:
-    """What a conversion came to: a directory, which was written now or was there already."""
+    """The result of a conversion: a directory, which was written now or was there already."""
 
     output: Path
     is_new: bool
