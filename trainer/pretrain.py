@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from trainer import errors, failures, logs, needless, requirements
 from trainer.config.check import check_keys, unused
@@ -146,13 +146,7 @@ def _train(
     return code
 
 
-def _end_at_once(code: int) -> NoReturn:
-    """End this process without waiting for anything: the other ranks may be in a collective with it."""
-    logs.flush()
-    os._exit(code)
-
-
 if __name__ == "__main__":
     exit_code = main()
     if exit_code != errors.EXIT_OK:
-        _end_at_once(exit_code)
+        logs.end_at_once(exit_code)

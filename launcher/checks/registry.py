@@ -302,7 +302,7 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check(
         "path.script",
-        "a checkout that the engine's program is in has it",
+        "the job's program is there: the engine's in its checkout, a command's own on the nodes",
         files.missing_path_problems("path.script", lambda found: found.script),
         needs=("paths.script",),
     ),
