@@ -24,7 +24,7 @@ from __future__ import annotations
 import os
 import re
 import uuid
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -116,8 +116,15 @@ def named(path: Path) -> Checkpoint:
     return checkpoint
 
 
-def check_content(checkpoint: Checkpoint) -> None:
-    """Hold the content of all files against their checksums; an earlier version's checkpoint has none.
+def check_content(checkpoint: Checkpoint, report: Callable[[int], None] = lambda _: None) -> None:
+    """Hold the content of files against their checksums; an earlier version's checkpoint has none.
+
+    Parameters
+    ----------
+    checkpoint
+        The checkpoint.
+    report
+        Called with the bytes of each file that was read.
 
     Raises
     ------
@@ -128,6 +135,7 @@ def check_content(checkpoint: Checkpoint) -> None:
         wrong = mismatch(checkpoint.path, name, expected)
         if wrong is not None:
             raise UserError(f"{checkpoint.path} is damaged: {wrong}")
+        report(checkpoint.marker.files.get(name, 0))
 
 
 def damage(checkpoint: Checkpoint) -> str | None:

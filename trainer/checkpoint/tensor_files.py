@@ -134,6 +134,12 @@ class TensorFiles:
         whole = torch.empty(shape, dtype=entry.properties.dtype) if whole is None else whole
         return whole[0] if isinstance(index, int) else whole
 
+    def keys(self, name: str) -> tuple[str | int, ...]:
+        """Return the keys that lead to a tensor in the nested dictionary that was saved."""
+        paths = self._index.planner_data
+        path = paths.get(name) if isinstance(paths, dict) else None
+        return tuple(path) if path else (name,)
+
     def items(self) -> list[Any]:
         """Return the keys of all items; a tensor's chunk has an `offset`, an object has none."""
         return list(self._index.storage_data)

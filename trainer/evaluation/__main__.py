@@ -29,6 +29,7 @@ from trainer.evaluation import harness
 from trainer.evaluation.results import Results
 from trainer.evaluation.spec import (
     Evaluation,
+    Harness,
     Perplexity,
     evaluation_layout,
     read_evaluation,
@@ -77,8 +78,22 @@ class _Run:
         name = str(self.flat.get("run.name") or self.evaluation.results.parent.name)
         return Results(self.evaluation.results, name)
 
+    @property
+    def harness(self) -> Harness:
+        assert self.evaluation.harness is not None
+        return self.evaluation.harness
+
     def checkpoints(self) -> list[Checkpoint]:
         return self.evaluation.checkpoints(self.results.has)
+
+    def missing_tasks(self, checkpoint: Checkpoint) -> list[str]:
+        """Return the tasks that a checkpoint was not measured on under the same conditions."""
+        model = self.evaluation.model_directory(checkpoint.marker.step)
+        return [
+            task
+            for task in self.harness.tasks
+            if not self.results.lm_eval(checkpoint, task, harness.conditions(self.harness, task, model))
+        ]
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -98,12 +113,22 @@ def _start_logging(world: World) -> None:
 
 def _run(run: _Run) -> None:
     evaluation = run.evaluation
-    # Before anything is computed: a task that is not there would be told of after hours.
-    tasks = harness.Tasks(evaluation.harness) if evaluation.harness and run.world.is_main else None
+    has_tasks = evaluation.harness is not None and run.world.is_main
+    tasks: harness.Tasks | None = None
+    if has_tasks and any(run.missing_tasks(checkpoint) for checkpoint in run.checkpoints()):
+        # Before anything is computed: a task that is not there would be told of after hours.
+        tasks = harness.Tasks(run.harness)
     checkpoints = _measure_perplexity(run, evaluation.perplexity) if evaluation.perplexity else None
-    if tasks is not None and evaluation.harness is not None:
-        for checkpoint in run.checkpoints() if checkpoints is None else checkpoints:
-            _measure_tasks(run, tasks, evaluation.harness.tasks, checkpoint)
+    if not has_tasks:
+        return
+    for checkpoint in run.checkpoints() if checkpoints is None else checkpoints:
+        missing = run.missing_tasks(checkpoint)
+        for task in run.harness.tasks:
+            if task not in missing:
+                logs.LOGGER.info("step %d | %s: there already", checkpoint.marker.step, task)
+        if missing:
+            tasks = tasks or harness.Tasks(run.harness)
+            _measure_tasks(run, tasks, missing, checkpoint)
 
 
 def _measure_perplexity(run: _Run, perplexity: Perplexity) -> list[Checkpoint]:
@@ -185,18 +210,9 @@ def _line(checkpoint: Checkpoint, values: dict[str, Any]) -> str:
     )
 
 
-def _measure_tasks(
-    run: _Run, tasks: harness.Tasks, requested: tuple[str, ...], checkpoint: Checkpoint
-) -> None:
-    step, results = checkpoint.marker.step, run.results
+def _measure_tasks(run: _Run, tasks: harness.Tasks, missing: list[str], checkpoint: Checkpoint) -> None:
+    step = checkpoint.marker.step
     model = run.evaluation.model_directory(step)
-    missing = [
-        task for task in requested if not results.lm_eval(checkpoint, task, tasks.conditions(task, model))
-    ]
-    for task in set(requested) - set(missing):
-        logs.LOGGER.info("step %d | %s: there already", step, task)
-    if not missing:
-        return
     if not (model / "config.json").is_file():
         raise errors.UserError(
             f"evaluation.converted={model}: there is no model in Hugging Face's format; expected the output "
@@ -205,7 +221,9 @@ def _measure_tasks(
     outcome = tasks.measure(model, missing)
     for line in harness.lines(outcome.metrics):
         logs.LOGGER.info("step %d | %s", step, line)
-    path = results.add_lm_eval(checkpoint, outcome.metrics, outcome.provenance, packages(*harness.PACKAGES))
+    path = run.results.add_lm_eval(
+        checkpoint, outcome.metrics, outcome.provenance, packages(*harness.PACKAGES)
+    )
     logs.LOGGER.info("results: %s", path)
 
 

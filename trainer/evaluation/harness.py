@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -41,48 +42,58 @@ class Tasks:
     Raises
     ------
     UserError
-        If a library is missing, or a task is unknown.
+        If a library is missing, or a task is unknown or cannot be loaded.
     """
 
     def __init__(self, harness: Harness) -> None:
         requirements.check(_LIBRARIES, extra="evaluation")
-        for path in _files(harness.tasks):
-            if not path.is_file():
-                raise UserError(f"{_KEY}.tasks={path}: there is no such file")
-        if harness.include_path is not None and not harness.include_path.is_dir():
-            raise UserError(f"{_KEY}.include_path={harness.include_path}: there is no such directory")
-        for name in _WORLD:
-            os.environ.pop(name, None)
+        for task in harness.tasks:
+            if _is_file(task) and not Path(task).is_file():
+                raise UserError(f"{_KEY}.tasks={task}: there is no such file")
+        self._harness, include = harness, harness.include_path
+        if include is not None and not include.is_dir():
+            raise UserError(f"{_KEY}.include_path={include}: there is no such directory")
+        _prepare_environment()
         from lm_eval.tasks import TaskManager
 
-        self._harness = harness
-        self._manager = TaskManager(include_path=str(harness.include_path) if harness.include_path else None)
-        for task in harness.tasks:
-            if not _is_file(task) and task not in self._manager.all_tasks:
-                raise UserError(
-                    f"{_KEY}.tasks={task}: lm-eval has no such task{suggest(task, self._manager.all_tasks)}; "
-                    f"expected one of `lm-eval ls tasks`, one of {_KEY}.include_path, or a YAML file"
-                )
+        own = [str(include)] if include else None
+        # The index of lm-eval's own tasks takes a while: it reads 14,000 files.
+        self._manager = TaskManager(include_path=own, include_defaults=False)
+        if not all(self._is_known(task) for task in harness.tasks):
+            self._manager = TaskManager(include_path=own)
+        self._loaded = {task: self._load(task) for task in harness.tasks}
 
-    def conditions(self, task: str, model: Path) -> dict[str, Any]:
-        """Return what a task's metrics depend on besides the weights."""
-        return conditions(self._harness, task, model)
+    def _is_known(self, task: str) -> bool:
+        return _is_file(task) or task in self._manager.all_tasks
+
+    def _load(self, task: str) -> list[Any]:
+        """Return the task, or the group, or the tasks of a tag."""
+        if not self._is_known(task):
+            raise UserError(
+                f"{_KEY}.tasks={task}: lm-eval has no such task{suggest(task, self._manager.all_tasks)}; "
+                f"expected one of `lm-eval ls tasks`, one of {_KEY}.include_path, or a YAML file"
+            )
+        try:
+            loaded = self._manager.load([task])
+        except Exception as error:
+            # Of a task's file, of its data, or of the network on the way to them.
+            line = (str(error).splitlines() or [""])[0]
+            raise UserError(
+                f"{_KEY}.tasks={task}: lm-eval cannot load it: {type(error).__name__}: {line}"
+            ) from error
+        members = {name for names in loaded.get("group_map", {}).values() for name in names}
+        groups = [group for name, group in loaded.get("groups", {}).items() if name not in members]
+        return groups or list(loaded["tasks"].values())
 
     def measure(self, model: Path, tasks: Iterable[str]) -> Outcome:
-        """Return the metrics of tasks on a model.
-
-        Raises
-        ------
-        UserError
-            If the model, or the data of a task, cannot be loaded.
-        """
+        """Return the metrics of requested tasks on a model in Hugging Face's format."""
         import lm_eval
 
         harness, requested, began = self._harness, list(tasks), time.perf_counter()
         results = lm_eval.simple_evaluate(
             model="hf",
             model_args={"pretrained": str(model), "dtype": harness.dtype},
-            tasks=requested,
+            tasks=[task for name in requested for task in self._loaded[name]],
             num_fewshot=harness.num_fewshot,
             limit=harness.limit,
             batch_size=harness.batch_size,
@@ -101,7 +112,7 @@ class Tasks:
         self, results: Mapping[str, Any], task: str, model: Path, seconds: float
     ) -> dict[str, Any]:
         return {
-            "conditions": self.conditions(task, model),
+            "conditions": conditions(self._harness, task, model),
             "model": str(model),
             "device": self._harness.device,
             "documents": {name: counts["effective"] for name, counts in results["n-samples"].items()},
@@ -118,7 +129,7 @@ def conditions(harness: Harness, task: str, model: Path) -> dict[str, Any]:
         "dtype": harness.dtype,
         "converted": str(model),
     }
-    if _is_file(task):
+    if _is_file(task) and Path(task).is_file():
         found["definition"] = text_checksum(Path(task).read_text(encoding="utf-8"))
     return found
 
@@ -143,8 +154,15 @@ def _metrics(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name.removesuffix(",none"): float(value) for name, value in kept.items()}
 
 
-def _files(tasks: Iterable[str]) -> list[Path]:
-    return [Path(task) for task in tasks if _is_file(task)]
+def _prepare_environment() -> None:
+    for name in _WORLD:
+        os.environ.pop(name, None)
+    if not sys.stderr.isatty():
+        # Progress bars are for terminals; a log would have each of their states. lm-eval's own cannot be
+        # switched off, and say now and then how far it is.
+        os.environ.setdefault("TQDM_MININTERVAL", "60")
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+        os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
 
 
 def _is_file(task: str) -> bool:

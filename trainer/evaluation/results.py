@@ -82,7 +82,10 @@ class Results:
         before = content["lm_eval"]
         replaces = any(before.get(task, found) != found for task, found in metrics.items())
         content["lm_eval"] = {**before, **metrics}
-        content["provenance"].setdefault("lm_eval", {}).update(provenance)
+        # Another request, such as a group, may have measured the same task under its own conditions.
+        asked = content["provenance"].get("lm_eval", {})
+        kept = {name: item for name, item in asked.items() if metrics.keys().isdisjoint(item["documents"])}
+        content["provenance"]["lm_eval"] = {**kept, **provenance}
         content["versions"].update(versions)
         return self._write(checkpoint.marker.step, content, replaces)
 
