@@ -25,7 +25,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._+=-]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoints:
+class NamedCheckpoints:
     """A checkpoint or a directory of checkpoints; `training` is None if no run of ours wrote them."""
 
     source: Path
@@ -69,7 +69,7 @@ def split_words(words: Sequence[str]) -> tuple[str, list[str]]:
     return sources[0], overrides
 
 
-def find_checkpoints(word: str, base_results_dir: Path) -> Checkpoints:
+def find_checkpoints(word: str, base_results_dir: Path) -> NamedCheckpoints:
     """Find the checkpoints that a word names: a directory, else a run.
 
     Raises
@@ -81,7 +81,7 @@ def find_checkpoints(word: str, base_results_dir: Path) -> Checkpoints:
     name, steps = (match["word"], match["steps"].split(",")) if match else (word, [])
     path = Path(name).absolute()
     if path.is_dir() and not (path / LAUNCHES).is_dir():
-        return Checkpoints(path, tuple(map(int, steps)), training_of(path))
+        return NamedCheckpoints(path, tuple(map(int, steps)), training_of(path))
     run_dir = find_one(name, base_results_dir).run_dir
     training = training_of(run_dir)
     if training is None:
@@ -89,11 +89,11 @@ def find_checkpoints(word: str, base_results_dir: Path) -> Checkpoints:
             f"{one_line(name)}: no launch of this run is a training's",
             hint="the run of the training, or a directory of checkpoints",
         )
-    return Checkpoints(training.checkpoints, tuple(map(int, steps)), training)
+    return NamedCheckpoints(training.checkpoints, tuple(map(int, steps)), training)
 
 
 def source_overrides(
-    stage: str, checkpoints: Checkpoints, overrides: Sequence[str], *, on_cluster: bool
+    stage: str, checkpoints: NamedCheckpoints, overrides: Sequence[str], *, on_cluster: bool
 ) -> list[str]:
     """Return the overrides of a launch about some checkpoints, which the user's own follow."""
     training = checkpoints.training
