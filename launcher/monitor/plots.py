@@ -24,15 +24,23 @@ from launcher.ui.plotting import (
 _HEIGHT = 20
 _NARROWEST, _WIDEST = 40, 110
 _BLUE, _ORANGE, _GREY = (74, 144, 226), (240, 140, 40), (150, 150, 150)
+_GREEN = (80, 170, 90)
 
 Points = Sequence[tuple[int, float]]
 
 
-def draw(curves: Curves, width: int, *, coloured: bool) -> str:
+def evaluated_losses(summary: RunSummary) -> list[tuple[int, float]]:
+    """Return the held-out losses of the checkpoints that were evaluated, by their steps."""
+    return [(item.step, item.loss) for item in summary.evaluations if item.loss is not None]
+
+
+def draw(curves: Curves, evaluated: Points, width: int, *, coloured: bool) -> str:
     """Draw the losses of a run, with a legend above.
 
     Parameters
     ----------
+    evaluated
+        The losses of evaluated checkpoints by their steps.
     width
         The columns of the terminal; the plot fills them within readable limits.
 
@@ -60,23 +68,30 @@ def draw(curves: Curves, width: int, *, coloured: bool) -> str:
     figure.canvas("default")
     for axis, side in (("x", "upper"), ("y", "right")):
         figure.axes(False, axis=axis, side=side)
-    _set_ticks(figure, [*train, *held_out], curves.entropy)
+    shown = [evaluated[index] for index in evenly(len(evaluated), width // 3)]
+    _set_ticks(figure, [*train, *held_out, *shown], curves.entropy)
     if curves.entropy is not None:
         figure.line(curves.entropy, pixel=plotext.pixel(_GREY), style="dotted")
-    for points, symbol, pixel in ((train, "braille", _BLUE), (held_out, "●", _ORANGE)):
+    for points, symbol, pixel in (
+        (train, "braille", _BLUE),
+        (held_out, "●", _ORANGE),
+        (shown, "◆", _GREEN),
+    ):
         if points:
             marker = plotext.marker(symbol, plotext.pixel(pixel))
             signal = figure.signal([step for step, _ in points], [loss for _, loss in points], marker=marker)
             figure.draw(signal.lines() if symbol == "braille" else signal)
     lines = str(figure.build().string(colorless=not coloured)).rstrip("\n").split("\n")
-    return "\n".join([_legend(curves, coloured), *(line.rstrip() for line in lines)])
+    return "\n".join([_legend(curves, bool(shown), coloured), *(line.rstrip() for line in lines)])
 
 
-def _legend(curves: Curves, coloured: bool) -> str:
+def _legend(curves: Curves, has_evaluations: bool, coloured: bool) -> str:
     """Return the legend, which stands above the plot: within it, it would hide a part of the curves."""
     entries = [("⠤⠤", _BLUE, "train loss")]
     if curves.validation:
         entries.append(("●", _ORANGE, "held-out loss"))
+    if has_evaluations:
+        entries.append(("◆", _GREEN, "evaluated"))
     if curves.entropy is not None:
         entries.append(("┈┈", _GREY, f"unigram entropy {formatting.loss(curves.entropy)}"))
     parts = [f"{_paint(symbol, colour) if coloured else symbol} {name}" for symbol, colour, name in entries]
@@ -111,6 +126,7 @@ def ticks(low: float, high: float, most: int) -> list[float]:
 TRAIN = "#2f6db5"
 HELD_OUT = "#e07b1a"
 ENTROPY = "#5c6670"
+EVALUATED = "#3d8b50"
 # The columns of pixels of a curve at most: the picture is a little wider.
 _COLUMNS = 1400
 
@@ -127,6 +143,7 @@ def write_png(path: Path, summary: RunSummary, curves: Curves) -> None:
     axes: Any = figure.add_subplot()
     _draw_train(axes, curves)
     _draw_held_out(axes, curves)
+    _draw_evaluated(axes, evaluated_losses(summary))
     _draw_entropy(axes, curves)
     _draw_resumes(axes, curves.resumed)
     _label(axes, summary)
@@ -158,6 +175,12 @@ def _draw_held_out(axes: Any, curves: Curves) -> None:
         f"{losses[-1]:.2f}", (steps[-1], losses[-1]), xytext=(7, 0), textcoords="offset points",
         color=HELD_OUT, fontweight="bold", va="center", annotation_clip=False,
     )  # fmt: skip
+
+
+def _draw_evaluated(axes: Any, evaluated: Points) -> None:
+    if evaluated:
+        steps, losses = zip(*evaluated, strict=True)
+        axes.plot(steps, losses, color=EVALUATED, marker="D", markersize=5, linewidth=1, label="evaluated")
 
 
 def _draw_entropy(axes: Any, curves: Curves) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from launcher.errors import UserError
 from launcher.jobs.launches import Launch, open_launches
 from launcher.jobs.status import poll
 from launcher.monitor.curves import Curves
+from launcher.monitor.evaluations import Evaluation, progress_rows, read_evaluations
 from launcher.monitor.events import Start
 from launcher.monitor.readers import all_events
 from launcher.monitor.run_status import finite
@@ -23,7 +24,7 @@ class RunSummary:
 
     `world` is the number of tasks; `below_entropy` is True if the last held-out loss is below the unigram
     entropy of the same tokens, that is, if the model learned more than the tokens' frequencies. `entropy_of`
-    names these tokens: a T5's are targets, with sentinels.
+    names these tokens: a T5's are targets, with sentinels. `evaluations` are the results of its checkpoints.
     """
 
     run: str
@@ -50,12 +51,14 @@ class RunSummary:
     below_entropy: bool | None
     tokens_per_second: float | None
     seconds: float
+    evaluations: Sequence[Evaluation] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the table for programs; a number that is not finite is a string, ``"nan"``."""
-        return {
+        table = {
             key: finite(value) if isinstance(value, float) else value for key, value in asdict(self).items()
         }
+        return {**table, "evaluations": [evaluation.to_json() for evaluation in self.evaluations]}
 
     def rows(self) -> list[tuple[str, str]]:
         """Return the table for people: names and values."""
@@ -73,6 +76,7 @@ class RunSummary:
             ("held-out loss", _arrow(self.first_held_out_loss, self.last_held_out_loss)),
             ("unigram entropy", f"{formatting.loss(self.unigram_entropy)} nats of the {self.entropy_of}"),
             ("below entropy", self._verdict()),
+            *progress_rows(self.evaluations),
             ("throughput", f"{formatting.count(self.tokens_per_second)} tokens/s, mean"),
             ("wall time", formatting.duration(self.seconds)),
         ]
@@ -111,7 +115,7 @@ def summarize(run_dir: Path) -> tuple[RunSummary, Curves]:
             f"{run_dir.name} has no training step yet",
             hint=f"show its state: slipway status {run_dir.name}",
         )
-    return _summary(launches, curves), curves
+    return replace(_summary(launches, curves), evaluations=read_evaluations(run_dir)), curves
 
 
 def _summary(launches: Sequence[Launch], curves: Curves) -> RunSummary:
