@@ -10,10 +10,9 @@ from typing import Any
 from launcher.checks.facts import Facts, SubmissionFacts
 from launcher.checks.findings import Finding, Severity
 from launcher.checks.gathering.gather import gather
-from launcher.checks.gathering.host import remembered_host
-from launcher.checks.gathering.trainer import trainer_verdicts
+from launcher.checks.gathering.host import remembered_host, trainer_verdicts
 from launcher.checks.registry import CHECKS
-from launcher.checks.rules.host import MACHINE, SCHEDULER
+from launcher.checks.rules.files import MACHINE, SCHEDULER
 from launcher.checks.runner import is_applicable, require_known, run_checks, worst_first
 from launcher.drafting import Draft
 from launcher.errors import Mistakes, UserError

@@ -13,15 +13,11 @@ from launcher.checks.rules import (
     cluster,
     cluster_nodes,
     files,
-    host,
-    images,
     keys,
     layout,
-    memory,
     model,
     resources,
     runs,
-    time,
     training,
 )
 from launcher.estimates.values import Values
@@ -121,7 +117,7 @@ CHECKS: tuple[Check, ...] = (
         "there are as many GPUs on a node as tasks, with the types that they compute in",
         _rules(resources.gpu_problems),
     ),
-    Check("memory.fits", "the model fits into the memory of a GPU", memory.memory_problems),
+    Check("memory.fits", "the model fits into the memory of a GPU", model.memory_problems),
     Check(
         "batch.global",
         "the global batch is a multiple of micro batch × data parallel",
@@ -172,32 +168,32 @@ CHECKS: tuple[Check, ...] = (
     Check(
         "schedule.validation", "there is a validation before the end", _rules(training.validation_problems)
     ),
-    Check("time.limit", "the time limit is in one of Slurm's forms", _rules(time.limit_problems)),
-    Check("time.max_time", "training ends, and saves, before its job does", _rules(time.max_time_problems)),
+    Check("time.limit", "the time limit is in one of Slurm's forms", _rules(runs.limit_problems)),
+    Check("time.max_time", "training ends, and saves, before its job does", _rules(runs.max_time_problems)),
     Check(
         "time.training",
         "a chain of jobs is as long as the training, and that not longer than a year",
-        time.training_problems,
+        runs.length_problems,
     ),
     Check(
         "time.save",
         "jobs are told to save before they end, and not as soon as they begin",
-        _rules(time.save_problems),
+        _rules(runs.save_problems),
     ),
     Check(
         "chain.requeue",
         "the jobs of a chain are not requeued by Slurm too",
-        _rules(time.requeue_problems),
+        _rules(runs.requeue_problems),
     ),
     Check(
         "chain.dependency",
         "the next job of a chain can wait for the one before it",
-        _rules(time.dependency_problems),
+        _rules(runs.dependency_problems),
     ),
     Check(
         "chain.resume",
         "the jobs of a chain go on from each other's checkpoints",
-        _rules(time.resume_problems),
+        _rules(runs.resume_problems),
     ),
     Check(
         "keys.unknown",
@@ -292,13 +288,13 @@ CHECKS: tuple[Check, ...] = (
     Check(
         "image.engine",
         "the image has what the engine runs",
-        images.engine_problems,
+        files.engine_problems,
         needs=("image.contents",),
     ),
     Check(
         "image.network",
         "NCCL finds the plugin for EFA, where FI_PROVIDER=efa",
-        images.network_problems,
+        files.network_problems,
     ),
     Check(
         "path.script",
@@ -391,15 +387,15 @@ CHECKS: tuple[Check, ...] = (
         needs=("cluster.pyxis",),
     ),
     Check(
-        host.MACHINE,
+        files.MACHINE,
         "this machine has what a launch needs: an interpreter with the trainer's libraries, an allocation",
-        _rules(host.machine_problems),
+        _rules(files.machine_problems),
         needs=("host.in_allocation",),
     ),
     Check(
-        host.SCHEDULER,
+        files.SCHEDULER,
         "Slurm takes the script, by `sbatch --test-only`",
-        _rules(host.submission_problems),
+        _rules(files.submission_problems),
         needs=("submission.is_refused",),
     ),
 )

@@ -13,7 +13,7 @@ from launcher.errors import UserError
 from launcher.jobs.acting import Effect, Outcome, exit_code, in_order
 from launcher.jobs.lookup import RunRef
 from launcher.jobs.status import LaunchStatus, named_statuses
-from launcher.monitor.progress import Progress
+from launcher.monitor.events import Progress
 from launcher.monitor.readers import newest_events
 from launcher.monitor.run_status import links_to_json
 from launcher.slurm.states import State

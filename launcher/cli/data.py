@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from launcher.cli import data_audit, data_lint, data_plot
+from launcher.cli import data_audit, data_lint
 from launcher.cli.launch import draft_and_launch
 from launcher.cli.logs import follow_to_end
 from launcher.cli.requests import add_launch_options
@@ -103,8 +103,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     _add_options(tokenize, _OPTIONS)
     add_launch_options(tokenize)
     tokenize.set_defaults(run=run_tokenize)
-    for module in (data_audit, data_lint, data_plot):
-        module.add_parsers(verbs)
+    for add in (data_audit.add_parsers, data_lint.add_parsers, data_lint.add_plot):
+        add(verbs)
 
 
 def _add_words(parser: argparse.ArgumentParser, text: str) -> None:

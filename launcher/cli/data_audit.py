@@ -10,16 +10,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.checks.gathering.data import data_sets
+from launcher.checks.gathering.data import data_sets, tokenizer_files
 from launcher.checks.gathering.path_resolver import PathResolver
-from launcher.checks.gathering.tokenizers import tokenizer_files
-from launcher.cli.data_programs import ask
+from launcher.cli.data_lint import ask
 from launcher.cli.runs import add_run, selected_run
 from launcher.drafting import Request, draft
 from launcher.errors import UserError, one_line
 from launcher.exit_codes import DONE, WENT_WRONG
 from launcher.jobs.launches import Launch, open_launches
-from launcher.monitor.trained_steps import Segment, segment_with, segments
+from launcher.monitor.readers import Segment, segment_with, segments
 from launcher.ui.tables import print_listing, print_styled
 
 _DESCRIPTION = """\

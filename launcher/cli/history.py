@@ -20,7 +20,7 @@ from launcher.ui.formatting import moment
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from launcher.jobs.diagnosis import Diagnosis
+    from launcher.monitor.history import Diagnosis
 
 _DESCRIPTION = """\
 List the launches of a run, each with the reason for its end and the overrides that differ from those of the

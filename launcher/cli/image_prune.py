@@ -19,8 +19,7 @@ from launcher.ui.tables import print_listing
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from launcher.images.named_containers import NamedContainer
-    from launcher.images.pruning import PruneDecision
+    from launcher.images.pruning import NamedContainer, PruneDecision
 
 _EPILOG = """\
 examples:
@@ -115,18 +114,18 @@ def _prune(args: argparse.Namespace) -> int:
 def _prune_named(args: argparse.Namespace) -> int:
     """Remove containers with names from the nodes; return the exit code."""
     from launcher.config.compose import compose
-    from launcher.images import named_containers
+    from launcher.images import pruning
 
     if args.keep or args.older_than is not None or args.ended:
         raise UserError("--named: containers have no --keep, --older-than and --ended")
     cluster = compose(args.overrides, args.config_dir).config.cluster
-    containers, skipped = named_containers.look(cluster, named_containers.nodes_of(cluster), args.named)
+    containers, skipped = pruning.look(cluster, pruning.nodes_of(cluster), args.named)
     removals = [container for container in containers if container.state == "idle"]
     if not args.json:
         _print_named(containers, args.named)
     if removals and not args.dry_run:
         _ask(args, len(removals))
-        removed, silent = named_containers.remove(cluster, removals)
+        removed, silent = pruning.remove_containers(cluster, removals)
         states = {(item.node, item.container): item.state for item in removed}
         containers = [
             replace(item, state=states.get((item.node, item.container), item.state)) for item in containers

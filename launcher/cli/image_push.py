@@ -73,7 +73,7 @@ def add_parsers(verbs: Verbs) -> None:
 def _push(args: argparse.Namespace) -> int:
     from launcher.images import registry
     from launcher.images.progress import show_progress
-    from launcher.images.tool_errors import NO_IMAGE, ToolError
+    from launcher.images.tools import NO_IMAGE, ToolError
 
     overrides = [word for word in args.targets if "=" in word]
     targets = [Reference.parse(text, "TO") for text in args.targets if text not in overrides]

@@ -229,7 +229,7 @@ def _directory(args: argparse.Namespace) -> Path:
 
 
 def _print_partitions(sandbox: Sandbox) -> None:
-    from launcher.sandbox.clients import partition_table
+    from launcher.sandbox.state import partition_table
 
     print("", *partition_table(sandbox.slurm_conf), "", sep="\n")
 

@@ -167,9 +167,9 @@ class BatchComposer:
         if self._loader is None:
             register_tree(self._config_dir)
             with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
-                self._loader = cast(ConfigLoaderImpl, GlobalHydra.instance().config_loader())
+                self._loader = cast("ConfigLoaderImpl", GlobalHydra.instance().config_loader())
             self._loader.repository = _ParsedFiles(self._loader.config_search_path)
-        return cast(_ParsedFiles, self._loader.repository)
+        return cast("_ParsedFiles", self._loader.repository)
 
 
 def _key(groups: Sequence[Override]) -> tuple[str, ...]:
@@ -255,7 +255,7 @@ def _changed_back(tree: DictConfig) -> Iterator[_Changes]:
 
 
 def _content(node: DictConfig) -> dict[Any, Any]:
-    return cast(dict[Any, Any], node.__dict__["_content"])
+    return cast("dict[Any, Any]", node.__dict__["_content"])
 
 
 KeyPath = tuple[Any, ...]

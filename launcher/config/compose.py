@@ -18,22 +18,22 @@ from hydra import initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 
-from launcher.config.choices import about, options_of
 from launcher.config.hydra_setup import register_resolvers, register_tree, use_libyaml, with_gpus
 from launcher.config.overrides import (
     DEVICES,
     GRES,
     MAIN,
     NODE_GPUS,
+    about,
     for_hydra,
     is_derived_from_gpus,
     keys_for_hydra,
+    options_of,
     parse_override,
     without_interpolation,
 )
-from launcher.config.placeholders import placeholders_in
 from launcher.config.schema import Model, RunConfig, parse
-from launcher.config.secrets import check_references, check_secrets, secret_references
+from launcher.config.secrets import check_references, check_secrets, placeholders_in, secret_references
 from launcher.errors import Mistakes, UserError, check_directory, shown
 
 if TYPE_CHECKING:
@@ -227,7 +227,7 @@ def _checked_as(
     try:
         return _accepted(model, node, sources), node
     except Mistakes as error:
-        from launcher.config.wording import NumberForText
+        from launcher.config.values import NumberForText
 
         numbers = [mistake for mistake in error.mistakes if isinstance(mistake, NumberForText)]
         if not numbers:

@@ -13,9 +13,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator
 
-from launcher.config.choices import choice_hint, options_of
 from launcher.config.compose import CONF_DIR, annotate, compose_file
-from launcher.config.overrides import parse_override
+from launcher.config.overrides import choice_hint, options_of, parse_override
 from launcher.config.schema import StrictModel
 from launcher.config.values import Line, LineList, Text, Whole
 from launcher.errors import UserError, did_you_mean, one_line

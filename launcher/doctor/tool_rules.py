@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from launcher.checks.rules.images import engine_fit
+from launcher.checks.rules.files import engine_fit
 from launcher.doctor.facts import Credentials, Gpus, Image, Machine, Requirements
 from launcher.doctor.report import PYTHON, Line, Status, gib, release_status
 from launcher.images.tools import how_to_get

@@ -18,7 +18,7 @@ from launcher.images.references import Kind, Reference
 from launcher.images.registry import Access, RemoteImage, hint_names
 from launcher.images.scratch import ScratchDirectory, remove_tree
 from launcher.images.squashfs import COMPRESSED_FRACTION, SQUASH_OPTIONS, resource_limits
-from launcher.images.tool_errors import CREDENTIALS, NO_IMAGE, NO_SPACE, REFUSED, ToolError, fill_names
+from launcher.images.tools import CREDENTIALS, NO_IMAGE, NO_SPACE, REFUSED, ToolError, fill_names
 
 AUTO, ENROOT, SKOPEO = "auto", "enroot", "skopeo"
 BACKENDS = (AUTO, ENROOT, SKOPEO)

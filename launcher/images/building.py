@@ -19,7 +19,7 @@ from launcher.images.references import Kind, Reference
 from launcher.images.registry import Access, architecture, borrowed_login, hint_names
 from launcher.images.scratch import locked, scratch_directory
 from launcher.images.store import RecipeOrigin, Store, match_stored, stored
-from launcher.images.tool_errors import NO_SPACE, ToolError
+from launcher.images.tools import NO_SPACE, ToolError
 
 # Where the kernel lets nobody mount an overlay, plain copies of the layers do: slower, and they always work.
 _PLAIN_STORAGE = {"STORAGE_DRIVER": "vfs"}

@@ -19,7 +19,7 @@ from launcher.images import squashfs, tools
 from launcher.images.progress import SILENT, ImageProgress
 from launcher.images.squashfs import Superblock, read_superblock, sha256_of
 from launcher.images.store import ImageConfig, RecipeOrigin, Sidecar, read_sidecar, sidecar_path
-from launcher.images.tool_errors import ToolError
+from launcher.images.tools import ToolError
 from launcher.secrecy import MASK, is_secret_name, without_secrets
 
 # Where Enroot writes an image's configuration (its src/docker.sh, docker::configure).

@@ -13,7 +13,7 @@ from launcher.jobs.lookup import RunRef
 from launcher.runs.paths import LAUNCHES, launch_numbers
 from launcher.schedulers.base import ChainJobs, JobRef, JobStatus, Scheduler
 from launcher.schedulers.chain_status import from_marks_alone, may_go_on
-from launcher.slurm.hostlists import compress_tasks
+from launcher.slurm.notations import compress_tasks
 from launcher.slurm.states import State
 from supervisor.marks import chain_end, read_attempts
 

@@ -13,10 +13,9 @@ from typing import Protocol, Self
 from launcher.errors import one_line
 from launcher.exit_codes import WATCHING_ENDED
 from launcher.jobs.launches import Launch, open_launch
-from launcher.monitor.events import End, Event, HeldOut, Start, Train, Validation
+from launcher.monitor.events import End, Event, HeldOut, Progress, Start, Train, Validation
 from launcher.monitor.logs import failed_task_logs, last_lines, newest_log, rank_failures
 from launcher.monitor.polling import JobPoller
-from launcher.monitor.progress import Progress
 from launcher.monitor.readers import open_reader
 from launcher.runs.paths import short
 from launcher.schedulers.base import JobStatus
@@ -80,7 +79,7 @@ def follow_launch(launch: Launch, view: View) -> JobStatus:
 
 def _view(launch: Launch) -> View:
     if sys.stdout.isatty():
-        from launcher.monitor.live import LiveView
+        from launcher.monitor.watching import LiveView
 
         return LiveView(launch)
     return LinesView(launch)

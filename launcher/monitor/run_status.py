@@ -16,14 +16,13 @@ from launcher.errors import one_line
 from launcher.jobs.launches import Launch
 from launcher.jobs.status import LaunchStatus, current_statuses
 from launcher.monitor.checkpoints import DamagedCheckpoint, damaged_checkpoints, summary
-from launcher.monitor.events import Event
-from launcher.monitor.progress import Progress
+from launcher.monitor.events import Event, Progress
 from launcher.monitor.provenance_report import Difference, difference_of
 from launcher.monitor.readers import newest_events
 from launcher.runs.provenance import user
 from launcher.schedulers.base import ChainJobs, JobStatus
+from launcher.slurm.notations import parse_time_limit
 from launcher.slurm.states import State
-from launcher.slurm.times import parse_time_limit
 from launcher.ui import formatting
 from launcher.ui.formatting import since
 from launcher.ui.tables import REASON

@@ -1,4 +1,4 @@
-"""The arguments of srun, those of containers included."""
+"""The arguments of srun, those of containers included; Apptainer runs them where srun has no Pyxis."""
 
 from __future__ import annotations
 
@@ -38,8 +38,6 @@ def srun_arguments(job: Job) -> list[str]:
     for mount in job.container.mounts:
         _check(mount)
     if job.container.options.runtime == "apptainer":
-        from launcher.rendering.apptainer import apptainer_command  # late: few clusters need it
-
         return arguments + host_arguments(job) + apptainer_command(job, job.container)
     return arguments + _pyxis(job, job.container) + _without_decided(job.srun_args, job.container.options)
 
@@ -102,3 +100,40 @@ def _check(mount: Mount) -> None:
 
 def _mount(mount: Mount) -> str:
     return ":".join(part for part in (mount.source, mount.target, mount.flags) if part)
+
+
+# Of the site's arguments of srun, the one that says what `mount_home: null` does not.
+_NO_HOME = "--no-container-mount-home"
+
+
+def apptainer_command(job: Job, container: Container) -> list[str]:
+    """Return the command between srun and the task's script."""
+    image = IMAGE if container.is_staged else container.image
+    return ["apptainer", "exec", *_options(job, container), image, *_entrypoint(container)]
+
+
+def _options(job: Job, container: Container) -> Iterator[str]:
+    options = container.options
+    # Without GPUs on the node it warns, and goes on.
+    yield "--nv"
+    # The directory where the user stood at launch is none of the job's.
+    home = options.mount_home if options.mount_home is not None else _NO_HOME not in job.srun_args
+    yield f"--no-mount={'cwd' if home else 'home,cwd'}"
+    yield f"--pwd={options.workdir or '/'}"
+    if options.writable:
+        yield "--writable-tmpfs"  # a squashfs cannot be written: what is written goes with the task
+    if options.remap_root:
+        yield "--fakeroot"
+    for mount in container.mounts:
+        yield f"--bind={_bind(mount)}"
+
+
+def _bind(mount: Mount) -> str:
+    """Apptainer knows of Pyxis' flags the two that say whether it can be written."""
+    flags = (mount.flags or "").split("+")
+    return f"{mount.source}:{mount.target}{':ro' if 'ro' in flags else ''}"
+
+
+def _entrypoint(container: Container) -> list[str]:
+    """Return the script in which an imported image keeps its entry point, as Enroot runs it."""
+    return ["/bin/sh", "/etc/rc"] if container.options.entrypoint else []

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from launcher.slurm.times import parse_time_limit
+from launcher.slurm.notations import parse_time_limit
 
 # The fields of the answers, in this order; none of them may hold a bar.
 NODE_FIELDS = ("partition", "name", "state", "cpus", "memory", "gres", "features")

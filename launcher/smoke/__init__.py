@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from launcher.checks.gate import CheckReport, check_drafts, require_passed
-from launcher.checks.rules.host import MACHINE
+from launcher.checks.rules.files import MACHINE
 from launcher.drafting import Draft, Request, draft
 from launcher.errors import UserError
 from launcher.launching import Launched, launch

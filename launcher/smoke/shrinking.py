@@ -18,7 +18,7 @@ from launcher.errors import UserError
 from launcher.estimates import parallelism as keys
 from launcher.estimates.parallelism import is_encoder_decoder, read_parallel_config
 from launcher.estimates.values import Values, full
-from launcher.slurm.times import format_days, format_time_limit, margin_of, parse_time_limit
+from launcher.slurm.notations import format_days, format_time_limit, margin_of, parse_time_limit
 
 STEPS = 2
 SUFFIX = "_smoke"

@@ -7,11 +7,6 @@ from __future__ import annotations
 
 import math
 from datetime import datetime
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    pass
-
 
 UNKNOWN = "-"
 

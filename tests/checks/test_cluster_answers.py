@@ -14,7 +14,7 @@ from launcher.drafting import Request, draft
 from launcher.plan import Plan
 from launcher.slurm import cluster
 from launcher.slurm.cluster import Association, ClusterFacts, Limits, Partition, Qos, Settings
-from launcher.slurm.cluster_questions import Reply, facts_of
+from launcher.slurm.questions import Reply, facts_of
 from tests.checks.plans import GPT, findings_of, plan_of
 
 PARTITIONS = """\

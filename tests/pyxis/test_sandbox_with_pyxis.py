@@ -11,7 +11,7 @@ import pytest
 
 from launcher.sandbox import Sandbox, containers, down, status, up
 from launcher.sandbox.options import SandboxOptions
-from launcher.sandbox.processes import entries
+from launcher.sandbox.state import entries
 from tests.pyxis.conftest import steps
 from tests.sandbox.test_sandbox_real import traces, wait_for
 

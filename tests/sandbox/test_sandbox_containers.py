@@ -10,7 +10,7 @@ import pytest
 from launcher.cli import sandbox as verb
 from launcher.errors import UserError
 from launcher.sandbox import SandboxOptions, configuration, containers
-from launcher.sandbox.paths import SandboxPaths
+from launcher.sandbox.options import SandboxPaths
 
 _PLUGIN = Path("/opt/site/lib/slurm/spank_pyxis.so")
 

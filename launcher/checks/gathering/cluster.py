@@ -10,7 +10,7 @@ from launcher.checks.rules.cluster import chosen
 from launcher.plan import Plan
 from launcher.runs.provenance import user
 from launcher.slurm.cluster import ClusterFacts
-from launcher.slurm.cluster_questions import ask_at_once, facts_of, questions
+from launcher.slurm.questions import ask_at_once, facts_of, questions
 
 ClusterOf = Callable[[Plan], ClusterFacts | None]
 

@@ -20,7 +20,7 @@ from launcher.errors import did_you_mean
 from launcher.estimates.values import count
 from launcher.plan import Plan
 from launcher.slurm.cluster import Association, Limits, Qos
-from launcher.slurm.times import format_time_limit
+from launcher.slurm.notations import format_time_limit
 
 _ACCOUNT = "cluster.account"
 _QOS = "cluster.qos"
