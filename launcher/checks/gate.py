@@ -57,8 +57,6 @@ def check_launch(
 
     Parameters
     ----------
-    skipped
-        The ids of checks not to apply.
     look
         Look at files, at this machine and at the cluster; a dry run does not.
 
@@ -96,15 +94,7 @@ def require_skippable(skipped: Sequence[str]) -> None:
 def check_drafts(
     drafts: Sequence[Draft], skipped: Sequence[str] = (), *, look: bool = True, **known: Any
 ) -> list[CheckReport]:
-    """Check drafts; what several of them need to know is asked once.
-
-    Parameters
-    ----------
-    skipped, look
-        As of `check_launch`.
-    known
-        Fields of `Facts` that the caller knows better.
-    """
+    """Check drafts; what several of them need to know is asked once."""
     verdicts = trainer_verdicts([draft.plan for draft in drafts])
     cluster_of, host_of = None, remembered_host()
     if look and len(drafts) > 1:  # imported late: a dry run asks no cluster, and one draft asks once

@@ -33,8 +33,6 @@ class Check(NamedTuple):
         Stable: users write it in ``--no-check=ID``.
     tells
         What it looks at, in one line of the documentation.
-    find
-        The findings; none if all is well.
     needs
         Fields of `Facts` without which it is skipped. ``cluster.nodes`` is a part of one: it is skipped where
         `missing` of ``cluster`` has the reason, and is not applicable where nobody asked.

@@ -95,10 +95,7 @@ def run(args: argparse.Namespace) -> int:
 def _segment(run_dir: Path, number: int | None, step: int) -> Segment:
     """Return the steps of a run that the requested one belongs to.
 
-    Raises
-    ------
-    UserError
-        If no launch is of our own trainer, or none begins before the step.
+    Raise UserError if no launch is of our own trainer, or none begins before the step.
     """
     launches = [launch for launch in open_launches(run_dir) if launch.manifest.stage == "training"]
     wanted = [launch for launch in launches if number in (None, launch.paths.number)]

@@ -198,15 +198,6 @@ _PREFIX = "error: "
 def ask(module: str, arguments: Sequence[str], question: object = None) -> Any:
     """Return the answer of a program: the JSON that it prints.
 
-    Parameters
-    ----------
-    module
-        Its name, as of ``python -m``.
-    arguments
-        Its command line.
-    question
-        What it reads from stdin, as JSON; None for nothing.
-
     Raises
     ------
     UserError

@@ -192,8 +192,6 @@ def check_gpus(draft: Draft, directory: Path, only: str | None, minutes: int) ->
         The directory that the checks write; the node sees it under the same path.
     only
         The names of the checks, with commas between; None for all.
-    minutes
-        The time limit of the job.
 
     Raises
     ------
@@ -245,13 +243,7 @@ def batch_overrides(config: Mapping[str, Any] | None) -> list[str]:
 
 
 def read_report(result: Path, estimate: Mapping[str, Any]) -> GpuReport:
-    """Read the table that the trainer's side wrote.
-
-    Raises
-    ------
-    UserError
-        If it is no such table.
-    """
+    """Read the table that the trainer's side wrote; raise UserError if it is no such table."""
     try:
         content = json.loads(result.read_text(encoding="utf-8"))
         rows = tuple(CheckResult(**row) for row in content["rows"])

@@ -174,10 +174,7 @@ def _print_decisions(decisions: Sequence[PruneDecision], directory: Path) -> Non
 def _ask(args: argparse.Namespace, count: int) -> bool:
     """Return True if the user was asked and agreed, False if `--yes` was given.
 
-    Raises
-    ------
-    UserError
-        If they do not agree, or cannot be asked.
+    Raise UserError if they do not agree, or cannot be asked.
     """
     if args.yes:
         return False

@@ -136,10 +136,8 @@ def _spelled_out(word: str) -> str:
 def _accepted(launch: Draft, search: LayoutSearch, top: int) -> list[Suggestion]:
     """Return the best layouts; for engine=megatron those that our trainer accepts.
 
-    Raises
-    ------
-    UserError
-        If the trainer refuses all of them for the same reason as the user's own: no layout mends that.
+    Raise UserError if the trainer refuses all of them for the same reason as the user's own: no layout mends
+    that.
     """
     plan = launch.plan
     if plan.job.engine != "megatron":

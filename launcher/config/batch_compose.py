@@ -53,15 +53,6 @@ def compose_many(
 ) -> Iterator[Composition]:
     """Compose each point of a sweep; files of the tree that change meanwhile are not looked at again.
 
-    Parameters
-    ----------
-    base
-        The overrides that all points share; they come first.
-    points
-        The further overrides of each point: values, choices of groups, ``+`` and ``~``.
-    config_dir
-        A tree of the user's own, looked at before ours.
-
     Raises
     ------
     UserError
@@ -72,13 +63,7 @@ def compose_many(
 
 
 class BatchComposer:
-    """Composes points that share their first overrides.
-
-    Attributes
-    ----------
-    alone
-        How many points `compose` had to compose alone.
-    """
+    """Composes points that share their first overrides."""
 
     def __init__(self, base: Sequence[str], config_dir: Path | None = None) -> None:
         self.alone = 0

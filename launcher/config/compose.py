@@ -56,14 +56,8 @@ class Composition:
 
     Attributes
     ----------
-    config
-        The checked form.
     choices
         The option chosen in each group, such as ``{"training": "gpt3/126m"}``.
-    overrides
-        What the user asked for, as given.
-    config_dir
-        The tree of the user's own, looked at before ours.
     before
         Of one of several stages, the configurations of those that are launched before it.
     references
@@ -88,13 +82,6 @@ class Composition:
 
 def compose(overrides: Sequence[str], config_dir: Path | None = None) -> Composition:
     """Compose the configuration tree and check it.
-
-    Parameters
-    ----------
-    overrides
-        Hydra's overrides, such as ``training=gpt3/5b`` or ``cluster.partition=gpu``.
-    config_dir
-        A tree of the user's own, looked at before ours.
 
     Raises
     ------
@@ -148,15 +135,6 @@ def compose_file(
 ) -> Model:
     """Compose one file of the tree by itself, with what it builds on, and check it.
 
-    Parameters
-    ----------
-    name
-        The file, such as ``image/nemo``.
-    overrides
-        Of keys below it: ``image.flavor=dev``.
-    model
-        The schema of what it comes to.
-
     Raises
     ------
     UserError
@@ -205,15 +183,7 @@ def checked(
     correct: Callable[[str, str], None],
     sources: Callable[[], Sources],
 ) -> tuple[RunConfig, dict[str, Any]]:
-    """Hold a tree against the schema; numbers that are meant as text are read as they were written.
-
-    Parameters
-    ----------
-    resolve
-        Gives the tree as it is, every interpolation resolved.
-    correct
-        Sets a key of the tree: others may refer to it.
-    """
+    """Hold a tree against the schema; numbers that are meant as text are read as they were written."""
     return _checked_as(RunConfig, resolve, correct, sources)
 
 

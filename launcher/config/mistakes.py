@@ -53,14 +53,8 @@ class Attempt:
 
     Attributes
     ----------
-    overrides
-        As the user gave them.
     roots
         The trees, the one that is looked at first coming first.
-    compose
-        Composes again, with other overrides.
-    primary
-        The file that is composed.
     """
 
     overrides: Sequence[str]

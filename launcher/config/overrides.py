@@ -94,13 +94,7 @@ def without_interpolation(text: str) -> str:
 
 
 def for_hydra(texts: Sequence[str]) -> list[str]:
-    """Return the overrides in Hydra's syntax.
-
-    Raises
-    ------
-    UserError
-        If one has not the form of an override.
-    """
+    """Return the overrides in Hydra's syntax; raise UserError if one has not the form of an override."""
     parsed = [parse_override(text) for text in texts]
     typed = keys_for_hydra(parsed)
     skipped = skipped_groups(parsed)

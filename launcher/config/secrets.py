@@ -90,13 +90,6 @@ def secret_references(tree: DictConfig, resolved: Any) -> dict[str, str]:
     """Return the keys of a tree whose values refer to variables with a secret's name, and the variables.
 
     A reference that comes to nothing is none: ``${oc.env:WANDB_API_KEY,null}`` where that is not set.
-
-    Parameters
-    ----------
-    tree
-        The composed tree, as OmegaConf has it.
-    resolved
-        The same with plain values.
     """
     return dict(_references(tree, resolved, ()))
 
@@ -218,11 +211,6 @@ def placeholders_in(node: Mapping[str, Any], sources: Callable[[], Sources]) -> 
     """Return a mistake for each value in which a placeholder was left.
 
     Values that only refer to such a placeholder are not texts again.
-
-    Parameters
-    ----------
-    node
-        The tree, every interpolation resolved.
     """
     placeholders = list(_placeholders_below(node))
     if len(placeholders) < 2:

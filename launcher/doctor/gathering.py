@@ -86,12 +86,8 @@ def probe_request(
 
     Parameters
     ----------
-    plugstack
-        The file that Slurm names.
     pyxis
         The options of Pyxis in it; None leaves its directory out.
-    stage
-        The directory of the image's copy on each node.
     """
     request = {"files": {file: file for file in files}, "places": {}, "plugstack": {}}
     if plugstack:

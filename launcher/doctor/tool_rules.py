@@ -264,15 +264,7 @@ def stage_lines(node: Machine, image: Image | None) -> Iterator[Line]:
 def python_lines(
     python: str, versions: Mapping[str, str | None], trainer: tuple[bool, str] | None
 ) -> Iterator[Line]:
-    """Report Slipway's own Python, its extras, and the tasks' interpreter.
-
-    Parameters
-    ----------
-    versions
-        Versions of the extras' distributions; None of one that is not installed.
-    trainer
-        True if the tasks' interpreter will do, and a message about it; None if the launch uses none.
-    """
+    """Report Slipway's own Python, its extras, and the tasks' interpreter."""
     status, note = release_status(python, PYTHON)
     yield Line("python", status, f"{python}; {note}" if note else python, needed=True)
     if trainer is not None:

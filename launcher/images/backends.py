@@ -40,12 +40,8 @@ class ImportContext:
 
     Attributes
     ----------
-    remote
-        ``None`` if nothing could be looked up.
     digest
         Of the image that was looked up; ``None`` if it is unknown.
-    output
-        The file to write, which does not exist yet.
     locks
         Descriptors of locks that the programs inherit.
     """

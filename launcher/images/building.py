@@ -39,8 +39,6 @@ class Builder:
 
     Attributes
     ----------
-    env
-        The variables that it needs on this machine.
     copies
         True if its storage keeps a whole copy of the image for each layer.
     """
@@ -255,10 +253,6 @@ def build_into_store(
     ----------
     options
         Of the import; `force` also builds again.
-    builder
-        By default the recipe's, or the first that works.
-    config_dir
-        The user's own tree, whose commit is written into the labels too.
 
     Raises
     ------

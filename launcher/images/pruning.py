@@ -35,8 +35,6 @@ class ImageUse:
 
     Attributes
     ----------
-    run
-        Its name, for messages.
     is_live
         True if its job waits or runs, or may.
     launched
@@ -107,8 +105,6 @@ class PruneRules:
         The number of unneeded images that stay: those made or launched last.
     older_than
         Seconds; an image made or launched later stays.
-    ended
-        Remove images of runs that have ended, too.
     """
 
     keep: int = 0
@@ -117,13 +113,7 @@ class PruneRules:
 
 
 def parse_age(text: str) -> float:
-    """Return an age such as ``30d``, ``12h`` or ``2w`` in seconds.
-
-    Raises
-    ------
-    UserError
-        If it is none.
-    """
+    """Return an age such as ``30d``, ``12h`` or ``2w`` in seconds; raise UserError if it is none."""
     number, unit = text[:-1], text[-1:]
     if unit not in _UNITS or not number.isascii() or not number.isdecimal():
         raise UserError(
@@ -135,15 +125,7 @@ def parse_age(text: str) -> float:
 def decide(
     entries: Sequence[Stored], uses: Mapping[Path, Sequence[ImageUse]], rules: PruneRules, now: float
 ) -> list[PruneDecision]:
-    """Decide about each image, in their order.
-
-    Parameters
-    ----------
-    uses
-        The known launches, by their image with links resolved.
-    now
-        Seconds since 1970.
-    """
+    """Decide about each image, in their order."""
     kept = {entry.path: why for entry in entries if (why := _reason_to_keep(entry, uses, rules, now))}
     unneeded = [entry for entry in entries if entry.path not in kept]
     unneeded.sort(key=lambda entry: _last_use(entry, uses), reverse=True)

@@ -93,8 +93,6 @@ def require(*names: str, why: str, or_else: str = "", also: Sequence[str] = ()) 
     ----------
     why
         What they are needed for, such as ``to write a squashfs``.
-    or_else
-        What else the user can do.
     also
         Programs that would help as well, named in the hint.
 
@@ -376,12 +374,6 @@ def explain_failure(
 
     Parameters
     ----------
-    doing
-        What it was run for, as in ``cannot DOING``.
-    code
-        The exit code; negative for a signal.
-    output
-        The last lines that it printed.
     names
         The values of ``REGISTRY``, ``HOSTNAME`` (without its port) and ``NAME``, so that the hint can be
         pasted; empty for an image of no registry.

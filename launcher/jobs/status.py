@@ -31,8 +31,6 @@ class LaunchStatus:
         ``None`` if it could not be read; the status then says why.
     unanswered
         Why the scheduler could not be asked, if it could not.
-    task
-        One task of the launch's array, if a command line names only that.
     """
 
     run_dir: Path
@@ -99,13 +97,7 @@ class LaunchStatus:
         return self.state is State.UNKNOWN and (is_lost or self.unanswered is not None)
 
     def scheduler(self) -> Scheduler:
-        """Return the scheduler that has the job.
-
-        Raises
-        ------
-        UserError
-            If the launch could not be read.
-        """
+        """Return the scheduler that has the job; raise UserError if the launch could not be read."""
         if self.launch is None:
             raise UserError(self.status.reason or f"{self.run_dir}: no launch of it can be read")
         return scheduler_of(self.launch)

@@ -30,14 +30,10 @@ class Evidence:
 
     Attributes
     ----------
-    status
-        The status of the job.
     step, end
         The last step of this launch, and the trainer's reason for its end.
     records_each_step
         True if the trainer records every step, so that a missing one is a hole.
-    curves
-        The curves over all launches of the run, up to this one.
     diverged
         The trainer's message about a loss that is not finite, with which it stops.
     ranks, ended_ranks
@@ -287,8 +283,6 @@ class LogErrors:
 
     Attributes
     ----------
-    errors
-        The first line of each kind of error, in their order.
     divergence
         Our trainer's message about a loss that is not finite.
     """

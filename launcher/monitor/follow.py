@@ -45,11 +45,6 @@ class View(AbstractContextManager["View"], Protocol):
 def follow(run_dir: Path, number: int | None = None) -> JobStatus:
     """Show a launch until its job has ended, live on a terminal and as lines anywhere else.
 
-    Parameters
-    ----------
-    number
-        The launch; by default the run's newest.
-
     Returns
     -------
     JobStatus

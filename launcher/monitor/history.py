@@ -310,18 +310,8 @@ class Diagnosis:
 
     Attributes
     ----------
-    rule
-        The name of the rule that matched.
-    verdict
-        The consequence for its chain.
-    why
-        The cause, in a sentence.
-    nodes
-        The nodes at fault.
     first
         The rank that failed first, and its error.
-    advice
-        What the user can do, if anything.
     """
 
     rule: str | None
@@ -363,12 +353,8 @@ def diagnose(
     ----------
     logs
         The job's logs, which are read only if it did not judge itself.
-    failures
-        The directory with the errors of its ranks.
     state, reason
         The scheduler's words for its end; ``None`` while it lives, or if they are not known.
-    save
-        The signal that tells its payload to save.
     """
     if attempt.verdict and attempt.why:
         diagnosis = _as_marked(attempt)

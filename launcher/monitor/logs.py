@@ -244,19 +244,11 @@ def follow_log(
 
     Parameters
     ----------
-    reader
-        The reader of the first log.
     choose
         Returns the next file after the current one: each task of an array has its own, and each link of a
         chain.
-    write
-        Writes the log's text.
     tell
         Writes messages about the log: what the job waits for, and that there is a newer launch.
-    task
-        Follow until this task of an array has ended.
-    link
-        Follow until this job of a chain has ended.
     """
     tell_once = _Once(tell)
     was_quiet = False

@@ -38,13 +38,7 @@ def all_events(launch: Launch) -> Iterator[Event]:
 
 
 def newest_events(launch: Launch, *, restarted: bool = False) -> list[Event]:
-    """Return the events that `launcher.monitor.events.Progress` needs, read quickly.
-
-    Parameters
-    ----------
-    restarted
-        True if the trainer started more than once.
-    """
+    """Return the events that `launcher.monitor.events.Progress` needs, read quickly."""
     if not _has_events_in_log(launch):
         return read_head_and_tail(launch.metrics, restarted=restarted)
     tokens = tokens_per_step(launch.paths.config)
@@ -280,8 +274,6 @@ class Segment:
 
     Attributes
     ----------
-    launch
-        The launch that it belongs to.
     after_step, after_samples
         The state from which it went on: the steps completed, and the samples consumed by them.
     last

@@ -176,18 +176,7 @@ Points = Sequence[tuple[int, float]]
 
 
 def draw(curves: Curves, width: int, *, coloured: bool) -> str:
-    """Draw the losses of a run, with a legend above.
-
-    Parameters
-    ----------
-    width
-        The columns of the terminal; the plot fills them within readable limits.
-
-    Raises
-    ------
-    UserError
-        If plotext is missing.
-    """
+    """Draw the losses of a run, with a legend above; raise UserError if plotext is missing."""
     try:
         import plotext
     except ImportError as error:

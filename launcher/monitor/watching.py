@@ -66,11 +66,6 @@ class StatusPoller:
 
     Use it as a context. Without an answer the last known facts of a job stay, but its state is UNKNOWN: a
     display that cannot see must not look healthy.
-
-    Parameters
-    ----------
-    collect
-        Returns the status of the runs.
     """
 
     def __init__(

@@ -108,12 +108,6 @@ def user_templates(template_dir: Path) -> dict[str, str]:
 def render(plan: Plan, template_dir: Path | None = None) -> Rendered:
     """Render the scripts of a plan.
 
-    Parameters
-    ----------
-    template_dir
-        A directory of the user's own, looked at before ours. A template there may start with
-        ``{% extends "slipway/sbatch.sh.j2" %}`` and override single blocks.
-
     Raises
     ------
     UserError

@@ -101,13 +101,7 @@ def _namespace(pid: int) -> int | None:
 
 
 def stop(record: SandboxRecord) -> None:
-    """Stop every process of a sandbox.
-
-    Raises
-    ------
-    UserError
-        If one of them does not end even when it is killed.
-    """
+    """Stop every process of a sandbox; raise UserError if one of them does not end even when it is killed."""
     with Membership(record) as membership:
         if record.is_up:
             _cancel_jobs(record.paths)

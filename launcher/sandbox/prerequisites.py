@@ -50,13 +50,7 @@ _LOCAL = "to train without Slurm and without root, use cluster=local"
 
 
 def check(accounting: bool) -> None:
-    """Check all requirements of a sandbox.
-
-    Raises
-    ------
-    UserError
-        If one is missing, with how to install it.
-    """
+    """Check all requirements of a sandbox; raise UserError if one is missing, with how to install it."""
     check_root()
     check_programs(accounting)
     check_namespaces()
@@ -170,15 +164,7 @@ exec "$@"
 
 
 def enter(host: str, mounts: Mapping[Path, Path], command: Sequence[str]) -> list[str]:
-    """Return the command that runs another one in namespaces of its own.
-
-    Parameters
-    ----------
-    host
-        The host name that the command sees.
-    mounts
-        Files and directories, each with the path at which the command sees it.
-    """
+    """Return the command that runs another one in namespaces of its own."""
     pairs = [str(path) for pair in mounts.items() for path in pair]
     return [
         *("unshare", "--uts", "--mount", "--propagation", "unchanged"),

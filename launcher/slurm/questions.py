@@ -206,13 +206,7 @@ class JobQuestions:
         self.unaccounted: str | None = None
 
     def queue(self, job_ids: Sequence[str]) -> list[Record]:
-        """Return what the queue has of some jobs.
-
-        Raises
-        ------
-        Unreachable
-            If nobody answers.
-        """
+        """Return what the queue has of some jobs; raise Unreachable if nobody answers."""
         ids = ",".join(dict.fromkeys(job_ids))
         # If the list is too long for one argument, the whole queue is asked for.
         chosen = [f"--jobs={ids}"] if len(ids) <= _LONGEST_ARGUMENT else []

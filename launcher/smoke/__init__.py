@@ -40,11 +40,6 @@ class Smoke:
 def plan_smoke(drafted: Draft, request: Request, skipped: Sequence[str] = ()) -> Smoke:
     """Plan the smoke of a launch; nothing is written.
 
-    Parameters
-    ----------
-    skipped
-        The ids of checks that are not asked.
-
     Raises
     ------
     UserError

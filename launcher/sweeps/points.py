@@ -43,10 +43,6 @@ class SweepRequest:
 
     Attributes
     ----------
-    command
-        The whole command line, for the record.
-    name
-        The sweep's name; ``None`` to call it after the run.
     throttle
         The number of points that may run at once; ``None`` for no limit.
     config_dir, template_dir
@@ -183,13 +179,7 @@ def as_task(point: Point, job_name: str, number: int) -> Point:
 
 
 def check_sweep(sweep: SweepDraft, skipped: Sequence[str]) -> None:
-    """Check every point, and report once what several of them have.
-
-    Raises
-    ------
-    Mistakes
-        All errors together.
-    """
+    """Check every point, and report once what several of them have; raise Mistakes all errors together."""
     findings: dict[tuple[Severity, str, str, str | None], list[tuple[Point, Finding]]] = {}
     # The points are called alike on purpose, and are one array.
     drafted = [point.draft for point in sweep.points]
@@ -289,11 +279,6 @@ class Grid:
 
 def read_grid(overrides: Sequence[str], config_dir: Path | None = None) -> Grid:
     """Take a command line apart into what is swept and what is not.
-
-    Parameters
-    ----------
-    config_dir
-        A tree of the user's own, whose choices ``glob(...)`` finds too.
 
     Raises
     ------

@@ -29,13 +29,7 @@ def missing_plot_extra(error: ImportError) -> UserError:
 
 
 def new_figure(width: float, height: float) -> Any:
-    """Return an empty figure; its size is in inches.
-
-    Raises
-    ------
-    UserError
-        If matplotlib is missing.
-    """
+    """Return an empty figure; its size is in inches; raise UserError if matplotlib is missing."""
     try:
         # Not pyplot: it keeps figures for ever and looks for a display.
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -86,13 +80,7 @@ def rendered(figure: Any, title: str, suffix: str = "png") -> bytes:
 
 
 def write_picture(path: Path, content: bytes) -> None:
-    """Write a picture, replacing an older one atomically.
-
-    Raises
-    ------
-    UserError
-        If the file cannot be written.
-    """
+    """Write a picture, replacing an older one atomically; raise UserError if the file cannot be written."""
     try:
         descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         try:
@@ -122,8 +110,6 @@ class DataCounts:
 
     Attributes
     ----------
-    name
-        Name of the data set.
     documents, tokens
         How many there are.
     lengths
@@ -152,13 +138,7 @@ class DataCounts:
 
 
 def read_counts(name: str, manifest: Mapping[str, Any]) -> DataCounts:
-    """Read a manifest.
-
-    Raises
-    ------
-    UserError
-        If it is none of a data set.
-    """
+    """Read a manifest; raise UserError if it is none of a data set."""
     try:
         counts = manifest["counts"]
         known = {int(start): int(number) for start, number in manifest["lengths"].items()}
@@ -176,13 +156,7 @@ def read_counts(name: str, manifest: Mapping[str, Any]) -> DataCounts:
 
 
 def draw(data: DataCounts, width: int, *, coloured: bool) -> str:
-    """Draw both plots in characters: a line with a bar for each class of lengths, and for each reason.
-
-    Parameters
-    ----------
-    width
-        The columns of the terminal; the plots fill them within readable limits.
-    """
+    """Draw both plots in characters: a line with a bar for each class of lengths, and for each reason."""
     width = min(max(width, _NARROWEST), _WIDEST)
     lengths = {_class(start): number for start, number in data.lengths.items()}
     lines = ["documents by length in tokens", *_bars(lengths, width, _LENGTHS if coloured else None)]

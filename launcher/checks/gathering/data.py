@@ -138,8 +138,6 @@ class DataAnswer:
 
     Attributes
     ----------
-    identity
-        The files, as JSON keeps them.
     changed
         Those that are not what an earlier identity says, each as old → new.
     accept
