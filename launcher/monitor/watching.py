@@ -61,7 +61,7 @@ class Snapshot:
         return [row.status.state for row in self.rows]
 
 
-class StatusPoller:
+class StatusPoller(Poller[Sequence[StatusRow]]):
     """The status of runs, polled every `interval` seconds, less often while the scheduler does not answer.
 
     Use it as a context. Without an answer the last known facts of a job stay, but its state is UNKNOWN: a
@@ -82,20 +82,11 @@ class StatusPoller:
         # The times of the last answer, and of the last answer about a live job.
         self._answered = self._seen_live = time.monotonic()
         self._last: dict[Path, StatusRow] = {}
-        self._poller = Poller(self._ask, lambda _: backoff(self._interval, self._failures))
-
-    def __enter__(self) -> Self:
-        self._poller.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._poller.__exit__(kind, error, trace)
+        super().__init__(self._collect_rows, lambda _: backoff(self._interval, self._failures))
 
     def snapshot(self) -> Snapshot:
         """Return what is known now."""
-        newest = self._poller.newest
+        newest = self.newest
         now = time.monotonic()
         age = now - self._answered
         is_old = age > max(_STALE_QUESTIONS * self._interval, _STALE_SECONDS)
@@ -106,7 +97,7 @@ class StatusPoller:
         given_up = age > self._blind_patience or (not is_silent and now - self._seen_live > self._patience)
         return Snapshot(rows, age if is_silent else None, why, not has_unfinished or given_up)
 
-    def _ask(self) -> Sequence[StatusRow]:
+    def _collect_rows(self) -> Sequence[StatusRow]:
         rows = self._collect()
         now = time.monotonic()
         if any(row.unanswered for row in rows):
@@ -191,8 +182,6 @@ def as_json(row: StatusRow) -> str:
 
 def watch_on_screen(poller: StatusPoller, interval: float) -> Snapshot:
     """Redraw a table on the whole screen; the last one stays on the terminal."""
-    from rich.live import Live
-
     terminal = open_console()
     snapshot = poller.snapshot()
     # The heading shows that the scheduler does not answer; a logged line would tear the screen.
@@ -210,9 +199,6 @@ def watch_on_screen(poller: StatusPoller, interval: float) -> Snapshot:
 
 def draw(snapshot: Snapshot, console: Console, interval: float) -> Group:
     """Draw the table and the reasons; of more launches than fit, those that have not ended come first."""
-    from rich.console import Group
-    from rich.text import Text
-
     head = _heading(snapshot)
     live_first = sorted(snapshot.rows, key=lambda row: row.status.state.is_final)
     cells, states = [row.cells() for row in live_first], [row.status.state for row in live_first]
@@ -229,8 +215,6 @@ def draw(snapshot: Snapshot, console: Console, interval: float) -> Group:
 
 
 def _heading(snapshot: Snapshot) -> Text:
-    from rich.text import Text
-
     counts = Counter(sorted(snapshot.states, key=lambda state: state.is_final))
     head = Text.assemble((time.strftime("%H:%M:%S"), "dim"), "  ")
     if snapshot.silent is not None:
