@@ -12,8 +12,8 @@ from launcher.errors import UserError, shown
 from launcher.estimates.cost import Cost, MemoryEstimate, TrainingAmount
 from launcher.estimates.memory import StageMemory
 from launcher.plan import Plan
-from launcher.ui.formatting import count
 from launcher.ui.plotting import FAINT, INK, new_figure, rendered, style_axes, write_picture
+from launcher.ui.tables import count
 from launcher.ui.terminal import open_console
 
 if TYPE_CHECKING:

@@ -180,7 +180,7 @@ def _up(args: argparse.Namespace) -> int:
 
 
 def _pyxis(args: argparse.Namespace) -> Path | None:
-    from launcher.sandbox.containers import find_plugin
+    from launcher.sandbox.prerequisites import find_plugin
 
     # Without a file, search the usual directories.
     return find_plugin() if args.pyxis == Path() else args.pyxis

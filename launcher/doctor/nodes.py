@@ -22,7 +22,7 @@ from launcher.doctor.facts import Machine, machine_of
 from launcher.errors import UserError, end_of, one_line
 from launcher.images.tools import ending_cleanly
 from launcher.plan import Plan
-from launcher.rendering.sbatch_flags import FLAGS
+from launcher.rendering.slurm_flags import FLAGS
 from launcher.runs.provenance import new_tag
 from launcher.slurm.commands import WITHOUT_SLURM, error_text
 

@@ -23,7 +23,7 @@ from launcher.runs.paths import launch_numbers
 from launcher.schedulers.base import JobStatus
 from launcher.schedulers.job_status import exit_reason
 from launcher.slurm.states import State
-from launcher.ui import formatting
+from launcher.ui import tables
 from supervisor.evidence import evidence, left_by_ranks
 from supervisor.judging import Facts, judge, rule_named
 from supervisor.marks import JobAttempt
@@ -42,8 +42,8 @@ class Steps:
 
     def __str__(self) -> str:
         if self.last is None:
-            return formatting.UNKNOWN
-        return f"{formatting.text(self.first)}→{self.last}"
+            return tables.UNKNOWN
+        return f"{tables.text(self.first)}→{self.last}"
 
     def to_json(self) -> dict[str, Any]:
         return {"first_step": self.first, "step": self.last, "loss": finite(self.loss)}

@@ -15,7 +15,7 @@ from launcher.monitor.curves import Curves, evenly, finite_points, outline, smoo
 from launcher.monitor.events import Start
 from launcher.monitor.readers import all_events
 from launcher.monitor.run_status import finite
-from launcher.ui import formatting
+from launcher.ui import tables
 from launcher.ui.plotting import (
     FAINT,
     INK,
@@ -73,30 +73,30 @@ class RunSummary:
         state = self.state + (f" ({self.reason})" if self.reason else "")
         return [
             ("run", self.run + (f", {self.launches} launches" if self.launches > 1 else "")),
-            ("job", formatting.text(self.job_id)),
+            ("job", tables.text(self.job_id)),
             ("state", state),
-            ("tasks", f"{formatting.tasks(self.nodes, self.tasks_per_node)} = {self.world}"),
+            ("tasks", f"{tables.tasks(self.nodes, self.tasks_per_node)} = {self.world}"),
             ("parallel", self.layout),
-            ("parameters", formatting.count(self.parameters)),
-            ("steps", formatting.steps(self.step, self.max_steps)),
-            ("tokens seen", formatting.count(self.tokens)),
+            ("parameters", tables.count(self.parameters)),
+            ("steps", tables.steps(self.step, self.max_steps)),
+            ("tokens seen", tables.count(self.tokens)),
             ("train loss", _arrow(self.first_loss, self.last_loss)),
             ("held-out loss", _arrow(self.first_held_out_loss, self.last_held_out_loss)),
-            ("unigram entropy", f"{formatting.loss(self.unigram_entropy)} nats of the {self.entropy_of}"),
+            ("unigram entropy", f"{tables.loss(self.unigram_entropy)} nats of the {self.entropy_of}"),
             ("below entropy", self._verdict()),
-            ("throughput", f"{formatting.count(self.tokens_per_second)} tokens/s, mean"),
-            ("wall time", formatting.duration(self.seconds)),
+            ("throughput", f"{tables.count(self.tokens_per_second)} tokens/s, mean"),
+            ("wall time", tables.duration(self.seconds)),
         ]
 
     def _verdict(self) -> str:
         if self.below_entropy is None or self.last_held_out_loss is None or self.unigram_entropy is None:
-            return formatting.UNKNOWN
+            return tables.UNKNOWN
         distance = abs(self.unigram_entropy - self.last_held_out_loss)
         return f"yes, by {distance:.4f} nats" if self.below_entropy else f"no, above by {distance:.4f} nats"
 
 
 def _arrow(first: float | None, last: float | None) -> str:
-    return formatting.UNKNOWN if last is None else f"{formatting.loss(first)} → {formatting.loss(last)}"
+    return tables.UNKNOWN if last is None else f"{tables.loss(first)} → {tables.loss(last)}"
 
 
 def load_curves(launches: Sequence[Launch]) -> Curves:
@@ -162,7 +162,7 @@ def _summary(launches: Sequence[Launch], curves: Curves) -> RunSummary:
 def _layout(start: Start | None) -> str:
     """Format the parallel sizes in a trainer's start event: tensor 2 × pipeline 2 × data 4."""
     if start is None or start.tensor is None or start.data is None:
-        return formatting.UNKNOWN
+        return tables.UNKNOWN
     between = (("pipeline", start.pipeline), ("virtual", start.virtual), ("context", start.context))
     sizes = [("tensor", start.tensor), *((n, s) for n, s in between if s and s > 1), ("data", start.data)]
     return " × ".join(f"{name} {size}" for name, size in sizes)
@@ -214,7 +214,7 @@ def _legend(curves: Curves, coloured: bool) -> str:
     if curves.validation:
         entries.append(("●", _ORANGE, "held-out loss"))
     if curves.entropy is not None:
-        entries.append(("┈┈", _GREY, f"unigram entropy {formatting.loss(curves.entropy)}"))
+        entries.append(("┈┈", _GREY, f"unigram entropy {tables.loss(curves.entropy)}"))
     parts = [f"{_paint(symbol, colour) if coloured else symbol} {name}" for symbol, colour, name in entries]
     return "  loss [nats per token] by step:  " + "   ".join(parts)
 
@@ -321,10 +321,10 @@ def _label(axes: Any, summary: RunSummary) -> None:
 def subtitle(summary: RunSummary) -> str:
     """Return the model's size, the job's size, the layout and the throughput in one line."""
     parts = [
-        f"{formatting.count(summary.parameters)} parameters" if summary.parameters else "",
-        formatting.tasks(summary.nodes, summary.tasks_per_node),
-        summary.layout if summary.layout != formatting.UNKNOWN else "",
-        f"{formatting.count(summary.tokens)} tokens" if summary.tokens else "",
-        f"{formatting.count(summary.tokens_per_second)} tokens/s" if summary.tokens_per_second else "",
+        f"{tables.count(summary.parameters)} parameters" if summary.parameters else "",
+        tables.tasks(summary.nodes, summary.tasks_per_node),
+        summary.layout if summary.layout != tables.UNKNOWN else "",
+        f"{tables.count(summary.tokens)} tokens" if summary.tokens else "",
+        f"{tables.count(summary.tokens_per_second)} tokens/s" if summary.tokens_per_second else "",
     ]
     return "  ·  ".join(part for part in parts if part)

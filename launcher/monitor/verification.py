@@ -17,7 +17,7 @@ from launcher import exit_codes
 from launcher.monitor.curves import finite_points
 from launcher.monitor.evidence import Evidence
 from launcher.slurm.states import State
-from launcher.ui import formatting
+from launcher.ui import tables
 
 _SHOWN = 5
 
@@ -74,7 +74,7 @@ def ended(seen: Evidence) -> RunCheck:
 
 def last_step(seen: Evidence) -> RunCheck:
     """Check that the training reached its last step; one that a limit or a signal stopped earlier fails."""
-    step = f"step {formatting.steps(seen.step, seen.max_steps)}"
+    step = f"step {tables.steps(seen.step, seen.max_steps)}"
     if seen.step is None:
         # Our trainer records every step: without a record there was none.
         verdict = _failed_if_over(seen) if seen.records_each_step else None
@@ -119,14 +119,14 @@ def falling(seen: Evidence) -> RunCheck:
     _, held_out = finite_points(seen.curves.validation.steps, seen.curves.validation.columns[0])
     training, evidence, verdict = measure_trend(losses), [], None
     if training is not None:
-        medians = f"{formatting.loss(training.first)} → {formatting.loss(training.last)}"
+        medians = f"{tables.loss(training.first)} → {tables.loss(training.last)}"
         evidence.append(f"training {medians}, {training.trend.value} (noise {training.margin:.4f})")
         verdict = training.trend is Trend.FALLS
     else:
         evidence.append(f"training: {len(losses)} steps, and at least {FEWEST_STEPS} are needed")
     if len(held_out) > 1:
         falls = held_out[-1] < held_out[0]
-        evidence.append(f"held-out {formatting.loss(held_out[0])} → {formatting.loss(held_out[-1])}")
+        evidence.append(f"held-out {tables.loss(held_out[0])} → {tables.loss(held_out[-1])}")
         verdict = falls and not (training and training.trend is Trend.RISES)
     return _check("loss falling", verdict, "; ".join(evidence))
 

@@ -30,7 +30,7 @@ from launcher.monitor.polling import Poller, backoff
 from launcher.monitor.run_status import StatusRow, as_table
 from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
-from launcher.ui import formatting
+from launcher.ui import tables
 from launcher.ui.tables import colour, print_table, reasons, rich_table
 from launcher.ui.terminal import open_console
 
@@ -169,9 +169,9 @@ def as_line(row: StatusRow) -> str:
     if status.elapsed and status.state.is_final:
         parts.append(f"after {status.elapsed}")
     if progress.step is not None:
-        parts.append(f"step {formatting.steps(progress.step, progress.max_steps)}")
+        parts.append(f"step {tables.steps(progress.step, progress.max_steps)}")
     if progress.loss is not None:
-        parts.append(f"loss {formatting.loss(progress.loss)}")
+        parts.append(f"loss {tables.loss(progress.loss)}")
     return one_line("  ".join(part for part in parts if part))
 
 
@@ -282,7 +282,7 @@ class LiveView:
             body += [_bar(status, progress), self._train(progress), _held_out(progress)]
         manifest = self._launch.manifest
         title = Text.assemble((one_line(manifest.run), "bold"), f" · launch {self._launch.paths.number}")
-        shape = Text(formatting.tasks(self._launch.nodes, manifest.tasks_per_node), style="dim")
+        shape = Text(tables.tasks(self._launch.nodes, manifest.tasks_per_node), style="dim")
         style = colour(status.state) if status.state.is_final else "dim"
         return Panel(
             Group(*body),
@@ -309,7 +309,7 @@ class LiveView:
         if status.state.is_final:
             return line
         if progress.step is None:
-            elapsed = formatting.duration(time.monotonic() - self._began)
+            elapsed = tables.duration(time.monotonic() - self._began)
             awaited = "the first step" if self._launch.manifest.stage == "training" else "its end"
             if status.state is State.PENDING:
                 awaited = "the queue"
@@ -323,15 +323,15 @@ class LiveView:
         usual = _STALE_STEPS / progress.steps_per_second if progress.steps_per_second else 0.0
         if silent < max(_SILENT_SECONDS, usual) or progress.end:
             return ""
-        return f"  no step for {formatting.duration(silent)}"
+        return f"  no step for {tables.duration(silent)}"
 
     def _train(self, progress: Progress) -> Text:
         return Text.assemble(
             ("train loss    ", "dim"),
-            (formatting.loss(progress.loss), "bold blue"),
+            (tables.loss(progress.loss), "bold blue"),
             (f"  {sparkline(list(self._losses))}", "blue"),
             ("  lr ", "dim"),
-            formatting.small(progress.train.learning_rate if progress.train else None),
+            tables.small(progress.train.learning_rate if progress.train else None),
         )
 
 
@@ -346,22 +346,22 @@ def _bar(status: JobStatus, progress: Progress) -> Table:
     for _ in range(3):
         grid.add_column(justify="right", no_wrap=True)
     grid.add_row(
-        Text(f"step {formatting.steps(step, progress.max_steps)}"),
+        Text(f"step {tables.steps(step, progress.max_steps)}"),
         ProgressBar(total=total or None, completed=step, complete_style=style, finished_style=style),
         Text(share),
-        Text(f"{formatting.count(progress.tokens_per_second)} tokens/s", style="bold"),
-        Text("" if status.state.is_final else f"ETA {formatting.duration(progress.eta)}"),
+        Text(f"{tables.count(progress.tokens_per_second)} tokens/s", style="bold"),
+        Text("" if status.state.is_final else f"ETA {tables.duration(progress.eta)}"),
     )
     return grid
 
 
 def _held_out(progress: Progress) -> Text:
     loss = progress.validation_loss
-    text = Text.assemble(("held-out loss ", "dim"), (formatting.loss(loss), "bold dark_orange"))
+    text = Text.assemble(("held-out loss ", "dim"), (tables.loss(loss), "bold dark_orange"))
     if progress.held_out:
         entropy = progress.held_out.unigram_entropy
         below = loss is not None and loss < entropy
-        words = f"  {'below' if below else 'not yet below'} the unigram entropy {formatting.loss(entropy)}"
+        words = f"  {'below' if below else 'not yet below'} the unigram entropy {tables.loss(entropy)}"
         text.append(words, "green" if below else "dim")
     return text
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from launcher.errors import UserError
-from launcher.sandbox import configuration, containers, prerequisites, state
+from launcher.sandbox import configuration, prerequisites, state
 from launcher.sandbox.configuration import CLUSTER, CONTROLLER
 from launcher.sandbox.options import is_free
 from launcher.sandbox.prerequisites import program, search_path, slurm_version
@@ -185,7 +185,7 @@ def write_files(record: SandboxRecord) -> None:
     (paths.etc / "cgroup.conf").write_text(configuration.cgroup_conf(version))
     prerequisites.write_name_files(options)
     if options.pyxis is not None:
-        machine = containers.site_configuration().read_text()
+        machine = prerequisites.site_configuration().read_text()
         paths.enroot_conf.write_text(configuration.enroot_conf(paths, machine))
         paths.own_containers.mkdir(parents=True)
         nodes = [paths.containers_of(name) for name in options.node_names]
@@ -272,7 +272,7 @@ def _start_nodes(starter: DaemonStarter) -> None:
     options, paths = starter.record.options, starter.paths
     conf = paths.slurm_conf
     # Several nodes of one machine: what Enroot keeps by the names of containers must not meet.
-    enroot = {paths.enroot_conf: containers.site_configuration()} if options.pyxis else {}
+    enroot = {paths.enroot_conf: prerequisites.site_configuration()} if options.pyxis else {}
     for name in options.node_names:
         own = {paths.containers_of(name): paths.own_containers} if options.pyxis else {}
         starter.start(name, ["slurmd", "-D", "-f", str(conf)], host=name, mounts=enroot | own)

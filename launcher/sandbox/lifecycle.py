@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from launcher.errors import UserError
-from launcher.sandbox import containers, daemons, prerequisites, state
+from launcher.sandbox import daemons, prerequisites, state
 from launcher.sandbox.daemons import MARKER, DaemonStarter, Reporter, SilentReporter, StartError
 from launcher.sandbox.options import Ports, SandboxOptions, SandboxPaths, choose_ports
 from launcher.sandbox.state import Process, SandboxRecord, ask, client_environment
@@ -191,7 +191,7 @@ def up(options: SandboxOptions, reporter: Reporter | None = None) -> Sandbox:
     reporter = reporter or SilentReporter()
     prerequisites.check(options.accounting)
     if options.pyxis is not None:
-        containers.check(options.pyxis)
+        prerequisites.check_containers(options.pyxis)
     SandboxPaths(options.directory).check_socket_length(options.nodes)
     try:
         options.directory.mkdir(parents=True, exist_ok=True)

@@ -24,7 +24,7 @@ from launcher.launching.submission import submit, validate
 from launcher.launching.writing import files_of, manifest_of, quoted_line, record_job, with_digest
 from launcher.rendering.quoting import RawShell, escape_pattern, quote_header
 from launcher.rendering.render import render_template
-from launcher.rendering.sbatch_flags import header_lines
+from launcher.rendering.slurm_flags import header_lines
 from launcher.rendering.supervision import supervisor_archive
 from launcher.runs import paths as names
 from launcher.runs import provenance

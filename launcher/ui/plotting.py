@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import UserError, one_line
-from launcher.ui.formatting import count
+from launcher.ui.tables import count
 
 INK = "#22272b"
 FAINT = "#6f7880"
