@@ -11,7 +11,8 @@ from typing import Any
 from launcher.cli.runs import RUN_HELP, add_base_results_dir, find_all
 from launcher.errors import UserError
 from launcher.exit_codes import WATCHING_ENDED
-from launcher.jobs.acting import Effect, Outcome, cancel, exit_code, hold, in_order, release, wait_for_ends
+from launcher.jobs.acting import Effect, Outcome, exit_code, hold, in_order, release, wait_for_ends
+from launcher.jobs.cancelling import cancel
 from launcher.jobs.lookup import RunRef
 from launcher.jobs.status import LaunchStatus, named_statuses
 from launcher.monitor.events import Progress

@@ -1,28 +1,24 @@
-"""Act on jobs with few questions to their schedulers: wait, hold, release, cancel."""
+"""Act on jobs: outcomes, waiting for ends, hold and release, with few questions to the schedulers."""
 
 from __future__ import annotations
 
 import enum
-import itertools
 import shlex
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from launcher.errors import UserError
 from launcher.exit_codes import DONE, MISTAKE, NOT_KNOWN, WENT_WRONG
-from launcher.jobs.launches import Launch
 from launcher.jobs.status import LaunchStatus, poll, state_of_task
-from launcher.runs.provenance import user
 from launcher.runs.receipts import note_act
-from launcher.schedulers.base import ChainJobs, JobStatus, NoAnswer, Scheduler
+from launcher.schedulers.base import JobStatus, NoAnswer, Scheduler
 from launcher.slurm.commands import Unreachable
 from launcher.slurm.job_actions import NotHeld
 from launcher.slurm.states import State
-from supervisor.marks import GIVEN_UP, ChainEnd, claim, end_chain, note_cancelled, take_back_end
+from supervisor.marks import GIVEN_UP, claim
 
 T = TypeVar("T")
 _Many = Callable[[Sequence[str]], Mapping[str, UserError]]
@@ -239,230 +235,3 @@ def _has_held_status(status: JobStatus) -> bool:
     # Slurm's words are JobHeldUser, JobHeldAdmin, REQUEUE_HOLD and "... requeued held".
     word = (status.reason or "").partition(":")[0].lower()
     return status.state is State.PENDING and ("hold" in word or "held" in word)
-
-
-@dataclass
-class _Ending:
-    """A job to end, and the error of that.
-
-    `is_over` means that it has ended already, and only `further` links of its chain may live; `cancelled` are
-    those that were ended. `is_marked` is False if the mark that ends the chain could not be left;
-    `is_ended_now` means that the mark is new.
-    """
-
-    target: LaunchStatus
-    job_id: str
-    saves: bool
-    is_over: bool = False
-    is_marked: bool = True
-    is_ended_now: bool = False
-    further: list[str] = field(default_factory=list)
-    cancelled: list[str] = field(default_factory=list)
-    error: UserError | None = None
-
-    @property
-    def directory(self) -> Path:
-        assert self.target.launch is not None
-        return self.target.launch.paths.directory
-
-    @property
-    def saves_first(self) -> bool:
-        """Return True for a chain whose link is to save before any other is ended."""
-        return self.saves and self.target.chain is not None
-
-    @property
-    def tasks_that_wait(self) -> list[str]:
-        """Return the waiting tasks of an array whose running task saves: none may start after it.
-
-        None for a suspended task, whose saving will be refused.
-        """
-        tasks = {} if self.target.task or not self.saves else self.target.status.tasks
-        waiting = [f"{self.job_id}_{task}" for task, state in tasks.items() if state is State.PENDING]
-        return waiting if State.RUNNING in tasks.values() else []
-
-
-# Jobs to end at once, each with its ending.
-_Wave = list[tuple[_Ending, str]]
-
-
-def cancel(targets: Sequence[LaunchStatus], save: bool = False) -> list[Outcome]:
-    """Cancel jobs, or with `save` let running ones save and leave; waiting ones are always cancelled.
-
-    Waiting jobs are cancelled before running ones; of one run the later launches and the later links of a
-    chain first, each when those before it have ended: none starts where another ended. Jobs of different runs
-    are cancelled at once. A chain whose link is to save is ended after the scheduler has accepted that: if it
-    is refused, nothing is done.
-    """
-    decided = [_without_live_job(target) for target in targets]
-    endings = [
-        _Ending(target, target.job_id, save and target.runs, is_over=outcome is not None)
-        for target, outcome in zip(targets, decided, strict=True)
-        if target.job_id is not None and (outcome is None or _is_chain_without_end(target, outcome))
-    ]
-    for group in by_scheduler(endings, lambda ending: ending.target):
-        try:
-            _end(group[0].target.scheduler(), group)
-        except UserError as error:
-            for ending in group:
-                ending.error = ending.error or error
-    outcomes = {
-        id(ending.target): outcome for ending, outcome in zip(endings, _outcomes(endings), strict=True)
-    }
-    return [
-        outcomes.get(id(target)) or outcome or over(target)
-        for target, outcome in zip(targets, decided, strict=True)
-    ]
-
-
-def _without_live_job(target: LaunchStatus) -> Outcome | None:
-    """Return the outcome of a target without a job to end; ``None`` if it has one."""
-    if not target.may_live:
-        return over(target)
-    if target.job_id is None:
-        return give_up(target)
-    if target.state is State.UNKNOWN:
-        return Outcome(target, Effect.UNKNOWN, target.status.reason)
-    return over(target) if target.state is State.COMPLETING else None
-
-
-def _is_chain_without_end(target: LaunchStatus, outcome: Outcome) -> bool:
-    """Return True for a chain that seems to be over: an unknown link of it may live."""
-    return target.chain is not None and outcome.effect is Effect.AS_ASKED
-
-
-def _end(scheduler: Scheduler, endings: Sequence[_Ending]) -> None:
-    saving = [ending for ending in endings if ending.saves_first]
-    others = [ending for ending in endings if not ending.saves_first]
-    _end_chains(scheduler, others)
-    for wave in _waves(others, _that_wait):
-        _run(scheduler.cancel_all, wave)
-    for wave in _waves(others, _that_run):
-        _run(scheduler.cancel_all, wave)
-    _run(scheduler.save_all, [(ending, ending.job_id) for ending in endings if ending.saves])
-    # The next link sees the mark: it begins long after this one was asked to save.
-    saving = [ending for ending in saving if ending.error is None]
-    _end_chains(scheduler, saving)
-    for wave in _waves(saving, _that_wait):
-        _run(scheduler.cancel_all, wave)
-
-
-def _end_chains(scheduler: Scheduler, endings: Sequence[_Ending]) -> None:
-    """Let no further link of the chains do anything; find the waiting ones, also without a claim."""
-    chains = [
-        (ending, launch, links)
-        for ending in endings
-        if (launch := ending.target.launch) and (links := ending.target.chain)
-    ]
-    for ending, _, _ in chains:
-        try:
-            ending.is_ended_now = end_chain(ending.directory, ChainEnd(user(), f"cancelled by {user()}"))
-        except OSError:
-            ending.is_marked = False
-    growing = [
-        replace(launch.submission, link=None)
-        for _, launch, links in chains
-        if len(links.jobs) < links.max_links
-    ]
-    jobs_of_tag: Mapping[str, Mapping[int, Sequence[str]]] = {}
-    is_known = True
-    if growing:
-        # Also links whose claim, or the answer to whose submission, was lost.
-        try:
-            jobs_of_tag = scheduler.find_links(growing)
-        except UserError:
-            is_known = False
-    for ending, launch, links in chains:
-        jobs_of = sorted(jobs_of_tag.get(launch.submission.tag, {}).items())
-        lost = {link: [job for job in jobs if job not in links.jobs] for link, jobs in jobs_of}
-        _claim(launch, links, {link: jobs[0] for link, jobs in lost.items() if jobs})
-        known = [job_id for job_id in links.after_current if not links.jobs[job_id].state.is_final]
-        ending.further = [*known, *(job for jobs in lost.values() for job in jobs)]
-        if ending.is_ended_now and is_known and not ending.further and ending.target.state.is_final:
-            take_back_end(ending.directory)  # it was over before: nobody cancelled it
-            ending.is_ended_now = False
-
-
-def _claim(launch: Launch, known: ChainJobs, lost: Mapping[int, str]) -> None:
-    """Record links whose claims are missing, so that their ends can be waited for and shown."""
-    recorded = launch.links
-    for link, job_id in {**lost, **dict(zip(known.numbers, known.jobs, strict=True))}.items():
-        if link not in recorded:
-            claim(launch.paths.directory, job_id, link)
-
-
-def _that_wait(ending: _Ending) -> Iterator[list[str]]:
-    """Yield the waiting jobs in groups to cancel at once: of a chain the last link first."""
-    yield from ([job_id] for job_id in reversed(ending.further))
-    if ending.tasks_that_wait:
-        yield ending.tasks_that_wait
-    if not ending.target.runs and not ending.is_over:
-        yield [ending.job_id]
-
-
-def _that_run(ending: _Ending) -> Iterator[list[str]]:
-    if ending.target.runs and not ending.saves and not ending.is_over:
-        yield [ending.job_id]
-
-
-def _waves(endings: Sequence[_Ending], jobs: Callable[[_Ending], Iterator[list[str]]]) -> Iterator[_Wave]:
-    """Yield jobs to end at once: the first of each run, the second of each, and so on."""
-    runs: dict[Path, list[_Wave]] = defaultdict(list)
-    for ending in endings:
-        runs[ending.target.run_dir] += [
-            [(ending, job_id) for job_id in together] for together in jobs(ending)
-        ]
-    for row in itertools.zip_longest(*runs.values(), fillvalue=()):
-        yield [item for together in row for item in together]
-
-
-def _run(act: _Many, wave: _Wave) -> None:
-    """Act on a wave without jobs that failed before, and note the results."""
-    wave = [(ending, job_id) for ending, job_id in wave if ending.error is None]
-    if not wave:
-        return
-    try:
-        errors = act([job_id for _, job_id in wave])
-    except UserError as error:
-        errors = {job_id: error for _, job_id in wave}
-    for ending, job_id in wave:
-        _note(ending, job_id, errors.get(job_id))
-
-
-def _note(ending: _Ending, job_id: str, error: UserError | None) -> None:
-    is_further = job_id in ending.further
-    if error is not None:
-        # A further link is over, or else leaves when it begins.
-        if not is_further or not ending.is_marked or is_unanswered(error):
-            ending.error = error
-        return
-    saves = ending.saves and job_id == ending.job_id
-    note_act("told {} to save and leave" if saves else "cancelled {}", job_id)
-    ending.cancelled += [job_id] if is_further else []
-    if is_further or (job_id == ending.job_id and not ending.saves and ending.target.task is None):
-        note_cancelled(ending.directory, job_id, user())
-
-
-def _outcomes(endings: Sequence[_Ending]) -> list[Outcome]:
-    refused = [ending for ending in endings if ending.error and not is_unanswered(ending.error)]
-    # They may have ended between the question and the action.
-    now = {
-        id(ending): target
-        for ending, target in zip(refused, refreshed([ending.target for ending in refused]), strict=True)
-    }
-    return [_outcome(ending, now.get(id(ending))) for ending in endings]
-
-
-def _outcome(ending: _Ending, now: LaunchStatus | None) -> Outcome:
-    if ending.error is None and ending.is_over:
-        message = "it is over" if ending.target.state.is_final else "it is ending"
-        further = f", but not job {', '.join(ending.cancelled)} of its chain, cancelled now"
-        return Outcome(ending.target, Effect.AS_ASKED, message + (further if ending.cancelled else ""))
-    if ending.error is None:
-        return Outcome(ending.target, Effect.SAVING if ending.saves else Effect.CANCELLED)
-    if now is None:
-        return Outcome(ending.target, Effect.UNKNOWN, ending.error.message)
-    if not now.may_live or now.state is State.COMPLETING:
-        return over(now)
-    if ending.is_ended_now and not ending.cancelled:
-        take_back_end(ending.directory)
-    return Outcome(now, Effect.REFUSED, str(ending.error))

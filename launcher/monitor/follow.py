@@ -74,7 +74,7 @@ def follow_launch(launch: Launch, view: View) -> JobStatus:
 
 def _view(launch: Launch) -> View:
     if sys.stdout.isatty():
-        from launcher.monitor.watching import LiveView
+        from launcher.monitor.live import LiveView
 
         return LiveView(launch)
     return LinesView(launch)

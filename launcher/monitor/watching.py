@@ -1,31 +1,18 @@
-"""Live views: one launch in a panel, and the status of many runs, redrawn until all have ended."""
+"""Watching the status of many runs until all have ended: on the whole screen, or a line for each change."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
 import sys
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
-from typing import Self
-
-from rich.box import ROUNDED
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.panel import Panel
-from rich.progress_bar import ProgressBar
-from rich.spinner import Spinner
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING
 
 from launcher.errors import one_line
-from launcher.jobs.launches import Launch
-from launcher.monitor.events import Event, Progress, Train
 from launcher.monitor.polling import Poller, backoff
 from launcher.monitor.run_status import StatusRow, as_table
 from launcher.schedulers.base import JobStatus
@@ -33,6 +20,11 @@ from launcher.slurm.states import State
 from launcher.ui import tables
 from launcher.ui.tables import colour, print_table, reasons, rich_table
 from launcher.ui.terminal import open_console
+
+if TYPE_CHECKING:
+    from rich.console import Console, Group
+    from rich.text import Text
+
 
 # A state is out of date after this many unanswered questions, and at least this many seconds.
 _STALE_QUESTIONS = 3
@@ -182,6 +174,8 @@ def as_json(row: StatusRow) -> str:
 
 def watch_on_screen(poller: StatusPoller, interval: float) -> Snapshot:
     """Redraw a table on the whole screen; the last one stays on the terminal."""
+    from rich.live import Live
+
     terminal = open_console()
     snapshot = poller.snapshot()
     # The heading shows that the scheduler does not answer; a logged line would tear the screen.
@@ -199,6 +193,9 @@ def watch_on_screen(poller: StatusPoller, interval: float) -> Snapshot:
 
 def draw(snapshot: Snapshot, console: Console, interval: float) -> Group:
     """Draw the table and the reasons; of more launches than fit, those that have not ended come first."""
+    from rich.console import Group
+    from rich.text import Text
+
     head = _heading(snapshot)
     live_first = sorted(snapshot.rows, key=lambda row: row.status.state.is_final)
     cells, states = [row.cells() for row in live_first], [row.status.state for row in live_first]
@@ -215,6 +212,8 @@ def draw(snapshot: Snapshot, console: Console, interval: float) -> Group:
 
 
 def _heading(snapshot: Snapshot) -> Text:
+    from rich.text import Text
+
     counts = Counter(sorted(snapshot.states, key=lambda state: state.is_final))
     head = Text.assemble((time.strftime("%H:%M:%S"), "dim"), "  ")
     if snapshot.silent is not None:
@@ -237,141 +236,3 @@ def _launch(row: StatusRow) -> int | None:
 def _shown(row: StatusRow) -> tuple[object, ...]:
     status = row.status
     return status.state, status.reason, status.nodes, status.restarts, str(status.chain)
-
-
-_BARS = "▁▂▃▄▅▆▇█"
-_SPARK_WIDTH = 24
-# A step is reported as late after this many seconds, and this many times the usual time of a step.
-_SILENT_SECONDS = 30.0
-_STALE_STEPS = 10
-
-
-class LiveView:
-    """A view that redraws a panel with the state, the progress and the losses."""
-
-    interval = 0.25
-
-    def __init__(self, launch: Launch, console: Console | None = None) -> None:
-        self._launch = launch
-        self._began = self._last_event = time.monotonic()
-        self._losses: deque[float] = deque(maxlen=4096)
-        self._spinner = Spinner("dots", style="yellow")
-        self._live = Live(console=console or open_console(), refresh_per_second=8)
-
-    def __enter__(self) -> Self:
-        self._live.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._live.__exit__(kind, error, trace)
-
-    def show(self, status: JobStatus, progress: Progress, new: list[Event]) -> None:
-        self._live.update(self._panel(status, progress, new))
-
-    def end(self, status: JobStatus, progress: Progress) -> None:
-        self._live.update(self._panel(status, progress, []), refresh=True)
-
-    def _panel(self, status: JobStatus, progress: Progress, new: list[Event]) -> Panel:
-        if new:
-            self._last_event = time.monotonic()
-        self._losses.extend(e.loss for e in new if isinstance(e, Train) and e.loss is not None)
-        body: list[RenderableType] = [self._state(status, progress)]
-        if progress.step is not None:
-            body += [_bar(status, progress), self._train(progress), _held_out(progress)]
-        manifest = self._launch.manifest
-        title = Text.assemble((one_line(manifest.run), "bold"), f" · launch {self._launch.paths.number}")
-        shape = Text(tables.tasks(self._launch.nodes, manifest.tasks_per_node), style="dim")
-        style = colour(status.state) if status.state.is_final else "dim"
-        return Panel(
-            Group(*body),
-            box=ROUNDED,
-            title=title,
-            title_align="left",
-            subtitle=shape,
-            border_style=style,
-            # A terminal prints ^C after the panel, where it must not begin another line.
-            width=max(self._live.console.width - 3, 20),
-        )
-
-    def _state(self, status: JobStatus, progress: Progress) -> RenderableType:
-        link = f" (link {status.chain})" if status.chain else ""
-        line = Text.assemble(
-            f"job {self._launch.job_in(status)}{link}  ", (status.state.value, colour(status.state))
-        )
-        if status.reason:
-            line.append(f" ({one_line(status.reason)})", "dim")
-        if status.nodes:
-            line.append(f" on {status.nodes}")
-        if status.elapsed and status.state is not State.PENDING:
-            line.append(f"  {status.elapsed}", "dim")
-        if status.state.is_final:
-            return line
-        if progress.step is None:
-            elapsed = tables.duration(time.monotonic() - self._began)
-            awaited = "the first step" if self._launch.manifest.stage == "training" else "its end"
-            if status.state is State.PENDING:
-                awaited = "the queue"
-            self._spinner.update(text=line.append(f"  waiting for {awaited}, {elapsed}", "dim"))
-            return self._spinner
-        return line.append(self._lateness(progress), "bold yellow")
-
-    def _lateness(self, progress: Progress) -> str:
-        """Return a warning about a step that is late; an empty text if it is not."""
-        silent = time.monotonic() - self._last_event
-        usual = _STALE_STEPS / progress.steps_per_second if progress.steps_per_second else 0.0
-        if silent < max(_SILENT_SECONDS, usual) or progress.end:
-            return ""
-        return f"  no step for {tables.duration(silent)}"
-
-    def _train(self, progress: Progress) -> Text:
-        return Text.assemble(
-            ("train loss    ", "dim"),
-            (tables.loss(progress.loss), "bold blue"),
-            (f"  {sparkline(list(self._losses))}", "blue"),
-            ("  lr ", "dim"),
-            tables.small(progress.train.learning_rate if progress.train else None),
-        )
-
-
-def _bar(status: JobStatus, progress: Progress) -> Table:
-    total = progress.max_steps or 0
-    step = progress.step or 0
-    style = colour(status.state) if status.state.is_final else "cyan"
-    share = f"{100 * step / total:.0f} %" if total else ""
-    grid = Table.grid(padding=(0, 2), expand=True)
-    grid.add_column()
-    grid.add_column(ratio=1)
-    for _ in range(3):
-        grid.add_column(justify="right", no_wrap=True)
-    grid.add_row(
-        Text(f"step {tables.steps(step, progress.max_steps)}"),
-        ProgressBar(total=total or None, completed=step, complete_style=style, finished_style=style),
-        Text(share),
-        Text(f"{tables.count(progress.tokens_per_second)} tokens/s", style="bold"),
-        Text("" if status.state.is_final else f"ETA {tables.duration(progress.eta)}"),
-    )
-    return grid
-
-
-def _held_out(progress: Progress) -> Text:
-    loss = progress.validation_loss
-    text = Text.assemble(("held-out loss ", "dim"), (tables.loss(loss), "bold dark_orange"))
-    if progress.held_out:
-        entropy = progress.held_out.unigram_entropy
-        below = loss is not None and loss < entropy
-        words = f"  {'below' if below else 'not yet below'} the unigram entropy {tables.loss(entropy)}"
-        text.append(words, "green" if below else "dim")
-    return text
-
-
-def sparkline(values: list[float], width: int = _SPARK_WIDTH) -> str:
-    """Draw values as bars, each the mean of its share of them; values that are not finite are left out."""
-    finite = [value for value in values if abs(value) < float("inf")]
-    if len(finite) < 2:
-        return ""
-    edges = [index * len(finite) // width for index in range(width + 1)]
-    means = [sum(finite[a:b]) / (b - a) for a, b in itertools.pairwise(edges) if b > a]
-    low, span = min(means), max(means) - min(means) or 1.0
-    return "".join(_BARS[round((mean - low) / span * (len(_BARS) - 1))] for mean in means)

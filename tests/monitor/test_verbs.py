@@ -172,7 +172,7 @@ def test_the_live_panel(runs: Runs, scheduler: FakeScheduler) -> None:
     from rich.console import Console
 
     from launcher.monitor.follow import follow_launch
-    from launcher.monitor.watching import LiveView, sparkline
+    from launcher.monitor.live import LiveView, sparkline
 
     append(runs.launch(), whole_training(0, 300))
     scheduler.set("11", PENDING, RUNNING, COMPLETED)
