@@ -111,5 +111,5 @@ clean:
 	@touch $@
 
 .venv/test.done: setup.cfg constraints.txt
-	@scripts/venv.sh $(PYTHON) train,data,cleaning,plot,dev
+	@scripts/venv.sh $(PYTHON) train,data,cleaning,conversion,evaluation,plot,dev
 	@touch .venv/setup.done $@

@@ -111,6 +111,8 @@ class Draft:
                     return f"data_preparation.{key}"
             if directory == Path(config.data_preparation.tokenizer_dir).absolute():
                 return "data_preparation.tokenizer_dir"
+        if config.command is not None and str(directory) in config.command.writable:
+            return "command.writable"
         return self.results_key
 
     @property

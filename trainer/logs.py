@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import sys
 import time
 import traceback
 import warnings
 from pathlib import Path
+from typing import NoReturn
 
 from trainer import failures
 from trainer.errors import UserError
@@ -130,11 +132,12 @@ def _append(log_dir: Path, names: list[str], text: str) -> None:
             file.write(text)
 
 
-def flush() -> None:
-    """Flush everything buffered, before a process ends without cleaning up."""
+def end_at_once(code: int) -> NoReturn:
+    """End this process without waiting for anything: the other ranks may be in a collective with it."""
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
+    os._exit(code)
 
 
 class _Plain(logging.Formatter):

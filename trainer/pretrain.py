@@ -16,9 +16,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from trainer import errors, failures, logs, requirements
+from trainer import errors, failures, logs, needless, requirements
 from trainer.config.check import check_keys, unused
 from trainer.config.layout import Layout, make_layout
 from trainer.config.load import flatten, load_config
@@ -116,6 +116,7 @@ def _train(
     settings: Settings, layout: Layout, process: _Process, flat: dict[str, Any], stop_after: int | None
 ) -> int:
     prepare_environment(settings, os.environ)
+    needless.skip_s3()
     # Importing torch and megatron-core takes seconds: a mistake in the configuration is told before that.
     from trainer import cpu_shim
     from trainer.distributed import make_rank_context, process_group
@@ -145,13 +146,7 @@ def _train(
     return code
 
 
-def _end_at_once(code: int) -> NoReturn:
-    """End this process without waiting for anything: the other ranks may be in a collective with it."""
-    logs.flush()
-    os._exit(code)
-
-
 if __name__ == "__main__":
     exit_code = main()
     if exit_code != errors.EXIT_OK:
-        _end_at_once(exit_code)
+        logs.end_at_once(exit_code)

@@ -72,7 +72,7 @@ def _numbered(package: str) -> tuple[str, tuple[int, ...]] | None:
     return (text, (int(match[1]), int(match[2]))) if text and match else None
 
 
-def check(modules: Sequence[str], way_out: str = "") -> None:
+def check(modules: Sequence[str], way_out: str = "", extra: str = "train") -> None:
     """Look for modules without importing them.
 
     Parameters
@@ -81,6 +81,8 @@ def check(modules: Sequence[str], way_out: str = "") -> None:
         Their names.
     way_out
         What would do without them, if anything.
+    extra
+        The extra of this package that has them.
 
     Raises
     ------
@@ -90,7 +92,7 @@ def check(modules: Sequence[str], way_out: str = "") -> None:
     missing = [_PACKAGES.get(module, module) for module in modules if not _is_there(module)]
     if missing:
         raise UserError(
-            f"{sys.executable} lacks {', '.join(missing)}: install them there (pip install 'PATH[train]', "
+            f"{sys.executable} lacks {', '.join(missing)}: install them there (pip install 'PATH[{extra}]', "
             "where PATH is Slipway's checkout or wheel), or choose an interpreter or an image that has them "
             f"(cluster.python=..., container=...){way_out}",
             found_by="node",

@@ -266,7 +266,11 @@ CHECKS: tuple[Check, ...] = (
         "image.engine", "the image has what the engine runs", files.engine_problems, needs=("image.contents",)
     ),
     Check("image.network", "NCCL finds the plugin for EFA, where FI_PROVIDER=efa", files.network_problems),
-    _paths("path.script", "a checkout that the engine's program is in has it", "script"),
+    _paths(
+        "path.script",
+        "the job's program is there: the engine's in its checkout, a command's own on the nodes",
+        "script",
+    ),
     _paths("path.mounts", "what the container mounts is there", "mounts"),
     _paths("path.writable", "the directory of the run can be written", "results"),
     Check(

@@ -13,7 +13,7 @@ from pathlib import Path
 from launcher.errors import UserError, did_you_mean, nearest, one_line, shown
 
 # Each stage has a configuration group of its own name.
-STAGES = ("data_preparation", "training", "workspace")
+STAGES = ("data_preparation", "training", "conversion", "evaluation", "workspace", "command")
 GROUPS = ("cluster", *STAGES)
 # What a stage needs besides: a workspace is what a training would see of its node.
 _BESIDES = {"workspace": ("training",)}
@@ -22,8 +22,9 @@ MAIN = "config"
 
 # Keys whose values are text whatever they look like: variables, and images such as nvcr.io#nvidia/nemo:25.07.
 _TEXTS = re.compile(
-    r"((cluster\.)?env_vars(\..*)?|stage_cluster\.\w+\.env_vars\..+|env_files(\..*)?|((cluster|workspace)\.)?container"
+    r"(((cluster|command)\.)?env_vars(\..*)?|stage_cluster\.\w+\.env_vars\..+|env_files(\..*)?|((cluster|workspace|command)\.)?container"
     r"|launcher_scripts_path|data_dir|base_results_dir|images_dir"
+    r"|conversion\.(source|output)|evaluation\.(source|converted|results)"
     r"|image\.(base|digest|registry|owner|tag|workdir|dev_script|pip_index|(versions|env|labels)\..+))$",
     re.DOTALL,
 )
@@ -31,6 +32,8 @@ _TEXTS = re.compile(
 # Lists of text: their items hold characters that Hydra's grammar refuses, as in [--container-unshare=net].
 _LISTS = re.compile(
     r"((stage_cluster\.\w+|cluster)\.srun_args|container_mounts|container_options\.env|data_preparation\.inputs"
+    r"|evaluation\.(lm_eval\.tasks|perplexity\.data_prefix)"
+    r"|command\.(argv|writable)"
     r"|image\.(registries|packages|dev_packages|python_packages))$"
 )
 # Lists that may be given as one text, which is split as a shell would.
@@ -39,11 +42,11 @@ _PLAIN_LIST = re.compile(r"""\[(?P<items>[^'"\[\]{}\\$]*)\]""")
 
 # Mappings whose keys are the user's, and a key that the tree does not show: a new one needs no `+`.
 _OPEN = re.compile(
-    r"((cluster\.)?env_vars|env_files|cluster\.sbatch|stage_cluster|image\.(env|labels)"
+    r"(((cluster|command)\.)?env_vars|env_files|cluster\.sbatch|stage_cluster|image\.(env|labels)"
     r"|training\.resume\.accept_data)(\..*)?$",
     re.DOTALL,
 )
-_OPEN_TEXTS = ("env_vars", "cluster.env_vars", "env_files", "image.env", "image.labels")
+_OPEN_TEXTS = ("env_vars", "cluster.env_vars", "command.env_vars", "env_files", "image.env", "image.labels")
 
 _FORM = "an override is KEY=VALUE, GROUP=CHOICE, +KEY=VALUE or ~KEY, such as training=gpt3/126m"
 _WORD = re.compile(r"(?P<sign>\+\+|\+|~)?(?P<key>[^=@]*)(?P<package>@[^=]*)?(?P<value>=.*)?", re.DOTALL)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from launcher.config.schema import RunConfig, TrainingConfig, WorkspaceConfig
 from launcher.errors import UserError, shown
 from launcher.plan import Chain, Container, Job, Mount, Payload, Resources
 from launcher.runs.paths import TASK_PACKAGES, TRAINER, LaunchPaths
+from launcher.stages import common
 from launcher.stages.training import training_job
 
 STAGE = "workspace"
@@ -17,9 +17,6 @@ STAGE = "workspace"
 # Where our trainer is in the container: below a directory that has nothing else.
 _TRAINER_IN_CONTAINER = "/opt/slipway"
 _SITE_DIRECTORIES = ("site-packages", "dist-packages")
-
-# What is in front of the number: all of `gpu` and `gpu:h100`, and that of `gpu:8` and `gpu:h100:8`.
-_OF_GPUS = re.compile(r"(gpu(?::[\w.-]*[A-Za-z_][\w.-]*)?)(?::\d+)?")
 
 _OF_SBATCH = "array batch export export-file ignore-pbs input kill-on-invalid-dep propagate"
 _NOT_OF_SALLOC = frozenset(_OF_SBATCH.split())
@@ -116,7 +113,7 @@ def _resources(requested: Resources, workspace: WorkspaceConfig) -> Resources:
     if requested.gpus_per_task is not None:
         gpus = requested.gpus_per_task * tasks
     if wanted is not None:
-        gpus, gres = _so_many(wanted, gres)
+        gpus, gres = common.gpus_in_words(wanted, gres)
     return replace(
         requested,
         nodes=1,
@@ -128,16 +125,6 @@ def _resources(requested: Resources, workspace: WorkspaceConfig) -> Resources:
         cpus_per_task=cores,
         time_limit=workspace.run.time_limit,
     )
-
-
-def _so_many(gpus: int, gres: str | None) -> tuple[int | None, str | None]:
-    """Return a number of GPUs in the words in which the cluster requests them."""
-    parts = (gres or "").split(",")
-    kinds = [match[1] for part in parts if (match := _OF_GPUS.fullmatch(part))]
-    if not kinds:
-        return gpus or None, gres
-    others = [part for part in parts if not _OF_GPUS.fullmatch(part)]
-    return None, ",".join([f"{kinds[0]}:{gpus}", *others] if gpus else others) or None
 
 
 def _directories(config: RunConfig, paths: LaunchPaths) -> tuple[Path, ...]:

@@ -41,7 +41,7 @@ def sabotage() -> None:
     """Have this process go wrong as its environment says."""
     if not os.environ.get(SABOTAGE):
         return
-    from trainer.loop import run
+    from trainer.loop import run, validation
     from trainer.optim.build import Optimizer
     from trainer.signals import StopSignals
 
@@ -118,7 +118,7 @@ def sabotage() -> None:
             return computed
 
         run.train_losses = telling("training", run.train_losses)
-        run.evaluate_losses = telling("validation", run.evaluate_losses)
+        validation.evaluate_losses = telling("validation", validation.evaluate_losses)
         return
     if kind == "draw":
         import torch

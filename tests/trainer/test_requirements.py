@@ -12,6 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
+from trainer.errors import UserError
+from trainer.evaluation.harness import Tasks
+from trainer.evaluation.spec import Harness
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 pytestmark = pytest.mark.trainer
@@ -104,3 +108,10 @@ def test_a_module_of_ours_that_is_missing_is_a_bug(tmp_path: Path, installed: Pa
     assert done.returncode == 1
     assert "No module named 'trainer.config.check'" in done.stderr
     assert "Traceback" in done.stderr
+
+
+def test_a_missing_library_of_lm_eval_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    message = r"lacks lm_eval: install them there \(pip install 'PATH\[evaluation\]'"
+    with pytest.raises(UserError, match=message):
+        Tasks(Harness(("hellaswag",), None, None, 8, None, "cpu", "auto"))

@@ -50,6 +50,8 @@ class Marker:
         The identity of the data that it was trained on (:mod:`trainer.data.identity`).
     optimizer
         The format of its optimizer states, such as :data:`DP_RESHARDABLE`; empty in an earlier version's.
+    model
+        The description of its model (:mod:`trainer.checkpoint.description`); empty in an earlier version's.
     """
 
     step: int
@@ -68,6 +70,7 @@ class Marker:
     checksums: dict[str, str] = field(default_factory=dict)
     data: list[dict[str, Any]] = field(default_factory=list)
     optimizer: str = ""
+    model: dict[str, Any] = field(default_factory=dict)
 
     def write(self, checkpoint: Path) -> None:
         """Write the marker into a checkpoint's directory and have it on disk."""
@@ -124,7 +127,10 @@ def _quoted(text: str) -> str:
 def _is_well_formed(marker: Marker) -> bool:
     """Return whether the values have the types that the code relies on."""
     numbers = (marker.step, marker.consumed_samples, marker.serial, *_values(marker.files))
-    mappings = (marker.architecture, marker.metrics, marker.resume, marker.files, marker.checksums)
+    mappings = (
+        *(marker.architecture, marker.model, marker.metrics),
+        *(marker.resume, marker.files, marker.checksums),
+    )
     return all(type(number) is int for number in numbers) and all(
         isinstance(mapping, dict) for mapping in mappings
     )

@@ -15,7 +15,7 @@ import io
 import os
 import pickle
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,6 +32,9 @@ _INDEX, _COMMON = ".metadata", "common.pt"
 # Whose records and enumerations an index is made of.
 _MODULES = tuple(f"torch.distributed.checkpoint.{name}" for name in ("metadata", "planner", "filesystem"))
 _ALLOWED = {
+    # A checkpoint's path, which torch keeps if it is saved by an object.
+    ("pathlib", "PosixPath"): PurePosixPath,
+    ("pathlib._local", "PosixPath"): PurePosixPath,
     ("collections", "OrderedDict"): collections.OrderedDict,
     ("torch", "Size"): torch.Size,
     ("torch.serialization", "_get_layout"): torch.serialization._get_layout,
@@ -100,6 +103,20 @@ def restricted_pickles() -> Iterator[None]:
                 os.environ[name] = value
 
 
+def read_index(path: Path) -> Any:
+    """Return what an index (``.metadata``) holds: torch's `Metadata`, and nothing that is executed.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be read.
+    Exception
+        If it is damaged, or holds anything else: of any kind, as unpickling may raise.
+    """
+    with open_regular(path) as file:
+        return _IndexUnpickler(io.BytesIO(file.read())).load()
+
+
 class _IndexUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in _ALLOWED:
@@ -148,12 +165,11 @@ def _unreadable(checkpoint: Path) -> _Finding | None:
     """Return what is wrong with the pickles that every rank reads; None if they are a checkpoint's."""
     for name in (_INDEX, _COMMON):
         try:
-            with open_regular(checkpoint / name) as file:
-                content = io.BytesIO(file.read())
             if name == _INDEX:
-                _IndexUnpickler(content).load()
+                read_index(checkpoint / name)
             else:
-                torch.load(content, map_location="cpu", weights_only=True)
+                with open_regular(checkpoint / name) as file:
+                    torch.load(io.BytesIO(file.read()), map_location="cpu", weights_only=True)
         except OSError as error:
             if is_absent(error):
                 return _Finding(name, f"{name} is missing")

@@ -126,12 +126,7 @@ def restore(choice: Choice, model: Model, optimizer: Any, rank_context: RankCont
     continues = compatible.is_laid_out_as(checkpoint, rank_context.layout)
     if continues:
         targets["random"] = rng_state.sharded_generators(rank_context)
-    try:
-        with restricted_pickles():
-            state = dist_checkpointing.load(targets, str(checkpoint.path), load_strategy())
-    except CheckpointException as error:
-        # It is no Exception, and would be handled as an interrupt.
-        raise RuntimeError(f"the checkpoint {checkpoint.path} cannot be read") from error
+    state = _load(checkpoint, targets)
     model.load_state_dict(state["model"])
     if choice.load_optimizer:
         with torch.no_grad():
@@ -149,6 +144,21 @@ def restore(choice: Choice, model: Model, optimizer: Any, rank_context: RankCont
                 "on another kind of device" if continues else "with other parallel sizes",
             )
     return Progress(state["step"], state["consumed_samples"])
+
+
+def load_weights(checkpoint: Checkpoint, model: Model) -> None:
+    """Load the weights alone of a checkpoint into a model of its shapes; every rank calls this."""
+    model.load_state_dict(_load(checkpoint, _tensors(model.sharded_state_dict(), None, "", True))["model"])
+
+
+def _load(checkpoint: Checkpoint, targets: dict[str, Any]) -> dict[str, Any]:
+    try:
+        with restricted_pickles():
+            state: dict[str, Any] = dist_checkpointing.load(targets, str(checkpoint.path), load_strategy())
+    except CheckpointException as error:
+        # It is no Exception, and would be handled as an interrupt.
+        raise RuntimeError(f"the checkpoint {checkpoint.path} cannot be read") from error
+    return state
 
 
 def _tensors(weights: dict[str, Any], optimizer: Any, form: str, is_loading: bool) -> dict[str, Any]:

@@ -24,12 +24,13 @@ from __future__ import annotations
 import os
 import re
 import uuid
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trainer.checkpoint.files import file_checksum, is_absent, sync
+from trainer.checkpoint.files import file_checksum, is_absent, mismatch, sync
 from trainer.checkpoint.marker import MARKER, Marker, examine_marker, read_marker
+from trainer.errors import UserError
 from trainer.logs import LOGGER
 
 LATEST = "latest"
@@ -95,6 +96,46 @@ def open_checkpoint(path: Path) -> tuple[Checkpoint | None, str | None]:
     checkpoint = Checkpoint(path, marker)
     wrong = damage(checkpoint)
     return (checkpoint, None) if wrong is None else (None, wrong)
+
+
+def named(path: Path) -> Checkpoint:
+    """Return the checkpoint that a path names: itself, or the newest complete one of a directory.
+
+    Raises
+    ------
+    UserError
+        If there is none, or its files are damaged.
+    """
+    checkpoint, wrong = open_checkpoint(path)
+    if checkpoint is None and path.is_dir():
+        latest, _ = newest(path)
+        checkpoint, wrong = latest, wrong if latest is None else None
+    if checkpoint is None:
+        reason = wrong if path.is_dir() else "there is no such directory"
+        raise UserError(f"{path} is no complete checkpoint, and holds none ({reason})")
+    return checkpoint
+
+
+def check_content(checkpoint: Checkpoint, report: Callable[[int], None] = lambda _: None) -> None:
+    """Hold the content of files against their checksums; an earlier version's checkpoint has none.
+
+    Parameters
+    ----------
+    checkpoint
+        The checkpoint.
+    report
+        Called with the bytes of each file that was read.
+
+    Raises
+    ------
+    UserError
+        If a file is damaged.
+    """
+    for name, expected in checkpoint.marker.checksums.items():
+        wrong = mismatch(checkpoint.path, name, expected)
+        if wrong is not None:
+            raise UserError(f"{checkpoint.path} is damaged: {wrong}")
+        report(checkpoint.marker.files.get(name, 0))
 
 
 def damage(checkpoint: Checkpoint) -> str | None:

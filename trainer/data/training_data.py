@@ -9,7 +9,7 @@ from trainer.config.settings import Settings
 from trainer.data.index import SampleIndex, Weights, build_index, check_files
 from trainer.data.index_cache import IndexCache
 from trainer.data.order import BlendedOrder, Order, SampleOrder
-from trainer.data.source import BlendedSource, IndexedSource, Source
+from trainer.data.source import SPLITS, BlendedSource, IndexedSource, Source
 from trainer.data.spans import Lengths, sample_lengths
 from trainer.errors import UserError
 
@@ -77,8 +77,16 @@ def open_training(data: Data, indices: Indices, length: int) -> IndexedSource | 
     return _open(data.training, indices, 0, length)
 
 
-def open_heldout(data: Data, indices: Indices, length: int) -> Source:
+def open_heldout(data: Data, indices: Indices, length: int, split: str = "validation") -> Source:
     """Open what validation evaluates, as windows of `length` + 1 tokens.
+
+    Parameters
+    ----------
+    data, indices, length
+        The configuration of the data, their sample indices, and the stride of a window.
+    split
+        Which documents are taken of data sets that are not named for each split: one of
+        :data:`trainer.data.source.SPLITS`.
 
     Raises
     ------
@@ -90,7 +98,7 @@ def open_heldout(data: Data, indices: Indices, length: int) -> Source:
             "model.data.data_prefix.validation is missing: expected the held-out data, "
             "or trainer.limit_val_batches=0 for no validation"
         )
-    return _open(data.heldout, indices, 0 if data.splits is None else 1, length)
+    return _open(data.heldout, indices, 0 if data.splits is None else SPLITS.index(split), length)
 
 
 def make_order(source: Source, seed: int, generation: int = 0) -> SampleOrder:

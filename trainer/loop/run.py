@@ -13,7 +13,7 @@ from functools import partial
 import torch
 
 from trainer.data.order import rank_share
-from trainer.data.prefetch import DEPTH_ON_CPU, DEPTH_ON_CUDA, Prefetcher, moved
+from trainer.data.prefetch import DEPTH_ON_CPU, DEPTH_ON_CUDA, Prefetcher
 from trainer.distributed import shorten_timeouts
 from trainer.errors import DivergedError
 from trainer.logs import LOGGER
@@ -21,8 +21,9 @@ from trainer.loop.batch_building import MicroBatch
 from trainer.loop.profiling import Profiler
 from trainer.loop.saving import Saver
 from trainer.loop.session import Session, report_heldout
-from trainer.loop.step import StepReduction, evaluate_losses, gather, train_losses
+from trainer.loop.step import StepReduction, gather, train_losses
 from trainer.loop.stopping import REASONS, Stopping
+from trainer.loop.validation import evaluate
 from trainer.model.model import Model
 from trainer.report.memory import memory_usage
 from trainer.report.phases import DATA, FORWARD_BACKWARD, OPTIMIZER, REDUCTION, SAVE, VALIDATION, PhaseTimer
@@ -81,7 +82,7 @@ def train(session: Session, stopping: Stopping, stop_after: int | None) -> str:
         # Not after a failure: a profiler that stops waits for the device, which may wait for a failed rank.
         profiler.close()
         validated = last.validated
-        if validated is None and session.heldout_batches and stopping.agreed() is None:
+        if validated is None and session.heldout is not None and stopping.agreed() is None:
             with phases.phase(VALIDATION), session.model.gathered():
                 validated = _validate(session, stopping)
     with phases.phase(SAVE):
@@ -124,7 +125,7 @@ def _steps(
             shorten_timeouts(settings.timeouts)
             is_first = False
         validated = None
-        is_validated = bool(session.heldout_batches) and progress.step % settings.val_interval == 0
+        is_validated = session.heldout is not None and progress.step % settings.val_interval == 0
         if is_validated:
             with clock.paused(), phases.phase(VALIDATION), session.model.gathered():
                 validated = _validate(session, stopping)
@@ -227,22 +228,18 @@ def _batches(session: Session) -> Iterator[Iterator[MicroBatch]]:
 
 def _validate(session: Session, stopping: Stopping) -> float | None:
     """Return the loss on the held-out batches; None if this is stopped on the way."""
-    settings, rank_context = session.settings, session.rank_context
     assert session.heldout is not None
-    began = time.perf_counter()
-    total, count = 0.0, 0.0
-    for windows in session.heldout_batches:
+    began, step = time.perf_counter(), session.progress.step
+
+    def is_stopped() -> bool:
         if reason := stopping.agreed():
-            LOGGER.warning("step %d | validation is abandoned: %s", session.progress.step, reason)
-            return None
-        share = rank_share(0, len(windows), rank_context.data_rank, rank_context.layout.data)
-        mine = [windows[index] for index in share]
-        micro_batches = session.batch_builder.batches(session.heldout, mine)
-        batches = (moved(batch, rank_context.device) for batch in micro_batches)
-        sums = evaluate_losses(settings, session.model, batches, len(mine) // settings.micro_batch)
-        total, count = total + float(sums[0]), count + float(sums[1])
-    loss = total / max(count, 1.0)
-    if not math.isfinite(loss):
-        raise DivergedError(f"the validation loss after step {session.progress.step} is {loss}: stopping")
-    session.reporter.validation(session.progress.step, loss, time.perf_counter() - began)
-    return loss
+            LOGGER.warning("step %d | validation is abandoned: %s", step, reason)
+        return bool(reason)
+
+    result = evaluate(session.settings, session.rank_context, session.model, session.heldout, is_stopped)
+    if result is None:
+        return None
+    if not math.isfinite(result.mean):
+        raise DivergedError(f"the validation loss after step {step} is {result.mean}: stopping")
+    session.reporter.validation(step, result.mean, time.perf_counter() - began)
+    return result.mean

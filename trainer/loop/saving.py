@@ -166,4 +166,5 @@ class Saver:
             training=session.training_id,
             resume=session.settings.resume.record(),
             data=to_json(session.data_identity),
+            model=session.description.to_json(),
         )

@@ -10,18 +10,17 @@ from typing import Any
 from arithmetic.parameters import padded_vocabulary
 from trainer.checkpoint import compatible, reader, state, store
 from trainer.checkpoint.choice import Choice, Chooser
+from trainer.checkpoint.description import Description, describe
 from trainer.checkpoint.state import Progress
 from trainer.config.settings import Settings
 from trainer.data import identity
-from trainer.data.heldout import heldout_windows, unigram_entropy
+from trainer.data.heldout import unigram_entropy
 from trainer.data.order import SampleOrder
-from trainer.data.seeds import HELDOUT
 from trainer.data.source import MockSource, Source
 from trainer.data.training_data import (
     Indices,
     find_indices,
     make_order,
-    open_heldout,
     open_training,
     window_length,
 )
@@ -29,6 +28,7 @@ from trainer.data.vocabulary import Vocabulary
 from trainer.distributed import RankContext, broadcast_from_rank0, on_all_ranks
 from trainer.errors import UserError
 from trainer.loop.batch_building import BatchBuilder, make_batch_builder, vocabulary_of
+from trainer.loop.validation import HeldOut, choose_heldout, open_heldout_source
 from trainer.model.build import build_model
 from trainer.model.model import Model, parameter_count
 from trainer.optim.build import Optimizer
@@ -49,8 +49,7 @@ class Session:
     vocabulary: Vocabulary
     padded_vocabulary: int
     training: Source
-    heldout: Source | None
-    heldout_batches: list[list[int | None]]
+    heldout: HeldOut | None
     order: SampleOrder
     batch_builder: BatchBuilder
     model: Model
@@ -63,6 +62,11 @@ class Session:
     progress: Progress = field(default_factory=Progress)
     training_id: str = field(default_factory=store.unique)
     resumed_from: Path | None = None
+
+    @property
+    def description(self) -> Description:
+        """Return what its checkpoints say of the model."""
+        return describe(self.settings, self.vocabulary, self.padded_vocabulary, self.data_identity)
 
 
 def open_session(settings: Settings, rank_context: RankContext) -> Session:
@@ -80,16 +84,16 @@ def open_session(settings: Settings, rank_context: RankContext) -> Session:
         vocabulary.size, settings.architecture.vocab_divisor, rank_context.layout.tensor
     )
     model = build_model(settings, rank_context, padded)
+    batch_builder = make_batch_builder(settings, rank_context, vocabulary)
     session = Session(
         settings=settings,
         rank_context=rank_context,
         vocabulary=vocabulary,
         padded_vocabulary=padded,
         training=training,
-        heldout=heldout,
-        heldout_batches=_heldout_batches(settings, rank_context, heldout),
+        heldout=choose_heldout(settings, rank_context, heldout, batch_builder) if heldout else None,
         order=make_order(training, settings.seed, settings.resume.data_generation),
-        batch_builder=make_batch_builder(settings, rank_context, vocabulary),
+        batch_builder=batch_builder,
         model=model,
         optimizer=Optimizer(settings, model, rank_context.device),
         schedule=make_schedule(settings.optimization, settings.resume.lr_scale),
@@ -106,10 +110,10 @@ def report_heldout(session: Session) -> None:
     """Tell the entropy of the held-out tokens; mock tokens have no meaning to compare with."""
     if session.heldout is None or session.settings.data.kind == "mock" or not session.rank_context.is_main:
         return
-    heldout, batch_builder = session.heldout, session.batch_builder
+    heldout = session.heldout
     tokens, entropy = unigram_entropy(
-        lambda window: batch_builder.targets(heldout, window),
-        session.heldout_batches,
+        lambda window: heldout.builder.targets(heldout.source, window),
+        heldout.batches,
         session.vocabulary.size,
     )
     session.reporter.heldout(tokens, entropy)
@@ -135,24 +139,15 @@ def _data_identity(settings: Settings) -> identity.Identity:
 def _open_sources(
     settings: Settings, vocabulary: Vocabulary, indices: Indices
 ) -> tuple[Source, Source | None]:
-    data, length, seed = settings.data, window_length(settings), settings.seed
-    wants_heldout, text = settings.val_batches > 0, vocabulary.size - vocabulary.sentinels
-    if data.kind == "mock":
-        heldout = MockSource(length, text, seed, HELDOUT) if wants_heldout else None
-        return MockSource(length, text, seed, settings.resume.data_generation), heldout
-    return (
-        open_training(data, indices, length),
-        open_heldout(data, indices, length) if wants_heldout else None,
-    )
-
-
-def _heldout_batches(
-    settings: Settings, rank_context: RankContext, heldout: Source | None
-) -> list[list[int | None]]:
-    if heldout is None:
-        return []
-    multiple = settings.micro_batch * rank_context.layout.data * rank_context.layout.group
-    return heldout_windows(heldout, settings.val_batches, settings.global_batch, multiple, settings.seed)
+    length = window_length(settings)
+    training: Source
+    if settings.data.kind == "mock":
+        text = vocabulary.size - vocabulary.sentinels
+        training = MockSource(length, text, settings.seed, settings.resume.data_generation)
+    else:
+        training = open_training(settings.data, indices, length)
+    heldout = open_heldout_source(settings, vocabulary, indices) if settings.val_batches else None
+    return training, heldout
 
 
 def _resume(session: Session) -> None:

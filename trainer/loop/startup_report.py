@@ -123,11 +123,11 @@ def _data(session: Session) -> list[str]:
         f"data: {session.settings.data.training} | training {source.tokens:,} tokens in {source.documents:,} "
         f"documents | tokenizer: {session.vocabulary.origin}"
     ]
-    if isinstance(session.heldout, IndexedSource | BlendedSource):
-        evaluated = sum(window is not None for batch in session.heldout_batches for window in batch)
+    heldout = session.heldout.source if session.heldout else None
+    if session.heldout and isinstance(heldout, IndexedSource | BlendedSource):
         lines.append(
-            f"held out: {session.heldout.tokens:,} tokens in {session.heldout.documents:,} documents, "
-            f"of which {evaluated:,} windows are evaluated"
+            f"held out: {heldout.tokens:,} tokens in {heldout.documents:,} documents, "
+            f"of which {session.heldout.windows:,} windows are evaluated"
         )
     if session.settings.data.splits is None:
         lines.append("data sets are named for each split and taken whole, not by model.data.splits_string")

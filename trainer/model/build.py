@@ -22,7 +22,9 @@ from trainer.model.transformer import check_device
 from trainer.optim.build import uses_distributed_optimizer
 
 
-def build_model(settings: Settings, rank_context: RankContext, vocabulary: int) -> Model:
+def build_model(
+    settings: Settings, rank_context: RankContext, vocabulary: int, is_trained: bool = True
+) -> Model:
     """Build this rank's part of the model.
 
     On the CPU (``model.use_cpu_initialization``, or no CUDA) every rank draws the whole of each weight and
@@ -37,6 +39,8 @@ def build_model(settings: Settings, rank_context: RankContext, vocabulary: int) 
         This process.
     vocabulary
         Padded size of the vocabulary.
+    is_trained
+        Whether there is memory for gradients; without it the model can only be evaluated.
 
     Returns
     -------
@@ -48,6 +52,9 @@ def build_model(settings: Settings, rank_context: RankContext, vocabulary: int) 
     build = t5_chunks if settings.encoder else gpt_chunks
     config, chunks = build(settings, rank_context, vocabulary)
     chunks = [chunk.to(rank_context.device) for chunk in chunks]
+    if not is_trained:
+        for chunk in chunks:
+            chunk.requires_grad_(False)
     if settings.precision == "bf16":
         chunks = [Float16Module(config, chunk) for chunk in chunks]
     if overlaps_tensor(settings, rank_context.device):

@@ -28,19 +28,24 @@ def write_git_info(log_dir: Path, code: Path = CODE) -> None:
 
 def write_packages(log_dir: Path) -> None:
     """Write the versions of what this process runs with, as one object."""
+    (log_dir / PACKAGES_NAME).write_text(json.dumps(packages(), indent=2) + "\n", encoding="utf-8")
+
+
+def packages(*others: str) -> dict[str, str]:
+    """Return the versions of what this process runs with, and of other packages that are installed."""
     # Imported late: that it is missing is told by those who look for it first.
     import torch
 
     # Unlike the metadata of a wheel from PyPI, torch itself names its build: 2.13.0+cu130.
-    packages = {"python": platform.python_version(), "torch": str(torch.__version__)}
-    for name in _PACKAGES:
+    versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
+    for name in (*_PACKAGES, *others):
         try:
-            packages[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
     if torch.version.cuda is not None:
-        packages["cuda"] = torch.version.cuda
-    (log_dir / PACKAGES_NAME).write_text(json.dumps(packages, indent=2) + "\n", encoding="utf-8")
+        versions["cuda"] = torch.version.cuda
+    return versions
 
 
 def _of_checkout(code: Path) -> str | None:

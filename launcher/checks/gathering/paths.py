@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shlex
+import shutil
 import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from launcher.errors import explain_os_error, nearest_files
 from launcher.file_systems import existing, is_shared, local_mount, mount_of, room_at
 from launcher.plan import SOURCES_WITHOUT_PATH, Mount, Plan
 from launcher.releases import megatron_lm
+from launcher.stages.command import STAGE as COMMAND
 from launcher.stages.data_preparation import directory_of, local_inputs
 
 _WHY = "there is no such file or directory to mount"
@@ -175,6 +177,8 @@ def _why_no_source(path: Path, place: Path) -> str | None:
 def missing_script(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
     """Return the program if the checkout that it should be in is here and lacks it; else the image has it."""
     job = resolver.plan.job
+    if job.stage == COMMAND:
+        return _missing_program(resolver, job.payload.argv[0])
     key, root = _KEYS.get(job.engine), job.payload.working_dir
     if key is None or job.config is None:
         return None
@@ -187,6 +191,32 @@ def missing_script(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
     why = f"there is no {' and no '.join(places)} in this checkout"
     certain = resolver.nodes_are_here or is_shared(checkout)
     return (resolver.missing(key, root, why, certain=certain, fix=_fix(job.engine)),)
+
+
+def _missing_program(resolver: PathResolver, program: str) -> tuple[MissingPath, ...]:
+    """Return a site's own program if the nodes cannot run it; what a container has is not known."""
+    if resolver.in_container and (path := resolver.host(program)) is None:
+        return ()
+    key = "command.argv"
+    if "/" not in program:
+        if resolver.in_container or shutil.which(program) is not None:
+            return ()
+        why, fix = (
+            "there is no such program",
+            "its whole path, or an image that has it: command.container=...",
+        )
+        return (resolver.missing(key, program, why, certain=resolver.nodes_are_here, fix=fix),)
+    path = resolver.host(program)
+    assert path is not None
+    if resolver.comes_later(path) or (path.is_file() and os.access(path, os.X_OK)):
+        return ()
+    if path.is_dir():
+        why, fix = "a directory, not a program", ""
+    elif is_there(path):
+        why, fix = "it may not be executed", f"chmod +x {shlex.quote(str(path))}"
+    else:
+        why, fix = "there is no such program", nearest_files(path)
+    return (resolver.missing(key, program, why, certain=resolver.tells_of(path), fix=fix or None),)
 
 
 def _places(plan: Plan) -> list[str]:

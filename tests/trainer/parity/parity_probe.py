@@ -21,8 +21,9 @@ quiet()
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
-from tests.trainer.parity.parity_weights import Heads, our_tensor, scale  # noqa: E402
+from tests.trainer.parity.parity_weights import rows_by_parameter  # noqa: E402
 from trainer import cpu_shim  # noqa: E402
+from trainer.conversion.weight_map import Row  # noqa: E402
 
 
 def main(arguments: list[str]) -> int:
@@ -38,7 +39,13 @@ def main(arguments: list[str]) -> int:
         rank_context = make_rank_context(
             world, make_layout(next(iter(settings.values())), world.size), device
         )
-        results = {name: compare(settings[name], rank_context, references, name.split()[0]) for name in cases}
+        # The first case of a family is right: those with a wrong key come last.
+        right: dict[str, Settings] = {}
+        for name in cases:
+            right.setdefault(name.split()[0], settings[name])
+        results = {
+            name: compare(settings[name], rank_context, references, name.split()[0], right) for name in cases
+        }
         checks = {} if device.type == "cuda" else attention_checks(world.size)
     if world.is_main:
         print(json.dumps({"cases": results, **checks}))
@@ -52,7 +59,11 @@ def attention_checks(ranks: int) -> dict[str, Any]:
 
 
 def compare(
-    settings: Settings, rank_context: Any, references: dict[str, Any], family: str
+    settings: Settings,
+    rank_context: Any,
+    references: dict[str, Any],
+    family: str,
+    right: dict[str, Settings],
 ) -> dict[str, float]:
     """Return the largest differences: of logits, and of a parameter's gradient, relative to its largest.
 
@@ -61,11 +72,15 @@ def compare(
     from trainer.model.build import build_model
 
     reference = references[family]
-    model = build_model(settings, rank_context, reference["logits"].shape[-1])
+    vocabulary = reference["logits"].shape[-1]
+    model, rows = (
+        build_model(settings, rank_context, vocabulary),
+        rows_by_parameter(right[family], vocabulary),
+    )
     model.train()
     model.zero_grad_buffer()
     chunk = model.chunks[0]
-    load(settings, chunk.module, rank_context, family, reference["weights"])
+    load(chunk.module, rank_context, rows, reference["weights"])
     arguments = ours(family, {name: x.to(rank_context.device) for name, x in reference["arguments"].items()})
     with torch.no_grad():
         logits = whole(chunk(**arguments), rank_context).cpu()
@@ -78,7 +93,7 @@ def compare(
         "theirs": float((reference["logits"] - exact).abs().max()),
         "logits": float((logits - reference["logits"]).abs().max()),
         "largest": float(exact.abs().max()),
-        "gradient": worst_gradient(settings, chunk.module, rank_context, family, reference["gradients"]),
+        "gradient": worst_gradient(chunk.module, rank_context, rows, reference["gradients"]),
     }
 
 
@@ -92,34 +107,26 @@ def ours(family: str, arguments: dict[str, Any]) -> dict[str, Any]:
     return {"input_ids": tokens, "position_ids": positions, "attention_mask": None}
 
 
-def load(settings: Settings, module: Any, rank_context: Any, family: str, weights: dict[str, Any]) -> None:
+def load(module: Any, rank_context: Any, rows: dict[str, Row], weights: dict[str, Any]) -> None:
     for name, parameter in module.named_parameters():
-        tensor = our_tensor(family, weights, name, heads(settings))
-        factor = scale(family, name, settings.architecture.hidden_size)
-        parameter.data.copy_(own_part(parameter, tensor * factor, rank_context))
+        row = rows[name]
+        tensor = row.to_ours(*(weights[source] for source in row.theirs))
+        parameter.data.copy_(own_part(parameter, tensor, rank_context))
 
 
-def worst_gradient(
-    settings: Settings, module: Any, rank_context: Any, family: str, gradients: dict[str, Any]
-) -> float:
+def worst_gradient(module: Any, rank_context: Any, rows: dict[str, Row], gradients: dict[str, Any]) -> float:
     worst = torch.zeros(())
     for name, parameter in module.named_parameters():
-        if name == "lm_head.output_layer.bias":
+        row = rows[name]
+        if not row.theirs:
             continue
-        tensor = our_tensor(family, gradients, name, heads(settings))
-        expected = own_part(
-            parameter, tensor / scale(family, name, settings.architecture.hidden_size), rank_context
-        )
+        tensor = row.join(*(gradients[source] for source in row.theirs)) / row.scale
+        expected = own_part(parameter, tensor, rank_context)
         difference = (parameter.main_grad.cpu() - expected).abs().max()
         worst = worst.maximum(difference / expected.abs().max())
     worst = worst.to(rank_context.device)
     dist.all_reduce(worst, op=dist.ReduceOp.MAX)
     return float(worst)
-
-
-def heads(settings: Settings) -> Heads:
-    shape = settings.architecture
-    return Heads(shape.num_attention_heads, shape.num_query_groups)
 
 
 def own_part(parameter: Any, tensor: Any, rank_context: Any) -> Any:

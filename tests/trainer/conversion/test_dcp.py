@@ -1,0 +1,95 @@
+"""Checkpoints of torch.distributed.checkpoint, saved by FSDP on two ranks."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+from tests.trainer.conftest import environment, free_port
+from tests.trainer.probing import probed
+from tests.warm import WarmPool
+from trainer.conversion.dcp import DcpFiles
+from trainer.conversion.sources import open_source, recognise
+from trainer.errors import UserError
+
+pytestmark = [pytest.mark.trainer, pytest.mark.filterwarnings("ignore:torch.distributed is disabled")]
+
+
+@pytest.fixture(scope="module")
+def saved(pool: WarmPool, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output, port = tmp_path_factory.mktemp("fsdp"), free_port()
+    ranks = tuple(environment(rank, 2, port) for rank in range(2))
+    probed(pool, "tests.trainer.conversion.probe_fsdp", [str(output)], output, ranks)
+    return output
+
+
+def weights(directory: Path) -> dict[str, torch.Tensor]:
+    with DcpFiles(directory) as files:
+        return {name: files.read(name) for name in files.tensors()}
+
+
+@pytest.mark.parametrize("name", ["nested", "stateful", "plain", "beside", "compiled", "fsdp1"])
+def test_weights_of_fsdp_are_whole_and_under_the_models_names(name: str, saved: Path) -> None:
+    expected = torch.load(saved / "weights.pt", weights_only=True)["fsdp1" if name == "fsdp1" else "fsdp2"]
+    converted = weights(saved / name)
+    assert converted.keys() == expected.keys()
+    for key, weight in expected.items():
+        assert converted[key].dtype == weight.dtype
+        assert torch.equal(converted[key], weight)
+
+
+def test_formats_are_told_apart_by_their_files(saved: Path, tmp_path: Path) -> None:
+    recorded = Path(__file__).with_name("recorded") / "deepspeed" / "zero3"
+    assert recognise(saved / "plain") == recognise(saved) == "dcp"
+    assert recognise(recorded) == recognise(recorded / "global_step3") == "deepspeed"
+    shutil.copytree(saved / "plain", tmp_path / "step-3")
+    shutil.copytree(saved / "fsdp1", tmp_path / "step-12")
+    with open_source(tmp_path, "dcp") as newest, open_source(tmp_path, "dcp", 3) as third:
+        assert len(newest.tensors()) == 2
+        assert len(third.tensors()) == 8
+    with pytest.raises(UserError, match=r"conversion\.step=4: .* has 3, 12"):
+        open_source(tmp_path, "dcp", 4)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="no weights of a known format; expected"):
+        recognise(tmp_path / "empty")
+    with pytest.raises(UserError, match="there is no such directory"):
+        recognise(tmp_path / "absent")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"generator": {"w": torch.ones(2)}, "critic": {"w": torch.ones(2)}}, "below critic, generator"),
+        ({"model": {"a._orig_mod.w": torch.ones(2), "a.w": torch.ones(2)}}, "both a.w"),
+        ({"model": {"_fsdp_wrapped_module._flat_param": torch.ones(2)}}, "flat parameter"),
+        ({"optimizer": {"state": {"exp_avg": torch.ones(2)}}}, "an optimizer's"),
+        ({"step": 3}, "holds no tensor"),
+    ],
+)
+def test_unclear_content_is_refused(content: dict[str, Any], message: str, tmp_path: Path) -> None:
+    dcp.save(content, checkpoint_id=tmp_path, no_dist=True)
+    with pytest.raises(UserError, match=message):
+        DcpFiles(tmp_path)
+
+
+class Hostile:
+    """An object whose pickle writes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self._path,)
+
+
+def test_index_that_names_a_function_is_refused(tmp_path: Path) -> None:
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(Hostile(tmp_path / "executed")))
+    with pytest.raises(UserError, match=r"\.metadata cannot be read"):
+        DcpFiles(tmp_path)
+    assert not (tmp_path / "executed").exists()

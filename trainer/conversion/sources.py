@@ -1,0 +1,112 @@
+"""The formats of weights that a conversion reads, told apart by the files of a directory."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal, Protocol, Self
+
+import torch
+
+from trainer.checkpoint.marker import MARKER
+from trainer.checkpoint.tensor_files import COMMON, INDEX_FILE, TensorInfo
+from trainer.conversion.dcp import DcpFiles
+from trainer.conversion.deepspeed import LATEST, DeepSpeedFiles
+from trainer.errors import UserError
+
+SourceFormat = Literal["slipway", "huggingface", "megatron_lm", "dcp", "deepspeed"]
+_MEGATRON_LATEST = "latest_checkpointed_iteration.txt"
+_STEP = re.compile(r"(?:step|iter|checkpoint)?[-_]?0*(\d+)")
+
+
+class Source(Protocol):
+    """Weights that are read one by one, under the names that their model has for them."""
+
+    directory: Path
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *exception: object) -> None: ...
+
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """Return all tensors by name."""
+
+    def read(self, name: str) -> torch.Tensor:
+        """Return one of :meth:`tensors`."""
+
+
+def recognise(directory: Path) -> SourceFormat:
+    """Return the format of a checkpoint, or of the checkpoints that a directory holds.
+
+    Raises
+    ------
+    UserError
+        If there is no such directory, or nothing in it is of a known format.
+    """
+    if not directory.is_dir():
+        raise UserError(f"conversion.source={directory}: there is no such directory")
+    known = _format(directory)
+    # Ours have names of their own, so all that could be one is looked into.
+    for path in [] if known else sorted(directory.iterdir()):
+        if path.is_dir() and not path.name.startswith("."):
+            known = known or _format(path)
+    if known is None:
+        raise UserError(
+            f"conversion.source={directory}: no weights of a known format; expected a checkpoint of Slipway "
+            f"({MARKER}), Hugging Face (config.json), Megatron-LM ({COMMON}, {INDEX_FILE}), "
+            f"PyTorch DCP ({INDEX_FILE}) or DeepSpeed (*_model_states.pt), or a directory of such checkpoints"
+        )
+    return known
+
+
+def open_source(
+    directory: Path, source_format: Literal["dcp", "deepspeed"], step: int | None = None
+) -> Source:
+    """Open the weights of a format whose tensors keep their names.
+
+    Parameters
+    ----------
+    directory
+        A checkpoint, or a directory of checkpoints.
+    source_format
+        Its format.
+    step
+        Which of several; None: the newest.
+
+    Raises
+    ------
+    UserError
+        If it is not of this format, is damaged, or lacks the step.
+    """
+    if source_format == "deepspeed":
+        return DeepSpeedFiles(directory, step)
+    return DcpFiles(directory if (directory / INDEX_FILE).is_file() else _newest(directory, step))
+
+
+def _format(directory: Path) -> SourceFormat | None:
+    names = {path.name for path in directory.iterdir()}
+    if MARKER in names:
+        return "slipway"
+    if "config.json" in names:
+        return "huggingface"
+    if _MEGATRON_LATEST in names or {INDEX_FILE, COMMON} <= names:
+        return "megatron_lm"
+    if any(name.endswith("_model_states.pt") for name in names) or LATEST in names:
+        return "deepspeed"
+    return "dcp" if INDEX_FILE in names else None
+
+
+def _newest(directory: Path, step: int | None) -> Path:
+    steps = {
+        int(match[1]): path
+        for path in directory.iterdir()
+        if (match := _STEP.fullmatch(path.name)) and (path / INDEX_FILE).is_file()
+    }
+    if not steps:
+        raise UserError(
+            f"{directory}: no {INDEX_FILE}, so this is no checkpoint of torch.distributed.checkpoint"
+        )
+    if step is not None and step not in steps:
+        raise UserError(f"conversion.step={step}: {directory} has {', '.join(map(str, sorted(steps)))}")
+    return steps[max(steps) if step is None else step]
