@@ -24,7 +24,7 @@ from launcher.config.overrides import hydra_value
 from launcher.drafting import Request, draft
 from launcher.errors import UserError, file_mode, one_line
 from launcher.exit_codes import DONE, WENT_WRONG
-from launcher.jobs.launches import Launch, open_launch, open_launches
+from launcher.jobs.launches import open_launch, open_launches
 from launcher.monitor.readers import Segment, segment_with, segments
 from launcher.ui.tables import print_listing, print_styled
 
@@ -231,7 +231,7 @@ def run(args: argparse.Namespace) -> int:
     ref = selected_run(args)
     segment = _segment(ref.run_dir, ref.launch, args.step)
     launch = segment.launch
-    resolver = PathResolver(_draft(launch))
+    resolver = PathResolver(draft(Request(overrides=[], command=[], launch_dir=launch.paths.directory)))
     answer = _ask(segment, resolver, args.step, with_tokens=args.text)
     answer = {"run": launch.paths.run_name, "launch": launch.paths.number, **answer}
     answer["trained"] = args.step <= segment.last
@@ -277,10 +277,6 @@ def _segment(run_dir: Path, number: int | None, step: int) -> Segment:
             hint=None if number is None else "without --launch the earlier launches are searched too",
         )
     return chosen
-
-
-def _draft(launch: Launch) -> Any:
-    return draft(Request(overrides=[], command=[], launch_dir=launch.paths.directory))
 
 
 def _ask(segment: Segment, resolver: PathResolver, step: int, *, with_tokens: bool) -> dict[str, Any]:

@@ -97,7 +97,7 @@ def mounting(machine: Machine, *, is_node: bool = False) -> Line:
     if "squashfuse" in machine.tools and machine.fuse:
         ways.append(f"squashfuse {machine.tools['squashfuse'].version or ''}".strip())
     if ways:
-        return Line("squashfs.mount", Status.OK, f"mounted by {' or origin '.join(ways)}")
+        return Line("squashfs.mount", Status.OK, f"mounted by {' or '.join(ways)}")
     why = (
         "squashfuse is there, and /dev/fuse is not"
         if "squashfuse" in machine.tools

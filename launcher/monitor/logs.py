@@ -267,7 +267,7 @@ def follow_log(
             elif over and was_quiet:
                 return status
             elif not over and not reader.path.exists():
-                tell_once(_wait_message(reader.path, status))
+                tell_once(f"waiting for {reader.path.name}: {_state(status)}")
             elif status.state is State.PENDING and status.chain and link is None:
                 tell_once(f"waiting for link {status.chain}: {_state(status)}")
             _tell_newer(launch, tell_once)
@@ -301,10 +301,6 @@ def _tell_newer(launch: Launch, tell_once: _Once) -> None:
     newest = launch_numbers(launch.paths.run_dir)[-1:]
     if newest and newest[0] > launch.paths.number:
         tell_once(f"the run was launched again meanwhile: this is launch {launch.paths.number}", "newer")
-
-
-def _wait_message(path: Path, status: JobStatus) -> str:
-    return f"waiting for {path.name}: {_state(status)}"
 
 
 def _state(status: JobStatus) -> str:

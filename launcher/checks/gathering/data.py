@@ -270,17 +270,13 @@ def _needed(values: Values) -> tuple[str, ...]:
         return (f"{_NODE}.model",)
     if library == "huggingface":
         # A name on the hub is no path.
-        return (f"{_NODE}.type",) if _is_absolute(kind) else ()
+        return (f"{_NODE}.type",) if (isinstance(kind, str) and Path(kind).is_absolute()) else ()
     if library != "megatron":
         names = ("model", "vocab_file", "merge_file")
         return tuple(f"{_NODE}.{name}" for name in names if values.raw(f"{_NODE}.{name}") is not None)
     if kind in _WORDPIECES:
         return (f"{_NODE}.vocab_file",)
     return (f"{_NODE}.vocab_file", f"{_NODE}.merge_file")
-
-
-def _is_absolute(given: Any) -> bool:
-    return isinstance(given, str) and Path(given).is_absolute()
 
 
 def _not_set(key: str, values: Values) -> MissingPath:

@@ -259,11 +259,7 @@ def _brings_its_own(job: Job) -> bool:
 
 def _is_mounted(job: Job, path: str) -> bool:
     mounts = job.container.mounts if job.container is not None else ()
-    return any(_is_within(path, mount.target) for mount in mounts)
-
-
-def _is_within(path: str, directory: str) -> bool:
-    return f"{path}/".startswith(f"{directory.rstrip('/')}/")
+    return any(f"{path}/".startswith(f"{mount.target.rstrip('/')}/") for mount in mounts)
 
 
 def _unknown_optimizer(values: Values, contents: Contents) -> Iterator[Finding]:
