@@ -212,8 +212,8 @@ class Job:
     ----------
     config
         The interpolated configuration that a training reads, or ``None`` for another job.
-    preparation
-        What a data preparation reads, or ``None`` for another job.
+    stage_config
+        The configuration that the program of another stage reads, or ``None`` if it reads none.
     environment
         Exported before the tasks start.
     environment_files
@@ -239,7 +239,7 @@ class Job:
     payload: Payload
     container: Container | None = None
     config: Mapping[str, Any] | None = None
-    preparation: Mapping[str, Any] | None = None
+    stage_config: Mapping[str, Any] | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     environment_files: Mapping[str, str] = field(default_factory=dict)
     gpu_environment: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
@@ -255,7 +255,7 @@ class Job:
     @property
     def payload_config(self) -> Mapping[str, Any] | None:
         """The configuration that the payload reads, or ``None`` if it reads none."""
-        return self.config if self.config is not None else self.preparation
+        return self.config if self.config is not None else self.stage_config
 
     @property
     def container_variables(self) -> tuple[str, ...]:

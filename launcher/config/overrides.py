@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from launcher.errors import UserError, did_you_mean, one_line, shown
 
 # Each stage has a configuration group of its own name.
-STAGES = ("data_preparation", "training", "workspace", "command")
+STAGES = ("data_preparation", "training", "conversion", "evaluation", "workspace", "command")
 GROUPS = ("cluster", *STAGES)
 # What a stage needs besides: a workspace is what a training would see of its node.
 _BESIDES = {"workspace": ("training",)}
@@ -20,6 +20,7 @@ MAIN = "config"
 _TEXTS = re.compile(
     r"(((cluster|command)\.)?env_vars(\..*)?|stage_cluster\.\w+\.env_vars\..+|env_files(\..*)?|((cluster|workspace|command)\.)?container"
     r"|launcher_scripts_path|data_dir|base_results_dir|images_dir"
+    r"|conversion\.(source|output)|evaluation\.(source|converted|results)"
     r"|image\.(base|digest|registry|owner|tag|workdir|dev_script|pip_index|(versions|env|labels)\..+))$",
     re.DOTALL,
 )
@@ -27,6 +28,7 @@ _TEXTS = re.compile(
 # Lists of text: their items hold characters that Hydra's grammar refuses, as in [--container-unshare=net].
 _LISTS = re.compile(
     r"((stage_cluster\.\w+|cluster)\.srun_args|container_mounts|container_options\.env|data_preparation\.inputs"
+    r"|evaluation\.(lm_eval\.tasks|perplexity\.data_prefix)"
     r"|command\.(argv|writable)"
     r"|image\.(registries|packages|dev_packages|python_packages))$"
 )

@@ -36,12 +36,14 @@ from launcher.config.values import (
     NemoClusterType,
     NemoSecret,
     Option,
+    PathOrKeys,
     Pattern,
     Positive,
     Sha256,
     Share,
     SourceText,
     Splits,
+    Steps,
     Text,
     TimeLimit,
     UniqueOutputDir,
@@ -55,7 +57,9 @@ Model = TypeVar("Model", bound=BaseModel)
 Engine = Literal["nemo", "megatron", "megatron_lm"]
 ModelType = Literal["gpt", "t5", "bert"]
 SourceFormat = Literal["auto", "txt", "jsonl", "parquet", "wikipedia", "tar"]
-StageName = Literal["data_preparation", "training", "workspace", "command", "image"]
+StageName = Literal[
+    "data_preparation", "training", "conversion", "evaluation", "workspace", "command", "image"
+]
 
 
 class StrictModel(BaseModel):
@@ -342,6 +346,90 @@ class DataPreparationConfig(StrictModel):
     seed: int
 
 
+class TrainedRun(StrictModel):
+    """The run that a checkpoint is from."""
+
+    run: Line
+    directory: Line
+
+
+class ConversionCheckConfig(StrictModel):
+    """The comparison of a converted model with ours."""
+
+    enabled: bool
+    text: Line | None
+    sequences: Whole = Field(ge=1)
+
+
+class ConversionConfig(StrictModel):
+    """The `conversion` node: weights in one format to weights in another.
+
+    `model_type` and `training` describe the training that the weights are from, where the launcher knows it.
+    """
+
+    run: RunConfigNode
+    source: Line | None
+    step: Whole | None = Field(ge=0)
+    source_format: Literal["auto", "slipway", "huggingface", "megatron_lm", "dcp", "deepspeed"]
+    to: Literal["huggingface", "slipway", "safetensors"]
+    output: Line
+    dtype: Literal["float32", "bfloat16", "float16"] | None
+    shard_bytes: Whole = Field(ge=1)
+    tokenizer_dir: Line | None
+    model: PathOrKeys
+    model_type: ModelType | None
+    training: TrainedRun | None
+    check: ConversionCheckConfig
+    every: Whole | None = Field(ge=1)
+
+
+class LayoutConfig(StrictModel):
+    """The parallel sizes of an evaluation; ``None`` is the training's."""
+
+    tensor: Whole | None = Field(ge=1)
+    pipeline: Whole | None = Field(ge=1)
+    virtual: Whole | None = Field(ge=1)
+    context: Whole | None = Field(ge=1)
+
+
+class PerplexityConfig(StrictModel):
+    """The held-out loss of an evaluation, by our own trainer."""
+
+    enabled: bool
+    batches: Whole | None = Field(ge=1)
+    split: Literal["validation", "test"]
+    data_prefix: list[Line] | None
+    layout: LayoutConfig
+
+
+class LmEvalConfig(StrictModel):
+    """The tasks of lm-eval that an evaluation runs on the converted model."""
+
+    tasks: list[Line]
+    include_path: Line | None
+    limit: Positive | None
+    batch_size: Whole | None = Field(ge=1)
+    num_fewshot: Whole | None = Field(ge=0)
+    device: Literal["cpu", "cuda"] | None
+    dtype: Line
+
+
+class EvaluationConfig(StrictModel):
+    """The `evaluation` node: a checkpoint measured on held-out data and on lm-eval's tasks."""
+
+    run: RunConfigNode
+    source: Line | None
+    step: Steps
+    every: Whole | None = Field(ge=1)
+    training: PathOrKeys
+    perplexity: PerplexityConfig
+    lm_eval: LmEvalConfig
+    converted: Line
+    results: Line
+    processes: Whole | None = Field(ge=1)
+    cpus_per_task: Whole | None = Field(ge=1)
+
+
 class WorkspaceConfig(StrictModel):
     """The `workspace` node: a shell on one node, with what a training would see there."""
 
@@ -368,10 +456,20 @@ class CommandConfig(StrictModel):
     writable: LineList
 
 
+StageConfig = (
+    DataPreparationConfig
+    | TrainingConfig
+    | ConversionConfig
+    | EvaluationConfig
+    | WorkspaceConfig
+    | CommandConfig
+)
+
+
 class RunConfig(StrictModel):
     """The whole configuration of one launch, checked.
 
-    A stage's node is ``None`` unless the stage was asked for; a workspace has a training beside it.
+    The nodes of stages are ``None`` unless their stage was asked for; a workspace has a training beside it.
     """
 
     stages: list[str] = Field(min_length=1)
@@ -404,6 +502,8 @@ class RunConfig(StrictModel):
     wandb_api_bcp_secret_key: NemoSecret
     training: TrainingConfig | None = None
     data_preparation: DataPreparationConfig | None = None
+    conversion: ConversionConfig | None = None
+    evaluation: EvaluationConfig | None = None
     workspace: WorkspaceConfig | None = None
     command: CommandConfig | None = None
 

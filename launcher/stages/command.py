@@ -13,9 +13,8 @@ from launcher.errors import UserError, shown
 from launcher.plan import Chain, Job, Payload, Resources
 from launcher.runs.paths import LaunchPaths
 from launcher.stages import common
-from launcher.stages.common import whole_path
+from launcher.stages.common import WITHOUT_GPUS, whole_path
 from launcher.stages.containers import container
-from launcher.stages.data_preparation import WITHOUT_GPUS
 
 STAGE = "command"
 

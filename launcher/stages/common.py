@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from arithmetic.gpus import GPUS, Gpu, MissingFigures, gres_type, named, plain_name, with_site
-from launcher.config.schema import ClusterConfig, RunConfig, RunConfigNode, parse
+from launcher.config.schema import ClusterConfig, RunConfig, RunConfigNode, StageName, parse
 from launcher.errors import UserError, nearest, shown
 from launcher.plan import Queue, Resources
 from launcher.runs.paths import LaunchPaths
@@ -226,6 +226,37 @@ def environment(config: RunConfig) -> dict[str, str]:
         check_names(key, variables)
     merged = {**config.cluster.env_vars, **config.env_vars}
     return {name: value for name, value in merged.items() if value is not None}
+
+
+WITHOUT_GPUS = {
+    "gpus_per_node": None,
+    "gpus_per_task": None,
+    "gres": None,
+    "gpu_request": None,
+    "exclusive": False,
+}
+
+
+def cpu_cluster(config: RunConfig, stage: StageName, *, cores: int | None) -> ClusterConfig:
+    """Return the cluster without the GPUs that it requests for all jobs, unless `stage_cluster` sets them.
+
+    `cores` of a task are requested where the cluster says nothing: Slurm's default is one core.
+    """
+    own = config.stage_cluster.get(stage, {})
+    changes: dict[str, Any] = {key: value for key, value in WITHOUT_GPUS.items() if key not in own}
+    if config.cluster.cpus_per_task is None:
+        changes["cpus_per_task"] = cores
+    return config.cluster.model_copy(update=changes)
+
+
+def cpu_environment(config: RunConfig, stage: StageName) -> dict[str, str]:
+    """Return the variables of a job without GPUs; see `environment`."""
+    variables = environment(config)
+    requests_gpus = any(config.stage_cluster.get(stage, {}).get(key) for key in WITHOUT_GPUS)
+    if config.container is None or requests_gpus:
+        return variables
+    # NVIDIA's hook of the container looks for no driver then, so that nodes without GPUs do as well.
+    return {"NVIDIA_VISIBLE_DEVICES": "void", **variables}
 
 
 def check_names(key: str, names: Iterable[str]) -> None:

@@ -204,7 +204,9 @@ def mounts_of(
         If one is not a mount that Pyxis can take.
     """
     ours = [_of_path(path, writable[path]) for path in _outermost(writable)]
-    ours += [_of_path(path, key, "ro") for path, key in readable.items() if not _within(path, writable)]
+    ours += [
+        _of_path(path, readable[path], "ro") for path in _outermost(readable) if not _within(path, writable)
+    ]
     theirs = [_parse(text) for text in texts]
     for mount in theirs:
         _check_cover(mount, writable)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from launcher.config.schema import DataPreparationConfig, RunConfig, SourceConfig
 from launcher.errors import UserError
@@ -20,19 +20,9 @@ from launcher.runs.paths import LaunchPaths
 from launcher.stages import common
 from launcher.stages.containers import container
 
-STAGE = "data_preparation"
+STAGE: Final = "data_preparation"
 # The parts, in their order, with what is added to the name of the run.
 PHASES = {"fetch": "_fetch", "tokenize": "", "merge": "_merge"}
-
-WITHOUT_GPUS = {
-    "gpus_per_node": None,
-    "gpus_per_task": None,
-    "gres": None,
-    "gpu_request": None,
-    "exclusive": False,
-}
-# What NVIDIA's hook of the container reads: no driver is looked for, so that nodes without GPUs do as well.
-_NO_GPUS = ("NVIDIA_VISIBLE_DEVICES", "void")
 
 # The option of a filter that names the file of a model.
 _MODEL = "model"
@@ -84,17 +74,7 @@ def data_preparation_job(config: RunConfig, preparation: DataPreparationConfig, 
     if preparation.tokenizer.file is not None:
         readable[Path(preparation.tokenizer.file).absolute()] = "data_preparation.tokenizer.file"
     readable |= dict.fromkeys(_filter_models(preparation), "data_preparation.filters")
-    # What a cluster of GPUs sets for all its jobs; `stage_cluster` may set it for this stage all the same.
-    own = config.stage_cluster.get("data_preparation", {})
-    without: dict[str, Any] = {key: value for key, value in WITHOUT_GPUS.items() if key not in own}
-    if config.cluster.cpus_per_task is None:
-        without["cpus_per_task"] = preparation.workers  # Slurm's default is one core
-    cluster = config.cluster.model_copy(update=without)
-    image = container(config, writable, readable=readable)
-    environment = common.environment(config)
-    if image is not None and not any(own.get(key) for key in WITHOUT_GPUS):
-        name, nothing = _NO_GPUS
-        environment = {name: nothing, **environment}
+    cluster = common.cpu_cluster(config, STAGE, cores=preparation.workers)
     return Job(
         stage=STAGE,
         engine="megatron",
@@ -106,9 +86,9 @@ def data_preparation_job(config: RunConfig, preparation: DataPreparationConfig, 
             python_path=(str(paths.code),),
             array_key="--task" if _is_array(preparation) else None,
         ),
-        container=image,
-        preparation={STAGE: _absolute(preparation)},
-        environment=environment,
+        container=container(config, writable, readable=readable),
+        stage_config={STAGE: _absolute(preparation)},
+        environment=common.cpu_environment(config, STAGE),
         srun_args=tuple(cluster.srun_args),
         merge_stderr=cluster.stderr_to_stdout,
         chain=Chain(exclude_hours=config.resilience.exclude_hours),

@@ -13,8 +13,7 @@ from launcher.config.secrets import check_secrets
 from launcher.errors import UserError
 from launcher.plan import Assumptions, Chain, Job, Payload, Plan
 from launcher.stages import common
-from launcher.stages.common import stage_cluster
-from launcher.stages.data_preparation import WITHOUT_GPUS
+from launcher.stages.common import WITHOUT_GPUS, stage_cluster
 
 STAGE = "image"
 

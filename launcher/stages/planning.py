@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from launcher.config.overrides import STAGES
-from launcher.config.schema import (
-    CommandConfig,
-    DataPreparationConfig,
-    RunConfig,
-    RunConfigNode,
-    TrainingConfig,
-    WorkspaceConfig,
-)
+from launcher.config.schema import RunConfig, RunConfigNode, StageConfig, TrainingConfig
 from launcher.config.secrets import check_secrets
 from launcher.errors import UserError
 from launcher.plan import Assumptions, Job, Plan
@@ -20,7 +15,14 @@ from launcher.runs.paths import LaunchPaths
 from launcher.stages import common
 from launcher.stages.command import command_job, with_own_container
 from launcher.stages.common import stage_cluster
+from launcher.stages.conversion import STAGE as CONVERSION
+from launcher.stages.conversion import behind_training as conversion_behind_training
+from launcher.stages.conversion import conversion_job
 from launcher.stages.data_preparation import by_phase, data_preparation_job
+from launcher.stages.evaluation import STAGE as EVALUATION
+from launcher.stages.evaluation import behind_conversion as evaluation_behind_conversion
+from launcher.stages.evaluation import behind_training as evaluation_behind_training
+from launcher.stages.evaluation import evaluation_job
 from launcher.stages.job_environment import add_environment
 from launcher.stages.training import training_job
 from launcher.stages.workspace import STAGE as WORKSPACE
@@ -72,10 +74,33 @@ def _apart(config: RunConfig) -> list[RunConfig]:
     nodes = {stage: getattr(config, stage) for stage in STAGES}
     return [
         config.model_copy(
-            update={"stages": [stage], **{name: nodes[name] if name == stage else None for name in STAGES}}
+            update={
+                "stages": [stage],
+                **dict.fromkeys(STAGES),
+                stage: _behind(config, nodes, config.stages[:position], stage),
+            }
         )
-        for stage in config.stages
+        for position, stage in enumerate(config.stages)
     ]
+
+
+def _behind(config: RunConfig, nodes: Mapping[str, Any], before: Sequence[str], stage: str) -> Any:
+    """Return the node of a stage, with what it takes from the stages before it."""
+    node, training = nodes[stage], config.training
+    if node is None or training is None:
+        return node
+    if stage == CONVERSION and "training" in before:
+        return conversion_behind_training(node, training, _training_paths(config, training))
+    if stage == EVALUATION and "training" in before:
+        node = evaluation_behind_training(node, config, training, _training_paths(config, training))
+    if stage == EVALUATION and CONVERSION in before and config.conversion is not None:
+        node = evaluation_behind_conversion(node, config.conversion)
+    return node
+
+
+def _training_paths(config: RunConfig, training: TrainingConfig) -> LaunchPaths:
+    """Return the paths of the training's first launch: those of its run are all that a later stage needs."""
+    return common.launch_paths("training", training.run, config.cluster, number=1)
 
 
 def _check_order(config: RunConfig) -> None:
@@ -126,9 +151,7 @@ def _run_node(config: RunConfig) -> tuple[str, RunConfigNode]:
         If there is no such group in the configuration.
     """
     (stage,) = config.stages
-    node: TrainingConfig | DataPreparationConfig | WorkspaceConfig | CommandConfig | None = getattr(
-        config, stage
-    )
+    node: StageConfig | None = getattr(config, stage)
     if node is None:
         message = f"stages=[{stage}]: the group {stage} is not in the configuration"
         raise UserError(message, key="stages", also=(stage,), hint=f"choose: {stage}=...")
@@ -162,6 +185,10 @@ def _job(config: RunConfig, paths: LaunchPaths) -> Job:
         return workspace_job(config, config.workspace, config.training, paths)
     if config.training is not None:
         return training_job(config, config.training, paths)
+    if config.conversion is not None:
+        return conversion_job(config, config.conversion, paths)
+    if config.evaluation is not None:
+        return evaluation_job(config, config.evaluation, paths)
     if config.command is not None:
         return command_job(config, config.command, paths)
     assert config.data_preparation is not None

@@ -25,7 +25,7 @@ def training_job(config: RunConfig, training: TrainingConfig, paths: LaunchPaths
     """Plan the pretraining of one model."""
     resilience.check_range(config)
     trainer = parse(TrainerNode, training.trainer, "training.trainer")
-    written = _launch_config(training, paths, config.engine, _node_range(config))
+    written = launch_config(config, training, paths)
     resources = _resources(config, training, trainer)
     return Job(
         stage="training",
@@ -38,7 +38,7 @@ def training_job(config: RunConfig, training: TrainingConfig, paths: LaunchPaths
         container=container(
             config,
             _writable(config, paths),
-            readable={Path(config.data_dir): "data_dir"} if _reads_data_dir(config, written) else {},
+            readable={Path(config.data_dir): "data_dir"} if reads_data_dir(config, written) else {},
         ),
         config=written,
         environment={**_environment(config, training, written, resources), **common.environment(config)},
@@ -85,7 +85,7 @@ def _writable(config: RunConfig, paths: LaunchPaths) -> dict[Path, str]:
     return {Path(config.base_results_dir): "base_results_dir", paths.run_dir: "training.run.results_dir"}
 
 
-def _reads_data_dir(config: RunConfig, written: Mapping[str, Any]) -> bool:
+def reads_data_dir(config: RunConfig, written: Mapping[str, Any]) -> bool:
     """Tell whether the job may look into ``data_dir``: a container with a mount of nothing does not start."""
     model = written["model"]
     if model["data"].get("data_impl") != "mock":
@@ -128,13 +128,12 @@ def _megatron_payload(config: RunConfig, paths: LaunchPaths) -> Payload:
     )
 
 
-def _launch_config(
-    training: TrainingConfig, paths: LaunchPaths, engine: str, nodes: tuple[int, int | None] | None
-) -> dict[str, Any]:
+def launch_config(config: RunConfig, training: TrainingConfig, paths: LaunchPaths) -> dict[str, Any]:
     """Return the configuration of this launch: logs are the launch's own, checkpoints the run's.
 
     Only what the user left at its default is filled in.
     """
+    engine, nodes = config.engine, _node_range(config)
     trainer, exp_manager = copy.deepcopy(training.trainer), copy.deepcopy(training.exp_manager)
     model = copy.deepcopy(training.model)
     data = _node(model, "data", "training.model")

@@ -47,15 +47,17 @@ def told_of(text: str, directory: Path, *overrides: str) -> list[str]:
 
 def test_the_nemo_launchers(tmp_path: Path) -> None:
     *told, missing = told_of(NEMO, tmp_path)
-    valid = "  take the line out; valid: cluster, command, data_preparation, training, workspace"
+    valid = (
+        "  take the line out; valid: cluster, command, conversion, data_preparation, evaluation, training,"
+        " workspace"
+    )
     file = tmp_path / "config.yaml"
     assert told == [
         f"quality_filtering=heuristic/english: there is no such group\n  from {file}:5\n{valid}",
-        f"conversion=gpt3/convert_gpt3: there is no such group\n  from {file}:7\n{valid}",
         f"export=gpt3/export_gpt3: there is no such group\n  from {file}:9\n{valid}",
         f"export_config: there is no such key\n  from {file}:24\n  take the line out",
     ]
-    assert missing.startswith(f"{file}: workspace, command, images_dir, engine, nemo_path, ")
+    assert missing.startswith(f"{file}: evaluation, workspace, command, images_dir, engine, nemo_path, ")
     assert missing.endswith("conf/config.yaml, which it replaces")
 
 

@@ -169,8 +169,8 @@ def test_the_job_accepts_every_shipped_choice(choice: str) -> None:
     from corpus.spec import read
 
     job = job_of(f"data_preparation={choice}", "cluster=local")
-    assert job.preparation is not None
-    assert read(job.preparation["data_preparation"]).output_prefix.name == "corpus_text_document"
+    assert job.stage_config is not None
+    assert read(job.stage_config["data_preparation"]).output_prefix.name == "corpus_text_document"
 
 
 def test_all_keys_reach_the_job(tmp_path: Path) -> None:
@@ -185,8 +185,8 @@ def test_all_keys_reach_the_job(tmp_path: Path) -> None:
         "data_preparation.on_error=skip",
         "data_preparation.max_errors=7",
     )
-    assert job.preparation is not None
-    spec = read(job.preparation["data_preparation"])
+    assert job.stage_config is not None
+    spec = read(job.stage_config["data_preparation"])
     assert [(one.location, one.format, one.text_key) for one in spec.inputs] == [
         ("s3://b/x", "parquet", "body"),
         (str(Path("a.txt").absolute()), None, None),
@@ -295,9 +295,9 @@ def test_the_model_of_a_filter_is_seen_by_a_job_anywhere() -> None:
         "data_preparation.filters=[gopher_quality,{language:{languages:[en],model:lid.bin}}]",
         "container=/x.sqsh",
     )
-    assert job.preparation is not None and job.container is not None
+    assert job.stage_config is not None and job.container is not None
     model = str(Path("lid.bin").absolute())
-    filters = job.preparation["data_preparation"]["filters"]
+    filters = job.stage_config["data_preparation"]["filters"]
     assert filters == ["gopher_quality", {"language": {"languages": ["en"], "model": model}}]
     assert [mount.flags for mount in job.container.mounts if mount.source == model] == ["ro"]
 

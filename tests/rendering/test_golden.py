@@ -11,7 +11,7 @@ import pytest
 
 from launcher.config.compose import compose
 from launcher.rendering.render import TEMPLATE_DIR, Rendered, render
-from launcher.stages.planning import plan_launch
+from launcher.stages.planning import by_stage, plan_launch
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -161,6 +161,19 @@ CASES = {
         "cluster=local",
         "data_preparation.inputs=[/shared/books]",
     ],
+    "convert_bcm": [
+        "stages=[conversion]",
+        "engine=megatron",
+        "conversion.source=/shared/others/gpt3_126m/checkpoints",
+        "conversion.output=/shared/models/gpt3_126m-{step}",
+        "conversion.tokenizer_dir=/shared/tokenizers/bpe",
+    ],
+    "evaluate_behind_training_bcm": [
+        "stages=[training,conversion,evaluation]",
+        "engine=megatron",
+        "training=gpt3/5b",
+        "evaluation.lm_eval.tasks=[hellaswag,/shared/tasks/own.yaml]",
+    ],
     "command": [
         "stages=[command]",
         "command.argv=[/shared/convert.py,--to,'a \"b\" & ;c']",
@@ -182,7 +195,9 @@ CASES = {
 
 
 def render_case(overrides: list[str]) -> Rendered:
-    return render(plan_launch(compose([*_PLACES, *overrides]).config, number=1, tag="golden"))
+    """Render the last of the jobs that the overrides ask for."""
+    *_, config = by_stage(compose([*_PLACES, *overrides]).config)
+    return render(plan_launch(config, number=1, tag="golden"))
 
 
 def rendered(overrides: list[str]) -> str:

@@ -91,8 +91,8 @@ def test_hostile_values_arrive_through_the_whole_way(
         f"env_vars.RECORD={record}",
     ]
     plan = with_argument(plan_launch(compose(overrides).config, number=1, tag="x"), argument)
-    assert plan.job.preparation is not None
-    read = yaml.safe_load(config_text(plan.job.preparation))
+    assert plan.job.stage_config is not None
+    read = yaml.safe_load(config_text(plan.job.stage_config))
     assert read["data_preparation"]["pattern"] == argument
     plan.paths.code.mkdir(parents=True)
     write_files(plan)

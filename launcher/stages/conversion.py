@@ -1,0 +1,159 @@
+"""The conversion stage: weights in one format to weights in another, by one process on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from launcher.config.schema import ConversionConfig, RunConfig, TrainedRun, TrainingConfig
+from launcher.errors import UserError
+from launcher.plan import Chain, Job, Payload
+from launcher.runs.paths import LaunchPaths
+from launcher.stages import common
+from launcher.stages.containers import container
+
+STAGE: Final = "conversion"
+# Replaced by the step of each checkpoint, in paths.
+STEP = "{step}"
+
+# One thread copies tensors; the other loads and writes.
+_CORES = 2
+_PATHS = ("source", "output", "tokenizer_dir")
+
+
+def behind_training(
+    conversion: ConversionConfig, training: TrainingConfig, paths: LaunchPaths
+) -> ConversionConfig:
+    """Return a conversion with the checkpoints and the model of the training that goes before it.
+
+    Parameters
+    ----------
+    paths
+        Those of any launch of the training.
+    """
+    changes: dict[str, Any] = {"source": conversion.source or checkpoints_of(training, paths)}
+    if conversion.source is None:
+        changes |= described(conversion, training.model, training.run.model_type, paths.run_dir)
+    return conversion.model_copy(update=changes)
+
+
+def described(
+    conversion: ConversionConfig, model: Mapping[str, Any], model_type: str, run_dir: Path
+) -> dict[str, Any]:
+    """Return the keys that say which training the weights are from, where the user set none."""
+    return {
+        "model": dict(model) if conversion.model is None else conversion.model,
+        "model_type": conversion.model_type or model_type,
+        "training": conversion.training or TrainedRun(run=run_dir.name, directory=str(run_dir)),
+    }
+
+
+def checkpoints_of(training: TrainingConfig, paths: LaunchPaths) -> str:
+    """Return the directory of a training's checkpoints."""
+    callback = training.exp_manager.get("checkpoint_callback_params")
+    directory = callback.get("dirpath") if isinstance(callback, Mapping) else None
+    return str(directory or paths.checkpoints)
+
+
+def conversion_job(config: RunConfig, conversion: ConversionConfig, paths: LaunchPaths) -> Job:
+    """Plan a conversion: one task on one node, without GPUs.
+
+    Raises
+    ------
+    UserError
+        If nothing says what to convert, or the engine's own programs would have to.
+    """
+    if config.engine == "nemo":
+        raise UserError(
+            "engine=nemo: its checkpoints are not converted yet",
+            key="engine",
+            also=("stages",),
+            hint="engine=megatron converts checkpoints of Slipway, Megatron-LM, PyTorch and DeepSpeed",
+        )
+    node = _node(conversion)
+    output = directory_of(Path(node["output"]))
+    writable = {
+        Path(config.base_results_dir): "base_results_dir",
+        paths.run_dir: f"{STAGE}.run.results_dir",
+        output: f"{STAGE}.output",
+    }
+    cluster = common.cpu_cluster(config, STAGE, cores=_CORES)
+    return Job(
+        stage=STAGE,
+        engine="megatron",
+        resources=common.resources(cluster, conversion.run, nodes=1, tasks=1),
+        queue=common.queue(cluster, conversion.run),
+        payload=Payload(
+            argv=(
+                common.python(config),
+                *("-u", "-m", "trainer.conversion", "run"),
+                *common.config_arguments(paths),
+            ),
+            working_dir=str(paths.code),
+            python_path=(str(paths.code),),
+        ),
+        container=container(config, writable, readable=dict(_readable(node))),
+        stage_config={STAGE: node},
+        environment=common.cpu_environment(config, STAGE),
+        srun_args=tuple(cluster.srun_args),
+        merge_stderr=cluster.stderr_to_stdout,
+        chain=Chain(exclude_hours=config.resilience.exclude_hours),
+        directories=(output,),
+    )
+
+
+def _node(conversion: ConversionConfig) -> dict[str, Any]:
+    """Return the node as the job reads it: its paths do not depend on the directory that it starts in."""
+    node = conversion.model_dump(exclude={"run"})
+    node["source"] = required_source(conversion.source, STAGE)
+    for key in _PATHS:
+        if node[key] is not None:
+            node[key] = str(Path(node[key]).absolute())
+    if node["check"]["text"] is not None:
+        node["check"]["text"] = str(Path(node["check"]["text"]).absolute())
+    return node
+
+
+def required_source(source: str | None, stage: str) -> str:
+    """Return the source of a stage that reads checkpoints.
+
+    Raises
+    ------
+    UserError
+        If there is none.
+    """
+    if source is None:
+        raise UserError(
+            f"{stage}.source=null: there is no training before it, whose checkpoints it would be",
+            key=f"{stage}.source",
+            hint=f"{stage}.source=results/RUN/checkpoints, or stages=[training,{stage}]",
+        )
+    return source
+
+
+def directory_of(path: Path) -> Path:
+    """Return the directory above the part of a path that depends on the step, or else its parent."""
+    parts = [part for part in path.parents if STEP not in str(part)]
+    return parts[0]
+
+
+def _readable(node: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
+    """Yield what the job reads, with the keys that it comes from."""
+    yield Path(node["source"]), f"{STAGE}.source"
+    if node["tokenizer_dir"] is not None:
+        yield Path(node["tokenizer_dir"]), f"{STAGE}.tokenizer_dir"
+    elif isinstance(node["model"], Mapping):
+        yield from tokenizer_directories(node["model"])
+    if node["check"]["text"] is not None:
+        yield Path(node["check"]["text"]), f"{STAGE}.check.text"
+    if node["training"] is not None:
+        yield Path(node["training"]["directory"]), f"{STAGE}.training.directory"
+
+
+def tokenizer_directories(model: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
+    """Yield the directories of a model's tokenizer, with the keys of its files."""
+    tokenizer = model.get("tokenizer")
+    for name, value in tokenizer.items() if isinstance(tokenizer, Mapping) else ():
+        if isinstance(value, str) and Path(value).is_absolute():
+            yield Path(value).parent, f"training.model.tokenizer.{name}"

@@ -1,0 +1,208 @@
+"""The evaluation stage: a checkpoint measured on held-out data by our trainer, and on tasks of lm-eval."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from launcher.config.schema import (
+    ConversionConfig,
+    EvaluationConfig,
+    RunConfig,
+    TrainerNode,
+    TrainingConfig,
+    parse,
+)
+from launcher.errors import UserError
+from launcher.plan import Chain, Job, Payload, Resources
+from launcher.runs.paths import LaunchPaths
+from launcher.stages import common
+from launcher.stages.containers import container
+from launcher.stages.conversion import checkpoints_of, directory_of, required_source, tokenizer_directories
+from launcher.stages.training import launch_config, reads_data_dir
+
+STAGE: Final = "evaluation"
+
+# Of the layout: the training's key of the same size.
+_PARALLEL = {
+    "tensor": "tensor_model_parallel_size",
+    "pipeline": "pipeline_model_parallel_size",
+    "context": "context_parallel_size",
+}
+# Slurm's default is one core, and reading data takes one by itself.
+_CORES = 2
+_PATHS = ("source", "converted", "results")
+
+
+def behind_training(
+    evaluation: EvaluationConfig, config: RunConfig, training: TrainingConfig, paths: LaunchPaths
+) -> EvaluationConfig:
+    """Return an evaluation of the checkpoints of the training that goes before it.
+
+    Parameters
+    ----------
+    paths
+        Those of any launch of the training.
+    """
+    changes = {
+        "source": evaluation.source or checkpoints_of(training, paths),
+        "training": evaluation.training or launch_config(config, training, paths),
+    }
+    return evaluation.model_copy(update=changes)
+
+
+def behind_conversion(evaluation: EvaluationConfig, conversion: ConversionConfig) -> EvaluationConfig:
+    """Return an evaluation of the model that the conversion before it writes."""
+    if conversion.to != "huggingface":
+        return evaluation
+    return evaluation.model_copy(update={"converted": conversion.output})
+
+
+def evaluation_job(config: RunConfig, evaluation: EvaluationConfig, paths: LaunchPaths) -> Job:
+    """Plan an evaluation: as many tasks as the model's layout needs.
+
+    Raises
+    ------
+    UserError
+        If nothing says what to evaluate or how it was trained, or our trainer cannot read it.
+    """
+    if config.engine != "megatron":
+        raise UserError(
+            f"engine={config.engine}: our own trainer evaluates, with engine=megatron",
+            key="engine",
+            also=("stages",),
+            hint="slipway convert, then evaluate the converted checkpoint with engine=megatron",
+        )
+    node, training = _node(evaluation), _training(evaluation, paths)
+    trainer = parse(TrainerNode, training["trainer"], f"{STAGE}.training.trainer")
+    on_gpus = _runs_on_gpus(node, training)
+    node["lm_eval"]["device"] = node["lm_eval"]["device"] or ("cuda" if on_gpus else "cpu")
+    processes = evaluation.processes or _processes(node, training["model"])
+    per_node = min(processes, trainer.devices)
+    cluster = config.cluster if on_gpus else common.cpu_cluster(config, STAGE, cores=None)
+    cores = evaluation.cpus_per_task or cluster.cpus_per_task or _CORES
+    cluster = cluster.model_copy(update={"cpus_per_task": cores})
+    requested = common.resources(
+        cluster, evaluation.run, nodes=math.ceil(processes / per_node), tasks=per_node
+    )
+    outputs = tuple(dict.fromkeys([Path(node["results"]), directory_of(Path(node["converted"]))]))
+    writable = {
+        Path(config.base_results_dir): "base_results_dir",
+        paths.run_dir: f"{STAGE}.run.results_dir",
+        **dict.fromkeys(outputs, f"{STAGE}.results"),
+    }
+    return Job(
+        stage=STAGE,
+        engine=config.engine,
+        resources=_as_many_gpus(requested) if on_gpus else requested,
+        queue=common.queue(cluster, evaluation.run),
+        payload=Payload(
+            argv=(
+                common.python(config),
+                *("-u", "-m", "trainer.evaluation", "run"),
+                *common.config_arguments(paths),
+            ),
+            working_dir=str(paths.code),
+            python_path=(str(paths.code),),
+        ),
+        container=container(config, writable, readable=dict(_readable(config, node, training))),
+        stage_config={**training, STAGE: node},
+        environment=common.environment(config) if on_gpus else common.cpu_environment(config, STAGE),
+        srun_args=tuple(cluster.srun_args),
+        merge_stderr=cluster.stderr_to_stdout,
+        chain=Chain(exclude_hours=config.resilience.exclude_hours),
+        directories=outputs,
+    )
+
+
+def _node(evaluation: EvaluationConfig) -> dict[str, Any]:
+    """Return the node as the job reads it: its paths do not depend on the directory that it starts in."""
+    node = evaluation.model_dump(exclude={"run", "training", "processes", "cpus_per_task"})
+    node["source"] = required_source(evaluation.source, STAGE)
+    for key in _PATHS:
+        node[key] = str(Path(node[key]).absolute())
+    steps = node["step"]
+    node["step"] = steps if len(steps) > 1 else steps[0] if steps else None
+    lm_eval = node["lm_eval"]
+    if lm_eval["limit"] is not None and lm_eval["limit"] >= 1:
+        lm_eval["limit"] = int(lm_eval["limit"])
+    if lm_eval["include_path"] is not None:
+        lm_eval["include_path"] = str(Path(lm_eval["include_path"]).absolute())
+    lm_eval["tasks"] = [_task(name) for name in lm_eval["tasks"]]
+    lm_eval["batch_size"] = lm_eval["batch_size"] or "auto"
+    return node
+
+
+def _task(name: str) -> str:
+    """Return the absolute path of a task's own file, or the name of one that comes with lm-eval."""
+    return str(Path(name).absolute()) if name.endswith((".yaml", ".yml")) else name
+
+
+def _training(evaluation: EvaluationConfig, paths: LaunchPaths) -> dict[str, Any]:
+    """Return the configuration of the training, whose logs this job does not write.
+
+    Raises
+    ------
+    UserError
+        If there is none, or it lacks a node.
+    """
+    key = f"{STAGE}.training"
+    if not isinstance(evaluation.training, Mapping):
+        raise UserError(
+            f"{key}: nothing says how {evaluation.source} was trained",
+            key=key,
+            also=(f"{STAGE}.source",),
+            hint=f"{key}=results/RUN/launches/N/RUN_hydra.yaml",
+        )
+    training = copy.deepcopy(dict(evaluation.training))
+    for name in ("trainer", "exp_manager", "model"):
+        if not isinstance(training.get(name), dict):
+            raise UserError(f"{key}.{name}: missing in the configuration of a training", key=key)
+    training["exp_manager"]["explicit_log_dir"] = str(paths.results)
+    return training
+
+
+def _runs_on_gpus(node: Mapping[str, Any], training: Mapping[str, Any]) -> bool:
+    lm_eval, trained_on_gpus = node["lm_eval"], training["trainer"].get("accelerator", "gpu") != "cpu"
+    if node["perplexity"]["enabled"] and trained_on_gpus:
+        return True
+    return bool(lm_eval["tasks"]) and (lm_eval["device"] or ("cuda" if trained_on_gpus else "cpu")) == "cuda"
+
+
+def _processes(node: Mapping[str, Any], model: Mapping[str, Any]) -> int:
+    """Return the number of processes that hold one copy of the model."""
+    if not node["perplexity"]["enabled"]:
+        return 1
+    layout = node["perplexity"]["layout"]
+    sizes = (layout[name] or model.get(key) or 1 for name, key in _PARALLEL.items())
+    return math.prod(size if isinstance(size, int) else 1 for size in sizes)
+
+
+def _as_many_gpus(requested: Resources) -> Resources:
+    """Return a request for a GPU for each task: a small job does not need the whole node."""
+    if requested.gpus_per_task is not None:
+        return requested
+    gpus, gres = common.gpus_in_words(requested.tasks_per_node, requested.gres)
+    return replace(
+        requested, gpus_per_node=gpus if requested.gpus_per_node else None, gres=gres, exclusive=False
+    )
+
+
+def _readable(
+    config: RunConfig, node: Mapping[str, Any], training: Mapping[str, Any]
+) -> Iterator[tuple[Path, str]]:
+    """Yield what the job reads, with the keys that it comes from."""
+    yield Path(node["source"]), f"{STAGE}.source"
+    if reads_data_dir(config, training):
+        yield Path(config.data_dir), "data_dir"
+    yield from tokenizer_directories(training["model"])
+    lm_eval = node["lm_eval"]
+    if lm_eval["include_path"] is not None:
+        yield Path(lm_eval["include_path"]), f"{STAGE}.lm_eval.include_path"
+    for name in lm_eval["tasks"]:
+        if Path(name).is_absolute():
+            yield Path(name).parent, f"{STAGE}.lm_eval.tasks"
