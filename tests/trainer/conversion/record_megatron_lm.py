@@ -43,12 +43,13 @@ COMMON = (
 def run(script: Path, ranks: int, options: list[str], directory: Path) -> None:
     """Run a script as several ranks."""
     source = os.environ["SLIPWAY_MEGATRON_LM_SOURCE"]
+    paths = [str(CPU / "megatron_lm/cpu"), str(CPU / "nemo/cpu"), source]
     with socket.socket() as listener:
         listener.bind(("localhost", 0))
         port = str(listener.getsockname()[1])
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(CPU / "megatron_lm/cpu"), str(CPU / "nemo/cpu"), source]),
+        "PYTHONPATH": os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
         "CUDA_DEVICE_MAX_CONNECTIONS": "1",
         "OMP_NUM_THREADS": "1",
         "WORLD_SIZE": str(ranks),
