@@ -116,8 +116,15 @@ def named(path: Path) -> Checkpoint:
     return checkpoint
 
 
-def check_content(checkpoint: Checkpoint) -> None:
-    """Hold the content of all files against their checksums; an earlier version's checkpoint has none.
+def check_content(checkpoint: Checkpoint, names: Collection[str] | None = None) -> None:
+    """Hold the content of files against their checksums; an earlier version's checkpoint has none.
+
+    Parameters
+    ----------
+    checkpoint
+        The checkpoint.
+    names
+        The files; None: all of them.
 
     Raises
     ------
@@ -125,6 +132,8 @@ def check_content(checkpoint: Checkpoint) -> None:
         If a file is damaged.
     """
     for name, expected in checkpoint.marker.checksums.items():
+        if names is not None and name not in names:
+            continue
         wrong = mismatch(checkpoint.path, name, expected)
         if wrong is not None:
             raise UserError(f"{checkpoint.path} is damaged: {wrong}")

@@ -31,21 +31,32 @@ def load_config(directory: Path, name: str, *others: str) -> dict[str, Any]:
     UserError
         If the file is missing, is not YAML, or has other root keys.
     """
+    path = directory / (name if name.endswith((".yaml", ".yml")) else f"{name}.yaml")
+    config = load_yaml(path)
+    _check_roots(path, config, others)
+    return dict(config)
+
+
+def load_yaml(path: Path) -> Any:
+    """Load a file.
+
+    Raises
+    ------
+    UserError
+        If it is missing, or is not YAML.
+    """
     # Not at the top: an interpreter that lacks it is told so before this.
     import yaml
 
-    path = directory / (name if name.endswith((".yaml", ".yml")) else f"{name}.yaml")
     try:
         content = path.read_bytes()
     except OSError as error:
         raise UserError(f"configuration {path}: {error.strerror}", found_by="node") from None
     try:
-        config = yaml.safe_load(content.decode())
+        return yaml.safe_load(content.decode())
     # ValueError: bytes that are no text, and dates that are none, such as 2026-13-01.
     except (yaml.YAMLError, ValueError) as error:
         raise UserError(f"configuration {path} is not valid YAML: {error}") from None
-    _check_roots(path, config, others)
-    return dict(config)
 
 
 def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -1,0 +1,98 @@
+"""Convert weights: ``python -m trainer.conversion``; one process, on a CPU.
+
+Exit codes: 0 done, or the result is there already; 2 a mistake in the configuration, a damaged checkpoint, or
+an output that cannot be written; 1 anything else, or a check that did not pass.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainer import requirements
+from trainer.config.load import load_yaml
+from trainer.conversion.spec import DTYPES, ROOT, SOURCE_FORMATS, TARGETS, Conversion, read_conversion
+from trainer.errors import EXIT_OK, EXIT_USER_ERROR, UserError, suggest
+from trainer.logs import quiet
+
+_REQUIRED = ("torch", "numpy", "safetensors")
+_EXAMPLES = """\
+examples:
+  python -m trainer.conversion export results/llama_1b/checkpoints --to llama-hf
+  python -m trainer.conversion export results/llama_1b/checkpoints --step 2000 --to llama-{step}
+  python -m trainer.conversion run --config-path DIR --config-name NAME_hydra.yaml
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Convert; return the exit code."""
+    options = _parse(arguments)
+    quiet()
+    # What was begun is removed on the way out.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        requirements.check(_REQUIRED)
+        conversion = _from_file(options) if options.command == "run" else _from_options(options)
+        return _convert(conversion)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return EXIT_USER_ERROR
+
+
+def _convert(conversion: Conversion) -> int:
+    # Importing torch takes a second: a mistake in the configuration is told before that.
+    from trainer.conversion.convert import convert
+
+    results = convert(conversion)
+    for result in results:
+        print(f"{result.output}: {'written' if result.is_new else 'is there already'}", flush=True)
+    if not results:
+        print(f"{conversion.source}: no complete checkpoint yet, nothing to do", flush=True)
+    return EXIT_OK
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer.conversion",
+        description=str(__doc__).partition(":")[0] + " between formats, tensor by tensor, without a GPU.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run", help=f"convert as the key `{ROOT}` of a configuration says")
+    run.add_argument("--config-path", type=Path, required=True, help="directory of the configuration")
+    run.add_argument("--config-name", required=True, help="its file name, with or without .yaml")
+    export = commands.add_parser("export", help="convert a checkpoint")
+    export.add_argument("source", type=Path, help="a checkpoint, or a directory of them: its newest")
+    export.add_argument("--to", dest="output", type=Path, required=True, help="directory; {step} is the step")
+    export.add_argument("--format", dest="to", choices=TARGETS, default="huggingface")
+    export.add_argument("--step", type=int, help="which checkpoint of a directory")
+    export.add_argument("--source-format", choices=SOURCE_FORMATS, default="auto")
+    export.add_argument("--dtype", choices=DTYPES, help="type of the weights; as they are, if left out")
+    export.add_argument("--shard-bytes", type=int, default=5_000_000_000, help="of a safetensors file")
+    export.add_argument("--tokenizer-dir", type=Path, help="the tokenizer, if not that of the training")
+    export.add_argument("--model", type=Path, help="the training's configuration, if it is needed")
+    return parser.parse_args(arguments)
+
+
+def _from_options(options: argparse.Namespace) -> Conversion:
+    return read_conversion({name: value for name, value in vars(options).items() if name != "command"})
+
+
+def _from_file(options: argparse.Namespace) -> Conversion:
+    name = options.config_name
+    path = options.config_path / (name if name.endswith((".yaml", ".yml")) else f"{name}.yaml")
+    content: Any = load_yaml(path)
+    node = content.get(ROOT) if isinstance(content, Mapping) else None
+    if not isinstance(node, Mapping):
+        hint = suggest(ROOT, map(str, content)) if isinstance(content, Mapping) else ""
+        raise UserError(f"configuration {path}: missing root key '{ROOT}'{hint}")
+    return read_conversion(node)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,177 @@
+"""Conversions: from what a source holds to the directories that are asked for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from arithmetic.parameters import padded_vocabulary
+from trainer.checkpoint import store
+from trainer.checkpoint.description import Description, Precision, description_from_json, description_of_model
+from trainer.checkpoint.files import file_checksum
+from trainer.checkpoint.marker import MARKER
+from trainer.checkpoint.store import Checkpoint
+from trainer.checkpoint.tensor_files import COMMON, FORMAT, INDEX_FILE, TensorFiles
+from trainer.config.load import flatten, load_yaml
+from trainer.conversion import export, outputs, safetensors_files
+from trainer.conversion.safetensors_files import Entry
+from trainer.conversion.spec import Conversion
+from trainer.errors import UserError
+
+_T5 = "model.mcore_t5"
+
+
+@dataclass(frozen=True)
+class Result:
+    """The result of a conversion: a directory, which was written now or was there already."""
+
+    output: Path
+    is_new: bool
+
+
+def convert(conversion: Conversion) -> list[Result]:
+    """Convert what a source holds; nothing is changed in it.
+
+    Raises
+    ------
+    UserError
+        If there is no source of this kind, it is damaged, Hugging Face has no such model, or the output
+        cannot be written, or is another conversion's.
+    """
+    return [convert_checkpoint(conversion, checkpoint) for checkpoint in chosen(conversion)]
+
+
+def chosen(conversion: Conversion) -> list[Checkpoint]:
+    """Return the checkpoints of ours that are to be converted, the newest last.
+
+    Raises
+    ------
+    UserError
+        If there is none, none of the step, or the one that is wanted is damaged.
+    """
+    source, step = conversion.source, conversion.step
+    if conversion.every:
+        # There may be none yet.
+        return store.complete(source)
+    if step is None:
+        return [store.named(source)]
+    single, _ = store.open_checkpoint(source)
+    known = store.complete(source) if single is None else [single]
+    matching = [checkpoint for checkpoint in known if checkpoint.marker.step == step]
+    if not matching:
+        steps = ", ".join(map(str, sorted({checkpoint.marker.step for checkpoint in known}))) or "none"
+        raise UserError(f"conversion.step={step}: {source} has no complete checkpoint of it; it has {steps}")
+    return [store.named(matching[-1].path)]
+
+
+def convert_checkpoint(conversion: Conversion, checkpoint: Checkpoint) -> Result:
+    """Convert a checkpoint of ours."""
+    store.check_content(checkpoint, (INDEX_FILE, COMMON, FORMAT))
+    step = checkpoint.marker.step
+    identity = file_checksum(checkpoint.path / MARKER)
+    dtype = None if conversion.dtype is None else getattr(torch, conversion.dtype)
+    # Each tensor is held against its checksum when it is read.
+    with TensorFiles(checkpoint.path) as files:
+        if conversion.to == "safetensors":
+            entries = export.plain_entries(files, dtype)
+        else:
+            description = describe(conversion, checkpoint)
+            entries = export.model_entries(files, description, dtype, str(checkpoint.path))
+        return _written(conversion, step, str(checkpoint.path), identity, entries)
+
+
+def describe(conversion: Conversion, checkpoint: Checkpoint) -> Description:
+    """Return the description of a checkpoint's model: its own, or that of the configuration.
+
+    Raises
+    ------
+    UserError
+        If there is neither, or the tokenizer of the configuration is not the checkpoint's.
+    """
+    marker = checkpoint.marker
+    if marker.model:
+        return description_from_json(marker.model, str(checkpoint.path))
+    flat = _configuration(conversion, checkpoint)
+    padded = int(marker.architecture["padded_vocabulary"])
+    precision: Precision = "bf16" if marker.architecture.get("precision") == "bf16" else "fp32"
+    description = description_of_model(flat, padded, precision)
+    size = description.vocabulary.size
+    divisor = description.decoder.vocab_divisor
+    expected = padded_vocabulary(size, divisor, marker.tensor_model_parallel_size)
+    if padded != expected:
+        raise UserError(
+            f"conversion.model: its tokenizer has {size:,} tokens ({description.vocabulary.origin}), "
+            f"{expected:,} with padding, and {checkpoint.path} has {padded:,}: it was trained with another"
+        )
+    return description
+
+
+def _configuration(conversion: Conversion, checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return the dotted keys of the training's `model`, from `conversion.model`."""
+    node = conversion.model
+    if node is None:
+        raise UserError(
+            f"{checkpoint.path} does not describe its model, as an earlier version wrote it: expected "
+            "conversion.model=FILE, the configuration of its training (launches/N/NAME_hydra.yaml)"
+        )
+    if isinstance(node, Path):
+        content = load_yaml(node)
+        node = content.get("model") if isinstance(content, dict) else None
+        if not isinstance(node, Mapping):
+            raise UserError(f"conversion.model={conversion.model}: it has no key `model`")
+    flat = flatten({"model": dict(node)})
+    return {**flat, _T5: True} if conversion.model_type == "t5" else flat
+
+
+def _written(conversion: Conversion, step: int, source: str, identity: str, entries: list[Entry]) -> Result:
+    output = conversion.output_of(step)
+    record = {
+        "source": source,
+        "step": step,
+        "checkpoint": identity,
+        "to": conversion.to,
+        "dtype": conversion.dtype,
+        "shard_bytes": conversion.shard_bytes,
+    }
+    if outputs.is_there(output, record):
+        return Result(output, is_new=False)
+    size = export.total_bytes(entries)
+    with outputs.new_directory(output, record, size) as unfinished, Progress(output.name, size) as progress:
+        safetensors_files.write(unfinished, entries, conversion.shard_bytes, progress.add)
+    return Result(output, is_new=True)
+
+
+class Progress:
+    """The bytes written so far: a bar on a terminal; in a pipe a line for each tenth."""
+
+    def __init__(self, name: str, size_bytes: int) -> None:
+        self._name, self._size = name, max(1, size_bytes)
+        self._done = self._shown = 0
+        self._is_terminal = sys.stdout.isatty()
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_terminal and self._shown:
+            print(flush=True)
+
+    def add(self, count: int) -> None:
+        """Count further bytes, and show them if they are enough to be seen."""
+        self._done += count
+        steps = 100 if self._is_terminal else 10
+        part = min(steps, self._done * steps // self._size)
+        if part == self._shown:
+            return
+        self._shown = part
+        amount = f"{self._done / 1e9:.2f} of {self._size / 1e9:.2f} GB"
+        if self._is_terminal:
+            bar = "█" * (part * 30 // steps)
+            print(f"\r{self._name} {bar:░<30} {part:3d} % {amount}", end="", flush=True)
+        else:
+            print(f"{self._name}: {part * 10} %, {amount}", flush=True)

@@ -1,0 +1,173 @@
+"""The directory that a conversion writes: there whole, or not at all.
+
+It is written as ``.unfinished-<name>-<unique>`` beside its name, synced, and renamed. ``conversion.json`` in
+it says what it was made of, so that the same conversion finds it, and another one leaves it alone. A process
+that is killed leaves a hidden directory, which the next conversion to this name removes: a lock tells that
+nobody writes it any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from trainer.checkpoint.files import sync, write_synced
+from trainer.checkpoint.store import UNFINISHED, unique
+from trainer.errors import UserError
+
+RECORD = "conversion.json"
+_KEY = "conversion.output"
+# The directory cannot be written, or the disk is full: nothing that a traceback would explain.
+_USER_ERRORS = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS),
+    *(errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.EFBIG),
+)
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+def is_there(output: Path, record: Mapping[str, Any]) -> bool:
+    """Return whether a directory is the result of this conversion, and whole.
+
+    Parameters
+    ----------
+    output
+        The directory.
+    record
+        What is converted, and how.
+
+    Raises
+    ------
+    UserError
+        If something else has the name, or a file of the result is missing.
+    """
+    if not os.path.lexists(output) or _is_empty_directory(output):
+        return False
+    try:
+        content = json.loads((output / RECORD).read_bytes())
+        files, earlier = dict(content["files"]), dict(content["made_of"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(
+            f"{_KEY}={output}: it is there already, and is no result of a conversion ({RECORD}); "
+            "expected a directory that is not there yet"
+        ) from None
+    differences = [
+        f"{name}={earlier.get(name)}, now {value}"
+        for name, value in json.loads(json.dumps(dict(record))).items()
+        if earlier.get(name) != value and name != "source"
+    ]
+    if differences:
+        raise UserError(
+            f"{_KEY}={output}: the result of another conversion is there ({'; '.join(differences)}); "
+            f"choose another {_KEY}, or remove it"
+        )
+    for name, size in files.items():
+        path = output / name
+        if not path.is_file() or path.stat().st_size != size:
+            raise UserError(
+                f"{_KEY}={output}: it is there already, but its {name} is missing or has another size; "
+                "remove the directory to convert again"
+            )
+    return True
+
+
+@contextlib.contextmanager
+def new_directory(output: Path, record: Mapping[str, Any], size_bytes: int) -> Iterator[Path]:
+    """Give a hidden directory to write into, which gets its name when the block ends, unless that fails.
+
+    Parameters
+    ----------
+    output
+        The directory to be.
+    record
+        What is converted, and how.
+    size_bytes
+        What will be written, about.
+
+    Raises
+    ------
+    UserError
+        If the directory cannot be written, there is too little space, or another process writes it.
+    """
+    with _user_errors(output):
+        output.parent.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(output.parent).free
+    if size_bytes > free:
+        raise UserError(f"{_KEY}={output}: the result takes {size_bytes:,} bytes, and {free:,} are free")
+    with _user_errors(output), _sole_writer(output):
+        for path in _leftovers(output):
+            shutil.rmtree(path)
+        unfinished = output.parent / f"{UNFINISHED}{output.name}-{unique()}"
+        unfinished.mkdir()
+        try:
+            yield unfinished
+            _finish(unfinished, output, record)
+        except BaseException:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            raise
+
+
+def _finish(unfinished: Path, output: Path, record: Mapping[str, Any]) -> None:
+    files = sorted(path for path in unfinished.rglob("*") if path.is_file())
+    sizes = {str(path.relative_to(unfinished)): path.stat().st_size for path in files}
+    content = {"version": 1, "made_of": dict(record), "files": sizes}
+    write_synced(unfinished / RECORD, json.dumps(content, indent=1) + "\n")
+    for path in (*files, *(path for path in unfinished.rglob("*") if path.is_dir()), unfinished):
+        sync(path)
+    # An empty directory may be there, and is replaced; anything else makes this fail.
+    unfinished.rename(output)
+    sync(output.parent)
+
+
+@contextlib.contextmanager
+def _sole_writer(output: Path) -> Iterator[None]:
+    """Hold the lock of an output's name."""
+    path = output.parent / f".{output.name}.lock"
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                os.close(descriptor)
+                if error.errno in (errno.EACCES, errno.EAGAIN):
+                    raise UserError(f"{_KEY}={output}: another process is writing it") from None
+                raise
+        # The last holder removes the file: it may have been gone before this process had the lock.
+        try:
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
+                break
+        except FileNotFoundError:
+            pass
+        os.close(descriptor)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def _leftovers(output: Path) -> list[Path]:
+    pattern = re.compile(re.escape(f"{UNFINISHED}{output.name}-") + "[0-9a-f]{12}")
+    return [path for path in output.parent.iterdir() if pattern.fullmatch(path.name)]
+
+
+@contextlib.contextmanager
+def _user_errors(output: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _USER_ERRORS:
+            raise UserError(f"{_KEY}={output}: {error.strerror}; nothing was written there") from None
+        raise
+
+
+def _is_empty_directory(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink() and not any(path.iterdir())
