@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -18,8 +18,10 @@ from trainer.checkpoint.marker import MARKER
 from trainer.checkpoint.store import Checkpoint
 from trainer.checkpoint.tensor_files import COMMON, FORMAT, INDEX_FILE, TensorFiles
 from trainer.config.load import flatten, load_yaml
-from trainer.conversion import export, outputs, safetensors_files
+from trainer.conversion import export, outputs, safetensors_files, sources
+from trainer.conversion.megatron_lm import MegatronLmFiles
 from trainer.conversion.safetensors_files import Entry
+from trainer.conversion.sources import SourceFormat
 from trainer.conversion.spec import Conversion
 from trainer.errors import UserError
 
@@ -43,7 +45,36 @@ def convert(conversion: Conversion) -> list[Result]:
         If there is no source of this kind, it is damaged, Hugging Face has no such model, or the output
         cannot be written, or is another conversion's.
     """
-    return [convert_checkpoint(conversion, checkpoint) for checkpoint in chosen(conversion)]
+    source_format = _source_format(conversion)
+    if source_format == "slipway":
+        return [convert_checkpoint(conversion, checkpoint) for checkpoint in chosen(conversion)]
+    return [_convert_source(conversion, source_format)]
+
+
+def _source_format(conversion: Conversion) -> SourceFormat:
+    if conversion.source_format != "auto":
+        return cast(SourceFormat, conversion.source_format)
+    # Behind a training, of which there may be no checkpoint yet.
+    return "slipway" if conversion.every else sources.recognise(conversion.source)
+
+
+def _convert_source(conversion: Conversion, source_format: SourceFormat) -> Result:
+    """Convert a checkpoint of another program."""
+    dtype = None if conversion.dtype is None else getattr(torch, conversion.dtype)
+    with sources.open_source(conversion.source, source_format, conversion.step) as source:
+        origin = str(source.directory)
+        if conversion.to == "safetensors":
+            entries = export.plain_entries(source, dtype)
+        elif conversion.to == "huggingface" and isinstance(source, MegatronLmFiles):
+            description = source.description(conversion.tokenizer_dir)
+            entries = export.model_entries(source, description, dtype, origin)
+        else:
+            raise UserError(
+                f"conversion.to={conversion.to}: {origin} ({source_format}) names no model; "
+                "expected conversion.to=safetensors, which keeps their names"
+            )
+        step, identity = sources.step_of(source), sources.identity(source)
+        return _written(conversion, step, origin, identity, entries)
 
 
 def chosen(conversion: Conversion) -> list[Checkpoint]:

@@ -11,7 +11,14 @@ from trainer.errors import UserError
 Family = Literal["gpt2", "llama", "stablelm", "t5"]
 
 # Hugging Face's names of our functions (activations.py): its "gelu" is the exact one, and ours the tanh form.
-_FUNCTIONS = {"gelu": "gelu_new", "relu": "relu", "silu": "silu", "squared-relu": "relu2"}
+# Trainings of Megatron-LM may have the exact one.
+_FUNCTIONS = {
+    "gelu": "gelu_new",
+    "exact-gelu": "gelu",
+    "relu": "relu",
+    "silu": "silu",
+    "squared-relu": "relu2",
+}
 _GATED = {"swiglu": "silu", "geglu": "gelu_new", "reglu": "relu"}
 
 

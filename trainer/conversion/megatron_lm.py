@@ -93,7 +93,9 @@ class MegatronLmFiles:
         for stacked, layers in self._layers.items():
             infos = {everything[name] for name in layers.values()}
             if len(infos) > 1 or sorted(layers) != list(range(len(layers))) or stacked in self._infos:
-                raise UserError(f"{self.directory}: the layers of {stacked} are not alike, or some are missing")
+                raise UserError(
+                    f"{self.directory}: the layers of {stacked} are not alike, or some are missing"
+                )
             info = infos.pop()
             self._infos[stacked] = TensorInfo((len(layers), *info.shape), info.dtype)
 
@@ -155,7 +157,9 @@ class _Options:
         content = load(self.path)
         options = content.get("args") if isinstance(content, dict) else None
         if not isinstance(options, Unknown):
-            raise UserError(f"{self.path}: no options of a training ('args') in it, so this is not Megatron-LM's")
+            raise UserError(
+                f"{self.path}: no options of a training ('args') in it, so it is not Megatron-LM's"
+            )
         self._values = vars(options)
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -186,7 +190,7 @@ def _checkpoint(directory: Path, step: int | None) -> Path:
             raise UserError(f"conversion.step={step}: {directory} has no {tag}; its iterations are {steps}")
     if not (path / INDEX_FILE).is_file():
         raise UserError(
-            f"{path}: no {INDEX_FILE}; of Megatron-LM's checkpoints those of --ckpt-format torch_dist are read"
+            f"{path}: no {INDEX_FILE}; of Megatron-LM's checkpoints --ckpt-format torch_dist is read"
         )
     kind = path / FORMAT
     if kind.is_file():
@@ -235,7 +239,9 @@ def _keys(options: _Options) -> dict[str, Any]:
             option = f"--{name.replace('_', '-')}"
             raise UserError(f"{options.path}: {option} ({value!r}) is not supported{_INSTEAD}")
     if options.get("add_qkv_bias", False) and not options.get("add_bias_linear", True):
-        raise UserError(f"{options.path}: --add-qkv-bias with --disable-bias-linear is not supported{_INSTEAD}")
+        raise UserError(
+            f"{options.path}: --add-qkv-bias with --disable-bias-linear is not supported{_INSTEAD}"
+        )
     keys = {f"model.{key}": options.get(name) for name, key in _KEYS.items()}
     grouped = options.get("group_query_attention", False)
     keys["model.num_query_groups"] = options.get("num_query_groups") if grouped else None
@@ -283,7 +289,9 @@ def _vocabulary(options: _Options, tokenizer: Tokenizer, padded: int) -> Vocabul
     try:
         vocabulary = read_vocabulary(tokenizer, mock=False)
     except UserError:
-        return Vocabulary(padded, padded - 1, "the embedding, with padding: the tokenizer's files are not there")
+        return Vocabulary(
+            padded, padded - 1, "the embedding, with padding: the tokenizer's files are not there"
+        )
     if vocabulary.size > padded:
         raise UserError(
             f"{options.path}: the embedding has {padded:,} tokens, and the tokenizer {vocabulary.size:,} "

@@ -62,10 +62,8 @@ def recognise(directory: Path) -> SourceFormat:
     return known
 
 
-def open_source(
-    directory: Path, source_format: Literal["dcp", "deepspeed"], step: int | None = None
-) -> Source:
-    """Open the weights of a format whose tensors keep their names.
+def open_source(directory: Path, source_format: SourceFormat, step: int | None = None) -> Source:
+    """Open the weights of another program than Hugging Face's and ours.
 
     Parameters
     ----------
@@ -81,6 +79,8 @@ def open_source(
     UserError
         If it is not of this format, is damaged, or lacks the step.
     """
+    if source_format not in ("dcp", "deepspeed", "megatron_lm"):
+        raise UserError(f"conversion.source_format={source_format}: its weights are not read from here")
     if source_format == "deepspeed":
         return DeepSpeedFiles(directory, step)
     if source_format == "megatron_lm":
@@ -95,7 +95,7 @@ def step_of(source: Source) -> int:
 
 
 def identity(source: Source) -> str:
-    """Return what tells a checkpoint from another in its place: a checksum of its files' names, sizes and times."""
+    """Return a checksum of the names, sizes and times of a checkpoint's files."""
     digest = hashlib.sha256()
     for path in sorted(source.directory.iterdir()):
         status = path.stat()

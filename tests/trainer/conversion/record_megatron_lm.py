@@ -1,11 +1,11 @@
-"""The recorder of tests/trainer/conversion/recorded/megatron_lm: checkpoints of Megatron-LM's own pretrain_gpt.py.
+"""The recorder of recorded/megatron_lm: checkpoints that Megatron-LM's own pretrain_gpt.py saves.
 
 Run by hand with an interpreter and a checkout for which tests/megatron_lm pass (the tests need neither)::
 
     SLIPWAY_MEGATRON_LM_SOURCE=CHECKOUT PYTHON tests/trainer/conversion/record_megatron_lm.py OUTPUT
 
-For each model two ranks train two steps and save. Then one rank loads that, as Megatron-LM does for any layout,
-and writes the logits of a few tokens beside it.
+For each model two ranks train two steps and save. Then one rank loads that, as Megatron-LM does for any
+layout, and writes the logits of a few tokens beside it.
 """
 
 from __future__ import annotations
@@ -22,22 +22,80 @@ CPU = Path(__file__).resolve().parents[2]
 TOKENS = 12
 MODELS = {
     "gpt2": ["--make-vocab-size-divisible-by", "48"],
-    "llama": (
-        "--normalization RMSNorm --swiglu --position-embedding-type rope --no-rope-fusion --disable-bias-linear "
-        "--group-query-attention --num-query-groups 2 --untie-embeddings-and-output-weights "
-        "--make-vocab-size-divisible-by 8 --rotary-base 50000 --norm-epsilon 1e-6 --no-bias-swiglu-fusion "
-        "--ffn-hidden-size 24"
-    ).split(),
+    "llama": [
+        "--normalization",
+        "RMSNorm",
+        "--swiglu",
+        "--position-embedding-type",
+        "rope",
+        "--no-rope-fusion",
+        "--disable-bias-linear",
+        "--group-query-attention",
+        "--num-query-groups",
+        "2",
+        "--untie-embeddings-and-output-weights",
+        "--make-vocab-size-divisible-by",
+        "8",
+        "--rotary-base",
+        "50000",
+        "--norm-epsilon",
+        "1e-6",
+        "--no-bias-swiglu-fusion",
+        "--ffn-hidden-size",
+        "24",
+    ],
 }
 LAYOUTS = {"gpt2": ["--pipeline-model-parallel-size", "2"], "llama": ["--tensor-model-parallel-size", "2"]}
-COMMON = (
-    "--num-layers 2 --hidden-size 16 --num-attention-heads 4 --seq-length 16 --max-position-embeddings 16 "
-    "--micro-batch-size 1 --global-batch-size 2 --train-iters 2 --lr 1e-2 --mock-data --split 99,1,0 "
-    "--tokenizer-type NullTokenizer --vocab-size 63 --transformer-impl local --num-workers 0 "
-    "--no-gradient-accumulation-fusion --no-masked-softmax-fusion --no-persist-layer-norm "
-    "--save checkpoints --save-interval 2 --no-save-optim --no-save-rng --ckpt-format torch_dist "
-    "--eval-iters 1 --eval-interval 1000 --distributed-backend gloo --init-method-std 0.2"
-).split()
+COMMON = [
+    "--num-layers",
+    "2",
+    "--hidden-size",
+    "16",
+    "--num-attention-heads",
+    "4",
+    "--seq-length",
+    "16",
+    "--max-position-embeddings",
+    "16",
+    "--micro-batch-size",
+    "1",
+    "--global-batch-size",
+    "2",
+    "--train-iters",
+    "2",
+    "--lr",
+    "1e-2",
+    "--mock-data",
+    "--split",
+    "99,1,0",
+    "--tokenizer-type",
+    "NullTokenizer",
+    "--vocab-size",
+    "63",
+    "--transformer-impl",
+    "local",
+    "--num-workers",
+    "0",
+    "--no-gradient-accumulation-fusion",
+    "--no-masked-softmax-fusion",
+    "--no-persist-layer-norm",
+    "--save",
+    "checkpoints",
+    "--save-interval",
+    "2",
+    "--no-save-optim",
+    "--no-save-rng",
+    "--ckpt-format",
+    "torch_dist",
+    "--eval-iters",
+    "1",
+    "--eval-interval",
+    "1000",
+    "--distributed-backend",
+    "gloo",
+    "--init-method-std",
+    "0.2",
+]
 
 
 def run(script: Path, ranks: int, options: list[str], directory: Path) -> None:
@@ -64,7 +122,8 @@ def run(script: Path, ranks: int, options: list[str], directory: Path) -> None:
         )
         for rank in range(ranks)
     ]
-    if any([process.wait() for process in processes]):
+    codes = [process.wait() for process in processes]
+    if any(codes):
         raise SystemExit(f"{script} failed")
 
 
