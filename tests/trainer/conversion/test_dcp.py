@@ -82,7 +82,7 @@ def test_conversion_writes_the_tensors_under_their_names(saved: Path, tmp_path: 
     with pytest.raises(
         UserError, match=r"conversion\.to=huggingface: .* expected conversion\.to=safetensors"
     ):
-        convert(replace(conversion, to="huggingface"))
+        convert(replace(conversion, to="huggingface", output=tmp_path / "other"))
 
 
 @pytest.mark.parametrize(
