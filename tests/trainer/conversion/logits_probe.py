@@ -29,12 +29,11 @@ def main(arguments: list[str]) -> int:
     cases: dict[str, dict[str, Any]] = json.loads(arguments[1])
     root, size = Path(arguments[2]), int(arguments[3])
     inputs, logits = torch.load(root / "inputs.pt"), {}
-    with process_group(World.from_environment(os.environ), "auto") as device:
-        for name, keys in cases.items():
-            settings = read_settings({**base, **keys})
-            rank_context = make_rank_context(
-                World.from_environment(os.environ), make_layout(settings, 1), device
-            )
+    world = World.from_environment(os.environ)
+    every = {name: read_settings({**base, **keys}) for name, keys in cases.items()}
+    with process_group(world, "auto") as device:
+        rank_context = make_rank_context(world, make_layout(next(iter(every.values())), 1), device)
+        for name, settings in every.items():
             model = build_model(settings, rank_context, size, is_trained=False)
             state.load_weights(store.named(root / name / "checkpoint"), model)
             with torch.no_grad():
