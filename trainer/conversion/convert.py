@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -20,8 +20,10 @@ from trainer.checkpoint.marker import MARKER
 from trainer.checkpoint.store import Checkpoint
 from trainer.checkpoint.tensor_files import TensorFiles
 from trainer.config.load import flatten, load_yaml
-from trainer.conversion import export, huggingface, outputs, safetensors_files
+from trainer.conversion import export, huggingface, outputs, safetensors_files, sources
+from trainer.conversion.megatron_lm import MegatronLmFiles
 from trainer.conversion.safetensors_files import Entry
+from trainer.conversion.sources import SourceFormat
 from trainer.conversion.spec import Conversion
 from trainer.errors import UserError
 
@@ -49,7 +51,36 @@ def convert(conversion: Conversion) -> list[Result]:
         If there is no source of this kind, it is damaged, Hugging Face has no such model, or the output
         cannot be written, or is another conversion's.
     """
-    return [convert_checkpoint(conversion, checkpoint) for checkpoint in chosen(conversion)]
+    source_format = _source_format(conversion)
+    if source_format == "slipway":
+        return [convert_checkpoint(conversion, checkpoint) for checkpoint in chosen(conversion)]
+    return [_convert_source(conversion, source_format)]
+
+
+def _source_format(conversion: Conversion) -> SourceFormat:
+    if conversion.source_format != "auto":
+        return cast(SourceFormat, conversion.source_format)
+    # Behind a training, of which there may be no checkpoint yet.
+    return "slipway" if conversion.every else sources.recognise(conversion.source)
+
+
+def _convert_source(conversion: Conversion, source_format: SourceFormat) -> Result:
+    """Convert a checkpoint of another program."""
+    with sources.open_source(conversion.source, source_format, conversion.step) as source:
+        origin, step, dtype = str(source.directory), sources.step_of(source), dtype_of(conversion)
+        result = Made(conversion, step, origin, sources.identity(source))
+        if result.is_there():
+            return Result(result.output, is_new=False)
+        if conversion.to == "safetensors":
+            return result.write(export.plain_entries(source, dtype))
+        if conversion.to != "huggingface" or not isinstance(source, MegatronLmFiles):
+            raise UserError(
+                f"conversion.to={conversion.to}: {origin} ({source_format}) names no model; "
+                "expected conversion.to=safetensors, which keeps their names"
+            )
+        description = source.description(conversion.tokenizer_dir)
+        entries = export.model_entries(source, description, dtype, origin)
+        return result.write(entries, description, {"step": step, "checkpoint": origin})
 
 
 def chosen(conversion: Conversion) -> list[Checkpoint]:
