@@ -12,7 +12,7 @@ from launcher.cli.runs import RUN_HELP, add_base_results_dir, find_all
 from launcher.errors import UserError
 from launcher.exit_codes import WATCHING_ENDED
 from launcher.jobs.acting import Effect, Outcome, exit_code, hold, in_order, release, wait_for_ends
-from launcher.jobs.cancelling import cancel
+from launcher.jobs.cancelling import cancel, with_followers
 from launcher.jobs.lookup import RunRef
 from launcher.jobs.status import LaunchStatus, named_statuses
 from launcher.monitor.events import Progress
@@ -302,7 +302,7 @@ def run_cancel(args: argparse.Namespace) -> int:
     if args.interactive:
         outcomes = act_one_by_one(args, chosen(args), lambda target: _ask_first(target, args), "cancelled")
     else:
-        outcomes = cancel(chosen(args), args.save)
+        outcomes = cancel(with_followers(chosen(args)), args.save)
         print_outcomes(args, outcomes, "cancelled")
     if args.wait:
         outcomes = _wait(outcomes, args.json)
