@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _draw(summary: RunSummary, curves: Curves) -> None:
-    from launcher.monitor.plots import draw, evaluated_losses
+    from launcher.monitor.summary import draw, evaluated_losses
 
     coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     # Unescaped: the plot has numbers alone, and the colours are ours.
@@ -83,6 +83,6 @@ def _draw(summary: RunSummary, curves: Curves) -> None:
 
 
 def _save(path: Path, summary: RunSummary, curves: Curves) -> None:
-    from launcher.monitor.plots import write_png
+    from launcher.monitor.summary import write_png
 
     write_png(path, summary, curves)

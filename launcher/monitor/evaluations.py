@@ -11,7 +11,7 @@ from typing import Any
 
 from launcher.errors import one_line
 from launcher.runs.paths import EVALUATIONS
-from launcher.ui import formatting
+from launcher.ui import tables
 from supervisor.files import read_json
 
 _NAME = re.compile(r"step-(\d{1,15})\.json", re.ASCII)
@@ -104,8 +104,8 @@ def evaluation_table(evaluations: Sequence[Evaluation]) -> tuple[tuple[str, ...]
     rows = [
         (
             str(evaluation.step),
-            formatting.loss(evaluation.loss),
-            formatting.text(None if evaluation.perplexity is None else f"{evaluation.perplexity:.2f}"),
+            tables.loss(evaluation.loss),
+            tables.text(None if evaluation.perplexity is None else f"{evaluation.perplexity:.2f}"),
             *(_cell(evaluation, task, metrics[task]) for task in tasks),
         )
         for evaluation in evaluations
@@ -116,7 +116,7 @@ def evaluation_table(evaluations: Sequence[Evaluation]) -> tuple[tuple[str, ...]
 def _cell(evaluation: Evaluation, task: str, metric: str) -> str:
     name, value, stderr = evaluation.metrics.get(task, ("", 0.0, None))
     if name != metric:
-        return formatting.UNKNOWN
+        return tables.UNKNOWN
     return f"{value:.4f}" + (f" ± {stderr:.4f}" if stderr is not None else "")
 
 
