@@ -180,7 +180,12 @@ _GREEN = (80, 170, 90)
 Points = Sequence[tuple[int, float]]
 
 
-def draw(curves: Curves, width: int, *, coloured: bool) -> str:
+def evaluated_losses(summary: RunSummary) -> list[tuple[int, float]]:
+    """Return the held-out losses of the checkpoints that were evaluated, by their steps."""
+    return [(item.step, item.loss) for item in summary.evaluations if item.loss is not None]
+
+
+def draw(curves: Curves, evaluated: Points, width: int, *, coloured: bool) -> str:
     """Draw the losses of a run, with a legend above; raise UserError if plotext is missing."""
     try:
         import plotext
