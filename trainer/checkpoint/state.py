@@ -126,7 +126,7 @@ def restore(choice: Choice, model: Model, optimizer: Any, rank_context: RankCont
     continues = compatible.is_laid_out_as(checkpoint, rank_context.layout)
     if continues:
         targets["random"] = rng_state.sharded_generators(rank_context)
-    state = _load(checkpoint, targets)
+    state = _load(checkpoint.path, targets)
     model.load_state_dict(state["model"])
     if choice.load_optimizer:
         with torch.no_grad():
@@ -146,18 +146,18 @@ def restore(choice: Choice, model: Model, optimizer: Any, rank_context: RankCont
     return Progress(state["step"], state["consumed_samples"])
 
 
-def load_weights(checkpoint: Checkpoint, model: Model) -> None:
-    """Load the weights alone of a checkpoint into a model of its shapes; every rank calls this."""
+def load_weights(checkpoint: Path, model: Model) -> None:
+    """Load the weights alone of a checkpoint's directory into a model of its shapes; every rank calls this."""
     model.load_state_dict(_load(checkpoint, _tensors(model.sharded_state_dict(), None, "", True))["model"])
 
 
-def _load(checkpoint: Checkpoint, targets: dict[str, Any]) -> dict[str, Any]:
+def _load(checkpoint: Path, targets: dict[str, Any]) -> dict[str, Any]:
     try:
         with restricted_pickles():
-            state: dict[str, Any] = dist_checkpointing.load(targets, str(checkpoint.path), load_strategy())
+            state: dict[str, Any] = dist_checkpointing.load(targets, str(checkpoint), load_strategy())
     except CheckpointException as error:
         # It is no Exception, and would be handled as an interrupt.
-        raise RuntimeError(f"the checkpoint {checkpoint.path} cannot be read") from error
+        raise RuntimeError(f"the checkpoint {checkpoint} cannot be read") from error
     return state
 
 
