@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.checkpoint.choice import Choice
+from trainer.checkpoint.description import Description
 from trainer.checkpoint.marker import DP_RESHARDABLE, NOT_SHARDED
 from trainer.checkpoint.store import Checkpoint
 from trainer.config.architecture import Architecture
@@ -43,12 +44,24 @@ _SHAPES = (
 
 def shapes(settings: Settings, vocabulary: int) -> dict[str, Any]:
     """Return what a checkpoint's weights depend on; `vocabulary` is padded."""
-    encoder = _of_stack(settings.encoder) if settings.encoder else {}
+    return _shapes(settings.architecture, settings.encoder, vocabulary, settings.precision)
+
+
+def shapes_of(description: Description) -> dict[str, Any]:
+    """Return the same of a model that is described."""
+    model = description
+    return _shapes(model.decoder, model.encoder, model.padded_vocabulary, model.precision)
+
+
+def _shapes(
+    decoder: Architecture, encoder: Architecture | None, vocabulary: int, precision: str
+) -> dict[str, Any]:
+    of_encoder = _of_stack(encoder) if encoder else {}
     return {
-        **_of_stack(settings.architecture),
-        **{f"encoder_{name}": value for name, value in encoder.items()},
+        **_of_stack(decoder),
+        **{f"encoder_{name}": value for name, value in of_encoder.items()},
         "padded_vocabulary": vocabulary,
-        "precision": settings.precision,
+        "precision": precision,
     }
 
 

@@ -1,0 +1,117 @@
+"""Tokenizers are written so that transformers loads them and encodes as the training's did."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer.conftest import Tokenized
+from tests.trainer.conversion.test_weight_map import description
+from trainer.config.tokenizer import Tokenizer
+from trainer.conversion.tokenizer_files import write_tokenizer
+from trainer.data.vocabulary import Vocabulary, read_pieces, read_vocabulary
+from trainer.errors import UserError
+
+pytestmark = pytest.mark.trainer
+TEXT = "the train of größe 日本  alpha\n"
+
+
+def loaded(directory: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(directory)
+
+
+def test_gpt2s_two_files_become_a_tokenizer(tokenized: Tokenized, tmp_path: Path) -> None:
+    from tokenizers import ByteLevelBPETokenizer
+
+    files = Tokenizer(
+        vocab_file=tokenized.tokenizer / "vocab.json", merge_file=tokenized.tokenizer / "merges.txt"
+    )
+    words = read_vocabulary(files, mock=False)
+    model = replace(description({}), tokenizer=files, vocabulary=words)
+    names = write_tokenizer(tmp_path, model, None)
+    tokenizer = loaded(tmp_path)
+    expected = ByteLevelBPETokenizer(str(files.vocab_file), str(files.merge_file)).encode(TEXT).ids
+    assert tokenizer(TEXT)["input_ids"] == expected
+    assert tokenizer.decode(expected) == TEXT
+    assert tokenizer.eos_token_id == words.end_of_text
+    assert tokenizer.decode([words.end_of_text, *expected], skip_special_tokens=True) == TEXT
+    assert {"tokenizer.json", "vocab.json", "merges.txt"} <= set(names)
+
+
+def test_a_directory_of_hugging_faces_is_copied(tokenized: Tokenized, tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "target").mkdir()
+    files = Tokenizer(
+        vocab_file=tokenized.tokenizer / "vocab.json", merge_file=tokenized.tokenizer / "merges.txt"
+    )
+    model = replace(description({}), tokenizer=files, vocabulary=read_vocabulary(files, mock=False))
+    write_tokenizer(tmp_path / "source", model, None)
+    again = replace(model, tokenizer=Tokenizer("huggingface", str(tmp_path / "source")))
+    names = write_tokenizer(tmp_path / "target", again, None)
+    assert {name: (tmp_path / "target" / name).read_bytes() for name in names} == {
+        path.name: path.read_bytes() for path in (tmp_path / "source").iterdir()
+    }
+
+
+def test_word_pieces_have_the_sentinels_of_a_t5_behind_them(tmp_path: Path) -> None:
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "train", "##s"]
+    path = tmp_path / "bert.txt"
+    path.write_text("\n".join(tokens) + "\n")
+    files = Tokenizer(name="BertWordPieceLowerCase", vocab_file=path)
+    words = read_vocabulary(files, mock=False).with_sentinels(3)
+    model = replace(description({}), tokenizer=files, vocabulary=words)
+    (tmp_path / "model").mkdir()
+    write_tokenizer(tmp_path / "model", model, None)
+    tokenizer = loaded(tmp_path / "model")
+    assert tokenizer("The trains<extra_id_0>", add_special_tokens=False)["input_ids"] == [5, 6, 7, 8]
+    assert len(tokenizer) == words.size
+    assert (tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.bos_token_id) == (3, 0, 2)
+
+
+def test_a_sentencepiece_model_encodes_as_before(corpus: Path, tmp_path: Path) -> None:
+    import sentencepiece
+
+    lines = [line for path in sorted(corpus.glob("part*/*.txt")) for line in path.read_text().splitlines()]
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines),
+        model_prefix=str(tmp_path / "pieces"),
+        vocab_size=300,
+        model_type="bpe",
+        byte_fallback=True,
+        minloglevel=2,
+    )
+    path = tmp_path / "pieces.model"
+    size, end = read_pieces(path)
+    assert end is not None
+    model = replace(
+        description({}), tokenizer=Tokenizer("sentencepiece", "", path), vocabulary=Vocabulary(size, end, "")
+    )
+    (tmp_path / "model").mkdir()
+    write_tokenizer(tmp_path / "model", model, None)
+    expected = sentencepiece.SentencePieceProcessor(model_file=str(path)).encode("the train of alpha größe")
+    tokenizer = loaded(tmp_path / "model")
+    assert tokenizer("the train of alpha größe")["input_ids"] == expected
+    assert tokenizer.eos_token_id == end
+
+
+def test_another_tokenizer_than_the_trainings_is_refused(tokenized: Tokenized, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="another tokenizer than the training's"):
+        write_tokenizer(
+            tmp_path, replace(description({}), vocabulary=Vocabulary(200, 0, "")), tokenized.tokenizer
+        )
+
+
+def test_a_directory_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.json").write_text(json.dumps({}))
+    with pytest.raises(UserError, match=r"it has no tokenizer; expected tokenizer\.json"):
+        write_tokenizer(tmp_path, description({}), tmp_path)
+
+
+def test_mock_data_leave_no_tokenizer(tmp_path: Path) -> None:
+    assert write_tokenizer(tmp_path, description({}), None) == []
