@@ -147,7 +147,7 @@ def restore(choice: Choice, model: Model, optimizer: Any, rank_context: RankCont
 
 
 def load_weights(checkpoint: Path, model: Model) -> None:
-    """Load the weights alone of a checkpoint's directory into a model of its shapes; every rank calls this."""
+    """Load the weights alone from a checkpoint's directory into a model; every rank calls this."""
     model.load_state_dict(_load(checkpoint, _tensors(model.sharded_state_dict(), None, "", True))["model"])
 
 

@@ -1,4 +1,4 @@
-"""The comparison of a converted model with ours: what both compute on real text, by Hugging Face's own measure.
+"""The comparison of a converted model with ours: what both compute on real text.
 
 Two correct programs that round in another order differ by about as much as either differs from the exact
 result. Our logits in 32 bits may be :data:`FACTOR` times as far from those of Hugging Face's model in 64 bits
@@ -11,6 +11,7 @@ import contextlib
 import json
 import math
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,9 +20,10 @@ from typing import Any
 from trainer import cpu_shim, requirements
 from trainer.checkpoint.description import Description
 from trainer.checkpoint.files import sync, write_synced
+from trainer.config.architecture import Architecture
 from trainer.config.layout import make_layout
 from trainer.config.settings import Settings, read_settings
-from trainer.conversion.weight_map import Row, rows_of
+from trainer.conversion.weight_map import rows_of
 from trainer.errors import UserError
 from trainer.world import World
 
@@ -36,6 +38,7 @@ _ROUNDING = {"float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}
 # The smallest number above 0 of float16.
 _SMALLEST = 2.0**-24
 _SHOWN = 5
+_LAYER = re.compile(r"\.layers\.(\d+)\.")
 # Lincoln's address at Gettysburg (1863), which is in the public domain.
 _TEXT = """\
 Four score and seven years ago our fathers brought forth on this continent, a new nation, conceived in \
@@ -46,8 +49,8 @@ dedicated, can long endure. We are met on a great battle-field of that war. We h
 portion of that field, as a final resting place for those who here gave their lives that that nation might \
 live. It is altogether fitting and proper that we should do this.
 
-But, in a larger sense, we can not dedicate -- we can not consecrate -- we can not hallow -- this ground. The \
-brave men, living and dead, who struggled here, have consecrated it, far above our poor power to add or \
+But, in a larger sense, we can not dedicate -- we can not consecrate -- we can not hallow -- this ground. \
+The brave men, living and dead, who struggled here, have consecrated it, far above our poor power to add or \
 detract. The world will little note, nor long remember what we say here, but it can never forget what they \
 did here. It is for us the living, rather, to be dedicated here to the unfinished work which they who fought \
 here have thus far so nobly advanced. It is rather for us to be here dedicated to the great task remaining \
@@ -131,23 +134,23 @@ class Report:
     def table(self) -> str:
         """Return the report for people."""
         verdict = "passed" if self.passed else "FAILED"
+        losses = self.losses
         rows = [
             f"{self.sequences} sequences of {self.tokens} tokens ({self.text})",
             "",
-            "                                           ours   Hugging Face   allowed",
-            f"logits in 32 bits, from those in 64     {self.ours:.1e}        {self.theirs:.1e}   "
-            f"{FACTOR}x: {self.ratio:.2f}x   {verdict}",
-            f"loss, nats per token                  {self.losses['ours']:.6f}       {self.losses['theirs']:.6f}",
-            f"perplexity                        {_power(self.losses['ours']):>12}   "
-            f"{_power(self.losses['theirs']):>12}",
+            f"{'':44}{'ours':>14}{'Hugging Face':>14}",
+            f"{'logits, distance from 64 bits':44}{self.ours:14.1e}{self.theirs:14.1e}"
+            f"   {self.ratio:.2f}x, {FACTOR}x is allowed: {verdict}",
+            f"{'loss, nats per token':44}{losses['ours']:14.6f}{losses['theirs']:14.6f}",
+            f"{'perplexity':44}{_power(losses['ours']):>14}{_power(losses['theirs']):>14}",
             "",
             self._weights(),
             "",
-            "gradients (not judged)              absolute   relative        cosine",
+            f"{'gradients (not judged)':44}{'absolute':>14}{'relative':>14}{'cosine':>14}",
         ]
         worst = sorted(self.gradients.items(), key=lambda item: -item[1].relative)
         rows += [
-            f"  {name:32}  {found.absolute:.1e}    {found.relative:.1e}    {found.cosine:.8f}"
+            f"  {name:42}{found.absolute:14.1e}{found.relative:14.1e}{found.cosine:14.8f}"
             for name, found in worst[:_SHOWN]
         ]
         if len(worst) > _SHOWN:
@@ -157,10 +160,10 @@ class Report:
     def _weights(self) -> str:
         if not self.rounded:
             return f"weights ({self.dtype}): those of the checkpoint"
-        state = "the checkpoint's, rounded" if self.has_rounded else "FAILED: not the checkpoint's"
+        state = "the checkpoint's but for rounding" if self.has_rounded else "FAILED: not the checkpoint's"
         return (
-            f"weights ({self.dtype}): {state}: {self.rounded} tensors, by at most "
-            f"{self.rounding:.1e}; their loss as they are stored: {self.losses['stored']:.6f}"
+            f"weights ({self.dtype}): {state}: {self.rounded} tensors, by at most {self.rounding:.1e}; "
+            f"their loss as they are stored: {self.losses['stored']:.6f}"
         )
 
 
@@ -269,13 +272,12 @@ def _settings(description: Description) -> Settings:
         **{f"model.{name}": 1 for name in ("micro_batch_size", "global_batch_size", "num_layers")},
         **{f"model.{name}": 8 for name in ("hidden_size", "num_attention_heads", "encoder_seq_length")},
     }
-    plain = {"attention_backend": "auto", "recompute": None}
-    encoder = description.encoder
-    return replace(
-        read_settings(keys),
-        architecture=replace(description.decoder, **plain),
-        encoder=None if encoder is None else replace(encoder, **plain),
-    )
+
+    def plain(shape: Architecture) -> Architecture:
+        return replace(shape, attention_backend="auto", recompute=None)
+
+    encoder = None if description.encoder is None else plain(description.encoder)
+    return replace(read_settings(keys), architecture=plain(description.decoder), encoder=encoder)
 
 
 def _our_model(checkpoint: Path, settings: Settings, description: Description, rank_context: Any) -> Any:
@@ -381,9 +383,9 @@ def _take_exact_weights(theirs: Any, ours: Any, description: Description) -> tup
     """
     import torch
 
-    own, state, rounded, worst = dict(ours.named_parameters()), theirs.state_dict(), 0, 0.0
+    own, state, rounded, worst = _parameters(ours), theirs.state_dict(), 0, 0.0
     for row in rows_of(description):
-        weight = None if row.ours is None else own[_name(row)].detach()
+        weight = None if row.ours is None else own[row.ours, row.layer].detach()
         for name, exact in zip(row.theirs, row.to_theirs(weight, torch.float32), strict=True):
             stored, exact = state[name], exact.to(state[name].device)
             if torch.equal(stored, exact):
@@ -399,11 +401,11 @@ def _gradients(ours: Any, theirs: Any, description: Description) -> dict[str, Gr
     """Return the differences of all gradients by Hugging Face's names; none where we have no such weight."""
     import torch
 
-    own, their_own, found = dict(ours.named_parameters()), dict(theirs.named_parameters()), {}
+    own, their_own, found = _parameters(ours), dict(theirs.named_parameters()), {}
     for row in rows_of(description):
         if row.ours is None or not row.theirs or row.theirs[0] not in their_own:
             continue
-        gradient = own[_name(row)].grad.double()[: row.shape[0]]
+        gradient = own[row.ours, row.layer].grad.double()[: row.shape[0]]
         if row.fold is not None:
             # Its linear part: a fold orders numbers, or adds one.
             gradient = row.fold(gradient) - row.fold(torch.zeros_like(gradient))
@@ -422,11 +424,15 @@ def _difference(ours: Any, theirs: Any) -> Gradient:
     )
 
 
-def _name(row: Row) -> str:
-    """Return the name of a row's weight in our model, where each layer has its own."""
-    return (
-        str(row.ours).replace(".layers.", f".layers.{row.layer}.") if row.layer is not None else str(row.ours)
-    )
+def _parameters(ours: Any) -> dict[tuple[str | None, int | None], Any]:
+    """Return the parameters of our model by name in a checkpoint, and by layer where that stacks them."""
+    parameters, found = dict(ours.named_parameters()), {}
+    for name, item in ours.sharded_state_dict().items():
+        match = _LAYER.search(name)
+        is_stacked = match is not None and match[0] not in item.key
+        if name in parameters:
+            found[item.key, int(match[1]) if match and is_stacked else None] = parameters[name]
+    return found
 
 
 def _power(loss: float) -> str:
