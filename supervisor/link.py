@@ -13,6 +13,7 @@ from supervisor import chain, checkpoints, marks
 from supervisor.chain import Before, Effect, Ending
 from supervisor.excluded import ExcludedNode, append_excluded, read_excluded
 from supervisor.files import plain
+from supervisor.following import Following
 from supervisor.job import Job, Leave
 from supervisor.marks import ChainEnd, JobAttempt
 from supervisor.settings import SLURM
@@ -38,6 +39,7 @@ class Link:
     def __init__(self, job: Job, slurm: Slurm) -> None:
         self._job, self._slurm = job, slurm
         self._settings, self._chain = job.settings, job.settings.chain
+        self._following = Following(job, slurm)
         self._failures = 0
         self._before: Optional[checkpoints.Progress] = None
         self._is_before_known = False
@@ -54,8 +56,9 @@ class Link:
         Raises
         ------
         Leave
-            If the chain has ended: the job has nothing to do.
+            If the chain has ended, or that of the stage before is not done: the job has nothing to do.
         """
+        self._following.require_done()
         self._tidy()
         try:
             self._before = self._progress()
@@ -71,7 +74,10 @@ class Link:
         self._failures = step.failures
         if before and before.is_judged_now and step.ending:
             self._judge_for(before.job, step.ending)
+        if step.phase is chain.Phase.OVER and step.ending and step.ending.verdict != "done":
+            self._following.cancel(step.ending.why)
         self._carry_out(step.effects, "tries once more to submit the next link when its tasks have ended")
+        self.tell_followers()
 
     def fields(self) -> Dict[str, Any]:
         """Return the link's place in its chain and where it starts from, for its marks."""
@@ -116,8 +122,18 @@ class Link:
         self._carry_out(step.effects, "the chain ends here: its next link could not be submitted")
         if not is_over and 1 < self._chain.links <= self._job.link:
             self._job.say(f"the chain ends here: it was to have {self._chain.links} links")
+        if not is_over and self._has_successor():
+            self.tell_followers()
+        elif ending.verdict != "done":
+            self._following.cancel(ending.why)
         if ending.verdict == "done":
             self._tidy()  # for whoever reads its checkpoints next
+
+    def tell_followers(self) -> None:
+        """Let the stages after the chain wait for this link and the next one."""
+        if self._following.is_waited_for and self._chain.from_job:
+            jobs = [self._slurm.job_id, self._job_of(self._job.link + 1)]
+            self._following.wait_for([job_id for job_id in jobs if job_id])
 
     # --- what came before ---
 

@@ -142,8 +142,15 @@ class Slurm:
 
         Slurm tells a job's path in every version, its arguments only before 23.02: the path has the tag.
         """
-        ending = f"/submitted/{self._job.settings.tag}.{link}_submission.sh"
-        command = ["squeue", "--noheader", f"--user={os.getuid()}", "--format=%A|%o"]
+        return self._queued(f"{self._job.settings.tag}.{link}")
+
+    def find_waiting(self, tag: str) -> Optional[str]:
+        """Return the job of another launch's first link, if it waits in the queue."""
+        return self._queued(f"{tag}.1", "--states=PENDING")
+
+    def _queued(self, name: str, *states: str) -> Optional[str]:
+        ending = f"/submitted/{name}_submission.sh"
+        command = ["squeue", "--noheader", f"--user={os.getuid()}", "--format=%A|%o", *states]
         for line in self._run(command, _ACTION_SECONDS).output.splitlines():
             job_id, _, script = line.partition("|")
             if ending in script and job_id.strip().isdigit():
@@ -170,6 +177,11 @@ class Slurm:
     def update_excluded(self, job_ids: Sequence[str], nodes: str) -> bool:
         """Keep jobs that wait off some nodes, in place of those that they were kept off before."""
         command = ["scontrol", "update", "JobId=" + ",".join(job_ids), "ExcNodeList=" + nodes]
+        return self._run(command, _ACTION_SECONDS).code == 0
+
+    def update_dependency(self, job_id: str, dependency: str) -> bool:
+        """Let a waiting job wait for others, in place of those that it waited for before."""
+        command = ["scontrol", "update", "JobId=" + job_id, "Dependency=" + dependency]
         return self._run(command, _ACTION_SECONDS).code == 0
 
     # --- how ---

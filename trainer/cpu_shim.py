@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from trainer import needless
+
 # The modules on GPT's path that spell device="cuda" out.
 _LITERAL_CUDA = (
     "megatron.core.dist_checkpointing.exchange_utils",
@@ -73,6 +75,7 @@ def _skip_compilation() -> None:
         return function if function is not None else (lambda inner: inner)
 
     torch.compile = uncompiled
+    needless.skip_compiler()
 
 
 def _replace_cuda_calls() -> None:
@@ -105,7 +108,8 @@ def _replace_rng() -> None:
 
     torch.cuda.get_rng_state = get_state
     torch.cuda.set_rng_state = set_state
-    torch.cuda.manual_seed = lambda seed: torch.manual_seed(seed)
+    # torch.manual_seed also seeds devices of four kinds; each that is missing stores a stack trace.
+    torch.manual_seed = torch.cuda.manual_seed = torch.default_generator.manual_seed
     random = importlib.import_module("megatron.core.tensor_parallel.random")
     random._get_cuda_rng_state = get_state  # type: ignore[attr-defined]
     random._set_cuda_rng_state = set_state  # type: ignore[attr-defined]

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainer import errors, failures, logs, requirements
+from trainer import errors, failures, logs, needless, requirements
 from trainer.config.check import check_keys, unused
 from trainer.config.layout import Layout, make_layout
 from trainer.config.load import flatten, load_config
@@ -116,6 +116,7 @@ def _train(
     settings: Settings, layout: Layout, process: _Process, flat: dict[str, Any], stop_after: int | None
 ) -> int:
     prepare_environment(settings, os.environ)
+    needless.skip_s3()
     # Importing torch and megatron-core takes seconds: a mistake in the configuration is told before that.
     from trainer import cpu_shim
     from trainer.distributed import make_rank_context, process_group

@@ -18,7 +18,7 @@ from benchmarks.soak.cluster import ROOT, SANDBOX, Cluster
 from launcher.sandbox import STATE_FILE, SandboxOptions, down, up
 
 TRAINING = (
-    "torch._dynamo", "trainer.pretrain", "trainer.config.check", "trainer.loop.startup_report",
+    "trainer.pretrain", "trainer.config.check", "trainer.loop.startup_report",
     "trainer.loop.run", "trainer.loop.saving", "trainer.loop.session",
     "tensorboard.summary.writer.event_file_writer",
 )  # fmt: skip

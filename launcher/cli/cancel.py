@@ -19,7 +19,7 @@ from launcher.cli.acting import (
 from launcher.errors import UserError
 from launcher.exit_codes import WATCHING_ENDED
 from launcher.jobs.acting import Effect, Outcome, wait_for_ends
-from launcher.jobs.cancelling import cancel
+from launcher.jobs.cancelling import cancel, with_followers
 from launcher.jobs.status import LaunchStatus
 
 _DESCRIPTION = """\
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     if args.interactive:
         outcomes = act_one_by_one(args, chosen(args), lambda target: _ask_first(target, args), "cancelled")
     else:
-        outcomes = cancel(chosen(args), args.save)
+        outcomes = cancel(with_followers(chosen(args)), args.save)
         print_outcomes(args, outcomes, "cancelled")
     if args.wait:
         outcomes = _wait(outcomes, args.json)

@@ -14,11 +14,12 @@ from launcher.runs.paths import LAUNCHES, launch_numbers
 from launcher.schedulers.base import ChainJobs, JobRef, JobStatus, Scheduler
 from launcher.schedulers.chain_status import from_marks_alone, may_go_on
 from launcher.slurm.hostlists import compress_tasks
-from launcher.slurm.states import State
+from launcher.slurm.states import State, why_waiting
 from supervisor.marks import chain_end, read_attempts
 
 # A launch that waits longer than this for its requeue does not count beside a newer one of its run.
 _REQUEUE_SECONDS = 14 * 86400.0
+_WAITS_FOR_JOB = why_waiting("PENDING", "Dependency")
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +156,7 @@ def _ask_scheduler(launches: Sequence[Launch], refs: Sequence[JobRef]) -> Iterab
             LaunchStatus(
                 by_directory[ref.launch_dir].paths.run_dir,
                 by_directory[ref.launch_dir],
-                statuses.get(ref.tag) or _by_marks(ref, unknown),
+                _naming_run(by_directory[ref.launch_dir], statuses.get(ref.tag) or _by_marks(ref, unknown)),
                 unanswered,
             ),
         )
@@ -195,6 +196,13 @@ def _with_lost_links(
         if more:
             extended.append(ref.with_links(links | more))
     return extended
+
+
+def _naming_run(launch: Launch, status: JobStatus) -> JobStatus:
+    """Return the status of a job, with the name of the run that it waits for if it is a stage after that."""
+    if launch.manifest.waits_for is None or status.reason != _WAITS_FOR_JOB:
+        return status
+    return replace(status, reason=f"Dependency: it waits for the end of {launch.manifest.waits_for}")
 
 
 def _by_marks(ref: JobRef, unknown: JobStatus) -> JobStatus:

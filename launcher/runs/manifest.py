@@ -50,9 +50,10 @@ class Manifest:
     name and `array_task` its number in the job array whose script has `array_tag`; its `job_id` is that of
     the task, ``17_2``. `links` is the largest number of jobs of its chain, which submit each other if
     `from_job` is set, and otherwise were submitted with it; `after` is the dependency of a stage, such as
-    ``afterok:17``; `excluded` are the nodes to avoid at the launch (`supervisor.excluded`). `nodes` is the
-    least number of nodes if `max_nodes` is set. `data` is the identity of the files that the training reads,
-    as far as the launching machine sees them (`launcher.checks.gathering.data`). `differs` has the
+    ``afterok:17``, and `waits_for` the run that it waits for; `excluded` are the nodes to avoid at the launch
+    (`supervisor.excluded`). `nodes` is the least number of nodes if `max_nodes` is set. `data` is the
+    identity of the files that the training reads, as far as the launching machine sees them
+    (`launcher.checks.gathering.data`). `differs` has the
     keys by which it is another training than that of an earlier launch of the run: ``{"launch": 1, "changes":
     [{"key": ..., "old": ..., "new": ...}]}``.
     """
@@ -92,6 +93,7 @@ class Manifest:
     links: int = 1
     from_job: bool = True
     after: str | None = None
+    waits_for: str | None = None
     excluded: list[dict[str, Any]] = field(default_factory=list)
     max_nodes: int | None = None
     data: list[dict[str, Any]] = field(default_factory=list)

@@ -120,14 +120,6 @@ def _check_order(config: RunConfig) -> None:
             also=("cluster.scheduler",),
             hint="one after the other: " + ", then ".join(f"stages=[{stage}]" for stage in stages),
         )
-    if "training" in stages[:-1] and config.resilience.links > 1:
-        raise UserError(
-            f"{setting}: no stage can wait for the end of a chain of jobs, resilience.links="
-            f"{config.resilience.links}",
-            key="stages",
-            also=("resilience.links",),
-            hint=f"stages=[{','.join([*(one for one in stages if one != 'training'), 'training'])}]",
-        )
 
 
 def _launch_paths(config: RunConfig, number: int) -> LaunchPaths:

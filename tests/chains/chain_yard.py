@@ -114,7 +114,10 @@ class Yard(Zoo):
         chosen = [*CHAIN, f"training.run.name={run}", f"cluster.python={payload}"]
         done = self.begin(*chosen, *overrides, nodes=nodes, programs=programs)
         assert done.returncode == 0, f"{run}\n{done.stdout}{done.stderr}"
-        self.jobs[run] = json.loads(done.stdout)["job_id"]
+        told = json.loads(done.stdout)
+        self.jobs[run] = (told[0] if isinstance(told, list) else told)[
+            "job_id"
+        ]  # of several stages the first
 
     def begin(self, *overrides: str, nodes: str | None = None, programs: Path | None = None) -> Done:
         """Launch something, on some of the nodes."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -160,7 +161,8 @@ def until(happened: Callable[[], bool], describe: Callable[[], str]) -> None:
 
 
 def cold(options: list[str], variables: dict[str, str], output: Path) -> subprocess.Popen[bytes]:
-    """Start a process of its own."""
+    """Start a process of its own, which lists its imports."""
+    variables = {**variables, "PYTHONPROFILEIMPORTTIME": "1"}
     command = [sys.executable, "-m", "trainer.pretrain", *options]
     with output.open("wb") as file:
         return subprocess.Popen(
@@ -203,6 +205,10 @@ def test_a_training_killed_at_random_steps_continues_bitwise(
         run.wait_for_step(step)
         time.sleep(chance.uniform(0, 0.03))
         run.kill()
+        if (layout, which) in COLD:
+            imported = re.findall(r"^import time: .* (\S+)$", run.said(), re.MULTILINE)
+            assert "torch.optim.adam" in imported and "tensorboard.summary.writer" in imported
+            assert not {"torch._dynamo", "torch._dynamo.utils", "boto3"} & set(imported)
     launch("last")
     run.end()
     starts = [run.events("start", log_dir)[0]["step"] for log_dir in run.log_dirs]

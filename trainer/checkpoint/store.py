@@ -24,7 +24,7 @@ from __future__ import annotations
 import os
 import re
 import uuid
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -116,15 +116,15 @@ def named(path: Path) -> Checkpoint:
     return checkpoint
 
 
-def check_content(checkpoint: Checkpoint, names: Collection[str] | None = None) -> None:
+def check_content(checkpoint: Checkpoint, report: Callable[[int], None] = lambda _: None) -> None:
     """Hold the content of files against their checksums; an earlier version's checkpoint has none.
 
     Parameters
     ----------
     checkpoint
         The checkpoint.
-    names
-        The files; None: all of them.
+    report
+        Called with the bytes of each file that was read.
 
     Raises
     ------
@@ -132,11 +132,10 @@ def check_content(checkpoint: Checkpoint, names: Collection[str] | None = None) 
         If a file is damaged.
     """
     for name, expected in checkpoint.marker.checksums.items():
-        if names is not None and name not in names:
-            continue
         wrong = mismatch(checkpoint.path, name, expected)
         if wrong is not None:
             raise UserError(f"{checkpoint.path} is damaged: {wrong}")
+        report(checkpoint.marker.files.get(name, 0))
 
 
 def damage(checkpoint: Checkpoint) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,14 +17,16 @@ from trainer.checkpoint.description import Description, Precision, description_f
 from trainer.checkpoint.files import file_checksum
 from trainer.checkpoint.marker import MARKER
 from trainer.checkpoint.store import Checkpoint
-from trainer.checkpoint.tensor_files import COMMON, FORMAT, INDEX_FILE, TensorFiles
+from trainer.checkpoint.tensor_files import TensorFiles
 from trainer.config.load import flatten, load_yaml
-from trainer.conversion import export, outputs, safetensors_files
+from trainer.conversion import export, huggingface, outputs, safetensors_files
 from trainer.conversion.safetensors_files import Entry
 from trainer.conversion.spec import Conversion
 from trainer.errors import UserError
 
 _T5 = "model.mcore_t5"
+# The overrides that a model card shows.
+_SHOWN = ("training=", "training.model.", "training.trainer.")
 
 
 @dataclass(frozen=True)
@@ -70,19 +73,101 @@ def chosen(conversion: Conversion) -> list[Checkpoint]:
 
 
 def convert_checkpoint(conversion: Conversion, checkpoint: Checkpoint) -> Result:
-    """Convert a checkpoint of ours."""
-    store.check_content(checkpoint, (INDEX_FILE, COMMON, FORMAT))
-    step = checkpoint.marker.step
-    identity = file_checksum(checkpoint.path / MARKER)
-    dtype = None if conversion.dtype is None else getattr(torch, conversion.dtype)
-    # Each tensor is held against its checksum when it is read.
-    with TensorFiles(checkpoint.path) as files:
+    """Convert a checkpoint of ours.
+
+    Raises
+    ------
+    UserError
+        As :func:`convert`.
+    """
+    marker = checkpoint.marker
+    result = Made(conversion, marker.step, str(checkpoint.path), file_checksum(checkpoint.path / MARKER))
+    if result.is_there():
+        return Result(result.output, is_new=False)
+    size = sum(marker.files.get(name, 0) for name in marker.checksums)
+    with Progress(f"{checkpoint.path.name}: checking", size) as progress:
+        store.check_content(checkpoint, progress.add)
+    dtype = dtype_of(conversion)
+    # An earlier version's checkpoint has no checksums of files: each tensor is held against torch's.
+    with TensorFiles(checkpoint.path, is_checked=bool(marker.checksums)) as files:
         if conversion.to == "safetensors":
-            entries = export.plain_entries(files, dtype)
-        else:
-            description = describe(conversion, checkpoint)
-            entries = export.model_entries(files, description, dtype, str(checkpoint.path))
-        return _written(conversion, step, str(checkpoint.path), identity, entries)
+            return result.write(export.plain_entries(files, dtype))
+        description = describe(conversion, checkpoint)
+        entries = export.model_entries(files, description, dtype, str(checkpoint.path))
+        return result.write(entries, description, provenance(conversion, checkpoint))
+
+
+@dataclass(frozen=True)
+class Made:
+    """The directory that a conversion makes of one checkpoint.
+
+    Attributes
+    ----------
+    conversion
+        What is asked for.
+    step
+        The step of the checkpoint.
+    source
+        Where it is.
+    identity
+        Tells it from any other.
+    """
+
+    conversion: Conversion
+    step: int
+    source: str
+    identity: str
+
+    @property
+    def output(self) -> Path:
+        """Return the directory."""
+        return self.conversion.output_of(self.step)
+
+    def is_there(self) -> bool:
+        """Return whether it was made before; refuse what is something else."""
+        return outputs.is_there(self.output, self._record())
+
+    def write(
+        self,
+        entries: list[Entry],
+        description: Description | None = None,
+        origin: Mapping[str, Any] | None = None,
+    ) -> Result:
+        """Write it.
+
+        Parameters
+        ----------
+        entries
+            The weights.
+        description
+            The model, if Hugging Face's files are written beside them.
+        origin
+            What the model card says of the training.
+        """
+        size = export.total_bytes(entries)
+        with outputs.new_directory(self.output, self._record(), size) as unfinished:
+            if description is not None:
+                dtype, tokenizer = entries[0].info.dtype, self.conversion.tokenizer_dir
+                # First what may be refused, and takes no time.
+                huggingface.write_model_files(unfinished, description, dtype, tokenizer, origin or {})
+            with Progress(f"{self.output.name}: writing", size) as progress:
+                safetensors_files.write(unfinished, entries, self.conversion.shard_bytes, progress.add)
+        return Result(self.output, is_new=True)
+
+    def _record(self) -> dict[str, Any]:
+        return {
+            "source": self.source,
+            "step": self.step,
+            "checkpoint": self.identity,
+            "to": self.conversion.to,
+            "dtype": self.conversion.dtype,
+            "shard_bytes": self.conversion.shard_bytes,
+        }
+
+
+def dtype_of(conversion: Conversion) -> torch.dtype | None:
+    """Return the type of the result; None: as the weights are."""
+    return None if conversion.dtype is None else getattr(torch, conversion.dtype)
 
 
 def describe(conversion: Conversion, checkpoint: Checkpoint) -> Description:
@@ -128,22 +213,36 @@ def _configuration(conversion: Conversion, checkpoint: Checkpoint) -> dict[str, 
     return {**flat, _T5: True} if conversion.model_type == "t5" else flat
 
 
-def _written(conversion: Conversion, step: int, source: str, identity: str, entries: list[Entry]) -> Result:
-    output = conversion.output_of(step)
-    record = {
-        "source": source,
-        "step": step,
-        "checkpoint": identity,
-        "to": conversion.to,
-        "dtype": conversion.dtype,
-        "shard_bytes": conversion.shard_bytes,
+def provenance(conversion: Conversion, checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return what is known of a checkpoint's training: from its marker, and from the launcher's records."""
+    marker = checkpoint.marker
+    given = conversion.training.get("directory")
+    # results/RUN/checkpoints/NAME
+    directory = Path(given) if given else checkpoint.path.parent.parent
+    known = {
+        "run": conversion.training.get("run"),
+        "step": marker.step,
+        "consumed_samples": marker.consumed_samples,
+        "training": marker.training,
+        "checkpoint": checkpoint.path.name,
+        "data": marker.data,
     }
-    if outputs.is_there(output, record):
-        return Result(output, is_new=False)
-    size = export.total_bytes(entries)
-    with outputs.new_directory(output, record, size) as unfinished, Progress(output.name, size) as progress:
-        safetensors_files.write(unfinished, entries, conversion.shard_bytes, progress.add)
-    return Result(output, is_new=True)
+    try:
+        content = json.loads(_last_launch(directory).read_bytes())
+        known["run"] = known["run"] or content["run"]
+        known |= {name: content.get(name) for name in ("git_commit", "git_dirty")}
+        known["versions"] = content.get("packages")
+        # A card is for others: what says where a training ran stays here.
+        known["overrides"] = [item for item in content["overrides"] if item.lstrip("+~").startswith(_SHOWN)]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        # A training that was not launched by the launcher, or whose records were removed.
+        pass
+    return known
+
+
+def _last_launch(directory: Path) -> Path:
+    launches = [path for path in (directory / "launches").iterdir() if path.name.isdigit()]
+    return max(launches, key=lambda path: int(path.name), default=directory) / "launcher.json"
 
 
 class Progress:
