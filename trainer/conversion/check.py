@@ -138,19 +138,19 @@ class Report:
         rows = [
             f"{self.sequences} sequences of {self.tokens} tokens ({self.text})",
             "",
-            f"{'':44}{'ours':>14}{'Hugging Face':>14}",
-            f"{'logits, distance from 64 bits':44}{self.ours:14.1e}{self.theirs:14.1e}"
+            f"{'':52}{'ours':>14}{'Hugging Face':>14}",
+            f"{'logits, distance from 64 bits':52}{self.ours:14.1e}{self.theirs:14.1e}"
             f"   {self.ratio:.2f}x, {FACTOR}x is allowed: {verdict}",
-            f"{'loss, nats per token':44}{losses['ours']:14.6f}{losses['theirs']:14.6f}",
-            f"{'perplexity':44}{_power(losses['ours']):>14}{_power(losses['theirs']):>14}",
+            f"{'loss, nats per token':52}{losses['ours']:14.6f}{losses['theirs']:14.6f}",
+            f"{'perplexity':52}{_power(losses['ours']):>14}{_power(losses['theirs']):>14}",
             "",
             self._weights(),
             "",
-            f"{'gradients (not judged)':44}{'absolute':>14}{'relative':>14}{'cosine':>14}",
+            f"{'gradients (not judged)':52}{'absolute':>14}{'relative':>14}{'cosine':>14}",
         ]
         worst = sorted(self.gradients.items(), key=lambda item: -item[1].relative)
         rows += [
-            f"  {name:42}{found.absolute:14.1e}{found.relative:14.1e}{found.cosine:14.8f}"
+            f"  {name:50}{found.absolute:14.1e}{found.relative:14.1e}{found.cosine:14.8f}"
             for name, found in worst[:_SHOWN]
         ]
         if len(worst) > _SHOWN:
