@@ -25,6 +25,7 @@ from launcher.runs import provenance
 from launcher.runs.manifest import read_manifest, read_stored_text
 from launcher.runs.paths import LAUNCHES, ROOT_CONFIG, LaunchPaths, next_launch_number
 from launcher.runs.trust import why_untrusted
+from launcher.stages.checkpoint_source import with_training
 from launcher.stages.planning import by_stage, plan_launch, run_directory, stage_name
 from launcher.stages.workspace import STAGE as WORKSPACE
 
@@ -199,7 +200,7 @@ def compose_stages(request: Request) -> list[Composition]:
         return [composition]
     try:
         composition = _with_workspace_image(composition)
-        configs = by_stage(composition.config)
+        configs = [with_training(config) for config in by_stage(composition.config)]
         names = [stage_name(config) for config in configs]
         if stage is not None and stage not in names:
             raise UserError(

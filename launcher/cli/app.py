@@ -47,6 +47,8 @@ _VERBS = {
     "release": "launcher.cli.hold",
     "attach": "launcher.cli.attach",
     "verify": "launcher.cli.verify",
+    "convert": "launcher.cli.convert",
+    "evaluate": "launcher.cli.evaluate",
     "data": "launcher.cli.data",
     "image": "launcher.cli.image",
     "sandbox": "launcher.cli.sandbox",
@@ -70,6 +72,8 @@ examples:
   slipway logs gpt3_126m -f                                  the log of a run, or of a job: slipway logs 4711
   slipway cancel gpt3_126m --save                            save a checkpoint, then end the job
   slipway verify gpt3_126m                                   check that the training completed
+  slipway convert gpt3_126m                                  its newest checkpoint, for Hugging Face
+  slipway evaluate gpt3_126m@2000                            the held-out loss of a checkpoint
   slipway image build nemo                                   a recipe's image, for every node
   slipway sandbox up                                         a throw-away Slurm on this machine
   slipway init                                               a small tree of your own to edit

@@ -425,7 +425,7 @@ class EvaluationConfig(StrictModel):
     perplexity: PerplexityConfig
     lm_eval: LmEvalConfig
     converted: Line
-    results: Line
+    results: Line | None
     processes: Whole | None = Field(ge=1)
     cpus_per_task: Whole | None = Field(ge=1)
 

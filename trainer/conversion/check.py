@@ -208,6 +208,14 @@ def check(
     return report.passed
 
 
+def verdict(model_dir: Path) -> bool | None:
+    """Return what the report beside a model says; None if there is none."""
+    try:
+        return bool(json.loads((model_dir / REPORT).read_text(encoding="utf-8"))["passed"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
 def compare(
     checkpoint: Path, model_dir: Path, description: Description, text: Path | None, sequences: int
 ) -> Report:
@@ -298,6 +306,8 @@ def _their_model(model_dir: Path, description: Description) -> tuple[Any, str]:
     import transformers
     from safetensors import safe_open
 
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
     path = min(model_dir.glob("*.safetensors"), default=None)
     if path is None:
         raise UserError(f"{model_dir} holds no *.safetensors: it is no model in Hugging Face's format")

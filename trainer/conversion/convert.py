@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -19,8 +19,10 @@ from trainer.checkpoint.marker import MARKER
 from trainer.checkpoint.store import Checkpoint
 from trainer.checkpoint.tensor_files import TensorFiles
 from trainer.config.load import flatten, load_yaml
-from trainer.conversion import export, huggingface, outputs, safetensors_files
+from trainer.conversion import export, huggingface, outputs, safetensors_files, sources
+from trainer.conversion.megatron_lm import MegatronLmFiles
 from trainer.conversion.safetensors_files import Entry
+from trainer.conversion.sources import SourceFormat
 from trainer.conversion.spec import Conversion
 from trainer.errors import UserError
 
@@ -31,10 +33,14 @@ _SHOWN = ("training=", "training.model.", "training.trainer.")
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a conversion: a directory, which was written now or was there already."""
+    """The result of a conversion: a directory, which was written now or was there already.
+
+    `is_equal` is False if the comparison with our model found another one.
+    """
 
     output: Path
     is_new: bool
+    is_equal: bool = True
 
 
 def convert(conversion: Conversion) -> list[Result]:
@@ -46,7 +52,36 @@ def convert(conversion: Conversion) -> list[Result]:
         If there is no source of this kind, it is damaged, Hugging Face has no such model, or the output
         cannot be written, or is another conversion's.
     """
-    return [convert_checkpoint(conversion, checkpoint) for checkpoint in chosen(conversion)]
+    source_format = _source_format(conversion)
+    if source_format == "slipway":
+        return [convert_checkpoint(conversion, checkpoint) for checkpoint in chosen(conversion)]
+    return [_convert_source(conversion, source_format)]
+
+
+def _source_format(conversion: Conversion) -> SourceFormat:
+    if conversion.source_format != "auto":
+        return cast(SourceFormat, conversion.source_format)
+    # Behind a training, of which there may be no checkpoint yet.
+    return "slipway" if conversion.every else sources.recognise(conversion.source)
+
+
+def _convert_source(conversion: Conversion, source_format: SourceFormat) -> Result:
+    """Convert a checkpoint of another program."""
+    with sources.open_source(conversion.source, source_format, conversion.step) as source:
+        origin, step, dtype = str(source.directory), sources.step_of(source), dtype_of(conversion)
+        result = Made(conversion, step, origin, sources.identity(source))
+        if result.is_there():
+            return Result(result.output, is_new=False)
+        if conversion.to == "safetensors":
+            return result.write(export.plain_entries(source, dtype))
+        if conversion.to != "huggingface" or not isinstance(source, MegatronLmFiles):
+            raise UserError(
+                f"conversion.to={conversion.to}: {origin} ({source_format}) names no model; "
+                "expected conversion.to=safetensors, which keeps their names"
+            )
+        description = source.description(conversion.tokenizer_dir)
+        entries = export.model_entries(source, description, dtype, origin)
+        return result.write(entries, description, {"step": step, "checkpoint": origin})
 
 
 def chosen(conversion: Conversion) -> list[Checkpoint]:
@@ -80,6 +115,39 @@ def convert_checkpoint(conversion: Conversion, checkpoint: Checkpoint) -> Result
     UserError
         As :func:`convert`.
     """
+    result = _convert_checkpoint(conversion, checkpoint)
+    if not conversion.check.enabled or conversion.to != "huggingface":
+        return result
+    return checked(result, conversion, checkpoint.path, lambda: describe(conversion, checkpoint))
+
+
+def checked(
+    result: Result, conversion: Conversion, weights: Path, describe: Callable[[], Description]
+) -> Result:
+    """Compare a converted model with ours, unless there is a report of that already.
+
+    Parameters
+    ----------
+    result
+        The directory in Hugging Face's format.
+    conversion
+        What was asked for.
+    weights
+        The directory of the checkpoint's files.
+    describe
+        Returns the description of the model.
+    """
+    # Imported late: a conversion without it needs neither transformers nor megatron-core.
+    from trainer.conversion import check
+
+    is_equal = check.verdict(result.output)
+    if is_equal is None:
+        options = conversion.check
+        is_equal = check.check(weights, result.output, describe(), options.text, options.sequences)
+    return replace(result, is_equal=is_equal)
+
+
+def _convert_checkpoint(conversion: Conversion, checkpoint: Checkpoint) -> Result:
     marker = checkpoint.marker
     result = Made(conversion, marker.step, str(checkpoint.path), file_checksum(checkpoint.path / MARKER))
     if result.is_there():
