@@ -14,13 +14,13 @@ from launcher.exit_codes import DONE, NOT_KNOWN
 from launcher.jobs.launches import open_launch
 from launcher.monitor.history import AttemptRow, LaunchRow, history
 from launcher.slurm.states import State
-from launcher.ui import formatting
-from launcher.ui.formatting import moment
+from launcher.ui import tables
+from launcher.ui.tables import moment
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from launcher.jobs.diagnosis import Diagnosis
+    from launcher.monitor.history import Diagnosis
 
 _DESCRIPTION = """\
 List the launches of a run, each with the reason for its end and the overrides that differ from those of the
@@ -141,7 +141,7 @@ def _fitting_columns(table: Sequence[Sequence[str]]) -> list[int]:
     columns = [
         index
         for index, name in enumerate(_COLUMNS)
-        if name in ("LAUNCH", "STATE") or any(row[index] not in ("", formatting.UNKNOWN) for row in rows)
+        if name in ("LAUNCH", "STATE") or any(row[index] not in ("", tables.UNKNOWN) for row in rows)
     ]
     if not sys.stdout.isatty():
         return columns
@@ -166,10 +166,10 @@ def _cells(row: LaunchRow) -> list[str]:
         status.elapsed,
         status.nodes,
         row.steps,
-        formatting.loss(row.steps.loss),
+        tables.loss(row.steps.loss),
         row.commit,
     ]
-    return [one_line(formatting.text(value)) for value in values]
+    return [one_line(tables.text(value)) for value in values]
 
 
 def _life_cells(row: AttemptRow) -> list[str]:
@@ -177,10 +177,10 @@ def _life_cells(row: AttemptRow) -> list[str]:
     name = life.job_id if life.number == 0 else f"{life.job_id}, attempt {life.number + 1}"
     link = "" if row.link is None else f"link {row.link}"
     values = [
-        link, name, row.state, "", "", moment(life.started), formatting.duration(row.elapsed), life.nodes,
-        row.steps, formatting.loss(row.steps.loss), "",
+        link, name, row.state, "", "", moment(life.started), tables.duration(row.elapsed), life.nodes,
+        row.steps, tables.loss(row.steps.loss), "",
     ]  # fmt: skip
-    return [one_line(str(value)) if value == "" else one_line(formatting.text(value)) for value in values]
+    return [one_line(str(value)) if value == "" else one_line(tables.text(value)) for value in values]
 
 
 def _attempt_notes(row: AttemptRow) -> list[str]:

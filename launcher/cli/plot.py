@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _draw(curves: Curves) -> None:
-    from launcher.monitor.plots import draw
+    from launcher.monitor.summary import draw
 
     coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     # Unescaped: the plot has numbers alone, and the colours are ours.
@@ -82,6 +82,6 @@ def _draw(curves: Curves) -> None:
 
 
 def _save(path: Path, summary: RunSummary, curves: Curves) -> None:
-    from launcher.monitor.plots import write_png
+    from launcher.monitor.summary import write_png
 
     write_png(path, summary, curves)

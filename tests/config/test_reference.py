@@ -17,7 +17,7 @@ from yaml import load as load_yaml
 
 from launcher.config.compose import CONF_DIR, list_options
 from launcher.config.hydra_setup import register_resolvers
-from launcher.slurm.times import format_days, parse_time_limit
+from launcher.slurm.notations import format_days, parse_time_limit
 
 REFERENCE = Path(__file__).parent / "reference"
 FAMILIES = ("gpt3", "llama", "t5", "mt5", "bert")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +28,8 @@ from trainer.conversion.spec import Conversion
 from trainer.errors import UserError
 
 _T5 = "model.mcore_t5"
+# How often a line is written where there is no terminal.
+_PIPE_SECONDS = 10.0
 # The overrides that a model card shows.
 _SHOWN = ("training=", "training.model.", "training.trainer.")
 
@@ -314,31 +317,36 @@ def _last_launch(directory: Path) -> Path:
 
 
 class Progress:
-    """The bytes written so far: a bar on a terminal; in a pipe a line for each tenth."""
+    """The bytes read or written so far: a bar on a terminal, in a pipe a line now and then."""
 
     def __init__(self, name: str, size_bytes: int) -> None:
         self._name, self._size = name, max(1, size_bytes)
-        self._done = self._shown = 0
+        self._done, self._shown = 0, -1
         self._is_terminal = sys.stdout.isatty()
+        self._told = time.monotonic()
 
     def __enter__(self) -> Progress:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._is_terminal and self._shown:
+        if self._is_terminal and self._shown >= 0:
             print(flush=True)
 
     def add(self, count: int) -> None:
         """Count further bytes, and show them if they are enough to be seen."""
         self._done += count
-        steps = 100 if self._is_terminal else 10
-        part = min(steps, self._done * steps // self._size)
-        if part == self._shown:
+        percent = min(100, self._done * 100 // self._size)
+        is_due = time.monotonic() - self._told > _PIPE_SECONDS or percent == 100
+        if percent == self._shown or not (self._is_terminal or is_due):
             return
-        self._shown = part
-        amount = f"{self._done / 1e9:.2f} of {self._size / 1e9:.2f} GB"
+        self._shown, self._told = percent, time.monotonic()
+        amount = f"{_megabytes(self._done)} of {_megabytes(self._size)} MB"
         if self._is_terminal:
-            bar = "█" * (part * 30 // steps)
-            print(f"\r{self._name} {bar:░<30} {part:3d} % {amount}", end="", flush=True)
+            bar = "█" * (percent * 30 // 100)
+            print(f"\r{self._name} {bar:░<30} {percent:3d} %, {amount}", end="", flush=True)
         else:
-            print(f"{self._name}: {part * 10} %, {amount}", flush=True)
+            print(f"{self._name} {percent} %, {amount}", flush=True)
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:,.0f}" if count >= 10_000_000 else f"{count / 1e6:.1f}"
