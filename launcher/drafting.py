@@ -40,8 +40,6 @@ class Request:
 
     Attributes
     ----------
-    command
-        The whole command line, for the record.
     config_dir, template_dir
         The user's own trees, which are searched before ours.
     number, tag
@@ -71,8 +69,6 @@ class Draft:
 
     Attributes
     ----------
-    template_dir
-        The user's own templates, which are searched before ours.
     work
         The image that the job builds or imports, if that is what it does.
     """
@@ -337,10 +333,7 @@ def _stored(run_dir: Path, request: Request) -> Draft | None:
 def _stored_draft(launch_dir: Path, number: int | None = None, tag: str | None = None) -> Draft:
     """Draft a launch again from what is stored with it, whatever the trees say now.
 
-    Raises
-    ------
-    UserError
-        If there is no such launch, or nothing is stored with it.
+    Raise UserError if there is no such launch, or nothing is stored with it.
     """
     launch_dir = launch_dir.absolute()
     manifest = read_manifest(launch_dir)

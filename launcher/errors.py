@@ -22,14 +22,6 @@ class UserError(Exception):
     ----------
     message
         What is wrong, as ``KEY=VALUE: what is wrong with it``.
-    key
-        The key of the configuration that it is about, such as ``cluster.gres``; its source is added later.
-    also
-        Further keys that are involved.
-    source
-        The source of the value: a file and its line, or an override.
-    hint
-        The next step: the nearest spelling, a command to run.
     """
 
     exit_code = 2
@@ -160,10 +152,6 @@ def explain_os_error(error: OSError, path: Path, key: str, *, verb: str = "write
     ----------
     path
         The refused path; the remedy names the nearest directory above it that exists.
-    key
-        The key of the configuration that the path comes from.
-    verb
-        The refused action.
     """
     remedy = _REMEDIES.get(error.errno or 0, "choose another place, {key}=...")
     reason = (error.strerror or str(error)).lower()

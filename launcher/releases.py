@@ -64,8 +64,6 @@ class Contents:
         The release that it is, or was built on: ``nvcr.io/nvidia/nemo:25.07``.
     family
         NVIDIA's image of that name; ``None`` for another one.
-    month
-        The release in the table; ``None`` if the table has none of the tag.
     is_certain
         Whether more than the name of a file tells the origin.
     was_asked

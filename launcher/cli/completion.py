@@ -16,8 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from launcher.config.choices import options_of
-from launcher.config.overrides import GROUPS, STAGES, parse_override
+from launcher.config.overrides import GROUPS, STAGES, options_of, parse_override
 from launcher.errors import UserError
 
 _EPILOG = """\

@@ -323,10 +323,7 @@ def _check_dry_run(args: argparse.Namespace) -> None:
 def _submit(args: argparse.Namespace, words: Sequence[str], target: Path, overrides: Sequence[str]) -> int:
     """Submit a job that runs `slipway` with these words and the options of this call; return the exit code.
 
-    Raises
-    ------
-    UserError
-        If there is no queue for it, or the scheduler refuses.
+    Raise UserError if there is no queue for it, or the scheduler refuses.
     """
     # Imported late: most images are made on this machine.
     from launcher.cli.launch import print_outcomes

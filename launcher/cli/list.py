@@ -15,8 +15,7 @@ from launcher.errors import UserError, one_line
 from launcher.jobs.locator import RunLocator
 from launcher.runs.index import Entry
 from launcher.runs.paths import short
-from launcher.ui.formatting import moment, text
-from launcher.ui.tables import print_listing
+from launcher.ui.tables import moment, print_listing, text
 
 _EPILOG = """\
 examples:

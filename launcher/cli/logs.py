@@ -35,7 +35,7 @@ from launcher.monitor.logs import (
 from launcher.runs.paths import short
 from launcher.schedulers.base import JobStatus
 from launcher.schedulers.job_status import declared_tasks
-from launcher.slurm.hostlists import compress_tasks
+from launcher.slurm.notations import compress_tasks
 from launcher.ui.terminal import LogWriter
 
 # Of an array that failed.

@@ -180,7 +180,7 @@ def _up(args: argparse.Namespace) -> int:
 
 
 def _pyxis(args: argparse.Namespace) -> Path | None:
-    from launcher.sandbox.containers import find_plugin
+    from launcher.sandbox.prerequisites import find_plugin
 
     # Without a file, search the usual directories.
     return find_plugin() if args.pyxis == Path() else args.pyxis
@@ -229,7 +229,7 @@ def _directory(args: argparse.Namespace) -> Path:
 
 
 def _print_partitions(sandbox: Sandbox) -> None:
-    from launcher.sandbox.clients import partition_table
+    from launcher.sandbox.state import partition_table
 
     print("", *partition_table(sandbox.slurm_conf), "", sep="\n")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.checks.gate import require_skippable
-from launcher.checks.rules.host import MACHINE
+from launcher.checks.rules.files import MACHINE
 from launcher.cli.requests import add_no_check, add_tree_options
 from launcher.cli.runs import add_base_results_dir
 from launcher.errors import UserError, one_line
@@ -19,8 +19,7 @@ from launcher.runs.paths import short
 from launcher.ui.tables import print_listing
 
 if TYPE_CHECKING:
-    from launcher.sweeps.arrays import Array
-    from launcher.sweeps.launching import LaunchedSweep
+    from launcher.sweeps.arrays import Array, LaunchedSweep
     from launcher.sweeps.points import SweepDraft, SweepRequest
     from launcher.sweeps.results import Results
 
@@ -95,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
     """Launch a sweep, or show the results of one; return the exit code."""
     if args.results is not None:
         return _show_results(args)
-    from launcher.sweeps.launching import launch_sweep, prepare_sweep
+    from launcher.sweeps.arrays import launch_sweep, prepare_sweep
     from launcher.sweeps.points import check_sweep, draft_sweep
 
     require_skippable(args.no_check)

@@ -520,7 +520,7 @@ def parse(model: type[Model], node: Mapping[str, Any], path: str = "") -> Model:
         return model.model_validate(node)
     except ValidationError as error:
         # Imported late: most configurations have no mistake.
-        from launcher.config.wording import explain
+        from launcher.config.values import explain
 
         raise Mistakes(
             [explain(detail, model, path) for detail in error.errors(include_url=False)]

@@ -92,13 +92,7 @@ def _yaml_hint(error: yaml.MarkedYAMLError) -> str | None:
 
 
 def explain_value(error: OmegaConfBaseException, keys: Sequence[str]) -> UserError:
-    """Explain a value that is missing, or a reference to a key that does not exist.
-
-    Parameters
-    ----------
-    keys
-        The keys of the tree, to name the nearest.
-    """
+    """Explain a value that is missing, or a reference to a key that does not exist."""
     key = str(error.full_key or "")
     message = str(error).splitlines()[0] if str(error) else type(error).__name__
     start = f"{one_line(key)}: " if key else ""

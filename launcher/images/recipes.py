@@ -59,12 +59,6 @@ class Recipe:
         Such as ``nemo`` and ``dev``.
     base
         The image that it builds on.
-    dockerfile
-        The text to build from.
-    context
-        The files that the Dockerfile copies, by their names beside it.
-    labels
-        Those in the Dockerfile.
     hash
         SHA-256 of all that decides what is in the image, but for our trainer's code.
     warnings
@@ -119,12 +113,8 @@ def read_recipe(
 
     Parameters
     ----------
-    name
-        A file of the configuration group `image`: ``nemo-aws``.
     flavor
         `run` or `dev`, over what the configuration says.
-    overrides
-        Hydra's overrides of its keys, such as ``image.versions.nccl=2.27.7-1``.
     config_dir, template_dir
         Trees of the user's own, read before ours.
 
@@ -144,13 +134,7 @@ def read_recipe(
 
 
 def build_labels(config_dir: Path | None = None) -> dict[str, str]:
-    """Return labels for a build, beside those in the Dockerfile: the commit, and whether it was changed.
-
-    Parameters
-    ----------
-    config_dir
-        The user's own tree, whose commit is recorded too.
-    """
+    """Return labels for a build, beside those in the Dockerfile: the commit, and whether it was changed."""
     labels = {"slipway.version": __version__}
     for prefix, directory in (("", TEMPLATE_DIR), ("config.", config_dir)):
         checkout = checkout_of(directory) if directory is not None else None
@@ -270,8 +254,6 @@ def render_dockerfile(template: str, values: Mapping[str, Any], template_dir: Pa
 
     Parameters
     ----------
-    template
-        Its name: ``nemo``.
     values
         What it may print; each entry of ``versions`` must be used.
     template_dir

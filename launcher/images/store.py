@@ -59,10 +59,6 @@ class Sidecar:
         Of the file.
     compression, squash_options
         Such as ``lz4``, and the options of mksquashfs for it.
-    created
-        UTC, ISO 8601.
-    made_by
-        The programs that made it, with their versions.
     modified
         The modification time of the file, in whole seconds since 1970: a file of another time is another
         file, whatever its size. ``None`` in records of earlier versions.

@@ -26,8 +26,7 @@ from jinja2 import (
 from launcher.errors import UserError, check_directory
 from launcher.plan import Binding, Plan
 from launcher.rendering.quoting import RawShell, one_per_line, quote
-from launcher.rendering.sbatch_flags import header_lines, salloc_arguments
-from launcher.rendering.srun import srun_arguments
+from launcher.rendering.slurm_flags import header_lines, salloc_arguments, srun_arguments
 from launcher.rendering.supervision import supervisor_archive, supervisor_settings
 from launcher.runs.paths import LaunchPaths
 from launcher.slurm.environment import INHERITED_PREFIXES
@@ -107,12 +106,6 @@ def user_templates(template_dir: Path) -> dict[str, str]:
 
 def render(plan: Plan, template_dir: Path | None = None) -> Rendered:
     """Render the scripts of a plan.
-
-    Parameters
-    ----------
-    template_dir
-        A directory of the user's own, looked at before ours. A template there may start with
-        ``{% extends "slipway/sbatch.sh.j2" %}`` and override single blocks.
 
     Raises
     ------

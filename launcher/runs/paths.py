@@ -52,14 +52,8 @@ class LaunchPaths:
 
     Attributes
     ----------
-    run_dir
-        The directory of the run, absolute.
-    run_name
-        The name of the run, such as ``gpt3_126m``.
     job_name
         The name of the job in the scheduler, such as ``nemo-megatron-gpt3_126m``.
-    number
-        1 for the run's first launch.
     """
 
     run_dir: Path

@@ -1,7 +1,12 @@
-"""The machine that launches: the interpreter of the tasks, the allocation of the shell."""
+"""The machine that launches: interpreter of the tasks, allocation of the shell, verdict of our trainer.
+
+The trainer is asked in a process of its own, as the launcher imports nothing of it: a job that it would
+refuse need not wait for it.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -122,3 +127,49 @@ def supervisor_python_problem(names: Sequence[str] = SUPERVISOR_PYTHONS) -> str:
     if tuple(map(int, version.split("."))) >= OLDEST_PYTHON:
         return ""
     return f"{path} is {version}, older than {'.'.join(map(str, OLDEST_PYTHON))}"
+
+
+# The trainer lies beside the launcher, in a checkout and in an installation.
+_HOME = Path(__file__).resolve().parents[3]
+_VERDICT_SECONDS = 30
+_VERDICT_SECONDS_EACH = 0.1
+
+
+def trainer_verdicts(plans: Sequence[Plan]) -> list[str | None]:
+    """Return the trainer's message on each plan, asked in one process.
+
+    A message is empty if the trainer is content or does not train the plan, None if it cannot be asked.
+    """
+    asked = [plan for plan in plans if _is_asked(plan)]
+    message = iter(_ask_trainer(asked) if asked else ())
+    return [next(message) if _is_asked(plan) else "" for plan in plans]
+
+
+def _is_asked(plan: Plan) -> bool:
+    return plan.job.engine == "megatron" and plan.job.config is not None
+
+
+def _ask_trainer(plans: Sequence[Plan]) -> list[str | None]:
+    command = [sys.executable, "-m", "trainer.config.verdict"]
+    try:
+        done = subprocess.run(
+            command,
+            input="\n".join(map(_trainer_question, plans)),
+            capture_output=True,
+            text=True,
+            timeout=_VERDICT_SECONDS + _VERDICT_SECONDS_EACH * len(plans),
+            # Python looks for modules there first: for ours, and not for what the user's directory may hold.
+            cwd=_HOME,
+        )
+        answers = [json.loads(line)["mistake"] or "" for line in done.stdout.splitlines()]
+    except (OSError, ValueError, TypeError, KeyError, subprocess.SubprocessError):
+        answers = []
+    return answers if len(answers) == len(plans) else [None] * len(plans)
+
+
+def _trainer_question(plan: Plan) -> str:
+    resources = plan.job.resources
+    # Of a range the ends: what depends on the number in between is looked at by a check of our own.
+    nodes = sorted({resources.nodes, resources.max_nodes or resources.nodes})
+    worlds = [each * resources.tasks_per_node for each in nodes]
+    return json.dumps({"config": plan.job.config, "worlds": worlds})

@@ -12,10 +12,9 @@ from pathlib import Path
 
 from launcher.checks.facts import LocalPath, LocalPaths, MissingPath, MissingSecret, PathFacts
 from launcher.checks.gathering.checkpoints import missing_checkpoint
-from launcher.checks.gathering.data import data_sets, missing_data
+from launcher.checks.gathering.data import data_sets, missing_data, missing_tokenizer, tokenizer_files
 from launcher.checks.gathering.images import fetched_at_once, missing_image
 from launcher.checks.gathering.path_resolver import PathResolver, is_there
-from launcher.checks.gathering.tokenizers import missing_tokenizer, tokenizer_files
 from launcher.drafting import Draft
 from launcher.errors import explain_os_error, nearest_files
 from launcher.file_systems import existing, is_shared, local_mount, mount_of, room_at

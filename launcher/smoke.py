@@ -1,24 +1,79 @@
-"""A training's overrides, and those that make two steps on one node of it.
+"""Two steps of a training's real payload on one node, before it is launched on all of them.
 
-What each GPU does stays what it is: micro batch, sequence, layers, kernels, precision, and how many micro
-batches it does in a step. What changes is how many GPUs share the rest.
+The smoke is a launch of a run of its own, ``<run>_smoke``, planned from the same overrides and a few more
+below, and launched the ordinary way. What it finds wrong has cost one node and minutes, not a hundred nodes
+and a night in the queue.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from arithmetic.layout import ParallelConfig, fits
+from launcher.checks.gate import CheckReport, check_drafts, require_passed
+from launcher.checks.rules.files import MACHINE
 from launcher.config.overrides import hydra_value
-from launcher.drafting import Draft
+from launcher.drafting import Draft, Request, draft
 from launcher.errors import UserError
 from launcher.estimates import parallelism as keys
 from launcher.estimates.parallelism import is_encoder_decoder, read_parallel_config
 from launcher.estimates.values import Values, full
-from launcher.slurm.times import format_days, format_time_limit, margin_of, parse_time_limit
+from launcher.launching import Launched, launch
+from launcher.monitor.evidence import gather
+from launcher.monitor.verification import RunCheck, verify_smoke
+from launcher.slurm.notations import format_days, format_time_limit, margin_of, parse_time_limit
+
+# The schedule of a whole training does not fit into two steps, and need not: its first two are the same.
+_OF_WHOLE_TRAININGS = ("schedule.warmup", "schedule.validation")
+
+
+@dataclass(frozen=True, slots=True)
+class Smoke:
+    """A smoke that is planned, and nowhere written yet; `told` says how it differs from the launch."""
+
+    report: CheckReport
+    request: Request
+    summary: Sequence[str]
+
+    @property
+    def draft(self) -> Draft:
+        """The draft of the smoke."""
+        return self.report.draft
+
+
+def plan_smoke(drafted: Draft, request: Request, skipped: Sequence[str] = ()) -> Smoke:
+    """Plan the smoke of a launch; nothing is written.
+
+    Raises
+    ------
+    UserError
+        If one node cannot hold the layout, or the launch is no training.
+    """
+    try:
+        shrunk = shrink(drafted)
+    except UserError as error:
+        drafted.composition.annotate(error)
+        raise
+    smaller = replace(request, overrides=[*request.overrides, *shrunk.overrides])
+    smoke = draft(smaller)
+    # This machine is looked at for the launch itself.
+    (report,) = check_drafts([smoke], [*skipped, *_OF_WHOLE_TRAININGS, MACHINE])
+    require_passed([report])
+    return Smoke(report, smaller, shrunk.summary)
+
+
+def launch_smoke(smoke: Smoke) -> Launched:
+    """Launch the smoke as any run is launched."""
+    return launch(smoke.draft, smoke.request, report=smoke.report)
+
+
+def checks_of(launched: Launched) -> list[RunCheck]:
+    """Return the verification of a smoke that ended: `launcher.monitor.verification`."""
+    return verify_smoke(gather(launched.paths.run_dir, launched.paths.number).evidence)
+
 
 STEPS = 2
 SUFFIX = "_smoke"
@@ -126,6 +181,9 @@ def _steps(config: Mapping[str, Any], draft: Draft) -> Iterator[tuple[str, Any]]
         yield "exp_manager.create_wandb_logger", False
     if (config.get("resume") or {}).get("checkpoint"):
         yield "resume.checkpoint", None
+    if config.get("restore_from_path") is not None:
+        # The weights of the whole model would not fit the small one.
+        yield "restore_from_path", None
 
 
 def _model(
