@@ -74,7 +74,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="print the completion script for bash or zsh",
         description="Print the script with which a shell completes verbs, options, overrides and runs.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("shell", choices=["bash", "zsh", *_QUERIES], metavar="bash|zsh")
     # The scripts run `slipway completion words KIND WORD OTHERS…`.

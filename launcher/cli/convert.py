@@ -56,7 +56,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="convert a checkpoint to Hugging Face, or from it",
         description="Convert a checkpoint to Hugging Face's format, or other weights to a checkpoint.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "overrides",

@@ -43,7 +43,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="measure a checkpoint on held-out data, and with lm-eval",
         description="Measure a checkpoint: loss and perplexity on held-out data, and tasks of lm-eval.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "overrides",

@@ -57,7 +57,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="build, import, inspect, push and prune container images",
         description="Make container images, and keep them as squashfs files that Pyxis and Enroot start.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
     for add in (image_make.add_parsers, add_parsers, image_store.add_push, image_store.add_parsers):

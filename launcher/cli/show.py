@@ -57,7 +57,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description="Compose and validate the configuration, and print each value with its source: the file"
         " and line, or the override, that set it.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "overrides", nargs="*", metavar="OVERRIDE|KEY", help="such as training=gpt3/126m, or training.model"
