@@ -34,7 +34,6 @@ exit code:
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the verb."""
     parser = subparsers.add_parser(
         "attach",
         usage="slipway attach [OPTION ...] RUN [-- COMMAND [ARGUMENT ...]]",

@@ -68,7 +68,6 @@ class Command:
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the verb."""
     parser = subparsers.add_parser(
         "completion",
         help="print the completion script for bash or zsh",
@@ -170,8 +169,6 @@ def candidates(word: str, others: Sequence[str], roots: Sequence[Path]) -> list[
     ----------
     others
         The other words of the command line, whose choices count.
-    roots
-        The trees, the one that is searched first coming first.
     """
     match = re.fullmatch(r"(\+\+|\+|~)?([^=]*)(=?)(.*)", word, re.DOTALL)
     assert match is not None

@@ -84,7 +84,6 @@ _ANY = "mixed"
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the verb."""
     parser = subparsers.add_parser(
         "data",
         help="prepare training data, and look at it",
@@ -198,7 +197,6 @@ exit code:
 
 
 def add_parsers(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the verb."""
     parser = verbs.add_parser(
         "audit",
         help="print the documents that a training step sees",

@@ -65,7 +65,6 @@ exit code:
 
 
 def add_parsers(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the verbs."""
     lint = verbs.add_parser(
         "lint",
         help="check data sets and source files",
@@ -275,7 +274,6 @@ exit code:
 
 
 def add_plot(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the verb."""
     parser = verbs.add_parser(
         "plot",
         help="plot the lengths of documents, and the reasons for which they were dropped",

@@ -37,7 +37,6 @@ exit code:
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the verb."""
     parser = subparsers.add_parser(
         "evaluate",
         help="measure a checkpoint on held-out data, and with lm-eval",

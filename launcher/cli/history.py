@@ -52,7 +52,6 @@ _GAP = 2
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the verb."""
     parser = subparsers.add_parser(
         "history",
         help="list the launches of a run, or show the provenance of one",

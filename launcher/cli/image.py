@@ -51,7 +51,6 @@ For more: `slipway image VERB --help`.
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the verb."""
     parser = subparsers.add_parser(
         "image",
         help="build, import, inspect, push and prune container images",
@@ -111,7 +110,6 @@ exit code:
 
 
 def add_parsers(verbs: Verbs) -> None:
-    """Add the verbs."""
     objects = "print a list of objects"
     summary, description = "list the images of the store", "List the images of the store."
     parser = add_verb(verbs, "list", summary, description, _LIST, _list, objects)

@@ -45,7 +45,6 @@ _WITHOUT_NAME = ("stages", "families", "clusters")
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the verb."""
     parser = subparsers.add_parser(
         "list",
         help="list the stages, model sizes, clusters or runs",

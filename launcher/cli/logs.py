@@ -156,7 +156,6 @@ def run_follow(args: argparse.Namespace) -> int:
 
 
 def run_logs(args: argparse.Namespace) -> int:
-    """Print the log; return the exit code."""
     run = selected_run(args)
     launch = open_launch(run.run_dir, run.launch)
     task = args.task if args.task is not None or run.task is None else int(run.task)

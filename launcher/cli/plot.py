@@ -32,7 +32,6 @@ exit code:
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the verb."""
     parser = subparsers.add_parser(
         "plot",
         help="summarize a run and plot its losses",

@@ -50,7 +50,6 @@ class Leaf:
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the verb."""
     parser = subparsers.add_parser(
         "show",
         help="show the composed configuration, with the source of each value",

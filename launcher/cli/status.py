@@ -49,7 +49,6 @@ with --exit-code, and at the end of --watch, the worst of all runs, in this orde
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the verb."""
     parser = subparsers.add_parser(
         "status",
         help="show the state of runs",

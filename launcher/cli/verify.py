@@ -50,7 +50,6 @@ _VERDICT_COLOURS = {errors.DONE: "bold green", errors.WENT_WRONG: "bold red"}
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the verb."""
     parser = subparsers.add_parser(
         "verify",
         help="check that a run did its work",

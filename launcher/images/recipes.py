@@ -48,8 +48,6 @@ class Recipe:
     ----------
     name, flavor
         Such as ``nemo`` and ``dev``.
-    base
-        The image that it builds on.
     hash
         SHA-256 of all that decides what is in the image, but for our trainer's code.
     warnings
@@ -87,7 +85,6 @@ class Recipe:
         return self.name_in(self.config.registry or _LOCAL_REGISTRY)
 
     def name_in(self, registry: str) -> str:
-        """Return its name in a registry."""
         # A user's name may have letters that an image's may not.
         owner = self.config.owner or re.sub(r"[^a-z0-9]+", "-", user().lower()).strip("-") or "slipway"
         return f"{registry}/{owner}/{self.name.lower()}:{self.tag}"
