@@ -316,7 +316,7 @@ def _has_current_directory() -> bool:
     return True
 
 
-class _VerbParser(argparse.ArgumentParser):
+class VerbParser(argparse.ArgumentParser):
     """A parser, also of each verb, whose help keeps the line breaks of its texts."""
 
     def __init__(self, **options: Any) -> None:
@@ -332,7 +332,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
         if "=" in verb:
             raise UserError(message, hint=f"to launch: slipway launch {shlex.join(map(redacted, words))}")
         raise UserError(message, hint=did_you_mean(verb, _VERBS))
-    parser = _VerbParser(
+    parser = VerbParser(
         prog="slipway",
         description="Launch and monitor large-language-model pretraining on Slurm.",
         epilog=_EPILOG,
