@@ -1,4 +1,4 @@
-"""Run by test_conversion_faults.py from a warm process: a conversion that is killed, each time a moment later.
+"""Run by test_conversion_faults.py from a warm process: a conversion killed again and again, a moment later.
 
 ``probe_kills CHECKPOINT DIRECTORY``: the moments are the calls of Python that the interpreter audits, such as
 those that open, create, rename and remove files, and each tensor that was written. Then each time the same
