@@ -181,6 +181,9 @@ def _steps(config: Mapping[str, Any], draft: Draft) -> Iterator[tuple[str, Any]]
         yield "exp_manager.create_wandb_logger", False
     if (config.get("resume") or {}).get("checkpoint"):
         yield "resume.checkpoint", None
+    if config.get("restore_from_path") is not None:
+        # The weights of the whole model would not fit the small one.
+        yield "restore_from_path", None
 
 
 def _model(

@@ -16,9 +16,9 @@ from launcher.cli.requests import add_launch_options
 from launcher.config.overrides import hydra_value
 from launcher.errors import UserError, did_you_mean
 from launcher.jobs.launches import open_launch
+from launcher.monitor.evidence import expected_outputs
 from launcher.runs.manifest import read_yaml
 from launcher.runs.paths import short
-from launcher.stages.checkpoint_source import STEP
 
 if TYPE_CHECKING:
     from launcher.launching import Launched
@@ -124,10 +124,11 @@ def _options(args: argparse.Namespace) -> Iterator[str]:
 
 def _next_lines(launched: Launched) -> Iterator[str]:
     """Yield what a user types next, by what the job was told to write."""
-    node = read_yaml(launched.paths.config)[_STAGE]
-    output = _output(Path(node["output"]))
-    if output is None:
+    config = read_yaml(launched.paths.config)
+    node, records = config[_STAGE], [path for path in expected_outputs(config) or () if path.is_file()]
+    if not records:
         return
+    output = max(records, key=lambda path: path.stat().st_mtime).parent
     where = short(output)
     yield f"\n{where}"
     if node["to"] == "slipway":
@@ -140,15 +141,6 @@ def _next_lines(launched: Launched) -> Iterator[str]:
         yield f"  from transformers import {loader}, AutoTokenizer"
         yield f"  model = {loader}.from_pretrained({where!r})"
         yield f"  tokenizer = AutoTokenizer.from_pretrained({where!r})"
-
-
-def _output(pattern: Path) -> Path | None:
-    """Return the output of a conversion, the newest one where its name holds the step."""
-    if STEP not in str(pattern):
-        return pattern if pattern.is_dir() else None
-    fixed = next(parent for parent in pattern.parents if STEP not in str(parent))
-    matches = fixed.glob(str(pattern.relative_to(fixed)).replace(STEP, "[0-9]*"))
-    return max(matches, key=lambda path: path.stat().st_mtime, default=None)
 
 
 def _is_encoder_decoder(model: Path) -> bool:

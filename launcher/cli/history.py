@@ -35,6 +35,8 @@ examples:
   slipway history 4711                    that of the launch that became job 4711
   slipway history gpt3_126m --json | jq -r '.[] | select(.git_dirty) | .launch'
 
+Below are the results of its checkpoints that were evaluated (slipway evaluate RUN).
+
 COMMIT has a * if there were uncommitted changes, which are in the launch's git.diff. STEPS are the first and
 the last step of the launch, LOSS is its last training loss in nats.
 
@@ -77,9 +79,22 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps([row.to_json() for row in rows], indent=2))
     elif rows:
         _print(rows)
+        _print_evaluations(selected.run_dir)
     else:
         print(f"the run in {one_line(str(selected.run_dir))} has no launch yet", file=sys.stderr)
     return NOT_KNOWN if any(row.status.state is State.UNKNOWN for row in rows) else DONE
+
+
+def _print_evaluations(run_dir: Path) -> None:
+    """Print the results of the run's checkpoints, if any were evaluated."""
+    from launcher.monitor.evaluations import evaluation_table, read_evaluations
+    from launcher.ui.tables import print_listing
+
+    evaluations = read_evaluations(run_dir)
+    if evaluations:
+        print()
+        columns, rows = evaluation_table(evaluations)
+        print_listing(columns, rows, numbers=len(columns) - 1)
 
 
 def _print_provenance(run_dir: Path, number: int, *, as_json: bool) -> int:

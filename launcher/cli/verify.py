@@ -18,8 +18,8 @@ from launcher.ui.terminal import open_console
 _DESCRIPTION = """\
 Check that a run did its work, and print the evidence of each check: the job ended well, the last step was
 reached, every loss is a finite number, the loss fell, no step is missing, no rank had an error, every rank
-ended, and a complete checkpoint of the last step exists. Of a data preparation: its files exist. A run that
-was launched several times is verified as a whole.
+ended, and a complete checkpoint of the last step exists. Of a data preparation, conversion or evaluation: its
+files exist. A run that was launched several times is verified as a whole.
 
 examples:
   slipway verify gpt3_126m

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from glob import escape
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -43,7 +44,7 @@ class Evidence:
     saved
         The newest checkpoint; ``None`` if the configuration writes none.
     missing_outputs, outputs
-        The missing and the expected files of a data preparation; ``None`` if these are not known.
+        The missing and the expected files of a job that writes files; ``None`` if these are not known.
     """
 
     stage: str
@@ -71,8 +72,38 @@ class Evidence:
 _SUFFIXES = (".bin", ".idx")
 
 
+# The record in the output of a conversion, which is there once the output is whole.
+_CONVERTED = "conversion.json"
+_STEP = "{step}"
+
+
 def expected_outputs(config: Mapping[str, Any]) -> list[Path] | None:
-    """Return the files that a data preparation writes by its configuration; ``None`` if it is none."""
+    """Return the files that a job writes by its configuration; ``None`` if this does not name them."""
+    conversion, evaluation = config.get("conversion"), config.get("evaluation")
+    if isinstance(conversion, dict):
+        return _of_steps(conversion.get("output"), conversion.get("step"), _CONVERTED)
+    if isinstance(evaluation, dict):
+        directory = evaluation.get("results")
+        pattern = f"{directory}/step-{_STEP}.json" if isinstance(directory, str) else None
+        return _of_steps(pattern, evaluation.get("step"))
+    return _prepared_files(config)
+
+
+def _of_steps(pattern: object, steps: object, *below: str) -> list[Path] | None:
+    """Return the path for each step, or those that are there if the job itself chose the steps."""
+    if not isinstance(pattern, str):
+        return None
+    numbers = [step for step in (steps if isinstance(steps, list) else [steps]) if isinstance(step, int)]
+    if numbers or _STEP not in pattern:
+        paths = [Path(pattern.replace(_STEP, str(number))) for number in numbers] or [Path(pattern)]
+    else:
+        fixed = next(parent for parent in Path(pattern).parents if _STEP not in str(parent))
+        relative = escape(str(Path(pattern).relative_to(fixed))).replace(_STEP, "[0-9]*")
+        paths = sorted(fixed.glob(relative)) or [Path(pattern)]
+    return [path.joinpath(*below) for path in dict.fromkeys(paths)]
+
+
+def _prepared_files(config: Mapping[str, Any]) -> list[Path] | None:
     node = config.get("data_preparation")
     if not isinstance(node, dict):
         return None
@@ -114,7 +145,7 @@ def gather(run_dir: Path, number: int | None = None) -> RunEvidence:
     if tracked.launch is None:
         raise UserError(f"the run in {run_dir} cannot be read: {tracked.status.reason}")
     launch, status = tracked.launch, tracked.status
-    read = _read_training if launch.manifest.stage == "training" else _read_data_preparation
+    read = _read_training if launch.manifest.stage == "training" else _read_files_written
     return RunEvidence(launch, read(launch, status))
 
 
@@ -149,7 +180,7 @@ def _read_training(launch: Launch, status: JobStatus) -> Evidence:
     )
 
 
-def _read_data_preparation(launch: Launch, status: JobStatus) -> Evidence:
+def _read_files_written(launch: Launch, status: JobStatus) -> Evidence:
     outputs = expected_outputs(_config(launch))
     missing = [path for path in outputs or () if not path.is_file() or not path.stat().st_size]
     return Evidence(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from launcher.errors import UserError
 from launcher.jobs.launches import Launch, open_launches
 from launcher.jobs.status import poll
 from launcher.monitor.curves import Curves, evenly, finite_points, outline, smooth
+from launcher.monitor.evaluations import Evaluation, progress_rows, read_evaluations
 from launcher.monitor.events import Start
 from launcher.monitor.readers import all_events
 from launcher.monitor.run_status import finite
@@ -34,7 +35,7 @@ class RunSummary:
 
     `world` is the number of tasks; `below_entropy` is True if the last held-out loss is below the unigram
     entropy of the same tokens, that is, if the model learned more than the tokens' frequencies. `entropy_of`
-    names these tokens: a T5's are targets, with sentinels.
+    names these tokens: a T5's are targets, with sentinels. `evaluations` are the results of its checkpoints.
     """
 
     run: str
@@ -61,12 +62,14 @@ class RunSummary:
     below_entropy: bool | None
     tokens_per_second: float | None
     seconds: float
+    evaluations: Sequence[Evaluation] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the table for programs; a number that is not finite is a string, ``"nan"``."""
-        return {
+        table = {
             key: finite(value) if isinstance(value, float) else value for key, value in asdict(self).items()
         }
+        return {**table, "evaluations": [evaluation.to_json() for evaluation in self.evaluations]}
 
     def rows(self) -> list[tuple[str, str]]:
         """Return the table for people: names and values."""
@@ -84,6 +87,7 @@ class RunSummary:
             ("held-out loss", _arrow(self.first_held_out_loss, self.last_held_out_loss)),
             ("unigram entropy", f"{tables.loss(self.unigram_entropy)} nats of the {self.entropy_of}"),
             ("below entropy", self._verdict()),
+            *progress_rows(self.evaluations),
             ("throughput", f"{tables.count(self.tokens_per_second)} tokens/s, mean"),
             ("wall time", tables.duration(self.seconds)),
         ]
@@ -122,7 +126,7 @@ def summarize(run_dir: Path) -> tuple[RunSummary, Curves]:
             f"{run_dir.name} has no training step yet",
             hint=f"show its state: slipway status {run_dir.name}",
         )
-    return _summary(launches, curves), curves
+    return replace(_summary(launches, curves), evaluations=read_evaluations(run_dir)), curves
 
 
 def _summary(launches: Sequence[Launch], curves: Curves) -> RunSummary:
@@ -171,11 +175,17 @@ def _layout(start: Start | None) -> str:
 _HEIGHT = 20
 _NARROWEST, _WIDEST = 40, 110
 _BLUE, _ORANGE, _GREY = (74, 144, 226), (240, 140, 40), (150, 150, 150)
+_GREEN = (80, 170, 90)
 
 Points = Sequence[tuple[int, float]]
 
 
-def draw(curves: Curves, width: int, *, coloured: bool) -> str:
+def evaluated_losses(summary: RunSummary) -> list[tuple[int, float]]:
+    """Return the held-out losses of the checkpoints that were evaluated, by their steps."""
+    return [(item.step, item.loss) for item in summary.evaluations if item.loss is not None]
+
+
+def draw(curves: Curves, evaluated: Points, width: int, *, coloured: bool) -> str:
     """Draw the losses of a run, with a legend above; raise UserError if plotext is missing."""
     try:
         import plotext
@@ -196,23 +206,30 @@ def draw(curves: Curves, width: int, *, coloured: bool) -> str:
     figure.canvas("default")
     for axis, side in (("x", "upper"), ("y", "right")):
         figure.axes(False, axis=axis, side=side)
-    _set_ticks(figure, [*train, *held_out], curves.entropy)
+    shown = [evaluated[index] for index in evenly(len(evaluated), width // 3)]
+    _set_ticks(figure, [*train, *held_out, *shown], curves.entropy)
     if curves.entropy is not None:
         figure.line(curves.entropy, pixel=plotext.pixel(_GREY), style="dotted")
-    for points, symbol, pixel in ((train, "braille", _BLUE), (held_out, "●", _ORANGE)):
+    for points, symbol, pixel in (
+        (train, "braille", _BLUE),
+        (held_out, "●", _ORANGE),
+        (shown, "◆", _GREEN),
+    ):
         if points:
             marker = plotext.marker(symbol, plotext.pixel(pixel))
             signal = figure.signal([step for step, _ in points], [loss for _, loss in points], marker=marker)
             figure.draw(signal.lines() if symbol == "braille" else signal)
     lines = str(figure.build().string(colorless=not coloured)).rstrip("\n").split("\n")
-    return "\n".join([_legend(curves, coloured), *(line.rstrip() for line in lines)])
+    return "\n".join([_legend(curves, bool(shown), coloured), *(line.rstrip() for line in lines)])
 
 
-def _legend(curves: Curves, coloured: bool) -> str:
+def _legend(curves: Curves, has_evaluations: bool, coloured: bool) -> str:
     """Return the legend, which stands above the plot: within it, it would hide a part of the curves."""
     entries = [("⠤⠤", _BLUE, "train loss")]
     if curves.validation:
         entries.append(("●", _ORANGE, "held-out loss"))
+    if has_evaluations:
+        entries.append(("◆", _GREEN, "evaluated"))
     if curves.entropy is not None:
         entries.append(("┈┈", _GREY, f"unigram entropy {tables.loss(curves.entropy)}"))
     parts = [f"{_paint(symbol, colour) if coloured else symbol} {name}" for symbol, colour, name in entries]
@@ -247,6 +264,7 @@ def ticks(low: float, high: float, most: int) -> list[float]:
 TRAIN = "#2f6db5"
 HELD_OUT = "#e07b1a"
 ENTROPY = "#5c6670"
+EVALUATED = "#3d8b50"
 # The columns of pixels of a curve at most: the picture is a little wider.
 _COLUMNS = 1400
 
@@ -263,6 +281,7 @@ def write_png(path: Path, summary: RunSummary, curves: Curves) -> None:
     axes: Any = figure.add_subplot()
     _draw_train(axes, curves)
     _draw_held_out(axes, curves)
+    _draw_evaluated(axes, evaluated_losses(summary))
     _draw_entropy(axes, curves)
     _draw_resumes(axes, curves.resumed)
     _label(axes, summary)
@@ -294,6 +313,12 @@ def _draw_held_out(axes: Any, curves: Curves) -> None:
         f"{losses[-1]:.2f}", (steps[-1], losses[-1]), xytext=(7, 0), textcoords="offset points",
         color=HELD_OUT, fontweight="bold", va="center", annotation_clip=False,
     )  # fmt: skip
+
+
+def _draw_evaluated(axes: Any, evaluated: Points) -> None:
+    if evaluated:
+        steps, losses = zip(*evaluated, strict=True)
+        axes.plot(steps, losses, color=EVALUATED, marker="D", markersize=5, linewidth=1, label="evaluated")
 
 
 def _draw_entropy(axes: Any, curves: Curves) -> None:

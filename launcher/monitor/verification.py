@@ -42,7 +42,7 @@ class RunCheck:
 
 def verify(seen: Evidence) -> list[RunCheck]:
     """Run all checks of a run's stage."""
-    return [check(seen) for check in _BY_STAGE.get(seen.stage, _DATA_PREPARATION)]
+    return [check(seen) for check in _BY_STAGE.get(seen.stage, _WRITING)]
 
 
 def verify_smoke(seen: Evidence) -> list[RunCheck]:
@@ -195,7 +195,7 @@ def saved(seen: Evidence) -> RunCheck:
 
 
 def outputs(seen: Evidence) -> RunCheck:
-    """Check that the output files of a data preparation exist and are not empty."""
+    """Check that the output files exist and are not empty."""
     if seen.outputs is None:
         return _check("outputs exist", None, "the configuration does not name the output files")
     if not seen.outputs:
@@ -210,7 +210,7 @@ def outputs(seen: Evidence) -> RunCheck:
 _TRAINING: tuple[Callable[[Evidence], RunCheck], ...] = (
     ended, last_step, finite, falling, complete, no_error, all_ranks, saved,
 )  # fmt: skip
-_DATA_PREPARATION = (ended, outputs, no_error)
+_WRITING = (ended, outputs, no_error)
 _BY_STAGE = {"training": _TRAINING, "command": (ended, no_error)}  # what a command writes is the site's
 _SMOKE = (ended, last_step, finite, no_error)
 

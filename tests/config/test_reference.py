@@ -39,6 +39,7 @@ OURS = {
     "run.model_type",
     "exp_manager.checkpoint_callback_params.every_n_train_steps",
     "model.data.data_prefix",  # left out of the tables
+    "restore_from_path",  # in the reference at the root of the families that are not GPT's
     *(
         f"resume.{key}"
         for key in ("checkpoint", "load_optimizer", "lr_scale", "data_generation", "trust_owner")

@@ -60,7 +60,7 @@ def load(
     damage = reader.verify(checkpoint, rank_context)
     if damage is not None:
         raise UserError(f"{KEY}={path}: {checkpoint.path} is damaged ({damage})")
-    state.load_weights(checkpoint, model)
+    state.load_weights(checkpoint.path, model)
     saved = checkpoint.marker.architecture["padded_vocabulary"]
     if saved != description.padded_vocabulary:
         _pad(model, _described(checkpoint, description).vocabulary.size)

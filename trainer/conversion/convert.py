@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -36,10 +36,14 @@ _SHOWN = ("training=", "training.model.", "training.trainer.")
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a conversion: a directory, which was written now or was there already."""
+    """The result of a conversion: a directory, which was written now or was there already.
+
+    `is_equal` is False if the comparison with our model found another one.
+    """
 
     output: Path
     is_new: bool
+    is_equal: bool = True
 
 
 def convert(conversion: Conversion) -> list[Result]:
@@ -114,6 +118,39 @@ def convert_checkpoint(conversion: Conversion, checkpoint: Checkpoint) -> Result
     UserError
         As :func:`convert`.
     """
+    result = _convert_checkpoint(conversion, checkpoint)
+    if not conversion.check.enabled or conversion.to != "huggingface":
+        return result
+    return checked(result, conversion, checkpoint.path, lambda: describe(conversion, checkpoint))
+
+
+def checked(
+    result: Result, conversion: Conversion, weights: Path, describe: Callable[[], Description]
+) -> Result:
+    """Compare a converted model with ours, unless there is a report of that already.
+
+    Parameters
+    ----------
+    result
+        The directory in Hugging Face's format.
+    conversion
+        What was asked for.
+    weights
+        The directory of the checkpoint's files.
+    describe
+        Returns the description of the model.
+    """
+    # Imported late: a conversion without it needs neither transformers nor megatron-core.
+    from trainer.conversion import check
+
+    is_equal = check.verdict(result.output)
+    if is_equal is None:
+        options = conversion.check
+        is_equal = check.check(weights, result.output, describe(), options.text, options.sequences)
+    return replace(result, is_equal=is_equal)
+
+
+def _convert_checkpoint(conversion: Conversion, checkpoint: Checkpoint) -> Result:
     marker = checkpoint.marker
     result = Made(conversion, marker.step, str(checkpoint.path), file_checksum(checkpoint.path / MARKER))
     if result.is_there():

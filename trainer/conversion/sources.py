@@ -111,7 +111,8 @@ def _format(directory: Path) -> SourceFormat | None:
         return "huggingface"
     if MEGATRON_LATEST in names or {INDEX_FILE, COMMON} <= names:
         return "megatron_lm"
-    if any(name.endswith("_model_states.pt") for name in names) or LATEST in names:
+    # Ours is a link to a checkpoint.
+    if any(name.endswith("_model_states.pt") for name in names) or (directory / LATEST).is_file():
         return "deepspeed"
     return "dcp" if INDEX_FILE in names else None
 
