@@ -1,8 +1,8 @@
 """The conversion stage with engine=nemo: NeMo's own script makes a .nemo file of a checkpoint.
 
-As in the NeMo Megatron launcher, the script builds the model and loads the checkpoint into it, so that it needs
-the GPUs of one replica: tensor times pipeline parallel size. What the job alone knows, such as the name of
-the newest checkpoint, is added there (`trainer.conversion.nemo`).
+The script builds the model and loads the checkpoint into it, so that it needs the GPUs of one replica: tensor
+times pipeline parallel size. What the job alone knows, such as the name of the newest checkpoint, is added
+there (`trainer.conversion.nemo`).
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def nemo_conversion_job(
     nodes = -(-tasks // most)
     if tasks % nodes:
         raise UserError(
-            f"conversion.model: {tasks} GPUs (tensor {tensor} times pipeline {pipeline}) on {nodes} nodes are "
-            "not the same number on each",
+            f"conversion.model: {tensor} (tensor) times {pipeline} (pipeline) GPUs, which {nodes} nodes "
+            "of the cluster do not share evenly",
             key="cluster.gpus_per_node",
             hint=f"cluster.gpus_per_node={next(n for n in range(most, 0, -1) if tasks % n == 0)}",
         )
@@ -98,8 +98,8 @@ def nemo_conversion_job(
 def _check(conversion: ConversionConfig) -> None:
     if conversion.to != "nemo":
         raise UserError(
-            f"conversion.to={conversion.to}: with engine=nemo a conversion makes a .nemo file, from which NeMo's "
-            "scripts/checkpoint_converters go on",
+            f"conversion.to={conversion.to}: with engine=nemo a conversion makes a .nemo file, with which "
+            "NeMo's scripts/checkpoint_converters go on",
             key="conversion.to",
             also=("engine",),
             hint="conversion=nemo, or engine=megatron for checkpoints of Slipway and other programs",

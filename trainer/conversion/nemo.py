@@ -127,8 +127,8 @@ def find_checkpoint(source: Path, step: int | None) -> tuple[Path, int]:
     source
         A checkpoint, or the directory of a run's.
     step
-        Which one; None: the newest. NeMo is still writing one, or was stopped at it, if a file of its name and
-        ``-unfinished`` is there.
+        Which one; None: the newest. Beside one that NeMo is writing, or was stopped at, is a file of its name
+        and ``-unfinished``.
 
     Raises
     ------
@@ -154,7 +154,7 @@ def find_checkpoint(source: Path, step: int | None) -> tuple[Path, int]:
     newest = max(wanted, key=lambda path: (_step(path) or 0, not path.name.endswith(_LAST)))
     if not (newest / "common.pt").is_file():
         raise UserError(
-            f"{newest}: expected megatron-core's format (common.pt), which NeMo writes with model.mcore_gpt=True"
+            f"{newest}: expected megatron-core's format (common.pt), as with model.mcore_gpt=True"
         )
     return newest, _step(newest) or 0
 
