@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -178,10 +179,10 @@ def _job(config: RunConfig, paths: LaunchPaths) -> Job:
     if config.training is not None:
         return training_job(config, config.training, paths)
     if config.conversion is not None:
-        return conversion_job(config, config.conversion, paths)
+        return replace(conversion_job(config, config.conversion, paths), every=config.conversion.every)
     if config.evaluation is not None:
-        return evaluation_job(config, config.evaluation, paths)
+        return replace(evaluation_job(config, config.evaluation, paths), every=config.evaluation.every)
     if config.command is not None:
-        return command_job(config, config.command, paths)
+        return replace(command_job(config, config.command, paths), every=config.command.every)
     assert config.data_preparation is not None
     return data_preparation_job(config, config.data_preparation, paths)
