@@ -121,6 +121,17 @@ def _check_order(config: RunConfig) -> None:
             also=("cluster.scheduler",),
             hint="one after the other: " + ", then ".join(f"stages=[{stage}]" for stage in stages),
         )
+    if config.resilience.submit == "launch" and "training" in stages:
+        for stage in stages[stages.index("training") + 1 :]:
+            every = getattr(getattr(config, stage), "every", None)
+            if every is not None:
+                raise UserError(
+                    f"{stage}.every={every}: the nodes submit its jobs, and resilience.submit=launch says"
+                    " that they have no sbatch",
+                    key=f"{stage}.every",
+                    also=("resilience.submit",),
+                    hint=f"{stage}.every=null: once, after the training",
+                )
 
 
 def _launch_paths(config: RunConfig, number: int) -> LaunchPaths:

@@ -81,7 +81,7 @@ def test_jobs_of_a_repeated_stage_are_tracked(chains: Any) -> None:
     running = yard.said["repeated_running"].stdout
     assert "RUNNING" in running and first in running
     (launch,) = yard.told_by("history", run)
-    assert [(attempt["link"], attempt["job_id"]) for attempt in launch["attempts"]] == [
+    assert [(life["link"], life["job_id"]) for life in launch["lives"]] == [
         (2, first),
         (3, second),
         (1, last),
