@@ -68,8 +68,6 @@ class Contents:
         Whether more than the name of a file tells the origin.
     was_asked
         Whether its own Python told what is installed: what it did not tell is not there.
-    nemo, megatron_core, python, cuda, transformer_engine
-        Versions.
     pytorch
         The release of NVIDIA's PyTorch image that it is built on.
     pretraining

@@ -40,7 +40,6 @@ class Smoke:
 
     @property
     def draft(self) -> Draft:
-        """The draft of the smoke."""
         return self.report.draft
 
 

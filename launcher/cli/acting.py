@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from launcher.cli.runs import RUN_HELP, add_base_results_dir, find_all
-from launcher.errors import UserError
-from launcher.exit_codes import WATCHING_ENDED
+from launcher.errors import WATCHING_ENDED, UserError
 from launcher.jobs.acting import Effect, Outcome, exit_code, hold, in_order, release, wait_for_ends
 from launcher.jobs.cancelling import cancel, with_followers
 from launcher.jobs.lookup import RunRef
@@ -238,7 +237,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
             name,
             help=summary,
             description=description,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         add_targets(parser)
         parser.set_defaults(run=run)
@@ -282,7 +280,6 @@ def _add_cancel(subparsers: argparse._SubParsersAction[argparse.ArgumentParser])
         "cancel",
         help="cancel the jobs of runs",
         description=_CANCEL,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_targets(parser)
     parser.add_argument(

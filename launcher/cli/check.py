@@ -44,7 +44,6 @@ exit code:
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the verb."""
     parser = subparsers.add_parser(
         "check",
         help="what is wrong with a launch, before it is one",
@@ -52,7 +51,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "it takes, look at what this machine and the cluster have of what the launch needs, and show the "
         "script to `sbatch --test-only` where there is a Slurm. Nothing is written.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="such as training=gpt3/126m")
     parser.add_argument("--json", action="store_true", help="print an object")

@@ -50,13 +50,11 @@ exit code:
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the verb."""
     parser = subparsers.add_parser(
         "convert",
         help="convert a checkpoint to Hugging Face, or from it",
         description="Convert a checkpoint to Hugging Face's format, or other weights to a checkpoint.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "overrides",
@@ -96,13 +94,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _options(args: argparse.Namespace) -> Iterator[str]:
-    """Yield the overrides that the options stand for.
-
-    Raises
-    ------
-    UserError
-        If a format or type does not exist.
-    """
+    """Yield the overrides that the options stand for; raise UserError if a format or type does not exist."""
     for option, value, valid in (
         ("--to", args.to, _FORMATS),
         ("--from", args.source_format, _SOURCE_FORMATS),

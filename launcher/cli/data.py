@@ -22,8 +22,7 @@ from launcher.cli.requests import add_launch_options
 from launcher.cli.runs import add_run, selected_run
 from launcher.config.overrides import hydra_value
 from launcher.drafting import Request, draft
-from launcher.errors import UserError, file_mode, one_line
-from launcher.exit_codes import DONE, WENT_WRONG
+from launcher.errors import DONE, WENT_WRONG, UserError, file_mode, one_line
 from launcher.jobs.launches import open_launch, open_launches
 from launcher.monitor.readers import Segment, segment_with, segments
 from launcher.ui.tables import print_listing, print_styled
@@ -85,7 +84,6 @@ _ANY = "mixed"
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the verb."""
     parser = subparsers.add_parser(
         "data",
         help="prepare training data, and look at it",
@@ -97,7 +95,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="bring text, JSONL, Parquet, Wikipedia dumps or tar shards to Megatron's .bin/.idx",
         description="Fetch, read, clean and tokenize sources; write them as Megatron's .bin/.idx.",
         epilog=_PREPARE_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _add_words(prepare, "a file, directory, glob or URL, or an override such as cluster=bcm")
     prepare.add_argument("--format", help=f"{', '.join(_FORMATS)}; by default told from each file")
@@ -109,7 +106,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="train a BPE tokenizer and write text files as Megatron's .bin/.idx",
         description="Train a byte-level BPE tokenizer on text files and write them as Megatron's .bin/.idx.",
         epilog=_TOKENIZE_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _add_words(tokenize, "a file, a directory, or an override such as cluster=bcm")
     _add_options(tokenize, _OPTIONS)
@@ -201,12 +197,10 @@ exit code:
 
 
 def add_parsers(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the verb."""
     parser = verbs.add_parser(
         "audit",
         help="print the documents that a training step sees",
         description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_run(parser)
     parser.add_argument(

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from arithmetic.indexed import manifest_path
-from launcher.errors import UserError, nearest_files, one_line
-from launcher.exit_codes import DONE, MISTAKE, WENT_WRONG
+from launcher.errors import DONE, MISTAKE, WENT_WRONG, UserError, nearest_files, one_line
 from launcher.images.progress import ImageProgress, show_progress
 from launcher.ui.plotting import DataCounts, draw, read_counts, write_png
 from launcher.ui.tables import print_listing, print_pairs, print_styled
@@ -66,12 +65,10 @@ exit code:
 
 
 def add_parsers(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the verbs."""
     lint = verbs.add_parser(
         "lint",
         help="check data sets and source files",
         description=_LINT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     lint.add_argument("paths", nargs="+", metavar="PATH", help="a data set's prefix, a file, or a directory")
     lint.add_argument("--format", help="format of the source files (default: by name and content)")
@@ -83,7 +80,6 @@ def add_parsers(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "show",
         help="print a document of a data set as text",
         description=_SHOW,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     show.add_argument("prefix", metavar="PREFIX", help="path of the .bin and .idx without extension")
     show.add_argument("--document", type=int, default=0, metavar="N", help="from 0; -1 is the last one")
@@ -278,12 +274,10 @@ exit code:
 
 
 def add_plot(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the verb."""
     parser = verbs.add_parser(
         "plot",
         help="plot the lengths of documents, and the reasons for which they were dropped",
         description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("prefix", metavar="PREFIX", help="path of the .bin and .idx without extension")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="PNG file (default: PREFIX.png)")

@@ -37,13 +37,11 @@ exit code:
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the verb."""
     parser = subparsers.add_parser(
         "evaluate",
         help="measure a checkpoint on held-out data, and with lm-eval",
         description="Measure a checkpoint: loss and perplexity on held-out data, and tasks of lm-eval.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "overrides",

@@ -64,7 +64,6 @@ _OURS = (
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the verb."""
     parser = add_examining_verb(
         subparsers,
         "gpu-check",

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from launcher.cli.runs import add_run, selected_run
-from launcher.errors import one_line
-from launcher.exit_codes import DONE, NOT_KNOWN
+from launcher.errors import DONE, NOT_KNOWN, one_line
 from launcher.jobs.launches import open_launch
 from launcher.monitor.history import AttemptRow, LaunchRow, history
 from launcher.slurm.states import State
@@ -55,12 +54,10 @@ _GAP = 2
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the verb."""
     parser = subparsers.add_parser(
         "history",
         help="list the launches of a run, or show the provenance of one",
         description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_run(parser)
     parser.add_argument(

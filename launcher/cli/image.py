@@ -51,13 +51,11 @@ For more: `slipway image VERB --help`.
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the verb."""
     parser = subparsers.add_parser(
         "image",
         help="build, import, inspect, push and prune container images",
         description="Make container images, and keep them as squashfs files that Pyxis and Enroot start.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
     for add in (image_make.add_parsers, add_parsers, image_store.add_push, image_store.add_parsers):
@@ -112,7 +110,6 @@ exit code:
 
 
 def add_parsers(verbs: Verbs) -> None:
-    """Add the verbs."""
     objects = "print a list of objects"
     summary, description = "list the images of the store", "List the images of the store."
     parser = add_verb(verbs, "list", summary, description, _LIST, _list, objects)

@@ -100,7 +100,6 @@ _NO_REPLAY = {"launch_number": None, "tag": None, "stage": None, "launch_dir": N
 
 
 def add_parsers(verbs: Verbs) -> None:
-    """Add the verbs."""
     json_help = "print an object with the names and the hash too"
     summary = "print a recipe's Dockerfile"
     parser = add_verb(

@@ -62,7 +62,6 @@ exit code:
 
 
 def add_parsers(verbs: Verbs) -> None:
-    """Add the verb."""
     parser = add_verb(
         verbs,
         "prune",
@@ -245,7 +244,6 @@ exit code:
 
 
 def add_push(verbs: Verbs) -> None:
-    """Add the verb."""
     description, json_help = (
         "Push an image to registries, by skopeo.",
         "print a list of objects, and no progress",

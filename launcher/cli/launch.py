@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from launcher import exit_codes
+from launcher import errors
 from launcher.checks.gate import CheckReport, check_launch
 from launcher.cli.requests import add_launch_options, is_workspace, print_drafts, request_of
 from launcher.drafting import Draft, Request, drafts
@@ -59,13 +59,11 @@ exit code:
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the verb."""
     parser = subparsers.add_parser(
         "launch",
         help="plan a training and submit it",
         description="Compose the configuration, check it, render the job script and submit it.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="such as training=gpt3/126m")
     parser.add_argument("--follow", action="store_true", help="show the progress until the job ends")
@@ -224,7 +222,7 @@ def _launch(
 
 def _follow(launched: Sequence[Launched]) -> int:
     """Follow the jobs one after the other; return the worst of their exit codes."""
-    from launcher.exit_codes import WATCHING_ENDED, worst_code
+    from launcher.errors import WATCHING_ENDED, worst_code
     from launcher.monitor.follow import follow_and_tell
 
     codes: list[int] = []
@@ -329,7 +327,7 @@ def _followed(launched: Launched, *, quiet: bool) -> int:
 
     with contextlib.redirect_stdout(sys.stderr) if quiet else contextlib.nullcontext():
         code = follow_and_tell(launched.paths.run_dir, launched.paths.number)
-    if code != exit_codes.WATCHING_ENDED:
+    if code != errors.WATCHING_ENDED:
         note_ended(str(launched.manifest.job_id))
     return code
 
@@ -339,7 +337,7 @@ def _tell_smoke(draft: Draft, launched: Launched, code: int) -> int | None:
     from launcher.smoke import checks_of
 
     name = draft.plan.paths.run_name
-    if code == exit_codes.WATCHING_ENDED:
+    if code == errors.WATCHING_ENDED:
         _say(f"{name} itself was not launched")
         return code
     checks: list[RunCheck] = checks_of(launched)
@@ -349,7 +347,7 @@ def _tell_smoke(draft: Draft, launched: Launched, code: int) -> int | None:
             _say(f"{check.name}: failed: {check.evidence}")
         where = short(launched.paths.run_dir)
         _say(f"failed, and {name} was not launched; the files of the smoke test are in {where}")
-        return exit_codes.WENT_WRONG
+        return errors.WENT_WRONG
     for check in checks:
         if check.verdict is RunVerdict.UNKNOWN:
             _say(f"{check.name}: cannot tell: {check.evidence}")

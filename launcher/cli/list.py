@@ -45,13 +45,11 @@ _WITHOUT_NAME = ("stages", "families", "clusters")
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the verb."""
     parser = subparsers.add_parser(
         "list",
         help="list the stages, model sizes, clusters or runs",
         description="List the configuration's choices (stages, model families and sizes, clusters), or runs.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     names = [*_CHOICES, _RUNS]
     parser.add_argument("what", nargs="?", choices=names, metavar="WHAT", help=", ".join(names))

@@ -75,7 +75,6 @@ LISTS: dict[str, Callable[[Path | None], Iterator[Row]]] = {
 
 
 def print_choices(name: str, rows: list[Row]) -> None:
-    """Print one of `LISTS`."""
     if name == "stages":
         table = [(row["stage"], ", ".join(_few(row["choices"]))) for row in rows]
         print_listing(("STAGE", "CHOICES"), table)

@@ -33,12 +33,10 @@ exit code:
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the verb."""
     parser = subparsers.add_parser(
         "plot",
         help="summarize a run and plot its losses",
         description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("run_name", metavar="RUN", help=RUN_HELP)
     add_base_results_dir(parser)

@@ -72,7 +72,6 @@ def find_one(word: str, base_results_dir: Path) -> RunRef:
 
 
 def _named(word: str, base_results_dir: Path) -> list[RunRef]:
-    """Return the runs that one word names."""
     points = _points(word, base_results_dir)
     if points:
         return points

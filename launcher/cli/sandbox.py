@@ -94,7 +94,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "sandbox",
         help="a real multi-node Slurm on this machine",
         description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     verbs = parser.add_subparsers(metavar="VERB", required=True)
     boot = _add_verb(verbs, "up", "boot a sandbox", _UP, _up)
@@ -139,7 +138,6 @@ def _add_verb(
         name,
         help=summary,
         description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--dir",

@@ -78,7 +78,6 @@ _SPARE = 2
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the verb."""
     parser = add_examining_verb(
         subparsers,
         "suggest",

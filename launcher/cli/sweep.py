@@ -54,12 +54,10 @@ exit code:
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the verb."""
     parser = subparsers.add_parser(
         "sweep",
         help="launch a training for each combination of values",
         description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="such as training.model.seed=1,2,3")
     parser.add_argument(
@@ -203,7 +201,7 @@ def _why_several(flags: list[str]) -> str:
 
 
 def _show_results(args: argparse.Namespace) -> int:
-    from launcher.exit_codes import DONE, NOT_KNOWN
+    from launcher.errors import DONE, NOT_KNOWN
     from launcher.slurm.states import State
     from launcher.sweeps.record import broken_records, find_sweep
     from launcher.sweeps.results import failures, gather
@@ -222,7 +220,7 @@ def _show_results(args: argparse.Namespace) -> int:
 
 def _wait(args: argparse.Namespace, directory: Path) -> int:
     """Print changes until every point has ended, then the table; return the exit code."""
-    from launcher.exit_codes import NOT_KNOWN, WATCHING_ENDED, worst_code
+    from launcher.errors import NOT_KNOWN, WATCHING_ENDED, worst_code
     from launcher.slurm.states import worst_exit_code
     from launcher.sweeps.record import broken_records
     from launcher.sweeps.results import failures, gather

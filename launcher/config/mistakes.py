@@ -49,13 +49,7 @@ _MOST_TRIED = 8  # compositions that look for further mistakes
 
 @dataclass(frozen=True)
 class Attempt:
-    """A composition that failed.
-
-    Attributes
-    ----------
-    roots
-        The trees, the one that is looked at first coming first.
-    """
+    """A composition that failed."""
 
     overrides: Sequence[str]
     roots: Sequence[Path]

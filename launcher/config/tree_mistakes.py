@@ -150,13 +150,7 @@ _LISTED = 12  # missing keys that one message names
 
 
 def mistakes_of_root(roots: Sequence[Path]) -> list[UserError]:
-    """Return what is wrong with the root file of the user's own tree, if there is one.
-
-    Parameters
-    ----------
-    roots
-        The trees, the one that is looked at first coming first; the last is ours.
-    """
+    """Return what is wrong with the root file of the user's own tree, if there is one."""
     ours = roots[-1] / f"{MAIN}.yaml"
     path = next((file for root in roots[:-1] if (file := root / f"{MAIN}.yaml").is_file()), None)
     node = _mapping(path) if path is not None else None

@@ -121,18 +121,7 @@ def slurm(plan: Plan) -> Slurm:
 
 
 def image_named(name: str, key: str) -> Image:
-    """Return the image of a name, from its file or its registry.
-
-    Parameters
-    ----------
-    key
-        The key or the option that names it.
-
-    Raises
-    ------
-    UserError
-        If it is no image's name.
-    """
+    """Return the image of a name, from its file or its registry; raise UserError if it is no image's name."""
     from launcher.images import resolve
     from launcher.images.references import Kind, Reference
 

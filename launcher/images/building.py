@@ -189,13 +189,6 @@ def build_recipe(
 ) -> Reference:
     """Build a recipe, and return the image in the builder's storage.
 
-    Parameters
-    ----------
-    labels
-        About this build, such as the commit, and not about what is in it.
-    access
-        To the registry of the base.
-
     Raises
     ------
     UserError

@@ -56,8 +56,6 @@ class ImportOptions:
     ----------
     compression
         One of `COMPRESSIONS`; ``auto`` is what suits the target's file system, and accepts any that is there.
-    temp_dir
-        Where to unpack; by default where there is room.
     plain_http, authfile
         For the registry: no TLS, and a file of logins as of ``skopeo login``.
     """

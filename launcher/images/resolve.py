@@ -35,8 +35,6 @@ class ResolvedImage:
         Its file in `images_dir`; ``None`` if `container` is the path of a file.
     source
         What that file is imported from; ``None`` if a recipe is built, or `container` is a file.
-    recipe, flavor
-        Those of the recipe, if it is one.
     """
 
     text: str

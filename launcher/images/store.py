@@ -51,12 +51,8 @@ class Sidecar:
 
     Attributes
     ----------
-    source
-        The reference that it was imported from.
     digest
         Of the manifest for this architecture, ``sha256:...``; ``None`` if it is unknown.
-    sha256, size
-        Of the file.
     compression, squash_options
         Such as ``lz4``, and the options of mksquashfs for it.
     modified
@@ -195,8 +191,6 @@ def match_stored(entry: Stored, digest: str | None, compression: str) -> CacheHi
 
     Parameters
     ----------
-    digest
-        Of the image; ``None`` if it is unknown.
     compression
         Any will do for ``auto``.
     """

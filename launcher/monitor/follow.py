@@ -10,8 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
-from launcher.errors import one_line
-from launcher.exit_codes import WATCHING_ENDED
+from launcher.errors import WATCHING_ENDED, one_line
 from launcher.jobs.launches import Launch, open_launch
 from launcher.monitor.events import End, Event, HeldOut, Progress, Start, Train, Validation
 from launcher.monitor.logs import failed_task_logs, last_lines, newest_log, rank_failures
@@ -86,7 +85,7 @@ def follow_and_tell(run_dir: Path, number: int | None = None) -> int:
     Returns
     -------
     int
-        The exit code of the job's end (`launcher.exit_codes`), or that of Ctrl-C, which leaves the
+        The exit code of the job's end (`launcher.errors`), or that of Ctrl-C, which leaves the
         job alone.
     """
     launch = open_launch(run_dir, number)

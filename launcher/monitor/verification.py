@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from launcher import exit_codes
+from launcher import errors
 from launcher.monitor.curves import finite_points
 from launcher.monitor.evidence import Evidence
 from launcher.slurm.states import State
@@ -51,13 +51,13 @@ def verify_smoke(seen: Evidence) -> list[RunCheck]:
 
 
 def exit_code(seen: Evidence, checks: Iterable[RunCheck]) -> int:
-    """Return the exit code of a verification; `launcher.exit_codes` has them all."""
+    """Return the exit code of a verification; `launcher.errors` has them all."""
     verdicts = {check.verdict for check in checks}
     if seen.status.state.is_live:
-        return exit_codes.UNDER_WAY
+        return errors.UNDER_WAY
     if RunVerdict.FAILED in verdicts:
-        return exit_codes.WENT_WRONG
-    return exit_codes.NOT_KNOWN if RunVerdict.UNKNOWN in verdicts else exit_codes.DONE
+        return errors.WENT_WRONG
+    return errors.NOT_KNOWN if RunVerdict.UNKNOWN in verdicts else errors.DONE
 
 
 def ended(seen: Evidence) -> RunCheck:

@@ -15,8 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from launcher.errors import UserError
-from launcher.exit_codes import NOT_KNOWN
+from launcher.errors import NOT_KNOWN, UserError
 
 logger = logging.getLogger(__name__)
 

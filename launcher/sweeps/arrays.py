@@ -375,7 +375,6 @@ def launch_sweep(sweep: SweepDraft, ready: ReadySweep, request: SweepRequest) ->
 
 
 def _write(sweep: SweepDraft, ready: ReadySweep, request: SweepRequest) -> list[WrittenArray]:
-    """Write all arrays, or none."""
     with contextlib.ExitStack() as undo:
         undo.callback(remove_empty, missing_directories(sweep.directory))
         try:

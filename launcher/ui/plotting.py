@@ -110,8 +110,6 @@ class DataCounts:
 
     Attributes
     ----------
-    documents, tokens
-        How many there are.
     lengths
         Documents by the smallest length of their class in tokens: 0, 1, 2, 4, 8, ...; a class ends before the
         next one begins. In that order, without gaps.

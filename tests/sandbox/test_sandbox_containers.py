@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import pytest
 
 from launcher.cli import sandbox as verb
+from launcher.cli.app import VerbParser
 from launcher.errors import UserError
 from launcher.sandbox import SandboxOptions, configuration, prerequisites
 from launcher.sandbox.options import SandboxPaths
@@ -140,7 +140,7 @@ def test_the_verb_looks_for_the_plugin_or_takes_a_file(
 
     monkeypatch.setattr("launcher.sandbox.lifecycle.up", up)
     beside = plugin_in(tmp_path / "usual/lib/slurm")
-    parser = argparse.ArgumentParser(prog="slipway")
+    parser = VerbParser(prog="slipway")
     verb.add_parser(parser.add_subparsers())
     for words in ([], ["--pyxis"], ["--pyxis", "mine.so"]):
         args = parser.parse_args(["sandbox", "up", "--dir", str(tmp_path), *words])
