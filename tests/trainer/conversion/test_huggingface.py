@@ -199,7 +199,8 @@ def test_a_t5_is_trained_on_and_goes_back_to_hugging_face(
 ) -> None:
     words = len(json.loads((tokenized.tokenizer / "vocab.json").read_text()))
     changes = {
-        **T5, **CASES["t5"],
+        **T5,
+        **CASES["t5"],
         "model.data.data_impl": "mock",
         "model.tokenizer.num_sentinel_tokens": SIZE - words,
         "model.make_vocab_size_divisible_by": 1,
