@@ -24,6 +24,7 @@ from trainer.config.tokenizer import Tokenizer
 from trainer.conversion import outputs
 from trainer.conversion.huggingface import CONFIG, FUNCTIONS, GATED, LLAMA3
 from trainer.conversion.safetensors_files import SafetensorsFiles
+from trainer.conversion.sources import identity
 from trainer.conversion.spec import Conversion
 from trainer.conversion.weight_map import Row, rows_of
 from trainer.data.vocabulary import Vocabulary
@@ -71,7 +72,7 @@ def import_weights(conversion: Conversion, source: Path) -> Path:
         record = {
             "source": str(source),
             "config": file_checksum(source / CONFIG),
-            "names": sorted([name, list(info.shape)] for name, info in files.tensors().items()),
+            "checkpoint": identity(files),
             "to": conversion.to,
             "dtype": conversion.dtype,
         }
