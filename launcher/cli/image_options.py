@@ -34,7 +34,6 @@ def add_verb(
         help=summary,
         description=description,
         epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--json", action="store_true", help=json_help)
     parser.set_defaults(run=run)

@@ -48,7 +48,6 @@ def add_examining_verb(
         help=help,
         description=description,
         epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help=overrides)
     parser.add_argument("--json", action="store_true", help="print an object")

@@ -94,7 +94,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "sandbox",
         help="a real multi-node Slurm on this machine",
         description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     verbs = parser.add_subparsers(metavar="VERB", required=True)
     boot = _add_verb(verbs, "up", "boot a sandbox", _UP, _up)
@@ -139,7 +138,6 @@ def _add_verb(
         name,
         help=summary,
         description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--dir",
@@ -180,7 +178,7 @@ def _up(args: argparse.Namespace) -> int:
 
 
 def _pyxis(args: argparse.Namespace) -> Path | None:
-    from launcher.sandbox.containers import find_plugin
+    from launcher.sandbox.prerequisites import find_plugin
 
     # Without a file, search the usual directories.
     return find_plugin() if args.pyxis == Path() else args.pyxis
@@ -229,7 +227,7 @@ def _directory(args: argparse.Namespace) -> Path:
 
 
 def _print_partitions(sandbox: Sandbox) -> None:
-    from launcher.sandbox.clients import partition_table
+    from launcher.sandbox.state import partition_table
 
     print("", *partition_table(sandbox.slurm_conf), "", sep="\n")
 

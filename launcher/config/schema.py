@@ -371,7 +371,7 @@ class ConversionConfig(StrictModel):
     source: Line | None
     step: Whole | None = Field(ge=0)
     source_format: Literal["auto", "slipway", "huggingface", "megatron_lm", "dcp", "deepspeed"]
-    to: Literal["huggingface", "slipway", "safetensors"]
+    to: Literal["huggingface", "slipway", "safetensors", "nemo"]
     output: Line
     dtype: Literal["float32", "bfloat16", "float16"] | None
     shard_bytes: Whole = Field(ge=1)
@@ -425,7 +425,7 @@ class EvaluationConfig(StrictModel):
     perplexity: PerplexityConfig
     lm_eval: LmEvalConfig
     converted: Line
-    results: Line
+    results: Line | None
     processes: Whole | None = Field(ge=1)
     cpus_per_task: Whole | None = Field(ge=1)
 
@@ -521,7 +521,7 @@ def parse(model: type[Model], node: Mapping[str, Any], path: str = "") -> Model:
         return model.model_validate(node)
     except ValidationError as error:
         # Imported late: most configurations have no mistake.
-        from launcher.config.wording import explain
+        from launcher.config.values import explain
 
         raise Mistakes(
             [explain(detail, model, path) for detail in error.errors(include_url=False)]

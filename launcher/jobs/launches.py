@@ -143,13 +143,7 @@ class Launch:
 
 
 def read_launch(run_dir: Path, number: int) -> Launch:
-    """Read one launch from disk; no scheduler is asked.
-
-    Raises
-    ------
-    UserError
-        If there is no valid manifest.
-    """
+    """Read one launch from disk; no scheduler is asked; raise UserError if there is no valid manifest."""
     manifest = read_manifest(run_dir / LAUNCHES / str(number))
     return Launch(LaunchPaths(run_dir, manifest.run, manifest.job_name, number), manifest)
 

@@ -13,7 +13,7 @@ from launcher.jobs.lookup import RunRef
 from launcher.runs.paths import LAUNCHES, launch_numbers
 from launcher.schedulers.base import ChainJobs, JobRef, JobStatus, Scheduler
 from launcher.schedulers.chain_status import from_marks_alone, may_go_on
-from launcher.slurm.hostlists import compress_tasks
+from launcher.slurm.notations import compress_tasks
 from launcher.slurm.states import State, why_waiting
 from supervisor.marks import chain_end, read_attempts
 
@@ -32,8 +32,6 @@ class LaunchStatus:
         ``None`` if it could not be read; the status then says why.
     unanswered
         Why the scheduler could not be asked, if it could not.
-    task
-        One task of the launch's array, if a command line names only that.
     """
 
     run_dir: Path
@@ -100,13 +98,7 @@ class LaunchStatus:
         return self.state is State.UNKNOWN and (is_lost or self.unanswered is not None)
 
     def scheduler(self) -> Scheduler:
-        """Return the scheduler that has the job.
-
-        Raises
-        ------
-        UserError
-            If the launch could not be read.
-        """
+        """Return the scheduler that has the job; raise UserError if the launch could not be read."""
         if self.launch is None:
             raise UserError(self.status.reason or f"{self.run_dir}: no launch of it can be read")
         return scheduler_of(self.launch)

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from launcher.checks.findings import Severity
 from launcher.checks.gate import CheckReport, check_launch, require_passed, show_to_scheduler
-from launcher.checks.rules.host import SCHEDULER
+from launcher.checks.rules.files import SCHEDULER
 from launcher.drafting import Draft, Request
 from launcher.errors import UserError, explain_os_error
 from launcher.launching.recovery import reconcile_unconfirmed

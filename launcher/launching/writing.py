@@ -131,7 +131,8 @@ def _quoted(word: str) -> str:
 
 
 def _code(plan: Plan) -> Sequence[Path]:
-    return names.TASK_PACKAGES if plan.job.engine == "megatron" else ()
+    imported = str(plan.paths.code) in plan.job.payload.python_path
+    return names.TASK_PACKAGES if imported or plan.job.engine == "megatron" else ()
 
 
 def manifest_of(

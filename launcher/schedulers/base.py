@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from launcher.errors import UserError
-from launcher.exit_codes import NOT_KNOWN
+from launcher.errors import NOT_KNOWN, UserError
 from launcher.slurm.states import State
 
 

@@ -11,6 +11,7 @@ import torch
 from trainer.checkpoint.description import Description
 from trainer.checkpoint.tensor_files import Index, TensorInfo
 from trainer.conversion.safetensors_files import Entry
+from trainer.conversion.sources import Source
 from trainer.conversion.weight_map import Row, rows_of
 from trainer.errors import UserError
 
@@ -68,7 +69,7 @@ def model_entries(
     return entries
 
 
-def plain_entries(weights: Weights, dtype: torch.dtype | None) -> list[Entry]:
+def plain_entries(weights: Source, dtype: torch.dtype | None) -> list[Entry]:
     """Return the tensors under the names that they have, without an optimizer's."""
     return [
         Entry(
