@@ -371,7 +371,7 @@ class ConversionConfig(StrictModel):
     source: Line | None
     step: Whole | None = Field(ge=0)
     source_format: Literal["auto", "slipway", "huggingface", "megatron_lm", "dcp", "deepspeed"]
-    to: Literal["huggingface", "slipway", "safetensors"]
+    to: Literal["huggingface", "slipway", "safetensors", "nemo"]
     output: Line
     dtype: Literal["float32", "bfloat16", "float16"] | None
     shard_bytes: Whole = Field(ge=1)
@@ -452,6 +452,7 @@ class CommandConfig(StrictModel):
     cpus_per_task: Whole | None = Field(ge=1)
     mem: Memory | None
     workdir: Line | None
+    every: Whole | None = Field(ge=1)
     env_vars: dict[Line, Text | None]
     writable: LineList
 

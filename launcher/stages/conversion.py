@@ -18,6 +18,7 @@ from launcher.stages.checkpoint_source import (
     tokenizer_directories,
 )
 from launcher.stages.containers import container
+from launcher.stages.nemo_conversion import nemo_conversion_job
 
 STAGE: Final = "conversion"
 # One thread copies tensors; the other loads and writes.
@@ -54,14 +55,16 @@ def conversion_job(config: RunConfig, conversion: ConversionConfig, paths: Launc
     UserError
         If nothing says what to convert, or the engine's own programs would have to.
     """
-    if config.engine == "nemo":
-        raise UserError(
-            "engine=nemo: its checkpoints are not converted yet",
-            key="engine",
-            also=("stages",),
-            hint="engine=megatron converts checkpoints of Slipway, Megatron-LM, PyTorch and DeepSpeed",
-        )
     node = _node(conversion)
+    if config.engine == "nemo":
+        return nemo_conversion_job(config, conversion, node, dict(_readable(node)), paths)
+    if conversion.to == "nemo":
+        raise UserError(
+            f"conversion.to=nemo: engine={config.engine} has no NeMo, whose script makes a .nemo file",
+            key="conversion.to",
+            also=("engine",),
+            hint="engine=nemo, or conversion=huggingface",
+        )
     output = directory_of(Path(node["output"]))
     writable = {
         Path(config.base_results_dir): "base_results_dir",

@@ -103,3 +103,26 @@ def _preemption(exp_manager: Any) -> None:
             cuda.is_available = asked
 
     exp_manager.configure_checkpointing = configure_as_with_cuda
+
+
+@after_import("nemo.utils.distributed")
+def _processes_without_devices(distributed: Any) -> None:
+    """The scripts that convert checkpoints start torch.distributed by this function, for NCCL."""
+    import torch
+
+    def initialize(arguments: Any, backend: str = "gloo") -> tuple[int, int, int]:
+        torch.distributed.init_process_group(backend)  # by the variables of torchrun
+        return int(arguments.local_rank), torch.distributed.get_rank(), torch.distributed.get_world_size()
+
+    distributed.initialize_distributed = initialize
+
+
+@after_import("lightning.pytorch.trainer.trainer")
+def _trainer_without_devices(trainer: Any) -> None:
+    """Those scripts also ask for GPUs by name."""
+    start = trainer.Trainer.__init__
+
+    def start_on_cpu(self: Any, *arguments: Any, **options: Any) -> None:
+        start(self, *arguments, **{**options, "accelerator": "cpu"})
+
+    trainer.Trainer.__init__ = start_on_cpu
