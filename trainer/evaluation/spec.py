@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -149,13 +149,13 @@ class Evaluation:
         assert self.converted is not None
         return Path(self.converted.replace("{step}", str(step)))
 
-    def checkpoints(self, has_result: Any) -> list[Checkpoint]:
+    def checkpoints(self, has_result: Callable[[Checkpoint], bool]) -> list[Checkpoint]:
         """Return the checkpoints to measure, the oldest first.
 
         Parameters
         ----------
         has_result
-            A function that says of a step if it has a result.
+            Says of a checkpoint if all that is asked for was measured before.
 
         Raises
         ------
@@ -177,11 +177,13 @@ class Evaluation:
             )
         return self._of(self.source, found, has_result)
 
-    def _of(self, source: Path, found: list[Checkpoint], has_result: Any) -> list[Checkpoint]:
+    def _of(
+        self, source: Path, found: list[Checkpoint], has_result: Callable[[Checkpoint], bool]
+    ) -> list[Checkpoint]:
         # The newest of a step, where a training went back and came by again.
         by_step = {checkpoint.marker.step: checkpoint for checkpoint in found}
         if self.follows:
-            return [by_step[step] for step in sorted(by_step) if not has_result(step)]
+            return [by_step[step] for step in sorted(by_step) if not has_result(by_step[step])]
         if not self.steps:
             return found[-1:]
         for step in self.steps:
