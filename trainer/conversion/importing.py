@@ -309,6 +309,7 @@ def _architecture(**values: Any) -> Architecture:
         "rotary_base": 10000,
         "rope": _NO_ROPE,
         "zero_centered_gamma": False,
+        "head_bias": False,
         "vocab_divisor": 1,
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
