@@ -220,6 +220,8 @@ class Job:
         Give more of the GPUs' power budget to their compute engines beforehand.
     chain
         What follows when it ends before its work is done.
+    every
+        Of a stage behind a training: also submitted after each so many checkpoints while that goes on.
     directories
         Made, where missing, before the job is submitted; the job writes there.
     """
@@ -241,6 +243,7 @@ class Job:
     profile: Profile | None = None
     vboost: bool = False
     chain: Chain = Chain()
+    every: int | None = None
     merge_stderr: bool = True
     directories: tuple[Path, ...] = ()
 

@@ -41,6 +41,7 @@ _GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_OR
 _FIELD = r"(?:^| )(JobState|Reason|PreemptTime|Requeue|Restarts)=([^ ]*)"
 _STATE = r" JobState=[^ ]* Reason="
 _SUBMITTED_ID = r"([0-9]+)(?:;.*)?"
+_SUBMITTED_LINK = r"\.([0-9]{1,6})_submission\.sh"
 _DOWN = r"down|fail|error|unk|.*\*$"
 
 
@@ -64,6 +65,18 @@ class JobRecord(NamedTuple):
     preempted: str = ""
     requeue: bool = False
     restarts: int = 0
+
+
+class QueuedJob(NamedTuple):
+    """A job in the queue: Slurm's word for its state, and what it still waits for, as sbatch takes it."""
+
+    job_id: str
+    state: str
+    dependency: str = ""
+
+    @property
+    def waits(self) -> bool:
+        return self.state == "PENDING"
 
 
 class Answer(NamedTuple):
@@ -142,20 +155,30 @@ class Slurm:
 
         Slurm tells a job's path in every version, its arguments only before 23.02: the path has the tag.
         """
-        return self._queued(f"{self._job.settings.tag}.{link}")
-
-    def find_waiting(self, tag: str) -> Optional[str]:
-        """Return the job of another launch's first link, if it waits in the queue."""
-        return self._queued(f"{tag}.1", "--states=PENDING")
-
-    def _queued(self, name: str, *states: str) -> Optional[str]:
-        ending = f"/submitted/{name}_submission.sh"
-        command = ["squeue", "--noheader", f"--user={os.getuid()}", "--format=%A|%o", *states]
+        ending = f"/submitted/{self._job.settings.tag}.{link}_submission.sh"
+        command = ["squeue", "--noheader", f"--user={os.getuid()}", "--format=%A|%o"]
         for line in self._run(command, _ACTION_SECONDS).output.splitlines():
             job_id, _, script = line.partition("|")
             if ending in script and job_id.strip().isdigit():
                 return job_id.strip()
         return None
+
+    def queued_jobs(self, tag: str) -> Optional[Dict[int, QueuedJob]]:
+        """Return a launch's jobs in the queue, by their links; ``None`` where it does not answer."""
+        command = ["squeue", "--noheader", f"--user={os.getuid()}", "--format=%A|%T|%E|%o"]
+        answer = self._run(command, _ACTION_SECONDS)
+        if answer.code != 0:
+            return None
+        pattern = "/submitted/" + re.escape(tag) + _SUBMITTED_LINK
+        jobs: Dict[int, QueuedJob] = {}
+        for line in answer.output.splitlines():
+            job_id, _, rest = line.strip().partition("|")
+            match = re.search(pattern, rest)
+            if match and job_id.isdigit():
+                state, dependency = rest.split("|")[:2]
+                waits_for = re.sub(r"\([^)]*\)|\(null\)", "", dependency)
+                jobs.setdefault(int(match.group(1)), QueuedJob(job_id, plain_word(state), waits_for))
+        return jobs
 
     def test_only(self, exclude: str) -> Answer:
         """Ask whether this launch's script could start without some nodes; code 0 is yes."""

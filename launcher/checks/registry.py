@@ -254,7 +254,7 @@ CHECKS: tuple[Check, ...] = (
     ),
     _paths("path.tokenizer", "the tokenizer's files are there, and what they should be", "tokenizer"),
     _paths("path.data", "the data sets are there, each .idx and .bin of as many tokens", "data"),
-    _paths("path.sources", "the sources and the tokenizer of a data preparation are there", "sources"),
+    _paths("path.sources", "what a data preparation, conversion or evaluation reads is there", "sources"),
     _paths(
         "path.checkpoint",
         "the checkpoint that the training is to go on from is there, and whole",
@@ -283,6 +283,12 @@ CHECKS: tuple[Check, ...] = (
         "space.checkpoints",
         "there is space for the next checkpoint, and for all that are kept",
         files.checkpoint_problems,
+        needs=("paths.free_bytes",),
+    ),
+    Check(
+        "space.output",
+        "there is space for a converted model",
+        files.conversion_problems,
         needs=("paths.free_bytes",),
     ),
     _cluster(

@@ -198,6 +198,8 @@ def has_effect(outcomes: Iterable[Outcome], effect: Effect) -> bool:
     return any(outcome.effect is effect for outcome in outcomes)
 
 
+# --- hold and release
+
 _EXIT_CODES = """
 exit code:
   0  {done}
@@ -251,6 +253,8 @@ def run_release(args: argparse.Namespace) -> int:
     """Release the jobs; return the exit code."""
     return act_on_all(args, release, "released")
 
+
+# --- cancel
 
 _CANCEL = """\
 End the running and pending jobs of runs; pending ones first, so that none of them starts in between. To

@@ -173,6 +173,8 @@ def _check_inputs(inputs: list[str], overrides: list[str]) -> None:
             raise UserError(f"{text}: no such file or directory", hint="an override has the form KEY=VALUE")
 
 
+# --- audit
+
 _DESCRIPTION = """\
 Print the documents of the global batch of a training step: data set, document, tokens of it, source file and
 the place in it. This is arithmetic on the configuration of the launch and the .idx files, for any step, done

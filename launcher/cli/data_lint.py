@@ -187,6 +187,8 @@ def run_show(args: argparse.Namespace) -> int:
     return DONE
 
 
+# --- programs that read data
+
 _HOME = Path(__file__).resolve().parents[2]
 _PREFIX = "error: "
 
@@ -257,6 +259,8 @@ def _write(stream: IO[str], text: str) -> None:
     except BrokenPipeError:
         return  # it ended before it read all, and says why
 
+
+# --- plot
 
 _SUFFIXES = (".manifest.json", ".bin", ".idx")
 _DESCRIPTION = """\

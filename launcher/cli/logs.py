@@ -215,6 +215,8 @@ def _link(launch: Launch, number: int | None, job_id: str | None) -> str | None:
     links = launch.links
     if number not in links:
         known = f"{len(links)} of {launch.manifest.links} links exist so far"
+        if launch.manifest.is_repeated:
+            known = f"it has {len(links)} jobs so far"
         raise UserError(
             f"--link {number}: launch {launch.paths.number} of {launch.manifest.run} has no such link",
             hint=known,

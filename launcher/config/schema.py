@@ -452,6 +452,7 @@ class CommandConfig(StrictModel):
     cpus_per_task: Whole | None = Field(ge=1)
     mem: Memory | None
     workdir: Line | None
+    every: Whole | None = Field(ge=1)
     env_vars: dict[Line, Text | None]
     writable: LineList
 

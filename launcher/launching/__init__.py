@@ -36,7 +36,7 @@ from launcher.stages.image import STAGE as IMAGE
 from supervisor.excluded import ExcludedNode, read_excluded
 from supervisor.files import write_atomic
 from supervisor.following import NAME as STAGES_FILE
-from supervisor.following import Stage, Stages, read_stages, to_json
+from supervisor.following import Repeated, Stage, Stages, to_json
 from supervisor.marks import GIVEN_UP, claim, claimant, later_jobs
 
 __all__ = ["Launched", "launch", "launch_stages", "nodes_to_avoid"]
@@ -136,26 +136,43 @@ def launch_stages(
             _write(stage, replace(request, stage=stage.stage) if several else request, undo)
             for stage in ready
         ]
-        for earlier, later in pairwise(ready):
-            _introduce(earlier, later)
+        _introduce(ready)
         undo.pop_all()  # all of it is written
     return _submit_stages(ready, manifests)
 
 
-def _introduce(chain: _Ready, stage: _Ready) -> None:
-    """Tell the jobs of a chain of the stage that waits for it, and that stage of the chain."""
-    if not chain.is_chain:
-        return
-    needs_success, own = stage.needs_success_of(chain.stage), stage.dependency or ""
-    before = Stage(chain.paths.run_name, str(chain.paths.directory), chain.draft.plan.tag, "", needs_success)
-    after = Stage(stage.paths.run_name, str(stage.paths.directory), stage.draft.plan.tag, own, needs_success)
-    for launch, stages in ((chain, Stages(after=(after,))), (stage, Stages(before))):
+def _introduce(ready: Sequence[_Ready]) -> None:
+    """Tell the jobs of a training of the stages that follow it, and a stage of the chain before it."""
+    around = {stage.paths.directory: Stages() for stage in ready}
+    for chain, stage in pairwise(ready):
+        if not chain.is_chain:
+            continue
+        needs_success = stage.needs_success_of(chain.stage)
+        before = _stage_of(chain, needs_success=needs_success)
+        after = _stage_of(stage, needs_success=needs_success)._replace(dependency=stage.dependency or "")
+        around[chain.paths.directory] = around[chain.paths.directory]._replace(after=(after,))
+        around[stage.paths.directory] = around[stage.paths.directory]._replace(before=before)
+    training: _Ready | None = None
+    for stage in ready:
+        if stage.stage == "training":
+            training = stage
+        elif training is not None and stage.draft.plan.job.every is not None:
+            stages = around[training.paths.directory]
+            repeated = Repeated(*_stage_of(stage)[:3], str(stage.paths.script), stage.draft.plan.job.every)
+            around[training.paths.directory] = stages._replace(repeated=(*stages.repeated, repeated))
+    for stage in ready:
+        stages, directory = around[stage.paths.directory], stage.paths.directory
         try:
-            known = read_stages(launch.paths.directory)  # a stage may have both
-            merged = Stages(stages.before or known.before, (*known.after, *stages.after))
-            write_atomic(launch.paths.directory / STAGES_FILE, to_json(merged))
+            if stages != Stages():
+                write_atomic(directory / STAGES_FILE, to_json(stages))
         except OSError as error:
-            raise explain_os_error(error, launch.paths.directory, launch.draft.results_key) from error
+            raise explain_os_error(error, directory, stage.draft.results_key) from error
+
+
+def _stage_of(stage: _Ready, *, needs_success: bool = True) -> Stage:
+    """Return a stage as the supervisors of others know it."""
+    paths = stage.paths
+    return Stage(paths.run_name, str(paths.directory), stage.draft.plan.tag, needs_success=needs_success)
 
 
 def _prepare(report: CheckReport, undo: contextlib.ExitStack, reservations: contextlib.ExitStack) -> _Ready:

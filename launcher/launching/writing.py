@@ -163,6 +163,7 @@ def manifest_of(
         launcher_pid=os.getpid(),
         links=job.chain.links,
         from_job=job.chain.from_job,
+        every=job.every,
         excluded=[node.to_json() for node in avoided],
         max_nodes=job.resources.max_nodes,
         data=data_identity(draft),

@@ -15,17 +15,19 @@ echo "$SLURM_JOB_ID $(squeue --noheader --states=RUNNING --format=%j | grep -cx 
 """
 
 
-def follow(yard: Yard, run: str, body: str, *overrides: str, programs: Path | None = None) -> None:
+def follow(
+    yard: Yard, run: str, body: str, *overrides: str, program: str = PROGRAM, programs: Path | None = None
+) -> None:
     """Launch a chain, and a program after it that writes down its job and how many links still run."""
-    program = yard.directory / f"{run}-program"
-    program.write_text(PROGRAM.format(run=run, work=yard.work(run)))
-    program.chmod(0o755)
+    path = yard.directory / f"{run}-program"
+    path.write_text(program.format(run=run, work=yard.work(run)))
+    path.chmod(0o755)
     yard.chain(
         run,
         body,
         "stages=[training,command]",
         f"command.run.name={AFTER.format(run)}",
-        f"command.argv=[{program}]",
+        f"command.argv=[{path}]",
         "command.run.time_limit=10",
         *overrides,
         nodes="n1",
@@ -116,6 +118,69 @@ def without_commands(yard: Yard, run: str) -> None:
     both_over(yard, run)
 
 
+# Of a stage that is repeated: each of its jobs waits until it may go on.
+SLOW = """#!/bin/bash
+echo "begin $SLURM_JOB_ID" >>{work}/after
+until [[ -e {work}/go.$SLURM_JOB_ID || -e {work}/go.all ]]; do sleep 0.1; done
+echo "end $SLURM_JOB_ID $(ls {work}/../results/{run}/checkpoints | wc -l)" >>{work}/after
+"""
+
+
+def repeated(yard: Yard, run: str) -> None:
+    """Five checkpoints of two links, and a stage that looks at each second one, slower than they come."""
+    body = """case $link in
+    1) save 1; ready; until [[ -e $work/go.1 ]]; do sleep 0.1; done; save 2
+       until [[ -e $work/go.2 ]]; do sleep 0.1; done; save 3; save 4
+       until [[ -e $work/go.5 ]]; do sleep 0.1; done; exit 1 ;;
+    *) ready; until [[ -e $work/go.3 ]]; do sleep 0.1; done; save 6; save 7
+       until [[ -e $work/go.4 ]]; do sleep 0.1; done ;;
+    esac
+    """
+    work = yard.work(run)
+    follow(yard, run, body, "resilience.links=9", "command.every=2", program=SLOW)
+    after = AFTER.format(run)
+    yard.until_ready(run, 1)
+    (work / "go.1").touch()
+    yard.until("a job looks at two checkpoints", lambda: len(yard.queued(after)) == 2, run)
+    yard.until("it runs", lambda: (work / "after").exists(), run)
+    yard.said[f"{run}_running"] = yard.slipway("status", after)
+    (work / "go.2").touch()
+    yard.until("the next one waits", lambda: len(yard.queued(after)) == 3, run)
+    (work / "go.5").touch()
+    yard.until_ready(run, 2)
+    (work / "go.3").touch()
+    yard.until("two further ones are counted", lambda: '"checkpoint": 7' in counted(yard, after), run)
+    yard.said[run] = yard.slipway("status", after)
+    (work / "go.all").touch()
+    (work / "go.4").touch()
+    both_over(yard, run)
+
+
+def counted(yard: Yard, run: str) -> str:
+    path = yard.launch_directory(run) / "marks/checkpoints.json"
+    return path.read_text() if path.exists() else ""
+
+
+# Takes no job of the stage's on a node.
+REFUSING = """if [[ $(uname -n) == n[0-9]* && $* == *_after/* ]]; then
+    echo "sbatch: error: Batch job submission failed: Access denied" >&2
+    exit 1
+fi
+exec $real "$@"
+"""
+
+
+def refused(yard: Yard, run: str) -> None:
+    """Jobs of a stage that is repeated are refused: that holds up nothing."""
+    folder = yard.directory / "refusing-programs"
+    write_programs(folder, {"sbatch": REFUSING})
+    body = "save 1\nready\nuntil [[ -e $work/go ]]; do sleep 0.1; done\nsave 2\n"
+    follow(yard, run, body, "command.every=1", programs=folder)
+    yard.until("it is refused", lambda: "Access denied" in yard.log(run), run)
+    (yard.work(run) / "go").touch()
+    both_over(yard, run)
+
+
 FOLLOWING: dict[str, Callable[[Yard, str], object]] = {
     "continued": continued,
     "given_up": given_up,
@@ -124,4 +189,6 @@ FOLLOWING: dict[str, Callable[[Yard, str], object]] = {
     "called_off_waiting": called_off_waiting,
     "killed_when_done": killed_when_done,
     "without_commands": without_commands,
+    "repeated": repeated,
+    "refused": refused,
 }

@@ -62,3 +62,38 @@ def test_stage_does_nothing_after_a_chain_that_is_not_done(
     (found, why), history = told(yard, run), yard.slipway("history", AFTER.format(run)).stdout
     assert found == state, yard.told(run)
     assert reason in f"{why} {history}"
+
+
+def test_repeated_stage_looks_at_new_checkpoints_one_job_at_a_time(chains: Any) -> None:
+    yard, run = chains.ended("repeated"), "repeated"
+    assert [life.verdict for life in yard.lives(run)] == ["continue", "done"], yard.told(run)
+    first, second, last = yard.links(AFTER.format(run))[1:] + yard.links(AFTER.format(run))[:1]
+    lines = ran(yard, run)
+    assert [line[:2] for line in lines] == [
+        [word, job] for job in (first, second, last) for word in ("begin", "end")
+    ], yard.told(AFTER.format(run))
+    assert lines[-1][2] == "6"  # the job after the training sees all checkpoints
+
+
+def test_jobs_of_a_repeated_stage_are_tracked(chains: Any) -> None:
+    yard, run = chains.ended("repeated"), AFTER.format("repeated")
+    last, first, second = yard.links(run)
+    running = yard.said["repeated_running"].stdout
+    assert "RUNNING" in running and first in running
+    (launch,) = yard.told_by("history", run)
+    assert [(life["link"], life["job_id"]) for life in launch["lives"]] == [
+        (2, first),
+        (3, second),
+        (1, last),
+    ]
+    assert told(yard, "repeated")[0] == "COMPLETED"
+    assert f"Job {first}: " in yard.slipway("logs", run, "--link", "2").stdout
+
+
+def test_refused_job_of_a_repeated_stage_holds_up_nothing(chains: Any) -> None:
+    yard, run = chains.ended("refused"), "refused"
+    assert [life.verdict for life in yard.lives(run)] == ["done"], yard.told(run)
+    warning = "warning: refused_after was not submitted after a checkpoint: sbatch: error"
+    assert yard.log(run).count(warning) == 1
+    assert len(ran(yard, run)) == 1
+    assert told(yard, run)[0] == "COMPLETED"

@@ -15,7 +15,7 @@ from launcher.errors import UserError
 from launcher.launching import Launched, launch_stages
 from launcher.runs.manifest import read_manifest
 from supervisor.following import NAME as STAGES_FILE
-from supervisor.following import Stage, read_stages
+from supervisor.following import Repeated, Stage, read_stages
 from tests.launching.fake_slurm import FakeSlurm, install, overrides, stages
 
 SLIPWAY = Path(sys.executable).with_name("slipway")
@@ -161,6 +161,17 @@ def test_stage_after_a_chain_waits_for_its_known_links(
     )
 
 
+def test_training_knows_the_stages_that_look_at_its_checkpoints(tmp_path: Path, slurm: FakeSlurm) -> None:
+    chosen = ["stages=[data_preparation,training,command]", "command.argv=[true]", "command.every=3"]
+    _, training, command = launched(tmp_path, *chosen)
+    paths, manifest = command.paths, command.manifest
+    assert read_stages(training.paths.directory).repeated == (
+        Repeated("command", str(paths.directory), manifest.tag, str(paths.script), 3),
+    )
+    assert (manifest.every, manifest.after) == (3, "afterok:102")
+    assert not (paths.directory / STAGES_FILE).exists()
+
+
 def test_only_stages_around_a_chain_know_of_each_other(tmp_path: Path, slurm: FakeSlurm) -> None:
     for one in launched(tmp_path, "resilience.links=3"):  # the chain is the last
         assert not (one.paths.directory / STAGES_FILE).exists()
@@ -182,6 +193,13 @@ def test_refused_stage_after_a_chain_is_launched_again_when_that_is_done(
     [
         (["stages=[data_preparation,training,training]"], "a stage is named twice"),
         (["cluster.scheduler=local"], "no queue in which one could wait"),
+        (
+            [
+                *("stages=[data_preparation,training,command]", "command.argv=[true]", "command.every=1"),
+                *("resilience.links=2", "resilience.submit=launch"),
+            ],
+            "no sbatch",
+        ),
         (
             ["data_preparation.run.results_dir=/x/y", "training.run.results_dir=/x/y"],
             "both would be launches of /x/y",

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from launcher.checks.gathering.checkpoints import Marked
 from launcher.cli.app import main
 from launcher.config.compose import compose
 from launcher.drafting import Request, drafts
@@ -201,3 +202,35 @@ def test_mistakes_of_the_verbs(trained: Path, capsys: Capsys, words: list[str], 
     assert main(words) == 2
     assert message in capsys.readouterr().err
     assert not Path(f"{trained}_conversion").exists()
+
+
+def test_a_step_that_is_not_there_is_refused_with_those_that_are(
+    trained: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launcher.checks.gathering.checkpoints.marked_checkpoints", _marked)
+    assert main(["convert", "gpt3_tiny@7"]) == 2
+    error = capsys.readouterr().err
+    assert "conversion.step='7': no complete checkpoint of this step" in error
+    assert "steps: 2, 4" in error
+    assert not Path(f"{trained}_conversion").exists()
+
+
+def _marked(directory: Path) -> list[Marked]:
+    return [Marked(directory / f"step-{step}", {"step": step, "serial": step}) for step in (2, 4)]
+
+
+def test_a_run_without_a_checkpoint_is_refused(trained: Path, capsys: Capsys) -> None:
+    assert main(["convert", "gpt3_tiny"]) == 2
+    assert "conversion.source" in (error := capsys.readouterr().err)
+    assert "no checkpoint in it" in error
+
+
+def test_missing_libraries_name_the_extra(
+    trained: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (trained / "checkpoints" / "x").mkdir()
+    monkeypatch.setattr("launcher.checks.gathering.host._libraries", lambda job: ("no_such_library",))
+    assert main(["convert", "gpt3_tiny"]) == 2
+    error = capsys.readouterr().err
+    assert "does not find no_such_library" in error
+    assert "PATH[train,conversion]" in error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from tests.trainer.conftest import edited, environment, free_port
 from tests.trainer.ranks import Run
 from tests.trainer.sabotage import SABOTAGE
 from trainer.checkpoint.marker import FULLY_RESHARDABLE
+from trainer.conversion.convert import convert
+from trainer.conversion.spec import read_conversion
 
 pytestmark = [pytest.mark.trainer, pytest.mark.timeout(300)]
 
@@ -92,6 +95,7 @@ def test_weights_and_optimizer_states_are_the_same_under_other_parallel_sizes(
     kinds = {name.split(".")[2] for name in first["tensors"] if name.startswith("optimizer.state.")}
     assert kinds == {"exp_avg", "exp_avg_sq"} | ({"fp32_param"} if family == "llama" else set())
     hold_equal(told, NEAR[family])
+    hold_exports_equal(tmp_path, {*told, "data4-beside"})
 
 
 def test_optimizer_states_in_shards_are_the_same_under_other_parallel_sizes(
@@ -109,6 +113,7 @@ def test_optimizer_states_in_shards_are_the_same_under_other_parallel_sizes(
     kinds = {name.split(".")[2] for name in told["data4"]["tensors"] if name.startswith("optimizer.state.")}
     assert kinds == {"exp_avg", "exp_avg_sq", "param"}
     hold_equal(told, NEAR["llama"])
+    hold_exports_equal(tmp_path, {*told, "data4-resharded", "both2-resharded"})
     gathered = {name for name, one in told.items() if one["format"] == FULLY_RESHARDABLE}
     assert gathered == {"buckets"}
     assert told["data4"]["gathered"] == told["data4"]["tensors"]
@@ -146,6 +151,16 @@ def hold_equal(told: dict[str, Any], near: float) -> None:
         assert not one["written_early"]
         assert one["step"] == 2
         assert one["beside"] == one["tensors"], name
+
+
+def hold_exports_equal(directory: Path, names: set[str]) -> None:
+    """Hold the safetensors of all checkpoints against each other, byte by byte."""
+    digests = {}
+    for name in names:
+        node = {"source": str(directory / name), "to": "huggingface", "output": str(directory / f"hf-{name}")}
+        (result,) = convert(read_conversion(node))
+        digests[name] = hashlib.sha256((result.output / "model.safetensors").read_bytes()).hexdigest()
+    assert len(set(digests.values())) == 1, digests
 
 
 def test_four_ranks_become_two_and_then_one(trainings: Any, pool: Any, tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ _SHAPES = (
     "zero_centered_gamma",
     "bias",
     "tied_embeddings",
+    "head_bias",
 )
 
 
@@ -126,10 +127,8 @@ def check_shapes(name: str, checkpoint: Checkpoint, description: Description) ->
         plain = item.removeprefix("encoder_")
         node = "model.encoder" if is_encoder else "model.decoder" if description.encoder else "model"
         key = f"{node}.{_KEYS.get(plain, plain)}"
-        if plain in ("max_positions", "tied_embeddings") and description.encoder:
-            key = {"max_positions": "model.max_position_embeddings"}.get(
-                plain, "model.share_decoder_tokens_head_embeddings"
-            )
+        if description.encoder and plain in _OF_BOTH:
+            key = _OF_BOTH[plain]
         raise UserError(f"{name} has {key}={value}, and the run {now[item]}: expected the same model")
     if (description.encoder is None) != ("encoder_num_layers" not in checkpoint.marker.architecture):
         kinds = ("a GPT", "a T5")
@@ -139,6 +138,12 @@ def check_shapes(name: str, checkpoint: Checkpoint, description: Description) ->
         )
 
 
+# Those of a T5 that are neither stack's own.
+_OF_BOTH = {
+    "max_positions": "model.max_position_embeddings",
+    "tied_embeddings": "model.share_decoder_tokens_head_embeddings",
+    "head_bias": "model.tokens_head_bias",
+}
 _POSITIONS = ("max_positions", "encoder_max_positions")
 
 

@@ -404,6 +404,7 @@ T5_KEYS: dict[str, Status] = {
     "model.seq_length": _IMPLEMENTED,
     "model.share_token_embeddings": Refused((True, None), _T5_ALONE),
     "model.share_decoder_tokens_head_embeddings": _IMPLEMENTED,
+    "model.tokens_head_bias": _IMPLEMENTED,
     "model.pre_process": Refused((True, None), _ONE_CHUNK),
     "model.post_process": Refused((True, None), _ONE_CHUNK),
     # model: parallelism

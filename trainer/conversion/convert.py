@@ -21,6 +21,7 @@ from trainer.checkpoint.store import Checkpoint
 from trainer.checkpoint.tensor_files import TensorFiles
 from trainer.config.load import flatten, load_yaml
 from trainer.conversion import export, huggingface, outputs, safetensors_files, sources
+from trainer.conversion.importing import import_weights
 from trainer.conversion.megatron_lm import MegatronLmFiles
 from trainer.conversion.safetensors_files import Entry
 from trainer.conversion.sources import SourceFormat
@@ -56,6 +57,8 @@ def convert(conversion: Conversion) -> list[Result]:
         cannot be written, or is another conversion's.
     """
     source_format = _source_format(conversion)
+    if conversion.to == "slipway":
+        return [_imported(conversion, source_format)]
     if source_format == "slipway":
         return [convert_checkpoint(conversion, checkpoint) for checkpoint in chosen(conversion)]
     return [_convert_source(conversion, source_format)]
@@ -68,6 +71,21 @@ def _source_format(conversion: Conversion) -> SourceFormat:
     return "slipway" if conversion.every else sources.recognise(conversion.source)
 
 
+def _imported(conversion: Conversion, source_format: SourceFormat) -> Result:
+    """Make a checkpoint of ours of a Hugging Face directory."""
+    if source_format != "huggingface":
+        raise UserError(
+            f"conversion.to=slipway: {conversion.source} ({source_format}) is not Hugging Face's; "
+            + (
+                "training.restore_from_path takes it as it is"
+                if source_format == "slipway"
+                else "expected conversion.to=huggingface first"
+            )
+        )
+    was_there = (conversion.output_of(0) / outputs.RECORD).exists()
+    return Result(import_weights(conversion, conversion.source), is_new=not was_there)
+
+
 def _convert_source(conversion: Conversion, source_format: SourceFormat) -> Result:
     """Convert a checkpoint of another program."""
     with sources.open_source(conversion.source, source_format, conversion.step) as source:
@@ -77,7 +95,12 @@ def _convert_source(conversion: Conversion, source_format: SourceFormat) -> Resu
             return Result(result.output, is_new=False)
         if conversion.to == "safetensors":
             return result.write(export.plain_entries(source, dtype))
-        if conversion.to != "huggingface" or not isinstance(source, MegatronLmFiles):
+        if source_format == "huggingface":
+            raise UserError(
+                f"conversion.to=huggingface: {origin} is one of its directories already; expected "
+                "conversion.to=slipway, or safetensors for other shards or another type"
+            )
+        if not isinstance(source, MegatronLmFiles):
             raise UserError(
                 f"conversion.to={conversion.to}: {origin} ({source_format}) names no model; "
                 "expected conversion.to=safetensors, which keeps their names"

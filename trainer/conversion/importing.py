@@ -24,6 +24,7 @@ from trainer.config.tokenizer import Tokenizer
 from trainer.conversion import outputs
 from trainer.conversion.huggingface import CONFIG, FUNCTIONS, GATED, LLAMA3
 from trainer.conversion.safetensors_files import SafetensorsFiles
+from trainer.conversion.sources import identity
 from trainer.conversion.spec import Conversion
 from trainer.conversion.weight_map import Row, rows_of
 from trainer.data.vocabulary import Vocabulary
@@ -71,7 +72,7 @@ def import_weights(conversion: Conversion, source: Path) -> Path:
         record = {
             "source": str(source),
             "config": file_checksum(source / CONFIG),
-            "names": sorted([name, list(info.shape)] for name, info in files.tensors().items()),
+            "checkpoint": identity(files),
             "to": conversion.to,
             "dtype": conversion.dtype,
         }
@@ -308,6 +309,7 @@ def _architecture(**values: Any) -> Architecture:
         "rotary_base": 10000,
         "rope": _NO_ROPE,
         "zero_centered_gamma": False,
+        "head_bias": False,
         "vocab_divisor": 1,
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,

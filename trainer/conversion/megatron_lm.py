@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from trainer.checkpoint.description import Description
+from trainer.checkpoint.marker import MARKER
 from trainer.checkpoint.tensor_files import COMMON, FORMAT, INDEX_FILE, Index, TensorFiles, TensorInfo
 from trainer.config.architecture import read_architecture
 from trainer.config.tokenizer import Tokenizer
@@ -158,7 +159,8 @@ class _Options:
         options = content.get("args") if isinstance(content, dict) else None
         if not isinstance(options, Unknown):
             raise UserError(
-                f"{self.path}: no options of a training ('args') in it, so it is not Megatron-LM's"
+                f"{self.path}: no options of a training ('args') in it, so it is not Megatron-LM's; "
+                f"one of Slipway's has {MARKER}, and is unfinished without it"
             )
         self._values = vars(options)
 

@@ -68,6 +68,10 @@ def is_there(output: Path, record: Mapping[str, Any]) -> bool:
             f"{_KEY}={output}: the result of another conversion is there ({'; '.join(differences)}); "
             f"choose another {_KEY}, or remove it"
         )
+    if _lock_of(output).exists():
+        # That of a process which was killed after the rename.
+        with contextlib.suppress(UserError, OSError), _sole_writer(output):
+            pass
     for name, size in files.items():
         path = output / name
         if not path.is_file() or path.stat().st_size != size:
@@ -129,7 +133,7 @@ def _finish(unfinished: Path, output: Path, record: Mapping[str, Any]) -> None:
 @contextlib.contextmanager
 def _sole_writer(output: Path) -> Iterator[None]:
     """Hold the lock of an output's name."""
-    path = output.parent / f".{output.name}.lock"
+    path = _lock_of(output)
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
@@ -152,6 +156,10 @@ def _sole_writer(output: Path) -> Iterator[None]:
     finally:
         path.unlink(missing_ok=True)
         os.close(descriptor)
+
+
+def _lock_of(output: Path) -> Path:
+    return output.parent / f".{output.name}.lock"
 
 
 def _leftovers(output: Path) -> list[Path]:

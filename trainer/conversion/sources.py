@@ -16,6 +16,7 @@ from trainer.conversion.dcp import DcpFiles
 from trainer.conversion.deepspeed import LATEST, DeepSpeedFiles
 from trainer.conversion.megatron_lm import LATEST as MEGATRON_LATEST
 from trainer.conversion.megatron_lm import MegatronLmFiles
+from trainer.conversion.safetensors_files import SafetensorsFiles
 from trainer.errors import UserError
 
 SourceFormat = Literal["slipway", "huggingface", "megatron_lm", "dcp", "deepspeed"]
@@ -50,9 +51,11 @@ def recognise(directory: Path) -> SourceFormat:
         raise UserError(f"conversion.source={directory}: there is no such directory")
     known = _format(directory)
     # Ours have names of their own, so all that could be one is looked into.
-    for path in [] if known else sorted(directory.iterdir()):
-        if path.is_dir() and not path.name.startswith("."):
-            known = known or _format(path)
+    if known is None:
+        paths = [path for path in sorted(directory.iterdir()) if not path.name.startswith(".")]
+        formats = [_format(path) for path in paths if path.is_dir() and not path.is_symlink()]
+        # One of ours that is not finished has no marker.
+        known = "slipway" if "slipway" in formats else next(filter(None, formats), None)
     if known is None:
         raise UserError(
             f"conversion.source={directory}: no weights of a known format; expected a checkpoint of Slipway "
@@ -63,7 +66,7 @@ def recognise(directory: Path) -> SourceFormat:
 
 
 def open_source(directory: Path, source_format: SourceFormat, step: int | None = None) -> Source:
-    """Open the weights of another program than Hugging Face's and ours.
+    """Open the weights of another program.
 
     Parameters
     ----------
@@ -79,10 +82,12 @@ def open_source(directory: Path, source_format: SourceFormat, step: int | None =
     UserError
         If it is not of this format, is damaged, or lacks the step.
     """
-    if source_format not in ("dcp", "deepspeed", "megatron_lm"):
+    if source_format == "slipway":
         raise UserError(f"conversion.source_format={source_format}: its weights are not read from here")
     if source_format == "deepspeed":
         return DeepSpeedFiles(directory, step)
+    if source_format == "huggingface":
+        return SafetensorsFiles(directory)
     if source_format == "megatron_lm":
         return MegatronLmFiles(directory, step)
     return DcpFiles(directory if (directory / INDEX_FILE).is_file() else _newest(directory, step))

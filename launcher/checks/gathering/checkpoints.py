@@ -281,3 +281,30 @@ def _damage(found: Marked) -> str | None:
 def _whole(content: Mapping[str, Any], key: str) -> int:
     value = content.get(key)
     return value if isinstance(value, int) else 0
+
+
+def missing_source(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
+    """Return what is wrong with the source of a conversion or evaluation; None for other jobs."""
+    job = resolver.plan.job
+    if job.stage not in ("conversion", "evaluation") or job.stage_config is None:
+        return None
+    node, key = job.stage_config[job.stage], f"{job.stage}.source"
+    path = resolver.host(node["source"])
+    if path is None or resolver.comes_later(path):
+        return ()
+    if not is_there(path):
+        fix = nearest_files(path)
+        why = "there is no such file or directory"
+        return (resolver.missing(key, node["source"], why, certain=resolver.tells_of(path), fix=fix),)
+    wanted = node["step"] if isinstance(node["step"], list) else [node["step"]]
+    steps = {_whole(checkpoint.content, "step") for checkpoint in marked_checkpoints(path)}
+    lost = sorted({step for step in wanted if step is not None} - steps) if steps else []
+    if lost:
+        there = ", ".join(map(str, sorted(step for step in steps if step is not None)))
+        why, named = f"no complete checkpoint of this step in {path}", f"{job.stage}.step"
+        return tuple(
+            resolver.missing(named, str(step), why, certain=True, fix=f"steps: {there}") for step in lost
+        )
+    if path.is_dir() and not any(not entry.name.startswith(".") for entry in path.iterdir()):
+        return (resolver.missing(key, node["source"], "no checkpoint in it", certain=True),)
+    return ()

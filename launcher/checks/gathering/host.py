@@ -18,7 +18,7 @@ from pathlib import Path
 
 from launcher.checks.facts import HostFacts, Interpreter
 from launcher.errors import file_mode, nearest_files
-from launcher.plan import Plan
+from launcher.plan import Job, Plan
 from supervisor.settings import OLDEST_PYTHON
 
 HostOf = Callable[[Plan], HostFacts]
@@ -27,7 +27,11 @@ HostOf = Callable[[Plan], HostFacts]
 _LIBRARIES = {
     "training": ("torch", "megatron", "numpy", "psutil", "yaml"),
     "data_preparation": ("numpy", "tokenizers", "yaml"),
+    "conversion": ("torch", "numpy", "safetensors", "yaml"),
+    "evaluation": ("torch", "megatron", "numpy", "psutil", "yaml"),
 }
+# Of a comparison with Hugging Face's model, and of lm-eval's tasks, which run on that.
+_TRANSFORMERS, _LM_EVAL = ("transformers", "megatron", "psutil"), ("lm_eval", "transformers", "safetensors")
 _ANSWER = "missing:"
 _ASK = """\
 import importlib.util, sys
@@ -57,7 +61,8 @@ def remembered_host() -> HostOf:
     def host_of(plan: Plan) -> HostFacts:
         job = plan.job
         environment = tuple(sorted(job.environment.items()))
-        key = (plan.scheduler, job.stage, job.engine, job.container is None, job.payload.argv[0], environment)
+        libraries = _libraries(job) if job.stage in _LIBRARIES else ()
+        key = (plan.scheduler, libraries, job.engine, job.container is None, job.payload.argv[0], environment)
         if key not in known:
             known[key] = host_facts(plan)
         return known[key]
@@ -75,13 +80,23 @@ def _interpreter(plan: Plan) -> Interpreter | None:
     is_own = name == sys.executable
     found = shutil.which(name)
     if found is not None:
-        missing = _missing_libraries(found, _LIBRARIES[job.stage], job.environment)
+        missing = _missing_libraries(found, _libraries(job), job.environment)
         return Interpreter(name, is_own, found, missing=missing)
     path = Path(name)
     if not path.is_absolute() or not stat.S_ISDIR(file_mode(path.parent)):
         return Interpreter(name, is_own)  # the nodes may have it
     why = "it may not be executed" if file_mode(path) else "there is no such file"
     return Interpreter(name, is_own, problem=why, nearest=nearest_files(path))
+
+
+def _libraries(job: Job) -> tuple[str, ...]:
+    """Return the modules that the tasks of a job import."""
+    libraries, node = _LIBRARIES[job.stage], (job.stage_config or {}).get(job.stage, {})
+    if job.stage == "conversion" and node["check"]["enabled"]:
+        libraries += _TRANSFORMERS
+    if job.stage == "evaluation" and node["lm_eval"]["tasks"]:
+        libraries += _LM_EVAL
+    return libraries
 
 
 def _missing_libraries(
@@ -128,6 +143,8 @@ def supervisor_python_problem(names: Sequence[str] = SUPERVISOR_PYTHONS) -> str:
         return ""
     return f"{path} is {version}, older than {'.'.join(map(str, OLDEST_PYTHON))}"
 
+
+# --- the verdict of our trainer
 
 # The trainer lies beside the launcher, in a checkout and in an installation.
 _HOME = Path(__file__).resolve().parents[3]

@@ -6,7 +6,7 @@ Also what no launch goes past: the machine that launches, and the scheduler's ow
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from launcher.checks.facts import Facts, Interpreter, LocalPath, MissingPath, PathFacts
@@ -140,6 +140,25 @@ def checkpoint_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
         )
 
 
+def conversion_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
+    """Find too little space for a converted model."""
+    node = (plan.job.stage_config or {}).get("conversion")
+    free = facts.paths.free_bytes if facts.paths is not None else None
+    if node is None or free is None or not isinstance(node["model"], Mapping):
+        return
+    model = model_size(Values({"model": node["model"], "run": {"model_type": node["model_type"]}}))
+    size = model.parameters * (4 if node["dtype"] in (None, "float32") else 2) if model is not None else 0
+    if size > free:
+        by_quota = " (by the quota)" if facts.paths is not None and facts.paths.free_by == "quota" else ""
+        yield error(
+            "space.output",
+            "conversion.output",
+            node["output"],
+            f"the converted model takes about {told_bytes(size)}, and {told_bytes(free)} are free{by_quota}",
+            "conversion.output=... where there is more space, or conversion.dtype=bfloat16",
+        )
+
+
 def _is_own_disk(plan: Plan, facts: Facts) -> bool:
     """Return True if the nodes of the job cannot write to the disk that was looked at, as on a laptop."""
     local = facts.paths.local if facts.paths is not None else None
@@ -161,6 +180,8 @@ def told_bytes(size: int) -> str:
             return f"{size / bytes_:.3g} {unit}" if size < 1000 * bytes_ else f"{size / bytes_:,.0f} {unit}"
     return f"{size} bytes"
 
+
+# --- the image
 
 # The megatron-core that our trainer is written for: the extra `train` pins a release of it.
 TRAINER_CORE = (0, 16)
@@ -315,6 +336,8 @@ def network_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
         yield warning(_NETWORK, "container", job.container.image, message, fix)
 
 
+# --- the machine that launches, and the scheduler
+
 MACHINE = "machine"
 SCHEDULER = "scheduler"
 
@@ -343,7 +366,11 @@ def machine_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
 
 
 # By stage: the libraries in words, the work that needs them, and the extra that has them.
-_NEEDS = {"data_preparation": ("numpy and tokenizers", "a data preparation", "data")}
+_NEEDS = {
+    "data_preparation": ("numpy and tokenizers", "a data preparation", "data"),
+    "conversion": ("torch and safetensors", "a conversion", "train,conversion"),
+    "evaluation": ("torch and megatron-core", "an evaluation", "train,evaluation"),
+}
 _OF_TRAININGS = ("torch and megatron-core", "a training", "train")
 
 

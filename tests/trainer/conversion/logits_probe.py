@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from tests.trainer.parity.parity_probe import ours, whole
-from trainer.checkpoint import state, store
+from trainer.checkpoint import state
 from trainer.config.layout import make_layout
 from trainer.config.load import flatten
 from trainer.config.settings import read_settings
@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> int:
         rank_context = make_rank_context(world, make_layout(next(iter(every.values())), 1), device)
         for name, settings in every.items():
             model = build_model(settings, rank_context, size, is_trained=False)
-            state.load_weights(store.named(root / name / "checkpoint"), model)
+            state.load_weights(root / name / "checkpoint", model)
             with torch.no_grad():
                 logits[name] = whole(model.chunks[0](**ours(name, inputs[name])), rank_context)
     torch.save(logits, root / "ours.pt")

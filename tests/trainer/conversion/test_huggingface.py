@@ -18,10 +18,11 @@ import pytest
 import torch
 import yaml
 
-from tests.trainer.conftest import Trainings, environment, free_port
+from tests.trainer.conftest import Tokenized, Trainings, environment, free_port
 from tests.trainer.conversion import huggingface_models
 from tests.trainer.parity.test_parity import FACTOR, FAMILIES, both
 from tests.trainer.probing import probed
+from tests.trainer.t5 import T5
 from tests.warm import WarmPool
 from trainer.checkpoint import compatible, store
 from trainer.checkpoint.description import description_from_json
@@ -55,7 +56,7 @@ CASES: dict[str, dict[str, Any]] = {
         "model.rotary_base": 500000,
         "model.scale_positional_embedding": True,
     },
-    "t5": {**FAMILIES["t5"], **_T5},
+    "t5": {**FAMILIES["t5"], **_T5, "model.tokens_head_bias": False},
     "t5_v1_1": {**FAMILIES["t5_v1_1"], **_T5},
 }
 # A run whose vocabulary is exactly the imported one.
@@ -193,6 +194,33 @@ def test_rows_that_pad_the_vocabulary_hardly_change_the_loss(
     assert 0 < loss - converted.loss < math.log(1 + 1 / SIZE)
 
 
+def test_a_t5_is_trained_on_and_goes_back_to_hugging_face(
+    converted: Converted, trainings: Trainings, tokenized: Tokenized, tmp_path: Path
+) -> None:
+    words = len(json.loads((tokenized.tokenizer / "vocab.json").read_text()))
+    changes = {
+        **T5,
+        **CASES["t5"],
+        "model.data.data_impl": "mock",
+        "model.tokenizer.num_sentinel_tokens": SIZE - words,
+        "model.make_vocab_size_divisible_by": 1,
+        "restore_from_path": str(converted.root / "t5" / "checkpoint"),
+        "trainer.max_steps": 1,
+        "trainer.limit_val_batches": 0,
+    }
+    launch = trainings("t5", changes)
+    assert launch.codes == [0], launch.stderr
+    (result,) = convert(Conversion(launch.log_dir / "checkpoints", "huggingface", tmp_path / "{step}"))
+    with (
+        SafetensorsFiles(converted.root / "t5" / "source") as before,
+        SafetensorsFiles(result.output) as after,
+    ):
+        assert set(before.tensors()) == set(after.tensors())
+        moved = [float((before.read(name) - after.read(name)).abs().max()) for name in before.tensors()]
+    # One step of Adam: each weight by no more than the learning rate, and all by some of it.
+    assert min(moved) > 0 and max(moved) < 0.1
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -217,6 +245,7 @@ def test_weights_of_another_model_are_refused(
         ("gpt2", {"max_positions": 16}, r"model\.max_position_embeddings=32, and the run 16"),
         ("gpt3", {"tied_embeddings": True}, r"model\.share_embeddings_and_output_weights=False"),
         ("t5", {"num_layers": 2}, r"model\.decoder\.num_layers=3, and the run 2"),
+        ("t5", {"head_bias": True}, r"model\.tokens_head_bias=False, and the run True"),
         ("t5", {"tied_embeddings": False}, r"model\.share_decoder_tokens_head_embeddings=True"),
     ],
 )
