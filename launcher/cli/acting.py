@@ -235,11 +235,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         ("hold", "keep pending jobs from starting", _HOLD + _EXIT_CODES.format(done="held"), run_hold),
         ("release", "let held jobs start", _RELEASE + _EXIT_CODES.format(done="released"), run_release),
     ):
-        parser = subparsers.add_parser(
-            name,
-            help=summary,
-            description=description,
-        )
+        parser = subparsers.add_parser(name, help=summary, description=description)
         add_targets(parser)
         parser.set_defaults(run=run)
 
@@ -280,11 +276,7 @@ exit code:
 
 
 def _add_cancel(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser(
-        "cancel",
-        help="cancel the jobs of runs",
-        description=_CANCEL,
-    )
+    parser = subparsers.add_parser("cancel", help="cancel the jobs of runs", description=_CANCEL)
     add_targets(parser)
     parser.add_argument(
         "--save",

@@ -200,9 +200,7 @@ exit code:
 
 def add_parsers(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = verbs.add_parser(
-        "audit",
-        help="print the documents that a training step sees",
-        description=_DESCRIPTION,
+        "audit", help="print the documents that a training step sees", description=_DESCRIPTION
     )
     add_run(parser)
     parser.add_argument(

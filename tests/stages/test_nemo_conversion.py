@@ -114,7 +114,7 @@ def test_what_the_script_cannot_do_is_refused_by_its_key(words: list[str], messa
 def test_launch_has_the_code_that_its_tasks_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "megatron_gpt--step=2-last").mkdir(parents=True)
     cluster = [word for word in overrides(tmp_path) if not word.startswith("training")]
     words = [*cluster, *ALONE[:2], "engine=nemo", f"nemo_path={tmp_path}", "conversion.model_type=gpt"]
     request = Request([*words, f"conversion.source={tmp_path}/checkpoints"], ["slipway", "launch"])

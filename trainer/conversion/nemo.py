@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,8 @@ def _convert(conversion: Conversion, options: argparse.Namespace, own: list[str]
     script = _script(options.nemo_path, SCRIPT, "1.20")
     if conversion.to == "huggingface":
         _script(options.nemo_path, TO_HUGGINGFACE, "2.0")
+        # A tokenizer that is missing is told before the work, not after it.
+        _describe(conversion)
     # All ranks write into it, and know it without a word to each other.
     scratch = output.parent / f".nemo-{output.name}-{os.environ.get('SLURM_JOB_ID', 'local')}"
     scratch.mkdir(parents=True, exist_ok=True)
@@ -126,7 +129,7 @@ def _convert(conversion: Conversion, options: argparse.Namespace, own: list[str]
     if code == EXIT_OK:
         with outputs.new_directory(output, record, size_bytes=0) as unfinished:
             if conversion.to == "huggingface":
-                _write_model(unfinished, conversion, weights, precision, record)
+                _write_model(unfinished, conversion, weights, record)
             else:
                 file.rename(unfinished / file.name)
         print(f"{output}: written", flush=True)
@@ -149,9 +152,7 @@ def _run_alone(script: Path, file: Path, weights: Path) -> int:
     return subprocess.run(command, env=environment, check=False).returncode
 
 
-def _write_model(
-    directory: Path, conversion: Conversion, weights: Path, precision: str, record: Mapping[str, Any]
-) -> None:
+def _write_model(directory: Path, conversion: Conversion, weights: Path, record: Mapping[str, Any]) -> None:
     """Write what Hugging Face's script leaves out: the configuration, the tokenizer and the card.
 
     The weights become safetensors, without the padding of the vocabulary.
@@ -159,15 +160,12 @@ def _write_model(
     # Not at the top: the ranks that only run NeMo's script need no torch before.
     import torch
 
-    from trainer.checkpoint.description import description_of_model
     from trainer.checkpoint.tensor_files import TensorInfo
     from trainer.conversion import huggingface, safetensors_files
     from trainer.conversion.pickled_files import load
 
     tensors = load(weights)
-    flat = flatten({"model": dict(conversion.model) if isinstance(conversion.model, Mapping) else {}})
-    padded = len(tensors[_VOCABULARY[0]])
-    description = description_of_model(flat, padded, "bf16" if precision.startswith("bf16") else "fp32")
+    description = _describe(conversion)
     dtype = tensors[_VOCABULARY[0]].dtype if conversion.dtype is None else getattr(torch, conversion.dtype)
     entries = []
     for name, tensor in tensors.items():
@@ -177,6 +175,15 @@ def _write_model(
     safetensors_files.write(directory, entries, conversion.shard_bytes)
     origin = {**conversion.training, "step": record["step"], "checkpoint": record["source"]}
     huggingface.write_model_files(directory, description, dtype, conversion.tokenizer_dir, origin)
+
+
+def _describe(conversion: Conversion) -> Any:
+    """Return the description of the training's model, with the vocabulary as it is without padding."""
+    from trainer.checkpoint.description import description_of_model
+
+    flat = flatten({"model": dict(conversion.model) if isinstance(conversion.model, Mapping) else {}})
+    description = description_of_model(flat, padded=0, precision="bf16")
+    return replace(description, padded_vocabulary=description.vocabulary.size)
 
 
 def find_checkpoint(source: Path, step: int | None) -> tuple[Path, int]:
