@@ -236,6 +236,8 @@ def _existing(path: Path) -> Path:
     return path
 
 
+# --- exit codes of the verbs about jobs
+
 DONE = 0
 WENT_WRONG = 1
 MISTAKE = 2  # in the command line or the configuration

@@ -74,6 +74,8 @@ def checks_of(launched: Launched) -> list[RunCheck]:
     return verify_smoke(gather(launched.paths.run_dir, launched.paths.number).evidence)
 
 
+# --- shrinking a training
+
 STEPS = 2
 SUFFIX = "_smoke"
 _SECONDS = 30 * 60

@@ -198,6 +198,8 @@ def has_effect(outcomes: Iterable[Outcome], effect: Effect) -> bool:
     return any(outcome.effect is effect for outcome in outcomes)
 
 
+# --- hold and release
+
 _EXIT_CODES = """
 exit code:
   0  {done}
@@ -233,11 +235,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         ("hold", "keep pending jobs from starting", _HOLD + _EXIT_CODES.format(done="held"), run_hold),
         ("release", "let held jobs start", _RELEASE + _EXIT_CODES.format(done="released"), run_release),
     ):
-        parser = subparsers.add_parser(
-            name,
-            help=summary,
-            description=description,
-        )
+        parser = subparsers.add_parser(name, help=summary, description=description)
         add_targets(parser)
         parser.set_defaults(run=run)
 
@@ -251,6 +249,8 @@ def run_release(args: argparse.Namespace) -> int:
     """Release the jobs; return the exit code."""
     return act_on_all(args, release, "released")
 
+
+# --- cancel
 
 _CANCEL = """\
 End the running and pending jobs of runs; pending ones first, so that none of them starts in between. To
@@ -276,11 +276,7 @@ exit code:
 
 
 def _add_cancel(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser(
-        "cancel",
-        help="cancel the jobs of runs",
-        description=_CANCEL,
-    )
+    parser = subparsers.add_parser("cancel", help="cancel the jobs of runs", description=_CANCEL)
     add_targets(parser)
     parser.add_argument(
         "--save",

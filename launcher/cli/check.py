@@ -148,6 +148,8 @@ def _draw(path: Path, looked: Sequence[Looked]) -> bool:
     return False
 
 
+# --- views of the findings
+
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.SKIPPED: "dim"}
 
 Line = tuple[tuple[str, str], ...]

@@ -173,6 +173,8 @@ def _check_inputs(inputs: list[str], overrides: list[str]) -> None:
             raise UserError(f"{text}: no such file or directory", hint="an override has the form KEY=VALUE")
 
 
+# --- audit
+
 _DESCRIPTION = """\
 Print the documents of the global batch of a training step: data set, document, tokens of it, source file and
 the place in it. This is arithmetic on the configuration of the launch and the .idx files, for any step, done
@@ -198,9 +200,7 @@ exit code:
 
 def add_parsers(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = verbs.add_parser(
-        "audit",
-        help="print the documents that a training step sees",
-        description=_DESCRIPTION,
+        "audit", help="print the documents that a training step sees", description=_DESCRIPTION
     )
     add_run(parser)
     parser.add_argument(

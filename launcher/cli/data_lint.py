@@ -65,22 +65,14 @@ exit code:
 
 
 def add_parsers(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    lint = verbs.add_parser(
-        "lint",
-        help="check data sets and source files",
-        description=_LINT,
-    )
+    lint = verbs.add_parser("lint", help="check data sets and source files", description=_LINT)
     lint.add_argument("paths", nargs="+", metavar="PATH", help="a data set's prefix, a file, or a directory")
     lint.add_argument("--format", help="format of the source files (default: by name and content)")
     lint.add_argument("--text-key", metavar="KEY", help="key or column of the text (default: text)")
     _add_tokenizer(lint)
     lint.add_argument("--json", action="store_true", help="print a list with an object for each file")
     lint.set_defaults(run=run_lint)
-    show = verbs.add_parser(
-        "show",
-        help="print a document of a data set as text",
-        description=_SHOW,
-    )
+    show = verbs.add_parser("show", help="print a document of a data set as text", description=_SHOW)
     show.add_argument("prefix", metavar="PREFIX", help="path of the .bin and .idx without extension")
     show.add_argument("--document", type=int, default=0, metavar="N", help="from 0; -1 is the last one")
     _add_tokenizer(show)
@@ -187,6 +179,8 @@ def run_show(args: argparse.Namespace) -> int:
     return DONE
 
 
+# --- programs that read data
+
 _HOME = Path(__file__).resolve().parents[2]
 _PREFIX = "error: "
 
@@ -257,6 +251,8 @@ def _write(stream: IO[str], text: str) -> None:
     except BrokenPipeError:
         return  # it ended before it read all, and says why
 
+
+# --- plot
 
 _SUFFIXES = (".manifest.json", ".bin", ".idx")
 _DESCRIPTION = """\

@@ -140,6 +140,8 @@ def _verdict(report: GpuReport) -> str:
     return "the GPUs compute what they should, as far as these checks see: docs/gpu.md has what they do not"
 
 
+# --- running the checks
+
 _MICRO_BATCHES = 4
 RESULT, CONFIG = "gpu_check.json", "throughput_config"
 STATES = ("passed", "failed", "skipped")

@@ -55,9 +55,7 @@ _GAP = 2
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser(
-        "history",
-        help="list the launches of a run, or show the provenance of one",
-        description=_DESCRIPTION,
+        "history", help="list the launches of a run, or show the provenance of one", description=_DESCRIPTION
     )
     add_run(parser)
     parser.add_argument(

@@ -226,6 +226,8 @@ def _decision_to_json(decision: PruneDecision, dry_run: bool, failed: dict[Path,
     }
 
 
+# --- push
+
 _PUSH_EPILOG = """\
 examples:
   slipway image push nemo registry.example/team/nemo:25.07      the recipe's image, as it was built here

@@ -269,6 +269,8 @@ def _tell(paths: LaunchPaths, manifest: Manifest) -> None:
     print(f"  follow it  slipway follow {shlex.quote(short(paths.run_dir))}", flush=True)
 
 
+# --- --smoke
+
 OPTION = "--smoke"
 
 

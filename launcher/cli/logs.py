@@ -101,11 +101,7 @@ class LogSelection:
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add both verbs."""
     follow, parser = (
-        subparsers.add_parser(
-            name,
-            help=summary,
-            description=description,
-        )
+        subparsers.add_parser(name, help=summary, description=description)
         for name, summary, description in (
             ("follow", "watch a launch until its job has ended", _FOLLOW),
             ("logs", "print the log of a launch, or follow it", _LOGS),

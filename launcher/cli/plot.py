@@ -34,9 +34,7 @@ exit code:
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser(
-        "plot",
-        help="summarize a run and plot its losses",
-        description=_DESCRIPTION,
+        "plot", help="summarize a run and plot its losses", description=_DESCRIPTION
     )
     parser.add_argument("run_name", metavar="RUN", help=RUN_HELP)
     add_base_results_dir(parser)

@@ -89,6 +89,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+# --- diff
+
 _DIFF_EPILOG = """\
 examples:
   slipway diff training=gpt3/126m cluster=bcm training.trainer.max_steps=700000

@@ -91,9 +91,7 @@ exit code:
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb with its own verbs."""
     parser = subparsers.add_parser(
-        "sandbox",
-        help="a real multi-node Slurm on this machine",
-        description=_DESCRIPTION,
+        "sandbox", help="a real multi-node Slurm on this machine", description=_DESCRIPTION
     )
     verbs = parser.add_subparsers(metavar="VERB", required=True)
     boot = _add_verb(verbs, "up", "boot a sandbox", _UP, _up)
@@ -134,11 +132,7 @@ def _add_verb(
     description: str,
     run: Callable[[argparse.Namespace], int],
 ) -> argparse.ArgumentParser:
-    parser = verbs.add_parser(
-        name,
-        help=summary,
-        description=description,
-    )
+    parser = verbs.add_parser(name, help=summary, description=description)
     parser.add_argument(
         "--dir",
         type=Path,

@@ -49,11 +49,7 @@ with --exit-code, and at the end of --watch, the worst of all runs, in this orde
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser(
-        "status",
-        help="show the state of runs",
-        description=_DESCRIPTION,
-    )
+    parser = subparsers.add_parser("status", help="show the state of runs", description=_DESCRIPTION)
     parser.add_argument("runs", nargs="*", metavar="RUN", help=f"{RUNS_HELP}; default: all runs")
     add_base_results_dir(parser)
     parser.add_argument("--watch", action="store_true", help="go on until everything has ended")

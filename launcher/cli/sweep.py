@@ -55,9 +55,7 @@ exit code:
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser(
-        "sweep",
-        help="launch a training for each combination of values",
-        description=_DESCRIPTION,
+        "sweep", help="launch a training for each combination of values", description=_DESCRIPTION
     )
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="such as training.model.seed=1,2,3")
     parser.add_argument(

@@ -50,11 +50,7 @@ _VERDICT_COLOURS = {errors.DONE: "bold green", errors.WENT_WRONG: "bold red"}
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser(
-        "verify",
-        help="check that a run did its work",
-        description=_DESCRIPTION,
-    )
+    parser = subparsers.add_parser("verify", help="check that a run did its work", description=_DESCRIPTION)
     add_run(parser)
     parser.add_argument("--json", action="store_true", help="print an object with all checks")
     parser.set_defaults(run=run)

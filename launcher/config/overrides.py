@@ -237,6 +237,8 @@ class NoSuchChoice(UserError):
         self.group, self.choice = group, choice
 
 
+# --- the choices of the groups
+
 # A number of parameters in a name: 126m, 1.3b, 1b3.
 _SIZE = re.compile(r"(?<![a-z0-9.])(\d+(?:\.\d+)?)([mbt])(\d*)(?![a-z0-9])")
 _UNITS = {"m": 1e6, "b": 1e9, "t": 1e12}

@@ -164,6 +164,8 @@ def _in_a_file(variable: str) -> str:
     return f"keep it in a file that only you can read: env_files={{{variable}: /path/of/the/file}}"
 
 
+# --- placeholders
+
 # What is a placeholder in any value. Tokenizers have <s>, <mask> and <extra_id_0>, packages numpy<3.
 _ANYWHERE = (
     r"<\s*(?i:your|insert|enter|replace|fill|put|path|change|add)(?![a-z])[^<>]*>",

@@ -292,6 +292,8 @@ PathOrKeys = Annotated[str | dict[str, Any] | None, BeforeValidator(_path_or_key
 Steps = Annotated[list[Whole], BeforeValidator(_listed)]
 
 
+# --- pydantic's errors in words
+
 _SEVERAL = "a list, such as [a, b]"
 _KEYS = "keys below it, as in {key: value}"
 

@@ -212,6 +212,9 @@ def _links(seconds: float, limit: str | None) -> int | None:
     return max(1, -int(-seconds // each)) if each else None
 
 
+# --- all estimates of a plan
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
     """The memory of each pipeline stage, at least one, and of the GPU that has to hold it.
@@ -265,6 +268,8 @@ def overview(plan: Plan, gpu_types: Sequence[str] = ()) -> Overview:
     memory = MemoryEstimate(stages, counted, plan.assumptions.memory_margin) if stages else None
     return Overview(memory, amount_of(plan), estimate_cost(plan, gpu_types))
 
+
+# --- checkpoints
 
 _CALLBACK = "exp_manager.checkpoint_callback_params"
 KEEP = f"{_CALLBACK}.save_top_k"

@@ -107,6 +107,8 @@ def node_counts(parallel: ParallelConfig) -> list[int]:
     return [nodes for nodes in range(step, MOST_NODES + 1, step) if fits(parallel, nodes)]
 
 
+# --- the GPU that estimates count with
+
 _NOBODY = "assumed: cluster.gpu is null"
 
 
@@ -153,6 +155,8 @@ def _meant(name: str, source: str, table: Mapping[str, Gpu]) -> CountedGpu:
     gpu = max(matches, key=lambda match: match.memory) if matches else table[ASSUMED.name]
     return CountedGpu(gpu, f"assumed: {source} is {why}", is_assumed=True)
 
+
+# --- layouts, and the keys that say them
 
 SEQUENCE = "model.sequence_parallel"
 RECOMPUTE = "activations_checkpoint"

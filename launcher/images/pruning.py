@@ -228,6 +228,8 @@ def remove(entry: Stored) -> None:
         sidecar_path(entry.path).unlink(missing_ok=True)
 
 
+# --- named containers on the nodes
+
 # The script of a launch adds digits of the image to the name.
 _NAME = re.compile(r"pyxis_(?P<name>.+)-[0-9a-f]{12}")
 _MARK = "slipway-container"

@@ -253,6 +253,8 @@ def _exit_on_signal(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
 
 
+# --- the failures of programs
+
 _QUOTED_LINES = 3
 _LISTING = re.compile(": `skopeo list-tags [^`]*`")
 

@@ -338,6 +338,8 @@ def _line_around(stream: BinaryIO, at: int) -> list[Event]:
     return parse_events(content[begin:].partition(b"\n")[0])
 
 
+# --- progress
+
 # The steps over which the throughput is taken: the first step of a training is slow, and single ones jitter.
 _WINDOW = 20
 

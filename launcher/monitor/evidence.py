@@ -269,6 +269,8 @@ def _tail(path: Path) -> bytes:
         return b""
 
 
+# --- errors in logs
+
 _TRACEBACK = b"Traceback (most recent call last)"
 _SRUN = b"srun: error: "
 # An exception at an interpreter's exit has no effect on the run.

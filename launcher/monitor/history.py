@@ -290,6 +290,8 @@ def _begins(before: JobAttempt | None, life: JobAttempt) -> float | None:
     return max(life.started, before.ended + 1)
 
 
+# --- the diagnosis of an attempt
+
 # The machine, or whoever ended the job, is the cause of these, and the errors of ranks explain nothing.
 _NOT_OF_RANKS = (
     "done",

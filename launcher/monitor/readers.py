@@ -72,6 +72,8 @@ class _LogsReader:
             yield from reader.stream()
 
 
+# --- NeMo's progress lines
+
 # After the bar: without it the number may be the rest of a torn one.
 _LINE = re.compile(
     rb"\| *(\d{1,15})/(\d{1,15}) \[((?:\d{1,9}:)?\d{1,9}:\d\d)<"
@@ -266,6 +268,9 @@ def _seconds(clock: bytes) -> int:
     for part in clock.split(b":"):
         seconds = 60 * seconds + int(part)
     return seconds
+
+
+# --- the steps of a run
 
 
 @dataclass(frozen=True, slots=True)

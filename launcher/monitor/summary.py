@@ -172,6 +172,8 @@ def _layout(start: Start | None) -> str:
     return " × ".join(f"{name} {size}" for name, size in sizes)
 
 
+# --- the curves
+
 _HEIGHT = 20
 _NARROWEST, _WIDEST = 40, 110
 _BLUE, _ORANGE, _GREY = (74, 144, 226), (240, 140, 40), (150, 150, 150)

@@ -245,6 +245,8 @@ def _ranks(ranks: int) -> str:
     return f"{ranks} rank{'s' * (ranks != 1)}"
 
 
+# --- the trend of a loss
+
 # With fewer steps a tenth of them is a single one.
 FEWEST_STEPS = 20
 _STANDARD_ERRORS = 3.0

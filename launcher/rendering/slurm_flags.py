@@ -104,6 +104,8 @@ def _mount(mount: Mount) -> str:
     return ":".join(part for part in (mount.source, mount.target, mount.flags) if part)
 
 
+# --- Apptainer
+
 # Of the site's arguments of srun, the one that says what `mount_home: null` does not.
 _NO_HOME = "--no-container-mount-home"
 
@@ -140,6 +142,8 @@ def _entrypoint(container: Container) -> list[str]:
     """Return the script in which an imported image keeps its entry point, as Enroot runs it."""
     return ["/bin/sh", "/etc/rc"] if container.options.entrypoint else []
 
+
+# --- sbatch
 
 # A flag and the value it takes from the job; None or False leaves the flag out, True makes it bare.
 FLAGS: tuple[tuple[str, Callable[[Job], Any]], ...] = (

@@ -207,6 +207,8 @@ def is_free(port: int) -> bool:
     return True
 
 
+# --- paths
+
 # sockaddr_un.sun_path holds 108 bytes, the last of them a zero.
 _SOCKET_PATH_LIMIT = 107
 

@@ -136,6 +136,8 @@ def program(name: str) -> str:
     return path
 
 
+# --- the namespaces of a daemon
+
 _ETC = Path("/etc")
 _HOSTS, _NSSWITCH = _ETC / "hosts", _ETC / "nsswitch.conf"
 
@@ -224,6 +226,8 @@ def _lines(path: Path) -> list[str]:
     except OSError:
         return []
 
+
+# --- containers
 
 PLUGIN = "spank_pyxis.so"
 # Where `make install` and the packages put it, next to the folder that Slurm loads its own plugins from.

@@ -130,6 +130,8 @@ def locked(directory: Path) -> Iterator[None]:
         os.close(handle)
 
 
+# --- processes
+
 _PROC = Path("/proc")
 
 
@@ -259,6 +261,8 @@ def _read(pid: int, ended: bool = False) -> ProcessEntry | None:
         return None
     return ProcessEntry(Process(pid, int(words[19])), int(words[1]))
 
+
+# --- Slurm's own commands, and the status
 
 # A user's own defaults (SQUEUE_FORMAT, SBATCH_PARTITION, ...) or the job that this runs in would change
 # what the commands do.

@@ -102,6 +102,8 @@ def has_features(constraint: str, features: frozenset[str]) -> bool:
     return matches
 
 
+# --- times
+
 TIME_FORMS = "MINUTES[:SECONDS], HOURS:MINUTES:SECONDS or DAYS-HOURS[:MINUTES[:SECONDS]]"
 
 # In any case, as Slurm reads them (src/common/parse_time.c, time_str2secs).

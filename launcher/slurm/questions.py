@@ -175,6 +175,8 @@ def _gpu_types(nodes: Mapping[str, tuple[Node, ...]] | None) -> tuple[str, ...] 
     return tuple(sorted(types)) if types and "" not in types else None
 
 
+# --- jobs
+
 logger = logging.getLogger(__name__)
 
 # The system's limit for one argument is 131,072 bytes.

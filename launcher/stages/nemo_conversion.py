@@ -1,4 +1,4 @@
-"""The conversion stage with engine=nemo: NeMo's own script makes a .nemo file of a checkpoint.
+"""The conversion stage with engine=nemo: NeMo's own scripts make a .nemo file of a checkpoint, or a Llama.
 
 The script builds the model and loads the checkpoint into it, so that it needs the GPUs of one replica: tensor
 times pipeline parallel size. What the job alone knows, such as the name of the newest checkpoint, is added
@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from launcher.config.schema import ConversionConfig, RunConfig
-from launcher.errors import UserError
+from launcher.config.schema import RunConfig
+from launcher.config.stage_schema import ConversionConfig
+from launcher.errors import UserError, shown
 from launcher.plan import Chain, Job, Payload
 from launcher.runs.paths import LaunchPaths
 from launcher.stages import common
@@ -23,7 +24,19 @@ _STAGE = "conversion"
 # GPUs of a node where the cluster names no number, as in the NeMo Megatron launcher.
 _GPUS_PER_NODE = 8
 # Keys that our converter reads, and NeMo's does not.
-_OWN = ("dtype", "every", "source_format")
+_OWN = ("every", "source_format")
+# Models that NeMo's script for Hugging Face converts, by their keys; None is a key that is not set.
+_LLAMA: Mapping[str, tuple[Any, ...]] = {
+    "normalization": ("rmsnorm",),
+    "activation": ("fast-swiglu", "swiglu"),
+    "position_embedding_type": ("rope",),
+    "share_embeddings_and_output_weights": (False,),
+    "bias": (False,),
+    "qkv_bias": (False, None),
+    "rotary_percentage": (1.0, None),
+    "num_moe_experts": (None,),
+    "multi_latent_attention": (False, None),
+}
 
 
 def nemo_conversion_job(
@@ -49,6 +62,8 @@ def nemo_conversion_job(
     """
     _check(conversion)
     model = conversion.model if isinstance(conversion.model, Mapping) else {}
+    if conversion.to == "huggingface":
+        _check_llama(conversion, model)
     tensor, pipeline = _size(model, "tensor"), _size(model, "pipeline")
     tasks, most = tensor * pipeline, config.cluster.gpus_per_node or _GPUS_PER_NODE
     nodes = -(-tasks // most)
@@ -96,13 +111,18 @@ def nemo_conversion_job(
 
 
 def _check(conversion: ConversionConfig) -> None:
-    if conversion.to != "nemo":
+    if conversion.to not in ("nemo", "huggingface"):
         raise UserError(
-            f"conversion.to={conversion.to}: with engine=nemo a conversion makes a .nemo file, with which "
-            "NeMo's scripts/checkpoint_converters go on",
+            f"conversion.to={conversion.to}: NeMo's scripts make .nemo files and, of Llamas, Hugging Face's",
             key="conversion.to",
             also=("engine",),
             hint="conversion=nemo, or engine=megatron for checkpoints of Slipway and other programs",
+        )
+    if conversion.to == "nemo" and conversion.dtype is not None:
+        raise UserError(
+            f"conversion.dtype={conversion.dtype}: a .nemo file has the types of the training",
+            key="conversion.dtype",
+            hint="conversion.dtype=null",
         )
     for key in _OWN:
         value = getattr(conversion, key)
@@ -126,6 +146,27 @@ def _check(conversion: ConversionConfig) -> None:
             key="conversion.model_type",
             hint="conversion.model_type=gpt, t5 or bert",
         )
+
+
+def _check_llama(conversion: ConversionConfig, model: Mapping[str, Any]) -> None:
+    """Refuse models for which NeMo has no script that writes Hugging Face's."""
+    if conversion.model_type == "gpt" and not model:
+        raise UserError(
+            f"conversion.model=null: {conversion.source} is no run of ours, which would describe it",
+            key="conversion.model",
+            hint="conversion.model=FILE, the configuration of its training",
+        )
+    for key, valid in _LLAMA.items():
+        if conversion.model_type != "gpt" or model.get(key) not in valid:
+            what = (
+                f"model.{key}={shown(model.get(key))}" if conversion.model_type == "gpt" else "its model_type"
+            )
+            raise UserError(
+                f"conversion.to=huggingface: NeMo's script converts Llamas, and {what} is none of theirs",
+                key="conversion.to",
+                also=("engine",),
+                hint="conversion=nemo",
+            )
 
 
 def _size(model: Mapping[str, Any], kind: str) -> int:

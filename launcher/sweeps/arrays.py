@@ -304,6 +304,9 @@ def _entries(directory: Path) -> list[Path]:
     return list(directory.iterdir()) if stat.S_ISDIR(file_mode(directory)) else []
 
 
+# --- launching
+
+
 @dataclass(frozen=True, slots=True)
 class LaunchedSweep:
     """A sweep that became jobs: its arrays, their ids, and warnings."""

@@ -210,6 +210,8 @@ def _mistake(places: Sequence[tuple[Point, Finding]], count: int) -> UserError:
     return mistake
 
 
+# --- the grid
+
 # More are a slip: the controller of a cluster holds ten thousand jobs by default, of all users together.
 MOST_POINTS = 10_000
 

@@ -222,6 +222,8 @@ def print_listing(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]], *, 
     open_console().print(grid)
 
 
+# --- numbers and times in words
+
 UNKNOWN = "-"
 
 

@@ -39,6 +39,7 @@ def arguments(planned: Job) -> dict[str, str]:
         ("gpt3/175b", 4, 8, 4, 8, "gpt"),
         ("t5/3b", 2, 1, 1, 2, "t5"),
         ("bert/110m", 1, 1, 1, 1, "bert"),
+        ("llama/llama2_70b", 4, 4, 2, 8, "gpt"),
     ],
 )
 def test_job_has_the_gpus_of_one_replica(
@@ -66,6 +67,13 @@ def test_job_reads_the_training_before_it() -> None:
     assert node["tokenizer_dir"] == "/apps/bpe"
 
 
+@pytest.mark.parametrize("training", ["llama/llama2_7b", "llama/llama3_1_8b"])
+def test_llama_is_converted_to_hugging_face(training: str) -> None:
+    planned = job(TRAINED[0], "conversion=huggingface", f"training={training}", "conversion.dtype=float32")
+    assert planned.stage_config is not None
+    assert planned.stage_config["conversion"]["to"] == "huggingface"
+
+
 def test_decoder_of_a_t5_begins_at_its_stage() -> None:
     planned = job(
         *TRAINED,
@@ -84,9 +92,12 @@ def test_decoder_of_a_t5_begins_at_its_stage() -> None:
     [
         ([*ALONE], "conversion.model_type=null"),
         ([*ALONE, "conversion.model_type=gpt", "conversion.dtype=bfloat16"], "conversion.dtype=bfloat16"),
+        ([*ALONE, "conversion=safetensors", "conversion.model_type=gpt"], "conversion.to=safetensors"),
+        ([*ALONE, "conversion=huggingface", "conversion.model_type=gpt"], "conversion.model=null"),
+        ([*TRAINED[:1], "conversion=huggingface", "training=t5/220m"], "its model_type is none of theirs"),
         ([*ALONE, "conversion.model_type=gpt", "conversion.every=5"], "conversion.every=5"),
         ([*ALONE, "conversion.model_type=gpt", "conversion.check.enabled=True"], "conversion.check.enabled"),
-        ([*TRAINED[:1], "conversion=huggingface", "training=gpt3/126m"], "scripts/checkpoint_converters"),
+        ([*TRAINED[:1], "conversion=huggingface", "training=gpt3/126m"], "model.normalization="),
         ([*ALONE, "engine=megatron"], "engine=megatron has no NeMo"),
         (
             [*TRAINED, "training=gpt3/20b", "training.model.pipeline_model_parallel_size=11"],
@@ -103,7 +114,7 @@ def test_what_the_script_cannot_do_is_refused_by_its_key(words: list[str], messa
 def test_launch_has_the_code_that_its_tasks_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "megatron_gpt--step=2-last").mkdir(parents=True)
     cluster = [word for word in overrides(tmp_path) if not word.startswith("training")]
     words = [*cluster, *ALONE[:2], "engine=nemo", f"nemo_path={tmp_path}", "conversion.model_type=gpt"]
     request = Request([*words, f"conversion.source={tmp_path}/checkpoints"], ["slipway", "launch"])

@@ -57,11 +57,38 @@ def convert(conversion: Conversion) -> list[Result]:
         cannot be written, or is another conversion's.
     """
     source_format = _source_format(conversion)
+    if conversion.check.enabled and (source_format, conversion.to) != ("slipway", "huggingface"):
+        raise UserError(
+            "conversion.check.enabled=True: a checkpoint of ours is compared with its conversion to "
+            f"huggingface; expected False with conversion.to={conversion.to} of {source_format}"
+        )
     if conversion.to == "slipway":
         return [_imported(conversion, source_format)]
+    if source_format == "slipway" and conversion.every:
+        return _convert_all(conversion)
     if source_format == "slipway":
         return [convert_checkpoint(conversion, checkpoint) for checkpoint in chosen(conversion)]
     return [_convert_source(conversion, source_format)]
+
+
+def _convert_all(conversion: Conversion) -> list[Result]:
+    """Convert all checkpoints that a training has so far, while it may save and remove others."""
+    results, errors = [], []
+    # Of a step that was trained twice the later one.
+    for checkpoint in {checkpoint.marker.step: checkpoint for checkpoint in chosen(conversion)}.values():
+        try:
+            results.append(convert_checkpoint(conversion, checkpoint))
+        except outputs.AnotherResult as error:
+            # The training went back, and came to this step again: what was made of it stays.
+            print(f"{checkpoint.path}: not converted: {error}", flush=True)
+        except (UserError, FileNotFoundError) as error:
+            if checkpoint.path.exists():
+                errors.append(str(error))
+            else:
+                print(f"{checkpoint.path}: removed by the training meanwhile", flush=True)
+    if errors:
+        raise UserError("; ".join(errors))
+    return results
 
 
 def _source_format(conversion: Conversion) -> SourceFormat:

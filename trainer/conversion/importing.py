@@ -39,9 +39,12 @@ _FORMAT = {
 }
 # GPT-2's first files have no prefix.
 _PREFIX = "transformer."
-# What the files of some versions have besides: copies of tied weights, and masks.
+# What the files of some versions have besides: copies of tied weights, masks, and positions that no T5 uses.
 _COPIES = ("lm_head.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
-_MASKS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
+_UNUSED = (
+    *(".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq"),
+    ".EncDecAttention.relative_attention_bias.weight",
+)
 
 
 def import_weights(conversion: Conversion, source: Path) -> Path:
@@ -139,7 +142,9 @@ class _Weights:
         self._files = files
         names = files.tensors()
         bare = "wte.weight" in names
-        self.names = {f"{_PREFIX}{name}" if bare else name: name for name in names}
+        self.names = {
+            f"{_PREFIX}{name}" if bare and name != "lm_head.weight" else name: name for name in names
+        }
 
     def read(self, name: str) -> Any:
         """Return a weight."""
@@ -178,7 +183,7 @@ def _check_names(source: Path, weights: _Weights, rows: list[Row]) -> None:
     unknown = [
         name
         for name in weights.names
-        if name not in wanted and name not in _COPIES and not name.endswith(_MASKS)
+        if name not in wanted and name not in _COPIES and not name.endswith(_UNUSED)
     ]
     missing = sorted(wanted - set(weights.names))
     for name in missing[:1]:

@@ -14,21 +14,28 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from trainer.checkpoint.files import file_checksum
-from trainer.config.load import load_yaml
+from trainer.config.load import flatten, load_yaml
 from trainer.conversion import outputs
 from trainer.conversion.spec import ROOT, Conversion, read_conversion
 from trainer.errors import EXIT_OK, EXIT_USER_ERROR, UserError
 
 SCRIPT = "examples/nlp/language_modeling/megatron_ckpt_to_nemo.py"
+# Of a .nemo file of a Llama's shape, on a CPU.
+TO_HUGGINGFACE = "scripts/checkpoint_converters/convert_llama_nemo_to_hf.py"
 HPARAMS = Path("results", "hparams.yaml")
 # NeMo's name of a checkpoint has the step in it; a copy of the newest ends in `-last`.
 _STEP = re.compile(r"step=(\d+)(?!.*step=\d)")
 _LAST, _UNFINISHED = "-last", "-unfinished"
 _PRECISIONS = {"32": "32-true", "16": "16-mixed", "bf16": "bf16-mixed"}
+_WORLD = re.compile(r"SLURM_|PMI|RANK$|LOCAL_RANK$|WORLD_SIZE$|LOCAL_WORLD_SIZE$|MASTER_")
+# In Hugging Face's Llama, the weights with a row for each token; NeMo pads them.
+_VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")
 # Files of a tokenizer, by their keys in the hyperparameters.
 _TOKENIZER = ("vocab_file", "merge_file", "model", "tokenizer_model")
 # Set in all of NeMo's 24.x images: what a conversion has not.
@@ -83,19 +90,25 @@ def _convert(conversion: Conversion, options: argparse.Namespace, own: list[str]
         "step": step,
         "checkpoint": file_checksum(checkpoint / "common.pt"),
         "to": conversion.to,
+        "dtype": conversion.dtype,
     }
     if outputs.is_there(output, record):
         if rank == 0:
             print(f"{output}: is there already", flush=True)
         return EXIT_OK
-    script = options.nemo_path / SCRIPT
-    if not script.is_file():
-        raise UserError(f"nemo_path={options.nemo_path}: it has no {SCRIPT}, as NeMo 1.20 to 2.4 do")
+    script = _script(options.nemo_path, SCRIPT, "1.20")
+    if conversion.to == "huggingface":
+        _script(options.nemo_path, TO_HUGGINGFACE, "2.0")
+        # A tokenizer that is missing is told before the work, not after it.
+        _describe(conversion)
     # All ranks write into it, and know it without a word to each other.
     scratch = output.parent / f".nemo-{output.name}-{os.environ.get('SLURM_JOB_ID', 'local')}"
     scratch.mkdir(parents=True, exist_ok=True)
     sizes = (options.tensor_model_parallel_size, options.pipeline_model_parallel_size)
     fitted, precision = fit_hparams(hparams, hparams_file, sizes, conversion.tokenizer_dir)
+    if conversion.to == "huggingface":
+        # It would wrap the model, and the script does not know the names that its weights have then.
+        fitted["cfg"]["megatron_amp_O2"] = False
     copy, file = scratch / f"hparams-{rank}.yaml", scratch / f"{output.name}.nemo"
     _write_yaml(copy, fitted)
     command = [
@@ -110,13 +123,67 @@ def _convert(conversion: Conversion, options: argparse.Namespace, own: list[str]
     code = subprocess.run(command, check=False).returncode
     if code == EXIT_OK and not file.is_file():
         raise UserError(f"{script} ended without an error, and wrote no {file}")
+    weights = scratch / "pytorch_model.bin"
+    if code == EXIT_OK and conversion.to == "huggingface":
+        code = _run_alone(options.nemo_path / TO_HUGGINGFACE, file, weights)
     if code == EXIT_OK:
         with outputs.new_directory(output, record, size_bytes=0) as unfinished:
-            file.rename(unfinished / file.name)
+            if conversion.to == "huggingface":
+                _write_model(unfinished, conversion, weights, record)
+            else:
+                file.rename(unfinished / file.name)
         print(f"{output}: written", flush=True)
     for left in output.parent.glob(f".nemo-{output.name}-*"):
         shutil.rmtree(left, ignore_errors=True)
     return code
+
+
+def _script(root: Path, name: str, since: str) -> Path:
+    if not (root / name).is_file():
+        raise UserError(f"nemo_path={root}: it has no {name}, as NeMo {since} to 2.4 do")
+    return root / name
+
+
+def _run_alone(script: Path, file: Path, weights: Path) -> int:
+    """Run the script that has one process, whatever the job has, and return its exit code."""
+    environment = {name: value for name, value in os.environ.items() if not _WORLD.match(name)}
+    command = [sys.executable, "-u", str(script), "--input_name_or_path", str(file)]
+    command += ["--output_path", str(weights), "--cpu-only"]
+    return subprocess.run(command, env=environment, check=False).returncode
+
+
+def _write_model(directory: Path, conversion: Conversion, weights: Path, record: Mapping[str, Any]) -> None:
+    """Write what Hugging Face's script leaves out: the configuration, the tokenizer and the card.
+
+    The weights become safetensors, without the padding of the vocabulary.
+    """
+    # Not at the top: the ranks that only run NeMo's script need no torch before.
+    import torch
+
+    from trainer.checkpoint.tensor_files import TensorInfo
+    from trainer.conversion import huggingface, safetensors_files
+    from trainer.conversion.pickled_files import load
+
+    tensors = load(weights)
+    description = _describe(conversion)
+    dtype = tensors[_VOCABULARY[0]].dtype if conversion.dtype is None else getattr(torch, conversion.dtype)
+    entries = []
+    for name, tensor in tensors.items():
+        part = tensor[: description.vocabulary.size] if name in _VOCABULARY else tensor
+        read = partial(torch.Tensor.detach, part)
+        entries.append(safetensors_files.Entry(name, TensorInfo(tuple(part.shape), dtype), read))
+    safetensors_files.write(directory, entries, conversion.shard_bytes)
+    origin = {**conversion.training, "step": record["step"], "checkpoint": record["source"]}
+    huggingface.write_model_files(directory, description, dtype, conversion.tokenizer_dir, origin)
+
+
+def _describe(conversion: Conversion) -> Any:
+    """Return the description of the training's model, with the vocabulary as it is without padding."""
+    from trainer.checkpoint.description import description_of_model
+
+    flat = flatten({"model": dict(conversion.model) if isinstance(conversion.model, Mapping) else {}})
+    description = description_of_model(flat, padded=0, precision="bf16")
+    return replace(description, padded_vocabulary=description.vocabulary.size)
 
 
 def find_checkpoint(source: Path, step: int | None) -> tuple[Path, int]:
@@ -183,6 +250,9 @@ def fit_hparams(
         raise UserError(f"{path}: expected the hyperparameters of a training of NeMo's (a key `cfg`)")
     model = {**model, **{key: value for key, value in _OFF.items() if key in model}}
     model["tensor_model_parallel_size"], model["pipeline_model_parallel_size"] = sizes
+    if model.get("num_query_groups", 0) is None:
+        # The same model; NeMo's converter of Llamas computes with the number.
+        model["num_query_groups"] = model.get("num_attention_heads")
     if sizes[0] == 1:
         model["sequence_parallel"] = False
     optimizer = model.get("optim")

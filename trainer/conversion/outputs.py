@@ -33,6 +33,10 @@ _USER_ERRORS = (
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
+class AnotherResult(UserError):
+    """The output is the result of a conversion of something else, or in another way."""
+
+
 def is_there(output: Path, record: Mapping[str, Any]) -> bool:
     """Return whether a directory is the result of this conversion, and whole.
 
@@ -64,7 +68,7 @@ def is_there(output: Path, record: Mapping[str, Any]) -> bool:
         if earlier.get(name) != value and name != "source"
     ]
     if differences:
-        raise UserError(
+        raise AnotherResult(
             f"{_KEY}={output}: the result of another conversion is there ({'; '.join(differences)}); "
             f"choose another {_KEY}, or remove it"
         )

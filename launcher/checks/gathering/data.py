@@ -218,6 +218,8 @@ def _state(path: str) -> tuple[int, ...] | None:
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
+# --- the files of a tokenizer
+
 _NODE = "model.tokenizer"
 _WORDPIECES = ("BertWordPieceCase", "BertWordPieceLowerCase")
 _MERGES = "it is made together with vocab.json: with merges of another tokenizer the ids are others"

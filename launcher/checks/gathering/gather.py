@@ -168,6 +168,9 @@ def _is_run_with(directory: Path, script: str) -> bool:
     return stat.S_ISDIR(file_mode(directory / LAUNCHES)) and (directory / script).is_symlink()
 
 
+# --- the cluster
+
+
 def cluster_facts(plan: Plan) -> ClusterFacts | None:
     """Ask the cluster what it has and what it allows; ``None`` where the job does not go to a Slurm."""
     if plan.scheduler != "slurm":

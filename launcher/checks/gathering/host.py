@@ -144,6 +144,8 @@ def supervisor_python_problem(names: Sequence[str] = SUPERVISOR_PYTHONS) -> str:
     return f"{path} is {version}, older than {'.'.join(map(str, OLDEST_PYTHON))}"
 
 
+# --- the verdict of our trainer
+
 # The trainer lies beside the launcher, in a checkout and in an installation.
 _HOME = Path(__file__).resolve().parents[3]
 _VERDICT_SECONDS = 30

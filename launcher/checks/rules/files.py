@@ -181,6 +181,8 @@ def told_bytes(size: int) -> str:
     return f"{size} bytes"
 
 
+# --- the image
+
 # The megatron-core that our trainer is written for: the extra `train` pins a release of it.
 TRAINER_CORE = (0, 16)
 _TRAINER_CORE = ".".join(map(str, TRAINER_CORE))
@@ -333,6 +335,8 @@ def network_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
         )
         yield warning(_NETWORK, "container", job.container.image, message, fix)
 
+
+# --- the machine that launches, and the scheduler
 
 MACHINE = "machine"
 SCHEDULER = "scheduler"

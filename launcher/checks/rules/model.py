@@ -347,6 +347,8 @@ def _recompute_problem(key: str, value: Any, message: str, *also: str) -> Findin
     return error("model.recompute", key, value, message, also=also)
 
 
+# --- the memory of a GPU
+
 CHECK = "memory.fits"
 _GIB = 2**30
 _STATES = ("weights", "gradients", "optimizer")

@@ -113,6 +113,8 @@ def singleton_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
     )
 
 
+# --- times and chains
+
 # Lightning's trainer.max_time adds up over the launches of a run, exp_manager's is of this one.
 _MAX_TIMES = ("trainer.max_time", "exp_manager.max_time_per_run")
 _DURATION = re.compile(":".join([r"(\d{1,9})"] * 4), re.ASCII)

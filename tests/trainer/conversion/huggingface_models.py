@@ -35,6 +35,22 @@ def llama(size: int, rope: dict[str, Any], **changes: Any) -> Any:
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=size, **{**plain, **changes}))
 
 
+def stablelm(size: int) -> Any:
+    return transformers.StableLmForCausalLM(
+        transformers.StableLmConfig(
+            vocab_size=size,
+            hidden_size=32,
+            intermediate_size=80,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=LENGTH,
+            layer_norm_eps=EPSILON,
+            rope_parameters={"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.5},
+        )
+    )
+
+
 def t5(size: int, projection: str, tied: bool) -> Any:
     model = transformers.T5ForConditionalGeneration(
         transformers.T5Config(
@@ -79,6 +95,7 @@ def models(size: int) -> dict[str, tuple[Any, float]]:
         "gpt3": (gpt(size, **sizes, layer_norm_epsilon=EPSILON, tie_word_embeddings=False), 0.3),
         "llama2": (llama(size, plain), 0.3),
         "llama3_1": (llama(size, SCALED, head_dim=64), 0.3),
+        "stablelm": (stablelm(size), 0.3),
         # Without 1 / sqrt(d) the scores of a T5 grow quickly.
         "t5": (t5(size, "relu", tied=True), 0.15),
         "t5_v1_1": (t5(size, "gated-gelu", tied=False), 0.1),

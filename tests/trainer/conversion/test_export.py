@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -191,7 +192,9 @@ def test_tensors_are_written_under_their_own_names(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [RECORD, "model.safetensors"]
 
 
-def test_each_checkpoint_is_converted_once_with_every(tmp_path: Path) -> None:
+def test_each_checkpoint_is_converted_once_with_every(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     model = description(FAMILIES["gpt2"])
     source = tmp_path / "checkpoints"
     every = conversion(source, tmp_path / "hf" / "step-{step}", every=1)
@@ -202,6 +205,17 @@ def test_each_checkpoint_is_converted_once_with_every(tmp_path: Path) -> None:
     write_checkpoint(source, model, step=6, seed=2)
     assert [result.is_new for result in convert(every)] == [False, False, True]
     assert sorted(path.name for path in (tmp_path / "hf").iterdir()) == ["step-2", "step-4", "step-6"]
+    # The training went back to step 4 and came to step 6 again; then a checkpoint is damaged.
+    again = write_checkpoint(source, model, step=6, seed=3)
+    assert [result.is_new for result in convert(every)] == [False, False]
+    assert "step-6: the result of another conversion is there" in capsys.readouterr().out
+    damaged = write_checkpoint(source, model, step=8)
+    os.truncate(damaged.path / "common.pt", 1)
+    write_checkpoint(source, model, step=10)
+    with pytest.raises(UserError, match=r"step=8 is damaged: common\.pt"):
+        convert(every)
+    assert (tmp_path / "hf" / "step-10").is_dir()
+    assert again.path.name == "megatron_gpt--step=6-v1"
     (chosen,) = convert(conversion(source, tmp_path / "{step}", step=4))
     assert digest(chosen.output) == digest(tmp_path / "hf" / "step-4")
 

@@ -10,6 +10,7 @@ import math
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from safetensors.torch import save_file
 
 from tests.trainer.conftest import Tokenized, Trainings, environment, free_port
 from tests.trainer.conversion import huggingface_models
@@ -55,6 +57,12 @@ CASES: dict[str, dict[str, Any]] = {
         "model.kv_channels": 64,
         "model.rotary_base": 500000,
         "model.scale_positional_embedding": True,
+    },
+    # As GPT-3's improved sizes are.
+    "stablelm": {
+        **FAMILIES["llama"],
+        "model.normalization": "layernorm",
+        "model.rotary_percentage": 0.5,
     },
     "t5": {**FAMILIES["t5"], **_T5, "model.tokens_head_bias": False},
     "t5_v1_1": {**FAMILIES["t5_v1_1"], **_T5},
@@ -143,6 +151,7 @@ def test_options_come_back(converted: Converted, name: str) -> None:
     rope = before.pop("rope_parameters", None)
     if rope:
         before["rope_theta"] = rope.pop("rope_theta")
+        before["partial_rotary_factor"] = rope.pop("partial_rotary_factor", 1.0)
         before["rope_scaling"] = None if rope["rope_type"] == "default" else rope
     assert after["architectures"] == before["architectures"]
     for key in set(before) & set(after) - {"tie_word_embeddings", "n_inner"}:
@@ -258,6 +267,16 @@ def test_differences_are_named_by_their_keys(
         compatible.check_shapes("it", checkpoint, replace(saved, decoder=replace(saved.decoder, **changes)))
 
 
+def test_keys_that_change_what_weights_compute_are_told(converted: Converted) -> None:
+    checkpoint = store.named(converted.root / "llama3_1" / "checkpoint")
+    saved = description_from_json(checkpoint.marker.model, "x")
+    shape = saved.decoder
+    other = replace(shape, rotary_base=10000, norm_epsilon=1e-5, rope=replace(shape.rope, fusion=True))
+    told = list(compatible.function_differences(saved, replace(saved, decoder=other)))
+    assert told == [("model.layernorm_epsilon", 1e-3, 1e-5), ("model.rotary_base", 500000, 10000)]
+    assert list(compatible.function_differences(saved, saved)) == []
+
+
 def test_a_gpt_does_not_start_from_a_t5(converted: Converted) -> None:
     checkpoint = store.named(converted.root / "t5" / "checkpoint")
     saved = description_from_json(checkpoint.marker.model, "x")
@@ -293,6 +312,46 @@ def test_models_that_are_not_what_their_options_say_are_refused(
     with pytest.raises(UserError, match=message):
         import_weights(Conversion(source, "slipway", tmp_path / "out"), source)
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def _rewritten(converted: Converted, case: str, directory: Path, change: Callable[[str, Any], Any]) -> Path:
+    """Write the weights of a model with other names and types."""
+    directory.mkdir()
+    source = converted.root / case / "source"
+    (directory / "config.json").write_bytes((source / "config.json").read_bytes())
+    with SafetensorsFiles(source) as files:
+        save_file(
+            dict(change(name, files.read(name)) for name in files.tensors()), directory / "model.safetensors"
+        )
+    return directory
+
+
+@pytest.mark.parametrize("case", ["gpt2", "t5"])
+def test_weights_in_16_bits_stay_as_they_are(converted: Converted, tmp_path: Path, case: str) -> None:
+    source = _rewritten(converted, case, tmp_path / "source", lambda name, x: (name, x.bfloat16()))
+    for conversion in (
+        Conversion(source, "slipway", tmp_path / "checkpoint"),
+        Conversion(tmp_path / "checkpoint", "huggingface", tmp_path / "exported"),
+    ):
+        convert(conversion)
+    with SafetensorsFiles(source) as before, SafetensorsFiles(tmp_path / "exported") as after:
+        assert all(torch.equal(before.read(name), after.read(name)) for name in before.tensors())
+
+
+def test_the_names_of_the_first_gpt2_files_are_known(converted: Converted, tmp_path: Path) -> None:
+    source = _rewritten(
+        converted, "gpt2", tmp_path / "source", lambda name, x: (name.removeprefix("transformer."), x)
+    )
+    with SafetensorsFiles(source) as files:
+        tensors = {name: files.read(name) for name in files.tensors()}
+    # Masks and a copy of the tied embedding, which later versions leave out.
+    extra = {"h.0.attn.bias": torch.ones(1, 1, 32, 32), "lm_head.weight": tensors["wte.weight"].clone()}
+    save_file({**tensors, **extra}, source / "model.safetensors")
+    convert(Conversion(source, "slipway", tmp_path / "checkpoint"))
+    convert(Conversion(tmp_path / "checkpoint", "huggingface", tmp_path / "exported"))
+    with SafetensorsFiles(tmp_path / "exported") as after:
+        assert {name.removeprefix("transformer.") for name in after.tensors()} == set(tensors)
+        assert torch.equal(after.read("transformer.wte.weight"), tensors["wte.weight"])
 
 
 def test_the_same_import_finds_its_checkpoint(converted: Converted) -> None:

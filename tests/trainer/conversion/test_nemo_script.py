@@ -6,13 +6,15 @@ import json
 import os
 import subprocess
 import sys
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
-from trainer.conversion.nemo import SCRIPT, find_checkpoint, fit_hparams
+from trainer.conversion.nemo import SCRIPT, TO_HUGGINGFACE, find_checkpoint, fit_hparams
 from trainer.errors import UserError
 
 pytestmark = pytest.mark.trainer
@@ -158,3 +160,62 @@ def test_hyperparameters_fit_the_conversion(tmp_path: Path) -> None:
     trained["tokenizer"] = {"model": "/data/absent.model"}
     with pytest.raises(UserError, match=r"it has no absent\.model"):
         fit_hparams({"cfg": trained}, tmp_path, (1, 1), tmp_path)
+
+
+# Saves the weights that it finds beside it, as the script that makes a Llama does, and tells its environment.
+HUGGING_FACE = """\
+import os, shutil, sys
+from pathlib import Path
+options = dict(zip(sys.argv[1:5:2], sys.argv[2:6:2]))
+assert Path(options["--input_name_or_path"]).read_text() == "weights"
+assert sys.argv[5:] == ["--cpu-only"]
+assert not [name for name in os.environ if name in ("RANK", "WORLD_SIZE") or name.startswith("SLURM_")]
+shutil.copy(Path(__file__).with_name("llama.bin"), options["--output_path"])
+"""
+LLAMA = {
+    "encoder_seq_length": 16,
+    "max_position_embeddings": 16,
+    "num_layers": 2,
+    "hidden_size": 16,
+    "ffn_hidden_size": 24,
+    "num_attention_heads": 4,
+    "num_query_groups": 2,
+    "normalization": "rmsnorm",
+    "activation": "fast-swiglu",
+    "position_embedding_type": "rope",
+    "bias": False,
+    "share_embeddings_and_output_weights": False,
+    "override_vocab_size": 60,
+    "data": {"data_impl": "mock"},
+}
+
+
+def test_llama_of_nemos_script_becomes_a_directory_of_hugging_face(run: Path) -> None:
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    config = LlamaConfig(
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=64,
+        max_position_embeddings=16,
+        rms_norm_eps=1e-5,
+    )
+    reference: Any = AutoModelForCausalLM.from_config(config)
+    script = run.parent / "nemo" / TO_HUGGINGFACE
+    script.parent.mkdir(parents=True)
+    script.write_text(HUGGING_FACE)
+    torch.save(OrderedDict(reference.state_dict()), script.with_name("llama.bin"))
+    node = yaml.safe_load((run.parent / "job.yaml").read_text())["conversion"]
+    node |= {"to": "huggingface", "model": LLAMA, "model_type": "gpt"}
+    (run.parent / "job.yaml").write_text(yaml.safe_dump({"conversion": node}))
+    done = convert(run)
+    assert done.returncode == 0, done.stderr
+    model: Any = AutoModelForCausalLM.from_pretrained(run.parent / "out" / "10")
+    tokens = torch.arange(12)[None] * 5
+    with torch.no_grad():
+        difference = model(tokens).logits - reference(tokens).logits[..., :60]
+    assert model.config.vocab_size == 60
+    assert difference.abs().max() == 0.0
