@@ -127,8 +127,8 @@ def _next_lines(launched: Launched) -> Iterator[str]:
         yield f"  slipway launch training=... training.restore_from_path={shlex.quote(str(output))}"
     elif node["to"] == "safetensors":
         yield "  from safetensors.torch import load_file"
-        files = ", ".join(repr(str(path)) for path in sorted(output.glob("*.safetensors")))
-        yield f"  tensors = {{name: tensor for file in [{files}] for name, tensor in load_file(file).items()}}"
+        for path in sorted(output.glob("*.safetensors")):
+            yield f"  tensors = load_file({str(path)!r})"
     else:
         loader = f"AutoModelFor{'Seq2SeqLM' if _is_encoder_decoder(output) else 'CausalLM'}"
         yield f"  from transformers import {loader}, AutoTokenizer"
