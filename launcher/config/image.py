@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BeforeValidator
 
 from launcher.config.compose import CONF_DIR, annotate, compose_file
 from launcher.config.overrides import choice_hint, options_of, parse_override
-from launcher.config.schema import StrictModel
+from launcher.config.stage_schema import StrictModel
 from launcher.config.values import Line, LineList, Text, Whole
 from launcher.errors import UserError, did_you_mean, one_line
 from launcher.secrecy import is_secret_name

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from launcher.config.schema import ConversionConfig, EvaluationConfig, RunConfig, TrainedRun, TrainingConfig
+from launcher.config.schema import RunConfig
+from launcher.config.stage_schema import ConversionConfig, EvaluationConfig, TrainedRun, TrainingConfig
 from launcher.errors import UserError, explain_os_error, shown
 from launcher.runs.manifest import read_yaml
 from launcher.runs.paths import LaunchPaths

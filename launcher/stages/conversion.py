@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from launcher.config.schema import ConversionConfig, RunConfig, TrainedRun, TrainingConfig
+from launcher.config.schema import RunConfig
+from launcher.config.stage_schema import ConversionConfig, TrainedRun, TrainingConfig
 from launcher.errors import UserError
 from launcher.plan import Chain, Job, Payload
 from launcher.runs.paths import LaunchPaths

@@ -9,14 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from launcher.config.schema import (
-    ConversionConfig,
-    EvaluationConfig,
-    RunConfig,
-    TrainerNode,
-    TrainingConfig,
-    parse,
-)
+from launcher.config.schema import RunConfig, parse
+from launcher.config.stage_schema import ConversionConfig, EvaluationConfig, TrainerNode, TrainingConfig
 from launcher.errors import UserError
 from launcher.plan import Chain, Job, Payload, Resources
 from launcher.runs.paths import LaunchPaths

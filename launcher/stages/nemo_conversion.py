@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from launcher.config.schema import ConversionConfig, RunConfig
+from launcher.config.schema import RunConfig
+from launcher.config.stage_schema import ConversionConfig
 from launcher.errors import UserError, shown
 from launcher.plan import Chain, Job, Payload
 from launcher.runs.paths import LaunchPaths

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from launcher.config.overrides import STAGES
-from launcher.config.schema import RunConfig, RunConfigNode, StageConfig, TrainingConfig
+from launcher.config.schema import RunConfig
 from launcher.config.secrets import check_secrets
+from launcher.config.stage_schema import RunConfigNode, StageConfig, TrainingConfig
 from launcher.errors import UserError
 from launcher.plan import Assumptions, Job, Plan
 from launcher.runs.paths import LaunchPaths

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from launcher.config.schema import ClusterConfig, RunConfig, RunConfigNode
+from launcher.config.schema import ClusterConfig, RunConfig
+from launcher.config.stage_schema import RunConfigNode
 from launcher.errors import UserError
 from launcher.plan import Chain
 from launcher.slurm.notations import parse_time_limit

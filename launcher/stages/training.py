@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from arithmetic.gpus import trainer_rows
-from launcher.config.schema import ResumeNode, RunConfig, TrainerNode, TrainingConfig, parse
+from launcher.config.schema import RunConfig, parse
+from launcher.config.stage_schema import ResumeNode, TrainerNode, TrainingConfig
 from launcher.errors import Mistakes, UserError, shown
 from launcher.plan import Job, Payload, Resources
 from launcher.runs.paths import LaunchPaths

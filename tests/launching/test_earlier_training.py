@@ -336,7 +336,7 @@ def test_nemos_ways_to_name_one_are_looked_at(tmp_path: Path, key: str) -> None:
 def test_weights_to_start_from_are_looked_at(tmp_path: Path) -> None:
     (tmp_path / "weights/gpt2").mkdir(parents=True)
     said = launch(tmp_path, MOCK, f"training.restore_from_path={tmp_path}/weights/gtp2", code=2)
-    assert "there is no such checkpoint" in said
+    assert f"training.restore_from_path='{tmp_path}/weights/gtp2': there is no such checkpoint" in said
     assert "/weights: gpt2" in said
     (tmp_path / "weights/gpt2/config.json").write_text("{}")
     said = launch(tmp_path, MOCK, f"training.restore_from_path={tmp_path}/weights/gpt2", code=2)

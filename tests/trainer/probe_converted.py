@@ -1,9 +1,8 @@
 """Run by test_evaluation.py in a process of its own: what transformers alone makes of a converted model.
 
 ``probe_converted MODEL REQUEST``: the request is a JSON file with ``windows`` of tokens, of which the loss is
-the mean over all targets, and a ``text``, of which the bits per byte are told as lm-eval defines them. The
-Python of a page of the documentation, ``code``, runs with ``model`` for its directory; what it prints is
-told.
+the mean over all targets, a ``text``, of which the bits per byte are told as lm-eval defines them, and
+``code``, Python of the documentation; what it prints is told.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ def main(arguments: list[str]) -> int:
     tokenizer = transformers.AutoTokenizer.from_pretrained(arguments[0])
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
-        exec(request["code"].replace(request["model"], arguments[0]), {})
+        exec(request["code"], {})
     ids = tokenizer(request["text"])["input_ids"]
     nats = loss_sum(model, [[tokenizer.eos_token_id, *ids]])
     windows = request["windows"]

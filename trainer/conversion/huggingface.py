@@ -111,7 +111,7 @@ def model_card(
     example += ['tokenizer = AutoTokenizer.from_pretrained("PATH")'] if tokenizer else []
     example += [f'model = {kind}.from_pretrained("PATH")']
     parts = [
-        *(*tags, f"# {run}", "", "Trained from scratch or continued with Slipway, and converted by it.", ""),
+        *(*tags, f"# {run}", "", "Trained with Slipway, and converted by it.", ""),
         *("| | |", "|---|---|", *table, ""),
         *("```python", *example, "```", "", *_data(provenance), *_overrides(provenance)),
     ]

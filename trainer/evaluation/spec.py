@@ -25,7 +25,7 @@ _SIZES = {
 }
 _PREFIX = "model.data.data_prefix"
 # The launcher's: how the job runs.
-_LAUNCHER = ("run", "tasks", "cpus_per_task")
+_LAUNCHER = ("run", "training", "processes", "cpus_per_task")
 _KEYS = {
     *("source", "step", "every", "converted", "results"),
     *(f"perplexity.{name}" for name in ("enabled", "batches", "split", "data_prefix")),
@@ -110,7 +110,7 @@ class Harness:
     tasks: tuple[str, ...]
     include_path: Path | None
     limit: int | float | None
-    batch_size: int
+    batch_size: int | str
     num_fewshot: int | None
     device: str
     dtype: str
@@ -295,11 +295,13 @@ def _harness(values: Values) -> Harness | None:
     if not tasks:
         return None
     include, shots = _text(values, "lm_eval.include_path"), f"{node}.num_fewshot"
+    size = f"{node}.batch_size"
     return Harness(
         tasks=tuple(tasks),
         include_path=Path(include) if include else None,
         limit=_limit(values, f"{node}.limit"),
-        batch_size=values.integer(f"{node}.batch_size", 8, minimum=1),
+        # Without a number lm-eval tries how many fit into memory.
+        batch_size=values.integer(size, minimum=1) if values.is_set(size) else "auto",
         num_fewshot=values.integer(shots, minimum=0) if values.is_set(shots) else None,
         device=values.text(f"{node}.device", "cpu"),
         dtype=values.choice(f"{node}.dtype", DTYPES, "auto"),

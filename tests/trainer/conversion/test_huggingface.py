@@ -267,6 +267,16 @@ def test_differences_are_named_by_their_keys(
         compatible.check_shapes("it", checkpoint, replace(saved, decoder=replace(saved.decoder, **changes)))
 
 
+def test_keys_that_change_what_weights_compute_are_told(converted: Converted) -> None:
+    checkpoint = store.named(converted.root / "llama3_1" / "checkpoint")
+    saved = description_from_json(checkpoint.marker.model, "x")
+    shape = saved.decoder
+    other = replace(shape, rotary_base=10000, norm_epsilon=1e-5, rope=replace(shape.rope, fusion=True))
+    told = list(compatible.function_differences(saved, replace(saved, decoder=other)))
+    assert told == [("model.layernorm_epsilon", 1e-3, 1e-5), ("model.rotary_base", 500000, 10000)]
+    assert list(compatible.function_differences(saved, saved)) == []
+
+
 def test_a_gpt_does_not_start_from_a_t5(converted: Converted) -> None:
     checkpoint = store.named(converted.root / "t5" / "checkpoint")
     saved = description_from_json(checkpoint.marker.model, "x")
