@@ -83,6 +83,7 @@ bench: .venv/test.done
 	$(BIN)/python benchmarks/perf/train_step.py
 	$(BIN)/python benchmarks/perf/resume.py
 	$(BIN)/python benchmarks/perf/checkpoints.py
+	$(BIN)/python benchmarks/perf/conversion.py --layers 8
 	$(BIN)/python benchmarks/perf/status.py
 	$(BIN)/python benchmarks/perf/reading.py
 	$(BIN)/python benchmarks/perf/job_start.py

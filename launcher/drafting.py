@@ -25,6 +25,7 @@ from launcher.runs import provenance
 from launcher.runs.manifest import read_manifest, read_stored_text
 from launcher.runs.paths import LAUNCHES, ROOT_CONFIG, LaunchPaths, next_launch_number
 from launcher.runs.trust import why_untrusted
+from launcher.stages.checkpoint_source import with_training
 from launcher.stages.planning import by_stage, plan_launch, run_directory, stage_name
 from launcher.stages.workspace import STAGE as WORKSPACE
 
@@ -39,8 +40,6 @@ class Request:
 
     Attributes
     ----------
-    command
-        The whole command line, for the record.
     config_dir, template_dir
         The user's own trees, which are searched before ours.
     number, tag
@@ -70,8 +69,6 @@ class Draft:
 
     Attributes
     ----------
-    template_dir
-        The user's own templates, which are searched before ours.
     work
         The image that the job builds or imports, if that is what it does.
     """
@@ -199,7 +196,7 @@ def compose_stages(request: Request) -> list[Composition]:
         return [composition]
     try:
         composition = _with_workspace_image(composition)
-        configs = by_stage(composition.config)
+        configs = [with_training(config) for config in by_stage(composition.config)]
         names = [stage_name(config) for config in configs]
         if stage is not None and stage not in names:
             raise UserError(
@@ -336,10 +333,7 @@ def _stored(run_dir: Path, request: Request) -> Draft | None:
 def _stored_draft(launch_dir: Path, number: int | None = None, tag: str | None = None) -> Draft:
     """Draft a launch again from what is stored with it, whatever the trees say now.
 
-    Raises
-    ------
-    UserError
-        If there is no such launch, or nothing is stored with it.
+    Raise UserError if there is no such launch, or nothing is stored with it.
     """
     launch_dir = launch_dir.absolute()
     manifest = read_manifest(launch_dir)

@@ -1,4 +1,7 @@
-"""The errors that a user can fix: no traceback, exit code 2."""
+"""The errors that a user can fix: no traceback, exit code 2; and the exit codes of the verbs about jobs.
+
+For several jobs the worst code counts: 1 before 3, 75, 4 and 0.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.secrecy import MASK, is_secret_name, without_secrets
+from supervisor.rules import EXIT_INTERRUPTED
 
 _LONGEST = 160
 
@@ -22,14 +26,6 @@ class UserError(Exception):
     ----------
     message
         What is wrong, as ``KEY=VALUE: what is wrong with it``.
-    key
-        The key of the configuration that it is about, such as ``cluster.gres``; its source is added later.
-    also
-        Further keys that are involved.
-    source
-        The source of the value: a file and its line, or an override.
-    hint
-        The next step: the nearest spelling, a command to run.
     """
 
     exit_code = 2
@@ -160,10 +156,6 @@ def explain_os_error(error: OSError, path: Path, key: str, *, verb: str = "write
     ----------
     path
         The refused path; the remedy names the nearest directory above it that exists.
-    key
-        The key of the configuration that the path comes from.
-    verb
-        The refused action.
     """
     remedy = _REMEDIES.get(error.errno or 0, "choose another place, {key}=...")
     reason = (error.strerror or str(error)).lower()
@@ -242,3 +234,22 @@ def _existing(path: Path) -> Path:
         except OSError:
             continue
     return path
+
+
+# --- exit codes of the verbs about jobs
+
+DONE = 0
+WENT_WRONG = 1
+MISTAKE = 2  # in the command line or the configuration
+NOT_KNOWN = 3
+UNDER_WAY = 4
+INTERRUPTED = EXIT_INTERRUPTED  # the trainer's own: saved before its end, launch again to continue
+WATCHING_ENDED = 130  # Ctrl-C
+
+_WORST_FIRST = (WENT_WRONG, NOT_KNOWN, INTERRUPTED, UNDER_WAY, DONE)
+
+
+def worst_code(codes: Iterable[int]) -> int:
+    """Return the worst exit code of several jobs; 0 for none."""
+    present = set(codes)
+    return next((code for code in _WORST_FIRST if code in present), DONE)

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
-_INTERRUPTED = 130  # WATCHING_ENDED of launcher.exit_codes, which is not imported yet
+_INTERRUPTED = 130  # WATCHING_ENDED of launcher.errors, which is not imported yet
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

@@ -181,14 +181,10 @@ class Chain:
 
     Attributes
     ----------
-    links
-        How many jobs there are at most.
     from_job
         Each link submits the next one; otherwise all are submitted at launch.
     max_failures
         Links in a row that end without a new checkpoint, after which the chain stops.
-    exclude_hours
-        For how long a node that failed is avoided.
     checkpoints
         The directory whose newest checkpoint tells whether a link got on; ``None`` if there is none.
     """
@@ -220,14 +216,12 @@ class Job:
         Variables whose values the job reads from the first lines of files: secrets are never in a script.
     gpu_environment
         By the compute capability of the GPUs (9 is Hopper), what is exported there unless it is set.
-    mpi
-        How srun starts MPI processes.
-    srun_args
-        The site's own arguments to srun.
     vboost
         Give more of the GPUs' power budget to their compute engines beforehand.
     chain
         What follows when it ends before its work is done.
+    every
+        Of a stage behind a training: also submitted after each so many checkpoints while that goes on.
     directories
         Made, where missing, before the job is submitted; the job writes there.
     """
@@ -249,6 +243,7 @@ class Job:
     profile: Profile | None = None
     vboost: bool = False
     chain: Chain = Chain()
+    every: int | None = None
     merge_stderr: bool = True
     directories: tuple[Path, ...] = ()
 

@@ -64,14 +64,10 @@ class Contents:
         The release that it is, or was built on: ``nvcr.io/nvidia/nemo:25.07``.
     family
         NVIDIA's image of that name; ``None`` for another one.
-    month
-        The release in the table; ``None`` if the table has none of the tag.
     is_certain
         Whether more than the name of a file tells the origin.
     was_asked
         Whether its own Python told what is installed: what it did not tell is not there.
-    nemo, megatron_core, python, cuda, transformer_engine
-        Versions.
     pytorch
         The release of NVIDIA's PyTorch image that it is built on.
     pretraining

@@ -237,7 +237,6 @@ def referred_variables(text: str) -> list[str]:
 
 
 def _of_override(override: str) -> list[Secret]:
-    """Return the secrets of an override."""
     key, equals, value = override.partition("=")
     node, start = key.lstrip("+~").strip(), len(key) + 1
     if not equals:

@@ -17,8 +17,7 @@ from pathlib import Path
 
 from launcher.sandbox import SandboxOptions, down, up
 from launcher.schedulers.slurm import SlurmScheduler
-from launcher.slurm.cluster_questions import questions
-from launcher.slurm.job_questions import _SACCT, _SQUEUE
+from launcher.slurm.questions import _SACCT, _SQUEUE, questions
 from launcher.slurm.records import SACCT_FORMAT, parse_sacct, parse_squeue
 
 # The same on every machine: paths are part of the answers.

@@ -13,6 +13,8 @@ from supervisor import chain, checkpoints, marks
 from supervisor.chain import Before, Effect, Ending
 from supervisor.excluded import ExcludedNode, append_excluded, read_excluded
 from supervisor.files import plain
+from supervisor.following import Following, name_script
+from supervisor.hooks import Hook
 from supervisor.job import Job, Leave
 from supervisor.marks import ChainEnd, JobAttempt
 from supervisor.settings import SLURM
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
     from supervisor.judging import Facts
 
 _SUBMISSION_ATTEMPTS = 3
+# How often checkpoints are counted, or the stages after a chain are told of its links where they are not told
+# yet, and for how long Slurm may take.
+_COUNT_SECONDS, _TELL_SECONDS, _LOOK_BUDGET = 20.0, 60.0, 240.0
 # What NeMo and Megatron-LM say when they save and leave because they were told to, or by their own limit.
 _SAVED_AND_LEFT = (
     r"Received SIGTERM, saving checkpoint|Time limit reached\. Elapsed time"
@@ -38,6 +43,7 @@ class Link:
     def __init__(self, job: Job, slurm: Slurm) -> None:
         self._job, self._slurm = job, slurm
         self._settings, self._chain = job.settings, job.settings.chain
+        self._following = Following(job, slurm)
         self._failures = 0
         self._before: Optional[checkpoints.Progress] = None
         self._is_before_known = False
@@ -54,8 +60,9 @@ class Link:
         Raises
         ------
         Leave
-            If the chain has ended: the job has nothing to do.
+            If the chain has ended, or that of the stage before is not done: the job has nothing to do.
         """
+        self._following.require_done()
         self._tidy()
         try:
             self._before = self._progress()
@@ -64,14 +71,20 @@ class Link:
             self._job.say(f"its newest checkpoint is not known: {error!r}", sys.stderr)
         before = None
         try:
-            before = self._look_at_links_before() if self._job.link > 1 else None
+            # A further job of a stage that is repeated continues nothing.
+            is_further = self._job.link > 1 and self._chain.links > 1
+            before = self._look_at_links_before() if is_further else None
         except Exception as error:  # whatever is wrong there, this link can go on
             self._job.say(f"what came before is not known: {error!r}", sys.stderr)
         step = chain.look_back(self._chain, self._job.link, before, self._has_successor())
         self._failures = step.failures
         if before and before.is_judged_now and step.ending:
             self._judge_for(before.job, step.ending)
+        if step.phase is chain.Phase.OVER and step.ending and step.ending.verdict != "done":
+            self._following.cancel(step.ending.why)
         self._carry_out(step.effects, "tries once more to submit the next link when its tasks have ended")
+        self._tell_followers()
+        self._following.begin_counting(self._before)
 
     def fields(self) -> Dict[str, Any]:
         """Return the link's place in its chain and where it starts from, for its marks."""
@@ -116,8 +129,34 @@ class Link:
         self._carry_out(step.effects, "the chain ends here: its next link could not be submitted")
         if not is_over and 1 < self._chain.links <= self._job.link:
             self._job.say(f"the chain ends here: it was to have {self._chain.links} links")
+        if not is_over and self._chain.links > 1 and self._has_successor():
+            self._tell_followers()
+        elif ending.verdict != "done":
+            self._following.cancel(ending.why)
         if ending.verdict == "done":
             self._tidy()  # for whoever reads its checkpoints next
+
+    def hooks(self) -> List[Hook]:
+        """Return what is done beside the tasks: the stages that follow are told of links and checkpoints."""
+        if not self._following.is_watching:
+            return []
+
+        def look(job: Job) -> Dict[str, List[str]]:
+            self._tell_followers()
+            self._following.repeat(self._progress())
+            return self._following.told
+
+        def take(job: Job, told: Dict[str, List[str]]) -> None:
+            self._following.remember(told)
+
+        every = _COUNT_SECONDS if self._following.is_counting else _TELL_SECONDS
+        return [Hook("the stages that follow", look, take, _LOOK_BUDGET, every)]
+
+    def _tell_followers(self) -> None:
+        """Let the stages after the chain wait for this link and the next one."""
+        if self._chain.links > 1 and self._chain.from_job:
+            jobs = [self._slurm.job_id, self._job_of(self._job.link + 1)]
+            self._following.wait_for([job_id for job_id in jobs if job_id])
 
     # --- what came before ---
 
@@ -257,7 +296,7 @@ class Link:
             return True
         dependency = "--dependency=afterany:" + job.environment.get("SLURM_JOB_ID", "")
         flags = [dependency + (",singleton" if self._chain.singleton else ""), "--kill-on-invalid-dep=yes"]
-        script = self._name_script(following)
+        script = name_script(self._settings.script, self._settings.tag, following)
         avoided = ",".join(self._avoided())
         for attempt in range(1, _SUBMISSION_ATTEMPTS + 1):
             given = list(flags)
@@ -278,25 +317,6 @@ class Link:
             if attempt < _SUBMISSION_ATTEMPTS:
                 time.sleep(attempt)
         return False
-
-    def _name_script(self, link: int) -> str:
-        """Return the name under which a link's script is submitted, by which Slurm tells whose job it is."""
-        script = self._settings.script
-        directory, name = os.path.split(script)
-        named = os.path.join(directory, "submitted", f"{self._settings.tag}.{link}_submission.sh")
-        try:
-            os.makedirs(os.path.dirname(named), exist_ok=True)
-            os.symlink(os.path.join("..", name), named)
-        except FileExistsError:
-            pass
-        except OSError:  # no links on this file system
-            import shutil  # late: it takes long
-
-            try:
-                shutil.copyfile(script, named)
-            except OSError:  # no room
-                return script
-        return named
 
     def _exclude(self, nodes: Sequence[str], why: str, failed_under: str) -> None:
         """Keep later jobs of this run off nodes for a while, if Slurm can do without them."""

@@ -214,7 +214,7 @@ def _keep(job: Job, command: Sequence[str], signals: Signals) -> int:
         command = _prepared(job, command, hosts, signals)
         hooks.call_each(hooks.BEFORE, job, signals)
         signals.check()
-        code = _run_tasks(job, command, signals)
+        code = _run_tasks(job, command, signals, link.hooks())
         if code == 0 and job.settings.scheduler != LOCAL:
             code = _slurm_has_the_last_word(job, slurm)
         job.say(f"the tasks ended with exit code {code}")
@@ -316,7 +316,9 @@ def _prepared(job: Job, command: Sequence[str], hosts: Sequence[str], signals: S
     return fill_in(command, values, job.directory)
 
 
-def _run_tasks(job: Job, command: Sequence[str], signals: Signals) -> int:
+def _run_tasks(
+    job: Job, command: Sequence[str], signals: Signals, own_hooks: Sequence[hooks.Hook] = ()
+) -> int:
     """Run the tasks: one srun, or on this machine alone each by itself; return their exit code."""
     content = job.settings
     commands: List[Tuple[Sequence[str], Optional[Dict[str, str]]]] = [(command, None)]
@@ -329,7 +331,7 @@ def _run_tasks(job: Job, command: Sequence[str], signals: Signals) -> int:
 
     step = begin_step(job)
     patience = Patience(step)
-    code = _run(job, commands, signals, [patience.hook], patience.is_over)
+    code = _run(job, commands, signals, [*own_hooks, patience.hook], patience.is_over)
     if patience.is_over():
         job.say("srun waited in vain for tasks that it had ended: it was killed")
     if code == 0 and step.never_ran():

@@ -41,6 +41,7 @@ _GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_OR
 _FIELD = r"(?:^| )(JobState|Reason|PreemptTime|Requeue|Restarts)=([^ ]*)"
 _STATE = r" JobState=[^ ]* Reason="
 _SUBMITTED_ID = r"([0-9]+)(?:;.*)?"
+_SUBMITTED_LINK = r"\.([0-9]{1,6})_submission\.sh"
 _DOWN = r"down|fail|error|unk|.*\*$"
 
 
@@ -64,6 +65,18 @@ class JobRecord(NamedTuple):
     preempted: str = ""
     requeue: bool = False
     restarts: int = 0
+
+
+class QueuedJob(NamedTuple):
+    """A job in the queue: Slurm's word for its state, and what it still waits for, as sbatch takes it."""
+
+    job_id: str
+    state: str
+    dependency: str = ""
+
+    @property
+    def waits(self) -> bool:
+        return self.state == "PENDING"
 
 
 class Answer(NamedTuple):
@@ -150,6 +163,23 @@ class Slurm:
                 return job_id.strip()
         return None
 
+    def queued_jobs(self, tag: str) -> Optional[Dict[int, QueuedJob]]:
+        """Return a launch's jobs in the queue, by their links; ``None`` where it does not answer."""
+        command = ["squeue", "--noheader", f"--user={os.getuid()}", "--format=%A|%T|%E|%o"]
+        answer = self._run(command, _ACTION_SECONDS)
+        if answer.code != 0:
+            return None
+        pattern = "/submitted/" + re.escape(tag) + _SUBMITTED_LINK
+        jobs: Dict[int, QueuedJob] = {}
+        for line in answer.output.splitlines():
+            job_id, _, rest = line.strip().partition("|")
+            match = re.search(pattern, rest)
+            if match and job_id.isdigit():
+                state, dependency = rest.split("|")[:2]
+                waits_for = re.sub(r"\([^)]*\)|\(null\)", "", dependency)
+                jobs.setdefault(int(match.group(1)), QueuedJob(job_id, plain_word(state), waits_for))
+        return jobs
+
     def test_only(self, exclude: str) -> Answer:
         """Ask whether this launch's script could start without some nodes; code 0 is yes."""
         settings = self._job.settings
@@ -170,6 +200,11 @@ class Slurm:
     def update_excluded(self, job_ids: Sequence[str], nodes: str) -> bool:
         """Keep jobs that wait off some nodes, in place of those that they were kept off before."""
         command = ["scontrol", "update", "JobId=" + ",".join(job_ids), "ExcNodeList=" + nodes]
+        return self._run(command, _ACTION_SECONDS).code == 0
+
+    def update_dependency(self, job_id: str, dependency: str) -> bool:
+        """Let a waiting job wait for others, in place of those that it waited for before."""
+        command = ["scontrol", "update", "JobId=" + job_id, "Dependency=" + dependency]
         return self._run(command, _ACTION_SECONDS).code == 0
 
     # --- how ---

@@ -19,11 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.soak import zygote
-from launcher.sandbox import processes
-from launcher.sandbox.clients import client_environment
+from launcher.sandbox import state
 from launcher.sandbox.daemons import DaemonStarter, SilentReporter
-from launcher.sandbox.processes import Process
-from launcher.sandbox.state import SandboxRecord, load
+from launcher.sandbox.state import Process, SandboxRecord, client_environment, load
 
 ROOT = Path(__file__).resolve().parents[2]
 LIVE = ("PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "COMPLETING", "REQUEUED", "STOPPED", "SIGNALING")
@@ -159,7 +157,7 @@ class Cluster:
 
     def keeper(self, job: str) -> int | None:
         """Return the main process of a job's batch step: what keeps the job on its batch host."""
-        found = processes.entries()
+        found = state.entries()
         for pid, entry in found.items():
             if _words(pid).startswith((f"slurmstepd: [{job}.batch]", f"slurmstepd: [{job}.4294967291]")):
                 children = [each for each, other in found.items() if other.parent == entry.process.pid]
@@ -168,17 +166,17 @@ class Cluster:
 
     def srun(self, job: str) -> int | None:
         """Return the srun that started the tasks of a job."""
-        found = processes.entries()
+        found = state.entries()
         sruns = {pid for pid in found if _comm(pid) == "srun" and self._job_of(pid) == job}
         return min((pid for pid in sruns if found[pid].parent not in sruns), default=None)
 
     def left(self, jobs: set[str]) -> list[str]:
         """Return the processes of jobs that still run."""
-        return [f"{pid} {_words(pid)[:80]}" for pid in processes.entries() if self._job_of(pid) in jobs]
+        return [f"{pid} {_words(pid)[:80]}" for pid in state.entries() if self._job_of(pid) in jobs]
 
     def _job_of(self, pid: int) -> str | None:
         """Return the job of this cluster that a process is of."""
-        variables = processes.environment(pid)
+        variables = state.environment(pid)
         return variables.get("SLURM_JOB_ID") if variables.get("SLURM_CONF") == str(self.conf) else None
 
     def mounts(self) -> list[str]:
@@ -196,16 +194,16 @@ class Cluster:
         """Cut a node's power: all its processes end at once, without a report."""
         with self._lock:
             daemon = self._state.daemons[name]
-        namespace = processes.mount_namespace(daemon.pid)
+        namespace = state.mount_namespace(daemon.pid)
         with namespace.open("rb"):  # kept, so that its number is not given to another
             inode = namespace.stat().st_ino
             daemon.signal(signal.SIGKILL)
-            while mates := [pid for pid in processes.entries() if _namespace(pid) == inode]:
+            while mates := [pid for pid in state.entries() if _namespace(pid) == inode]:
                 for pid in mates:
                     with suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
                 time.sleep(0.02)
-                processes.reap(daemon.pid)
+                state.reap(daemon.pid)
 
     def revive_node(self, name: str) -> None:
         """Boot a node again."""
@@ -223,7 +221,7 @@ class Cluster:
 
     def kill_controller(self, number: signal.Signals = signal.SIGKILL) -> None:
         """Stop slurmctld; at SIGTERM it saves its state."""
-        processes.stop([self.controller], number, 30)
+        state.stop([self.controller], number, 30)
 
     def start_controller(self, *, forgetful: bool = False) -> None:
         """Start slurmctld again; `forgetful`: without its state, and with other numbers for jobs."""
@@ -242,8 +240,8 @@ class Cluster:
     def resume_nodes(self) -> None:
         """Take nodes back into service that Slurm has drained, as one where two jobs had the same number."""
         states = self.slurm("sinfo", "--noheader", "--Node", "--partition=low", "--format=%N %t").splitlines()
-        for node, state in (line.split() for line in states):
-            if state.startswith("drain"):
+        for node, condition in (line.split() for line in states):
+            if condition.startswith("drain"):
                 self.slurm("scontrol", "update", f"NodeName={node}", "State=RESUME")
 
     def _start(self, name: str, command: list[str], **how: Any) -> None:
@@ -307,6 +305,6 @@ def _comm(pid: int) -> str:
 
 def _namespace(pid: int) -> int | None:
     try:
-        return processes.mount_namespace(pid).stat().st_ino
+        return state.mount_namespace(pid).stat().st_ino
     except OSError:
         return None

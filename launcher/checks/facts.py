@@ -63,8 +63,6 @@ class PathFacts:
         Which of the two it is that ends there: ``file system`` or ``quota``.
     checkpoints_there
         How many checkpoints the run has already.
-    missing
-        By part, why it could not be found out.
     """
 
     tokenizer: tuple[MissingPath, ...] | None = None
@@ -138,12 +136,8 @@ class EarlierTraining:
         What the data are compared with: the checkpoint, or the launch.
     accept
         The value of `training.resume.accept_data` that accepts the exchange.
-    accepted
-        The value that is given.
     shards
         The checkpoint to resume from, if its optimizer states are loaded, and only by some parallel sizes.
-    missing
-        By part, why it could not be found out.
     """
 
     launch: int | None
@@ -218,22 +212,14 @@ class Facts:
         Files of secrets that others may read, by the variable that is read from them.
     missing_secrets
         Files of secrets that are not there, or cannot be read.
-    paths
-        What this machine has of the files and directories that the job uses.
-    image
-        What is in the job's image; ``None`` if it runs in none, or nobody looked.
     earlier
         The newest launch of the run; ``None`` if no training is planned.
-    cluster
-        What the cluster says of itself; each of its parts may be missing.
     array_tasks
         How many tasks of job arrays are submitted with this plan's; ``None`` if it is a job of its own.
     node_gpus
         The GPUs of a node, where the cluster's configuration says it. Not known, it skips nothing.
     lacks_gpus
         Why our trainer finds no GPU where it runs; ``None`` if it may find some. Not known, it skips nothing.
-    host
-        The machine that launches; None if nobody looked.
     submission
         The scheduler's answer to the script; None if it was not shown.
     supervisor_python

@@ -29,12 +29,8 @@ class Finding:
         The check that found it, as ``--no-check`` takes it: stable, such as ``layout.tensor``.
     key
         The key of the configuration to change first, such as ``training.model.global_batch_size``.
-    message
-        What is wrong, with the numbers.
     fix
         What would be valid; several lines where there are several ways out.
-    also
-        Further keys that have a part in it.
     why
         Why a check was skipped, where that is known; the message has it too.
     """

@@ -9,15 +9,14 @@ from typing import Any
 
 from launcher.checks.facts import Facts, SubmissionFacts
 from launcher.checks.findings import Finding, Severity
-from launcher.checks.gathering.gather import gather
-from launcher.checks.gathering.host import remembered_host
-from launcher.checks.gathering.trainer import trainer_verdicts
+from launcher.checks.gathering.gather import gather, remembered
+from launcher.checks.gathering.host import remembered_host, trainer_verdicts
 from launcher.checks.registry import CHECKS
-from launcher.checks.rules.host import MACHINE, SCHEDULER
+from launcher.checks.rules.files import MACHINE, SCHEDULER
 from launcher.checks.runner import is_applicable, require_known, run_checks, worst_first
 from launcher.drafting import Draft
 from launcher.errors import Mistakes, UserError
-from launcher.rendering.sbatch_flags import empty_script
+from launcher.rendering.slurm_flags import empty_script
 from launcher.schedulers import scheduler_for
 from launcher.slurm.commands import NO_SLURM, Unreachable, says_no_slurm
 from launcher.stages.workspace import STAGE as WORKSPACE
@@ -58,8 +57,6 @@ def check_launch(
 
     Parameters
     ----------
-    skipped
-        The ids of checks not to apply.
     look
         Look at files, at this machine and at the cluster; a dry run does not.
 
@@ -97,20 +94,10 @@ def require_skippable(skipped: Sequence[str]) -> None:
 def check_drafts(
     drafts: Sequence[Draft], skipped: Sequence[str] = (), *, look: bool = True, **known: Any
 ) -> list[CheckReport]:
-    """Check drafts; what several of them need to know is asked once.
-
-    Parameters
-    ----------
-    skipped, look
-        As of `check_launch`.
-    known
-        Fields of `Facts` that the caller knows better.
-    """
+    """Check drafts; what several of them need to know is asked once."""
     verdicts = trainer_verdicts([draft.plan for draft in drafts])
     cluster_of, host_of = None, remembered_host()
-    if look and len(drafts) > 1:  # imported late: a dry run asks no cluster, and one draft asks once
-        from launcher.checks.gathering.cluster import remembered
-
+    if look and len(drafts) > 1:
         cluster_of = remembered()
     reports = []
     for draft, verdict in zip(drafts, verdicts, strict=True):

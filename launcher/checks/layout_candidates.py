@@ -19,7 +19,7 @@ from launcher.checks.rules.layout import (
 )
 from launcher.checks.rules.training import rampup_problems_at
 from launcher.estimates import parallelism as keys
-from launcher.estimates.layout import (
+from launcher.estimates.parallelism import (
     COUNTED_ENDS,
     EVERYTHING,
     NOTHING,
@@ -29,12 +29,13 @@ from launcher.estimates.layout import (
     Layout,
     Recompute,
     effort,
+    is_encoder_decoder,
     layout_of,
     own_recompute,
     parallel_config_with,
+    stacks_of,
     with_changes,
 )
-from launcher.estimates.parallelism import is_encoder_decoder, stacks_of
 from launcher.estimates.values import Values, divisors, full
 
 _OWN_ENDS = tuple(f"model.num_layers_in_{place}_pipeline_stage" for place in ("first", "last"))

@@ -15,21 +15,21 @@ from launcher.checks.facts import Facts
 from launcher.checks.findings import Finding, Severity
 from launcher.checks.layout_candidates import is_of_layout, layouts
 from launcher.checks.registry import CHECKS
-from launcher.checks.rules.memory import has_gpus
+from launcher.checks.rules.model import has_gpus
 from launcher.estimates import parallelism as keys
-from launcher.estimates.gpus import gpu_of
-from launcher.estimates.layout import (
+from launcher.estimates.memory import StageMemory, estimate_memory
+from launcher.estimates.model import model_size, precision_of
+from launcher.estimates.parallelism import (
     Layout,
     changes_to,
     distance,
     effort,
+    gpu_of,
     layout_of,
     parallel_config_with,
+    read_parallel_config,
     with_changes,
 )
-from launcher.estimates.memory import StageMemory, estimate_memory
-from launcher.estimates.model import model_size, precision_of
-from launcher.estimates.parallelism import read_parallel_config
 from launcher.estimates.speed import Speed, running_of, work_of
 from launcher.estimates.values import Values, full
 from launcher.plan import Plan

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from launcher.checks.facts import Facts
@@ -13,15 +14,11 @@ from launcher.checks.rules import (
     cluster,
     cluster_nodes,
     files,
-    host,
-    images,
     keys,
     layout,
-    memory,
     model,
     resources,
     runs,
-    time,
     training,
 )
 from launcher.estimates.values import Values
@@ -37,8 +34,6 @@ class Check(NamedTuple):
         Stable: users write it in ``--no-check=ID``.
     tells
         What it looks at, in one line of the documentation.
-    find
-        The findings; none if all is well.
     needs
         Fields of `Facts` without which it is skipped. ``cluster.nodes`` is a part of one: it is skipped where
         `missing` of ``cluster`` has the reason, and is not applicable where nobody asked.
@@ -74,6 +69,16 @@ def _parameters(rule: Any) -> tuple[str, ...]:
     return tuple(name for name in names if name not in getattr(rule, "keywords", ()))
 
 
+def _paths(check: str, tells: str, part: str) -> Check:
+    """Return the check that the files of a part of `PathFacts` are there."""
+    return Check(check, tells, files.missing_path_problems(check, attrgetter(part)), (f"paths.{part}",))
+
+
+def _cluster(check: str, tells: str, find: cluster.Find, *parts: str) -> Check:
+    """Return a check of parts of the cluster, whose site may change a job when it is submitted."""
+    return Check(check, tells, cluster.unless_changed(find), tuple(f"cluster.{part}" for part in parts))
+
+
 def _at_node_count(check: str) -> Callable[..., Iterable[Finding]]:
     return partial(layout.node_count_problems, check=check)
 
@@ -81,9 +86,7 @@ def _at_node_count(check: str) -> Callable[..., Iterable[Finding]]:
 CHECKS: tuple[Check, ...] = (
     Check("type.whole", "sizes, counts and steps are whole numbers", _rules(keys.whole_problems)),
     Check(
-        "type.number",
-        "rates, dropouts and the like are numbers in their range",
-        _rules(keys.number_problems),
+        "type.number", "rates, dropouts and the like are numbers in their range", _rules(keys.number_problems)
     ),
     Check("type.flag", "switches are True or False", _rules(keys.flag_problems)),
     Check(
@@ -121,7 +124,7 @@ CHECKS: tuple[Check, ...] = (
         "there are as many GPUs on a node as tasks, with the types that they compute in",
         _rules(resources.gpu_problems),
     ),
-    Check("memory.fits", "the model fits into the memory of a GPU", memory.memory_problems),
+    Check("memory.fits", "the model fits into the memory of a GPU", model.memory_problems),
     Check(
         "batch.global",
         "the global batch is a multiple of micro batch × data parallel",
@@ -161,9 +164,7 @@ CHECKS: tuple[Check, ...] = (
         _rules(model.sequence_problems, model.decoder_problems),
     ),
     Check(
-        "model.recompute",
-        "the options of recomputing activations agree",
-        _rules(model.recompute_problems),
+        "model.recompute", "the options of recomputing activations agree", _rules(model.recompute_problems)
     ),
     Check("data.prefix", "there is data, and weights go with prefixes", _rules(training.prefix_problems)),
     Check("profile.ranks", "profiled ranks are there", _rules(resources.rank_problems)),
@@ -172,32 +173,30 @@ CHECKS: tuple[Check, ...] = (
     Check(
         "schedule.validation", "there is a validation before the end", _rules(training.validation_problems)
     ),
-    Check("time.limit", "the time limit is in one of Slurm's forms", _rules(time.limit_problems)),
-    Check("time.max_time", "training ends, and saves, before its job does", _rules(time.max_time_problems)),
+    Check("time.limit", "the time limit is in one of Slurm's forms", _rules(runs.limit_problems)),
+    Check("time.max_time", "training ends, and saves, before its job does", _rules(runs.max_time_problems)),
     Check(
         "time.training",
         "a chain of jobs is as long as the training, and that not longer than a year",
-        time.training_problems,
+        runs.length_problems,
     ),
     Check(
         "time.save",
         "jobs are told to save before they end, and not as soon as they begin",
-        _rules(time.save_problems),
+        _rules(runs.save_problems),
     ),
     Check(
-        "chain.requeue",
-        "the jobs of a chain are not requeued by Slurm too",
-        _rules(time.requeue_problems),
+        "chain.requeue", "the jobs of a chain are not requeued by Slurm too", _rules(runs.requeue_problems)
     ),
     Check(
         "chain.dependency",
         "the next job of a chain can wait for the one before it",
-        _rules(time.dependency_problems),
+        _rules(runs.dependency_problems),
     ),
     Check(
         "chain.resume",
         "the jobs of a chain go on from each other's checkpoints",
-        _rules(time.resume_problems),
+        _rules(runs.resume_problems),
     ),
     Check(
         "keys.unknown",
@@ -253,71 +252,27 @@ CHECKS: tuple[Check, ...] = (
         files.permission_problems,
         needs=("open_secrets",),
     ),
-    Check(
-        "path.tokenizer",
-        "the tokenizer's files are there, and what they should be",
-        files.missing_path_problems("path.tokenizer", lambda found: found.tokenizer),
-        needs=("paths.tokenizer",),
-    ),
-    Check(
-        "path.data",
-        "the data sets are there, each .idx and .bin of as many tokens",
-        files.missing_path_problems("path.data", lambda found: found.data),
-        needs=("paths.data",),
-    ),
-    Check(
-        "path.sources",
-        "the sources and the tokenizer of a data preparation are there",
-        files.missing_path_problems("path.sources", lambda found: found.sources),
-        needs=("paths.sources",),
-    ),
-    Check(
+    _paths("path.tokenizer", "the tokenizer's files are there, and what they should be", "tokenizer"),
+    _paths("path.data", "the data sets are there, each .idx and .bin of as many tokens", "data"),
+    _paths("path.sources", "what a data preparation, conversion or evaluation reads is there", "sources"),
+    _paths(
         "path.checkpoint",
         "the checkpoint that the training is to go on from is there, and whole",
-        files.missing_path_problems("path.checkpoint", lambda found: found.checkpoint),
-        needs=("paths.checkpoint",),
+        "checkpoint",
     ),
+    _paths("path.image", "an image that is a file is there, and a whole squashfs", "image"),
+    _paths("image.fetch", "many nodes do not fetch an image of a registry at once", "fetched"),
     Check(
-        "path.image",
-        "an image that is a file is there, and a whole squashfs",
-        files.missing_path_problems("path.image", lambda found: found.image),
-        needs=("paths.image",),
+        "image.engine", "the image has what the engine runs", files.engine_problems, needs=("image.contents",)
     ),
-    Check(
-        "image.fetch",
-        "many nodes do not fetch an image of a registry at once",
-        files.missing_path_problems("image.fetch", lambda found: found.fetched),
-        needs=("paths.fetched",),
-    ),
-    Check(
-        "image.engine",
-        "the image has what the engine runs",
-        images.engine_problems,
-        needs=("image.contents",),
-    ),
-    Check(
-        "image.network",
-        "NCCL finds the plugin for EFA, where FI_PROVIDER=efa",
-        images.network_problems,
-    ),
-    Check(
+    Check("image.network", "NCCL finds the plugin for EFA, where FI_PROVIDER=efa", files.network_problems),
+    _paths(
         "path.script",
         "the job's program is there: the engine's in its checkout, a command's own on the nodes",
-        files.missing_path_problems("path.script", lambda found: found.script),
-        needs=("paths.script",),
+        "script",
     ),
-    Check(
-        "path.mounts",
-        "what the container mounts is there",
-        files.missing_path_problems("path.mounts", lambda found: found.mounts),
-        needs=("paths.mounts",),
-    ),
-    Check(
-        "path.writable",
-        "the directory of the run can be written",
-        files.missing_path_problems("path.writable", lambda found: found.results),
-        needs=("paths.results",),
-    ),
+    _paths("path.mounts", "what the container mounts is there", "mounts"),
+    _paths("path.writable", "the directory of the run can be written", "results"),
     Check(
         "path.shared",
         "what the nodes of a job share is on no disk of this machine's own",
@@ -331,52 +286,67 @@ CHECKS: tuple[Check, ...] = (
         needs=("paths.free_bytes",),
     ),
     Check(
+        "space.output",
+        "there is space for a converted model",
+        files.conversion_problems,
+        needs=("paths.free_bytes",),
+    ),
+    _cluster(
         "cluster.partition",
         "the partition is there, and takes jobs",
-        cluster.unless_changed(cluster.partition_problems),
-        needs=("cluster.partitions",),
+        cluster.partition_problems,
+        "partitions",
     ),
-    Check(
+    _cluster(
         "cluster.time_limit",
         "the time limit is not longer than what the partition gives",
-        cluster.unless_changed(cluster.time_problems),
-        needs=("cluster.partitions",),
+        cluster.time_problems,
+        "partitions",
     ),
-    Check(
+    _cluster(
         "cluster.nodes",
         "the partition has as many nodes, and enough of them can be used now",
-        cluster.unless_changed(cluster_nodes.node_problems),
-        needs=("cluster.partitions", "cluster.nodes"),
+        cluster_nodes.node_problems,
+        "partitions",
+        "nodes",
     ),
-    Check(
+    _cluster(
         "cluster.gpus",
         "the nodes have as many GPUs, of the type that is asked for",
-        cluster.unless_changed(cluster_nodes.gpu_problems),
-        needs=("cluster.partitions", "cluster.nodes"),
+        cluster_nodes.gpu_problems,
+        "partitions",
+        "nodes",
     ),
-    Check(
+    _cluster(
         "cluster.cpus",
         "the nodes have the processors that the tasks ask for",
-        cluster.unless_changed(cluster_nodes.cpu_problems),
-        needs=("cluster.partitions", "cluster.nodes"),
+        cluster_nodes.cpu_problems,
+        "partitions",
+        "nodes",
     ),
-    Check(
+    _cluster(
         "cluster.memory",
         "the nodes have the memory that is asked for",
-        cluster.unless_changed(cluster_nodes.memory_problems),
-        needs=("cluster.partitions", "cluster.nodes"),
+        cluster_nodes.memory_problems,
+        "partitions",
+        "nodes",
     ),
-    Check(
+    _cluster(
         "cluster.account",
         "the account is one of the user's, the partition takes it, and it gives what the job wants",
-        cluster.unless_changed(accounts.account_problems),
-        needs=("cluster.settings", "cluster.associations", "cluster.partitions"),
+        accounts.account_problems,
+        "settings",
+        "associations",
+        "partitions",
     ),
-    Check(
+    _cluster(
         "cluster.qos",
         "the QOS is there, the account may use it, and it gives what the job wants",
-        cluster.unless_changed(accounts.qos_problems),
-        needs=("cluster.settings", "cluster.qos", "cluster.associations", "cluster.partitions"),
+        accounts.qos_problems,
+        "settings",
+        "qos",
+        "associations",
+        "partitions",
     ),
     Check(
         "cluster.array",
@@ -391,15 +361,15 @@ CHECKS: tuple[Check, ...] = (
         needs=("cluster.pyxis",),
     ),
     Check(
-        host.MACHINE,
+        files.MACHINE,
         "this machine has what a launch needs: an interpreter with the trainer's libraries, an allocation",
-        _rules(host.machine_problems),
+        _rules(files.machine_problems),
         needs=("host.in_allocation",),
     ),
     Check(
-        host.SCHEDULER,
+        files.SCHEDULER,
         "Slurm takes the script, by `sbatch --test-only`",
-        _rules(host.submission_problems),
+        _rules(files.submission_problems),
         needs=("submission.is_refused",),
     ),
 )

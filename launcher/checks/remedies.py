@@ -29,7 +29,7 @@ from launcher.checks.rules.layout import (
     sequence_parallel_problems,
     tensor_sizes,
 )
-from launcher.checks.rules.memory import has_gpus
+from launcher.checks.rules.model import has_gpus
 from launcher.estimates import parallelism as keys
 from launcher.estimates.parallelism import MOST_NODES, is_encoder_decoder, node_counts, read_parallel_config
 from launcher.estimates.training import uncounted

@@ -1,4 +1,4 @@
-"""Shared parts of the verbs that act on jobs: their targets, and the messages about the outcomes."""
+"""The verbs that act on jobs: `slipway cancel`, `hold` and `release`."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from launcher.cli.runs import RUN_HELP, add_base_results_dir, find_all
-from launcher.errors import UserError
-from launcher.jobs.acting import Effect, Outcome, exit_code, in_order
+from launcher.errors import WATCHING_ENDED, UserError
+from launcher.jobs.acting import Effect, Outcome, exit_code, hold, in_order, release, wait_for_ends
+from launcher.jobs.cancelling import cancel, with_followers
 from launcher.jobs.lookup import RunRef
 from launcher.jobs.status import LaunchStatus, named_statuses
-from launcher.monitor.progress import Progress
+from launcher.monitor.events import Progress
 from launcher.monitor.readers import newest_events
 from launcher.monitor.run_status import links_to_json
 from launcher.slurm.states import State
-from launcher.ui import formatting
+from launcher.ui import tables
 
 
 def add_targets(parser: argparse.ArgumentParser) -> None:
@@ -148,8 +149,8 @@ def describe(target: LaunchStatus) -> str:
         parts.append(f"on {status.nodes}")
     if status.elapsed and target.state is not State.PENDING:
         parts.append(f"{'for' if target.state.is_live else 'after'} {status.elapsed}")
-    step = formatting.steps(*_steps(target))
-    return " ".join(parts) + ("" if step == formatting.UNKNOWN else f", step {step}")
+    step = tables.steps(*_steps(target))
+    return " ".join(parts) + ("" if step == tables.UNKNOWN else f", step {step}")
 
 
 def _steps(target: LaunchStatus) -> tuple[int | None, int | None]:
@@ -195,3 +196,144 @@ def _to_json(outcome: Outcome) -> dict[str, Any]:
 def has_effect(outcomes: Iterable[Outcome], effect: Effect) -> bool:
     """Return True if acting on some job had an effect."""
     return any(outcome.effect is effect for outcome in outcomes)
+
+
+# --- hold and release
+
+_EXIT_CODES = """
+exit code:
+  0  {done}
+  1  the scheduler refused
+  2  there is no such run, or none of its jobs is pending
+  3  the state of some job is unknown, or the scheduler did not answer
+  4  jobs were {done}, and the output could not be written: stderr names them"""
+
+_HOLD = """\
+Keep the pending jobs of runs from starting until `slipway release`; of an array its pending tasks. Running
+jobs continue; `slipway cancel --save` lets them save and end. Holding a held job changes nothing.
+
+examples:
+  slipway hold gpt3_126m                all pending launches of the run
+  slipway hold 4711                     only this job
+  slipway release gpt3_126m
+"""
+
+_RELEASE = """\
+Let jobs of runs start that `slipway hold` held. Pending jobs that are not held stay as they are; only an
+administrator can release a job that an administrator holds.
+
+examples:
+  slipway release gpt3_126m             all held launches of the run
+  slipway release 4711                  only this job
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the three verbs."""
+    _add_cancel(subparsers)
+    for name, summary, description, run in (
+        ("hold", "keep pending jobs from starting", _HOLD + _EXIT_CODES.format(done="held"), run_hold),
+        ("release", "let held jobs start", _RELEASE + _EXIT_CODES.format(done="released"), run_release),
+    ):
+        parser = subparsers.add_parser(name, help=summary, description=description)
+        add_targets(parser)
+        parser.set_defaults(run=run)
+
+
+def run_hold(args: argparse.Namespace) -> int:
+    """Hold the jobs; return the exit code."""
+    return act_on_all(args, hold, "held")
+
+
+def run_release(args: argparse.Namespace) -> int:
+    """Release the jobs; return the exit code."""
+    return act_on_all(args, release, "released")
+
+
+# --- cancel
+
+_CANCEL = """\
+End the running and pending jobs of runs; pending ones first, so that none of them starts in between. To
+launch a run again resumes it from its newest checkpoint; steps since then may be lost, unless --save saves
+them first.
+
+Like scancel and `kubectl delete` this does not ask: it ends the jobs that you name and lists them. -i asks.
+
+examples:
+  slipway cancel gpt3_126m               all pending and running launches of the run
+  slipway cancel --save --wait gpt3_126m let the trainer save and exit, and wait until it has
+  slipway cancel gpt3_126m --launch 2    only this launch
+  slipway cancel 4711 4712_3             only these jobs; of the array only this task
+  slipway cancel --json gpt3_126m | jq -r '.[] | select(.done == "cancelled") | .job_id'
+
+exit code:
+  0    no job is pending or running any more, or all are about to end
+  1    the scheduler refused to end some job
+  2    there is no such run or launch
+  3    the state of some job is unknown, or the scheduler did not answer
+  4    jobs were ended, and the output could not be written: stderr names them
+  130  Ctrl-C while waiting; the jobs still end"""
+
+
+def _add_cancel(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser("cancel", help="cancel the jobs of runs", description=_CANCEL)
+    add_targets(parser)
+    parser.add_argument(
+        "--save",
+        action="store_true",
+        help="let running jobs save and exit, as before a time limit; pending ones are cancelled",
+    )
+    parser.add_argument("--wait", action="store_true", help="wait until the scheduler confirms the end")
+    parser.add_argument("-i", "--interactive", action="store_true", help="ask before each job")
+    parser.set_defaults(run=run_cancel)
+
+
+def run_cancel(args: argparse.Namespace) -> int:
+    """Cancel the jobs."""
+    if args.interactive and not sys.stdin.isatty():
+        raise UserError("--interactive: stdin is not a terminal")
+    if args.interactive:
+        outcomes = act_one_by_one(args, chosen(args), lambda target: _ask_first(target, args), "cancelled")
+    else:
+        outcomes = cancel(with_followers(chosen(args)), args.save)
+        print_outcomes(args, outcomes, "cancelled")
+    if args.wait:
+        outcomes = _wait(outcomes, args.json)
+    elif has_effect(outcomes, Effect.SAVING) and not args.json:
+        _hint("to watch it save: slipway logs -f RUN; launching it again resumes it")
+    return finish(args, outcomes)
+
+
+def _ask_first(target: LaunchStatus, args: argparse.Namespace) -> Outcome:
+    if target.may_live and not _agrees(target):
+        return Outcome(target, Effect.LEFT)
+    (outcome,) = cancel([target], args.save)
+    return outcome
+
+
+def _agrees(target: LaunchStatus) -> bool:
+    print(f"cancel {name_of(target)}, {describe(target)}? [y/N] ", end="", file=sys.stderr, flush=True)
+    answer = ""
+    try:
+        answer = sys.stdin.readline()
+    finally:
+        if not answer.endswith("\n"):  # also after Ctrl-C: the next output begins a line
+            print(file=sys.stderr)
+    return answer.strip().lower() in ("y", "yes")
+
+
+def _wait(outcomes: list[Outcome], quiet: bool) -> list[Outcome]:
+    ended = {}
+    try:
+        for outcome in wait_for_ends(outcomes):
+            ended[outcome.target.run_dir, outcome.target.number, outcome.target.task] = outcome
+            if not quiet:
+                print_end(outcome)
+    except KeyboardInterrupt:
+        _hint("stopped waiting; the jobs still end")
+        raise SystemExit(WATCHING_ENDED) from None
+    return [ended.get((o.target.run_dir, o.target.number, o.target.task), o) for o in outcomes]
+
+
+def _hint(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

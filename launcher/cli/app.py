@@ -16,8 +16,16 @@ from pathlib import Path
 from typing import Any, TextIO, cast
 
 from launcher import __version__
-from launcher.errors import UserError, did_you_mean, explain_refusal, nearest, one_line
-from launcher.exit_codes import MISTAKE, UNDER_WAY, WATCHING_ENDED
+from launcher.errors import (
+    MISTAKE,
+    UNDER_WAY,
+    WATCHING_ENDED,
+    UserError,
+    did_you_mean,
+    explain_refusal,
+    nearest,
+    one_line,
+)
 from launcher.runs.receipts import acts, forget_jobs, submitted_jobs
 from launcher.secrecy import MASK, printable, recorded, redacted, secrets_of
 from launcher.ui.terminal import escaped_streams
@@ -34,7 +42,7 @@ _VERBS = {
     "doctor": "launcher.cli.doctor",
     "gpu-check": "launcher.cli.gpu_check",
     "render": "launcher.cli.render",
-    "diff": "launcher.cli.diff",
+    "diff": "launcher.cli.render",
     "show": "launcher.cli.show",
     "list": "launcher.cli.list",
     "status": "launcher.cli.status",
@@ -42,11 +50,13 @@ _VERBS = {
     "logs": "launcher.cli.logs",
     "plot": "launcher.cli.plot",
     "history": "launcher.cli.history",
-    "cancel": "launcher.cli.cancel",
-    "hold": "launcher.cli.hold",
-    "release": "launcher.cli.hold",
+    "cancel": "launcher.cli.acting",
+    "hold": "launcher.cli.acting",
+    "release": "launcher.cli.acting",
     "attach": "launcher.cli.attach",
     "verify": "launcher.cli.verify",
+    "convert": "launcher.cli.convert",
+    "evaluate": "launcher.cli.evaluate",
     "data": "launcher.cli.data",
     "image": "launcher.cli.image",
     "sandbox": "launcher.cli.sandbox",
@@ -70,6 +80,8 @@ examples:
   slipway logs gpt3_126m -f                                  the log of a run, or of a job: slipway logs 4711
   slipway cancel gpt3_126m --save                            save a checkpoint, then end the job
   slipway verify gpt3_126m                                   check that the training completed
+  slipway convert gpt3_126m                                  its newest checkpoint, for Hugging Face
+  slipway evaluate gpt3_126m@2000                            the held-out loss of a checkpoint
   slipway image build nemo                                   a recipe's image, for every node
   slipway sandbox up                                         a throw-away Slurm on this machine
   slipway init                                               a small tree of your own to edit
@@ -304,6 +316,13 @@ def _has_current_directory() -> bool:
     return True
 
 
+class VerbParser(argparse.ArgumentParser):
+    """A parser, also of each verb, whose help keeps the line breaks of its texts."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+
+
 def _parse(words: list[str]) -> argparse.Namespace:
     if words[0] == "help":
         words = [*words[1:2], "--help"]
@@ -313,11 +332,10 @@ def _parse(words: list[str]) -> argparse.Namespace:
         if "=" in verb:
             raise UserError(message, hint=f"to launch: slipway launch {shlex.join(map(redacted, words))}")
         raise UserError(message, hint=did_you_mean(verb, _VERBS))
-    parser = argparse.ArgumentParser(
+    parser = VerbParser(
         prog="slipway",
         description="Launch and monitor large-language-model pretraining on Slurm.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"slipway {__version__}")
     subparsers = parser.add_subparsers(title="verbs", metavar="VERB", required=True)

@@ -34,13 +34,11 @@ exit code:
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the verb."""
     parser = subparsers.add_parser(
         "attach",
         usage="slipway attach [OPTION ...] RUN [-- COMMAND [ARGUMENT ...]]",
         help="open a shell beside a running job",
         description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_run(parser)
     parser.add_argument("--rank", type=int, metavar="N", help="the node of global rank N (default: 0)")

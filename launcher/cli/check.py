@@ -5,22 +5,26 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from arithmetic.layout import ParallelConfig, fits
 from launcher.checks.findings import Severity
 from launcher.checks.gate import CheckReport, as_mistakes, check_drafts, show_to_scheduler
 from launcher.checks.registry import CHECKS
-from launcher.checks.rules.memory import why_not_told
+from launcher.checks.rules.model import why_not_told
 from launcher.checks.rules.resources import CHECK as GPUS
 from launcher.checks.runner import has_all, is_applicable, require_known
-from launcher.cli.check_views import Looked, Told, content, print_screen
+from launcher.cli.estimate_views import amount_lines, cost_lines, headline, plain_lines, print_table
 from launcher.cli.requests import add_no_check, add_tree_options, request_of
 from launcher.drafting import Draft, drafts
 from launcher.errors import UserError
-from launcher.estimates.gpus import gpu_of
-from launcher.estimates.overview import overview
+from launcher.estimates.cost import Overview, overview
+from launcher.estimates.parallelism import gpu_of, is_encoder_decoder, read_parallel_config
+from launcher.estimates.values import Values, count
+from launcher.plan import Plan
 from launcher.ui.tables import print_styled
 
 _EPILOG = """\
@@ -40,7 +44,6 @@ exit code:
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the verb."""
     parser = subparsers.add_parser(
         "check",
         help="what is wrong with a launch, before it is one",
@@ -48,7 +51,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "it takes, look at what this machine and the cluster have of what the launch needs, and show the "
         "script to `sbatch --test-only` where there is a Slurm. Nothing is written.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="such as training=gpt3/126m")
     parser.add_argument("--json", action="store_true", help="print an object")
@@ -144,3 +146,204 @@ def _draw(path: Path, looked: Sequence[Looked]) -> bool:
     text = f" ({why})" if why is not None else ""
     print(f"slipway: --plot {path}: not drawn: the memory cannot be told{text}", file=sys.stderr)
     return False
+
+
+# --- views of the findings
+
+_STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.SKIPPED: "dim"}
+
+Line = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The sizes of a layout that fits its node count, and what a step takes in.
+
+    `tokens` are those that the model reads in a step, global batch × sequence length (a T5's encoder alone);
+    ``None`` where the length is not known.
+    """
+
+    nodes: int
+    devices: int
+    world: int
+    tensor: int
+    pipeline: int
+    virtual: int | None
+    context: int
+    data: int
+    micro_batch: int
+    micro_batches: int
+    global_batch: int
+    tokens: int | None
+
+    def __str__(self) -> str:
+        virtual = f" (virtual {self.virtual})" if self.virtual else ""
+        tokens = f", {self.tokens:,} tokens a step" if self.tokens else ""
+        return (
+            f"{count(self.nodes, 'node')} × {self.devices} = {count(self.world, 'task')}:"
+            f" tensor {self.tensor} × pipeline {self.pipeline}{virtual} × context {self.context}"
+            f" × data {self.data}; global batch {self.global_batch} = micro batch {self.micro_batch}"
+            f" × data {self.data} × {self.micro_batches}{tokens}"
+        )
+
+
+def summarize(config: Mapping[str, Any], nodes: int) -> Summary | None:
+    """Return the numbers of a job's layout; None if it does not fit its nodes, or has none."""
+    values = Values(config)
+    shape = read_parallel_config(values)
+    if shape is None or not fits(shape, nodes):
+        return None
+    return _summary(values, shape, nodes)
+
+
+def _summary(values: Values, shape: ParallelConfig, nodes: int) -> Summary:
+    key = "model.seq_length" if is_encoder_decoder(values) else "model.encoder_seq_length"
+    length = values.whole(key)
+    return Summary(
+        nodes=nodes,
+        devices=shape.devices,
+        world=nodes * shape.devices,
+        tensor=shape.tensor,
+        pipeline=shape.pipeline,
+        virtual=shape.virtual,
+        context=shape.context,
+        data=shape.data(nodes),
+        micro_batch=shape.micro,
+        micro_batches=shape.micro_batches(nodes),
+        global_batch=shape.batch,
+        tokens=shape.batch * length if length is not None else None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A finding as it is printed.
+
+    `source` is where the values that it is about are from; `why` is why a check was skipped, where others may
+    have been for the same reason.
+    """
+
+    severity: Severity
+    id: str
+    message: str
+    key: str | None = None
+    source: str | None = None
+    fix: str | None = None
+    why: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """A draft, what it will take, the ids of the checks that looked at it, and all that there is to tell.
+
+    `told` has the worst first.
+    """
+
+    draft: Draft
+    overview: Overview
+    asked: Sequence[str]
+    report: Sequence[Told]
+
+    @property
+    def plan(self) -> Plan:
+        return self.draft.plan
+
+    @property
+    def errors(self) -> int:
+        return sum(item.severity is Severity.ERROR for item in self.report)
+
+
+def content(looked: Looked) -> dict[str, Any]:
+    """Return the object that ``--json`` prints."""
+    least, most = _summaries(looked.plan)
+    memory, amount, cost = looked.overview.memory, looked.overview.amount, looked.overview.cost
+    return {
+        "run": looked.plan.paths.run_name,
+        "choices": looked.draft.composition.choices,
+        "layout": asdict(least) if least is not None else None,
+        "layout_at_most": asdict(most) if most is not None else None,
+        "memory": memory.to_json() if memory is not None else None,
+        "amount": asdict(amount) if amount is not None else None,
+        "cost": asdict(cost) if cost is not None else None,
+        "errors": looked.errors,
+        "findings": [{**asdict(item), "severity": item.severity.value} for item in looked.report],
+    }
+
+
+def print_screen(looked: Looked) -> None:
+    """Print the layout, the estimates, the findings, and the verdict last: nearest to the prompt."""
+    print_styled(_layout_lines(looked.plan), wrap=True)
+    _print_memory(looked.overview)
+    print_styled(_cost_lines(looked), wrap=True)
+    print_styled(_finding_lines(looked.report))
+    print_styled([((_verdict(looked), "bold"),)], wrap=True)
+
+
+def _summaries(plan: Plan) -> tuple[Summary | None, Summary | None]:
+    """Return the layout with the least nodes of the job, and that with the most if they differ."""
+    config, resources = plan.job.config or {}, plan.job.resources
+    most = resources.max_nodes
+    return summarize(config, resources.nodes), summarize(config, most) if most is not None else None
+
+
+def _layout_lines(plan: Plan) -> list[Line]:
+    return [
+        ((f"{plan.paths.run_name}: ", "bold"), (f"{to}{summary}", ""))
+        for summary, to in zip(_summaries(plan), ("", "up to "), strict=True)
+        if summary is not None
+    ]
+
+
+def _print_memory(overview: Overview) -> None:
+    memory = overview.memory
+    if memory is None:
+        return
+    print_styled([(("memory: ", "bold"), (headline(memory), ""))], wrap=True)
+    if not sys.stdout.isatty() or not print_table(memory):
+        print_styled([((f"  {line}", ""),) for line in plain_lines(memory)], wrap=True)
+
+
+def _cost_lines(looked: Looked) -> list[Line]:
+    amount, cost = looked.overview.amount, looked.overview.cost
+    lines = cost_lines(looked.plan, cost) if cost is not None else amount_lines(amount) if amount else ()
+    return [((f"{name}: ", "bold"), (text, "")) for name, text in lines]
+
+
+def _finding_lines(report: Sequence[Told]) -> list[Line]:
+    lines: list[Line] = []
+    for item in together(report):
+        lines.append(
+            (
+                (f"{item.severity.value}: ", _STYLES[item.severity]),
+                (item.message, ""),
+                (f" [{item.id}]", "dim"),
+            )
+        )
+        below = [(item.source, "dim"), (item.fix, "green")]
+        lines += [((f"  {line}", style),) for text, style in below if text for line in text.split("\n")]
+    return lines
+
+
+def together(report: Sequence[Told]) -> list[Told]:
+    """Merge checks that were skipped for the same reason, such as a cluster that cannot be asked."""
+    found: list[Told] = []
+    for item in report:
+        same = [other for other in report if item.why is not None and other.why == item.why]
+        if len(same) < 2:
+            found.append(item)
+        elif item is same[0]:
+            ids = ", ".join(other.id for other in same)
+            found.append(replace(item, id=ids, message=f"not checked: {item.why}"))
+    return found
+
+
+def _verdict(looked: Looked) -> str:
+    report = looked.report
+    counts = {severity: sum(item.severity is severity for item in report) for severity in Severity}
+    parts = [
+        f"{count} {severity.value}{'s' if count != 1 and severity is not Severity.SKIPPED else ''}"
+        for severity, count in counts.items()
+        if count
+    ]
+    good = len({*looked.asked} - {item.id for item in report})
+    return f"{good} of {len(looked.asked)} checks passed" + (f"; {', '.join(parts)}" if parts else "")

@@ -16,8 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from launcher.config.choices import options_of
-from launcher.config.overrides import GROUPS, STAGES, parse_override
+from launcher.config.overrides import GROUPS, STAGES, options_of, parse_override
 from launcher.errors import UserError
 
 _EPILOG = """\
@@ -69,13 +68,11 @@ class Command:
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the verb."""
     parser = subparsers.add_parser(
         "completion",
         help="print the completion script for bash or zsh",
         description="Print the script with which a shell completes verbs, options, overrides and runs.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("shell", choices=["bash", "zsh", *_QUERIES], metavar="bash|zsh")
     # The scripts run `slipway completion words KIND WORD OTHERS…`.
@@ -172,8 +169,6 @@ def candidates(word: str, others: Sequence[str], roots: Sequence[Path]) -> list[
     ----------
     others
         The other words of the command line, whose choices count.
-    roots
-        The trees, the one that is searched first coming first.
     """
     match = re.fullmatch(r"(\+\+|\+|~)?([^=]*)(=?)(.*)", word, re.DOTALL)
     assert match is not None

@@ -1,18 +1,28 @@
-"""`slipway data lint` and `slipway data show`: what data files hold, and what is wrong with them."""
+"""`slipway data lint`, `show` and `plot`: what data files hold, and what is wrong with them.
+
+The files are read by programs in processes of their own, as they need numpy.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from launcher.cli.data_programs import answers, ask
-from launcher.errors import one_line
-from launcher.exit_codes import DONE, WENT_WRONG
+from arithmetic.indexed import manifest_path
+from launcher.errors import DONE, MISTAKE, WENT_WRONG, UserError, nearest_files, one_line
 from launcher.images.progress import ImageProgress, show_progress
+from launcher.ui.plotting import DataCounts, draw, read_counts, write_png
 from launcher.ui.tables import print_listing, print_pairs, print_styled
+from launcher.ui.terminal import unescaped
 
 _LINT = """\
 Check data before a training reads them: the .bin and .idx of a data set with the files beside them, and the
@@ -55,25 +65,14 @@ exit code:
 
 
 def add_parsers(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the verbs."""
-    lint = verbs.add_parser(
-        "lint",
-        help="check data sets and source files",
-        description=_LINT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    lint = verbs.add_parser("lint", help="check data sets and source files", description=_LINT)
     lint.add_argument("paths", nargs="+", metavar="PATH", help="a data set's prefix, a file, or a directory")
     lint.add_argument("--format", help="format of the source files (default: by name and content)")
     lint.add_argument("--text-key", metavar="KEY", help="key or column of the text (default: text)")
     _add_tokenizer(lint)
     lint.add_argument("--json", action="store_true", help="print a list with an object for each file")
     lint.set_defaults(run=run_lint)
-    show = verbs.add_parser(
-        "show",
-        help="print a document of a data set as text",
-        description=_SHOW,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    show = verbs.add_parser("show", help="print a document of a data set as text", description=_SHOW)
     show.add_argument("prefix", metavar="PREFIX", help="path of the .bin and .idx without extension")
     show.add_argument("--document", type=int, default=0, metavar="N", help="from 0; -1 is the last one")
     _add_tokenizer(show)
@@ -178,3 +177,156 @@ def run_show(args: argparse.Namespace) -> int:
         text = " ".join(map(str, answer["ids"]))
     print_styled([(("", ""),), *(((line, ""),) for line in text.split("\n"))])
     return DONE
+
+
+# --- programs that read data
+
+_HOME = Path(__file__).resolve().parents[2]
+_PREFIX = "error: "
+
+
+def ask(module: str, arguments: Sequence[str], question: object = None) -> Any:
+    """Return the answer of a program: the JSON that it prints.
+
+    Raises
+    ------
+    UserError
+        With the program's message, if it names a mistake.
+    RuntimeError
+        With its stderr, if it fails otherwise.
+    """
+    with answers(module, arguments, question) as lines:
+        text = "".join(lines)
+    return json.loads(text)
+
+
+@contextmanager
+def answers(module: str, arguments: Sequence[str], question: object = None) -> Iterator[Iterator[str]]:
+    """Start a program and yield its lines as they come; raises as :func:`ask` at its end.
+
+    A program that is not read to its end, because of an exception, is ended.
+    """
+    # A file, as a pipe that nobody reads meanwhile may be full.
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-c", _START, str(_HOME), module, *arguments],
+            stdin=subprocess.DEVNULL if question is None else subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+        )
+        assert process.stdout is not None
+        try:
+            if process.stdin is not None:
+                _write(process.stdin, json.dumps(question))
+            yield iter(process.stdout)
+        except BaseException:
+            process.kill()
+            raise
+        finally:
+            process.stdout.close()
+            code = process.wait()
+        errors.seek(0)
+        message = errors.read().decode(errors="replace").strip()
+    if code == MISTAKE and message.startswith(_PREFIX):
+        raise UserError(message.removeprefix(_PREFIX))
+    if code not in (DONE, WENT_WRONG) or (code and message):
+        raise RuntimeError(f"python -m {module} ended with exit code {code}:\n{message}")
+
+
+# As `python -m`, with the directory of the packages in front instead of the working directory: relative paths
+# in the arguments are the user's.
+_START = (
+    "import runpy, sys; home, *sys.argv = sys.argv[1:]; sys.path.insert(0, home); "
+    "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
+)
+
+
+def _write(stream: IO[str], text: str) -> None:
+    try:
+        with stream:
+            stream.write(text)
+    except BrokenPipeError:
+        return  # it ended before it read all, and says why
+
+
+# --- plot
+
+_SUFFIXES = (".manifest.json", ".bin", ".idx")
+_DESCRIPTION = """\
+Plot the documents of a data set that `slipway data` prepared: by length, and those that were dropped by
+reason, in the terminal and as a PNG. The numbers are those of PREFIX.manifest.json, all splits together.
+
+examples:
+  slipway data plot data/corpus_text_document                    the plots, and PREFIX.png
+  slipway data plot data/corpus_text_document -o lengths.png --no-terminal
+  slipway data plot data/corpus_text_document --json             the numbers, without plots
+
+exit code:
+  0  printed
+  2  there is no such manifest, or the plot cannot be written"""
+
+
+def add_plot(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = verbs.add_parser(
+        "plot",
+        help="plot the lengths of documents, and the reasons for which they were dropped",
+        description=_DESCRIPTION,
+    )
+    parser.add_argument("prefix", metavar="PREFIX", help="path of the .bin and .idx without extension")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="PNG file (default: PREFIX.png)")
+    parser.add_argument("--no-terminal", action="store_true", help="no plot in the terminal")
+    parser.add_argument("--json", action="store_true", help="print the counts as one object, without plots")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print and draw."""
+    prefix = Path(
+        next((args.prefix.removesuffix(s) for s in _SUFFIXES if args.prefix.endswith(s)), args.prefix)
+    )
+    manifest = _read(prefix)
+    data = read_counts(prefix.name, manifest)
+    if args.json:
+        keys = ("counts", "lengths", "samples")
+        print(json.dumps({key: manifest.get(key) for key in keys}, indent=2, ensure_ascii=False))
+        if args.output is not None:
+            write_png(args.output, data)
+        return DONE
+    print_pairs(data.name, _rows(data))
+    if not args.no_terminal:
+        coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+        plot = draw(data, shutil.get_terminal_size().columns, coloured=coloured)
+        # Unescaped: the plot has numbers and escaped names alone, and the colours are ours.
+        print(f"\n{plot}", file=unescaped(sys.stdout))
+    path = args.output or Path(f"{prefix}.png")
+    write_png(path, data)
+    print(f"\nplot: {path}")
+    return DONE
+
+
+def _read(prefix: Path) -> dict[str, Any]:
+    path = manifest_path(prefix)
+    try:
+        content = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        near = nearest_files(path, ".manifest.json")
+        hint = near or "only data that `slipway data` prepared have a manifest"
+        raise UserError(f"{path}: there is no such file", hint=hint) from None
+    except OSError as error:
+        raise UserError(f"{path}: {(error.strerror or str(error)).lower()}") from error
+    except ValueError as error:
+        raise UserError(f"{path}: not a manifest of data: {error}") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: not a manifest of data: expected an object")
+    return content
+
+
+def _rows(data: DataCounts) -> list[tuple[str, str]]:
+    rows = [("documents", f"{data.documents:,}"), ("tokens", f"{data.tokens:,}")]
+    if data.documents:
+        rows.append(("mean length", f"{data.tokens / data.documents:,.1f} tokens"))
+    rows.append(("dropped", f"{sum(data.dropped.values()):,}"))
+    return rows

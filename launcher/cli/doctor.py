@@ -48,7 +48,6 @@ _SHOWN_NODES = 3
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the verb."""
     parser = add_examining_verb(
         subparsers,
         "doctor",

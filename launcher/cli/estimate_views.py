@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from launcher.checks.rules.files import told_bytes
-from launcher.checks.rules.time import told_days
+from launcher.checks.rules.runs import told_days
 from launcher.errors import UserError, shown
-from launcher.estimates.cost import Cost, TrainingAmount
+from launcher.estimates.cost import Cost, MemoryEstimate, TrainingAmount
 from launcher.estimates.memory import StageMemory
-from launcher.estimates.overview import MemoryEstimate
 from launcher.plan import Plan
-from launcher.ui.formatting import count
 from launcher.ui.plotting import FAINT, INK, new_figure, rendered, style_axes, write_picture
+from launcher.ui.tables import count
 from launcher.ui.terminal import open_console
 
 if TYPE_CHECKING:

@@ -4,17 +4,30 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
-from dataclasses import asdict
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from launcher.checks.gathering.gather import gather
 from launcher.cli.requests import add_examining_verb, request_of
+from launcher.config.stored import config_text
+from launcher.doctor.gathering import environment_here
+from launcher.doctor.nodes import srun_command
+from launcher.drafting import Draft
 from launcher.errors import UserError, one_line
-
-if TYPE_CHECKING:
-    from launcher.doctor.gpu_check import GpuReport
+from launcher.estimates.cost import overview
+from launcher.images.tools import ending_cleanly
+from launcher.plan import Plan
+from launcher.runs.paths import CODE, TASK_PACKAGES
+from launcher.runs.write import copy_package
+from launcher.slurm.commands import WITHOUT_SLURM
+from launcher.stages import common
 
 _DESCRIPTION = """\
 Check what the GPUs of a machine compute, by small trainings with engine=megatron: versions, GPU against CPU,
@@ -51,7 +64,6 @@ _OURS = (
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the verb."""
     parser = add_examining_verb(
         subparsers,
         "gpu-check",
@@ -74,7 +86,6 @@ def run(args: argparse.Namespace) -> int:
     """Check and print the table; return the exit code."""
     if args.minutes < 1:
         raise UserError(f"--minutes {args.minutes}: a number of minutes, from 1 on")
-    from launcher.doctor.gpu_check import batch_overrides, check_gpus
     from launcher.drafting import draft
 
     names = {text.partition("=")[0] for text in args.overrides}
@@ -109,8 +120,6 @@ def content(report: GpuReport) -> dict[str, Any]:
 
 def table(report: GpuReport) -> Iterator[str]:
     """Yield the table's lines: a check, its state, and below a failed one its remedy."""
-    from launcher.doctor.gpu_check import STATES, beside_estimate
-
     width = max((len(row.check) for row in report.rows), default=0)
     for row in report.rows:
         yield f"{row.check:{width}}  {row.state:7}  {one_line(beside_estimate(row, report.estimate))}"
@@ -129,3 +138,198 @@ def _verdict(report: GpuReport) -> str:
     if not report.machine.get("gpus"):
         return "no GPU was checked: this is the half that a CPU can do"
     return "the GPUs compute what they should, as far as these checks see: docs/gpu.md has what they do not"
+
+
+# --- running the checks
+
+_MICRO_BATCHES = 4
+RESULT, CONFIG = "gpu_check.json", "throughput_config"
+STATES = ("passed", "failed", "skipped")
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """The result of one check, as the trainer's side writes it."""
+
+    check: str
+    state: str
+    detail: str
+    fix: str | None
+    numbers: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReport:
+    """A machine's table; `estimate` is that of `slipway check` for the measured configuration.
+
+    Without `finished` the checks ended before the last of them, by a time limit for example.
+    """
+
+    machine: Mapping[str, Any]
+    rows: tuple[CheckResult, ...]
+    estimate: Mapping[str, Any]
+    directory: Path
+    finished: bool
+
+    @property
+    def ok(self) -> bool:
+        """True if all checks ran and none failed."""
+        return self.finished and not self.failed
+
+    @property
+    def failed(self) -> list[str]:
+        """The names of the checks that failed."""
+        return [row.check for row in self.rows if row.state == "failed"]
+
+
+def check_gpus(draft: Draft, directory: Path, only: str | None, minutes: int) -> GpuReport:
+    """Run the checks for a draft, on this machine or on a node of its cluster, and wait for them.
+
+    Parameters
+    ----------
+    draft
+        A training with ``engine=megatron``: its interpreter, its nodes, and the model to measure.
+    directory
+        The directory that the checks write; the node sees it under the same path.
+    only
+        The names of the checks, with commas between; None for all.
+
+    Raises
+    ------
+    UserError
+        If the launch trains nothing with our trainer, or nothing could be started.
+    """
+    plan = draft.plan
+    if plan.job.config is None or plan.job.engine != "megatron":
+        raise UserError("gpu-check runs our own trainer: stages=[training] and engine=megatron are needed")
+    step, environment = _step(plan, minutes), _environment(plan, directory / CODE)
+    result = directory / RESULT
+    if result.exists() or (directory / CODE).exists():
+        raise UserError(f"--directory {directory}: it holds an earlier check: choose another")
+    directory.mkdir(parents=True, exist_ok=True)
+    # As in a launch, nodes get the packages of tasks alone: the launcher's libraries are not theirs.
+    for package in TASK_PACKAGES:
+        copy_package(package, directory / CODE / package.name)
+    (directory / f"{CONFIG}.yaml").write_text(config_text(plan.job.config), encoding="utf-8")
+    python = common.python(draft.composition.config)
+    command = [python, "-u", "-m", "trainer.gpu_check", "--directory", str(directory)]
+    command += ["--config-path", str(directory), "--config-name", CONFIG]
+    command += ["--only", only] if only else []
+    # `-m` looks into the working directory first, which may be a checkout.
+    code = _run([*step, *command], environment, directory / CODE)
+    if not result.exists():
+        raise UserError(
+            f"the checks ended with exit code {code} and without a table: see what they said above"
+        )
+    return read_report(result, estimate_of(draft))
+
+
+def batch_overrides(config: Mapping[str, Any] | None) -> list[str]:
+    """Return the overrides by which a step takes a few micro batches, as a whole one may take minutes.
+
+    With pipeline stages it takes a multiple of theirs, which virtual stages need.
+    """
+    if config is None or "model" not in config:
+        return []  # no training, which check_gpus refuses
+    model, keys = config["model"], ("tensor_model", "pipeline_model", "context")
+    tensor, pipeline, context = (model.get(f"{key}_parallel_size") or 1 for key in keys)
+    data = max(1, config["trainer"]["devices"] // (tensor * pipeline * context))
+    most = model["micro_batch_size"] * data * pipeline * math.ceil(_MICRO_BATCHES / pipeline)
+    overrides = []
+    if model["global_batch_size"] > most:
+        overrides.append(f"training.model.global_batch_size={most}")
+    if model.get("rampup_batch_size"):
+        overrides.append("training.model.rampup_batch_size=null")
+    return overrides
+
+
+def read_report(result: Path, estimate: Mapping[str, Any]) -> GpuReport:
+    """Read the table that the trainer's side wrote; raise UserError if it is no such table."""
+    try:
+        content = json.loads(result.read_text(encoding="utf-8"))
+        rows = tuple(CheckResult(**row) for row in content["rows"])
+        return GpuReport(content["machine"], rows, estimate, result.parent, content.get("finished") is True)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{result}: no table of the checks: {error}") from error
+
+
+def estimate_of(draft: Draft) -> dict[str, Any]:
+    """Return the estimates of the measured configuration, without unknown ones."""
+    estimates = overview(draft.plan, gather(draft, look=False).gpu_types)
+    values: dict[str, Any] = {}
+    if estimates.memory is not None:
+        values["gpu"] = estimates.memory.counted.gpu.name
+        values["peak_bytes"] = estimates.memory.fullest.total
+    if estimates.cost is not None:
+        values["step_seconds"], values["mfu"] = estimates.cost.seconds_per_step, estimates.cost.mfu
+    return values
+
+
+def beside_estimate(row: CheckResult, estimate: Mapping[str, Any]) -> str:
+    """Return a row's detail with its estimates."""
+    if "step_seconds" not in row.numbers or not estimate:
+        return row.detail
+    parts = []
+    if "step_seconds" in estimate:
+        parts.append(f"{estimate['step_seconds']:.3f} s a step")
+    if "peak_bytes" in estimate:
+        parts.append(f"peak {estimate['peak_bytes'] / 2**30:.2f} GiB")
+    return f"{row.detail}; estimated for {estimate.get('gpu', 'its GPU')}: {', '.join(parts)}"
+
+
+def _step(plan: Plan, minutes: int) -> list[str]:
+    """Return the command that starts the checks on a node; none where they run on this machine."""
+    if plan.scheduler == "local":
+        return []
+    if plan.job.container is not None:
+        # The trainer comes from this machine's checkout, which an image need not see.
+        raise UserError(
+            "gpu-check: container= is not for it yet: it runs the interpreter of the nodes",
+            key="container",
+            hint="container=null cluster.python=/path/of/python, or cluster=local in a shell of the image",
+        )
+    resources = plan.job.resources
+    if (
+        plan.scheduler != "allocation"
+        and resources.gpus_per_task
+        and not (resources.gpus_per_node or resources.gres)
+    ):
+        raise UserError(
+            f"gpu-check: cluster.gpus_per_task={resources.gpus_per_task} leaves the GPUs of a node open",
+            key="cluster.gpus_per_task",
+            hint="cluster.gpus_per_task=null cluster.gpus_per_node=N, where N is the number of a node's GPUs",
+        )
+    return srun_command(plan, 1, "slipway-gpu-check", minutes, whole_node=True)
+
+
+def _environment(plan: Plan, code: Path) -> dict[str, str]:
+    environment = dict(os.environ) if plan.scheduler == "local" else environment_here(plan)
+    # The trainer reads a site's own GPUs as in a job.
+    environment |= plan.job.environment
+    before = [path] if (path := environment.get("PYTHONPATH")) else []
+    return {**environment, "PYTHONPATH": ":".join([str(code), *before])}
+
+
+def _run(command: Sequence[str], environment: Mapping[str, str], cwd: Path) -> int:
+    """Run to the end; its output goes to stderr, as stdout is for the table."""
+    try:
+        with (
+            ending_cleanly(),
+            subprocess.Popen(
+                command,
+                env=dict(environment),
+                cwd=cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=sys.stderr.fileno(),
+            ) as process,
+        ):
+            try:
+                return process.wait()
+            except BaseException:
+                process.terminate()
+                # It ends its own trainings first.
+                process.wait()
+                raise
+    except OSError as error:
+        hint = WITHOUT_SLURM if command[0] == "srun" else None
+        raise UserError(f"{command[0]}: {error.strerror}", hint=hint) from error

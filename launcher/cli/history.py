@@ -9,18 +9,17 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from launcher.cli.runs import add_run, selected_run
-from launcher.errors import one_line
-from launcher.exit_codes import DONE, NOT_KNOWN
+from launcher.errors import DONE, NOT_KNOWN, one_line
 from launcher.jobs.launches import open_launch
 from launcher.monitor.history import AttemptRow, LaunchRow, history
 from launcher.slurm.states import State
-from launcher.ui import formatting
-from launcher.ui.formatting import moment
+from launcher.ui import tables
+from launcher.ui.tables import moment
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from launcher.jobs.diagnosis import Diagnosis
+    from launcher.monitor.history import Diagnosis
 
 _DESCRIPTION = """\
 List the launches of a run, each with the reason for its end and the overrides that differ from those of the
@@ -34,6 +33,8 @@ examples:
   slipway history gpt3_126m --launch 2    the provenance of launch 2
   slipway history 4711                    that of the launch that became job 4711
   slipway history gpt3_126m --json | jq -r '.[] | select(.git_dirty) | .launch'
+
+Below are the results of its checkpoints that were evaluated (slipway evaluate RUN).
 
 COMMIT has a * if there were uncommitted changes, which are in the launch's git.diff. STEPS are the first and
 the last step of the launch, LOSS is its last training loss in nats.
@@ -53,12 +54,8 @@ _GAP = 2
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the verb."""
     parser = subparsers.add_parser(
-        "history",
-        help="list the launches of a run, or show the provenance of one",
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "history", help="list the launches of a run, or show the provenance of one", description=_DESCRIPTION
     )
     add_run(parser)
     parser.add_argument(
@@ -77,9 +74,22 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps([row.to_json() for row in rows], indent=2))
     elif rows:
         _print(rows)
+        _print_evaluations(selected.run_dir)
     else:
         print(f"the run in {one_line(str(selected.run_dir))} has no launch yet", file=sys.stderr)
     return NOT_KNOWN if any(row.status.state is State.UNKNOWN for row in rows) else DONE
+
+
+def _print_evaluations(run_dir: Path) -> None:
+    """Print the results of the run's checkpoints, if any were evaluated."""
+    from launcher.monitor.evaluations import evaluation_table, read_evaluations
+    from launcher.ui.tables import print_listing
+
+    evaluations = read_evaluations(run_dir)
+    if evaluations:
+        print()
+        columns, rows = evaluation_table(evaluations)
+        print_listing(columns, rows, numbers=len(columns) - 1)
 
 
 def _print_provenance(run_dir: Path, number: int, *, as_json: bool) -> int:
@@ -141,7 +151,7 @@ def _fitting_columns(table: Sequence[Sequence[str]]) -> list[int]:
     columns = [
         index
         for index, name in enumerate(_COLUMNS)
-        if name in ("LAUNCH", "STATE") or any(row[index] not in ("", formatting.UNKNOWN) for row in rows)
+        if name in ("LAUNCH", "STATE") or any(row[index] not in ("", tables.UNKNOWN) for row in rows)
     ]
     if not sys.stdout.isatty():
         return columns
@@ -166,10 +176,10 @@ def _cells(row: LaunchRow) -> list[str]:
         status.elapsed,
         status.nodes,
         row.steps,
-        formatting.loss(row.steps.loss),
+        tables.loss(row.steps.loss),
         row.commit,
     ]
-    return [one_line(formatting.text(value)) for value in values]
+    return [one_line(tables.text(value)) for value in values]
 
 
 def _life_cells(row: AttemptRow) -> list[str]:
@@ -177,10 +187,10 @@ def _life_cells(row: AttemptRow) -> list[str]:
     name = life.job_id if life.number == 0 else f"{life.job_id}, attempt {life.number + 1}"
     link = "" if row.link is None else f"link {row.link}"
     values = [
-        link, name, row.state, "", "", moment(life.started), formatting.duration(row.elapsed), life.nodes,
-        row.steps, formatting.loss(row.steps.loss), "",
+        link, name, row.state, "", "", moment(life.started), tables.duration(row.elapsed), life.nodes,
+        row.steps, tables.loss(row.steps.loss), "",
     ]  # fmt: skip
-    return [one_line(str(value)) if value == "" else one_line(formatting.text(value)) for value in values]
+    return [one_line(str(value)) if value == "" else one_line(tables.text(value)) for value in values]
 
 
 def _attempt_notes(row: AttemptRow) -> list[str]:

@@ -100,7 +100,6 @@ _NO_REPLAY = {"launch_number": None, "tag": None, "stage": None, "launch_dir": N
 
 
 def add_parsers(verbs: Verbs) -> None:
-    """Add the verbs."""
     json_help = "print an object with the names and the hash too"
     summary = "print a recipe's Dockerfile"
     parser = add_verb(
@@ -323,10 +322,7 @@ def _check_dry_run(args: argparse.Namespace) -> None:
 def _submit(args: argparse.Namespace, words: Sequence[str], target: Path, overrides: Sequence[str]) -> int:
     """Submit a job that runs `slipway` with these words and the options of this call; return the exit code.
 
-    Raises
-    ------
-    UserError
-        If there is no queue for it, or the scheduler refuses.
+    Raise UserError if there is no queue for it, or the scheduler refuses.
     """
     # Imported late: most images are made on this machine.
     from launcher.cli.launch import print_outcomes

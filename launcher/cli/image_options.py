@@ -29,13 +29,7 @@ def add_verb(
     json_help: str,
 ) -> argparse.ArgumentParser:
     """Add a verb with its examples and `--json`."""
-    parser = verbs.add_parser(
-        name,
-        help=summary,
-        description=description,
-        epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = verbs.add_parser(name, help=summary, description=description, epilog=epilog)
     parser.add_argument("--json", action="store_true", help=json_help)
     parser.set_defaults(run=run)
     return parser

@@ -36,14 +36,12 @@ exit code:
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the verb."""
     parser = subparsers.add_parser(
         "init",
         help="write a small tree of your own to edit",
         description="Write a small tree of your own to edit: a cluster, a model size, a template of the job "
         "script, and launch.sh, which launches with them.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "directory",

@@ -15,8 +15,7 @@ from launcher.errors import UserError, one_line
 from launcher.jobs.locator import RunLocator
 from launcher.runs.index import Entry
 from launcher.runs.paths import short
-from launcher.ui.formatting import moment, text
-from launcher.ui.tables import print_listing
+from launcher.ui.tables import moment, print_listing, text
 
 _EPILOG = """\
 examples:
@@ -46,13 +45,11 @@ _WITHOUT_NAME = ("stages", "families", "clusters")
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the verb."""
     parser = subparsers.add_parser(
         "list",
         help="list the stages, model sizes, clusters or runs",
         description="List the configuration's choices (stages, model families and sizes, clusters), or runs.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     names = [*_CHOICES, _RUNS]
     parser.add_argument("what", nargs="?", choices=names, metavar="WHAT", help=", ".join(names))

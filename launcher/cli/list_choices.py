@@ -11,8 +11,7 @@ from launcher.config.batch_compose import BatchComposer
 from launcher.config.compose import describe_option, list_options
 from launcher.config.overrides import STAGES
 from launcher.errors import UserError
-from launcher.ui.formatting import UNKNOWN, count
-from launcher.ui.tables import print_listing
+from launcher.ui.tables import UNKNOWN, count, print_listing
 
 Row = dict[str, Any]
 
@@ -76,7 +75,6 @@ LISTS: dict[str, Callable[[Path | None], Iterator[Row]]] = {
 
 
 def print_choices(name: str, rows: list[Row]) -> None:
-    """Print one of `LISTS`."""
     if name == "stages":
         table = [(row["stage"], ", ".join(_few(row["choices"]))) for row in rows]
         print_listing(("STAGE", "CHOICES"), table)

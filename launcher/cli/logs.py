@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.cli.runs import add_run, selected_run
-from launcher.errors import UserError, one_line
-from launcher.exit_codes import DONE, WATCHING_ENDED, WENT_WRONG
+from launcher.errors import DONE, WATCHING_ENDED, WENT_WRONG, UserError, one_line
 from launcher.jobs.launches import Launch, open_launch
 from launcher.jobs.status import poll
 from launcher.monitor.follow import follow_and_tell
@@ -35,7 +34,7 @@ from launcher.monitor.logs import (
 from launcher.runs.paths import short
 from launcher.schedulers.base import JobStatus
 from launcher.schedulers.job_status import declared_tasks
-from launcher.slurm.hostlists import compress_tasks
+from launcher.slurm.notations import compress_tasks
 from launcher.ui.terminal import LogWriter
 
 # Of an array that failed.
@@ -102,12 +101,7 @@ class LogSelection:
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add both verbs."""
     follow, parser = (
-        subparsers.add_parser(
-            name,
-            help=summary,
-            description=description,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
+        subparsers.add_parser(name, help=summary, description=description)
         for name, summary, description in (
             ("follow", "watch a launch until its job has ended", _FOLLOW),
             ("logs", "print the log of a launch, or follow it", _LOGS),
@@ -158,7 +152,6 @@ def run_follow(args: argparse.Namespace) -> int:
 
 
 def run_logs(args: argparse.Namespace) -> int:
-    """Print the log; return the exit code."""
     run = selected_run(args)
     launch = open_launch(run.run_dir, run.launch)
     task = args.task if args.task is not None or run.task is None else int(run.task)
@@ -218,6 +211,8 @@ def _link(launch: Launch, number: int | None, job_id: str | None) -> str | None:
     links = launch.links
     if number not in links:
         known = f"{len(links)} of {launch.manifest.links} links exist so far"
+        if launch.manifest.is_repeated:
+            known = f"it has {len(links)} jobs so far"
         raise UserError(
             f"--link {number}: launch {launch.paths.number} of {launch.manifest.run} has no such link",
             hint=known,

@@ -19,7 +19,8 @@ _DESCRIPTION = """\
 Summarize a run and draw its losses, in the terminal and as a PNG. All launches of the run form one curve.
 
 The held-out loss is compared with the unigram entropy of the same tokens, both in nats per token: a model
-below it has learned more than the frequencies of the tokens.
+below it has learned more than the frequencies of the tokens. Checkpoints that were evaluated (slipway
+evaluate RUN) are a curve of their own, and a line of the table for each task.
 
 examples:
   slipway plot gpt3_126m                         the table, the plot, and <run directory>/loss.png
@@ -32,12 +33,8 @@ exit code:
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the verb."""
     parser = subparsers.add_parser(
-        "plot",
-        help="summarize a run and plot its losses",
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "plot", help="summarize a run and plot its losses", description=_DESCRIPTION
     )
     parser.add_argument("run_name", metavar="RUN", help=RUN_HELP)
     add_base_results_dir(parser)
@@ -65,23 +62,23 @@ def run(args: argparse.Namespace) -> int:
         return 0
     print_pairs(summary.run, summary.rows())
     if not args.no_terminal:
-        _draw(curves)
+        _draw(summary, curves)
     path = output or run_dir / "loss.png"
     _save(path, summary, curves)
     print(f"\nplot: {path}")
     return 0
 
 
-def _draw(curves: Curves) -> None:
-    from launcher.monitor.plots import draw
+def _draw(summary: RunSummary, curves: Curves) -> None:
+    from launcher.monitor.summary import draw, evaluated_losses
 
     coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     # Unescaped: the plot has numbers alone, and the colours are ours.
-    plot = draw(curves, shutil.get_terminal_size().columns, coloured=coloured)
+    plot = draw(curves, evaluated_losses(summary), shutil.get_terminal_size().columns, coloured=coloured)
     print(f"\n{plot}", file=unescaped(sys.stdout))
 
 
 def _save(path: Path, summary: RunSummary, curves: Curves) -> None:
-    from launcher.monitor.plots import write_png
+    from launcher.monitor.summary import write_png
 
     write_png(path, summary, curves)

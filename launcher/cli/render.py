@@ -1,9 +1,16 @@
-"""`slipway render`: the files of the next launch, printed and nowhere written."""
+"""`slipway render` and `slipway diff`: the files of the next launch, and what they would change."""
 
 from __future__ import annotations
 
 import argparse
+import difflib
+import os
 import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
 
 from launcher.checks.gate import check_launch
 from launcher.cli.requests import (
@@ -14,9 +21,13 @@ from launcher.cli.requests import (
     print_drafts,
     request_of,
 )
-from launcher.config.stored import config_text
-from launcher.drafting import drafts
-from launcher.errors import UserError
+from launcher.config.stored import config_text, stored_text
+from launcher.drafting import Draft, Request, drafts
+from launcher.errors import UserError, explain_os_error, one_line
+from launcher.runs.manifest import Manifest, read_manifest, read_yaml
+from launcher.runs.paths import LaunchPaths, launch_numbers, short
+from launcher.ui.tables import print_styled
+from supervisor.files import read_text
 
 _EPILOG = """\
 examples:
@@ -33,14 +44,13 @@ exit code:
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the verb."""
+    """Register `render` and `diff`."""
     parser = subparsers.add_parser(
         "render",
         help="print the script of the next launch",
         description="Compose the configuration, check it and print a file of the next launch: the script, "
         "or another one.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="such as training=gpt3/126m")
     which = parser.add_mutually_exclusive_group()
@@ -50,6 +60,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_tree_options(parser)
     add_replay_options(parser, "the files of an earlier launch again, byte for byte")
     parser.set_defaults(run=run)
+    _add_diff(subparsers)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -76,3 +87,144 @@ def run(args: argparse.Namespace) -> int:
         print_drafts(launches, [draft.rendered.script for draft in launches], "bash")
     sys.stdout.flush()
     return 0
+
+
+# --- diff
+
+_DIFF_EPILOG = """\
+examples:
+  slipway diff training=gpt3/126m cluster=bcm training.trainer.max_steps=700000
+  slipway diff training=gpt3/126m cluster=bcm --launch 2       against launch 2 instead of the last one
+
+The launch's number and tag are held fixed, so that only real changes show: in the script, in task.sh, and in
+the configuration that the job reads, and in the rest of the launch's configuration, root_config.yaml.
+
+exit code, as of diff(1):
+  0  no difference
+  1  there are differences
+  2  a mistake in what was asked for, or the run was never launched
+"""
+
+# Far more than a script has: what is compared with more takes for ever.
+_MOST_BYTES = 1 << 20
+
+# The style of a line of a unified diff, by its beginning; the first that fits counts.
+_STYLES = (("---", "bold"), ("+++", "bold"), ("@@", "cyan"), ("-", "red"), ("+", "green"))
+
+
+def _add_diff(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "diff",
+        help="what another launch of a run would change",
+        description="Show what would change if a run were launched again like this: a unified diff, from the "
+        "files of its last launch to those that `slipway launch` would write.",
+        epilog=_DIFF_EPILOG,
+    )
+    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="such as training=gpt3/126m")
+    parser.add_argument("--launch", type=int, metavar="N", help="compare with launch N (default: the last)")
+    add_tree_options(parser)
+    parser.set_defaults(run=run_diff)
+
+
+def run_diff(args: argparse.Namespace) -> int:
+    """Print the differences; return the exit code."""
+    launches = drafts(Request(args.overrides, [], config_dir=args.config_dir, template_dir=args.template_dir))
+    if len(launches) > 1 and args.launch is not None:
+        stages = [draft.plan.job.stage for draft in launches]
+        raise UserError(
+            f"--launch {args.launch}: of which stage?", key="stages", hint=f"stages=[{stages[-1]}]"
+        )
+    lines = [line for draft in launches for line in _of_stage(draft, args.launch)]
+    print_styled(((line, _style(line)),) for line in lines)
+    return 1 if lines else 0
+
+
+def _of_stage(draft: Draft, launch: int | None) -> list[str]:
+    """Return the differences of one stage's run."""
+    run_dir = draft.plan.paths.run_dir
+    try:
+        number = _chosen(run_dir, launch)
+        manifest = read_manifest(LaunchPaths(run_dir, run_dir.name, "", number).directory)
+        return list(_differences(manifest, draft.numbered(number, manifest.tag)))
+    except OSError as error:
+        raise explain_os_error(error, run_dir, "base_results_dir", verb="read") from error
+
+
+def _chosen(run_dir: Path, launch: int | None) -> int:
+    """Return the number of the launch to compare with."""
+    numbers = launch_numbers(run_dir)
+    if not numbers:
+        message = f"{run_dir.name} was never launched: there is nothing in {short(run_dir)} to compare with"
+        raise UserError(message, hint="`slipway render` with the same words shows the script")
+    if launch is not None and launch not in numbers:
+        raise UserError(
+            f"--launch {launch}: {run_dir.name} has no such launch",
+            hint=f"launches: {', '.join(map(str, numbers))}",
+        )
+    return launch or numbers[-1]
+
+
+def _differences(manifest: Manifest, draft: Draft) -> Iterator[str]:
+    # Under the names that they had then: the run's or the job's name may be what changed.
+    old = LaunchPaths(draft.plan.paths.run_dir, manifest.run, manifest.job_name, manifest.launch)
+    config = draft.plan.job.payload_config
+    for path, text in (
+        (old.script, draft.rendered.script),
+        (old.task_script, draft.rendered.task),
+    ):
+        yield from _unified(path, _read(path), text)
+    # In the files several keys may share a line.
+    before = _read_config(old.config)
+    yield from _unified(old.config, _text(before), _text(config))
+    root = _read_config(old.root_config)
+    if root is not None:  # earlier versions stored none
+        now = yaml.safe_load(stored_text(draft.stored_config, os.environ))
+        # What the job reads is compared above.
+        compared = () if before is None or config is None else (manifest.stage,)
+        yield from _unified(old.root_config, _text(root, compared), _text(now, compared))
+
+
+def _text(config: Mapping[str, Any] | None, without: tuple[str, ...] = ()) -> str | None:
+    if config is None:
+        return None
+    return config_text({key: value for key, value in config.items() if key not in without})
+
+
+def _read_config(path: Path) -> dict[str, Any] | None:
+    try:
+        config = read_yaml(path)
+        if not isinstance(config, dict):
+            raise ValueError("it holds no keys")
+        return config
+    except FileNotFoundError:
+        return None
+    except (yaml.YAMLError, TypeError, ValueError) as error:
+        raise UserError(f"{path}: this is no configuration any more: {one_line(str(error))}") from error
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return read_text(path, _MOST_BYTES)
+    except FileNotFoundError:
+        return None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: this is no script any more: {one_line(str(error))}") from error
+
+
+def _unified(path: Path, before: str | None, text: str | None) -> Iterator[str]:
+    return difflib.unified_diff(
+        _lines(before),
+        _lines(text),
+        "/dev/null" if before is None else short(path),
+        "/dev/null" if text is None else "as it would be now",
+        lineterm="",
+    )
+
+
+def _lines(text: str | None) -> list[str]:
+    # Not `splitlines`: a form feed in a value ends no line.
+    return text.removesuffix("\n").split("\n") if text else []
+
+
+def _style(line: str) -> str:
+    return next((style for beginning, style in _STYLES if line.startswith(beginning)), "")

@@ -43,13 +43,7 @@ def add_examining_verb(
     overrides: str = "such as cluster=bcm",
 ) -> argparse.ArgumentParser:
     """Register a verb that examines the launch of some overrides; `overrides` is the help for these."""
-    parser = subparsers.add_parser(
-        name,
-        help=help,
-        description=description,
-        epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = subparsers.add_parser(name, help=help, description=description, epilog=epilog)
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help=overrides)
     parser.add_argument("--json", action="store_true", help="print an object")
     add_tree_options(parser)

@@ -59,13 +59,7 @@ def find_all(words: Sequence[str], base_results_dir: Path) -> list[RunRef]:
 
 
 def find_one(word: str, base_results_dir: Path) -> RunRef:
-    """Return the one run that a word names.
-
-    Raises
-    ------
-    UserError
-        If it names a sweep of several points.
-    """
+    """Return the one run that a word names; raise UserError if it names a sweep of several points."""
     runs = find_all([word], base_results_dir)
     if len(runs) > 1:
         run_dir = runs[0].run_dir
@@ -78,7 +72,6 @@ def find_one(word: str, base_results_dir: Path) -> RunRef:
 
 
 def _named(word: str, base_results_dir: Path) -> list[RunRef]:
-    """Return the runs that one word names."""
     points = _points(word, base_results_dir)
     if points:
         return points

@@ -91,10 +91,7 @@ exit code:
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb with its own verbs."""
     parser = subparsers.add_parser(
-        "sandbox",
-        help="a real multi-node Slurm on this machine",
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "sandbox", help="a real multi-node Slurm on this machine", description=_DESCRIPTION
     )
     verbs = parser.add_subparsers(metavar="VERB", required=True)
     boot = _add_verb(verbs, "up", "boot a sandbox", _UP, _up)
@@ -135,12 +132,7 @@ def _add_verb(
     description: str,
     run: Callable[[argparse.Namespace], int],
 ) -> argparse.ArgumentParser:
-    parser = verbs.add_parser(
-        name,
-        help=summary,
-        description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = verbs.add_parser(name, help=summary, description=description)
     parser.add_argument(
         "--dir",
         type=Path,
@@ -180,7 +172,7 @@ def _up(args: argparse.Namespace) -> int:
 
 
 def _pyxis(args: argparse.Namespace) -> Path | None:
-    from launcher.sandbox.containers import find_plugin
+    from launcher.sandbox.prerequisites import find_plugin
 
     # Without a file, search the usual directories.
     return find_plugin() if args.pyxis == Path() else args.pyxis
@@ -229,7 +221,7 @@ def _directory(args: argparse.Namespace) -> Path:
 
 
 def _print_partitions(sandbox: Sandbox) -> None:
-    from launcher.sandbox.clients import partition_table
+    from launcher.sandbox.state import partition_table
 
     print("", *partition_table(sandbox.slurm_conf), "", sep="\n")
 

@@ -50,14 +50,12 @@ class Leaf:
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the verb."""
     parser = subparsers.add_parser(
         "show",
         help="show the composed configuration, with the source of each value",
         description="Compose and validate the configuration, and print each value with its source: the file"
         " and line, or the override, that set it.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "overrides", nargs="*", metavar="OVERRIDE|KEY", help="such as training=gpt3/126m, or training.model"

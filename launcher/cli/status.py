@@ -11,8 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from launcher.cli.runs import RUNS_HELP, add_base_results_dir, find_all
-from launcher.errors import one_line
-from launcher.exit_codes import DONE, NOT_KNOWN, WATCHING_ENDED
+from launcher.errors import DONE, NOT_KNOWN, WATCHING_ENDED, one_line
 from launcher.jobs.lookup import RunRef, runs_in
 from launcher.monitor.run_status import StatusRow, as_table, collect_status, gone
 from launcher.runs.paths import short
@@ -50,13 +49,7 @@ with --exit-code, and at the end of --watch, the worst of all runs, in this orde
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the verb."""
-    parser = subparsers.add_parser(
-        "status",
-        help="show the state of runs",
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = subparsers.add_parser("status", help="show the state of runs", description=_DESCRIPTION)
     parser.add_argument("runs", nargs="*", metavar="RUN", help=f"{RUNS_HELP}; default: all runs")
     add_base_results_dir(parser)
     parser.add_argument("--watch", action="store_true", help="go on until everything has ended")

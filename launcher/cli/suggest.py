@@ -12,7 +12,7 @@ from typing import Any
 from launcher.checks.facts import Facts
 from launcher.checks.gate import refuse
 from launcher.checks.gathering.gather import gather
-from launcher.checks.gathering.trainer import trainer_verdicts
+from launcher.checks.gathering.host import trainer_verdicts
 from launcher.checks.layout_search import (
     GRADIENTS,
     LayoutSearch,
@@ -26,13 +26,12 @@ from launcher.checks.layout_search import (
 from launcher.checks.registry import CHECKS
 from launcher.checks.remedies import why_none
 from launcher.checks.rules.keys import trainer_problems
-from launcher.checks.rules.memory import has_gpus, why_not_told
+from launcher.checks.rules.model import has_gpus, why_not_told
 from launcher.checks.runner import run_checks
 from launcher.cli.requests import add_examining_verb, request_of
 from launcher.drafting import Draft, draft
 from launcher.errors import UserError
-from launcher.estimates.layout import Recompute, with_changes
-from launcher.estimates.parallelism import NODES
+from launcher.estimates.parallelism import NODES, Recompute, with_changes
 from launcher.estimates.speed import untimed
 from launcher.estimates.training import uncounted
 from launcher.estimates.values import Values, count
@@ -79,7 +78,6 @@ _SPARE = 2
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the verb."""
     parser = add_examining_verb(
         subparsers,
         "suggest",
@@ -137,10 +135,8 @@ def _spelled_out(word: str) -> str:
 def _accepted(launch: Draft, search: LayoutSearch, top: int) -> list[Suggestion]:
     """Return the best layouts; for engine=megatron those that our trainer accepts.
 
-    Raises
-    ------
-    UserError
-        If the trainer refuses all of them for the same reason as the user's own: no layout mends that.
+    Raise UserError if the trainer refuses all of them for the same reason as the user's own: no layout mends
+    that.
     """
     plan = launch.plan
     if plan.job.engine != "megatron":

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.checks.gate import require_skippable
-from launcher.checks.rules.host import MACHINE
+from launcher.checks.rules.files import MACHINE
 from launcher.cli.requests import add_no_check, add_tree_options
 from launcher.cli.runs import add_base_results_dir
 from launcher.errors import UserError, one_line
@@ -19,8 +19,7 @@ from launcher.runs.paths import short
 from launcher.ui.tables import print_listing
 
 if TYPE_CHECKING:
-    from launcher.sweeps.arrays import Array
-    from launcher.sweeps.launching import LaunchedSweep
+    from launcher.sweeps.arrays import Array, LaunchedSweep
     from launcher.sweeps.points import SweepDraft, SweepRequest
     from launcher.sweeps.results import Results
 
@@ -55,12 +54,8 @@ exit code:
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the verb."""
     parser = subparsers.add_parser(
-        "sweep",
-        help="launch a training for each combination of values",
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "sweep", help="launch a training for each combination of values", description=_DESCRIPTION
     )
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="such as training.model.seed=1,2,3")
     parser.add_argument(
@@ -95,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     """Launch a sweep, or show the results of one; return the exit code."""
     if args.results is not None:
         return _show_results(args)
-    from launcher.sweeps.launching import launch_sweep, prepare_sweep
+    from launcher.sweeps.arrays import launch_sweep, prepare_sweep
     from launcher.sweeps.points import check_sweep, draft_sweep
 
     require_skippable(args.no_check)
@@ -204,7 +199,7 @@ def _why_several(flags: list[str]) -> str:
 
 
 def _show_results(args: argparse.Namespace) -> int:
-    from launcher.exit_codes import DONE, NOT_KNOWN
+    from launcher.errors import DONE, NOT_KNOWN
     from launcher.slurm.states import State
     from launcher.sweeps.record import broken_records, find_sweep
     from launcher.sweeps.results import failures, gather
@@ -223,7 +218,7 @@ def _show_results(args: argparse.Namespace) -> int:
 
 def _wait(args: argparse.Namespace, directory: Path) -> int:
     """Print changes until every point has ended, then the table; return the exit code."""
-    from launcher.exit_codes import NOT_KNOWN, WATCHING_ENDED, worst_code
+    from launcher.errors import NOT_KNOWN, WATCHING_ENDED, worst_code
     from launcher.slurm.states import worst_exit_code
     from launcher.sweeps.record import broken_records
     from launcher.sweeps.results import failures, gather

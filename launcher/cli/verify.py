@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Sequence
 
-from launcher import exit_codes
+from launcher import errors
 from launcher.cli.runs import add_run, selected_run
 from launcher.errors import one_line
 from launcher.monitor.evidence import RunEvidence, gather
@@ -18,8 +18,8 @@ from launcher.ui.terminal import open_console
 _DESCRIPTION = """\
 Check that a run did its work, and print the evidence of each check: the job ended well, the last step was
 reached, every loss is a finite number, the loss fell, no step is missing, no rank had an error, every rank
-ended, and a complete checkpoint of the last step exists. Of a data preparation: its files exist. A run that
-was launched several times is verified as a whole.
+ended, and a complete checkpoint of the last step exists. Of a data preparation, conversion or evaluation: its
+files exist. A run that was launched several times is verified as a whole.
 
 examples:
   slipway verify gpt3_126m
@@ -35,10 +35,10 @@ exit code:
   4  the run is still under way"""
 
 _WORDS = {
-    exit_codes.DONE: "verified",
-    exit_codes.WENT_WRONG: "failed",
-    exit_codes.NOT_KNOWN: "cannot be told",
-    exit_codes.UNDER_WAY: "still under way",
+    errors.DONE: "verified",
+    errors.WENT_WRONG: "failed",
+    errors.NOT_KNOWN: "cannot be told",
+    errors.UNDER_WAY: "still under way",
 }
 _COLOURS = {
     RunVerdict.OK: "green",
@@ -46,17 +46,11 @@ _COLOURS = {
     RunVerdict.UNKNOWN: "bold magenta",
     RunVerdict.NOT_APPLICABLE: "dim",
 }
-_VERDICT_COLOURS = {exit_codes.DONE: "bold green", exit_codes.WENT_WRONG: "bold red"}
+_VERDICT_COLOURS = {errors.DONE: "bold green", errors.WENT_WRONG: "bold red"}
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the verb."""
-    parser = subparsers.add_parser(
-        "verify",
-        help="check that a run did its work",
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = subparsers.add_parser("verify", help="check that a run did its work", description=_DESCRIPTION)
     add_run(parser)
     parser.add_argument("--json", action="store_true", help="print an object with all checks")
     parser.set_defaults(run=run)
@@ -124,8 +118,8 @@ def _print_verdict(gathered: RunEvidence, checks: Sequence[RunCheck], code: int)
 
 
 def _why(checks: Sequence[RunCheck], code: int) -> str:
-    deciding = RunVerdict.UNKNOWN if code == exit_codes.NOT_KNOWN else RunVerdict.FAILED
+    deciding = RunVerdict.UNKNOWN if code == errors.NOT_KNOWN else RunVerdict.FAILED
     names = ", ".join(check.name for check in checks if check.verdict is deciding)
     if not names:
         return ""
-    return f" ({'failed so far: ' if code == exit_codes.UNDER_WAY else ''}{names})"
+    return f" ({'failed so far: ' if code == errors.UNDER_WAY else ''}{names})"

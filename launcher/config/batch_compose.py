@@ -53,15 +53,6 @@ def compose_many(
 ) -> Iterator[Composition]:
     """Compose each point of a sweep; files of the tree that change meanwhile are not looked at again.
 
-    Parameters
-    ----------
-    base
-        The overrides that all points share; they come first.
-    points
-        The further overrides of each point: values, choices of groups, ``+`` and ``~``.
-    config_dir
-        A tree of the user's own, looked at before ours.
-
     Raises
     ------
     UserError
@@ -72,13 +63,7 @@ def compose_many(
 
 
 class BatchComposer:
-    """Composes points that share their first overrides.
-
-    Attributes
-    ----------
-    alone
-        How many points `compose` had to compose alone.
-    """
+    """Composes points that share their first overrides."""
 
     def __init__(self, base: Sequence[str], config_dir: Path | None = None) -> None:
         self.alone = 0
@@ -167,9 +152,9 @@ class BatchComposer:
         if self._loader is None:
             register_tree(self._config_dir)
             with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
-                self._loader = cast(ConfigLoaderImpl, GlobalHydra.instance().config_loader())
+                self._loader = cast("ConfigLoaderImpl", GlobalHydra.instance().config_loader())
             self._loader.repository = _ParsedFiles(self._loader.config_search_path)
-        return cast(_ParsedFiles, self._loader.repository)
+        return cast("_ParsedFiles", self._loader.repository)
 
 
 def _key(groups: Sequence[Override]) -> tuple[str, ...]:
@@ -255,7 +240,7 @@ def _changed_back(tree: DictConfig) -> Iterator[_Changes]:
 
 
 def _content(node: DictConfig) -> dict[Any, Any]:
-    return cast(dict[Any, Any], node.__dict__["_content"])
+    return cast("dict[Any, Any]", node.__dict__["_content"])
 
 
 KeyPath = tuple[Any, ...]

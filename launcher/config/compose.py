@@ -18,22 +18,22 @@ from hydra import initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 
-from launcher.config.choices import about, options_of
 from launcher.config.hydra_setup import register_resolvers, register_tree, use_libyaml, with_gpus
 from launcher.config.overrides import (
     DEVICES,
     GRES,
     MAIN,
     NODE_GPUS,
+    about,
     for_hydra,
     is_derived_from_gpus,
     keys_for_hydra,
+    options_of,
     parse_override,
     without_interpolation,
 )
-from launcher.config.placeholders import placeholders_in
 from launcher.config.schema import Model, RunConfig, parse
-from launcher.config.secrets import check_references, check_secrets, secret_references
+from launcher.config.secrets import check_references, check_secrets, placeholders_in, secret_references
 from launcher.errors import Mistakes, UserError, check_directory, shown
 
 if TYPE_CHECKING:
@@ -56,14 +56,8 @@ class Composition:
 
     Attributes
     ----------
-    config
-        The checked form.
     choices
         The option chosen in each group, such as ``{"training": "gpt3/126m"}``.
-    overrides
-        What the user asked for, as given.
-    config_dir
-        The tree of the user's own, looked at before ours.
     before
         Of one of several stages, the configurations of those that are launched before it.
     references
@@ -88,13 +82,6 @@ class Composition:
 
 def compose(overrides: Sequence[str], config_dir: Path | None = None) -> Composition:
     """Compose the configuration tree and check it.
-
-    Parameters
-    ----------
-    overrides
-        Hydra's overrides, such as ``training=gpt3/5b`` or ``cluster.partition=gpu``.
-    config_dir
-        A tree of the user's own, looked at before ours.
 
     Raises
     ------
@@ -148,15 +135,6 @@ def compose_file(
 ) -> Model:
     """Compose one file of the tree by itself, with what it builds on, and check it.
 
-    Parameters
-    ----------
-    name
-        The file, such as ``image/nemo``.
-    overrides
-        Of keys below it: ``image.flavor=dev``.
-    model
-        The schema of what it comes to.
-
     Raises
     ------
     UserError
@@ -205,15 +183,7 @@ def checked(
     correct: Callable[[str, str], None],
     sources: Callable[[], Sources],
 ) -> tuple[RunConfig, dict[str, Any]]:
-    """Hold a tree against the schema; numbers that are meant as text are read as they were written.
-
-    Parameters
-    ----------
-    resolve
-        Gives the tree as it is, every interpolation resolved.
-    correct
-        Sets a key of the tree: others may refer to it.
-    """
+    """Hold a tree against the schema; numbers that are meant as text are read as they were written."""
     return _checked_as(RunConfig, resolve, correct, sources)
 
 
@@ -227,7 +197,7 @@ def _checked_as(
     try:
         return _accepted(model, node, sources), node
     except Mistakes as error:
-        from launcher.config.wording import NumberForText
+        from launcher.config.values import NumberForText
 
         numbers = [mistake for mistake in error.mistakes if isinstance(mistake, NumberForText)]
         if not numbers:

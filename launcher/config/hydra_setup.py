@@ -18,7 +18,7 @@ import yaml
 from omegaconf import OmegaConf, _utils
 
 from launcher.sandbox import default_directory, is_sandbox, slurm_conf_path
-from launcher.slurm.times import format_days, training_seconds
+from launcher.slurm.notations import format_days, training_seconds
 
 _registered: list[Path | None] = []
 

@@ -13,10 +13,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator
 
-from launcher.config.choices import choice_hint, options_of
 from launcher.config.compose import CONF_DIR, annotate, compose_file
-from launcher.config.overrides import parse_override
-from launcher.config.schema import StrictModel
+from launcher.config.overrides import choice_hint, options_of, parse_override
+from launcher.config.stage_schema import StrictModel
 from launcher.config.values import Line, LineList, Text, Whole
 from launcher.errors import UserError, did_you_mean, one_line
 from launcher.secrecy import is_secret_name
@@ -126,17 +125,7 @@ class _Tree(StrictModel):
 
 @dataclass(frozen=True, slots=True)
 class RecipeComposition:
-    """A recipe's composed and checked configuration.
-
-    Attributes
-    ----------
-    name
-        The file of the group: ``nemo``.
-    overrides
-        The user's own, unchanged.
-    config_dir
-        The user's own tree, read before ours.
-    """
+    """A recipe's composed and checked configuration."""
 
     name: str
     config: RecipeConfig
@@ -155,15 +144,6 @@ def recipe_names(config_dir: Path | None = None) -> list[str]:
 
 def compose_recipe(name: str, overrides: Sequence[str], config_dir: Path | None = None) -> RecipeComposition:
     """Compose a recipe's configuration and check it.
-
-    Parameters
-    ----------
-    name
-        A recipe, such as ``nemo-aws``.
-    overrides
-        Hydra's overrides of keys below `image`, such as ``image.flavor=dev``.
-    config_dir
-        The user's own tree, read before ours.
 
     Raises
     ------

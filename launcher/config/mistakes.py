@@ -16,17 +16,19 @@ from hydra.errors import OverrideParseException as ParseError
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from launcher.config.choices import choice_hint, nearest_choice, options_of
 from launcher.config.overrides import (
     GROUPS,
     MAIN,
     NoSuchChoice,
     Override,
+    choice_hint,
     hydra_value,
     keys_for_hydra,
+    nearest_choice,
+    options_of,
     parse_override,
 )
-from launcher.config.placeholders import Placeholder, placeholder_in
+from launcher.config.secrets import Placeholder, placeholder_in
 from launcher.config.sources import locate_text
 from launcher.config.tree_mistakes import MissingValue, broken_trees, explain_value, mistakes_of_root
 from launcher.errors import Mistakes, UserError, did_you_mean, nearest, one_line
@@ -47,19 +49,7 @@ _MOST_TRIED = 8  # compositions that look for further mistakes
 
 @dataclass(frozen=True)
 class Attempt:
-    """A composition that failed.
-
-    Attributes
-    ----------
-    overrides
-        As the user gave them.
-    roots
-        The trees, the one that is looked at first coming first.
-    compose
-        Composes again, with other overrides.
-    primary
-        The file that is composed.
-    """
+    """A composition that failed."""
 
     overrides: Sequence[str]
     roots: Sequence[Path]

@@ -1,8 +1,4 @@
-"""The nodes of the configuration that are ours, read strictly.
-
-`training.trainer`, `training.exp_manager` and `training.model` are NeMo's and pass through: copying NeMo's
-schema would rot.
-"""
+"""The configuration of a launch, read strictly; the nodes of its stages are in `stage_schema`."""
 
 import copy
 from collections.abc import Mapping
@@ -13,20 +9,25 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
-    Discriminator,
     Field,
-    Tag,
     ValidationError,
     create_model,
 )
 
+from launcher.config.stage_schema import (
+    CommandConfig,
+    ConversionConfig,
+    DataPreparationConfig,
+    EvaluationConfig,
+    StrictModel,
+    TrainingConfig,
+    WorkspaceConfig,
+)
 from launcher.config.values import (
     Arguments,
     Constants,
     Debug,
-    ErrorLimit,
     Exclusive,
-    FilterEntry,
     Flags,
     GpuCount,
     Line,
@@ -36,14 +37,9 @@ from launcher.config.values import (
     NemoClusterType,
     NemoSecret,
     Option,
-    PathOrKeys,
     Pattern,
     Positive,
-    Sha256,
     Share,
-    SourceText,
-    Splits,
-    Steps,
     Text,
     TimeLimit,
     UniqueOutputDir,
@@ -55,15 +51,9 @@ from launcher.errors import Mistakes
 
 Model = TypeVar("Model", bound=BaseModel)
 Engine = Literal["nemo", "megatron", "megatron_lm"]
-ModelType = Literal["gpt", "t5", "bert"]
-SourceFormat = Literal["auto", "txt", "jsonl", "parquet", "wikipedia", "tar"]
 StageName = Literal[
     "data_preparation", "training", "conversion", "evaluation", "workspace", "command", "image"
 ]
-
-
-class StrictModel(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 class GpuRow(StrictModel):
@@ -213,259 +203,6 @@ class Estimates(StrictModel):
     attained: Constants
 
 
-class RunConfigNode(StrictModel):
-    """The `run` node of a stage."""
-
-    name: Text
-    results_dir: Line
-    time_limit: TimeLimit | None
-    dependency: Option
-
-
-class TrainingRunNode(RunConfigNode):
-    """The `run` node of the training stage; `model_type` chooses the script that trains."""
-
-    model_type: ModelType = "gpt"
-    # mT5's, which say how its languages would be mixed.
-    preprocessed_dir: Line | None = None
-    blending_alpha: float | None = Field(default=None, ge=0)
-
-
-class TrainerNode(BaseModel):
-    """The keys of NeMo's `trainer` node that the launcher itself needs."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True, defer_build=True)
-
-    num_nodes: Whole = Field(ge=1)
-    devices: Whole = Field(ge=1)
-
-
-class ResumeNode(StrictModel):
-    """The changes to a training that continues; our trainer reads the same node.
-
-    `accept_data` is for every engine: the launcher looks at the data too.
-    """
-
-    checkpoint: Line | None = None
-    load_optimizer: bool = True
-    lr_scale: float = Field(default=1.0, gt=0)
-    data_generation: Whole = Field(default=0, ge=0)
-    trust_owner: Text | None = None
-    accept_data: Line | None = None
-
-
-class TrainingConfig(StrictModel):
-    """The `training` node: `run` and `resume` are ours, the others are NeMo's."""
-
-    run: TrainingRunNode
-    resume: ResumeNode = Field(default_factory=ResumeNode)
-    trainer: dict[str, Any]
-    exp_manager: dict[str, Any]
-    model: dict[str, Any]
-    # NeMo's too, in the families that have them.
-    name: Line | None = None
-    restore_from_path: Line | None = None
-
-
-class SourceConfig(StrictModel):
-    """One source of a data preparation, where a path or URL alone does not say enough."""
-
-    path: SourceText | None = None
-    url: SourceText | None = None
-    sha256: Sha256 | None = None
-    format: SourceFormat | None = None
-    text_key: Line | None = None
-    name: Line | None = None
-
-
-def _text_or_mapping(value: Any) -> str:
-    return "[mapping]" if isinstance(value, (Mapping, SourceConfig)) else "[text]"
-
-
-# Told apart by form, so that a mistake in one is not reported as one in the other too.
-Source = Annotated[
-    Annotated[SourceText, Tag("[text]")] | Annotated[SourceConfig, Tag("[mapping]")],
-    Discriminator(_text_or_mapping),
-]
-
-
-class MinHashConfig(StrictModel):
-    """The near duplicates that are dropped: see datatrove's `MinhashConfig`."""
-
-    ngram: Whole = Field(5, ge=1)
-    buckets: Whole = Field(14, ge=1)
-    hashes_per_bucket: Whole = Field(8, ge=1)
-    language: Line | None = None
-
-
-class DeduplicationConfig(StrictModel):
-    """The duplicate documents that are dropped."""
-
-    exact: bool
-    minhash: MinHashConfig | None
-
-
-class TokenizerConfig(StrictModel):
-    """The tokenizer of a data preparation, where it is neither in `tokenizer_dir` nor trained."""
-
-    file: Line | None
-    url: Line | None
-    sha256: Sha256 | None
-    vocab_url: Line | None
-    vocab_sha256: Sha256 | None
-    merges_url: Line | None
-    merges_sha256: Sha256 | None
-    end_of_document: Line | None
-
-
-class DataPreparationConfig(StrictModel):
-    """The `data_preparation` node: sources to a tokenizer and Megatron's .bin/.idx."""
-
-    run: RunConfigNode
-    inputs: list[Source] = Field(min_length=1)
-    pattern: Line
-    format: SourceFormat
-    text_key: Line
-    filters: list[FilterEntry]
-    deduplicate: DeduplicationConfig
-    tokenizer_dir: Line
-    vocab_size: int = Field(ge=257)
-    tokenizer: TokenizerConfig
-    append_eod: bool
-    splits: Splits | None
-    output_prefix: Line
-    work_dir: Line
-    shard_bytes: Whole = Field(ge=1024)
-    tasks: Whole = Field(ge=1)
-    workers: int = Field(ge=1)
-    phase: Literal["fetch", "tokenize", "merge"] | None
-    on_error: Literal["raise", "skip"]
-    max_errors: ErrorLimit
-    max_files: int | None = Field(ge=1)
-    max_bytes: int | None = Field(ge=1)
-    seed: int
-
-
-class TrainedRun(StrictModel):
-    """The run that a checkpoint is from."""
-
-    run: Line
-    directory: Line
-
-
-class ConversionCheckConfig(StrictModel):
-    """The comparison of a converted model with ours."""
-
-    enabled: bool
-    text: Line | None
-    sequences: Whole = Field(ge=1)
-
-
-class ConversionConfig(StrictModel):
-    """The `conversion` node: weights in one format to weights in another.
-
-    `model_type` and `training` describe the training that the weights are from, where the launcher knows it.
-    """
-
-    run: RunConfigNode
-    source: Line | None
-    step: Whole | None = Field(ge=0)
-    source_format: Literal["auto", "slipway", "huggingface", "megatron_lm", "dcp", "deepspeed"]
-    to: Literal["huggingface", "slipway", "safetensors"]
-    output: Line
-    dtype: Literal["float32", "bfloat16", "float16"] | None
-    shard_bytes: Whole = Field(ge=1)
-    tokenizer_dir: Line | None
-    model: PathOrKeys
-    model_type: ModelType | None
-    training: TrainedRun | None
-    check: ConversionCheckConfig
-    every: Whole | None = Field(ge=1)
-
-
-class LayoutConfig(StrictModel):
-    """The parallel sizes of an evaluation; ``None`` is the training's."""
-
-    tensor: Whole | None = Field(ge=1)
-    pipeline: Whole | None = Field(ge=1)
-    virtual: Whole | None = Field(ge=1)
-    context: Whole | None = Field(ge=1)
-
-
-class PerplexityConfig(StrictModel):
-    """The held-out loss of an evaluation, by our own trainer."""
-
-    enabled: bool
-    batches: Whole | None = Field(ge=1)
-    split: Literal["validation", "test"]
-    data_prefix: list[Line] | None
-    layout: LayoutConfig
-
-
-class LmEvalConfig(StrictModel):
-    """The tasks of lm-eval that an evaluation runs on the converted model."""
-
-    tasks: list[Line]
-    include_path: Line | None
-    limit: Positive | None
-    batch_size: Whole | None = Field(ge=1)
-    num_fewshot: Whole | None = Field(ge=0)
-    device: Literal["cpu", "cuda"] | None
-    dtype: Line
-
-
-class EvaluationConfig(StrictModel):
-    """The `evaluation` node: a checkpoint measured on held-out data and on lm-eval's tasks."""
-
-    run: RunConfigNode
-    source: Line | None
-    step: Steps
-    every: Whole | None = Field(ge=1)
-    training: PathOrKeys
-    perplexity: PerplexityConfig
-    lm_eval: LmEvalConfig
-    converted: Line
-    results: Line
-    processes: Whole | None = Field(ge=1)
-    cpus_per_task: Whole | None = Field(ge=1)
-
-
-class WorkspaceConfig(StrictModel):
-    """The `workspace` node: a shell on one node, with what a training would see there."""
-
-    run: RunConfigNode
-    container: Line | None
-    gpus: Whole | None = Field(ge=0)
-    shell: Line
-    workdir: Line | None
-
-
-class CommandConfig(StrictModel):
-    """The `command` node: a program of the site's own."""
-
-    run: RunConfigNode
-    argv: list[Text] = Field(min_length=1)
-    container: Line | None
-    nodes: Whole = Field(ge=1)
-    tasks_per_node: Whole = Field(ge=1)
-    gpus_per_node: Whole | None = Field(ge=0)
-    cpus_per_task: Whole | None = Field(ge=1)
-    mem: Memory | None
-    workdir: Line | None
-    env_vars: dict[Line, Text | None]
-    writable: LineList
-
-
-StageConfig = (
-    DataPreparationConfig
-    | TrainingConfig
-    | ConversionConfig
-    | EvaluationConfig
-    | WorkspaceConfig
-    | CommandConfig
-)
-
-
 class RunConfig(StrictModel):
     """The whole configuration of one launch, checked.
 
@@ -520,7 +257,7 @@ def parse(model: type[Model], node: Mapping[str, Any], path: str = "") -> Model:
         return model.model_validate(node)
     except ValidationError as error:
         # Imported late: most configurations have no mistake.
-        from launcher.config.wording import explain
+        from launcher.config.values import explain
 
         raise Mistakes(
             [explain(detail, model, path) for detail in error.errors(include_url=False)]

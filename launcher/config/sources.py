@@ -58,17 +58,7 @@ class TreeFile:
 def name_sources(
     error: UserError, overrides: Sequence[str], roots: Sequence[Path], primary: str = MAIN
 ) -> None:
-    """Fill in where the values that an error is about are from, and mask the secrets among the overrides.
-
-    Parameters
-    ----------
-    overrides
-        The overrides as the user gave them.
-    roots
-        The trees, the one that is looked at first coming first.
-    primary
-        The file that is composed.
-    """
+    """Fill in where the values that an error is about are from, and mask the secrets among the overrides."""
     sources = Sources(overrides, roots, primary=primary)
     for mistake in error.mistakes:
         if mistake.source is None and mistake.key is not None:
@@ -104,14 +94,8 @@ class Sources:
 
     Parameters
     ----------
-    overrides
-        The overrides as the user gave them.
-    roots
-        The trees, the one that is looked at first coming first.
     like
         Those of a composition with the same choices, whose files are not read again.
-    primary
-        The file that is composed.
     """
 
     def __init__(

@@ -33,8 +33,6 @@ def stored_text(config: RunConfig, environment: Mapping[str, str]) -> str:
 
     Parameters
     ----------
-    config
-        What is launched.
     environment
         The variables of which those of secrets are kept as references.
     """

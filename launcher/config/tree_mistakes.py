@@ -92,13 +92,7 @@ def _yaml_hint(error: yaml.MarkedYAMLError) -> str | None:
 
 
 def explain_value(error: OmegaConfBaseException, keys: Sequence[str]) -> UserError:
-    """Explain a value that is missing, or a reference to a key that does not exist.
-
-    Parameters
-    ----------
-    keys
-        The keys of the tree, to name the nearest.
-    """
+    """Explain a value that is missing, or a reference to a key that does not exist."""
     key = str(error.full_key or "")
     message = str(error).splitlines()[0] if str(error) else type(error).__name__
     start = f"{one_line(key)}: " if key else ""
@@ -156,13 +150,7 @@ _LISTED = 12  # missing keys that one message names
 
 
 def mistakes_of_root(roots: Sequence[Path]) -> list[UserError]:
-    """Return what is wrong with the root file of the user's own tree, if there is one.
-
-    Parameters
-    ----------
-    roots
-        The trees, the one that is looked at first coming first; the last is ours.
-    """
+    """Return what is wrong with the root file of the user's own tree, if there is one."""
     ours = roots[-1] / f"{MAIN}.yaml"
     path = next((file for root in roots[:-1] if (file := root / f"{MAIN}.yaml").is_file()), None)
     node = _mapping(path) if path is not None else None

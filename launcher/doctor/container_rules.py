@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from launcher.doctor.facts import Directory, Enroot, Image, Machine, Requirements, Slurm
 from launcher.doctor.report import SLURM, Line, Status, gib, release_status
@@ -83,83 +83,73 @@ def _program(machine: Machine, enroot: Enroot, needed: bool, is_node: bool) -> L
     return Line("enroot", Status.OK, text, needed=needed)
 
 
+# What may be wrong with a directory: if it is, how bad that is, and the words for it.
+_Troubles = Sequence[tuple[bool, Status, str]]
+
+
+def _directory(what: str, place: Directory, needed: bool, troubles: _Troubles, fix: str) -> Line:
+    """Return the line of a directory, with the first trouble that it has."""
+    for is_so, status, trouble in troubles:
+        if is_so:
+            return Line(what, status, f"{_described(place)}: {trouble}", fix, needed, place.free)
+    return Line(what, Status.OK, _described(place), None, needed, place.free)
+
+
 def _runtime(place: Directory, needed: bool) -> Line:
-    what, text = "enroot.runtime", _described(place)
     setting = "ENROOT_RUNTIME_PATH in enroot.conf: a directory of this machine's own"
-    if not place.writable:
-        text = f"{text}: you may not write to {place.there}, and Enroot does not start"
-        return Line(what, Status.MISSING, text, setting, needed, place.free)
-    if place.free is not None and place.free < 2**20:
-        return Line(
-            what, Status.MISSING, f"{text}: full", f"make room there, or {setting}", needed, place.free
-        )
-    if not place.is_local:
-        return Line(
-            what,
-            Status.WARNING,
-            f"{text}: shared; nodes get in each other's way",
-            setting,
-            needed,
-            place.free,
-        )
-    return Line(what, Status.OK, text, None, needed, place.free)
+    is_full = place.writable and place.free is not None and place.free < 2**20
+    troubles = (
+        (not place.writable, Status.MISSING, f"{_no_write(place)}, and Enroot does not start"),
+        (is_full, Status.MISSING, "full"),
+        (not place.is_local, Status.WARNING, "shared; nodes get in each other's way"),
+    )
+    fix = f"make room there, or {setting}" if is_full else setting
+    return _directory("enroot.runtime", place, needed, troubles, fix)
 
 
 def _data(place: Directory, needed: bool, image: Image | None) -> Line:
     """Report the directory in which containers are unpacked."""
-    what, text = "enroot.data", _described(place)
-    setting = "ENROOT_DATA_PATH in enroot.conf: a local disk with room, such as /tmp/enroot-data-$(id -u)"
     size = image.size if image is not None else None
     unpacked = int(size * _UNPACKED_FACTOR) if size is not None else _USUAL_ROOM
-    if not place.writable:
-        text = f"{text}: you may not write to {place.there}, and no image can be unpacked"
-        return Line(what, Status.MISSING, text, setting, needed, place.free)
-    if not place.is_local:
-        text = f"{text}: shared; every node unpacks the image there, and removes it"
-        return Line(what, Status.WARNING, text, setting, needed, place.free)
-    if place.free is not None and place.free < unpacked:
-        whose = "the image" if size is not None else "an image of a framework"
-        text = f"{text}: {whose} takes about {gib(unpacked)} unpacked"
-        return Line(what, Status.WARNING, text, setting, needed, place.free)
-    if place.is_memory:
-        return Line(
-            what, Status.WARNING, f"{text}: images take the machine's memory", setting, needed, place.free
-        )
-    return Line(what, Status.OK, text, None, needed, place.free)
+    is_small = place.free is not None and place.free < unpacked
+    whose = "the image" if size is not None else "an image of a framework"
+    troubles = (
+        (not place.writable, Status.MISSING, f"{_no_write(place)}, and no image can be unpacked"),
+        (not place.is_local, Status.WARNING, "shared; every node unpacks the image there, and removes it"),
+        (is_small, Status.WARNING, f"{whose} takes about {gib(unpacked)} unpacked"),
+        (place.is_memory, Status.WARNING, "images take the machine's memory"),
+    )
+    fix = "ENROOT_DATA_PATH in enroot.conf: a local disk with room, such as /tmp/enroot-data-$(id -u)"
+    return _directory("enroot.data", place, needed, troubles, fix)
 
 
 def _cache(place: Directory) -> Line:
     """Report the directory of downloaded layers."""
-    what, text = "enroot.cache", _described(place)
-    setting = "ENROOT_CACHE_PATH: a directory with room; your home's quota is soon full"
-    if not place.writable:
-        return Line(
-            what, Status.WARNING, f"{text}: you may not write to {place.there}", setting, free=place.free
-        )
-    if place.is_memory or (place.free is not None and place.free < _CACHE_ROOM):
-        text = f"{text}: an image's layers take {gib(_CACHE_ROOM)} and more"
-        return Line(what, Status.WARNING, text, setting, free=place.free)
-    return Line(what, Status.OK, text, free=place.free)
+    is_small = place.is_memory or (place.free is not None and place.free < _CACHE_ROOM)
+    troubles = (
+        (not place.writable, Status.WARNING, _no_write(place)),
+        (is_small, Status.WARNING, f"an image's layers take {gib(_CACHE_ROOM)} and more"),
+    )
+    fix = "ENROOT_CACHE_PATH: a directory with room; your home's quota is soon full"
+    return _directory("enroot.cache", place, False, troubles, fix)
 
 
 def _temp(place: Directory) -> Line:
     """Report the directory in which an import puts layers together."""
-    what, text = "enroot.temp", _described(place)
-    setting = "TMPDIR or ENROOT_TEMP_PATH: a local disk with room; slipway image import --temp-dir=..."
-    if not place.writable:
-        return Line(
-            what, Status.WARNING, f"{text}: you may not write to {place.there}", setting, free=place.free
-        )
-    if place.is_memory:
-        return Line(
-            what, Status.WARNING, f"{text}: imports take the machine's memory", setting, free=place.free
-        )
-    if place.free is not None and place.free < _USUAL_ROOM:
-        text = f"{text}: an import of a framework's image takes about {gib(_USUAL_ROOM)} there"
-        return Line(what, Status.WARNING, text, setting, free=place.free)
-    if not place.is_local:
-        return Line(what, Status.WARNING, f"{text}: shared, and slow", setting, free=place.free)
-    return Line(what, Status.OK, text, free=place.free)
+    is_small = place.free is not None and place.free < _USUAL_ROOM
+    room = f"an import of a framework's image takes about {gib(_USUAL_ROOM)} there"
+    troubles = (
+        (not place.writable, Status.WARNING, _no_write(place)),
+        (place.is_memory, Status.WARNING, "imports take the machine's memory"),
+        (is_small, Status.WARNING, room),
+        (not place.is_local, Status.WARNING, "shared, and slow"),
+    )
+    fix = "TMPDIR or ENROOT_TEMP_PATH: a local disk with room; slipway image import --temp-dir=..."
+    return _directory("enroot.temp", place, False, troubles, fix)
+
+
+def _no_write(place: Directory) -> str:
+    return f"you may not write to {place.there}"
 
 
 def _mqueue(machine: Machine, enroot: Enroot, needed: bool) -> Line:

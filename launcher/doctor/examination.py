@@ -50,10 +50,6 @@ class Surroundings:
     ----------
     trainer
         True if the tasks' interpreter will do here, and a message about it; None if the launch uses none.
-    python
-        The path of that interpreter, which nodes must have.
-    answers
-        The answers of compute nodes; None if none were asked.
     """
 
     needs: Requirements
@@ -77,12 +73,8 @@ def examine(
     ----------
     image
         Another image than the launch's own.
-    count
-        The number of compute nodes to examine.
     patience
         The seconds to wait for them.
-    starts
-        Start the image there too.
 
     Raises
     ------

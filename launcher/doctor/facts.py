@@ -86,16 +86,10 @@ class Machine:
         not looked for.
     docker_daemon
         The version of the daemon that answers, or its error after a ``!``; None without docker.
-    compressors
-        Those of mksquashfs.
-    sysctls
-        Numbers of the kernel, as far as it has them.
     no_namespaces
         The error of unshare where the user may not have namespaces.
     subordinate_ids
         True if the user has ids for the other users of an image.
-    mqueue
-        True if /dev/mqueue is mounted.
     files
         The sizes of the requested files, None for a missing one.
     """
@@ -122,13 +116,7 @@ class Machine:
 
 
 def machine_of(content: Mapping[str, Any]) -> Machine:
-    """Return the machine of a report of `probe`.
-
-    Raises
-    ------
-    ValueError
-        If it is no such report.
-    """
+    """Return the machine of a report of `probe`; raise ValueError if it is no such report."""
     from pydantic import TypeAdapter
 
     return TypeAdapter(Machine).validate_python(dict(content))
@@ -140,8 +128,6 @@ class Slurm:
 
     Attributes
     ----------
-    settings
-        Names and values of ``scontrol show config``.
     pyxis
         True if srun has Pyxis' options; None if unknown.
     nodes
@@ -165,8 +151,6 @@ class Image:
     ----------
     size
         The bytes of its squashfs; None if it is in a registry.
-    registry
-        The registry that it comes from.
     for_pyxis
         Its name for Pyxis; None if nodes cannot fetch it.
     cuda
@@ -178,8 +162,6 @@ class Image:
     devices
         ``NVIDIA_VISIBLE_DEVICES`` of the launch, else of the image: the GPUs that Enroot brings into the
         container.
-    is_broken
-        True if its file is no image.
     contents
         The contents that its name, or the record beside it, names.
     """
@@ -219,12 +201,6 @@ class Requirements:
 
     Attributes
     ----------
-    scheduler
-        ``slurm``, ``allocation`` or ``local``.
-    image
-        True if its tasks run in a container.
-    runtime
-        The program that starts the container.
     trainer
         True if its tasks run our trainer on the nodes' own Python.
     engine

@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from launcher.checks.rules.images import engine_of_image
+from launcher.checks.rules.files import engine_of_image
 from launcher.doctor import probe
 from launcher.doctor.facts import Credentials, Image, Machine, Requirements, Slurm, machine_of
 from launcher.drafting import Draft
@@ -21,9 +21,9 @@ from launcher.images.references import DOCKER_HUB
 from launcher.images.registry import HUB_MACHINES, login_file
 from launcher.plan import Plan
 from launcher.runs.provenance import user
-from launcher.slurm.cluster_questions import ask_at_once, facts_of, questions
 from launcher.slurm.commands import Unreachable, error_text, run
 from launcher.slurm.environment import clean_environment
+from launcher.slurm.questions import ask_at_once, facts_of, questions
 
 DEVICES = "NVIDIA_VISIBLE_DEVICES"
 PYXIS_RUNTIME = "pyxis runtime"
@@ -86,12 +86,8 @@ def probe_request(
 
     Parameters
     ----------
-    plugstack
-        The file that Slurm names.
     pyxis
         The options of Pyxis in it; None leaves its directory out.
-    stage
-        The directory of the image's copy on each node.
     """
     request = {"files": {file: file for file in files}, "places": {}, "plugstack": {}}
     if plugstack:
@@ -125,18 +121,7 @@ def slurm(plan: Plan) -> Slurm:
 
 
 def image_named(name: str, key: str) -> Image:
-    """Return the image of a name, from its file or its registry.
-
-    Parameters
-    ----------
-    key
-        The key or the option that names it.
-
-    Raises
-    ------
-    UserError
-        If it is no image's name.
-    """
+    """Return the image of a name, from its file or its registry; raise UserError if it is no image's name."""
     from launcher.images import resolve
     from launcher.images.references import Kind, Reference
 
@@ -277,7 +262,7 @@ def trainer_of(draft: Draft, needs: Requirements) -> tuple[bool, str] | None:
     from launcher.checks.facts import Facts
     from launcher.checks.findings import Severity
     from launcher.checks.gathering.host import host_facts
-    from launcher.checks.rules.host import machine_problems
+    from launcher.checks.rules.files import machine_problems
 
     if not needs.trainer:
         return None

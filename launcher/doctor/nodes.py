@@ -22,7 +22,7 @@ from launcher.doctor.facts import Machine, machine_of
 from launcher.errors import UserError, end_of, one_line
 from launcher.images.tools import ending_cleanly
 from launcher.plan import Plan
-from launcher.rendering.sbatch_flags import FLAGS
+from launcher.rendering.slurm_flags import FLAGS
 from launcher.runs.provenance import new_tag
 from launcher.slurm.commands import WITHOUT_SLURM, error_text
 
@@ -59,16 +59,10 @@ class Answers:
 
     Attributes
     ----------
-    machines
-        The nodes that answered.
     blind
         Names of nodes without any Python to look with.
-    why
-        The reason for the silence of the others.
     started
         Names of nodes where the image started; None if it was not tried.
-    why_not_started
-        The message of Pyxis on the others.
     """
 
     requested: int
@@ -100,8 +94,6 @@ def look(
 
     Parameters
     ----------
-    request
-        The request of the probe.
     patience
         The seconds to wait for nodes and their answers.
 

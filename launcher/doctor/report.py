@@ -67,10 +67,6 @@ class Line:
     ----------
     what
         Its name, such as ``enroot.runtime``.
-    found
-        The thing as it is, or what is wrong with it.
-    fix
-        The remedy.
     needed
         True if the examined launch cannot do without it.
     free

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from launcher.checks.rules.images import engine_fit
+from launcher.checks.rules.files import engine_fit
 from launcher.doctor.facts import Credentials, Gpus, Image, Machine, Requirements
 from launcher.doctor.report import PYTHON, Line, Status, gib, release_status
 from launcher.images.tools import how_to_get
@@ -97,7 +97,7 @@ def mounting(machine: Machine, *, is_node: bool = False) -> Line:
     if "squashfuse" in machine.tools and machine.fuse:
         ways.append(f"squashfuse {machine.tools['squashfuse'].version or ''}".strip())
     if ways:
-        return Line("squashfs.mount", Status.OK, f"mounted by {' or origin '.join(ways)}")
+        return Line("squashfs.mount", Status.OK, f"mounted by {' or '.join(ways)}")
     why = (
         "squashfuse is there, and /dev/fuse is not"
         if "squashfuse" in machine.tools
@@ -264,15 +264,7 @@ def stage_lines(node: Machine, image: Image | None) -> Iterator[Line]:
 def python_lines(
     python: str, versions: Mapping[str, str | None], trainer: tuple[bool, str] | None
 ) -> Iterator[Line]:
-    """Report Slipway's own Python, its extras, and the tasks' interpreter.
-
-    Parameters
-    ----------
-    versions
-        Versions of the extras' distributions; None of one that is not installed.
-    trainer
-        True if the tasks' interpreter will do, and a message about it; None if the launch uses none.
-    """
+    """Report Slipway's own Python, its extras, and the tasks' interpreter."""
     status, note = release_status(python, PYTHON)
     yield Line("python", status, f"{python}; {note}" if note else python, needed=True)
     if trainer is not None:

@@ -16,9 +16,8 @@ from arithmetic.gpus import Gpu
 from arithmetic.layout import ParallelConfig
 from arithmetic.parameters import count_parameters, vocabulary_size
 from launcher.attained import Attained, Products
-from launcher.estimates.layout import Layout
 from launcher.estimates.model import has_fused_attention, is_countable, model_type_of
-from launcher.estimates.parallelism import Stack, is_encoder_decoder, stacks_of
+from launcher.estimates.parallelism import Layout, Stack, is_encoder_decoder, stacks_of
 from launcher.estimates.values import Values, full
 
 # GPUs without a published network get that of the A100's machines, 200 Gbit/s for each.

@@ -12,7 +12,7 @@ from typing import Any
 _MOST_TRIED = 10**6
 # NeMo's nodes, and our trainer's own, as a job's configuration names them; the user's tree has them below
 # `training`.
-_NEMO = ("trainer.", "exp_manager.", "model.", "resume.")
+_NEMO = ("trainer.", "exp_manager.", "model.", "resume.", "restore_from_path.")
 
 
 def full(key: str) -> str:

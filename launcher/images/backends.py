@@ -18,7 +18,7 @@ from launcher.images.references import Kind, Reference
 from launcher.images.registry import Access, RemoteImage, hint_names
 from launcher.images.scratch import ScratchDirectory, remove_tree
 from launcher.images.squashfs import COMPRESSED_FRACTION, SQUASH_OPTIONS, resource_limits
-from launcher.images.tool_errors import CREDENTIALS, NO_IMAGE, NO_SPACE, REFUSED, ToolError, fill_names
+from launcher.images.tools import CREDENTIALS, NO_IMAGE, NO_SPACE, REFUSED, ToolError, fill_names
 
 AUTO, ENROOT, SKOPEO = "auto", "enroot", "skopeo"
 BACKENDS = (AUTO, ENROOT, SKOPEO)
@@ -40,12 +40,8 @@ class ImportContext:
 
     Attributes
     ----------
-    remote
-        ``None`` if nothing could be looked up.
     digest
         Of the image that was looked up; ``None`` if it is unknown.
-    output
-        The file to write, which does not exist yet.
     locks
         Descriptors of locks that the programs inherit.
     """

@@ -19,7 +19,7 @@ from launcher.images.references import Kind, Reference
 from launcher.images.registry import Access, architecture, borrowed_login, hint_names
 from launcher.images.scratch import locked, scratch_directory
 from launcher.images.store import RecipeOrigin, Store, match_stored, stored
-from launcher.images.tool_errors import NO_SPACE, ToolError
+from launcher.images.tools import NO_SPACE, ToolError
 
 # Where the kernel lets nobody mount an overlay, plain copies of the layers do: slower, and they always work.
 _PLAIN_STORAGE = {"STORAGE_DRIVER": "vfs"}
@@ -39,8 +39,6 @@ class Builder:
 
     Attributes
     ----------
-    env
-        The variables that it needs on this machine.
     copies
         True if its storage keeps a whole copy of the image for each layer.
     """
@@ -191,13 +189,6 @@ def build_recipe(
 ) -> Reference:
     """Build a recipe, and return the image in the builder's storage.
 
-    Parameters
-    ----------
-    labels
-        About this build, such as the commit, and not about what is in it.
-    access
-        To the registry of the base.
-
     Raises
     ------
     UserError
@@ -255,10 +246,6 @@ def build_into_store(
     ----------
     options
         Of the import; `force` also builds again.
-    builder
-        By default the recipe's, or the first that works.
-    config_dir
-        The user's own tree, whose commit is written into the labels too.
 
     Raises
     ------

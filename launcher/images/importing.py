@@ -56,16 +56,8 @@ class ImportOptions:
     ----------
     compression
         One of `COMPRESSIONS`; ``auto`` is what suits the target's file system, and accepts any that is there.
-    temp_dir
-        Where to unpack; by default where there is room.
-    force
-        Import it even if it is there.
-    via
-        ``enroot``, ``skopeo``, or ``auto``: Enroot where it is installed.
     plain_http, authfile
         For the registry: no TLS, and a file of logins as of ``skopeo login``.
-    recipe
-        What the image was built from, for its record.
     """
 
     compression: str = AUTO
@@ -85,8 +77,6 @@ class Imported:
     ----------
     reused
         True if it was there, or another process imported it meanwhile.
-    sidecar
-        Its record; ``None`` for a file that others put there.
     notes
         What the progress printed besides its steps.
     """
@@ -111,8 +101,6 @@ def import_image(
 
     Parameters
     ----------
-    source
-        The image, anywhere but in a squashfs.
     target
         A file ending in ``.sqsh``; its directory is made.
 
@@ -131,13 +119,7 @@ def reuse(entry: Stored, notes: tuple[str, ...] = ()) -> Imported:
 
 
 def make_directory(store: Path) -> None:
-    """Make the directory of images if it does not exist.
-
-    Raises
-    ------
-    UserError
-        If it cannot be made.
-    """
+    """Make the directory of images if it does not exist; raise UserError if it cannot be made."""
     try:
         store.mkdir(parents=True, exist_ok=True)
     except OSError as error:

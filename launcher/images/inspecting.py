@@ -19,7 +19,7 @@ from launcher.images import squashfs, tools
 from launcher.images.progress import SILENT, ImageProgress
 from launcher.images.squashfs import Superblock, read_superblock, sha256_of
 from launcher.images.store import ImageConfig, RecipeOrigin, Sidecar, read_sidecar, sidecar_path
-from launcher.images.tool_errors import ToolError
+from launcher.images.tools import ToolError
 from launcher.secrecy import MASK, is_secret_name, without_secrets
 
 # Where Enroot writes an image's configuration (its src/docker.sh, docker::configure).
@@ -46,14 +46,8 @@ class InspectedImage:
 
     Attributes
     ----------
-    digest
-        Of the image that it was made from, if known.
-    config
-        Labels, environment, working directory, entry point.
     release
         The system in it, such as ``Ubuntu 22.04.4 LTS``.
-    notes
-        What was not read, and why.
     """
 
     path: Path
@@ -187,17 +181,7 @@ def _parse_release(text: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class VerifiedImage:
-    """The result of verifying an image.
-
-    Attributes
-    ----------
-    checked
-        The checks that passed, in words.
-    problem
-        The first that failed.
-    notes
-        What was not checked, and why.
-    """
+    """The result of verifying an image."""
 
     path: Path
     checked: tuple[str, ...] = ()

@@ -1,15 +1,19 @@
-"""Pruning the store: the images that no run needs, and the files that imports left."""
+"""Pruning: the images of the store that no run needs, and the named containers that stayed on nodes."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
+from fnmatch import fnmatchcase
 from pathlib import Path
 
-from launcher.errors import UserError, one_line
+from launcher.config.schema import ClusterConfig
+from launcher.errors import UserError, end_of, one_line
 from launcher.images.importing import PARTIAL_PREFIX, REPLACED_PREFIX
 from launcher.images.references import SQUASHFS_SUFFIXES
 from launcher.images.scratch import is_locked, locked
@@ -17,6 +21,8 @@ from launcher.images.store import Stored, sidecar_path, stored
 from launcher.jobs.launches import Launch, adopt, read_launch
 from launcher.jobs.locator import RunLocator
 from launcher.jobs.status import poll
+from launcher.slurm.commands import Unreachable, ask, error_text, run
+from launcher.slurm.environment import clean_environment
 from launcher.slurm.states import State
 
 _DAY_SECONDS = 86400
@@ -29,8 +35,6 @@ class ImageUse:
 
     Attributes
     ----------
-    run
-        Its name, for messages.
     is_live
         True if its job waits or runs, or may.
     launched
@@ -101,8 +105,6 @@ class PruneRules:
         The number of unneeded images that stay: those made or launched last.
     older_than
         Seconds; an image made or launched later stays.
-    ended
-        Remove images of runs that have ended, too.
     """
 
     keep: int = 0
@@ -111,13 +113,7 @@ class PruneRules:
 
 
 def parse_age(text: str) -> float:
-    """Return an age such as ``30d``, ``12h`` or ``2w`` in seconds.
-
-    Raises
-    ------
-    UserError
-        If it is none.
-    """
+    """Return an age such as ``30d``, ``12h`` or ``2w`` in seconds; raise UserError if it is none."""
     number, unit = text[:-1], text[-1:]
     if unit not in _UNITS or not number.isascii() or not number.isdecimal():
         raise UserError(
@@ -129,15 +125,7 @@ def parse_age(text: str) -> float:
 def decide(
     entries: Sequence[Stored], uses: Mapping[Path, Sequence[ImageUse]], rules: PruneRules, now: float
 ) -> list[PruneDecision]:
-    """Decide about each image, in their order.
-
-    Parameters
-    ----------
-    uses
-        The known launches, by their image with links resolved.
-    now
-        Seconds since 1970.
-    """
+    """Decide about each image, in their order."""
     kept = {entry.path: why for entry in entries if (why := _reason_to_keep(entry, uses, rules, now))}
     unneeded = [entry for entry in entries if entry.path not in kept]
     unneeded.sort(key=lambda entry: _last_use(entry, uses), reverse=True)
@@ -238,3 +226,138 @@ def remove(entry: Stored) -> None:
         # A record without an image is harmless; an image without a record would never be removed.
         entry.path.unlink()
         sidecar_path(entry.path).unlink(missing_ok=True)
+
+
+# --- named containers on the nodes
+
+# The script of a launch adds digits of the image to the name.
+_NAME = re.compile(r"pyxis_(?P<name>.+)-[0-9a-f]{12}")
+_MARK = "slipway-container"
+_AT_ONCE = 16
+# To get a node for a moment, and for the work there.
+_WAIT_SECONDS, _MINUTES = 20, 5
+_PATIENCE_SECONDS = _WAIT_SECONDS + 60.0 * _MINUTES
+
+# `$1` begins each line; the other words are removed, unless they are root directories of processes.
+# `enroot list -f` finds no process where Enroot's directory is a bind mount.
+_SCRIPT = """\
+mark=$1
+shift
+command -v enroot >/dev/null || { echo "no enroot on PATH" >&2; exit 1; }
+roots() {
+    cat /proc/[0-9]*/mountinfo 2>/dev/null | awk '$5 == "/" { n = split($4, part, "/"); print part[n] }'
+}
+enroot list | while IFS= read -r name; do
+    case $name in pyxis_*) ;; *) continue ;; esac
+    state=idle
+    ! roots | grep -Fxqe "$name" || state=runs
+    for wanted; do
+        if [ "$wanted" = "$name" ] && [ "$state" = idle ]; then
+            enroot remove_containers -f -- "$name" >/dev/null </dev/null && state=removed
+        fi
+    done
+    echo "$mark $name $state"
+done
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedContainer:
+    """A container on a node; `state` is ``idle``, ``runs`` or ``removed``."""
+
+    node: str
+    container: str
+    state: str
+
+    @property
+    def name(self) -> str:
+        """Its name, without the prefix of Pyxis."""
+        return self.container.removeprefix("pyxis_")
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedNode:
+    """A node that could not be searched, and why."""
+
+    node: str
+    why: str
+
+
+def nodes_of(cluster: ClusterConfig) -> list[str]:
+    """Return the nodes that take jobs, of those that the cluster's keys name.
+
+    Raises
+    ------
+    UserError
+        If there is no Slurm, or no such node.
+    """
+    command = ["sinfo", "--noheader", "--Node", "--responding", "--format=%N"]
+    for flag, value in (("partition", cluster.partition), ("nodes", cluster.nodelist)):
+        command += [f"--{flag}={value}"] * (value is not None)
+    answer = ask(command, clean_environment(cluster.slurm_conf))
+    names = list(dict.fromkeys(answer.stdout.split()))
+    if answer.code or not names:
+        why = one_line(error_text(answer.stderr)) or "no node takes jobs there"
+        raise UserError(f"--named: {why}", hint="cluster.partition=..., or cluster.nodelist=n1,n2")
+    return names
+
+
+def look(
+    cluster: ClusterConfig, nodes: Sequence[str], pattern: str
+) -> tuple[list[NamedContainer], list[SkippedNode]]:
+    """Find the containers of this user that launches named, on each node that has room for a moment.
+
+    Parameters
+    ----------
+    pattern
+        Of the values of `container_options.name`, as for files: ``*`` is any.
+    """
+    containers, skipped = _on_each(nodes, lambda node: _run_step(cluster, node, ()))
+    return [container for container in containers if _matches(container, pattern)], skipped
+
+
+def remove_containers(
+    cluster: ClusterConfig, containers: Sequence[NamedContainer]
+) -> tuple[list[NamedContainer], list[SkippedNode]]:
+    """Remove containers, but not those in which a process runs by now."""
+    by_node: dict[str, list[str]] = {}
+    for container in containers:
+        by_node.setdefault(container.node, []).append(container.container)
+    results, skipped = _on_each(list(by_node), lambda node: _run_step(cluster, node, by_node[node]))
+    requested = {(container.node, container.container) for container in containers}
+    return [result for result in results if (result.node, result.container) in requested], skipped
+
+
+def _matches(container: NamedContainer, pattern: str) -> bool:
+    match = _NAME.fullmatch(container.container)
+    return match is not None and fnmatchcase(match["name"], pattern)
+
+
+def _on_each(
+    nodes: Sequence[str], step: Callable[[str], list[NamedContainer] | SkippedNode]
+) -> tuple[list[NamedContainer], list[SkippedNode]]:
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        answers = list(pool.map(step, nodes))
+    containers = [item for answer in answers if not isinstance(answer, SkippedNode) for item in answer]
+    return containers, [answer for answer in answers if isinstance(answer, SkippedNode)]
+
+
+def _run_step(cluster: ClusterConfig, node: str, names: Sequence[str]) -> list[NamedContainer] | SkippedNode:
+    command = ["srun", "--job-name=slipway-containers", f"--nodelist={node}", "--nodes=1", "--ntasks=1"]
+    command += ["--cpus-per-task=1", "--mem=100M", f"--time={_MINUTES}", f"--immediate={_WAIT_SECONDS}"]
+    command += ["--chdir=/", "--mpi=none", "--quiet"]
+    for flag in ("partition", "account", "qos", "reservation"):
+        value = getattr(cluster, flag)
+        command += [f"--{flag}={value}"] * (value is not None)
+    environment = clean_environment(cluster.slurm_conf)
+    # The node decides where Enroot keeps containers: Pyxis lets no job choose.
+    environment = {key: value for key, value in environment.items() if not key.startswith("ENROOT_")}
+    try:
+        words_of = [*command, "sh", "-c", _SCRIPT, "sh", _MARK, *names]
+        answer = run(words_of, environment, _PATIENCE_SECONDS, notify=False)
+    except (Unreachable, TimeoutError) as error:
+        return SkippedNode(node, one_line(str(error)) or "no answer")
+    if answer.code:
+        return SkippedNode(node, end_of(one_line(error_text(answer.stderr))))
+    lines = (line.split(" ") for line in answer.stdout.splitlines())
+    return [NamedContainer(node, line[1], line[2]) for line in lines if len(line) == 3 and line[0] == _MARK]

@@ -12,29 +12,20 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from jinja2 import (
-    BaseLoader,
-    ChoiceLoader,
-    Environment,
-    FileSystemLoader,
-    PrefixLoader,
-    StrictUndefined,
     TemplateNotFound,
-    TemplateSyntaxError,
 )
 
 from launcher import __version__
 from launcher.config.image import RecipeComposition, RecipeConfig, compose_recipe, recipe_names
 from launcher.errors import UserError, check_directory, did_you_mean, nearest, nearest_files, one_line, shown
 from launcher.images.references import Kind, Reference, absolute_path
-from launcher.rendering.quoting import RawShell, one_per_line, quote
+from launcher.rendering.quoting import RawShell, blaming_templates, quote, template_environment
 from launcher.runs.paths import TASK_PACKAGES
 from launcher.runs.provenance import checkout_of, user
 
@@ -57,14 +48,6 @@ class Recipe:
     ----------
     name, flavor
         Such as ``nemo`` and ``dev``.
-    base
-        The image that it builds on.
-    dockerfile
-        The text to build from.
-    context
-        The files that the Dockerfile copies, by their names beside it.
-    labels
-        Those in the Dockerfile.
     hash
         SHA-256 of all that decides what is in the image, but for our trainer's code.
     warnings
@@ -102,7 +85,6 @@ class Recipe:
         return self.name_in(self.config.registry or _LOCAL_REGISTRY)
 
     def name_in(self, registry: str) -> str:
-        """Return its name in a registry."""
         # A user's name may have letters that an image's may not.
         owner = self.config.owner or re.sub(r"[^a-z0-9]+", "-", user().lower()).strip("-") or "slipway"
         return f"{registry}/{owner}/{self.name.lower()}:{self.tag}"
@@ -119,12 +101,8 @@ def read_recipe(
 
     Parameters
     ----------
-    name
-        A file of the configuration group `image`: ``nemo-aws``.
     flavor
         `run` or `dev`, over what the configuration says.
-    overrides
-        Hydra's overrides of its keys, such as ``image.versions.nccl=2.27.7-1``.
     config_dir, template_dir
         Trees of the user's own, read before ours.
 
@@ -144,13 +122,7 @@ def read_recipe(
 
 
 def build_labels(config_dir: Path | None = None) -> dict[str, str]:
-    """Return labels for a build, beside those in the Dockerfile: the commit, and whether it was changed.
-
-    Parameters
-    ----------
-    config_dir
-        The user's own tree, whose commit is recorded too.
-    """
+    """Return labels for a build, beside those in the Dockerfile: the commit, and whether it was changed."""
     labels = {"slipway.version": __version__}
     for prefix, directory in (("", TEMPLATE_DIR), ("config.", config_dir)):
         checkout = checkout_of(directory) if directory is not None else None
@@ -270,8 +242,6 @@ def render_dockerfile(template: str, values: Mapping[str, Any], template_dir: Pa
 
     Parameters
     ----------
-    template
-        Its name: ``nemo``.
     values
         What it may print; each entry of ``versions`` must be used.
     template_dir
@@ -287,12 +257,13 @@ def render_dockerfile(template: str, values: Mapping[str, Any], template_dir: Pa
         check_directory("--template-dir", template_dir)
     versions = _Versions(values["versions"])
     file_name = f"{template}{_SUFFIX}"
-    try:
-        text = _environment(template_dir).get_template(file_name).render({**values, "versions": versions})
-    except UserError:
-        raise
-    except Exception as error:
-        if isinstance(error, TemplateNotFound) and error.name == file_name:
+    environment = template_environment(TEMPLATE_DIR, template_dir, **_FILTERS)
+    with blaming_templates(template_dir):
+        try:
+            text = environment.get_template(file_name).render({**values, "versions": versions})
+        except TemplateNotFound as error:
+            if error.name != file_name:
+                raise
             names = _template_names(template_dir)
             near = [f"did you mean {name!r}?" for name in nearest(template, names)]
             raise UserError(
@@ -300,9 +271,6 @@ def render_dockerfile(template: str, values: Mapping[str, Any], template_dir: Pa
                 key="image.template",
                 hint=" ".join([*near, f"valid: {', '.join(names)}"]),
             ) from error
-        if template_dir is None:
-            raise
-        raise UserError(f"{_line_of(error, template_dir)}: this template is not valid: {error}") from error
     versions.check_used(template)
     return text
 
@@ -355,49 +323,16 @@ def _gencode(archs: Iterable[int]) -> RawShell:
     return RawShell(quote(" ".join(words)))
 
 
-class _DockerfileEnvironment(Environment):
-    @staticmethod
-    def concat(parts: Iterable[str]) -> RawShell:
-        """Join rendered pieces, as macros and blocks do: they were quoted before."""
-        return RawShell("".join(parts))
-
-
-@cache
-def _environment(template_dir: Path | None) -> Environment:
-    ours = FileSystemLoader(TEMPLATE_DIR)
-    loaders: list[BaseLoader] = [ours, PrefixLoader({"slipway": ours})]
-    if template_dir is not None:
-        loaders.insert(0, FileSystemLoader(template_dir))
-    environment = _DockerfileEnvironment(
-        loader=ChoiceLoader(loaders),
-        undefined=StrictUndefined,
-        finalize=quote,  # no value reaches a RUN unquoted
-        comment_start_string="{##",
-        comment_end_string="##}",
-        keep_trailing_newline=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        autoescape=False,  # a Dockerfile, not HTML
-    )
-    environment.filters |= {
-        "one_per_line": one_per_line,
-        "text": quote_for_dockerfile,
-        "pairs": _pairs,
-        "gencode": _gencode,
-        "raw": RawShell,  # for constants of a template: what the build expands
-    }
-    return environment
+# Quotes are by `quote`, as for shells: no value reaches a RUN unquoted.
+_FILTERS = {
+    "text": quote_for_dockerfile,
+    "pairs": _pairs,
+    "gencode": _gencode,
+    "raw": RawShell,  # for constants of a template: what the build expands
+}
 
 
 def _template_names(template_dir: Path | None) -> list[str]:
     folders = [TEMPLATE_DIR] if template_dir is None else [template_dir, TEMPLATE_DIR]
     names = {path.name.removesuffix(_SUFFIX) for folder in folders for path in folder.glob(f"*{_SUFFIX}")}
     return sorted(name for name in names if not name.startswith("_"))
-
-
-def _line_of(error: Exception, template_dir: Path) -> str:
-    """Return the innermost line of the user's own templates in an error's traceback."""
-    if isinstance(error, TemplateSyntaxError):
-        return f"{error.filename or template_dir}:{error.lineno}"
-    lines = [f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)]
-    return next((line for line in reversed(lines) if line.startswith(str(template_dir))), str(template_dir))

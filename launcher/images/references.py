@@ -77,8 +77,6 @@ class Reference:
         The repository (``nvidia/nemo``), the name in an engine's storage, or a path as it was written.
     registry
         The host and port of a registry, `docker.io` for Docker Hub; ``None`` for the other kinds.
-    tag
-        ``None`` if a digest alone names the image, or the kind has no tags.
     digest
         ``sha256:…``: the image itself, whatever its tag moves to.
     user
@@ -98,8 +96,6 @@ class Reference:
 
         Parameters
         ----------
-        text
-            The user's words.
         key
             The key of the configuration that it is from, for the message.
 

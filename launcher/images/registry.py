@@ -46,8 +46,6 @@ class Access:
     ----------
     authfile
         Logins, as ``skopeo login`` writes them; skopeo's own file if ``None``.
-    descriptors
-        Inherited by skopeo, so that it can read that file.
     """
 
     plain_http: bool = False
@@ -66,8 +64,6 @@ class RemoteImage:
 
     Attributes
     ----------
-    digest
-        Of its manifest: ``sha256:...``.
     packed, unpacked
         Bytes of its layers, and an estimate of them unpacked; 0 if unknown.
     """
@@ -292,8 +288,6 @@ class Pushed:
         The same in all registries.
     was_there
         True if it had that image under that name already.
-    error
-        Why it is not there now.
     """
 
     target: Reference
@@ -303,13 +297,7 @@ class Pushed:
 
 
 def check_targets(targets: Sequence[Reference]) -> None:
-    """Raise if something cannot be pushed to.
-
-    Raises
-    ------
-    UserError
-        Naming the first such target.
-    """
+    """Raise UserError naming the first target that cannot be pushed to."""
     for target in targets:
         if target.kind is not Kind.REGISTRY or target.tag is None or target.digest is not None:
             raise UserError(

@@ -29,16 +29,12 @@ class ResolvedImage:
 
     Attributes
     ----------
-    text
-        The value of `container`.
     image
         The job's value: an absolute path, or the name of a registry's image as Pyxis takes it.
     stored
         Its file in `images_dir`; ``None`` if `container` is the path of a file.
     source
         What that file is imported from; ``None`` if a recipe is built, or `container` is a file.
-    recipe, flavor
-        Those of the recipe, if it is one.
     """
 
     text: str
@@ -49,13 +45,7 @@ class ResolvedImage:
     flavor: str | None = None
 
     def command(self, config_dir: Path | None = None, template_dir: Path | None = None) -> tuple[str, ...]:
-        """Return the words of `slipway` that make the file, wherever it is run; empty if none makes it.
-
-        Parameters
-        ----------
-        config_dir, template_dir
-            The trees of the recipe.
-        """
+        """Return the words of `slipway` that make the file, wherever it is run; empty if none makes it."""
         if self.stored is None:
             return ()
         if self.recipe is None:
@@ -72,10 +62,6 @@ def resolve_container(
 
     Parameters
     ----------
-    text
-        The value of `container`.
-    images_dir
-        The store.
     config_dir, template_dir
         Trees of the user's own, read before ours.
 

@@ -264,8 +264,6 @@ def choose_scratch(
     ----------
     target
         The image, in a directory that exists and must have room for what stays.
-    temp_dir
-        The user's choice.
 
     Raises
     ------

@@ -79,14 +79,10 @@ class Superblock:
     ----------
     compression
         Of the files' contents, such as ``zstd``; ``none`` where they are stored as they are.
-    block_size
-        In bytes.
     used_bytes
         The least length of the file.
     inodes
         The number of files, directories and all other entries.
-    created
-        The time of packing.
     """
 
     compression: str
@@ -158,11 +154,6 @@ def sha256_of(path: Path, progress: ImageProgress = SILENT) -> str:
 
 def read_texts(image: Path, names: Sequence[str]) -> dict[str, str]:
     """Return the texts of some files in an image; names that are not in it are left out.
-
-    Parameters
-    ----------
-    names
-        Relative to the root of the image, such as ``etc/environment``.
 
     Raises
     ------

@@ -51,18 +51,10 @@ class Sidecar:
 
     Attributes
     ----------
-    source
-        The reference that it was imported from.
     digest
         Of the manifest for this architecture, ``sha256:...``; ``None`` if it is unknown.
-    sha256, size
-        Of the file.
     compression, squash_options
         Such as ``lz4``, and the options of mksquashfs for it.
-    created
-        UTC, ISO 8601.
-    made_by
-        The programs that made it, with their versions.
     modified
         The modification time of the file, in whole seconds since 1970: a file of another time is another
         file, whatever its size. ``None`` in records of earlier versions.
@@ -199,8 +191,6 @@ def match_stored(entry: Stored, digest: str | None, compression: str) -> CacheHi
 
     Parameters
     ----------
-    digest
-        Of the image; ``None`` if it is unknown.
     compression
         Any will do for ``auto``.
     """

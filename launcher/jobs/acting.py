@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from launcher.errors import UserError
-from launcher.exit_codes import DONE, MISTAKE, NOT_KNOWN, WENT_WRONG
+from launcher.errors import DONE, MISTAKE, NOT_KNOWN, WENT_WRONG, UserError
 from launcher.jobs.status import LaunchStatus, poll, state_of_task
 from launcher.runs.receipts import note_act
 from launcher.schedulers.base import JobStatus, NoAnswer, Scheduler

@@ -52,13 +52,6 @@ class Attachment:
 def attach(ref: RunRef, point: AttachPoint, command: Sequence[str], terminal: bool) -> Attachment:
     """Return the command line that attaches to a running launch of a run.
 
-    Parameters
-    ----------
-    command
-        The command to run there; empty for a shell.
-    terminal
-        Give the command a terminal.
-
     Raises
     ------
     UserError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,12 +11,13 @@ from pathlib import Path
 
 from launcher.errors import UserError
 from launcher.jobs.acting import Effect, Outcome, by_scheduler, give_up, is_unanswered, over, refreshed
-from launcher.jobs.launches import Launch
-from launcher.jobs.status import LaunchStatus
+from launcher.jobs.launches import Launch, adopt, read_launch
+from launcher.jobs.status import LaunchStatus, poll
 from launcher.runs.provenance import user
 from launcher.runs.receipts import note_act
 from launcher.schedulers.base import ChainJobs, Scheduler
 from launcher.slurm.states import State
+from supervisor.following import read_stages
 from supervisor.marks import ChainEnd, claim, end_chain, note_cancelled, take_back_end
 
 _Many = Callable[[Sequence[str]], Mapping[str, UserError]]
@@ -92,6 +94,27 @@ def cancel(targets: Sequence[LaunchStatus], save: bool = False) -> list[Outcome]
         outcomes.get(id(target)) or outcome or over(target)
         for target, outcome in zip(targets, decided, strict=True)
     ]
+
+
+def with_followers(targets: Sequence[LaunchStatus]) -> list[LaunchStatus]:
+    """Add the stages that wait for chains among the targets: Slurm starts them when all links are gone.
+
+    They would leave without doing anything, but not before they have got nodes.
+    """
+    known = {target.launch.paths.directory for target in targets if target.launch is not None}
+    followers = []
+    for target in targets:
+        if target.launch is None or target.chain is None or not target.may_live:
+            continue
+        with contextlib.suppress(OSError, ValueError):
+            stages = read_stages(target.launch.paths.directory).after
+            followers += [Path(stage.directory) for stage in stages if stage.needs_success]
+    launches = []
+    for directory in dict.fromkeys(followers):
+        if directory not in known and directory.name.isdecimal():
+            with contextlib.suppress(UserError):  # it was removed since
+                launches.append(read_launch(directory.parents[1], int(directory.name)))
+    return [*targets, *(status for status in poll(adopt(launches)) if status.state is State.PENDING)]
 
 
 def _without_live_job(target: LaunchStatus) -> Outcome | None:

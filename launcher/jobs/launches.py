@@ -63,7 +63,8 @@ class Launch:
 
     @property
     def is_chain(self) -> bool:
-        return self.manifest.links > 1
+        """Return True if it may be several jobs: a chain, or a stage that is repeated."""
+        return self.manifest.links > 1 or self.manifest.is_repeated
 
     @property
     def links(self) -> dict[int, str]:
@@ -71,7 +72,8 @@ class Launch:
         if self.manifest.job_id is None:
             return {}
         later = later_jobs(self.paths.directory, self.manifest.tags) if self.is_chain else {}
-        known = {link: job_id for link, job_id in later.items() if link <= self.manifest.links}
+        most = None if self.manifest.is_repeated else self.manifest.links
+        known = {link: job_id for link, job_id in later.items() if most is None or link <= most}
         return {1: self.manifest.job_id, **known}
 
     @property
@@ -106,6 +108,7 @@ class Launch:
             host=manifest.host,
             array_tag=manifest.array_tag,
             links=manifest.links,
+            is_repeated=manifest.is_repeated,
             tags=manifest.tags,
         ).with_links(self.links)
 
@@ -140,13 +143,7 @@ class Launch:
 
 
 def read_launch(run_dir: Path, number: int) -> Launch:
-    """Read one launch from disk; no scheduler is asked.
-
-    Raises
-    ------
-    UserError
-        If there is no valid manifest.
-    """
+    """Read one launch from disk; no scheduler is asked; raise UserError if there is no valid manifest."""
     manifest = read_manifest(run_dir / LAUNCHES / str(number))
     return Launch(LaunchPaths(run_dir, manifest.run, manifest.job_name, number), manifest)
 

@@ -27,14 +27,8 @@ class RunRef:
 
     Attributes
     ----------
-    launch
-        The number of a launch.
     task
         The number of an array's task (``17_2``).
-    job
-        The id of a job; of a sweep's array `run_dir` is one of its points.
-    notes
-        Messages for the user: other meanings of the word.
     """
 
     run_dir: Path

@@ -13,12 +13,13 @@ from launcher.jobs.lookup import RunRef
 from launcher.runs.paths import LAUNCHES, launch_numbers
 from launcher.schedulers.base import ChainJobs, JobRef, JobStatus, Scheduler
 from launcher.schedulers.chain_status import from_marks_alone, may_go_on
-from launcher.slurm.hostlists import compress_tasks
-from launcher.slurm.states import State
+from launcher.slurm.notations import compress_tasks
+from launcher.slurm.states import State, why_waiting
 from supervisor.marks import chain_end, read_attempts
 
 # A launch that waits longer than this for its requeue does not count beside a newer one of its run.
 _REQUEUE_SECONDS = 14 * 86400.0
+_WAITS_FOR_JOB = why_waiting("PENDING", "Dependency")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +32,6 @@ class LaunchStatus:
         ``None`` if it could not be read; the status then says why.
     unanswered
         Why the scheduler could not be asked, if it could not.
-    task
-        One task of the launch's array, if a command line names only that.
     """
 
     run_dir: Path
@@ -99,13 +98,7 @@ class LaunchStatus:
         return self.state is State.UNKNOWN and (is_lost or self.unanswered is not None)
 
     def scheduler(self) -> Scheduler:
-        """Return the scheduler that has the job.
-
-        Raises
-        ------
-        UserError
-            If the launch could not be read.
-        """
+        """Return the scheduler that has the job; raise UserError if the launch could not be read."""
         if self.launch is None:
             raise UserError(self.status.reason or f"{self.run_dir}: no launch of it can be read")
         return scheduler_of(self.launch)
@@ -155,7 +148,7 @@ def _ask_scheduler(launches: Sequence[Launch], refs: Sequence[JobRef]) -> Iterab
             LaunchStatus(
                 by_directory[ref.launch_dir].paths.run_dir,
                 by_directory[ref.launch_dir],
-                statuses.get(ref.tag) or _by_marks(ref, unknown),
+                _naming_run(by_directory[ref.launch_dir], statuses.get(ref.tag) or _by_marks(ref, unknown)),
                 unanswered,
             ),
         )
@@ -195,6 +188,13 @@ def _with_lost_links(
         if more:
             extended.append(ref.with_links(links | more))
     return extended
+
+
+def _naming_run(launch: Launch, status: JobStatus) -> JobStatus:
+    """Return the status of a job, with the name of the run that it waits for if it is a stage after that."""
+    if launch.manifest.waits_for is None or status.reason != _WAITS_FOR_JOB:
+        return status
+    return replace(status, reason=f"Dependency: it waits for the end of {launch.manifest.waits_for}")
 
 
 def _by_marks(ref: JobRef, unknown: JobStatus) -> JobStatus:

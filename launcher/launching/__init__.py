@@ -12,9 +12,9 @@ from itertools import pairwise
 
 from launcher.checks.findings import Severity
 from launcher.checks.gate import CheckReport, check_launch, require_passed, show_to_scheduler
-from launcher.checks.rules.host import SCHEDULER
+from launcher.checks.rules.files import SCHEDULER
 from launcher.drafting import Draft, Request
-from launcher.errors import UserError
+from launcher.errors import UserError, explain_os_error
 from launcher.launching.recovery import reconcile_unconfirmed
 from launcher.launching.submission import submit, validate
 from launcher.launching.writing import record_job, write_draft
@@ -34,7 +34,10 @@ from launcher.schedulers.base import NoAnswer, PendingSubmission, Scheduler
 from launcher.slurm.sbatch_options import combined_dependency
 from launcher.stages.image import STAGE as IMAGE
 from supervisor.excluded import ExcludedNode, read_excluded
-from supervisor.marks import GIVEN_UP, claim, claimant
+from supervisor.files import write_atomic
+from supervisor.following import NAME as STAGES_FILE
+from supervisor.following import Repeated, Stage, Stages, to_json
+from supervisor.marks import GIVEN_UP, claim, claimant, later_jobs
 
 __all__ = ["Launched", "launch", "launch_stages", "nodes_to_avoid"]
 
@@ -70,14 +73,27 @@ class _Ready:
         """The dependency in the header of the script."""
         return self.draft.plan.job.queue.dependency
 
-    def depending_on(self, job_id: str, stage: str) -> str:
-        """Return the dependency of this stage on the previous stage's job."""
+    @property
+    def is_chain(self) -> bool:
+        return self.draft.plan.job.chain.links > 1
+
+    def needs_success_of(self, stage: str) -> bool:
+        """Return True if this stage is to run after the success of the previous one alone."""
         config = self.draft.composition.config
         # Without its image it cannot run, whatever is asked of other stages; nor without the part before it.
         is_part = config.data_preparation is not None and config.data_preparation.phase not in (None, "fetch")
-        condition = "afterok" if stage == IMAGE or is_part else config.resilience.after_stage
+        return stage == IMAGE or is_part or config.resilience.after_stage == "afterok"
+
+    def depending_on(self, before: _Ready, jobs: Sequence[str]) -> str:
+        """Return the dependency of this stage on the previous stage's jobs.
+
+        Of a chain nobody knows which link is the last: the job waits for the known ones, whose supervisors
+        add the others, and judges their end by itself (`supervisor.following`).
+        """
+        is_judged_later = before.is_chain or not self.needs_success_of(before.stage)
+        condition = "afterany" if is_judged_later else "afterok"
         key = f"{self.draft.plan.job.stage}.run.dependency"
-        return combined_dependency(self.dependency, f"{condition}:{job_id}", key)
+        return combined_dependency(self.dependency, f"{condition}:{':'.join(jobs)}", key)
 
 
 def launch(draft: Draft, request: Request, *, report: CheckReport | None = None) -> Launched:
@@ -112,7 +128,7 @@ def launch_stages(
         ready = [_prepare(report, undo, reservations) for report in reports]
         for earlier, later in pairwise(ready):
             # A stage that cannot wait for another is refused before anything is written.
-            later.depending_on("0", earlier.stage)
+            later.depending_on(earlier, ["0"])
         # From here on a launcher may die at any moment. The manifest is the intent; what became of it is
         # found by its tag (`Scheduler.find`) or by the job's own marks.
         several = len(ready) > 1
@@ -120,8 +136,43 @@ def launch_stages(
             _write(stage, replace(request, stage=stage.stage) if several else request, undo)
             for stage in ready
         ]
+        _introduce(ready)
         undo.pop_all()  # all of it is written
     return _submit_stages(ready, manifests)
+
+
+def _introduce(ready: Sequence[_Ready]) -> None:
+    """Tell the jobs of a training of the stages that follow it, and a stage of the chain before it."""
+    around = {stage.paths.directory: Stages() for stage in ready}
+    for chain, stage in pairwise(ready):
+        if not chain.is_chain:
+            continue
+        needs_success = stage.needs_success_of(chain.stage)
+        before = _stage_of(chain, needs_success=needs_success)
+        after = _stage_of(stage, needs_success=needs_success)._replace(dependency=stage.dependency or "")
+        around[chain.paths.directory] = around[chain.paths.directory]._replace(after=(after,))
+        around[stage.paths.directory] = around[stage.paths.directory]._replace(before=before)
+    training: _Ready | None = None
+    for stage in ready:
+        if stage.stage == "training":
+            training = stage
+        elif training is not None and stage.draft.plan.job.every is not None:
+            stages = around[training.paths.directory]
+            repeated = Repeated(*_stage_of(stage)[:3], str(stage.paths.script), stage.draft.plan.job.every)
+            around[training.paths.directory] = stages._replace(repeated=(*stages.repeated, repeated))
+    for stage in ready:
+        stages, directory = around[stage.paths.directory], stage.paths.directory
+        try:
+            if stages != Stages():
+                write_atomic(directory / STAGES_FILE, to_json(stages))
+        except OSError as error:
+            raise explain_os_error(error, directory, stage.draft.results_key) from error
+
+
+def _stage_of(stage: _Ready, *, needs_success: bool = True) -> Stage:
+    """Return a stage as the supervisors of others know it."""
+    paths = stage.paths
+    return Stage(paths.run_name, str(paths.directory), stage.draft.plan.tag, needs_success=needs_success)
 
 
 def _prepare(report: CheckReport, undo: contextlib.ExitStack, reservations: contextlib.ExitStack) -> _Ready:
@@ -170,23 +221,26 @@ def _submit_stages(ready: Sequence[_Ready], manifests: Sequence[Manifest]) -> li
     launched: list[Launched] = []
     for stage, manifest in zip(ready, manifests, strict=True):
         before = launched[-1] if launched else None
+        stage_before = ready[len(launched) - 1] if launched else None
         try:
-            launched.append(_submit_stage(stage, manifest, before))
+            launched.append(_submit_stage(stage, manifest, stage_before, before))
         except (UserError, KeyboardInterrupt) as error:
             further = len(launched) + 1
             for later, intent in zip(ready[further:], manifests[further:], strict=True):
                 _keep(later.paths, intent.refused(f"the stage before it, {stage.stage}, has no job"))
-            if before is not None and isinstance(error, UserError):
-                raise _after(before, stage, error) from error
+            if stage_before is not None and before is not None and isinstance(error, UserError):
+                raise _after(stage_before, before, stage, error) from error
             raise
     return launched
 
 
-def _submit_stage(stage: _Ready, manifest: Manifest, before: Launched | None) -> Launched:
+def _submit_stage(
+    stage: _Ready, manifest: Manifest, stage_before: _Ready | None, before: Launched | None
+) -> Launched:
     paths, warnings = stage.paths, list(stage.warnings)
-    if before is not None:
-        assert before.manifest.job_id is not None
-        manifest = replace(manifest, after=stage.depending_on(before.manifest.job_id, before.manifest.stage))
+    if stage_before is not None and before is not None:
+        after = stage.depending_on(stage_before, _jobs_of(before))
+        manifest = replace(manifest, after=after, waits_for=before.manifest.run)
     manifest, further = _submit(stage, manifest)
     warnings += further
     assert manifest.job_id is not None
@@ -200,6 +254,14 @@ def _submit_stage(stage: _Ready, manifest: Manifest, before: Launched | None) ->
     if manifest.links > 1 and not manifest.from_job:
         warnings += _submit_links(stage, manifest, manifest.job_id)
     return Launched(paths, manifest, warnings)
+
+
+def _jobs_of(launched: Launched) -> list[str]:
+    """Return the ids of a launch's jobs, as far as they are known by now."""
+    manifest = launched.manifest
+    assert manifest.job_id is not None
+    later = later_jobs(launched.paths.directory, manifest.tags) if manifest.links > 1 else {}
+    return [manifest.job_id, *later.values()]
 
 
 def _submit(stage: _Ready, manifest: Manifest) -> tuple[Manifest, list[str]]:
@@ -294,15 +356,16 @@ def _keep(paths: LaunchPaths, manifest: Manifest) -> None:
         write_manifest(paths.directory, manifest)
 
 
-def _after(before: Launched, stage: _Ready, error: UserError) -> UserError:
+def _after(stage_before: _Ready, before: Launched, stage: _Ready, error: UserError) -> UserError:
     """Return the error of a stage with what to do, since the previous stage is a job already."""
     job_id, (name, _, phase) = str(before.manifest.job_id), stage.stage.partition(".")
-    part = f" {name}.phase={phase}" if phase else ""
-    advice = [
-        f"{before.manifest.stage} is job {job_id}, and goes on",
-        f"once this is mended: the same command with stages=[{name}]{part}"
-        f" {name}.run.dependency={shlex.quote(stage.depending_on(job_id, before.manifest.stage))}",
-    ]
+    again = f"the same command with stages=[{name}]{f' {name}.phase={phase}' if phase else ''}"
+    if stage_before.is_chain:  # its later links are not known yet
+        then = f"once this is mended, and {before.manifest.run} is done: {again}"
+    else:
+        dependency = shlex.quote(stage.depending_on(stage_before, [job_id]))
+        then = f"once this is mended: {again} {name}.run.dependency={dependency}"
+    advice = [f"{before.manifest.stage} is job {job_id}, and goes on", then]
     kind = NoAnswer if isinstance(error, NoAnswer) else UserError
     hint = "\n".join([*([error.hint] if error.hint else []), *advice])
     return kind(f"{stage.stage}: {error.message}", key=error.key, hint=hint)

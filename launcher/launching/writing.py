@@ -131,7 +131,8 @@ def _quoted(word: str) -> str:
 
 
 def _code(plan: Plan) -> Sequence[Path]:
-    return names.TASK_PACKAGES if plan.job.engine == "megatron" else ()
+    imported = str(plan.paths.code) in plan.job.payload.python_path
+    return names.TASK_PACKAGES if imported or plan.job.engine == "megatron" else ()
 
 
 def manifest_of(
@@ -162,6 +163,7 @@ def manifest_of(
         launcher_pid=os.getpid(),
         links=job.chain.links,
         from_job=job.chain.from_job,
+        every=job.every,
         excluded=[node.to_json() for node in avoided],
         max_nodes=job.resources.max_nodes,
         data=data_identity(draft),

@@ -28,8 +28,6 @@ class Points:
 
     Attributes
     ----------
-    steps
-        In their order, each once.
     columns
         As long as `steps`.
     """
@@ -93,8 +91,6 @@ class Curves:
     ----------
     resumed
         The steps from which the trainer resumed.
-    seconds
-        The time in which a trainer ran, over all launches.
     """
 
     train: Points = field(default_factory=_training_points)

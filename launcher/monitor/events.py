@@ -1,4 +1,4 @@
-"""The events that a trainer appends to ``metrics.jsonl``: their types, and readers of a growing file."""
+"""The events that a trainer appends to ``metrics.jsonl``, their readers, and the progress they add up to."""
 
 from __future__ import annotations
 
@@ -278,7 +278,7 @@ def read_head_and_tail(
 ) -> list[Event]:
     """Read the start, the first step, the newest steps and the last validation from the ends of a file.
 
-    These are the events that `launcher.monitor.progress.Progress` needs now; five hundred runs take half a
+    These are the events that `launcher.monitor.events.Progress` needs now; five hundred runs take half a
     second.
 
     Parameters
@@ -336,3 +336,96 @@ def _line_around(stream: BinaryIO, at: int) -> list[Event]:
     content = stream.read(2 * _LONGEST_LINE)
     begin = content.rfind(b"\n", 0, at - start) + 1
     return parse_events(content[begin:].partition(b"\n")[0])
+
+
+# --- progress
+
+# The steps over which the throughput is taken: the first step of a training is slow, and single ones jitter.
+_WINDOW = 20
+
+
+class Progress:
+    """The newest event of each kind from a trainer.
+
+    Attributes
+    ----------
+    step
+        Steps completed, or the step that the trainer started from; ``None`` before it started.
+    """
+
+    def __init__(self, events: Iterable[Event] = ()) -> None:
+        self.step: int | None = None
+        self.start: Start | None = None
+        self.train: Train | None = None
+        self.validation: Validation | None = None
+        self.held_out: HeldOut | None = None
+        self.end: End | None = None
+        self._first: Train | None = None
+        self._speeds: deque[float] = deque(maxlen=_WINDOW)
+        self.apply(events)
+
+    def apply(self, events: Iterable[Event]) -> None:
+        """Take in further events."""
+        for event in events:
+            self.take(event)
+
+    def take(self, event: Event) -> None:
+        """Take in one further event."""
+        match event:
+            case Train():
+                self._advance(event)
+            case Start():
+                self._begin(event)
+            case Validation():
+                self.validation = event
+            case HeldOut():
+                self.held_out = event
+            case End():
+                self.end = event
+
+    def _begin(self, start: Start) -> None:
+        # A requeued job starts again in the same file: its rate is counted anew, from its checkpoint's step.
+        self.start, self.step = start, start.step
+        self.train = self.end = self._first = None
+        self._speeds.clear()
+
+    def _advance(self, train: Train) -> None:
+        self.train, self.step = train, train.step
+        self._first = self._first or train
+        if train.tokens_per_second is not None:
+            self._speeds.append(train.tokens_per_second)
+
+    @property
+    def max_steps(self) -> int | None:
+        return self.start.max_steps if self.start else None
+
+    @property
+    def loss(self) -> float | None:
+        return self.train.loss if self.train else None
+
+    @property
+    def validation_loss(self) -> float | None:
+        return self.validation.loss if self.validation else None
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """The median over the last steps."""
+        return sorted(self._speeds)[len(self._speeds) // 2] if self._speeds else None
+
+    @property
+    def steps_per_second(self) -> float | None:
+        """The rate since the trainer last started, without its first step, which includes the warm-up."""
+        if not (self.train and self._first):
+            return None
+        steps, seconds = self.train.step - self._first.step, self.train.time - self._first.time
+        return steps / seconds if steps > 0 and seconds > 0 else None
+
+    @property
+    def eta(self) -> float | None:
+        """Seconds that the remaining steps will take; never negative, ``None`` if unknown."""
+        if self.step is None or self.max_steps is None:
+            return None
+        remaining = max(self.max_steps - self.step, 0)
+        if remaining == 0:
+            return 0.0
+        return remaining / self.steps_per_second if self.steps_per_second else None

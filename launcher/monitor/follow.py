@@ -10,18 +10,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
-from launcher.errors import one_line
-from launcher.exit_codes import WATCHING_ENDED
+from launcher.errors import WATCHING_ENDED, one_line
 from launcher.jobs.launches import Launch, open_launch
-from launcher.monitor.events import End, Event, HeldOut, Start, Train, Validation
+from launcher.monitor.events import End, Event, HeldOut, Progress, Start, Train, Validation
 from launcher.monitor.logs import failed_task_logs, last_lines, newest_log, rank_failures
 from launcher.monitor.polling import JobPoller
-from launcher.monitor.progress import Progress
 from launcher.monitor.readers import open_reader
 from launcher.runs.paths import short
 from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
-from launcher.ui import formatting
+from launcher.ui import tables
 
 _FAILURE_LINES = 20
 # The most steps read at once: as many as a view can show.
@@ -45,11 +43,6 @@ class View(AbstractContextManager["View"], Protocol):
 
 def follow(run_dir: Path, number: int | None = None) -> JobStatus:
     """Show a launch until its job has ended, live on a terminal and as lines anywhere else.
-
-    Parameters
-    ----------
-    number
-        The launch; by default the run's newest.
 
     Returns
     -------
@@ -92,7 +85,7 @@ def follow_and_tell(run_dir: Path, number: int | None = None) -> int:
     Returns
     -------
     int
-        The exit code of the job's end (`launcher.exit_codes`), or that of Ctrl-C, which leaves the
+        The exit code of the job's end (`launcher.errors`), or that of Ctrl-C, which leaves the
         job alone.
     """
     launch = open_launch(run_dir, number)
@@ -195,10 +188,10 @@ class LinesView:
             case Start():
                 _print("the trainer started")
             case Validation():
-                held_out = f"held-out loss {formatting.loss(event.loss)}"
-                _print(f"step {formatting.steps(event.step, progress.max_steps)}  {held_out}")
+                held_out = f"held-out loss {tables.loss(event.loss)}"
+                _print(f"step {tables.steps(event.step, progress.max_steps)}  {held_out}")
             case HeldOut():
-                entropy = formatting.loss(event.unigram_entropy)
+                entropy = tables.loss(event.unigram_entropy)
                 _print(f"unigram entropy of the {event.name} {entropy} nats")
             case End(reason="already_complete"):
                 _print("nothing left to do: increase training.trainer.max_steps to continue")
@@ -212,11 +205,11 @@ class LinesView:
             return
         self._step, self._last_step = train.step, time.monotonic()
         parts = [
-            f"step {formatting.steps(progress.step, progress.max_steps)}",
-            f"loss {formatting.loss(train.loss)}",
-            f"lr {formatting.small(train.learning_rate)}",
-            f"{formatting.count(progress.tokens_per_second)} tokens/s",
-            f"ETA {formatting.duration(progress.eta)}",
+            f"step {tables.steps(progress.step, progress.max_steps)}",
+            f"loss {tables.loss(train.loss)}",
+            f"lr {tables.small(train.learning_rate)}",
+            f"{tables.count(progress.tokens_per_second)} tokens/s",
+            f"ETA {tables.duration(progress.eta)}",
         ]
         _print("  ".join(parts))
 

@@ -1,4 +1,4 @@
-"""The history of a run: each launch with its attempts, its steps, and the reason for its end."""
+"""The history of a run: each launch with its attempts, its steps, and the diagnosis of its end."""
 
 from __future__ import annotations
 
@@ -6,18 +6,16 @@ import contextlib
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from launcher.errors import UserError
-from launcher.jobs.diagnosis import Diagnosis, diagnose
 from launcher.jobs.launches import Launch, adopt, read_launch
 from launcher.jobs.status import LaunchStatus, poll
 from launcher.monitor.checkpoints import DamagedCheckpoint, damaged_checkpoints
-from launcher.monitor.events import Event, HeldOut, Start
+from launcher.monitor.events import Event, HeldOut, Progress, Start
 from launcher.monitor.logs import FAILURES, link_log
-from launcher.monitor.progress import Progress
 from launcher.monitor.provenance_report import Changes, Difference, changes_between, difference_of
 from launcher.monitor.readers import all_events, newest_events
 from launcher.monitor.run_status import finite, links_to_json
@@ -25,7 +23,9 @@ from launcher.runs.paths import launch_numbers
 from launcher.schedulers.base import JobStatus
 from launcher.schedulers.job_status import exit_reason
 from launcher.slurm.states import State
-from launcher.ui import formatting
+from launcher.ui import tables
+from supervisor.evidence import evidence, left_by_ranks
+from supervisor.judging import Facts, judge, rule_named
 from supervisor.marks import JobAttempt
 
 # Slurm's word for a job that was put back into the queue; a job does not stay in this state.
@@ -42,8 +42,8 @@ class Steps:
 
     def __str__(self) -> str:
         if self.last is None:
-            return formatting.UNKNOWN
-        return f"{formatting.text(self.first)}→{self.last}"
+            return tables.UNKNOWN
+        return f"{tables.text(self.first)}→{self.last}"
 
     def to_json(self) -> dict[str, Any]:
         return {"first_step": self.first, "step": self.last, "loss": finite(self.loss)}
@@ -288,3 +288,104 @@ def _begins(before: JobAttempt | None, life: JobAttempt) -> float | None:
     if before is None or before.ended is None or life.started is None:
         return life.started
     return max(life.started, before.ended + 1)
+
+
+# --- the diagnosis of an attempt
+
+# The machine, or whoever ended the job, is the cause of these, and the errors of ranks explain nothing.
+_NOT_OF_RANKS = (
+    "done",
+    "saved",
+    "cancelled",
+    "ended_by_user",
+    "deadline",
+    "preempted",
+    "node_failed",
+    "time_limit",
+    "lost",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """The cause of the end of an attempt.
+
+    Attributes
+    ----------
+    first
+        The rank that failed first, and its error.
+    """
+
+    rule: str | None
+    verdict: str
+    why: str
+    nodes: tuple[str, ...] = ()
+    first: str | None = None
+    advice: str | None = None
+
+    def lines(self) -> list[str]:
+        """Return it in up to three lines."""
+        why = f"{self.why} (at fault: {', '.join(self.nodes)})" if self.nodes else self.why
+        return [why, *filter(None, [self.first, self.advice])]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "rule": self.rule,
+            "verdict": self.verdict,
+            "why": self.why,
+            "nodes_at_fault": list(self.nodes),
+            "first_failure": self.first,
+            "advice": self.advice,
+        }
+
+
+def diagnose(
+    attempt: JobAttempt,
+    logs: Sequence[Path] = (),
+    failures: Path | None = None,
+    *,
+    state: str | None = None,
+    reason: str | None = None,
+    save: str | None = None,
+    tasks_per_node: int = 1,
+) -> Diagnosis | None:
+    """Return why an attempt ended; ``None`` if it has not ended, as far as is known.
+
+    Parameters
+    ----------
+    logs
+        The job's logs, which are read only if it did not judge itself.
+    state, reason
+        The scheduler's words for its end; ``None`` while it lives, or if they are not known.
+    """
+    if attempt.verdict and attempt.why:
+        diagnosis = _as_marked(attempt)
+    elif attempt.is_over or state is not None:
+        facts = Facts(attempt.exit_code, attempt.state or state, reason, signal=attempt.signal, save=save)
+        hosts = attempt.nodes.split(",") if attempt.nodes else []
+        judged = judge(facts, evidence(logs, failures, attempt.started or 0.0), hosts, tasks_per_node)
+        rule = judged.rule
+        diagnosis = Diagnosis(rule.name, judged.verdict, rule.means, judged.nodes, advice=rule.advice)
+    else:
+        return None
+    if diagnosis.rule in _NOT_OF_RANKS:
+        return diagnosis
+    return replace(diagnosis, first=_first_failure(attempt, failures))
+
+
+def _as_marked(attempt: JobAttempt) -> Diagnosis:
+    rule = rule_named(attempt.rule)
+    nodes = tuple(attempt.excluded.split(",")) if attempt.excluded else ()
+    verdict = attempt.verdict if attempt.verdict in ("done", "exclude", "stop") else "continue"
+    return Diagnosis(attempt.rule, verdict, attempt.why or "", nodes, advice=rule.advice if rule else None)
+
+
+def _first_failure(attempt: JobAttempt, failures: Path | None) -> str | None:
+    """Describe the rank that failed first: by its own error, else by the job's judgement."""
+    # Marks have whole seconds; a rank of a later link overwrites the error of an earlier link.
+    until = math.inf if attempt.ended is None else attempt.ended + 1
+    for left in [] if failures is None else left_by_ranks(failures, attempt.started or 0.0, until):
+        return f"rank {left.rank} on {left.host} failed first: {left.error}"
+    if attempt.rank is None:
+        return None
+    return f"rank {attempt.rank}{f' on {attempt.host}' if attempt.host else ''} failed first"

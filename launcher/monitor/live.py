@@ -19,11 +19,10 @@ from rich.text import Text
 
 from launcher.errors import one_line
 from launcher.jobs.launches import Launch
-from launcher.monitor.events import Event, Train
-from launcher.monitor.progress import Progress
+from launcher.monitor.events import Event, Progress, Train
 from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
-from launcher.ui import formatting
+from launcher.ui import tables
 from launcher.ui.tables import colour
 from launcher.ui.terminal import open_console
 
@@ -70,7 +69,7 @@ class LiveView:
             body += [_bar(status, progress), self._train(progress), _held_out(progress)]
         manifest = self._launch.manifest
         title = Text.assemble((one_line(manifest.run), "bold"), f" · launch {self._launch.paths.number}")
-        shape = Text(formatting.tasks(self._launch.nodes, manifest.tasks_per_node), style="dim")
+        shape = Text(tables.tasks(self._launch.nodes, manifest.tasks_per_node), style="dim")
         style = colour(status.state) if status.state.is_final else "dim"
         return Panel(
             Group(*body),
@@ -97,7 +96,7 @@ class LiveView:
         if status.state.is_final:
             return line
         if progress.step is None:
-            elapsed = formatting.duration(time.monotonic() - self._began)
+            elapsed = tables.duration(time.monotonic() - self._began)
             awaited = "the first step" if self._launch.manifest.stage == "training" else "its end"
             if status.state is State.PENDING:
                 awaited = "the queue"
@@ -111,15 +110,15 @@ class LiveView:
         usual = _STALE_STEPS / progress.steps_per_second if progress.steps_per_second else 0.0
         if silent < max(_STALE_SECONDS, usual) or progress.end:
             return ""
-        return f"  no step for {formatting.duration(silent)}"
+        return f"  no step for {tables.duration(silent)}"
 
     def _train(self, progress: Progress) -> Text:
         return Text.assemble(
             ("train loss    ", "dim"),
-            (formatting.loss(progress.loss), "bold blue"),
+            (tables.loss(progress.loss), "bold blue"),
             (f"  {sparkline(list(self._losses))}", "blue"),
             ("  lr ", "dim"),
-            formatting.small(progress.train.learning_rate if progress.train else None),
+            tables.small(progress.train.learning_rate if progress.train else None),
         )
 
 
@@ -134,22 +133,22 @@ def _bar(status: JobStatus, progress: Progress) -> Table:
     for _ in range(3):
         grid.add_column(justify="right", no_wrap=True)
     grid.add_row(
-        Text(f"step {formatting.steps(step, progress.max_steps)}"),
+        Text(f"step {tables.steps(step, progress.max_steps)}"),
         ProgressBar(total=total or None, completed=step, complete_style=style, finished_style=style),
         Text(share),
-        Text(f"{formatting.count(progress.tokens_per_second)} tokens/s", style="bold"),
-        Text("" if status.state.is_final else f"ETA {formatting.duration(progress.eta)}"),
+        Text(f"{tables.count(progress.tokens_per_second)} tokens/s", style="bold"),
+        Text("" if status.state.is_final else f"ETA {tables.duration(progress.eta)}"),
     )
     return grid
 
 
 def _held_out(progress: Progress) -> Text:
     loss = progress.validation_loss
-    text = Text.assemble(("held-out loss ", "dim"), (formatting.loss(loss), "bold dark_orange"))
+    text = Text.assemble(("held-out loss ", "dim"), (tables.loss(loss), "bold dark_orange"))
     if progress.held_out:
         entropy = progress.held_out.unigram_entropy
         below = loss is not None and loss < entropy
-        words = f"  {'below' if below else 'not yet below'} the unigram entropy {formatting.loss(entropy)}"
+        words = f"  {'below' if below else 'not yet below'} the unigram entropy {tables.loss(entropy)}"
         text.append(words, "green" if below else "dim")
     return text
 

@@ -244,19 +244,11 @@ def follow_log(
 
     Parameters
     ----------
-    reader
-        The reader of the first log.
     choose
         Returns the next file after the current one: each task of an array has its own, and each link of a
         chain.
-    write
-        Writes the log's text.
     tell
         Writes messages about the log: what the job waits for, and that there is a newer launch.
-    task
-        Follow until this task of an array has ended.
-    link
-        Follow until this job of a chain has ended.
     """
     tell_once = _Once(tell)
     was_quiet = False
@@ -275,7 +267,7 @@ def follow_log(
             elif over and was_quiet:
                 return status
             elif not over and not reader.path.exists():
-                tell_once(_wait_message(reader.path, status))
+                tell_once(f"waiting for {reader.path.name}: {_state(status)}")
             elif status.state is State.PENDING and status.chain and link is None:
                 tell_once(f"waiting for link {status.chain}: {_state(status)}")
             _tell_newer(launch, tell_once)
@@ -309,10 +301,6 @@ def _tell_newer(launch: Launch, tell_once: _Once) -> None:
     newest = launch_numbers(launch.paths.run_dir)[-1:]
     if newest and newest[0] > launch.paths.number:
         tell_once(f"the run was launched again meanwhile: this is launch {launch.paths.number}", "newer")
-
-
-def _wait_message(path: Path, status: JobStatus) -> str:
-    return f"waiting for {path.name}: {_state(status)}"
 
 
 def _state(status: JobStatus) -> str:

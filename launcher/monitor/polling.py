@@ -70,7 +70,7 @@ INTERVAL = 2.0
 PATIENCE = 60.0
 
 
-class JobPoller:
+class JobPoller(Poller[JobStatus]):
     """The status of one job, polled every `interval` seconds by a thread, less often while it is unknown.
 
     Use it as a context. The first status is known before it is entered.
@@ -82,22 +82,13 @@ class JobPoller:
         self._patience = patience
         self._failures = 0
         self._seen = time.monotonic()
-        self._poller = Poller(self._ask, self._pause)
+        super().__init__(self._ask_scheduler, self._next_pause)
         self._seen = time.monotonic()
-
-    def __enter__(self) -> Self:
-        self._poller.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._poller.__exit__(kind, error, trace)
 
     @property
     def status(self) -> JobStatus:
         """The newest answer; UNKNOWN if it is too old."""
-        status = self._poller.newest
+        status = self.newest
         if self.is_blind and not (status.state.is_final or status.state is State.UNKNOWN):
             return JobStatus(
                 State.UNKNOWN, f"no answer from the scheduler; the last was {status.state.value}"
@@ -118,7 +109,7 @@ class JobPoller:
         """Record that the job is alive, as its output shows, though the scheduler does not answer."""
         self._seen = time.monotonic()
 
-    def _ask(self) -> JobStatus:
+    def _ask_scheduler(self) -> JobStatus:
         status = poll([self._launch])[0].status
         if status.state is State.UNKNOWN:
             self._failures += 1
@@ -126,7 +117,7 @@ class JobPoller:
             self._failures, self._seen = 0, time.monotonic()
         return status
 
-    def _pause(self, status: JobStatus) -> float | None:
+    def _next_pause(self, status: JobStatus) -> float | None:
         if status.state.is_final:
             return None
         # A scheduler may know a new job only after a moment: the first two failures do not count.

@@ -14,8 +14,8 @@ from launcher.jobs.launches import Launch
 from launcher.runs.manifest import Manifest
 from launcher.runs.paths import short
 from launcher.secrecy import recorded, redacted
-from launcher.ui import formatting
-from launcher.ui.formatting import moment
+from launcher.ui import tables
+from launcher.ui.tables import moment
 from supervisor.files import open_regular, read_json, whole
 from supervisor.marks import image_digest
 
@@ -136,7 +136,7 @@ def provenance_rows(launch: Launch) -> list[tuple[str, str]]:
     manifest, record = launch.manifest, provenance(launch)
     pairs = [
         ("run", f"{manifest.run}, launch {launch.paths.number}"),
-        ("job", f"{', '.join(launch.jobs) or formatting.UNKNOWN}, {manifest.stage}, {_size(launch)}"),
+        ("job", f"{', '.join(launch.jobs) or tables.UNKNOWN}, {manifest.stage}, {_size(launch)}"),
         ("launched", f"{moment(manifest.created)} by {manifest.user} on {manifest.host}"),
         ("command", shlex.join(record["command"])),
         *(("override", override) for override in record["overrides"]),
@@ -145,17 +145,17 @@ def provenance_rows(launch: Launch) -> list[tuple[str, str]]:
         ("not committed", _diff(launch, manifest.git_diff)),
         *(("excluded node", _excluded(node)) for node in manifest.excluded),
         *_config_rows(launch, manifest.config_git),
-        ("image", formatting.text(manifest.image)),
-        ("image digest", formatting.text(record["image_digest"])),
+        ("image", tables.text(manifest.image)),
+        ("image digest", tables.text(record["image_digest"])),
         ("launcher", _versions(manifest.packages or {"slipway": manifest.version})),
         ("in the job", _versions(record["job_packages"])),
-        ("job's code", formatting.text(record["job_git"])),
+        ("job's code", tables.text(record["job_git"])),
         ("tag", manifest.tag),
-        ("refused", formatting.text(manifest.error)),
+        ("refused", tables.text(manifest.error)),
         ("directory", short(launch.paths.directory)),
         *(("file", path.name) for path in _files(launch)),
     ]
-    known = [(name, value) for name, value in pairs if value != formatting.UNKNOWN]
+    known = [(name, value) for name, value in pairs if value != tables.UNKNOWN]
     names = ["", *(name for name, _ in known)]
     # The name of a list stands before its first line only.
     return [("" if name == names[index] else name, value) for index, (name, value) in enumerate(known)]
@@ -170,7 +170,7 @@ _CHANGES = {
 
 def _checkout(commit: str | None, dirty: bool | None) -> str:
     changes = _CHANGES[dirty if isinstance(dirty, bool) else None]
-    return formatting.UNKNOWN if commit is None else f"commit {commit}, {changes}"
+    return tables.UNKNOWN if commit is None else f"commit {commit}, {changes}"
 
 
 def _config_rows(launch: Launch, checkout: Mapping[str, Any] | None) -> list[tuple[str, str]]:
@@ -182,11 +182,11 @@ def _config_rows(launch: Launch, checkout: Mapping[str, Any] | None) -> list[tup
 
 
 def _diff(launch: Launch, name: str | None) -> str:
-    return short(launch.paths.directory / name) if isinstance(name, str) else formatting.UNKNOWN
+    return short(launch.paths.directory / name) if isinstance(name, str) else tables.UNKNOWN
 
 
 def _size(launch: Launch) -> str:
-    return formatting.tasks(launch.nodes, launch.manifest.tasks_per_node)
+    return tables.tasks(launch.nodes, launch.manifest.tasks_per_node)
 
 
 def _excluded(node: Mapping[str, Any]) -> str:
@@ -196,7 +196,7 @@ def _excluded(node: Mapping[str, Any]) -> str:
 
 
 def _versions(packages: Mapping[str, Any] | None) -> str:
-    return ", ".join(f"{name} {version}" for name, version in (packages or {}).items()) or formatting.UNKNOWN
+    return ", ".join(f"{name} {version}" for name, version in (packages or {}).items()) or tables.UNKNOWN
 
 
 def _job_packages(launch: Launch) -> dict[str, str] | None:

@@ -16,17 +16,15 @@ from launcher.errors import one_line
 from launcher.jobs.launches import Launch
 from launcher.jobs.status import LaunchStatus, current_statuses
 from launcher.monitor.checkpoints import DamagedCheckpoint, damaged_checkpoints, summary
-from launcher.monitor.events import Event
-from launcher.monitor.progress import Progress
+from launcher.monitor.events import Event, Progress
 from launcher.monitor.provenance_report import Difference, difference_of
 from launcher.monitor.readers import newest_events
 from launcher.runs.provenance import user
 from launcher.schedulers.base import ChainJobs, JobStatus
+from launcher.slurm.notations import parse_time_limit
 from launcher.slurm.states import State
-from launcher.slurm.times import parse_time_limit
-from launcher.ui import formatting
-from launcher.ui.formatting import since
-from launcher.ui.tables import REASON
+from launcher.ui import tables
+from launcher.ui.tables import REASON, since
 from supervisor.marks import JobAttempt, cancelled_at, chain_end
 
 
@@ -177,25 +175,25 @@ class StatusRow(LaunchStatus):
         """Return the values of `COLUMNS`."""
         status, progress = self.status, self.progress
         manifest = self.launch.manifest if self.launch else None
-        limit = formatting.text(manifest.time_limit if manifest else None)
+        limit = tables.text(manifest.time_limit if manifest else None)
         values = [
             self.run,
-            formatting.text(self.launch.paths.number if self.launch else None),
-            self.launch.job_in(status) if self.launch else formatting.UNKNOWN,
-            formatting.text(status.chain),
+            tables.text(self.launch.paths.number if self.launch else None),
+            self.launch.job_in(status) if self.launch else tables.UNKNOWN,
+            tables.text(status.chain),
             status.state.value,
             since(self.transitions.last if status.state is not State.UNKNOWN else None, datetime.now()),
-            f"{status.elapsed}/{limit}" if self._has_run else formatting.UNKNOWN,
+            f"{status.elapsed}/{limit}" if self._has_run else tables.UNKNOWN,
             self._size,
-            formatting.steps(progress.step, progress.max_steps),
-            formatting.loss(progress.loss),
-            formatting.loss(progress.validation_loss),
-            formatting.count(progress.tokens_per_second),
-            formatting.duration(self.eta),
-            formatting.text(status.restarts or None),
-            formatting.text(status.nodes),
-            formatting.text(self.other_user),
-            formatting.text("; ".join(filter(None, self._reasons)) or None),
+            tables.steps(progress.step, progress.max_steps),
+            tables.loss(progress.loss),
+            tables.loss(progress.validation_loss),
+            tables.count(progress.tokens_per_second),
+            tables.duration(self.eta),
+            tables.text(status.restarts or None),
+            tables.text(status.nodes),
+            tables.text(self.other_user),
+            tables.text("; ".join(filter(None, self._reasons)) or None),
         ]
         return [one_line(value) for value in values]
 
@@ -212,7 +210,7 @@ class StatusRow(LaunchStatus):
     @property
     def _size(self) -> str:
         if self.launch is None:
-            return formatting.UNKNOWN
+            return tables.UNKNOWN
         return f"{self.launch.nodes}×{self.launch.manifest.tasks_per_node}"
 
     def to_json(self) -> dict[str, Any]:

@@ -1,20 +1,32 @@
-"""The closing table of a run: its size, its losses and its throughput."""
+"""The closing table of a run, and its loss curves in characters for a terminal or as a PNG file."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from launcher.errors import UserError
 from launcher.jobs.launches import Launch, open_launches
 from launcher.jobs.status import poll
-from launcher.monitor.curves import Curves
+from launcher.monitor.curves import Curves, evenly, finite_points, outline, smooth
+from launcher.monitor.evaluations import Evaluation, progress_rows, read_evaluations
 from launcher.monitor.events import Start
 from launcher.monitor.readers import all_events
 from launcher.monitor.run_status import finite
-from launcher.ui import formatting
+from launcher.ui import tables
+from launcher.ui.plotting import (
+    FAINT,
+    INK,
+    as_label,
+    missing_plot_extra,
+    new_figure,
+    rendered,
+    style_axes,
+    write_picture,
+)
 
 
 @dataclass(frozen=True)
@@ -23,7 +35,7 @@ class RunSummary:
 
     `world` is the number of tasks; `below_entropy` is True if the last held-out loss is below the unigram
     entropy of the same tokens, that is, if the model learned more than the tokens' frequencies. `entropy_of`
-    names these tokens: a T5's are targets, with sentinels.
+    names these tokens: a T5's are targets, with sentinels. `evaluations` are the results of its checkpoints.
     """
 
     run: str
@@ -50,42 +62,45 @@ class RunSummary:
     below_entropy: bool | None
     tokens_per_second: float | None
     seconds: float
+    evaluations: Sequence[Evaluation] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the table for programs; a number that is not finite is a string, ``"nan"``."""
-        return {
+        table = {
             key: finite(value) if isinstance(value, float) else value for key, value in asdict(self).items()
         }
+        return {**table, "evaluations": [evaluation.to_json() for evaluation in self.evaluations]}
 
     def rows(self) -> list[tuple[str, str]]:
         """Return the table for people: names and values."""
         state = self.state + (f" ({self.reason})" if self.reason else "")
         return [
             ("run", self.run + (f", {self.launches} launches" if self.launches > 1 else "")),
-            ("job", formatting.text(self.job_id)),
+            ("job", tables.text(self.job_id)),
             ("state", state),
-            ("tasks", f"{formatting.tasks(self.nodes, self.tasks_per_node)} = {self.world}"),
+            ("tasks", f"{tables.tasks(self.nodes, self.tasks_per_node)} = {self.world}"),
             ("parallel", self.layout),
-            ("parameters", formatting.count(self.parameters)),
-            ("steps", formatting.steps(self.step, self.max_steps)),
-            ("tokens seen", formatting.count(self.tokens)),
+            ("parameters", tables.count(self.parameters)),
+            ("steps", tables.steps(self.step, self.max_steps)),
+            ("tokens seen", tables.count(self.tokens)),
             ("train loss", _arrow(self.first_loss, self.last_loss)),
             ("held-out loss", _arrow(self.first_held_out_loss, self.last_held_out_loss)),
-            ("unigram entropy", f"{formatting.loss(self.unigram_entropy)} nats of the {self.entropy_of}"),
+            ("unigram entropy", f"{tables.loss(self.unigram_entropy)} nats of the {self.entropy_of}"),
             ("below entropy", self._verdict()),
-            ("throughput", f"{formatting.count(self.tokens_per_second)} tokens/s, mean"),
-            ("wall time", formatting.duration(self.seconds)),
+            *progress_rows(self.evaluations),
+            ("throughput", f"{tables.count(self.tokens_per_second)} tokens/s, mean"),
+            ("wall time", tables.duration(self.seconds)),
         ]
 
     def _verdict(self) -> str:
         if self.below_entropy is None or self.last_held_out_loss is None or self.unigram_entropy is None:
-            return formatting.UNKNOWN
+            return tables.UNKNOWN
         distance = abs(self.unigram_entropy - self.last_held_out_loss)
         return f"yes, by {distance:.4f} nats" if self.below_entropy else f"no, above by {distance:.4f} nats"
 
 
 def _arrow(first: float | None, last: float | None) -> str:
-    return formatting.UNKNOWN if last is None else f"{formatting.loss(first)} → {formatting.loss(last)}"
+    return tables.UNKNOWN if last is None else f"{tables.loss(first)} → {tables.loss(last)}"
 
 
 def load_curves(launches: Sequence[Launch]) -> Curves:
@@ -111,7 +126,7 @@ def summarize(run_dir: Path) -> tuple[RunSummary, Curves]:
             f"{run_dir.name} has no training step yet",
             hint=f"show its state: slipway status {run_dir.name}",
         )
-    return _summary(launches, curves), curves
+    return replace(_summary(launches, curves), evaluations=read_evaluations(run_dir)), curves
 
 
 def _summary(launches: Sequence[Launch], curves: Curves) -> RunSummary:
@@ -151,7 +166,192 @@ def _summary(launches: Sequence[Launch], curves: Curves) -> RunSummary:
 def _layout(start: Start | None) -> str:
     """Format the parallel sizes in a trainer's start event: tensor 2 × pipeline 2 × data 4."""
     if start is None or start.tensor is None or start.data is None:
-        return formatting.UNKNOWN
+        return tables.UNKNOWN
     between = (("pipeline", start.pipeline), ("virtual", start.virtual), ("context", start.context))
     sizes = [("tensor", start.tensor), *((n, s) for n, s in between if s and s > 1), ("data", start.data)]
     return " × ".join(f"{name} {size}" for name, size in sizes)
+
+
+# --- the curves
+
+_HEIGHT = 20
+_NARROWEST, _WIDEST = 40, 110
+_BLUE, _ORANGE, _GREY = (74, 144, 226), (240, 140, 40), (150, 150, 150)
+_GREEN = (80, 170, 90)
+
+Points = Sequence[tuple[int, float]]
+
+
+def evaluated_losses(summary: RunSummary) -> list[tuple[int, float]]:
+    """Return the held-out losses of the checkpoints that were evaluated, by their steps."""
+    return [(item.step, item.loss) for item in summary.evaluations if item.loss is not None]
+
+
+def draw(curves: Curves, evaluated: Points, width: int, *, coloured: bool) -> str:
+    """Draw the losses of a run, with a legend above; raise UserError if plotext is missing."""
+    try:
+        import plotext
+    except ImportError as error:
+        raise missing_plot_extra(error) from error
+    width = min(max(width, _NARROWEST), _WIDEST)
+    steps, losses = finite_points(curves.steps, curves.losses)
+    # Twice as many points as columns: a braille character has two.
+    drawn = evenly(len(steps), 2 * width)
+    train = list(zip([steps[index] for index in drawn], smooth(losses, at=drawn), strict=True))
+    steps, losses = finite_points(curves.validation.steps, curves.validation.columns[0])
+    held_out = [(steps[index], losses[index]) for index in evenly(len(steps), width // 3)]
+    plotext.terminal.limit(False, False)  # a pipe has no size
+    figure = plotext.figure
+    figure.clear()
+    figure.plot_size(width, _HEIGHT)
+    figure.theme("colorless")
+    figure.canvas("default")
+    for axis, side in (("x", "upper"), ("y", "right")):
+        figure.axes(False, axis=axis, side=side)
+    shown = [evaluated[index] for index in evenly(len(evaluated), width // 3)]
+    _set_ticks(figure, [*train, *held_out, *shown], curves.entropy)
+    if curves.entropy is not None:
+        figure.line(curves.entropy, pixel=plotext.pixel(_GREY), style="dotted")
+    for points, symbol, pixel in (
+        (train, "braille", _BLUE),
+        (held_out, "●", _ORANGE),
+        (shown, "◆", _GREEN),
+    ):
+        if points:
+            marker = plotext.marker(symbol, plotext.pixel(pixel))
+            signal = figure.signal([step for step, _ in points], [loss for _, loss in points], marker=marker)
+            figure.draw(signal.lines() if symbol == "braille" else signal)
+    lines = str(figure.build().string(colorless=not coloured)).rstrip("\n").split("\n")
+    return "\n".join([_legend(curves, bool(shown), coloured), *(line.rstrip() for line in lines)])
+
+
+def _legend(curves: Curves, has_evaluations: bool, coloured: bool) -> str:
+    """Return the legend, which stands above the plot: within it, it would hide a part of the curves."""
+    entries = [("⠤⠤", _BLUE, "train loss")]
+    if curves.validation:
+        entries.append(("●", _ORANGE, "held-out loss"))
+    if has_evaluations:
+        entries.append(("◆", _GREEN, "evaluated"))
+    if curves.entropy is not None:
+        entries.append(("┈┈", _GREY, f"unigram entropy {tables.loss(curves.entropy)}"))
+    parts = [f"{_paint(symbol, colour) if coloured else symbol} {name}" for symbol, colour, name in entries]
+    return "  loss [nats per token] by step:  " + "   ".join(parts)
+
+
+def _paint(text: str, colour: tuple[int, int, int]) -> str:
+    return f"\x1b[38;2;{colour[0]};{colour[1]};{colour[2]}m{text}\x1b[0m"
+
+
+def _set_ticks(figure: object, points: Points, entropy: float | None) -> None:
+    steps = [step for step, _ in points] or [0]
+    losses = [loss for _, loss in points] + ([entropy] if entropy is not None else [])
+    for axis, values, most in (("x", [0, *steps], 8), ("y", losses or [0.0], 6)):
+        low, high = (float(f(values)) for f in (min, max))
+        at = ticks(low, high, most)
+        ruler = figure.ruler(axis)  # type: ignore[attr-defined]
+        ruler.lim(min(low, high - 1e-9), high)
+        ruler.ticks(at, [f"{tick:g}" for tick in at])
+
+
+def ticks(low: float, high: float, most: int) -> list[float]:
+    """Return at most `most` round numbers within a range: multiples of 1, 2 or 5 times a power of ten."""
+    span = high - low
+    if span <= 0:
+        return [low]
+    power = 10.0 ** math.floor(math.log10(span / most))
+    step = next(power * factor for factor in (1, 2, 5, 10, 20) if span / (power * factor) <= most - 1)
+    return [round(step * index, 10) for index in range(math.ceil(low / step), math.floor(high / step) + 1)]
+
+
+TRAIN = "#2f6db5"
+HELD_OUT = "#e07b1a"
+ENTROPY = "#5c6670"
+EVALUATED = "#3d8b50"
+# The columns of pixels of a curve at most: the picture is a little wider.
+_COLUMNS = 1400
+
+
+def write_png(path: Path, summary: RunSummary, curves: Curves) -> None:
+    """Draw the losses of a run into a PNG file, replacing an older one at once.
+
+    Raises
+    ------
+    UserError
+        If matplotlib is missing or the file cannot be written.
+    """
+    figure = new_figure(9, 5.2)
+    axes: Any = figure.add_subplot()
+    _draw_train(axes, curves)
+    _draw_held_out(axes, curves)
+    _draw_evaluated(axes, evaluated_losses(summary))
+    _draw_entropy(axes, curves)
+    _draw_resumes(axes, curves.resumed)
+    _label(axes, summary)
+    write_picture(path, rendered(figure, summary.run))
+
+
+def _draw_train(axes: Any, curves: Curves) -> None:
+    steps, losses = finite_points(curves.steps, curves.losses)
+    _line(axes, steps, losses, outline(steps, losses, _COLUMNS), color=TRAIN, alpha=0.3, linewidth=1)
+    drawn = evenly(len(steps), 4 * _COLUMNS)
+    smoothed = smooth(losses, at=drawn)
+    axes.plot([steps[index] for index in drawn], smoothed, color=TRAIN, linewidth=2, label="train loss")
+
+
+def _line(
+    axes: Any, steps: Sequence[int], values: Sequence[float], drawn: Sequence[int], **style: Any
+) -> None:
+    axes.plot([steps[index] for index in drawn], [values[index] for index in drawn], **style)
+
+
+def _draw_held_out(axes: Any, curves: Curves) -> None:
+    steps, losses = finite_points(curves.validation.steps, curves.validation.columns[0])
+    if not steps:
+        return
+    style = {"linewidth": 2, "marker": "o" if len(steps) <= 60 else None, "markersize": 5}
+    drawn = outline(steps, losses, _COLUMNS)
+    _line(axes, steps, losses, drawn, color=HELD_OUT, label="held-out loss", **style)
+    axes.annotate(
+        f"{losses[-1]:.2f}", (steps[-1], losses[-1]), xytext=(7, 0), textcoords="offset points",
+        color=HELD_OUT, fontweight="bold", va="center", annotation_clip=False,
+    )  # fmt: skip
+
+
+def _draw_evaluated(axes: Any, evaluated: Points) -> None:
+    if evaluated:
+        steps, losses = zip(*evaluated, strict=True)
+        axes.plot(steps, losses, color=EVALUATED, marker="D", markersize=5, linewidth=1, label="evaluated")
+
+
+def _draw_entropy(axes: Any, curves: Curves) -> None:
+    if curves.held_out is None or curves.entropy is None:
+        return
+    label = as_label(f"unigram entropy of the {curves.held_out.name} ({curves.entropy:.2f})")
+    axes.axhline(curves.entropy, color=ENTROPY, linewidth=1.5, linestyle=(0, (5, 3)), label=label, zorder=1)
+
+
+def _draw_resumes(axes: Any, steps: Sequence[int]) -> None:
+    for index, step in enumerate(steps[at] for at in evenly(len(steps), _COLUMNS)):
+        label = "resumed from a checkpoint" if index == 0 else None
+        axes.axvline(step, color=FAINT, linewidth=1, linestyle=":", label=label, zorder=0)
+
+
+def _label(axes: Any, summary: RunSummary) -> None:
+    style_axes(axes, summary.run, subtitle(summary))
+    axes.set_xlabel("step", color=INK)
+    axes.set_ylabel("loss [nats per token]", color=INK)
+    axes.margins(x=0.02)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.legend(frameon=False, loc="upper right", labelcolor=INK)
+
+
+def subtitle(summary: RunSummary) -> str:
+    """Return the model's size, the job's size, the layout and the throughput in one line."""
+    parts = [
+        f"{tables.count(summary.parameters)} parameters" if summary.parameters else "",
+        tables.tasks(summary.nodes, summary.tasks_per_node),
+        summary.layout if summary.layout != tables.UNKNOWN else "",
+        f"{tables.count(summary.tokens)} tokens" if summary.tokens else "",
+        f"{tables.count(summary.tokens_per_second)} tokens/s" if summary.tokens_per_second else "",
+    ]
+    return "  ·  ".join(part for part in parts if part)

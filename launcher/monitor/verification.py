@@ -8,16 +8,16 @@ from __future__ import annotations
 import enum
 import itertools
 import math
+import statistics
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from launcher import exit_codes
+from launcher import errors
 from launcher.monitor.curves import finite_points
 from launcher.monitor.evidence import Evidence
-from launcher.monitor.loss_trend import FEWEST_STEPS, Trend, measure_trend
 from launcher.slurm.states import State
-from launcher.ui import formatting
+from launcher.ui import tables
 
 _SHOWN = 5
 
@@ -42,7 +42,7 @@ class RunCheck:
 
 def verify(seen: Evidence) -> list[RunCheck]:
     """Run all checks of a run's stage."""
-    return [check(seen) for check in _BY_STAGE.get(seen.stage, _DATA_PREPARATION)]
+    return [check(seen) for check in _BY_STAGE.get(seen.stage, _WRITING)]
 
 
 def verify_smoke(seen: Evidence) -> list[RunCheck]:
@@ -51,13 +51,13 @@ def verify_smoke(seen: Evidence) -> list[RunCheck]:
 
 
 def exit_code(seen: Evidence, checks: Iterable[RunCheck]) -> int:
-    """Return the exit code of a verification; `launcher.exit_codes` has them all."""
+    """Return the exit code of a verification; `launcher.errors` has them all."""
     verdicts = {check.verdict for check in checks}
     if seen.status.state.is_live:
-        return exit_codes.UNDER_WAY
+        return errors.UNDER_WAY
     if RunVerdict.FAILED in verdicts:
-        return exit_codes.WENT_WRONG
-    return exit_codes.NOT_KNOWN if RunVerdict.UNKNOWN in verdicts else exit_codes.DONE
+        return errors.WENT_WRONG
+    return errors.NOT_KNOWN if RunVerdict.UNKNOWN in verdicts else errors.DONE
 
 
 def ended(seen: Evidence) -> RunCheck:
@@ -73,7 +73,7 @@ def ended(seen: Evidence) -> RunCheck:
 
 def last_step(seen: Evidence) -> RunCheck:
     """Check that the training reached its last step; one that a limit or a signal stopped earlier fails."""
-    step = f"step {formatting.steps(seen.step, seen.max_steps)}"
+    step = f"step {tables.steps(seen.step, seen.max_steps)}"
     if seen.step is None:
         # Our trainer records every step: without a record there was none.
         verdict = _failed_if_over(seen) if seen.records_each_step else None
@@ -109,7 +109,7 @@ def finite(seen: Evidence) -> RunCheck:
 
 
 def falling(seen: Evidence) -> RunCheck:
-    """Check that the loss falls over all launches of the run; see `launcher.monitor.loss_trend`.
+    """Check that the loss falls over all launches of the run; see `launcher.monitor.verification`.
 
     Of at least two held-out losses the last must be below the first; this alone decides as long as the
     training loss does not rise. Without held-out losses the training loss must fall.
@@ -118,14 +118,14 @@ def falling(seen: Evidence) -> RunCheck:
     _, held_out = finite_points(seen.curves.validation.steps, seen.curves.validation.columns[0])
     training, evidence, verdict = measure_trend(losses), [], None
     if training is not None:
-        medians = f"{formatting.loss(training.first)} → {formatting.loss(training.last)}"
+        medians = f"{tables.loss(training.first)} → {tables.loss(training.last)}"
         evidence.append(f"training {medians}, {training.trend.value} (noise {training.margin:.4f})")
         verdict = training.trend is Trend.FALLS
     else:
         evidence.append(f"training: {len(losses)} steps, and at least {FEWEST_STEPS} are needed")
     if len(held_out) > 1:
         falls = held_out[-1] < held_out[0]
-        evidence.append(f"held-out {formatting.loss(held_out[0])} → {formatting.loss(held_out[-1])}")
+        evidence.append(f"held-out {tables.loss(held_out[0])} → {tables.loss(held_out[-1])}")
         verdict = falls and not (training and training.trend is Trend.RISES)
     return _check("loss falling", verdict, "; ".join(evidence))
 
@@ -195,7 +195,7 @@ def saved(seen: Evidence) -> RunCheck:
 
 
 def outputs(seen: Evidence) -> RunCheck:
-    """Check that the output files of a data preparation exist and are not empty."""
+    """Check that the output files exist and are not empty."""
     if seen.outputs is None:
         return _check("outputs exist", None, "the configuration does not name the output files")
     if not seen.outputs:
@@ -210,7 +210,7 @@ def outputs(seen: Evidence) -> RunCheck:
 _TRAINING: tuple[Callable[[Evidence], RunCheck], ...] = (
     ended, last_step, finite, falling, complete, no_error, all_ranks, saved,
 )  # fmt: skip
-_DATA_PREPARATION = (ended, outputs, no_error)
+_WRITING = (ended, outputs, no_error)
 _BY_STAGE = {"training": _TRAINING, "command": (ended, no_error)}  # what a command writes is the site's
 _SMOKE = (ended, last_step, finite, no_error)
 
@@ -243,3 +243,69 @@ def _span(ends: tuple[int, int]) -> str:
 
 def _ranks(ranks: int) -> str:
     return f"{ranks} rank{'s' * (ranks != 1)}"
+
+
+# --- the trend of a loss
+
+# With fewer steps a tenth of them is a single one.
+FEWEST_STEPS = 20
+_STANDARD_ERRORS = 3.0
+_SIGMA_OF_MAD = 1.4826
+_ERROR_OF_MEDIAN = 1.2533
+# Of more values than `_SORTED` only those near the median are sorted, as a sample of `_SAMPLE` estimates it.
+_SORTED, _SAMPLE = 100_000, 1000
+
+
+class Trend(enum.Enum):
+    """The direction of a curve."""
+
+    FALLS = "falls"
+    RISES = "rises"
+    FLAT = "within its noise"
+
+
+@dataclass(frozen=True, slots=True)
+class LossTrend:
+    """A trend, and the two medians that it follows from; `margin` is the least significant difference."""
+
+    trend: Trend
+    first: float
+    last: float
+    margin: float
+
+
+def measure_trend(losses: Sequence[float]) -> LossTrend | None:
+    """Return the trend of a curve of finite losses; ``None`` if they are too few."""
+    count = len(losses) // 10
+    if len(losses) < FEWEST_STEPS:
+        return None
+    first, last = median(losses[:count]), median(losses[-count:])
+    differences = array("d", (abs(after - before) for before, after in itertools.pairwise(losses)))
+    sigma = _SIGMA_OF_MAD * median(differences) / math.sqrt(2)
+    margin = _STANDARD_ERRORS * _ERROR_OF_MEDIAN * sigma * math.sqrt(2 / count)
+    return LossTrend(_trend(last - first, margin), first, last, margin)
+
+
+def median(values: Sequence[float]) -> float:
+    """Return the median of finite values without sorting all of many, which would copy all of them.
+
+    A sample bounds the median (Floyd and Rivest 1975, "Expected time bounds for selection"); only the values
+    between the bounds are sorted.
+    """
+    size = len(values)
+    if size <= _SORTED:
+        return statistics.median(values)
+    sample = sorted(values[:: size // _SAMPLE])
+    low, high = sample[len(sample) * 2 // 5], sample[len(sample) * 3 // 5]
+    below = sum(1 for value in values if value < low)
+    between = sorted(value for value in values if low <= value <= high)
+    middle = (size - 1) // 2 - below, size // 2 - below
+    if middle[0] < 0 or middle[1] >= len(between):
+        return statistics.median(values)
+    return between[middle[0]] if size % 2 else (between[middle[0]] + between[middle[1]]) / 2
+
+
+def _trend(change: float, margin: float) -> Trend:
+    if abs(change) <= margin:
+        return Trend.FLAT
+    return Trend.RISES if change > 0 else Trend.FALLS

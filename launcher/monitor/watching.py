@@ -10,15 +10,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from launcher.errors import one_line
 from launcher.monitor.polling import Poller, backoff
 from launcher.monitor.run_status import StatusRow, as_table
 from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
-from launcher.ui import formatting
+from launcher.ui import tables
 from launcher.ui.tables import colour, print_table, reasons, rich_table
 from launcher.ui.terminal import open_console
 
@@ -54,16 +53,11 @@ class Snapshot:
         return [row.status.state for row in self.rows]
 
 
-class StatusPoller:
+class StatusPoller(Poller[Sequence[StatusRow]]):
     """The status of runs, polled every `interval` seconds, less often while the scheduler does not answer.
 
     Use it as a context. Without an answer the last known facts of a job stay, but its state is UNKNOWN: a
     display that cannot see must not look healthy.
-
-    Parameters
-    ----------
-    collect
-        Returns the status of the runs.
     """
 
     def __init__(
@@ -80,20 +74,11 @@ class StatusPoller:
         # The times of the last answer, and of the last answer about a live job.
         self._answered = self._seen_live = time.monotonic()
         self._last: dict[Path, StatusRow] = {}
-        self._poller = Poller(self._ask, lambda _: backoff(self._interval, self._failures))
-
-    def __enter__(self) -> Self:
-        self._poller.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._poller.__exit__(kind, error, trace)
+        super().__init__(self._collect_rows, lambda _: backoff(self._interval, self._failures))
 
     def snapshot(self) -> Snapshot:
         """Return what is known now."""
-        newest = self._poller.newest
+        newest = self.newest
         now = time.monotonic()
         age = now - self._answered
         is_old = age > max(_STALE_QUESTIONS * self._interval, _STALE_SECONDS)
@@ -104,7 +89,7 @@ class StatusPoller:
         given_up = age > self._blind_patience or (not is_silent and now - self._seen_live > self._patience)
         return Snapshot(rows, age if is_silent else None, why, not has_unfinished or given_up)
 
-    def _ask(self) -> Sequence[StatusRow]:
+    def _collect_rows(self) -> Sequence[StatusRow]:
         rows = self._collect()
         now = time.monotonic()
         if any(row.unanswered for row in rows):
@@ -176,9 +161,9 @@ def as_line(row: StatusRow) -> str:
     if status.elapsed and status.state.is_final:
         parts.append(f"after {status.elapsed}")
     if progress.step is not None:
-        parts.append(f"step {formatting.steps(progress.step, progress.max_steps)}")
+        parts.append(f"step {tables.steps(progress.step, progress.max_steps)}")
     if progress.loss is not None:
-        parts.append(f"loss {formatting.loss(progress.loss)}")
+        parts.append(f"loss {tables.loss(progress.loss)}")
     return one_line("  ".join(part for part in parts if part))
 
 

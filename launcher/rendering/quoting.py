@@ -1,11 +1,25 @@
-"""The one place where values become shell text."""
+"""The one place where values become shell text, and the Jinja environment whose templates do that."""
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
-from collections.abc import Iterable
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+
+from jinja2 import (
+    BaseLoader,
+    ChoiceLoader,
+    Environment,
+    FileSystemLoader,
+    PrefixLoader,
+    StrictUndefined,
+    TemplateSyntaxError,
+)
 
 from launcher.errors import UserError
 
@@ -78,3 +92,54 @@ def _checked(text: str) -> str:
     if "\0" in text or "\n" in text or "\r" in text:
         raise UserError(f"{text!r}: a line break or NUL cannot be part of a value in a job script")
     return text
+
+
+class _QuotingEnvironment(Environment):
+    @staticmethod
+    def concat(parts: Iterable[str]) -> RawShell:
+        """Join rendered pieces, as ``super()``, macros and set blocks do: they were quoted before."""
+        return RawShell("".join(parts))
+
+
+@functools.cache
+def template_environment(ours: Path, template_dir: Path | None, **filters: Callable[..., Any]) -> Environment:
+    """Return an environment for templates of a directory of ours, and of the user's own before them."""
+    loader = FileSystemLoader(ours)
+    loaders: list[BaseLoader] = [loader, PrefixLoader({"slipway": loader})]
+    if template_dir is not None:
+        loaders.insert(0, FileSystemLoader(template_dir))
+    environment = _QuotingEnvironment(
+        loader=ChoiceLoader(loaders),
+        undefined=StrictUndefined,
+        finalize=quote,  # no value reaches a script, or a RUN, unquoted
+        # Jinja's own {# would swallow bash's ${#array[@]}.
+        comment_start_string="{##",
+        comment_end_string="##}",
+        keep_trailing_newline=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=False,  # shell or a Dockerfile, not HTML
+    )
+    environment.filters |= {"one_per_line": one_per_line, **filters}
+    return environment
+
+
+@contextmanager
+def blaming_templates(template_dir: Path | None) -> Iterator[None]:
+    """Turn an error while the user's own templates are rendered into a `UserError` that names the line."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        if template_dir is None:
+            raise
+        raise UserError(f"{_line_of(error, template_dir)}: this template is not valid: {error}") from error
+
+
+def _line_of(error: Exception, template_dir: Path) -> str:
+    """Return the innermost line of the user's own templates in an error's traceback."""
+    if isinstance(error, TemplateSyntaxError):
+        return f"{error.filename or template_dir}:{error.lineno}"
+    lines = [f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)]
+    return next((line for line in reversed(lines) if line.startswith(str(template_dir))), str(template_dir))

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import re
-import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jinja2 import (
-    BaseLoader,
-    ChoiceLoader,
     Environment,
-    FileSystemLoader,
-    PrefixLoader,
-    StrictUndefined,
     TemplateSyntaxError,
     meta,
     nodes,
@@ -25,9 +18,8 @@ from jinja2 import (
 
 from launcher.errors import UserError, check_directory
 from launcher.plan import Binding, Plan
-from launcher.rendering.quoting import RawShell, one_per_line, quote
-from launcher.rendering.sbatch_flags import header_lines, salloc_arguments
-from launcher.rendering.srun import srun_arguments
+from launcher.rendering.quoting import RawShell, blaming_templates, template_environment
+from launcher.rendering.slurm_flags import header_lines, salloc_arguments, srun_arguments
 from launcher.rendering.supervision import supervisor_archive, supervisor_settings
 from launcher.runs.paths import LaunchPaths
 from launcher.slurm.environment import INHERITED_PREFIXES
@@ -108,12 +100,6 @@ def user_templates(template_dir: Path) -> dict[str, str]:
 def render(plan: Plan, template_dir: Path | None = None) -> Rendered:
     """Render the scripts of a plan.
 
-    Parameters
-    ----------
-    template_dir
-        A directory of the user's own, looked at before ours. A template there may start with
-        ``{% extends "slipway/sbatch.sh.j2" %}`` and override single blocks.
-
     Raises
     ------
     UserError
@@ -136,7 +122,7 @@ def render(plan: Plan, template_dir: Path | None = None) -> Rendered:
         "binding_arguments": _binding_arguments(plan.job.binding),
         **_world(plan.scheduler),
     }
-    try:
+    with blaming_templates(template_dir):
         script = environment.get_template(template).render(values)
         if template_dir is not None and plan.job.stage not in _OF_STAGE:
             _check_script(script, template_dir)
@@ -150,12 +136,6 @@ def render(plan: Plan, template_dir: Path | None = None) -> Rendered:
             stage_image=_STAGE_IMAGE.read_text(encoding="utf-8") if _stages_image(plan) else None,
             megatron_lm=_MEGATRON_LM.read_text(encoding="utf-8") if _starts_megatron_lm(plan) else None,
         )
-    except UserError:
-        raise
-    except Exception as error:
-        if template_dir is None:
-            raise
-        raise UserError(f"{_line_of(error, template_dir)}: this template is not valid: {error}") from error
 
 
 def _stages_image(plan: Plan) -> bool:
@@ -209,14 +189,8 @@ def render_template(name: str, values: Mapping[str, Any], template_dir: Path | N
     """
     if template_dir is not None:
         _check_templates(template_dir)
-    try:
+    with blaming_templates(template_dir):
         return _environment(template_dir).get_template(name).render(values)
-    except UserError:
-        raise
-    except Exception as error:
-        if template_dir is None:
-            raise
-        raise UserError(f"{_line_of(error, template_dir)}: this template is not valid: {error}") from error
 
 
 # Blocks of earlier versions, and what to do instead.
@@ -308,40 +282,5 @@ def _binding_arguments(binding: Binding | None) -> tuple[str, ...]:
     return str(binding.min_cores), cores, equally, threads
 
 
-def _line_of(error: Exception, template_dir: Path) -> str:
-    """Return the innermost line of the user's own templates in an error's traceback."""
-    if isinstance(error, TemplateSyntaxError):
-        return f"{error.filename or template_dir}:{error.lineno}"
-    places = [f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)]
-    return next(
-        (place for place in reversed(places) if place.startswith(str(template_dir))), str(template_dir)
-    )
-
-
-class _ShellEnvironment(Environment):
-    @staticmethod
-    def concat(parts: Iterable[str]) -> RawShell:
-        """Join rendered pieces, as ``super()``, macros and set blocks do: they were quoted before."""
-        return RawShell("".join(parts))
-
-
-@functools.cache
 def _environment(template_dir: Path | None) -> Environment:
-    ours = FileSystemLoader(TEMPLATE_DIR)
-    loaders: list[BaseLoader] = [ours, PrefixLoader({"slipway": ours})]
-    if template_dir is not None:
-        loaders.insert(0, FileSystemLoader(template_dir))
-    environment = _ShellEnvironment(
-        loader=ChoiceLoader(loaders),
-        undefined=StrictUndefined,
-        finalize=quote,  # no value reaches a script unquoted
-        # Jinja's own {# would swallow bash's ${#array[@]}.
-        comment_start_string="{##",
-        comment_end_string="##}",
-        keep_trailing_newline=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        autoescape=False,  # shell, not HTML
-    )
-    environment.filters["one_per_line"] = one_per_line
-    return environment
+    return template_environment(TEMPLATE_DIR, template_dir)

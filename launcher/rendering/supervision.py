@@ -11,7 +11,7 @@ from pathlib import Path
 
 import supervisor
 from launcher.plan import Container, Job, Plan
-from launcher.rendering.srun import host_arguments
+from launcher.rendering.slurm_flags import host_arguments
 from supervisor.settings import ChainSettings, ContainerSettings, Settings
 
 _PACKAGE = Path(supervisor.__file__).parent

@@ -132,13 +132,7 @@ class Entry:
 
 
 def entry_of(run_dir: Path, number: int, manifest: Manifest, job_id: str | None) -> Entry:
-    """Return the entry of a launch at its present place.
-
-    Parameters
-    ----------
-    job_id
-        The job that it became, also if the manifest does not know it.
-    """
+    """Return the entry of a launch at its present place."""
     return Entry(
         tag=manifest.tag,
         run=manifest.run,

@@ -50,9 +50,11 @@ class Manifest:
     name and `array_task` its number in the job array whose script has `array_tag`; its `job_id` is that of
     the task, ``17_2``. `links` is the largest number of jobs of its chain, which submit each other if
     `from_job` is set, and otherwise were submitted with it; `after` is the dependency of a stage, such as
-    ``afterok:17``; `excluded` are the nodes to avoid at the launch (`supervisor.excluded`). `nodes` is the
-    least number of nodes if `max_nodes` is set. `data` is the identity of the files that the training reads,
-    as far as the launching machine sees them (`launcher.checks.gathering.data`). `differs` has the
+    ``afterok:17``, and `waits_for` the run that it waits for; with `every` it is submitted after each so many
+    checkpoints of that run too, as further jobs of the launch; `excluded` are the nodes to avoid at the
+    launch (`supervisor.excluded`). `nodes` is the least number of nodes if `max_nodes` is set. `data` is the
+    identity of the files that the training reads, as far as the launching machine sees them
+    (`launcher.checks.gathering.data`). `differs` has the
     keys by which it is another training than that of an earlier launch of the run: ``{"launch": 1, "changes":
     [{"key": ..., "old": ..., "new": ...}]}``.
     """
@@ -92,11 +94,18 @@ class Manifest:
     links: int = 1
     from_job: bool = True
     after: str | None = None
+    waits_for: str | None = None
+    every: int | None = None
     excluded: list[dict[str, Any]] = field(default_factory=list)
     max_nodes: int | None = None
     data: list[dict[str, Any]] = field(default_factory=list)
     differs: dict[str, Any] | None = None
     schema_version: int = field(default=SCHEMA_VERSION)
+
+    @property
+    def is_repeated(self) -> bool:
+        """Return True for a stage that is submitted again and again while the training before it goes on."""
+        return self.every is not None and self.waits_for is not None
 
     @property
     def tags(self) -> tuple[str, ...]:

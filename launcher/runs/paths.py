@@ -6,6 +6,7 @@ A run directory, with the names that users of the NeMo Megatron launcher know (l
     ├── gpt3_126m_hydra.yaml, launcher_cmd.log, launcher.log, launcher.json, results/, ...
     ├── newest                  the launch that these names show
     ├── checkpoints/            shared by all launches of the run
+    ├── evaluations/            step-N.json: the results of its checkpoints
     └── launches/1/, 2/, ...    what each launch was and wrote; never overwritten
         └── submitted/          the script once more for each job, under a name that tells whose job it is
 """
@@ -36,6 +37,7 @@ TRAINER = Path(__file__).resolve().parents[2] / "trainer"
 TASK_PACKAGES = (TRAINER, TRAINER.with_name("arithmetic"), TRAINER.with_name("corpus"))
 RESULTS = "results"
 CHECKPOINTS = "checkpoints"
+EVALUATIONS = "evaluations"
 SUBMITTED = "submitted"
 METRICS = "metrics.jsonl"
 SUPERVISOR = "supervisor.pyz"
@@ -50,14 +52,8 @@ class LaunchPaths:
 
     Attributes
     ----------
-    run_dir
-        The directory of the run, absolute.
-    run_name
-        The name of the run, such as ``gpt3_126m``.
     job_name
         The name of the job in the scheduler, such as ``nemo-megatron-gpt3_126m``.
-    number
-        1 for the run's first launch.
     """
 
     run_dir: Path
@@ -161,6 +157,11 @@ class LaunchPaths:
     @property
     def checkpoints(self) -> Path:
         return self.run_dir / CHECKPOINTS
+
+    @property
+    def evaluations(self) -> Path:
+        """Return the directory of the evaluations of the run's checkpoints."""
+        return self.run_dir / EVALUATIONS
 
 
 def submitted_name(script: Path, tag: str, link: int = 1) -> Path:

@@ -49,32 +49,14 @@ def host() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The origin of a launch.
-
-    Attributes
-    ----------
-    fields
-        The fields of the manifest about it.
-    files
-        Files of the launch, by name: uncommitted changes.
-    """
+    """The origin of a launch."""
 
     fields: dict[str, Any]
     files: dict[str, str]
 
 
 def gather(code: Path, config_dir: Path | None, image: str | None) -> Origin:
-    """Collect the origin of a launch; leave out what cannot be read.
-
-    Parameters
-    ----------
-    code
-        A directory of Slipway's own.
-    config_dir
-        The user's own tree of configurations.
-    image
-        The image of the container, as the configuration names it.
-    """
+    """Collect the origin of a launch; leave out what cannot be read."""
     files = {}
     ours = checkout_of(code)
     theirs = checkout_of(config_dir) if config_dir is not None else None
@@ -152,8 +134,6 @@ class Checkout:
 
     Attributes
     ----------
-    top
-        Its directory.
     dirty
         True if tracked files were changed since the commit; ``None`` if git could not tell.
     diff

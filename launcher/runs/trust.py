@@ -101,7 +101,7 @@ def _why_creatable(directory: str) -> str | None:
 
 
 def _why_open(path: str, status: os.stat_result) -> str | None:
-    if status.st_uid not in _trusted_users():
+    if status.st_uid not in frozenset({0, os.geteuid(), *_slurm_users(os.environ.get("SLURM_CONF"))}):
         return f"{path} belongs to {user_name(status.st_uid)}"
     if stat.S_ISLNK(status.st_mode) or (stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX):
         return None
@@ -124,10 +124,6 @@ def _is_own_group(path: str, group: int) -> bool:
         return _ACCESS_LIST not in os.listxattr(path)
     except OSError:
         return True  # a file system without access lists
-
-
-def _trusted_users() -> frozenset[int]:
-    return frozenset({0, os.geteuid(), *_slurm_users(os.environ.get("SLURM_CONF"))})
 
 
 @functools.cache

@@ -75,11 +75,6 @@ _STALE_AGE = 86400.0
 def reserve_number(run_dir: Path, key: str) -> int:
     """Reserve the run's next launch number, by making the directory that `write_launch` writes into.
 
-    Parameters
-    ----------
-    key
-        The configuration key of the runs' directory, for the message if that cannot be written.
-
     Raises
     ------
     UserError
@@ -125,8 +120,6 @@ def write_launch(
         Content by path, each below ``paths.directory``.
     code
         Python packages to copy, so that the job runs them as they are now.
-    key
-        The configuration key of the runs' directory, for the message if that cannot be written.
 
     Raises
     ------

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from launcher.sandbox.clients import SandboxNode, SandboxStatus, status
     from launcher.sandbox.lifecycle import Sandbox, down, up
     from launcher.sandbox.options import SandboxOptions
+    from launcher.sandbox.state import SandboxNode, SandboxStatus, status
 
 __all__ = [
     "DIRECTORY_VARIABLE",
@@ -34,12 +34,12 @@ DIRECTORY_VARIABLE = "SLIPWAY_SANDBOX_DIR"
 STATE_FILE = "sandbox.json"
 
 _LAZY = {
-    "SandboxNode": "clients",
+    "SandboxNode": "state",
     "SandboxOptions": "options",
     "Sandbox": "lifecycle",
-    "SandboxStatus": "clients",
+    "SandboxStatus": "state",
     "down": "lifecycle",
-    "status": "clients",
+    "status": "state",
     "up": "lifecycle",
 }
 

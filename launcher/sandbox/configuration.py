@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from launcher.sandbox.options import Ports, SandboxOptions
-from launcher.sandbox.paths import SandboxPaths
+from launcher.sandbox.options import Ports, SandboxOptions, SandboxPaths
 
 CLUSTER = "sandbox"
 # The host name of slurmctld and slurmdbd; Slurm compares it with SlurmctldHost and DbdHost.

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Protocol
 
 from launcher.errors import UserError
-from launcher.sandbox import configuration, containers, namespaces, processes
-from launcher.sandbox.clients import ask
+from launcher.sandbox import configuration, prerequisites, state
 from launcher.sandbox.configuration import CLUSTER, CONTROLLER
 from launcher.sandbox.options import is_free
 from launcher.sandbox.prerequisites import program, search_path, slurm_version
-from launcher.sandbox.state import SandboxRecord
+from launcher.sandbox.state import SandboxRecord, ask
 
 
 class Reporter(Protocol):
@@ -78,8 +77,8 @@ class DaemonStarter:
         """
         self.reporter.step(f"starting {name}")
         paths = self.paths
-        seen = namespaces.name_files(paths) | {paths.daemon_communication: paths.communication}
-        words = namespaces.enter(host, seen | dict(mounts or {}), [program(command[0]), *command[1:]])
+        seen = prerequisites.name_files(paths) | {paths.daemon_communication: paths.communication}
+        words = prerequisites.enter(host, seen | dict(mounts or {}), [program(command[0]), *command[1:]])
         output = self.paths.output(name)
         write = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         # Not subprocess: the child outlives this process, which Popen objects warn about.
@@ -94,7 +93,7 @@ class DaemonStarter:
             ],
             setsid=True,
         )
-        self.record.daemons[name] = processes.child(pid)
+        self.record.daemons[name] = state.child(pid)
         self.record.save()
 
     def wait(self, name: str, ready: Callable[[], bool]) -> None:
@@ -108,7 +107,7 @@ class DaemonStarter:
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while not ready():
             for each, process in self.record.daemons.items():
-                code = processes.reap(process.pid)
+                code = state.reap(process.pid)
                 if code is not None or not process.is_alive:
                     raise self._failure(each, f"ended with exit code {code}" if code is not None else "ended")
             if time.monotonic() > deadline:
@@ -184,9 +183,9 @@ def write_files(record: SandboxRecord) -> None:
     paths.communication.write_text(clients)
     paths.daemon_communication.write_text(daemons)
     (paths.etc / "cgroup.conf").write_text(configuration.cgroup_conf(version))
-    namespaces.write_name_files(options)
+    prerequisites.write_name_files(options)
     if options.pyxis is not None:
-        machine = containers.site_configuration().read_text()
+        machine = prerequisites.site_configuration().read_text()
         paths.enroot_conf.write_text(configuration.enroot_conf(paths, machine))
         paths.own_containers.mkdir(parents=True)
         nodes = [paths.containers_of(name) for name in options.node_names]
@@ -273,7 +272,7 @@ def _start_nodes(starter: DaemonStarter) -> None:
     options, paths = starter.record.options, starter.paths
     conf = paths.slurm_conf
     # Several nodes of one machine: what Enroot keeps by the names of containers must not meet.
-    enroot = {paths.enroot_conf: containers.site_configuration()} if options.pyxis else {}
+    enroot = {paths.enroot_conf: prerequisites.site_configuration()} if options.pyxis else {}
     for name in options.node_names:
         own = {paths.containers_of(name): paths.own_containers} if options.pyxis else {}
         starter.start(name, ["slurmd", "-D", "-f", str(conf)], host=name, mounts=enroot | own)

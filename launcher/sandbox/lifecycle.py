@@ -13,13 +13,10 @@ from types import TracebackType
 from typing import Self
 
 from launcher.errors import UserError
-from launcher.sandbox import containers, daemons, prerequisites, processes, state
-from launcher.sandbox.clients import ask, client_environment
+from launcher.sandbox import daemons, prerequisites, state
 from launcher.sandbox.daemons import MARKER, DaemonStarter, Reporter, SilentReporter, StartError
-from launcher.sandbox.options import Ports, SandboxOptions, choose_ports
-from launcher.sandbox.paths import SandboxPaths
-from launcher.sandbox.processes import Process
-from launcher.sandbox.state import SandboxRecord
+from launcher.sandbox.options import Ports, SandboxOptions, SandboxPaths, choose_ports
+from launcher.sandbox.state import Process, SandboxRecord, ask, client_environment
 
 _JOBS_SECONDS = 3.0
 _KILL_SECONDS = 10.0
@@ -48,7 +45,7 @@ class Membership:
         self._namespaces: dict[int, int] = {}
         for daemon in record.isolated:
             with suppress(OSError):
-                handle = os.open(processes.mount_namespace(daemon.pid), os.O_RDONLY)
+                handle = os.open(state.mount_namespace(daemon.pid), os.O_RDONLY)
                 self._namespaces[handle] = os.fstat(handle).st_ino
 
     def __enter__(self) -> Self:
@@ -62,8 +59,8 @@ class Membership:
 
     def alive(self) -> set[Process]:
         """Return the members that run now."""
-        entries = processes.entries()
-        spared = set(processes.ancestry(os.getpid(), entries))
+        entries = state.entries()
+        spared = set(state.ancestry(os.getpid(), entries))
         # A daemon that has only just been started may not have left the machine's namespace yet.
         private = set(self._namespaces.values()) - {_namespace(os.getpid()), _namespace(1)}
         roots = {process.pid for process in self._known if process.is_alive}
@@ -72,11 +69,11 @@ class Membership:
             pid
             for pid in entries.keys() - spared
             if _namespace(pid) in private
-            or (container_roots and processes.root_directory(pid) in container_roots)
-            or self._is_claimed(processes.environment(pid))
+            or (container_roots and state.root_directory(pid) in container_roots)
+            or self._is_claimed(state.environment(pid))
         }
         for pid, entry in entries.items():
-            if pid not in spared and not roots.isdisjoint(processes.ancestry(pid, entries)):
+            if pid not in spared and not roots.isdisjoint(state.ancestry(pid, entries)):
                 self._known.add(entry.process)
         return {process for process in self._known if process.is_alive}
 
@@ -98,19 +95,13 @@ class Membership:
 
 def _namespace(pid: int) -> int | None:
     try:
-        return processes.mount_namespace(pid).stat().st_ino
+        return state.mount_namespace(pid).stat().st_ino
     except OSError:
         return None
 
 
 def stop(record: SandboxRecord) -> None:
-    """Stop every process of a sandbox.
-
-    Raises
-    ------
-    UserError
-        If one of them does not end even when it is killed.
-    """
+    """Stop every process of a sandbox; raise UserError if one of them does not end even when it is killed."""
     with Membership(record) as membership:
         if record.is_up:
             _cancel_jobs(record.paths)
@@ -120,7 +111,7 @@ def stop(record: SandboxRecord) -> None:
             if time.monotonic() > deadline:
                 pids = ", ".join(str(process.pid) for process in remaining)
                 raise UserError(f"these processes of the sandbox do not end: {pids}")
-            processes.stop(remaining, signal.SIGKILL, 1)
+            state.stop(remaining, signal.SIGKILL, 1)
 
 
 def remove_files(paths: SandboxPaths) -> None:
@@ -200,7 +191,7 @@ def up(options: SandboxOptions, reporter: Reporter | None = None) -> Sandbox:
     reporter = reporter or SilentReporter()
     prerequisites.check(options.accounting)
     if options.pyxis is not None:
-        containers.check(options.pyxis)
+        prerequisites.check_containers(options.pyxis)
     SandboxPaths(options.directory).check_socket_length(options.nodes)
     try:
         options.directory.mkdir(parents=True, exist_ok=True)

@@ -1,16 +1,19 @@
-"""The requirements of a real multi-node Slurm, checked before anything is started."""
+"""The requirements of a sandbox, checked before a start: Slurm, Pyxis, namespaces."""
 
 from __future__ import annotations
 
 import os
 import re
 import shutil
+import socket
 import subprocess
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from launcher.errors import UserError
-from launcher.sandbox import namespaces
+from launcher.sandbox import configuration
+from launcher.sandbox.options import SandboxOptions, SandboxPaths
 
 # No program, but a package of its own: slurmdbd cannot speak to a database without it.
 _MYSQL_PLUGIN = "accounting_storage_mysql.so"
@@ -48,13 +51,7 @@ _LOCAL = "to train without Slurm and without root, use cluster=local"
 
 
 def check(accounting: bool) -> None:
-    """Check all requirements of a sandbox.
-
-    Raises
-    ------
-    UserError
-        If one is missing, with how to install it.
-    """
+    """Check all requirements of a sandbox; raise UserError if one is missing, with how to install it."""
     check_root()
     check_programs(accounting)
     check_namespaces()
@@ -88,9 +85,7 @@ def check_namespaces() -> None:
     """Refuse a container whose root may not make namespaces and mounts, or not drop groups."""
     environment = dict(os.environ) | {"PATH": search_path()}
     try:
-        outcome = subprocess.run(
-            namespaces.trial(), env=environment, capture_output=True, text=True, timeout=10
-        )
+        outcome = subprocess.run(trial(), env=environment, capture_output=True, text=True, timeout=10)
     except subprocess.TimeoutExpired:
         return
     if outcome.returncode:
@@ -139,3 +134,208 @@ def program(name: str) -> str:
     if path is None:
         raise UserError(f"not installed: {name}")
     return path
+
+
+# --- the namespaces of a daemon
+
+_ETC = Path("/etc")
+_HOSTS, _NSSWITCH = _ETC / "hosts", _ETC / "nsswitch.conf"
+
+# Mounts made on the machine later still arrive (slave), those made here never leave. The root of a chroot is
+# often no mount point, and only mount points have a propagation: the directory is then mounted on one below
+# /proc, which is always a mount point, and becomes the root from there.
+_ISOLATE = """
+if mount --make-rslave / 2>/dev/null; then exec "$@"; fi
+set -e
+mount --make-rslave /proc
+mount --rbind / /proc/sys
+mount --make-rslave /proc/sys
+exec chroot /proc/sys "$@"
+"""
+_ENTER = """
+set -e
+hostname "$1"
+shift
+while [ "$1" != -- ]; do
+    mount --bind "$1" "$2"
+    shift 2
+done
+shift
+cd /
+exec "$@"
+"""
+
+
+def enter(host: str, mounts: Mapping[Path, Path], command: Sequence[str]) -> list[str]:
+    """Return the command that runs another one in namespaces of its own."""
+    pairs = [str(path) for pair in mounts.items() for path in pair]
+    return [
+        *("unshare", "--uts", "--mount", "--propagation", "unchanged"),
+        *("sh", "-c", _ISOLATE, "isolate"),
+        *("sh", "-c", _ENTER, "enter", host, *pairs, "--", *command),
+    ]
+
+
+def trial() -> list[str]:
+    """Return a command that succeeds where a daemon can have namespaces of its own.
+
+    slurmctld and slurmdbd drop their supplementary groups, and end where they may not.
+    """
+    return enter("n1", {_ETC: _ETC}, ["setpriv", "--clear-groups", "true"])
+
+
+def write_name_files(options: SandboxOptions) -> None:
+    """Write the hosts file and the nsswitch.conf of the daemons.
+
+    They are mounted over the machine's. If the machine lacks one, a copy of /etc with both is mounted over
+    /etc instead.
+
+    Raises
+    ------
+    UserError
+        When /etc cannot be copied.
+    """
+    paths = SandboxPaths(options.directory)
+    paths.hosts.write_text(configuration.hosts(options, socket.gethostname(), _lines(_HOSTS)))
+    paths.nsswitch.write_text(configuration.nsswitch(_lines(_NSSWITCH)))
+    if _HOSTS.is_file() and _NSSWITCH.is_file():
+        return
+    # `cp`, for sockets and other special files; what is mounted below /etc is copied too.
+    outcome = subprocess.run(
+        ["cp", "--archive", str(_ETC), str(paths.private_etc)], capture_output=True, text=True
+    )
+    if outcome.returncode:
+        raise UserError(f"cannot copy {_ETC}, which lacks a file: {outcome.stderr.strip()}")
+    for source, machine in ((paths.hosts, _HOSTS), (paths.nsswitch, _NSSWITCH)):
+        copy = paths.private_etc / machine.name
+        # A dangling link would be written through.
+        copy.unlink(missing_ok=True)
+        copy.write_bytes(source.read_bytes())
+
+
+def name_files(paths: SandboxPaths) -> dict[Path, Path]:
+    """Return the files that `write_name_files` wrote, each with the path at which the daemons see it."""
+    if paths.private_etc.is_dir():
+        return {paths.private_etc: _ETC}
+    return {paths.hosts: _HOSTS, paths.nsswitch: _NSSWITCH}
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(errors="replace").splitlines()
+    except OSError:
+        return []
+
+
+# --- containers
+
+PLUGIN = "spank_pyxis.so"
+# Where `make install` and the packages put it, next to the folder that Slurm loads its own plugins from.
+_FOLDERS = (
+    "/usr/local/lib/slurm",
+    "/usr/lib/slurm",
+    "/usr/lib64/slurm",
+    "/usr/lib/*/slurm",
+    "/usr/lib/*/slurm-wlm",
+    "/opt/slurm/lib/slurm",
+    "/opt/slurm/lib64/slurm",
+)
+# Programs that Enroot calls to create and start a container from a squashfs, with Debian's packages of them.
+_CONTAINER_PROGRAMS = {"unsquashfs": "squashfs-tools", "awk": "gawk", "getent": "libc-bin", "pwck": "passwd"}
+_BUILD = (
+    "docs/pyxis.md explains how to install both, from their releases or from github.com/NVIDIA/{enroot,pyxis}"
+)
+
+
+def find_plugin() -> Path:
+    """Return Pyxis' plugin, from beside Enroot or from where Slurm's plugins usually are.
+
+    Raises
+    ------
+    UserError
+        When it is in none of these places.
+    """
+    folders = list(_FOLDERS)
+    if (enroot := find_program("enroot")) is not None:
+        prefix = Path(enroot).resolve().parent.parent
+        folders[:0] = [str(prefix / "lib/slurm"), str(prefix / "lib64/slurm")]
+    for folder in folders:
+        # Patterns are relative to the root in pathlib.
+        for plugin in sorted(Path("/").glob(f"{folder.lstrip('/')}/{PLUGIN}")):
+            return plugin
+    raise UserError(
+        f"Pyxis is not installed: {PLUGIN} is in none of {', '.join(dict.fromkeys(folders))}",
+        hint=f"name it: slipway sandbox up --pyxis /path/to/{PLUGIN}\n  {_BUILD}",
+    )
+
+
+def check_containers(plugin: Path) -> None:
+    """Check the further requirements of a sandbox with containers.
+
+    Raises
+    ------
+    UserError
+        If something is missing, with how to install it.
+    """
+    _check_plugin(plugin)
+    if find_program("enroot") is None:
+        beside = plugin.resolve().parents[2] / "bin" if len(plugin.resolve().parents) > 2 else None
+        is_there = beside is not None and (beside / "enroot").exists()
+        hint = f'export PATH="{beside}:$PATH"' if is_there else _BUILD
+        raise UserError("not installed: enroot, which starts the containers for Pyxis", hint=hint)
+    missing = [name for name in _CONTAINER_PROGRAMS if find_program(name) is None]
+    if missing:
+        packages = dict.fromkeys(_CONTAINER_PROGRAMS[name] for name in missing)
+        raise UserError(f"not installed: {', '.join(missing)}", hint=install_line(packages))
+    _check_user_namespaces()
+
+
+def site_configuration() -> Path:
+    """Return the enroot.conf that Enroot reads on this machine.
+
+    Raises
+    ------
+    UserError
+        If Enroot does not name one, or names a file that does not exist.
+    """
+    # Enroot creates its folders at every call: below a scratch directory, and not in the user's home.
+    with tempfile.TemporaryDirectory() as scratch:
+        folders = {f"ENROOT_{name}_PATH": f"{scratch}/{name}" for name in ("CACHE", "DATA", "RUNTIME")}
+        outcome = subprocess.run(
+            [program("enroot"), "info"],
+            env=dict(os.environ) | folders,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
+    for line in outcome.stdout.splitlines():
+        key, _, value = line.partition(":")
+        if key == "Config file" and Path(value.strip()).is_file():
+            return Path(value.strip())
+    output = (outcome.stderr or outcome.stdout).strip()
+    raise UserError(
+        f"`enroot info` names no configuration file that exists: {output}",
+        hint="install Enroot 3.4 or newer with its enroot.conf; an empty file will do",
+    )
+
+
+def _check_plugin(plugin: Path) -> None:
+    try:
+        with plugin.open("rb") as file:
+            is_library = file.read(4) == b"\x7fELF"
+    except OSError as error:
+        raise UserError(f"--pyxis {plugin}: {error.strerror}", hint=f"name the file {PLUGIN}") from error
+    if not is_library:
+        raise UserError(f"--pyxis {plugin} is not a shared library", hint=f"name the file {PLUGIN}")
+
+
+def _check_user_namespaces() -> None:
+    outcome = subprocess.run(
+        [program("unshare"), "--user", "--mount", "true"], capture_output=True, text=True, timeout=10
+    )
+    if outcome.returncode:
+        raise UserError(
+            f"Enroot cannot create a user namespace on this machine: {outcome.stderr.strip()}",
+            hint="sysctl user.max_user_namespaces must not be 0, and in a container SYS_ADMIN is needed",
+        )

@@ -1,20 +1,25 @@
-"""The record of a sandbox that was started: enough to stop exactly that one."""
+"""The record of a sandbox that was started, its processes, and its status asked through its own commands.
+
+A process is known by number and start time: a number alone may meanwhile belong to somebody else.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import signal
+import subprocess
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Self
 
 from launcher.errors import UserError
-from launcher.sandbox import processes
-from launcher.sandbox.options import Ports, SandboxOptions
-from launcher.sandbox.paths import SandboxPaths
-from launcher.sandbox.processes import Process
+from launcher.sandbox.options import Ports, SandboxOptions, SandboxPaths
+from launcher.sandbox.prerequisites import program
 
 _VERSION = 1
 STARTING, UP, FAILED = "starting", "up", "failed"
@@ -27,7 +32,7 @@ class SandboxRecord:
     options: SandboxOptions
     ports: Ports
     phase: str = STARTING
-    boot_id: str = field(default_factory=processes.boot_id)
+    boot_id: str = field(default_factory=lambda: boot_id())
     daemons: dict[str, Process] = field(default_factory=dict)
 
     @property
@@ -54,7 +59,7 @@ class SandboxRecord:
         return self.phase == UP and not self.missing
 
     def _is_alive(self, process: Process) -> bool:
-        return self.boot_id == processes.boot_id() and process.is_alive
+        return self.boot_id == boot_id() and process.is_alive
 
     def save(self) -> None:
         """Write the record; a reader sees the old one or the new one."""
@@ -123,3 +128,239 @@ def locked(directory: Path) -> Iterator[None]:
         raise busy from None
     finally:
         os.close(handle)
+
+
+# --- processes
+
+_PROC = Path("/proc")
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process that can be told from a later one with the same number.
+
+    `start_time` is in clock ticks since the machine was booted, as in ``/proc/<pid>/stat``.
+    """
+
+    pid: int
+    start_time: int
+
+    @property
+    def is_alive(self) -> bool:
+        """True if the process still runs; a zombie does not."""
+        now = _read(self.pid)
+        return now is not None and now.process == self
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to this very process, or to nobody."""
+        if self.is_alive:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"pid": self.pid, "start_time": self.start_time}
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> Self:
+        return cls(record["pid"], record["start_time"])
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessEntry:
+    """A process and the number of its parent."""
+
+    process: Process
+    parent: int
+
+
+def child(pid: int) -> Process:
+    """Return the child process with this number, even if it has ended already."""
+    entry = _read(pid, ended=True)
+    if entry is None:
+        raise ProcessLookupError(f"no child {pid}")
+    return entry.process
+
+
+def boot_id() -> str:
+    """Return the id of this boot of the machine: start times of an earlier one mean nothing."""
+    try:
+        return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def stop(processes: Iterable[Process], number: signal.Signals, seconds: float) -> None:
+    """Send a signal to processes and wait until they end, at most some seconds."""
+    remaining = list(processes)
+    for process in remaining:
+        process.signal(number)
+    deadline = time.monotonic() + seconds
+    while remaining and time.monotonic() < deadline:
+        time.sleep(0.01)
+        for process in remaining:
+            reap(process.pid)
+        remaining = [process for process in remaining if process.is_alive]
+
+
+def reap(pid: int) -> int | None:
+    """Collect a child that has ended and return its exit code; `None` if it runs or is no child of ours."""
+    try:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return None
+    return os.waitstatus_to_exitcode(status) if ended else None
+
+
+def entries() -> dict[int, ProcessEntry]:
+    """Return every process of the machine, by number."""
+    found = (_read(int(name)) for name in os.listdir(_PROC) if name.isdecimal())  # noqa: PTH208 (speed)
+    return {entry.process.pid: entry for entry in found if entry}
+
+
+def ancestry(pid: int, entries: dict[int, ProcessEntry]) -> Iterator[int]:
+    """Yield the number of a process, of its parent, of the parent's parent, and so on."""
+    seen: set[int] = set()
+    while pid in entries and pid not in seen:
+        yield pid
+        seen.add(pid)
+        pid = entries[pid].parent
+
+
+def mount_namespace(pid: int) -> Path:
+    """Return the file that stands for the mount namespace of a process."""
+    return _PROC / str(pid) / "ns" / "mnt"
+
+
+def root_directory(pid: int) -> tuple[int, int] | None:
+    """Return the device and inode of what a process has as ``/``; `None` when it cannot be told."""
+    try:
+        status = (_PROC / str(pid) / "root").stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def environment(pid: int) -> dict[str, str]:
+    """Return the environment that a process was started with; empty when it cannot be read."""
+    try:
+        text = (_PROC / str(pid) / "environ").read_bytes().decode(errors="replace")
+    except OSError:
+        return {}
+    pairs = (word.partition("=") for word in text.split("\0"))
+    return {name: value for name, _, value in pairs}
+
+
+def _read(pid: int, ended: bool = False) -> ProcessEntry | None:
+    try:
+        text = (_PROC / str(pid) / "stat").read_bytes()
+    except OSError:
+        return None
+    # The name, in parentheses, may itself hold blanks and parentheses.
+    words = text[text.rindex(b")") + 2 :].split()
+    if words[0] in (b"Z", b"X") and not ended:
+        return None
+    return ProcessEntry(Process(pid, int(words[19])), int(words[1]))
+
+
+# --- Slurm's own commands, and the status
+
+# A user's own defaults (SQUEUE_FORMAT, SBATCH_PARTITION, ...) or the job that this runs in would change
+# what the commands do.
+_FOREIGN = ("SLURM", "SBATCH", "SALLOC", "SRUN", "SQUEUE", "SINFO", "SACCT", "SCANCEL", "SCONTROL", "PMI")
+
+
+def client_environment(slurm_conf: Path) -> dict[str, str]:
+    """Return this process' environment without any Slurm but the sandbox's."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
+    return kept | {"SLURM_CONF": str(slurm_conf)}
+
+
+def ask(slurm_conf: Path, *command: str, seconds: float = 5) -> list[str] | None:
+    """Run a command of Slurm and return its lines; `None` when it failed or had no answer in time."""
+    try:
+        outcome = subprocess.run(
+            [program(command[0]), *command[1:]],
+            env=client_environment(slurm_conf),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+        )
+    except subprocess.TimeoutExpired:
+        return None
+    return outcome.stdout.splitlines() if outcome.returncode == 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxNode:
+    """A node and its state in Slurm's words, such as ``idle`` or ``mixed``."""
+
+    name: str
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxStatus:
+    """The status of a sandbox.
+
+    `phase` is ``up``; ``down``; ``starting``, which may have been interrupted; ``failed``, when a daemon did
+    not start; or ``broken``, when some daemons no longer run, which `missing` names. `running` and `pending`
+    count jobs, each task of an array separately; they are `None`, and `nodes` is empty, when the controller
+    does not answer.
+    """
+
+    directory: Path
+    phase: str
+    missing: tuple[str, ...] = ()
+    accounting: bool = False
+    ports: tuple[tuple[str, int], ...] = ()
+    nodes: tuple[SandboxNode, ...] = ()
+    cloud_nodes: int = 0
+    running: int | None = None
+    pending: int | None = None
+    pyxis: bool = False
+
+    @property
+    def is_up(self) -> bool:
+        return self.phase == "up"
+
+
+def status(directory: Path) -> SandboxStatus:
+    """Return the status of the sandbox in a directory; a sandbox that is down is no error."""
+    directory = directory.resolve()
+    record = load(directory)
+    if record is None:
+        return SandboxStatus(directory, "down")
+    conf = record.paths.slurm_conf
+    nodes = jobs = None
+    if "slurmctld" not in record.missing:
+        nodes = ask(conf, "sinfo", "--noheader", "--Node", "--partition=gpu", "--format=%N %T")
+    # A controller that did not answer is not asked a second time.
+    if nodes is not None:
+        jobs = ask(conf, "squeue", "--noheader", "--array", "--format=%T")
+    return SandboxStatus(
+        directory,
+        phase="broken" if record.phase == UP and record.missing else record.phase,
+        missing=record.missing,
+        accounting=record.options.accounting,
+        ports=_ports(record),
+        nodes=tuple(SandboxNode(*line.split(maxsplit=1)) for line in nodes or []),
+        cloud_nodes=record.options.cloud_nodes,
+        running=None if jobs is None else jobs.count("RUNNING"),
+        pending=None if jobs is None else jobs.count("PENDING"),
+        pyxis=record.options.pyxis is not None,
+    )
+
+
+def _ports(record: SandboxRecord) -> tuple[tuple[str, int], ...]:
+    ports = {"slurmctld": record.ports.slurmctld}
+    if record.options.accounting:
+        ports["slurmdbd"] = record.ports.slurmdbd
+    ports |= dict(zip(record.options.node_names, record.ports.slurmd, strict=True))
+    return tuple(ports.items())
+
+
+def partition_table(slurm_conf: Path) -> list[str]:
+    """Return the lines of a table of the partitions, as ``sinfo`` prints it."""
+    columns = "%10P %5a %6D %6t %5c %8m %8G %N"
+    return ask(slurm_conf, "sinfo", f"--format={columns}") or []

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from launcher.errors import UserError
-from launcher.exit_codes import NOT_KNOWN
+from launcher.errors import NOT_KNOWN, UserError
 from launcher.slurm.states import State
 
 
@@ -26,12 +25,15 @@ class ChainJobs:
         The status of each job.
     link_numbers
         The number of each job's link, if the job of a link between them is not known.
+    is_repeated
+        The jobs are those of a stage that is submitted again and again; the first one comes last.
     """
 
     current: int
     max_links: int
     jobs: Mapping[str, JobStatus]
     link_numbers: tuple[int, ...] = ()
+    is_repeated: bool = False
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -51,6 +53,8 @@ class ChainJobs:
     @property
     def after_current(self) -> list[str]:
         """Return the ids of the jobs after the current one."""
+        if self.is_repeated:
+            return [job_id for job_id in self.jobs if job_id != self.job_id]
         return list(self.jobs)[self._index + 1 :]
 
     @property
@@ -58,7 +62,7 @@ class ChainJobs:
         return self.numbers.index(self.current)
 
     def __str__(self) -> str:
-        return f"{self.current}/{self.max_links}"
+        return f"{self.current}" if self.is_repeated else f"{self.current}/{self.max_links}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +138,8 @@ class JobRef:
         The numbers of the links of all known jobs, if the job of a link between them is not known.
     tags
         All tags that the job's marks may have.
+    is_repeated
+        The further jobs are those of a stage that is submitted again and again while a training goes on.
     """
 
     job_id: str
@@ -145,6 +151,7 @@ class JobRef:
     links: int = 1
     link_numbers: tuple[int, ...] = ()
     tags: tuple[str, ...] = ()
+    is_repeated: bool = False
 
     @property
     def jobs(self) -> tuple[str, ...]:

@@ -25,6 +25,8 @@ def status_of_chain(ref: JobRef, statuses: Sequence[JobStatus]) -> JobStatus:
     It is that of the current link: the one that runs, or else the next one that waits; when the chain has
     ended, the last one that did something.
     """
+    if ref.is_repeated and ref.later_jobs:
+        return _status_of_repeated(ref, statuses)
     if ref.links == 1:
         return _unless_it_was_done(statuses[0], ref)
     end = chain_end(ref.launch_dir)
@@ -54,6 +56,19 @@ def status_of_chain(ref: JobRef, statuses: Sequence[JobStatus]) -> JobStatus:
     if links.current == ref.links:
         return _with(status, f"the last of {ref.links} links")
     return _with(status, f"link {links.current} of {ref.links}, and the next one is not known")
+
+
+def _status_of_repeated(ref: JobRef, statuses: Sequence[JobStatus]) -> JobStatus:
+    """Return the status of a stage that is repeated: of the job that runs, or else of its first job.
+
+    That one waits for the end of the training, and the others ran while it went on.
+    """
+    runs = [index for index, status in enumerate(statuses) if status.state.is_live]
+    running = [index for index in runs if statuses[index].state is not State.PENDING]
+    index = running[-1] if running else 0
+    jobs = dict(zip(ref.jobs, statuses, strict=True))
+    links = ChainJobs(ref.numbers[index], len(jobs), jobs, ref.numbers, is_repeated=True)
+    return replace(statuses[index], chain=links)
 
 
 def _own_links(ref: JobRef, statuses: Sequence[JobStatus]) -> tuple[ChainJobs, dict[str, JobAttempt]]:
@@ -110,7 +125,7 @@ def from_marks_alone(ref: JobRef) -> JobStatus | None:
     """Return how a launch's job, or its chain, ended by its marks alone; ``None`` if they do not tell."""
     marked = [from_marks(ref.launch_dir, job_id) for job_id in ref.jobs]
     if ref.links == 1:
-        return marked[0]
+        return marked[0]  # of a stage that is repeated the one after the training
     if not any(marked):
         return None
     unknown = JobStatus(State.UNKNOWN, "it left no mark")

@@ -14,7 +14,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from launcher.schedulers.base import JobRef, JobStatus
-from launcher.slurm.hostlists import compress_tasks, expand_tasks
+from launcher.slurm.notations import compress_tasks, expand_tasks
 from launcher.slurm.records import LAUNCH_FAILURE, Record
 from launcher.slurm.states import State, why_waiting
 from supervisor.files import open_regular

@@ -30,8 +30,8 @@ from launcher.slurm.commands import (
     says_unanswered,
 )
 from launcher.slurm.environment import clean_environment, describe_ignored, inherited_variables
-from launcher.slurm.hostlists import expand_tasks
-from launcher.slurm.job_questions import JobQuestions
+from launcher.slurm.notations import expand_tasks
+from launcher.slurm.questions import JobQuestions
 from launcher.slurm.records import Record, by_job, script_of
 from supervisor.marks import cancelled_at, read_attempts
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from launcher.slurm.times import parse_time_limit
+from launcher.slurm.notations import parse_time_limit
 
 # The fields of the answers, in this order; none of them may hold a bar.
 NODE_FIELDS = ("partition", "name", "state", "cpus", "memory", "gres", "features")
@@ -133,20 +133,10 @@ class ClusterFacts:
     ----------
     gpu_types
         The types of the GPUs of the job's partitions, in the site's words, such as ``a100``.
-    partitions
-        All partitions that the user may see.
     nodes
         The nodes of the job's partitions, by partition.
-    settings
-        The settings of the whole cluster.
-    associations
-        The accounts of the user.
-    qos
-        All qualities of service.
     pyxis
         True if srun knows Pyxis' options.
-    missing
-        The reasons why parts are not available, by their names.
     """
 
     gpu_types: tuple[str, ...] | None = None

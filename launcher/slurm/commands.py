@@ -15,8 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from launcher.errors import UserError
-from launcher.exit_codes import NOT_KNOWN
+from launcher.errors import NOT_KNOWN, UserError
 
 logger = logging.getLogger(__name__)
 
@@ -127,8 +126,6 @@ def run(
     ----------
     timeout
         In seconds; the command is killed after that.
-    notify
-        Tell the user when the command takes long.
 
     Raises
     ------
@@ -198,8 +195,6 @@ class Retry:
         wait do not all come back at once.
     last_start
         No try begins later than this after the first.
-    answer_timeout
-        The limit of one try.
     rest
         A scheduler that did not answer is left alone for this long: sooner questions fail at once.
     """
@@ -229,10 +224,6 @@ class Retry:
         ----------
         who
             The service that the command asks: its silence is remembered for the next question to it.
-        timeout
-            Replaces `answer_timeout`.
-        again
-            Retry a command that was not answered.
 
         Raises
         ------

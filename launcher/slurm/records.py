@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.runs.paths import SCRIPT_SUFFIX, SUBMITTED
-from launcher.slurm.hostlists import expand_tasks
+from launcher.slurm.notations import expand_tasks, normalize_elapsed
 from launcher.slurm.states import State, state_of
-from launcher.slurm.times import normalize_elapsed
 
 # The unit separator: reasons and commands may hold any character that can be typed, newlines too.
 SEPARATOR = "\x1f"

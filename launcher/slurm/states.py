@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Mapping
 
-from launcher import exit_codes
+from launcher import errors
 from supervisor.slurm_states import FINAL, STATES, plain_word
 
 
@@ -47,12 +47,12 @@ class State(enum.Enum):
     def exit_code(self) -> int:
         """Return the exit code that stands for the state."""
         if self is State.UNKNOWN:
-            return exit_codes.NOT_KNOWN
+            return errors.NOT_KNOWN
         if self.is_live:
-            return exit_codes.UNDER_WAY
+            return errors.UNDER_WAY
         if self is State.INTERRUPTED:
-            return exit_codes.INTERRUPTED
-        return exit_codes.DONE if self.is_good else exit_codes.WENT_WRONG
+            return errors.INTERRUPTED
+        return errors.DONE if self.is_good else errors.WENT_WRONG
 
 
 _FINAL = {State(word) for word in FINAL} | {State.NOT_SUBMITTED, State.INTERRUPTED}
@@ -60,7 +60,7 @@ _FINAL = {State(word) for word in FINAL} | {State.NOT_SUBMITTED, State.INTERRUPT
 
 def worst_exit_code(states: Iterable[State]) -> int:
     """Return the exit code that stands for several jobs, that of the worst; 0 for none."""
-    return exit_codes.worst_code(state.exit_code for state in states)
+    return errors.worst_code(state.exit_code for state in states)
 
 
 _HELD = "held, `slipway release RUN` lets it go"

@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from launcher.config.schema import CommandConfig, RunConfig
+from launcher.config.schema import RunConfig
+from launcher.config.stage_schema import CommandConfig
 from launcher.errors import UserError, shown
 from launcher.plan import Chain, Job, Payload, Resources
 from launcher.runs.paths import LaunchPaths

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from arithmetic.gpus import GPUS, Gpu, MissingFigures, gres_type, named, plain_name, with_site
-from launcher.config.schema import ClusterConfig, RunConfig, RunConfigNode, StageName, parse
+from launcher.config.schema import ClusterConfig, RunConfig, StageName, parse
+from launcher.config.stage_schema import RunConfigNode
 from launcher.errors import UserError, nearest, shown
 from launcher.plan import Queue, Resources
 from launcher.runs.paths import LaunchPaths

@@ -6,17 +6,22 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from launcher.config.schema import ConversionConfig, RunConfig, TrainedRun, TrainingConfig
+from launcher.config.schema import RunConfig
+from launcher.config.stage_schema import ConversionConfig, TrainedRun, TrainingConfig
 from launcher.errors import UserError
 from launcher.plan import Chain, Job, Payload
 from launcher.runs.paths import LaunchPaths
 from launcher.stages import common
+from launcher.stages.checkpoint_source import (
+    checkpoints_of,
+    directory_of,
+    required_source,
+    tokenizer_directories,
+)
 from launcher.stages.containers import container
+from launcher.stages.nemo_conversion import nemo_conversion_job
 
 STAGE: Final = "conversion"
-# Replaced by the step of each checkpoint, in paths.
-STEP = "{step}"
-
 # One thread copies tensors; the other loads and writes.
 _CORES = 2
 _PATHS = ("source", "output", "tokenizer_dir")
@@ -32,28 +37,15 @@ def behind_training(
     paths
         Those of any launch of the training.
     """
-    changes: dict[str, Any] = {"source": conversion.source or checkpoints_of(training, paths)}
-    if conversion.source is None:
-        changes |= described(conversion, training.model, training.run.model_type, paths.run_dir)
-    return conversion.model_copy(update=changes)
-
-
-def described(
-    conversion: ConversionConfig, model: Mapping[str, Any], model_type: str, run_dir: Path
-) -> dict[str, Any]:
-    """Return the keys that say which training the weights are from, where the user set none."""
-    return {
-        "model": dict(model) if conversion.model is None else conversion.model,
-        "model_type": conversion.model_type or model_type,
-        "training": conversion.training or TrainedRun(run=run_dir.name, directory=str(run_dir)),
+    if conversion.source is not None:
+        return conversion
+    changes = {
+        "source": checkpoints_of(training, paths),
+        "model": training.model if conversion.model is None else conversion.model,
+        "model_type": conversion.model_type or training.run.model_type,
+        "training": conversion.training or TrainedRun(run=training.run.name, directory=str(paths.run_dir)),
     }
-
-
-def checkpoints_of(training: TrainingConfig, paths: LaunchPaths) -> str:
-    """Return the directory of a training's checkpoints."""
-    callback = training.exp_manager.get("checkpoint_callback_params")
-    directory = callback.get("dirpath") if isinstance(callback, Mapping) else None
-    return str(directory or paths.checkpoints)
+    return conversion.model_copy(update=changes)
 
 
 def conversion_job(config: RunConfig, conversion: ConversionConfig, paths: LaunchPaths) -> Job:
@@ -64,14 +56,16 @@ def conversion_job(config: RunConfig, conversion: ConversionConfig, paths: Launc
     UserError
         If nothing says what to convert, or the engine's own programs would have to.
     """
-    if config.engine == "nemo":
-        raise UserError(
-            "engine=nemo: its checkpoints are not converted yet",
-            key="engine",
-            also=("stages",),
-            hint="engine=megatron converts checkpoints of Slipway, Megatron-LM, PyTorch and DeepSpeed",
-        )
     node = _node(conversion)
+    if config.engine == "nemo":
+        return nemo_conversion_job(config, conversion, node, dict(_readable(node)), paths)
+    if conversion.to == "nemo":
+        raise UserError(
+            f"conversion.to=nemo: engine={config.engine} has no NeMo, whose script makes a .nemo file",
+            key="conversion.to",
+            also=("engine",),
+            hint="engine=nemo, or conversion=huggingface",
+        )
     output = directory_of(Path(node["output"]))
     writable = {
         Path(config.base_results_dir): "base_results_dir",
@@ -115,29 +109,6 @@ def _node(conversion: ConversionConfig) -> dict[str, Any]:
     return node
 
 
-def required_source(source: str | None, stage: str) -> str:
-    """Return the source of a stage that reads checkpoints.
-
-    Raises
-    ------
-    UserError
-        If there is none.
-    """
-    if source is None:
-        raise UserError(
-            f"{stage}.source=null: there is no training before it, whose checkpoints it would be",
-            key=f"{stage}.source",
-            hint=f"{stage}.source=results/RUN/checkpoints, or stages=[training,{stage}]",
-        )
-    return source
-
-
-def directory_of(path: Path) -> Path:
-    """Return the directory above the part of a path that depends on the step, or else its parent."""
-    parts = [part for part in path.parents if STEP not in str(part)]
-    return parts[0]
-
-
 def _readable(node: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
     """Yield what the job reads, with the keys that it comes from."""
     yield Path(node["source"]), f"{STAGE}.source"
@@ -149,11 +120,3 @@ def _readable(node: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
         yield Path(node["check"]["text"]), f"{STAGE}.check.text"
     if node["training"] is not None:
         yield Path(node["training"]["directory"]), f"{STAGE}.training.directory"
-
-
-def tokenizer_directories(model: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
-    """Yield the directories of a model's tokenizer, with the keys of its files."""
-    tokenizer = model.get("tokenizer")
-    for name, value in tokenizer.items() if isinstance(tokenizer, Mapping) else ():
-        if isinstance(value, str) and Path(value).is_absolute():
-            yield Path(value).parent, f"training.model.tokenizer.{name}"

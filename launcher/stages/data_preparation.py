@@ -13,7 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from launcher.config.schema import DataPreparationConfig, RunConfig, SourceConfig
+from launcher.config.schema import RunConfig
+from launcher.config.stage_schema import DataPreparationConfig, SourceConfig
 from launcher.errors import UserError
 from launcher.plan import Chain, Job, Payload, Queue
 from launcher.runs.paths import LaunchPaths

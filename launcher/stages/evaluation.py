@@ -9,20 +9,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from launcher.config.schema import (
-    ConversionConfig,
-    EvaluationConfig,
-    RunConfig,
-    TrainerNode,
-    TrainingConfig,
-    parse,
-)
+from launcher.config.schema import RunConfig, parse
+from launcher.config.stage_schema import ConversionConfig, EvaluationConfig, TrainerNode, TrainingConfig
 from launcher.errors import UserError
 from launcher.plan import Chain, Job, Payload, Resources
 from launcher.runs.paths import LaunchPaths
 from launcher.stages import common
+from launcher.stages.checkpoint_source import (
+    checkpoints_of,
+    directory_of,
+    required_source,
+    tokenizer_directories,
+)
 from launcher.stages.containers import container
-from launcher.stages.conversion import checkpoints_of, directory_of, required_source, tokenizer_directories
 from launcher.stages.training import launch_config, reads_data_dir
 
 STAGE: Final = "evaluation"
@@ -51,6 +50,7 @@ def behind_training(
     changes = {
         "source": evaluation.source or checkpoints_of(training, paths),
         "training": evaluation.training or launch_config(config, training, paths),
+        "results": evaluation.results or str(paths.evaluations),
     }
     return evaluation.model_copy(update=changes)
 
@@ -77,7 +77,7 @@ def evaluation_job(config: RunConfig, evaluation: EvaluationConfig, paths: Launc
             also=("stages",),
             hint="slipway convert, then evaluate the converted checkpoint with engine=megatron",
         )
-    node, training = _node(evaluation), _training(evaluation, paths)
+    node, training = _node(evaluation, paths), _training(evaluation, paths)
     trainer = parse(TrainerNode, training["trainer"], f"{STAGE}.training.trainer")
     on_gpus = _runs_on_gpus(node, training)
     node["lm_eval"]["device"] = node["lm_eval"]["device"] or ("cuda" if on_gpus else "cpu")
@@ -119,10 +119,11 @@ def evaluation_job(config: RunConfig, evaluation: EvaluationConfig, paths: Launc
     )
 
 
-def _node(evaluation: EvaluationConfig) -> dict[str, Any]:
+def _node(evaluation: EvaluationConfig, paths: LaunchPaths) -> dict[str, Any]:
     """Return the node as the job reads it: its paths do not depend on the directory that it starts in."""
     node = evaluation.model_dump(exclude={"run", "training", "processes", "cpus_per_task"})
     node["source"] = required_source(evaluation.source, STAGE)
+    node["results"] = evaluation.results or str(paths.evaluations)
     for key in _PATHS:
         node[key] = str(Path(node[key]).absolute())
     steps = node["step"]

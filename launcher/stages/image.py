@@ -8,8 +8,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.config.schema import ClusterConfig, RunConfig, RunConfigNode
+from launcher.config.schema import ClusterConfig, RunConfig
 from launcher.config.secrets import check_secrets
+from launcher.config.stage_schema import RunConfigNode
 from launcher.errors import UserError
 from launcher.plan import Assumptions, Chain, Job, Payload, Plan
 from launcher.stages import common

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from launcher.config.schema import ModelType, RunConfig
+from launcher.config.schema import RunConfig
+from launcher.config.stage_schema import ModelType
 from launcher.errors import UserError, shown
 from launcher.plan import Payload
 from launcher.runs.paths import LaunchPaths

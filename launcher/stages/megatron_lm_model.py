@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from launcher.config.schema import ModelType
+from launcher.config.stage_schema import ModelType
 from launcher.errors import UserError, shown
 
 # NeMo's switches that are on unless said otherwise, and how Megatron-LM is told that one is off.

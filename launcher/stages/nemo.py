@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from launcher.config.schema import RunConfig, TrainingConfig
+from launcher.config.schema import RunConfig
+from launcher.config.stage_schema import TrainingConfig
 from launcher.errors import UserError
 from launcher.plan import Payload
 from launcher.runs.paths import LaunchPaths

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from launcher.config.overrides import STAGES
-from launcher.config.schema import RunConfig, RunConfigNode, StageConfig, TrainingConfig
+from launcher.config.schema import RunConfig
 from launcher.config.secrets import check_secrets
+from launcher.config.stage_schema import RunConfigNode, StageConfig, TrainingConfig
 from launcher.errors import UserError
 from launcher.plan import Assumptions, Job, Plan
 from launcher.runs.paths import LaunchPaths
@@ -120,14 +122,17 @@ def _check_order(config: RunConfig) -> None:
             also=("cluster.scheduler",),
             hint="one after the other: " + ", then ".join(f"stages=[{stage}]" for stage in stages),
         )
-    if "training" in stages[:-1] and config.resilience.links > 1:
-        raise UserError(
-            f"{setting}: no stage can wait for the end of a chain of jobs, resilience.links="
-            f"{config.resilience.links}",
-            key="stages",
-            also=("resilience.links",),
-            hint=f"stages=[{','.join([*(one for one in stages if one != 'training'), 'training'])}]",
-        )
+    if config.resilience.submit == "launch" and "training" in stages:
+        for stage in stages[stages.index("training") + 1 :]:
+            every = getattr(getattr(config, stage), "every", None)
+            if every is not None:
+                raise UserError(
+                    f"{stage}.every={every}: the nodes submit its jobs, and resilience.submit=launch says"
+                    " that they have no sbatch",
+                    key=f"{stage}.every",
+                    also=("resilience.submit",),
+                    hint=f"{stage}.every=null: once, after the training",
+                )
 
 
 def _launch_paths(config: RunConfig, number: int) -> LaunchPaths:
@@ -186,10 +191,10 @@ def _job(config: RunConfig, paths: LaunchPaths) -> Job:
     if config.training is not None:
         return training_job(config, config.training, paths)
     if config.conversion is not None:
-        return conversion_job(config, config.conversion, paths)
+        return replace(conversion_job(config, config.conversion, paths), every=config.conversion.every)
     if config.evaluation is not None:
-        return evaluation_job(config, config.evaluation, paths)
+        return replace(evaluation_job(config, config.evaluation, paths), every=config.evaluation.every)
     if config.command is not None:
-        return command_job(config, config.command, paths)
+        return replace(command_job(config, config.command, paths), every=config.command.every)
     assert config.data_preparation is not None
     return data_preparation_job(config, config.data_preparation, paths)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from launcher.config.schema import ClusterConfig, RunConfig, RunConfigNode
+from launcher.config.schema import ClusterConfig, RunConfig
+from launcher.config.stage_schema import RunConfigNode
 from launcher.errors import UserError
 from launcher.plan import Chain
-from launcher.slurm.times import parse_time_limit
+from launcher.slurm.notations import parse_time_limit
 
 # Long enough for the last checkpoint of most; of a short limit a part, so that there is something to save.
 _LONGEST_MARGIN = 300

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from arithmetic.gpus import trainer_rows
-from launcher.config.schema import ResumeNode, RunConfig, TrainerNode, TrainingConfig, parse
+from launcher.config.schema import RunConfig, parse
+from launcher.config.stage_schema import ResumeNode, TrainerNode, TrainingConfig
 from launcher.errors import Mistakes, UserError, shown
 from launcher.plan import Job, Payload, Resources
 from launcher.runs.paths import LaunchPaths
@@ -154,13 +155,26 @@ def launch_config(config: RunConfig, training: TrainingConfig, paths: LaunchPath
         adapt_to_nemo(trainer, exp_manager)
     if engine != "megatron":
         _check_resume(training.resume, engine)
+    if engine == "megatron_lm" and training.restore_from_path is not None:
+        key = "training.restore_from_path"
+        message = f"{key}={shown(training.restore_from_path)}: engine=megatron_lm has no such option; "
+        raise UserError(f"{message}engine=megatron and engine=nemo have", key=key)
     return {
         **(_roots(training) if engine == "nemo" else {}),
         "run": training.run.model_dump(),
         "trainer": trainer,
         "exp_manager": exp_manager,
         "model": model,
-        **({"resume": _resume(training.resume)} if engine == "megatron" else {}),
+        **(_start(training) if engine == "megatron" else {}),
+    }
+
+
+def _start(training: TrainingConfig) -> dict[str, Any]:
+    """Return what says from where our trainer starts; earlier versions know `resume` alone."""
+    path = training.restore_from_path
+    return {
+        "resume": _resume(training.resume),
+        **({"restore_from_path": path} if path is not None else {}),
     }
 
 
@@ -179,7 +193,7 @@ def _check_resume(resume: ResumeNode, engine: str) -> None:
 
 
 def _roots(training: TrainingConfig) -> dict[str, str]:
-    """Return the keys that NeMo's T5 files have beside their nodes."""
+    """Return the keys that NeMo's files have beside their nodes."""
     roots = {"name": training.name, "restore_from_path": training.restore_from_path}
     return {key: value for key, value in roots.items() if value is not None}
 

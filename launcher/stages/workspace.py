@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.config.schema import RunConfig, TrainingConfig, WorkspaceConfig
+from launcher.config.schema import RunConfig
+from launcher.config.stage_schema import TrainingConfig, WorkspaceConfig
 from launcher.errors import UserError, shown
 from launcher.plan import Chain, Container, Job, Mount, Payload, Resources
 from launcher.runs.paths import TASK_PACKAGES, TRAINER, LaunchPaths

@@ -68,13 +68,7 @@ def is_sweep(directory: Path) -> bool:
 
 
 def find_sweep(word: str, base_results_dir: Path) -> Path:
-    """Return the directory of a sweep, by its name or its directory.
-
-    Raises
-    ------
-    UserError
-        If there is none.
-    """
+    """Return the directory of a sweep, by its name or its directory; raise UserError if there is none."""
     for directory in (Path(word), base_results_dir / word):
         if is_sweep(directory):
             return directory.absolute()

@@ -13,7 +13,7 @@ from launcher.monitor.run_status import StatusRow, collect_status, gone
 from launcher.runs.paths import short
 from launcher.slurm.states import State
 from launcher.sweeps.record import broken_records, read_records
-from launcher.ui import formatting
+from launcher.ui import tables
 from launcher.ui.tables import REASON
 
 _MEASURED = ("STATE", "STEP", "VAL LOSS", "LOSS", "TOKENS/S", "ELAPSED", "JOB", REASON)
@@ -71,11 +71,11 @@ class Results:
         if best is None or best.rank[0]:
             return states
         values = " ".join(f"{label}={best.values.get(key, '-')}" for key, label in self.labels.items())
-        loss = formatting.loss(best.status.progress.validation_loss)
+        loss = tables.loss(best.status.progress.validation_loss)
         return one_line(f"{states}; best so far: val loss {loss} with {values}")
 
     def _values(self, point: Result) -> list[str]:
-        return [formatting.text(point.values.get(key)) for key in self.labels]
+        return [tables.text(point.values.get(key)) for key in self.labels]
 
 
 def gather(sweep_dir: Path) -> Results:
@@ -115,13 +115,13 @@ def _measured(status: StatusRow) -> list[str]:
     progress = status.progress
     return [
         status.status.state.value,
-        formatting.steps(progress.step, progress.max_steps),
-        formatting.loss(progress.validation_loss),
-        formatting.loss(progress.loss),
-        formatting.count(progress.tokens_per_second),
-        formatting.text(status.status.elapsed),
-        status.launch.job if status.launch else formatting.UNKNOWN,
-        formatting.text(status.status.full_reason),
+        tables.steps(progress.step, progress.max_steps),
+        tables.loss(progress.validation_loss),
+        tables.loss(progress.loss),
+        tables.count(progress.tokens_per_second),
+        tables.text(status.status.elapsed),
+        status.launch.job if status.launch else tables.UNKNOWN,
+        tables.text(status.status.full_reason),
     ]
 
 

@@ -9,6 +9,7 @@ from tests.chains import break_scenarios
 from tests.chains.chain_training import interrupted, rewound
 from tests.chains.chain_yard import CHAIN, HEADER, Yard
 from tests.chains.elastic_scenarios import FEWER, elastic
+from tests.chains.following_scenarios import FOLLOWING
 from tests.chains.rewound_directories import REWOUND
 from tests.chains.spoilt_training import SPOILT, spoilt
 from tests.fakes.programs import write_programs
@@ -207,4 +208,5 @@ SCENARIOS: dict[str, Scenario] = {
     "suspended": break_scenarios.suspended,
     "cancelled_before_submission": break_scenarios.cancelled_before_submission,
     "cancelled_before_answer": break_scenarios.cancelled_before_answer,
+    **FOLLOWING,
 }

@@ -15,9 +15,8 @@ from threading import Semaphore
 from typing import Any
 
 from launcher.runs.paths import launch_numbers
-from launcher.sandbox import Sandbox, processes
-from launcher.sandbox.processes import Process
-from launcher.sandbox.state import load
+from launcher.sandbox import Sandbox, state
+from launcher.sandbox.state import Process, load
 from supervisor.marks import ChainEnd, JobAttempt, chain_end, link_jobs, read_attempts
 from tests.jobs.on_slurm.zoo import Done, Zoo
 from tests.warm import WarmPool
@@ -114,7 +113,10 @@ class Yard(Zoo):
         chosen = [*CHAIN, f"training.run.name={run}", f"cluster.python={payload}"]
         done = self.begin(*chosen, *overrides, nodes=nodes, programs=programs)
         assert done.returncode == 0, f"{run}\n{done.stdout}{done.stderr}"
-        self.jobs[run] = json.loads(done.stdout)["job_id"]
+        told = json.loads(done.stdout)
+        self.jobs[run] = (told[0] if isinstance(told, list) else told)[
+            "job_id"
+        ]  # of several stages the first
 
     def begin(self, *overrides: str, nodes: str | None = None, programs: Path | None = None) -> Done:
         """Launch something, on some of the nodes."""
@@ -215,29 +217,29 @@ class Yard(Zoo):
 
     def kill_daemon(self, name: str) -> Process:
         """`kill -9` of a node's slurmd: what ran there goes on, and is nobody's any more."""
-        state = load(self.sandbox_directory)
-        assert state
-        daemon = state.daemons[name]
+        record = load(self.sandbox_directory)
+        assert record
+        daemon = record.daemons[name]
         assert daemon.is_alive
         daemon.signal(signal.SIGKILL)
         return daemon
 
     def kill_node(self, name: str) -> None:
         """What a power cut does: all that runs on a node is gone at once, and nobody is told."""
-        state = load(self.sandbox_directory)
-        assert state
+        record = load(self.sandbox_directory)
+        assert record
         # Kept open, so that its number is not given to another meanwhile, a node of another sandbox.
-        with processes.mount_namespace(state.daemons[name].pid).open("rb"):
-            namespace = _namespace(state.daemons[name].pid)
+        with state.mount_namespace(record.daemons[name].pid).open("rb"):
+            namespace = _namespace(record.daemons[name].pid)
             assert namespace not in (None, _namespace(os.getpid()))
             # slurmd first, so that it sees none of the others end.
             daemon = self.kill_daemon(name)
-            while mates := [pid for pid in processes.entries() if _namespace(pid) == namespace]:
+            while mates := [pid for pid in state.entries() if _namespace(pid) == namespace]:
                 for pid in mates:
                     with suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
                 time.sleep(0.01)
-                processes.reap(daemon.pid)
+                state.reap(daemon.pid)
 
     def told_by(self, verb: str, *words: str) -> Any:
         """What a verb tells in JSON."""
@@ -264,6 +266,6 @@ def _lines(path: Path) -> list[str]:
 
 def _namespace(pid: int) -> int | None:
     try:
-        return processes.mount_namespace(pid).stat().st_ino
+        return state.mount_namespace(pid).stat().st_ino
     except OSError:
         return None

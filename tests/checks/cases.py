@@ -94,6 +94,13 @@ def lost(certain: bool) -> Facts:
     return replace(KNOWN, missing_secrets=(secret,))
 
 
+def converted(free_bytes: int, dtype: str | None = None) -> dict[str, Any]:
+    """A conversion of a model, where so much space is left."""
+    node = {"model": GPT["model"], "model_type": "gpt", "dtype": dtype, "output": "/shared/out"}
+    facts = replace(KNOWN, paths=PathFacts(free_bytes=free_bytes))
+    return {"plan": {"stage_config": {"conversion": node}}, "facts": facts}
+
+
 def lacking(part: str, key: str, certain: bool = True) -> Facts:
     lack = MissingPath(key, "/no/x", "there is no such file", certain, "another")
     return replace(KNOWN, paths=PathFacts(**{part: (lack,)}))  # type: ignore[arg-type]

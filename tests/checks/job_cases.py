@@ -12,6 +12,7 @@ from tests.checks.cases import (
     asking,
     bad,
     chained,
+    converted,
     earlier,
     good,
     in_container,
@@ -276,6 +277,8 @@ JOB_CASES = [
         "space.checkpoints", {}, "and 1 GB are free", facts=replace(KNOWN, paths=PathFacts(free_bytes=10**9))
     ),
     good("space.checkpoints", {}, facts=replace(KNOWN, paths=PathFacts(free_bytes=10**15))),
+    bad("space.output", {}, "/shared/out", "takes about", "and 10 MB are free", **converted(10**7)),
+    good("space.output", {}, **converted(10**12)),
     # the cluster; further cases are in test_cluster_checks.py
     bad("cluster.partition", {}, "no partition gup", **asking(partition="gup")),
     bad("cluster.time_limit", {}, "1-00:00:00 at most", **asking({"time_limit": "2-00:00:00"})),

@@ -13,8 +13,7 @@ from arithmetic.layout import ParallelConfig
 from launcher.attained import Attained, attained
 from launcher.checks.facts import Facts
 from launcher.checks.layout_search import LayoutSearch
-from launcher.estimates.layout import Layout, layout_of
-from launcher.estimates.parallelism import read_parallel_config
+from launcher.estimates.parallelism import Layout, layout_of, read_parallel_config
 from launcher.estimates.speed import ModelWork, Speed, running_of, work_of
 from launcher.estimates.values import Values
 from tests.checks.plans import GPT, changed, plan_of

@@ -26,7 +26,7 @@ from launcher.checks.rules.layout import (
 from launcher.checks.rules.model import recompute_problems
 from launcher.checks.rules.training import rampup_problems_at
 from launcher.checks.runner import run_checks
-from launcher.cli.check_views import summarize
+from launcher.cli.check import summarize
 from launcher.estimates.parallelism import node_counts, read_parallel_config
 from launcher.estimates.values import Values
 from tests.checks.plans import GPT, changed, plan_of

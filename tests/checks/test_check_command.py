@@ -13,8 +13,8 @@ from launcher.checks.registry import CHECKS
 from launcher.cli.app import main
 from launcher.file_systems import Room
 from launcher.sandbox import Sandbox
-from launcher.slurm.cluster_questions import Reply
 from launcher.slurm.commands import NO_SLURM, Unreachable
+from launcher.slurm.questions import Reply
 from tests.checks.shelves import NFS, image, stock
 
 TWO = ["training=gpt3/175b", "training.trainer.num_nodes=2"]
@@ -121,7 +121,7 @@ def test_without_a_slurm_all_that_it_was_to_be_asked_is_one_line(
 
     told_nothing = Reply(why=NO_SLURM)
     monkeypatch.setattr("launcher.schedulers.slurm.SlurmScheduler.validate", validate)
-    monkeypatch.setattr("launcher.slurm.cluster_questions._reply", lambda *args: told_nothing)
+    monkeypatch.setattr("launcher.slurm.questions._reply", lambda *args: told_nothing)
     assert main(["check", "training=gpt3/126m", "cluster=bcm"]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("skipped: ")]
     assert line.startswith("skipped: not checked: no Slurm found on this machine [cluster.partition, ")
@@ -162,7 +162,7 @@ def blindfolded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "same_job_name",
         "open_secrets",
         "missing_secrets",
-        "_cluster",
+        "cluster_facts",
     ):
         monkeypatch.setattr(f"launcher.checks.gathering.gather.{name}", look)
     monkeypatch.setattr("launcher.checks.gathering.host.host_facts", look)

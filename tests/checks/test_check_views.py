@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from arithmetic.gpus import GPUS
-from launcher.cli.check_views import Looked, print_screen
+from launcher.cli.check import Looked, print_screen
 from launcher.cli.estimate_views import (
     bar,
     cost_lines,
@@ -27,10 +27,9 @@ from launcher.cli.estimate_views import (
 )
 from launcher.drafting import Request, draft
 from launcher.errors import UserError
-from launcher.estimates.cost import Cost
-from launcher.estimates.gpus import CountedGpu
+from launcher.estimates.cost import Cost, MemoryEstimate, overview
 from launcher.estimates.memory import StageMemory
-from launcher.estimates.overview import MemoryEstimate, overview
+from launcher.estimates.parallelism import CountedGpu
 from launcher.plan import Assumptions, Plan
 from launcher.ui.plotting import write_picture
 from tests.checks.plans import GPT, plan_of

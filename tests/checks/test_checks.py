@@ -22,9 +22,10 @@ def findings_of(case: Case) -> list[Finding]:
     more = dict(case.plan)
     ranks, links, queue = more.pop("ranks", None), more.pop("links", 1), more.pop("queue", {})
     container, environment = more.pop("container", None), more.pop("environment", {})
+    stage_config = more.pop("stage_config", None)
     plan = plan_of(changed(case.base, case.changes), **more)
     asked = replace(plan.job.queue, **queue)
-    told = {"queue": asked, "container": container, "environment": environment}
+    told = {"queue": asked, "container": container, "environment": environment, "stage_config": stage_config}
     plan = replace(plan, job=replace(plan.job, chain=Chain(links=links), **told))
     if ranks is not None:
         plan = replace(plan, job=replace(plan.job, profile=Profile(ranks, ("cuda",), "/profiles")))

@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 
 from launcher.checks.findings import Severity
-from launcher.checks.gathering.cluster import cluster_facts, remembered
-from launcher.checks.gathering.gather import gather
+from launcher.checks.gathering.gather import cluster_facts, gather, remembered
 from launcher.drafting import Request, draft
 from launcher.plan import Plan
 from launcher.slurm import cluster
 from launcher.slurm.cluster import Association, ClusterFacts, Limits, Partition, Qos, Settings
-from launcher.slurm.cluster_questions import Reply, facts_of
+from launcher.slurm.questions import Reply, facts_of
 from tests.checks.plans import GPT, findings_of, plan_of
 
 PARTITIONS = """\
@@ -104,7 +103,7 @@ def test_answers_of_another_form_are_no_traceback() -> None:
 
 def test_nodes_that_slurm_does_not_show_skip_their_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = {"partitions": Reply("PartitionName=gpu Default=YES TotalNodes=4\n"), "nodes": Reply("\n")}
-    monkeypatch.setattr("launcher.checks.gathering.cluster.ask_at_once", lambda asked, conf: shown)
+    monkeypatch.setattr("launcher.slurm.questions.ask_at_once", lambda asked, conf: shown)
     plan = plan_of(GPT)
     made = cluster_facts(plan)
     assert made is not None

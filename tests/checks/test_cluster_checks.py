@@ -15,7 +15,7 @@ from launcher.slurm.cluster import (
     ClusterFacts,
     Partition,
 )
-from launcher.slurm.hostlists import expand_hostlist, feature_names, has_features, is_plain
+from launcher.slurm.notations import expand_hostlist, feature_names, has_features, is_plain
 from tests.checks.clusters import (
     CLUSTER,
     DOWN,

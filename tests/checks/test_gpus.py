@@ -16,7 +16,7 @@ from launcher.checks.facts import Facts
 from launcher.config.compose import compose
 from launcher.config.schema import ClusterConfig, RunConfig, parse
 from launcher.errors import UserError
-from launcher.estimates.gpus import gpu_of
+from launcher.estimates.parallelism import gpu_of
 from launcher.plan import Resources
 from launcher.slurm.cluster import ClusterFacts
 from launcher.stages import common

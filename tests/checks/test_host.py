@@ -10,7 +10,7 @@ import pytest
 from launcher.checks.facts import Facts
 from launcher.checks.findings import Finding, Severity
 from launcher.checks.gathering.host import SUPERVISOR_PYTHONS, host_facts, supervisor_python_problem
-from launcher.checks.rules.host import machine_problems
+from launcher.checks.rules.files import machine_problems
 from launcher.drafting import Request, draft
 from supervisor.settings import OLDEST_PYTHON
 

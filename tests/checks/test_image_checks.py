@@ -12,7 +12,7 @@ from launcher.checks.facts import Facts, ImageFacts
 from launcher.checks.findings import Finding, Severity
 from launcher.checks.gathering.images import image_facts
 from launcher.checks.gathering.path_resolver import PathResolver
-from launcher.checks.rules.images import ENCODER_STAGES, TRAINER_CORE
+from launcher.checks.rules.files import ENCODER_STAGES, TRAINER_CORE
 from launcher.checks.runner import run_checks
 from launcher.images.references import Reference
 from launcher.images.resolve import contents_of_reference

@@ -16,7 +16,7 @@ from launcher.checks.findings import Severity
 from launcher.checks.gathering.images import image_facts
 from launcher.checks.gathering.path_resolver import PathResolver
 from launcher.checks.gathering.paths import MEGATRON_LM_PLACES
-from launcher.cli.image_look import judge_engines
+from launcher.cli.image import judge_engines
 from launcher.images import probe
 from launcher.images.recipes import read_recipe
 from launcher.images.resolve import BASE_NAME, contents_of_file, contents_of_recipe

@@ -26,7 +26,8 @@ from launcher.checks.layout_search import (
 from launcher.checks.remedies import would_fit
 from launcher.checks.runner import run_checks
 from launcher.drafting import Request, draft
-from launcher.estimates.layout import (
+from launcher.estimates.memory import estimate_memory
+from launcher.estimates.parallelism import (
     EVERYTHING,
     NOTHING,
     SELECTIVE,
@@ -35,10 +36,9 @@ from launcher.estimates.layout import (
     changes_to,
     distance,
     layout_of,
+    read_parallel_config,
     with_changes,
 )
-from launcher.estimates.memory import estimate_memory
-from launcher.estimates.parallelism import read_parallel_config
 from launcher.estimates.values import Values
 from launcher.plan import Plan
 from tests.checks.plans import GPT, T5, changed, plan_of

@@ -18,9 +18,9 @@ from launcher.checks.remedies import would_fit
 from launcher.checks.rules.keys import KEYS
 from launcher.checks.runner import run_checks
 from launcher.estimates.cost import estimate_cost
-from launcher.estimates.layout import with_changes
 from launcher.estimates.memory import estimate_memory
 from launcher.estimates.model import has_fused_attention, is_countable
+from launcher.estimates.parallelism import with_changes
 from launcher.estimates.speed import work_of
 from launcher.estimates.values import Values
 from launcher.plan import Plan

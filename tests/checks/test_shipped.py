@@ -6,7 +6,7 @@ import pytest
 
 from launcher.checks.findings import Severity
 from launcher.checks.runner import run_checks
-from launcher.cli.check_views import summarize
+from launcher.cli.check import summarize
 from launcher.config.compose import compose, list_options
 from launcher.stages.planning import plan_launch
 from tests.checks.plans import KNOWN

@@ -10,7 +10,7 @@ import pytest
 from arithmetic.gpus import GPUS
 from arithmetic.layout import ParallelConfig
 from launcher.attained import attained
-from launcher.estimates.layout import Layout, Recompute
+from launcher.estimates.parallelism import Layout, Recompute
 from launcher.estimates.speed import ModelWork, Running, Speed, running_of, work_of
 from launcher.estimates.values import Values
 from tests.checks.plans import GPT, T5, changed

@@ -10,7 +10,7 @@ import pytest
 from launcher.checks.facts import Facts
 from launcher.checks.findings import Severity
 from launcher.checks.layout_search import LayoutSearch
-from launcher.checks.rules.time import training_problems
+from launcher.checks.rules.runs import length_problems
 from launcher.cli.estimate_views import amount_lines
 from launcher.estimates.cost import Cost, amount_of, estimate_cost, samples_in
 from launcher.estimates.values import Values
@@ -242,7 +242,7 @@ def test_unknown_cost_is_none(changes: dict[str, Any]) -> None:
 
 def test_experts_need_a_stated_mfu() -> None:
     experts = {**GPT_22B, "model.num_moe_experts": 8, "model.moe_router_topk": 2}
-    (found,) = training_problems(planned(experts), Facts())
+    (found,) = length_problems(planned(experts), Facts())
     assert found.severity is Severity.SKIPPED
     assert "training.model.num_moe_experts=8: how long experts take is not modelled" in found.message
     # 2 of 8 experts are computed, all are there.
@@ -400,16 +400,16 @@ def test_short_chain_is_reported_with_the_jobs_that_it_takes() -> None:
         "steps": 143_051,
         "assumed": Assumptions(mfu=105 / 312),
     }
-    (found,) = training_problems(planned(GPT_175B, links=10, **month), Facts())
+    (found,) = length_problems(planned(GPT_175B, links=10, **month), Facts())
     assert found.id == "time.training"
     assert found.message == (
         "resilience.links=10: 10 jobs of 1-00:00:00 end before the training does:"
         " about 34.8 days on 1024 GPUs at MFU 0.34, which is 36 jobs"
     )
     assert found.fix == "resilience.links=36, a longer training.run.time_limit, or more nodes"
-    assert [*training_problems(planned(GPT_175B, links=36, **month), Facts())] == []
+    assert [*length_problems(planned(GPT_175B, links=36, **month), Facts())] == []
     # Whoever wants no chain launches again by hand.
-    assert [*training_problems(planned(GPT_175B, links=1, **month), Facts())] == []
+    assert [*length_problems(planned(GPT_175B, links=1, **month), Facts())] == []
 
 
 def test_training_of_years_is_a_warning() -> None:
@@ -419,7 +419,7 @@ def test_training_of_years_is_a_warning() -> None:
         "steps": 143_051,
         "assumed": Assumptions(mfu=105 / 312),
     }
-    (found,) = training_problems(planned(GPT_175B, **options), Facts())
+    (found,) = length_problems(planned(GPT_175B, **options), Facts())
     assert found.message == (
         "training.trainer.max_steps=143051: more than a year: about 556 days on 64 GPUs at MFU 0.34"
         " for 299,999,690,752 tokens"

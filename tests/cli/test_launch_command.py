@@ -51,7 +51,7 @@ def test_a_dry_run_of_a_told_image_imports_nothing_that_makes_one(tmp_path: Path
     assert done.returncode == 0, done.stderr
     imported = set(done.stderr.split())
     assert "launcher.drafting" in imported
-    of_images = {"launcher.stages.image", "launcher.launching.building", "launcher.rendering.apptainer"}
+    of_images = {"launcher.stages.image", "launcher.launching.building"}
     assert not {name for name in imported if name.startswith("launcher.images")} | (of_images & imported)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from arithmetic.layout import ParallelConfig
-from launcher.cli.smoke import without_smoke
+from launcher.cli.launch import without_smoke
 from launcher.drafting import Draft, Request, draft
 from launcher.errors import UserError
 from launcher.estimates.parallelism import read_parallel_config

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.config.choices import choice_hint, parameters_in
 from launcher.config.compose import compose, list_options
+from launcher.config.overrides import choice_hint, parameters_in
 from launcher.errors import UserError
 
 

@@ -10,7 +10,7 @@ import pytest
 from launcher.config.compose import compose, list_options
 from launcher.errors import UserError
 from launcher.plan import Job
-from launcher.rendering.sbatch_flags import FLAGS
+from launcher.rendering.slurm_flags import FLAGS
 from launcher.slurm.sbatch_options import SET_BY, checked_name
 from launcher.stages.planning import plan_launch
 

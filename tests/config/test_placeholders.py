@@ -11,7 +11,7 @@ from launcher.config.batch_compose import BatchComposer
 from launcher.config.compose import CONF_DIR, compose, list_options
 from launcher.config.image import compose_recipe, recipe_names
 from launcher.config.overrides import hydra_value
-from launcher.config.placeholders import placeholder_in
+from launcher.config.secrets import placeholder_in
 from launcher.errors import UserError
 
 STARTER = Path(__file__).parents[2] / "launcher/starter/conf"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launcher.config.compose import compose
-from launcher.slurm.times import format_days, format_time_limit, margin_of, parse_time_limit
+from launcher.slurm.notations import format_days, format_time_limit, margin_of, parse_time_limit
 
 MINUTE, HOUR, DAY = 60, 3600, 86400
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from launcher.errors import UserError
-from launcher.ui.data_plots import draw, read_counts
+from launcher.ui.plotting import draw, read_counts
 from tests.forked_slipway import SLIPWAY
 from tests.integration.conftest import run_command
 

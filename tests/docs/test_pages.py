@@ -43,7 +43,7 @@ def test_files_that_a_page_names_exist(page: str, repository: Path) -> None:
 def test_architecture_quotes_the_row_of_the_flag(repository: Path) -> None:
     page = (repository / "docs" / "architecture.md").read_text()
     (row,) = re.findall(r'row `(\("gpus-per-node".*\))`', page)
-    assert row in (repository / "launcher" / "rendering" / "sbatch_flags.py").read_text()
+    assert row in (repository / "launcher" / "rendering" / "slurm_flags.py").read_text()
 
 
 @pytest.mark.parametrize("block", OUTPUTS, ids=[f"{block.page.stem}:{block.line}" for block in OUTPUTS])

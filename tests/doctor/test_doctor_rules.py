@@ -283,6 +283,10 @@ def test_squashfs_without_a_way_to_mount_it_is_reported() -> None:
     assert (line.status, line.needed) == (Status.MISSING, True)
 
 
+def test_both_ways_to_mount_a_squashfs_are_named() -> None:
+    assert mounting(machine()).found == "mounted by the kernel or squashfuse 1.2"
+
+
 def test_apptainer_is_needed_where_it_starts_the_tasks() -> None:
     needs = Requirements(image=True, runtime="apptainer")
     missing = apptainer_line(machine(), needs, is_node=True)

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from launcher.cli.app import main
-from launcher.doctor.gpu_check import batch_overrides
+from launcher.cli.gpu_check import batch_overrides
 from launcher.sandbox import Sandbox
 
 ROWS = [

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.jobs.diagnosis import Diagnosis, diagnose
+from launcher.monitor.history import Diagnosis, diagnose
 from supervisor.marks import JobAttempt
 from tests.failures.failure_samples import RECORDED
 

@@ -27,7 +27,7 @@ from launcher.images.scratch import (
 )
 from launcher.images.squashfs import default_compression
 from launcher.images.store import ImageConfig
-from launcher.images.tool_errors import explain_failure
+from launcher.images.tools import explain_failure
 
 GB = 10**9
 

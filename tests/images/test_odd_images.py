@@ -21,8 +21,7 @@ from launcher.images.references import Kind, Reference
 from launcher.images.registry import Access, RemoteImage, enroot_login, hint_names
 from launcher.images.scratch import locked
 from launcher.images.store import ImageConfig
-from launcher.images.tool_errors import ToolError, explain_failure
-from launcher.images.tools import BUILDERS
+from launcher.images.tools import BUILDERS, ToolError, explain_failure
 
 
 def test_a_volume_is_one_line_of_the_image_only(tmp_path: Path) -> None:

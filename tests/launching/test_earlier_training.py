@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.checks.shelves import data_set, stock
 from tests.forked_slipway import run_forked
@@ -330,6 +331,42 @@ def test_nemos_ways_to_name_one_are_looked_at(tmp_path: Path, key: str) -> None:
     (tmp_path / "saved/tp_rank_00_pp_rank_000").mkdir()
     (tmp_path / "saved/tp_rank_00_pp_rank_000/old.ckpt").touch()
     launch(tmp_path, *nemo, f"{key}={tmp_path}/saved/old.ckpt", "training.run.name=other", job=FAST[:3])
+
+
+def test_weights_to_start_from_are_looked_at(tmp_path: Path) -> None:
+    (tmp_path / "weights/gpt2").mkdir(parents=True)
+    said = launch(tmp_path, MOCK, f"training.restore_from_path={tmp_path}/weights/gtp2", code=2)
+    assert f"training.restore_from_path='{tmp_path}/weights/gtp2': there is no such checkpoint" in said
+    assert "/weights: gpt2" in said
+    (tmp_path / "weights/gpt2/config.json").write_text("{}")
+    said = launch(tmp_path, MOCK, f"training.restore_from_path={tmp_path}/weights/gpt2", code=2)
+    assert "slipway convert" in said and "--to slipway" in said
+    (tmp_path / "weights/gpt2/weights").write_bytes(b"weights")
+    marker: dict[str, Any] = {"step": 0, "serial": 1, "files": {"weights": 7}}
+    marker["model"] = {"decoder": {"num_layers": 12, "hidden_size": 768}, "encoder": None}
+    (tmp_path / "weights/gpt2/complete.json").write_text(json.dumps(marker))
+    for path in ("weights/gpt2", "weights"):
+        said = launch(tmp_path, MOCK, f"training.restore_from_path={tmp_path}/{path}", code=2)
+        assert "it has model.num_layers=12, and this run 2" in said
+    assert not (tmp_path / "results").exists()
+
+
+def test_weights_to_start_from_reach_the_trainer(tmp_path: Path) -> None:
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights/complete.json").write_text(json.dumps({"step": 0, "serial": 1, "files": {}}))
+    launch(tmp_path, MOCK, f"training.restore_from_path={tmp_path}/weights")
+    (written,) = newest(tmp_path).glob("*_hydra.yaml")
+    assert yaml.safe_load(written.read_text())["restore_from_path"] == f"{tmp_path}/weights"
+    # A run with a checkpoint of its own goes on from that.
+    checkpoint(tmp_path, "m-step=100")
+    (tmp_path / "weights/complete.json").unlink()
+    launch(tmp_path, MOCK, f"training.restore_from_path={tmp_path}/weights")
+
+
+def test_megatron_lm_starts_from_no_such_weights(tmp_path: Path) -> None:
+    lm = ("engine=megatron_lm", "megatron_lm_path=/megatron", "training.restore_from_path=/weights")
+    said = launch(tmp_path, MOCK, *lm, code=2)
+    assert "training.restore_from_path='/weights': engine=megatron_lm has no such option" in said
 
 
 @pytest.mark.parametrize("engine", ["megatron", "nemo", "megatron_lm"])

@@ -14,6 +14,8 @@ from launcher.drafting import Request, draft, drafts
 from launcher.errors import UserError
 from launcher.launching import Launched, launch_stages
 from launcher.runs.manifest import read_manifest
+from supervisor.following import NAME as STAGES_FILE
+from supervisor.following import Repeated, Stage, read_stages
 from tests.launching.fake_slurm import FakeSlurm, install, overrides, stages
 
 SLIPWAY = Path(sys.executable).with_name("slipway")
@@ -138,14 +140,65 @@ def test_where_the_second_is_refused_the_user_is_told_how_to_go_on(tmp_path: Pat
     assert "no gpt3_tiny" in str(read_manifest(tmp_path / "results" / "gpt3_tiny" / "launches" / "1").error)
 
 
+@pytest.mark.parametrize(("condition", "needs_success"), [("afterok", True), ("afterany", False)])
+@pytest.mark.parametrize(("submit", "after"), [("job", "afterany:101"), ("launch", "afterany:101:102:103")])
+def test_stage_after_a_chain_waits_for_its_known_links(
+    tmp_path: Path, slurm: FakeSlurm, condition: str, needs_success: bool, submit: str, after: str
+) -> None:
+    """Each link adds the one that it submits, and the stage itself judges whether the chain is done."""
+    chosen = ["stages=[training,data_preparation]", "resilience.links=3", f"resilience.submit={submit}"]
+    chosen += [f"resilience.after_stage={condition}", "data_preparation.run.dependency=singleton"]
+    first, second = launched(tmp_path, *chosen)
+    assert (second.manifest.after, second.manifest.waits_for) == (f"{after},singleton", "gpt3_tiny")
+    assert f"--dependency={after},singleton" in slurm.submitted()[-1]
+    chain, stage = (read_stages(launch.paths.directory) for launch in (first, second))
+    assert chain.before is None and stage.after == ()
+    assert chain.after == (
+        Stage("tokenize_text", str(second.paths.directory), second.manifest.tag, "singleton", needs_success),
+    )
+    assert stage.before == Stage(
+        "gpt3_tiny", str(first.paths.directory), first.manifest.tag, "", needs_success
+    )
+
+
+def test_training_knows_the_stages_that_look_at_its_checkpoints(tmp_path: Path, slurm: FakeSlurm) -> None:
+    chosen = ["stages=[data_preparation,training,command]", "command.argv=[true]", "command.every=3"]
+    _, training, command = launched(tmp_path, *chosen)
+    paths, manifest = command.paths, command.manifest
+    assert read_stages(training.paths.directory).repeated == (
+        Repeated("command", str(paths.directory), manifest.tag, str(paths.script), 3),
+    )
+    assert (manifest.every, manifest.after) == (3, "afterok:102")
+    assert not (paths.directory / STAGES_FILE).exists()
+
+
+def test_only_stages_around_a_chain_know_of_each_other(tmp_path: Path, slurm: FakeSlurm) -> None:
+    for one in launched(tmp_path, "resilience.links=3"):  # the chain is the last
+        assert not (one.paths.directory / STAGES_FILE).exists()
+
+
+def test_refused_stage_after_a_chain_is_launched_again_when_that_is_done(
+    tmp_path: Path, slurm: FakeSlurm
+) -> None:
+    slurm.refuse("tokenize_text")
+    with pytest.raises(UserError) as raised:
+        launched(tmp_path, "stages=[training,data_preparation]", "resilience.links=3")
+    assert str(raised.value.hint).splitlines()[-1] == (
+        "once this is mended, and gpt3_tiny is done: the same command with stages=[data_preparation]"
+    )
+
+
 @pytest.mark.parametrize(
     ("more", "words"),
     [
         (["stages=[data_preparation,training,training]"], "a stage is named twice"),
         (["cluster.scheduler=local"], "no queue in which one could wait"),
         (
-            ["stages=[training,data_preparation]", "resilience.links=2"],
-            "no stage can wait for the end of a chain",
+            [
+                *("stages=[data_preparation,training,command]", "command.argv=[true]", "command.every=1"),
+                *("resilience.links=2", "resilience.submit=launch"),
+            ],
+            "no sbatch",
         ),
         (
             ["data_preparation.run.results_dir=/x/y", "training.run.results_dir=/x/y"],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 from collections.abc import Iterable, Mapping
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.cli import logs, plot, status
+from launcher.cli.app import VerbParser
 from launcher.errors import UserError
 from launcher.runs.manifest import Manifest, write_manifest
 from launcher.schedulers.base import JobRef, JobStatus
@@ -154,7 +154,7 @@ def log(directory: Path, job_id: str = "11", extension: str = "out") -> Path:
 
 def slipway(runs: Runs, *arguments: str) -> int:
     """Run a verb about runs through its parser; return its exit code."""
-    parser = argparse.ArgumentParser(prog="slipway")
+    parser = VerbParser(prog="slipway")
     subparsers = parser.add_subparsers(required=True)
     for verb in (status, logs, plot):
         verb.add_parser(subparsers)

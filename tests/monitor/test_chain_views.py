@@ -25,10 +25,9 @@ from monitor_samples import (
 
 from launcher.cli.app import main
 from launcher.jobs.launches import Launch, open_launch
-from launcher.monitor.events import Train
+from launcher.monitor.events import Progress, Train
 from launcher.monitor.history import history
 from launcher.monitor.logs import rank_failures, tail_offsets
-from launcher.monitor.progress import Progress
 from launcher.monitor.readers import all_events, newest_events
 from launcher.schedulers.base import ChainJobs, JobStatus
 from launcher.slurm.states import State

@@ -10,8 +10,7 @@ from monitor_samples import FakeScheduler, Runs, append, held_out, start, train,
 from launcher.errors import UserError
 from launcher.monitor.curves import Curves, evenly, finite_points, smooth
 from launcher.monitor.events import parse_event
-from launcher.monitor.plots import subtitle, ticks
-from launcher.monitor.summary import summarize
+from launcher.monitor.summary import subtitle, summarize, ticks
 from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
 

@@ -14,23 +14,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from monitor_samples import Runs, append, end, held_out, log, start, validation
 
-from launcher.monitor import events, log_errors, loss_trend, nemo
+from launcher.monitor import events, evidence, readers, verification
 from launcher.monitor.curves import Curves, evenly, outline, smooth
 from launcher.monitor.events import (
     End,
     Event,
     EventReader,
     HeldOut,
+    Progress,
     Start,
     Train,
     Validation,
     parse_event,
     parse_step,
 )
-from launcher.monitor.log_errors import PATTERNS, find_errors
-from launcher.monitor.loss_trend import median
-from launcher.monitor.nemo import NemoReader
-from launcher.monitor.progress import Progress
+from launcher.monitor.evidence import PATTERNS, find_errors
+from launcher.monitor.readers import NemoReader
+from launcher.monitor.verification import median
 
 SMALL = settings(max_examples=200, deadline=None)
 STEPS = st.integers(0, 12)
@@ -229,8 +229,8 @@ def test_the_newest_events_tell_as_much_as_all(runs: Runs, steps: int) -> None:
 @given(st.lists(st.floats(-9, 9) | st.sampled_from([0.0, 1.0]), min_size=1, max_size=300))
 def test_the_median_of_many(values: list[float]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loss_trend, "_SORTED", 10)
-        patch.setattr(loss_trend, "_SAMPLE", 5)
+        patch.setattr(verification, "_SORTED", 10)
+        patch.setattr(verification, "_SAMPLE", 5)
         assert median(values) == statistics.median(values)
 
 
@@ -284,13 +284,13 @@ def test_a_log_in_blocks_is_the_log_in_one(
     since = b"; rendezvous at " if again else None
     whole = find_errors(path, since)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(log_errors, "_BLOCK_BYTES", block)
+        patch.setattr(evidence, "_BLOCK_BYTES", block)
         assert find_errors(path, since) == whole
     begin = max(text.rfind("; rendezvous at "), 0) if again else 0
     harmless = ("srun: error: ", "Traceback (most recent call last)")
     if any(pattern.decode() in text[begin:] for pattern in PATTERNS if pattern.decode() not in harmless):
         assert whole.errors
-    assert (whole.divergence is not None) == bool(log_errors._DIVERGED.search(text.encode(), begin))
+    assert (whole.divergence is not None) == bool(evidence._DIVERGED.search(text.encode(), begin))
 
 
 def progress_lines(steps: int) -> str:
@@ -308,14 +308,14 @@ def test_nemos_log_in_blocks(runs: Runs, monkeypatch: pytest.MonkeyPatch, block:
     path.write_text("words\n" * 3000 + progress_lines(300) + "\rEpoch 0: :  40%|██  | 301/500 [05:01<")
     whole = NemoReader(path, 2048).poll()
     assert [event.step for event in whole if isinstance(event, Train)] == list(range(1, 301))
-    monkeypatch.setattr(nemo, "_BLOCK_BYTES", block)
+    monkeypatch.setattr(readers, "_BLOCK_BYTES", block)
     reader = NemoReader(path, 2048)
     assert reader.poll() == whole and reader.poll() == []
     assert events.newest(whole, 20) == events.newest(NemoReader(path, 2048).stream(), 20)
 
 
 def test_a_log_without_progress_is_read_once(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nemo, "_BLOCK_BYTES", 1 << 10)
+    monkeypatch.setattr(readers, "_BLOCK_BYTES", 1 << 10)
     path = log(runs.launch(engine="nemo"))
     path.write_text("words\n" * 3000)
     reader = NemoReader(path)
@@ -328,4 +328,4 @@ def test_a_log_without_progress_is_read_once(runs: Runs, monkeypatch: pytest.Mon
 def test_no_log_and_no_metrics(tmp_path: Path) -> None:
     missing = tmp_path / "missing"
     assert EventReader(missing).newest(10) == EventReader(missing).poll() == NemoReader(missing).poll() == []
-    assert find_errors(missing) == log_errors.LogErrors()
+    assert find_errors(missing) == evidence.LogErrors()

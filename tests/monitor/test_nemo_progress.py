@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from monitor_samples import COMPLETED, RUNNING, FakeScheduler, Runs, log, slipway
 
-from launcher.monitor.events import Start, Train, Validation
-from launcher.monitor.nemo import NemoReader, read_nemo_end, tokens_per_step
-from launcher.monitor.progress import Progress
+from launcher.monitor.events import Progress, Start, Train, Validation
+from launcher.monitor.readers import NemoReader, read_nemo_end, tokens_per_step
 
 pytestmark = pytest.mark.usefixtures("fast")
 

@@ -13,13 +13,13 @@ from launcher.monitor import events
 from launcher.monitor.events import (
     EventReader,
     HeldOut,
+    Progress,
     Start,
     Train,
     Validation,
     parse_event,
     read_head_and_tail,
 )
-from launcher.monitor.progress import Progress
 
 
 def progress(*events: dict[str, object]) -> Progress:

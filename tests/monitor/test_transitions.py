@@ -13,7 +13,7 @@ from monitor_samples import COMPLETED, FAILED, PENDING, RUNNING, FakeScheduler, 
 
 from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
-from launcher.ui.formatting import since
+from launcher.ui.tables import since
 from supervisor.marks import ChainEnd, end_chain, note_cancelled
 from tests.job_marks import leave
 

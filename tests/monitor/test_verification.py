@@ -25,8 +25,7 @@ from monitor_samples import (
 
 from launcher.errors import UserError
 from launcher.monitor.evidence import gather
-from launcher.monitor.loss_trend import Trend, measure_trend
-from launcher.monitor.verification import RunCheck, RunVerdict, exit_code, verify
+from launcher.monitor.verification import RunCheck, RunVerdict, Trend, exit_code, measure_trend, verify
 from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
 from tests.job_marks import leave

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import UserError
-from launcher.sandbox import Sandbox, containers
+from launcher.sandbox import Sandbox, prerequisites
 from tests.pyxis.pyxis_images import add_trainer, rootfs_with_programs, squash
 from tests.sandbox.fixtures import booted
 
@@ -44,8 +44,8 @@ while [[ -e ${STAY_WHILE:-/nowhere} ]]; do sleep 0.1; done
 def pyxis_sandbox() -> Iterator[Sandbox]:
     """Two nodes with two fake GPUs each, and Pyxis."""
     try:
-        plugin = containers.find_plugin()
-        containers.check(plugin)
+        plugin = prerequisites.find_plugin()
+        prerequisites.check_containers(plugin)
     except UserError as error:
         pytest.skip(f"needs Enroot and Pyxis: {error.message}")
     with booted(nodes=2, gpus=2, cloud_nodes=0, pyxis=plugin) as one:

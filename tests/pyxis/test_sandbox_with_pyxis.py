@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.sandbox import Sandbox, containers, down, status, up
+from launcher.sandbox import Sandbox, down, prerequisites, status, up
 from launcher.sandbox.options import SandboxOptions
-from launcher.sandbox.processes import entries
+from launcher.sandbox.state import entries
 from tests.pyxis.conftest import steps
 from tests.sandbox.test_sandbox_real import traces, wait_for
 
@@ -33,7 +33,7 @@ def test_containers_of_one_name_on_two_nodes_do_not_meet(on_pyxis: Sandbox, shel
 
 
 def test_what_the_machine_itself_has_of_enroot_is_not_touched(on_pyxis: Sandbox, shell_image: Path) -> None:
-    before = containers.site_configuration().read_text()
+    before = prerequisites.site_configuration().read_text()
     steps(["srun", "--quiet", "--container-name=apart", f"--container-image={shell_image}", "ls"])
     assert str(on_pyxis.directory) not in before
     assert "pyxis_apart" not in steps(["enroot", "list"]).split()

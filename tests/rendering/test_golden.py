@@ -168,6 +168,11 @@ CASES = {
         "conversion.output=/shared/models/gpt3_126m-{step}",
         "conversion.tokenizer_dir=/shared/tokenizers/bpe",
     ],
+    "convert_nemo_behind_training_bcm": [
+        "stages=[training,conversion]",
+        "training=gpt3/20b",
+        "conversion=nemo",
+    ],
     "evaluate_behind_training_bcm": [
         "stages=[training,conversion,evaluation]",
         "engine=megatron",

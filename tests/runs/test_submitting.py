@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import UserError
-from launcher.exit_codes import NOT_KNOWN
+from launcher.errors import NOT_KNOWN, UserError
 from launcher.launching import submission
 from launcher.schedulers.base import NoAnswer, PendingSubmission
 from supervisor.marks import GIVEN_UP, claim, job_of

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from launcher.cli import sandbox as verb
+from launcher.cli.app import VerbParser
 from launcher.errors import UserError
 from launcher.sandbox import SandboxOptions, down, prerequisites, up
 from launcher.sandbox.lifecycle import mounts_under
@@ -18,7 +18,7 @@ from launcher.sandbox.state import load, locked
 
 def run(*arguments: str) -> int:
     """Run `slipway sandbox ...` as the command does, errors aside."""
-    parser = argparse.ArgumentParser(prog="slipway")
+    parser = VerbParser(prog="slipway")
     verb.add_parser(parser.add_subparsers())
     args = parser.parse_args(["sandbox", *arguments])
     return int(args.run(args))

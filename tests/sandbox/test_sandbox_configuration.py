@@ -15,8 +15,7 @@ import pytest
 
 from launcher.errors import UserError
 from launcher.sandbox import SandboxOptions, configuration, default_directory, slurm_conf_path
-from launcher.sandbox.options import Ports, choose_ports, is_free
-from launcher.sandbox.paths import SandboxPaths
+from launcher.sandbox.options import Ports, SandboxPaths, choose_ports, is_free
 
 _DIRECTORY = Path("/srv/sandbox")
 _VERSION = (22, 5)

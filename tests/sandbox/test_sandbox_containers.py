@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import pytest
 
 from launcher.cli import sandbox as verb
+from launcher.cli.app import VerbParser
 from launcher.errors import UserError
-from launcher.sandbox import SandboxOptions, configuration, containers
-from launcher.sandbox.paths import SandboxPaths
+from launcher.sandbox import SandboxOptions, configuration, prerequisites
+from launcher.sandbox.options import SandboxPaths
 
 _PLUGIN = Path("/opt/site/lib/slurm/spank_pyxis.so")
 
@@ -22,7 +22,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir(parents=True)
     monkeypatch.setenv("PATH", str(folder))
     monkeypatch.setattr("launcher.sandbox.prerequisites._SYSTEM_FOLDERS", "")
-    monkeypatch.setattr(containers, "_FOLDERS", (f"{tmp_path}/usual/*/slurm",))
+    monkeypatch.setattr(prerequisites, "_FOLDERS", (f"{tmp_path}/usual/*/slurm",))
     return folder
 
 
@@ -34,8 +34,8 @@ def add(folder: Path, *names: str, text: str = "") -> None:
 
 def plugin_in(folder: Path) -> Path:
     folder.mkdir(parents=True)
-    (folder / containers.PLUGIN).write_bytes(b"\x7fELF, say")
-    return folder / containers.PLUGIN
+    (folder / prerequisites.PLUGIN).write_bytes(b"\x7fELF, say")
+    return folder / prerequisites.PLUGIN
 
 
 def test_without_pyxis_no_plugin_is_loaded() -> None:
@@ -71,45 +71,45 @@ def test_the_record_of_a_sandbox_knows_its_plugin() -> None:
 
 def test_the_plugin_is_found_beside_enroot_before_the_usual_places(programs: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"Pyxis is not installed: spank_pyxis\.so is in none of") as error:
-        containers.find_plugin()
+        prerequisites.find_plugin()
     assert f"{tmp_path}/usual/*/slurm" in error.value.message
     assert "slipway sandbox up --pyxis /path/to/spank_pyxis.so" in str(error.value)
     usual = plugin_in(tmp_path / "usual/x86_64-linux-gnu/slurm")
-    assert containers.find_plugin() == usual
+    assert prerequisites.find_plugin() == usual
     add(programs, "enroot")
-    assert containers.find_plugin() == usual
+    assert prerequisites.find_plugin() == usual
     beside = plugin_in(tmp_path / "site/lib/slurm")
-    assert containers.find_plugin() == beside
+    assert prerequisites.find_plugin() == beside
 
 
 def test_what_is_missing_for_containers_is_named_with_the_next_step(programs: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="No such file"):
-        containers.check(tmp_path / "spank_pyxis.so")
+        prerequisites.check_containers(tmp_path / "spank_pyxis.so")
     (tmp_path / "spank_pyxis.so").write_text("not it")
     with pytest.raises(UserError, match="is not a shared library"):
-        containers.check(tmp_path / "spank_pyxis.so")
+        prerequisites.check_containers(tmp_path / "spank_pyxis.so")
     elsewhere = plugin_in(tmp_path / "elsewhere/lib/slurm")
     with pytest.raises(UserError, match="not installed: enroot") as error:
-        containers.check(elsewhere)
+        prerequisites.check_containers(elsewhere)
     assert "docs/pyxis.md" in str(error.value)
     (tmp_path / "elsewhere/bin").mkdir()
     add(tmp_path / "elsewhere/bin", "enroot")
     with pytest.raises(UserError, match="not installed: enroot") as error:
-        containers.check(elsewhere)
+        prerequisites.check_containers(elsewhere)
     assert f'export PATH="{tmp_path}/elsewhere/bin:$PATH"' in str(error.value)
     add(programs, "enroot", "awk", "getent")
     with pytest.raises(UserError, match="not installed: unsquashfs, pwck") as error:
-        containers.check(elsewhere)
+        prerequisites.check_containers(elsewhere)
     assert "apt-get install --no-install-recommends squashfs-tools passwd" in str(error.value)
     add(programs, "unsquashfs", "pwck")
     add(programs, "unshare", text="echo 'unshare failed: Operation not permitted' >&2; exit 1")
     with pytest.raises(
         UserError, match="Enroot cannot create a user namespace on this machine: unshare failed"
     ) as error:
-        containers.check(elsewhere)
+        prerequisites.check_containers(elsewhere)
     assert "user.max_user_namespaces" in str(error.value)
     add(programs, "unshare", text="exit 0")
-    containers.check(elsewhere)
+    prerequisites.check_containers(elsewhere)
 
 
 def test_enroot_is_asked_for_its_configuration_and_leaves_nothing_at_home(
@@ -122,10 +122,10 @@ def test_enroot_is_asked_for_its_configuration_and_leaves_nothing_at_home(
     )
     add(programs, "enroot", text=f'{made}; echo "Config file: {tmp_path}/enroot.conf"')
     with pytest.raises(UserError, match="names no configuration file that exists") as error:
-        containers.site_configuration()
+        prerequisites.site_configuration()
     assert f"Config file: {tmp_path}/enroot.conf" in error.value.message
     (tmp_path / "enroot.conf").touch()
-    assert containers.site_configuration() == tmp_path / "enroot.conf"
+    assert prerequisites.site_configuration() == tmp_path / "enroot.conf"
     assert not (tmp_path / "home").exists()
 
 
@@ -140,7 +140,7 @@ def test_the_verb_looks_for_the_plugin_or_takes_a_file(
 
     monkeypatch.setattr("launcher.sandbox.lifecycle.up", up)
     beside = plugin_in(tmp_path / "usual/lib/slurm")
-    parser = argparse.ArgumentParser(prog="slipway")
+    parser = VerbParser(prog="slipway")
     verb.add_parser(parser.add_subparsers())
     for words in ([], ["--pyxis"], ["--pyxis", "mine.so"]):
         args = parser.parse_args(["sandbox", "up", "--dir", str(tmp_path), *words])

@@ -14,8 +14,7 @@ import pytest
 
 from launcher.errors import UserError
 from launcher.sandbox import Sandbox, SandboxOptions, configuration, daemons, down, status, up
-from launcher.sandbox.processes import entries, environment
-from launcher.sandbox.state import load
+from launcher.sandbox.state import entries, environment, load
 from tests.sandbox.fixtures import skip_without_slurm
 
 pytestmark = pytest.mark.slurm

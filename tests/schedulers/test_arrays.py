@@ -8,7 +8,7 @@ import pytest
 
 from launcher.schedulers.base import JobStatus
 from launcher.schedulers.job_status import declared_tasks, sum_up
-from launcher.slurm.hostlists import compress_tasks, expand_tasks
+from launcher.slurm.notations import compress_tasks, expand_tasks
 from launcher.slurm.states import State
 
 LETTERS = {

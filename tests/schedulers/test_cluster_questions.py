@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from launcher.slurm.cluster import pairs, rows
-from launcher.slurm.cluster_questions import Reply, ask_at_once, questions
+from launcher.slurm.questions import Reply, ask_at_once, questions
 
 LONG = 300.0
 

@@ -43,24 +43,23 @@ def tree(tmp_path: Path, code: int) -> list[str]:
         "command=odd",
         "cluster=local",
         f"base_results_dir={tmp_path / 'results'}",
-        "command.tasks_per_node=2",
         "command.env_vars.EXTRA=a 'b'",
         f"command.writable=[{tmp_path / 'written'}]",
     ]
 
 
-@pytest.mark.parametrize("code", [0, 3])
+@pytest.mark.parametrize(("code", "tasks"), [(0, 2), (3, 1)])
 def test_program_gets_its_arguments_as_they_stand(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], code: int
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], code: int, tasks: int
 ) -> None:
-    launched = main(["launch", *tree(tmp_path, code), "--follow"])
+    launched = main(["launch", *tree(tmp_path, code), f"command.tasks_per_node={tasks}", "--follow"])
     run_dir = tmp_path / "results/command"
     results = run_dir / "launches/1/results"
     assert launched == (0 if code == 0 else 1)
     assert (tmp_path / "written").is_dir()
     ranks = {path.name: json.loads(path.read_text()) for path in results.iterdir()}
-    assert ranks["0"] == [[ODD, str(code)], "2", "a 'b'", str(results)]
-    assert set(ranks) <= {"0", "1"}  # where one fails, the other may be ended before it writes
+    expected = [[ODD, str(code)], str(tasks), "a 'b'", str(results)]
+    assert ranks == {str(rank): expected for rank in range(tasks)}
     capsys.readouterr()
     assert main(["status", "--json", str(run_dir)]) == 0
     (row,) = json.loads(capsys.readouterr().out)

@@ -8,7 +8,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from launcher.config.batch_compose import compose_many
 from launcher.errors import UserError
-from launcher.sweeps.grid import MOST_POINTS, read_grid
+from launcher.sweeps.points import MOST_POINTS, read_grid
 
 MODEL = "training.model"
 

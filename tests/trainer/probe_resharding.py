@@ -29,6 +29,7 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 from trainer.checkpoint import reshard, state, store
 from trainer.checkpoint.async_save import AsyncSave
 from trainer.checkpoint.choice import Choice
+from trainer.checkpoint.description import describe
 from trainer.checkpoint.marker import DP_RESHARDABLE, FULLY_RESHARDABLE, Marker
 from trainer.checkpoint.state import Progress
 from trainer.checkpoint.strategies import SaveStrategy
@@ -38,6 +39,7 @@ from trainer.config.settings import Settings, read_settings
 from trainer.data.batches import GPTBatchBuilder
 from trainer.data.order import rank_share
 from trainer.data.source import MockSource
+from trainer.data.vocabulary import Vocabulary
 from trainer.distributed import RankContext, make_rank_context, process_group
 from trainer.logs import LOGGER
 from trainer.loop.step import StepReduction, train_losses
@@ -45,7 +47,8 @@ from trainer.model.build import build_model
 from trainer.optim.build import Optimizer
 from trainer.world import World
 
-VOCABULARY = 304
+# Tokens, and rows of the embedding.
+TOKENS, VOCABULARY = 301, 304
 
 
 @dataclass
@@ -89,6 +92,7 @@ class Training:
             virtual_pipeline_model_parallel_size=layout.virtual,
             context_parallel_size=layout.context,
             architecture={},
+            model=describe(self.settings, Vocabulary(TOKENS, 0, "made up"), VOCABULARY).to_json(),
         )
         progress = Progress(self.progress.step, self.progress.consumed_samples)
         inner = self.optimizer.inner

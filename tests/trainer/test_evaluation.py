@@ -1,9 +1,12 @@
-"""Held-out perplexity of checkpoints: the training's own validation loss, whatever the layout."""
+"""Measurements of one training's checkpoints, by our model in any layout, and of converted ones by others."""
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,15 +14,48 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.trainer.conftest import environment, free_port
+from tests.trainer.conftest import REPOSITORY, environment, free_port
+from trainer.config.load import flatten
+from trainer.config.settings import read_settings
+from trainer.conversion.convert import convert
+from trainer.conversion.spec import read_conversion
+from trainer.data.heldout import heldout_windows
+from trainer.data.training_data import find_indices, open_heldout
+from trainer.errors import UserError
 
 pytestmark = pytest.mark.trainer
 
 MODULE = "trainer.evaluation.__main__"
-# Padding of the vocabulary that depends on the tensor-parallel size: 300 tokens become 320, on one rank 304.
-TRAINING = {"model.tensor_model_parallel_size": 2, "model.make_vocab_size_divisible_by": 16}
+# No row of the embeddings pads the tokens: a converted model has none either, and so the same loss.
+TRAINING = {
+    "model.tensor_model_parallel_size": 2,
+    "model.make_vocab_size_divisible_by": 2,
+    "model.override_vocab_size": 300,
+}
+# On another number of ranks this would pad them; the checkpoint's own number of rows is taken.
+DIVISOR = 16
 # Sums are taken in another order.
 NEAR = 1e-6
+OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+SENTENCE = "the train of alpha and beta"
+TASKS: dict[str, dict[str, Any]] = {
+    "letters": {
+        "output_type": "multiple_choice",
+        "target_delimiter": "",
+        "doc_to_text": "{{question}}",
+        "doc_to_choice": "{{letters}}",
+        "doc_to_target": "right",
+        "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
+    },
+    "sentence": {
+        "output_type": "loglikelihood_rolling",
+        "doc_to_text": "",
+        "doc_to_target": "{{text}}",
+        "metric_list": [{"metric": "bits_per_byte"}],
+    },
+}
+# Of the page's example.
+DOCUMENTED, PROMPT = "results/gpt3_tiny_conversion/huggingface/step-200", "    def __init__(self,"
 
 
 @dataclass(frozen=True)
@@ -39,29 +75,33 @@ class Evaluator:
         self.losses = {line["step"]: line["val_loss"] for line in outcome.lines("validation")}
         self.tokens = outcome.lines("data")[0]["tokens"]
         self.training = yaml.safe_load((trainings.root / f"{outcome.log_dir.name}.yaml").read_text())
+        self.training["model"]["make_vocab_size_divisible_by"] = DIVISOR
         self._pool, self.directory, self._count = pool, directory, 0
 
     def __call__(self, node: dict[str, Any], world: int = 1, splits: str = "80,20,0") -> Said:
         """Run an evaluation; `node` is added to the source and the directory of results."""
-        self._count += 1
         name = f"evaluation{self._count}"
         whole = {"source": str(self.checkpoints), "results": str(self.directory / "results"), **node}
         config = self.directory / f"{name}.yaml"
         self.training["model"]["data"]["splits_string"] = splits
         config.write_text(yaml.safe_dump({**self.training, "evaluation": whole}))
-        port, files = free_port(), []
-        started = []
-        for rank in range(world):
-            files.append((self.directory / f"{name}.{rank}.out", self.directory / f"{name}.{rank}.err"))
-            started.append(
-                self._pool.start(
-                    ["run", "--config-path", str(self.directory), "--config-name", name],
-                    environment(rank, world, port),
-                    files[-1][0],
-                    MODULE,
-                    files[-1][1],
-                )
-            )
+        return self.run(MODULE, ["run", "--config-path", str(self.directory), "--config-name", name], world)
+
+    def run(self, module: str, arguments: list[str], world: int = 1) -> Said:
+        """Run the ``main`` of a module, without a network."""
+        port, said, self._count = free_port(), self.directory / f"said{self._count}", self._count + 1
+        files = [
+            (said.with_suffix(f".{rank}.out"), said.with_suffix(f".{rank}.err")) for rank in range(world)
+        ]
+        offline = {
+            "HF_HUB_OFFLINE": "1",
+            "HF_DATASETS_OFFLINE": "1",
+            "HF_HOME": str(self.directory / "cache"),
+        }
+        started = [
+            self._pool.start(arguments, {**environment(rank, world, port), **offline}, out, module, err)
+            for rank, (out, err) in enumerate(files)
+        ]
         codes = [process.wait() for process in started]
         return Said(codes, files[0][0].read_text(), files[0][1].read_text())
 
@@ -114,6 +154,138 @@ def test_the_loss_does_not_depend_on_the_layout(
     assert said.codes == [0] * world, said.stderr
     losses = {step: evaluate.result(step, name)["perplexity"]["loss"] for step in (4, 6)}
     assert losses == pytest.approx(evaluate.losses, rel=NEAR)
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a directory with two tasks of lm-eval, ``letters`` and ``sentence``, and their data."""
+    directory = tmp_path_factory.mktemp("tasks")
+    letters = [{"question": f"Letter {number}:", "letters": ["x", "q"], "right": 0} for number in range(5)]
+    for name, documents in {"letters": letters, "sentence": [{"text": SENTENCE}]}.items():
+        lines = (f"{json.dumps(document)}\n" for document in documents)
+        (directory / f"{name}.jsonl").write_text("".join(lines))
+        data = {"data_files": {"test": str(directory / f"{name}.jsonl")}}
+        task = {
+            "task": name,
+            "dataset_path": "json",
+            "dataset_kwargs": data,
+            "test_split": "test",
+            **TASKS[name],
+        }
+        (directory / f"{name}.yaml").write_text(yaml.safe_dump(task))
+    return directory
+
+
+def test_tasks_are_measured_on_models_that_are_converted_on_the_way(evaluate: Evaluator, tasks: Path) -> None:
+    both = {
+        "results": str(evaluate.directory / "both"),
+        "converted": str(evaluate.directory / "model-{step}"),
+        "perplexity": {"layout": {"tensor": 1}},
+    }
+    files = [str(tasks / f"{name}.yaml") for name in TASKS]
+    said = evaluate({**both, "step": [4, 6], "lm_eval": {"tasks": files, "batch_size": 4}})
+    assert said.codes == [0], said.stderr
+    assert "Traceback" not in said.stderr
+    results = {step: evaluate.result(step, "both") for step in (4, 6)}
+    assert {step: result["perplexity"]["loss"] for step, result in results.items()} == pytest.approx(
+        evaluate.losses, rel=NEAR
+    )
+    for step, result in results.items():
+        assert set(result["lm_eval"]) == set(TASKS)
+        assert set(result["lm_eval"]["letters"]) == {"acc", "acc_stderr"}
+        assert {"lm_eval", "transformers", "torch"} <= set(result["versions"])
+        assert f"step {step} | letters | acc {result['lm_eval']['letters']['acc']:.4f} ± " in said.stdout
+    bits = [result["lm_eval"]["sentence"]["bits_per_byte"] for result in results.values()]
+    assert bits[1] < bits[0]
+    # By name, from a directory: with other conditions it takes the place of the same task.
+    named = {"tasks": ["letters"], "include_path": str(tasks), "limit": 2}
+    said = evaluate({**both, "step": 4, "perplexity": {"enabled": False}, "lm_eval": named})
+    assert said.codes == [0], said.stderr
+    again = evaluate.result(4, "both")
+    assert again["provenance"]["lm_eval"]["letters"]["documents"] == {"letters": 2}
+    assert set(again["provenance"]["lm_eval"]) == {"letters"}
+    assert again["perplexity"] == results[4]["perplexity"]
+    said = evaluate({**both, "step": 6, "lm_eval": {"tasks": files, "batch_size": 4}})
+    assert said.codes == [0]
+    assert said.stdout.count("there already") == 3
+
+
+def test_mistakes_about_tasks_name_the_key(evaluate: Evaluator, tasks: Path, tmp_path: Path) -> None:
+    def mistake(lm_eval: dict[str, Any], **node: Any) -> str:
+        said = evaluate({"converted": "/absent", "results": str(tmp_path), "lm_eval": lm_eval, **node})
+        assert said.codes == [2]
+        assert "Traceback" not in said.stderr
+        return said.stderr.splitlines()[-1]
+
+    key = "error: evaluation.lm_eval.tasks"
+    assert mistake({"tasks": ["/absent.yaml"]}) == f"{key}=/absent.yaml: there is no such file"
+    assert "evaluation.converted is missing: expected" in mistake({"tasks": ["letters"]}, converted=None)
+    broken = tmp_path / "broken.yaml"
+    broken.write_text((tasks / "letters.yaml").read_text().replace("letters.jsonl", "absent.jsonl"))
+    assert mistake({"tasks": [str(broken)]}).startswith(f"{key}={broken}: lm-eval cannot load it: ")
+    assert not list(tmp_path.glob("step-*"))
+
+
+def test_the_converted_model_has_our_loss_in_transformers_and_writes_text(
+    evaluate: Evaluator, tokenized: Any
+) -> None:
+    model = evaluate.directory / "model-6"
+    (block,) = re.findall(r"```python\n(.*?)```", (REPOSITORY / "docs/evaluation.md").read_text(), re.DOTALL)
+    # There are 32 positions for the prompt and what follows.
+    code = block.replace("max_new_tokens=40", "max_new_tokens=8").replace(DOCUMENTED, str(model))
+    settings = read_settings(flatten(evaluate.training))
+    source = open_heldout(settings.data, find_indices(settings.data, heldout=True), settings.seq_length)
+    batches = heldout_windows(source, settings.val_batches, settings.global_batch, 1, settings.seed)
+    windows = [source.window(number).tolist() for batch in batches for number in batch if number is not None]
+    request = evaluate.directory / "request.json"
+    request.write_text(json.dumps({"windows": windows, "text": SENTENCE, "code": code}))
+    command = [sys.executable, "-m", "tests.trainer.probe_converted", str(model), str(request)]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["modules"] == []
+    assert found["tokens"] == evaluate.tokens
+    assert found["loss"] == pytest.approx(evaluate.losses[6], abs=1e-5)
+    print(f"held-out loss: ours {evaluate.losses[6]:.7f}, transformers' {found['loss']:.7f}")
+    assert found["printed"].startswith(PROMPT)
+    assert len(found["printed"]) > len(PROMPT)
+    measured = evaluate.result(6, "both")["lm_eval"]["sentence"]["bits_per_byte"]
+    assert measured == pytest.approx(found["bits_per_byte"], rel=1e-5)
+
+
+def test_the_check_of_a_conversion_finds_wrong_keys_and_weights(evaluate: Evaluator) -> None:
+    output = evaluate.directory / "checked"
+    export = ["export", str(evaluate.checkpoints), "--to", str(output), "--check"]
+    good = evaluate.run("trainer.conversion.__main__", export)
+    assert good.codes == [0], good.stderr
+    report = json.loads((output / "report.json").read_text())
+    assert report["passed"]
+    assert report["ratio"] <= 4
+    assert report["rounded"] == 0
+    assert report["losses"]["ours"] == pytest.approx(report["losses"]["exact"], abs=1e-6)
+    assert min(gradient["cosine"] for gradient in report["gradients"].values()) > 0.999999
+    table = (output / "report.txt").read_text()
+    assert table in good.stdout
+    # The same sizes: nothing but a comparison can tell.
+    config = output / "config.json"
+    config.write_text(config.read_text().replace('"gelu_new"', '"gelu"    '))
+    weights = output / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 0x40
+    weights.write_bytes(content)
+    (output / "report.json").unlink()
+    wrong = evaluate.run("trainer.conversion.__main__", export)
+    assert wrong.codes == [1], wrong.stderr
+    report = json.loads((output / "report.json").read_text())
+    assert not report["passed"]
+    assert report["ratio"] > 4
+    assert report["rounded"] == 1
+    assert "FAILED: not the checkpoint's: 1 tensors, by at most" in wrong.stdout
+    node = {"source": str(evaluate.checkpoints), "to": "safetensors", "check": {"enabled": True}}
+    with pytest.raises(UserError, match=r"conversion\.check\.enabled=True: .* expected False with"):
+        convert(read_conversion({**node, "output": str(output)}))
+    # A report is there: its verdict holds.
+    assert evaluate.run("trainer.conversion.__main__", export).codes == [1]
 
 
 def test_other_data_replace_a_result_and_the_earlier_file_is_kept(evaluate: Evaluator) -> None:

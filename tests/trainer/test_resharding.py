@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from tests.trainer.conftest import edited, environment, free_port
 from tests.trainer.ranks import Run
 from tests.trainer.sabotage import SABOTAGE
 from trainer.checkpoint.marker import FULLY_RESHARDABLE
+from trainer.conversion.convert import convert
+from trainer.conversion.spec import read_conversion
 
 pytestmark = [pytest.mark.trainer, pytest.mark.timeout(300)]
 
@@ -76,7 +79,7 @@ NEAR = {"gpt3": 1e-6, "llama": 1e-3}
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_weights_and_optimizer_states_are_the_same_under_other_parallel_sizes(
-    pool: Any, tmp_path: Path, family: str
+    pool: Any, tmp_path: Path, family: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     changes = {"exp_manager.explicit_log_dir": str(tmp_path), "model.data.data_impl": "mock"}
     config = tmp_path / "config.yaml"
@@ -92,6 +95,10 @@ def test_weights_and_optimizer_states_are_the_same_under_other_parallel_sizes(
     kinds = {name.split(".")[2] for name in first["tensors"] if name.startswith("optimizer.state.")}
     assert kinds == {"exp_avg", "exp_avg_sq"} | ({"fp32_param"} if family == "llama" else set())
     hold_equal(told, NEAR[family])
+    hold_exports_equal(tmp_path, {*told, "data4-beside"})
+    # Of a model in bf16 the masters.
+    hold_exports_equal(tmp_path, {"data4", "tensor2", "virtual2", "one"}, "float32")
+    assert capsys.readouterr().out.count("32-bit masters") == (4 if family == "llama" else 0)
 
 
 def test_optimizer_states_in_shards_are_the_same_under_other_parallel_sizes(
@@ -109,6 +116,7 @@ def test_optimizer_states_in_shards_are_the_same_under_other_parallel_sizes(
     kinds = {name.split(".")[2] for name in told["data4"]["tensors"] if name.startswith("optimizer.state.")}
     assert kinds == {"exp_avg", "exp_avg_sq", "param"}
     hold_equal(told, NEAR["llama"])
+    hold_exports_equal(tmp_path, {*told, "data4-resharded", "both2-resharded"})
     gathered = {name for name, one in told.items() if one["format"] == FULLY_RESHARDABLE}
     assert gathered == {"buckets"}
     assert told["data4"]["gathered"] == told["data4"]["tensors"]
@@ -146,6 +154,17 @@ def hold_equal(told: dict[str, Any], near: float) -> None:
         assert not one["written_early"]
         assert one["step"] == 2
         assert one["beside"] == one["tensors"], name
+
+
+def hold_exports_equal(directory: Path, names: set[str], dtype: str | None = None) -> None:
+    """Hold the safetensors of all checkpoints against each other, byte by byte."""
+    digests = {}
+    for name in names:
+        output = directory / f"hf-{name}-{dtype}"
+        node = {"source": str(directory / name), "to": "huggingface", "output": str(output), "dtype": dtype}
+        (result,) = convert(read_conversion(node))
+        digests[name] = hashlib.sha256((result.output / "model.safetensors").read_bytes()).hexdigest()
+    assert len(set(digests.values())) == 1, digests
 
 
 def test_four_ranks_become_two_and_then_one(trainings: Any, pool: Any, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from launcher.estimates import checkpoints
+from launcher.estimates import cost
 from launcher.estimates.model import model_size
 from launcher.estimates.values import Values
 from tests.trainer.conftest import edited
@@ -83,7 +83,7 @@ def test_a_checkpoint_takes_what_is_estimated_beforehand(trainings: Any, precisi
     model = model_size(values)
     assert model is not None
     assert model.parameters == 2 * (12 * 256**2 + 13 * 256) + (304 + 32) * 256 + 2 * 256
-    estimated = checkpoints.checkpoints_of(values, model, "megatron")
+    estimated = cost.checkpoints_of(values, model, "megatron")
     assert estimated is not None
     assert estimated.size == each * model.parameters
     # The rest is what each file and each tensor is introduced with.

@@ -14,10 +14,19 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
+from trainer.checkpoint import tensor_files
 from trainer.checkpoint.tensor_files import TensorFiles, TensorFilesWriter, TensorInfo
 from trainer.errors import UserError
 
 WHOLE = torch.arange(4 * 6 * 8, dtype=torch.float32).reshape(4, 6, 8)
+ROWS = torch.randn(4, 64).bfloat16()
+
+
+@pytest.fixture(params=["copied", "direct"], autouse=True)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read chunks as small ones are, and as large ones are."""
+    monkeypatch.setattr(tensor_files, "_DIRECT_BYTES", 0 if request.param == "direct" else 1 << 40)
+    monkeypatch.setattr(tensor_files, "_BLOCK_BYTES", 100)
 
 
 def written(directory: Path) -> Path:
@@ -27,6 +36,8 @@ def written(directory: Path) -> Path:
         for layer, half in itertools.product(range(4), range(2)):
             chunk = WHOLE[layer : layer + 1, :, 4 * half : 4 * half + 4]
             writer.add("layers", chunk, WHOLE.shape, (layer, 0, 4 * half))
+        writer.add("rows", ROWS[:1], ROWS.shape, (0, 0))
+        writer.add("rows", ROWS[1:], ROWS.shape, (1, 0))
         writer.add("bias", torch.ones(3, dtype=torch.bfloat16))
         writer.finish({"step": 3}, b"{}")
     return directory
@@ -36,9 +47,12 @@ def test_tensors_are_read_whole_by_layer_and_in_part(tmp_path: Path) -> None:
     with TensorFiles(written(tmp_path / "c")) as files:
         assert files.tensors() == {
             "layers": TensorInfo((4, 6, 8), torch.float32),
+            "rows": TensorInfo((4, 64), torch.bfloat16),
             "bias": TensorInfo((3,), torch.bfloat16),
         }
         assert torch.equal(files.read("layers"), WHOLE)
+        assert torch.equal(files.read("rows"), ROWS)
+        assert torch.equal(files.read("rows", (slice(0, 3),)), ROWS[:3])
         assert torch.equal(files.read("layers", 2), WHOLE[2])
         part = (slice(1, 3), slice(None), slice(3, 7))
         assert torch.equal(files.read("layers", part), WHOLE[part])
@@ -48,7 +62,7 @@ def test_tensors_are_read_whole_by_layer_and_in_part(tmp_path: Path) -> None:
 def test_views_are_written_without_the_rest_of_their_storage(tmp_path: Path) -> None:
     directory = written(tmp_path / "c")
     (shard,) = directory.glob("*.distcp")
-    assert shard.stat().st_size < 9 * (6 * 4 * 4 + 2000)
+    assert shard.stat().st_size < 11 * (6 * 4 * 4 + 2000)
 
 
 def test_torch_reads_what_is_written_and_the_other_way_round(tmp_path: Path) -> None:
@@ -111,6 +125,16 @@ def test_damage_is_named(tmp_path: Path, damage: Callable[[Path], None], message
     with pytest.raises(UserError, match=message), TensorFiles(directory) as files:
         files.read("layers")
     assert not (directory / "executed").exists()
+
+
+def test_damage_of_a_chunk_of_rows_is_named(tmp_path: Path) -> None:
+    directory = written(tmp_path / "c")
+    (shard,) = directory.glob("*.distcp")
+    content = bytearray(shard.read_bytes())
+    content[content.index(ROWS[2].view(torch.uint8).numpy().tobytes())] ^= 1
+    shard.write_bytes(content)
+    with pytest.raises(UserError, match="rows cannot be read"), TensorFiles(directory) as files:
+        files.read("rows")
 
 
 def test_index_without_a_chunk_is_refused(tmp_path: Path) -> None:

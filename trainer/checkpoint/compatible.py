@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ _SHAPES = (
     "zero_centered_gamma",
     "bias",
     "tied_embeddings",
+    "head_bias",
 )
 
 
@@ -88,6 +89,77 @@ def check(checkpoint: Checkpoint, shape: Mapping[str, Any], layout: Layout) -> N
                 f"the model has {name}={shape[name]}, but the checkpoint {checkpoint.path} has {value}: "
                 f"{_way_out(name, value, layout)}, or train into another exp_manager.explicit_log_dir"
             )
+
+
+# The keys by which a configuration knows what has another name here.
+_KEYS = {
+    "max_positions": "max_position_embeddings",
+    "position": "position_embedding_type",
+    "relative": "relative_attention_num_buckets",
+    "zero_centered_gamma": "layernorm_zero_centered_gamma",
+    "tied_embeddings": "share_embeddings_and_output_weights",
+}
+# What changes the function that the same weights compute.
+_FUNCTION = {
+    "norm_epsilon": "layernorm_epsilon",
+    "normalize_scores": "normalize_attention_scores",
+    "rotary_percentage": "rotary_percentage",
+    "rotary_base": "rotary_base",
+    "rope": "rotary_interleaved, seq_len_interpolation_factor or scale_factor",
+}
+
+
+def check_shapes(name: str, checkpoint: Checkpoint, description: Description) -> None:
+    """Hold a checkpoint's weights against a model that starts from them; padding and precision may differ.
+
+    Raises
+    ------
+    UserError
+        Naming the key that differs, and the checkpoint as `name`.
+    """
+    now = shapes_of(description)
+    learned = description.decoder.position == "learned_absolute"
+    free = ("padded_vocabulary", "precision", *(() if learned else _POSITIONS))
+    for item, value in checkpoint.marker.architecture.items():
+        if item in free or item not in now or now[item] == value:
+            continue
+        is_encoder = item.startswith("encoder_")
+        plain = item.removeprefix("encoder_")
+        node = "model.encoder" if is_encoder else "model.decoder" if description.encoder else "model"
+        key = f"{node}.{_KEYS.get(plain, plain)}"
+        if description.encoder and plain in _OF_BOTH:
+            key = _OF_BOTH[plain]
+        raise UserError(f"{name} has {key}={value}, and the run {now[item]}: expected the same model")
+    if (description.encoder is None) != ("encoder_num_layers" not in checkpoint.marker.architecture):
+        kinds = ("a GPT", "a T5")
+        now_t5 = description.encoder is not None
+        raise UserError(
+            f"{name} is {kinds[not now_t5]}, and the run {kinds[now_t5]}: expected the same model"
+        )
+
+
+# Those of a T5 that are neither stack's own.
+_OF_BOTH = {
+    "max_positions": "model.max_position_embeddings",
+    "tied_embeddings": "model.share_decoder_tokens_head_embeddings",
+    "head_bias": "model.tokens_head_bias",
+}
+_POSITIONS = ("max_positions", "encoder_max_positions")
+
+
+def function_differences(saved: Description, now: Description) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the keys with which the same weights compute something else, each with both values."""
+    for node, old, new in (("encoder", saved.encoder, now.encoder), ("decoder", saved.decoder, now.decoder)):
+        if old is None or new is None:
+            continue
+        prefix = f"model.{node}" if now.encoder else "model"
+        for item, key in _FUNCTION.items():
+            values = getattr(old, item), getattr(new, item)
+            if item == "rope":
+                values = replace(values[0], fusion=False), replace(values[1], fusion=False)
+            rotary = item.startswith("rot") or item == "rope"
+            if values[0] != values[1] and (new.position == "rope" or not rotary):
+                yield f"{prefix}.{key}", *values
 
 
 def check_optimizer(choice: Choice, form: str, layout: Layout) -> None:

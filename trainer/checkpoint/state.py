@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.dict_utils import nested_values
-from megatron.core.dist_checkpointing.mapping import ShardedTensor
+from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor
 from torch.distributed.checkpoint import CheckpointException, FileSystemReader
 
 from trainer.checkpoint import compatible, rng_state
@@ -126,7 +126,7 @@ def restore(choice: Choice, model: Model, optimizer: Any, rank_context: RankCont
     continues = compatible.is_laid_out_as(checkpoint, rank_context.layout)
     if continues:
         targets["random"] = rng_state.sharded_generators(rank_context)
-    state = _load(checkpoint, targets)
+    state = _load(checkpoint.path, targets)
     model.load_state_dict(state["model"])
     if choice.load_optimizer:
         with torch.no_grad():
@@ -146,18 +146,44 @@ def restore(choice: Choice, model: Model, optimizer: Any, rank_context: RankCont
     return Progress(state["step"], state["consumed_samples"])
 
 
-def load_weights(checkpoint: Checkpoint, model: Model) -> None:
-    """Load the weights alone of a checkpoint into a model of its shapes; every rank calls this."""
-    model.load_state_dict(_load(checkpoint, _tensors(model.sharded_state_dict(), None, "", True))["model"])
+def load_weights(checkpoint: Path, model: Model) -> None:
+    """Load the weights alone from a checkpoint's directory into a model; every rank calls this.
+
+    The vocabulary may be padded otherwise: the rows that only the model has are zero then.
+    """
+    weights = model.sharded_state_dict()
+    saved = _index(checkpoint)
+    # Transformer Engine's, which weights that were imported have not.
+    absent = {
+        chunk: [name for name, item in part.items() if _is_object(item) and item.unique_key not in saved]
+        for chunk, part in weights.items()
+    }
+    wanted = {
+        chunk: {name: item for name, item in part.items() if name not in absent[chunk]}
+        for chunk, part in weights.items()
+    }
+    content = _load(checkpoint, {"model": wanted})["model"]
+    model.load_state_dict(
+        {chunk: {**part, **dict.fromkeys(absent[chunk])} for chunk, part in content.items()}
+    )
 
 
-def _load(checkpoint: Checkpoint, targets: dict[str, Any]) -> dict[str, Any]:
+def _is_object(item: Any) -> bool:
+    return isinstance(item, ShardedObject)
+
+
+def _index(checkpoint: Path) -> Any:
+    with restricted_pickles():
+        return FileSystemReader(str(checkpoint)).read_metadata().state_dict_metadata
+
+
+def _load(checkpoint: Path, targets: dict[str, Any]) -> dict[str, Any]:
     try:
         with restricted_pickles():
-            state: dict[str, Any] = dist_checkpointing.load(targets, str(checkpoint.path), load_strategy())
+            state: dict[str, Any] = dist_checkpointing.load(targets, str(checkpoint), load_strategy())
     except CheckpointException as error:
         # It is no Exception, and would be handled as an interrupt.
-        raise RuntimeError(f"the checkpoint {checkpoint.path} cannot be read") from error
+        raise RuntimeError(f"the checkpoint {checkpoint} cannot be read") from error
     return state
 
 
@@ -172,8 +198,7 @@ def _tensors(weights: dict[str, Any], optimizer: Any, form: str, is_loading: boo
 
 def _check_buckets(checkpoint: Checkpoint, states: dict[str, Any]) -> None:
     """Hold the buckets of a DistributedOptimizer against those of a checkpoint."""
-    with restricted_pickles():
-        saved = FileSystemReader(str(checkpoint.path)).read_metadata().state_dict_metadata
+    saved = _index(checkpoint.path)
     for tensor in nested_values(states):
         if isinstance(tensor, ShardedTensor):
             size = getattr(saved.get(tensor.key), "size", None)

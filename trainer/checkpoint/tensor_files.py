@@ -13,6 +13,7 @@ import io
 import math
 import os
 import pickle
+import sys
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -38,6 +39,8 @@ _FILE_BYTES = 4 << 30
 # A checkpoint may have more shards than a process may open files.
 _OPEN_FILES = 64
 _LONGEST = 200
+# Chunks of this size are read to their place in a tensor, and a block of them at a time.
+_DIRECT_BYTES, _BLOCK_BYTES = 16 << 20, 4 << 20
 Index = int | tuple[slice, ...] | None
 
 
@@ -121,14 +124,17 @@ class TensorFiles:
             ]
             if any(start >= stop for start, stop in zip(first, last, strict=True)):
                 continue
-            part = self._chunk(name, chunk, entry)[_slices(first, last, chunk.offsets)]
-            filled += part.numel()
-            if whole is None and list(part.shape) == shape:
-                whole = part
+            extent = [stop - start for start, stop in zip(first, last, strict=True)]
+            filled += math.prod(extent)
+            place = _slices(first, last, chunk.offsets)
+            if whole is None and extent == shape:
+                whole = self._chunk(name, chunk, entry)[place]
                 continue
             if whole is None:
                 whole = torch.empty(shape, dtype=entry.properties.dtype)
-            whole[_slices(first, last, begin)] = part
+            target = whole[_slices(first, last, begin)]
+            if extent != list(chunk.sizes) or not self._fill(MetadataIndex(name, chunk.offsets), target):
+                target.copy_(self._chunk(name, chunk, entry)[place])
         if filled != math.prod(shape):
             raise UserError(f"{self.directory / INDEX_FILE}: the chunks of {name} do not make up the tensor")
         whole = torch.empty(shape, dtype=entry.properties.dtype) if whole is None else whole
@@ -160,10 +166,44 @@ class TensorFiles:
         UserError
             If it cannot be read, or holds what torch does not load without executing it.
         """
-        try:
+        with self._damages_named(item):
             if not self._is_checked:
                 _check_archive(self._view(item))
             return torch.load(self._view(item), map_location="cpu", weights_only=True)
+
+    def _fill(self, item: Any, target: torch.Tensor) -> bool:
+        """Read a large chunk to its place in a tensor, without a copy of it; return whether that can be."""
+        if (
+            target.nbytes < _DIRECT_BYTES
+            or not target.is_contiguous()
+            or item not in self._index.storage_data
+        ):
+            return False
+        with self._damages_named(item):
+            # Nothing but the description of the tensor is read.
+            content = torch.load(self._view(item), map_location="meta", weights_only=True)
+            is_plain = isinstance(content, torch.Tensor) and content.is_contiguous()
+            if not is_plain or content.dtype != target.dtype or content.nbytes != target.nbytes:
+                return False
+            with zipfile.ZipFile(self._view(item)) as archive:
+                records = {info.filename.partition("/")[2]: info for info in archive.infolist()}
+                order, data = records.get("byteorder"), records.get("data/0")
+                if data is None or data.file_size != target.nbytes:
+                    return False
+                if order is None or archive.read(order).decode() != sys.byteorder:
+                    return False
+                buffer = memoryview(target.flatten().view(torch.uint8).numpy())
+                # At its end the record is held against its checksum.
+                with archive.open(data) as file:
+                    while block := file.read(_BLOCK_BYTES):
+                        buffer[: len(block)] = block
+                        buffer = buffer[len(block) :]
+        return True
+
+    @contextlib.contextmanager
+    def _damages_named(self, item: Any) -> Iterator[None]:
+        try:
+            yield
         except (OSError, MemoryError, UserError):
             raise
         except Exception as error:

@@ -110,6 +110,8 @@ class Architecture:
     norm_epsilon: float
     bias: bool
     tied_embeddings: bool
+    # Of a T5's tied head alone.
+    head_bias: bool
     vocab_divisor: int
     hidden_dropout: float
     attention_dropout: float
@@ -195,6 +197,7 @@ def read_stack(
         norm_epsilon=values.number(f"{node}.layernorm_epsilon", 1e-5, minimum=0.0),
         bias=values.flag(f"{node}.bias", True),
         tied_embeddings=tied,
+        head_bias="relative" in positions and tied and values.flag("model.tokens_head_bias", True),
         vocab_divisor=_vocab_divisor(values),
         hidden_dropout=values.number(f"{node}.hidden_dropout", 0.1, minimum=0.0, below=1.0),
         attention_dropout=values.number(f"{node}.attention_dropout", 0.1, minimum=0.0, below=1.0),

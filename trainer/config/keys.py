@@ -122,6 +122,8 @@ KEYS: dict[str, Status] = {
     f"{_CALLBACK}.save_best_model": Refused((False, None), _NEMO_ARCHIVE),
     f"{_CALLBACK}.postfix": Irrelevant(_NEMO_ARCHIVE),
     f"{_CALLBACK}.model_parallel_size": Irrelevant("taken from the model's parallel sizes"),
+    # NeMo's, at the root: the weights that a new training starts from
+    "restore_from_path": _IMPLEMENTED,
     # resume: our own node
     "resume.checkpoint": _IMPLEMENTED,
     "resume.load_optimizer": _IMPLEMENTED,
@@ -402,6 +404,7 @@ T5_KEYS: dict[str, Status] = {
     "model.seq_length": _IMPLEMENTED,
     "model.share_token_embeddings": Refused((True, None), _T5_ALONE),
     "model.share_decoder_tokens_head_embeddings": _IMPLEMENTED,
+    "model.tokens_head_bias": _IMPLEMENTED,
     "model.pre_process": Refused((True, None), _ONE_CHUNK),
     "model.post_process": Refused((True, None), _ONE_CHUNK),
     # model: parallelism

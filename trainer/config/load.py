@@ -7,7 +7,9 @@ from typing import Any
 
 from trainer.errors import UserError, suggest
 
-ROOTS = ("run", "trainer", "exp_manager", "model", "resume")
+ROOTS = ("run", "trainer", "exp_manager", "model", "resume", "restore_from_path")
+# Those that are values themselves, as NeMo has them.
+_VALUES = ("restore_from_path",)
 
 
 def load_config(directory: Path, name: str, *others: str) -> dict[str, Any]:
@@ -81,7 +83,7 @@ def _check_roots(path: Path, config: object, others: tuple[str, ...]) -> None:
             raise UserError(
                 f"configuration {path}: unknown root key '{key}'; valid are {', '.join(roots)}{hint}"
             )
-        if not isinstance(value, dict):
+        if not isinstance(value, dict) and key not in _VALUES:
             raise UserError(f"configuration {path}: '{key}' must be a mapping, not {value!r}")
     missing = [root for root in ("trainer", "exp_manager", "model", *others) if root not in config]
     if missing:

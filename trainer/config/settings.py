@@ -49,6 +49,7 @@ class Settings:
     """Everything a training needs to know.
 
     `architecture` is a GPT's, or the decoder of a T5; a T5 has an `encoder` and a `denoising` besides.
+    `restore_from` is the checkpoint whose weights a new training starts from.
     `nodes` is ``None`` where there are as many as were started. With `cpu_weights` the initial weights are
     drawn on the CPU, the same for every layout and device. With `accumulation_fusion` products of
     matrices add to the gradients of weights.
@@ -62,6 +63,7 @@ class Settings:
     output: Output
     saving: Saving
     resume: Resume
+    restore_from: Path | None
     precision: Literal["bf16", "fp32"]
     fp8: Fp8 | None
     seed: int
@@ -129,6 +131,7 @@ def read_settings(flat: Mapping[str, Any]) -> Settings:
         output=output,
         saving=read_saving(values, output.log_dir, val_interval),
         resume=read_resume(values),
+        restore_from=_restore_from(values),
         precision=precision,
         fp8=read_fp8(values, precision),
         seed=values.integer("model.seed", 1234, minimum=0),
@@ -162,6 +165,18 @@ def _output(values: Values) -> Output:
         tensorboard=values.flag(f"{node}.create_tensorboard_logger", True),
         log_every=values.integer("trainer.log_every_n_steps", 10, minimum=1),
     )
+
+
+def _restore_from(values: Values) -> Path | None:
+    key = "restore_from_path"
+    if not values.is_set(key):
+        return None
+    path = Path(values.text(key))
+    if not path.is_absolute():
+        values.fail(key, "the absolute path of a checkpoint, or of a directory of checkpoints")
+    if path.suffix == ".nemo":
+        values.fail(key, "a checkpoint of this trainer: a .nemo archive needs NeMo (engine=nemo)")
+    return path
 
 
 def _precision(values: Values) -> Literal["bf16", "fp32"]:

@@ -16,7 +16,7 @@ from typing import Any
 from trainer import requirements
 from trainer.config.load import load_yaml
 from trainer.conversion.spec import DTYPES, ROOT, SOURCE_FORMATS, TARGETS, Conversion, read_conversion
-from trainer.errors import EXIT_OK, EXIT_USER_ERROR, UserError, suggest
+from trainer.errors import EXIT_FAILURE, EXIT_OK, EXIT_USER_ERROR, UserError, suggest
 from trainer.logs import quiet
 
 _REQUIRED = ("torch", "numpy", "safetensors")
@@ -52,7 +52,7 @@ def _convert(conversion: Conversion) -> int:
         print(f"{result.output}: {'written' if result.is_new else 'is there already'}", flush=True)
     if not results:
         print(f"{conversion.source}: no complete checkpoint yet, nothing to do", flush=True)
-    return EXIT_OK
+    return EXIT_OK if all(result.is_equal for result in results) else EXIT_FAILURE
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -75,12 +75,14 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     export.add_argument("--dtype", choices=DTYPES, help="type of the weights; as they are, if left out")
     export.add_argument("--shard-bytes", type=int, default=5_000_000_000, help="of a safetensors file")
     export.add_argument("--tokenizer-dir", type=Path, help="the tokenizer, if not that of the training")
+    export.add_argument("--check", action="store_true", help="compare the result with our model on a text")
     export.add_argument("--model", type=Path, help="the training's configuration, if it is needed")
     return parser.parse_args(arguments)
 
 
 def _from_options(options: argparse.Namespace) -> Conversion:
-    return read_conversion({name: value for name, value in vars(options).items() if name != "command"})
+    node = {name: value for name, value in vars(options).items() if name != "command"}
+    return read_conversion({**node, "check": {"enabled": options.check}})
 
 
 def _from_file(options: argparse.Namespace) -> Conversion:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -19,22 +20,31 @@ from trainer.checkpoint.marker import MARKER
 from trainer.checkpoint.store import Checkpoint
 from trainer.checkpoint.tensor_files import TensorFiles
 from trainer.config.load import flatten, load_yaml
-from trainer.conversion import export, huggingface, outputs, safetensors_files
+from trainer.conversion import export, huggingface, outputs, safetensors_files, sources
+from trainer.conversion.importing import import_weights
+from trainer.conversion.megatron_lm import MegatronLmFiles
 from trainer.conversion.safetensors_files import Entry
+from trainer.conversion.sources import SourceFormat
 from trainer.conversion.spec import Conversion
 from trainer.errors import UserError
 
 _T5 = "model.mcore_t5"
+# How often a line is written where there is no terminal.
+_PIPE_SECONDS = 10.0
 # The overrides that a model card shows.
 _SHOWN = ("training=", "training.model.", "training.trainer.")
 
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a conversion: a directory, which was written now or was there already."""
+    """The result of a conversion: a directory, which was written now or was there already.
+
+    `is_equal` is False if the comparison with our model found another one.
+    """
 
     output: Path
     is_new: bool
+    is_equal: bool = True
 
 
 def convert(conversion: Conversion) -> list[Result]:
@@ -46,7 +56,85 @@ def convert(conversion: Conversion) -> list[Result]:
         If there is no source of this kind, it is damaged, Hugging Face has no such model, or the output
         cannot be written, or is another conversion's.
     """
-    return [convert_checkpoint(conversion, checkpoint) for checkpoint in chosen(conversion)]
+    source_format = _source_format(conversion)
+    if conversion.check.enabled and (source_format, conversion.to) != ("slipway", "huggingface"):
+        raise UserError(
+            "conversion.check.enabled=True: a checkpoint of ours is compared with its conversion to "
+            f"huggingface; expected False with conversion.to={conversion.to} of {source_format}"
+        )
+    if conversion.to == "slipway":
+        return [_imported(conversion, source_format)]
+    if source_format == "slipway" and conversion.every:
+        return _convert_all(conversion)
+    if source_format == "slipway":
+        return [convert_checkpoint(conversion, checkpoint) for checkpoint in chosen(conversion)]
+    return [_convert_source(conversion, source_format)]
+
+
+def _convert_all(conversion: Conversion) -> list[Result]:
+    """Convert all checkpoints that a training has so far, while it may save and remove others."""
+    results, errors = [], []
+    # Of a step that was trained twice the later one.
+    for checkpoint in {checkpoint.marker.step: checkpoint for checkpoint in chosen(conversion)}.values():
+        try:
+            results.append(convert_checkpoint(conversion, checkpoint))
+        except outputs.AnotherResult as error:
+            # The training went back, and came to this step again: what was made of it stays.
+            print(f"{checkpoint.path}: not converted: {error}", flush=True)
+        except (UserError, FileNotFoundError) as error:
+            if checkpoint.path.exists():
+                errors.append(str(error))
+            else:
+                print(f"{checkpoint.path}: removed by the training meanwhile", flush=True)
+    if errors:
+        raise UserError("; ".join(errors))
+    return results
+
+
+def _source_format(conversion: Conversion) -> SourceFormat:
+    if conversion.source_format != "auto":
+        return cast(SourceFormat, conversion.source_format)
+    # Behind a training, of which there may be no checkpoint yet.
+    return "slipway" if conversion.every else sources.recognise(conversion.source)
+
+
+def _imported(conversion: Conversion, source_format: SourceFormat) -> Result:
+    """Make a checkpoint of ours of a Hugging Face directory."""
+    if source_format != "huggingface":
+        raise UserError(
+            f"conversion.to=slipway: {conversion.source} ({source_format}) is not Hugging Face's; "
+            + (
+                "training.restore_from_path takes it as it is"
+                if source_format == "slipway"
+                else "expected conversion.to=huggingface first"
+            )
+        )
+    was_there = (conversion.output_of(0) / outputs.RECORD).exists()
+    return Result(import_weights(conversion, conversion.source), is_new=not was_there)
+
+
+def _convert_source(conversion: Conversion, source_format: SourceFormat) -> Result:
+    """Convert a checkpoint of another program."""
+    with sources.open_source(conversion.source, source_format, conversion.step) as source:
+        origin, step, dtype = str(source.directory), sources.step_of(source), dtype_of(conversion)
+        result = Made(conversion, step, origin, sources.identity(source))
+        if result.is_there():
+            return Result(result.output, is_new=False)
+        if conversion.to == "safetensors":
+            return result.write(export.plain_entries(source, dtype))
+        if source_format == "huggingface":
+            raise UserError(
+                f"conversion.to=huggingface: {origin} is one of its directories already; expected "
+                "conversion.to=slipway, or safetensors for other shards or another type"
+            )
+        if not isinstance(source, MegatronLmFiles):
+            raise UserError(
+                f"conversion.to={conversion.to}: {origin} ({source_format}) names no model; "
+                "expected conversion.to=safetensors, which keeps their names"
+            )
+        description = source.description(conversion.tokenizer_dir)
+        entries = export.model_entries(source, description, dtype, origin)
+        return result.write(entries, description, {"step": step, "checkpoint": origin})
 
 
 def chosen(conversion: Conversion) -> list[Checkpoint]:
@@ -80,6 +168,39 @@ def convert_checkpoint(conversion: Conversion, checkpoint: Checkpoint) -> Result
     UserError
         As :func:`convert`.
     """
+    result = _convert_checkpoint(conversion, checkpoint)
+    if not conversion.check.enabled or conversion.to != "huggingface":
+        return result
+    return checked(result, conversion, checkpoint.path, lambda: describe(conversion, checkpoint))
+
+
+def checked(
+    result: Result, conversion: Conversion, weights: Path, describe: Callable[[], Description]
+) -> Result:
+    """Compare a converted model with ours, unless there is a report of that already.
+
+    Parameters
+    ----------
+    result
+        The directory in Hugging Face's format.
+    conversion
+        What was asked for.
+    weights
+        The directory of the checkpoint's files.
+    describe
+        Returns the description of the model.
+    """
+    # Imported late: a conversion without it needs neither transformers nor megatron-core.
+    from trainer.conversion import check
+
+    is_equal = check.verdict(result.output)
+    if is_equal is None:
+        options = conversion.check
+        is_equal = check.check(weights, result.output, describe(), options.text, options.sequences)
+    return replace(result, is_equal=is_equal)
+
+
+def _convert_checkpoint(conversion: Conversion, checkpoint: Checkpoint) -> Result:
     marker = checkpoint.marker
     result = Made(conversion, marker.step, str(checkpoint.path), file_checksum(checkpoint.path / MARKER))
     if result.is_there():
@@ -94,6 +215,8 @@ def convert_checkpoint(conversion: Conversion, checkpoint: Checkpoint) -> Result
             return result.write(export.plain_entries(files, dtype))
         description = describe(conversion, checkpoint)
         entries = export.model_entries(files, description, dtype, str(checkpoint.path))
+        if note := export.note_on_masters(files, dtype):
+            print(f"{checkpoint.path.name}: {note}", flush=True)
         return result.write(entries, description, provenance(conversion, checkpoint))
 
 
@@ -246,31 +369,36 @@ def _last_launch(directory: Path) -> Path:
 
 
 class Progress:
-    """The bytes written so far: a bar on a terminal; in a pipe a line for each tenth."""
+    """The bytes read or written so far: a bar on a terminal, in a pipe a line now and then."""
 
     def __init__(self, name: str, size_bytes: int) -> None:
         self._name, self._size = name, max(1, size_bytes)
-        self._done = self._shown = 0
+        self._done, self._shown = 0, -1
         self._is_terminal = sys.stdout.isatty()
+        self._told = time.monotonic()
 
     def __enter__(self) -> Progress:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._is_terminal and self._shown:
+        if self._is_terminal and self._shown >= 0:
             print(flush=True)
 
     def add(self, count: int) -> None:
         """Count further bytes, and show them if they are enough to be seen."""
         self._done += count
-        steps = 100 if self._is_terminal else 10
-        part = min(steps, self._done * steps // self._size)
-        if part == self._shown:
+        percent = min(100, self._done * 100 // self._size)
+        is_due = time.monotonic() - self._told > _PIPE_SECONDS or percent == 100
+        if percent == self._shown or not (self._is_terminal or is_due):
             return
-        self._shown = part
-        amount = f"{self._done / 1e9:.2f} of {self._size / 1e9:.2f} GB"
+        self._shown, self._told = percent, time.monotonic()
+        amount = f"{_megabytes(self._done)} of {_megabytes(self._size)} MB"
         if self._is_terminal:
-            bar = "█" * (part * 30 // steps)
-            print(f"\r{self._name} {bar:░<30} {part:3d} % {amount}", end="", flush=True)
+            bar = "█" * (percent * 30 // 100)
+            print(f"\r{self._name} {bar:░<30} {percent:3d} %, {amount}", end="", flush=True)
         else:
-            print(f"{self._name}: {part * 10} %, {amount}", flush=True)
+            print(f"{self._name} {percent} %, {amount}", flush=True)
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:,.0f}" if count >= 10_000_000 else f"{count / 1e6:.1f}"

@@ -11,6 +11,7 @@ import torch
 from trainer.checkpoint.description import Description
 from trainer.checkpoint.tensor_files import Index, TensorInfo
 from trainer.conversion.safetensors_files import Entry
+from trainer.conversion.sources import Source
 from trainer.conversion.weight_map import Row, rows_of
 from trainer.errors import UserError
 
@@ -68,7 +69,7 @@ def model_entries(
     return entries
 
 
-def plain_entries(weights: Weights, dtype: torch.dtype | None) -> list[Entry]:
+def plain_entries(weights: Source, dtype: torch.dtype | None) -> list[Entry]:
     """Return the tensors under the names that they have, without an optimizer's."""
     return [
         Entry(
@@ -84,6 +85,20 @@ def plain_entries(weights: Weights, dtype: torch.dtype | None) -> list[Entry]:
 def total_bytes(entries: list[Entry]) -> int:
     """Return the size of all tensors together."""
     return sum(entry.info.size_bytes for entry in entries)
+
+
+def note_on_masters(weights: Weights, dtype: torch.dtype | None) -> str | None:
+    """Return from where 32-bit weights of a model in 16 bits are taken; None if there is nothing to say."""
+    infos = weights.tensors()
+    halves = [name for name, info in infos.items() if info.dtype == torch.bfloat16 and not _is_other(name)]
+    if dtype != torch.float32 or not halves:
+        return None
+    if all(_most_precise(name, infos) != name for name in halves):
+        return "the weights are the optimizer's 32-bit masters"
+    return (
+        "the weights are the model's, in bf16: the optimizer's masters are not there, or are in the shards "
+        "of its ranks (python -m trainer.checkpoint.reshard writes a copy that has them whole)"
+    )
 
 
 class _Parts:

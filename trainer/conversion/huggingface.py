@@ -26,6 +26,8 @@ Family = Literal["gpt2", "llama", "stablelm", "t5"]
 
 # Hugging Face's names of our functions (activations.py): its "gelu" is the exact one, and ours the tanh form.
 FUNCTIONS = {"gelu": "gelu_new", "relu": "relu", "silu": "silu", "squared-relu": "relu2"}
+# Of models that Megatron-LM trained without its fused kernel.
+_EXACT = {"exact-gelu": "gelu"}
 GATED = {"swiglu": "silu", "geglu": "gelu_new", "reglu": "relu"}
 _CLASSES: Mapping[Family, str] = {
     "gpt2": "GPT2LMHeadModel",
@@ -109,7 +111,7 @@ def model_card(
     example += ['tokenizer = AutoTokenizer.from_pretrained("PATH")'] if tokenizer else []
     example += [f'model = {kind}.from_pretrained("PATH")']
     parts = [
-        *(*tags, f"# {run}", "", "Trained from scratch or continued with Slipway, and converted by it.", ""),
+        *(*tags, f"# {run}", "", "Trained with Slipway, and converted by it.", ""),
         *("| | |", "|---|---|", *table, ""),
         *("```python", *example, "```", "", *_data(provenance), *_overrides(provenance)),
     ]
@@ -168,7 +170,7 @@ def family_of(description: Description) -> Family:
 
 
 def _check_gpt2(shape: Architecture) -> None:
-    _check("model", "activation", shape.activation, tuple(FUNCTIONS))
+    _check("model", "activation", shape.activation, (*FUNCTIONS, *_EXACT), " or ".join(FUNCTIONS))
     _check("model", "normalization", shape.normalization, ("LayerNorm",), "layernorm or layernorm1p")
     heads = shape.num_attention_heads
     _check("model", "num_query_groups", shape.num_query_groups, (heads,))
@@ -280,7 +282,7 @@ def _gpt2_options(shape: Architecture) -> dict[str, Any]:
         "n_layer": shape.num_layers,
         "n_head": shape.num_attention_heads,
         "n_inner": shape.ffn_hidden_size,
-        "activation_function": FUNCTIONS[shape.activation],
+        "activation_function": (FUNCTIONS | _EXACT)[shape.activation],
         "resid_pdrop": shape.hidden_dropout,
         "embd_pdrop": shape.hidden_dropout,
         "attn_pdrop": shape.attention_dropout,

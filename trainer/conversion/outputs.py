@@ -33,6 +33,10 @@ _USER_ERRORS = (
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
+class AnotherResult(UserError):
+    """The output is the result of a conversion of something else, or in another way."""
+
+
 def is_there(output: Path, record: Mapping[str, Any]) -> bool:
     """Return whether a directory is the result of this conversion, and whole.
 
@@ -64,10 +68,14 @@ def is_there(output: Path, record: Mapping[str, Any]) -> bool:
         if earlier.get(name) != value and name != "source"
     ]
     if differences:
-        raise UserError(
+        raise AnotherResult(
             f"{_KEY}={output}: the result of another conversion is there ({'; '.join(differences)}); "
             f"choose another {_KEY}, or remove it"
         )
+    if _lock_of(output).exists():
+        # That of a process which was killed after the rename.
+        with contextlib.suppress(UserError, OSError), _sole_writer(output):
+            pass
     for name, size in files.items():
         path = output / name
         if not path.is_file() or path.stat().st_size != size:
@@ -129,7 +137,7 @@ def _finish(unfinished: Path, output: Path, record: Mapping[str, Any]) -> None:
 @contextlib.contextmanager
 def _sole_writer(output: Path) -> Iterator[None]:
     """Hold the lock of an output's name."""
-    path = output.parent / f".{output.name}.lock"
+    path = _lock_of(output)
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
@@ -152,6 +160,10 @@ def _sole_writer(output: Path) -> Iterator[None]:
     finally:
         path.unlink(missing_ok=True)
         os.close(descriptor)
+
+
+def _lock_of(output: Path) -> Path:
+    return output.parent / f".{output.name}.lock"
 
 
 def _leftovers(output: Path) -> list[Path]:

@@ -28,7 +28,9 @@ _HARMLESS = {
     "functools.partial",
     "pathlib.Path",
     "pathlib.PosixPath",
+    "signal.Signals",
     "types.SimpleNamespace",
+    "uuid.UUID",
 }
 _LONGEST = 200
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,11 +14,13 @@ from trainer.checkpoint.marker import MARKER
 from trainer.checkpoint.tensor_files import COMMON, INDEX_FILE, TensorInfo
 from trainer.conversion.dcp import DcpFiles
 from trainer.conversion.deepspeed import LATEST, DeepSpeedFiles
+from trainer.conversion.megatron_lm import LATEST as MEGATRON_LATEST
+from trainer.conversion.megatron_lm import MegatronLmFiles
+from trainer.conversion.safetensors_files import SafetensorsFiles
 from trainer.errors import UserError
 
 SourceFormat = Literal["slipway", "huggingface", "megatron_lm", "dcp", "deepspeed"]
-_MEGATRON_LATEST = "latest_checkpointed_iteration.txt"
-_STEP = re.compile(r"(?:step|iter|checkpoint)?[-_]?0*(\d+)")
+_STEP = re.compile(r"(?:global_step|step|iter|checkpoint)?[-_=]?(\d+)")
 
 
 class Source(Protocol):
@@ -48,9 +51,11 @@ def recognise(directory: Path) -> SourceFormat:
         raise UserError(f"conversion.source={directory}: there is no such directory")
     known = _format(directory)
     # Ours have names of their own, so all that could be one is looked into.
-    for path in [] if known else sorted(directory.iterdir()):
-        if path.is_dir() and not path.name.startswith("."):
-            known = known or _format(path)
+    if known is None:
+        paths = [path for path in sorted(directory.iterdir()) if not path.name.startswith(".")]
+        formats = [_format(path) for path in paths if path.is_dir() and not path.is_symlink()]
+        # One of ours that is not finished has no marker.
+        known = "slipway" if "slipway" in formats else next(filter(None, formats), None)
     if known is None:
         raise UserError(
             f"conversion.source={directory}: no weights of a known format; expected a checkpoint of Slipway "
@@ -60,10 +65,8 @@ def recognise(directory: Path) -> SourceFormat:
     return known
 
 
-def open_source(
-    directory: Path, source_format: Literal["dcp", "deepspeed"], step: int | None = None
-) -> Source:
-    """Open the weights of a format whose tensors keep their names.
+def open_source(directory: Path, source_format: SourceFormat, step: int | None = None) -> Source:
+    """Open the weights of another program.
 
     Parameters
     ----------
@@ -79,9 +82,30 @@ def open_source(
     UserError
         If it is not of this format, is damaged, or lacks the step.
     """
+    if source_format == "slipway":
+        raise UserError(f"conversion.source_format={source_format}: its weights are not read from here")
     if source_format == "deepspeed":
         return DeepSpeedFiles(directory, step)
+    if source_format == "huggingface":
+        return SafetensorsFiles(directory)
+    if source_format == "megatron_lm":
+        return MegatronLmFiles(directory, step)
     return DcpFiles(directory if (directory / INDEX_FILE).is_file() else _newest(directory, step))
+
+
+def step_of(source: Source) -> int:
+    """Return the step that the name of a checkpoint's directory ends in; 0 if it names none."""
+    match = _STEP.fullmatch(source.directory.name)
+    return int(match[1]) if match else 0
+
+
+def identity(source: Source) -> str:
+    """Return a checksum of the names, sizes and times of a checkpoint's files."""
+    digest = hashlib.sha256()
+    for path in sorted(source.directory.iterdir()):
+        status = path.stat()
+        digest.update(f"{path.name}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
 
 
 def _format(directory: Path) -> SourceFormat | None:
@@ -90,9 +114,10 @@ def _format(directory: Path) -> SourceFormat | None:
         return "slipway"
     if "config.json" in names:
         return "huggingface"
-    if _MEGATRON_LATEST in names or {INDEX_FILE, COMMON} <= names:
+    if MEGATRON_LATEST in names or {INDEX_FILE, COMMON} <= names:
         return "megatron_lm"
-    if any(name.endswith("_model_states.pt") for name in names) or LATEST in names:
+    # Ours is a link to a checkpoint.
+    if any(name.endswith("_model_states.pt") for name in names) or (directory / LATEST).is_file():
         return "deepspeed"
     return "dcp" if INDEX_FILE in names else None
 

@@ -12,6 +12,8 @@ from trainer.errors import UserError, suggest
 ROOT = "conversion"
 SOURCE_FORMATS = ("auto", "slipway", "huggingface", "megatron_lm", "dcp", "deepspeed")
 TARGETS = ("huggingface", "slipway", "safetensors")
+# What NeMo's own scripts write (nemo.py).
+NEMO = "nemo"
 DTYPES = ("float32", "bfloat16", "float16")
 # Replaced in `output` by the step of a checkpoint.
 STEP = "{step}"
@@ -101,7 +103,7 @@ def read_conversion(node: Mapping[str, Any]) -> Conversion:
     every = _whole(node, "every", None)
     conversion = Conversion(
         source=_path(node, "source", required=True),
-        to=_choice(node, "to", TARGETS, None) or "",
+        to=_choice(node, "to", (*TARGETS, NEMO), None) or "",
         output=_path(node, "output", required=True),
         step=_whole(node, "step", None, least=0),
         source_format=_choice(node, "source_format", SOURCE_FORMATS, "auto") or "",

@@ -125,8 +125,8 @@ class Row:
 
 
 _NO_HEAD_BIAS = (
-    "Hugging Face's T5 has no such bias, and without it the model would be another one; a model with "
-    "model.share_decoder_tokens_head_embeddings=False is trained without a bias"
+    "Hugging Face's T5 has no such bias, and without it the model would be another one; "
+    "model.tokens_head_bias=False trains a model without it"
 )
 
 
@@ -200,16 +200,17 @@ def _llama(shape: Architecture) -> Iterator[Row]:
 def _t5_decoder(shape: Architecture, vocabulary: int) -> Iterator[Row]:
     """Yield the decoder's rows, and the head's.
 
-    The first T5 has a tied head and a factor before it. megatron-core's tied head has a bias, and no factor.
+    The first T5 has a tied head and a factor before it. megatron-core's tied head has no factor, and a bias
+    unless ``model.tokens_head_bias=False``.
     """
     tied, norm = shape.tied_embeddings, "decoder.final_layernorm.weight"
     for row in _t5_stack(shape, "decoder", 2):
         yield replace(row, scale=shape.hidden_size**-0.5) if tied and row.ours == norm else row
-    if tied:
+    if shape.head_bias:
         size, copies = (vocabulary,), ("output_layer.bias",)
         zeros = partial(torch.zeros, size)
         yield Row("lm_head.output_layer.bias", None, size, (), zeros, _SAME[1], is_padded=True, copies=copies)
-    else:
+    if not tied:
         head = _words(vocabulary, shape, "lm_head.output_layer.weight", "lm_head.weight")
         yield replace(head, copies=("output_layer.weight",))
 

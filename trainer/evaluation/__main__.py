@@ -9,6 +9,7 @@ else.
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
 import sys
@@ -20,10 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from trainer import errors, failures, logs, requirements
+from trainer.checkpoint.files import file_checksum
+from trainer.checkpoint.marker import MARKER
 from trainer.checkpoint.store import Checkpoint
 from trainer.config.check import check_keys
 from trainer.config.load import flatten, load_config
 from trainer.config.settings import Settings
+from trainer.config.t5 import is_t5
 from trainer.device import make_deterministic, prepare_environment
 from trainer.evaluation import harness
 from trainer.evaluation.results import Results
@@ -52,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         flat = flatten(config)
         check_keys(flat)
         _start_logging(world)
-        _run(_Run(evaluation, flat, world))
+        _run(_Run(evaluation, config, flat, world))
     except errors.UserError as error:
         logs.record_mistake(None, world, error)
         return errors.EXIT_USER_ERROR
@@ -67,9 +71,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @dataclass(frozen=True)
 class _Run:
-    """The evaluation, the dotted keys of the training, and this process."""
+    """The evaluation, the configuration of the training and its dotted keys, and this process."""
 
     evaluation: Evaluation
+    config: dict[str, Any]
     flat: dict[str, Any]
     world: World
 
@@ -84,7 +89,12 @@ class _Run:
         return self.evaluation.harness
 
     def checkpoints(self) -> list[Checkpoint]:
-        return self.evaluation.checkpoints(self.results.has)
+        return self.evaluation.checkpoints(self._has_result)
+
+    def _has_result(self, checkpoint: Checkpoint) -> bool:
+        """Return whether all that is asked for was measured, under whatever conditions."""
+        is_complete = self.evaluation.perplexity is None or self.results.has_perplexity(checkpoint)
+        return is_complete and (self.evaluation.harness is None or not self.missing_tasks(checkpoint))
 
     def missing_tasks(self, checkpoint: Checkpoint) -> list[str]:
         """Return the tasks that a checkpoint was not measured on under the same conditions."""
@@ -210,14 +220,43 @@ def _line(checkpoint: Checkpoint, values: dict[str, Any]) -> str:
     )
 
 
-def _measure_tasks(run: _Run, tasks: harness.Tasks, missing: list[str], checkpoint: Checkpoint) -> None:
-    step = checkpoint.marker.step
-    model = run.evaluation.model_directory(step)
-    if not (model / "config.json").is_file():
-        raise errors.UserError(
-            f"evaluation.converted={model}: there is no model in Hugging Face's format; expected the output "
-            "of a conversion"
+def _converted(run: _Run, checkpoint: Checkpoint) -> Path:
+    """Return the model of a checkpoint in Hugging Face's format; it is converted if it is not there."""
+    model = run.evaluation.model_directory(checkpoint.marker.step)
+    record = model / "conversion.json"
+    if not record.is_file():
+        if (model / "config.json").is_file():
+            # The work of another program.
+            return model
+        from trainer.conversion.convert import convert_checkpoint
+        from trainer.conversion.spec import Conversion
+
+        conversion = Conversion(
+            source=checkpoint.path,
+            to="huggingface",
+            output=model,
+            model=run.config["model"],
+            model_type="t5" if is_t5(run.flat) else "gpt",
+            training={"run": run.results.training},
         )
+        logs.LOGGER.info("converted: %s", convert_checkpoint(conversion, checkpoint).output)
+    elif _made_of(record) != file_checksum(checkpoint.path / MARKER):
+        raise errors.UserError(
+            f"evaluation.converted={model}: it was converted from another checkpoint than {checkpoint.path}"
+        )
+    return model
+
+
+def _made_of(record: Path) -> str | None:
+    """Return the checksum of the checkpoint that a conversion was made of."""
+    try:
+        return str(json.loads(record.read_text(encoding="utf-8"))["made_of"]["checkpoint"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _measure_tasks(run: _Run, tasks: harness.Tasks, missing: list[str], checkpoint: Checkpoint) -> None:
+    step, model = checkpoint.marker.step, _converted(run, checkpoint)
     outcome = tasks.measure(model, missing)
     for line in harness.lines(outcome.metrics):
         logs.LOGGER.info("step %d | %s", step, line)

@@ -81,7 +81,7 @@ class HeldOutEvaluation:
         began = time.perf_counter()
         self._check(checkpoint)
         model = self._model_for(checkpoint)
-        state.load_weights(checkpoint, model)
+        state.load_weights(checkpoint.path, model)
         result = evaluate(self._settings, self._rank_context, model, self._heldout)
         assert result is not None
         if not math.isfinite(result.mean):

@@ -40,9 +40,9 @@ class Results:
         """Return the file of a step."""
         return self.directory / f"step-{step}.json"
 
-    def has(self, step: int) -> bool:
-        """Return whether a step has a result."""
-        return self.path(step).exists()
+    def has_perplexity(self, checkpoint: Checkpoint) -> bool:
+        """Return whether a checkpoint has a held-out loss."""
+        return self._read(checkpoint).get("perplexity") is not None
 
     def perplexity(self, checkpoint: Checkpoint, conditions: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return a checkpoint's held-out loss if it was measured under the same conditions."""

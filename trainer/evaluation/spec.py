@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -25,7 +25,7 @@ _SIZES = {
 }
 _PREFIX = "model.data.data_prefix"
 # The launcher's: how the job runs.
-_LAUNCHER = ("run", "tasks", "cpus_per_task")
+_LAUNCHER = ("run", "training", "processes", "cpus_per_task")
 _KEYS = {
     *("source", "step", "every", "converted", "results"),
     *(f"perplexity.{name}" for name in ("enabled", "batches", "split", "data_prefix")),
@@ -110,7 +110,7 @@ class Harness:
     tasks: tuple[str, ...]
     include_path: Path | None
     limit: int | float | None
-    batch_size: int
+    batch_size: int | str
     num_fewshot: int | None
     device: str
     dtype: str
@@ -149,13 +149,13 @@ class Evaluation:
         assert self.converted is not None
         return Path(self.converted.replace("{step}", str(step)))
 
-    def checkpoints(self, has_result: Any) -> list[Checkpoint]:
+    def checkpoints(self, has_result: Callable[[Checkpoint], bool]) -> list[Checkpoint]:
         """Return the checkpoints to measure, the oldest first.
 
         Parameters
         ----------
         has_result
-            A function that says of a step if it has a result.
+            Says of a checkpoint if all that is asked for was measured before.
 
         Raises
         ------
@@ -177,11 +177,13 @@ class Evaluation:
             )
         return self._of(self.source, found, has_result)
 
-    def _of(self, source: Path, found: list[Checkpoint], has_result: Any) -> list[Checkpoint]:
+    def _of(
+        self, source: Path, found: list[Checkpoint], has_result: Callable[[Checkpoint], bool]
+    ) -> list[Checkpoint]:
         # The newest of a step, where a training went back and came by again.
         by_step = {checkpoint.marker.step: checkpoint for checkpoint in found}
         if self.follows:
-            return [by_step[step] for step in sorted(by_step) if not has_result(step)]
+            return [by_step[step] for step in sorted(by_step) if not has_result(by_step[step])]
         if not self.steps:
             return found[-1:]
         for step in self.steps:
@@ -293,11 +295,13 @@ def _harness(values: Values) -> Harness | None:
     if not tasks:
         return None
     include, shots = _text(values, "lm_eval.include_path"), f"{node}.num_fewshot"
+    size = f"{node}.batch_size"
     return Harness(
         tasks=tuple(tasks),
         include_path=Path(include) if include else None,
         limit=_limit(values, f"{node}.limit"),
-        batch_size=values.integer(f"{node}.batch_size", 8, minimum=1),
+        # Without a number lm-eval tries how many fit into memory.
+        batch_size=values.integer(size, minimum=1) if values.is_set(size) else "auto",
         num_fewshot=values.integer(shots, minimum=0) if values.is_set(shots) else None,
         device=values.text(f"{node}.device", "cpu"),
         dtype=values.choice(f"{node}.dtype", DTYPES, "auto"),

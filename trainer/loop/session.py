@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from arithmetic.parameters import padded_vocabulary
-from trainer.checkpoint import compatible, reader, state, store
+from trainer.checkpoint import compatible, initial_weights, reader, state, store
 from trainer.checkpoint.choice import Choice, Chooser
 from trainer.checkpoint.description import Description, describe
 from trainer.checkpoint.state import Progress
@@ -102,7 +102,7 @@ def open_session(settings: Settings, rank_context: RankContext) -> Session:
         shape=compatible.shapes(settings, padded),
         data_identity=broadcast_from_rank0(lambda: _data_identity(settings)),
     )
-    _resume(session)
+    _begin(session)
     return session
 
 
@@ -148,6 +148,17 @@ def _open_sources(
         training = open_training(settings.data, indices, length)
     heldout = open_heldout_source(settings, vocabulary, indices) if settings.val_batches else None
     return training, heldout
+
+
+def _begin(session: Session) -> None:
+    """Continue from the run's own checkpoint, or start from the weights of another one."""
+    _resume(session)
+    path = session.settings.restore_from
+    if session.resumed_from is None and path is not None:
+        optimizer, rank_context = session.optimizer.inner, session.rank_context
+        initial_weights.load(
+            path, session.settings, session.description, rank_context, session.model, optimizer
+        )
 
 
 def _resume(session: Session) -> None:

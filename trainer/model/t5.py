@@ -21,8 +21,8 @@ from trainer.model.transformer import transformer_config
 def t5_chunks(settings: Settings, rank_context: RankContext, vocabulary: int) -> tuple[Any, list[Any]]:
     """Build a T5, which is all of it on every pipeline stage: there is but one.
 
-    The stacks have one embedding, with the decoder's initialization and dropout. A tied output has a bias, an
-    untied one has none, as megatron-core has it.
+    The stacks have one embedding, with the decoder's initialization and dropout. As megatron-core has it, a
+    tied output has a bias, but for ``model.tokens_head_bias=False``, and an untied one has none.
 
     Returns
     -------
@@ -52,6 +52,8 @@ def t5_chunks(settings: Settings, rank_context: RankContext, vocabulary: int) ->
     )
     if decoder.position == "rope":
         model.rotary_pos_emb = _rotary(decoder, second)
+    if not decoder.head_bias and decoder.tied_embeddings:
+        model.lm_head.output_layer.register_parameter("bias", None)
     return second, [model]
 
 

@@ -15,6 +15,12 @@ from supervisor.checkpoints import MARKER, TRACKER
 from supervisor.files import read_text
 
 _NAMED = "resume.checkpoint"
+_INITIAL = "restore_from_path"
+# By these keys a marker describes the model too (trainer/config/architecture.py).
+_SIZES = (
+    *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups"),
+    "kv_channels",
+)
 _DIRECTORY = "exp_manager.checkpoint_callback_params.dirpath"
 # NeMo's, of which each names one checkpoint; the two at the root are beside the nodes of its T5 files.
 _OF_NEMO = (
@@ -90,7 +96,10 @@ def missing_checkpoint(resolver: PathResolver) -> tuple[MissingPath, ...] | None
     if config is None or resolver.plan.job.stage != "training":
         return None
     values = Values(config)
-    looked = [*_named(resolver, values), *_of_nemo(resolver, values), *_newest(resolver, values)]
+    looked = [
+        *(*_named(resolver, values), *_initial(resolver, values)),
+        *(*_of_nemo(resolver, values), *_newest(resolver, values)),
+    ]
     return tuple(lack for lack in looked if lack is not None)
 
 
@@ -112,6 +121,45 @@ def _named(resolver: PathResolver, values: Values) -> Iterator[MissingPath | Non
     why = _why_lost(path)
     names = [one.path.name for one in reversed(known)]
     yield _missing(resolver, _NAMED, given, path, why, _near(path, names, directory)) if why else None
+
+
+def _initial(resolver: PathResolver, values: Values) -> Iterator[MissingPath | None]:
+    """Look for the weights that a run of our trainer starts from, unless it has a checkpoint of its own."""
+    given, directory = values.raw(_INITIAL), checkpoint_directory(resolver)
+    if not isinstance(given, str) or resolver.plan.job.engine != "megatron":
+        return
+    if directory is not None and marked_checkpoints(directory):
+        return
+    path = resolver.input(_INITIAL, given, f"training.{_INITIAL}={Path(given).absolute()}")
+    if not isinstance(path, Path):
+        yield path
+        return
+    why, fix = _why_lost(path), nearest_files(path)
+    known = marked_checkpoints(path) if why else []
+    content = known[-1].content if known else _marker(path)
+    if known:
+        why = None
+    elif why and is_there(path / "config.json"):
+        fix = f"slipway convert {path} --to slipway makes a checkpoint of a Hugging Face model"
+    if why is None and content is not None:
+        why, fix = _other_model(content, values), "a run starts from the weights of the same model"
+    yield _missing(resolver, _INITIAL, given, path, why, fix) if why else None
+
+
+def _other_model(marker: Mapping[str, Any], values: Values) -> str | None:
+    """Return the first key with which a run's model is not the one of a checkpoint."""
+    model = marker.get("model")
+    model = model if isinstance(model, dict) else {}
+    stacks = ("encoder", "decoder") if values.node("model.encoder") else ("decoder",)
+    for stack in stacks:
+        saved = model.get(stack)
+        prefix = f"model.{stack}" if len(stacks) > 1 else "model"
+        for name in _SIZES:
+            wanted = values.raw(f"{prefix}.{name}")
+            there = saved.get(name) if isinstance(saved, dict) else None
+            if isinstance(wanted, int) and isinstance(there, int) and wanted != there:
+                return f"it has {prefix}.{name}={there}, and this run {wanted}"
+    return None
 
 
 def _was_made(resume: Mapping[str, Any], marker: Mapping[str, Any]) -> bool:
@@ -233,3 +281,30 @@ def _damage(found: Marked) -> str | None:
 def _whole(content: Mapping[str, Any], key: str) -> int:
     value = content.get(key)
     return value if isinstance(value, int) else 0
+
+
+def missing_source(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
+    """Return what is wrong with the source of a conversion or evaluation; None for other jobs."""
+    job = resolver.plan.job
+    if job.stage not in ("conversion", "evaluation") or job.stage_config is None:
+        return None
+    node, key = job.stage_config[job.stage], f"{job.stage}.source"
+    path = resolver.host(node["source"])
+    if path is None or resolver.comes_later(path):
+        return ()
+    if not is_there(path):
+        fix = nearest_files(path)
+        why = "there is no such file or directory"
+        return (resolver.missing(key, node["source"], why, certain=resolver.tells_of(path), fix=fix),)
+    wanted = node["step"] if isinstance(node["step"], list) else [node["step"]]
+    steps = {_whole(checkpoint.content, "step") for checkpoint in marked_checkpoints(path)}
+    lost = sorted({step for step in wanted if step is not None} - steps) if steps else []
+    if lost:
+        there = ", ".join(map(str, sorted(step for step in steps if step is not None)))
+        why, named = f"no complete checkpoint of this step in {path}", f"{job.stage}.step"
+        return tuple(
+            resolver.missing(named, str(step), why, certain=True, fix=f"steps: {there}") for step in lost
+        )
+    if path.is_dir() and not any(not entry.name.startswith(".") for entry in path.iterdir()):
+        return (resolver.missing(key, node["source"], "no checkpoint in it", certain=True),)
+    return ()

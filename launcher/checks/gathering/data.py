@@ -1,8 +1,9 @@
-"""The data that a training reads: looked for, read and identified."""
+"""The data that a training reads and the files of its tokenizer: looked for, read and identified."""
 
 from __future__ import annotations
 
 import json
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from arithmetic import indexed
+from arithmetic.vocabulary import WAYS_TO_A_VOCABULARY
 from launcher.checks.facts import MissingPath
 from launcher.checks.gathering.path_resolver import PathResolver, opened, why_unreadable
-from launcher.checks.gathering.tokenizers import tokenizer_files
 from launcher.drafting import Draft
-from launcher.errors import nearest_files
+from launcher.errors import file_mode, nearest_files
 from launcher.estimates.values import Values
 
 _PREFIX = "model.data.data_prefix"
@@ -137,8 +138,6 @@ class DataAnswer:
 
     Attributes
     ----------
-    identity
-        The files, as JSON keeps them.
     changed
         Those that are not what an earlier identity says, each as old → new.
     accept
@@ -217,3 +216,113 @@ def _state(path: str) -> tuple[int, ...] | None:
     except (OSError, ValueError):
         return None
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+# --- the files of a tokenizer
+
+_NODE = "model.tokenizer"
+_WORDPIECES = ("BertWordPieceCase", "BertWordPieceLowerCase")
+_MERGES = "it is made together with vocab.json: with merges of another tokenizer the ids are others"
+_PIECES = (
+    "a SentencePiece model, such as the tokenizer.model of published weights; the text is tokenized with it "
+    "by data_preparation.tokenizer.file=PATH"
+)
+_WORDPIECE = "BERT's vocab.txt has a token in each line"
+# What lies in the place of a large file of a repository until it is fetched.
+_LFS = b"version https://git-lfs"
+
+
+def missing_tokenizer(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
+    """Return the missing files among those that the payload needs.
+
+    ``None`` if it needs none.
+    """
+    values = _values(resolver)
+    if values is None or _does_without(resolver, values):
+        return None
+    lacks = [_missing_file(resolver, key, given) for key, given in tokenizer_files(resolver)]
+    if resolver.plan.job.engine != "nemo":  # which downloads those that are not named
+        lacks += [_not_set(key, values) for key in _needed(values) if values.raw(key) is None]
+    return tuple(lack for lack in lacks if lack is not None)
+
+
+def tokenizer_files(resolver: PathResolver) -> Iterator[tuple[str, str]]:
+    """Yield keys and paths of the tokenizer's files, or of its directory."""
+    values = _values(resolver)
+    for key in _needed(values) if values is not None else ():
+        given = values.raw(key) if values is not None else None
+        if isinstance(given, str) and given and "://" not in given:
+            yield key, given
+
+
+def _values(resolver: PathResolver) -> Values | None:
+    config = resolver.plan.job.config
+    return Values(config) if config is not None else None
+
+
+def _does_without(resolver: PathResolver, values: Values) -> bool:
+    """Return True for mock data, for which our trainer takes known sizes instead of files."""
+    return resolver.plan.job.engine == "megatron" and values.raw("model.data.data_impl") == "mock"
+
+
+def _needed(values: Values) -> tuple[str, ...]:
+    """Return the keys whose files the tokenizer of this library and type reads."""
+    library, kind = values.raw(f"{_NODE}.library"), values.raw(f"{_NODE}.type")
+    if library == "sentencepiece":
+        return (f"{_NODE}.model",)
+    if library == "huggingface":
+        # A name on the hub is no path.
+        return (f"{_NODE}.type",) if (isinstance(kind, str) and Path(kind).is_absolute()) else ()
+    if library != "megatron":
+        names = ("model", "vocab_file", "merge_file")
+        return tuple(f"{_NODE}.{name}" for name in names if values.raw(f"{_NODE}.{name}") is not None)
+    if kind in _WORDPIECES:
+        return (f"{_NODE}.vocab_file",)
+    return (f"{_NODE}.vocab_file", f"{_NODE}.merge_file")
+
+
+def _not_set(key: str, values: Values) -> MissingPath:
+    if values.raw(f"{_NODE}.type") in _WORDPIECES:
+        way_out = _WORDPIECE
+    elif key.endswith(".model"):
+        way_out = _PIECES
+    else:
+        way_out = _MERGES if key.endswith(".merge_file") else WAYS_TO_A_VOCABULARY
+    return MissingPath(key, "null", "it is not set", True, way_out)
+
+
+def _missing_file(resolver: PathResolver, key: str, given: str) -> MissingPath | None:
+    path = resolver.input(key, given, f"training.{key}={Path(given).absolute()}")
+    if not isinstance(path, Path):
+        return path
+    why = _why_no_tokenizer(path, key)
+    if why is None:
+        return None
+    fix = nearest_files(path, path.suffix)
+    way_out = {"vocab.json": WAYS_TO_A_VOCABULARY, "merges.txt": _MERGES, "tokenizer.model": _PIECES}
+    fix = "\n".join(filter(None, (fix, way_out.get(path.name))))
+    return resolver.missing(key, given, why, certain=resolver.tells_of(path), fix=fix)
+
+
+def _why_no_tokenizer(path: Path, key: str) -> str | None:
+    if key.endswith(".type"):
+        return _why_no_directory(path)
+    try:
+        with opened(path) as stream:
+            head = stream.read(64)
+    except OSError as error:
+        return why_unreadable(error)
+    if not head:
+        return "an empty file"
+    if head.startswith(_LFS):
+        return "not the file, but a pointer of Git LFS's to it: git lfs pull"
+    if path.suffix == ".json" and not head.lstrip().startswith(b"{"):
+        return "not a vocabulary: it does not begin with {"
+    return None
+
+
+def _why_no_directory(path: Path) -> str | None:
+    try:
+        return None if stat.S_ISDIR(file_mode(path)) else "there is no such directory"
+    except OSError as error:
+        return why_unreadable(error)

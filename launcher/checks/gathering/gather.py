@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from launcher.checks.gathering.host import HostOf, host_facts, supervisor_python
 from launcher.checks.gathering.images import image_facts
 from launcher.checks.gathering.path_resolver import PathResolver
 from launcher.checks.gathering.paths import missing_secrets, open_secrets, path_facts
+from launcher.checks.rules.cluster import chosen
 from launcher.checks.rules.keys import KEYS
 from launcher.checks.rules.resources import gpus_of
 from launcher.config.compose import CONF_DIR
@@ -21,6 +23,7 @@ from launcher.drafting import Draft
 from launcher.errors import file_mode
 from launcher.plan import Plan
 from launcher.runs.paths import LAUNCHES
+from launcher.runs.provenance import user
 from launcher.sandbox import is_sandbox
 from launcher.slurm.cluster import ClusterFacts
 from launcher.stages.common import stage_cluster
@@ -61,20 +64,13 @@ def gather(
         paths=path_facts(draft) if look else None,
         image=image_facts(PathResolver(draft), look=look),
         earlier=earlier_training(draft) if look else None,
-        cluster=(cluster_of or _cluster)(draft.plan) if look else None,
+        cluster=(cluster_of or cluster_facts)(draft.plan) if look else None,
         node_gpus=_node_gpus(draft),
         lacks_gpus=_lacks_gpus(draft.plan) if look else None,
         host=host_of(draft.plan) if look else None,
         supervisor_python=supervisor_python_problem() if look else None,
         trainer_verdict=verdict,
     )
-
-
-def _cluster(plan: Plan) -> ClusterFacts | None:
-    # Imported late: a dry run does not look, and need not know how to run a cluster's commands.
-    from launcher.checks.gathering.cluster import cluster_facts
-
-    return cluster_facts(plan)
 
 
 def _lacks_gpus(plan: Plan) -> str | None:
@@ -170,3 +166,43 @@ def _stem(directory: Path) -> str:
 
 def _is_run_with(directory: Path, script: str) -> bool:
     return stat.S_ISDIR(file_mode(directory / LAUNCHES)) and (directory / script).is_symlink()
+
+
+# --- the cluster
+
+
+def cluster_facts(plan: Plan) -> ClusterFacts | None:
+    """Ask the cluster what it has and what it allows; ``None`` where the job does not go to a Slurm."""
+    if plan.scheduler != "slurm":
+        return None
+    # Imported late: a dry run does not look, and need not know how to run a cluster's commands.
+    from launcher.slurm.questions import ask_at_once, facts_of, questions
+
+    commands = questions(plan.job.queue.partition, user())
+    if plan.job.container is None:
+        del commands["pyxis"]
+    found = facts_of(ask_at_once(commands, plan.slurm_conf), of_default=plan.job.queue.partition is None)
+    return _without_hidden_nodes(plan, found)
+
+
+def _without_hidden_nodes(plan: Plan, found: ClusterFacts) -> ClusterFacts:
+    """Drop the nodes where Slurm hides them (``PrivateData=nodes``): none shown is not none there."""
+    mine = chosen(plan, Facts(cluster=found))
+    hidden = [one for one in mine if one.total_nodes and not (found.nodes or {}).get(one.name)]
+    if found.nodes is None or not mine or len(hidden) < len(mine):
+        return found
+    missing = {**found.missing, "nodes": "Slurm does not show the nodes of the partition"}
+    return replace(found, nodes=None, gpu_types=None, missing=missing)
+
+
+def remembered(ask: ClusterOf = cluster_facts) -> ClusterOf:
+    """Return a function that asks once for all plans with the same questions: the points of a sweep."""
+    known: dict[tuple[object, ...], ClusterFacts | None] = {}
+
+    def cluster_of(plan: Plan) -> ClusterFacts | None:
+        key = (plan.scheduler, plan.slurm_conf, plan.job.queue.partition, plan.job.container is None)
+        if key not in known:
+            known[key] = ask(plan)
+        return known[key]
+
+    return cluster_of

@@ -1,7 +1,12 @@
-"""The machine that launches: the interpreter of the tasks, the allocation of the shell."""
+"""The machine that launches: interpreter of the tasks, allocation of the shell, verdict of our trainer.
+
+The trainer is asked in a process of its own, as the launcher imports nothing of it: a job that it would
+refuse need not wait for it.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -13,7 +18,7 @@ from pathlib import Path
 
 from launcher.checks.facts import HostFacts, Interpreter
 from launcher.errors import file_mode, nearest_files
-from launcher.plan import Plan
+from launcher.plan import Job, Plan
 from supervisor.settings import OLDEST_PYTHON
 
 HostOf = Callable[[Plan], HostFacts]
@@ -22,7 +27,11 @@ HostOf = Callable[[Plan], HostFacts]
 _LIBRARIES = {
     "training": ("torch", "megatron", "numpy", "psutil", "yaml"),
     "data_preparation": ("numpy", "tokenizers", "yaml"),
+    "conversion": ("torch", "numpy", "safetensors", "yaml"),
+    "evaluation": ("torch", "megatron", "numpy", "psutil", "yaml"),
 }
+# Of a comparison with Hugging Face's model, and of lm-eval's tasks, which run on that.
+_TRANSFORMERS, _LM_EVAL = ("transformers", "megatron", "psutil"), ("lm_eval", "transformers", "safetensors")
 _ANSWER = "missing:"
 _ASK = """\
 import importlib.util, sys
@@ -52,7 +61,8 @@ def remembered_host() -> HostOf:
     def host_of(plan: Plan) -> HostFacts:
         job = plan.job
         environment = tuple(sorted(job.environment.items()))
-        key = (plan.scheduler, job.stage, job.engine, job.container is None, job.payload.argv[0], environment)
+        libraries = _libraries(job) if job.stage in _LIBRARIES else ()
+        key = (plan.scheduler, libraries, job.engine, job.container is None, job.payload.argv[0], environment)
         if key not in known:
             known[key] = host_facts(plan)
         return known[key]
@@ -70,13 +80,23 @@ def _interpreter(plan: Plan) -> Interpreter | None:
     is_own = name == sys.executable
     found = shutil.which(name)
     if found is not None:
-        missing = _missing_libraries(found, _LIBRARIES[job.stage], job.environment)
+        missing = _missing_libraries(found, _libraries(job), job.environment)
         return Interpreter(name, is_own, found, missing=missing)
     path = Path(name)
     if not path.is_absolute() or not stat.S_ISDIR(file_mode(path.parent)):
         return Interpreter(name, is_own)  # the nodes may have it
     why = "it may not be executed" if file_mode(path) else "there is no such file"
     return Interpreter(name, is_own, problem=why, nearest=nearest_files(path))
+
+
+def _libraries(job: Job) -> tuple[str, ...]:
+    """Return the modules that the tasks of a job import."""
+    libraries, node = _LIBRARIES[job.stage], (job.stage_config or {}).get(job.stage, {})
+    if job.stage == "conversion" and node["check"]["enabled"]:
+        libraries += _TRANSFORMERS
+    if job.stage == "evaluation" and node["lm_eval"]["tasks"]:
+        libraries += _LM_EVAL
+    return libraries
 
 
 def _missing_libraries(
@@ -122,3 +142,51 @@ def supervisor_python_problem(names: Sequence[str] = SUPERVISOR_PYTHONS) -> str:
     if tuple(map(int, version.split("."))) >= OLDEST_PYTHON:
         return ""
     return f"{path} is {version}, older than {'.'.join(map(str, OLDEST_PYTHON))}"
+
+
+# --- the verdict of our trainer
+
+# The trainer lies beside the launcher, in a checkout and in an installation.
+_HOME = Path(__file__).resolve().parents[3]
+_VERDICT_SECONDS = 30
+_VERDICT_SECONDS_EACH = 0.1
+
+
+def trainer_verdicts(plans: Sequence[Plan]) -> list[str | None]:
+    """Return the trainer's message on each plan, asked in one process.
+
+    A message is empty if the trainer is content or does not train the plan, None if it cannot be asked.
+    """
+    asked = [plan for plan in plans if _is_asked(plan)]
+    message = iter(_ask_trainer(asked) if asked else ())
+    return [next(message) if _is_asked(plan) else "" for plan in plans]
+
+
+def _is_asked(plan: Plan) -> bool:
+    return plan.job.engine == "megatron" and plan.job.config is not None
+
+
+def _ask_trainer(plans: Sequence[Plan]) -> list[str | None]:
+    command = [sys.executable, "-m", "trainer.config.verdict"]
+    try:
+        done = subprocess.run(
+            command,
+            input="\n".join(map(_trainer_question, plans)),
+            capture_output=True,
+            text=True,
+            timeout=_VERDICT_SECONDS + _VERDICT_SECONDS_EACH * len(plans),
+            # Python looks for modules there first: for ours, and not for what the user's directory may hold.
+            cwd=_HOME,
+        )
+        answers = [json.loads(line)["mistake"] or "" for line in done.stdout.splitlines()]
+    except (OSError, ValueError, TypeError, KeyError, subprocess.SubprocessError):
+        answers = []
+    return answers if len(answers) == len(plans) else [None] * len(plans)
+
+
+def _trainer_question(plan: Plan) -> str:
+    resources = plan.job.resources
+    # Of a range the ends: what depends on the number in between is looked at by a check of our own.
+    nodes = sorted({resources.nodes, resources.max_nodes or resources.nodes})
+    worlds = [each * resources.tasks_per_node for each in nodes]
+    return json.dumps({"config": plan.job.config, "worlds": worlds})

@@ -71,6 +71,10 @@ class PathResolver:
                 prefix = preparation.output_prefix
                 yield from (Path(prefix), Path(preparation.tokenizer_dir))
                 yield from (Path(f"{prefix}_{split}") for split in preparation.splits or ())
+            if config.training is not None:
+                yield Path(config.training.run.results_dir)
+            if config.command is not None:
+                yield from (Path(config.command.run.results_dir), *map(Path, config.command.writable))
 
     def tells_of(self, path: Path) -> bool:
         """Return True if the nodes have at a path what this machine has, and lack what it lacks.

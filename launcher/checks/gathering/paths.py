@@ -11,11 +11,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from launcher.checks.facts import LocalPath, LocalPaths, MissingPath, MissingSecret, PathFacts
-from launcher.checks.gathering.checkpoints import missing_checkpoint
-from launcher.checks.gathering.data import data_sets, missing_data
+from launcher.checks.gathering.checkpoints import missing_checkpoint, missing_source
+from launcher.checks.gathering.data import data_sets, missing_data, missing_tokenizer, tokenizer_files
 from launcher.checks.gathering.images import fetched_at_once, missing_image
 from launcher.checks.gathering.path_resolver import PathResolver, is_there
-from launcher.checks.gathering.tokenizers import missing_tokenizer, tokenizer_files
 from launcher.drafting import Draft
 from launcher.errors import explain_os_error, nearest_files
 from launcher.file_systems import existing, is_shared, local_mount, mount_of, room_at
@@ -36,7 +35,7 @@ def path_facts(draft: Draft) -> PathFacts:
     """Find out what this machine has of a job's files and directories."""
     resolver = PathResolver(draft)
     local, checkpoints = local_paths(resolver), _checkpoints(resolver)
-    room = room_at(checkpoints)
+    room, source = room_at(checkpoints), missing_source(resolver)
     missing = {}
     if local is None:
         missing["local"] = "this machine does not tell what its file systems are"
@@ -50,7 +49,7 @@ def path_facts(draft: Draft) -> PathFacts:
         fetched=fetched_at_once(resolver),
         script=missing_script(resolver),
         mounts=missing_mounts(resolver),
-        sources=missing_sources(resolver),
+        sources=missing_sources(resolver) if source is None else source,
         results=_not_writable(draft),
         local=local,
         free_bytes=room.free_bytes if room is not None else None,
@@ -61,7 +60,9 @@ def path_facts(draft: Draft) -> PathFacts:
 
 
 def _checkpoints(resolver: PathResolver) -> Path:
-    given = resolver.plan.job.chain.checkpoints
+    """Return the directory of a training's checkpoints, or that of a conversion's outputs."""
+    job = resolver.plan.job
+    given = job.chain.checkpoints if job.stage != "conversion" else str(job.directories[0])
     found = resolver.host(given) if given is not None else None
     return found if found is not None else resolver.plan.paths.checkpoints
 

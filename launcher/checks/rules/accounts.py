@@ -20,7 +20,7 @@ from launcher.errors import did_you_mean
 from launcher.estimates.values import count
 from launcher.plan import Plan
 from launcher.slurm.cluster import Association, Limits, Qos
-from launcher.slurm.times import format_time_limit
+from launcher.slurm.notations import format_time_limit
 
 _ACCOUNT = "cluster.account"
 _QOS = "cluster.qos"
@@ -187,7 +187,7 @@ def _beyond(check: str, plan: Plan, facts: Facts, who: str, limits: Limits, key:
     jobs = submitted_at_once(plan, facts)
     if limits.max_submitted is not None and jobs > limits.max_submitted:
         message = f"{count(jobs, 'job')} at once, and {who} lets a user submit {limits.max_submitted}"
-        yield error(check, key, _given(plan, key), message)
+        yield error(check, key, (plan.job.queue.account if key == _ACCOUNT else plan.job.queue.qos), message)
     for asked in _asked(plan):
         message = f"{_amount(asked.resource, asked.number)} in all, and {who}"
         for whom, allowed in (
@@ -204,10 +204,6 @@ def _beyond(check: str, plan: Plan, facts: Facts, who: str, limits: Limits, key:
         if least is not None and asked.number < least:
             text = f"{message} is for jobs with {least} at least"
             yield error(check, asked.key, asked.value, text, None, (key,))
-
-
-def _given(plan: Plan, key: str) -> str | None:
-    return plan.job.queue.account if key == _ACCOUNT else plan.job.queue.qos
 
 
 def _asked(plan: Plan) -> Iterator[Asked]:

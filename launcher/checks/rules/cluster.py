@@ -13,7 +13,7 @@ from launcher.estimates.parallelism import NODES
 from launcher.estimates.values import count
 from launcher.plan import Plan
 from launcher.slurm.cluster import Association, Partition, Qos
-from launcher.slurm.times import format_time_limit, parse_time_limit
+from launcher.slurm.notations import format_time_limit, parse_time_limit
 
 _TASKS = "data_preparation.tasks"
 _PARTITION = "cluster.partition"

@@ -10,12 +10,11 @@ from launcher.checks.facts import Facts
 from launcher.checks.findings import Finding, error, warning
 from launcher.checks.rules.cluster import chosen, node_key, overrules, partitions_text
 from launcher.errors import did_you_mean
-from launcher.estimates.gpus import gpu_of
-from launcher.estimates.parallelism import DEVICES
+from launcher.estimates.parallelism import DEVICES, gpu_of
 from launcher.estimates.values import count, full
 from launcher.plan import Job, Plan, Resources
 from launcher.slurm.cluster import Node, Partition, gpus_in_gres
-from launcher.slurm.hostlists import expand_hostlist, feature_names, has_features, is_plain
+from launcher.slurm.notations import expand_hostlist, feature_names, has_features, is_plain
 
 _MEMORY = re.compile(r"(\d+)([KMGT]?)B?", re.IGNORECASE)
 _MIB = {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2}

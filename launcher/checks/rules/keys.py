@@ -47,7 +47,7 @@ _WHOLE: dict[str, int] = {
 TRAINER = "engine.megatron"
 # How its messages name keys: as in the file that it reads, which has no node `training`.
 _KEY = re.compile(r"(?P<key>[\w.]+)(=| is missing)")
-_NODE = re.compile(r"(?<![\w./])(?=(trainer|exp_manager|model|resume)\.\w)")
+_NODE = re.compile(r"(?<![\w./])(?=((trainer|exp_manager|model|resume)\.\w|restore_from_path=))")
 
 # A training cannot be without these, nor a stack without those.
 _NEEDED = ("trainer.max_steps", keys.MICRO, keys.GLOBAL)

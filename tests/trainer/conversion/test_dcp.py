@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import pickle
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file
 
 from tests.trainer.conftest import environment, free_port
 from tests.trainer.probing import probed
 from tests.warm import WarmPool
+from trainer.conversion.convert import convert
 from trainer.conversion.dcp import DcpFiles
 from trainer.conversion.sources import open_source, recognise
+from trainer.conversion.spec import Conversion
 from trainer.errors import UserError
 
 pytestmark = [pytest.mark.trainer, pytest.mark.filterwarnings("ignore:torch.distributed is disabled")]
@@ -60,6 +64,25 @@ def test_formats_are_told_apart_by_their_files(saved: Path, tmp_path: Path) -> N
         recognise(tmp_path / "empty")
     with pytest.raises(UserError, match="there is no such directory"):
         recognise(tmp_path / "absent")
+
+
+def test_conversion_writes_the_tensors_under_their_names(saved: Path, tmp_path: Path) -> None:
+    shutil.copytree(saved / "nested", tmp_path / "saved" / "step-3")
+    conversion = Conversion(
+        tmp_path / "saved", to="safetensors", output=tmp_path / "{step}", dtype="bfloat16"
+    )
+    (result,) = convert(conversion)
+    expected = torch.load(saved / "weights.pt", weights_only=True)["fsdp2"]
+    converted = load_file(tmp_path / "3" / "model.safetensors")
+    assert converted.keys() == expected.keys()
+    assert torch.equal(converted["0.weight"], expected["0.weight"].bfloat16())
+    assert torch.equal(converted["2.num_batches_tracked"], expected["2.num_batches_tracked"])
+    assert result.is_new
+    assert not convert(conversion)[0].is_new
+    with pytest.raises(
+        UserError, match=r"conversion\.to=huggingface: .* expected conversion\.to=safetensors"
+    ):
+        convert(replace(conversion, to="huggingface", output=tmp_path / "other"))
 
 
 @pytest.mark.parametrize(

@@ -109,10 +109,17 @@ def test_scores_do_not_change_with_interleaved_channels() -> None:
     assert torch.equal(key[[1, 5]], same_key[[2, 3]])
 
 
+def test_a_head_without_a_bias_needs_no_row() -> None:
+    changes = {**FAMILIES["t5"], "model.tokens_head_bias": False}
+    assert "lm_head.output_layer.bias" not in rows(changes)
+
+
 def test_a_trained_bias_of_the_head_is_refused() -> None:
     row = rows(FAMILIES["t5"])["lm_head.output_layer.bias"]
     assert row.to_theirs(torch.zeros(PADDED), torch.float32) == ()
-    with pytest.raises(UserError, match=r"lm_head\.output_layer\.bias is not zero .* 0\.5.*share_decoder"):
+    with pytest.raises(
+        UserError, match=r"lm_head\.output_layer\.bias is not zero .* 0\.5.*tokens_head_bias=False"
+    ):
         row.to_theirs(torch.full((PADDED,), 0.5), torch.float32)
 
 

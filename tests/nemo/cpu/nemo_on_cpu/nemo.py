@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -103,3 +104,49 @@ def _preemption(exp_manager: Any) -> None:
             cuda.is_available = asked
 
     exp_manager.configure_checkpointing = configure_as_with_cuda
+
+
+@after_import("nemo.utils.distributed")
+def _processes_without_devices(distributed: Any) -> None:
+    """The scripts that convert checkpoints start torch.distributed by this function, for NCCL."""
+    import torch
+
+    def initialize(arguments: Any, backend: str = "gloo") -> tuple[int, int, int]:
+        torch.distributed.init_process_group(backend)  # by the variables of torchrun
+        return int(arguments.local_rank), torch.distributed.get_rank(), torch.distributed.get_world_size()
+
+    distributed.initialize_distributed = initialize
+
+
+@after_import("lightning.pytorch.trainer.trainer")
+def _trainer_without_devices(trainer: Any) -> None:
+    """Those scripts also ask for GPUs by name."""
+    start = trainer.Trainer.__init__
+
+    def start_on_cpu(self: Any, *arguments: Any, **options: Any) -> None:
+        start(self, *arguments, **{**options, "accelerator": "cpu"})
+
+    trainer.Trainer.__init__ = start_on_cpu
+
+
+@after_import(f"{_MODELS}.megatron_gpt_model")
+def _names_of_fused_norms(gpt_model: Any) -> None:
+    """The script that converts a Llama takes its norms by the names that they have in Transformer Engine."""
+    if not sys.argv[0].endswith("_nemo_to_hf.py"):
+        return
+    model = gpt_model.MegatronGPTModel
+    state_dict = model.state_dict
+    names = {
+        ".input_layernorm.": ".self_attention.linear_qkv.layer_norm_",
+        ".pre_mlp_layernorm.": ".mlp.linear_fc1.layer_norm_",
+    }
+
+    def with_fused_names(self: Any, *arguments: Any, **options: Any) -> Any:
+        weights = state_dict(self, *arguments, **options)
+        for name in list(weights):
+            for local, fused in names.items():
+                if local in name:
+                    weights[name.replace(local, fused)] = weights[name]
+        return weights
+
+    model.state_dict = with_fused_names

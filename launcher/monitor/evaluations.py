@@ -1,0 +1,138 @@
+"""The evaluations of a run's checkpoints, which jobs write as ``RUN/evaluations/step-N.json``."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import one_line
+from launcher.runs.paths import EVALUATIONS
+from launcher.ui import tables
+from supervisor.files import read_json
+
+_NAME = re.compile(r"step-(\d{1,15})\.json", re.ASCII)
+_STDERR = "_stderr"
+# Of a task's metrics these say most, in this order; others are in the files.
+_MAIN = ("acc_norm", "acc", "exact_match", "f1", "word_perplexity", "perplexity")
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """The results of one checkpoint.
+
+    Attributes
+    ----------
+    loss
+        Of the held-out data, in nats per token; None if it was not measured.
+    metrics
+        By the task of lm-eval: the name of its main metric, the value, and its standard error or None.
+    """
+
+    step: int
+    loss: float | None
+    metrics: Mapping[str, tuple[str, float, float | None]]
+
+    @property
+    def perplexity(self) -> float | None:
+        return math.exp(self.loss) if self.loss is not None and self.loss < 700 else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the results for programs."""
+        return {
+            "step": self.step,
+            "loss": self.loss,
+            "perplexity": self.perplexity,
+            "lm_eval": {
+                task: {"metric": metric, "value": value, "stderr": stderr}
+                for task, (metric, value, stderr) in self.metrics.items()
+            },
+        }
+
+
+def read_evaluations(run_dir: Path) -> list[Evaluation]:
+    """Return the evaluations of a run in the order of their steps; what cannot be read is left out."""
+    try:
+        names = [entry.name for entry in (run_dir / EVALUATIONS).iterdir()]
+    except OSError:
+        return []
+    numbers = sorted(int(match[1]) for name in names if (match := _NAME.fullmatch(name)))
+    found = (_read(run_dir / EVALUATIONS / f"step-{number}.json", number) for number in numbers)
+    return [evaluation for evaluation in found if evaluation is not None]
+
+
+def _read(path: Path, step: int) -> Evaluation | None:
+    try:
+        content = read_json(path)
+    except (OSError, ValueError):
+        return None
+    perplexity, tasks = content.get("perplexity"), content.get("lm_eval")
+    loss = _finite(perplexity.get("loss")) if isinstance(perplexity, dict) else None
+    metrics = {
+        one_line(task): main
+        for task, values in (tasks.items() if isinstance(tasks, dict) else ())
+        if isinstance(values, dict) and (main := _main_metric(values)) is not None
+    }
+    return Evaluation(step, loss, metrics)
+
+
+def _main_metric(values: Mapping[str, Any]) -> tuple[str, float, float | None] | None:
+    names = sorted(
+        (name for name in values if not name.endswith(_STDERR) and _finite(values[name]) is not None),
+        key=lambda name: (_MAIN.index(name) if name in _MAIN else len(_MAIN), name),
+    )
+    if not names:
+        return None
+    return one_line(names[0]), float(values[names[0]]), _finite(values.get(f"{names[0]}{_STDERR}"))
+
+
+def _finite(value: Any) -> float | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and math.isfinite(value) else None
+
+
+def evaluation_table(evaluations: Sequence[Evaluation]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return the columns and rows of a table: a row for each checkpoint, a column for each task."""
+    tasks = list(dict.fromkeys(task for evaluation in evaluations for task in evaluation.metrics))
+    metrics = {
+        task: next(item.metrics[task][0] for item in evaluations if task in item.metrics) for task in tasks
+    }
+    columns = ("STEP", "HELD-OUT LOSS", "PERPLEXITY", *(f"{task} {metrics[task]}" for task in tasks))
+    rows = [
+        (
+            str(evaluation.step),
+            tables.loss(evaluation.loss),
+            tables.text(None if evaluation.perplexity is None else f"{evaluation.perplexity:.2f}"),
+            *(_cell(evaluation, task, metrics[task]) for task in tasks),
+        )
+        for evaluation in evaluations
+    ]
+    return columns, rows
+
+
+def _cell(evaluation: Evaluation, task: str, metric: str) -> str:
+    name, value, stderr = evaluation.metrics.get(task, ("", 0.0, None))
+    if name != metric:
+        return tables.UNKNOWN
+    return f"{value:.4f}" + (f" ± {stderr:.4f}" if stderr is not None else "")
+
+
+def progress_rows(evaluations: Sequence[Evaluation]) -> list[tuple[str, str]]:
+    """Return a line for each measure: its first and its last value over the checkpoints."""
+    series: dict[str, list[tuple[int, float]]] = {}
+    for evaluation in evaluations:
+        if evaluation.loss is not None:
+            series.setdefault("evaluated loss", []).append((evaluation.step, evaluation.loss))
+        for task, (metric, value, _) in evaluation.metrics.items():
+            series.setdefault(f"{task} {metric}", []).append((evaluation.step, value))
+    return [(name, _progress(points)) for name, points in series.items()]
+
+
+def _progress(points: Sequence[tuple[int, float]]) -> str:
+    (first_step, first), (last_step, last) = points[0], points[-1]
+    if len(points) == 1:
+        return f"{last:.4f} at step {last_step}"
+    return f"{first:.4f} → {last:.4f}, steps {first_step} to {last_step}, {len(points)} checkpoints"

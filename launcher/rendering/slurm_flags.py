@@ -1,0 +1,229 @@
+"""The flags of sbatch and the arguments of srun: which part of a job each one is."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from launcher.errors import UserError
+from launcher.plan import Container, ContainerOptions, Job, Mount, Plan, Resources
+from launcher.rendering.quoting import RawShell, escape_pattern, quote_header
+from supervisor.settings import CONTAINER, IMAGE
+
+# Of an image's digest, in the name of a container made of it; the supervisor takes as many.
+NAME_DIGITS = 12
+
+# Pyxis' flags, and the option that each is: with a value, or in two forms for yes and no.
+_WITH_VALUE = {"workdir": "container-workdir", "save": "container-save"}
+_YES_AND_NO = {
+    "mount_home": ("container-mount-home", "no-container-mount-home"),
+    "writable": ("container-writable", "container-readonly"),
+    "remap_root": ("container-remap-root", "no-container-remap-root"),
+    "entrypoint": ("container-entrypoint", "no-container-entrypoint"),
+}
+
+
+def srun_arguments(job: Job) -> list[str]:
+    """Return srun's arguments beyond those of the allocation, up to the task's script."""
+    # One dead rank would leave the others waiting for ever. What the script exports is for the tasks, also
+    # where sbatch was told to take nothing over from the shell (--export=NONE): srun would obey that too.
+    arguments = ["--kill-on-bad-exit=1", "--export=ALL"]
+    if job.resources.cpus_per_task is not None:
+        # From 22.05 on srun does not take it over from sbatch.
+        arguments.append(f"--cpus-per-task={job.resources.cpus_per_task}")
+    if job.mpi is not None:
+        arguments.append(f"--mpi={job.mpi}")
+    if job.container is None:
+        return arguments + host_arguments(job)
+    for mount in job.container.mounts:
+        _check(mount)
+    if job.container.options.runtime == "apptainer":
+        return arguments + host_arguments(job) + apptainer_command(job, job.container)
+    return arguments + _pyxis(job, job.container) + _without_decided(job.srun_args, job.container.options)
+
+
+def host_arguments(job: Job) -> list[str]:
+    """Return the site's arguments for steps without a container.
+
+    Those in most trees are Pyxis', and Pyxis need not be there.
+    """
+    return [text for text in job.srun_args if "container" not in text]
+
+
+def _without_decided(arguments: Iterable[str], options: ContainerOptions) -> list[str]:
+    """Remove the site's arguments that the container's options override."""
+    decided = {
+        flag for name, flags in _YES_AND_NO.items() if getattr(options, name) is not None for flag in flags
+    }
+    return [text for text in arguments if text.removeprefix("--") not in decided]
+
+
+def _pyxis(job: Job, container: Container) -> list[str]:
+    mounts = ",".join(_mount(mount) for mount in container.mounts)
+    return [
+        f"--container-image={IMAGE if container.is_staged else container.image}",
+        f"--container-mounts={mounts}",
+        *_option_flags(container.options),
+        *([] if container.options.name is None else [_name(container, container.options.name)]),
+        f"--container-env={','.join(job.container_variables)}",
+    ]
+
+
+def _name(container: Container, name: str) -> str:
+    """Return a container's name with a digest of its image: Pyxis reuses a name whatever its image was.
+
+    The supervisor completes the name by digits of the image's file, as the file is when the job begins.
+    """
+    if container.is_file:
+        return f"--container-name={CONTAINER}"
+    pinned = re.search(r"[:@]sha256:([0-9a-f]{64})$", container.image)
+    digits = pinned[1] if pinned else hashlib.sha256(container.image.encode()).hexdigest()
+    return f"--container-name={name}-{digits[:NAME_DIGITS]}"
+
+
+def _option_flags(options: ContainerOptions) -> Iterator[str]:
+    for name, (yes, no) in _YES_AND_NO.items():
+        choice = getattr(options, name)
+        if choice is not None:
+            yield f"--{yes if choice else no}"
+    for name, flag in _WITH_VALUE.items():
+        value = getattr(options, name)
+        if value is not None:
+            yield f"--{flag}={value}"
+
+
+def _check(mount: Mount) -> None:
+    for path in (mount.source, mount.target):
+        if "," in path or ":" in path:
+            raise UserError(f"{path!r} cannot be mounted: Pyxis separates mounts with ',' and ':'")
+
+
+def _mount(mount: Mount) -> str:
+    return ":".join(part for part in (mount.source, mount.target, mount.flags) if part)
+
+
+# --- Apptainer
+
+# Of the site's arguments of srun, the one that says what `mount_home: null` does not.
+_NO_HOME = "--no-container-mount-home"
+
+
+def apptainer_command(job: Job, container: Container) -> list[str]:
+    """Return the command between srun and the task's script."""
+    image = IMAGE if container.is_staged else container.image
+    return ["apptainer", "exec", *_options(job, container), image, *_entrypoint(container)]
+
+
+def _options(job: Job, container: Container) -> Iterator[str]:
+    options = container.options
+    # Without GPUs on the node it warns, and goes on.
+    yield "--nv"
+    # The directory where the user stood at launch is none of the job's.
+    home = options.mount_home if options.mount_home is not None else _NO_HOME not in job.srun_args
+    yield f"--no-mount={'cwd' if home else 'home,cwd'}"
+    yield f"--pwd={options.workdir or '/'}"
+    if options.writable:
+        yield "--writable-tmpfs"  # a squashfs cannot be written: what is written goes with the task
+    if options.remap_root:
+        yield "--fakeroot"
+    for mount in container.mounts:
+        yield f"--bind={_bind(mount)}"
+
+
+def _bind(mount: Mount) -> str:
+    """Apptainer knows of Pyxis' flags the two that say whether it can be written."""
+    flags = (mount.flags or "").split("+")
+    return f"{mount.source}:{mount.target}{':ro' if 'ro' in flags else ''}"
+
+
+def _entrypoint(container: Container) -> list[str]:
+    """Return the script in which an imported image keeps its entry point, as Enroot runs it."""
+    return ["/bin/sh", "/etc/rc"] if container.options.entrypoint else []
+
+
+# --- sbatch
+
+# A flag and the value it takes from the job; None or False leaves the flag out, True makes it bare.
+FLAGS: tuple[tuple[str, Callable[[Job], Any]], ...] = (
+    ("partition", lambda job: job.queue.partition),
+    ("account", lambda job: job.queue.account),
+    ("qos", lambda job: job.queue.qos),
+    ("reservation", lambda job: job.queue.reservation),
+    ("constraint", lambda job: job.queue.constraint),
+    ("nodelist", lambda job: job.queue.nodelist),
+    ("exclude", lambda job: job.queue.exclude),
+    ("switches", lambda job: job.queue.switches),
+    ("licenses", lambda job: job.queue.licenses),
+    ("nodes", lambda job: _nodes(job.resources)),
+    ("ntasks-per-node", lambda job: _tasks_per_node(job.resources)),
+    ("gpus-per-node", lambda job: job.resources.gpus_per_node),
+    ("gpus-per-task", lambda job: job.resources.gpus_per_task),
+    ("gres", lambda job: job.resources.gres),
+    ("cpus-per-task", lambda job: _cpus_per_task(job.resources)),
+    ("mem", lambda job: job.resources.memory),
+    ("exclusive", lambda job: job.resources.exclusive),
+    ("time", lambda job: job.resources.time_limit),
+    ("begin", lambda job: job.queue.begin),
+    ("deadline", lambda job: job.queue.deadline),
+    ("dependency", lambda job: job.queue.dependency),
+    ("requeue", lambda job: job.queue.requeue is True),
+    ("no-requeue", lambda job: job.queue.requeue is False),
+    ("signal", lambda job: job.queue.signal),
+    ("mail-type", lambda job: job.queue.mail_type),
+    ("mail-user", lambda job: job.queue.mail_user),
+    ("comment", lambda job: job.queue.comment),
+)
+
+
+def header_lines(plan: Plan) -> list[RawShell]:
+    """Return the script's ``#SBATCH`` lines, quoted as sbatch reads them."""
+    values: list[tuple[str, Any]] = [("job-name", plan.paths.job_name)]
+    values += [(flag, value(plan.job)) for flag, value in FLAGS]
+    values += plan.job.queue.further.items()
+    # Slurm opens the log before the script runs, so it cannot be a variable of the script.
+    job = "%A_%a" if "array" in plan.job.queue.further else "%j"
+    log = escape_pattern(str(plan.paths.directory / plan.paths.log_prefix)) + job
+    values.append(("output", f"{log}.out"))
+    values.append(("error", None if plan.job.merge_stderr else f"{log}.err"))
+    values.append(("open-mode", "append"))  # a requeued job keeps what its first life said
+    return [_line(flag, value) for flag, value in values if value is not None and value is not False]
+
+
+def empty_script(plan: Plan) -> str:
+    """Return a script that requests the same as a plan's job, and does nothing: for `sbatch --test-only`."""
+    return "\n".join(["#!/bin/bash", *(f"#SBATCH {line}" for line in header_lines(plan)), ""])
+
+
+def salloc_arguments(plan: Plan) -> list[str]:
+    """Return the flags of salloc for an interactive session: those of sbatch without logs."""
+    values: list[tuple[str, Any]] = [("job-name", plan.paths.job_name)]
+    values += [(flag, value(plan.job)) for flag, value in FLAGS]
+    values += plan.job.queue.further.items()
+    return [
+        f"--{flag}" if value is True else f"--{flag}={value}"
+        for flag, value in values
+        if value is not None and value is not False
+    ]
+
+
+def _nodes(resources: Resources) -> str:
+    least, most = resources.nodes, resources.max_nodes
+    return str(least) if most is None else f"{least}-{most}"
+
+
+def _tasks_per_node(resources: Resources) -> int | None:
+    # Told of tasks, sbatch gives a range no more nodes than the least number has tasks; srun is told of them.
+    return resources.tasks_per_node if resources.max_nodes is None else None
+
+
+def _cpus_per_task(resources: Resources) -> int | None:
+    """To sbatch, a range has one task on each node, with the cores of all."""
+    if resources.max_nodes is None:
+        return resources.cpus_per_task
+    return resources.tasks_per_node * (resources.cpus_per_task or 1)
+
+
+def _line(flag: str, value: Any) -> RawShell:
+    return RawShell(f"--{flag}" if value is True else f"--{flag}={quote_header(value)}")

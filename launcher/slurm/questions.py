@@ -1,0 +1,333 @@
+"""Questions to Slurm: what a cluster has and allows, and how its jobs are.
+
+Those about a cluster run at once, with a short time limit: a busy cluster must not keep a user waiting who
+only wants to know whether a job would fit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import pwd
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import file_mode, one_line, shortened
+from launcher.slurm import cluster
+from launcher.slurm.cluster import ASSOCIATION_FIELDS, QOS_FIELDS, ClusterFacts, Node
+from launcher.slurm.commands import (
+    NO_SLURM,
+    Retry,
+    SchedulerSilent,
+    Unreachable,
+    error_text,
+    run,
+    says_no_slurm,
+)
+from launcher.slurm.environment import clean_environment
+from launcher.slurm.records import (
+    SACCT_FORMAT,
+    SACCT_OLD_FORMAT,
+    SEPARATOR,
+    SQUEUE_FORMAT,
+    Record,
+    parse_ends,
+    parse_sacct,
+    parse_squeue,
+)
+
+PATIENCE_SECONDS = 5.0
+# The time for a killed command to end.
+_ENDING_SECONDS = 1.0
+
+_ACCOUNTING = ("associations", "qos")
+
+_SACCTMGR = ("sacctmgr", "--readonly", "--noheader", "--parsable2", "show")
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The output of a command; or `why` there is none."""
+
+    text: str = ""
+    why: str | None = None
+
+
+def questions(partition: str | None, user: str) -> dict[str, list[str]]:
+    """Return the commands that ask about a cluster, by the part that each tells.
+
+    Parameters
+    ----------
+    partition
+        As sbatch takes it; ``None`` asks for the nodes of all partitions.
+    """
+    # Only this cluster of a federation; hidden partitions too, which accept jobs. sinfo shows these anyway if
+    # a partition is named, and then refuses --all.
+    nodes = ["sinfo", "--local", "--Node", "--noheader", "--format=%P|%N|%T|%c|%m|%G|%f"]
+    mine = ["user", "withassoc", f"name={user}", f"format={','.join(ASSOCIATION_FIELDS)}"]
+    return {
+        "settings": ["scontrol", "show", "config"],
+        "partitions": ["scontrol", "--local", "--all", "--oneliner", "show", "partition"],
+        "nodes": [*nodes, "--all" if partition is None else f"--partition={partition}"],
+        "associations": [*_SACCTMGR, *mine],
+        "qos": [*_SACCTMGR, "qos", f"format={','.join(QOS_FIELDS)}"],
+        "pyxis": ["srun", "--help"],
+    }
+
+
+def ask_at_once(
+    commands: Mapping[str, Sequence[str]], slurm_conf: str | None, patience: float = PATIENCE_SECONDS
+) -> dict[str, Reply]:
+    """Ask the first question and, if it is answered, all others at the same time.
+
+    Parameters
+    ----------
+    patience
+        The time limit for all together, in seconds.
+    """
+    if slurm_conf is not None and not file_mode(Path(slurm_conf)):
+        return dict.fromkeys(commands, Reply(why=f"there is no {slurm_conf}"))
+    environment, deadline = clean_environment(slurm_conf), time.monotonic() + patience
+    first, *others = commands
+    replies = dict.fromkeys(commands, _silent(patience))
+
+    def ask(names: Sequence[str]) -> None:
+        def ask_one(name: str) -> None:
+            left = max(0.1, deadline - time.monotonic())
+            replies[name] = _reply(commands[name], environment, left, patience)
+
+        # Daemons: neither an interrupt nor a command that cannot be killed keeps the user waiting.
+        threads = [threading.Thread(target=ask_one, args=(name,), daemon=True) for name in names]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()) + _ENDING_SECONDS)
+
+    ask([first])
+    if replies[first].why is not None:
+        return dict.fromkeys(commands, replies[first])
+    ask(others)
+    return dict(replies)
+
+
+def _reply(command: Sequence[str], environment: Mapping[str, str], left: float, patience: float) -> Reply:
+    try:
+        answer = run(command, environment, left, notify=False)
+    except Unreachable as error:
+        return Reply(why=error.message)
+    except TimeoutError:
+        return _silent(patience)
+    if answer.code == 0:
+        return Reply(answer.stdout)
+    if says_no_slurm(answer.stderr):
+        return Reply(why=NO_SLURM)
+    return Reply(why=shortened(one_line(f"{command[0]}: {error_text(answer.stderr)}")))
+
+
+def _silent(patience: float) -> Reply:
+    return Reply(why=f"Slurm did not answer within {patience:g} s")
+
+
+def facts_of(replies: Mapping[str, Reply], *, of_default: bool = False) -> ClusterFacts:
+    """Return the facts that the answers tell.
+
+    Parameters
+    ----------
+    of_default
+        Keep the nodes of the default partition alone, although those of all were asked for.
+    """
+    missing = {name: reply.why for name, reply in replies.items() if reply.why is not None}
+    answers = {name: reply.text for name, reply in replies.items() if name not in missing}
+    parts: dict[str, Any] = {name: _READERS[name](text) for name, text in answers.items() if name in _READERS}
+    if parts.get("partitions") == ():
+        del parts["partitions"]
+        missing["partitions"] = "Slurm shows no partitions"
+    settings = parts.get("settings")
+    if "nodes" in answers:
+        parts["nodes"] = cluster.parse_nodes(answers["nodes"], of_default=of_default)
+    if "associations" in answers:
+        name = cluster.parse_cluster_name(answers.get("settings", ""))
+        parts["associations"] = cluster.parse_associations(answers["associations"], name)
+    if settings is not None and not settings.has_accounting:
+        # There are no accounts: that is known, and not missing.
+        parts |= dict.fromkeys(_ACCOUNTING, ())
+        missing = {name: why for name, why in missing.items() if name not in _ACCOUNTING}
+    return ClusterFacts(gpu_types=_gpu_types(parts.get("nodes")), missing=missing, **parts)
+
+
+_READERS: Mapping[str, Callable[[str], Any]] = {
+    "partitions": cluster.parse_partitions,
+    "settings": cluster.parse_settings,
+    "qos": cluster.parse_qos,
+    "pyxis": lambda text: "--container-image" in text,
+}
+
+
+def _gpu_types(nodes: Mapping[str, tuple[Node, ...]] | None) -> tuple[str, ...] | None:
+    if nodes is None:
+        return None
+    types = {type_ for some in nodes.values() for node in some for type_, _ in node.gpus}
+    return tuple(sorted(types)) if types and "" not in types else None
+
+
+# --- jobs
+
+logger = logging.getLogger(__name__)
+
+# The system's limit for one argument is 131,072 bytes.
+_LONGEST_ARGUMENT = 120_000
+# squeue's answer is useful without the accounting, whose own patience with its database is 45 s.
+_ACCOUNTING_SECONDS = 10.0
+# Slurm forgets an unanswered submission long before; this bounds the search of sacct.
+_OLDEST_SUBMISSION = timedelta(days=7)
+
+_ACCOUNTING_DAEMON = "Slurm's accounting"
+_SQUEUE = ("squeue", "--noheader", "--states=all", f"--Format={SQUEUE_FORMAT}")
+_SACCT = ("sacct", "--noheader", "--parsable2", f"--delimiter={SEPARATOR}", "--allocations", "--duplicates")
+
+
+class JobQuestions:
+    """The questions to one Slurm, in an environment that cannot change what its commands mean.
+
+    Attributes
+    ----------
+    unaccounted
+        Why the accounting could not tell, if it should have.
+    """
+
+    def __init__(self, environment: Mapping[str, str], retry: Retry) -> None:
+        # Without it long lists of an array's tasks are cut short.
+        self._environment = {**environment, "SLURM_BITSTR_LEN": "0"}
+        self._retry = retry
+        self._format = SACCT_FORMAT
+        self.unaccounted: str | None = None
+
+    def queue(self, job_ids: Sequence[str]) -> list[Record]:
+        """Return what the queue has of some jobs; raise Unreachable if nobody answers."""
+        ids = ",".join(dict.fromkeys(job_ids))
+        # If the list is too long for one argument, the whole queue is asked for.
+        chosen = [f"--jobs={ids}"] if len(ids) <= _LONGEST_ARGUMENT else []
+        return self._squeue(chosen)
+
+    def queue_of(self, users: Iterable[str]) -> list[Record]:
+        """Return what the queue has of some users' jobs; of everybody's, if a user is unknown here.
+
+        Raises
+        ------
+        Unreachable
+            If nobody answers.
+        """
+        named = sorted(set(users))
+        whose = [f"--user={','.join(named)}"] if all(map(_is_known, named)) else []
+        # Without `--all` squeue leaves out the jobs of hidden partitions, unless asked for them by id.
+        return self._squeue(["--all", *whose])
+
+    def accounting(self, job_ids: Sequence[str]) -> list[Record]:
+        """Return the attempts of some jobs in the accounting; empty without accounting or answer."""
+        return self._sacct([f"--jobs={part}" for part in _parts(job_ids)])
+
+    def ends(self, job_ids: Sequence[str]) -> dict[str, float]:
+        """Return when jobs, or tasks of arrays, ended, as far as queue or accounting tell: in Unix seconds.
+
+        An array ends with its last task.
+
+        Raises
+        ------
+        Unreachable
+            If nobody answers.
+        """
+        environment = {**self._environment, "SLURM_TIME_FORMAT": "%s"}
+        parents = sorted({job_id.partition("_")[0] for job_id in job_ids})
+        fields = f"JobArrayID:{SEPARATOR},EndTime:{SEPARATOR}"
+        queue = ["squeue", "--noheader", "--states=all", f"--Format={fields}"]
+        queue += [f"--jobs={part}" for part in _parts(parents)[:1]]
+        ends = parse_ends(self._retry.ask(queue, environment).stdout)
+        missing = [job_id for job_id in parents if job_id not in ends]
+        if missing and self.unaccounted is None:
+            accounting = [*_SACCT, "--format=JobID,End", *(f"--jobs={part}" for part in _parts(missing))]
+            with contextlib.suppress(Unreachable):
+                answer = self._retry.ask(
+                    accounting, environment, who=_ACCOUNTING_DAEMON, timeout=_ACCOUNTING_SECONDS, again=False
+                )
+                ends = parse_ends(answer.stdout) | ends
+        return ends
+
+    def accounting_since(self, submissions: Iterable[tuple[str, str]]) -> list[Record]:
+        """Return the jobs in the accounting of users since their first submission, a week at most.
+
+        Parameters
+        ----------
+        submissions
+            A user and a time (ISO 8601) for each.
+        """
+        now = datetime.now(UTC)
+        dated = [(user, _time(since)) for user, since in submissions]
+        recent = [(user, since) for user, since in dated if now - since < _OLDEST_SUBMISSION]
+        if not recent:
+            return []
+        users = sorted({user for user, _ in recent})
+        whose = f"--user={','.join(users)}" if all(map(_is_known, users)) else "--allusers"
+        # sacct reads times in this machine's zone: the day before is early enough in every zone.
+        since = min(since for _, since in recent) - timedelta(days=1)
+        return self._sacct([whose, f"--starttime={since:%Y-%m-%d}"])
+
+    def _squeue(self, options: Sequence[str]) -> list[Record]:
+        answer = self._retry.ask([*_SQUEUE, *options], self._environment)
+        # squeue calls the id of a single job that it has forgotten invalid; that is no failure.
+        if answer.code != 0 and "Invalid job id" not in answer.stderr:
+            message = error_text(answer.stderr)
+            failure = NO_SLURM if says_no_slurm(answer.stderr) else "squeue failed"
+            raise Unreachable(f"{failure}: {message}")
+        return parse_squeue(answer.stdout)
+
+    def _sacct(self, options: Sequence[str]) -> list[Record]:
+        command = [*_SACCT, f"--format={self._format}", *options]
+        try:
+            answer = self._retry.ask(
+                command,
+                self._environment,
+                who=_ACCOUNTING_DAEMON,
+                timeout=_ACCOUNTING_SECONDS,
+                again=False,
+            )
+        except SchedulerSilent as error:
+            self.unaccounted = error.message
+            logger.warning("%s; going by the queue and the jobs' own marks", error.message)
+            return []
+        except Unreachable:
+            return []  # no sacct on this machine; squeue's answer is still good
+        self.unaccounted = None
+        if answer.code != 0 and "Invalid field" in answer.stderr and self._format == SACCT_FORMAT:
+            self._format = SACCT_OLD_FORMAT
+            return self._sacct(options)
+        # Without accounting sacct exits 1; only the job's own marks are left.
+        return parse_sacct(answer.stdout) if answer.code == 0 else []
+
+
+def _parts(job_ids: Sequence[str]) -> list[str]:
+    """Split ids into lists that are short enough for one argument; sacct takes several."""
+    parts: list[str] = []
+    for job_id in dict.fromkeys(job_ids):
+        if parts and len(parts[-1]) + len(job_id) < _LONGEST_ARGUMENT:
+            parts[-1] += f",{job_id}"
+        else:
+            parts.append(job_id)
+    return parts
+
+
+def _is_known(user: str) -> bool:
+    try:
+        pwd.getpwnam(user)
+    except KeyError:
+        return False
+    return True
+
+
+def _time(text: str) -> datetime:
+    time = datetime.fromisoformat(text)
+    return time if time.tzinfo else time.replace(tzinfo=UTC)

@@ -1,0 +1,266 @@
+"""Two steps of a training's real payload on one node, before it is launched on all of them.
+
+The smoke is a launch of a run of its own, ``<run>_smoke``, planned from the same overrides and a few more
+below, and launched the ordinary way. What it finds wrong has cost one node and minutes, not a hundred nodes
+and a night in the queue.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from arithmetic.layout import ParallelConfig, fits
+from launcher.checks.gate import CheckReport, check_drafts, require_passed
+from launcher.checks.rules.files import MACHINE
+from launcher.config.overrides import hydra_value
+from launcher.drafting import Draft, Request, draft
+from launcher.errors import UserError
+from launcher.estimates import parallelism as keys
+from launcher.estimates.parallelism import is_encoder_decoder, read_parallel_config
+from launcher.estimates.values import Values, full
+from launcher.launching import Launched, launch
+from launcher.monitor.evidence import gather
+from launcher.monitor.verification import RunCheck, verify_smoke
+from launcher.slurm.notations import format_days, format_time_limit, margin_of, parse_time_limit
+
+# The schedule of a whole training does not fit into two steps, and need not: its first two are the same.
+_OF_WHOLE_TRAININGS = ("schedule.warmup", "schedule.validation")
+
+
+@dataclass(frozen=True, slots=True)
+class Smoke:
+    """A smoke that is planned, and nowhere written yet; `told` says how it differs from the launch."""
+
+    report: CheckReport
+    request: Request
+    summary: Sequence[str]
+
+    @property
+    def draft(self) -> Draft:
+        return self.report.draft
+
+
+def plan_smoke(drafted: Draft, request: Request, skipped: Sequence[str] = ()) -> Smoke:
+    """Plan the smoke of a launch; nothing is written.
+
+    Raises
+    ------
+    UserError
+        If one node cannot hold the layout, or the launch is no training.
+    """
+    try:
+        shrunk = shrink(drafted)
+    except UserError as error:
+        drafted.composition.annotate(error)
+        raise
+    smaller = replace(request, overrides=[*request.overrides, *shrunk.overrides])
+    smoke = draft(smaller)
+    # This machine is looked at for the launch itself.
+    (report,) = check_drafts([smoke], [*skipped, *_OF_WHOLE_TRAININGS, MACHINE])
+    require_passed([report])
+    return Smoke(report, smaller, shrunk.summary)
+
+
+def launch_smoke(smoke: Smoke) -> Launched:
+    """Launch the smoke as any run is launched."""
+    return launch(smoke.draft, smoke.request, report=smoke.report)
+
+
+def checks_of(launched: Launched) -> list[RunCheck]:
+    """Return the verification of a smoke that ended: `launcher.monitor.verification`."""
+    return verify_smoke(gather(launched.paths.run_dir, launched.paths.number).evidence)
+
+
+# --- shrinking a training
+
+STEPS = 2
+SUFFIX = "_smoke"
+_SECONDS = 30 * 60
+# Optimizers whose states are shared among the copies of the model.
+_SHARED_STATES = ("mcore_distributed_optim", "distributed_fused_adam")
+_FIRST_HOST = re.compile(r"([^,\[]*)(?:\[(\d+)[^\]]*\]([^,\[]*))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Shrunk:
+    """The further overrides of a smoke; `summary` says what it is, for people."""
+
+    overrides: list[str]
+    summary: list[str]
+
+
+def shrink(draft: Draft) -> Shrunk:
+    """Find the overrides that make a smoke of a launch.
+
+    Raises
+    ------
+    UserError
+        If the launch is no training, or one node cannot hold its layout.
+    """
+    training, nodes = draft.composition.config.training, draft.plan.job.resources.nodes
+    if training is None:
+        raise UserError(
+            f"--smoke: stages=[{draft.plan.job.stage}] has no steps of which two could be tried",
+            hint="--smoke is for stages=[training]",
+        )
+    # As the user's tree has it: the job's own configuration is already the engine's.
+    config = training.model_dump()
+    values = Values(config)
+    shape = read_parallel_config(values)
+    if shape is None:
+        raise UserError("--smoke: the sizes of the layout cannot be read")
+    small = _on_one_node(shape, values)
+    batch = small.micro * small.data(1) * shape.micro_batches(nodes)
+    chosen = {
+        **dict(_run(draft)),
+        **dict(_steps(config, draft)),
+        **dict(_model(config, shape, small, batch)),
+    }
+    overrides = [_override(config, key, value) for key, value in chosen.items()]
+    return Shrunk(
+        [*overrides, *_nodelist(draft), *_one_job(draft)], list(_summary(draft, values, shape, small, batch))
+    )
+
+
+def _on_one_node(shape: ParallelConfig, values: Values) -> ParallelConfig:
+    """Return the layout with as much of its pipeline as fits on one node; each stage keeps its layers."""
+    group = shape.tensor * shape.context
+    for pipeline in range(shape.pipeline, 0, -1):
+        if shape.pipeline % pipeline or shape.devices % (group * pipeline):
+            continue
+        small = shape._replace(
+            pipeline=pipeline,
+            virtual=shape.virtual if pipeline > 1 else None,
+            group=shape.group if pipeline == shape.pipeline else pipeline,
+        )
+        if pipeline < shape.pipeline and is_encoder_decoder(values):
+            break  # which stages are the encoder's would have to change with them
+        if fits(small._replace(batch=small.micro * small.data(1) * small.group), 1):
+            return small
+    product = f"tensor {shape.tensor} × context {shape.context}"
+    raise UserError(
+        f"--smoke: one node of {shape.devices} GPUs cannot hold {product} × pipeline {shape.pipeline}",
+        key=full(keys.TENSOR),
+        also=(full(keys.PIPELINE), full(keys.CONTEXT), full(keys.DEVICES)),
+        hint="launch without --smoke; two steps on all nodes are"
+        f" {full('trainer.max_steps')}={STEPS} training.run.name=...",
+    )
+
+
+def _run(draft: Draft) -> Iterator[tuple[str, Any]]:
+    """Return overrides for a run of its own beside the real one, with its own directory."""
+    paths = draft.plan.paths
+    directory = paths.run_dir.with_name(f"{paths.run_dir.name}{SUFFIX}")
+    yield "run.name", f"{paths.run_name}{SUFFIX}"
+    yield "run.results_dir", str(directory)
+    yield "exp_manager.explicit_log_dir", f"{directory}/results"
+
+
+def _steps(config: Mapping[str, Any], draft: Draft) -> Iterator[tuple[str, Any]]:
+    trainer, exp_manager = config["trainer"], config["exp_manager"]
+    time_limit = draft.plan.job.resources.time_limit
+    limit = min(_SECONDS, (parse_time_limit(time_limit) if time_limit else None) or _SECONDS)
+    yield "run.time_limit", format_time_limit(limit)
+    yield "trainer.max_time", format_days(limit - margin_of(limit))
+    if exp_manager.get("max_time_per_run") is not None:
+        yield "exp_manager.max_time_per_run", None
+    yield "trainer.num_nodes", 1
+    yield "trainer.max_steps", STEPS
+    yield "trainer.log_every_n_steps", 1
+    if trainer.get("limit_val_batches") != 0:
+        # One batch: evaluating takes other memory than training, and other files.
+        yield "trainer.val_check_interval", STEPS
+        yield "trainer.limit_val_batches", 1
+    if trainer.get("limit_test_batches"):
+        yield "trainer.limit_test_batches", 1
+    yield "exp_manager.create_checkpoint_callback", False
+    yield "exp_manager.resume_if_exists", False
+    if exp_manager.get("create_wandb_logger"):
+        yield "exp_manager.create_wandb_logger", False
+    if (config.get("resume") or {}).get("checkpoint"):
+        yield "resume.checkpoint", None
+    if config.get("restore_from_path") is not None:
+        # The weights of the whole model would not fit the small one.
+        yield "restore_from_path", None
+
+
+def _model(
+    config: Mapping[str, Any], shape: ParallelConfig, small: ParallelConfig, batch: int
+) -> Iterator[tuple[str, Any]]:
+    model = config["model"]
+    yield keys.GLOBAL, batch
+    for key in ("rampup_batch_size", "resume_from_checkpoint"):
+        if model.get(key) is not None:
+            yield f"model.{key}", None
+    if small.pipeline < shape.pipeline:
+        yield keys.PIPELINE, small.pipeline
+        yield "model.num_layers", model["num_layers"] * small.pipeline // shape.pipeline
+        if shape.virtual is not None and small.virtual is None:
+            yield keys.VIRTUAL, None
+
+
+def _override(config: Mapping[str, Any], key: str, value: Any) -> str:
+    node: Any = config
+    for part in key.split("."):
+        node = node.get(part, _MISSING) if isinstance(node, Mapping) else _MISSING
+    sign = "++" if node is _MISSING else ""
+    text = hydra_value(value) if isinstance(value, str) else "null" if value is None else str(value)
+    return f"{sign}training.{key}={text}"
+
+
+_MISSING = object()
+
+
+def _nodelist(draft: Draft) -> Iterator[str]:
+    """Return the first of the requested nodes: Slurm wants as many nodes as it has names of."""
+    nodelist = draft.plan.job.queue.nodelist
+    match = _FIRST_HOST.match(nodelist) if nodelist else None
+    if match:
+        where = "stage_cluster.training" if "nodelist" in _own_cluster(draft) else "cluster"
+        yield f"{where}.nodelist={hydra_value(''.join(part or '' for part in match.groups()))}"
+
+
+def _one_job(draft: Draft) -> Iterator[str]:
+    """Return overrides without chain and array: each of their jobs would repeat the two steps."""
+    if draft.plan.job.chain.links > 1:
+        yield "resilience.links=1"
+    if draft.plan.job.resources.max_nodes is not None:
+        yield "resilience.nodes=null"
+    if "array" in draft.plan.job.queue.further:
+        where = "stage_cluster.training" if "array" in _own_cluster(draft).get("sbatch", {}) else "cluster"
+        yield f"++{where}.sbatch.array=null"
+
+
+def _own_cluster(draft: Draft) -> Mapping[str, Any]:
+    """Return the stage's own settings in place of the cluster's."""
+    own: Mapping[str, Any] = draft.composition.config.stage_cluster.get("training", {})
+    return own
+
+
+def _summary(
+    draft: Draft, values: Values, shape: ParallelConfig, small: ParallelConfig, batch: int
+) -> Iterator[str]:
+    nodes = draft.plan.job.resources.nodes
+    parts = [f"{STEPS} steps on {'the' if nodes == 1 else '1 of'} {nodes} node{'s' * (nodes != 1)}"]
+    if batch != shape.batch:
+        parts.append(f"global batch {batch} instead of {shape.batch}")
+    yield ", ".join(parts)
+    if small.pipeline < shape.pipeline:
+        layers = values.whole("model.num_layers") or 0
+        part = layers * small.pipeline // shape.pipeline
+        yield (
+            f"pipeline {small.pipeline} instead of {shape.pipeline}, with {part} of the {layers} layers: each"
+            " GPU has as many as it will have; the messages between nodes are not tried"
+        )
+    copies, fewer = shape.data(nodes), small.data(1)
+    is_shared = (
+        values.raw("model.optim.name") in _SHARED_STATES and values.raw("trainer.accelerator") == "gpu"
+    )
+    if fewer < copies and is_shared:
+        yield (
+            f"the optimizer's states are shared by {fewer} instead of {copies}: each GPU needs more memory"
+            " for them than it will"
+        )

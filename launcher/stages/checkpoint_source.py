@@ -1,0 +1,113 @@
+"""The checkpoints that a stage reads, and the training that they are from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from launcher.config.schema import RunConfig
+from launcher.config.stage_schema import ConversionConfig, EvaluationConfig, TrainedRun, TrainingConfig
+from launcher.errors import UserError, explain_os_error, shown
+from launcher.runs.manifest import read_yaml
+from launcher.runs.paths import LaunchPaths
+from launcher.runs.trained import TrainingLaunch, training_of
+
+# In paths, replaced by the step of each checkpoint.
+STEP = "{step}"
+
+
+def with_training(config: RunConfig) -> RunConfig:
+    """Return the configuration of one stage with what the run of its source says of the training.
+
+    Raises
+    ------
+    UserError
+        If a file that is named as the training's configuration is none.
+    """
+    if config.conversion is not None:
+        return config.model_copy(update={"conversion": _conversion(config.conversion)})
+    if config.evaluation is not None:
+        return config.model_copy(update={"evaluation": _evaluation(config.evaluation)})
+    return config
+
+
+def _conversion(conversion: ConversionConfig) -> ConversionConfig:
+    model = _configuration(conversion.model, "conversion.model")
+    changes: dict[str, Any] = {"model": model.get("model", model) if model is not None else None}
+    training = _training_of(conversion.source)
+    if training is not None and conversion.training is None:
+        changes |= {
+            "model": changes["model"] or training.config.get("model"),
+            "model_type": conversion.model_type or training.model_type,
+            "training": TrainedRun(run=training.manifest.run, directory=str(training.paths.run_dir)),
+        }
+    return conversion.model_copy(update=changes)
+
+
+def _evaluation(evaluation: EvaluationConfig) -> EvaluationConfig:
+    changes: dict[str, Any] = {"training": _configuration(evaluation.training, "evaluation.training")}
+    training = _training_of(evaluation.source)
+    if training is not None:
+        changes = {
+            "training": changes["training"] or dict(training.config),
+            "results": evaluation.results or str(training.paths.evaluations),
+        }
+    return evaluation.model_copy(update=changes)
+
+
+def _training_of(source: str | None) -> TrainingLaunch | None:
+    return training_of(Path(source)) if source is not None else None
+
+
+def _configuration(value: str | dict[str, Any] | None, key: str) -> dict[str, Any] | None:
+    """Return the keys of a node that may be the path of a file with them."""
+    if not isinstance(value, str):
+        return value
+    try:
+        content = read_yaml(Path(value))
+        if not isinstance(content, dict):
+            raise ValueError("it holds no keys")
+    except OSError as error:
+        raise explain_os_error(error, Path(value), key, verb="read") from error
+    except ValueError as error:
+        raise UserError(f"{key}={shown(value)}: {error}", key=key) from error
+    return content
+
+
+def checkpoints_of(training: TrainingConfig, paths: LaunchPaths) -> str:
+    """Return the directory of a training's checkpoints."""
+    callback = training.exp_manager.get("checkpoint_callback_params")
+    directory = callback.get("dirpath") if isinstance(callback, Mapping) else None
+    return str(directory or paths.checkpoints)
+
+
+def required_source(source: str | None, stage: str) -> str:
+    """Return the source of a stage that reads checkpoints.
+
+    Raises
+    ------
+    UserError
+        If there is none.
+    """
+    if source is None:
+        raise UserError(
+            f"{stage}.source=null: there is no training before it, whose checkpoints it would be",
+            key=f"{stage}.source",
+            hint=f"{stage}.source=results/RUN/checkpoints, or stages=[training,{stage}]",
+        )
+    return source
+
+
+def directory_of(path: Path) -> Path:
+    """Return the directory above the part of a path that depends on the step, or else its parent."""
+    parts = [part for part in path.parents if STEP not in str(part)]
+    return parts[0]
+
+
+def tokenizer_directories(model: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
+    """Yield the directories of a model's tokenizer, with the keys of its files."""
+    tokenizer = model.get("tokenizer")
+    for name, value in tokenizer.items() if isinstance(tokenizer, Mapping) else ():
+        if isinstance(value, str) and Path(value).is_absolute():
+            yield Path(value).parent, f"training.model.tokenizer.{name}"

@@ -1,0 +1,90 @@
+"""Evaluations of a run's checkpoints, as history and plot show them, and the files that verify looks for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.monitor.evaluations import evaluation_table, progress_rows, read_evaluations
+from launcher.monitor.evidence import expected_outputs
+
+
+def write(run_dir: Path, step: int, **content: Any) -> None:
+    directory = run_dir / "evaluations"
+    directory.mkdir(exist_ok=True)
+    (directory / f"step-{step}.json").write_text(json.dumps({"version": 1, "step": step, **content}))
+
+
+def arc(value: float, **more: float) -> dict[str, dict[str, float]]:
+    return {"arc_easy": {"alias": "x", "acc": value, "acc_stderr": 0.01, **more}}  # type: ignore[dict-item]
+
+
+def test_results_are_in_the_order_of_their_steps(tmp_path: Path) -> None:
+    write(tmp_path, 100, perplexity={"loss": 4.0, "perplexity": 54.6, "tokens": 10}, lm_eval=arc(0.5))
+    write(tmp_path, 20, perplexity={"loss": 5.0, "perplexity": 148.4, "tokens": 10}, lm_eval=arc(0.25))
+    write(tmp_path, 120, perplexity=None, lm_eval=arc(0.625, acc_norm=0.75))
+    evaluations = read_evaluations(tmp_path)
+    columns, rows = evaluation_table(evaluations)
+    assert columns == ("STEP", "HELD-OUT LOSS", "PERPLEXITY", "arc_easy acc")
+    assert rows == [
+        ("20", "5.0000", "148.41", "0.2500 ± 0.0100"),
+        ("100", "4.0000", "54.60", "0.5000 ± 0.0100"),
+        ("120", "-", "-", "-"),  # its main metric is another one
+    ]
+    assert progress_rows(evaluations) == [
+        ("evaluated loss", "5.0000 → 4.0000, steps 20 to 100, 2 checkpoints"),
+        ("arc_easy acc", "0.2500 → 0.5000, steps 20 to 100, 2 checkpoints"),
+        ("arc_easy acc_norm", "0.7500 at step 120"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[1]",
+        "{" * 3000,
+        '{"perplexity": {"loss": NaN}, "lm_eval": {"a": 3, "b": {"acc": "x"}}}',
+        '{"lm_eval": []}',
+    ],
+)
+def test_files_of_any_content_are_read(tmp_path: Path, content: str) -> None:
+    (tmp_path / "evaluations" / "earlier").mkdir(parents=True)
+    (tmp_path / "evaluations" / "step-7.json").write_text(content)
+    (tmp_path / "evaluations" / "step-x.json").write_text("{}")
+    for evaluation in read_evaluations(tmp_path):
+        assert (evaluation.step, evaluation.loss, evaluation.metrics) == (7, None, {})
+    assert read_evaluations(tmp_path / "nowhere") == []
+
+
+def test_names_of_tasks_cannot_write_on_the_terminal(tmp_path: Path) -> None:
+    write(tmp_path, 1, lm_eval={"a\x1b[31m\nb": {"acc": 1}})
+    columns, _ = evaluation_table(read_evaluations(tmp_path))
+    assert "\x1b" not in "".join(columns) and "\n" not in "".join(columns)
+
+
+def test_a_conversion_is_verified_by_its_record(tmp_path: Path) -> None:
+    output = f"{tmp_path}/[x]/step-{{step}}"
+    node: dict[str, Any] = {"output": output, "step": None}
+    assert expected_outputs({"conversion": node}) == [Path(output) / "conversion.json"], (
+        "nothing is there yet"
+    )
+    for name in ("step-2", "step-10", ".unfinished-step-12", "step-x"):
+        (tmp_path / "[x]" / name).mkdir(parents=True)
+    there = expected_outputs({"conversion": node})
+    assert there is not None
+    assert {path.parent.name for path in there} == {"step-2", "step-10"}
+    assert expected_outputs({"conversion": {**node, "step": 4}}) == [tmp_path / "[x]/step-4/conversion.json"]
+    assert expected_outputs({"conversion": {"output": "/a/b"}}) == [Path("/a/b/conversion.json")]
+
+
+def test_an_evaluation_is_verified_by_its_results() -> None:
+    node = {"results": "/r/evaluations", "step": [2, 4]}
+    assert expected_outputs({"evaluation": node, "model": {}}) == [
+        Path("/r/evaluations/step-2.json"),
+        Path("/r/evaluations/step-4.json"),
+    ]
+    assert expected_outputs({"evaluation": {"results": None}}) is None

@@ -1,0 +1,236 @@
+"""Conversion and evaluation as plans: by themselves, behind a training, and as the verbs ask for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from launcher.checks.gathering.checkpoints import Marked
+from launcher.cli.app import main
+from launcher.config.compose import compose
+from launcher.drafting import Request, drafts
+from launcher.errors import Mistakes, UserError
+from launcher.launching import launch_stages
+from launcher.plan import Job
+from launcher.stages.planning import by_stage, plan_launch
+from tests.launching.fake_slurm import FakeSlurm, install, overrides
+
+Capsys = pytest.CaptureFixture[str]
+ALL = "stages=[training,conversion,evaluation]"
+IMAGE = "container=/apps/x.sqsh"
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    return install(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def trained(tmp_path: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run as a launch leaves it; no checkpoint is needed to plan."""
+    monkeypatch.chdir(tmp_path)
+    request = Request(overrides(tmp_path, "cluster.partition=cpu"), ["slipway", "launch"])
+    (launched,) = launch_stages(drafts(request), request)
+    return launched.paths.run_dir
+
+
+def jobs(*words: str) -> dict[str, Job]:
+    configs = by_stage(compose(["base_results_dir=/r", "data_dir=/d", "engine=megatron", *words]).config)
+    return {config.stages[0]: plan_launch(config, number=1, tag="x").job for config in configs}
+
+
+def printed_config(capsys: Capsys, *words: str) -> dict[str, object]:
+    capsys.readouterr()
+    assert main(["render", "--config", *words]) == 0
+    content = yaml.safe_load(capsys.readouterr().out)
+    assert isinstance(content, dict)
+    return content
+
+
+def test_behind_a_training_its_checkpoints_are_converted_and_evaluated() -> None:
+    planned = jobs(ALL, "training=gpt3/tiny")
+    assert list(planned) == ["training", "conversion", "evaluation"]
+    conversion, evaluation = (planned[stage].stage_config for stage in ("conversion", "evaluation"))
+    assert conversion is not None and evaluation is not None
+    node = conversion["conversion"]
+    assert node["source"] == "/r/gpt3_tiny/checkpoints"
+    assert node["output"] == "/r/gpt3_tiny_conversion/huggingface/step-{step}"
+    assert node["training"] == {"run": "gpt3_tiny", "directory": "/r/gpt3_tiny"}
+    assert (node["model"]["hidden_size"], node["model_type"]) == (128, "gpt")
+    measured = evaluation["evaluation"]
+    assert (measured["source"], measured["converted"]) == (node["source"], node["output"])
+    assert measured["results"] == "/r/gpt3_tiny/evaluations"
+    assert evaluation["model"] == {**node["model"], "data": evaluation["model"]["data"]}
+    assert evaluation["exp_manager"]["explicit_log_dir"] == "/r/gpt3_tiny_evaluation/launches/1/results"
+
+
+def test_a_source_of_its_own_is_not_the_trainings() -> None:
+    node = jobs("stages=[training,conversion]", "training=gpt3/tiny", "conversion.source=/other")[
+        "conversion"
+    ]
+    assert node.stage_config is not None
+    assert node.stage_config["conversion"]["source"] == "/other"
+    assert node.stage_config["conversion"]["model"] is None
+
+
+def test_a_conversion_takes_one_task_without_gpus() -> None:
+    job = jobs("stages=[conversion]", "cluster=p5", IMAGE, "conversion.source=/s/checkpoints")["conversion"]
+    requested = job.resources
+    assert (requested.tasks, requested.gpus_per_node, requested.gres, requested.exclusive) == (
+        1,
+        None,
+        None,
+        False,
+    )
+    assert job.environment["NVIDIA_VISIBLE_DEVICES"] == "void"
+    assert job.container is not None
+    assert [(mount.source, mount.flags) for mount in job.container.mounts] == [
+        ("/r", None),
+        ("/s/checkpoints", "ro"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "tasks", "gpus"),
+    [
+        ([], (1, 8), 8),
+        (["evaluation.perplexity.layout.tensor=2"], (1, 2), 2),
+        (["evaluation.perplexity.layout={tensor: 8, pipeline: 2}"], (2, 8), 8),
+        (["evaluation.processes=4"], (1, 4), 4),
+        (["evaluation.perplexity.enabled=False"], (1, 1), 1),
+        (["evaluation.perplexity.enabled=False", "evaluation.lm_eval.device=cpu"], (1, 1), None),
+    ],
+)
+def test_an_evaluation_has_a_gpu_for_each_process_of_its_layout(
+    words: list[str], tasks: tuple[int, int], gpus: int | None
+) -> None:
+    tensor = "training.model.tensor_model_parallel_size=8"
+    job = jobs(
+        "stages=[training,evaluation]",
+        "training=gpt3/5b",
+        tensor,
+        "evaluation.lm_eval.tasks=[arc_easy]",
+        *words,
+    )
+    requested = job["evaluation"].resources
+    assert (requested.nodes, requested.tasks_per_node) == tasks
+    assert requested.gpus_per_node == gpus
+    assert requested.exclusive is False
+
+
+def test_values_of_lm_eval_reach_the_job_as_it_takes_them() -> None:
+    node = jobs(
+        "stages=[training,evaluation]",
+        "training=gpt3/tiny",
+        "evaluation.lm_eval.tasks=[hellaswag,own.yaml]",
+        "evaluation.lm_eval.limit=20",
+        "evaluation.lm_eval.batch_size=null",
+        "evaluation.step=[2,4]",
+    )["evaluation"].stage_config
+    assert node is not None
+    lm_eval = node["evaluation"]["lm_eval"]
+    assert lm_eval["tasks"] == ["hellaswag", str(Path("own.yaml").absolute())]
+    assert (lm_eval["limit"], lm_eval["batch_size"], lm_eval["device"]) == (20, "auto", "cpu")
+    assert type(lm_eval["limit"]) is int
+    assert node["evaluation"]["step"] == [2, 4]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["stages=[conversion]"], "conversion.source=null"),
+        (["stages=[evaluation]"], "evaluation.source=null"),
+        (["stages=[evaluation]", "evaluation.source=/x"], "nothing says how /x was trained"),
+        (["stages=[conversion]", "conversion.source=/x", "conversion.dtype=fp8"], "conversion.dtype='fp8'"),
+        (["stages=[conversion]", "conversion.sorce=/x"], "sorce"),
+        (["stages=[conversion]", "conversion=hugingface"], "huggingface"),
+        (["stages=[training,evaluation]", "training=gpt3/126m", "engine=nemo"], "our own trainer evaluates"),
+        (["stages=[evaluation]", "evaluation.training=3"], "expected the path of a YAML file"),
+    ],
+)
+def test_mistakes_name_the_key(words: list[str], message: str) -> None:
+    with pytest.raises((UserError, Mistakes)) as raised:
+        jobs(*words)
+    assert message in str(raised.value)
+
+
+def test_a_run_tells_what_its_checkpoints_are(trained: Path, capsys: Capsys) -> None:
+    words = ["cluster=local", "stages=[evaluation]", f"evaluation.source={trained}/checkpoints"]
+    config = printed_config(capsys, *words)
+    job_config = yaml.safe_load((trained / "gpt3_tiny_hydra.yaml").read_text())
+    assert {**config["model"], "data": 0} == {**job_config["model"], "data": 0}  # type: ignore[dict-item]
+    assert config["evaluation"]["results"] == f"{trained}/evaluations"  # type: ignore[index]
+
+
+def test_convert_plans_here_by_default(trained: Path, capsys: Capsys) -> None:
+    assert main(["convert", "gpt3_tiny@20", "--dtype", "bfloat16", "--check", "--dry-run"]) == 0
+    script = capsys.readouterr().out
+    assert "srun" not in script
+    assert f"--config-path={trained}_conversion/launches/1" in script
+
+
+def test_on_the_cluster_it_runs_where_the_run_ran(trained: Path, capsys: Capsys) -> None:
+    assert main(["evaluate", "gpt3_tiny@2,4", "--on-cluster", "--dry-run"]) == 0
+    script = capsys.readouterr().out
+    assert "#SBATCH --partition=cpu\n" in script
+    assert "#SBATCH --ntasks-per-node=2\n" in script, "tensor parallel 2"
+    assert main(["convert", "gpt3_tiny", "--on-cluster", "--dry-run", "cluster.partition=other"]) == 0
+    assert "#SBATCH --partition=other\n" in capsys.readouterr().out
+
+
+def test_a_directory_is_a_source_too(trained: Path, tmp_path: Path, capsys: Capsys) -> None:
+    foreign = tmp_path / "a model"
+    foreign.mkdir()
+    assert main(["convert", str(foreign), "--to", "slipway", "--dry-run"]) == 0
+    assert "a_model_conversion" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["convert"], "no source"),
+        (["convert", "a", "b"], "one source at a time"),
+        (["convert", "gpt3_tine"], "did you mean 'gpt3_tiny'?"),
+        (["convert", "gpt3_tiny", "--to", "hugingface"], "did you mean 'huggingface'?"),
+        (["convert", "gpt3_tiny", "--dtype", "fp16"], "--dtype fp16: there is no such choice"),
+        (["convert", "gpt3_tiny@2,4"], "one step at a time"),
+    ],
+)
+def test_mistakes_of_the_verbs(trained: Path, capsys: Capsys, words: list[str], message: str) -> None:
+    assert main(words) == 2
+    assert message in capsys.readouterr().err
+    assert not Path(f"{trained}_conversion").exists()
+
+
+def test_a_step_that_is_not_there_is_refused_with_those_that_are(
+    trained: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launcher.checks.gathering.checkpoints.marked_checkpoints", _marked)
+    assert main(["convert", "gpt3_tiny@7"]) == 2
+    error = capsys.readouterr().err
+    assert "conversion.step='7': no complete checkpoint of this step" in error
+    assert "steps: 2, 4" in error
+    assert not Path(f"{trained}_conversion").exists()
+
+
+def _marked(directory: Path) -> list[Marked]:
+    return [Marked(directory / f"step-{step}", {"step": step, "serial": step}) for step in (2, 4)]
+
+
+def test_a_run_without_a_checkpoint_is_refused(trained: Path, capsys: Capsys) -> None:
+    assert main(["convert", "gpt3_tiny"]) == 2
+    assert "conversion.source" in (error := capsys.readouterr().err)
+    assert "no checkpoint in it" in error
+
+
+def test_missing_libraries_name_the_extra(
+    trained: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (trained / "checkpoints" / "x").mkdir()
+    monkeypatch.setattr("launcher.checks.gathering.host._libraries", lambda job: ("no_such_library",))
+    assert main(["convert", "gpt3_tiny"]) == 2
+    error = capsys.readouterr().err
+    assert "does not find no_such_library" in error
+    assert "PATH[train,conversion]" in error

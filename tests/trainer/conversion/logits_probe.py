@@ -1,0 +1,43 @@
+"""Run by test_huggingface.py in a warm process: the logits of our models with the weights of checkpoints."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from tests.trainer.parity.parity_probe import ours, whole
+from trainer.checkpoint import state
+from trainer.config.layout import make_layout
+from trainer.config.load import flatten
+from trainer.config.settings import read_settings
+from trainer.world import World
+
+
+def main(arguments: list[str]) -> int:
+    from trainer import cpu_shim
+
+    cpu_shim.install()
+    from trainer.distributed import make_rank_context, process_group
+    from trainer.model.build import build_model
+
+    base = flatten(yaml.safe_load(Path(arguments[0]).read_text()))
+    cases: dict[str, dict[str, Any]] = json.loads(arguments[1])
+    root, size = Path(arguments[2]), int(arguments[3])
+    inputs, logits = torch.load(root / "inputs.pt"), {}
+    world = World.from_environment(os.environ)
+    every = {name: read_settings({**base, **keys}) for name, keys in cases.items()}
+    with process_group(world, "auto") as device:
+        rank_context = make_rank_context(world, make_layout(next(iter(every.values())), 1), device)
+        for name, settings in every.items():
+            model = build_model(settings, rank_context, size, is_trained=False)
+            state.load_weights(root / name / "checkpoint", model)
+            with torch.no_grad():
+                logits[name] = whole(model.chunks[0](**ours(name, inputs[name])), rank_context)
+    torch.save(logits, root / "ours.pt")
+    print(json.dumps(sorted(logits)))
+    return 0

@@ -1,0 +1,277 @@
+"""Checkpoints become safetensors: values, shards, types, and the same bytes from all layouts."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import pty
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from tests.trainer.conversion.checkpoints import Shape, digest, grid, weights_of, write_checkpoint
+from tests.trainer.conversion.test_weight_map import STABLELM, description
+from tests.trainer.parity.test_parity import FAMILIES
+from trainer.checkpoint.tensor_files import TensorInfo
+from trainer.conversion import __main__ as program
+from trainer.conversion.convert import convert, convert_checkpoint
+from trainer.conversion.outputs import RECORD
+from trainer.conversion.safetensors_files import INDEX, Entry, SafetensorsFiles, write
+from trainer.conversion.spec import Conversion, read_conversion
+from trainer.conversion.weight_map import rows_of
+from trainer.errors import UserError
+
+pytestmark = pytest.mark.trainer
+
+HALF = {**FAMILIES["gpt2"], "trainer.precision": "bf16", "model.megatron_amp_O2": True}
+MODELS = {**FAMILIES, "stablelm": STABLELM, "gpt2_bf16": HALF}
+
+
+def conversion(source: Path, output: Path, **changes: Any) -> Conversion:
+    node = {"source": str(source), "to": "huggingface", "output": str(output), **changes}
+    return read_conversion(node)
+
+
+def loaded(directory: Path) -> dict[str, torch.Tensor]:
+    files = sorted(directory.glob("*.safetensors"))
+    return {name: tensor for path in files for name, tensor in load_file(path).items()}
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_every_weight_is_exported_without_padding(tmp_path: Path, family: str) -> None:
+    model = description(MODELS[family])
+    checkpoint = write_checkpoint(tmp_path / "checkpoints", model)
+    ours = weights_of(model)
+    expected = {}
+    for row in rows_of(model):
+        weight = None if row.ours is None else ours[row.ours]
+        layer = weight if weight is None or row.layer is None else weight[row.layer]
+        dtype = ours["embedding.word_embeddings.weight"].dtype
+        expected |= dict(zip(row.theirs, row.to_theirs(layer, dtype), strict=True))
+    (result,) = convert(conversion(tmp_path / "checkpoints", tmp_path / "out"))
+    assert result.is_new
+    found = loaded(tmp_path / "out")
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    assert len({value.dtype for value in found.values()}) == 1
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["vocab_size"] == model.vocabulary.size
+    assert checkpoint.path.is_dir()
+
+
+@settings(deadline=None, max_examples=12)
+@given(
+    tensor=st.sampled_from((1, 2, 4)),
+    pieces=st.sampled_from((1, 2, 3)),
+    stacked=st.booleans(),
+    family=st.sampled_from(("gpt2", "llama", "t5_v1_1")),
+)
+def test_output_is_the_same_however_the_tensors_were_cut(
+    tmp_path_factory: pytest.TempPathFactory, tensor: int, pieces: int, stacked: bool, family: str
+) -> None:
+    def cut(name: str, shape: Shape) -> Iterator[tuple[Shape, Shape]]:
+        """Cut layers apart, or not; rows by tensor parallelism; and columns, as no layout does."""
+        parts = [1] * len(shape)
+        layered = ".layers." in name
+        if layered and not stacked:
+            parts[0] = shape[0]
+        if len(shape) > layered:
+            parts[layered] = math.gcd(tensor, shape[layered])
+        if len(shape) > layered + 1:
+            parts[-1] = math.gcd(pieces, shape[-1])
+        return grid(shape, tuple(parts))
+
+    root = tmp_path_factory.mktemp("cut")
+    model = description(FAMILIES[family])
+    whole = write_checkpoint(root / "whole", model)
+    other = write_checkpoint(root / "other", model, chunks=cut)
+    convert_checkpoint(conversion(whole.path, root / "a"), whole)
+    convert_checkpoint(conversion(other.path, root / "b"), other)
+    assert digest(root / "a") == digest(root / "b")
+
+
+def test_shards_and_their_index_are_as_transformers_writes_them(tmp_path: Path) -> None:
+    from huggingface_hub import split_torch_state_dict_into_shards
+
+    model = description(FAMILIES["llama"])
+    write_checkpoint(tmp_path / "checkpoints", model)
+    convert(conversion(tmp_path / "checkpoints", tmp_path / "one"))
+    convert(conversion(tmp_path / "checkpoints", tmp_path / "many", shard_bytes=45_000))
+    whole = loaded(tmp_path / "one")
+    assert (tmp_path / "one" / "model.safetensors").is_file()
+    names = [row_name for row in rows_of(model) for row_name in row.theirs]
+    plan = split_torch_state_dict_into_shards(
+        {name: whole[name] for name in names},
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=45_000,
+    )
+    assert len(plan.filename_to_tensors) > 3
+    index = json.loads((tmp_path / "many" / INDEX).read_text())
+    assert index["metadata"]["total_size"] == plan.metadata["total_size"]
+    assert index["weight_map"] == plan.tensor_to_filename
+    assert {name: value.tolist() for name, value in loaded(tmp_path / "many").items()} == {
+        name: value.tolist() for name, value in whole.items()
+    }
+    with SafetensorsFiles(tmp_path / "many") as files:
+        assert files.tensors()["model.norm.weight"] == TensorInfo(
+            tuple(whole["model.norm.weight"].shape), torch.float32
+        )
+        assert all(torch.equal(files.read(name), value) for name, value in whole.items())
+    for path in (tmp_path / "many").glob("*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            assert file.metadata() == {"format": "pt"}
+
+
+def test_types_are_converted_and_what_float16_cannot_hold_is_refused(tmp_path: Path) -> None:
+    model = description(FAMILIES["gpt2"])
+    write_checkpoint(tmp_path / "checkpoints", model)
+    convert(conversion(tmp_path / "checkpoints", tmp_path / "whole"))
+    convert(conversion(tmp_path / "checkpoints", tmp_path / "half", dtype="bfloat16"))
+    whole, half = loaded(tmp_path / "whole"), loaded(tmp_path / "half")
+    assert all(torch.equal(half[name], value.bfloat16()) for name, value in whole.items())
+    assert json.loads((tmp_path / "half" / "config.json").read_text())["torch_dtype"] == "bfloat16"
+    large = torch.tensor([[1.0, float("inf")], [70_000.0, 1.0]])
+    entry = Entry("weight", TensorInfo((2, 2), torch.float16), lambda: large)
+    with pytest.raises(UserError, match=r"conversion.dtype=float16: weight has values .* such as inf|70000"):
+        write(tmp_path, [entry], 1 << 30)
+    fine = Entry("weight", TensorInfo((2,), torch.float16), lambda: large[0])
+    (tmp_path / "fine").mkdir()
+    write(tmp_path / "fine", [fine], 1 << 30)
+    assert loaded(tmp_path / "fine")["weight"].tolist() == [1.0, float("inf")]
+
+
+def test_tensors_of_mixed_types_and_odd_sizes_are_read_by_the_library(tmp_path: Path) -> None:
+    tensors = {
+        "byte": torch.arange(3, dtype=torch.uint8),
+        "scalar": torch.tensor(2.5),
+        "turned": torch.arange(12, dtype=torch.bfloat16).reshape(3, 4).t(),
+        "none": torch.zeros(0, 4),
+        "long": torch.arange(5),
+        "flag": torch.tensor([True, False, True]),
+    }
+    entries = [
+        Entry(name, TensorInfo(tuple(value.shape), value.dtype), lambda value=value: value)  # type: ignore[misc]
+        for name, value in tensors.items()
+    ]
+    written: list[int] = []
+    write(tmp_path, entries, 1 << 30, written.append)
+    found = loaded(tmp_path)
+    assert all(
+        torch.equal(found[name], value) and found[name].dtype == value.dtype
+        for name, value in tensors.items()
+    )
+    assert sum(written) == sum(value.nbytes for value in tensors.values())
+
+
+def test_32_bit_masters_are_taken_where_32_bits_are_wanted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = description(HALF)
+    weights = weights_of(model)
+    masters = {name: value.float() + 2**-12 for name, value in weights.items()}
+    checkpoint = write_checkpoint(tmp_path / "checkpoints", model, masters=masters)
+    convert_checkpoint(conversion(checkpoint.path, tmp_path / "kept"), checkpoint)
+    convert_checkpoint(conversion(checkpoint.path, tmp_path / "precise", dtype="float32"), checkpoint)
+    name = "transformer.h.1.ln_1.weight"
+    ours = "decoder.layers.self_attention.linear_qkv.layer_norm_weight"
+    assert torch.equal(loaded(tmp_path / "kept")[name], weights[ours][1])
+    assert torch.equal(loaded(tmp_path / "precise")[name], masters[ours][1])
+    assert capsys.readouterr().out.count("the weights are the optimizer's 32-bit masters") == 1
+    bare = write_checkpoint(tmp_path / "bare", model)
+    convert_checkpoint(conversion(bare.path, tmp_path / "bare_out", dtype="float32"), bare)
+    assert "the weights are the model's, in bf16" in capsys.readouterr().out
+    assert torch.equal(loaded(tmp_path / "bare_out")[name], weights[ours][1].float())
+
+
+def test_tensors_are_written_under_their_own_names(tmp_path: Path) -> None:
+    model = description(FAMILIES["gpt2"])
+    write_checkpoint(tmp_path / "checkpoints", model)
+    convert(conversion(tmp_path / "checkpoints", tmp_path / "out", to="safetensors"))
+    found, ours = loaded(tmp_path / "out"), weights_of(model)
+    assert found.keys() == ours.keys()
+    assert all(torch.equal(found[name], value) for name, value in ours.items())
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [RECORD, "model.safetensors"]
+
+
+def test_each_checkpoint_is_converted_once_with_every(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = description(FAMILIES["gpt2"])
+    source = tmp_path / "checkpoints"
+    every = conversion(source, tmp_path / "hf" / "step-{step}", every=1)
+    assert convert(every) == []
+    write_checkpoint(source, model, step=2)
+    write_checkpoint(source, model, step=4, seed=1)
+    assert [result.is_new for result in convert(every)] == [True, True]
+    write_checkpoint(source, model, step=6, seed=2)
+    assert [result.is_new for result in convert(every)] == [False, False, True]
+    assert sorted(path.name for path in (tmp_path / "hf").iterdir()) == ["step-2", "step-4", "step-6"]
+    # The training went back to step 4 and came to step 6 again; then a checkpoint is damaged.
+    again = write_checkpoint(source, model, step=6, seed=3)
+    assert [result.is_new for result in convert(every)] == [False, False]
+    assert "step-6: the result of another conversion is there" in capsys.readouterr().out
+    damaged = write_checkpoint(source, model, step=8)
+    os.truncate(damaged.path / "common.pt", 1)
+    write_checkpoint(source, model, step=10)
+    with pytest.raises(UserError, match=r"step=8 is damaged: common\.pt"):
+        convert(every)
+    assert (tmp_path / "hf" / "step-10").is_dir()
+    assert again.path.name == "megatron_gpt--step=6-v1"
+    (chosen,) = convert(conversion(source, tmp_path / "{step}", step=4))
+    assert digest(chosen.output) == digest(tmp_path / "hf" / "step-4")
+
+
+def test_program_prints_plain_lines_in_a_pipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_checkpoint(tmp_path / "checkpoints", description(FAMILIES["gpt2"]))
+    arguments = ["export", str(tmp_path / "checkpoints"), "--to", str(tmp_path / "out-{step}")]
+    assert program.main(arguments) == 0
+    assert program.main(arguments) == 0
+    output = capsys.readouterr().out
+    assert "\r" not in output
+    assert "out-2: writing 100 %" in output
+    assert output.splitlines()[-2:] == [
+        f"{tmp_path}/out-2: written",
+        f"{tmp_path}/out-2: is there already",
+    ]
+
+
+def test_terminal_has_a_bar(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "checkpoints", description(FAMILIES["gpt2"]))
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs, "w") as terminal, contextlib.redirect_stdout(terminal):
+        convert(conversion(tmp_path / "checkpoints", tmp_path / "out"))
+        terminal.flush()
+        output = os.read(ours, 1 << 16).decode()
+    os.close(ours)
+    assert "\rout: writing ██████████████████████████████ 100 %" in output
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dtyp": "float32"}, r"conversion.dtyp: there is no such key; .* did you mean 'dtype'\?"),
+        (
+            {"dtype": "float33"},
+            r"conversion.dtype=float33: valid are float32, bfloat16, float16; did",
+        ),
+        ({"to": "hugingface"}, r"conversion.to=hugingface: valid are .*; did you mean 'huggingface'\?"),
+        ({"step": -1}, r"conversion.step=-1: expected a whole number of at least 0"),
+        ({"shard_bytes": 0}, r"conversion.shard_bytes=0: expected a whole number of at least 1"),
+        ({"source": None}, r"conversion.source=null: expected a path"),
+        ({"every": 2}, r"conversion.output=/x/out: with conversion.every=2 it needs \{step\}"),
+        ({"check": {"enable": True}}, r"conversion.check.enable: there is no such key; .*'enabled'"),
+        ({"model": 3}, r"conversion.model=3: expected the node"),
+    ],
+)
+def test_mistakes_in_the_configuration_are_named(changes: dict[str, Any], message: str) -> None:
+    node = {"source": "/x/in", "to": "huggingface", "output": "/x/out", **changes}
+    with pytest.raises(UserError, match=message):
+        read_conversion(node)
