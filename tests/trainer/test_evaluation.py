@@ -17,8 +17,11 @@ import yaml
 from tests.trainer.conftest import REPOSITORY, environment, free_port
 from trainer.config.load import flatten
 from trainer.config.settings import read_settings
+from trainer.conversion.convert import convert
+from trainer.conversion.spec import read_conversion
 from trainer.data.heldout import heldout_windows
 from trainer.data.training_data import find_indices, open_heldout
+from trainer.errors import UserError
 
 pytestmark = pytest.mark.trainer
 
@@ -278,6 +281,9 @@ def test_the_check_of_a_conversion_finds_wrong_keys_and_weights(evaluate: Evalua
     assert report["ratio"] > 4
     assert report["rounded"] == 1
     assert "FAILED: not the checkpoint's: 1 tensors, by at most" in wrong.stdout
+    node = {"source": str(evaluate.checkpoints), "to": "safetensors", "check": {"enabled": True}}
+    with pytest.raises(UserError, match=r"conversion\.check\.enabled=True: .* expected False with"):
+        convert(read_conversion({**node, "output": str(output)}))
     # A report is there: its verdict holds.
     assert evaluate.run("trainer.conversion.__main__", export).codes == [1]
 

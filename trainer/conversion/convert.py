@@ -57,6 +57,11 @@ def convert(conversion: Conversion) -> list[Result]:
         cannot be written, or is another conversion's.
     """
     source_format = _source_format(conversion)
+    if conversion.check.enabled and (source_format, conversion.to) != ("slipway", "huggingface"):
+        raise UserError(
+            "conversion.check.enabled=True: a checkpoint of ours is compared with its conversion to "
+            f"huggingface; expected False with conversion.to={conversion.to} of {source_format}"
+        )
     if conversion.to == "slipway":
         return [_imported(conversion, source_format)]
     if source_format == "slipway" and conversion.every:
@@ -210,6 +215,8 @@ def _convert_checkpoint(conversion: Conversion, checkpoint: Checkpoint) -> Resul
             return result.write(export.plain_entries(files, dtype))
         description = describe(conversion, checkpoint)
         entries = export.model_entries(files, description, dtype, str(checkpoint.path))
+        if note := export.note_on_masters(files, dtype):
+            print(f"{checkpoint.path.name}: {note}", flush=True)
         return result.write(entries, description, provenance(conversion, checkpoint))
 
 
