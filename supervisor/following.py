@@ -141,6 +141,11 @@ class Following:
         """Return True if a stage has to be told something while the tasks run."""
         return bool(self._stages.after or self._stages.repeated)
 
+    @property
+    def is_counting(self) -> bool:
+        """Return True if a stage is submitted after each n-th checkpoint."""
+        return bool(self._stages.repeated)
+
     def require_done(self) -> None:
         """Leave where the chain before this stage is not done.
 

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from supervisor.judging import Facts
 
 _SUBMISSION_ATTEMPTS = 3
-# How often the stages that follow are looked after while the tasks run, and for how long Slurm may take.
-_LOOK_SECONDS, _LOOK_BUDGET = 20.0, 240.0
+# How often checkpoints are counted, or the stages after a chain are told of its links where they are not told
+# yet, and for how long Slurm may take.
+_COUNT_SECONDS, _TELL_SECONDS, _LOOK_BUDGET = 20.0, 60.0, 240.0
 # What NeMo and Megatron-LM say when they save and leave because they were told to, or by their own limit.
 _SAVED_AND_LEFT = (
     r"Received SIGTERM, saving checkpoint|Time limit reached\. Elapsed time"
@@ -148,7 +149,8 @@ class Link:
         def take(job: Job, told: Dict[str, List[str]]) -> None:
             self._following.remember(told)
 
-        return [Hook("the stages that follow", look, take, _LOOK_BUDGET, _LOOK_SECONDS)]
+        every = _COUNT_SECONDS if self._following.is_counting else _TELL_SECONDS
+        return [Hook("the stages that follow", look, take, _LOOK_BUDGET, every)]
 
     def _tell_followers(self) -> None:
         """Let the stages after the chain wait for this link and the next one."""

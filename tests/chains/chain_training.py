@@ -36,6 +36,7 @@ TRAINING = [
     f"{CHECKPOINTS}.every_n_train_steps={EVERY}",
 ]
 SLOW, FAST = "0.7", "0"
+STAGES_AFTER = ("conversion", "evaluation")
 
 
 class Training:
@@ -123,11 +124,15 @@ class Training:
 
 
 def interrupted(yard: Yard, run: str) -> None:
-    """One training, interrupted once by each kind of failure, and `calm`, which nothing interrupts."""
+    """One training, interrupted once by each kind of failure, and `calm`, which nothing interrupts.
+
+    A conversion and an evaluation follow it.
+    """
     calm = Training(yard, "calm", "n8")
     calm.launch(pace=FAST)
     tried = Training(yard, run, "n9,n10")
-    tried.launch("resilience.links=9", "resilience.max_failures=2", pace=SLOW)
+    chain = ["resilience.links=9", "resilience.max_failures=2"]
+    tried.launch(*chain, "stages=[training,conversion,evaluation]", pace=SLOW)
 
     yard.near_its_limit(tried.at_work(1))
 
@@ -145,8 +150,8 @@ def interrupted(yard: Yard, run: str) -> None:
     yard.kill_node(node)
     tried.at_work(5)
     tried.set_pace(FAST)
-    yard.until_over(run)
-    yard.until_over("calm")
+    for name in (run, *(f"{run}_{stage}" for stage in STAGES_AFTER), "calm"):
+        yard.until_over(name)
 
 
 def rewound(yard: Yard, run: str) -> None:

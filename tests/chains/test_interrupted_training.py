@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
-from tests.chains.chain_training import EVERY, STEPS, Training
+from tests.chains.chain_training import EVERY, STAGES_AFTER, STEPS, Training
 
 pytestmark = [pytest.mark.slurm, pytest.mark.trainer, pytest.mark.timeout(2400)]
 
@@ -37,6 +38,27 @@ def test_one_training_survives_each_kind_of_failure(chains: Any) -> None:
     assert (row["state"], row["step"]) == ("COMPLETED", STEPS)
     verdict = yard.told_by("verify", "tried")
     assert verdict["verdict"] == "verified", verdict
+
+
+def test_conversion_and_evaluation_follow_the_chain_once_and_in_order(chains: Any) -> None:
+    yard = chains.ended("tried")
+    results = yard.directory / "results"
+    (conversion,), (evaluation,) = (yard.lives(f"tried_{stage}") for stage in STAGES_AFTER)
+    assert (conversion.verdict, evaluation.verdict) == ("done", "done"), yard.told("tried_conversion")
+    order = [yard.lives("tried")[-1].ended, conversion.started, conversion.ended, evaluation.started]
+    assert order == sorted(order)
+    last = results / f"tried_conversion/huggingface/step-{STEPS}"
+    assert {"config.json", "model.safetensors"} <= {path.name for path in last.iterdir()}
+    measured = json.loads((results / f"tried/evaluations/step-{STEPS}.json").read_text())
+    assert measured["step"] == STEPS and measured["perplexity"]["loss"] > 0
+    for stage in STAGES_AFTER:
+        run = f"tried_{stage}"
+        (row,) = yard.told_by("status", run)
+        assert row["state"] == "COMPLETED"
+        (launch,) = yard.told_by("history", run)
+        assert (launch["state"], [launch["job_id"]]) == ("COMPLETED", yard.links(run))
+        assert yard.told_by("verify", run)["verdict"] == "verified"
+        assert "all is done" in yard.slipway("logs", run).stdout
 
 
 def test_a_training_that_went_back_gets_on_in_its_chain(chains: Any) -> None:

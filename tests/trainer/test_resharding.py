@@ -79,7 +79,7 @@ NEAR = {"gpt3": 1e-6, "llama": 1e-3}
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_weights_and_optimizer_states_are_the_same_under_other_parallel_sizes(
-    pool: Any, tmp_path: Path, family: str
+    pool: Any, tmp_path: Path, family: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     changes = {"exp_manager.explicit_log_dir": str(tmp_path), "model.data.data_impl": "mock"}
     config = tmp_path / "config.yaml"
@@ -96,6 +96,9 @@ def test_weights_and_optimizer_states_are_the_same_under_other_parallel_sizes(
     assert kinds == {"exp_avg", "exp_avg_sq"} | ({"fp32_param"} if family == "llama" else set())
     hold_equal(told, NEAR[family])
     hold_exports_equal(tmp_path, {*told, "data4-beside"})
+    # Of a model in bf16 the masters.
+    hold_exports_equal(tmp_path, {"data4", "tensor2", "virtual2", "one"}, "float32")
+    assert capsys.readouterr().out.count("32-bit masters") == (4 if family == "llama" else 0)
 
 
 def test_optimizer_states_in_shards_are_the_same_under_other_parallel_sizes(
@@ -153,11 +156,12 @@ def hold_equal(told: dict[str, Any], near: float) -> None:
         assert one["beside"] == one["tensors"], name
 
 
-def hold_exports_equal(directory: Path, names: set[str]) -> None:
+def hold_exports_equal(directory: Path, names: set[str], dtype: str | None = None) -> None:
     """Hold the safetensors of all checkpoints against each other, byte by byte."""
     digests = {}
     for name in names:
-        node = {"source": str(directory / name), "to": "huggingface", "output": str(directory / f"hf-{name}")}
+        output = directory / f"hf-{name}-{dtype}"
+        node = {"source": str(directory / name), "to": "huggingface", "output": str(output), "dtype": dtype}
         (result,) = convert(read_conversion(node))
         digests[name] = hashlib.sha256((result.output / "model.safetensors").read_bytes()).hexdigest()
     assert len(set(digests.values())) == 1, digests

@@ -215,6 +215,8 @@ def _convert_checkpoint(conversion: Conversion, checkpoint: Checkpoint) -> Resul
             return result.write(export.plain_entries(files, dtype))
         description = describe(conversion, checkpoint)
         entries = export.model_entries(files, description, dtype, str(checkpoint.path))
+        if note := export.note_on_masters(files, dtype):
+            print(f"{checkpoint.path.name}: {note}", flush=True)
         return result.write(entries, description, provenance(conversion, checkpoint))
 
 

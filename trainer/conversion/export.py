@@ -87,6 +87,20 @@ def total_bytes(entries: list[Entry]) -> int:
     return sum(entry.info.size_bytes for entry in entries)
 
 
+def note_on_masters(weights: Weights, dtype: torch.dtype | None) -> str | None:
+    """Return from where 32-bit weights of a model in 16 bits are taken; None if there is nothing to say."""
+    infos = weights.tensors()
+    halves = [name for name, info in infos.items() if info.dtype == torch.bfloat16 and not _is_other(name)]
+    if dtype != torch.float32 or not halves:
+        return None
+    if all(_most_precise(name, infos) != name for name in halves):
+        return "the weights are the optimizer's 32-bit masters"
+    return (
+        "the weights are the model's, in bf16: the optimizer's masters are not there, or are in the shards "
+        "of its ranks (python -m trainer.checkpoint.reshard writes a copy that has them whole)"
+    )
+
+
 class _Parts:
     """The weights of Hugging Face that one of ours becomes: it is read once, and kept until all are taken."""
 

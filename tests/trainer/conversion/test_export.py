@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
+import pty
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -169,7 +171,9 @@ def test_tensors_of_mixed_types_and_odd_sizes_are_read_by_the_library(tmp_path: 
     assert sum(written) == sum(value.nbytes for value in tensors.values())
 
 
-def test_32_bit_masters_are_taken_where_32_bits_are_wanted(tmp_path: Path) -> None:
+def test_32_bit_masters_are_taken_where_32_bits_are_wanted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     model = description(HALF)
     weights = weights_of(model)
     masters = {name: value.float() + 2**-12 for name, value in weights.items()}
@@ -180,6 +184,11 @@ def test_32_bit_masters_are_taken_where_32_bits_are_wanted(tmp_path: Path) -> No
     ours = "decoder.layers.self_attention.linear_qkv.layer_norm_weight"
     assert torch.equal(loaded(tmp_path / "kept")[name], weights[ours][1])
     assert torch.equal(loaded(tmp_path / "precise")[name], masters[ours][1])
+    assert capsys.readouterr().out.count("the weights are the optimizer's 32-bit masters") == 1
+    bare = write_checkpoint(tmp_path / "bare", model)
+    convert_checkpoint(conversion(bare.path, tmp_path / "bare_out", dtype="float32"), bare)
+    assert "the weights are the model's, in bf16" in capsys.readouterr().out
+    assert torch.equal(loaded(tmp_path / "bare_out")[name], weights[ours][1].float())
 
 
 def test_tensors_are_written_under_their_own_names(tmp_path: Path) -> None:
@@ -232,6 +241,17 @@ def test_program_prints_plain_lines_in_a_pipe(tmp_path: Path, capsys: pytest.Cap
         f"{tmp_path}/out-2: written",
         f"{tmp_path}/out-2: is there already",
     ]
+
+
+def test_terminal_has_a_bar(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "checkpoints", description(FAMILIES["gpt2"]))
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs, "w") as terminal, contextlib.redirect_stdout(terminal):
+        convert(conversion(tmp_path / "checkpoints", tmp_path / "out"))
+        terminal.flush()
+        output = os.read(ours, 1 << 16).decode()
+    os.close(ours)
+    assert "\rout: writing ██████████████████████████████ 100 %" in output
 
 
 @pytest.mark.parametrize(
