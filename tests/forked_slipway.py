@@ -66,11 +66,26 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def warm_up() -> None:
-    """Import all of the launcher, and learn the grammar of overrides and what the shipped files hold."""
+    """Import all of the launcher, and do what is the same for every command.
+
+    That is the grammar of overrides, what the shipped files hold, the compiled templates, the expressions
+    that find secrets, and the supervisor's archive.
+    """
     import launcher
+    from launcher import attained, releases, secrecy
+    from launcher.config import schema
     from launcher.config.compose import compose
+    from launcher.rendering import render, supervision
 
     for module in pkgutil.walk_packages(launcher.__path__, "launcher."):
         importlib.import_module(module.name)
     parse_shipped_files_once()
     compose([])
+    environment = render._environment(None)
+    for template in environment.list_templates(extensions=["j2"]):
+        environment.get_template(template)
+    supervision.supervisor_archive()
+    secrecy._suspect()
+    schema._any_of_the_cluster()
+    attained._shipped()
+    releases.images()

@@ -1,4 +1,4 @@
-"""The device of this process: which it is, and what CUDA reads from the environment before it starts."""
+"""The device of this process: which it is, and what libraries read from the environment at their start."""
 
 from __future__ import annotations
 
@@ -25,7 +25,11 @@ _DETERMINISTIC = {
 
 
 def prepare_environment(settings: Settings, environment: MutableMapping[str, str]) -> None:
-    """Set the variables that CUDA and its libraries read once, where the job has not set them."""
+    """Set the variables that libraries read once, where the job has not set them."""
+    if settings.accelerator in ("cpu", "auto"):
+        # A thread that waits for another sleeps, and leaves the core to it: ranks that share cores, with each
+        # other or with other programs, otherwise spend most of their time in OpenMP's busy waiting.
+        environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if settings.accelerator == "cpu":
         # CUDA, and all that asks for it, is then not there: torch reads this when it first looks for devices.
         environment["CUDA_VISIBLE_DEVICES"] = ""

@@ -67,6 +67,9 @@ def _pretrain(options: argparse.Namespace, process: _Process) -> int:
         if settings.output.tensorboard:
             requirements.check(requirements.TENSORBOARD, "; or exp_manager.create_tensorboard_logger=False")
         process.log_dir = settings.output.log_dir
+        # Before torch is imported: that loads OpenMP, and rank 0 writes torch's version down.
+        prepare_environment(settings, os.environ)
+        needless.skip_s3()
         _open_logs(settings.output.log_dir, world, config)
         return _train(settings, layout, process, flat, options.stop_after)
     except errors.UserError as error:
@@ -115,8 +118,6 @@ def _open_logs(log_dir: Path, world: World, config: dict[str, Any]) -> None:
 def _train(
     settings: Settings, layout: Layout, process: _Process, flat: dict[str, Any], stop_after: int | None
 ) -> int:
-    prepare_environment(settings, os.environ)
-    needless.skip_s3()
     # Importing torch and megatron-core takes seconds: a mistake in the configuration is told before that.
     from trainer import cpu_shim
     from trainer.distributed import make_rank_context, process_group

@@ -107,7 +107,9 @@ def served(
 ) -> Iterator[subprocess.Popen[str]]:
     """Run a zygote that has imported modules; it listens on the socket `path`."""
     command = [sys.executable, "-m", "benchmarks.soak.zygote", "serve", str(path), str(journal), *modules]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **environment}
+    # OpenMP reads its own when it is loaded: what `trainer.device` sets comes too late for a fork.
+    own = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "CUDA_VISIBLE_DEVICES": ""}
+    env = {**os.environ, **own, **environment}
     log = path.with_suffix(".log")
     with log.open("w") as output:
         server = subprocess.Popen(

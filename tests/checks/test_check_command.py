@@ -162,7 +162,7 @@ def blindfolded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "same_job_name",
         "open_secrets",
         "missing_secrets",
-        "_cluster",
+        "cluster_facts",
     ):
         monkeypatch.setattr(f"launcher.checks.gathering.gather.{name}", look)
     monkeypatch.setattr("launcher.checks.gathering.host.host_facts", look)

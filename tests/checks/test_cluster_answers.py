@@ -103,7 +103,7 @@ def test_answers_of_another_form_are_no_traceback() -> None:
 
 def test_nodes_that_slurm_does_not_show_skip_their_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = {"partitions": Reply("PartitionName=gpu Default=YES TotalNodes=4\n"), "nodes": Reply("\n")}
-    monkeypatch.setattr("launcher.checks.gathering.gather.ask_at_once", lambda asked, conf: shown)
+    monkeypatch.setattr("launcher.slurm.questions.ask_at_once", lambda asked, conf: shown)
     plan = plan_of(GPT)
     made = cluster_facts(plan)
     assert made is not None

@@ -26,14 +26,16 @@ ELSEWHERE = (
         ((MOCK,), True),  # NeMo reads the tokenizer there
         ((MOCK, *ELSEWHERE), False),
         ((MOCK, "engine=megatron"), False),
-        ((MOCK, "engine=megatron", "env_vars.TEXT=/d/text"), True),
+        ((MOCK, "engine=megatron", "env_vars.TEXT=/no_such_data/text"), True),
         (("engine=megatron",), True),
     ],
 )
 def test_data_dir_is_mounted_where_the_job_may_read_there(overrides: tuple[str, ...], mounted: bool) -> None:
-    container = plan_launch(compose(["data_dir=/d", *overrides]).config, number=1, tag="x").job.container
+    container = plan_launch(
+        compose(["data_dir=/no_such_data", *overrides]).config, number=1, tag="x"
+    ).job.container
     assert container is not None
-    assert ("/d" in {mount.source for mount in container.mounts}) is mounted
+    assert ("/no_such_data" in {mount.source for mount in container.mounts}) is mounted
 
 
 def test_a_data_dir_that_is_not_there_is_no_lost_mount(tmp_path: Path) -> None:

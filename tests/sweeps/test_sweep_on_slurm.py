@@ -50,6 +50,8 @@ TRAIN = [
     "training.model.global_batch_size=4",
     "training.model.encoder_seq_length=32",
     "training.model.data.data_impl=mock",
+    "+training.model.override_vocab_size=512",
+    "env_vars.OMP_NUM_THREADS=1",
     "training.model.optim.sched.min_lr=0",
     "training.model.optim.sched.warmup_steps=0",
 ]
@@ -130,10 +132,11 @@ def site(tmp_path_factory: pytest.TempPathFactory, sandbox: Sandbox) -> Iterator
 
 
 @pytest.fixture(scope="module")
-def under_way(site: Site) -> dict[str, Any]:
+def under_way(site: Site, warm_python: Path) -> dict[str, Any]:
     """Two sweeps that run while other things are looked at."""
     prepared = site.prepare("prepared", "data_preparation.vocab_size=1000,2000,3000,4000")
-    trained = site.sweep("trained", *TRAIN, "training.model.optim.lr=1.0,1e-3")
+    words = [*TRAIN, f"cluster.python={warm_python}", "training.model.optim.lr=1.0,1e-3"]
+    trained = site.sweep("trained", *words)
     return {"prepared": prepared, "trained": trained}
 
 

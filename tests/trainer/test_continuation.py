@@ -161,8 +161,8 @@ def until(happened: Callable[[], bool], describe: Callable[[], str]) -> None:
 
 
 def cold(options: list[str], variables: dict[str, str], output: Path) -> subprocess.Popen[bytes]:
-    """Start a process of its own, which lists its imports."""
-    variables = {**variables, "PYTHONPROFILEIMPORTTIME": "1"}
+    """Start a process of its own, which lists its imports and the settings of OpenMP."""
+    variables = {**variables, "PYTHONPROFILEIMPORTTIME": "1", "OMP_DISPLAY_ENV": "VERBOSE"}
     command = [sys.executable, "-m", "trainer.pretrain", *options]
     with output.open("wb") as file:
         return subprocess.Popen(
@@ -209,6 +209,7 @@ def test_a_training_killed_at_random_steps_continues_bitwise(
             imported = re.findall(r"^import time: .* (\S+)$", run.said(), re.MULTILINE)
             assert "torch.optim.adam" in imported and "tensorboard.summary.writer" in imported
             assert not {"torch._dynamo", "torch._dynamo.utils", "boto3"} & set(imported)
+            assert re.findall(r"GOMP_SPINCOUNT = '(\d+)'", run.said()) == ["0"] * WORLD
     launch("last")
     run.end()
     starts = [run.events("start", log_dir)[0]["step"] for log_dir in run.log_dirs]

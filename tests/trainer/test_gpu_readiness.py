@@ -23,6 +23,8 @@ pytestmark = pytest.mark.trainer
 
 TENSOR = "model.tensor_model_parallel_size"
 DETERMINISTIC = "model.deterministic_mode"
+# Of the threads of OpenMP that wait.
+SLEEPING = {"OMP_WAIT_POLICY": "PASSIVE"}
 
 
 @pytest.fixture(scope="module")
@@ -123,13 +125,17 @@ def test_the_environment_is_prepared_before_cuda_starts(settings: Callable[..., 
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
         "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
         "NCCL_ALGO": "Tree",
+        **SLEEPING,
     }
     hidden: dict[str, str] = {}
     device.prepare_environment(settings(**{"trainer.accelerator": "cpu", DETERMINISTIC: True}), hidden)
-    assert hidden == {"CUDA_VISIBLE_DEVICES": ""}
+    assert hidden == {"CUDA_VISIBLE_DEVICES": "", **SLEEPING}
     plain: dict[str, str] = {}
-    device.prepare_environment(settings(), plain)
+    device.prepare_environment(settings(**{"trainer.accelerator": "gpu"}), plain)
     assert plain == {}
+    chosen = {"OMP_WAIT_POLICY": "ACTIVE"}
+    device.prepare_environment(settings(), chosen)
+    assert chosen == {"OMP_WAIT_POLICY": "ACTIVE"}
 
 
 def test_timeouts_are_keys(settings: Callable[..., Settings]) -> None:
