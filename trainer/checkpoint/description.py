@@ -113,6 +113,37 @@ def description_of_model(flat: Mapping[str, Any], padded: int, precision: Precis
     return Description(decoder, encoder, vocabulary, padded, precision, tokenizer)
 
 
+def model_keys(shape: Architecture) -> dict[str, Any]:
+    """Return NeMo's keys below ``model`` that make a GPT: `read_architecture` reads them.
+
+    Keys of dropout, fusions and initialization are left out: weights of any of these fit.
+    """
+    rope, normalization = shape.rope, shape.normalization.lower()
+    keys = {
+        "num_layers": shape.num_layers,
+        "hidden_size": shape.hidden_size,
+        "ffn_hidden_size": shape.ffn_hidden_size,
+        "num_attention_heads": shape.num_attention_heads,
+        "num_query_groups": shape.num_query_groups,
+        "kv_channels": shape.kv_channels,
+        "max_position_embeddings": shape.max_positions,
+        "position_embedding_type": shape.position,
+        "activation": shape.activation,
+        "normalization": "layernorm1p" if shape.zero_centered_gamma else normalization,
+        "layernorm_epsilon": shape.norm_epsilon,
+        "bias": shape.bias,
+        "share_embeddings_and_output_weights": shape.tied_embeddings,
+        "normalize_attention_scores": shape.normalize_scores,
+    }
+    if shape.position == "rope":
+        keys |= {"rotary_percentage": shape.rotary_percentage, "rotary_base": shape.rotary_base}
+        keys |= {"rotary_interleaved": True} if rope.interleaved else {}
+        keys |= {"seq_len_interpolation_factor": rope.interpolation} if rope.interpolation else {}
+        if rope.scaling is not None:
+            keys |= {"scale_positional_embedding": True, "scale_factor": rope.scaling}
+    return keys
+
+
 def description_from_json(content: Mapping[str, Any], origin: str) -> Description:
     """Read the description that a marker keeps.
 

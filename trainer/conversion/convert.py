@@ -14,7 +14,13 @@ import torch
 
 from arithmetic.parameters import padded_vocabulary
 from trainer.checkpoint import store
-from trainer.checkpoint.description import Description, Precision, description_from_json, description_of_model
+from trainer.checkpoint.description import (
+    Description,
+    Precision,
+    description_from_json,
+    description_of_model,
+    model_keys,
+)
 from trainer.checkpoint.files import file_checksum
 from trainer.checkpoint.marker import MARKER
 from trainer.checkpoint.store import Checkpoint
@@ -110,7 +116,14 @@ def _imported(conversion: Conversion, source_format: SourceFormat) -> Result:
             )
         )
     was_there = (conversion.output_of(0) / outputs.RECORD).exists()
-    return Result(import_weights(conversion, conversion.source), is_new=not was_there)
+    result = Result(import_weights(conversion, conversion.source), is_new=not was_there)
+    marker = store.named(result.output).marker
+    description = description_from_json(marker.model, str(result.output))
+    if description.encoder is None:
+        # Launched by hand: `++` sets a key whether a training's tree has it or not.
+        keys = model_keys(description.decoder).items()
+        print("its model:", *(f"++training.model.{key}={value}" for key, value in keys), flush=True)
+    return result
 
 
 def _convert_source(conversion: Conversion, source_format: SourceFormat) -> Result:

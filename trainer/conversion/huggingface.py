@@ -132,7 +132,11 @@ def _data(provenance: Mapping[str, Any]) -> list[str]:
     files = [file for file in provenance.get("data") or () if isinstance(file, Mapping)]
     if not files:
         return []
-    lines = [f"- `{file.get('name')}`, {file.get('size'):,} bytes, {file.get('checksum')}" for file in files]
+    # Names alone: a card is for others, to whom the directories of this site say nothing.
+    lines = [
+        f"- `{Path(str(file.get('name'))).name}`, {file.get('size'):,} bytes, {file.get('checksum')}"
+        for file in files
+    ]
     more = [f"- and {len(lines) - _LISTED} more"] if len(lines) > _LISTED else []
     return ["## Data", "", *lines[:_LISTED], *more, ""]
 

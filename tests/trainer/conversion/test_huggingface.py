@@ -28,7 +28,9 @@ from tests.trainer.probing import probed
 from tests.trainer.t5 import T5
 from tests.warm import WarmPool
 from trainer.checkpoint import compatible, store
-from trainer.checkpoint.description import description_from_json
+from trainer.checkpoint.description import description_from_json, model_keys
+from trainer.config.architecture import read_architecture
+from trainer.config.values import Values
 from trainer.conversion.convert import convert
 from trainer.conversion.importing import import_weights
 from trainer.conversion.safetensors_files import SafetensorsFiles
@@ -290,6 +292,17 @@ def test_keys_that_change_what_weights_compute_are_told(converted: Converted) ->
     told = list(compatible.function_differences(saved, replace(saved, decoder=other)))
     assert told == [("model.layernorm_epsilon", 1e-3, 1e-5), ("model.rotary_base", 500000, 10000)]
     assert list(compatible.function_differences(saved, saved)) == []
+
+
+@pytest.mark.parametrize("case", ["gpt2", "gpt3", "llama2", "llama3_1", "stablelm"])
+def test_the_keys_of_an_imported_model_make_the_same_model(converted: Converted, case: str) -> None:
+    checkpoint = store.named(converted.root / case / "checkpoint")
+    saved = description_from_json(checkpoint.marker.model, "x")
+    keys = {f"model.{key}": value for key, value in model_keys(saved.decoder).items()}
+    shape = read_architecture(Values({**keys, "model.encoder_seq_length": 16}))
+    made = replace(saved, decoder=shape)
+    compatible.check_shapes("it", checkpoint, made)
+    assert list(compatible.function_differences(saved, made)) == []
 
 
 def test_a_gpt_does_not_start_from_a_t5(converted: Converted) -> None:
