@@ -43,6 +43,7 @@ _KINDS = {
     "OVERRIDE|KEY": "overrides",
     "INPUT": "overrides",
     "RUN": "runs",
+    "SOURCE": "runs",
     "RECIPE": "recipes",
     "IMAGE": "images",
 }

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from launcher.launching import Launched
 
 _STAGE = "conversion"
-_FORMATS = ("huggingface", "slipway", "safetensors")
+_FORMATS = ("huggingface", "slipway", "safetensors", "nemo")
 _SOURCE_FORMATS = ("auto", "slipway", "huggingface", "megatron_lm", "dcp", "deepspeed")
 _DTYPES = ("float32", "bfloat16", "float16")
 
@@ -127,7 +127,8 @@ def _next_lines(launched: Launched) -> Iterator[str]:
         yield f"  slipway launch training=... training.restore_from_path={shlex.quote(str(output))}"
     elif node["to"] == "safetensors":
         yield "  from safetensors.torch import load_file"
-        yield f"  tensors = load_file({str(output / 'model.safetensors')!r})"
+        for path in sorted(output.glob("*.safetensors")):
+            yield f"  tensors = load_file({str(path)!r})"
     else:
         loader = f"AutoModelFor{'Seq2SeqLM' if _is_encoder_decoder(output) else 'CausalLM'}"
         yield f"  from transformers import {loader}, AutoTokenizer"

@@ -182,7 +182,9 @@ def _read_training(launch: Launch, status: JobStatus) -> Evidence:
 
 def _read_files_written(launch: Launch, status: JobStatus) -> Evidence:
     outputs = expected_outputs(_config(launch))
-    missing = [path for path in outputs or () if not path.is_file() or not path.stat().st_size]
+    if launch.manifest.engine == "nemo" and outputs is not None:
+        outputs = [path.parent for path in outputs]  # NeMo's scripts leave no record beside what they write
+    missing = [path for path in outputs or () if _is_empty(path)]
     return Evidence(
         stage=launch.manifest.stage,
         status=status,
@@ -191,6 +193,13 @@ def _read_files_written(launch: Launch, status: JobStatus) -> Evidence:
         outputs=None if outputs is None else [str(path) for path in outputs],
         missing_outputs=[str(path) for path in missing],
     )
+
+
+def _is_empty(path: Path) -> bool:
+    """Return True for a file or directory that is not there, or holds nothing."""
+    if path.is_dir():
+        return next(path.iterdir(), None) is None
+    return not path.is_file() or not path.stat().st_size
 
 
 def _config(launch: Launch) -> Mapping[str, Any]:

@@ -64,6 +64,8 @@ def replies(scripts: dict[str, Path], line: str, cwd: Path) -> list[str]:
         ("slipway sta", ["status"]),
         ("slipway suggest training=gpt3/126", ["gpt3/126m"]),
         ("slipway launch --fol", ["--follow"]),
+        ("slipway convert --on", ["--on-cluster"]),
+        ("slipway evaluate --ta", ["--tasks"]),
         ("slipway launch --", ["--config-dir", "--dry-run", "--template-dir"]),
         ("slipway sandbox ", ["up", "down", "status", "env"]),
         ("slipway sandbox up --acc", ["--accounting"]),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from launcher.monitor.evaluations import evaluation_table, progress_rows, read_evaluations
-from launcher.monitor.evidence import expected_outputs
+from launcher.monitor.evidence import _is_empty, expected_outputs
 
 
 def write(run_dir: Path, step: int, **content: Any) -> None:
@@ -88,3 +88,12 @@ def test_an_evaluation_is_verified_by_its_results() -> None:
         Path("/r/evaluations/step-4.json"),
     ]
     assert expected_outputs({"evaluation": {"results": None}}) is None
+
+
+def test_an_empty_output_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "model.nemo").touch()
+    (tmp_path / "hf").mkdir()
+    assert [_is_empty(tmp_path / name) for name in ("model.nemo", "hf", "nowhere")] == [True] * 3
+    (tmp_path / "model.nemo").write_bytes(b"x")
+    (tmp_path / "hf" / "config.json").touch()
+    assert [_is_empty(tmp_path / name) for name in ("model.nemo", "hf")] == [False] * 2

@@ -22,6 +22,7 @@ from trainer.conversion.spec import read_conversion
 from trainer.data.heldout import heldout_windows
 from trainer.data.training_data import find_indices, open_heldout
 from trainer.errors import UserError
+from trainer.evaluation.spec import read_evaluation
 
 pytestmark = pytest.mark.trainer
 
@@ -309,6 +310,20 @@ def test_other_data_replace_a_result_and_the_earlier_file_is_kept(evaluate: Eval
     test = evaluate.result(4, "replaced")
     assert test["provenance"]["perplexity"]["conditions"]["split"] == "test"
     assert test["perplexity"]["loss"] == pytest.approx(first["perplexity"]["loss"], rel=NEAR)
+
+
+def test_the_test_split_of_data_that_are_named_for_each_split() -> None:
+    node = {"source": "/s", "results": "/r", "perplexity": {"split": "test", "layout": {"pipeline": 1}}}
+    perplexity = read_evaluation(node).perplexity
+    assert perplexity is not None
+    prefix = "model.data.data_prefix"
+    flat = {f"{prefix}.train": ["/a"], f"{prefix}.validation": ["/b"], f"{prefix}.test": ["/c"]}
+    keys = perplexity.training_keys({**flat, "model.virtual_pipeline_model_parallel_size": 2})
+    assert keys[f"{prefix}.validation"] == ["/c"]
+    # Parts of pipeline stages that are not there any more.
+    assert keys["model.virtual_pipeline_model_parallel_size"] is None
+    with pytest.raises(UserError, match=r"model\.data\.data_prefix\.test is missing: expected"):
+        perplexity.training_keys({f"{prefix}.train": ["/a"]})
 
 
 def test_mistakes_name_the_key_and_leave_nothing(evaluate: Evaluator, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -245,6 +246,20 @@ def test_weights_of_another_model_are_refused(
     assert launch.codes == [2]
     assert "Traceback" not in launch.stderr[0]
     assert re.search(message, launch.stderr[0])
+
+
+def test_damaged_weights_are_refused(converted: Converted, trainings: Trainings, tmp_path: Path) -> None:
+    shutil.copytree(converted.root / "gpt2" / "checkpoint", tmp_path / "damaged")
+    shard = tmp_path / "damaged" / "__0_0.distcp"
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    launch = trainings("damaged", {**RUN, "restore_from_path": str(tmp_path / "damaged")})
+    assert launch.codes == [2]
+    assert (
+        "restore_from_path=" in launch.stderr[0]
+        and "is damaged (__0_0.distcp has checksum" in launch.stderr[0]
+    )
 
 
 @pytest.mark.parametrize(
