@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -234,3 +235,33 @@ def test_missing_libraries_name_the_extra(
     error = capsys.readouterr().err
     assert "does not find no_such_library" in error
     assert "PATH[train,conversion]" in error
+
+
+def test_a_source_without_weights_is_refused_before_the_launch(
+    tmp_path: Path, slurm: FakeSlurm, capsys: Capsys
+) -> None:
+    (tmp_path / "tokens").mkdir()
+    (tmp_path / "tokens" / "x.bin").touch()
+    assert main(["convert", str(tmp_path / "tokens"), f"base_results_dir={tmp_path}/results"]) == 2
+    assert "tokens': no weights of a known format in it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("record", "difference"),
+    [
+        (None, "it has no conversion.json"),
+        ({"to": "huggingface", "dtype": "bfloat16"}, "dtype=bfloat16"),
+    ],
+)
+def test_an_output_of_another_conversion_is_refused_before_the_launch(
+    trained: Path, tmp_path: Path, capsys: Capsys, record: dict[str, str] | None, difference: str
+) -> None:
+    (trained / "checkpoints" / "step-4").mkdir()
+    (trained / "checkpoints" / "step-4" / "complete.json").touch()
+    output = tmp_path / "model"
+    output.mkdir()
+    (output / "x").touch()
+    if record is not None:
+        (output / "conversion.json").write_text(json.dumps({"made_of": record}))
+    assert main(["convert", str(trained), "--output", str(output)]) == 2
+    assert f"something else is there ({difference})" in capsys.readouterr().err

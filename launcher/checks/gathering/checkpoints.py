@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -297,7 +298,8 @@ def missing_source(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
         why = "there is no such file or directory"
         return (resolver.missing(key, node["source"], why, certain=resolver.tells_of(path), fix=fix),)
     wanted = node["step"] if isinstance(node["step"], list) else [node["step"]]
-    steps = {_whole(checkpoint.content, "step") for checkpoint in marked_checkpoints(path)}
+    marked = sorted(marked_checkpoints(path), key=lambda checkpoint: _whole(checkpoint.content, "serial"))
+    steps = {_whole(checkpoint.content, "step") for checkpoint in marked}
     lost = sorted({step for step in wanted if step is not None} - steps) if steps else []
     if lost:
         there = ", ".join(map(str, sorted(step for step in steps if step is not None)))
@@ -307,4 +309,46 @@ def missing_source(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
         )
     if path.is_dir() and not any(not entry.name.startswith(".") for entry in path.iterdir()):
         return (resolver.missing(key, node["source"], "no checkpoint in it", certain=True),)
-    return ()
+    if job.stage != "conversion":
+        return ()
+    if node["source_format"] == "auto" and not any(_WEIGHTS.search(name) for name in _names(path)):
+        why = "no weights of a known format in it"
+        fix = "a checkpoint of Slipway, Hugging Face, Megatron-LM, PyTorch DCP or DeepSpeed"
+        return (resolver.missing(key, node["source"], why, certain=True, fix=fix),)
+    newest = _whole(marked[-1].content, "step") if marked else None
+    return tuple(_taken_output(resolver, node, newest if node["step"] is None else node["step"]))
+
+
+# Files by which trainer/conversion/sources.py knows the formats of weights.
+_WEIGHTS = re.compile(r"complete\.json|config\.json|common\.pt|\.metadata|.*_model_states\.pt|latest\w*")
+# What trainer/conversion/outputs.py writes beside a result.
+_RECORD = "conversion.json"
+
+
+def _names(directory: Path) -> Iterator[str]:
+    """Yield the names of the files of a directory, and of its directories."""
+    for path in (directory, *directory.iterdir()) if directory.is_dir() else ():
+        try:
+            yield from (entry.name for entry in path.iterdir())
+        except OSError:
+            continue
+
+
+def _taken_output(resolver: PathResolver, node: Mapping[str, Any], step: int | None) -> Iterator[MissingPath]:
+    """Yield an output that exists and is none of this conversion: it is not overwritten."""
+    given = str(node["output"])
+    if node["every"] or ("{step}" in given and step is None):
+        return
+    output = resolver.host(given.replace("{step}", str(step)))
+    if output is None or not output.is_dir() or not any(output.iterdir()):
+        return
+    try:
+        made_of = json.loads(read_text(output / _RECORD))["made_of"]
+        differences = [f"{key}={made_of[key]}" for key in ("to", "dtype") if made_of[key] != node[key]]
+    except (OSError, ValueError, KeyError, TypeError):
+        differences = [f"it has no {_RECORD}"]
+    if differences:
+        why = f"something else is there ({', '.join(differences)}), which is not overwritten"
+        yield resolver.missing(
+            "conversion.output", str(output), why, certain=True, fix="another conversion.output"
+        )
