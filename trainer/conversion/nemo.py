@@ -133,9 +133,16 @@ def _convert(conversion: Conversion, options: argparse.Namespace, own: list[str]
             else:
                 file.rename(unfinished / file.name)
         print(f"{output}: written", flush=True)
-    for left in output.parent.glob(f".nemo-{output.name}-*"):
-        shutil.rmtree(left, ignore_errors=True)
+        # The output is there: the scratch of jobs that were killed is of no use.
+        for leftover in _leftovers(output):
+            shutil.rmtree(leftover, ignore_errors=True)
+    shutil.rmtree(scratch, ignore_errors=True)
     return code
+
+
+def _leftovers(output: Path) -> list[Path]:
+    pattern = re.compile(re.escape(f".nemo-{output.name}-") + r"(\d+|local)")
+    return [path for path in output.parent.iterdir() if pattern.fullmatch(path.name)]
 
 
 def _script(root: Path, name: str, since: str) -> Path:
