@@ -282,6 +282,8 @@ class Made:
         """
         size = export.total_bytes(entries)
         with outputs.new_directory(self.output, self._record(), size) as unfinished:
+            if unfinished is None:
+                return Result(self.output, is_new=False)
             if description is not None:
                 dtype, tokenizer = entries[0].info.dtype, self.conversion.tokenizer_dir
                 # First what may be refused, and takes no time.

@@ -83,6 +83,8 @@ def import_weights(conversion: Conversion, source: Path) -> Path:
             return output
         size = sum(info.size_bytes for info in files.tensors().values())
         with outputs.new_directory(output, record, size) as unfinished:
+            if unfinished is None:
+                return output
             _write(unfinished, weights, rows, dtype)
             tokenizer = conversion.tokenizer_dir or source
             if (tokenizer / "tokenizer.json").is_file():

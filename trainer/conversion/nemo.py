@@ -128,14 +128,21 @@ def _convert(conversion: Conversion, options: argparse.Namespace, own: list[str]
         code = _run_alone(options.nemo_path / TO_HUGGINGFACE, file, weights)
     if code == EXIT_OK:
         with outputs.new_directory(output, record, size_bytes=0) as unfinished:
-            if conversion.to == "huggingface":
+            if unfinished is not None and conversion.to == "huggingface":
                 _write_model(unfinished, conversion, weights, record)
-            else:
+            elif unfinished is not None:
                 file.rename(unfinished / file.name)
         print(f"{output}: written", flush=True)
-    for left in output.parent.glob(f".nemo-{output.name}-*"):
+    # The result is there: what jobs that were killed left of this very name is of no use any more.
+    for left in _scratch_directories(output) if code == EXIT_OK else [scratch]:
         shutil.rmtree(left, ignore_errors=True)
     return code
+
+
+def _scratch_directories(output: Path) -> list[Path]:
+    """Return the directories that jobs wrote into for an output; another may begin with its name."""
+    pattern = re.compile(re.escape(f".nemo-{output.name}-") + r"(\d+|local)")
+    return [path for path in output.parent.iterdir() if pattern.fullmatch(path.name)]
 
 
 def _script(root: Path, name: str, since: str) -> Path:

@@ -25,10 +25,11 @@ from trainer.errors import UserError
 
 RECORD = "conversion.json"
 _KEY = "conversion.output"
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # The directory cannot be written, or the disk is full: nothing that a traceback would explain.
 _USER_ERRORS = (
-    *(errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS),
-    *(errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.EFBIG),
+    *(*_FULL, errno.EACCES, errno.EPERM, errno.EROFS),
+    *(errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ENAMETOOLONG),
 )
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
@@ -52,6 +53,17 @@ def is_there(output: Path, record: Mapping[str, Any]) -> bool:
     UserError
         If something else has the name, or a file of the result is missing.
     """
+    if not _is_whole(output, record):
+        return False
+    if _lock_of(output).exists():
+        # That of a process which was killed after the rename.
+        with contextlib.suppress(UserError, OSError), _sole_writer(output):
+            pass
+    return True
+
+
+def _is_whole(output: Path, record: Mapping[str, Any]) -> bool:
+    """Return what :func:`is_there` does, and leave the lock as it is."""
     if not os.path.lexists(output) or _is_empty_directory(output):
         return False
     try:
@@ -72,10 +84,6 @@ def is_there(output: Path, record: Mapping[str, Any]) -> bool:
             f"{_KEY}={output}: the result of another conversion is there ({'; '.join(differences)}); "
             f"choose another {_KEY}, or remove it"
         )
-    if _lock_of(output).exists():
-        # That of a process which was killed after the rename.
-        with contextlib.suppress(UserError, OSError), _sole_writer(output):
-            pass
     for name, size in files.items():
         path = output / name
         if not path.is_file() or path.stat().st_size != size:
@@ -87,8 +95,10 @@ def is_there(output: Path, record: Mapping[str, Any]) -> bool:
 
 
 @contextlib.contextmanager
-def new_directory(output: Path, record: Mapping[str, Any], size_bytes: int) -> Iterator[Path]:
+def new_directory(output: Path, record: Mapping[str, Any], size_bytes: int) -> Iterator[Path | None]:
     """Give a hidden directory to write into, which gets its name when the block ends, unless that fails.
+
+    It is None if another process has finished the same conversion meanwhile: there is nothing to write.
 
     Parameters
     ----------
@@ -102,21 +112,31 @@ def new_directory(output: Path, record: Mapping[str, Any], size_bytes: int) -> I
     Raises
     ------
     UserError
-        If the directory cannot be written, there is too little space, or another process writes it.
+        If the directory cannot be written, there is too little space, another process writes it, or something
+        else has the name. A file elsewhere that the block cannot read is named by its own path.
     """
     with _user_errors(output):
         output.parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(output.parent).free
     if size_bytes > free:
         raise UserError(f"{_KEY}={output}: the result takes {size_bytes:,} bytes, and {free:,} are free")
-    with _user_errors(output), _sole_writer(output):
-        for path in _leftovers(output):
-            shutil.rmtree(path)
+    with contextlib.ExitStack() as lock:
+        with _user_errors(output):
+            lock.enter_context(_sole_writer(output))
+            is_there_meanwhile = _is_whole(output, record)
+        if is_there_meanwhile:
+            yield None
+            return
         unfinished = output.parent / f"{UNFINISHED}{output.name}-{unique()}"
-        unfinished.mkdir()
+        with _user_errors(output):
+            for path in _leftovers(output):
+                shutil.rmtree(path)
+            unfinished.mkdir()
         try:
-            yield unfinished
-            _finish(unfinished, output, record)
+            with _user_errors(output, written=unfinished):
+                yield unfinished
+            with _user_errors(output):
+                _finish(unfinished, output, record)
         except BaseException:
             shutil.rmtree(unfinished, ignore_errors=True)
             raise
@@ -172,13 +192,21 @@ def _leftovers(output: Path) -> list[Path]:
 
 
 @contextlib.contextmanager
-def _user_errors(output: Path) -> Iterator[None]:
+def _user_errors(output: Path, written: Path | None = None) -> Iterator[None]:
+    """Turn errors that the user can mend into messages; all are the output's, unless `written` limits it."""
     try:
         yield
     except OSError as error:
-        if error.errno in _USER_ERRORS:
-            raise UserError(f"{_KEY}={output}: {error.strerror}; nothing was written there") from None
-        raise
+        if error.errno not in _USER_ERRORS:
+            raise
+        culprit = f"{_KEY}={output}"
+        if written is not None and error.errno not in _FULL:
+            if not isinstance(error.filename, str | os.PathLike):
+                raise
+            if not Path(error.filename).is_relative_to(written):
+                culprit = str(error.filename)
+        where = "there" if culprit.startswith(_KEY) else f"to {output}"
+        raise UserError(f"{culprit}: {error.strerror}; nothing was written {where}") from None
 
 
 def _is_empty_directory(path: Path) -> bool:

@@ -206,6 +206,45 @@ def test_output_that_another_process_writes_is_refused(source: Path, tmp_path: P
     assert hidden(tmp_path) == []
 
 
+def test_output_that_another_process_finishes_meanwhile_is_taken(source: Path, tmp_path: Path) -> None:
+    output, record = tmp_path / "out", {"step": 4}
+    with outputs.new_directory(output, record, 1) as unfinished:
+        assert unfinished is not None
+        (unfinished / "first").write_text("x")
+    before = contents(output)
+    with outputs.new_directory(output, record, 1) as unfinished:
+        assert unfinished is None
+        # The lock is still held.
+        assert hidden(tmp_path) == [".out.lock"]
+    another = pytest.raises(UserError, match="the result of another conversion is there")
+    with another, outputs.new_directory(output, {"step": 2}, 1):
+        pass
+    assert contents(output) == before
+    # Not a conversion's, and so without the lock.
+    taken = pytest.raises(UserError, match=f"conversion.output={tmp_path}/new: Directory not empty")
+    with taken, outputs.new_directory(tmp_path / "new", record, 1):
+        (tmp_path / "new").mkdir()
+        (tmp_path / "new" / "notes.txt").write_text("mine")
+    assert contents(tmp_path / "new") == {"notes.txt": b"mine"}
+    assert hidden(tmp_path) == []
+
+
+def test_file_that_cannot_be_read_is_named_and_not_the_output(tmp_path: Path) -> None:
+    output, file = tmp_path / "out", tmp_path / "file"
+    file.write_text("x")
+    source = pytest.raises(
+        UserError, match=f"^{file}/below: Not a directory; nothing was written to {output}$"
+    )
+    with source, outputs.new_directory(output, {}, 1):
+        (file / "below").read_bytes()
+    own = pytest.raises(UserError, match=f"^conversion.output={output}: Not a directory; nothing was written")
+    with own, outputs.new_directory(output, {}, 1) as unfinished:
+        assert unfinished is not None
+        (unfinished / "file").write_text("x")
+        (unfinished / "file" / "below").write_text("x")
+    assert hidden(tmp_path) == []
+
+
 _SMALL_DISK = 'mount -t tmpfs -o size=1m tmpfs "$1" && shift && exec "$@"'
 _FULL = """
 import sys
