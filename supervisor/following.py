@@ -14,6 +14,7 @@ The launcher writes `NAME` into the launch directories of all.
 
 import json
 import os
+import re
 import sys
 import time
 from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
@@ -158,7 +159,7 @@ class Following:
         if before is None or not before.needs_success or self._job.link > 1:
             return
         lives = marks.read_attempts(before.directory, tags=(before.tag,))
-        if any(life.verdict == "done" for life in lives):
+        if any(_is_done(life) for life in lives):
             return
         end = marks.chain_end(before.directory)
         why = f"{before.run}, which it waited for, is not done"
@@ -212,6 +213,18 @@ class Following:
 
     # --- stages for each n-th checkpoint ---
 
+    def wait_for_repeated(self) -> None:
+        """Let the job after the training wait for all others of its stage.
+
+        A look that was ended in the middle may have submitted one, and told nobody.
+        """
+        for stage in self._stages.repeated:
+            queued = self._slurm.queued_jobs(stage.tag) or {}
+            first = queued.pop(1, None)
+            if first is not None and first.waits:
+                known = re.findall(r"[0-9]+", first.dependency)
+                self._wait_also(stage, first, [job_id for job_id in _ids(queued) if job_id not in known])
+
     def begin_counting(self, newest: Optional[Progress]) -> None:
         """Note the newest checkpoint of a training that begins: earlier ones are not counted."""
         for stage in self._stages.repeated:
@@ -257,10 +270,17 @@ class Following:
             job_id = lost.job_id
         marks.claim(stage.directory, job_id, link)
         self._job.say(f"{stage.run} looks at the new checkpoints as job {job_id}")
-        waits = ",".join([*([first.dependency] if first.dependency else []), "afterany:" + job_id])
-        if not self._slurm.update_dependency(first.job_id, waits):
-            self._job.say(f"job {first.job_id}, {stage.run}, could not be told to wait for job {job_id}")
+        self._wait_also(stage, first, [job_id])
         return ""
+
+    def _wait_also(self, stage: Repeated, first: "QueuedJob", jobs: Sequence[str]) -> None:
+        """Let a stage's job after the training wait for these jobs, beside what it waits for already."""
+        if not jobs:
+            return
+        own = [first.dependency] if first.dependency else []
+        if not self._slurm.update_dependency(first.job_id, ",".join([*own, waits_for(jobs)])):
+            waits = ", ".join(jobs)
+            self._job.say(f"job {first.job_id}, {stage.run}, could not be told to wait for job {waits}")
 
     def _note(self, stage: Repeated, count: "_Count") -> None:
         try:
@@ -307,6 +327,11 @@ class _Count(NamedTuple):
     def to_json(self) -> str:
         fields: Dict[str, Any] = self.newest.fields() if self.newest else {}
         return json.dumps(dict(fields, new=self.new, problem=self.problem)) + "\n"
+
+
+def _is_done(life: marks.JobAttempt) -> bool:
+    """Return True for a link that did all, also if it was killed before it could say so (`Link.end`)."""
+    return life.verdict == "done" or (life.verdict is None and life.exit_code == 0)
 
 
 def _read_count(stage: Repeated) -> _Count:

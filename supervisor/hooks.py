@@ -43,8 +43,9 @@ class Hook(NamedTuple):
     every: float = 60.0
 
 
-# For the modules that look after a job, in the order in which they are called. None uses them yet; the watch
-# of srun is handed over by `supervisor.main`.
+# For the modules that look after every job, in the order in which they are called. None uses them yet: what
+# only some jobs need (the watch of srun, the look at the stages that follow) is handed over by
+# `supervisor.main`.
 BEFORE: List[Hook] = []
 WHILE: List[Hook] = []
 AFTER: List[Hook] = []

@@ -129,7 +129,8 @@ class Link:
         self._carry_out(step.effects, "the chain ends here: its next link could not be submitted")
         if not is_over and 1 < self._chain.links <= self._job.link:
             self._job.say(f"the chain ends here: it was to have {self._chain.links} links")
-        if not is_over and self._chain.links > 1 and self._has_successor():
+        self._following.wait_for_repeated()
+        if not is_over and self._may_have_successor():
             self._tell_followers()
         elif ending.verdict != "done":
             self._following.cancel(ending.why)
@@ -143,7 +144,8 @@ class Link:
 
         def look(job: Job) -> Dict[str, List[str]]:
             self._tell_followers()
-            self._following.repeat(self._progress())
+            if self._following.is_counting:
+                self._following.repeat(self._progress())
             return self._following.told
 
         def take(job: Job, told: Dict[str, List[str]]) -> None:
@@ -206,11 +208,14 @@ class Link:
         """Leave the mark that the link before could not leave."""
         life, judged = self._judged_before
         self._job.say(f"the link before, job {job_id}, left no word: {ending.why}")
-        if life is None or life.is_over:
+        if life is None or life.verdict:
             return
         fields = dict(judged, link=life.link, judged_by=f"job {self._job.claimant}")
+        # Killed while it judged itself, it has left the first half of its mark.
+        fields.update(exit_code=life.exit_code, ended=life.ended, signal=life.signal)
         fields.update(_fields_of(ending))
-        marks.leave(self._job.directory, life.stem, marks.ENDED, self._settings.tag, fields, once=True)
+        is_first = not life.is_over
+        marks.leave(self._job.directory, life.stem, marks.ENDED, self._settings.tag, fields, once=is_first)
 
     # --- how a link ended ---
 
@@ -390,6 +395,20 @@ class Link:
 
     def _has_successor(self) -> bool:
         return self._job_of(self._job.link + 1) is not None
+
+    def _may_have_successor(self) -> bool:
+        """Return False if there is certainly no next link: its submission may have lost all answers."""
+        following = self._job.link + 1
+        if self._chain.links < following:
+            return False
+        if self._has_successor():
+            return True
+        queued = self._slurm.queued_jobs(self._settings.tag)
+        lost = (queued or {}).get(following)
+        if lost is not None:
+            self._next_job = lost.job_id
+            marks.claim(self._job.directory, lost.job_id, following)
+        return queued is None or lost is not None
 
     def _later_jobs(self) -> List[str]:
         """Return the jobs of the links to come: of one, unless all were submitted at launch."""

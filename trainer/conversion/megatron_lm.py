@@ -39,6 +39,13 @@ _ONLY: Mapping[str, Any] = {
     "hybrid_override_pattern": None,
     "apply_residual_connection_post_layernorm": False,
     "quick_geglu": False,
+    "window_size": None,
+    "qk_l2_norm": False,
+    "no_rope_freq": None,
+    "softmax_type": "vanilla",
+    "activation_func_clamp_value": None,
+    "glu_linear_offset": 0.0,
+    "experimental_attention_variant": None,
 }
 _INSTEAD = "; conversion.to=safetensors writes the weights under Megatron-LM's names"
 # Our key of each option that is a number or a switch.
@@ -57,7 +64,6 @@ _KEYS = {
     "rotary_seq_len_interpolation_factor": "seq_len_interpolation_factor",
     "use_rope_scaling": "scale_positional_embedding",
     "rope_scaling_factor": "scale_factor",
-    "layernorm_epsilon": "layernorm_epsilon",
     "add_bias_linear": "bias",
     "make_vocab_size_divisible_by": "make_vocab_size_divisible_by",
 }
@@ -251,14 +257,35 @@ def _keys(options: _Options) -> dict[str, Any]:
     keys["model.share_embeddings_and_output_weights"] = not options.get(
         "untie_embeddings_and_output_weights", False
     )
-    norm = "rmsnorm" if options.get("normalization", "LayerNorm") == "RMSNorm" else "layernorm"
-    one_plus = norm == "layernorm" and options.get("apply_layernorm_1p", False)
-    keys["model.normalization"] = "layernorm1p" if one_plus else norm
+    keys["model.layernorm_epsilon"] = _norm_epsilon(options)
+    keys["model.normalization"] = _normalization(options)
     if not options.get("use_rope_scaling", False):
         keys.pop("model.scale_factor")
     if keys["model.position_embedding_type"] != "rope":
         keys = {name: value for name, value in keys.items() if "rotary" not in name}
     return {name: value for name, value in keys.items() if value is not None}
+
+
+def _normalization(options: _Options) -> str:
+    # Earlier versions keep the option under the name of its flag, later ones under megatron-core's.
+    one_plus = any(options.get(name) for name in ("apply_layernorm_1p", "layernorm_zero_centered_gamma"))
+    if options.get("normalization", "LayerNorm") != "RMSNorm":
+        return "layernorm1p" if one_plus else "layernorm"
+    if one_plus:
+        raise UserError(
+            f"{options.path}: --apply-layernorm-1p with --normalization RMSNorm is not supported{_INSTEAD}"
+        )
+    return "rmsnorm"
+
+
+def _norm_epsilon(options: _Options) -> Any:
+    # Earlier versions call it as its flag, --norm-epsilon.
+    value = options.get("layernorm_epsilon", options.get("norm_epsilon"))
+    if value is None:
+        raise UserError(
+            f"{options.path}: args.layernorm_epsilon is missing, and so is args.norm_epsilon{_INSTEAD}"
+        )
+    return value
 
 
 def _activation(options: _Options) -> str:

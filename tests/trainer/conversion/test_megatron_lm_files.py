@@ -17,6 +17,7 @@ from trainer.checkpoint.tensor_files import TensorFiles, TensorFilesWriter
 from trainer.conversion.convert import convert
 from trainer.conversion.megatron_lm import MegatronLmFiles
 from trainer.conversion.pickled_files import Unknown, load
+from trainer.conversion.sources import open_source
 from trainer.conversion.spec import Conversion
 from trainer.errors import UserError
 
@@ -66,6 +67,8 @@ def test_iteration_is_chosen_by_number_or_by_the_tracker(copy: Copy) -> None:
         assert (tracked.directory.name, tenth.directory.name) == ("iter_0000002", "iter_0000010")
     with pytest.raises(UserError, match=r"conversion\.step=3: .* its iterations are 2, 10"):
         MegatronLmFiles(directory, 3)
+    with pytest.raises(UserError, match=r"conversion\.step=10: .*iter_0000002 is a single checkpoint"):
+        open_source(directory / "iter_0000002", "megatron_lm", 10)
     (directory / "latest_checkpointed_iteration.txt").write_text("../../elsewhere")
     with pytest.raises(UserError, match=r"expected the iteration of a checkpoint, not '\.\./"):
         MegatronLmFiles(directory)
@@ -79,11 +82,34 @@ def test_gelu_is_the_exact_one_without_the_fused_kernel(copy: Copy) -> None:
         assert files.description().decoder.activation == "exact-gelu"
 
 
-def _change_options(path: Path, options: dict[str, Any]) -> None:
+def _change_options(path: Path, options: dict[str, Any], removed: tuple[str, ...] = ()) -> None:
     content = vars(load(path)["args"])
     known = {name: value for name, value in content.items() if not isinstance(value, Unknown)}
-    known.pop("arguments")
+    for name in ("arguments", *removed):
+        known.pop(name)
     torch.save({"args": argparse.Namespace(**{**known, **options})}, path)
+
+
+@pytest.mark.parametrize("option", ["layernorm_zero_centered_gamma", "apply_layernorm_1p"])
+def test_zero_centred_scales_are_exported_with_the_one_added(option: str, copy: Copy, tmp_path: Path) -> None:
+    directory = copy("gpt2") / "iter_0000002"
+    removed = () if option == "layernorm_zero_centered_gamma" else ("layernorm_zero_centered_gamma",)
+    _change_options(directory / "common.pt", {option: True}, removed)
+    convert(Conversion(directory, to="huggingface", output=tmp_path / "converted"))
+    exported = load_file(tmp_path / "converted" / "model.safetensors")
+    with MegatronLmFiles(directory) as files:
+        expected = 1 + files.read("decoder.final_layernorm.weight")
+    torch.testing.assert_close(exported["transformer.ln_f.weight"], expected, atol=0, rtol=0)
+
+
+def test_norm_epsilon_of_an_earlier_version_is_read(copy: Copy) -> None:
+    directory = copy("llama") / "iter_0000002"
+    _change_options(directory / "common.pt", {"norm_epsilon": 3e-5}, ("layernorm_epsilon",))
+    with MegatronLmFiles(directory) as files:
+        assert files.description().decoder.norm_epsilon == 3e-5
+        _change_options(directory / "common.pt", {}, ("norm_epsilon",))
+        with pytest.raises(UserError, match=r"args\.layernorm_epsilon is missing, and so is args\.norm_eps"):
+            files.description()
 
 
 def test_options_of_a_training_are_read_without_its_program(copy: Copy) -> None:
@@ -98,6 +124,14 @@ def test_options_of_a_training_are_read_without_its_program(copy: Copy) -> None:
     [
         ({"num_experts": 8}, "--num-experts .8. is not supported; conversion.to=safetensors"),
         ({"qk_layernorm": True}, "--qk-layernorm"),
+        ({"layernorm_zero_centered_gamma": True}, "--apply-layernorm-1p with --normalization RMSNorm"),
+        ({"window_size": (128, 0)}, r"--window-size \(\(128, 0\)\) is not supported"),
+        ({"qk_l2_norm": True}, "--qk-l2-norm"),
+        ({"no_rope_freq": 4}, "--no-rope-freq"),
+        ({"softmax_type": "off-by-one"}, "--softmax-type"),
+        ({"activation_func_clamp_value": 7.0}, "--activation-func-clamp-value"),
+        ({"glu_linear_offset": 1.0}, "--glu-linear-offset"),
+        ({"experimental_attention_variant": "dsa"}, "--experimental-attention-variant"),
         ({"add_qkv_bias": True}, "--add-qkv-bias with --disable-bias-linear"),
         ({"padded_vocab_size": None}, "args.padded_vocab_size=None"),
         ({"hidden_size": 32}, "another architecture"),

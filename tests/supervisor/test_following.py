@@ -1,0 +1,198 @@
+"""The stages around a training: real marks on disk, a Slurm whose queue the test writes."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from supervisor import marks
+from supervisor.following import NAME, Following, Repeated, Stage, Stages, to_json
+from supervisor.job import Job, Leave
+from supervisor.link import Link
+from supervisor.settings import ChainSettings, Settings
+from supervisor.slurm import Answer, JobRecord, QueuedJob
+
+CHAIN, AFTER = "0000aaaa", "0000bbbb"
+
+
+class Queue:
+    """Slurm's queue by the tags of launches; ``None`` gives no answer."""
+
+    def __init__(self, job_id: str, **jobs: dict[int, QueuedJob] | None) -> None:
+        self.job_id, self.jobs = job_id, jobs
+        self.cancelled: list[str] = []
+        self.dependencies: dict[str, str] = {}
+        self.is_lost = False  # the answers about a submission
+
+    def queued_jobs(self, tag: str) -> dict[int, QueuedJob] | None:
+        jobs = self.jobs.get(f"of_{tag}", {})
+        return None if jobs is None else dict(jobs)
+
+    def update_dependency(self, job_id: str, dependency: str) -> bool:
+        self.dependencies[job_id] = dependency
+        return True
+
+    def cancel(self, job_ids: Sequence[str]) -> bool:
+        self.cancelled += job_ids
+        return True
+
+    def submit(self, script: str, arguments: Sequence[str], flags: Sequence[str]) -> Answer:
+        return Answer(None, "", "timed out") if self.is_lost else Answer(0, "99", "")
+
+    def find_submitted(self, link: int) -> str | None:
+        return None
+
+    def show_job(self, job_id: str) -> JobRecord:
+        return JobRecord("RUNNING")
+
+    def state_of(self, job_id: str) -> str:
+        return "NODE_FAIL"
+
+    def down_nodes(self, hosts: Sequence[str]) -> list[str]:
+        return []
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("supervisor.link.time.sleep", lambda seconds: None)
+
+
+def job_of(directory: Path, job_id: str, tag: str, link: int = 1, links: int = 1) -> Job:
+    (directory / "marks").mkdir(parents=True, exist_ok=True)
+    script = str(directory / "x_submission.sh")
+    chain = ChainSettings(links=links)
+    settings = Settings(
+        "x", 1, tag, str(directory.parent), script, f"{directory}/log-x_", "slurm", "megatron", chain=chain
+    )
+    environment = {"PATH": os.environ["PATH"], "SLURM_JOB_ID": job_id}
+    return Job(job_id, f"{job_id}.0", job_id, link, False, str(directory), settings, 0, environment)
+
+
+def around(directory: Path, stages: Stages) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / NAME).write_text(to_json(stages))
+
+
+@pytest.fixture
+def chain(tmp_path: Path) -> Path:
+    """A chain, and a stage that needs its success."""
+    directory, after = tmp_path / "chain/launches/1", tmp_path / "after/launches/1"
+    around(directory, Stages(after=(Stage("after", str(after), AFTER),)))
+    around(after, Stages(before=Stage("chain", str(directory), CHAIN)))
+    return directory
+
+
+def stage_after(chain: Path) -> Path:
+    return chain.parents[2] / "after/launches/1"
+
+
+def leave_end(chain: Path, job_id: str, **fields: Any) -> None:
+    (chain / "marks").mkdir(exist_ok=True)
+    assert marks.leave(chain, f"{job_id}.0", marks.ENDED, CHAIN, {"ended": 5, **fields})
+
+
+def waiting(job_id: str) -> dict[int, QueuedJob]:
+    return {1: QueuedJob(job_id, "PENDING", "afterany:17")}
+
+
+# --- the stage begins ---
+
+
+def test_stage_runs_after_a_link_that_was_killed_before_its_verdict(chain: Path) -> None:
+    leave_end(chain, "17", exit_code=0)
+    Following(job_of(stage_after(chain), "20", AFTER), Queue("20")).require_done()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "fields", [{"exit_code": 75}, {"exit_code": 0, "verdict": "stop", "why": "it was cancelled"}]
+)
+def test_stage_leaves_after_a_link_that_is_not_done(chain: Path, fields: dict[str, Any]) -> None:
+    leave_end(chain, "17", **fields)
+    with pytest.raises(Leave, match="chain, which it waited for, is not done"):
+        Following(job_of(stage_after(chain), "20", AFTER), Queue("20")).require_done()  # type: ignore[arg-type]
+    (life,) = marks.read_attempts(stage_after(chain))
+    assert (life.verdict, life.exit_code) == ("stop", 1)
+
+
+# --- the links of the chain ---
+
+
+def test_next_link_completes_the_mark_of_one_killed_before_its_verdict(chain: Path) -> None:
+    job = job_of(chain, "18", CHAIN, link=2, links=3)
+    marks.claim(chain, "17")
+    leave_end(chain, "17", exit_code=0, link=1)
+    with pytest.raises(Leave, match="all is done"):
+        Link(job, Queue("18")).begin()  # type: ignore[arg-type]
+    (life,) = marks.read_attempts(chain)
+    assert (life.verdict, life.exit_code, life.ended) == ("done", 0, 5)
+
+
+def failed_link(chain: Path, queue: Queue) -> Queue:
+    """End the first link of a chain, whose tasks failed, and the answer to whose submissions is lost."""
+    job = job_of(chain, "17", CHAIN, links=3)
+    queue.is_lost = True
+    Link(job, queue).end(1, [], None)  # type: ignore[arg-type]
+    return queue
+
+
+def test_stage_is_cancelled_where_no_next_link_exists(chain: Path) -> None:
+    queue = failed_link(chain, Queue("17", of_0000aaaa={}, of_0000bbbb=waiting("20")))
+    assert queue.cancelled == ["20"]
+
+
+@pytest.mark.parametrize("jobs", [None, {2: QueuedJob("18", "PENDING")}])
+def test_stage_is_kept_where_the_next_link_may_exist(chain: Path, jobs: dict[int, QueuedJob] | None) -> None:
+    queue = failed_link(chain, Queue("17", of_0000aaaa=jobs, of_0000bbbb=waiting("20")))
+    assert queue.cancelled == []
+    if jobs:
+        assert queue.dependencies == {"20": "afterany:17:18"}
+
+
+# --- stages that look at each n-th checkpoint ---
+
+
+def repeating(tmp_path: Path) -> Path:
+    directory, after = tmp_path / "training/launches/1", tmp_path / "after/launches/1"
+    (after / "marks").mkdir(parents=True)
+    around(directory, Stages(repeated=(Repeated("after", str(after), AFTER, str(after / "x.sh"), 1),)))
+    return directory
+
+
+def test_last_link_lets_the_stage_wait_for_a_job_whose_submission_was_interrupted(tmp_path: Path) -> None:
+    training = repeating(tmp_path)
+    jobs = {1: QueuedJob("20", "PENDING", "afterok:17"), 2: QueuedJob("21", "PENDING", "after:17")}
+    queue = Queue("17", of_0000bbbb=jobs)
+    Link(job_of(training, "17", CHAIN), queue).end(0, [], None)  # type: ignore[arg-type]
+    assert queue.dependencies == {"20": "afterok:17,afterany:21"}
+
+
+def test_last_link_changes_nothing_where_the_stage_waits_for_its_jobs(tmp_path: Path) -> None:
+    training = repeating(tmp_path)
+    jobs = {
+        1: QueuedJob("20", "PENDING", "afterok:17,afterany:21"),
+        2: QueuedJob("21", "RUNNING", "after:17"),
+    }
+    queue = Queue("17", of_0000bbbb=jobs)
+    Link(job_of(training, "17", CHAIN), queue).end(0, [], None)  # type: ignore[arg-type]
+    assert queue.dependencies == {}
+
+
+def test_checkpoints_are_read_only_where_they_are_counted(
+    chain: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = job_of(chain, "17", CHAIN, links=3)
+    queue = Queue("17", of_0000bbbb=waiting("20"))
+    marks.claim(chain, "18", 2)
+    link = Link(job, queue)  # type: ignore[arg-type]
+
+    def unreadable(directory: str | None, engine: str) -> None:
+        raise OSError("a file system that hangs")
+
+    monkeypatch.setattr("supervisor.checkpoints.progress", unreadable)
+    (hook,) = link.hooks()
+    assert json.loads(json.dumps(hook.call(job))) == {AFTER: ["17", "18"]}
