@@ -46,6 +46,8 @@ class Description:
         Where the tokenizer was.
     checksums
         Those of the tokenizer's files, by path; none for mock data.
+    ends
+        The tokens that end a document, if an imported model has several; the vocabulary's is the first.
     """
 
     decoder: Architecture
@@ -55,6 +57,7 @@ class Description:
     precision: Precision
     tokenizer: Tokenizer = field(default_factory=Tokenizer)
     checksums: dict[str, str] = field(default_factory=dict)
+    ends: tuple[int, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the description as a marker keeps it."""
@@ -170,6 +173,7 @@ def description_from_json(content: Mapping[str, Any], origin: str) -> Descriptio
             precision="bf16" if content["precision"] == "bf16" else "fp32",
             tokenizer=replace(_record(Tokenizer, tokenizer), **paths),
             checksums={str(name): str(value) for name, value in content["checksums"].items()},
+            ends=tuple(map(int, content.get("ends", ()))),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(

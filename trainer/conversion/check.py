@@ -326,7 +326,10 @@ def _tokens(model_dir: Path, description: Description, text: Path | None, sequen
     shape, size = description.encoder or description.decoder, description.vocabulary.size
     if (model_dir / "tokenizer_config.json").exists():
         tokenizer = transformers.AutoTokenizer.from_pretrained(model_dir)
-        content = _TEXT if text is None else text.read_text(encoding="utf-8")
+        try:
+            content = _TEXT if text is None else text.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise UserError(f"conversion.check.text={text}: expected UTF-8, but {error}") from None
         ids = torch.tensor(tokenizer(content, add_special_tokens=False, verbose=False)["input_ids"])
         origin = "the built-in text" if text is None else str(text)
         least = 2 * sequences

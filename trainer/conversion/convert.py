@@ -115,6 +115,11 @@ def _imported(conversion: Conversion, source_format: SourceFormat) -> Result:
                 else "expected conversion.to=huggingface first"
             )
         )
+    if conversion.step:
+        raise UserError(
+            f"conversion.step={conversion.step}: {conversion.source} is a single model of Hugging Face's, "
+            "whose checkpoint is of step 0"
+        )
     was_there = (conversion.output_of(0) / outputs.RECORD).exists()
     result = Result(import_weights(conversion, conversion.source), is_new=not was_there)
     marker = store.named(result.output).marker
@@ -134,7 +139,8 @@ def _convert_source(conversion: Conversion, source_format: SourceFormat) -> Resu
         if result.is_there():
             return Result(result.output, is_new=False)
         if conversion.to == "safetensors":
-            return result.write(export.plain_entries(source, dtype))
+            is_megatron_core = isinstance(source, MegatronLmFiles)
+            return result.write(export.plain_entries(source, dtype, is_megatron_core))
         if source_format == "huggingface":
             raise UserError(
                 f"conversion.to=huggingface: {origin} is one of its directories already; expected "
@@ -224,11 +230,14 @@ def _convert_checkpoint(conversion: Conversion, checkpoint: Checkpoint) -> Resul
     dtype = dtype_of(conversion)
     # An earlier version's checkpoint has no checksums of files: each tensor is held against torch's.
     with TensorFiles(checkpoint.path, is_checked=bool(marker.checksums)) as files:
+        note = export.note_on_masters(files, dtype)
         if conversion.to == "safetensors":
-            return result.write(export.plain_entries(files, dtype))
+            if note:
+                print(f"{checkpoint.path.name}: {note}", flush=True)
+            return result.write(export.plain_entries(files, dtype, is_megatron_core=True))
         description = describe(conversion, checkpoint)
         entries = export.model_entries(files, description, dtype, str(checkpoint.path))
-        if note := export.note_on_masters(files, dtype):
+        if note:
             print(f"{checkpoint.path.name}: {note}", flush=True)
         return result.write(entries, description, provenance(conversion, checkpoint))
 

@@ -15,8 +15,8 @@ from trainer.conversion.sources import Source
 from trainer.conversion.weight_map import Row, rows_of
 from trainer.errors import UserError
 
-# What a checkpoint holds beside the model.
-_OTHERS = ("optimizer.", "random", "rng_state")
+# What a checkpoint of megatron-core holds beside the model: the first part of the tensors' names.
+_OTHERS = ("optimizer", "random", "rng_state")
 # The masters by the weights' names, in the formats of optimizer states that have them whole.
 _MASTERS = ("optimizer.state.fp32_param.", "optimizer.state.param.")
 _EXTRA = "_extra_state"
@@ -69,16 +69,29 @@ def model_entries(
     return entries
 
 
-def plain_entries(weights: Source, dtype: torch.dtype | None) -> list[Entry]:
-    """Return the tensors under the names that they have, without an optimizer's."""
+def plain_entries(weights: Source, dtype: torch.dtype | None, is_megatron_core: bool) -> list[Entry]:
+    """Return the tensors under the names that they have.
+
+    Parameters
+    ----------
+    weights
+        Of any program.
+    dtype
+        The type of what is in floating point; None: as it is.
+    is_megatron_core
+        Whether the names are megatron-core's, as ours and Megatron-LM's are: what is not the model's is left
+        out, and 32 bits are those of the optimizer's masters. Of other programs every tensor is returned.
+    """
+    infos = weights.tensors()
+    has_masters = is_megatron_core and dtype == torch.float32
     return [
         Entry(
             name,
             TensorInfo(info.shape, dtype) if dtype and info.dtype.is_floating_point else info,
-            partial(weights.read, name),
+            partial(weights.read, _most_precise(name, infos) if has_masters else name),
         )
-        for name, info in weights.tensors().items()
-        if not name.startswith(_OTHERS)
+        for name, info in infos.items()
+        if not (is_megatron_core and _is_beside_model(name))
     ]
 
 
@@ -178,4 +191,8 @@ def _check_fit(
 
 
 def _is_other(name: str) -> bool:
-    return name.startswith(_OTHERS) or _EXTRA in name
+    return _is_beside_model(name) or _EXTRA in name
+
+
+def _is_beside_model(name: str) -> bool:
+    return name.partition(".")[0] in _OTHERS

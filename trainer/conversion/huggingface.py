@@ -269,7 +269,8 @@ def generation_config_of(description: Description) -> dict[str, Any]:
 def _tokens(description: Description) -> dict[str, Any]:
     words, is_t5 = description.vocabulary, description.encoder is not None
     start = words.end_of_text if words.start is None else words.start
-    tokens: dict[str, Any] = {"bos_token_id": start, "eos_token_id": words.end_of_text}
+    end = list(description.ends) or words.end_of_text
+    tokens: dict[str, Any] = {"bos_token_id": start, "eos_token_id": end}
     if is_t5:
         # As in training (trainer.data.denoising).
         tokens["pad_token_id"] = words.end_of_text if words.padding is None else words.padding

@@ -26,6 +26,7 @@ from trainer.conversion.huggingface import CONFIG, FUNCTIONS, GATED, LLAMA3
 from trainer.conversion.safetensors_files import SafetensorsFiles
 from trainer.conversion.sources import identity
 from trainer.conversion.spec import Conversion
+from trainer.conversion.tokenizer_files import FAST
 from trainer.conversion.weight_map import Row, rows_of
 from trainer.data.vocabulary import Vocabulary
 from trainer.errors import UserError, suggest
@@ -63,7 +64,10 @@ def import_weights(conversion: Conversion, source: Path) -> Path:
         If a file is missing, damaged or of another model than ``config.json`` says, our models lack one of
         its options, or the output is another conversion's.
     """
-    output = conversion.output_of(0)
+    output, tokenizer = conversion.output_of(0), conversion.tokenizer_dir or source
+    has_tokenizer = (tokenizer / FAST).is_file()
+    if conversion.tokenizer_dir is not None and not has_tokenizer:
+        raise UserError(f"conversion.tokenizer_dir={tokenizer}: it has no {FAST}, which this needs")
     config = _read_config(source)
     with SafetensorsFiles(source) as files:
         weights = _Weights(files)
@@ -86,8 +90,7 @@ def import_weights(conversion: Conversion, source: Path) -> Path:
             if unfinished is None:
                 return output
             _write(unfinished, weights, rows, dtype)
-            tokenizer = conversion.tokenizer_dir or source
-            if (tokenizer / "tokenizer.json").is_file():
+            if has_tokenizer:
                 description = _with_tokenizer(description, tokenizer)
             _mark(unfinished, description)
     return output
@@ -235,7 +238,8 @@ def description_of(config: Mapping[str, Any], has_head: bool, precision: Precisi
     try:
         encoder, decoder = readers[family](_Options(config), has_head)
         size, end = int(config["vocab_size"]), config.get("eos_token_id")
-        end = end[0] if isinstance(end, list) else end
+        ends = tuple(map(int, end)) if isinstance(end, list) else ()
+        end = next(iter(ends), None) if isinstance(end, list) else end
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{CONFIG} lacks an option of {family}, or it is malformed: {error!r}") from None
     start = config.get("decoder_start_token_id") if encoder else config.get("bos_token_id")
@@ -244,7 +248,7 @@ def description_of(config: Mapping[str, Any], has_head: bool, precision: Precisi
         start = padding
     # The vocabulary of a test may be smaller than the ids of published special tokens.
     words = Vocabulary(size, size - 1 if end is None else int(end), CONFIG, start, padding)
-    return Description(decoder, encoder, words, size, precision)
+    return Description(decoder, encoder, words, size, precision, ends=ends)
 
 
 class _Options:

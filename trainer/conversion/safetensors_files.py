@@ -121,6 +121,8 @@ class SafetensorsFiles:
         missing = [name for name in names if name not in self._infos]
         if missing and list(names) != [""]:
             raise UserError(f"{directory / names[missing[0]]} has no {missing[0]}, which {INDEX} says it has")
+        if not self._infos:
+            raise UserError(f"{directory} holds no tensor")
 
     def __enter__(self) -> SafetensorsFiles:
         return self
@@ -142,6 +144,11 @@ def _shards(entries: Iterable[Entry], shard_bytes: int) -> list[list[Entry]]:
     shards: list[list[Entry]] = [[]]
     size = 0
     for entry in entries:
+        if entry.info.dtype not in _DTYPES:
+            kind = str(entry.info.dtype).removeprefix("torch.")
+            raise UserError(
+                f"{entry.name} is of the type {kind}, which is not written into safetensors files"
+            )
         if shards[-1] and size + entry.info.size_bytes > shard_bytes:
             shards.append([])
             size = 0
@@ -220,7 +227,7 @@ def _files_of(directory: Path) -> dict[str, str]:
     path = directory / INDEX
     try:
         names = json.loads(path.read_bytes())["weight_map"]
-        is_valid = all(Path(name).name == name for name in names.values())
+        is_valid = all(Path(name).name == name and name not in ("", "..") for name in names.values())
     except FileNotFoundError:
         raise UserError(f"{directory}: neither {SINGLE} nor {INDEX} is there") from None
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -239,3 +246,5 @@ def _open(path: Path) -> Any:
         raise UserError(f"{path} is missing") from None
     except SafetensorError as error:
         raise UserError(f"{path} is damaged or incomplete: {error}") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}") from None

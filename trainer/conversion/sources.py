@@ -47,8 +47,7 @@ def recognise(directory: Path) -> SourceFormat:
     UserError
         If there is no such directory, or nothing in it is of a known format.
     """
-    if not directory.is_dir():
-        raise UserError(f"conversion.source={directory}: there is no such directory")
+    _check_directory(directory)
     known = _format(directory)
     # Ours have names of their own, so all that could be one is looked into.
     if known is None:
@@ -80,8 +79,19 @@ def open_source(directory: Path, source_format: SourceFormat, step: int | None =
     Raises
     ------
     UserError
-        If it is not of this format, is damaged, or lacks the step.
+        If it is not of this format, is damaged, lacks the step, or is a checkpoint of another one.
     """
+    _check_directory(directory)
+    source = _open(directory, source_format, step)
+    if step is not None and step_of(source) != step:
+        raise UserError(
+            f"conversion.step={step}: {source.directory} is a single checkpoint, of step {step_of(source)} "
+            "by its name; expected that step, or the directory of all checkpoints as conversion.source"
+        )
+    return source
+
+
+def _open(directory: Path, source_format: SourceFormat, step: int | None) -> Source:
     if source_format == "slipway":
         raise UserError(f"conversion.source_format={source_format}: its weights are not read from here")
     if source_format == "deepspeed":
@@ -103,9 +113,15 @@ def identity(source: Source) -> str:
     """Return a checksum of the names, sizes and times of a checkpoint's files."""
     digest = hashlib.sha256()
     for path in sorted(source.directory.iterdir()):
-        status = path.stat()
+        # A link that leads nowhere is a file as well.
+        status = path.stat() if path.exists() else path.lstat()
         digest.update(f"{path.name}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
     return digest.hexdigest()
+
+
+def _check_directory(directory: Path) -> None:
+    if not directory.is_dir():
+        raise UserError(f"conversion.source={directory}: there is no such directory")
 
 
 def _format(directory: Path) -> SourceFormat | None:

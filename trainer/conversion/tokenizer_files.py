@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from arithmetic.vocabulary import END_OF_TEXT
 from trainer.checkpoint.description import Description
 from trainer.checkpoint.files import write_synced
 from trainer.config.tokenizer import WORDPIECES
-from trainer.data.identity import TOKENIZER_NAMES
+from trainer.data.identity import TOKENIZER, TOKENIZER_NAMES, InputFile, identify
 from trainer.errors import UserError
 from trainer.logs import LOGGER
 
@@ -46,7 +46,8 @@ def write_tokenizer(directory: Path, description: Description, tokenizer_dir: Pa
     Raises
     ------
     UserError
-        If `tokenizer_dir` has none, or they are malformed, or have more tokens than the model.
+        If `tokenizer_dir` has none, or they are malformed, or have more tokens than the model, or the
+        training's files changed since.
     """
     is_t5 = description.encoder is not None
     files = _files_in(tokenizer_dir, is_t5) if tokenizer_dir else _files_of(description)
@@ -56,11 +57,25 @@ def write_tokenizer(directory: Path, description: Description, tokenizer_dir: Pa
             "conversion.tokenizer_dir=/path names a directory with them"
         )
         return []
+    if tokenizer_dir is None:
+        _check_unchanged(files, description)
     for name, path in files.items():
         shutil.copyfile(path, directory / name)
-    if FAST not in files:
+    # A directory of Hugging Face's is whole: its options say what its vocabulary does not.
+    if FAST not in files and OPTIONS not in files:
         _complete(directory, description, set(files))
     return sorted(path.name for path in directory.iterdir() if path.name in (*TOKENIZER_NAMES, OPTIONS))
+
+
+def _check_unchanged(files: Mapping[str, Path], description: Description) -> None:
+    """Refuse files that are not those of the training any more."""
+    for file in identify([InputFile(TOKENIZER, name, str(path), str(path)) for name, path in files.items()]):
+        expected = description.checksums.get(file.name, file.checksum)
+        if file.checksum != expected:
+            raise UserError(
+                f"{file.name} changed since the training: {expected} then, {file.checksum} now; expected "
+                "conversion.tokenizer_dir=/path, a directory with the tokenizer to use"
+            )
 
 
 def _complete(directory: Path, description: Description, names: set[str]) -> None:

@@ -85,6 +85,17 @@ def test_conversion_writes_the_tensors_under_their_names(saved: Path, tmp_path: 
         convert(replace(conversion, to="huggingface", output=tmp_path / "other"))
 
 
+def test_step_of_a_single_checkpoint_is_held_against_its_name(tmp_path: Path) -> None:
+    dcp.save({"model": {"a.w": torch.ones(2)}}, checkpoint_id=tmp_path / "step-5", no_dist=True)
+    recorded = Path(__file__).with_name("recorded") / "deepspeed" / "zero3" / "global_step3"
+    with open_source(tmp_path / "step-5", "dcp", 5), open_source(recorded, "deepspeed", 3):
+        pass
+    with pytest.raises(UserError, match=r"conversion\.step=9: .*step-5 is a single checkpoint, of step 5"):
+        open_source(tmp_path / "step-5", "dcp", 9)
+    with pytest.raises(UserError, match=r"conversion\.step=9: .*global_step3 has no global_step9"):
+        open_source(recorded, "deepspeed", 9)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -16,14 +16,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from tests.trainer.conversion.checkpoints import Shape, digest, grid, weights_of, write_checkpoint
 from tests.trainer.conversion.test_weight_map import STABLELM, description
 from tests.trainer.parity.test_parity import FAMILIES
-from trainer.checkpoint.tensor_files import TensorInfo
+from trainer.checkpoint.tensor_files import TensorFiles, TensorFilesWriter, TensorInfo
 from trainer.conversion import __main__ as program
+from trainer.conversion import check
 from trainer.conversion.convert import convert, convert_checkpoint
+from trainer.conversion.export import plain_entries
 from trainer.conversion.outputs import RECORD
 from trainer.conversion.safetensors_files import INDEX, Entry, SafetensorsFiles, write
 from trainer.conversion.spec import Conversion, read_conversion
@@ -185,6 +187,10 @@ def test_32_bit_masters_are_taken_where_32_bits_are_wanted(
     assert torch.equal(loaded(tmp_path / "kept")[name], weights[ours][1])
     assert torch.equal(loaded(tmp_path / "precise")[name], masters[ours][1])
     assert capsys.readouterr().out.count("the weights are the optimizer's 32-bit masters") == 1
+    plain = conversion(checkpoint.path, tmp_path / "plain", to="safetensors", dtype="float32")
+    convert_checkpoint(plain, checkpoint)
+    assert capsys.readouterr().out.count("the weights are the optimizer's 32-bit masters") == 1
+    assert all(torch.equal(loaded(tmp_path / "plain")[name], master) for name, master in masters.items())
     bare = write_checkpoint(tmp_path / "bare", model)
     convert_checkpoint(conversion(bare.path, tmp_path / "bare_out", dtype="float32"), bare)
     assert "the weights are the model's, in bf16" in capsys.readouterr().out
@@ -199,6 +205,69 @@ def test_tensors_are_written_under_their_own_names(tmp_path: Path) -> None:
     assert found.keys() == ours.keys()
     assert all(torch.equal(found[name], value) for name, value in ours.items())
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [RECORD, "model.safetensors"]
+
+
+def test_tensors_of_other_programs_are_kept_whatever_their_names(tmp_path: Path) -> None:
+    names = ["optimizer.weight", "random.weight", "random_features.weight", "rng_state"]
+    source = tmp_path / "source"
+    source.mkdir()
+    save_file({name: torch.ones(2) for name in names}, source / "model.safetensors")
+    convert(conversion(source, tmp_path / "out", to="safetensors", source_format="huggingface"))
+    assert sorted(loaded(tmp_path / "out")) == names
+    with TensorFilesWriter(tmp_path) as writer:
+        for name in names:
+            writer.add(name, torch.ones(2))
+        writer.finish({}, b"{}")
+    with TensorFiles(tmp_path) as files:
+        entries = plain_entries(files, None, is_megatron_core=True)
+    assert [entry.name for entry in entries] == ["random_features.weight"]
+
+
+@pytest.mark.parametrize("weight_map", [{}, [], {"a": 3}, {"a": ""}, {"a": ".."}, {"a": "directory"}])
+def test_index_that_names_no_files_is_refused(weight_map: Any, tmp_path: Path) -> None:
+    (tmp_path / "directory").mkdir()
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(UserError, match=r"holds no tensor|is no index|directory cannot be read"):
+        SafetensorsFiles(tmp_path)
+
+
+def test_type_that_safetensors_lack_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    entry = Entry(
+        "rotations", TensorInfo((2,), torch.complex64), lambda: torch.ones(2, dtype=torch.complex64)
+    )
+    with pytest.raises(UserError, match="rotations is of the type complex64"):
+        write(tmp_path, [entry], 1 << 30)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("source_format", ["dcp", "deepspeed", "megatron_lm", "huggingface"])
+def test_missing_source_is_named(source_format: str, tmp_path: Path) -> None:
+    missing = conversion(tmp_path / "absent", tmp_path / "out", to="safetensors", source_format=source_format)
+    with pytest.raises(UserError, match=r"conversion\.source=.*/absent: there is no such directory"):
+        convert(missing)
+
+
+def test_step_of_an_import_is_refused(tmp_path: Path) -> None:
+    imported = conversion(tmp_path, tmp_path / "out", to="slipway", source_format="huggingface", step=9)
+    with pytest.raises(UserError, match=r"conversion\.step=9: .* is a single model of Hugging Face's"):
+        convert(imported)
+
+
+def test_link_that_leads_nowhere_does_not_stop_a_conversion(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    save_file({"weight": torch.ones(2)}, source / "model.safetensors")
+    (source / "tokenizer.json").symlink_to(tmp_path / "absent")
+    convert(conversion(source, tmp_path / "out", to="safetensors", source_format="huggingface"))
+    assert list(loaded(tmp_path / "out")) == ["weight"]
+
+
+def test_text_of_the_comparison_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "latin1.txt"
+    path.write_bytes("für".encode("latin-1"))
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "ByT5Tokenizer"}')
+    with pytest.raises(UserError, match=r"conversion\.check\.text=.*latin1\.txt: expected UTF-8"):
+        check._tokens(tmp_path, description(FAMILIES["gpt2"]), path, 1)
 
 
 def test_each_checkpoint_is_converted_once_with_every(

@@ -17,6 +17,7 @@ from trainer.checkpoint.tensor_files import TensorFiles, TensorFilesWriter
 from trainer.conversion.convert import convert
 from trainer.conversion.megatron_lm import MegatronLmFiles
 from trainer.conversion.pickled_files import Unknown, load
+from trainer.conversion.sources import open_source
 from trainer.conversion.spec import Conversion
 from trainer.errors import UserError
 
@@ -66,6 +67,8 @@ def test_iteration_is_chosen_by_number_or_by_the_tracker(copy: Copy) -> None:
         assert (tracked.directory.name, tenth.directory.name) == ("iter_0000002", "iter_0000010")
     with pytest.raises(UserError, match=r"conversion\.step=3: .* its iterations are 2, 10"):
         MegatronLmFiles(directory, 3)
+    with pytest.raises(UserError, match=r"conversion\.step=10: .*iter_0000002 is a single checkpoint"):
+        open_source(directory / "iter_0000002", "megatron_lm", 10)
     (directory / "latest_checkpointed_iteration.txt").write_text("../../elsewhere")
     with pytest.raises(UserError, match=r"expected the iteration of a checkpoint, not '\.\./"):
         MegatronLmFiles(directory)

@@ -12,7 +12,10 @@ import pytest
 from tests.trainer.conftest import Tokenized
 from tests.trainer.conversion.test_weight_map import description
 from trainer.config.tokenizer import Tokenizer
+from trainer.conversion.importing import import_weights
+from trainer.conversion.spec import Conversion
 from trainer.conversion.tokenizer_files import write_tokenizer
+from trainer.data.identity import identify, input_files
 from trainer.data.vocabulary import Vocabulary, read_pieces, read_vocabulary
 from trainer.errors import UserError
 
@@ -57,6 +60,47 @@ def test_a_directory_of_hugging_faces_is_copied(tokenized: Tokenized, tmp_path: 
     assert {name: (tmp_path / "target" / name).read_bytes() for name in names} == {
         path.name: path.read_bytes() for path in (tmp_path / "source").iterdir()
     }
+
+
+@pytest.mark.parametrize("names", [("vocab.json", "merges.txt"), ("spiece.model",)])
+def test_options_beside_a_vocabulary_are_copied(tmp_path: Path, names: tuple[str, ...]) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.mkdir()
+    target.mkdir()
+    for name in names:
+        (source / name).write_text("{}")
+    options = {"tokenizer_class": "GPT2Tokenizer", "chat_template": "{{ messages }}", "add_bos_token": True}
+    (source / "tokenizer_config.json").write_text(json.dumps(options))
+    assert set(write_tokenizer(target, description({}), source)) == {*names, "tokenizer_config.json"}
+    assert json.loads((target / "tokenizer_config.json").read_text()) == options
+
+
+def test_tokenizer_that_changed_since_the_training_is_refused(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.mkdir()
+    target.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (source / name).write_text("{}")
+    data = identify(input_files([], {"model.tokenizer.type": source}))
+    model = replace(
+        description({}),
+        tokenizer=Tokenizer("huggingface", str(source)),
+        checksums={file.name: file.checksum for file in data},
+    )
+    assert write_tokenizer(target, model, None) == ["tokenizer.json", "tokenizer_config.json"]
+    (source / "tokenizer.json").write_text('{"model": 1}')
+    (target / "tokenizer.json").unlink()
+    with pytest.raises(UserError, match=r"tokenizer\.json changed since .*: sha256:\w+ then, sha256:\w+ now"):
+        write_tokenizer(target, model, None)
+    assert not (target / "tokenizer.json").exists()
+    assert "tokenizer.json" in write_tokenizer(target, model, source)
+
+
+def test_tokenizer_directory_without_its_file_is_refused_by_an_import(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").touch()
+    conversion = Conversion(tmp_path, "slipway", tmp_path / "out", tokenizer_dir=tmp_path)
+    with pytest.raises(UserError, match=r"conversion\.tokenizer_dir=.*: it has no tokenizer\.json"):
+        import_weights(conversion, tmp_path)
 
 
 def test_word_pieces_have_the_sentinels_of_a_t5_behind_them(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ from tests.trainer.parity.test_parity import FAMILIES, both
 from trainer.checkpoint.description import Description, describe, description_from_json
 from trainer.config.load import flatten
 from trainer.config.settings import read_settings
+from trainer.conversion.huggingface import config_of, generation_config_of
+from trainer.conversion.importing import description_of
 from trainer.conversion.weight_map import Row, rows_of
 from trainer.data.vocabulary import Vocabulary
 from trainer.errors import UserError
@@ -156,3 +158,12 @@ def test_a_description_that_lacks_something_is_refused() -> None:
     del content["decoder"]["norm_epsilon"]
     with pytest.raises(UserError, match=r"/checkpoint does not describe its model .*norm_epsilon"):
         description_from_json(content, "/checkpoint")
+
+
+@pytest.mark.parametrize("ends", [[1, 2], [5], 3])
+def test_tokens_that_end_a_document_come_back(ends: Any) -> None:
+    config = {**config_of(description(FAMILIES["llama"]), "float32"), "eos_token_id": ends}
+    content = json.loads(json.dumps(description_of(config, True, "fp32").to_json()))
+    model = description_from_json(content, "it")
+    assert config_of(model, "float32")["eos_token_id"] == ends
+    assert generation_config_of(model)["eos_token_id"] == ends
