@@ -25,7 +25,7 @@ from launcher.runs import provenance
 from launcher.runs.manifest import read_manifest, read_stored_text
 from launcher.runs.paths import LAUNCHES, ROOT_CONFIG, LaunchPaths, next_launch_number
 from launcher.runs.trust import why_untrusted
-from launcher.stages.checkpoint_source import with_training
+from launcher.stages.checkpoint_source import directory_of, with_training
 from launcher.stages.planning import by_stage, plan_launch, run_directory, stage_name
 from launcher.stages.workspace import STAGE as WORKSPACE
 
@@ -112,8 +112,15 @@ class Draft:
                     return f"data_preparation.{key}"
             if directory == Path(config.data_preparation.tokenizer_dir).absolute():
                 return "data_preparation.tokenizer_dir"
-        if config.command is not None and str(directory) in config.command.writable:
+        if config.command is not None and directory in map(Path, config.command.writable):
             return "command.writable"
+        if config.conversion is not None and directory == _above_steps(config.conversion.output):
+            return "conversion.output"
+        if config.evaluation is not None:
+            for key in ("results", "converted"):
+                path = getattr(config.evaluation, key)
+                if path is not None and directory in (Path(path).absolute(), _above_steps(path)):
+                    return f"evaluation.{key}"
         return self.results_key
 
     @property
@@ -366,6 +373,10 @@ def _require_trusted(templates: Path) -> Path:
                 hint="read them; then copy the run to a directory that only you may write, and render there",
             )
     return templates
+
+
+def _above_steps(path: str) -> Path:
+    return directory_of(Path(path).absolute())
 
 
 def _results_key(config: RunConfig, run_dir: Path) -> str:

@@ -292,10 +292,11 @@ def run_cancel(args: argparse.Namespace) -> int:
     """Cancel the jobs."""
     if args.interactive and not sys.stdin.isatty():
         raise UserError("--interactive: stdin is not a terminal")
+    targets = with_followers(chosen(args))
     if args.interactive:
-        outcomes = act_one_by_one(args, chosen(args), lambda target: _ask_first(target, args), "cancelled")
+        outcomes = act_one_by_one(args, targets, lambda target: _ask_first(target, args), "cancelled")
     else:
-        outcomes = cancel(with_followers(chosen(args)), args.save)
+        outcomes = cancel(targets, args.save)
         print_outcomes(args, outcomes, "cancelled")
     if args.wait:
         outcomes = _wait(outcomes, args.json)

@@ -246,7 +246,7 @@ class EvaluationConfig(StrictModel):
     training: PathOrKeys
     perplexity: PerplexityConfig
     lm_eval: LmEvalConfig
-    converted: Line
+    converted: Line | None
     results: Line | None
     processes: Whole | None = Field(ge=1)
     cpus_per_task: Whole | None = Field(ge=1)

@@ -114,7 +114,15 @@ def with_followers(targets: Sequence[LaunchStatus]) -> list[LaunchStatus]:
         if directory not in known and directory.name.isdecimal():
             with contextlib.suppress(UserError):  # it was removed since
                 launches.append(read_launch(directory.parents[1], int(directory.name)))
-    return [*targets, *(status for status in poll(adopt(launches)) if status.state is State.PENDING)]
+    return [*targets, *filter(_waits_for_chain, poll(adopt(launches)))]
+
+
+def _waits_for_chain(target: LaunchStatus) -> bool:
+    """Return True if a stage's first job waits, also if a further one looks at a checkpoint just now."""
+    if target.chain is None or target.launch is None:
+        return target.state is State.PENDING
+    first = target.chain.jobs.get(target.launch.manifest.job_id or "")
+    return first is not None and first.state is State.PENDING
 
 
 def _without_live_job(target: LaunchStatus) -> Outcome | None:

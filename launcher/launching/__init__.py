@@ -356,11 +356,21 @@ def _keep(paths: LaunchPaths, manifest: Manifest) -> None:
         write_manifest(paths.directory, manifest)
 
 
+# Commands that read the checkpoints of a run, by the stages that do so behind a training.
+_VERBS = {"conversion": "convert", "evaluation": "evaluate"}
+
+
 def _after(stage_before: _Ready, before: Launched, stage: _Ready, error: UserError) -> UserError:
     """Return the error of a stage with what to do, since the previous stage is a job already."""
     job_id, (name, _, phase) = str(before.manifest.job_id), stage.stage.partition(".")
     again = f"the same command with stages=[{name}]{f' {name}.phase={phase}' if phase else ''}"
-    if stage_before.is_chain:  # its later links are not known yet
+    if stage.draft.plan.job.every is not None:  # it counts the checkpoints of a training before it
+        again += f" {name}.every=null"
+    trained = [config.training for config in stage.draft.composition.before if config.training is not None]
+    if name in _VERBS and trained:  # by itself the stage knows no checkpoints, and there are none yet
+        run = trained[-1].run.name
+        then = f"once this is mended, and {run} is done: slipway {_VERBS[name]} {run} --on-cluster"
+    elif stage_before.is_chain:  # its later links are not known yet
         then = f"once this is mended, and {before.manifest.run} is done: {again}"
     else:
         dependency = shlex.quote(stage.depending_on(stage_before, [job_id]))

@@ -68,10 +68,10 @@ class Evidence:
         return self.status.state.is_final
 
 
+# --- the files that a job writes
+
 # Beside its prefix.
 _SUFFIXES = (".bin", ".idx")
-
-
 # The record in the output of a conversion, which is there once the output is whole.
 _CONVERTED = "conversion.json"
 _STEP = "{step}"
@@ -116,6 +116,8 @@ def _prepared_files(config: Mapping[str, Any]) -> list[Path] | None:
     data = [Path(f"{name}{suffix}") for name in prefixes for suffix in _SUFFIXES]
     return [*data, Path(f"{prefix}.manifest.json")]
 
+
+# --- what a launch left behind
 
 _ERROR_LOG = "nemo_error_log.txt"
 _RANK_LOG = re.compile(r"nemo_log_globalrank-(\d+)_")

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from launcher.config.schema import RunConfig
 from launcher.config.stage_schema import CommandConfig
@@ -17,7 +17,7 @@ from launcher.stages import common
 from launcher.stages.common import WITHOUT_GPUS, whole_path
 from launcher.stages.containers import container
 
-STAGE = "command"
+STAGE: Final = "command"
 
 
 def with_own_container(config: RunConfig) -> RunConfig:
@@ -38,7 +38,9 @@ def command_job(config: RunConfig, command: CommandConfig, paths: LaunchPaths) -
     own = config.stage_cluster.get("command", {})
     cluster = config.cluster.model_copy(update=_changes(command, own))
     common.check_names("command.env_vars", command.env_vars)
-    variables = {**common.environment(config), **command.env_vars}
+    on_cpus = command.gpus_per_node == 0
+    shared = common.cpu_environment(config, STAGE) if on_cpus else common.environment(config)
+    variables = {**shared, **command.env_vars}
     written = [Path(whole_path(path, "command.writable")) for path in command.writable]
     job = Job(
         stage=STAGE,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +189,16 @@ def gpus_in_words(gpus: int, gres: str | None) -> tuple[int | None, str | None]:
         return gpus or None, gres
     others = [part for part in parts if not _OF_GPUS.fullmatch(part)]
     return None, ",".join([f"{kinds[0]}:{gpus}", *others] if gpus else others) or None
+
+
+def with_gpu_per_task(requested: Resources) -> Resources:
+    """Return a request for a GPU for each task: a small job does not need the whole node."""
+    if requested.gpus_per_task is not None:
+        return requested
+    gpus, gres = gpus_in_words(requested.tasks_per_node, requested.gres)
+    return replace(
+        requested, gpus_per_node=gpus if requested.gpus_per_node else None, gres=gres, exclusive=False
+    )
 
 
 def queue(cluster: ClusterConfig, run: RunConfigNode) -> Queue:

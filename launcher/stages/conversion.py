@@ -8,11 +8,12 @@ from typing import Any, Final
 
 from launcher.config.schema import RunConfig
 from launcher.config.stage_schema import ConversionConfig, TrainedRun, TrainingConfig
-from launcher.errors import UserError
+from launcher.errors import UserError, shown
 from launcher.plan import Chain, Job, Payload
 from launcher.runs.paths import LaunchPaths
 from launcher.stages import common
 from launcher.stages.checkpoint_source import (
+    STEP,
     checkpoints_of,
     directory_of,
     required_source,
@@ -66,6 +67,7 @@ def conversion_job(config: RunConfig, conversion: ConversionConfig, paths: Launc
             also=("engine",),
             hint="engine=nemo, or conversion=huggingface",
         )
+    _check_every(conversion, config.engine)
     output = directory_of(Path(node["output"]))
     writable = {
         Path(config.base_results_dir): "base_results_dir",
@@ -95,6 +97,27 @@ def conversion_job(config: RunConfig, conversion: ConversionConfig, paths: Launc
         chain=Chain(exclude_hours=config.resilience.exclude_hours),
         directories=(output,),
     )
+
+
+def _check_every(conversion: ConversionConfig, engine: str) -> None:
+    """Refuse a repeated conversion that would find nothing, or write each result onto the one before."""
+    every = conversion.every
+    if every is None:
+        return
+    if engine != "megatron":
+        raise UserError(
+            f"conversion.every={every}: checkpoints of engine={engine} are not converted one by one",
+            key="conversion.every",
+            also=("engine",),
+            hint="conversion.every=null: the newest one, after the training",
+        )
+    if STEP not in conversion.output:
+        raise UserError(
+            f"conversion.output={shown(conversion.output)}: with conversion.every={every} it needs {STEP}",
+            key="conversion.output",
+            also=("conversion.every",),
+            hint=f"conversion.output={conversion.output.rstrip('/')}/step-{STEP}",
+        )
 
 
 def _node(conversion: ConversionConfig) -> dict[str, Any]:

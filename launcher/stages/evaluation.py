@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from launcher.config.schema import RunConfig, parse
 from launcher.config.stage_schema import ConversionConfig, EvaluationConfig, TrainerNode, TrainingConfig
 from launcher.errors import UserError
-from launcher.plan import Chain, Job, Payload, Resources
+from launcher.plan import Chain, Job, Payload
 from launcher.runs.paths import LaunchPaths
 from launcher.stages import common
 from launcher.stages.checkpoint_source import (
+    STEP,
     checkpoints_of,
     directory_of,
     required_source,
@@ -57,7 +58,7 @@ def behind_training(
 
 def behind_conversion(evaluation: EvaluationConfig, conversion: ConversionConfig) -> EvaluationConfig:
     """Return an evaluation of the model that the conversion before it writes."""
-    if conversion.to != "huggingface":
+    if conversion.to != "huggingface" or evaluation.converted is not None:
         return evaluation
     return evaluation.model_copy(update={"converted": conversion.output})
 
@@ -68,7 +69,8 @@ def evaluation_job(config: RunConfig, evaluation: EvaluationConfig, paths: Launc
     Raises
     ------
     UserError
-        If nothing says what to evaluate or how it was trained, or our trainer cannot read it.
+        If nothing says what to evaluate or how it was trained, our trainer cannot read it, or its nodes do
+        not share the tasks evenly.
     """
     if config.engine != "megatron":
         raise UserError(
@@ -81,14 +83,11 @@ def evaluation_job(config: RunConfig, evaluation: EvaluationConfig, paths: Launc
     trainer = parse(TrainerNode, training["trainer"], f"{STAGE}.training.trainer")
     on_gpus = _runs_on_gpus(node, training)
     node["lm_eval"]["device"] = node["lm_eval"]["device"] or ("cuda" if on_gpus else "cpu")
-    processes = evaluation.processes or _processes(node, training["model"])
-    per_node = min(processes, trainer.devices)
+    nodes, tasks = _tasks(evaluation.processes, _processes(node, training["model"]), trainer.devices)
     cluster = config.cluster if on_gpus else common.cpu_cluster(config, STAGE, cores=None)
     cores = evaluation.cpus_per_task or cluster.cpus_per_task or _CORES
     cluster = cluster.model_copy(update={"cpus_per_task": cores})
-    requested = common.resources(
-        cluster, evaluation.run, nodes=math.ceil(processes / per_node), tasks=per_node
-    )
+    requested = common.resources(cluster, evaluation.run, nodes=nodes, tasks=tasks)
     outputs = tuple(dict.fromkeys([Path(node["results"]), directory_of(Path(node["converted"]))]))
     writable = {
         Path(config.base_results_dir): "base_results_dir",
@@ -98,7 +97,7 @@ def evaluation_job(config: RunConfig, evaluation: EvaluationConfig, paths: Launc
     return Job(
         stage=STAGE,
         engine=config.engine,
-        resources=_as_many_gpus(requested) if on_gpus else requested,
+        resources=common.with_gpu_per_task(requested) if on_gpus else requested,
         queue=common.queue(cluster, evaluation.run),
         payload=Payload(
             argv=(
@@ -124,6 +123,7 @@ def _node(evaluation: EvaluationConfig, paths: LaunchPaths) -> dict[str, Any]:
     node = evaluation.model_dump(exclude={"run", "training", "processes", "cpus_per_task"})
     node["source"] = required_source(evaluation.source, STAGE)
     node["results"] = evaluation.results or str(paths.evaluations)
+    node["converted"] = evaluation.converted or f"{evaluation.run.results_dir}/huggingface/step-{STEP}"
     for key in _PATHS:
         node[key] = str(Path(node[key]).absolute())
     steps = node["step"]
@@ -183,14 +183,20 @@ def _processes(node: Mapping[str, Any], model: Mapping[str, Any]) -> int:
     return math.prod(size if isinstance(size, int) else 1 for size in sizes)
 
 
-def _as_many_gpus(requested: Resources) -> Resources:
-    """Return a request for a GPU for each task: a small job does not need the whole node."""
-    if requested.gpus_per_task is not None:
-        return requested
-    gpus, gres = common.gpus_in_words(requested.tasks_per_node, requested.gres)
-    return replace(
-        requested, gpus_per_node=gpus if requested.gpus_per_node else None, gres=gres, exclusive=False
-    )
+def _tasks(processes: int | None, replica: int, devices: int) -> tuple[int, int]:
+    """Return the nodes, and the tasks of each, for a number of processes; None is one copy of the model."""
+    total = processes or replica
+    nodes = -(-total // devices)
+    if total % nodes:
+        key = f"{STAGE}.processes"
+        even = (n for n in itertools.count(total) if n % replica == 0 and n % -(-n // devices) == 0)
+        raise UserError(
+            f"{key}={total}: {nodes} nodes of {devices} processes do not share them evenly",
+            key=key,
+            also=(f"{STAGE}.perplexity.layout",),
+            hint=f"{key}={next(even)}",
+        )
+    return nodes, total // nodes
 
 
 def _readable(

@@ -81,10 +81,11 @@ def nemo_conversion_job(
         paths.run_dir: f"{_STAGE}.run.results_dir",
         output: f"{_STAGE}.output",
     }
+    requested = common.resources(config.cluster, conversion.run, nodes=nodes, tasks=tasks // nodes)
     return Job(
         stage=_STAGE,
         engine="nemo",
-        resources=common.resources(config.cluster, conversion.run, nodes=nodes, tasks=tasks // nodes),
+        resources=common.with_gpu_per_task(requested),
         queue=common.queue(config.cluster, conversion.run),
         payload=Payload(
             argv=(

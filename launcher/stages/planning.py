@@ -69,6 +69,7 @@ def _first_double(directories: list[Path]) -> Path:
 
 def _apart(config: RunConfig) -> list[RunConfig]:
     """Return one configuration for each requested stage."""
+    _check_every(config)
     if len(config.stages) == 1:
         return [config]
     _check_order(config)
@@ -88,19 +89,19 @@ def _apart(config: RunConfig) -> list[RunConfig]:
 
 def _behind(config: RunConfig, nodes: Mapping[str, Any], before: Sequence[str], stage: str) -> Any:
     """Return the node of a stage, with what it takes from the stages before it."""
-    node, training = nodes[stage], config.training
-    if node is None or training is None:
+    node, training = nodes[stage], config.training if "training" in before else None
+    if node is None:
         return node
-    if stage == CONVERSION and "training" in before:
-        return conversion_behind_training(node, training, _training_paths(config, training))
-    if stage == EVALUATION and "training" in before:
-        node = evaluation_behind_training(node, config, training, _training_paths(config, training))
+    if stage == CONVERSION and training is not None:
+        return conversion_behind_training(node, training, training_paths(config, training))
+    if stage == EVALUATION and training is not None:
+        node = evaluation_behind_training(node, config, training, training_paths(config, training))
     if stage == EVALUATION and CONVERSION in before and config.conversion is not None:
         node = evaluation_behind_conversion(node, config.conversion)
     return node
 
 
-def _training_paths(config: RunConfig, training: TrainingConfig) -> LaunchPaths:
+def training_paths(config: RunConfig, training: TrainingConfig) -> LaunchPaths:
     """Return the paths of the training's first launch: those of its run are all that a later stage needs."""
     return common.launch_paths("training", training.run, config.cluster, number=1)
 
@@ -122,17 +123,29 @@ def _check_order(config: RunConfig) -> None:
             also=("cluster.scheduler",),
             hint="one after the other: " + ", then ".join(f"stages=[{stage}]" for stage in stages),
         )
-    if config.resilience.submit == "launch" and "training" in stages:
-        for stage in stages[stages.index("training") + 1 :]:
-            every = getattr(getattr(config, stage), "every", None)
-            if every is not None:
-                raise UserError(
-                    f"{stage}.every={every}: the nodes submit its jobs, and resilience.submit=launch says"
-                    " that they have no sbatch",
-                    key=f"{stage}.every",
-                    also=("resilience.submit",),
-                    hint=f"{stage}.every=null: once, after the training",
-                )
+
+
+def _check_every(config: RunConfig) -> None:
+    """Refuse a stage after each n-th checkpoint where no training makes them, or nobody can submit it."""
+    for position, stage in enumerate(config.stages):
+        key, every = f"{stage}.every", getattr(getattr(config, stage), "every", None)
+        if every is None:
+            continue
+        if "training" not in config.stages[:position]:
+            raise UserError(
+                f"{key}={every}: there is no training before it, whose checkpoints it would count",
+                key=key,
+                also=("stages",),
+                hint=f"{key}=null, or stages=[training,{stage}]",
+            )
+        if config.resilience.submit == "launch":
+            raise UserError(
+                f"{key}={every}: the nodes submit its jobs, and resilience.submit=launch says"
+                " that they have no sbatch",
+                key=key,
+                also=("resilience.submit",),
+                hint=f"{key}=null: once, after the training",
+            )
 
 
 def _launch_paths(config: RunConfig, number: int) -> LaunchPaths:

@@ -56,7 +56,6 @@ def given_up(yard: Yard, run: str) -> None:
     """A chain that gets nowhere: there is nothing for a stage to do."""
     follow(yard, run, "exit 1\n", "resilience.links=9", "resilience.max_failures=2")
     both_over(yard, run)
-    yard.said[run] = yard.slipway("status", AFTER.format(run))
 
 
 def used_up(yard: Yard, run: str) -> None:
@@ -70,7 +69,7 @@ def called_off(yard: Yard, run: str) -> None:
     follow(yard, run, "((link > 1)) || { save 1; exit 1; }\nbe_deaf\n", "resilience.links=9")
     yard.until_ready(run, 2)
     yard.until("the third link waits", lambda: len(yard.links(run)) == 3, run)
-    yard.said[run] = yard.slipway("cancel", run)
+    yard.slipway("cancel", run)
     both_over(yard, run)
 
 
@@ -109,7 +108,7 @@ exec $real "$@"
 
 
 def without_commands(yard: Yard, run: str) -> None:
-    """Nodes without sbatch, scancel and scontrol: all links are submitted at launch."""
+    """Nodes without sbatch and scancel: all links are submitted at launch."""
     folder = yard.directory / "commandless-programs"
     for name in ("sbatch", "scancel"):
         write_programs(folder, {name: NO_COMMANDS})
@@ -150,7 +149,6 @@ def repeated(yard: Yard, run: str) -> None:
     yard.until_ready(run, 2)
     (work / "go.3").touch()
     yard.until("two further ones are counted", lambda: '"checkpoint": 7' in counted(yard, after), run)
-    yard.said[run] = yard.slipway("status", after)
     (work / "go.all").touch()
     (work / "go.4").touch()
     both_over(yard, run)

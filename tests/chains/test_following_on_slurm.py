@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from launcher.runs.provenance import user
 from tests.chains.chain_yard import Yard
 from tests.chains.following_scenarios import AFTER
 
@@ -50,7 +51,7 @@ def test_status_names_the_chain_that_a_stage_waits_for(chains: Any) -> None:
     [
         ("given_up", "CANCELLED", "2 links in a row ended without a new checkpoint"),
         ("used_up", "CANCELLED", "its tasks failed"),
-        ("called_off", "CANCELLED", "by "),
+        ("called_off", "CANCELLED", f"by {user()}"),
         ("called_off_waiting", "FAILED", "called_off_waiting, which it waited for, is not done"),
     ],
 )

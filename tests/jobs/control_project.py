@@ -118,8 +118,8 @@ def wait_until(condition: Callable[[], object]) -> None:
         time.sleep(0.05)
 
 
-def manifest_of(name: str, number: int) -> None:
-    """Leave launch `number` of a run here, as one that became the job of that number."""
+def manifest_of(name: str, number: int) -> Path:
+    """Leave launch `number` of a run here, as one that became the job of that number; return where it is."""
     directory = Path("results") / name / "launches" / str(number)
     directory.mkdir(parents=True)
     manifest = Manifest(
@@ -143,3 +143,4 @@ def manifest_of(name: str, number: int) -> None:
         job_id=str(number),
     )
     write_manifest(directory, manifest)
+    return directory.absolute()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -14,9 +14,10 @@ from control_project import manifest_of
 from launcher.cli.app import main
 from launcher.errors import UserError
 from launcher.jobs import acting
-from launcher.schedulers.base import JobRef, JobStatus, NoAnswer
+from launcher.schedulers.base import ChainJobs, JobRef, JobStatus, NoAnswer
 from launcher.slurm.job_actions import one_by_one
 from launcher.slurm.states import State
+from supervisor.following import NAME, Stage, Stages, to_json
 
 Capsys = pytest.CaptureFixture[str]
 
@@ -143,3 +144,27 @@ def test_asked_first(
     assert main(["cancel", "-i", "a"]) == 0
     assert "cancel job 1 of a (launch 1), RUNNING on n[1-2] for 00:10:00? [y/N]" in capsys.readouterr().err
     assert [job for _, job in scheduler.acts] == acts
+
+
+@pytest.mark.parametrize("words", [["cancel", "a"], ["cancel", "-i", "a"]])
+@pytest.mark.parametrize("is_repeated", [False, True])
+def test_stage_that_waits_for_a_chain_is_cancelled_with_it(
+    scheduler: FakeScheduler,
+    capsys: Capsys,
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    is_repeated: bool,
+) -> None:
+    """Also one that looks at a checkpoint just now: its first job waits for the chain."""
+    chain, stage = manifest_of("a", 1), manifest_of("after", 2)
+    (chain / NAME).write_text(to_json(Stages(after=(Stage("after", str(stage), "tag"),))))
+    first = replace(RUNNING, chain=ChainJobs(1, 1, {"1": RUNNING}))
+    jobs = {"2": PENDING, "3": RUNNING}
+    further = replace(RUNNING, chain=ChainJobs(2, 2, jobs, (1, 2), is_repeated=True))
+    scheduler.table = {"1": [first], "2": [further if is_repeated else PENDING]}
+    terminal = io.StringIO("y\ny\n")
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr("sys.stdin", terminal)
+    assert main(words) == 0
+    acts = [job for _, job in scheduler.acts]
+    assert sorted(acts) == (["1", "2", "3"] if is_repeated else ["1", "2"])

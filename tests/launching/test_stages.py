@@ -189,6 +189,29 @@ def test_refused_stage_after_a_chain_is_launched_again_when_that_is_done(
 
 
 @pytest.mark.parametrize(
+    ("stage", "words", "refused", "advice"),
+    [
+        ("conversion", [], "gpt3_tiny_conversion", "slipway convert gpt3_tiny --on-cluster"),
+        ("evaluation", [], "gpt3_tiny_evaluation", "slipway evaluate gpt3_tiny --on-cluster"),
+        (
+            "command",
+            ["command.argv=[true]", "command.every=2"],
+            "results/command/",
+            "the same command with stages=[command] command.every=null",
+        ),
+    ],
+)
+def test_refused_stage_that_reads_checkpoints_is_launched_again_by_what_works_alone(
+    tmp_path: Path, slurm: FakeSlurm, stage: str, words: list[str], refused: str, advice: str
+) -> None:
+    slurm.refuse(refused)
+    with pytest.raises(UserError) as raised:
+        request = Request(overrides(tmp_path, f"stages=[training,{stage}]", "resilience.links=3", *words), [])
+        launch_stages(drafts(request), request)
+    assert str(raised.value.hint).splitlines()[-1] == f"once this is mended, and gpt3_tiny is done: {advice}"
+
+
+@pytest.mark.parametrize(
     ("more", "words"),
     [
         (["stages=[data_preparation,training,training]"], "a stage is named twice"),

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from pathlib import Path
 
 import pytest
 import yaml
 
 from launcher.checks.gathering.checkpoints import Marked
+from launcher.checks.gathering.path_resolver import PathResolver
 from launcher.cli.app import main
 from launcher.config.compose import compose
 from launcher.drafting import Request, drafts
@@ -76,6 +79,27 @@ def test_a_source_of_its_own_is_not_the_trainings() -> None:
     assert node.stage_config["conversion"]["model"] is None
 
 
+def test_a_model_that_the_user_names_is_evaluated_in_place_of_the_conversions() -> None:
+    node = jobs(ALL, "training=gpt3/tiny", "evaluation.converted=/own/step-{step}")["evaluation"].stage_config
+    assert node is not None
+    assert node["evaluation"]["converted"] == "/own/step-{step}"
+
+
+def test_a_conversion_without_a_training_gives_its_model_to_the_evaluation() -> None:
+    config = compose(
+        ["stages=[conversion,evaluation]", "cluster=bcm", "conversion.source=/x", "evaluation.source=/x"]
+    ).config
+    *_, evaluation = by_stage(config)
+    assert evaluation.evaluation is not None and config.conversion is not None
+    assert evaluation.evaluation.converted == config.conversion.output
+
+
+def test_an_evaluation_by_itself_converts_into_its_own_run() -> None:
+    node = jobs("stages=[training,evaluation]", "training=gpt3/tiny")["evaluation"].stage_config
+    assert node is not None
+    assert node["evaluation"]["converted"] == "/r/gpt3_tiny_evaluation/huggingface/step-{step}"
+
+
 def test_a_conversion_takes_one_task_without_gpus() -> None:
     job = jobs("stages=[conversion]", "cluster=p5", IMAGE, "conversion.source=/s/checkpoints")["conversion"]
     requested = job.resources
@@ -99,6 +123,7 @@ def test_a_conversion_takes_one_task_without_gpus() -> None:
         ([], (1, 8), 8),
         (["evaluation.perplexity.layout.tensor=2"], (1, 2), 2),
         (["evaluation.perplexity.layout={tensor: 8, pipeline: 2}"], (2, 8), 8),
+        (["evaluation.perplexity.layout={tensor: 4, pipeline: 3}"], (2, 6), 6),
         (["evaluation.processes=4"], (1, 4), 4),
         (["evaluation.perplexity.enabled=False"], (1, 1), 1),
         (["evaluation.perplexity.enabled=False", "evaluation.lm_eval.device=cpu"], (1, 1), None),
@@ -149,6 +174,23 @@ def test_values_of_lm_eval_reach_the_job_as_it_takes_them() -> None:
         (["stages=[conversion]", "conversion=hugingface"], "huggingface"),
         (["stages=[training,evaluation]", "training=gpt3/126m", "engine=nemo"], "our own trainer evaluates"),
         (["stages=[evaluation]", "evaluation.training=3"], "expected the path of a YAML file"),
+        (
+            ["stages=[training,conversion]", "engine=megatron_lm", "conversion.every=2"],
+            "conversion.every=2: checkpoints of engine=megatron_lm",
+        ),
+        (
+            ["stages=[training,conversion]", "conversion.every=2", "conversion.output=/x/model"],
+            "conversion.output='/x/model': with conversion.every=2 it needs {step}",
+        ),
+        (
+            ["stages=[conversion]", "conversion.source=/x", "conversion.every=2"],
+            "conversion.every=2: there is no training before it",
+        ),
+        (
+            ["stages=[conversion,training]", "conversion.source=/x", "conversion.every=2"],
+            "conversion.every=2: there is no training before it",
+        ),
+        (["stages=[training,evaluation]", "evaluation.processes=9"], "evaluation.processes=9: 2 nodes"),
     ],
 )
 def test_mistakes_name_the_key(words: list[str], message: str) -> None:
@@ -265,3 +307,25 @@ def test_an_output_of_another_conversion_is_refused_before_the_launch(
         (output / "conversion.json").write_text(json.dumps({"made_of": record}))
     assert main(["convert", str(trained), "--output", str(output)]) == 2
     assert f"something else is there ({difference})" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("page", ["conversion", "evaluation"])
+def test_commands_of_the_pages_can_be_planned(page: str, repository: Path) -> None:
+    text = (repository / "docs" / f"{page}.md").read_text()
+    commands = re.findall(r"^slipway launch (stages=.*)$", text, re.MULTILINE)
+    assert commands
+    for command in commands:
+        planned = drafts(Request(shlex.split(command), ["slipway", "launch"]))
+        assert {draft.plan.job.engine for draft in planned} == {"megatron"}
+
+
+def test_directories_of_what_goes_before_are_named_by_their_keys() -> None:
+    words = [ALL, "engine=megatron", "cluster=bcm", "base_results_dir=/r", "data_dir=/d"]
+    words += ["conversion.output=/c/step-{step}", "evaluation.results=/e"]
+    words += ["+training.exp_manager.checkpoint_callback_params.dirpath=/k", "training=gpt3/126m"]
+    _, conversion, evaluation = drafts(Request(words, ["slipway", "launch"]))
+    assert conversion.directory_key(Path("/c")) == "conversion.output"
+    assert evaluation.directory_key(Path("/e")) == "evaluation.results"
+    assert PathResolver(conversion).comes_later(Path("/k/step-4")), "checkpoints of the training"
+    assert PathResolver(evaluation).comes_later(Path("/c/step-4"))
+    assert not PathResolver(conversion).comes_later(Path("/c/step-4"))

@@ -135,6 +135,21 @@ def test_image_of_a_command_is_its_own(tmp_path: Path) -> None:
     assert images["none"] is None
 
 
+def test_container_without_gpus_asks_for_no_driver() -> None:
+    name, image = "NVIDIA_VISIBLE_DEVICES", "container=/apps/x.sqsh"
+    assert job(image, "command.gpus_per_node=0").environment[name] == "void"
+    assert name not in job(image, "command.gpus_per_node=null").environment
+    assert name not in job("container=null", "command.gpus_per_node=0").environment
+    assert job(image, "command.gpus_per_node=0", f"command.env_vars.{name}=all").environment[name] == "all"
+
+
+def test_writable_directory_is_named_by_its_key(tmp_path: Path) -> None:
+    words = ["stages=[command]", "cluster=bcm", "command.argv=[true]", "command.writable=[/x/]"]
+    words += [f"base_results_dir={tmp_path}", "data_dir=/d"]
+    planned = draft(Request(words, ["slipway", "launch"]))
+    assert planned.directory_key(Path("/x")) == "command.writable"
+
+
 def found(*overrides: str) -> list[tuple[str, bool]]:
     composition = compose(["stages=[command]", "cluster=local", "container=null", *overrides])
     facts = path_facts(Draft(composition, plan_launch(composition.config, number=1, tag="tag")))

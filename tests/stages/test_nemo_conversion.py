@@ -47,6 +47,7 @@ def test_job_has_the_gpus_of_one_replica(
 ) -> None:
     planned = job(*TRAINED, f"training={training}")
     assert (planned.resources.nodes, planned.resources.tasks_per_node) == (nodes, tasks)
+    assert (planned.resources.gpus_per_node, planned.resources.exclusive) == (tasks, False)
     assert (planned.engine, planned.stage) == ("nemo", "conversion")
     assert arguments(planned) == {
         "--nemo-path": "/opt/NeMo",
@@ -95,7 +96,7 @@ def test_decoder_of_a_t5_begins_at_its_stage() -> None:
         ([*ALONE, "conversion=safetensors", "conversion.model_type=gpt"], "conversion.to=safetensors"),
         ([*ALONE, "conversion=huggingface", "conversion.model_type=gpt"], "conversion.model=null"),
         ([*TRAINED[:1], "conversion=huggingface", "training=t5/220m"], "its model_type is none of theirs"),
-        ([*ALONE, "conversion.model_type=gpt", "conversion.every=5"], "conversion.every=5"),
+        ([*TRAINED, "training=gpt3/126m", "conversion.every=5"], "conversion.every=5"),
         ([*ALONE, "conversion.model_type=gpt", "conversion.check.enabled=True"], "conversion.check.enabled"),
         ([*TRAINED[:1], "conversion=huggingface", "training=gpt3/126m"], "model.normalization="),
         ([*ALONE, "engine=megatron"], "engine=megatron has no NeMo"),

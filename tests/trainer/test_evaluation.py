@@ -9,20 +9,29 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.trainer.conftest import REPOSITORY, environment, free_port
+from tests.trainer.conftest import REPOSITORY, edited, environment, free_port
+from tests.trainer.conversion.checkpoints import write_checkpoint
+from tests.trainer.conversion.test_conversion_faults import GPT2
+from tests.trainer.parity.test_parity import FAMILIES
+from trainer.checkpoint.store import Checkpoint
 from trainer.config.load import flatten
 from trainer.config.settings import read_settings
 from trainer.conversion.convert import convert
 from trainer.conversion.spec import read_conversion
 from trainer.data.heldout import heldout_windows
 from trainer.data.training_data import find_indices, open_heldout
-from trainer.errors import UserError
+from trainer.errors import DivergedError, UserError
+from trainer.evaluation import __main__ as program
+from trainer.evaluation.harness import Outcome
+from trainer.evaluation.results import Results
 from trainer.evaluation.spec import read_evaluation
+from trainer.world import World
 
 pytestmark = pytest.mark.trainer
 
@@ -204,11 +213,127 @@ def test_tasks_are_measured_on_models_that_are_converted_on_the_way(evaluate: Ev
     assert said.codes == [0], said.stderr
     again = evaluate.result(4, "both")
     assert again["provenance"]["lm_eval"]["letters"]["documents"] == {"letters": 2}
-    assert set(again["provenance"]["lm_eval"]) == {"letters"}
+    # The other file's metrics are its own, and stay.
+    assert set(again["provenance"]["lm_eval"]) == {"letters", files[1]}
+    assert again["lm_eval"]["sentence"] == results[4]["lm_eval"]["sentence"]
+    assert again["provenance"]["lm_eval"][files[1]]["documents"] == {"sentence": 1}
     assert again["perplexity"] == results[4]["perplexity"]
     said = evaluate({**both, "step": 6, "lm_eval": {"tasks": files, "batch_size": 4}})
     assert said.codes == [0]
     assert said.stdout.count("there already") == 3
+
+
+def test_group_goes_with_its_metrics_when_a_member_is_measured_again(tmp_path: Path) -> None:
+    checkpoint, results = write_checkpoint(tmp_path / "checkpoints", GPT2), Results(tmp_path / "results", "t")
+
+    def add(request: str, metrics: dict[str, float], limit: int | None = None) -> dict[str, Any]:
+        conditions, documents = {"limit": limit}, {name: 2 for name in metrics if name != request}
+        item = {"conditions": conditions, "metrics": list(metrics), "documents": documents or {request: 2}}
+        values = {name: {"acc": value} for name, value in metrics.items()}
+        path = results.add_lm_eval(checkpoint, values, {request: item}, {})
+        return dict(json.loads(path.read_text()))
+
+    add("other", {"other": 0.5})
+    group = add("group", {"group": 0.3, "inner": 0.3, "a": 0.2, "b": 0.4})
+    member = add("a", {"a": 0.2}, limit=2)
+    assert member["lm_eval"] == {"other": {"acc": 0.5}, "a": {"acc": 0.2}}
+    assert set(member["provenance"]["lm_eval"]) == {"other", "a"}
+    kept = sorted((results.directory / "earlier").iterdir())
+    assert [json.loads(path.read_text()) for path in kept] == [group]
+    # The same value under other conditions is another result.
+    add("a", {"a": 0.2}, limit=4)
+    assert len(list((results.directory / "earlier").iterdir())) == 2
+    add("a", {"a": 0.2}, limit=4)
+    assert len(list((results.directory / "earlier").iterdir())) == 2
+
+
+def test_same_loss_under_other_conditions_keeps_the_earlier_file(tmp_path: Path) -> None:
+    checkpoint, results = write_checkpoint(tmp_path / "checkpoints", GPT2), Results(tmp_path / "results", "t")
+    for count, windows in enumerate((8, 16, 16)):
+        results.add_perplexity(checkpoint, {"loss": 2.5}, {"conditions": {"windows": windows}}, {})
+        assert len(list(results.directory.glob("earlier/*"))) == min(count, 1)
+
+
+def test_conditions_tell_data_of_the_same_path_and_other_seeds_apart(tmp_path: Path) -> None:
+    for suffix in ("bin", "idx"):
+        (tmp_path / f"data.{suffix}").write_text("x")
+    keys = {
+        **FAMILIES["gpt2"],
+        "exp_manager.explicit_log_dir": "/x",
+        "model.data.data_prefix": [str(tmp_path / "data")],
+        "model.override_vocab_size": 304,
+    }
+    perplexity = read_evaluation({"source": "/s", "results": "/r"}).perplexity
+    assert perplexity is not None
+
+    def conditions(seed: int) -> dict[str, Any]:
+        settings = read_settings(flatten(edited({**keys, "model.seed": seed})))
+        return json.loads(json.dumps(program._conditions(settings, perplexity, 8)))
+
+    first = conditions(1)
+    assert conditions(1) == first
+    assert conditions(2) != first
+    (tmp_path / "data.bin").write_text("y")
+    assert conditions(1) != first
+
+
+def test_every_leaves_out_what_cannot_be_measured_and_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Only the library's part stands in: it has its own tests.
+    models: list[Path] = []
+
+    class Recorder:
+        def __init__(self, harness: Any) -> None: ...
+
+        def measure(self, model: Path, tasks: list[str]) -> Outcome:
+            models.append(model)
+            item = {"conditions": {}, "metrics": tasks, "documents": {}}
+            return Outcome({name: {"acc": 1.0} for name in tasks}, dict.fromkeys(tasks, item))
+
+    monkeypatch.setattr(program.harness, "Tasks", Recorder)
+    caplog.set_level("WARNING", "trainer")
+    caplog.clear()
+    monkeypatch.setattr(program.logs.LOGGER, "propagate", True)
+    checkpoints = [write_checkpoint(tmp_path / "checkpoints", GPT2, step=step) for step in (2, 4)]
+    shard = next(checkpoints[0].path.glob("*.distcp"))
+    shard.write_bytes(shard.read_bytes()[:-1] + b"?")
+    node = {
+        "source": str(tmp_path / "checkpoints"),
+        "results": str(tmp_path / "results"),
+        "converted": str(tmp_path / "model-{step}"),
+        "perplexity": {"enabled": False},
+        "lm_eval": {"tasks": ["letters"]},
+    }
+
+    def run(**keys: Any) -> None:
+        evaluation = read_evaluation({**node, **keys})
+        program._run(program._Run(evaluation, {"model": {}}, {}, World(0, 1, 0, 1, "", 0)))
+
+    with pytest.raises(UserError, match="is damaged"):
+        run(step=[2, 4])
+    run(every=1)
+    assert models == [tmp_path / "model-4"]
+    assert "step 2 is left out: " in caplog.text
+
+
+def test_loss_that_is_not_finite_ends_no_other_checkpoints_measurement(tmp_path: Path) -> None:
+    checkpoints = [write_checkpoint(tmp_path, GPT2, step=step) for step in (2, 4)]
+
+    class Diverging:
+        def measure(self, checkpoint: Checkpoint) -> SimpleNamespace:
+            if checkpoint.marker.step == 2:
+                raise DivergedError("the held-out loss is nan")
+            return SimpleNamespace(checkpoint=checkpoint)
+
+    def measured(skips_damaged: bool) -> list[int]:
+        evaluation: Any = Diverging()
+        every = program._measure_all(evaluation, checkpoints, skips_damaged, lambda _: False)
+        return [item.checkpoint.marker.step for item in every]
+
+    assert measured(skips_damaged=True) == [4]
+    with pytest.raises(DivergedError):
+        measured(skips_damaged=False)
 
 
 def test_mistakes_about_tasks_name_the_key(evaluate: Evaluator, tasks: Path, tmp_path: Path) -> None:

@@ -14,11 +14,11 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainer import errors, failures, logs, requirements
 from trainer.checkpoint.files import file_checksum
@@ -28,6 +28,7 @@ from trainer.config.check import check_keys
 from trainer.config.load import flatten, load_config
 from trainer.config.settings import Settings
 from trainer.config.t5 import is_t5
+from trainer.data import identity
 from trainer.device import make_deterministic, prepare_environment
 from trainer.evaluation import harness
 from trainer.evaluation.results import Results
@@ -41,6 +42,9 @@ from trainer.evaluation.spec import (
 )
 from trainer.report.provenance import packages
 from trainer.world import World
+
+if TYPE_CHECKING:
+    from trainer.evaluation.perplexity import HeldOutEvaluation, Measured
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -138,11 +142,16 @@ def _run(run: _Run) -> None:
                 logs.LOGGER.info("step %d | %s: there already", checkpoint.marker.step, task)
         if missing:
             tasks = tasks or harness.Tasks(run.harness)
-            _measure_tasks(run, tasks, missing, checkpoint)
+            try:
+                _measure_tasks(run, tasks, missing, checkpoint)
+            except errors.UserError as error:
+                if not evaluation.follows:
+                    raise
+                logs.LOGGER.warning("step %d is left out: %s", checkpoint.marker.step, error)
 
 
 def _measure_perplexity(run: _Run, perplexity: Perplexity) -> list[Checkpoint]:
-    """Measure the held-out loss of all checkpoints; return these, as rank 0 chose them."""
+    """Measure the held-out loss of all checkpoints; return those that have one, as rank 0 chose them."""
     settings = read_heldout_settings(run.flat, perplexity)
     layout = evaluation_layout(settings, run.world.size)
     prepare_environment(settings, os.environ)
@@ -153,7 +162,7 @@ def _measure_perplexity(run: _Run, perplexity: Perplexity) -> list[Checkpoint]:
     cpu_shim.install()
     if settings.deterministic:
         make_deterministic()
-    from trainer.evaluation.perplexity import HeldOutEvaluation, measure_all
+    from trainer.evaluation.perplexity import HeldOutEvaluation
 
     with process_group(run.world, settings.accelerator, settings.timeouts) as device:
         rank_context = make_rank_context(run.world, layout, device, settings.timeouts)
@@ -162,15 +171,19 @@ def _measure_perplexity(run: _Run, perplexity: Perplexity) -> list[Checkpoint]:
             logs.LOGGER.info("nothing to do: each checkpoint in %s has a result", run.evaluation.source)
             return []
         heldout = HeldOutEvaluation(settings, rank_context, perplexity.split)
-        conditions = _conditions(settings, perplexity, heldout.windows)
+        # Rank 0 alone reads the files.
+        conditions = broadcast_from_rank0(lambda: _conditions(settings, perplexity, heldout.windows))
+        have_loss = []
 
         def is_known(checkpoint: Checkpoint) -> bool:
             values = broadcast_from_rank0(partial(run.results.perplexity, checkpoint, conditions))
             if values is not None:
                 logs.LOGGER.info("%s | there already", _line(checkpoint, values))
+                have_loss.append(checkpoint)
             return values is not None
 
-        for measured in measure_all(heldout, checkpoints, run.evaluation.follows, is_known):
+        for measured in _measure_all(heldout, checkpoints, run.evaluation.follows, is_known):
+            have_loss.append(measured.checkpoint)
             logs.LOGGER.info("%s | %.1f s", _line(measured.checkpoint, measured.values()), measured.seconds)
             if run.world.is_main:
                 provenance = {
@@ -189,15 +202,54 @@ def _measure_perplexity(run: _Run, perplexity: Perplexity) -> list[Checkpoint]:
                     measured.checkpoint, measured.values(), provenance, packages()
                 )
                 logs.LOGGER.info("results: %s", path)
-    return checkpoints
+    return have_loss
+
+
+def _measure_all(
+    evaluation: HeldOutEvaluation,
+    checkpoints: list[Checkpoint],
+    skips_damaged: bool,
+    is_known: Callable[[Checkpoint], bool],
+) -> Iterator[Measured]:
+    """Yield the held-out loss of checkpoints as each is measured; every rank iterates.
+
+    Parameters
+    ----------
+    evaluation
+        What measures.
+    checkpoints
+        The same on all ranks.
+    skips_damaged
+        Whether a checkpoint that cannot be measured is logged and left out.
+    is_known
+        A function, the same on all ranks, that says if a checkpoint was measured before.
+    """
+    for checkpoint in checkpoints:
+        if is_known(checkpoint):
+            continue
+        try:
+            measured = evaluation.measure(checkpoint)
+        except (errors.UserError, errors.DivergedError) as error:
+            if not skips_damaged:
+                raise
+            logs.LOGGER.warning("step %d is left out: %s", checkpoint.marker.step, error)
+            continue
+        yield measured
 
 
 def _conditions(settings: Settings, perplexity: Perplexity, windows: int) -> dict[str, Any]:
     """Return what the held-out loss depends on besides the weights."""
     blend = settings.data.heldout
+    files = identity.identify(identity.input_files(blend.prefixes, {})) if blend else ()
     return {
         "split": perplexity.split,
         "data": str(blend) if blend else "mock",
+        # Of a file that is too large to hash whole, what its manifest says.
+        "checksums": {
+            file.name: file.checksum if file.origin is None or file.is_whole else file.origin["sha256"]
+            for file in files
+        },
+        "seed": settings.seed,
         "splits": list(settings.data.splits) if blend and settings.data.splits else None,
         "windows": windows,
         "window_tokens": settings.seq_length,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,12 +111,18 @@ class Tasks:
     def _provenance(
         self, results: Mapping[str, Any], task: str, model: Path, seconds: float
     ) -> dict[str, Any]:
+        names = {name for item in self._loaded[task] for name in _names(item)}
         return {
             "conditions": conditions(self._harness, task, model),
             "model": str(model),
             "device": self._harness.device,
-            "documents": {name: counts["effective"] for name, counts in results["n-samples"].items()},
-            "task_versions": dict(results["versions"]),
+            "metrics": sorted(names & results["results"].keys()),
+            "documents": {
+                name: counts["effective"] for name, counts in results["n-samples"].items() if name in names
+            },
+            "task_versions": {
+                name: version for name, version in results["versions"].items() if name in names
+            },
             "seconds_together": round(seconds, 1),
         }
 
@@ -146,6 +152,16 @@ def lines(metrics: Mapping[str, Mapping[str, Any]]) -> list[str]:
             spread = f" ± {error:.4f}" if isinstance(error, float | int) else ""
             found.append(f"{task} | {name} {value:.4f}{spread}")
     return found
+
+
+def _names(item: Any) -> Iterator[str]:
+    """Yield the names of a task of lm-eval's, or of a group and all that is in it."""
+    if hasattr(item, "task_name"):
+        yield item.task_name
+        return
+    yield item.name
+    for member in item:
+        yield from _names(member)
 
 
 def _metrics(values: Mapping[str, Any]) -> dict[str, Any]:

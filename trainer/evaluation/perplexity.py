@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +16,6 @@ from trainer.config.settings import Settings
 from trainer.data.vocabulary import Vocabulary
 from trainer.distributed import RankContext, broadcast_from_rank0, on_all_ranks
 from trainer.errors import DivergedError, UserError
-from trainer.logs import LOGGER
 from trainer.loop.batch_building import make_batch_builder, vocabulary_of
 from trainer.loop.validation import HeldOut, choose_heldout, evaluate, find_heldout, open_heldout_source
 from trainer.model.build import build_model
@@ -128,35 +126,3 @@ def _check_vocabulary(checkpoint: Checkpoint, vocabulary: Vocabulary, padded: in
             "tensor-parallel ranks do not share evenly: expected another "
             "evaluation.perplexity.layout.tensor"
         )
-
-
-def measure_all(
-    evaluation: HeldOutEvaluation,
-    checkpoints: list[Checkpoint],
-    skips_damaged: bool,
-    is_known: Callable[[Checkpoint], bool],
-) -> Iterator[Measured]:
-    """Yield the held-out loss of checkpoints as each is measured; every rank iterates.
-
-    Parameters
-    ----------
-    evaluation
-        What measures.
-    checkpoints
-        The same on all ranks.
-    skips_damaged
-        Whether a checkpoint that cannot be measured is logged and left out.
-    is_known
-        A function, the same on all ranks, that says if a checkpoint was measured before.
-    """
-    for checkpoint in checkpoints:
-        if is_known(checkpoint):
-            continue
-        try:
-            measured = evaluation.measure(checkpoint)
-        except UserError as error:
-            if not skips_damaged:
-                raise
-            LOGGER.warning("step %d is left out: %s", checkpoint.marker.step, error)
-            continue
-        yield measured

@@ -64,11 +64,12 @@ class Results:
     ) -> Path:
         """Write a held-out loss, and the versions of libraries that it was measured with; return the file."""
         content = self._read(checkpoint) or self._new(checkpoint)
-        before = content["perplexity"]
+        before, earlier = content["perplexity"], content["provenance"].get("perplexity", {})
+        replaces = before is not None and (before != values or _differ(earlier, provenance))
         content["perplexity"] = dict(values)
         content["provenance"]["perplexity"] = dict(provenance)
         content["versions"].update(versions)
-        return self._write(checkpoint.marker.step, content, before is not None and before != values)
+        return self._write(checkpoint.marker.step, content, replaces)
 
     def add_lm_eval(
         self,
@@ -77,15 +78,20 @@ class Results:
         provenance: Mapping[str, Mapping[str, Any]],
         versions: Mapping[str, str],
     ) -> Path:
-        """Write the metrics of tasks, the provenance by requested task, and versions; return the file."""
+        """Write the metrics of tasks, the provenance by requested task, and versions; return the file.
+
+        Another request, such as a group, may have measured one of the tasks under its own conditions: it
+        goes with all its metrics, and the earlier file keeps them.
+        """
         content = self._read(checkpoint) or self._new(checkpoint)
-        before = content["lm_eval"]
-        replaces = any(before.get(task, found) != found for task, found in metrics.items())
-        content["lm_eval"] = {**before, **metrics}
-        # Another request, such as a group, may have measured the same task under its own conditions.
-        asked = content["provenance"].get("lm_eval", {})
-        kept = {name: item for name, item in asked.items() if metrics.keys().isdisjoint(item["documents"])}
+        before, requests = content["lm_eval"], content["provenance"].get("lm_eval", {})
+        kept = {name: item for name, item in requests.items() if metrics.keys().isdisjoint(_measured(item))}
+        names = {name for item in kept.values() for name in _measured(item)}
+        content["lm_eval"] = {**{name: found for name, found in before.items() if name in names}, **metrics}
         content["provenance"]["lm_eval"] = {**kept, **provenance}
+        replaces = any(content["lm_eval"].get(name) != found for name, found in before.items()) or any(
+            _differ(item, provenance.get(name, {})) for name, item in requests.items() if name not in kept
+        )
         content["versions"].update(versions)
         return self._write(checkpoint.marker.step, content, replaces)
 
@@ -140,6 +146,15 @@ def weights_digest(checkpoint: Checkpoint) -> str:
     """Return what tells the weights of two checkpoints apart, from the checksums in the marker."""
     marker = checkpoint.marker
     return text_checksum(json.dumps([marker.training, marker.serial, marker.step, marker.checksums]))
+
+
+def _differ(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return bool(one.get("conditions") != other.get("conditions"))
+
+
+def _measured(request: Mapping[str, Any]) -> list[str]:
+    """Return the names of the metrics that a request for a task or a group has."""
+    return list(request.get("metrics", request["documents"]))
 
 
 def _weights_in(path: Path) -> Any:

@@ -199,6 +199,9 @@ def _of_nemo(resolver: PathResolver, values: Values) -> Iterator[MissingPath | N
         path = resolver.input(key, given, f"by its whole path: {Path(given).absolute()}")
         if not isinstance(path, Path):
             yield path
+        elif is_there(path / MARKER):
+            why, fix = "a checkpoint of Slipway, which NeMo cannot read", "engine=megatron"
+            yield _missing(resolver, key, given, path, why, fix)
         elif any(map(is_there, (path, *(path.parent / rank / path.name for rank in _RANKS)))):
             yield None
         else:
@@ -309,7 +312,7 @@ def missing_source(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
         )
     if path.is_dir() and not any(not entry.name.startswith(".") for entry in path.iterdir()):
         return (resolver.missing(key, node["source"], "no checkpoint in it", certain=True),)
-    if job.stage != "conversion":
+    if job.stage != "conversion" or job.engine == "nemo":  # whose job looks for NeMo's own checkpoints
         return ()
     if node["source_format"] == "auto" and not any(_WEIGHTS.search(name) for name in _names(path)):
         why = "no weights of a known format in it"

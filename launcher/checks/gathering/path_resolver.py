@@ -15,6 +15,8 @@ from launcher.errors import file_mode
 from launcher.file_systems import is_shared
 from launcher.plan import SOURCES_WITHOUT_PATH, Plan
 from launcher.sandbox import is_sandbox
+from launcher.stages.checkpoint_source import checkpoints_of, directory_of
+from launcher.stages.planning import training_paths
 
 
 class PathResolver:
@@ -73,6 +75,9 @@ class PathResolver:
                 yield from (Path(f"{prefix}_{split}") for split in preparation.splits or ())
             if config.training is not None:
                 yield Path(config.training.run.results_dir)
+                yield Path(checkpoints_of(config.training, training_paths(config, config.training)))
+            if config.conversion is not None:
+                yield directory_of(Path(config.conversion.output).absolute())
             if config.command is not None:
                 yield from (Path(config.command.run.results_dir), *map(Path, config.command.writable))
 

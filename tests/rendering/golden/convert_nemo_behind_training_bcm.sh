@@ -2,9 +2,8 @@
 #SBATCH --job-name=nemo-megatron-gpt3_20b_conversion
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=2
-#SBATCH --gpus-per-node=8
+#SBATCH --gpus-per-node=2
 #SBATCH --mem=0
-#SBATCH --exclusive
 #SBATCH --time=02:00:00
 #SBATCH --no-requeue
 #SBATCH --output=/shared/results/gpt3_20b_conversion/launches/1/log-nemo-megatron-gpt3_20b_conversion_%j.out
