@@ -234,7 +234,7 @@ def test_3_2_what_was_left_in_the_template_is_named(reader: Reader) -> None:
         reader.types(f"( unset TARGET_PATH; {substitute} )")
         told = reader.types(launch, check=2)
         assert (
-            "launcher_scripts_path=null: a directory is needed\n  from launcher_scripts/conf/config.yaml:12"
+            "launcher_scripts_path=null: a directory is needed\n  from launcher_scripts/conf/config.yaml:15"
             in told
         )
 

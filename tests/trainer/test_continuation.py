@@ -122,6 +122,12 @@ class Run:
                     found.setdefault((kind, event["step"]), set()).add(values)
         return found
 
+    def wait_for_checkpoint(self) -> None:
+        """Wait for the first checkpoint: a busy disk may still write it when later steps are done."""
+        assert self.checkpoints is not None
+        saved = self.checkpoints
+        until(lambda: any(saved.glob("[!.]*/complete.json")), self.said)
+
     def wait_for_step(self, step: int) -> None:
         """Return when the last launch has completed a step."""
         path, size = self.log_dirs[-1] / "metrics.jsonl", 0
@@ -203,6 +209,7 @@ def test_a_training_killed_at_random_steps_continues_bitwise(
     for which, step in zip(("first", "second"), sorted(chance.sample(range(6, STEPS - 8), 2)), strict=True):
         launch(which)
         run.wait_for_step(step)
+        run.wait_for_checkpoint()
         time.sleep(chance.uniform(0, 0.03))
         run.kill()
         if (layout, which) in COLD:
