@@ -8,6 +8,7 @@ as Hugging Face's own in 32 bits are. Gradients are reported, and not judged.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import math
 import os
@@ -76,8 +77,9 @@ class Report:
 
     Attributes
     ----------
-    text, sequences, tokens
-        What was read: its origin, the sequences, and the tokens in each.
+    text, text_checksum, sequences, tokens
+        What was read: its origin, the SHA-256 of the file or the built-in text, the sequences, and the tokens
+        in each.
     ours, theirs
         The largest differences of logits in 32 bits, ours and Hugging Face's, from Hugging Face's in 64.
     largest
@@ -93,6 +95,7 @@ class Report:
     """
 
     text: str
+    text_checksum: str
     sequences: int
     tokens: int
     ours: float
@@ -201,19 +204,33 @@ def check(
         raise UserError(f"conversion.check.text={text}: there is no such file")
     report = compare(checkpoint, model_dir, description, text, sequences)
     print(report.table(), end="", flush=True)
+    write_report(report, model_dir)
+    return report.passed
+
+
+def write_report(report: Report, model_dir: Path) -> None:
+    """Write a report beside a model, for programs and for people."""
     for name, content in ((REPORT, json.dumps(report.to_json(), indent=1) + "\n"), (TABLE, report.table())):
         write_synced(model_dir / f".{name}", content)
         (model_dir / f".{name}").replace(model_dir / name)
     sync(model_dir)
-    return report.passed
 
 
-def verdict(model_dir: Path) -> bool | None:
-    """Return what the report beside a model says; None if there is none."""
+def verdict(model_dir: Path, text: Path | None, sequences: int) -> bool | None:
+    """Print the report beside a model and return its verdict; None if there is none of this text."""
     try:
-        return bool(json.loads((model_dir / REPORT).read_text(encoding="utf-8"))["passed"])
+        report = json.loads((model_dir / REPORT).read_text(encoding="utf-8"))
+        if (report["text_checksum"], report["sequences"]) != (_checksum(text), sequences):
+            return None
+        is_equal = bool(report["passed"])
+        print((model_dir / TABLE).read_text(encoding="utf-8"), end="", flush=True)
     except (OSError, ValueError, KeyError, TypeError):
         return None
+    return is_equal
+
+
+def _checksum(text: Path | None) -> str:
+    return hashlib.sha256(_TEXT.encode() if text is None else text.read_bytes()).hexdigest()
 
 
 def compare(
@@ -236,6 +253,7 @@ def compare(
     types = (dtype, "bfloat16" if description.precision == "bf16" else "float32")
     return Report(
         text=origin,
+        text_checksum=_checksum(text),
         sequences=len(tokens),
         tokens=tokens.shape[1] - 1,
         ours=float((found.double() - exact).abs().max()),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 import time
@@ -32,6 +33,7 @@ from trainer.conversion.megatron_lm import MegatronLmFiles
 from trainer.conversion.safetensors_files import Entry
 from trainer.conversion.sources import SourceFormat
 from trainer.conversion.spec import Conversion
+from trainer.conversion.tokenizer_files import tokenizer_digest
 from trainer.errors import UserError
 
 _T5 = "model.mcore_t5"
@@ -196,7 +198,7 @@ def convert_checkpoint(conversion: Conversion, checkpoint: Checkpoint) -> Result
 def checked(
     result: Result, conversion: Conversion, weights: Path, describe: Callable[[], Description]
 ) -> Result:
-    """Compare a converted model with ours, unless there is a report of that already.
+    """Compare a converted model with ours, unless there is a report of the same text already.
 
     Parameters
     ----------
@@ -212,16 +214,20 @@ def checked(
     # Imported late: a conversion without it needs neither transformers nor megatron-core.
     from trainer.conversion import check
 
-    is_equal = check.verdict(result.output)
+    options = conversion.check
+    is_equal = check.verdict(result.output, options.text, options.sequences)
     if is_equal is None:
-        options = conversion.check
         is_equal = check.check(weights, result.output, describe(), options.text, options.sequences)
     return replace(result, is_equal=is_equal)
 
 
 def _convert_checkpoint(conversion: Conversion, checkpoint: Checkpoint) -> Result:
-    marker = checkpoint.marker
-    result = Made(conversion, marker.step, str(checkpoint.path), file_checksum(checkpoint.path / MARKER))
+    marker, model = checkpoint.marker, None
+    if conversion.to == "huggingface" and not marker.model:
+        content = json.dumps(describe(conversion, checkpoint).to_json(), sort_keys=True)
+        model = hashlib.sha256(content.encode()).hexdigest()[:12]
+    identity = file_checksum(checkpoint.path / MARKER)
+    result = Made(conversion, marker.step, str(checkpoint.path), identity, model)
     if result.is_there():
         return Result(result.output, is_new=False)
     size = sum(marker.files.get(name, 0) for name in marker.checksums)
@@ -256,12 +262,15 @@ class Made:
         Where it is.
     identity
         Tells it from any other.
+    model
+        A digest of its description, if that is the configuration's.
     """
 
     conversion: Conversion
     step: int
     source: str
     identity: str
+    model: str | None = None
 
     @property
     def output(self) -> Path:
@@ -302,6 +311,7 @@ class Made:
         return Result(self.output, is_new=True)
 
     def _record(self) -> dict[str, Any]:
+        has_tokenizer = self.conversion.to == "huggingface"
         return {
             "source": self.source,
             "step": self.step,
@@ -309,6 +319,8 @@ class Made:
             "to": self.conversion.to,
             "dtype": self.conversion.dtype,
             "shard_bytes": self.conversion.shard_bytes,
+            "tokenizer": tokenizer_digest(self.conversion.tokenizer_dir) if has_tokenizer else None,
+            "model": self.model,
         }
 
 

@@ -26,7 +26,7 @@ from trainer.conversion.huggingface import CONFIG, FUNCTIONS, GATED, LLAMA3
 from trainer.conversion.safetensors_files import SafetensorsFiles
 from trainer.conversion.sources import identity
 from trainer.conversion.spec import Conversion
-from trainer.conversion.tokenizer_files import FAST
+from trainer.conversion.tokenizer_files import FAST, tokenizer_digest
 from trainer.conversion.weight_map import Row, rows_of
 from trainer.data.vocabulary import Vocabulary
 from trainer.errors import UserError, suggest
@@ -82,6 +82,7 @@ def import_weights(conversion: Conversion, source: Path) -> Path:
             "checkpoint": identity(files),
             "to": conversion.to,
             "dtype": conversion.dtype,
+            "tokenizer": tokenizer_digest(conversion.tokenizer_dir),
         }
         if outputs.is_there(output, record):
             return output

@@ -23,6 +23,7 @@ from trainer.checkpoint.files import file_checksum
 from trainer.config.load import flatten, load_yaml
 from trainer.conversion import outputs
 from trainer.conversion.spec import ROOT, Conversion, read_conversion
+from trainer.conversion.tokenizer_files import tokenizer_digest
 from trainer.errors import EXIT_OK, EXIT_USER_ERROR, UserError
 
 SCRIPT = "examples/nlp/language_modeling/megatron_ckpt_to_nemo.py"
@@ -91,6 +92,7 @@ def _convert(conversion: Conversion, options: argparse.Namespace, own: list[str]
         "checkpoint": file_checksum(checkpoint / "common.pt"),
         "to": conversion.to,
         "dtype": conversion.dtype,
+        "tokenizer": tokenizer_digest(conversion.tokenizer_dir) if conversion.to == "huggingface" else None,
     }
     if outputs.is_there(output, record):
         if rank == 0:

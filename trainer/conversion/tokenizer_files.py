@@ -6,6 +6,7 @@ SentencePiece model is copied, and transformers converts it when it is loaded.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable, Mapping
@@ -65,6 +66,21 @@ def write_tokenizer(directory: Path, description: Description, tokenizer_dir: Pa
     if FAST not in files and OPTIONS not in files:
         _complete(directory, description, set(files))
     return sorted(path.name for path in directory.iterdir() if path.name in (*TOKENIZER_NAMES, OPTIONS))
+
+
+def tokenizer_digest(directory: Path | None) -> str | None:
+    """Return a short digest of the tokenizer's files in a directory, for a record; None without one.
+
+    Raises
+    ------
+    UserError
+        If the directory has none.
+    """
+    if directory is None:
+        return None
+    files = sorted(_files_in(directory, is_t5=False).items())
+    found = identify([InputFile(TOKENIZER, name, name, str(path)) for name, path in files])
+    return hashlib.sha256(repr([(file.name, file.checksum) for file in found]).encode()).hexdigest()[:12]
 
 
 def _check_unchanged(files: Mapping[str, Path], description: Description) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
@@ -143,6 +144,9 @@ def test_checkpoint_of_an_earlier_version_needs_the_configuration_of_its_trainin
     assert export(bare.path, tmp_path / "out", "--model", str(configuration(tmp_path))) == 0
     assert export(described.path, tmp_path / "expected") == 0
     assert digest(tmp_path / "out") == digest(tmp_path / "expected")
+    another = configuration(tmp_path, **{"model.layernorm_epsilon": 0.5})
+    assert export(bare.path, tmp_path / "out", "--model", str(another)) == 2
+    assert re.search(r"model=\w+, now \w+", capsys.readouterr().err)
     # The tokenizer of the configuration has another number of tokens than the embedding has rows.
     other = configuration(tmp_path, **{"model.override_vocab_size": 320})
     assert export(bare.path, tmp_path / "other", "--model", str(other)) == 2
@@ -168,6 +172,16 @@ def test_existing_output_is_found_or_refused_and_never_changed(
     assert export(newest(source), output, "--dtype", "bfloat16") == 2
     assert "dtype=None, now bfloat16" in capsys.readouterr().err
     assert contents(output) == before
+    tokenizer = tmp_path / "tokenizer"
+    tokenizer.mkdir()
+    (tokenizer / "tokenizer.json").write_text("{}")
+    assert export(newest(source), output, "--tokenizer-dir", str(tokenizer)) == 2
+    assert "tokenizer=None, now " in capsys.readouterr().err
+    # An earlier version's record says nothing of it.
+    record = json.loads(before["conversion.json"])
+    made_of = {name: value for name, value in record["made_of"].items() if name not in ("tokenizer", "model")}
+    (output / "conversion.json").write_text(json.dumps({**record, "made_of": made_of}))
+    assert export(newest(source), output) == 0
     (output / "model.safetensors").unlink()
     assert export(newest(source), output) == 2
     assert "its model.safetensors is missing" in capsys.readouterr().err

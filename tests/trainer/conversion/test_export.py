@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import math
 import os
@@ -344,3 +345,31 @@ def test_mistakes_in_the_configuration_are_named(changes: dict[str, Any], messag
     node = {"source": "/x/in", "to": "huggingface", "output": "/x/out", **changes}
     with pytest.raises(UserError, match=message):
         read_conversion(node)
+
+
+def test_report_holds_for_its_text_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("alpha beta")
+    report = check.Report(
+        text=str(text),
+        text_checksum=hashlib.sha256(text.read_bytes()).hexdigest(),
+        sequences=8,
+        tokens=4,
+        ours=1e-6,
+        theirs=1e-6,
+        largest=1.0,
+        losses={"ours": 1.0, "theirs": 1.0, "exact": 1.0, "stored": 1.0},
+        dtype="float32",
+        rounded=0,
+        rounding=0.0,
+        allowed_rounding=0.0,
+        gradients={},
+    )
+    check.write_report(report, tmp_path)
+    assert check.verdict(tmp_path, text, 8) is True
+    assert capsys.readouterr().out == report.table()
+    assert check.verdict(tmp_path, text, 4) is None
+    assert check.verdict(tmp_path, None, 8) is None
+    text.write_text("alpha gamma")
+    assert check.verdict(tmp_path, text, 8) is None
+    assert capsys.readouterr().out == ""
