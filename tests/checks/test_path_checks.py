@@ -401,3 +401,15 @@ def test_checkpoints_that_are_there_are_counted(here: Path) -> None:
         (kept / name).mkdir(parents=True)
     (kept / "latest").symlink_to("step=2")
     assert facts(*LOCAL).checkpoints_there == 2
+
+
+def test_checkpoint_of_slipway_is_refused_for_nemo(here: Path) -> None:
+    (here / "weights").mkdir()
+    nemo = (*SLURM, "engine=nemo", f"container_mounts=[{here}]")
+    nemo += (f"training.restore_from_path={here}/weights",)
+    assert not [message for _, _, message in told(*nemo) if "restore_from_path" in message]
+    (here / "weights/complete.json").write_text('{"step": 0}')
+    (one,) = [finding for finding in found(*nemo) if "restore_from_path" in finding.message]
+    assert one.severity is Severity.ERROR and one.fix is not None
+    assert "a checkpoint of Slipway, which NeMo cannot read" in one.message
+    assert "engine=megatron" in one.fix
