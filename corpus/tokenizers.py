@@ -8,6 +8,7 @@ document, and the one that ends it is appended to the ids.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -93,6 +94,10 @@ def obtain(
             f"training a byte-level BPE of {preparation.vocab_size:,} tokens on the first text of the sources"
         )
         _train(directory, _sample(files, preparation.on_error), preparation.vocab_size)
+    elif source.file is None:
+        # A run that was killed behind the last file has left it.
+        with contextlib.suppress(OSError):
+            (directory / _UNFINISHED).unlink(missing_ok=True)
     tokenizer = describe(preparation)
     say(
         f"tokenizer {', '.join(map(str, tokenizer.paths))}: {tokenizer.vocabulary_size:,} tokens, documents "

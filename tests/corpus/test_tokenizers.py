@@ -138,7 +138,11 @@ def test_a_trained_tokenizer_is_the_same_each_time_and_as_the_library_trains_it(
 def test_a_tokenizer_that_is_there_is_used_and_not_trained_again(tmp_path: Path, text: Path) -> None:
     first = obtained(preparation(tmp_path, text))
     text.write_text("quite another text")
+    # As a run leaves it that is killed behind its last file.
+    unfinished = first.paths[0].with_name(".unfinished-training")
+    unfinished.touch()
     assert obtained(preparation(tmp_path, text)) == first
+    assert not unfinished.exists()
 
 
 def test_gpt2s_files_are_fetched_once(

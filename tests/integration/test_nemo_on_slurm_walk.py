@@ -241,7 +241,7 @@ def test_3_2_what_was_left_in_the_template_is_named(reader: Reader) -> None:
         config.write_text(root.replace("  - workspace: default", "  - export: gpt3/export_gpt3"))
         told = reader.types(launch, check=2)
         assert (
-            "export=gpt3/export_gpt3: there is no such group\n  from launcher_scripts/conf/config.yaml:6\n"
+            "export=gpt3/export_gpt3: there is no such group\n  from launcher_scripts/conf/config.yaml:8\n"
             in told
         )
     finally:

@@ -38,7 +38,8 @@ LAUNCHES: list[tuple[int, Stages]] = [
             ("tensor2-again", TENSOR, "context2"),
         ],
     ),
-    (1, [("one", {}, "tensor2-again")]),
+    (4, [("both2", {**TENSOR, **PIPELINE}, "tensor2-again")]),
+    (1, [("one", {}, "both2")]),
 ]
 # Buckets of which the last rank has padding alone: such states are gathered, and saved for all sizes.
 BUCKETS = {"model.optim.overlap_grad_sync": True, "model.optim.ddp_bucket_size": 1}

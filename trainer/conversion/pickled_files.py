@@ -7,8 +7,10 @@ was saved of it. Nothing that a file names is imported or called.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -67,12 +69,13 @@ def load(path: Path) -> Any:
     if not zipfile.is_zipfile(path):
         raise UserError(f"{path} cannot be read: it is no archive of torch's, or a part of one")
     try:
-        names = torch.serialization.get_unsafe_globals_in_checkpoint(path)
-        for name in names:
-            if name.partition(".")[0] in sys.stdlib_module_names and name not in _HARMLESS:
-                raise UserError(f"{path} names {name}, which nothing that a checkpoint holds needs")
-        known: list[Any] = [(type("Unknown", (Unknown,), {}), name) for name in names]
-        with torch.serialization.safe_globals(known):
+        with _nothing_allowed():
+            names = torch.serialization.get_unsafe_globals_in_checkpoint(path)
+            for name in names:
+                if name.partition(".")[0] in sys.stdlib_module_names and name not in _HARMLESS:
+                    raise UserError(f"{path} names {name}, which nothing that a checkpoint holds needs")
+            known: list[Any] = [(type("Unknown", (Unknown,), {}), name) for name in names]
+            torch.serialization.add_safe_globals(known)
             return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     except (UserError, OSError, MemoryError):
         raise
@@ -80,3 +83,15 @@ def load(path: Path) -> Any:
         # A damaged archive may raise anything.
         line = (str(error).splitlines() or [repr(error)])[0]
         raise UserError(f"{path} cannot be read: {line[:_LONGEST]}") from None
+
+
+@contextlib.contextmanager
+def _nothing_allowed() -> Iterator[None]:
+    """Have torch allow no class in this block: megatron-core, once imported, allows those of its own."""
+    before = torch.serialization.get_safe_globals()
+    torch.serialization.clear_safe_globals()
+    try:
+        yield
+    finally:
+        torch.serialization.clear_safe_globals()
+        torch.serialization.add_safe_globals(before)
