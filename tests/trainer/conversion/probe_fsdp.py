@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
 
 class Saved:
-    """What a training hands to DCP as one object."""
+    """The objects of a training that DCP saves as one."""
 
     def __init__(self, content: dict[str, Any]) -> None:
         self._content = content

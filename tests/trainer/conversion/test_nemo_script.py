@@ -1,4 +1,4 @@
-"""What is added in the job to the arguments of NeMo's own script; tests/nemo run the script itself."""
+"""The arguments that a job adds to those of NeMo's own script; tests/nemo run the script itself."""
 
 from __future__ import annotations
 
