@@ -39,8 +39,14 @@ class NamedCheckpoints:
         return _UNSAFE.sub("_", name).lstrip("._+=-") or "model"
 
 
-def add_source_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options about the run, and about the cluster."""
+def add_source(parser: argparse.ArgumentParser) -> None:
+    """Add the words for the checkpoints, with the options about their run and about the cluster."""
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="SOURCE",
+        help="a run, RUN@STEP or a directory; or an override such as cluster=bcm",
+    )
     parser.add_argument(
         "--on-cluster",
         action="store_true",

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.cli.checkpoint_words import add_source_options, find_checkpoints, source_overrides, split_words
+from launcher.cli.checkpoint_words import add_source, find_checkpoints, source_overrides, split_words
 from launcher.cli.launch import draft_and_launch
 from launcher.cli.logs import follow_to_end
 from launcher.cli.requests import add_launch_options
 from launcher.config.overrides import hydra_value
-from launcher.errors import UserError, did_you_mean
+from launcher.errors import UserError
 from launcher.jobs.launches import open_launch
 from launcher.monitor.evidence import expected_outputs
 from launcher.runs.manifest import read_yaml
@@ -24,10 +24,6 @@ if TYPE_CHECKING:
     from launcher.launching import Launched
 
 _STAGE = "conversion"
-_FORMATS = ("huggingface", "slipway", "safetensors", "nemo")
-_SOURCE_FORMATS = ("auto", "slipway", "huggingface", "megatron_lm", "dcp", "deepspeed")
-_DTYPES = ("float32", "bfloat16", "float16")
-
 _EPILOG = """\
 examples:
   slipway convert gpt3_126m                     the newest checkpoint, for Hugging Face transformers
@@ -56,22 +52,18 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description="Convert a checkpoint to Hugging Face's format, or other weights to a checkpoint.",
         epilog=_EPILOG,
     )
+    add_source(parser)
     parser.add_argument(
-        "overrides",
-        nargs="*",
-        metavar="SOURCE",
-        help="a run, RUN@STEP or a directory; or an override such as cluster=bcm",
+        "--to", metavar="FORMAT", help="huggingface, slipway, safetensors or nemo (default: huggingface)"
     )
-    parser.add_argument("--to", metavar="FORMAT", help=f"{', '.join(_FORMATS)} (default: huggingface)")
     parser.add_argument(
         "--from", dest="source_format", metavar="FORMAT", help="the source's (default: by its files)"
     )
-    parser.add_argument("--dtype", help=f"{', '.join(_DTYPES)} (default: as the checkpoint has it)")
+    parser.add_argument("--dtype", help="float32, bfloat16 or float16 (default: as the checkpoint has it)")
     parser.add_argument("--output", type=Path, metavar="DIR", help="a directory that is not there yet")
     parser.add_argument(
         "--check", action="store_true", help="compare logits and perplexity with the checkpoint's own model"
     )
-    add_source_options(parser)
     add_launch_options(parser)
     parser.set_defaults(run=run)
 
@@ -94,20 +86,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _options(args: argparse.Namespace) -> Iterator[str]:
-    """Yield the overrides that the options stand for; raise UserError if a format or type does not exist."""
-    for option, value, valid in (
-        ("--to", args.to, _FORMATS),
-        ("--from", args.source_format, _SOURCE_FORMATS),
-        ("--dtype", args.dtype, _DTYPES),
+    """Yield the overrides that the options stand for."""
+    for key, value in (
+        ("conversion", args.to),
+        ("conversion.source_format", args.source_format),
+        ("conversion.dtype", args.dtype),
     ):
-        if value is not None and value not in valid:
-            raise UserError(f"{option} {value}: there is no such choice", hint=did_you_mean(value, valid))
-    if args.to is not None:
-        yield f"conversion={args.to}"
-    if args.source_format is not None:
-        yield f"conversion.source_format={args.source_format}"
-    if args.dtype is not None:
-        yield f"conversion.dtype={args.dtype}"
+        if value is not None:
+            yield f"{key}={hydra_value(value)}"
     if args.output is not None:
         yield f"conversion.output={hydra_value(str(args.output.absolute()))}"
     if args.check:

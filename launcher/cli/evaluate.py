@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from pathlib import Path
 
-from launcher.cli.checkpoint_words import add_source_options, find_checkpoints, source_overrides, split_words
+from launcher.cli.checkpoint_words import add_source, find_checkpoints, source_overrides, split_words
 from launcher.cli.launch import draft_and_launch
 from launcher.cli.logs import follow_to_end
 from launcher.cli.requests import add_launch_options
@@ -43,18 +42,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description="Measure a checkpoint: loss and perplexity on held-out data, and tasks of lm-eval.",
         epilog=_EPILOG,
     )
-    parser.add_argument(
-        "overrides",
-        nargs="*",
-        metavar="SOURCE",
-        help="a run, RUN@STEP or a directory; or an override such as cluster=bcm",
-    )
+    add_source(parser)
     parser.add_argument("--tasks", metavar="TASK,...", help="tasks of lm-eval, by name or as YAML files")
     parser.add_argument("--limit", type=float, metavar="N", help="so many documents of each task at most")
     parser.add_argument("--batches", type=int, metavar="N", help="so many held-out batches")
     parser.add_argument("--split", choices=("validation", "test"), help="which held-out data")
     parser.add_argument("--no-perplexity", action="store_true", help="only the tasks")
-    add_source_options(parser)
     add_launch_options(parser)
     parser.set_defaults(run=run)
 
@@ -77,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
 def _options(args: argparse.Namespace) -> Iterator[str]:
     """Yield the overrides that the options stand for."""
     if args.tasks is not None:
-        tasks = ",".join(hydra_value(_task(name)) for name in args.tasks.split(",") if name)
+        tasks = ",".join(hydra_value(name) for name in args.tasks.split(",") if name)
         yield f"evaluation.lm_eval.tasks=[{tasks}]"
     if args.limit is not None:
         yield f"evaluation.lm_eval.limit={args.limit}"
@@ -87,7 +80,3 @@ def _options(args: argparse.Namespace) -> Iterator[str]:
         yield f"evaluation.perplexity.split={args.split}"
     if args.no_perplexity:
         yield "evaluation.perplexity.enabled=False"
-
-
-def _task(name: str) -> str:
-    return str(Path(name).absolute()) if name.endswith((".yaml", ".yml")) else name

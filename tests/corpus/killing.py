@@ -27,6 +27,7 @@ from corpus.__main__ import main
 from tests.corpus.preparing import check_whole, results
 
 TASKS = 3
+KILLS_OF_EACH_PHASE = 11
 EVENTS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir")
 LIBRARIES = (np, pyarrow, tokenizers, yaml, zstandard)
 
@@ -73,13 +74,13 @@ def phases(options: list[str]) -> list[list[str]]:
 
 
 def killed(options: list[str], out: Path, log: Path, kills: int) -> None:
-    """Kill phases until there were as many kills; start anew when all is done."""
+    """Kill phases until there were as many kills, and enough of each phase; start anew when all is done."""
     measured = {phase[0]: measure(phase, out, log) for phase in phases(options)}
     expected = results(out)
     chance = random.Random(1234)
-    count: Counter[str] = Counter()
+    count = Counter(dict.fromkeys(measured, 0))
     rounds = completed = 0
-    while sum(count.values()) < kills:
+    while sum(count.values()) < kills or min(count.values()) < KILLS_OF_EACH_PHASE:
         shutil.rmtree(out)
         rounds += 1
         for phase in phases(options):

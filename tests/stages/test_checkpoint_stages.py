@@ -237,7 +237,7 @@ def test_a_directory_is_a_source_too(trained: Path, tmp_path: Path, capsys: Caps
         (["convert", "a", "b"], "one source at a time"),
         (["convert", "gpt3_tine"], "did you mean 'gpt3_tiny'?"),
         (["convert", "gpt3_tiny", "--to", "hugingface"], "did you mean 'huggingface'?"),
-        (["convert", "gpt3_tiny", "--dtype", "fp16"], "--dtype fp16: there is no such choice"),
+        (["convert", "gpt3_tiny", "--dtype", "fp16"], "conversion.dtype='fp16': expected 'float32'"),
         (["convert", "gpt3_tiny@2,4"], "one step at a time"),
     ],
 )
