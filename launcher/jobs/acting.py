@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from launcher.errors import DONE, MISTAKE, NOT_KNOWN, WENT_WRONG, UserError
 from launcher.jobs.launches import by_scheduler
 from launcher.jobs.status import LaunchStatus, poll, state_of_task
-from launcher.runs.receipts import note_act
+from launcher.runs.receipts import acts
 from launcher.schedulers.base import JobStatus, NoAnswer
 from launcher.slurm.commands import Unreachable
 from launcher.slurm.job_actions import Action, NotHeld
@@ -172,7 +172,7 @@ def _act_on_waiting(targets: Sequence[LaunchStatus], action: Action, effect: Eff
             elif refusal is not None:
                 refused.append((target, refusal))
             else:
-                note_act(f"{effect.value} {{}}", job_id)
+                acts[f"{effect.value} {{}}"].append(job_id)
                 outcomes[id(target)] = Outcome(target, effect)
     for (target, _), failure in zip(refused, failures(refused), strict=True):
         current, began = failure.target, effect is Effect.HELD and not failure.target.waits

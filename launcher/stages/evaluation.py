@@ -14,10 +14,10 @@ from launcher.config.stage_schema import ConversionConfig, EvaluationConfig, Tra
 from launcher.errors import UserError
 from launcher.plan import Chain, Job, Payload
 from launcher.runs.paths import LaunchPaths
+from launcher.runs.trained import checkpoints_of
 from launcher.stages import common
 from launcher.stages.checkpoint_source import (
     STEP,
-    checkpoints_of,
     directory_of,
     required_source,
     tokenizer_directories,
@@ -49,7 +49,7 @@ def behind_training(
         Those of any launch of the training.
     """
     changes = {
-        "source": evaluation.source or checkpoints_of(training, paths),
+        "source": evaluation.source or str(checkpoints_of(dict(training), paths)),
         "training": evaluation.training or launch_config(config, training, paths),
         "results": evaluation.results or str(paths.evaluations),
     }
