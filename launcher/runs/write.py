@@ -209,7 +209,7 @@ def _point_newest(run_dir: Path) -> None:
         number = again
 
 
-def make_directories(directories: tuple[Path, ...], key: str) -> None:
+def make_directories(directories: Iterable[Path], key: str) -> None:
     for directory in directories:
         try:
             directory.mkdir(parents=True, exist_ok=True)
