@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.soak import zygote
-from launcher.sandbox import state
-from launcher.sandbox.daemons import DaemonStarter, SilentReporter
+from launcher.sandbox import Reporter, state
+from launcher.sandbox.daemons import DaemonStarter
 from launcher.sandbox.state import Process, SandboxRecord, client_environment, load
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -246,7 +246,7 @@ class Cluster:
 
     def _start(self, name: str, command: list[str], **how: Any) -> None:
         with self._lock:
-            DaemonStarter(self._state, SilentReporter()).start(name, command, **how)
+            DaemonStarter(self._state, Reporter()).start(name, command, **how)
 
     def until(self, what: str, happened: Callable[[], object], seconds: float = 240) -> None:
         """Wait for something that is bound to happen."""

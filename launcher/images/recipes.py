@@ -17,9 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import (
-    TemplateNotFound,
-)
+from jinja2 import TemplateNotFound
 
 from launcher import __version__
 from launcher.config.image import RecipeComposition, RecipeConfig, compose_recipe, recipe_names
@@ -44,14 +42,8 @@ _LOCAL_REGISTRY = "localhost"  # podman and buildah call images of this machine 
 class Recipe:
     """A recipe with all its values.
 
-    Attributes
-    ----------
-    name, flavor
-        Such as ``nemo`` and ``dev``.
-    hash
-        SHA-256 of all that decides what is in the image, but for our trainer's code.
-    warnings
-        Printed whenever it is rendered or built.
+    `name` and `flavor` are such as ``nemo`` and ``dev``; `hash` is the SHA-256 of all that decides what is in
+    the image, but for our trainer's code; `warnings` are printed whenever it is rendered or built.
     """
 
     name: str
@@ -97,19 +89,9 @@ def read_recipe(
     config_dir: Path | None = None,
     template_dir: Path | None = None,
 ) -> Recipe:
-    """Read a recipe, and render its Dockerfile.
+    """Read a recipe, and render its Dockerfile; `flavor` wins over what the configuration says.
 
-    Parameters
-    ----------
-    flavor
-        `run` or `dev`, over what the configuration says.
-    config_dir, template_dir
-        Trees of the user's own, read before ours.
-
-    Raises
-    ------
-    UserError
-        If there is no such recipe or flavor, a value is not valid, or a file of the user's cannot be read.
+    `config_dir` and `template_dir` are trees of the user's own, read before ours.
     """
     composition = compose_recipe(
         name, [*overrides, *([f"image.flavor={flavor}"] if flavor else [])], config_dir
@@ -238,20 +220,10 @@ def _recipe_labels(name: str, config: RecipeConfig, base: Reference) -> dict[str
 
 
 def render_dockerfile(template: str, values: Mapping[str, Any], template_dir: Path | None = None) -> str:
-    """Render a template of a recipe.
+    """Render a template of a recipe; each entry of ``versions`` must be used.
 
-    Parameters
-    ----------
-    values
-        What it may print; each entry of ``versions`` must be used.
-    template_dir
-        A directory of the user's own, read before ours. A template there may start with
-        ``{% extends "slipway/nemo.Dockerfile.j2" %}`` and override single blocks.
-
-    Raises
-    ------
-    UserError
-        If there is no such template, one of the user's is not valid, or it does not use a version.
+    A template in `template_dir`, the user's own directory, is read before ours. It may start with
+    ``{% extends "slipway/nemo.Dockerfile.j2" %}`` and override single blocks.
     """
     if template_dir is not None:
         check_directory("--template-dir", template_dir)
@@ -275,26 +247,20 @@ def render_dockerfile(template: str, values: Mapping[str, Any], template_dir: Pa
     return text
 
 
-class _Versions(Mapping[str, str | None]):
+class _Versions(dict[str, str | None]):
     """The versions of a recipe, recording which of them a template used: a misspelt one is found."""
 
     def __init__(self, versions: Mapping[str, str | None]) -> None:
-        self._versions = versions
+        super().__init__(versions)
         self._used: set[str] = set()
 
     def __getitem__(self, name: str) -> str | None:
         self._used.add(name)
-        return self._versions[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._versions)
-
-    def __len__(self) -> int:
-        return len(self._versions)
+        return super().__getitem__(name)
 
     def check_used(self, template: str) -> None:
         """Raise if the template did not use a version."""
-        for name in self._versions:
+        for name in self:
             if name not in self._used:
                 raise UserError(
                     f"image.versions.{one_line(name)}: the template {template} builds no such thing",

@@ -69,40 +69,24 @@ _RECIPE = re.compile(r"(?P<name>[A-Za-z0-9][\w-]*)(?::(?P<flavor>[A-Za-z0-9][\w-
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The parsed name of an image.
-
-    Attributes
-    ----------
-    name
-        The repository (``nvidia/nemo``), the name in an engine's storage, or a path as it was written.
-    registry
-        The host and port of a registry, `docker.io` for Docker Hub; ``None`` for the other kinds.
-    digest
-        ``sha256:…``: the image itself, whatever its tag moves to.
-    user
-        The user of the registry, such as ``$oauthtoken``; the password is in a credentials file.
-    """
+    """The parsed name of an image."""
 
     kind: Kind
+    # The repository (``nvidia/nemo``), the name in an engine's storage, or a path as it was written.
     name: str
+    # Its host and port, `docker.io` for Docker Hub; ``None`` for the other kinds.
     registry: str | None = None
     tag: str | None = None
+    # ``sha256:…``: the image itself, whatever its tag moves to.
     digest: str | None = None
+    # Of the registry, such as ``$oauthtoken``; the password is in a credentials file.
     user: str | None = None
 
     @classmethod
     def parse(cls, text: str, key: str | None = None) -> Reference:
-        """Parse an image's name in any of its forms.
+        """Parse an image's name in any of its forms; `key` is the configuration's, for the message.
 
-        Parameters
-        ----------
-        key
-            The key of the configuration that it is from, for the message.
-
-        Raises
-        ------
-        UserError
-            If it is none of the forms; a password in it is not shown.
+        Raise UserError if it is none of the forms; a password in it is not shown.
         """
         return _Parser(text, key).parse()
 
@@ -221,13 +205,7 @@ def recipe_and_flavor(text: str) -> tuple[str, str | None] | None:
 
 
 def absolute_path(path: str | Path, key: str | None = None) -> Path:
-    """Return a path from the root on, with `~` expanded; `key` is that of the configuration, for the message.
-
-    Raises
-    ------
-    UserError
-        If it begins with the home of a user who does not exist.
-    """
+    """Return a path from the root on, with `~` expanded; `key` is the configuration's, for the message."""
     try:
         return Path(path).expanduser().absolute()
     except RuntimeError as error:

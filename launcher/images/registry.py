@@ -42,10 +42,7 @@ _PACKED = (Kind.REGISTRY, Kind.OCI_DIRECTORY)
 class Access:
     """The options of a connection to a registry.
 
-    Attributes
-    ----------
-    authfile
-        Logins, as ``skopeo login`` writes them; skopeo's own file if ``None``.
+    `authfile` has logins, as ``skopeo login`` writes them; skopeo's own file if ``None``.
     """
 
     plain_http: bool = False
@@ -62,10 +59,7 @@ class Access:
 class RemoteImage:
     """An image for this machine's architecture, not fetched yet.
 
-    Attributes
-    ----------
-    packed, unpacked
-        Bytes of its layers, and an estimate of them unpacked; 0 if unknown.
+    `packed` and `unpacked` are the bytes of its layers, and an estimate of them unpacked; 0 if unknown.
     """
 
     digest: str
@@ -144,11 +138,9 @@ def borrowed_login(access: Access, source: Reference) -> Iterator[Access]:
 
     The login is in memory alone: no file and no argument has it, and only programs that inherit it read it.
     """
-    registry = source.registry
-    login = None
-    if source.kind is Kind.REGISTRY and registry and access.authfile is None:
-        login = enroot_login(registry, source.user)
-    if login is None or registry is None or _skopeo_login(registry) is not None:
+    registry = source.registry or ""
+    login = enroot_login(registry, source.user) if registry and access.authfile is None else None
+    if login is None or _skopeo_login(registry) is not None:
         yield access
         return
     key = _HUB_KEY if registry == DOCKER_HUB else registry
@@ -188,13 +180,7 @@ def _skopeo_login(registry: str, authfile: Path | None = None) -> str | None:
 
 
 def look_up(source: Reference, access: Access) -> RemoteImage:
-    """Return an image's manifest and configuration; nothing of its layers is fetched.
-
-    Raises
-    ------
-    UserError
-        If there is no such image, access is refused, or the registry cannot be reached.
-    """
+    """Return an image's manifest and configuration; nothing of its layers is fetched."""
     doing = f"look up {source}"
     raw = _inspect(source, access, doing, "--raw")
     manifest = _parse(raw, source)
@@ -280,15 +266,7 @@ def _image_config(record: Mapping[str, Any]) -> ImageConfig:
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """The result of pushing an image to a registry.
-
-    Attributes
-    ----------
-    digest
-        The same in all registries.
-    was_there
-        True if it had that image under that name already.
-    """
+    """The result of pushing an image to a registry; `was_there` if it had it under that name already."""
 
     target: Reference
     digest: str | None = None
@@ -315,10 +293,7 @@ def push(
 ) -> list[Pushed]:
     """Push an image to registries, one after the other; a refusal of one does not stop the others.
 
-    Raises
-    ------
-    UserError
-        If a target is no registry's, or the image cannot be read: then nothing is sent.
+    Raise UserError if a target is no registry's, or the image cannot be read: then nothing is sent.
     """
     if source.kind is Kind.SQUASHFS:
         raise UserError(

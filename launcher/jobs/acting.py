@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from launcher.errors import DONE, MISTAKE, NOT_KNOWN, WENT_WRONG, UserError
 from launcher.jobs.status import LaunchStatus, poll, state_of_task
-from launcher.runs.receipts import note_act
+from launcher.runs.receipts import acts
 from launcher.schedulers.base import JobStatus, NoAnswer, Scheduler
 from launcher.slurm.commands import Unreachable
 from launcher.slurm.job_actions import NotHeld
@@ -169,7 +169,7 @@ def _hold_or_release(
             if job_id is not None and job_id in by_job:
                 errors[id(target)] = by_job[job_id]
             elif job_id is not None:
-                note_act(f"{effect.value} {{}}", job_id)
+                acts[f"{effect.value} {{}}"].append(job_id)
     outcomes = iter(_hold_outcomes(acted_on, effect, errors))
     return [outcome or next(outcomes) for outcome in decided]
 

@@ -14,7 +14,7 @@ from launcher.jobs.acting import Effect, Outcome, by_scheduler, give_up, is_unan
 from launcher.jobs.launches import Launch, adopt, read_launch
 from launcher.jobs.status import LaunchStatus, poll
 from launcher.runs.provenance import user
-from launcher.runs.receipts import note_act
+from launcher.runs.receipts import acts
 from launcher.schedulers.base import ChainJobs, Scheduler
 from launcher.slurm.states import State
 from supervisor.following import read_stages
@@ -247,7 +247,7 @@ def _note(ending: _Ending, job_id: str, error: UserError | None) -> None:
             ending.error = error
         return
     saves = ending.saves and job_id == ending.job_id
-    note_act("told {} to save and leave" if saves else "cancelled {}", job_id)
+    acts["told {} to save and leave" if saves else "cancelled {}"].append(job_id)
     ending.cancelled += [job_id] if is_further else []
     if is_further or (job_id == ending.job_id and not ending.saves and ending.target.task is None):
         note_cancelled(ending.directory, job_id, user())

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from launcher.errors import UserError
-from launcher.runs.receipts import note_submitted
+from launcher.runs.receipts import submitted_jobs
 from launcher.schedulers.base import NoAnswer, PendingSubmission, Scheduler
 from launcher.slurm.commands import SchedulerSilent
 from supervisor.marks import GIVEN_UP, claim
@@ -84,7 +84,7 @@ def submit(scheduler: Scheduler, submission: PendingSubmission) -> str:
         If the scheduler refuses; then there is no job, nor will there be one.
     """
     job = _submit_with_retries(scheduler, submission)
-    note_submitted(job, submission.script.parent)
+    submitted_jobs[job] = submission.script.parent
     return job
 
 

@@ -8,7 +8,7 @@ import shutil
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from launcher.errors import UserError
@@ -68,17 +68,16 @@ def check_root() -> None:
 
 def check_programs(accounting: bool) -> None:
     """Name the programs that are missing and the one command that installs them."""
-    needed = _PROGRAMS | (_ACCOUNTING_PROGRAMS if accounting else {})
-    missing = [name for name in needed if not _is_installed(name)]
-    if not missing:
-        return
-    packages = dict.fromkeys(needed[name] for name in missing)
-    raise UserError(f"not installed: {', '.join(missing)}", hint=f"{install_line(packages)}\n  {_LOCAL}")
+    _require(_PROGRAMS | (_ACCOUNTING_PROGRAMS if accounting else {}), f"\n  {_LOCAL}")
 
 
-def install_line(packages: Iterable[str]) -> str:
-    """Return how Debian's packages are installed."""
-    return f"on Debian or Ubuntu: apt-get install --no-install-recommends {' '.join(packages)}"
+def _require(packages: Mapping[str, str], advice: str = "") -> None:
+    """Raise UserError if a program is missing, with the Debian packages that have it."""
+    missing = [name for name in packages if not _is_installed(name)]
+    if missing:
+        words = " ".join(dict.fromkeys(packages[name] for name in missing))
+        line = f"on Debian or Ubuntu: apt-get install --no-install-recommends {words}"
+        raise UserError(f"not installed: {', '.join(missing)}", hint=f"{line}{advice}")
 
 
 def check_namespaces() -> None:
@@ -106,13 +105,7 @@ def search_path() -> str:
 
 
 def slurm_version() -> tuple[int, int]:
-    """Return the version of the Slurm that is installed, such as (24, 11).
-
-    Raises
-    ------
-    UserError
-        If slurmctld does not print it.
-    """
+    """Return the version of the Slurm that is installed, such as (24, 11)."""
     outcome = subprocess.run([program("slurmctld"), "-V"], capture_output=True, text=True, timeout=10)
     match = re.search(r"(\d+)\.(\d+)", outcome.stdout)
     if match is None:
@@ -189,11 +182,6 @@ def write_name_files(options: SandboxOptions) -> None:
 
     They are mounted over the machine's. If the machine lacks one, a copy of /etc with both is mounted over
     /etc instead.
-
-    Raises
-    ------
-    UserError
-        When /etc cannot be copied.
     """
     paths = SandboxPaths(options.directory)
     paths.hosts.write_text(configuration.hosts(options, socket.gethostname(), _lines(_HOSTS)))
@@ -248,13 +236,7 @@ _BUILD = (
 
 
 def find_plugin() -> Path:
-    """Return Pyxis' plugin, from beside Enroot or from where Slurm's plugins usually are.
-
-    Raises
-    ------
-    UserError
-        When it is in none of these places.
-    """
+    """Return Pyxis' plugin, from beside Enroot or from where Slurm's plugins usually are."""
     folders = list(_FOLDERS)
     if (enroot := find_program("enroot")) is not None:
         prefix = Path(enroot).resolve().parent.parent
@@ -270,34 +252,26 @@ def find_plugin() -> Path:
 
 
 def check_containers(plugin: Path) -> None:
-    """Check the further requirements of a sandbox with containers.
-
-    Raises
-    ------
-    UserError
-        If something is missing, with how to install it.
-    """
+    """Check the further requirements of a sandbox with containers."""
     _check_plugin(plugin)
     if find_program("enroot") is None:
         beside = plugin.resolve().parents[2] / "bin" if len(plugin.resolve().parents) > 2 else None
         is_there = beside is not None and (beside / "enroot").exists()
         hint = f'export PATH="{beside}:$PATH"' if is_there else _BUILD
         raise UserError("not installed: enroot, which starts the containers for Pyxis", hint=hint)
-    missing = [name for name in _CONTAINER_PROGRAMS if find_program(name) is None]
-    if missing:
-        packages = dict.fromkeys(_CONTAINER_PROGRAMS[name] for name in missing)
-        raise UserError(f"not installed: {', '.join(missing)}", hint=install_line(packages))
-    _check_user_namespaces()
+    _require(_CONTAINER_PROGRAMS)
+    outcome = subprocess.run(
+        [program("unshare"), "--user", "--mount", "true"], capture_output=True, text=True, timeout=10
+    )
+    if outcome.returncode:
+        raise UserError(
+            f"Enroot cannot create a user namespace on this machine: {outcome.stderr.strip()}",
+            hint="sysctl user.max_user_namespaces must not be 0, and in a container SYS_ADMIN is needed",
+        )
 
 
 def site_configuration() -> Path:
-    """Return the enroot.conf that Enroot reads on this machine.
-
-    Raises
-    ------
-    UserError
-        If Enroot does not name one, or names a file that does not exist.
-    """
+    """Return the enroot.conf that Enroot reads on this machine; raise UserError if there is none."""
     # Enroot creates its folders at every call: below a scratch directory, and not in the user's home.
     with tempfile.TemporaryDirectory() as scratch:
         folders = {f"ENROOT_{name}_PATH": f"{scratch}/{name}" for name in ("CACHE", "DATA", "RUNTIME")}
@@ -328,14 +302,3 @@ def _check_plugin(plugin: Path) -> None:
         raise UserError(f"--pyxis {plugin}: {error.strerror}", hint=f"name the file {PLUGIN}") from error
     if not is_library:
         raise UserError(f"--pyxis {plugin} is not a shared library", hint=f"name the file {PLUGIN}")
-
-
-def _check_user_namespaces() -> None:
-    outcome = subprocess.run(
-        [program("unshare"), "--user", "--mount", "true"], capture_output=True, text=True, timeout=10
-    )
-    if outcome.returncode:
-        raise UserError(
-            f"Enroot cannot create a user namespace on this machine: {outcome.stderr.strip()}",
-            hint="sysctl user.max_user_namespaces must not be 0, and in a container SYS_ADMIN is needed",
-        )

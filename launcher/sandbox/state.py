@@ -11,11 +11,11 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import NamedTuple
 
 from launcher.errors import UserError
 from launcher.sandbox.options import Ports, SandboxOptions, SandboxPaths
@@ -63,37 +63,27 @@ class SandboxRecord:
 
     def save(self) -> None:
         """Write the record; a reader sees the old one or the new one."""
-        record = {
-            "version": _VERSION,
-            "phase": self.phase,
-            "boot_id": self.boot_id,
-            "options": self.options.to_json(),
-            "ports": self.ports.to_json(),
-            "daemons": {name: process.to_json() for name, process in self.daemons.items()},
-        }
+        text = json.dumps({"version": _VERSION, **asdict(self)}, indent=2, default=str)
         path = self.paths.state_file
         new = path.with_suffix(".new")
-        new.write_text(json.dumps(record, indent=2) + "\n")
+        new.write_text(f"{text}\n")
         new.replace(path)
 
 
 def load(directory: Path) -> SandboxRecord | None:
     """Read the record of the sandbox in a directory; `None` when there is no sandbox.
 
-    Raises
-    ------
-    UserError
-        If the record cannot be parsed: its processes are then unknown.
+    Raise UserError if the record cannot be parsed: its processes are then unknown.
     """
     path = SandboxPaths(directory).state_file
     try:
         record = json.loads(path.read_text())
         return SandboxRecord(
-            options=SandboxOptions.from_json(record["options"]),
-            ports=Ports.from_json(record["ports"]),
+            options=SandboxOptions(**record["options"]),
+            ports=Ports(**record["ports"]),
             phase=record["phase"],
             boot_id=record["boot_id"],
-            daemons={name: Process.from_json(each) for name, each in record["daemons"].items()},
+            daemons={name: Process(**numbers) for name, numbers in record["daemons"].items()},
         )
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -106,13 +96,7 @@ def load(directory: Path) -> SandboxRecord | None:
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Lock a directory, which must exist, against another `up` or `down` at the same time.
-
-    Raises
-    ------
-    UserError
-        If another process has locked it.
-    """
+    """Lock a directory, which must exist; raise UserError if another `up` or `down` has locked it."""
     busy = UserError(f"another process is starting or stopping the sandbox in {directory}")
     try:
         handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
@@ -157,16 +141,8 @@ class Process:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
-    def to_json(self) -> dict[str, Any]:
-        return {"pid": self.pid, "start_time": self.start_time}
 
-    @classmethod
-    def from_json(cls, record: dict[str, Any]) -> Self:
-        return cls(record["pid"], record["start_time"])
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessEntry:
+class ProcessEntry(NamedTuple):
     """A process and the number of its parent."""
 
     process: Process
@@ -231,10 +207,10 @@ def mount_namespace(pid: int) -> Path:
     return _PROC / str(pid) / "ns" / "mnt"
 
 
-def root_directory(pid: int) -> tuple[int, int] | None:
-    """Return the device and inode of what a process has as ``/``; `None` when it cannot be told."""
+def inode_of(path: Path) -> tuple[int, int] | None:
+    """Return the device and inode of a file; `None` when they cannot be read."""
     try:
-        status = (_PROC / str(pid) / "root").stat()
+        status = path.stat()
     except OSError:
         return None
     return status.st_dev, status.st_ino
@@ -313,7 +289,7 @@ class SandboxStatus:
     phase: str
     missing: tuple[str, ...] = ()
     accounting: bool = False
-    ports: tuple[tuple[str, int], ...] = ()
+    ports: Mapping[str, int] = field(default_factory=dict)
     nodes: tuple[SandboxNode, ...] = ()
     cloud_nodes: int = 0
     running: int | None = None
@@ -352,12 +328,11 @@ def status(directory: Path) -> SandboxStatus:
     )
 
 
-def _ports(record: SandboxRecord) -> tuple[tuple[str, int], ...]:
-    ports = {"slurmctld": record.ports.slurmctld}
-    if record.options.accounting:
-        ports["slurmdbd"] = record.ports.slurmdbd
-    ports |= dict(zip(record.options.node_names, record.ports.slurmd, strict=True))
-    return tuple(ports.items())
+def _ports(record: SandboxRecord) -> dict[str, int]:
+    ports, options = record.ports, record.options
+    database = {"slurmdbd": ports.slurmdbd} if options.accounting else {}
+    nodes = dict(zip(options.node_names, ports.slurmd, strict=True))
+    return {"slurmctld": ports.slurmctld, **database, **nodes}
 
 
 def partition_table(slurm_conf: Path) -> list[str]:

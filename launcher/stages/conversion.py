@@ -10,9 +10,9 @@ from launcher.config.stage_schema import ConversionConfig, TrainedRun, TrainingC
 from launcher.errors import UserError, shown
 from launcher.plan import Job
 from launcher.runs.paths import LaunchPaths
+from launcher.runs.trained import checkpoints_of
 from launcher.stages.checkpoint_source import (
     STEP,
-    checkpoints_of,
     directory_of,
     required_source,
     tokenizer_directories,
@@ -40,7 +40,7 @@ def behind_training(
     if conversion.source is not None:
         return conversion
     changes = {
-        "source": checkpoints_of(training, paths),
+        "source": str(checkpoints_of(dict(training), paths)),
         "model": training.model if conversion.model is None else conversion.model,
         "model_type": conversion.model_type or training.run.model_type,
         "training": conversion.training or TrainedRun(run=training.run.name, directory=str(paths.run_dir)),

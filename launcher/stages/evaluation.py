@@ -14,9 +14,9 @@ from launcher.config.stage_schema import ConversionConfig, EvaluationConfig, Tra
 from launcher.errors import UserError
 from launcher.plan import Job
 from launcher.runs.paths import LaunchPaths
+from launcher.runs.trained import checkpoints_of
 from launcher.stages.checkpoint_source import (
     STEP,
-    checkpoints_of,
     directory_of,
     required_source,
     tokenizer_directories,
@@ -50,7 +50,7 @@ def behind_training(
 ) -> EvaluationConfig:
     """Return an evaluation of the checkpoints of the training before it; `paths` are any launch's of that."""
     changes = {
-        "source": evaluation.source or checkpoints_of(training, paths),
+        "source": evaluation.source or str(checkpoints_of(dict(training), paths)),
         "training": evaluation.training or launch_config(config, training, paths),
         "results": evaluation.results or str(paths.evaluations),
     }

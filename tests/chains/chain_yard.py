@@ -15,7 +15,8 @@ from threading import Semaphore
 from typing import Any
 
 from launcher.runs.paths import launch_numbers
-from launcher.sandbox import Sandbox, state
+from launcher.sandbox import state
+from launcher.sandbox.lifecycle import Sandbox
 from launcher.sandbox.state import Process, load
 from supervisor.marks import ChainEnd, JobAttempt, chain_end, link_jobs, read_attempts
 from tests.jobs.on_slurm.zoo import Done, Zoo

@@ -14,7 +14,7 @@ from launcher.drafting import Request, drafts
 from launcher.launching import Launched, launch_stages
 from launcher.runs.paths import submitted_name
 from launcher.runs.provenance import user
-from launcher.sandbox import Sandbox
+from launcher.sandbox.lifecycle import Sandbox
 from launcher.schedulers.base import JobRef, PendingSubmission
 from launcher.schedulers.slurm import SlurmScheduler
 from launcher.slurm.states import State

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.sandbox import Sandbox, down, prerequisites, status, up
+from launcher.sandbox import prerequisites
+from launcher.sandbox.lifecycle import Sandbox, down, up
 from launcher.sandbox.options import SandboxOptions
-from launcher.sandbox.state import entries
+from launcher.sandbox.state import entries, status
 from tests.pyxis.conftest import steps
 from tests.sandbox.test_sandbox_real import traces, wait_for
 

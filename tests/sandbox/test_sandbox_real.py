@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import UserError
-from launcher.sandbox import Sandbox, SandboxOptions, configuration, daemons, down, status, up
-from launcher.sandbox.state import entries, environment, load
+from launcher.sandbox import configuration, daemons
+from launcher.sandbox.lifecycle import Sandbox, down, up
+from launcher.sandbox.options import SandboxOptions
+from launcher.sandbox.state import entries, environment, load, status
 from tests.sandbox.fixtures import skip_without_slurm
 
 pytestmark = pytest.mark.slurm

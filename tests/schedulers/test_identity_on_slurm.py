@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from launcher.runs.provenance import new_tag, user
-from launcher.sandbox import Sandbox, daemons, state
-from launcher.sandbox.daemons import DaemonStarter, SilentReporter
+from launcher.sandbox import Reporter, daemons, state
+from launcher.sandbox.daemons import DaemonStarter
+from launcher.sandbox.lifecycle import Sandbox
 from launcher.schedulers.base import JobRef, PendingSubmission
 from launcher.schedulers.job_status import ANOTHER_JOB
 from launcher.schedulers.slurm import SlurmScheduler
@@ -100,7 +101,7 @@ class Cluster:
         wait_until(lambda: not controller.is_alive)
         shutil.rmtree(record.paths.controller_state)
         record.paths.controller_state.mkdir()
-        daemons._start_controller(DaemonStarter(record, SilentReporter()))
+        daemons._start_controller(DaemonStarter(record, Reporter()))
 
 
 def wait_until(holds: Callable[[], bool], seconds: float = 90) -> None:

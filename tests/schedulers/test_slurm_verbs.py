@@ -16,7 +16,7 @@ import pytest
 from launcher.errors import UserError
 from launcher.runs.paths import submitted_name
 from launcher.runs.provenance import new_tag, user
-from launcher.sandbox import Sandbox
+from launcher.sandbox.lifecycle import Sandbox
 from launcher.schedulers.base import JobRef, JobStatus, PendingSubmission
 from launcher.schedulers.job_status import ANOTHER_JOB
 from launcher.schedulers.slurm import SlurmScheduler

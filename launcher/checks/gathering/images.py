@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from launcher.checks.facts import ImageFacts, MissingPath
 from launcher.checks.gathering.path_resolver import PathResolver, opened, tells_of, why_unreadable
 from launcher.errors import nearest_files
-from launcher.releases import contents_by_file_name, contents_by_name
+from launcher.releases import contents_by_file_name
 
 if TYPE_CHECKING:
     from launcher.images.resolve import ResolvedImage
@@ -85,8 +85,11 @@ def image_facts(resolver: PathResolver, *, look: bool) -> ImageFacts | None:
 
 def _contents(resolver: PathResolver, image: str, *, look: bool) -> Contents | None:
     if not image.startswith("/"):
+        from launcher.images.references import Reference
+        from launcher.images.resolve import contents_of_reference
+
         # The job is told of a digest alone where the user named a tag as well.
-        return contents_by_name(resolver.draft.composition.config.container or image)
+        return contents_of_reference(Reference.parse(resolver.draft.composition.config.container or image))
     if look:
         found = _of_file(Path(image))
         if found is not None and found.is_certain:
