@@ -50,12 +50,9 @@ class Attachment:
 
 
 def attach(ref: RunRef, point: AttachPoint, command: Sequence[str], terminal: bool) -> Attachment:
-    """Return the command line that attaches to a running launch of a run.
+    """Return the command line that attaches to the running launch of a run.
 
-    Raises
-    ------
-    UserError
-        If none runs, or several do, or the job has no such rank or node.
+    Raise UserError if none runs, or several do, or the job has no such rank or node.
     """
     target, launch = _running(ref)
     manifest = launch.manifest

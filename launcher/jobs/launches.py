@@ -123,20 +123,11 @@ class Launch:
 
     @property
     def may_be_unknown_job(self) -> bool:
-        """Return True if there may be a job that the manifest does not know.
-
-        Its launcher died, or is submitting, or lost the answer.
-        """
+        """Return True if its launcher died, or is submitting, or lost the answer: there may be a job."""
         return self.manifest.job_id is None and self.manifest.error is None
 
     def log(self, extension: str = "out") -> Path:
-        """Return the job's log, of a chain that of its first link; it need not exist yet.
-
-        Raises
-        ------
-        UserError
-            If the launch never became a job.
-        """
+        """Return the job's log, of a chain that of its first link; it need not exist yet."""
         if not self.manifest.job_id:
             raise UserError(
                 f"launch {self.paths.number} of {self.paths.run_name} has no job, and so no log",
@@ -152,13 +143,7 @@ def read_launch(run_dir: Path, number: int) -> Launch:
 
 
 def open_launch(run_dir: Path, number: int | None = None) -> Launch:
-    """Read a launch of a run, by default the newest that the scheduler did not refuse.
-
-    Raises
-    ------
-    UserError
-        If the run has no such launch; the message lists the launches.
-    """
+    """Read a launch of a run, by default the newest that the scheduler did not refuse."""
     numbers = launch_numbers(run_dir)
     chosen = number if number is not None else (numbers[-1] if numbers else None)
     if chosen not in numbers or chosen is None:

@@ -45,13 +45,8 @@ _Identity = tuple[int, int]
 class RunLocator:
     """The runs that this call can find.
 
-    Attributes
-    ----------
-    always
-        The trees that are always searched: the base first, then ``$SLIPWAY_RESULTS_DIR``.
-    remarks
-        Answers of schedulers that lead to no run: why they could not be asked, or that they have a job whose
-        script is in no run, or whose run is gone.
+    The trees in `always` are always searched: the base first, then ``$SLIPWAY_RESULTS_DIR``. `remarks` are
+    answers of schedulers that lead to no run: why they could not be asked, or that a job's script is in none.
     """
 
     def __init__(self, base: Path) -> None:
@@ -115,10 +110,7 @@ class RunLocator:
     def located(self, job_id: str) -> list[Entry]:
         """Return the launch whose script a scheduler says the job has, whoever submitted it.
 
-        Raises
-        ------
-        UserError
-            If its launch was removed, and another has its directory now: no other job of that id is meant.
+        Raise UserError if the launch was removed: no other job of that id is meant.
         """
         removed: Path | None = None
         for script in self._ask_all(lambda scheduler: scheduler.locate(job_id)):
@@ -302,13 +294,7 @@ def runs_below(trees: Iterable[Path]) -> Iterator[Path]:
 
 
 def entries_of(run_dir: Path, newest: int | None = None) -> list[Entry]:
-    """Return the launches of a run by their manifests, oldest first, without broken ones.
-
-    Parameters
-    ----------
-    newest
-        The number of newest launches to read (default: all).
-    """
+    """Return the launches of a run, or its `newest`, by their manifests, oldest first; skip broken ones."""
     try:
         numbers = launch_numbers(run_dir)
     except OSError:

@@ -23,13 +23,7 @@ _MAX_NAMED = 12  # in a message
 
 @dataclass(frozen=True, slots=True)
 class RunRef:
-    """A run, and the part of it that the user's word names.
-
-    Attributes
-    ----------
-    task
-        The number of an array's task (``17_2``).
-    """
+    """A run, and the part of it that the user's word names: a launch, or an array's task (``17_2``)."""
 
     run_dir: Path
     launch: int | None = None
@@ -39,14 +33,9 @@ class RunRef:
 
 
 def find_run(word: str, base_results_dir: Path) -> RunRef:
-    """Find a run, from any directory.
+    """Find a run, from any directory; raise UserError if there is none, or several of that name.
 
     A word is a path, else a name below the base, else a job's id, else a name in any known tree.
-
-    Raises
-    ------
-    UserError
-        If there is none, or several of that name.
     """
     if not word:
         raise UserError("'' names no run")

@@ -26,12 +26,8 @@ _WAITS_FOR_JOB = why_waiting("PENDING", "Dependency")
 class LaunchStatus:
     """A launch and the status of its job.
 
-    Attributes
-    ----------
-    launch
-        ``None`` if it could not be read; the status then says why.
-    unanswered
-        Why the scheduler could not be asked, if it could not.
+    Without a `launch` it could not be read, and the status says why; `unanswered` is why the scheduler could
+    not be asked.
     """
 
     run_dir: Path
@@ -219,12 +215,8 @@ def current_statuses(
 ) -> list[LaunchStatus]:
     """Return of each run all live launches, the newest first, or else the newest launch.
 
-    However many runs there are, each scheduler is asked once. One broken run hides no other.
-
-    Parameters
-    ----------
-    only
-        The launches of these runs to return instead, by their numbers, in any state.
+    However many runs there are, each scheduler is asked once. One broken run hides no other. Of runs in
+    `only` the launches of these numbers are returned instead, in any state.
     """
     only = only or {}
     return [
@@ -307,12 +299,8 @@ def _current(items: Sequence[LaunchStatus]) -> list[LaunchStatus]:
 def named_statuses(refs: Sequence[RunRef]) -> list[LaunchStatus]:
     """Return the launches that a command line names, in its order, the newest of each run first.
 
-    A run stands for all launches that live or may live, else its newest; a launch only for itself.
-
-    Raises
-    ------
-    UserError
-        If a run has no such launch, or was never launched.
+    A run stands for all launches that live or may live, else its newest; a launch only for itself. Raise
+    UserError if a run has no such launch, or was never launched.
     """
     for ref in refs:
         _require_launch(ref)

@@ -105,10 +105,7 @@ def _or_done(status: JobStatus, life: JobAttempt | None) -> JobStatus:
 def _unless_it_left(status: JobStatus, life: JobAttempt | None, end: ChainEnd | None) -> JobStatus:
     """Return the status of a link; CANCELLED if it left without doing anything, whatever its exit code.
 
-    Parameters
-    ----------
-    life
-        The last attempt that left marks.
+    `life` is its last attempt that left marks.
     """
     is_good = status.state.is_good
     left = end is not None and (is_good if life is None else life.number < status.restarts)

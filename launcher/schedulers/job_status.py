@@ -14,7 +14,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from launcher.schedulers.base import JobRef, JobStatus
-from launcher.slurm.notations import compress_tasks, expand_tasks
+from launcher.slurm.notations import compress_tasks, expand_tasks, format_time_limit
 from launcher.slurm.records import LAUNCH_FAILURE, Record
 from launcher.slurm.states import State, why_waiting
 from supervisor.files import open_regular
@@ -62,12 +62,7 @@ def from_marks(launch_dir: Path, job_id: str | None = None) -> JobStatus | None:
     """Return the status that a job's own marks tell; ``None`` without marks.
 
     A job that began and recorded no end is UNKNOWN: it may run, and it may have been killed. So is the task
-    of an array that has not begun.
-
-    Parameters
-    ----------
-    job_id
-        Ignore the marks of other jobs; the id of an array's task stands for a job of its own.
+    of an array that has not begun. With `job_id` the marks of other jobs, or tasks, are ignored.
     """
     marked = _marked(launch_dir, job_id)
     if None in marked or not marked:
@@ -90,18 +85,10 @@ def or_cancelled(status: JobStatus, ref: JobRef) -> JobStatus:
 def status_of_job(
     ref: JobRef, live: Sequence[Record], accounted: Sequence[Record], blind: str | None = None
 ) -> JobStatus:
-    """Return the status of a job from all that Slurm tells about its id, and from its marks.
+    """Return the status of a job from its marks and all that Slurm tells about its id, in squeue and sacct.
 
-    A record without the job's tag is of another job: the ids began again, or it is another Slurm.
-
-    Parameters
-    ----------
-    live
-        The records of squeue.
-    accounted
-        The records of sacct, one for each attempt, in their order.
-    blind
-        Why the accounting could not be asked.
+    A record without the job's tag is of another job: the ids began again, or it is another Slurm. `blind`
+    says why the accounting could not be asked.
     """
     ours = [record for record in live if record.tag == ref.submitted_tag]
     # The accounting learns a job's command and directory late; before Slurm 21.08 it has no commands.
@@ -280,9 +267,7 @@ def status_of_attempt(life: JobAttempt) -> JobStatus:
         return JobStatus(State.UNKNOWN, "it started, and recorded no end", life.nodes, restarts=life.number)
     elapsed = None
     if life.started is not None and life.ended is not None:
-        days, seconds = divmod(int(life.ended - life.started), 86400)
-        clock = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
-        elapsed = f"{days}-{clock}" if days else clock
+        elapsed = format_time_limit(int(life.ended - life.started))
     state = _interrupted_if_saved(State.FAILED if code else State.COMPLETED, code)
     if state is State.FAILED and ended_by_slurm:
         return JobStatus(ended_by_slurm, None, life.nodes, elapsed, None, life.number, why=_why(life))

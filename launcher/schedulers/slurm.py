@@ -58,13 +58,7 @@ _RETRY = Retry()
 
 
 class SlurmScheduler:
-    """The Slurm that `slurm_conf` describes, or the site's own where it is ``None``.
-
-    Parameters
-    ----------
-    retry
-        How long to wait for a controller that does not answer.
-    """
+    """The Slurm that `slurm_conf` describes, or the site's own where it is ``None``."""
 
     def __init__(self, slurm_conf: str | None = None, retry: Retry = _RETRY) -> None:
         self._slurm_conf = slurm_conf
@@ -177,13 +171,7 @@ class SlurmScheduler:
         return {**statuses, **ended}
 
     def largest_array(self) -> int:
-        """Return the largest number of tasks of a job array.
-
-        Raises
-        ------
-        UserError
-            If Slurm cannot be asked.
-        """
+        """Return the largest number of tasks of a job array; raise UserError if Slurm cannot be asked."""
         self._require_configuration()
         answer = self._retry.ask(["scontrol", "show", "config"], self._environment)
         if answer.code != 0:

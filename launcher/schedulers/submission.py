@@ -77,18 +77,9 @@ def submit_script(
     after: str | None = None,
     exclude: str | None = None,
 ) -> str:
-    """Submit a written script with submitit; return the job's id.
+    """Submit a written script with its arguments; return the job's id.
 
-    Parameters
-    ----------
-    arguments
-        The arguments of the script.
-    unset
-        The names of variables that sbatch must not see.
-    after
-        A dependency that replaces the header's.
-    exclude
-        The nodes to avoid, in place of the header's.
+    sbatch does not see the variables to `unset`; `after` and `exclude` are as in `Scheduler.submit`.
 
     Raises
     ------

@@ -129,14 +129,8 @@ class Settings(NamedTuple):
 class ClusterFacts:
     """A cluster as it is now: each part is ``None`` if it was not needed or not available (see `missing`).
 
-    Attributes
-    ----------
-    gpu_types
-        The types of the GPUs of the job's partitions, in the site's words, such as ``a100``.
-    nodes
-        The nodes of the job's partitions, by partition.
-    pyxis
-        True if srun knows Pyxis' options.
+    Nodes, and the types of their GPUs in the site's words, such as ``a100``, are those of the job's
+    partitions; `pyxis` is True if srun knows Pyxis' options.
     """
 
     gpu_types: tuple[str, ...] | None = None
@@ -174,13 +168,7 @@ def _partition(values: Mapping[str, str]) -> Partition:
 
 
 def parse_nodes(text: str, *, of_default: bool = False) -> dict[str, tuple[Node, ...]]:
-    """Parse the answer of sinfo, by partition; the default one has a ``*`` behind its name.
-
-    Parameters
-    ----------
-    of_default
-        Leave out all other partitions.
-    """
+    """Parse the answer of sinfo, by partition, or `of_default` alone, which has a ``*`` behind its name."""
     by_partition: dict[str, list[Node]] = {}
     for row in rows(text, NODE_FIELDS):
         if of_default and not row["partition"].endswith("*"):
