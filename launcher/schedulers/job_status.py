@@ -259,25 +259,25 @@ def exit_reason(code: int) -> str:
 
 def status_of_attempt(life: JobAttempt) -> JobStatus:
     """Return the status that the marks of one attempt of a job tell."""
-    code = life.exit_code
-    ended_by_slurm = _ended_by_slurm(life.state)
-    if code is None and ended_by_slurm:  # its node failed, and the next link of its chain found that
-        return JobStatus(ended_by_slurm, None, life.nodes, restarts=life.number, why=_why(life))
+    code, ended_by_slurm = life.exit_code, _ended_by_slurm(life.state)
+    # The job's own judgement of its end.
+    why = None if life.rule in (None, *_SAY_NOTHING) else life.why
+    status = JobStatus(State.UNKNOWN, nodes=life.nodes, restarts=life.number)
+    if code is not None and life.started is not None and life.ended is not None:
+        status = replace(status, elapsed=format_time_limit(int(life.ended - life.started)))
+    if ended_by_slurm and code not in (0, EXIT_INTERRUPTED):
+        # Without a code its node failed, and the next link of its chain found that.
+        return replace(status, state=ended_by_slurm, why=why)
     if code is None:
-        return JobStatus(State.UNKNOWN, "it started, and recorded no end", life.nodes, restarts=life.number)
-    elapsed = None
-    if life.started is not None and life.ended is not None:
-        elapsed = format_time_limit(int(life.ended - life.started))
-    state = _interrupted_if_saved(State.FAILED if code else State.COMPLETED, code)
-    if state is State.FAILED and ended_by_slurm:
-        return JobStatus(ended_by_slurm, None, life.nodes, elapsed, None, life.number, why=_why(life))
-    if state is State.FAILED and life.rule == _ENDED_BY_USER:
+        return replace(status, reason="it started, and recorded no end")
+    if code == 0:
+        return replace(status, state=State.COMPLETED, exit_code=code)
+    if code == EXIT_INTERRUPTED:
+        return replace(status, state=State.INTERRUPTED, reason=INTERRUPTED_REASON, exit_code=code)
+    if life.rule == _ENDED_BY_USER:
         # It was cancelled: for a requeued one Slurm, or a later attempt, would tell.
-        return JobStatus(State.CANCELLED, life.why, life.nodes, elapsed, None, life.number)
-    reason = exit_reason(code) if state is State.FAILED else None
-    reason = INTERRUPTED_REASON if state is State.INTERRUPTED else reason
-    why = _why(life) if state is State.FAILED else None
-    return JobStatus(state, reason, life.nodes, elapsed, code, life.number, why=why)
+        return replace(status, state=State.CANCELLED, reason=life.why)
+    return replace(status, state=State.FAILED, reason=exit_reason(code), exit_code=code, why=why)
 
 
 def _ended_by_slurm(word: str | None) -> State | None:
@@ -290,11 +290,6 @@ def _ended_by_slurm(word: str | None) -> State | None:
 _SAY_NOTHING = ("cancelled", "done", "failed", "preempted", "saved")
 # The rule of a job that somebody cancelled or requeued: the job could not tell which.
 _ENDED_BY_USER = "ended_by_user"
-
-
-def _why(life: JobAttempt) -> str | None:
-    """Return the job's own judgement of its end."""
-    return life.why if life.rule not in (None, *_SAY_NOTHING) else None
 
 
 def declared_tasks(launch_dir: Path) -> list[int]:
