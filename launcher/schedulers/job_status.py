@@ -109,7 +109,9 @@ def status_of_job(
 
 def _of_job(ref: JobRef, live: Sequence[Record], past: Sequence[Record]) -> JobStatus:
     """Return the status of a job that Slurm knows."""
-    marked = _marked(ref.launch_dir, ref.job_id) if not _is_alive(live) else {}
+    # The queue tells all of a live job; of an array it does not, because it forgets ended tasks.
+    is_alive = any(record.state.is_live and record.task is None for record in live)
+    marked = {} if is_alive else _marked(ref.launch_dir, ref.job_id)
     by_live, by_past = _by_task(live), _by_task(past)
     if ref.task is not None:
         return _of_task(ref.task, by_live, by_past, marked)
@@ -162,11 +164,6 @@ def resolve(live: JobStatus | None, accounted: JobStatus | None, marked: JobStat
     if newest:
         return JobStatus(State.UNKNOWN, "it was requeued, and not seen since", restarts=newest)
     return marked or live or accounted or JobStatus(State.UNKNOWN, _FORGOTTEN)
-
-
-def _is_alive(records: Sequence[Record]) -> bool:
-    """Return True if the queue tells all; of an array it does not, because it forgets ended tasks."""
-    return any(record.state.is_live and record.task is None for record in records)
 
 
 def _by_task(records: Sequence[Record]) -> dict[int | None, JobStatus]:

@@ -233,12 +233,7 @@ def parse_associations(text: str, cluster: str | None) -> tuple[Association, ...
             qos=tuple(name for name in row["qos"].split(",") if name),
             default_qos=_word(row["defaultqos"]),
             is_default=row["account"] == row["defaultaccount"] if has_default else None,
-            limits=Limits(
-                max_seconds=_seconds(row["maxwall"]),
-                per_job=_resources(row["maxtres"]),
-                per_group=_resources(row["grptres"]),
-                max_submitted=_leading_int(row["maxsubmit"]),
-            ),
+            limits=_limits(row, row["maxsubmit"]),
         )
         for row in mine
     )
@@ -250,16 +245,20 @@ def parse_qos(text: str) -> tuple[Qos, ...]:
         Qos(
             name=row["name"],
             flags=frozenset(flag for flag in row["flags"].lower().split(",") if flag),
-            limits=Limits(
-                max_seconds=_seconds(row["maxwall"]),
-                least=_resources(row["mintres"]),
-                per_job=_resources(row["maxtres"]),
-                per_user=_resources(row["maxtrespu"]),
-                per_group=_resources(row["grptres"]),
-                max_submitted=_leading_int(row["maxsubmitpu"]),
-            ),
+            limits=_limits(row, row["maxsubmitpu"]),
         )
         for row in rows(text, QOS_FIELDS)
+    )
+
+
+def _limits(row: Mapping[str, str], max_submitted: str) -> Limits:
+    return Limits(
+        max_seconds=_seconds(row["maxwall"]),
+        least=_resources(row.get("mintres", "")),
+        per_job=_resources(row["maxtres"]),
+        per_user=_resources(row.get("maxtrespu", "")),
+        per_group=_resources(row["grptres"]),
+        max_submitted=_leading_int(max_submitted),
     )
 
 

@@ -22,6 +22,7 @@ from launcher.slurm import cluster
 from launcher.slurm.cluster import ASSOCIATION_FIELDS, QOS_FIELDS, ClusterFacts, Node
 from launcher.slurm.commands import (
     NO_SLURM,
+    Answer,
     Retry,
     SchedulerSilent,
     Unreachable,
@@ -168,7 +169,6 @@ _ACCOUNTING_SECONDS = 10.0
 # Slurm forgets an unanswered submission long before; this bounds the search of sacct.
 _OLDEST_SUBMISSION = timedelta(days=7)
 
-_ACCOUNTING_DAEMON = "Slurm's accounting"
 _SQUEUE = ("squeue", "--noheader", "--states=all", f"--Format={SQUEUE_FORMAT}")
 _SACCT = ("sacct", "--noheader", "--parsable2", f"--delimiter={SEPARATOR}", "--allocations", "--duplicates")
 
@@ -214,12 +214,9 @@ class JobQuestions:
         ends = parse_ends(self._retry.ask(queue, environment).stdout)
         missing = [job_id for job_id in parents if job_id not in ends]
         if missing and self.unaccounted is None:
-            accounting = [*_SACCT, "--format=JobID,End", *(f"--jobs={part}" for part in _parts(missing))]
+            options = ["--format=JobID,End", *(f"--jobs={part}" for part in _parts(missing))]
             with contextlib.suppress(Unreachable):
-                answer = self._retry.ask(
-                    accounting, environment, who=_ACCOUNTING_DAEMON, timeout=_ACCOUNTING_SECONDS, again=False
-                )
-                ends = parse_ends(answer.stdout) | ends
+                ends = parse_ends(self._ask_accounting(options, environment).stdout) | ends
         return ends
 
     def accounting_since(self, submissions: Iterable[tuple[str, str]]) -> list[Record]:
@@ -245,15 +242,8 @@ class JobQuestions:
         return parse_squeue(answer.stdout)
 
     def _sacct(self, options: Sequence[str]) -> list[Record]:
-        command = [*_SACCT, f"--format={self._format}", *options]
         try:
-            answer = self._retry.ask(
-                command,
-                self._environment,
-                who=_ACCOUNTING_DAEMON,
-                timeout=_ACCOUNTING_SECONDS,
-                again=False,
-            )
+            answer = self._ask_accounting([f"--format={self._format}", *options], self._environment)
         except SchedulerSilent as error:
             self.unaccounted = error.message
             logger.warning("%s; going by the queue and the jobs' own marks", error.message)
@@ -266,6 +256,15 @@ class JobQuestions:
             return self._sacct(options)
         # Without accounting sacct exits 1; only the job's own marks are left.
         return parse_sacct(answer.stdout) if answer.code == 0 else []
+
+    def _ask_accounting(self, options: Sequence[str], environment: Mapping[str, str]) -> Answer:
+        return self._retry.ask(
+            [*_SACCT, *options],
+            environment,
+            who="Slurm's accounting",
+            timeout=_ACCOUNTING_SECONDS,
+            again=False,
+        )
 
 
 def _parts(job_ids: Sequence[str]) -> list[str]:
