@@ -259,14 +259,13 @@ def own_python() -> str:
 
 def trainer_of(draft: Draft, needs: Requirements) -> tuple[bool, str] | None:
     """Return True if the tasks' interpreter will do here, and a message; None if the launch uses none."""
-    from launcher.checks.facts import Facts
     from launcher.checks.findings import Severity
     from launcher.checks.gathering.host import host_facts
     from launcher.checks.rules.files import machine_problems
 
     if not needs.trainer:
         return None
-    findings = list(machine_problems(draft.plan, Facts(host=host_facts(draft.plan))))
+    findings = list(machine_problems(draft.plan, host_facts(draft.plan)))
     # The launch itself reports other errors, such as an allocation that is too small.
     of_python = [finding for finding in findings if finding.key == "cluster.python"]
     messages = [str(UserError(one.message, key=one.key, hint=one.fix)) for one in of_python]
