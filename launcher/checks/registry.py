@@ -21,30 +21,31 @@ from launcher.checks.rules import (  # noqa: F401
 )
 from launcher.errors import UserError, did_you_mean
 
-# The first parts of ids, in the order in which findings are told.
-_TOPICS = (
+# The order in which findings are told: by the first part of an id, or by the whole of it.
+_ORDER = (
+    *("type", "layout", "memory", "batch", "elastic", "batch.accumulation", "model", "data", "profile"),
     *(
-        "type",
-        "layout",
-        "memory",
-        "batch",
-        "elastic",
-        "model",
-        "data",
-        "profile",
         "schedule",
         "time",
         "chain",
+        "keys",
+        "engine",
+        "job",
+        "run",
+        "data.identity",
+        "secret",
+        "path",
+        "image",
     ),
-    *("keys", "engine", "job", "run", "secret", "path", "image", "space", "cluster", "machine", "scheduler"),
+    *("space", "cluster", "cluster.array", "cluster.pyxis", "machine", "scheduler"),
 )
 
 
-def _topic(check: Check) -> int:
-    return _TOPICS.index(check.id.partition(".")[0])
+def _place(check: Check) -> int:
+    return _ORDER.index(check.id if check.id in _ORDER else check.id.partition(".")[0])
 
 
-CHECKS: tuple[Check, ...] = tuple(sorted(REGISTERED, key=_topic))
+CHECKS: tuple[Check, ...] = tuple(sorted(REGISTERED, key=_place))
 
 
 def require_known(ids: Iterable[str], others: Sequence[str] = ()) -> None:

@@ -14,7 +14,7 @@ from launcher.checks.gathering.host import HostOf, host_facts, remembering, supe
 from launcher.checks.gathering.images import image_facts
 from launcher.checks.gathering.path_resolver import PathResolver
 from launcher.checks.gathering.paths import missing_secrets, open_secrets, path_facts
-from launcher.checks.rules.cluster import Request
+from launcher.checks.rules.cluster import ClusterRequest
 from launcher.checks.rules.keys import KEYS
 from launcher.checks.rules.resources import gpus_of
 from launcher.config.compose import CONF_DIR
@@ -185,7 +185,7 @@ def cluster_facts(plan: Plan) -> ClusterFacts | None:
 
 def _without_hidden_nodes(plan: Plan, found: ClusterFacts) -> ClusterFacts:
     """Drop the nodes where Slurm hides them (``PrivateData=nodes``): none shown is not none there."""
-    mine = Request(plan, found).partitions
+    mine = ClusterRequest(plan, found).partitions
     hidden = [one for one in mine if one.total_nodes and not (found.nodes or {}).get(one.name)]
     if found.nodes is None or not mine or len(hidden) < len(mine):
         return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from launcher.checks.findings import Finding, error, warning
-from launcher.checks.rules.cluster import ACCOUNT, PARTITION, QOS, Request, cluster_check
+from launcher.checks.rules.cluster import ACCOUNT, PARTITION, QOS, ClusterRequest, cluster_check
 from launcher.checks.rules.cluster_nodes import wanted_of
 from launcher.checks.rules.runs import limit_key
 from launcher.errors import did_you_mean
@@ -26,7 +26,7 @@ _WITH_ACCOUNTS_BELOW = (23, 2)
     "the account is one of the user's, the partition takes it, and it gives what the job wants",
     *("settings", "associations", "partitions"),
 )
-def account_problems(request: Request) -> Iterator[Finding]:
+def account_problems(request: ClusterRequest) -> Iterator[Finding]:
     """Find an account that the user does not have, or that its partition does not take."""
     settings, mine = request.cluster.settings, request.cluster.associations or ()
     given, names = request.queue.account, sorted({association.account for association in mine})
@@ -57,7 +57,7 @@ def account_problems(request: Request) -> Iterator[Finding]:
         yield error(ACCOUNT, given, message, fix if names else None)
 
 
-def _closed_to_account(request: Request, account: str) -> Iterator[Finding]:
+def _closed_to_account(request: ClusterRequest, account: str) -> Iterator[Finding]:
     """Find partitions that are for other accounts alone."""
     first = _all_closed(request, account, lambda each: (each.accounts, each.denied_accounts))
     if first is None:
@@ -74,7 +74,7 @@ def _closed_to_account(request: Request, account: str) -> Iterator[Finding]:
 
 
 def _all_closed(
-    request: Request,
+    request: ClusterRequest,
     name: str,
     lists: Callable[[Partition], tuple[Sequence[str] | None, Sequence[str]]],
 ) -> Partition | None:
@@ -92,7 +92,7 @@ def _all_closed(
     "the QOS is there, the account may use it, and it gives what the job wants",
     *("settings", "qos", "associations", "partitions"),
 )
-def qos_problems(request: Request) -> Iterator[Finding]:
+def qos_problems(request: ClusterRequest) -> Iterator[Finding]:
     """Find a QOS that does not exist, that the account may not use, or that gives less than requested."""
     settings, mine, found = request.cluster.settings, request.qos, request.associations
     given = request.queue.qos
@@ -122,7 +122,7 @@ def qos_problems(request: Request) -> Iterator[Finding]:
             before.append(qos.limits)
 
 
-def _holding(request: Request) -> list[Qos]:
+def _holding(request: ClusterRequest) -> list[Qos]:
     """Return the QOS whose limits hold, the first before the other: that of its one partition, and the job's.
 
     The order is that of Slurm's "Resource Limits" page: partition QOS, job QOS, association; a QOS with
@@ -148,7 +148,7 @@ def _left_open(limits: Limits, before: Sequence[Limits]) -> Limits:
     return Limits(**{name: left(name, value) for name, value in limits._asdict().items()})  # type: ignore[arg-type]
 
 
-def _beyond(request: Request, who: str, limits: Limits, key: str) -> Iterator[Finding]:
+def _beyond(request: ClusterRequest, who: str, limits: Limits, key: str) -> Iterator[Finding]:
     """Find each request of a job that is beyond its limits."""
     resources, seconds, limit = request.resources, request.seconds, limit_key(request.plan)
     if seconds is not None and limits.max_seconds is not None and seconds > limits.max_seconds:
@@ -177,7 +177,7 @@ def _beyond(request: Request, who: str, limits: Limits, key: str) -> Iterator[Fi
             yield error(nodes_key, value, f"{message} is for jobs with {least} at least", None, (key,))
 
 
-def _totals(request: Request) -> dict[str, int]:
+def _totals(request: ClusterRequest) -> dict[str, int]:
     """Return what a job asks for in all, in Slurm's words for resources."""
     wanted = wanted_of(request.job)
     each = {"node": 1, "cpu": wanted.cpus, "gres/gpu": wanted.gpus or 0}

@@ -22,7 +22,7 @@ PARTITION, ACCOUNT, QOS = "cluster.partition", "cluster.account", "cluster.qos"
 _FOREVER = float("inf")
 
 
-class Request:
+class ClusterRequest:
     """The request of a job to a cluster, and the parts of the cluster that it is about."""
 
     def __init__(self, plan: Plan, cluster: ClusterFacts, array_tasks: int | None = None) -> None:
@@ -110,7 +110,7 @@ class Request:
         return None if given is None else _FOREVER if limit is None else limit
 
 
-Rule = Callable[[Request], Iterable[Finding]]
+Rule = Callable[[ClusterRequest], Iterable[Finding]]
 
 
 def cluster_check(check_id: str, tells: str, *parts: str) -> Callable[[Rule], Rule]:
@@ -126,7 +126,7 @@ def cluster_check(check_id: str, tells: str, *parts: str) -> Callable[[Rule], Ru
             assert facts.cluster is not None
             settings, is_open = facts.cluster.settings, plan.job.queue.partition is None
             has_filters = settings is not None and settings.has_filters
-            for found in rule(Request(plan, facts.cluster, facts.array_tasks)):
+            for found in rule(ClusterRequest(plan, facts.cluster, facts.array_tasks)):
                 is_of_names = found.key == PARTITION or check_id in (ACCOUNT, QOS)
                 if has_filters and found.severity is Severity.ERROR and (is_of_names or is_open):
                     text = f"{found.message}; plugins of this Slurm may change what a job asks for"
@@ -141,7 +141,7 @@ def cluster_check(check_id: str, tells: str, *parts: str) -> Callable[[Rule], Ru
 
 
 @cluster_check("cluster.partition", "the partition is there, and takes jobs", "partitions")
-def partition_problems(request: Request) -> Iterator[Finding]:
+def partition_problems(request: ClusterRequest) -> Iterator[Finding]:
     """Find a partition that does not exist, or takes no jobs."""
     there, given, partitions = request.cluster.partitions or (), request.queue.partition, request.partitions
     visible = [partition.name for partition in there if partition.is_open]
@@ -167,7 +167,7 @@ def partition_problems(request: Request) -> Iterator[Finding]:
 @cluster_check(
     "cluster.time_limit", "the time limit is not longer than what the partition gives", "partitions"
 )
-def time_problems(request: Request) -> Iterator[Finding]:
+def time_problems(request: ClusterRequest) -> Iterator[Finding]:
     """Find a time limit that is longer than the partition's."""
     partitions, wanted = request.partitions, request.seconds
     if not partitions or wanted is None or request.overrules("partitiontimelimit"):
@@ -192,7 +192,7 @@ def _seconds_of(partition: Partition) -> float:
 def array_problems(plan: Plan, cluster: ClusterFacts, array_tasks: int | None) -> Iterator[Finding]:
     """Find more jobs submitted at once than the cluster takes."""
     assert cluster.settings is not None
-    request = Request(plan, cluster, array_tasks)
+    request = ClusterRequest(plan, cluster, array_tasks)
     tasks, room, array = request.own_tasks, cluster.settings.max_jobs, cluster.settings.max_array
     most = min((limit for limit in (room, array) if limit is not None), default=None)
     if tasks:

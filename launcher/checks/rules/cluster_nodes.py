@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from launcher.checks.findings import Finding, error, warning
-from launcher.checks.rules.cluster import PARTITION, Request, cluster_check
+from launcher.checks.rules.cluster import PARTITION, ClusterRequest, cluster_check
 from launcher.errors import did_you_mean
 from launcher.estimates.parallelism import DEVICES, gpu_of
 from launcher.estimates.values import count, full
@@ -82,7 +82,7 @@ class _Offer(NamedTuple):
         return len(self.nodes) + self.hidden
 
 
-def _offers(request: Request) -> list[_Offer]:
+def _offers(request: ClusterRequest) -> list[_Offer]:
     queue, known = request.queue, request.cluster.nodes or {}
     excluded = expand_hostlist(queue.exclude or "") or frozenset()
     constraint = queue.constraint if queue.constraint and is_plain(queue.constraint) else None
@@ -103,7 +103,7 @@ def _offers(request: Request) -> list[_Offer]:
     "the partition has as many nodes, and enough of them can be used now",
     *("partitions", "nodes"),
 )
-def node_problems(request: Request) -> Iterator[Finding]:
+def node_problems(request: ClusterRequest) -> Iterator[Finding]:
     """Find fewer nodes than the job asks for, or fewer that can be used now."""
     unknown = list(_unknown_names(request))
     yield from unknown
@@ -125,7 +125,7 @@ def node_problems(request: Request) -> Iterator[Finding]:
         yield from _too_few(request)
 
 
-def _too_few(request: Request) -> Iterator[Finding]:
+def _too_few(request: ClusterRequest) -> Iterator[Finding]:
     nodes, wanted, (key, value) = request.resources.nodes, wanted_of(request.job), request.nodes_key
     best = max(_offers(request), key=lambda offer: offer.most)
     among = f"partition {best.partition.name} has {count(best.most, 'node')}{_that_are(request)}"
@@ -148,7 +148,7 @@ def _too_few(request: Request) -> Iterator[Finding]:
         yield warning(key, value, f"{among}, {lost}", _fewer(request, usable, "start now"))
 
 
-def _unknown_names(request: Request) -> Iterator[Finding]:
+def _unknown_names(request: ClusterRequest) -> Iterator[Finding]:
     """Find names of nodes and features that do not exist."""
     there = [node for nodes in (request.cluster.nodes or {}).values() for node in nodes]
     if not there or any(offer.hidden for offer in _offers(request)):
@@ -171,7 +171,7 @@ def _unknown_names(request: Request) -> Iterator[Finding]:
 @cluster_check(
     "cluster.gpus", "the nodes have as many GPUs, of the type that is asked for", "partitions", "nodes"
 )
-def gpu_problems(request: Request) -> Iterator[Finding]:
+def gpu_problems(request: ClusterRequest) -> Iterator[Finding]:
     """Find too few nodes with as many GPUs of the requested type."""
     resources, wanted = request.resources, wanted_of(request.job)
     yield from _other_gpu(request)
@@ -190,7 +190,7 @@ def gpu_problems(request: Request) -> Iterator[Finding]:
 
 
 @cluster_check("cluster.cpus", "the nodes have the processors that the tasks ask for", "partitions", "nodes")
-def cpu_problems(request: Request) -> Iterator[Finding]:
+def cpu_problems(request: ClusterRequest) -> Iterator[Finding]:
     """Find too few nodes with the processors that the tasks ask for."""
     resources = request.resources
     what = f"{wanted_of(request.job).cpus} CPUs for {count(resources.tasks_per_node, 'task')}"
@@ -201,14 +201,14 @@ def cpu_problems(request: Request) -> Iterator[Finding]:
 
 
 @cluster_check("cluster.memory", "the nodes have the memory that is asked for", "partitions", "nodes")
-def memory_problems(request: Request) -> Iterator[Finding]:
+def memory_problems(request: ClusterRequest) -> Iterator[Finding]:
     """Find too few nodes with the requested memory."""
     what, asked = f"{wanted_of(request.job).memory}M of memory", ("cluster.mem", request.resources.memory)
     yield from _lacking(request, _has_memory, lambda node: f"{node.memory}M", what, asked)
 
 
 def _lacking(
-    request: Request,
+    request: ClusterRequest,
     test: Callable[[Node, Wanted], bool],
     has: Callable[[Node], str],
     what: str,
@@ -232,7 +232,7 @@ def _lacking(
     yield error(*asked, text, f"there: {listed}", (PARTITION, *also))
 
 
-def _other_gpu(request: Request) -> Iterator[Finding]:
+def _other_gpu(request: ClusterRequest) -> Iterator[Finding]:
     """Find a GPU in the estimates that is not the one of the nodes."""
     resources = request.resources
     if resources.gpu is None:
@@ -244,14 +244,14 @@ def _other_gpu(request: Request) -> Iterator[Finding]:
         yield warning("cluster.gpu", resources.gpu, text, f"cluster.gpu={there.gpu.name}")
 
 
-def _that_are(request: Request) -> str:
+def _that_are(request: ClusterRequest) -> str:
     queue = request.queue
     limits = [f"with {queue.constraint}"] if queue.constraint else []
     limits += [f"without {queue.exclude}"] if queue.exclude else []
     return f" ({', '.join(limits)})" if limits else ""
 
 
-def _fewer(request: Request, most: int, can: str = "run") -> str | None:
+def _fewer(request: ClusterRequest, most: int, can: str = "run") -> str | None:
     """Suggest the largest number of nodes that is there, and partitions with as many as requested."""
     ways = [f"{_count_key(request)}={most} is the largest that could {can}"] if most else []
 
@@ -265,7 +265,7 @@ def _fewer(request: Request, most: int, can: str = "run") -> str | None:
     return "\n".join(ways) or None
 
 
-def _count_key(request: Request) -> str:
+def _count_key(request: ClusterRequest) -> str:
     key, _ = request.nodes_key
     return f"{key}.min" if request.resources.is_elastic else full(key)
 
