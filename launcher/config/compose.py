@@ -5,8 +5,9 @@ Hydra's `@hydra.main` would compose twice, change the working directory's meanin
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
@@ -74,6 +75,15 @@ class Composition:
     def annotate(self, error: UserError) -> None:
         """Add the sources of the offending values to an error."""
         annotate(error, self.overrides, self.config_dir)
+
+    @contextlib.contextmanager
+    def annotated(self) -> Iterator[None]:
+        """Add the sources of the offending values to the errors raised inside."""
+        try:
+            yield
+        except UserError as error:
+            self.annotate(error)
+            raise
 
     def sources(self) -> Sources:
         """Return the sources of the values."""

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from launcher.checks.facts import ImageFacts, MissingPath
 from launcher.checks.gathering.path_resolver import PathResolver, opened, tells_of, why_unreadable
-from launcher.drafting import choice_of
 from launcher.errors import nearest_files
 from launcher.releases import contents_by_file_name
 
@@ -58,7 +57,7 @@ def _made_by_us(resolver: PathResolver) -> ResolvedImage | None:
     assert container is not None
     if resolver.draft.composition.config.container == container.image:
         return None
-    return choice_of(resolver.draft.composition, resolver.draft.template_dir)
+    return resolver.draft.image
 
 
 def _made_by(choice: ResolvedImage, resolver: PathResolver) -> str:
@@ -123,7 +122,7 @@ def fetched_at_once(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
     # The nodes keep what has a name.
     if most < 2 or container.options.name is not None:
         return ()
-    choice = choice_of(resolver.draft.composition, resolver.draft.template_dir)
+    choice = resolver.draft.image
     if choice is None or choice.stored is None:
         return ()
     told_of = f"each of the job's {most} nodes fetches and unpacks it by itself, all at once"
