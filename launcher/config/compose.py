@@ -79,6 +79,15 @@ class Composition:
         """Add the sources of the offending values to an error."""
         annotate(error, self.overrides, self.config_dir)
 
+    @contextmanager
+    def annotated(self) -> Iterator[None]:
+        """Add the sources of the offending values to the errors raised inside."""
+        try:
+            yield
+        except UserError as error:
+            self.annotate(error)
+            raise
+
     def sources(self) -> Sources:
         """Return the sources of the values."""
         return sources_of(self.overrides, self.config_dir)
