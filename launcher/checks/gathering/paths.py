@@ -62,7 +62,7 @@ def path_facts(draft: Draft) -> PathFacts:
 def _checkpoints(resolver: PathResolver) -> Path:
     """Return the directory of a training's checkpoints, or that of a conversion's outputs."""
     job = resolver.plan.job
-    given = job.chain.checkpoints if job.stage != "conversion" else str(job.directories[0])
+    given = job.chain.checkpoints if job.stage != "conversion" else str(next(iter(job.directories)))
     found = resolver.host(given) if given is not None else None
     return found if found is not None else resolver.plan.paths.checkpoints
 
