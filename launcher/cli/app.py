@@ -144,7 +144,7 @@ def _print_done() -> bool:
 
 
 def _print_acts() -> bool:
-    done = [action.format(_jobs(job_ids)) for action, job_ids in acts().items()]
+    done = [action.format(_jobs(job_ids)) for action, job_ids in acts.items()]
     if done:
         print(f"slipway: done before the failure: {'; '.join(done)}", file=sys.stderr)
     return bool(done)
@@ -159,7 +159,7 @@ def _jobs(job_ids: Sequence[str]) -> str:
 
 def _print_submitted() -> bool:
     """Print the jobs that were submitted before the failure; return True if there are any."""
-    jobs = submitted_jobs()
+    jobs = dict(submitted_jobs)
     if not jobs:
         return False
     print(

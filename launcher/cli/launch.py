@@ -17,7 +17,7 @@ from launcher.cli.requests import add_launch_options, is_workspace, print_drafts
 from launcher.drafting import Draft, Request, drafts
 from launcher.errors import UserError, one_line
 from launcher.runs.paths import short
-from launcher.runs.receipts import note_ended
+from launcher.runs.receipts import submitted_jobs
 from launcher.stages.workspace import STAGE as WORKSPACE
 from launcher.ui.tables import print_code
 
@@ -330,7 +330,7 @@ def _followed(launched: Launched, *, quiet: bool) -> int:
     with contextlib.redirect_stdout(sys.stderr) if quiet else contextlib.nullcontext():
         code = follow_and_tell(launched.paths.run_dir, launched.paths.number)
     if code != errors.WATCHING_ENDED:
-        note_ended(str(launched.manifest.job_id))
+        submitted_jobs.pop(str(launched.manifest.job_id), None)
     return code
 
 

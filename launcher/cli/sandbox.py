@@ -13,13 +13,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.sandbox import DIRECTORY_VARIABLE, default_directory, slurm_conf_path
+from launcher.sandbox import DIRECTORY_VARIABLE, Reporter, default_directory, slurm_conf_path
 from launcher.ui.terminal import open_console
 
 if TYPE_CHECKING:
     from rich.status import Status as Spinner
 
-    from launcher.sandbox import Sandbox, SandboxStatus
+    from launcher.sandbox.lifecycle import Sandbox
+    from launcher.sandbox.state import SandboxStatus
 
 # The exit code of a sandbox that is down; 1 and 2 mean other things everywhere.
 DOWN = 3
@@ -144,7 +145,8 @@ def _add_verb(
 
 
 def _up(args: argparse.Namespace) -> int:
-    from launcher.sandbox import SandboxOptions, up
+    from launcher.sandbox.lifecycle import up
+    from launcher.sandbox.options import SandboxOptions
 
     options = SandboxOptions(
         directory=_directory(args),
@@ -179,7 +181,7 @@ def _pyxis(args: argparse.Namespace) -> Path | None:
 
 
 def _down(args: argparse.Namespace) -> int:
-    from launcher.sandbox import down
+    from launcher.sandbox.lifecycle import down
 
     directory = _directory(args)
     with _StepDisplay() as progress:
@@ -189,11 +191,11 @@ def _down(args: argparse.Namespace) -> int:
 
 
 def _status(args: argparse.Namespace) -> int:
-    from launcher.sandbox import status
+    from launcher.sandbox.state import status
 
     sandbox = status(_directory(args))
     if args.json:
-        record = asdict(sandbox) | {"directory": str(sandbox.directory), "ports": dict(sandbox.ports)}
+        record = asdict(sandbox) | {"directory": str(sandbox.directory)}
         print(json.dumps(record, indent=2))
     else:
         print(_describe(sandbox))
@@ -201,7 +203,7 @@ def _status(args: argparse.Namespace) -> int:
 
 
 def _env(args: argparse.Namespace) -> int:
-    from launcher.sandbox import status
+    from launcher.sandbox.state import status
 
     directory = _directory(args)
     sandbox = status(directory)
@@ -250,13 +252,13 @@ def _describe(sandbox: SandboxStatus) -> str:
         "accounting": "yes" if sandbox.accounting else "no",
         "containers": "Pyxis" if sandbox.pyxis else "no",
         "jobs": "unknown" if sandbox.running is None else jobs,
-        "ports": ", ".join(f"{name} {port}" for name, port in sandbox.ports),
+        "ports": ", ".join(f"{name} {port}" for name, port in sandbox.ports.items()),
         "SLURM_CONF": str(slurm_conf_path(sandbox.directory)),
     }
     return "\n".join(lines + [f"  {name:10}  {value}" for name, value in rows.items()])
 
 
-class _StepDisplay:
+class _StepDisplay(Reporter):
     """The display of steps: one changing line on a terminal, a line for each completed step elsewhere."""
 
     def __init__(self) -> None:
