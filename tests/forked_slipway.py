@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import importlib
 import os
-import pkgutil
 import subprocess
 import sys
 import tempfile
@@ -18,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from benchmarks.soak import zygote
+from benchmarks.soak import warm_launcher, zygote
 from tests import zygotes
 from tests.shipped_files import parse_shipped_files_once
 
@@ -99,28 +98,8 @@ def _answer(module: str, question: int, answer: int, directory: Path) -> NoRetur
 
 
 def warm_up() -> None:
-    """Import all of the launcher, and do what is the same for every command.
-
-    That is the grammar of overrides, what the shipped files hold, the compiled templates, the expressions
-    that find secrets, and the supervisor's archive.
-    """
-    import launcher
-    from launcher import attained, releases, secrecy
-    from launcher.config import schema
-    from launcher.config.compose import compose
-    from launcher.rendering import render, supervision
-
-    for module in pkgutil.walk_packages(launcher.__path__, "launcher."):
-        importlib.import_module(module.name)
+    """Warm the launcher up; parse the shipped files, and import what answers its questions."""
+    parse_shipped_files_once()
+    warm_launcher.warm_up()
     for question in _QUESTIONS:
         importlib.import_module(question)
-    parse_shipped_files_once()
-    compose([])
-    environment = render._environment(None)
-    for template in environment.list_templates(extensions=["j2"]):
-        environment.get_template(template)
-    supervision.supervisor_archive()
-    secrecy._suspect()
-    schema._any_of_the_cluster()
-    attained._shipped()
-    releases.images()
