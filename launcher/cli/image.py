@@ -292,7 +292,7 @@ def _verified_to_json(image: VerifiedImage) -> dict[str, Any]:
     return {
         "path": str(image.path),
         "is_whole": image.is_whole,
-        "checked": list(image.checked),
+        "checked": image.checked,
         "problem": image.problem.message if image.problem else None,
-        "notes": list(image.notes),
+        "notes": image.notes,
     }

@@ -49,16 +49,14 @@ class Builder:
     @contextmanager
     def environment(self) -> Iterator[None]:
         """Let other programs find its storage meanwhile: skopeo takes the driver from the environment too."""
-        before = {name: os.environ.get(name) for name in self.env}
+        before = {name: os.environ[name] for name in self.env if name in os.environ}
         os.environ.update(self.env)
         try:
             yield
         finally:
-            for name, value in before.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
+            for name in self.env:
+                os.environ.pop(name, None)
+            os.environ.update(before)
 
     def command(
         self,
@@ -92,14 +90,9 @@ class Builder:
         prunes = {"docker": "docker builder prune", "podman": "podman image prune"}
         return prunes.get(self.name, "buildah rmi --prune")
 
-    @property
-    def takes_logins(self) -> bool:
-        """True if it can borrow logins; docker has its own alone."""
-        return self.name != "docker"
-
     def _access(self, access: Access) -> list[str]:
         words = access.options()
-        if words and not self.takes_logins:
+        if words and self.name == "docker":
             raise UserError(
                 f"docker build does not take {words[0].partition('=')[0]}",
                 hint="docker's own settings count: `docker login`, insecure-registries; or --builder buildah",
@@ -246,8 +239,9 @@ def build_into_store(
             if (lock.waited or not options.force) and (image := built_before()) is not None:
                 return image
             access = Access(options.plain_http, options.authfile)
-            login = borrowed_login(access, recipe.base) if program.takes_logins else nullcontext(access)
-            with login as access:
+            # docker has its own logins alone.
+            has_own = program.name == "docker"
+            with nullcontext(access) if has_own else borrowed_login(access, recipe.base) as access:
                 reference = build_recipe(recipe, program, build_labels(config_dir), progress, access)
             # A file of that name is of another recipe, or incomplete, or not wanted.
             with program.environment():

@@ -12,7 +12,7 @@ from launcher.config.compose import Composition
 from launcher.config.overrides import hydra_value
 from launcher.drafting import Draft, Request, choice_of, compose_stages, draft, drafts
 from launcher.errors import UserError
-from launcher.images.resolve import KEY, ResolvedImage, cached_recipe
+from launcher.images.resolve import KEY, ResolvedImage
 from launcher.images.squashfs import is_squashfs
 from launcher.stages.image import STAGE, ImageWork
 
@@ -185,11 +185,10 @@ def _make_here(needed: ImageRequirement, progress: ImageProgress) -> Imported:
         from launcher.images.building import build_into_store
         from launcher.images.store import Store
 
-        recipe = cached_recipe(choice.recipe, choice.flavor, request.config_dir, request.template_dir)
-        for warning in recipe.warnings:
+        for warning in choice.recipe.warnings:
             progress.note(warning)
         return build_into_store(
-            recipe, Store(needed.file.parent), options, progress, config_dir=request.config_dir
+            choice.recipe, Store(needed.file.parent), options, progress, config_dir=request.config_dir
         )
     assert choice.source is not None
     return import_image(choice.source, needed.file, options, progress)

@@ -8,7 +8,7 @@ import shutil
 import socket
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from launcher.errors import UserError
@@ -18,29 +18,21 @@ from launcher.sandbox.options import SandboxOptions, SandboxPaths
 # No program, but a package of its own: slurmdbd cannot speak to a database without it.
 _MYSQL_PLUGIN = "accounting_storage_mysql.so"
 _DEBIAN_PLUGINS = "*/slurm-wlm"
-# Programs and the Debian packages that have them. `slurm-wlm` stands for the controller, the node daemon
-# and the clients together.
-_PROGRAMS = {
-    "slurmctld": "slurm-wlm",
-    "slurmd": "slurm-wlm",
-    "sinfo": "slurm-wlm",
-    "squeue": "slurm-wlm",
-    "sbatch": "slurm-wlm",
-    "srun": "slurm-wlm",
-    "scancel": "slurm-wlm",
-    "munged": "munge",
-    "unshare": "util-linux",
-    "setpriv": "util-linux",
-    "mount": "mount",
-    "hostname": "hostname",
-}
-_ACCOUNTING_PROGRAMS = {
-    "slurmdbd": "slurmdbd",
-    _MYSQL_PLUGIN: "slurm-wlm-mysql-plugin",
-    "sacct": "slurm-wlm",
-    "mariadbd": "mariadb-server",
-    "mariadb-install-db": "mariadb-server",
-}
+# Debian's packages, and the programs of each. `slurm-wlm` stands for the controller, the node daemon and the
+# clients together.
+_PROGRAMS = (
+    ("slurm-wlm", "slurmctld slurmd sinfo squeue sbatch srun scancel"),
+    ("munge", "munged"),
+    ("util-linux", "unshare setpriv"),
+    ("mount", "mount"),
+    ("hostname", "hostname"),
+)
+_ACCOUNTING_PROGRAMS = (
+    ("slurmdbd", "slurmdbd"),
+    ("slurm-wlm-mysql-plugin", _MYSQL_PLUGIN),
+    ("slurm-wlm", "sacct"),
+    ("mariadb-server", "mariadbd mariadb-install-db"),
+)
 # The directories of daemons; `su` without a dash leaves a PATH without them.
 _SYSTEM_FOLDERS = "/usr/sbin:/sbin"
 _CAPABILITIES = (
@@ -68,14 +60,15 @@ def check_root() -> None:
 
 def check_programs(accounting: bool) -> None:
     """Name the programs that are missing and the one command that installs them."""
-    _require(_PROGRAMS | (_ACCOUNTING_PROGRAMS if accounting else {}), f"\n  {_LOCAL}")
+    _require(_PROGRAMS + (_ACCOUNTING_PROGRAMS if accounting else ()), f"\n  {_LOCAL}")
 
 
-def _require(packages: Mapping[str, str], advice: str = "") -> None:
+def _require(packages: Iterable[tuple[str, str]], advice: str = "") -> None:
     """Raise UserError if a program is missing, with the Debian packages that have it."""
-    missing = [name for name in packages if not _is_installed(name)]
+    names = {name: package for package, programs in packages for name in programs.split()}
+    missing = [name for name in names if not _is_installed(name)]
     if missing:
-        words = " ".join(dict.fromkeys(packages[name] for name in missing))
+        words = " ".join(dict.fromkeys(names[name] for name in missing))
         line = f"on Debian or Ubuntu: apt-get install --no-install-recommends {words}"
         raise UserError(f"not installed: {', '.join(missing)}", hint=f"{line}{advice}")
 
@@ -223,7 +216,12 @@ _FOLDERS = (
     "/opt/slurm/lib64/slurm",
 )
 # Programs that Enroot calls to create and start a container from a squashfs, with Debian's packages of them.
-_CONTAINER_PROGRAMS = {"unsquashfs": "squashfs-tools", "awk": "gawk", "getent": "libc-bin", "pwck": "passwd"}
+_CONTAINER_PROGRAMS = (
+    ("squashfs-tools", "unsquashfs"),
+    ("gawk", "awk"),
+    ("libc-bin", "getent"),
+    ("passwd", "pwck"),
+)
 _BUILD = (
     "docs/pyxis.md explains how to install both, from their releases or from github.com/NVIDIA/{enroot,pyxis}"
 )

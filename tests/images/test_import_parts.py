@@ -314,9 +314,7 @@ def test_layers_need_room_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(scratch, "choose_scratch", full)
     monkeypatch.setattr(backends, "choose_backend", lambda *_: backends.ENROOT)
-    monkeypatch.setattr(
-        backends, "look_up", lambda *_: (RemoteImage("sha256:a", 70, 1000, ImageConfig()), None)
-    )
+    monkeypatch.setattr(backends, "look_up", lambda *_: RemoteImage("sha256:a", 70, 1000, ImageConfig()))
     with pytest.raises(UserError, match="no room"):
         import_image(Reference.parse("registry.example/x:1"), tmp_path / "x.sqsh")
     assert [needs.temporary for needs in asked] == [1070]

@@ -95,7 +95,7 @@ def _contents(resolver: PathResolver, image: str, *, look: bool) -> Contents | N
         if found is not None and found.is_certain:
             return found
     choice = _made_by_us(resolver)
-    return contents_by_file_name(Path(image).name) if choice is None else _of_choice(choice, resolver)
+    return contents_by_file_name(Path(image).name) if choice is None else _of_choice(choice)
 
 
 def _of_file(path: Path) -> Contents | None:
@@ -105,12 +105,11 @@ def _of_file(path: Path) -> Contents | None:
     return contents_of_file(path)
 
 
-def _of_choice(choice: ResolvedImage, resolver: PathResolver) -> Contents | None:
-    from launcher.images.resolve import cached_recipe, contents_of_recipe, contents_of_reference
+def _of_choice(choice: ResolvedImage) -> Contents | None:
+    from launcher.images.resolve import contents_of_recipe, contents_of_reference
 
     if choice.recipe is not None:
-        trees = resolver.draft.composition.config_dir, resolver.draft.template_dir
-        return contents_of_recipe(cached_recipe(choice.recipe, choice.flavor, *trees))
+        return contents_of_recipe(choice.recipe)
     return contents_of_reference(choice.source) if choice.source is not None else None
 
 
