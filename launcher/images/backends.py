@@ -106,8 +106,7 @@ def look_up(backend: str, source: Reference, access: Access) -> RemoteImage:
         if backend != ENROOT or source.kind is not Kind.REGISTRY:
             return RemoteImage()
         try:
-            command = ["digest", str(source.for_enroot)]
-            answer = _run_enroot(command, source, "look up", _access_variables(access))
+            answer = _run_enroot(["digest", str(source.for_enroot)], source, "look up", access)
         except ToolError as error:
             # Of a refusal Enroot says only which user it sent.
             raise (refusal or error) from None
@@ -168,7 +167,6 @@ def _make_by_enroot(context: ImportContext) -> None:
     cache.mkdir()
     options = [*SQUASH_OPTIONS[context.compression], *resource_limits(processors=False)]
     environment = {
-        **_access_variables(context.access),
         "PATH": _path_for_enroot(source, work),
         "TMPDIR": str(work),
         "ENROOT_TEMP_PATH": str(work),
@@ -190,32 +188,30 @@ def _make_by_enroot(context: ImportContext) -> None:
         progress.advance(output.stat().st_size)
 
     arguments = ["import", "-o", str(output), str(context.pinned_source.for_enroot)]
-    _run_enroot(arguments, source, "import", environment, tick, context.locks)
+    _run_enroot(arguments, source, "import", context.access, environment, tick, context.locks)
 
 
 def _run_enroot(
     arguments: list[str],
     source: Reference,
     doing: str,
-    environment: Mapping[str, str],
+    access: Access,
+    environment: Mapping[str, str] | None = None,
     tick: Callable[[int], None] | None = None,
     keep: tuple[int, ...] = (),
 ) -> str:
     paths = [str(_PACKAGE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    plain = {"ENROOT_ALLOW_HTTP": "yes"} if access.plain_http else {}
     return tools.run(
         # -P: the current directory is not searched for modules.
         [sys.executable, "-P", "-m", "launcher.images.enroot_runner", *arguments],
         doing=f"{doing} {source}",
         program="enroot",
         names=hint_names(source),
-        env={**environment, "PYTHONPATH": os.pathsep.join(paths)},
+        env={**plain, **(environment or {}), "PYTHONPATH": os.pathsep.join(paths)},
         on_tick=tick,
         keep=keep,
     )
-
-
-def _access_variables(access: Access) -> dict[str, str]:
-    return {"ENROOT_ALLOW_HTTP": "yes"} if access.plain_http else {}
 
 
 def _path_for_enroot(source: Reference, work: Path) -> str:

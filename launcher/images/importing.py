@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from launcher.errors import UserError, did_you_mean, explain_os_error, one_line
+from launcher.errors import UserError, explain_os_error, one_line
 from launcher.file_systems import mount_of
 from launcher.images import backends, scratch
 from launcher.images.backends import ImportContext
@@ -23,7 +23,6 @@ from launcher.images.scratch import ImageLock, locked
 from launcher.images.squashfs import (
     AUTO,
     COMPRESSED_FRACTION,
-    COMPRESSIONS,
     SQUASH_OPTIONS,
     default_compression,
     read_superblock,
@@ -186,12 +185,6 @@ class _Import:
                 f"{one_line(str(self._source))} is a squashfs already",
                 hint=f"use it: container={self._source}",
             )
-        for option, value, valid in (
-            ("--compression", self._options.compression, COMPRESSIONS),
-            ("--via", self._options.via, backends.BACKENDS),
-        ):
-            if value not in valid:
-                raise UserError(f"{option} {value}: unknown", hint=did_you_mean(value, valid))
         if self._target.is_dir():
             raise UserError(
                 f"{one_line(str(self._target))}: a directory, and no image's file",

@@ -153,7 +153,7 @@ def write_files(record: SandboxRecord) -> None:
         machine = prerequisites.site_configuration().read_text()
         paths.enroot_conf.write_text(configuration.enroot_conf(paths, machine))
         paths.own_containers.mkdir(parents=True)
-        nodes = [paths.containers_of(name) for name in options.node_names]
+        nodes = [paths.containers / name for name in options.node_names]
         for folder in (paths.containers, *nodes):
             folder.mkdir(exist_ok=True)
             # Enroot makes a folder for each user, as that user.
@@ -235,7 +235,7 @@ def _start_nodes(starter: DaemonStarter) -> None:
     # Several nodes of one machine: what Enroot keeps by the names of containers must not meet.
     enroot = {paths.enroot_conf: prerequisites.site_configuration()} if options.pyxis else {}
     for name in options.node_names:
-        own = {paths.containers_of(name): paths.own_containers} if options.pyxis else {}
+        own = {paths.containers / name: paths.own_containers} if options.pyxis else {}
         starter.start(name, ["slurmd", "-D", "-f", str(conf)], host=name, mounts=enroot | own)
     starter.reporter.step("waiting for the nodes")
 
