@@ -77,9 +77,8 @@ def check_namespaces() -> None:
     """Refuse a container whose root may not make namespaces and mounts, or not drop groups."""
     # slurmctld and slurmdbd drop their supplementary groups, and end where they may not.
     trial = enter("n1", {_ETC: _ETC}, ["setpriv", "--clear-groups", "true"])
-    environment = dict(os.environ) | {"PATH": search_path()}
     try:
-        outcome = subprocess.run(trial, env=environment, capture_output=True, text=True, timeout=10)
+        outcome = run(*trial, env={**os.environ, "PATH": search_path()})
     except subprocess.TimeoutExpired:
         return
     if outcome.returncode:
@@ -101,7 +100,7 @@ def search_path() -> str:
 
 def slurm_version() -> tuple[int, int]:
     """Return the version of the Slurm that is installed, such as (24, 11)."""
-    outcome = subprocess.run([program("slurmctld"), "-V"], capture_output=True, text=True, timeout=10)
+    outcome = run("slurmctld", "-V")
     match = re.search(r"(\d+)\.(\d+)", outcome.stdout)
     if match is None:
         raise UserError(f"slurmctld -V printed no version: {(outcome.stdout + outcome.stderr).strip()!r}")
@@ -122,6 +121,14 @@ def program(name: str) -> str:
     if path is None:
         raise UserError(f"not installed: {name}")
     return path
+
+
+def run(
+    *command: str, env: Mapping[str, str] | None = None, seconds: float = 10
+) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end, wherever it is installed; it reads no input."""
+    words, null = [program(command[0]), *command[1:]], subprocess.DEVNULL
+    return subprocess.run(words, env=env, stdin=null, capture_output=True, text=True, timeout=seconds)
 
 
 # --- the namespaces of a daemon
@@ -176,9 +183,7 @@ def write_name_files(options: SandboxOptions) -> None:
     if _HOSTS.is_file() and _NSSWITCH.is_file():
         return
     # `cp`, for sockets and other special files; what is mounted below /etc is copied too.
-    outcome = subprocess.run(
-        ["cp", "--archive", str(_ETC), str(paths.private_etc)], capture_output=True, text=True
-    )
+    outcome = run("cp", "--archive", str(_ETC), str(paths.private_etc), seconds=600)
     if outcome.returncode:
         raise UserError(f"cannot copy {_ETC}, which lacks a file: {outcome.stderr.strip()}")
     for source, machine in ((paths.hosts, _HOSTS), (paths.nsswitch, _NSSWITCH)):
@@ -258,9 +263,7 @@ def check_containers(plugin: Path) -> None:
         hint = f'export PATH="{beside}:$PATH"' if is_there else _BUILD
         raise UserError("not installed: enroot, which starts the containers for Pyxis", hint=hint)
     _require(_CONTAINER_PROGRAMS)
-    outcome = subprocess.run(
-        [program("unshare"), "--user", "--mount", "true"], capture_output=True, text=True, timeout=10
-    )
+    outcome = run("unshare", "--user", "--mount", "true")
     if outcome.returncode:
         raise UserError(
             f"Enroot cannot create a user namespace on this machine: {outcome.stderr.strip()}",
@@ -273,14 +276,7 @@ def site_configuration() -> Path:
     # Enroot creates its folders at every call: below a scratch directory, and not in the user's home.
     with tempfile.TemporaryDirectory() as scratch:
         folders = {f"ENROOT_{name}_PATH": f"{scratch}/{name}" for name in ("CACHE", "DATA", "RUNTIME")}
-        outcome = subprocess.run(
-            [program("enroot"), "info"],
-            env=dict(os.environ) | folders,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=30,
-        )
+        outcome = run("enroot", "info", env={**os.environ, **folders}, seconds=30)
     for line in outcome.stdout.splitlines():
         key, _, value = line.partition(":")
         if key == "Config file" and Path(value.strip()).is_file():

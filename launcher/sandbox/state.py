@@ -18,7 +18,7 @@ from pathlib import Path
 
 from launcher.errors import UserError
 from launcher.sandbox.options import Ports, SandboxOptions, SandboxPaths
-from launcher.sandbox.prerequisites import program
+from launcher.sandbox.prerequisites import run
 
 STARTING, UP, FAILED = "starting", "up", "failed"
 
@@ -236,14 +236,7 @@ def client_environment(slurm_conf: Path) -> dict[str, str]:
 def ask(slurm_conf: Path, *command: str, seconds: float = 5) -> list[str] | None:
     """Run a command of Slurm and return its lines; `None` when it failed or had no answer in time."""
     try:
-        outcome = subprocess.run(
-            [program(command[0]), *command[1:]],
-            env=client_environment(slurm_conf),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=seconds,
-        )
+        outcome = run(*command, env=client_environment(slurm_conf), seconds=seconds)
     except subprocess.TimeoutExpired:
         return None
     return outcome.stdout.splitlines() if outcome.returncode == 0 else None
