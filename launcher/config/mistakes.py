@@ -65,7 +65,6 @@ class Attempt:
             tree = self.compose(choices)
         except (HydraException, OmegaConfBaseException, UserError):
             return None
-        OmegaConf.set_struct(tree, False)
         tree.pop("hydra", None)
         return tree
 
@@ -97,12 +96,7 @@ def explain_all(
     """Say what all mistakes of a command line are; ``None`` if there was none, but a mistake of ours.
 
     Hydra stops at the first override that it cannot apply. The composition is tried again without it, for as
-    long as there are others.
-
-    Parameters
-    ----------
-    check
-        Composes other overrides and holds them against the schema, which tells all of its mistakes at once.
+    long as there are others; `check` composes and holds them against the schema.
     """
     first = last = explain(error, attempt)
     if first is None or last is None:

@@ -108,13 +108,7 @@ def for_hydra(texts: Sequence[str]) -> list[str]:
 
 
 def keys_for_hydra(parsed: Sequence[Override]) -> list[str]:
-    """Return the overrides of keys in Hydra's syntax.
-
-    Raises
-    ------
-    UserError
-        If one has not the form of an override.
-    """
+    """Return the overrides of keys in Hydra's syntax; raise UserError if one is none by its form."""
     for override in parsed:
         _check_form(override)
     return [_as_typed(override) for override in parsed]
