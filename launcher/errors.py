@@ -20,13 +20,7 @@ _LONGEST = 160
 
 
 class UserError(Exception):
-    """A mistake of the user's, with what is needed to fix it.
-
-    Parameters
-    ----------
-    message
-        What is wrong, as ``KEY=VALUE: what is wrong with it``.
-    """
+    """A mistake of the user's, with what is needed to fix it: ``KEY=VALUE: what is wrong with it``."""
 
     exit_code = 2
 
@@ -150,12 +144,9 @@ _REMEDIES = {
 
 
 def explain_os_error(error: OSError, path: Path, key: str, *, verb: str = "write") -> UserError:
-    """Return the user's error for the system's refusal of a path, with a remedy.
+    """Return the user's error for the system's refusal of a path.
 
-    Parameters
-    ----------
-    path
-        The refused path; the remedy names the nearest directory above it that exists.
+    The remedy names the nearest directory above it that exists.
     """
     remedy = _REMEDIES.get(error.errno or 0, "choose another place, {key}=...")
     reason = (error.strerror or str(error)).lower()
@@ -189,13 +180,7 @@ def explain_refusal(error: OSError) -> UserError | None:
 
 
 def check_directory(option: str, path: Path) -> None:
-    """Refuse a directory of the user's that does not exist or cannot be read: it must not be skipped.
-
-    Raises
-    ------
-    UserError
-        With the option that names it.
-    """
+    """Raise UserError for a directory that does not exist or cannot be read: it must not be skipped."""
     if not stat.S_ISDIR(file_mode(path)):
         raise UserError(f"{option} {one_line(str(path))}: no such directory")
     if not os.access(path, os.R_OK | os.X_OK):
@@ -209,12 +194,8 @@ _NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EBADF)
 def file_mode(path: Path) -> int:
     """Return the mode of the file at `path`, for the functions of `stat`; 0 if there is no file.
 
+    Raise OSError if the system does not tell, for example because a directory above may not be searched.
     From Python 3.14 on, `Path.exists`, `is_file` and `is_dir` answer False for one that may not be looked at.
-
-    Raises
-    ------
-    OSError
-        If the system does not tell, for example because a directory above may not be searched.
     """
     try:
         return path.stat().st_mode
