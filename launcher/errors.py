@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.secrecy import MASK, is_secret_name, without_secrets
+from launcher.secrecy import MASK, hidden, is_secret_name, without_secrets
 from supervisor.rules import EXIT_INTERRUPTED
 
 _LONGEST = 160
@@ -95,6 +95,12 @@ def nearest_files(path: Path, suffixes: str | tuple[str, ...] = "", most: int = 
 def shown(value: Any) -> str:
     """Return a value as the user would write it, in one line and with secrets masked."""
     return shortened(_shown(value))
+
+
+def setting(key: str, value: Any) -> str:
+    """Return ``KEY=VALUE`` of the configuration, with secrets masked."""
+    value = hidden(key, value)
+    return f"{one_line(key)}={value if value == MASK else shown(value)}"
 
 
 def shortened(text: str) -> str:

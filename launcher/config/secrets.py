@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, Node
 from pydantic import BaseModel
 
-from launcher.errors import UserError, one_line, shortened, shown
+from launcher.errors import UserError, one_line, setting, shortened
 from launcher.secrecy import (
     MASK,
     Known,
@@ -173,15 +173,13 @@ class Placeholder(UserError):
     """A placeholder in the value of a key."""
 
     def __init__(self, key: str, value: str, text: str) -> None:
-        seen = hidden(key, value)
         what = "a placeholder, not a value"
-        if seen != MASK and value.strip() != text:
+        if hidden(key, value) != MASK and value.strip() != text:
             what = f"a placeholder was left in it: {shortened(one_line(text))}"
         hint = f"put your own in its place: {one_line(key)}=..."
         if key.startswith(("cluster.", "stage_cluster.")):
             hint += "; null leaves it out"
-        setting = f"{one_line(key)}={seen if seen == MASK else shown(value)}"
-        super().__init__(f"{setting}: {what}", key=key, hint=hint)
+        super().__init__(f"{setting(key, value)}: {what}", key=key, hint=hint)
         self.text = text
 
 

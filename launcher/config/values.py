@@ -11,8 +11,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from launcher.attained import InvalidConstant, attained
-from launcher.errors import UserError, did_you_mean, nearest, one_line, shown
-from launcher.secrecy import MASK, hidden
+from launcher.errors import UserError, did_you_mean, nearest, one_line, setting
 from launcher.slurm.notations import parse_time_limit
 from launcher.slurm.sbatch_options import check_array, checked_name, key_hint
 
@@ -320,7 +319,7 @@ class NumberForText(UserError):
     """A number where text is meant: how it was written decides."""
 
     def __init__(self, path: str, value: Any) -> None:
-        super().__init__(f"{_set(path, value)}: expected text; a number needs quotes", key=path)
+        super().__init__(f"{setting(path, value)}: expected text; a number needs quotes", key=path)
         self.path, self.value = path, value
 
 
@@ -341,15 +340,10 @@ def explain(detail: Any, model: type[BaseModel], path: str) -> UserError:
     inner = detail.get("ctx", {}).get("error")
     if isinstance(inner, InvalidConstant):  # of all that the key holds, one value
         key = f"{key}.{inner.key}"
-        setting = _set(key, inner.value[0]) if inner.value else one_line(key)
-        return UserError(f"{setting}: {inner.problem}", key=key)
-    value = one_line(key) if "[key]" in detail["loc"] else _set(key, detail["input"])
+        start = setting(key, inner.value[0]) if inner.value else one_line(key)
+        return UserError(f"{start}: {inner.problem}", key=key)
+    value = one_line(key) if "[key]" in detail["loc"] else setting(key, detail["input"])
     return UserError(f"{value}: {_told(detail)}", key=key, hint=_hint(detail))
-
-
-def _set(key: str, value: Any) -> str:
-    value = hidden(key, value)
-    return f"{one_line(key)}={value if value == MASK else shown(value)}"
 
 
 def _told(detail: Any) -> str:

@@ -26,12 +26,12 @@ from typing import Any, NamedTuple
 from arithmetic.parameters import Size
 from launcher.estimates.activations import (
     Kept,
+    Layer,
     kept_by_decoder_layer,
     kept_by_embedding,
     kept_by_layer,
     kept_by_output,
     kept_by_sparse_layer,
-    layer_of,
     working_memory,
 )
 from launcher.estimates.parallelism import NOTHING, RECOMPUTE, Recompute, recompute_of
@@ -274,7 +274,7 @@ def _working(parts: list[_Part], chunk: Chunk) -> Kept:
 
 
 def _part(training: Training, number: int) -> _Part:
-    layer = layer_of(training, training.stacks[number])
+    layer = Layer(training, training.stacks[number])
     length = training.lengths[number]
     tokens = training.parallel.micro * length / training.parallel.context
     if number == 0:
