@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from launcher.cli.options import Verbs, add_option, add_verb
 from launcher.cli.runs import RUN_HELP, add_base_results_dir, find_all
 from launcher.errors import WATCHING_ENDED, UserError
 from launcher.jobs.acting import Effect, Outcome, exit_code, hold, in_order, release, wait_for_ends
@@ -19,25 +19,22 @@ from launcher.monitor.readers import newest_events
 from launcher.monitor.run_status import links_to_json
 from launcher.slurm.states import State
 from launcher.ui import tables
+from launcher.ui.terminal import agrees, print_json, tell
 
 
 def add_targets(parser: argparse.ArgumentParser) -> None:
     """Add the runs that a verb acts on."""
-    parser.add_argument(
-        "runs", nargs="+", metavar="RUN", help=f"{RUN_HELP}: then only that one; a sweep is all of its points"
-    )
-    parser.add_argument("--launch", type=int, metavar="N", help="only this launch of the run (default: all)")
+    text = f"{RUN_HELP}: then only that one; a sweep is all of its points"
+    parser.add_argument("runs", nargs="+", metavar="RUN", help=text)
+    add_option(parser, "--launch N", "only this launch of the run (default: all)")
     add_base_results_dir(parser)
-    parser.add_argument("--json", action="store_true", help="print a list of objects, one for each job")
+    add_option(parser, "--json", "print a list of objects, one for each job")
 
 
 def chosen(args: argparse.Namespace) -> list[LaunchStatus]:
     """Return the jobs that the command line names, in the order in which to act on them.
 
-    Raises
-    ------
-    UserError
-        If one of them is not known: then nothing is done to the others either.
+    Raise UserError if one of them is not known: then nothing is done to the others either.
     """
     refs = find_all(args.runs, args.base_results_dir)
     if args.launch is not None:
@@ -47,47 +44,23 @@ def chosen(args: argparse.Namespace) -> list[LaunchStatus]:
     return in_order(named_statuses(refs))
 
 
-def act_on_all(
-    args: argparse.Namespace, act: Callable[[Sequence[LaunchStatus]], list[Outcome]], verb: str
-) -> int:
-    """Act on the jobs that the command line names, and print the outcomes; return the exit code."""
-    outcomes = act(chosen(args))
-    print_outcomes(args, outcomes, verb)
-    return finish(args, outcomes)
+def print_outcomes(args: argparse.Namespace, outcomes: Iterable[Outcome], verb: str) -> list[Outcome]:
+    """Print each outcome as soon as it is there, unless JSON is to be printed at the end; return them all.
 
-
-def act_one_by_one(
-    args: argparse.Namespace,
-    targets: Sequence[LaunchStatus],
-    act: Callable[[LaunchStatus], Outcome],
-    verb: str,
-) -> list[Outcome]:
-    """Act on each job, and print its outcome at once.
-
-    Parameters
-    ----------
-    verb
-        The participle of the action, as in `was not cancelled`.
+    The verb is the participle of the action, as in `was not cancelled`.
     """
-    outcomes = []
-    for target in targets:
-        outcome = act(target)
-        outcomes.append(outcome)
+    printed = []
+    for outcome in outcomes:
+        printed.append(outcome)
         if not args.json:
             print_outcome(outcome, verb)
-    return outcomes
-
-
-def print_outcomes(args: argparse.Namespace, outcomes: Iterable[Outcome], verb: str) -> None:
-    """Print the outcomes of acting on jobs; `verb` is as in `act_one_by_one`."""
-    for outcome in () if args.json else outcomes:
-        print_outcome(outcome, verb)
+    return printed
 
 
 def finish(args: argparse.Namespace, outcomes: Sequence[Outcome]) -> int:
     """Print the objects if they were asked for; return the exit code."""
     if args.json:
-        print(json.dumps([_to_json(outcome) for outcome in outcomes], indent=2))
+        print_json([_to_json(outcome) for outcome in outcomes])
     return exit_code(outcomes)
 
 
@@ -113,7 +86,8 @@ def print_outcome(outcome: Outcome, verb: str) -> None:
         case Effect.NOT_VALID:
             return _complain(f"{name} cannot be {verb}: it is {how}", message)
         case Effect.REFUSED:
-            return _complain(f"{name} was not {verb}: {_without_name(outcome, verb)}")
+            message = (message or "").removeprefix(f"job {outcome.target.job_id} was not {verb}: ")
+            return _complain(f"{name} was not {verb}: {message}")
         case Effect.UNKNOWN:
             return _complain(f"{name}: whether it could be {verb} is not known", message)
     return print(line, flush=True)
@@ -161,14 +135,9 @@ def _steps(target: LaunchStatus) -> tuple[int | None, int | None]:
     return progress.step, progress.max_steps
 
 
-def _without_name(outcome: Outcome, verb: str) -> str:
-    """Return the message of a refusal without the job's name."""
-    return (outcome.message or "").removeprefix(f"job {outcome.target.job_id} was not {verb}: ")
-
-
 def _complain(line: str, message: str | None = None) -> None:
     lines = [*line.splitlines(), *(message or "").splitlines()]
-    print("slipway: " + "\n  ".join(line.strip() for line in lines), file=sys.stderr, flush=True)
+    tell("\n  ".join(line.strip() for line in lines))
 
 
 def _to_json(outcome: Outcome) -> dict[str, Any]:
@@ -193,11 +162,6 @@ def _to_json(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def has_effect(outcomes: Iterable[Outcome], effect: Effect) -> bool:
-    """Return True if acting on some job had an effect."""
-    return any(outcome.effect is effect for outcome in outcomes)
-
-
 # --- hold and release
 
 _EXIT_CODES = """
@@ -216,7 +180,7 @@ examples:
   slipway hold gpt3_126m                all pending launches of the run
   slipway hold 4711                     only this job
   slipway release gpt3_126m
-"""
+""" + _EXIT_CODES.format(done="held")
 
 _RELEASE = """\
 Let jobs of runs start that `slipway hold` held. Pending jobs that are not held stay as they are; only an
@@ -225,29 +189,29 @@ administrator can release a job that an administrator holds.
 examples:
   slipway release gpt3_126m             all held launches of the run
   slipway release 4711                  only this job
-"""
+""" + _EXIT_CODES.format(done="released")
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(verbs: Verbs) -> None:
     """Add the three verbs."""
-    _add_cancel(subparsers)
-    for name, summary, description, run in (
-        ("hold", "keep pending jobs from starting", _HOLD + _EXIT_CODES.format(done="held"), run_hold),
-        ("release", "let held jobs start", _RELEASE + _EXIT_CODES.format(done="released"), run_release),
-    ):
-        parser = subparsers.add_parser(name, help=summary, description=description)
-        add_targets(parser)
-        parser.set_defaults(run=run)
+    parser = add_verb(verbs, "cancel", run_cancel, "cancel the jobs of runs", _CANCEL)
+    add_targets(parser)
+    text = "let running jobs save and exit, as before a time limit; pending ones are cancelled"
+    add_option(parser, "--save", text)
+    add_option(parser, "--wait", "wait until the scheduler confirms the end")
+    add_option(parser, "-i --interactive", "ask before each job")
+    add_targets(add_verb(verbs, "hold", run_hold, "keep pending jobs from starting", _HOLD))
+    add_targets(add_verb(verbs, "release", run_release, "let held jobs start", _RELEASE))
 
 
 def run_hold(args: argparse.Namespace) -> int:
     """Hold the jobs; return the exit code."""
-    return act_on_all(args, hold, "held")
+    return finish(args, print_outcomes(args, hold(chosen(args)), "held"))
 
 
 def run_release(args: argparse.Namespace) -> int:
     """Release the jobs; return the exit code."""
-    return act_on_all(args, release, "released")
+    return finish(args, print_outcomes(args, release(chosen(args)), "released"))
 
 
 # --- cancel
@@ -275,52 +239,27 @@ exit code:
   130  Ctrl-C while waiting; the jobs still end"""
 
 
-def _add_cancel(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser("cancel", help="cancel the jobs of runs", description=_CANCEL)
-    add_targets(parser)
-    parser.add_argument(
-        "--save",
-        action="store_true",
-        help="let running jobs save and exit, as before a time limit; pending ones are cancelled",
-    )
-    parser.add_argument("--wait", action="store_true", help="wait until the scheduler confirms the end")
-    parser.add_argument("-i", "--interactive", action="store_true", help="ask before each job")
-    parser.set_defaults(run=run_cancel)
-
-
 def run_cancel(args: argparse.Namespace) -> int:
     """Cancel the jobs."""
     if args.interactive and not sys.stdin.isatty():
         raise UserError("--interactive: stdin is not a terminal")
     targets = with_followers(chosen(args))
-    if args.interactive:
-        outcomes = act_one_by_one(args, targets, lambda target: _ask_first(target, args), "cancelled")
-    else:
-        outcomes = cancel(targets, args.save)
-        print_outcomes(args, outcomes, "cancelled")
+    each = (_ask_first(target, args.save) for target in targets)
+    outcomes = print_outcomes(args, each if args.interactive else cancel(targets, args.save), "cancelled")
     if args.wait:
         outcomes = _wait(outcomes, args.json)
-    elif has_effect(outcomes, Effect.SAVING) and not args.json:
+    elif any(outcome.effect is Effect.SAVING for outcome in outcomes) and not args.json:
         _hint("to watch it save: slipway logs -f RUN; launching it again resumes it")
     return finish(args, outcomes)
 
 
-def _ask_first(target: LaunchStatus, args: argparse.Namespace) -> Outcome:
-    if target.may_live and not _agrees(target):
-        return Outcome(target, Effect.LEFT)
-    (outcome,) = cancel([target], args.save)
+def _ask_first(target: LaunchStatus, save: bool) -> Outcome:
+    if target.may_live:
+        print(f"cancel {name_of(target)}, {describe(target)}? ", end="", file=sys.stderr)
+        if not agrees(sys.stderr):
+            return Outcome(target, Effect.LEFT)
+    (outcome,) = cancel([target], save)
     return outcome
-
-
-def _agrees(target: LaunchStatus) -> bool:
-    print(f"cancel {name_of(target)}, {describe(target)}? [y/N] ", end="", file=sys.stderr, flush=True)
-    answer = ""
-    try:
-        answer = sys.stdin.readline()
-    finally:
-        if not answer.endswith("\n"):  # also after Ctrl-C: the next output begins a line
-            print(file=sys.stderr)
-    return answer.strip().lower() in ("y", "yes")
 
 
 def _wait(outcomes: list[Outcome], quiet: bool) -> list[Outcome]:

@@ -6,12 +6,13 @@ import argparse
 import os
 import sys
 
+from launcher.cli.options import Verbs, add_option, add_verb
 from launcher.cli.runs import add_run, selected_run
 from launcher.errors import UserError
-from launcher.jobs.attaching import Attachment, AttachPoint, attach
+from launcher.jobs.attaching import AttachPoint, attach
 from launcher.slurm.commands import WITHOUT_SLURM
 
-_DESCRIPTION = """\
+_HELP = """\
 Open a shell beside a rank of a running job: on its node, in its container if it has one (named or not, but
 not Apptainer's), in its working directory and with its environment (RANK, MASTER_ADDR,
 CUDA_VISIBLE_DEVICES, ...). It is a step of the job, and shares its nodes and GPUs with the training: leaving
@@ -33,22 +34,15 @@ exit code:
   3  its state is not known"""
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser(
-        "attach",
-        usage="slipway attach [OPTION ...] RUN [-- COMMAND [ARGUMENT ...]]",
-        help="open a shell beside a running job",
-        description=_DESCRIPTION,
-    )
+def add_parser(verbs: Verbs) -> None:
+    parser = add_verb(verbs, "attach", run, "open a shell beside a running job", _HELP)
+    parser.usage = "slipway attach [OPTION ...] RUN [-- COMMAND [ARGUMENT ...]]"
     add_run(parser)
-    parser.add_argument("--rank", type=int, metavar="N", help="the node of global rank N (default: 0)")
-    parser.add_argument("--node", metavar="NAME", help="on this node of the job")
-    parser.add_argument("--outside", action="store_true", help="on the node itself, not in the container")
-    parser.add_argument("-t", "--tty", action="store_true", help="give COMMAND a terminal too")
-    parser.add_argument(
-        "--print", action="store_true", help="print the command line to stdout, and run nothing"
-    )
-    parser.set_defaults(run=run)
+    add_option(parser, "--rank N", "the node of global rank N (default: 0)")
+    add_option(parser, "--node NAME", "on this node of the job")
+    add_option(parser, "--outside", "on the node itself, not in the container")
+    add_option(parser, "-t --tty", "give COMMAND a terminal too")
+    add_option(parser, "--print", "print the command line to stdout, and run nothing")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -58,11 +52,8 @@ def run(args: argparse.Namespace) -> int:
     place = AttachPoint(args.rank, args.node, inside=not args.outside)
     attachment = attach(selected_run(args), place, args.command, is_terminal)
     print(attachment.line, file=sys.stdout if args.print else sys.stderr, flush=True)
-    return 0 if args.print else _become(attachment)
-
-
-def _become(attachment: Attachment) -> int:
-    sys.stdout.flush()
+    if args.print:
+        return 0
     try:
         os.execvpe(attachment.argv[0], attachment.argv, dict(attachment.environment))
     except FileNotFoundError as error:

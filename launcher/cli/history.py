@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from launcher.cli.options import Verbs, add_option, add_verb
 from launcher.cli.runs import add_run, selected_run
 from launcher.errors import DONE, NOT_KNOWN, one_line
 from launcher.jobs.launches import open_launch
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from launcher.monitor.history import Diagnosis
 
-_DESCRIPTION = """\
+_HELP = """\
 List the launches of a run, each with the reason for its end and the overrides that differ from those of the
 previous launch. A requeued job has a line for each attempt, an array for each task, a chain for each link.
 
@@ -53,15 +54,12 @@ _DROPPED_FIRST = ("STARTED", "NODES", "BY", "RAN", "COMMIT", "LAUNCHED")
 _GAP = 2
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser(
-        "history", help="list the launches of a run, or show the provenance of one", description=_DESCRIPTION
+def add_parser(verbs: Verbs) -> None:
+    parser = add_verb(
+        verbs, "history", run, "list the launches of a run, or show the provenance of one", _HELP
     )
     add_run(parser)
-    parser.add_argument(
-        "--json", action="store_true", help="print a list of objects; of one launch an object"
-    )
-    parser.set_defaults(run=run)
+    add_option(parser, "--json", "print a list of objects; of one launch an object")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import sys
 from collections.abc import Iterator
@@ -14,26 +13,28 @@ from typing import TYPE_CHECKING, Any
 from launcher.cli import image_make, image_store
 from launcher.cli.image_options import (
     IMAGE_HELP,
-    Verbs,
-    add_overrides,
+    OVERRIDES_HELP,
     add_store,
     add_template_dir,
-    add_verb,
     find_images,
     find_store,
 )
+from launcher.cli.options import Verbs, add_option, add_overrides, add_verb
 from launcher.errors import Mistakes, UserError, one_line
 from launcher.images.progress import format_size, show_progress
 from launcher.images.squashfs import read_superblock
 from launcher.images.tools import ending_cleanly
 from launcher.secrecy import without_secrets
 from launcher.ui.tables import print_listing, print_styled
+from launcher.ui.terminal import print_json, tell
 
 if TYPE_CHECKING:
     from launcher.images.inspecting import InspectedImage, VerifiedImage
     from launcher.images.store import Stored
 
-_EPILOG = """\
+_HELP = """\
+Make container images, and keep them as squashfs files that Pyxis and Enroot start.
+
 examples:
   slipway image import nvcr.io#nvidia/nemo:25.07      import a registry's image into the store
   slipway image build nemo                            build and import a recipe of conf/image
@@ -50,15 +51,11 @@ For more: `slipway image VERB --help`.
 """
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser(
-        "image",
-        help="build, import, inspect, push and prune container images",
-        description="Make container images, and keep them as squashfs files that Pyxis and Enroot start.",
-        epilog=_EPILOG,
-    )
+def add_parser(verbs: Verbs) -> None:
+    text = "build, import, inspect, push and prune container images"
+    parser = add_verb(verbs, "image", None, text, _HELP)
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
-    for add in (image_make.add_parsers, add_parsers, image_store.add_push, image_store.add_parsers):
+    for add in (image_make.add_parsers, _add_parsers, image_store.add_push, image_store.add_prune):
         add(verbs)
 
 
@@ -109,26 +106,24 @@ exit code:
 """
 
 
-def add_parsers(verbs: Verbs) -> None:
-    objects = "print a list of objects"
-    summary, description = "list the images of the store", "List the images of the store."
-    parser = add_verb(verbs, "list", summary, description, _LIST, _list, objects)
-    add_overrides(parser)
+def _add_parsers(verbs: Verbs) -> None:
+    parser = add_verb(verbs, "list", _list, "list the images of the store", _LIST)
+    add_option(parser, "--json", "print a list of objects")
+    add_overrides(parser, OVERRIDES_HELP)
     add_store(parser)
 
-    summary, description = "show what an image is", "Show what an image is."
-    parser = add_verb(verbs, "inspect", summary, description, _INSPECT, _inspect, "print an object")
-    add_overrides(parser, "IMAGE", f"{IMAGE_HELP}; and overrides")
-    parser.add_argument("--deep", action="store_true", help="ask its Python for the versions in it")
-    add_store(parser)
-    add_template_dir(parser)
+    inspect = add_verb(verbs, "inspect", _inspect, "show what an image is", _INSPECT)
+    add_option(inspect, "--json", "print an object")
+    add_overrides(inspect, f"{IMAGE_HELP}; and overrides", "IMAGE")
+    add_option(inspect, "--deep", "ask its Python for the versions in it")
 
-    summary, description = "check that images are complete", "Check that images are complete."
-    parser = add_verb(verbs, "verify", summary, description, _VERIFY, _verify, objects)
-    add_overrides(parser, "IMAGE", f"{IMAGE_HELP} (default: all); and overrides")
-    parser.add_argument("--deep", action="store_true", help="decompress every file")
-    add_store(parser)
-    add_template_dir(parser)
+    verify = add_verb(verbs, "verify", _verify, "check that images are complete", _VERIFY)
+    add_option(verify, "--json", "print a list of objects")
+    add_overrides(verify, f"{IMAGE_HELP} (default: all); and overrides", "IMAGE")
+    add_option(verify, "--deep", "decompress every file")
+    for parser in (inspect, verify):
+        add_store(parser)
+        add_template_dir(parser)
 
 
 # --- list
@@ -138,7 +133,7 @@ def _list(args: argparse.Namespace) -> int:
     store = find_store(args, args.overrides)
     entries = store.entries()
     if args.json:
-        print(json.dumps([_entry_to_json(entry) for entry in entries], indent=2))
+        print_json([_entry_to_json(entry) for entry in entries])
     elif entries:
         head = ("IMAGE", "SIZE", "COMPRESSION", "FROM", "CREATED")
         print_listing(head, [_cells(entry) for entry in entries], numbers=1)
@@ -153,8 +148,7 @@ def _cells(entry: Stored) -> tuple[str, ...]:
     if record is not None:
         origin = f"{record.recipe.name}:{record.recipe.flavor}" if record.recipe else record.source
     created = created[:16].replace("T", " ")
-    cells = (entry.path.name, format_size(entry.size), compression, origin, created)
-    return tuple(map(one_line, cells))
+    return tuple(map(one_line, (entry.path.name, format_size(entry.size), compression, origin, created)))
 
 
 def _compression_and_time(entry: Stored) -> tuple[str, str]:
@@ -177,9 +171,7 @@ def _entry_to_json(entry: Stored) -> dict[str, Any]:
         "is_whole": compression != "not whole",
         "compression": record.compression if record else compression,
         "created": created,
-        "source": record.source if record else None,
-        "digest": record.digest if record else None,
-        "sha256": record.sha256 if record else None,
+        **{name: getattr(record, name, None) for name in ("source", "digest", "sha256")},
         "recipe": asdict(record.recipe) if record and record.recipe else None,
     }
 
@@ -203,13 +195,13 @@ def _inspect(args: argparse.Namespace) -> int:
             record_installed(path, versions)
             deep = {"installed": versions, "engines": judge_engines(path, versions)}
     if args.json:
-        print(json.dumps({**image.to_json(), **deep}, indent=2))
+        print_json({**image.to_json(), **deep})
     else:
         rows = [*_rows(image), *deep.get("installed", {}).items(), *_engine_rows(deep.get("engines", {}))]
         width = max(len(name) for name, _ in rows)
         print_styled(((f"{name:{width}}  ", "bold"), (one_line(value or "-"), "")) for name, value in rows)
     for note in image.notes:
-        print(f"slipway: {note}", file=sys.stderr)
+        tell(note)
     return 0
 
 
@@ -269,7 +261,7 @@ def _verify(args: argparse.Namespace) -> int:
             images.append(verify(path, deep=args.deep, progress=progress))
             progress.done()
     if args.json:
-        print(json.dumps([_verified_to_json(image) for image in images], indent=2))
+        print_json([_verified_to_json(image) for image in images])
     else:
         _print_verified(images)
     problems = [image.problem for image in images if image.problem is not None]
@@ -282,10 +274,8 @@ def _print_verified(images: list[VerifiedImage]) -> None:
     for image in images:
         result = ("whole", "green") if image.is_whole else ("not whole", "bold red")
         print_styled([((f"{one_line(str(image.path))}: ", ""), result)])
-        for words in image.checked:
+        for words in (*image.checked, *(f"not checked: {words}" for words in image.notes)):
             print(f"  {words}")
-        for words in image.notes:
-            print(f"  not checked: {words}")
 
 
 def _verified_to_json(image: VerifiedImage) -> dict[str, Any]:
@@ -293,6 +283,6 @@ def _verified_to_json(image: VerifiedImage) -> dict[str, Any]:
         "path": str(image.path),
         "is_whole": image.is_whole,
         "checked": list(image.checked),
-        "problem": image.problem.message if image.problem else None,
+        "problem": image.problem and image.problem.message,
         "notes": list(image.notes),
     }

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from launcher.cli.options import Verbs, add_option, add_verb
 from launcher.cli.runs import add_base_results_dir
 from launcher.errors import UserError, one_line
 from launcher.jobs.locator import RunLocator
@@ -17,7 +18,9 @@ from launcher.runs.index import Entry
 from launcher.runs.paths import short
 from launcher.ui.tables import moment, print_listing, text
 
-_EPILOG = """\
+_HELP = """\
+List the configuration's choices (stages, model families and sizes, clusters), or runs.
+
 examples:
   slipway list                     the stages, model families and clusters
   slipway list training            every model size with its parameters, as training=SIZE takes it
@@ -44,20 +47,14 @@ _CHOICES = ("stages", "training", "clusters", "families")
 _WITHOUT_NAME = ("stages", "families", "clusters")
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser(
-        "list",
-        help="list the stages, model sizes, clusters or runs",
-        description="List the configuration's choices (stages, model families and sizes, clusters), or runs.",
-        epilog=_EPILOG,
-    )
+def add_parser(verbs: Verbs) -> None:
+    parser = add_verb(verbs, "list", run, "list the stages, model sizes, clusters or runs", _HELP)
     names = [*_CHOICES, _RUNS]
     parser.add_argument("what", nargs="?", choices=names, metavar="WHAT", help=", ".join(names))
-    parser.add_argument("--all", action="store_true", help="every known run, in all directories")
-    parser.add_argument("--json", action="store_true", help="print a list of objects, or one of such lists")
-    parser.add_argument("--config-dir", type=Path, metavar="DIR", help="a conf tree of your own, read first")
+    add_option(parser, "--all", "every known run, in all directories")
+    add_option(parser, "--json", "print a list of objects, or one of such lists")
+    add_option(parser, "--config-dir DIR", "a conf tree of your own, read first")
     add_base_results_dir(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

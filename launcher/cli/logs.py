@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from launcher.cli.options import Verbs, add_option
 from launcher.cli.runs import add_run, selected_run
 from launcher.errors import DONE, WATCHING_ENDED, WENT_WRONG, UserError, one_line
 from launcher.jobs.launches import Launch, open_launch
@@ -98,10 +99,10 @@ class LogSelection:
     link: str | None = None
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(verbs: Verbs) -> None:
     """Add both verbs."""
     follow, parser = (
-        subparsers.add_parser(name, help=summary, description=description)
+        verbs.add_parser(name, help=summary, description=description)
         for name, summary, description in (
             ("follow", "watch a launch until its job has ended", _FOLLOW),
             ("logs", "print the log of a launch, or follow it", _LOGS),
@@ -110,24 +111,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_run(follow)
     follow.set_defaults(run=run_follow)
     add_run(parser)
-    parser.add_argument("-f", "--follow", action="store_true", help="continue until the job has ended")
-    parser.add_argument(
-        "-n", "--lines", type=_lines, metavar="N", help="only the last N lines (default: all)"
-    )
-    parser.add_argument(
-        "--task", type=_number, metavar="N", help="task of an array (default: the highest that has started)"
-    )
-    parser.add_argument(
-        "--link",
-        type=_number,
-        metavar="N",
-        help="link of a chain (default: all, in order)",
-    )
+    add_option(parser, "-f --follow", "continue until the job has ended")
+    add_option(parser, "-n --lines N", "only the last N lines (default: all)", type=_lines)
+    add_option(parser, "--task N", "task of an array (default: the highest that has started)", type=_number)
+    add_option(parser, "--link N", "link of a chain (default: all, in order)", type=_number)
     which = parser.add_mutually_exclusive_group()
-    which.add_argument(
-        "--err", action="store_true", help="stderr, if the cluster writes it to a separate log"
-    )
-    which.add_argument("--rank", type=_number, metavar="N", help="the log that global rank N wrote itself")
+    add_option(which, "--err", "stderr, if the cluster writes it to a separate log")
+    add_option(which, "--rank N", "the log that global rank N wrote itself", type=_number)
     parser.set_defaults(run=run_logs)
 
 

@@ -13,10 +13,10 @@ from typing import Any
 import yaml
 
 from launcher.checks.gate import check_launch
+from launcher.cli.options import Verbs, add_option, add_overrides, add_tree_options, add_verb
 from launcher.cli.requests import (
     add_no_check,
     add_replay_options,
-    add_tree_options,
     is_workspace,
     print_drafts,
     request_of,
@@ -29,7 +29,9 @@ from launcher.runs.paths import LaunchPaths, launch_numbers, short
 from launcher.ui.tables import print_styled
 from supervisor.files import read_text
 
-_EPILOG = """\
+_HELP = """\
+Compose the configuration, check it and print a file of the next launch: the script, or another one.
+
 examples:
   slipway render training=gpt3/126m cluster=bcm               the job script, as `launch --dry-run` shows it
   slipway render training=gpt3/126m --task                    what sets up each task
@@ -43,24 +45,17 @@ exit code:
 """
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(verbs: Verbs) -> None:
     """Register `render` and `diff`."""
-    parser = subparsers.add_parser(
-        "render",
-        help="print the script of the next launch",
-        description="Compose the configuration, check it and print a file of the next launch: the script, "
-        "or another one.",
-        epilog=_EPILOG,
-    )
-    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="such as training=gpt3/126m")
+    parser = add_verb(verbs, "render", run, "print the script of the next launch", _HELP)
+    add_overrides(parser, "such as training=gpt3/126m")
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--task", action="store_true", help="print task.sh, what each task runs")
-    which.add_argument("--config", action="store_true", help="print the YAML that the job reads")
+    add_option(which, "--task", "print task.sh, what each task runs")
+    add_option(which, "--config", "print the YAML that the job reads")
     add_no_check(parser)
     add_tree_options(parser)
     add_replay_options(parser, "the files of an earlier launch again, byte for byte")
-    parser.set_defaults(run=run)
-    _add_diff(subparsers)
+    _add_diff(verbs)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -92,6 +87,9 @@ def run(args: argparse.Namespace) -> int:
 # --- diff
 
 _DIFF_EPILOG = """\
+Show what would change if a run were launched again like this: a unified diff, from the files of its last
+launch to those that `slipway launch` would write.
+
 examples:
   slipway diff training=gpt3/126m cluster=bcm training.trainer.max_steps=700000
   slipway diff training=gpt3/126m cluster=bcm --launch 2       against launch 2 instead of the last one
@@ -112,18 +110,11 @@ _MOST_BYTES = 1 << 20
 _STYLES = (("---", "bold"), ("+++", "bold"), ("@@", "cyan"), ("-", "red"), ("+", "green"))
 
 
-def _add_diff(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser(
-        "diff",
-        help="what another launch of a run would change",
-        description="Show what would change if a run were launched again like this: a unified diff, from the "
-        "files of its last launch to those that `slipway launch` would write.",
-        epilog=_DIFF_EPILOG,
-    )
-    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="such as training=gpt3/126m")
-    parser.add_argument("--launch", type=int, metavar="N", help="compare with launch N (default: the last)")
+def _add_diff(verbs: Verbs) -> None:
+    parser = add_verb(verbs, "diff", run_diff, "what another launch of a run would change", _DIFF_EPILOG)
+    add_overrides(parser, "such as training=gpt3/126m")
+    add_option(parser, "--launch N", "compare with launch N (default: the last)")
     add_tree_options(parser)
-    parser.set_defaults(run=run_diff)
 
 
 def run_diff(args: argparse.Namespace) -> int:

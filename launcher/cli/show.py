@@ -7,18 +7,21 @@ import json
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import yaml
 
+from launcher.cli.options import Verbs, add_option, add_overrides, add_verb
 from launcher.config.compose import compose
 from launcher.config.sources import Sources
 from launcher.errors import UserError, nearest, one_line
 from launcher.secrecy import MASK, hidden
 from launcher.ui.tables import print_styled
 
-_EPILOG = """\
+_HELP = """\
+Compose and validate the configuration, and print each value with its source: the file and line, or the
+override, that set it.
+
 examples:
   slipway show training=gpt3/126m cluster=bcm                     the whole tree
   slipway show training=gpt3/126m training.model.optim cluster    two nodes of it
@@ -49,21 +52,14 @@ class Leaf:
         return ".".join(self.path)
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser(
-        "show",
-        help="show the composed configuration, with the source of each value",
-        description="Compose and validate the configuration, and print each value with its source: the file"
-        " and line, or the override, that set it.",
-        epilog=_EPILOG,
+def add_parser(verbs: Verbs) -> None:
+    parser = add_verb(
+        verbs, "show", run, "show the composed configuration, with the source of each value", _HELP
     )
-    parser.add_argument(
-        "overrides", nargs="*", metavar="OVERRIDE|KEY", help="such as training=gpt3/126m, or training.model"
-    )
-    parser.add_argument("--json", action="store_true", help="print a list of {key, value, source}")
-    parser.add_argument("--plain", action="store_true", help="print without colours, also on a terminal")
-    parser.add_argument("--config-dir", type=Path, metavar="DIR", help="a conf tree of your own, read first")
-    parser.set_defaults(run=run)
+    add_overrides(parser, "such as training=gpt3/126m, or training.model", "OVERRIDE|KEY")
+    add_option(parser, "--json", "print a list of {key, value, source}")
+    add_option(parser, "--plain", "print without colours, also on a terminal")
+    add_option(parser, "--config-dir DIR", "a conf tree of your own, read first")
 
 
 def run(args: argparse.Namespace) -> int:

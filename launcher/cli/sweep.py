@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from launcher.checks.gate import require_skippable
 from launcher.checks.rules.files import MACHINE
-from launcher.cli.requests import add_no_check, add_tree_options
+from launcher.cli.options import Verbs, add_option, add_overrides, add_tree_options, add_verb
+from launcher.cli.requests import add_no_check
 from launcher.cli.runs import add_base_results_dir
 from launcher.errors import UserError, one_line
 from launcher.runs.paths import short
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 _INTERVAL = 5.0  # seconds; a controller serves thousands of users
 _SHOWN = 20  # points of the preview; --dry-run shows all
 
-_DESCRIPTION = """\
+_HELP = """\
 Combine the overrides that have several values, check every point, and submit all points as one job array.
 Each point is a run of its own, in a directory below the sweep's. Points with different Slurm options, such as
 numbers of nodes, go into several arrays; so do more points than the site's MaxArraySize.
@@ -53,31 +54,20 @@ exit code:
   130  Ctrl-C; the jobs continue"""
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser(
-        "sweep", help="launch a training for each combination of values", description=_DESCRIPTION
+def add_parser(verbs: Verbs) -> None:
+    parser = add_verb(verbs, "sweep", run, "launch a training for each combination of values", _HELP)
+    add_overrides(parser, "such as training.model.seed=1,2,3")
+    add_option(
+        parser, "--name NAME", "name of the sweep and its directory (default: the run's name and _sweep)"
     )
-    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="such as training.model.seed=1,2,3")
-    parser.add_argument(
-        "--name", help="name of the sweep and its directory (default: the run's name and _sweep)"
-    )
-    parser.add_argument("--throttle", type=_count, metavar="N", help="run at most so many points at once")
-    parser.add_argument(
-        "--dry-run", action="store_true", help="show points and scripts; write and submit nothing"
-    )
-    parser.add_argument(
-        "--wait", action="store_true", help="wait until all points have ended, then print the table"
-    )
-    parser.add_argument(
-        "--results", metavar="SWEEP", help="print the table of a sweep, by its name or its directory"
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="print an object, or with --wait or --results a list"
-    )
+    add_option(parser, "--throttle N", "run at most so many points at once", type=_count)
+    add_option(parser, "--dry-run", "show points and scripts; write and submit nothing")
+    add_option(parser, "--wait", "wait until all points have ended, then print the table")
+    add_option(parser, "--results SWEEP", "print the table of a sweep, by its name or its directory")
+    add_option(parser, "--json", "print an object, or with --wait or --results a list")
     add_base_results_dir(parser)
     add_no_check(parser)
     add_tree_options(parser)
-    parser.set_defaults(run=run)
 
 
 def _count(text: str) -> int:
