@@ -33,7 +33,7 @@ from launcher.estimates.cost import Overview, overview
 from launcher.estimates.parallelism import gpu_of, is_encoder_decoder, read_parallel_config
 from launcher.estimates.values import Values, count
 from launcher.plan import Plan
-from launcher.ui.tables import print_styled
+from launcher.ui.tables import Line, print_styled
 from launcher.ui.terminal import print_json, tell
 
 _HELP = """\
@@ -145,8 +145,6 @@ def _draw(path: Path, looked: Sequence[Looked]) -> bool:
 # --- views of the findings
 
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.SKIPPED: "dim"}
-
-Line = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from launcher.checks.gathering.path_resolver import PathResolver
 from launcher.cli import data_lint
 from launcher.cli.data_lint import ask
 from launcher.cli.launch import launch_and_follow
-from launcher.cli.options import Verbs, add_option, add_overrides, add_verb
+from launcher.cli.options import Verbs, add_option, add_overrides, add_verb, whole_number
 from launcher.cli.requests import add_launch_options
 from launcher.cli.runs import add_run, selected_run
 from launcher.config.overrides import hydra_value
@@ -180,16 +180,10 @@ exit code:
 def _add_audit(verbs: Verbs) -> None:
     parser = add_verb(verbs, "audit", run, "print the documents that a training step sees", _AUDIT)
     add_run(parser)
-    add_option(parser, "--step N", "the training step, from 1", type=_positive, required=True)
+    add_option(parser, "--step N", "the training step, from 1", type=whole_number(1), required=True)
     add_option(parser, "--sample I", "only this sample of the global batch, from 0", type=int)
     add_option(parser, "--text", "print the text that the tokens stand for")
     add_option(parser, "--json", "print one object, as a program would read it")
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
 
 
 def run(args: argparse.Namespace) -> int:

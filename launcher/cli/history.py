@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
+import math
+import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from launcher.cli.options import Verbs, add_option, add_verb
@@ -15,7 +16,8 @@ from launcher.jobs.launches import open_launch
 from launcher.monitor.history import AttemptRow, LaunchRow, history
 from launcher.slurm.states import State
 from launcher.ui import tables
-from launcher.ui.tables import moment
+from launcher.ui.tables import Line, moment, print_listing, print_pairs, print_styled
+from launcher.ui.terminal import print_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,13 +53,11 @@ _COLUMNS = (
 _STATE = _COLUMNS.index("STATE")
 # The columns that a narrow terminal leaves out, the most dispensable first.
 _DROPPED_FIRST = ("STARTED", "NODES", "BY", "RAN", "COMMIT", "LAUNCHED")
-_GAP = 2
 
 
 def add_parser(verbs: Verbs) -> None:
-    parser = add_verb(
-        verbs, "history", run, "list the launches of a run, or show the provenance of one", _HELP
-    )
+    text = "list the launches of a run, or show the provenance of one"
+    parser = add_verb(verbs, "history", run, text, _HELP)
     add_run(parser)
     add_option(parser, "--json", "print a list of objects; of one launch an object")
 
@@ -69,9 +69,9 @@ def run(args: argparse.Namespace) -> int:
         return _print_provenance(selected.run_dir, selected.launch, as_json=args.json)
     rows = history(selected.run_dir)
     if args.json:
-        print(json.dumps([row.to_json() for row in rows], indent=2))
+        print_json([row.to_json() for row in rows])
     elif rows:
-        _print(rows)
+        print_styled(_lines(rows))
         _print_evaluations(selected.run_dir)
     else:
         print(f"the run in {one_line(str(selected.run_dir))} has no launch yet", file=sys.stderr)
@@ -81,7 +81,6 @@ def run(args: argparse.Namespace) -> int:
 def _print_evaluations(run_dir: Path) -> None:
     """Print the results of the run's checkpoints, if any were evaluated."""
     from launcher.monitor.evaluations import evaluation_table, read_evaluations
-    from launcher.ui.tables import print_listing
 
     evaluations = read_evaluations(run_dir)
     if evaluations:
@@ -92,73 +91,36 @@ def _print_evaluations(run_dir: Path) -> None:
 
 def _print_provenance(run_dir: Path, number: int, *, as_json: bool) -> int:
     from launcher.monitor.provenance_report import provenance, provenance_rows
-    from launcher.ui.tables import print_pairs
 
     launch = open_launch(run_dir, number)
     if as_json:
-        print(json.dumps(provenance(launch), indent=2))
+        print_json(provenance(launch))
     else:
         print_pairs(f"{launch.manifest.run}, launch {number}", provenance_rows(launch))
     return DONE
 
 
-def _print(rows: Sequence[LaunchRow]) -> None:
-    from launcher.ui.tables import print_styled
-
-    table = [list(_COLUMNS)]
-    states: list[State | None] = [None]
-    below: list[list[str]] = [[]]
+def _lines(rows: Sequence[LaunchRow]) -> Iterator[Line]:
+    """Yield aligned lines, for each launch and each of its attempts, followed by their notes."""
+    # The cells of each line, the style of its state, and its notes.
+    lines: list[tuple[Sequence[str], str, list[str]]] = []
     for row in rows:
-        table.append(_cells(row))
-        states.append(row.status.state)
-        below.append([])
+        lines.append((_cells(row), tables.colour(row.status.state), []))
         for life in row.lives:
-            table.append(_life_cells(life))
-            states.append(State.PENDING if life.state not in State.__members__ else State[life.state])
-            below.append(_attempt_notes(life))
-        below[-1] += _launch_notes(row)
-    print_styled(_lines(table, states, below))
-
-
-def _lines(
-    table: Sequence[Sequence[str]], states: Sequence[State | None], below: Sequence[Sequence[str]]
-) -> Iterable[tuple[tuple[str, str], ...]]:
-    """Yield aligned lines, each followed by its notes, as texts with their styles."""
-    from launcher.ui.tables import colour
-
-    columns = _fitting_columns(table)
-    widths = {index: max(len(row[index]) for row in table) for index in columns}
-    for row, state, notes in zip(table, states, below, strict=True):
-        parts = []
-        for index in columns:
-            style = "bold" if state is None else colour(state) if index == _STATE else ""
-            gap = " " * (widths[index] - len(row[index]) + _GAP) if index != columns[-1] else ""
-            parts += [(row[index], style), (gap, "")]
-        while not parts[-1][0].strip():
-            parts.pop()
-        yield tuple(parts)
-        for line in notes:
-            yield ((f"        {one_line(line)}", "dim"),)
-
-
-def _fitting_columns(table: Sequence[Sequence[str]]) -> list[int]:
-    """Return the columns that have values and, on a terminal, fit into its width."""
-    import shutil
-
-    rows = table[1:]
-    columns = [
-        index
-        for index, name in enumerate(_COLUMNS)
-        if name in ("LAUNCH", "STATE") or any(row[index] not in ("", tables.UNKNOWN) for row in rows)
-    ]
-    if not sys.stdout.isatty():
-        return columns
-    room = shutil.get_terminal_size().columns
-    for name in ("", *_DROPPED_FIRST):
-        columns = [index for index in columns if _COLUMNS[index] != name]
-        if sum(max(len(row[index]) for row in table) + _GAP for index in columns) - _GAP <= room:
-            break
-    return columns
+            state = State.__members__.get(life.state, State.PENDING)
+            lines.append((_life_cells(life), tables.colour(state), _attempt_notes(life)))
+        lines[-1][2].extend(_launch_notes(row))
+    room = shutil.get_terminal_size().columns if sys.stdout.isatty() else math.inf
+    columns = tables.fitting_columns(_COLUMNS, [cells for cells, _, _ in lines], _DROPPED_FIRST, room)
+    head = [_COLUMNS[index] for index in columns]
+    texts = tables.align([head, *([cells[index] for index in columns] for cells, _, _ in lines)]).split("\n")
+    state_at = texts[0].index("STATE")
+    yield ((texts[0], "bold"),)
+    for text, (cells, style, notes) in zip(texts[1:], lines, strict=True):
+        state_end = state_at + len(cells[_STATE])
+        yield (text[:state_at], ""), (text[state_at:state_end], style), (text[state_end:], "")
+        for note in notes:
+            yield ((f"        {one_line(note)}", "dim"),)
 
 
 def _cells(row: LaunchRow) -> list[str]:

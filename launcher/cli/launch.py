@@ -179,7 +179,7 @@ def _launch(
     args: argparse.Namespace, drafted: Sequence[Draft], reports: Sequence[CheckReport], request: Request
 ) -> list[Launched]:
     if _is_dry(args, drafted):
-        print_drafts(drafted, [draft.rendered.script for draft in drafted], "bash")
+        print_drafts([(draft, draft.rendered.script) for draft in drafted], "bash")
         return []
     if (request.number, request.tag, request.stage, request.launch_dir) != (None, None, None, None):
         raise UserError(

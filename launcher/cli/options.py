@@ -38,6 +38,17 @@ def add_option(parser: argparse._ActionsContainer, form: str, text: str, **setti
     parser.add_argument(*names, help=text, **{**kind, **settings})
 
 
+def whole_number(least: int) -> Callable[[str], int]:
+    """Return the type of an option that takes a whole number of at least so much."""
+
+    def parse(text: str) -> int:
+        if text.isdecimal() and int(text) >= least:
+            return int(text)
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
+
+    return parse
+
+
 def add_overrides(parser: argparse.ArgumentParser, text: str, metavar: str = "OVERRIDE") -> None:
     """Add the words of a verb, which may stand on both sides of its options."""
     parser.add_argument("overrides", nargs="*", metavar=metavar, help=text)

@@ -75,10 +75,10 @@ def is_workspace(drafts: Sequence[Draft]) -> bool:
     return drafts[0].plan.job.stage == WORKSPACE
 
 
-def print_drafts(drafts: Sequence[Draft], texts: Sequence[str], language: str) -> None:
+def print_drafts(texts: Sequence[tuple[Draft, str]], language: str) -> None:
     """Print a file of each draft, under a line that names its stage if there are several."""
-    for position, (draft, text) in enumerate(zip(drafts, texts, strict=True)):
-        if len(drafts) > 1:
+    for position, (draft, text) in enumerate(texts):
+        if len(texts) > 1:
             gap = "\n" if position else ""
             print_code(f"{gap}# --- {draft.stage_name}: {draft.plan.paths.script} ---\n", language)
         print_code(text, language)

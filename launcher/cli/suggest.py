@@ -36,7 +36,7 @@ from launcher.estimates.speed import untimed
 from launcher.estimates.training import uncounted
 from launcher.estimates.values import Values, count
 from launcher.plan import Plan
-from launcher.ui.tables import print_lines, print_listing, print_styled
+from launcher.ui.tables import Line, print_lines, print_listing, print_styled
 from launcher.ui.terminal import print_json
 
 _HELP = """\
@@ -63,8 +63,6 @@ _SHORT = "nodes="
 _COLUMNS = (
     "#", "TENSOR", "PIPELINE", "VIRTUAL", "CONTEXT", "DATA", "MICRO", "RECOMPUTE", "GIB", "STEP",
 )  # fmt: skip
-# Parts of a line, each a text and its style.
-Line = tuple[tuple[str, str], ...]
 # The checks of the sizes that a layout divides.
 _SIZES = ("type.", "model.heads")
 # Our trainer may refuse a layout that the checks accept: it is asked about so many for each requested

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
+# A text, or a text and its style on a terminal; and a line of such parts.
+Cell = str | tuple[str, str]
+Line = tuple[tuple[str, str], ...]
+
 REASON = "REASON"
 # The columns that a narrow terminal leaves out, the most dispensable first.
 _DROPPED_FIRST = (
@@ -73,7 +77,7 @@ def rich_table(
     columns = columns[:-1]
     short = [list(map(_shortened, columns, row)) for row in rows]
     indices = fitting_columns(columns, short, _DROPPED_FIRST, width - _GAP)
-    table = _new_table(show_edge=False)
+    table = new_table(show_edge=False)
     for index in indices:
         table.add_column(columns[index].lower(), no_wrap=True)
     for row, state in zip(short, states, strict=True):
@@ -95,7 +99,8 @@ def fitting_columns(
     return indices
 
 
-def _new_table(**options: Any) -> Table:
+def new_table(**options: Any) -> Table:
+    """Return an empty table in the style of all of them."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -162,7 +167,7 @@ def print_code(text: str, language: str) -> None:
     open_console().print(highlighted.highlight(text), soft_wrap=True, end="")
 
 
-def print_styled(lines: Iterable[tuple[tuple[str, str], ...]], *, wrap: bool = False) -> None:
+def print_styled(lines: Iterable[Line], *, wrap: bool = False) -> None:
     """Print lines of parts, each a text and its style on a terminal.
 
     With `wrap` a line longer than the terminal is broken between words and continues indented. Otherwise
@@ -190,10 +195,6 @@ def print_lines(*lines: str) -> None:
     print_styled(((line, ""),) for line in lines)
 
 
-# A text, or a text and its style on a terminal.
-Cell = str | tuple[str, str]
-
-
 def print_listing(columns: Sequence[str], rows: Iterable[Sequence[Cell]], *, numbers: int = 0) -> None:
     """Print a table; of the columns after the first, `numbers` are right-aligned."""
     rows = list(rows)
@@ -208,7 +209,7 @@ def print_grid(columns: Sequence[str], rows: Iterable[Sequence[Cell | Text]], *,
     """Print a table with the lines and colours of a terminal."""
     from rich.text import Text
 
-    grid = _new_table(pad_edge=False)
+    grid = new_table(pad_edge=False)
     for index, name in enumerate(columns):
         justify: Literal["left", "right"] = "right" if 0 < index <= numbers else "left"
         # In a narrow terminal the name keeps its line as long as possible, and nothing is cut off.
