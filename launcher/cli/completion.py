@@ -93,7 +93,10 @@ def _completions(kind: str, word: str, others: list[str]) -> list[str]:
     # As in `compose`, which would take far longer to import.
     ours = (Path(__file__).parents[1] / "conf").resolve()
     trees = [*filter(None, [_given("--config-dir", others)]), ours]
-    names = _recipes(trees) if kind in ("recipes", "images") else []
+    names: list[str] = []
+    if kind in ("recipes", "images"):
+        files = (file for root in trees for file in sorted(root.glob("image/*.yaml")))
+        names += dict.fromkeys(file.stem for file in files if not file.stem.startswith("_"))
     if kind == "images":
         store = _given("--images-dir", others) or Path("images")
         names += sorted(file.name for file in store.glob("[!.]*.sqsh"))
@@ -156,12 +159,8 @@ _DEPTH = 10  # files that build on each other
 def candidates(word: str, others: Sequence[str], roots: Sequence[Path]) -> list[str]:
     """Return the words that begin with `word`: choices after ``GROUP=``, else keys, one level at a time.
 
-    A key that has keys below it ends with a dot, one that takes a value with ``=``.
-
-    Parameters
-    ----------
-    others
-        The other words of the command line, whose choices count.
+    A key that has keys below it ends with a dot, one that takes a value with ``=``. Choices among the
+    other words of the command line count.
     """
     match = re.fullmatch(r"(\+\+|\+|~)?([^=]*)(=?)(.*)", word, re.DOTALL)
     assert match is not None
@@ -235,12 +234,6 @@ def _merge(target: Tree, source: Tree) -> None:
             _merge(target[name], value)
         else:
             target[name] = value
-
-
-def _recipes(roots: Sequence[Path]) -> list[str]:
-    """Return the names of the images that can be built."""
-    files = (file for root in roots for file in sorted(root.glob("image/*.yaml")))
-    return list(dict.fromkeys(file.stem for file in files if not file.stem.startswith("_")))
 
 
 def runs(base: Path) -> Iterator[str]:

@@ -124,9 +124,14 @@ def run_prepare(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace, choice: Sequence[str], options: Iterable[str]) -> int:
-    overrides = [text for text in args.overrides if _is_override(text)]
-    inputs = [text for text in args.overrides if text not in overrides]
-    _check_inputs(inputs, overrides)
+    # ``cluster=bcm`` is none if a file of that name exists; a URL may hold a ``=`` too.
+    inputs = [text for text in args.overrides if "=" not in text or _URL.match(text) or Path(text).exists()]
+    overrides = [text for text in args.overrides if text not in inputs]
+    if not inputs and not any(text.startswith("data_preparation.inputs=") for text in overrides):
+        raise UserError("no input", hint="name the files or directories to prepare")
+    for text in inputs:
+        if not (_URL.match(text) or glob.has_magic(text) or file_mode(Path(text))):
+            raise UserError(f"{text}: no such file or directory", hint="an override has the form KEY=VALUE")
     defaults = ["stages=[data_preparation]", "cluster=local", *choice]
     if inputs:
         defaults.append(f"data_preparation.inputs=[{','.join(map(hydra_value, inputs))}]")
@@ -137,19 +142,6 @@ def _run(args: argparse.Namespace, choice: Sequence[str], options: Iterable[str]
             text = text if isinstance(value, int) else hydra_value(text)
             defaults.append(f"data_preparation.{name}={text}")
     return launch_and_follow(args, [*defaults, *overrides])
-
-
-def _is_override(text: str) -> bool:
-    """Return True for ``cluster=bcm``, unless a file of that name exists; a URL may hold a ``=`` too."""
-    return "=" in text and not _URL.match(text) and not Path(text).exists()
-
-
-def _check_inputs(inputs: list[str], overrides: list[str]) -> None:
-    if not inputs and not any(text.startswith("data_preparation.inputs=") for text in overrides):
-        raise UserError("no input", hint="name the files or directories to prepare")
-    for text in inputs:
-        if not (_URL.match(text) or glob.has_magic(text) or file_mode(Path(text))):
-            raise UserError(f"{text}: no such file or directory", hint="an override has the form KEY=VALUE")
 
 
 # --- audit

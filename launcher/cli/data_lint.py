@@ -11,9 +11,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from arithmetic.indexed import manifest_path
 from launcher.cli.options import Verbs, add_option, add_verb
@@ -198,7 +198,9 @@ def answers(module: str, arguments: Sequence[str], question: object = None) -> I
         assert process.stdout is not None
         try:
             if process.stdin is not None:
-                _write(process.stdin, json.dumps(question))
+                # It may end before it has read all, and says why.
+                with suppress(BrokenPipeError), process.stdin as stream:
+                    stream.write(json.dumps(question))
             yield iter(process.stdout)
         except BaseException:
             process.kill()
@@ -220,14 +222,6 @@ _START = (
     "import runpy, sys; home, *sys.argv = sys.argv[1:]; sys.path.insert(0, home); "
     "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
 )
-
-
-def _write(stream: IO[str], text: str) -> None:
-    try:
-        with stream:
-            stream.write(text)
-    except BrokenPipeError:
-        return  # it ended before it read all, and says why
 
 
 # --- plot

@@ -153,7 +153,7 @@ def plain_lines(report: Sequence[Row], *, has_nodes: bool) -> list[str]:
         rows.append([*(cells := _cells(row, has_nodes)), _found(row)])
         if (fix := _fix(row)) is not None:
             rows.append([*("" for _ in cells), f"-> {fix}"])
-    return align(rows).split("\n")
+    return align(rows)
 
 
 def _cells(row: Row, has_nodes: bool) -> list[str]:

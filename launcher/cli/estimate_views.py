@@ -161,11 +161,9 @@ def folded(stages: Sequence[StageMemory], most: int = MOST_ROWS) -> list[Row]:
 
 
 def bar(parts: Sequence[int], usable: int, capacity: int, width: int, scale: int) -> list[tuple[int, int]]:
-    """Return the parts of a bar in cells; `scale` are the bytes of its full width.
+    """Return the parts of a bar as pairs of an index and its cells; `scale` are the bytes of its full width.
 
-    Returns
-    -------
-    Pairs of a part's index and its cells; after the parts, −1 is free memory and −2 the free margin.
+    After the parts, index −1 is free memory and −2 the free margin.
     """
     total = sum(parts)
     limits = [*accumulate(parts), max(total, usable), max(total, capacity)]
@@ -197,7 +195,9 @@ def print_table(memory: MemoryEstimate) -> bool:
     for row, texts in zip(rows, cells, strict=True):
         style = "dim" if isinstance(row, tuple) else ""
         drawn = Text() if isinstance(row, tuple) else _drawn(row, memory, width, scale, terminal)
-        total = Text(texts[-1], _OVER if _is_over(row, memory) else style or "bold")
+        stages = row if isinstance(row, tuple) else (row,)
+        is_over = any(stage.total > memory.capacity for stage in stages)
+        total = Text(texts[-1], _OVER if is_over else style or "bold")
         table.add_row(*(Text(text, style) for text in texts[:-1]), total, drawn)
     terminal.print(table)
     legend = Text()
@@ -223,10 +223,6 @@ def _drawn(stage: StageMemory, memory: MemoryEstimate, width: int, scale: int, c
     end = round(memory.capacity * width / scale)
     line = Text("│", _OVER if stage.total > memory.capacity else "")
     return Text.assemble(text[:end], line, text[end:])
-
-
-def _is_over(row: Row, memory: MemoryEstimate) -> bool:
-    return any(stage.total > memory.capacity for stage in (row if isinstance(row, tuple) else (row,)))
 
 
 def _cells(row: Row, unit: int) -> list[str]:

@@ -168,16 +168,9 @@ class GpuReport:
 def check_gpus(draft: Draft, directory: Path, only: str | None, minutes: int) -> GpuReport:
     """Run the checks for a draft, on this machine or on a node of its cluster, and wait for them.
 
+    The draft is a training with ``engine=megatron``: its interpreter, its nodes, and the model to measure.
+    The node sees `directory` under the same path; `only` names checks, with commas between; None is all.
     Raise UserError if the launch trains nothing with our trainer, or nothing could be started.
-
-    Parameters
-    ----------
-    draft
-        A training with ``engine=megatron``: its interpreter, its nodes, and the model to measure.
-    directory
-        The directory that the checks write; the node sees it under the same path.
-    only
-        The names of the checks, with commas between; None for all.
     """
     plan = draft.plan
     if plan.job.config is None or plan.job.engine != "megatron":

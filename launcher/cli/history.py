@@ -113,7 +113,7 @@ def _lines(rows: Sequence[LaunchRow]) -> Iterator[Line]:
     room = shutil.get_terminal_size().columns if sys.stdout.isatty() else math.inf
     columns = tables.fitting_columns(_COLUMNS, [cells for cells, _, _ in lines], _DROPPED_FIRST, room)
     head = [_COLUMNS[index] for index in columns]
-    texts = tables.align([head, *([cells[index] for index in columns] for cells, _, _ in lines)]).split("\n")
+    texts = tables.align([head, *([cells[index] for index in columns] for cells, _, _ in lines)])
     state_at = texts[0].index("STATE")
     yield ((texts[0], "bold"),)
     for text, (cells, style, notes) in zip(texts[1:], lines, strict=True):

@@ -197,7 +197,10 @@ def _inspect(args: argparse.Namespace) -> int:
     if args.json:
         print_json({**image.to_json(), **deep})
     else:
-        rows = [*_rows(image), *deep.get("installed", {}).items(), *_engine_rows(deep.get("engines", {}))]
+        rows = [*_rows(image), *deep.get("installed", {}).items()]
+        words = {True: "yes", False: "no", None: "not known"}
+        for engine, fit in deep.get("engines", {}).items():
+            rows.append((f"engine={engine}", f"{words[fit['fits']]}: {fit['why']}"))
         width = max(len(name) for name, _ in rows)
         print_styled(((f"{name:{width}}  ", "bold"), (one_line(value or "-"), "")) for name, value in rows)
     for note in image.notes:
@@ -213,12 +216,6 @@ def judge_engines(path: Path, versions: dict[str, str | None]) -> dict[str, dict
 
     contents = with_installed(contents_of_file(path) or Contents(path.name), versions)
     return {engine: engine_fit(contents, engine)._asdict() for engine in JUDGED}
-
-
-def _engine_rows(engines: dict[str, dict[str, Any]]) -> Iterator[tuple[str, str | None]]:
-    words = {True: "yes", False: "no", None: "not known"}
-    for engine, fit in engines.items():
-        yield f"engine={engine}", f"{words[fit['fits']]}: {fit['why']}"
 
 
 def _rows(image: InspectedImage) -> Iterator[tuple[str, str | None]]:

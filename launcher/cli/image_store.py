@@ -242,6 +242,7 @@ def add_push(verbs: Verbs) -> None:
 
 def _push(args: argparse.Namespace) -> int:
     from launcher.images import registry
+    from launcher.images.building import find_builder
     from launcher.images.progress import show_progress
     from launcher.images.tools import NO_IMAGE, ToolError
 
@@ -257,7 +258,12 @@ def _push(args: argparse.Namespace) -> int:
     registry.check_targets(targets)  # before a builder is looked for
     access = registry.Access(args.plain_http, args.authfile)
     with show_progress(quiet=args.json) as progress, ending_cleanly(), ExitStack() as storage:
-        source = Reference.parse(args.source, "image") if recipe is None else _built(args, recipe, storage)
+        if recipe is None:
+            source = Reference.parse(args.source, "image")
+        else:
+            builder = find_builder(args.builder or recipe.config.builder)
+            storage.enter_context(builder.environment())  # in which skopeo finds its images
+            source = builder.reference(recipe.image_name)
         try:
             pushed = registry.push(source, targets, progress, access, args.temp_dir)
         except ToolError as error:
@@ -281,15 +287,6 @@ def _recipe(args: argparse.Namespace, overrides: list[str]) -> Recipe | None:
     from launcher.images.recipes import read_recipe
 
     return read_recipe(*named, overrides, args.config_dir, args.template_dir)
-
-
-def _built(args: argparse.Namespace, recipe: Recipe, storage: ExitStack) -> Reference:
-    """Return the recipe's image in its builder's storage, and let skopeo find that storage."""
-    from launcher.images.building import find_builder
-
-    builder = find_builder(args.builder or recipe.config.builder)
-    storage.enter_context(builder.environment())
-    return builder.reference(recipe.image_name)
 
 
 def _record(store: Store, file_name: str, source: Reference, pushed: Sequence[Pushed]) -> None:

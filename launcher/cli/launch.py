@@ -89,7 +89,10 @@ def run(args: argparse.Namespace) -> int:
     else:
         drafted, reports, request = _built(args, request)
     if is_workspace(drafted):
-        _refuse_job_options(args)
+        for name in ("smoke", "follow", "json"):
+            if getattr(args, name):
+                message = f"--{name}: stages=[{WORKSPACE}] is a shell to sit at, and no job that is submitted"
+                raise UserError(message, key="stages")
     if args.smoke and request.launch_dir is None:
         if len(drafted) > 1:
             raise UserError(
@@ -161,14 +164,6 @@ def _make_image(needed: ImageRequirement, *, quiet: bool) -> None:
     with show_progress(quiet=quiet) as progress:
         done = make_here(needed, progress)
     tell(f"image {done.path}: {'another one made it meanwhile' if done.reused else 'made'}")
-
-
-def _refuse_job_options(args: argparse.Namespace) -> None:
-    """Refuse options that only apply to jobs for a workspace."""
-    for name in ("smoke", "follow", "json"):
-        if getattr(args, name, False):
-            message = f"--{name}: stages=[{WORKSPACE}] is a shell to sit at, and no job that is submitted"
-            raise UserError(message, key="stages")
 
 
 def _is_dry(args: argparse.Namespace, drafted: Sequence[Draft]) -> bool:

@@ -117,7 +117,8 @@ def run_diff(args: argparse.Namespace) -> int:
         hint = f"stages=[{launches[-1].plan.job.stage}]"
         raise UserError(f"--launch {args.launch}: of which stage?", key="stages", hint=hint)
     lines = [line for draft in launches for line in _of_stage(draft, args.launch)]
-    print_styled(((line, _style(line)),) for line in lines)
+    styles = (next((style for start, style in _STYLES if line.startswith(start)), "") for line in lines)
+    print_styled((part,) for part in zip(lines, styles, strict=True))
     return 1 if lines else 0
 
 
@@ -197,7 +198,3 @@ def _unified(path: Path, before: str | None, text: str | None) -> Iterator[str]:
 def _lines(text: str | None) -> list[str]:
     # Not `splitlines`: a form feed in a value ends no line.
     return text.removesuffix("\n").split("\n") if text else []
-
-
-def _style(line: str) -> str:
-    return next((style for beginning, style in _STYLES if line.startswith(beginning)), "")

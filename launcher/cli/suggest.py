@@ -89,7 +89,9 @@ def run(args: argparse.Namespace) -> int:
     # A model without its sizes has no layout.
     others = [check.id for check in CHECKS if not check.id.startswith(_SIZES)]
     refuse(launch, run_checks(launch.plan, facts, others))
-    _refuse_uncounted(launch.plan)
+    why = uncounted(Values(launch.plan.job.config)) if has_gpus(launch.plan) else None
+    if why is not None:
+        raise UserError(f"{why}; layouts of unknown memory are not ranked")
     search = LayoutSearch(launch.plan, facts)
     suggestions = _accepted(launch, search, args.top)
     suggestions = suggestions or list(islice(best_with_half_gradients(launch.plan, facts), args.top))
@@ -99,13 +101,6 @@ def run(args: argparse.Namespace) -> int:
     else:
         _print(launch, search, suggestions, more)
     return 0 if suggestions else 1
-
-
-def _refuse_uncounted(plan: Plan) -> None:
-    """Raise a `UserError` for a key whose memory is not counted: layouts cannot be compared with it."""
-    why = uncounted(Values(plan.job.config or {})) if has_gpus(plan) else None
-    if why is not None:
-        raise UserError(f"{why}; layouts of unknown memory are not ranked")
 
 
 def _spelled_out(word: str) -> str:

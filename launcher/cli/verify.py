@@ -65,7 +65,9 @@ def run(args: argparse.Namespace) -> int:
         print_json(_object(gathered, checks, code))
     else:
         print_checks(checks)
-        _print_verdict(gathered, checks, code)
+        paths = gathered.launch.paths
+        line = one_line(f"{paths.run_name}, launch {paths.number}: {_WORDS[code]}{_why(checks, code)}")
+        print_styled([((line, _VERDICT_COLOURS.get(code, "bold magenta")),)])
     return code
 
 
@@ -92,15 +94,8 @@ def print_checks(checks: Sequence[RunCheck]) -> None:
     print_listing(("CHECK", "VERDICT", "EVIDENCE"), rows)
 
 
-def _print_verdict(gathered: RunEvidence, checks: Sequence[RunCheck], code: int) -> None:
-    paths = gathered.launch.paths
-    line = one_line(f"{paths.run_name}, launch {paths.number}: {_WORDS[code]}{_why(checks, code)}")
-    print_styled([((line, _VERDICT_COLOURS.get(code, "bold magenta")),)])
-
-
 def _why(checks: Sequence[RunCheck], code: int) -> str:
     deciding = RunVerdict.UNKNOWN if code == errors.NOT_KNOWN else RunVerdict.FAILED
     names = ", ".join(check.name for check in checks if check.verdict is deciding)
-    if not names:
-        return ""
-    return f" ({'failed so far: ' if code == errors.UNDER_WAY else ''}{names})"
+    so_far = "failed so far: " if code == errors.UNDER_WAY else ""
+    return f" ({so_far}{names})" if names else ""

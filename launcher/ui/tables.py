@@ -48,7 +48,7 @@ def colour(state: State) -> str:
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], states: Sequence[State]) -> None:
     """Print rows, the cell under ``STATE`` in the colour of its state."""
     if not sys.stdout.isatty():
-        print(align([columns, *rows]))
+        print(*align([columns, *rows]), sep="\n")
         return
     terminal = open_console()
     terminal.print(rich_table(columns, rows, states, terminal.width))
@@ -56,12 +56,11 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], states: S
         terminal.print(line)
 
 
-def align(rows: Sequence[Sequence[str]], numbers: int = 0) -> str:
-    """Align rows in columns, two spaces apart; of the columns after the first, `numbers` to the right."""
+def align(rows: Sequence[Sequence[str]], numbers: int = 0) -> list[str]:
+    """Return rows as aligned lines; of the columns after the first, `numbers` are right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     forms = [f"{'>' if 0 < index <= numbers else '<'}{width}" for index, width in enumerate(widths)]
-    lines = ("  ".join(map(format, row, forms)).rstrip() for row in rows)
-    return "\n".join(lines)
+    return ["  ".join(map(format, row, forms)).rstrip() for row in rows]
 
 
 def rich_table(
@@ -137,7 +136,7 @@ def print_pairs(title: str, pairs: Sequence[tuple[str, str]]) -> None:
     """Print names and values in two columns, each value in one line."""
     pairs = [(name, one_line(value)) for name, value in pairs]
     if not sys.stdout.isatty():
-        print(align([(name, value) for name, value in pairs]))
+        print(*align([(name, value) for name, value in pairs]), sep="\n")
         return
     from rich.box import ROUNDED
     from rich.table import Table
@@ -202,7 +201,7 @@ def print_listing(columns: Sequence[str], rows: Iterable[Sequence[Cell]], *, num
         print_grid(columns, rows, numbers=numbers)
     else:
         texts = [[cell if isinstance(cell, str) else cell[0] for cell in row] for row in rows]
-        print(align([columns, *texts], numbers))
+        print(*align([columns, *texts], numbers), sep="\n")
 
 
 def print_grid(columns: Sequence[str], rows: Iterable[Sequence[Cell | Text]], *, numbers: int = 0) -> None:
