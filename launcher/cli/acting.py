@@ -1,25 +1,28 @@
-"""The verbs that act on jobs: `slipway cancel`, `hold` and `release`."""
+"""The verbs that act on jobs: `slipway cancel`, `hold`, `release` and `attach`."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from launcher.cli.options import Verbs, add_option, add_verb
-from launcher.cli.runs import RUN_HELP, add_base_results_dir, find_all
+from launcher.cli.runs import RUN_HELP, add_base_results_dir, add_run, find_all, selected_run
 from launcher.errors import WATCHING_ENDED, UserError
 from launcher.jobs.acting import Effect, Outcome, exit_code, hold, in_order, release, wait_for_ends
+from launcher.jobs.attaching import AttachPoint, attach
 from launcher.jobs.cancelling import cancel, with_followers
 from launcher.jobs.lookup import RunRef
 from launcher.jobs.status import LaunchStatus, named_statuses
 from launcher.monitor.events import Progress
 from launcher.monitor.readers import newest_events
 from launcher.monitor.run_status import links_to_json
+from launcher.slurm.commands import WITHOUT_SLURM
 from launcher.slurm.states import State
 from launcher.ui import tables
-from launcher.ui.terminal import agrees, print_json, tell
+from launcher.ui.terminal import agrees, print_json, say, tell
 
 
 def add_targets(parser: argparse.ArgumentParser) -> None:
@@ -193,7 +196,7 @@ examples:
 
 
 def add_parser(verbs: Verbs) -> None:
-    """Add the three verbs."""
+    """Add the four verbs."""
     parser = add_verb(verbs, "cancel", run_cancel, "cancel the jobs of runs", _CANCEL)
     add_targets(parser)
     text = "let running jobs save and exit, as before a time limit; pending ones are cancelled"
@@ -202,6 +205,14 @@ def add_parser(verbs: Verbs) -> None:
     add_option(parser, "-i --interactive", "ask before each job")
     add_targets(add_verb(verbs, "hold", run_hold, "keep pending jobs from starting", _HOLD))
     add_targets(add_verb(verbs, "release", run_release, "let held jobs start", _RELEASE))
+    parser = add_verb(verbs, "attach", run_attach, "open a shell beside a running job", _ATTACH)
+    parser.usage = "slipway attach [OPTION ...] RUN [-- COMMAND [ARGUMENT ...]]"
+    add_run(parser)
+    add_option(parser, "--rank N", "the node of global rank N (default: 0)")
+    add_option(parser, "--node NAME", "on this node of the job")
+    add_option(parser, "--outside", "on the node itself, not in the container")
+    add_option(parser, "-t --tty", "give COMMAND a terminal too")
+    add_option(parser, "--print", "print the command line to stdout, and run nothing")
 
 
 def run_hold(args: argparse.Namespace) -> int:
@@ -249,7 +260,7 @@ def run_cancel(args: argparse.Namespace) -> int:
     if args.wait:
         outcomes = _wait(outcomes, args.json)
     elif any(outcome.effect is Effect.SAVING for outcome in outcomes) and not args.json:
-        _hint("to watch it save: slipway logs -f RUN; launching it again resumes it")
+        say("to watch it save: slipway logs -f RUN; launching it again resumes it")
     return finish(args, outcomes)
 
 
@@ -270,10 +281,45 @@ def _wait(outcomes: list[Outcome], quiet: bool) -> list[Outcome]:
             if not quiet:
                 print_end(outcome)
     except KeyboardInterrupt:
-        _hint("stopped waiting; the jobs still end")
+        say("stopped waiting; the jobs still end")
         raise SystemExit(WATCHING_ENDED) from None
     return [ended.get((o.target.run_dir, o.target.number, o.target.task), o) for o in outcomes]
 
 
-def _hint(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+# --- attach
+
+_ATTACH = """\
+Open a shell beside a rank of a running job: on its node, in its container if it has one (named or not, but
+not Apptainer's), in its working directory and with its environment (RANK, MASTER_ADDR,
+CUDA_VISIBLE_DEVICES, ...). It is a step of the job, and shares its nodes and GPUs with the training: leaving
+it ends nothing, and it ends with the job. The command line goes to stderr first. A container of Enroot's
+has the node's processes: `pkill` in it reaches all of yours on the node, and as root everybody's.
+
+examples:
+  slipway attach gpt3_126m                     rank 0
+  slipway attach gpt3_126m --rank 9            the node of rank 9
+  slipway attach gpt3_126m --node n2           that node, as one of its ranks
+  slipway attach gpt3_126m -- nvidia-smi       a command instead of a shell, without a terminal
+  slipway attach gpt3_126m -t -- htop          one with a terminal
+  slipway attach gpt3_126m --outside           on the node itself, outside of the container
+  slipway attach gpt3_126m --print             print the command line, and run nothing
+
+exit code:
+  that of the shell or the command, or srun's own
+  2  there is no such run, or it does not run
+  3  its state is not known"""
+
+
+def run_attach(args: argparse.Namespace) -> int:
+    """Print the command line, and become it."""
+    # A printed command line is for a terminal, wherever it is printed.
+    is_terminal = (args.tty or not args.command) and (args.print or sys.stdin.isatty())
+    place = AttachPoint(args.rank, args.node, inside=not args.outside)
+    attachment = attach(selected_run(args), place, args.command, is_terminal)
+    print(attachment.line, file=sys.stdout if args.print else sys.stderr, flush=True)
+    if args.print:
+        return 0
+    try:
+        os.execvpe(attachment.argv[0], attachment.argv, dict(attachment.environment))
+    except FileNotFoundError as error:
+        raise UserError(f"{attachment.argv[0]} is not on this machine", hint=WITHOUT_SLURM) from error

@@ -48,12 +48,12 @@ _VERBS = {
     "status": "launcher.cli.status",
     "follow": "launcher.cli.logs",
     "logs": "launcher.cli.logs",
-    "plot": "launcher.cli.plot",
+    "plot": "launcher.cli.history",
     "history": "launcher.cli.history",
     "cancel": "launcher.cli.acting",
     "hold": "launcher.cli.acting",
     "release": "launcher.cli.acting",
-    "attach": "launcher.cli.attach",
+    "attach": "launcher.cli.acting",
     "verify": "launcher.cli.verify",
     "convert": "launcher.cli.checkpoints",
     "evaluate": "launcher.cli.checkpoints",
@@ -161,8 +161,10 @@ def _print_system_error(error: OSError) -> int:
         _drop_output()
         return _READER_GONE
     if isinstance(error, FileNotFoundError):
-        deleted = UserError("the current directory was deleted", hint="cd to one that exists")
-        user_error = None if _has_current_directory() else deleted
+        try:
+            Path.cwd()
+        except FileNotFoundError:
+            user_error = UserError("the current directory was deleted", hint="cd to one that exists")
     elif error.filename is None and _is_output_lost():
         _drop_output()
         user_error = user_error or UserError(f"the output: {(error.strerror or str(error)).lower()}")
@@ -265,14 +267,6 @@ def _print_error(error: UserError) -> int:
         # A scheduler's message and another user's file may have control sequences.
         tell("\n".join(map(one_line, str(mistake).split("\n"))))
     return error.exit_code
-
-
-def _has_current_directory() -> bool:
-    try:
-        Path.cwd()
-    except FileNotFoundError:
-        return False
-    return True
 
 
 class VerbParser(argparse.ArgumentParser):

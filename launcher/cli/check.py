@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         require_suffix(args.plot)
     drafted = drafts(request_of(args, args.overrides))
     if args.estimate:
-        reports = _estimates(_training(drafted), args.no_check)
+        reports = _estimates(drafted, args.no_check)
     else:
         checked = check_drafts(drafted, args.no_check)
         reports = [show_to_scheduler(report, must_answer=False) for report in checked]
@@ -91,20 +91,15 @@ def run(args: argparse.Namespace) -> int:
     return 2 if not drawn or any(one.errors for one in looked) else 0
 
 
-def _training(made: Sequence[Draft]) -> list[Draft]:
-    """Return the drafts that there is something to estimate of."""
-    training = [one for one in made if one.plan.job.config is not None]
+def _estimates(drafted: Sequence[Draft], skipped: Sequence[str]) -> list[CheckReport]:
+    """Apply the checks that need to know of nothing but the plan to the drafts that train something."""
+    training = [draft for draft in drafted if draft.plan.job.config is not None]
     if not training:
-        stages = ",".join(one.plan.job.stage for one in made)
+        stages = ",".join(draft.plan.job.stage for draft in drafted)
         message = f"--estimate: stages=[{stages}] trains nothing"
         raise UserError(message, key="stages", hint="stages=[training]")
-    return training
-
-
-def _estimates(drafted: Sequence[Draft], skipped: Sequence[str]) -> list[CheckReport]:
-    """Apply the checks that need to know of nothing but the plan."""
     # Who plans on a laptop has not chosen an image yet: the one that is there is the cluster's default.
-    reports = check_drafts(drafted, skipped, look=False, image=None)
+    reports = check_drafts(training, skipped, look=False, image=None)
     known = {check.id for report in reports for check in CHECKS if has_all(check, report.facts)}
     return [
         replace(report, findings=tuple(finding for finding in report.findings if finding.id in known))

@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
         )
     missing, unanswered = lacking(report), unknown(report)
     if args.json:
-        print_json(_content(report, gathered.here.host))
+        print_json(_content(report, missing, gathered.here.host))
     else:
         _print_table(report, has_nodes=args.nodes > 0)
         print(_summary(report, missing, unanswered, nodes=args.nodes))
@@ -108,9 +108,7 @@ def _summary(report: Sequence[Row], missing: Sequence[Row], unanswered: Sequence
     return f"nothing is missing for this launch{where}{more}"
 
 
-def _content(report: Sequence[Row], host: str) -> dict[str, object]:
-    from launcher.doctor.report import lacking
-
+def _content(report: Sequence[Row], missing: Sequence[Row], host: str) -> dict[str, object]:
     lines = [
         {
             "what": row.line.what,
@@ -123,7 +121,7 @@ def _content(report: Sequence[Row], host: str) -> dict[str, object]:
         }
         for row in report
     ]
-    return {"host": host, "ok": not lacking(report), "lines": lines}
+    return {"host": host, "ok": not missing, "lines": lines}
 
 
 _STYLES = {"ok": "green", "warning": "yellow", "missing": "red", "unknown": "magenta"}

@@ -1,4 +1,4 @@
-"""`slipway history`: the launches of a run, and the provenance of one of them."""
+"""`slipway history` and `plot`: the launches of a run, the provenance of one, and the losses of all."""
 
 from __future__ import annotations
 
@@ -7,24 +7,19 @@ import math
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from launcher.cli.options import Verbs, add_option, add_verb
-from launcher.cli.runs import add_run, selected_run
+from launcher.cli.runs import RUN_HELP, add_base_results_dir, add_run, find_one, selected_run
 from launcher.errors import DONE, NOT_KNOWN, one_line
 from launcher.jobs.launches import open_launch
-from launcher.monitor.history import AttemptRow, LaunchRow, history
+from launcher.monitor.history import AttemptRow, Diagnosis, LaunchRow, history
 from launcher.slurm.states import State
 from launcher.ui import tables
 from launcher.ui.tables import Line, moment, print_listing, print_pairs, print_styled
-from launcher.ui.terminal import print_json
+from launcher.ui.terminal import print_json, print_plot, say
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from launcher.monitor.history import Diagnosis
-
-_HELP = """\
+_HISTORY = """\
 List the launches of a run, each with the reason for its end and the overrides that differ from those of the
 previous launch. A requeued job has a line for each attempt, an array for each task, a chain for each link.
 
@@ -47,6 +42,22 @@ exit code:
   2  there is no such run or launch
   3  the state of some launch is UNKNOWN"""
 
+_PLOT = """\
+Summarize a run and draw its losses, in the terminal and as a PNG. All launches of the run form one curve.
+
+The held-out loss is compared with the unigram entropy of the same tokens, both in nats per token: a model
+below it has learned more than the frequencies of the tokens. Checkpoints that were evaluated (slipway
+evaluate RUN) are a curve of their own, and a line of the table for each task.
+
+examples:
+  slipway plot gpt3_126m                         the table, the plot, and <run directory>/loss.png
+  slipway plot gpt3_126m --output loss.png --no-terminal
+  slipway plot gpt3_126m --json                  the table for programs, without plots
+
+exit code:
+  0  printed
+  2  there is no such run, it has no training step yet, or the plot cannot be written"""
+
 _COLUMNS = (
     "LAUNCH", "JOB", "STATE", "LAUNCHED", "BY", "STARTED", "RAN", "NODES", "STEPS", "LOSS", "COMMIT",
 )  # fmt: skip
@@ -56,13 +67,20 @@ _DROPPED_FIRST = ("STARTED", "NODES", "BY", "RAN", "COMMIT", "LAUNCHED")
 
 
 def add_parser(verbs: Verbs) -> None:
+    """Add both verbs."""
+    plot = add_verb(verbs, "plot", run_plot, "summarize a run and plot its losses", _PLOT)
+    plot.add_argument("run_name", metavar="RUN", help=RUN_HELP)
+    add_base_results_dir(plot)
+    add_option(plot, "-o --output FILE", "PNG file (default: RUN/loss.png)")
+    add_option(plot, "--no-terminal", "no plot in the terminal")
+    add_option(plot, "--json", "print the summary as one object, without plots")
     text = "list the launches of a run, or show the provenance of one"
-    parser = add_verb(verbs, "history", run, text, _HELP)
-    add_run(parser)
-    add_option(parser, "--json", "print a list of objects; of one launch an object")
+    history = add_verb(verbs, "history", run_history, text, _HISTORY)
+    add_run(history)
+    add_option(history, "--json", "print a list of objects; of one launch an object")
 
 
-def run(args: argparse.Namespace) -> int:
+def run_history(args: argparse.Namespace) -> int:
     """Print the launches, or the provenance of one; return the exit code."""
     selected = selected_run(args)
     if selected.launch is not None:
@@ -74,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
         print_styled(_lines(rows))
         _print_evaluations(selected.run_dir)
     else:
-        print(f"the run in {one_line(str(selected.run_dir))} has no launch yet", file=sys.stderr)
+        say(f"the run in {one_line(str(selected.run_dir))} has no launch yet")
     return NOT_KNOWN if any(row.status.state is State.UNKNOWN for row in rows) else DONE
 
 
@@ -180,3 +198,27 @@ def _reasons(state: str, reason: str | None, reading: Diagnosis | None) -> list[
     first, *more = reading.lines()
     # The state INTERRUPTED already means that it saved.
     return [f"{reason}; {first}" if reason and state != State.INTERRUPTED.value else first, *more]
+
+
+# --- plot
+
+
+def run_plot(args: argparse.Namespace) -> int:
+    """Print the closing table, draw the losses and write them into a PNG."""
+    from launcher.monitor.summary import draw, evaluated_losses, summarize, write_png
+
+    run_dir = find_one(args.run_name, args.base_results_dir).run_dir
+    summary, curves = summarize(run_dir)
+    if args.json:
+        print_json(summary.to_json())
+        if args.output is not None:
+            write_png(args.output, summary, curves)
+        return 0
+    print_pairs(summary.run, summary.rows())
+    if not args.no_terminal:
+        evaluated = evaluated_losses(summary)
+        print_plot(lambda width, coloured: draw(curves, evaluated, width, coloured=coloured))
+    path: Path = args.output or run_dir / "loss.png"
+    write_png(path, summary, curves)
+    print(f"\nplot: {path}")
+    return 0

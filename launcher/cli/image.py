@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -26,7 +25,7 @@ from launcher.images.squashfs import read_superblock
 from launcher.images.tools import ending_cleanly
 from launcher.secrecy import without_secrets
 from launcher.ui.tables import print_listing, print_styled
-from launcher.ui.terminal import print_json, tell
+from launcher.ui.terminal import print_json, say, tell
 
 if TYPE_CHECKING:
     from launcher.images.inspecting import InspectedImage, VerifiedImage
@@ -138,7 +137,7 @@ def _list(args: argparse.Namespace) -> int:
         head = ("IMAGE", "SIZE", "COMPRESSION", "FROM", "CREATED")
         print_listing(head, [_cells(entry) for entry in entries], numbers=1)
     if not entries:
-        print(f"there is no image in {one_line(str(store.directory))} yet", file=sys.stderr)
+        say(f"there is no image in {one_line(str(store.directory))} yet")
     return 0
 
 
@@ -251,7 +250,7 @@ def _verify(args: argparse.Namespace) -> int:
 
     paths = find_images(args)
     if not paths:
-        print("there is no image yet", file=sys.stderr)
+        say("there is no image yet")
     with show_progress(quiet=args.json) as progress:
         images = []
         for path in paths:

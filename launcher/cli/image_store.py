@@ -26,7 +26,7 @@ from launcher.images.progress import format_size
 from launcher.images.references import Reference, absolute_path, recipe_and_flavor
 from launcher.images.tools import BUILDERS, ending_cleanly
 from launcher.ui.tables import print_listing
-from launcher.ui.terminal import agrees, print_json, tell
+from launcher.ui.terminal import agrees, print_json, say, tell
 
 if TYPE_CHECKING:
     from launcher.images.pruning import NamedContainer, PruneDecision
@@ -142,7 +142,7 @@ def _prune_named(args: argparse.Namespace) -> int:
 
 def _print_named(containers: Sequence[NamedContainer], pattern: str) -> None:
     if not containers:
-        print(f"no launch of yours left a container named {one_line(pattern)}", file=sys.stderr)
+        say(f"no launch of yours left a container named {one_line(pattern)}")
         return
     words = {"idle": "remove"}
     rows = [(item.node, one_line(item.name), words.get(item.state, item.state)) for item in containers]
@@ -151,7 +151,7 @@ def _print_named(containers: Sequence[NamedContainer], pattern: str) -> None:
 
 def _print_decisions(decisions: Sequence[PruneDecision], directory: Path) -> None:
     if not decisions:
-        print(f"there is no image in {one_line(str(directory))}", file=sys.stderr)
+        say(f"there is no image in {one_line(str(directory))}")
         return
     rows = []
     for decision in decisions:

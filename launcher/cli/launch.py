@@ -25,7 +25,6 @@ from launcher.ui.terminal import tell
 
 if TYPE_CHECKING:
     from launcher.launching import Launched
-    from launcher.launching.building import ImageRequirement
     from launcher.runs.manifest import Manifest
     from launcher.runs.paths import LaunchPaths
 
@@ -141,7 +140,8 @@ def _checked(args: argparse.Namespace, drafted: Sequence[Draft], request: Reques
 def _built(args: argparse.Namespace, request: Request) -> tuple[list[Draft], list[CheckReport], Request]:
     """Check a launch and make its image, or draft the job that makes it first."""
     # Imported late: most launches make no image.
-    from launcher.launching.building import draft_with_image
+    from launcher.images.progress import show_progress
+    from launcher.launching.building import draft_with_image, make_here
 
     if args.smoke and args.build == _JOB:
         raise UserError("--smoke: it would not wait for the job of --build=job", hint="--smoke --build=host")
@@ -152,18 +152,10 @@ def _built(args: argparse.Namespace, request: Request) -> tuple[list[Draft], lis
         if dry:
             tell(f"first: slipway {shlex.join(building.needed.command)}")
         else:
-            _make_image(building.needed, quiet=args.json)
+            with show_progress(quiet=args.json) as progress:
+                done = make_here(building.needed, progress)
+            tell(f"image {done.path}: {'another one made it meanwhile' if done.reused else 'made'}")
     return building.drafts, reports, building.request
-
-
-def _make_image(needed: ImageRequirement, *, quiet: bool) -> None:
-    """Make the image on this machine, and show the progress."""
-    from launcher.images.progress import show_progress
-    from launcher.launching.building import make_here
-
-    with show_progress(quiet=quiet) as progress:
-        done = make_here(needed, progress)
-    tell(f"image {done.path}: {'another one made it meanwhile' if done.reused else 'made'}")
 
 
 def _is_dry(args: argparse.Namespace, drafted: Sequence[Draft]) -> bool:
@@ -200,15 +192,14 @@ def _launch(
 
 def _follow(launched: Sequence[Launched]) -> int:
     """Follow the jobs one after the other; return the worst of their exit codes."""
-    from launcher.errors import WATCHING_ENDED, worst_code
     from launcher.monitor.follow import follow_and_tell
 
     codes: list[int] = []
     for launch in launched:
         codes.append(follow_and_tell(launch.paths.run_dir, launch.paths.number))
-        if codes[-1] == WATCHING_ENDED:
-            return WATCHING_ENDED
-    return worst_code(codes)
+        if codes[-1] == errors.WATCHING_ENDED:
+            return errors.WATCHING_ENDED
+    return errors.worst_code(codes)
 
 
 def print_outcomes(launched: Sequence[Launched], *, as_json: bool) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from launcher.jobs.locator import RunLocator
 from launcher.runs.index import Entry
 from launcher.runs.paths import short
 from launcher.ui.tables import UNKNOWN, count, moment, print_listing, text
-from launcher.ui.terminal import print_json, tell
+from launcher.ui.terminal import print_json, say, tell
 
 _HELP = """\
 List the configuration's choices (stages, model families and sizes, clusters), or runs.
@@ -174,7 +173,7 @@ def list_runs(base_results_dir: Path, *, everywhere: bool, as_json: bool) -> int
         print_listing(_COLUMNS, [_run_cells(newest, count) for newest, count in runs], numbers=1)
     if not runs:
         where = "in the known directories" if everywhere else f"in {base_results_dir}"
-        print(f"no run was launched {where} yet", file=sys.stderr)
+        say(f"no run was launched {where} yet")
     if known.index.trouble:
         tell(one_line(known.index.trouble))
     return 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +35,7 @@ from launcher.runs.paths import short
 from launcher.schedulers.base import JobStatus
 from launcher.schedulers.job_status import declared_tasks
 from launcher.slurm.notations import compress_tasks
-from launcher.ui.terminal import LogWriter
+from launcher.ui.terminal import LogWriter, say
 
 # Of an array that failed.
 _FAILED_TASKS, _LAST_LINES = 3, 10
@@ -156,18 +155,18 @@ def _follow(launch: Launch, selection: LogSelection, lines: int | None) -> int:
     try:
         reader = _write_earlier(selection, lines)
         status = follow_log(
-            launch, reader, selection.after, _write, _tell, task=selection.task, link=selection.link
+            launch, reader, selection.after, _write, say, task=selection.task, link=selection.link
         )
     except KeyboardInterrupt:
-        _tell(f"\nstopped following; job {launch.job} continues")
-        _tell(f"  cancel it:  {shlex.join(['slipway', 'cancel', short(launch.paths.run_dir)])}")
+        say(f"\nstopped following; job {launch.job} continues")
+        say(f"  cancel it:  {shlex.join(['slipway', 'cancel', short(launch.paths.run_dir)])}")
         return WATCHING_ENDED
     if selection.task is None:
         # An array's tasks run beside each other, and one log at a time is shown.
         for task, log in list(failed_task_logs(launch, status).items())[:_FAILED_TASKS]:
-            _tell(f"the end of the log of task {task}, {short(log)}:")
+            say(f"the end of the log of task {task}, {short(log)}:")
             _write(last_lines(log, _LAST_LINES))
-    _tell(f"job {_job(launch, selection, status)} is {_words(status)}")
+    say(f"job {_job(launch, selection, status)} is {_words(status)}")
     return status.state.exit_code
 
 
@@ -176,10 +175,10 @@ def _write_earlier(selection: LogSelection, lines: int | None) -> LogReader:
     starts = [(log, 0) for log in selection.logs] if lines is None else tail_offsets(selection.logs, lines)
     readers = [LogReader(log, offset) for log, offset in starts]
     for reader in readers[:-1]:
-        _tell(f"{reader.path.name}:")
+        say(f"{reader.path.name}:")
         read_all(reader, _write)
     if readers[1:]:
-        _tell(f"{readers[-1].path.name}:")
+        say(f"{readers[-1].path.name}:")
     return readers[-1]
 
 
@@ -221,7 +220,7 @@ def _job_log(launch: Launch, task: int | None, extension: str) -> LogSelection:
         if len(tasks) > 1:
             newest = max(tasks)
             others = _list(set(tasks) - {newest})
-            _tell(f"task {newest} of an array; other tasks that have started: {others} (--task N)")
+            say(f"task {newest} of an array; other tasks that have started: {others} (--task N)")
         selection = _newest(launch, extension)
     else:
         if not tasks and launch.log().exists():
@@ -248,7 +247,7 @@ def _list(numbers: set[int]) -> str:
 def _rank_log(launch: Launch, rank: int) -> LogSelection:
     failure = next((failure for failure in rank_failures(launch) if failure.rank == rank), None)
     if failure:
-        _tell(f"rank {rank} failed: {one_line(failure.error)}: {short(failure.path)}")
+        say(f"rank {rank} failed: {one_line(failure.error)}: {short(failure.path)}")
     logs = rank_logs(launch, rank)
     if logs:
         return LogSelection(logs[:1])
@@ -264,7 +263,7 @@ def _print(launch: Launch, selection: LogSelection, lines: int | None) -> int:
     path = selection.logs[-1]
     if not path.is_file():
         status = of_part(poll([launch])[0].status, selection.task, selection.link)
-        _tell(f"no log yet, job {_job(launch, selection, status)} is {_words(status)}: {short(path)}")
+        say(f"no log yet, job {_job(launch, selection, status)} is {_words(status)}: {short(path)}")
         return WENT_WRONG
     read_all(_write_earlier(selection, lines), _write)
     return DONE
@@ -278,7 +277,3 @@ def _job(launch: Launch, selection: LogSelection, status: JobStatus) -> str:
 
 def _words(status: JobStatus) -> str:
     return status.state.value + (f" ({one_line(status.full_reason)})" if status.full_reason else "")
-
-
-def _tell(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

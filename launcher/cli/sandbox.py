@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from launcher.cli.options import Verbs, add_option, add_verb
 from launcher.sandbox import DIRECTORY_VARIABLE, default_directory, slurm_conf_path
-from launcher.ui.terminal import open_console, print_json
+from launcher.ui.terminal import open_console, print_json, say
 
 if TYPE_CHECKING:
     from launcher.sandbox import SandboxStatus
@@ -124,7 +124,7 @@ def _up(args: argparse.Namespace) -> int:
     from launcher.sandbox.state import partition_table
 
     options = SandboxOptions(
-        directory=_directory(args),
+        directory=args.dir or default_directory(),
         nodes=args.nodes,
         gpus=args.gpus,
         cpus=args.cpus,
@@ -154,7 +154,7 @@ def _up(args: argparse.Namespace) -> int:
 def _down(args: argparse.Namespace) -> int:
     from launcher.sandbox import down
 
-    directory = _directory(args)
+    directory = args.dir or default_directory()
     with _StepDisplay() as progress:
         existed = down(directory, progress)
     print(f"removed {directory}" if existed else f"no sandbox in {directory}: nothing to stop")
@@ -164,7 +164,7 @@ def _down(args: argparse.Namespace) -> int:
 def _status(args: argparse.Namespace) -> int:
     from launcher.sandbox import status
 
-    sandbox = status(_directory(args))
+    sandbox = status(args.dir or default_directory())
     if args.json:
         record = asdict(sandbox) | {"directory": str(sandbox.directory), "ports": dict(sandbox.ports)}
         print_json(record)
@@ -176,21 +176,16 @@ def _status(args: argparse.Namespace) -> int:
 def _env(args: argparse.Namespace) -> int:
     from launcher.sandbox import status
 
-    directory = _directory(args)
+    directory = args.dir or default_directory()
     sandbox = status(directory)
     # With a dead node Slurm still answers; with a dead controller it does not.
     if not sandbox.nodes:
-        print(f"the sandbox in {directory} is {sandbox.phase}: slipway sandbox up", file=sys.stderr)
+        say(f"the sandbox in {directory} is {sandbox.phase}: slipway sandbox up")
         return DOWN
     print(f"export SLURM_CONF={shlex.quote(str(slurm_conf_path(sandbox.directory)))}")
     if args.dir is not None:
         print(f"export {DIRECTORY_VARIABLE}={shlex.quote(str(sandbox.directory))}")
     return 0
-
-
-def _directory(args: argparse.Namespace) -> Path:
-    directory: Path | None = args.dir
-    return directory or default_directory()
 
 
 def _describe(sandbox: SandboxStatus) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,7 @@ from launcher.runs.paths import short
 from launcher.slurm.states import State, worst_exit_code
 from launcher.sweeps.record import sweeps_in
 from launcher.ui.tables import print_table
-from launcher.ui.terminal import print_json, tell
+from launcher.ui.terminal import print_json, say, tell
 
 _INTERVAL, _LEAST_INTERVAL = 5.0, 2.0  # seconds; a controller serves thousands of users
 
@@ -117,11 +116,11 @@ def _watch(args: argparse.Namespace, look: partial[Sequence[StatusRow]]) -> int:
     try:
         last = watch(poller, args.interval, lines_of_json=args.json)
     except KeyboardInterrupt:
-        print("the jobs go on without being watched", file=sys.stderr)
+        say("the jobs go on without being watched")
         return WATCHING_ENDED
     return worst_exit_code(last.states)
 
 
 def _print_no_runs(base: Path) -> None:
     if not sweeps_in(base):
-        print(f"no run was launched in {base} yet", file=sys.stderr)
+        say(f"no run was launched in {base} yet")

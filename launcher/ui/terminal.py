@@ -119,9 +119,14 @@ def print_plot(draw: Callable[[int, bool], str]) -> None:
     print(f"\n{plot}", file=unescaped(sys.stdout))
 
 
+def say(line: str) -> None:
+    """Print a line to the user, on stderr as stdout may be for a program."""
+    print(line, file=sys.stderr, flush=True)
+
+
 def tell(line: str) -> None:
-    """Print a message to the user, on stderr as stdout may be for a program."""
-    print(f"slipway: {line}", file=sys.stderr, flush=True)
+    """Print a message of Slipway's on stderr."""
+    say(f"slipway: {line}")
 
 
 def agrees(stream: TextIO) -> bool:
