@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from launcher.cli.options import Verbs, add_option, add_verb
@@ -196,13 +197,13 @@ examples:
 
 
 def add_parser(verbs: Verbs) -> None:
-    """Add the four verbs."""
     parser = add_verb(verbs, "cancel", run_cancel, "cancel the jobs of runs", _CANCEL)
     add_targets(parser)
     text = "let running jobs save and exit, as before a time limit; pending ones are cancelled"
     add_option(parser, "--save", text)
     add_option(parser, "--wait", "wait until the scheduler confirms the end")
     add_option(parser, "-i --interactive", "ask before each job")
+    run_hold, run_release = partial(_act, hold, "held"), partial(_act, release, "released")
     add_targets(add_verb(verbs, "hold", run_hold, "keep pending jobs from starting", _HOLD))
     add_targets(add_verb(verbs, "release", run_release, "let held jobs start", _RELEASE))
     parser = add_verb(verbs, "attach", run_attach, "open a shell beside a running job", _ATTACH)
@@ -215,14 +216,8 @@ def add_parser(verbs: Verbs) -> None:
     add_option(parser, "--print", "print the command line to stdout, and run nothing")
 
 
-def run_hold(args: argparse.Namespace) -> int:
-    """Hold the jobs; return the exit code."""
-    return finish(args, print_outcomes(args, hold(chosen(args)), "held"))
-
-
-def run_release(args: argparse.Namespace) -> int:
-    """Release the jobs; return the exit code."""
-    return finish(args, print_outcomes(args, release(chosen(args)), "released"))
+def _act(act: Callable[[Sequence[LaunchStatus]], list[Outcome]], verb: str, args: argparse.Namespace) -> int:
+    return finish(args, print_outcomes(args, act(chosen(args)), verb))
 
 
 # --- cancel

@@ -82,7 +82,6 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._+=-]+")
 
 
 def add_parser(verbs: Verbs) -> None:
-    """Add both verbs."""
     convert = add_verb(
         verbs, "convert", run_convert, "convert a checkpoint to Hugging Face, or from it", _CONVERT
     )

@@ -19,7 +19,7 @@ from arithmetic.indexed import manifest_path
 from launcher.cli.options import Verbs, add_option, add_verb
 from launcher.errors import DONE, MISTAKE, WENT_WRONG, UserError, nearest_files, one_line
 from launcher.images.progress import ImageProgress, show_progress
-from launcher.ui.plotting import DataCounts, draw, read_counts, write_png
+from launcher.ui.plotting import draw, read_counts, write_png
 from launcher.ui.tables import print_lines, print_listing, print_pairs, print_styled
 from launcher.ui.terminal import print_plot
 
@@ -253,7 +253,10 @@ def run_plot(args: argparse.Namespace) -> int:
         if args.output is not None:
             write_png(args.output, data)
         return DONE
-    print_pairs(data.name, _rows(data))
+    pairs = [("documents", f"{data.documents:,}"), ("tokens", f"{data.tokens:,}")]
+    if data.documents:
+        pairs.append(("mean length", f"{data.tokens / data.documents:,.1f} tokens"))
+    print_pairs(data.name, [*pairs, ("dropped", f"{sum(data.dropped.values()):,}")])
     if not args.no_terminal:
         print_plot(lambda width, coloured: draw(data, width, coloured=coloured))
     path = args.output or Path(f"{prefix}.png")
@@ -277,11 +280,3 @@ def _read(prefix: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UserError(f"{path}: not a manifest of data: expected an object")
     return content
-
-
-def _rows(data: DataCounts) -> list[tuple[str, str]]:
-    rows = [("documents", f"{data.documents:,}"), ("tokens", f"{data.tokens:,}")]
-    if data.documents:
-        rows.append(("mean length", f"{data.tokens / data.documents:,.1f} tokens"))
-    rows.append(("dropped", f"{sum(data.dropped.values()):,}"))
-    return rows

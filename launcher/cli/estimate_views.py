@@ -48,7 +48,8 @@ def _time(plan: Plan, cost: Cost) -> str:
 
 def _compute(plan: Plan, cost: Cost) -> str:
     mfu = f"MFU {cost.mfu:.0%} of {cost.peak / 1e12:,.0f} TFLOP/s ({cost.mfu_source})"
-    work = f"{_amount(cost)} at {mfu}: {_hours(cost.gpu_hours)} GPU-hours"
+    hours = f"{cost.gpu_hours:,.0f}" if cost.gpu_hours >= 10 else f"{cost.gpu_hours:.2g}"
+    work = f"{_amount(cost)} at {mfu}: {hours} GPU-hours"
     price = plan.assumptions.gpu_hour_price
     return work if cost.price is None or price is None else f"{work}, {cost.price:,.0f} at {price:g} each"
 
@@ -58,10 +59,6 @@ def _amount(amount: TrainingAmount) -> str:
         f"{count(amount.parameters)} parameters, {count(amount.tokens)} tokens, {amount.flops:.3g} FLOPs"
         f" on {amount.gpus:,} GPUs"
     )
-
-
-def _hours(hours: float) -> str:
-    return f"{hours:,.0f}" if hours >= 10 else f"{hours:.2g}"
 
 
 def _space(cost: TrainingAmount) -> str:

@@ -13,7 +13,9 @@ from launcher.cli.options import Verbs, add_option, add_verb
 from launcher.cli.runs import RUN_HELP, add_base_results_dir, add_run, find_one, selected_run
 from launcher.errors import DONE, NOT_KNOWN, one_line
 from launcher.jobs.launches import open_launch
+from launcher.monitor.evaluations import evaluation_table, read_evaluations
 from launcher.monitor.history import AttemptRow, Diagnosis, LaunchRow, history
+from launcher.monitor.provenance_report import provenance, provenance_rows
 from launcher.slurm.states import State
 from launcher.ui import tables
 from launcher.ui.tables import Line, moment, print_listing, print_pairs, print_styled
@@ -67,7 +69,6 @@ _DROPPED_FIRST = ("STARTED", "NODES", "BY", "RAN", "COMMIT", "LAUNCHED")
 
 
 def add_parser(verbs: Verbs) -> None:
-    """Add both verbs."""
     plot = add_verb(verbs, "plot", run_plot, "summarize a run and plot its losses", _PLOT)
     plot.add_argument("run_name", metavar="RUN", help=RUN_HELP)
     add_base_results_dir(plot)
@@ -83,39 +84,27 @@ def add_parser(verbs: Verbs) -> None:
 def run_history(args: argparse.Namespace) -> int:
     """Print the launches, or the provenance of one; return the exit code."""
     selected = selected_run(args)
+    run_dir = selected.run_dir
     if selected.launch is not None:
-        return _print_provenance(selected.run_dir, selected.launch, as_json=args.json)
-    rows = history(selected.run_dir)
+        launch = open_launch(run_dir, selected.launch)
+        if args.json:
+            print_json(provenance(launch))
+        else:
+            print_pairs(f"{launch.manifest.run}, launch {selected.launch}", provenance_rows(launch))
+        return DONE
+    rows = history(run_dir)
     if args.json:
         print_json([row.to_json() for row in rows])
     elif rows:
         print_styled(_lines(rows))
-        _print_evaluations(selected.run_dir)
+        evaluations = read_evaluations(run_dir)
+        if evaluations:
+            print()
+            columns, cells = evaluation_table(evaluations)
+            print_listing(columns, cells, numbers=len(columns) - 1)
     else:
-        say(f"the run in {one_line(str(selected.run_dir))} has no launch yet")
+        say(f"the run in {one_line(str(run_dir))} has no launch yet")
     return NOT_KNOWN if any(row.status.state is State.UNKNOWN for row in rows) else DONE
-
-
-def _print_evaluations(run_dir: Path) -> None:
-    """Print the results of the run's checkpoints, if any were evaluated."""
-    from launcher.monitor.evaluations import evaluation_table, read_evaluations
-
-    evaluations = read_evaluations(run_dir)
-    if evaluations:
-        print()
-        columns, rows = evaluation_table(evaluations)
-        print_listing(columns, rows, numbers=len(columns) - 1)
-
-
-def _print_provenance(run_dir: Path, number: int, *, as_json: bool) -> int:
-    from launcher.monitor.provenance_report import provenance, provenance_rows
-
-    launch = open_launch(run_dir, number)
-    if as_json:
-        print_json(provenance(launch))
-    else:
-        print_pairs(f"{launch.manifest.run}, launch {number}", provenance_rows(launch))
-    return DONE
 
 
 def _lines(rows: Sequence[LaunchRow]) -> Iterator[Line]:

@@ -10,14 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.cli import image_make, image_store
-from launcher.cli.image_options import (
-    IMAGE_HELP,
-    OVERRIDES_HELP,
-    add_store,
-    add_template_dir,
-    find_images,
-    find_store,
-)
+from launcher.cli import image_options as shared
 from launcher.cli.options import Verbs, add_option, add_overrides, add_verb
 from launcher.errors import Mistakes, UserError, one_line
 from launcher.images.progress import format_size, show_progress
@@ -108,28 +101,28 @@ exit code:
 def _add_parsers(verbs: Verbs) -> None:
     parser = add_verb(verbs, "list", _list, "list the images of the store", _LIST)
     add_option(parser, "--json", "print a list of objects")
-    add_overrides(parser, OVERRIDES_HELP)
-    add_store(parser)
+    add_overrides(parser, shared.OVERRIDES_HELP)
+    shared.add_store(parser)
 
     inspect = add_verb(verbs, "inspect", _inspect, "show what an image is", _INSPECT)
     add_option(inspect, "--json", "print an object")
-    add_overrides(inspect, f"{IMAGE_HELP}; and overrides", "IMAGE")
+    add_overrides(inspect, f"{shared.IMAGE_HELP}; and overrides", "IMAGE")
     add_option(inspect, "--deep", "ask its Python for the versions in it")
 
     verify = add_verb(verbs, "verify", _verify, "check that images are complete", _VERIFY)
     add_option(verify, "--json", "print a list of objects")
-    add_overrides(verify, f"{IMAGE_HELP} (default: all); and overrides", "IMAGE")
+    add_overrides(verify, f"{shared.IMAGE_HELP} (default: all); and overrides", "IMAGE")
     add_option(verify, "--deep", "decompress every file")
     for parser in (inspect, verify):
-        add_store(parser)
-        add_template_dir(parser)
+        shared.add_store(parser)
+        shared.add_template_dir(parser)
 
 
 # --- list
 
 
 def _list(args: argparse.Namespace) -> int:
-    store = find_store(args, args.overrides)
+    store = shared.find_store(args, args.overrides)
     entries = store.entries()
     if args.json:
         print_json([_entry_to_json(entry) for entry in entries])
@@ -182,7 +175,7 @@ def _inspect(args: argparse.Namespace) -> int:
     from launcher.images.inspecting import inspect, installed_versions
     from launcher.images.store import record_installed
 
-    paths = find_images(args)
+    paths = shared.find_images(args)
     if len(paths) != 1 or all("=" in word for word in args.overrides):
         raise UserError("one image at a time: slipway image inspect IMAGE")
     [path] = paths
@@ -248,7 +241,7 @@ def _rows(image: InspectedImage) -> Iterator[tuple[str, str | None]]:
 def _verify(args: argparse.Namespace) -> int:
     from launcher.images.inspecting import verify
 
-    paths = find_images(args)
+    paths = shared.find_images(args)
     if not paths:
         say("there is no image yet")
     with show_progress(quiet=args.json) as progress:
@@ -258,20 +251,15 @@ def _verify(args: argparse.Namespace) -> int:
             progress.done()
     if args.json:
         print_json([_verified_to_json(image) for image in images])
-    else:
-        _print_verified(images)
-    problems = [image.problem for image in images if image.problem is not None]
-    if problems and not args.json:
-        raise Mistakes(problems)
-    return 2 if problems else 0
-
-
-def _print_verified(images: list[VerifiedImage]) -> None:
-    for image in images:
+    for image in () if args.json else images:
         result = ("whole", "green") if image.is_whole else ("not whole", "bold red")
         print_styled([((f"{one_line(str(image.path))}: ", ""), result)])
         for words in (*image.checked, *(f"not checked: {words}" for words in image.notes)):
             print(f"  {words}")
+    problems = [image.problem for image in images if image.problem is not None]
+    if problems and not args.json:
+        raise Mistakes(problems)
+    return 2 if problems else 0
 
 
 def _verified_to_json(image: VerifiedImage) -> dict[str, Any]:

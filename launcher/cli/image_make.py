@@ -8,14 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.cli.image_options import (
-    OVERRIDES_HELP,
-    add_access,
-    add_store,
-    add_template_dir,
-    find_store,
-    split_overrides,
-)
+from launcher.cli import image_options as shared
 from launcher.cli.options import Verbs, add_config_dir, add_option, add_overrides, add_verb
 from launcher.errors import UserError, one_line
 from launcher.images.backends import BACKENDS
@@ -101,7 +94,6 @@ _JOB_FLAGS = ("force", "plain_http")
 
 
 def add_parsers(verbs: Verbs) -> None:
-    """Add the three verbs."""
     render = add_verb(verbs, "render", _render, "print a recipe's Dockerfile", _RENDER)
     add_option(render, "--json", "print an object with the names and the hash too")
     _add_recipe(render)
@@ -119,8 +111,8 @@ def add_parsers(verbs: Verbs) -> None:
     parser = add_verb(verbs, "import", _import, "import an image into the store", _IMPORT)
     add_option(parser, "--json", _OBJECT_WITHOUT_PROGRESS)
     parser.add_argument("source", metavar="REFERENCE", help="the image, such as nvcr.io#nvidia/nemo:25.07")
-    add_overrides(parser, OVERRIDES_HELP)
-    add_store(parser)
+    add_overrides(parser, shared.OVERRIDES_HELP)
+    shared.add_store(parser)
     add_option(parser, "--output FILE", "the file, instead of one in the store", type=absolute_path)
     text = f"{', '.join(BACKENDS)} (default: {AUTO})"
     add_option(parser, "--via BACKEND", text, choices=BACKENDS, default=AUTO)
@@ -131,7 +123,7 @@ def _add_recipe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", metavar="RECIPE", help=RECIPE_HELP)
     add_overrides(parser, "KEY=VALUE, such as image.digest=sha256:...")
     add_config_dir(parser)
-    add_template_dir(parser)
+    shared.add_template_dir(parser)
 
 
 def _add_import_options(parser: argparse.ArgumentParser) -> None:
@@ -140,14 +132,14 @@ def _add_import_options(parser: argparse.ArgumentParser) -> None:
     add_option(parser, "--compression NAME", text, choices=COMPRESSIONS, default=AUTO)
     text = "where to unpack (default: where there is most room)"
     add_option(parser, "--temp-dir DIR", text, type=absolute_path)
-    add_access(parser)
+    shared.add_access(parser)
     group = parser.add_argument_group("as a job", "without GPUs, as image_job and stage_cluster.image say")
     add_option(group, "--on-cluster", "submit it, and do not wait")
     add_option(group, "--dry-run", "print the job's script; submit nothing")
 
 
 def _render(args: argparse.Namespace) -> int:
-    own, others = split_overrides(args.overrides)
+    own, others = shared.split_overrides(args.overrides)
     if others:
         raise UserError(f"{redacted(others[0])}: this is no key of a recipe", hint="such as image.tag=2")
     recipe = _read_recipe(args, own)
@@ -182,8 +174,8 @@ def _build(args: argparse.Namespace) -> int:
     from launcher.images.progress import show_progress
 
     _check_dry_run(args)
-    own, others = split_overrides(args.overrides)
-    store = find_store(args, others)
+    own, others = shared.split_overrides(args.overrides)
+    store = shared.find_store(args, others)
     recipe = _read_recipe(args, own)
     if args.expect not in (None, recipe.file_name):
         _print_imported(_built_before(args.expect, store, recipe), args.json)
@@ -224,7 +216,7 @@ def _import(args: argparse.Namespace) -> int:
 
     _check_dry_run(args)
     source = Reference.parse(args.source, "image")
-    target = (args.output or find_store(args, args.overrides).path(source.file_name)).absolute()
+    target = (args.output or shared.find_store(args, args.overrides).path(source.file_name)).absolute()
     if args.on_cluster:
         words = ("import", _reference_for_job(source), f"--output={target}")
         return _submit(args, words, target, args.overrides)
@@ -315,9 +307,9 @@ def _submit(args: argparse.Namespace, words: Sequence[str], target: Path, overri
 
 
 def _job_options(args: argparse.Namespace) -> Iterator[str]:
-    values = vars(args)
-    for name in _JOB_OPTIONS:
-        value = values.get(name)
-        if value is not None:
-            yield f"--{name.replace('_', '-')}={absolute_path(value) if isinstance(value, Path) else value}"
-    yield from (f"--{name.replace('_', '-')}" for name in _JOB_FLAGS if values.get(name))
+    for name in (*_JOB_OPTIONS, *_JOB_FLAGS):
+        option, value = f"--{name.replace('_', '-')}", getattr(args, name, None)
+        if value is True:
+            yield option
+        elif value:
+            yield f"{option}={absolute_path(value) if isinstance(value, Path) else value}"

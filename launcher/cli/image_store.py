@@ -11,14 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.cli.image_options import (
-    OVERRIDES_HELP,
-    add_access,
-    add_store,
-    add_template_dir,
-    find_store,
-    split_overrides,
-)
+from launcher.cli import image_options as shared
 from launcher.cli.options import Verbs, add_option, add_overrides, add_verb
 from launcher.cli.runs import add_base_results_dir
 from launcher.errors import Mistakes, UserError, explain_refusal, one_line
@@ -29,7 +22,7 @@ from launcher.ui.tables import print_listing
 from launcher.ui.terminal import agrees, print_json, say, tell
 
 if TYPE_CHECKING:
-    from launcher.images.pruning import NamedContainer, PruneDecision
+    from launcher.images.pruning import PruneDecision
     from launcher.images.recipes import Recipe
     from launcher.images.registry import Pushed
     from launcher.images.store import Store
@@ -65,8 +58,8 @@ exit code:
 def add_prune(verbs: Verbs) -> None:
     parser = add_verb(verbs, "prune", _prune, "remove images that no run needs", _PRUNE)
     add_option(parser, "--json", "print a list of objects; ask nothing")
-    add_overrides(parser, OVERRIDES_HELP)
-    add_store(parser)
+    add_overrides(parser, shared.OVERRIDES_HELP)
+    shared.add_store(parser)
     add_base_results_dir(parser)
     add_option(parser, "--dry-run", "remove nothing")
     add_option(parser, "--keep N", "keep the newest N of them", default=0)
@@ -85,7 +78,7 @@ def _prune(args: argparse.Namespace) -> int:
     if args.keep < 0:
         raise UserError(f"--keep {args.keep}: this is no number of images", hint="0 or more")
     older = parse_age(args.older_than) if args.older_than is not None else 0.0
-    store = find_store(args, args.overrides)
+    store = shared.find_store(args, args.overrides)
 
     def decide_now() -> list[PruneDecision]:
         uses = images_in_use(args.base_results_dir, store.directory)
@@ -122,8 +115,12 @@ def _prune_named(args: argparse.Namespace) -> int:
     cluster = compose(args.overrides, args.config_dir).config.cluster
     containers, skipped = pruning.look(cluster, pruning.nodes_of(cluster), args.named)
     removals = [container for container in containers if container.state == "idle"]
-    if not args.json:
-        _print_named(containers, args.named)
+    if not args.json and containers:
+        words = {"idle": "remove"}
+        rows = [(item.node, one_line(item.name), words.get(item.state, item.state)) for item in containers]
+        print_listing(("NODE", "CONTAINER", ""), rows)
+    elif not args.json:
+        say(f"no launch of yours left a container named {one_line(args.named)}")
     if removals and not args.dry_run:
         _ask(args, len(removals))
         removed, silent = pruning.remove_containers(cluster, removals)
@@ -138,15 +135,6 @@ def _prune_named(args: argparse.Namespace) -> int:
     if args.json:
         print_json([{"node": item.node, "name": item.name, "state": item.state} for item in containers])
     return 1 if skipped or failed else 0
-
-
-def _print_named(containers: Sequence[NamedContainer], pattern: str) -> None:
-    if not containers:
-        say(f"no launch of yours left a container named {one_line(pattern)}")
-        return
-    words = {"idle": "remove"}
-    rows = [(item.node, one_line(item.name), words.get(item.state, item.state)) for item in containers]
-    print_listing(("NODE", "CONTAINER", ""), rows)
 
 
 def _print_decisions(decisions: Sequence[PruneDecision], directory: Path) -> None:
@@ -231,13 +219,13 @@ def add_push(verbs: Verbs) -> None:
     parser.add_argument("source", metavar="IMAGE", help="a recipe that was built here, or a reference")
     text = "REGISTRY/NAME:TAG (default: the recipe's); and overrides such as image.tag=2 or images_dir=DIR"
     parser.add_argument("targets", nargs="*", metavar="TO", help=text)
-    add_store(parser)
-    add_template_dir(parser)
+    shared.add_store(parser)
+    shared.add_template_dir(parser)
     text = "where to pack (default: where there is room)"
     add_option(parser, "--temp-dir DIR", text, type=absolute_path)
     text = "the builder whose storage has a recipe's image"
     add_option(parser, "--builder NAME", text, choices=BUILDERS)
-    add_access(parser)
+    shared.add_access(parser)
 
 
 def _push(args: argparse.Namespace) -> int:
@@ -248,7 +236,7 @@ def _push(args: argparse.Namespace) -> int:
 
     overrides = [word for word in args.targets if "=" in word]
     targets = [Reference.parse(text, "TO") for text in args.targets if text not in overrides]
-    own, others = split_overrides(overrides)
+    own, others = shared.split_overrides(overrides)
     recipe = _recipe(args, own)
     if recipe is not None and not targets:
         names = filter(None, [recipe.config.registry, *recipe.config.registries])
@@ -272,7 +260,7 @@ def _push(args: argparse.Namespace) -> int:
             hint = f"build it first: slipway image build {args.source}"
             raise UserError(error.message, hint=hint) from error
         if recipe is not None:
-            _record(find_store(args, others), recipe.file_name, source, pushed)
+            _record(shared.find_store(args, others), recipe.file_name, source, pushed)
         progress.done()
     return _print_pushed(pushed, args.json)
 

@@ -35,6 +35,7 @@ from launcher.runs.paths import short
 from launcher.schedulers.base import JobStatus
 from launcher.schedulers.job_status import declared_tasks
 from launcher.slurm.notations import compress_tasks
+from launcher.ui.tables import first_of
 from launcher.ui.terminal import LogWriter, say
 
 # Of an array that failed.
@@ -96,7 +97,6 @@ class LogSelection:
 
 
 def add_parser(verbs: Verbs) -> None:
-    """Add both verbs."""
     follow = add_verb(verbs, "follow", run_follow, "watch a launch until its job has ended", _FOLLOW)
     add_run(follow)
     logs = add_verb(verbs, "logs", run_logs, "print the log of a launch, or follow it", _LOGS)
@@ -219,7 +219,7 @@ def _job_log(launch: Launch, task: int | None, extension: str) -> LogSelection:
     if task is None:
         if len(tasks) > 1:
             newest = max(tasks)
-            others = _list(set(tasks) - {newest})
+            others = first_of([str(task) for task in sorted(tasks) if task != newest], 8)
             say(f"task {newest} of an array; other tasks that have started: {others} (--task N)")
         selection = _newest(launch, extension)
     else:
@@ -237,11 +237,6 @@ def _job_log(launch: Launch, task: int | None, extension: str) -> LogSelection:
 
 def _newest(launch: Launch, extension: str = "out") -> LogSelection:
     return LogSelection([newest_log(launch, extension)], lambda current: next_log(launch, current, extension))
-
-
-def _list(numbers: set[int]) -> str:
-    listed = sorted(numbers)
-    return ", ".join(map(str, listed[:8])) + (", ..." if len(listed) > 8 else "")
 
 
 def _rank_log(launch: Launch, rank: int) -> LogSelection:

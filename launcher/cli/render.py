@@ -46,7 +46,6 @@ exit code:
 
 
 def add_parser(verbs: Verbs) -> None:
-    """Register `render` and `diff`."""
     parser = add_verb(verbs, "render", run, "print the script of the next launch", _HELP)
     add_overrides(parser, "such as training=gpt3/126m")
     which = parser.add_mutually_exclusive_group()

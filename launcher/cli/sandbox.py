@@ -86,7 +86,6 @@ exit code:
 
 
 def add_parser(verbs: Verbs) -> None:
-    """Add the verb with its own verbs."""
     parser = add_verb(verbs, "sandbox", None, "a real multi-node Slurm on this machine", _HELP)
     verbs = parser.add_subparsers(metavar="VERB", required=True)
     boot = _add_verb(verbs, "up", "boot a sandbox", _UP, _up)
