@@ -15,7 +15,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from launcher.sandbox import SandboxOptions, down, up
+from launcher.sandbox.lifecycle import down, up
+from launcher.sandbox.options import SandboxOptions
 from launcher.schedulers.slurm import SlurmScheduler
 from launcher.slurm.questions import _SACCT, _SQUEUE, questions
 from launcher.slurm.records import SACCT_FORMAT, parse_sacct, parse_squeue

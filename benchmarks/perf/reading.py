@@ -36,7 +36,8 @@ from status import SLIPWAY, calls, has_accounting, launch, metrics
 
 from launcher.runs.manifest import Manifest, write_manifest
 from launcher.runs.provenance import host, now, user
-from launcher.sandbox import SandboxOptions, down, up
+from launcher.sandbox.lifecycle import down, up
+from launcher.sandbox.options import SandboxOptions
 
 RUN = "gpt3_126m"
 _REPEATED = 1000

@@ -26,7 +26,8 @@ from launch_latency import Cost, measure
 from launcher.errors import UserError
 from launcher.runs.manifest import Manifest, write_manifest
 from launcher.runs.provenance import host, now, user
-from launcher.sandbox import Sandbox, SandboxOptions, down, up
+from launcher.sandbox.lifecycle import Sandbox, down, up
+from launcher.sandbox.options import SandboxOptions
 from launcher.sandbox.prerequisites import check
 
 SLIPWAY = str(Path(sys.executable).with_name("slipway"))

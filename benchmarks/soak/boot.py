@@ -15,7 +15,9 @@ from types import MappingProxyType
 
 from benchmarks.soak import zygote
 from benchmarks.soak.cluster import ROOT, SANDBOX, Cluster
-from launcher.sandbox import STATE_FILE, SandboxOptions, down, up
+from launcher.sandbox import STATE_FILE
+from launcher.sandbox.lifecycle import down, up
+from launcher.sandbox.options import SandboxOptions
 
 TRAINING = (
     "trainer.pretrain", "trainer.config.check", "trainer.loop.startup_report",

@@ -134,13 +134,13 @@ def _failure_code(code: int) -> int:
 
 def _print_done() -> bool:
     """Print what was submitted and done to jobs before the failure; return True if anything was."""
-    jobs = submitted_jobs()
+    jobs = dict(submitted_jobs)
     if jobs:
         tell(f"submitted before the failure: {_jobs(list(jobs))}")
         for directory in list(dict.fromkeys(jobs.values()))[:_NAMED]:
             print(f"  on record in {one_line(str(directory))}", file=sys.stderr)
         print(f"  show the state: slipway status {shlex.join(list(jobs)[:_NAMED])}", file=sys.stderr)
-    done = [action.format(_jobs(job_ids)) for action, job_ids in acts().items()]
+    done = [action.format(_jobs(job_ids)) for action, job_ids in acts.items()]
     if done:
         tell(f"done before the failure: {'; '.join(done)}")
     return bool(jobs or done)

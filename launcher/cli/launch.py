@@ -18,7 +18,7 @@ from launcher.cli.requests import add_launch_options, is_workspace, print_drafts
 from launcher.drafting import Draft, Request, drafts
 from launcher.errors import UserError, one_line
 from launcher.runs.paths import short
-from launcher.runs.receipts import note_ended
+from launcher.runs.receipts import submitted_jobs
 from launcher.stages.workspace import STAGE as WORKSPACE
 from launcher.ui.tables import print_code
 from launcher.ui.terminal import tell
@@ -272,7 +272,7 @@ def smoke_first(
     with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
         code = follow_and_tell(launched.paths.run_dir, launched.paths.number)
     if code != errors.WATCHING_ENDED:
-        note_ended(str(launched.manifest.job_id))
+        submitted_jobs.pop(str(launched.manifest.job_id), None)
     return [report], _tell_smoke(report.draft, launched, code)
 
 

@@ -102,7 +102,7 @@ def _choices(name: str, config_dir: Path | None) -> Iterator[Row]:
 
 def _model_sizes(sizes: Iterable[str], config_dir: Path | None) -> Iterator[Row]:
     from arithmetic.parameters import count_parameters, vocabulary_size
-    from launcher.config.batch_compose import BatchComposer
+    from launcher.config.compose import BatchComposer
 
     sweep = BatchComposer(["stages=[training]"], config_dir)
     for size in sizes:

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.cli.options import Verbs, add_option, add_verb
-from launcher.sandbox import DIRECTORY_VARIABLE, default_directory, slurm_conf_path
+from launcher.sandbox import DIRECTORY_VARIABLE, Reporter, default_directory, slurm_conf_path
 from launcher.ui.terminal import open_console, print_json, say
 
 if TYPE_CHECKING:
-    from launcher.sandbox import SandboxStatus
+    from launcher.sandbox.state import SandboxStatus
 
 # The exit code of a sandbox that is down; 1 and 2 mean other things everywhere.
 DOWN = 3
@@ -118,7 +118,8 @@ def _add_verb(
 
 
 def _up(args: argparse.Namespace) -> int:
-    from launcher.sandbox import SandboxOptions, up
+    from launcher.sandbox.lifecycle import up
+    from launcher.sandbox.options import SandboxOptions
     from launcher.sandbox.prerequisites import find_plugin
     from launcher.sandbox.state import partition_table
 
@@ -151,7 +152,7 @@ def _up(args: argparse.Namespace) -> int:
 
 
 def _down(args: argparse.Namespace) -> int:
-    from launcher.sandbox import down
+    from launcher.sandbox.lifecycle import down
 
     directory = args.dir or default_directory()
     with _StepDisplay() as progress:
@@ -161,19 +162,18 @@ def _down(args: argparse.Namespace) -> int:
 
 
 def _status(args: argparse.Namespace) -> int:
-    from launcher.sandbox import status
+    from launcher.sandbox.state import status
 
     sandbox = status(args.dir or default_directory())
     if args.json:
-        record = asdict(sandbox) | {"directory": str(sandbox.directory), "ports": dict(sandbox.ports)}
-        print_json(record)
+        print_json(asdict(sandbox) | {"directory": str(sandbox.directory)})
     else:
         print(_describe(sandbox))
     return 0 if sandbox.is_up else DOWN
 
 
 def _env(args: argparse.Namespace) -> int:
-    from launcher.sandbox import status
+    from launcher.sandbox.state import status
 
     directory = args.dir or default_directory()
     sandbox = status(directory)
@@ -203,13 +203,13 @@ def _describe(sandbox: SandboxStatus) -> str:
         "accounting": "yes" if sandbox.accounting else "no",
         "containers": "Pyxis" if sandbox.pyxis else "no",
         "jobs": "unknown" if sandbox.running is None else jobs,
-        "ports": ", ".join(f"{name} {port}" for name, port in sandbox.ports),
+        "ports": ", ".join(f"{name} {port}" for name, port in sandbox.ports.items()),
         "SLURM_CONF": str(slurm_conf_path(sandbox.directory)),
     }
     return "\n".join(lines + [f"  {name:10}  {value}" for name, value in rows.items()])
 
 
-class _StepDisplay:
+class _StepDisplay(Reporter):
     """The display of steps: one changing line on a terminal, a line for each completed step elsewhere."""
 
     def __init__(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 from launcher.errors import shortened
 from launcher.jobs.launches import Launch
 from launcher.runs.paths import LaunchPaths, short
+from launcher.runs.trained import checkpoints_of, node
 from supervisor.checkpoints import LAST, MARKER, TRACKER, UNFINISHED, step_of
 from supervisor.files import open_regular, read_json, read_text, unix_time, whole
 
@@ -28,42 +30,28 @@ class SavedCheckpoint:
 
 def find_saved(config: Mapping[str, Any], paths: LaunchPaths, engine: str) -> SavedCheckpoint | None:
     """Return the newest complete checkpoint of a run; ``None`` if its configuration writes none."""
-    exp_manager = _node(config, "exp_manager")
-    if not exp_manager.get("create_checkpoint_callback", True):
-        return None
-    directory = _directory(config, _node(exp_manager, "checkpoint_callback_params"), paths)
     find = {"megatron": _megatron, "nemo": _nemo, "megatron_lm": _megatron_lm}.get(engine)
-    if find is None:
+    if find is None or not node(config, "exp_manager").get("create_checkpoint_callback", True):
         return None
+    directory = checkpoints_of(config, paths)
     try:
         return find(directory)
     except (OSError, ValueError) as error:
-        return SavedCheckpoint(
-            short(directory), wrong=(getattr(error, "strerror", None) or str(error)).lower()
-        )
-
-
-def _node(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    node = config.get(name)
-    return node if isinstance(node, dict) else {}
-
-
-def _directory(config: Mapping[str, Any], callback: Mapping[str, Any], paths: LaunchPaths) -> Path:
-    """Return the directory of the checkpoints; the run's directory may have been moved since."""
-    directory = Path(str(callback.get("dirpath") or paths.checkpoints))
-    run_dir = Path(str(_node(config, "run").get("results_dir") or paths.run_dir))
-    return paths.run_dir / directory.relative_to(run_dir) if directory.is_relative_to(run_dir) else directory
+        wrong = (getattr(error, "strerror", None) or str(error)).lower()
+        return SavedCheckpoint(short(directory), wrong=wrong)
 
 
 def _megatron(directory: Path) -> SavedCheckpoint:
     """Inspect our trainer's checkpoints: a marker names the files and their sizes, with a serial number."""
-    marked: list[tuple[int, int, Path, dict[str, int]]] = []
+    marked: list[tuple[int, int, Path, Mapping[str, int]]] = []
     wrong: list[str] = []
     for path in directory.iterdir():
-        marker = None if path.is_symlink() or path.name.startswith(".") else _marker(path)
-        if marker is not None:
-            serial, step = (whole(marker.get(key), 0) or 0 for key in ("serial", "step"))
-            marked.append((serial, step, path, dict(_node(marker, "files"))))
+        if path.is_symlink() or path.name.startswith("."):
+            continue
+        with contextlib.suppress(OSError, ValueError):  # without a marker it is unfinished
+            marker = read_json(path / MARKER)
+            if (step := whole(marker.get("step"), 0)) is not None:
+                marked.append((whole(marker.get("serial"), 0) or 0, step, path, node(marker, "files")))
     for _, step, path, files in sorted(marked, key=lambda item: item[:2], reverse=True):
         damaged = next((name for name, size in files.items() if _size(path / name) != size), None)
         if damaged is None:
@@ -72,19 +60,10 @@ def _megatron(directory: Path) -> SavedCheckpoint:
     return SavedCheckpoint(short(directory), wrong="; ".join(wrong) or None)
 
 
-def _marker(checkpoint: Path) -> dict[str, Any] | None:
-    try:
-        content = read_json(checkpoint / MARKER)
-    except (OSError, ValueError):
-        return None
-    return content if whole(content.get("step"), 0) is not None else None
-
-
 def _size(path: Path) -> int | None:
-    try:
+    with contextlib.suppress(OSError, ValueError):
         return path.stat().st_size
-    except (OSError, ValueError):
-        return None
+    return None
 
 
 def _nemo(directory: Path) -> SavedCheckpoint:
@@ -92,12 +71,9 @@ def _nemo(directory: Path) -> SavedCheckpoint:
     names = {path.name for path in directory.iterdir()}
     last = sorted(name for name in names if name.endswith(LAST) and step_of(name) >= 0)
     torn = [name for name in last if f"{name}{UNFINISHED}" in names]
-    whole = [(step_of(name), name) for name in last if name not in torn]
-    wrong = f"{torn[0]} is unfinished" if torn else None
-    if not whole:
-        return SavedCheckpoint(short(directory), wrong=wrong)
-    step, name = max(whole)
-    return SavedCheckpoint(short(directory), step, name, wrong)
+    complete = [(step_of(name), name) for name in last if name not in torn]
+    step, name = max(complete, default=(None, None))
+    return SavedCheckpoint(short(directory), step, name, f"{torn[0]} is unfinished" if torn else None)
 
 
 def _megatron_lm(directory: Path) -> SavedCheckpoint:
@@ -131,19 +107,14 @@ class DamagedCheckpoint:
         action = f"set aside as {self.moved_to}" if self.moved_to else "skipped"
         return f"the checkpoint {self.name} was damaged ({self.reason}), and was {action}"
 
-    def to_json(self) -> dict[str, Any]:
-        return {"time": self.time, "path": self.path, "reason": self.reason, "moved_to": self.moved_to}
-
 
 def damaged_checkpoints(launch: Launch) -> list[DamagedCheckpoint]:
     """Return the damaged checkpoints of a launch, oldest first; an empty list if none are on record."""
     try:
         with open_regular(launch.paths.results / FILE_NAME) as stream:
-            content = stream.read(_MOST_BYTES)
+            return list(filter(None, map(_parse, stream.read(_MOST_BYTES).splitlines())))
     except OSError:
         return []
-    parsed = map(_parse, content.splitlines())
-    return [checkpoint for checkpoint in parsed if checkpoint is not None]
 
 
 def summary(damaged: Sequence[DamagedCheckpoint]) -> str | None:

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,7 @@ class AttemptRow:
             "avoids": life.avoids,
             "failures_before": life.failures,
             "reading": self.reading.to_json() if self.reading else None,
-            "damaged_checkpoints": [checkpoint.to_json() for checkpoint in self.damaged],
+            "damaged_checkpoints": [asdict(checkpoint) for checkpoint in self.damaged],
             **self.steps.to_json(),
         }
 
@@ -147,7 +147,7 @@ class LaunchRow:
             "changed": {key: list(values) for key, values in self.changes.changed.items()},
             "differs": self.differs.to_json() if self.differs else None,
             "reading": self.reading.to_json() if self.reading else None,
-            "damaged_checkpoints": [checkpoint.to_json() for checkpoint in self.damaged],
+            "damaged_checkpoints": [asdict(checkpoint) for checkpoint in self.damaged],
             "lives": [life.to_json() for life in self.lives],
         }
 

@@ -7,7 +7,7 @@ import functools
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -245,7 +245,7 @@ class StatusRow(LaunchStatus):
             "tokens_per_second": finite(self.progress.tokens_per_second),
             "eta_seconds": finite(self.eta),
             "differs": self.differs.to_json() if self.differs else None,
-            "damaged_checkpoints": [checkpoint.to_json() for checkpoint in self.damaged],
+            "damaged_checkpoints": [asdict(checkpoint) for checkpoint in self.damaged],
         }
 
 

@@ -13,7 +13,7 @@ import contextlib
 import os
 import stat
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -36,12 +36,7 @@ class NotTrusted(Exception):
 def cache_directory() -> Path:
     """Return the directory of the cache; create it if it is missing.
 
-    Raises
-    ------
-    NotTrusted
-        If others can write it: they may have put anything there.
-    OSError
-        If it cannot be created.
+    Raise `NotTrusted` if others can write it, as they may have put anything there; OSError if there is none.
     """
     path = os.environ.get(CACHE_VARIABLE)
     if path:
@@ -53,31 +48,22 @@ def cache_directory() -> Path:
         directory = _SHARED / f"slipway-{os.geteuid()}"
         with contextlib.suppress(FileExistsError):
             directory.mkdir(mode=0o700)
-    _require_private(directory)
+    status = directory.lstat()  # no link is followed, which others may have made
+    for is_wrong, why in (
+        (not stat.S_ISDIR(status.st_mode), "is not a directory"),
+        (status.st_uid != os.geteuid(), "belongs to somebody else"),
+        (status.st_mode & 0o022, "can be written by others"),
+    ):
+        if is_wrong:
+            hint = f"{CACHE_VARIABLE} names another directory"
+            raise NotTrusted(f"{directory} {why}, so runs are not remembered there: {hint}")
     return directory
-
-
-def _require_private(directory: Path) -> None:
-    """Raise `NotTrusted` unless the directory is private; follow no link, which others may have made."""
-    status = directory.lstat()
-    if not stat.S_ISDIR(status.st_mode):
-        raise NotTrusted(_untrusted(directory, "is not a directory"))
-    if status.st_uid != os.geteuid():
-        raise NotTrusted(_untrusted(directory, "belongs to somebody else"))
-    if status.st_mode & 0o022:
-        raise NotTrusted(_untrusted(directory, "can be written by others"))
-
-
-def _untrusted(directory: Path, why: str) -> str:
-    return f"{directory} {why}, so runs are not remembered there: {CACHE_VARIABLE} names another directory"
 
 
 T = TypeVar("T")
 
 # Another version has another file: two versions of Slipway do not destroy each other's.
 FILE_NAME = "runs-1.sqlite3"
-
-_COLUMNS = ("tag", "run", "run_dir", "number", "job_id", "scheduler", "slurm_conf", "user", "created")
 
 # Text as bytes: a path need not be UTF-8.
 _SCHEMA = """
@@ -131,28 +117,20 @@ class Entry:
             return False
 
 
+_COLUMNS = tuple(field.name for field in fields(Entry))
+
+
 def entry_of(run_dir: Path, number: int, manifest: Manifest, job_id: str | None) -> Entry:
     """Return the entry of a launch at its present place."""
-    return Entry(
-        tag=manifest.tag,
-        run=manifest.run,
-        run_dir=run_dir,
-        number=number,
-        job_id=job_id,
-        scheduler=manifest.scheduler,
-        slurm_conf=usable_slurm_conf(run_dir / LAUNCHES / str(number) / MANIFEST, manifest.slurm_conf),
-        user=manifest.user,
-        created=manifest.created,
-    )
+    slurm_conf = usable_slurm_conf(run_dir / LAUNCHES / str(number) / MANIFEST, manifest.slurm_conf)
+    own: dict[str, Any] = {"run_dir": run_dir, "number": number, "job_id": job_id, "slurm_conf": slurm_conf}
+    return Entry(**own, **{name: getattr(manifest, name) for name in _COLUMNS if name not in own})
 
 
 class Index:
     """The cache of this user. No method raises: unreadable data are empty, unwritable data are lost.
 
-    Attributes
-    ----------
-    trouble
-        Why the cache is not used, if the user should know.
+    `trouble` says why the cache is not used, if the user should know.
     """
 
     def __init__(self) -> None:
@@ -162,7 +140,7 @@ class Index:
 
     def trees(self) -> list[Path]:
         """Return the directories in which runs were seen, in no order."""
-        return [_path(row[0]) for row in self._ask("SELECT path FROM trees ORDER BY path")]
+        return [Path(os.fsdecode(row[0])) for row in self._ask("SELECT path FROM trees ORDER BY path")]
 
     def entries(self) -> list[Entry]:
         """Return all launches, the oldest first."""
@@ -196,13 +174,11 @@ class Index:
 
     def note_silence(self, slurm_conf: str, moment: float | None) -> None:
         """Remember when a cluster did not answer; ``None`` means that it did."""
-
-        def write(connection: sqlite3.Connection) -> None:
-            connection.execute("DELETE FROM silent WHERE slurm_conf = ?", (_blob(slurm_conf),))
-            if moment is not None:
-                connection.execute("INSERT INTO silent VALUES (?, ?)", (_blob(slurm_conf), moment))
-
-        self._do(write, None)
+        blob = _blob(slurm_conf)
+        rows = [] if moment is None else [(blob, moment)]
+        self._write(
+            ("DELETE FROM silent WHERE slurm_conf = ?", [(blob,)]), ("INSERT INTO silent VALUES (?, ?)", rows)
+        )
 
     def remember(self, entries: Iterable[Entry], trees: Iterable[Path] = ()) -> None:
         """Add launches that were seen just now, and the directories of their runs.
@@ -213,24 +189,33 @@ class Index:
         known = self.with_tags(list(seen))
         changed = [entry for tag, entry in seen.items() if _is_news(entry, known.get(tag))]
         paths = {*trees, *(entry.run_dir.parent for entry in changed)}.difference(self.trees())
-        if changed or paths:
-            self._do(lambda connection: _write(connection, changed, paths), None)
+        marks = ", ".join("?" * len(_COLUMNS))
+        self._write(
+            (f"INSERT OR REPLACE INTO launches VALUES ({marks})", list(map(_row, changed))),
+            ("INSERT OR IGNORE INTO trees VALUES (?)", [(_blob(path),) for path in paths]),
+        )
 
     def forget(self, run_dirs: Iterable[Path] = (), trees: Iterable[Path] = ()) -> None:
         """Drop runs and trees that are gone."""
-        runs, gone = [(_blob(path),) for path in run_dirs], [(_blob(path),) for path in trees]
-
-        def drop(connection: sqlite3.Connection) -> None:
-            connection.executemany("DELETE FROM launches WHERE run_dir = ?", runs)
-            connection.executemany("DELETE FROM trees WHERE path = ?", gone)
-
-        if runs or gone:
-            self._do(drop, None)
+        self._write(
+            ("DELETE FROM launches WHERE run_dir = ?", [(_blob(path),) for path in run_dirs]),
+            ("DELETE FROM trees WHERE path = ?", [(_blob(path),) for path in trees]),
+        )
 
     def _entries(self, condition: str, values: Sequence[str] = ()) -> list[Entry]:
         blobs = [_blob(value) for value in values]
         rows = self._ask(f"SELECT {', '.join(_COLUMNS)} FROM launches WHERE {condition}", blobs)
         return [_entry(row) for row in rows]
+
+    def _write(self, *changes: tuple[str, Sequence[Sequence[Any]]]) -> None:
+        """Execute each statement with each of its rows, all in one transaction."""
+
+        def execute(connection: sqlite3.Connection) -> None:
+            for statement, rows in changes:
+                connection.executemany(statement, rows)
+
+        if any(rows for _, rows in changes):
+            self._do(execute, None)
 
     def _ask(self, question: str, values: Sequence[bytes | None] = ()) -> list[tuple[Any, ...]]:
         nothing: list[tuple[Any, ...]] = []
@@ -275,12 +260,6 @@ def _in_transaction(path: Path, action: Callable[[sqlite3.Connection], T]) -> T:
             return action(connection)
 
 
-def _write(connection: sqlite3.Connection, entries: Sequence[Entry], trees: Iterable[Path]) -> None:
-    marks = ", ".join("?" * len(_COLUMNS))
-    connection.executemany(f"INSERT OR REPLACE INTO launches VALUES ({marks})", map(_row, entries))
-    connection.executemany("INSERT OR IGNORE INTO trees VALUES (?)", [(_blob(path),) for path in trees])
-
-
 def _is_news(entry: Entry, known: Entry | None) -> bool:
     if known is None or known == entry:
         return known is None
@@ -294,19 +273,14 @@ def _row(entry: Entry) -> list[bytes | int | None]:
 
 def _entry(row: Sequence[Any]) -> Entry:
     texts = [os.fsdecode(value) if isinstance(value, bytes) else value for value in row]
-    tag, run, run_dir, number, job_id, scheduler, slurm_conf, user, created = texts
-    return Entry(tag, run, Path(run_dir), int(number), job_id, scheduler, slurm_conf, user, created)
+    values: dict[str, Any] = dict(zip(_COLUMNS, texts, strict=True))
+    return Entry(**values | {"run_dir": Path(values["run_dir"]), "number": int(values["number"])})
 
 
 def _blob(value: str | Path | None) -> bytes | None:
-    # A manifest may hold characters that cannot be encoded: question marks make as good a key.
     if value is None:
         return None
     try:
         return os.fsencode(value)
-    except UnicodeEncodeError:
+    except UnicodeEncodeError:  # a manifest may hold anything, and question marks make as good a key
         return str(value).encode("utf-8", "replace")
-
-
-def _path(value: bytes) -> Path:
-    return Path(os.fsdecode(value))

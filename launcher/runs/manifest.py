@@ -136,13 +136,7 @@ def write_manifest(launch_dir: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(launch_dir: Path) -> Manifest:
-    """Read a launch's manifest; ignore keys that a later version added.
-
-    Raises
-    ------
-    UserError
-        If the manifest is missing or invalid.
-    """
+    """Read a launch's manifest, without the keys of later versions; raise UserError for an invalid one."""
     path = launch_dir / MANIFEST
     try:
         content = read_json(path)
@@ -175,11 +169,14 @@ def _check(manifest: Manifest) -> None:
         raise ValueError("its command, overrides and choices are not all texts")
     if not all(isinstance(node, dict) for node in manifest.excluded):
         raise ValueError("its excluded nodes are no objects")
-    if not all(map(_is_name, (manifest.run, manifest.job_name))):
+    names = (manifest.run, manifest.job_name)  # half of a character, which JSON can hold, is a ValueError
+    if not all(_NAME.fullmatch(name) and len(os.fsencode(name)) <= _LONGEST_NAME for name in names):
         raise ValueError("its names are none of files")
     if manifest.job_id is not None and not is_job_id(manifest.job_id):
         raise ValueError(f"job_id is {shortened(repr(manifest.job_id))}, which is no id of a job")
-    _check_created(manifest.created)
+    created = datetime.fromisoformat(manifest.created)
+    if created.tzinfo is None or not _FIRST_YEAR <= created.year <= _LAST_YEAR:
+        raise ValueError(f"created is {manifest.created!r}, which is no time with a time zone")
 
 
 def _is_in_range(field_name: str, value: Any) -> bool:
@@ -188,21 +185,6 @@ def _is_in_range(field_name: str, value: Any) -> bool:
         return least <= value <= most
     # The scheduler's message may be long; all other texts are shown in a table.
     return not isinstance(value, str) or field_name in _MESSAGES or len(value) <= _LONGEST_TEXT
-
-
-def _is_name(name: str) -> bool:
-    try:
-        return bool(_NAME.fullmatch(name)) and len(os.fsencode(name)) <= _LONGEST_NAME
-    except UnicodeEncodeError:  # half of a character, which JSON can hold
-        return False
-
-
-def _check_created(created: str) -> None:
-    time = datetime.fromisoformat(created)
-    if time.tzinfo is None:
-        raise ValueError(f"created is {created!r}, without its time zone")
-    if not _FIRST_YEAR <= time.year <= _LAST_YEAR:
-        raise ValueError(f"created is {created!r}")
 
 
 def newest_submitted(run_dir: Path) -> int | None:
@@ -233,13 +215,7 @@ def read_yaml(path: Path) -> Any:
 
 
 def parse_yaml(text: str) -> Any:
-    """Parse YAML that the launcher wrote, which has no aliases: these can expand without limit.
-
-    Raises
-    ------
-    ValueError
-        If it is no YAML, or has aliases.
-    """
+    """Parse YAML that the launcher wrote; raise ValueError also for aliases, which expand without limit."""
     import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

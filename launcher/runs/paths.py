@@ -46,20 +46,43 @@ _NUMBER = re.compile("[1-9][0-9]*")
 _SUBMITTED_NAME = re.compile(rf"(.+)\.[1-9][0-9]*{re.escape(SCRIPT_SUFFIX)}")
 
 
+class _Below:
+    """A path below that of another attribute of `LaunchPaths`."""
+
+    def __init__(self, parent: str, name: str) -> None:
+        self._parent, self._name = parent, name
+
+    def __get__(self, paths: LaunchPaths, _owner: type[LaunchPaths]) -> Path:
+        parent: Path = getattr(paths, self._parent)
+        return parent / self._name
+
+
 @dataclass(frozen=True, slots=True)
 class LaunchPaths:
-    """The files of one launch of a run.
-
-    Attributes
-    ----------
-    job_name
-        The name of the job in the scheduler, such as ``nemo-megatron-gpt3_126m``.
-    """
+    """The files of one launch of a run; `job_name` is such as ``nemo-megatron-gpt3_126m``."""
 
     run_dir: Path
     run_name: str
     job_name: str
     number: int
+
+    checkpoints = _Below("run_dir", CHECKPOINTS)
+    evaluations = _Below("run_dir", EVALUATIONS)
+
+    root_config = _Below("directory", ROOT_CONFIG)  # the whole configuration; the job reads `config`
+    templates = _Below("directory", TEMPLATES)  # the user's own that the launch was rendered with
+    task_script = _Below("directory", TASK_SCRIPT)
+    binding = _Below("directory", "binding.sh")  # functions for the task script
+    megatron_lm = _Below("directory", "megatron_lm.py")  # finds Megatron-LM's script in the job
+    stage_image = _Below("directory", "stage_image.sh")  # copies the image to a node's own disk
+    supervisor = _Below("directory", SUPERVISOR)
+    supervisor_settings = _Below("directory", supervisor_settings.NAME)
+    attach_script = _Below("directory", "attach.sh")  # what `slipway attach` runs on a node
+    code = _Below("directory", CODE)
+    manifest = _Below("directory", MANIFEST)
+    marks = _Below("directory", MARKS)
+    results = _Below("directory", RESULTS)
+    profiles = _Below("results", "profile_logs")
 
     @property
     def directory(self) -> Path:
@@ -70,8 +93,16 @@ class LaunchPaths:
         return f"{self.run_name}_hydra.yaml"
 
     @property
+    def config(self) -> Path:
+        return self.directory / self.config_name
+
+    @property
     def script_name(self) -> str:
         return f"{self.job_name}{SCRIPT_SUFFIX}"
+
+    @property
+    def script(self) -> Path:
+        return self.directory / self.script_name
 
     @property
     def log_prefix(self) -> str:
@@ -80,88 +111,6 @@ class LaunchPaths:
 
     def log_name(self, job_id: str, extension: str = "out") -> str:
         return f"{self.log_prefix}{job_id}.{extension}"
-
-    @property
-    def config(self) -> Path:
-        return self.directory / self.config_name
-
-    @property
-    def root_config(self) -> Path:
-        """Return the whole configuration; the job reads `config`, a part of it."""
-        return self.directory / ROOT_CONFIG
-
-    @property
-    def templates(self) -> Path:
-        """Return the directory of the user's own templates that the launch was rendered with."""
-        return self.directory / TEMPLATES
-
-    @property
-    def script(self) -> Path:
-        return self.directory / self.script_name
-
-    @property
-    def task_script(self) -> Path:
-        return self.directory / TASK_SCRIPT
-
-    @property
-    def binding(self) -> Path:
-        """Return the file with functions for the task script."""
-        return self.directory / "binding.sh"
-
-    @property
-    def megatron_lm(self) -> Path:
-        """Return the program that finds Megatron-LM's script in the job."""
-        return self.directory / "megatron_lm.py"
-
-    @property
-    def stage_image(self) -> Path:
-        """Return the script that copies the image to a node's own disk."""
-        return self.directory / "stage_image.sh"
-
-    @property
-    def supervisor(self) -> Path:
-        """Return the program that keeps the job."""
-        return self.directory / SUPERVISOR
-
-    @property
-    def supervisor_settings(self) -> Path:
-        """Return the supervisor's settings of this launch."""
-        return self.directory / supervisor_settings.NAME
-
-    @property
-    def attach_script(self) -> Path:
-        """Return the script that `slipway attach` runs on a node."""
-        return self.directory / "attach.sh"
-
-    @property
-    def code(self) -> Path:
-        return self.directory / CODE
-
-    @property
-    def results(self) -> Path:
-        return self.directory / RESULTS
-
-    @property
-    def profiles(self) -> Path:
-        return self.results / "profile_logs"
-
-    @property
-    def manifest(self) -> Path:
-        return self.directory / MANIFEST
-
-    @property
-    def marks(self) -> Path:
-        """Return the directory of the job's marks: `supervisor.marks`."""
-        return self.directory / MARKS
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.run_dir / CHECKPOINTS
-
-    @property
-    def evaluations(self) -> Path:
-        """Return the directory of the evaluations of the run's checkpoints."""
-        return self.run_dir / EVALUATIONS
 
 
 def submitted_name(script: Path, tag: str, link: int = 1) -> Path:

@@ -9,7 +9,7 @@ import re
 import socket
 import subprocess
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,22 +57,17 @@ class Origin:
 
 def gather(code: Path, config_dir: Path | None, image: str | None) -> Origin:
     """Collect the origin of a launch; leave out what cannot be read."""
-    files = {}
     ours = checkout_of(code)
     theirs = checkout_of(config_dir) if config_dir is not None else None
     if theirs is not None and ours is not None and theirs.top == ours.top:
         theirs = None
-    if ours is not None and ours.diff is not None:
-        files[GIT_DIFF] = ours.diff
-    if theirs is not None and theirs.diff is not None:
-        files[CONFIG_GIT_DIFF] = theirs.diff
+    checkouts = ((GIT_DIFF, ours), (CONFIG_GIT_DIFF, theirs))
+    files = {name: checkout.diff for name, checkout in checkouts if checkout and checkout.diff is not None}
     fields: dict[str, Any] = {
         "git_commit": ours.commit if ours else None,
         "git_dirty": ours.dirty if ours else None,
         "git_diff": GIT_DIFF if GIT_DIFF in files else None,
         "packages": package_versions(),
-        "image": image,
-        "image_digest": _digest(image),
     }
     if theirs is not None:
         fields["config_git"] = {
@@ -81,12 +76,14 @@ def gather(code: Path, config_dir: Path | None, image: str | None) -> Origin:
             "dirty": theirs.dirty,
             "diff": CONFIG_GIT_DIFF if CONFIG_GIT_DIFF in files else None,
         }
-    return Origin(fields, files)
+    return of_image(Origin(fields, files), image)
 
 
 def of_image(origin: Origin, image: str | None) -> Origin:
-    """Return the origin with another image."""
-    return Origin({**origin.fields, "image": image, "image_digest": _digest(image)}, origin.files)
+    """Return the origin with another image, and the digest in its name; the job computes that of a file."""
+    match = re.search(r"@(sha256:[0-9a-f]{64})$", image or "")
+    digest = match[1] if match else None
+    return replace(origin, fields=origin.fields | {"image": image, "image_digest": digest})
 
 
 def package_versions() -> dict[str, str]:
@@ -96,17 +93,9 @@ def package_versions() -> dict[str, str]:
 
     versions = {"python": platform.python_version(), "slipway": __version__}
     for name in _PACKAGES:
-        try:
+        with contextlib.suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return versions
-
-
-def _digest(image: str | None) -> str | None:
-    """Return the digest in an image's name; the job computes that of a file."""
-    match = re.search(r"@(sha256:[0-9a-f]{64})$", image or "")
-    return match[1] if match else None
 
 
 _GIT_SECONDS = 30.0  # the time limit of one git command
@@ -132,12 +121,8 @@ _HEADINGS = ("diff --git ", "@@ ", "GIT binary patch")
 class Checkout:
     """The present state of a git checkout.
 
-    Attributes
-    ----------
-    dirty
-        True if tracked files were changed since the commit; ``None`` if git could not tell.
-    diff
-        The changes for `git apply`, after the names of untracked files; ``None`` without changes.
+    `dirty` is True if tracked files were changed since the commit, ``None`` if git could not tell. `diff` has
+    the changes for `git apply`, after the names of untracked files; it is ``None`` without changes.
     """
 
     top: Path
@@ -147,10 +132,7 @@ class Checkout:
 
 
 def checkout_of(directory: Path) -> Checkout | None:
-    """Return the checkout that contains `directory`.
-
-    ``None`` outside a checkout, also for an installed package below another project's checkout.
-    """
+    """Return the checkout that has `directory` among its files; ``None`` if there is none."""
     if _git(directory, "ls-files", "--error-unmatch", ".") is None:
         return None
     lines = (_git(directory, "rev-parse", "--show-toplevel", "HEAD") or "").splitlines()
@@ -173,9 +155,8 @@ def _diff(top: Path, commit: str, untracked: list[str], dirty: bool) -> str:
     if text is None:
         lines.append(f"# the changes are not here: git could not tell them within {_GIT_SECONDS:.0f} s and")
         lines.append(f"# {_LARGEST_DIFF >> 20} MiB")
-        text = ""
-    shown = _without_secrets(text)
-    if shown != text:
+    shown = _without_secrets(text or "")
+    if shown != (text or ""):
         lines.append(
             "# the values of secrets are masked; git does not apply a hunk with one of them as it was"
         )
@@ -184,25 +165,22 @@ def _diff(top: Path, commit: str, untracked: list[str], dirty: bool) -> str:
         lines += [f"#   {one_line(without_secrets(name))}" for name in untracked[:_MOST_UNTRACKED]]
         more = len(untracked) - _MOST_UNTRACKED
         lines += [f"#   ... and {more} more"] if more > 0 else []
-    return "\n".join(lines) + "\n" + shown
+    return "\n".join([*lines, shown])
 
 
 def _bounded_diff(top: Path) -> str | None:
     command = ["git", "-C", str(top), "diff", "HEAD", *_PLAIN]
-    try:
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-            assert process.stdout is not None
+    with (
+        contextlib.suppress(OSError, subprocess.TimeoutExpired),
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process,
+    ):
+        assert process.stdout is not None
+        try:
             content = process.stdout.read(_LARGEST_DIFF + 1)
-            if len(content) > _LARGEST_DIFF:
-                process.kill()
-                return None
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                if process.wait(_GIT_SECONDS) == 0:
-                    # Bytes of any encoding are kept.
-                    return content.decode("utf-8", "surrogateescape")
+            if len(content) <= _LARGEST_DIFF and process.wait(_GIT_SECONDS) == 0:
+                return content.decode("utf-8", "surrogateescape")  # bytes of any encoding are kept
+        finally:
             process.kill()
-    except OSError:
-        pass
     return None
 
 
@@ -233,13 +211,8 @@ def _without_secrets(diff: str) -> str:
 
 def _git(directory: Path, *arguments: str) -> str | None:
     try:
-        done = subprocess.run(
-            ["git", "-C", str(directory), *arguments],
-            capture_output=True,
-            timeout=_GIT_SECONDS,
-            encoding="utf-8",
-            errors="surrogateescape",
-        )
+        command = ["git", "-C", str(directory), *arguments]
+        done = subprocess.run(command, capture_output=True, timeout=_GIT_SECONDS)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout if done.returncode == 0 else None
+    return done.stdout.decode("utf-8", "surrogateescape") if done.returncode == 0 else None

@@ -26,16 +26,25 @@ class TrainingLaunch:
 
     @property
     def checkpoints(self) -> Path:
-        """The directory of the checkpoints, which `exp_manager` may have elsewhere."""
-        node = self.config.get("exp_manager")
-        callback = node.get("checkpoint_callback_params") if isinstance(node, Mapping) else None
-        directory = callback.get("dirpath") if isinstance(callback, Mapping) else None
-        return Path(str(directory)) if directory else self.paths.checkpoints
+        return checkpoints_of(self.config, self.paths)
 
     @property
     def model_type(self) -> str:
-        node = self.config.get("run")
-        return str(node.get("model_type", "gpt")) if isinstance(node, Mapping) else "gpt"
+        return str(node(self.config, "run").get("model_type", "gpt"))
+
+
+def node(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return the keys of a node of a stored configuration, in which anything may stand."""
+    value = config.get(name)
+    return value if isinstance(value, Mapping) else {}
+
+
+def checkpoints_of(config: Mapping[str, Any], paths: LaunchPaths) -> Path:
+    """Return the directory of a training's checkpoints; the run's directory may have been moved since."""
+    callback = node(node(config, "exp_manager"), "checkpoint_callback_params")
+    directory = Path(str(callback.get("dirpath") or paths.checkpoints))
+    run_dir = Path(str(node(config, "run").get("results_dir") or paths.run_dir))
+    return paths.run_dir / directory.relative_to(run_dir) if directory.is_relative_to(run_dir) else directory
 
 
 def training_of(path: Path) -> TrainingLaunch | None:

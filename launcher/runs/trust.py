@@ -26,6 +26,8 @@ _SITE_CONFIGURATIONS = ("/etc/slurm/slurm.conf", "/etc/slurm-llnl/slurm.conf")
 _SLURM_USER = re.compile(r"^\s*SlurmUser\s*=\s*([^\s#(]+)", re.IGNORECASE | re.MULTILINE)
 _MOST_LINKS = 40  # in one path, as in the kernel
 _ACCESS_LIST = "system.posix_acl_access"
+# The configurations that were logged: hundreds of runs may name the same.
+_logged: set[str] = set()
 
 
 def usable_slurm_conf(manifest: Path, slurm_conf: str | None) -> str | None:
@@ -38,22 +40,13 @@ def usable_slurm_conf(manifest: Path, slurm_conf: str | None) -> str | None:
     why = why_untrusted(manifest) or why_untrusted(Path(slurm_conf), may_be_missing=True)
     if why is None:
         return slurm_conf
-    _warn(slurm_conf, manifest, why)
+    if slurm_conf not in _logged:
+        _logged.add(slurm_conf)
+        logger.warning(
+            "%s names the cluster of SLURM_CONF=%s, which is not trusted (%s): this machine's own is asked",
+            *map(one_line, (str(manifest), slurm_conf, why)),
+        )
     return None
-
-
-# The configurations that were logged: hundreds of runs may name the same.
-_logged: set[str] = set()
-
-
-def _warn(slurm_conf: str, manifest: Path, why: str) -> None:
-    if slurm_conf in _logged:
-        return
-    _logged.add(slurm_conf)
-    logger.warning(
-        "%s names the cluster of SLURM_CONF=%s, which is not trusted (%s): this machine's own is asked",
-        *map(one_line, (str(manifest), slurm_conf, why)),
-    )
 
 
 def why_untrusted(path: Path, *, may_be_missing: bool = False) -> str | None:
@@ -75,9 +68,10 @@ def why_untrusted(path: Path, *, may_be_missing: bool = False) -> str | None:
             try:
                 status = os.lstat(entry)
             except FileNotFoundError:
-                if may_be_missing:  # that of a Slurm that was taken down, say
-                    return _why_creatable(at)
-                raise
+                if not may_be_missing:
+                    raise
+                # That of a Slurm that was taken down, say: others must not be able to create it.
+                return f"everybody may write {at}" if os.lstat(at).st_mode & stat.S_IWOTH else None
             if why := _why_open(entry, status):
                 return why
             if not stat.S_ISLNK(status.st_mode):
@@ -88,16 +82,10 @@ def why_untrusted(path: Path, *, may_be_missing: bool = False) -> str | None:
                 return f"{path} leads through too many links"
             target = Path(entry).readlink()
             at = "/" if target.is_absolute() else at
-            left += reversed(target.parts[1:] if target.is_absolute() else target.parts)
+            left += reversed(target.parts[target.is_absolute() :])
     except OSError as error:
         return f"{path}: {(error.strerror or str(error)).lower()}"
     return None
-
-
-def _why_creatable(directory: str) -> str | None:
-    """Return who else could create a missing file in a directory; ``None`` if nobody could."""
-    mode = os.lstat(directory).st_mode
-    return f"everybody may write {directory}" if mode & stat.S_IWOTH else None
 
 
 def _why_open(path: str, status: os.stat_result) -> str | None:

@@ -59,12 +59,17 @@ def copy_package(source: Path, target: Path) -> None:
             continue
         if entry.is_dir():
             copy_package(entry, target / entry.name)
-            continue
-        with (target / entry.name).open("wb") as stream:
-            stream.write(entry.read_bytes())
-            stream.flush()
-            os.fsync(stream.fileno())
+        else:
+            _write_bytes(target / entry.name, entry.read_bytes())
     sync_directory(target)
+
+
+def _write_bytes(path: Path, content: bytes) -> None:
+    """Write a new file, and make its content durable."""
+    with path.open("xb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
 
 
 _TEMPORARY = ".new-"
@@ -73,13 +78,7 @@ _STALE_AGE = 86400.0
 
 
 def reserve_number(run_dir: Path, key: str) -> int:
-    """Reserve the run's next launch number, by making the directory that `write_launch` writes into.
-
-    Raises
-    ------
-    UserError
-        If the directory cannot be made.
-    """
+    """Reserve the run's next launch number: make the directory that `write_launch` writes into, or raise."""
     launches = run_dir / LAUNCHES
     number = 0
     try:
@@ -112,19 +111,10 @@ def _partial(run_dir: Path, number: int) -> Path:
 def write_launch(
     paths: LaunchPaths, files: Mapping[Path, str | bytes], code: Sequence[Path], key: str
 ) -> None:
-    """Write a launch into the directory that reserves its number, and rename that into place.
+    """Write a launch into the directory that reserves its number, and rename that into place, or raise.
 
-    Parameters
-    ----------
-    files
-        Content by path, each below ``paths.directory``.
-    code
-        Python packages to copy, so that the job runs them as they are now.
-
-    Raises
-    ------
-    UserError
-        If the directory cannot be written.
+    `files` are contents by their paths, each below ``paths.directory``. The Python packages of `code` are
+    copied, so that the job runs them as they are now.
     """
     temporary = _partial(paths.run_dir, paths.number)
     try:
@@ -142,18 +132,12 @@ def write_launch(
         temporary.rename(paths.directory)
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        if isinstance(error, OSError) and not _is_about(error, code):
+        name = error.filename if isinstance(error, OSError) else None
+        is_about_code = name and any(Path(name).is_relative_to(package) for package in code)
+        if isinstance(error, OSError) and not is_about_code:
             raise explain_os_error(error, paths.run_dir, key) from error
         raise
     sync_directory(paths.run_dir / LAUNCHES)
-
-
-def _write_bytes(path: Path, content: bytes) -> None:
-    """Write a new file, and make its content durable."""
-    with path.open("xb") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
 
 
 def discard_launch(paths: LaunchPaths, directories: Iterable[Path]) -> None:
@@ -174,10 +158,6 @@ def remove_empty(directories: Iterable[Path]) -> None:
             directory.rmdir()
 
 
-def _is_about(error: OSError, code: Sequence[Path]) -> bool:
-    return bool(error.filename) and any(Path(error.filename).is_relative_to(package) for package in code)
-
-
 def _sweep(launches: Path) -> None:
     """Remove the temporary directories of killed launchers."""
     for path in launches.glob(f"{_TEMPORARY}*"):
@@ -196,20 +176,15 @@ def link_newest(paths: LaunchPaths, names: Iterable[str], logs: Iterable[Path]) 
         link_atomic(paths.run_dir / log.name, log)
     for name in names:
         link_atomic(paths.run_dir / name, paths.run_dir / NEWEST / name)
-    _point_newest(paths.run_dir)
-
-
-def _point_newest(run_dir: Path) -> None:
     # Without a lock: every process that sets the link checks again afterwards, so the last one is right.
-    number = newest_submitted(run_dir)
-    while True:
-        link_atomic(run_dir / NEWEST, run_dir / LAUNCHES / str(number))
-        if (again := newest_submitted(run_dir)) == number:
-            return
-        number = again
+    number, newest = None, newest_submitted(paths.run_dir)
+    while newest != number:
+        number = newest
+        link_atomic(paths.run_dir / NEWEST, paths.run_dir / LAUNCHES / str(number))
+        newest = newest_submitted(paths.run_dir)
 
 
-def make_directories(directories: tuple[Path, ...], key: str) -> None:
+def make_directories(directories: Iterable[Path], key: str) -> None:
     for directory in directories:
         try:
             directory.mkdir(parents=True, exist_ok=True)

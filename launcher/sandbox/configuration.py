@@ -100,6 +100,10 @@ SuspendTime=INFINITE
 PartitionName=cloud Nodes={cloud} MaxTime=INFINITE State=DOWN
 """
 
+# slurm.conf includes the first; the daemons see the second mounted over it.
+CLIENT_COMMUNICATION = "# Empty for clients. The daemons see another file here, mounted over this one.\n"
+DAEMON_COMMUNICATION = "CommunicationParameters=NoInAddrAny,NoCtldInAddrAny\n"
+
 _SLURMDBD_CONF = """\
 AuthType=auth/munge
 AuthInfo=socket={paths.munge_socket}
@@ -124,6 +128,12 @@ def slurm_conf(options: SandboxOptions, ports: Ports, version: tuple[int, int], 
     paths = SandboxPaths(options.directory)
     gres = "gpu" if options.gpu_type is None else f"gpu:{options.gpu_type}"
     offer = f"CPUs={options.cpus} RealMemory={_REAL_MEMORY_MB} Gres={gres}:{options.gpus}"
+    accounting = ""
+    if options.accounting:
+        tres = ",".join(dict.fromkeys(["gres/gpu", f"gres/{gres}"]))
+        accounting = _ACCOUNTING.format(paths=paths, ports=ports, tres=tres)
+        if options.is_enforced:  # Slurm has no word for nothing here
+            accounting += "AccountingStorageEnforce=associations,limits,qos\n"
     text = _SLURM_CONF.format(
         cluster=CLUSTER,
         controller=CONTROLLER,
@@ -137,8 +147,8 @@ def slurm_conf(options: SandboxOptions, ports: Ports, version: tuple[int, int], 
             if version < (23, 2)
             else "PreemptParameters=send_user_signal"
         ),
-        accounting=_accounting(options, ports) if options.accounting else "",
-        nodes=_names(options),
+        accounting=accounting,
+        nodes=_bracket("n", 1, options.nodes),
         node_ports=_bracket("", ports.slurmd[0], ports.slurmd[-1]),
         offer=offer,
     )
@@ -147,13 +157,6 @@ def slurm_conf(options: SandboxOptions, ports: Ports, version: tuple[int, int], 
         private = "PrivateData=cloud\n" if version < (23, 2) else ""
         text += _CLOUD.format(cloud=cloud_names(options.cloud_nodes), offer=offer, private=private)
     return text
-
-
-def _accounting(options: SandboxOptions, ports: Ports) -> str:
-    tres = "gres/gpu" if options.gpu_type is None else f"gres/gpu,gres/gpu:{options.gpu_type}"
-    text = _ACCOUNTING.format(paths=SandboxPaths(options.directory), ports=ports, tres=tres)
-    # Slurm has no word for nothing here.
-    return text + ("AccountingStorageEnforce=associations,limits,qos\n" if options.is_enforced else "")
 
 
 def first_job_id(now: float) -> int:
@@ -173,7 +176,8 @@ def gres_conf(options: SandboxOptions) -> str:
     """Return the text of gres.conf: every node has the same fake GPUs, a cloud node too."""
     devices = SandboxPaths(options.directory).devices
     kind = "" if options.gpu_type is None else f" Type={options.gpu_type}"
-    nodes = [_names(options)] + ([cloud_names(options.cloud_nodes)] if options.cloud_nodes else [])
+    nodes = [_bracket("n", 1, options.nodes)]
+    nodes += [cloud_names(options.cloud_nodes)] if options.cloud_nodes else []
     files = _bracket(f"{devices}/gpu", 0, options.gpus - 1)
     return "".join(f"NodeName={names} Name=gpu{kind} File={files}\n" for names in nodes)
 
@@ -190,15 +194,10 @@ def plugstack_conf(options: SandboxOptions) -> str:
 
 
 def enroot_conf(paths: SandboxPaths, machine: str) -> str:
-    """Return the enroot.conf of the nodes: folders of their own, the rest as on the machine.
+    """Return the enroot.conf of the nodes: folders of their own, the rest as in the machine's own file.
 
     Pyxis keeps ENROOT_DATA_PATH and its like of a job's environment from Enroot, so that only this file can
     say it. Of two lines for a key Enroot takes the first; it calls a shell for the values.
-
-    Parameters
-    ----------
-    machine
-        The text of the machine's own file.
     """
     own = paths.own_containers
     lines = [f"ENROOT_{name}_PATH {own}/{name.lower()}-$(id -u)" for name in ("DATA", "RUNTIME")]
@@ -216,24 +215,12 @@ def cgroup_conf(version: tuple[int, int]) -> str:
     return f"CgroupPlugin={'disabled' if version >= (24, 5) else 'cgroup/v1'}\n"
 
 
-def communication_conf() -> tuple[str, str]:
-    """Return the texts that slurm.conf includes: the clients' and the daemons'."""
-    return (
-        "# Empty for clients. The daemons see another file here, mounted over this one.\n",
-        "CommunicationParameters=NoInAddrAny,NoCtldInAddrAny\n",
-    )
-
-
 def hosts(options: SandboxOptions, name: str, machine: Iterable[str]) -> str:
     """Return the hosts file of the daemons: all nodes are this machine, beside the names it knows already.
 
-    Parameters
-    ----------
-    name
-        The machine's own name. slurmctld of 24.11 connects to srun by it, even where it does not resolve or
-        resolves to an address that the machine does not have; srun listens on all addresses.
-    machine
-        Lines of the machine's own file. A name that the sandbox has too is not taken from it.
+    slurmctld of 24.11 connects to srun by the machine's own `name`, even where it does not resolve, or to an
+    address that the machine does not have; srun listens on all addresses. Names that the sandbox has too are
+    not taken from the lines of the machine's own file.
     """
     ours = list(dict.fromkeys([*options.node_names, CONTROLLER, name, name.partition(".")[0]]))
     lines = ["127.0.0.1 localhost", f"127.0.0.1 {' '.join(ours)}"]
@@ -248,11 +235,8 @@ def hosts(options: SandboxOptions, name: str, machine: Iterable[str]) -> str:
 def nsswitch(machine: Iterable[str]) -> str:
     """Return the nsswitch.conf of a node: its hosts file answers before every other source of host names.
 
-    Parameters
-    ----------
-    machine
-        Lines of the machine's own file. It may ask other sources first, and none after one that answered;
-        without the file, glibc asks DNS first.
+    The machine's own file, of these lines, may ask other sources first, and none after one that answered;
+    without the file, glibc asks DNS first.
     """
     lines, sources = [], " dns"
     for line in machine:
@@ -268,10 +252,6 @@ def cloud_names(count: int) -> str:
     """Name the cloud nodes the way Slurm does: ``cloud[0001-1024]``."""
     width = max(4, len(str(count)))
     return f"cloud[{1:0{width}}-{count:0{width}}]"
-
-
-def _names(options: SandboxOptions) -> str:
-    return _bracket("n", 1, options.nodes)
 
 
 def _bracket(prefix: str, first: int, last: int) -> str:

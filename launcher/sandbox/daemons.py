@@ -8,35 +8,13 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from launcher.errors import UserError
-from launcher.sandbox import configuration, prerequisites, state
+from launcher.sandbox import Reporter, configuration, prerequisites, state
 from launcher.sandbox.configuration import CLUSTER, CONTROLLER
 from launcher.sandbox.options import is_free
 from launcher.sandbox.prerequisites import program, search_path, slurm_version
 from launcher.sandbox.state import SandboxRecord, ask
-
-
-class Reporter(Protocol):
-    """A display of the steps of `up` and `down`."""
-
-    def step(self, what: str) -> None:
-        """Show a step that begins and may take a moment."""
-
-    def done(self, what: str) -> None:
-        """Show a step that is complete."""
-
-
-class SilentReporter:
-    """A reporter that shows nothing, for tests and for callers with a display of their own."""
-
-    def step(self, what: str) -> None:
-        pass
-
-    def done(self, what: str) -> None:
-        pass
-
 
 # Marks the daemons, and through them slurmstepd, as belonging to a sandbox.
 MARKER = "SLIPWAY_SANDBOX_MEMBER"
@@ -68,27 +46,27 @@ class DaemonStarter:
         """Start a daemon that stays in the foreground, detached from the terminal, and record it.
 
         No daemon depends on the machine's name, nor on whether it resolves: each sees the name `host` and the
-        sandbox's hosts file.
-
-        Parameters
-        ----------
-        mounts
-            Further files and directories, and what the daemon sees them in place of.
+        sandbox's hosts file. `mounts` are further files, and what the daemon sees them in place of.
         """
         self.reporter.step(f"starting {name}")
         paths = self.paths
         seen = prerequisites.name_files(paths) | {paths.daemon_communication: paths.communication}
         words = prerequisites.enter(host, seen | dict(mounts or {}), [program(command[0]), *command[1:]])
-        output = self.paths.output(name)
         write = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         # Not subprocess: the child outlives this process, which Popen objects warn about.
         pid = os.posix_spawn(
             program("env"),
             ["env", "--chdir=/", *words],
-            self._environment() | environment,
+            # None of the user's variables: what a job sees of them comes with the submission.
+            {
+                "PATH": search_path(),
+                "SLURM_CONF": str(paths.slurm_conf),
+                MARKER: str(paths.directory),
+                **environment,
+            },
             file_actions=[
                 (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-                (os.POSIX_SPAWN_OPEN, 1, str(output), write, 0o644),
+                (os.POSIX_SPAWN_OPEN, 1, str(paths.output(name)), write, 0o644),
                 (os.POSIX_SPAWN_DUP2, 1, 2),
             ],
             setsid=True,
@@ -97,13 +75,7 @@ class DaemonStarter:
         self.record.save()
 
     def wait(self, name: str, ready: Callable[[], bool]) -> None:
-        """Wait until a daemon is ready.
-
-        Raises
-        ------
-        StartError
-            When it, or one started before, ends instead, or when it takes too long.
-        """
+        """Wait until a daemon is ready; raise StartError if it takes too long, or one of them ends."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while not ready():
             for each, process in self.record.daemons.items():
@@ -114,26 +86,17 @@ class DaemonStarter:
                 raise self._failure(name, f"was not ready after {_PATIENCE_SECONDS:.0f} s")
             time.sleep(0.01)
 
-    def _environment(self) -> dict[str, str]:
-        # None of the user's: what a job sees of it comes with the submission.
-        return {
-            "PATH": search_path(),
-            "SLURM_CONF": str(self.paths.slurm_conf),
-            MARKER: str(self.paths.directory),
-        }
-
     def _failure(self, name: str, what: str) -> StartError:
-        output = self.paths.output(name)
-        return StartError(f"{name} {what}; the end of {output}:\n{tail(output)}")
+        return StartError(f"{name} {what}; {_end_of(self.paths.output(name))}")
 
 
-def tail(path: Path) -> str:
-    """Return the last lines of a log, indented."""
+def _end_of(log: Path) -> str:
+    """Return the last lines of a log, indented, after a line that names it."""
     try:
-        lines = path.read_text(errors="replace").splitlines()[-_TAIL_LINES:]
+        lines = log.read_text(errors="replace").splitlines()[-_TAIL_LINES:]
     except OSError:
         lines = []
-    return "\n".join(f"    {line}" for line in lines) or "    (empty)"
+    return "\n".join([f"the end of {log}:", *(f"    {line}" for line in lines or ["(empty)"])])
 
 
 _USER = "root"  # who boots a sandbox
@@ -179,9 +142,8 @@ def write_files(record: SandboxRecord) -> None:
     paths.slurm_conf.write_text(configuration.slurm_conf(options, record.ports, version, first_job_id))
     (paths.etc / "gres.conf").write_text(configuration.gres_conf(options))
     paths.plugstack_conf.write_text(configuration.plugstack_conf(options))
-    clients, daemons = configuration.communication_conf()
-    paths.communication.write_text(clients)
-    paths.daemon_communication.write_text(daemons)
+    paths.communication.write_text(configuration.CLIENT_COMMUNICATION)
+    paths.daemon_communication.write_text(configuration.DAEMON_COMMUNICATION)
     (paths.etc / "cgroup.conf").write_text(configuration.cgroup_conf(version))
     prerequisites.write_name_files(options)
     if options.pyxis is not None:
@@ -257,7 +219,7 @@ def _install_database(starter: DaemonStarter) -> None:
     with output.open("wb") as log:
         outcome = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=120)
     if outcome.returncode:
-        raise StartError(f"mariadb-install-db failed; the end of {output}:\n{tail(output)}")
+        raise StartError(f"mariadb-install-db failed; {_end_of(output)}")
 
 
 def _start_controller(starter: DaemonStarter) -> None:

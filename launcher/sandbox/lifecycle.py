@@ -9,12 +9,11 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from launcher.errors import UserError
-from launcher.sandbox import daemons, prerequisites, state
-from launcher.sandbox.daemons import MARKER, DaemonStarter, Reporter, SilentReporter, StartError
+from launcher.sandbox import Reporter, daemons, prerequisites, state
+from launcher.sandbox.daemons import MARKER, DaemonStarter, StartError
 from launcher.sandbox.options import Ports, SandboxOptions, SandboxPaths, choose_ports
 from launcher.sandbox.state import Process, SandboxRecord, ask, client_environment
 
@@ -29,7 +28,7 @@ class Membership:
     A process belongs to the sandbox when one of these holds:
 
     - it is a daemon that was recorded and still runs;
-    - it shares the mount namespace of a node, as even a job's process that was orphaned on purpose does;
+    - it shares the mount namespace of a daemon, as even a job's process that was orphaned on purpose does;
     - its root directory is a container that Enroot has unpacked in the sandbox;
     - its environment has the sandbox's marker, which still holds when the daemons were killed;
     - it descends from one of these.
@@ -40,51 +39,41 @@ class Membership:
 
     def __init__(self, record: SandboxRecord) -> None:
         self._paths: SandboxPaths = record.paths
-        self._known: set[Process] = set(record.alive)
+        self._known: set[Process] = set(record.alive.values())
         # An open file keeps a namespace, so that its number is not given to another meanwhile.
-        self._namespaces: dict[int, int] = {}
-        for daemon in record.isolated:
+        self._namespaces: dict[int, tuple[int, int]] = {}
+        for daemon in record.alive.values():
             with suppress(OSError):
                 handle = os.open(state.mount_namespace(daemon.pid), os.O_RDONLY)
-                self._namespaces[handle] = os.fstat(handle).st_ino
+                status = os.fstat(handle)
+                self._namespaces[handle] = status.st_dev, status.st_ino
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for handle in self._namespaces:
             os.close(handle)
 
     def alive(self) -> set[Process]:
         """Return the members that run now."""
-        entries = state.entries()
-        spared = set(state.ancestry(os.getpid(), entries))
+        processes = state.processes()
+        spared = set(state.ancestry(os.getpid(), processes))
         # A daemon that has only just been started may not have left the machine's namespace yet.
         private = set(self._namespaces.values()) - {_namespace(os.getpid()), _namespace(1)}
         roots = {process.pid for process in self._known if process.is_alive}
-        container_roots = self._container_roots()
+        containers = {state.inode_of(root) for root in self._paths.containers.glob("*/data-*/*")} - {None}
         roots |= {
             pid
-            for pid in entries.keys() - spared
+            for pid in processes.keys() - spared
             if _namespace(pid) in private
-            or (container_roots and state.root_directory(pid) in container_roots)
+            or (containers and state.inode_of(Path(f"/proc/{pid}/root")) in containers)
             or self._is_claimed(state.environment(pid))
         }
-        for pid, entry in entries.items():
-            if pid not in spared and not roots.isdisjoint(state.ancestry(pid, entries)):
-                self._known.add(entry.process)
+        for pid, process in processes.items():
+            if pid not in spared and not roots.isdisjoint(state.ancestry(pid, processes)):
+                self._known.add(process)
         return {process for process in self._known if process.is_alive}
-
-    def _container_roots(self) -> set[tuple[int, int]]:
-        """Return the root directories of containers, by device and inode."""
-        inodes = set()
-        for root in self._paths.containers.glob("*/data-*/*"):
-            with suppress(OSError):
-                status = root.stat()
-                inodes.add((status.st_dev, status.st_ino))
-        return inodes
 
     def _is_claimed(self, environment: dict[str, str]) -> bool:
         if environment.get(MARKER) == str(self._paths.directory):
@@ -93,11 +82,8 @@ class Membership:
         return in_job and environment.get("SLURM_CONF") == str(self._paths.slurm_conf)
 
 
-def _namespace(pid: int) -> int | None:
-    try:
-        return state.mount_namespace(pid).stat().st_ino
-    except OSError:
-        return None
+def _namespace(pid: int) -> tuple[int, int] | None:
+    return state.inode_of(state.mount_namespace(pid))
 
 
 def stop(record: SandboxRecord) -> None:
@@ -115,13 +101,7 @@ def stop(record: SandboxRecord) -> None:
 
 
 def remove_files(paths: SandboxPaths) -> None:
-    """Remove the content of a sandbox's directory; the directory itself stays.
-
-    Raises
-    ------
-    UserError
-        If something is mounted in it, whose content would be lost.
-    """
+    """Remove the content of a sandbox's directory; raise UserError if something is mounted in it."""
     mounts = mounts_under(paths.directory)
     if mounts:
         raise UserError(
@@ -180,15 +160,11 @@ class Sandbox:
 def up(options: SandboxOptions, reporter: Reporter | None = None) -> Sandbox:
     """Boot a sandbox, unless one with the same options is up already.
 
-    The remains of a sandbox that crashed, or never came up, are stopped and removed first.
-
-    Raises
-    ------
-    UserError
-        If something is missing on the machine, if a sandbox with other options is up in the same
-        directory, or if a daemon does not start; nothing is left running then.
+    The remains of a sandbox that crashed, or never came up, are stopped and removed first. Raise UserError if
+    something is missing on the machine, a sandbox with other options is up in the same directory, or a daemon
+    does not start; nothing is left running then.
     """
-    reporter = reporter or SilentReporter()
+    reporter = reporter or Reporter()
     prerequisites.check(options.accounting)
     if options.pyxis is not None:
         prerequisites.check_containers(options.pyxis)
@@ -201,7 +177,11 @@ def up(options: SandboxOptions, reporter: Reporter | None = None) -> Sandbox:
     with state.locked(options.directory):
         record = state.load(options.directory)
         if record is not None and record.is_up:
-            _check_same(record.options, options)
+            if differences := record.options.differences(options):
+                raise UserError(
+                    f"a sandbox with other options is up in {options.directory}: {'; '.join(differences)}",
+                    hint="stop it first with `slipway sandbox down`, or choose another --dir",
+                )
             return Sandbox(record.options, record.ports, was_up=True)
         if record is not None:
             reporter.step("removing an incomplete sandbox")
@@ -218,14 +198,8 @@ def up(options: SandboxOptions, reporter: Reporter | None = None) -> Sandbox:
 
 
 def down(directory: Path, reporter: Reporter | None = None) -> bool:
-    """Stop a sandbox and remove its directory.
-
-    Returns
-    -------
-    bool
-        True if there was one.
-    """
-    reporter = reporter or SilentReporter()
+    """Stop a sandbox and remove its directory; return True if there was one."""
+    reporter = reporter or Reporter()
     directory = directory.resolve()
     if state.load(directory) is None:
         return False
@@ -240,15 +214,6 @@ def down(directory: Path, reporter: Reporter | None = None) -> bool:
         remove_files(record.paths)
         directory.rmdir()
     return True
-
-
-def _check_same(running: SandboxOptions, requested: SandboxOptions) -> None:
-    differences = running.differences(requested)
-    if differences:
-        raise UserError(
-            f"a sandbox with other options is up in {running.directory}: {'; '.join(differences)}",
-            hint="stop it first with `slipway sandbox down`, or choose another --dir",
-        )
 
 
 def _boot(options: SandboxOptions, reporter: Reporter) -> Sandbox:

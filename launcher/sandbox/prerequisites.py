@@ -8,7 +8,7 @@ import shutil
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from launcher.errors import UserError
@@ -58,7 +58,7 @@ def check(accounting: bool) -> None:
 
 
 def check_root() -> None:
-    """Refuse to go on without root."""
+    """Raise UserError unless root runs this."""
     if os.geteuid() != 0:
         raise UserError(
             "a real multi-node Slurm needs root: every node has a host name and a mount namespace of its own",
@@ -68,24 +68,25 @@ def check_root() -> None:
 
 def check_programs(accounting: bool) -> None:
     """Name the programs that are missing and the one command that installs them."""
-    needed = _PROGRAMS | (_ACCOUNTING_PROGRAMS if accounting else {})
-    missing = [name for name in needed if not _is_installed(name)]
-    if not missing:
-        return
-    packages = dict.fromkeys(needed[name] for name in missing)
-    raise UserError(f"not installed: {', '.join(missing)}", hint=f"{install_line(packages)}\n  {_LOCAL}")
+    _require(_PROGRAMS | (_ACCOUNTING_PROGRAMS if accounting else {}), f"\n  {_LOCAL}")
 
 
-def install_line(packages: Iterable[str]) -> str:
-    """Return how Debian's packages are installed."""
-    return f"on Debian or Ubuntu: apt-get install --no-install-recommends {' '.join(packages)}"
+def _require(packages: Mapping[str, str], advice: str = "") -> None:
+    """Raise UserError if a program is missing, with the Debian packages that have it."""
+    missing = [name for name in packages if not _is_installed(name)]
+    if missing:
+        words = " ".join(dict.fromkeys(packages[name] for name in missing))
+        line = f"on Debian or Ubuntu: apt-get install --no-install-recommends {words}"
+        raise UserError(f"not installed: {', '.join(missing)}", hint=f"{line}{advice}")
 
 
 def check_namespaces() -> None:
     """Refuse a container whose root may not make namespaces and mounts, or not drop groups."""
+    # slurmctld and slurmdbd drop their supplementary groups, and end where they may not.
+    trial = enter("n1", {_ETC: _ETC}, ["setpriv", "--clear-groups", "true"])
     environment = dict(os.environ) | {"PATH": search_path()}
     try:
-        outcome = subprocess.run(trial(), env=environment, capture_output=True, text=True, timeout=10)
+        outcome = subprocess.run(trial, env=environment, capture_output=True, text=True, timeout=10)
     except subprocess.TimeoutExpired:
         return
     if outcome.returncode:
@@ -106,13 +107,7 @@ def search_path() -> str:
 
 
 def slurm_version() -> tuple[int, int]:
-    """Return the version of the Slurm that is installed, such as (24, 11).
-
-    Raises
-    ------
-    UserError
-        If slurmctld does not print it.
-    """
+    """Return the version of the Slurm that is installed, such as (24, 11)."""
     outcome = subprocess.run([program("slurmctld"), "-V"], capture_output=True, text=True, timeout=10)
     match = re.search(r"(\d+)\.(\d+)", outcome.stdout)
     if match is None:
@@ -176,24 +171,11 @@ def enter(host: str, mounts: Mapping[Path, Path], command: Sequence[str]) -> lis
     ]
 
 
-def trial() -> list[str]:
-    """Return a command that succeeds where a daemon can have namespaces of its own.
-
-    slurmctld and slurmdbd drop their supplementary groups, and end where they may not.
-    """
-    return enter("n1", {_ETC: _ETC}, ["setpriv", "--clear-groups", "true"])
-
-
 def write_name_files(options: SandboxOptions) -> None:
     """Write the hosts file and the nsswitch.conf of the daemons.
 
     They are mounted over the machine's. If the machine lacks one, a copy of /etc with both is mounted over
     /etc instead.
-
-    Raises
-    ------
-    UserError
-        When /etc cannot be copied.
     """
     paths = SandboxPaths(options.directory)
     paths.hosts.write_text(configuration.hosts(options, socket.gethostname(), _lines(_HOSTS)))
@@ -248,13 +230,7 @@ _BUILD = (
 
 
 def find_plugin() -> Path:
-    """Return Pyxis' plugin, from beside Enroot or from where Slurm's plugins usually are.
-
-    Raises
-    ------
-    UserError
-        When it is in none of these places.
-    """
+    """Return Pyxis' plugin, from beside Enroot or from where Slurm's plugins usually are."""
     folders = list(_FOLDERS)
     if (enroot := find_program("enroot")) is not None:
         prefix = Path(enroot).resolve().parent.parent
@@ -270,34 +246,32 @@ def find_plugin() -> Path:
 
 
 def check_containers(plugin: Path) -> None:
-    """Check the further requirements of a sandbox with containers.
-
-    Raises
-    ------
-    UserError
-        If something is missing, with how to install it.
-    """
-    _check_plugin(plugin)
+    """Check the further requirements of a sandbox with containers."""
+    try:
+        with plugin.open("rb") as file:
+            fault = "" if file.read(4) == b"\x7fELF" else " is not a shared library"
+    except OSError as error:
+        fault = f": {error.strerror}"
+    if fault:
+        raise UserError(f"--pyxis {plugin}{fault}", hint=f"name the file {PLUGIN}")
     if find_program("enroot") is None:
         beside = plugin.resolve().parents[2] / "bin" if len(plugin.resolve().parents) > 2 else None
         is_there = beside is not None and (beside / "enroot").exists()
         hint = f'export PATH="{beside}:$PATH"' if is_there else _BUILD
         raise UserError("not installed: enroot, which starts the containers for Pyxis", hint=hint)
-    missing = [name for name in _CONTAINER_PROGRAMS if find_program(name) is None]
-    if missing:
-        packages = dict.fromkeys(_CONTAINER_PROGRAMS[name] for name in missing)
-        raise UserError(f"not installed: {', '.join(missing)}", hint=install_line(packages))
-    _check_user_namespaces()
+    _require(_CONTAINER_PROGRAMS)
+    outcome = subprocess.run(
+        [program("unshare"), "--user", "--mount", "true"], capture_output=True, text=True, timeout=10
+    )
+    if outcome.returncode:
+        raise UserError(
+            f"Enroot cannot create a user namespace on this machine: {outcome.stderr.strip()}",
+            hint="sysctl user.max_user_namespaces must not be 0, and in a container SYS_ADMIN is needed",
+        )
 
 
 def site_configuration() -> Path:
-    """Return the enroot.conf that Enroot reads on this machine.
-
-    Raises
-    ------
-    UserError
-        If Enroot does not name one, or names a file that does not exist.
-    """
+    """Return the enroot.conf that Enroot reads on this machine; raise UserError if there is none."""
     # Enroot creates its folders at every call: below a scratch directory, and not in the user's home.
     with tempfile.TemporaryDirectory() as scratch:
         folders = {f"ENROOT_{name}_PATH": f"{scratch}/{name}" for name in ("CACHE", "DATA", "RUNTIME")}
@@ -318,24 +292,3 @@ def site_configuration() -> Path:
         f"`enroot info` names no configuration file that exists: {output}",
         hint="install Enroot 3.4 or newer with its enroot.conf; an empty file will do",
     )
-
-
-def _check_plugin(plugin: Path) -> None:
-    try:
-        with plugin.open("rb") as file:
-            is_library = file.read(4) == b"\x7fELF"
-    except OSError as error:
-        raise UserError(f"--pyxis {plugin}: {error.strerror}", hint=f"name the file {PLUGIN}") from error
-    if not is_library:
-        raise UserError(f"--pyxis {plugin} is not a shared library", hint=f"name the file {PLUGIN}")
-
-
-def _check_user_namespaces() -> None:
-    outcome = subprocess.run(
-        [program("unshare"), "--user", "--mount", "true"], capture_output=True, text=True, timeout=10
-    )
-    if outcome.returncode:
-        raise UserError(
-            f"Enroot cannot create a user namespace on this machine: {outcome.stderr.strip()}",
-            hint="sysctl user.max_user_namespaces must not be 0, and in a container SYS_ADMIN is needed",
-        )

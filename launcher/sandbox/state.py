@@ -11,17 +11,15 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Self
 
 from launcher.errors import UserError
 from launcher.sandbox.options import Ports, SandboxOptions, SandboxPaths
 from launcher.sandbox.prerequisites import program
 
-_VERSION = 1
 STARTING, UP, FAILED = "starting", "up", "failed"
 
 
@@ -40,60 +38,44 @@ class SandboxRecord:
         return SandboxPaths(self.options.directory)
 
     @property
+    def alive(self) -> dict[str, Process]:
+        """The daemons that still run."""
+        is_this_boot = self.boot_id == boot_id()
+        return {name: each for name, each in self.daemons.items() if is_this_boot and each.is_alive}
+
+    @property
     def missing(self) -> tuple[str, ...]:
         """The daemons that no longer run."""
-        return tuple(name for name, process in self.daemons.items() if not self._is_alive(process))
-
-    @property
-    def alive(self) -> list[Process]:
-        return [process for process in self.daemons.values() if self._is_alive(process)]
-
-    @property
-    def isolated(self) -> list[Process]:
-        """The running daemons whose mount namespace their child processes share."""
-        names = ("slurmctld", *self.options.node_names)
-        return [self.daemons[name] for name in names if name in self.daemons and name not in self.missing]
+        alive = self.alive
+        return tuple(name for name in self.daemons if name not in alive)
 
     @property
     def is_up(self) -> bool:
         return self.phase == UP and not self.missing
 
-    def _is_alive(self, process: Process) -> bool:
-        return self.boot_id == boot_id() and process.is_alive
-
     def save(self) -> None:
         """Write the record; a reader sees the old one or the new one."""
-        record = {
-            "version": _VERSION,
-            "phase": self.phase,
-            "boot_id": self.boot_id,
-            "options": self.options.to_json(),
-            "ports": self.ports.to_json(),
-            "daemons": {name: process.to_json() for name, process in self.daemons.items()},
-        }
+        text = json.dumps({"version": 1, **asdict(self)}, indent=2, default=str)
         path = self.paths.state_file
         new = path.with_suffix(".new")
-        new.write_text(json.dumps(record, indent=2) + "\n")
+        new.write_text(f"{text}\n")
         new.replace(path)
 
 
 def load(directory: Path) -> SandboxRecord | None:
     """Read the record of the sandbox in a directory; `None` when there is no sandbox.
 
-    Raises
-    ------
-    UserError
-        If the record cannot be parsed: its processes are then unknown.
+    Raise UserError if the record cannot be parsed: its processes are then unknown.
     """
     path = SandboxPaths(directory).state_file
     try:
         record = json.loads(path.read_text())
         return SandboxRecord(
-            options=SandboxOptions.from_json(record["options"]),
-            ports=Ports.from_json(record["ports"]),
+            options=SandboxOptions(**record["options"]),
+            ports=Ports(**record["ports"]),
             phase=record["phase"],
             boot_id=record["boot_id"],
-            daemons={name: Process.from_json(each) for name, each in record["daemons"].items()},
+            daemons={name: Process(**numbers) for name, numbers in record["daemons"].items()},
         )
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -106,13 +88,7 @@ def load(directory: Path) -> SandboxRecord | None:
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Lock a directory, which must exist, against another `up` or `down` at the same time.
-
-    Raises
-    ------
-    UserError
-        If another process has locked it.
-    """
+    """Lock a directory, which must exist; raise UserError if another `up` or `down` has locked it."""
     busy = UserError(f"another process is starting or stopping the sandbox in {directory}")
     try:
         handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
@@ -144,12 +120,12 @@ class Process:
 
     pid: int
     start_time: int
+    parent: int = field(default=0, compare=False)
 
     @property
     def is_alive(self) -> bool:
         """True if the process still runs; a zombie does not."""
-        now = _read(self.pid)
-        return now is not None and now.process == self
+        return _read(self.pid) == self
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to this very process, or to nobody."""
@@ -157,28 +133,13 @@ class Process:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
-    def to_json(self) -> dict[str, Any]:
-        return {"pid": self.pid, "start_time": self.start_time}
-
-    @classmethod
-    def from_json(cls, record: dict[str, Any]) -> Self:
-        return cls(record["pid"], record["start_time"])
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessEntry:
-    """A process and the number of its parent."""
-
-    process: Process
-    parent: int
-
 
 def child(pid: int) -> Process:
     """Return the child process with this number, even if it has ended already."""
-    entry = _read(pid, ended=True)
-    if entry is None:
+    process = _read(pid, ended=True)
+    if process is None:
         raise ProcessLookupError(f"no child {pid}")
-    return entry.process
+    return process
 
 
 def boot_id() -> str:
@@ -211,19 +172,19 @@ def reap(pid: int) -> int | None:
     return os.waitstatus_to_exitcode(status) if ended else None
 
 
-def entries() -> dict[int, ProcessEntry]:
+def processes() -> dict[int, Process]:
     """Return every process of the machine, by number."""
-    found = (_read(int(name)) for name in os.listdir(_PROC) if name.isdecimal())  # noqa: PTH208 (speed)
-    return {entry.process.pid: entry for entry in found if entry}
+    numbers = (int(name) for name in os.listdir(_PROC) if name.isdecimal())  # noqa: PTH208 (speed)
+    return {pid: process for pid in numbers if (process := _read(pid))}
 
 
-def ancestry(pid: int, entries: dict[int, ProcessEntry]) -> Iterator[int]:
+def ancestry(pid: int, processes: dict[int, Process]) -> Iterator[int]:
     """Yield the number of a process, of its parent, of the parent's parent, and so on."""
     seen: set[int] = set()
-    while pid in entries and pid not in seen:
+    while pid in processes and pid not in seen:
         yield pid
         seen.add(pid)
-        pid = entries[pid].parent
+        pid = processes[pid].parent
 
 
 def mount_namespace(pid: int) -> Path:
@@ -231,10 +192,10 @@ def mount_namespace(pid: int) -> Path:
     return _PROC / str(pid) / "ns" / "mnt"
 
 
-def root_directory(pid: int) -> tuple[int, int] | None:
-    """Return the device and inode of what a process has as ``/``; `None` when it cannot be told."""
+def inode_of(path: Path) -> tuple[int, int] | None:
+    """Return the device and inode of a file; `None` when they cannot be read."""
     try:
-        status = (_PROC / str(pid) / "root").stat()
+        status = path.stat()
     except OSError:
         return None
     return status.st_dev, status.st_ino
@@ -250,7 +211,7 @@ def environment(pid: int) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-def _read(pid: int, ended: bool = False) -> ProcessEntry | None:
+def _read(pid: int, ended: bool = False) -> Process | None:
     try:
         text = (_PROC / str(pid) / "stat").read_bytes()
     except OSError:
@@ -259,7 +220,7 @@ def _read(pid: int, ended: bool = False) -> ProcessEntry | None:
     words = text[text.rindex(b")") + 2 :].split()
     if words[0] in (b"Z", b"X") and not ended:
         return None
-    return ProcessEntry(Process(pid, int(words[19])), int(words[1]))
+    return Process(pid, int(words[19]), int(words[1]))
 
 
 # --- Slurm's own commands, and the status
@@ -313,7 +274,7 @@ class SandboxStatus:
     phase: str
     missing: tuple[str, ...] = ()
     accounting: bool = False
-    ports: tuple[tuple[str, int], ...] = ()
+    ports: Mapping[str, int] = field(default_factory=dict)
     nodes: tuple[SandboxNode, ...] = ()
     cloud_nodes: int = 0
     running: int | None = None
@@ -352,12 +313,11 @@ def status(directory: Path) -> SandboxStatus:
     )
 
 
-def _ports(record: SandboxRecord) -> tuple[tuple[str, int], ...]:
-    ports = {"slurmctld": record.ports.slurmctld}
-    if record.options.accounting:
-        ports["slurmdbd"] = record.ports.slurmdbd
-    ports |= dict(zip(record.options.node_names, record.ports.slurmd, strict=True))
-    return tuple(ports.items())
+def _ports(record: SandboxRecord) -> dict[str, int]:
+    ports, options = record.ports, record.options
+    database = {"slurmdbd": ports.slurmdbd} if options.accounting else {}
+    nodes = dict(zip(options.node_names, ports.slurmd, strict=True))
+    return {"slurmctld": ports.slurmctld, **database, **nodes}
 
 
 def partition_table(slurm_conf: Path) -> list[str]:

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from launcher.config.schema import RunConfig
-from launcher.config.stage_schema import ConversionConfig, EvaluationConfig, TrainedRun, TrainingConfig
+from launcher.config.stage_schema import ConversionConfig, EvaluationConfig, TrainedRun
 from launcher.errors import UserError, explain_os_error, shown
 from launcher.runs.manifest import read_yaml
-from launcher.runs.paths import LaunchPaths
 from launcher.runs.trained import TrainingLaunch, training_of
 
 # In paths, replaced by the step of each checkpoint.
@@ -73,13 +72,6 @@ def _configuration(value: str | dict[str, Any] | None, key: str) -> dict[str, An
     except ValueError as error:
         raise UserError(f"{key}={shown(value)}: {error}", key=key) from error
     return content
-
-
-def checkpoints_of(training: TrainingConfig, paths: LaunchPaths) -> str:
-    """Return the directory of a training's checkpoints."""
-    callback = training.exp_manager.get("checkpoint_callback_params")
-    directory = callback.get("dirpath") if isinstance(callback, Mapping) else None
-    return str(directory or paths.checkpoints)
 
 
 def required_source(source: str | None, stage: str) -> str:

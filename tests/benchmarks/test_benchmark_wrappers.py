@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from arithmetic.parameters import count_parameters, vocabulary_size
-from launcher.sandbox import Sandbox
+from launcher.sandbox.lifecycle import Sandbox
 
 WRAPPERS = (
     "bmk-pretrain-gpt3-126m2",

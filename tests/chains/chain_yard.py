@@ -15,7 +15,8 @@ from threading import Semaphore
 from typing import Any
 
 from launcher.runs.paths import launch_numbers
-from launcher.sandbox import Sandbox, state
+from launcher.sandbox import state
+from launcher.sandbox.lifecycle import Sandbox
 from launcher.sandbox.state import Process, load
 from supervisor.marks import ChainEnd, JobAttempt, chain_end, link_jobs, read_attempts
 from tests.jobs.on_slurm.zoo import Done, Zoo
@@ -234,7 +235,7 @@ class Yard(Zoo):
             assert namespace not in (None, _namespace(os.getpid()))
             # slurmd first, so that it sees none of the others end.
             daemon = self.kill_daemon(name)
-            while mates := [pid for pid in state.entries() if _namespace(pid) == namespace]:
+            while mates := [pid for pid in state.processes() if _namespace(pid) == namespace]:
                 for pid in mates:
                     with suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)

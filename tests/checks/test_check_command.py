@@ -12,7 +12,7 @@ import pytest
 from launcher.checks.registry import CHECKS
 from launcher.cli.app import main
 from launcher.file_systems import Room
-from launcher.sandbox import Sandbox
+from launcher.sandbox.lifecycle import Sandbox
 from launcher.slurm.commands import NO_SLURM, Unreachable
 from launcher.slurm.questions import Reply
 from tests.checks.shelves import NFS, image, stock

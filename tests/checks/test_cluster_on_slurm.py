@@ -19,7 +19,7 @@ from launcher.checks.runner import run_checks
 from launcher.drafting import Draft, Request, draft
 from launcher.errors import Mistakes
 from launcher.plan import Chain, Container, Plan, Queue
-from launcher.sandbox import Sandbox
+from launcher.sandbox.lifecycle import Sandbox
 from tests.checks.plans import GPT, KNOWN, findings_of, plan_of
 from tests.sandbox.fixtures import booted, slurm_is_at_least
 

@@ -18,7 +18,7 @@ from launcher.doctor import nodes
 from launcher.doctor.facts import Credentials
 from launcher.doctor.gathering import credentials, image_named
 from launcher.doctor.tool_rules import image_line
-from launcher.sandbox import Sandbox
+from launcher.sandbox.lifecycle import Sandbox
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import yaml
 
 from launcher.cli.app import main
 from launcher.cli.gpu_check import batch_overrides
-from launcher.sandbox import Sandbox
+from launcher.sandbox.lifecycle import Sandbox
 
 ROWS = [
     {"check": "versions", "state": "passed", "detail": "torch 2.9", "fix": None, "numbers": {}},

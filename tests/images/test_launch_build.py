@@ -16,7 +16,7 @@ import pytest
 
 from launcher.cli.app import main
 from launcher.images.store import read_sidecar
-from launcher.sandbox import Sandbox
+from launcher.sandbox.lifecycle import Sandbox
 from launcher.schedulers.base import JobRef
 from launcher.schedulers.slurm import SlurmScheduler
 from launcher.slurm.states import State

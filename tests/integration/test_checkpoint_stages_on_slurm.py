@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from launcher.sandbox import Sandbox
+from launcher.sandbox.lifecycle import Sandbox
 from tests.integration.conftest import SLIPWAY, run_command
 
 pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.trainer, pytest.mark.timeout(400)]

@@ -9,7 +9,7 @@ import pytest
 
 from launcher.config.compose import compose, list_options
 from launcher.rendering.render import render
-from launcher.sandbox import Sandbox
+from launcher.sandbox.lifecycle import Sandbox
 from launcher.stages.planning import plan_launch
 
 # One of each kind. "many flags" has most of what a cluster can ask for, as far as the sandbox has it.

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from launcher.config.overrides import hydra_value
-from launcher.sandbox import Sandbox
+from launcher.sandbox.lifecycle import Sandbox
 from tests.integration.conftest import SLIPWAY, run_command
 
 CASES = [

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from launcher.sandbox import Sandbox
+from launcher.sandbox.lifecycle import Sandbox
 from tests.integration.conftest import SLIPWAY
 
 # Each step goes on from those before it: none is left out.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.sandbox import Sandbox
+from launcher.sandbox.lifecycle import Sandbox
 from tests.integration.conftest import SLIPWAY, run_command
 
 # As NeMo: TERM saves, with the help of another process. What other signals do by default ends it, and so does

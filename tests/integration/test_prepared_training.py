@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from launcher.sandbox import Sandbox
+from launcher.sandbox.lifecycle import Sandbox
 from tests.corpus.servers import faulty_server, s3_server
 from tests.integration.conftest import SLIPWAY, run_command
 

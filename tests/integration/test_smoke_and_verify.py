@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from launcher.sandbox import Sandbox
+from launcher.sandbox.lifecycle import Sandbox
 from tests.integration.conftest import SLIPWAY, run_command
 
 STEPS = 24

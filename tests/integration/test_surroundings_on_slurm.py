@@ -12,7 +12,7 @@ import pytest
 
 from launcher.config.compose import compose
 from launcher.plan import Payload
-from launcher.sandbox import Sandbox
+from launcher.sandbox.lifecycle import Sandbox
 from launcher.stages.planning import plan_launch
 from tests.launch_files import write_files
 

@@ -12,7 +12,7 @@ import yaml
 
 from launcher.drafting import Draft, Request, draft
 from launcher.errors import UserError
-from launcher.sandbox import Sandbox
+from launcher.sandbox.lifecycle import Sandbox
 from tests.integration.conftest import run_command
 
 WRAPPER = """\

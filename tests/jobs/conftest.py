@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from control_project import Project
 
-from launcher.sandbox import Sandbox
+from launcher.sandbox.lifecycle import Sandbox
 
 
 @pytest.fixture

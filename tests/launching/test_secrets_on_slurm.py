@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.sandbox import Sandbox
+from launcher.sandbox.lifecycle import Sandbox
 from tests.integration.conftest import SLIPWAY, run_command
 
 # In two parts, as a launch keeps what differs from the commit.

@@ -13,7 +13,7 @@ import pytest
 from hostile_runs import NOBODY, run, verbs_about
 from monitor_samples import Runs
 
-from launcher.sandbox import Sandbox
+from launcher.sandbox.lifecycle import Sandbox
 
 TAG = "20261121-120000-abcdef"
 

@@ -15,7 +15,7 @@ from monitor_samples import JOB_NAME, Runs
 
 from launcher.runs.paths import submitted_name
 from launcher.runs.write import link_or_copy
-from launcher.sandbox import Sandbox
+from launcher.sandbox.lifecycle import Sandbox
 
 pytestmark = pytest.mark.slurm
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.sandbox import Sandbox
+from launcher.sandbox.lifecycle import Sandbox
 from tests.chains.recorded_directories import installed_versions
 
 HERE = Path(__file__).parent

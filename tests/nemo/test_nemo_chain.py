@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from launcher.sandbox import Sandbox
+from launcher.sandbox.lifecycle import Sandbox
 from supervisor.checkpoints import step_of
 from supervisor.marks import link_jobs
 from tests.chains.recorded_directories import entries, write_recording

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from launcher.sandbox import Sandbox
+from launcher.sandbox.lifecycle import Sandbox
 from tests.nemo.conftest import SLIPWAY, Nemo, Submit
 from tests.nemo.shrinking import GPT, real_text
 from trainer.conversion.nemo import SCRIPT, TO_HUGGINGFACE

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.sandbox import Sandbox
+from launcher.sandbox.lifecycle import Sandbox
 from tests.nemo.conftest import SLIPWAY, Nemo, Submit, Train
 from tests.nemo.shrinking import GPT, T5, real_text, sentencepiece
 

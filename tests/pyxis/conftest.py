@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import UserError
-from launcher.sandbox import Sandbox, prerequisites
+from launcher.sandbox import prerequisites
+from launcher.sandbox.lifecycle import Sandbox
 from tests.pyxis.pyxis_images import add_trainer, rootfs_with_programs, squash
 from tests.sandbox.fixtures import booted
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launcher.cli.app import main
-from launcher.sandbox import Sandbox
+from launcher.sandbox.lifecycle import Sandbox
 
 pytestmark = [pytest.mark.slurm, pytest.mark.pyxis]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.runs.manifest import Manifest, read_manifest
-from launcher.sandbox import Sandbox
+from launcher.sandbox.lifecycle import Sandbox
 from tests.runs.faulty_sbatch import accepted, install, plan
 
 SLIPWAY = Path(sys.executable).with_name("slipway")

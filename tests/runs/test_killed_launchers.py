@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from launcher.runs.manifest import read_manifest
-from launcher.sandbox import Sandbox
+from launcher.sandbox.lifecycle import Sandbox
 
 SLIPWAY = Path(sys.executable).with_name("slipway")
 # The job itself does nothing: what is tested ends with the submission.

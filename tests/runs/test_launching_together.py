@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from launcher.runs.manifest import read_manifest
-from launcher.sandbox import Sandbox
+from launcher.sandbox.lifecycle import Sandbox
 
 COUNT = 20
 STAGE = ["training=gpt3/tiny", "cluster=sandbox", "training.model.data.data_impl=mock"]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.sandbox import Sandbox
+from launcher.sandbox.lifecycle import Sandbox
 from tests.runs.faulty_sbatch import LEADING_NOWHERE, TOLD_AT_ONCE, accepted, calls
 from tests.runs.faulty_site import Site, faulty_site, outcomes, wait_until
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -14,8 +15,10 @@ from typing import Any
 import pytest
 
 from launcher.errors import UserError
-from launcher.sandbox import Sandbox, SandboxOptions, down, up
+from launcher.sandbox.lifecycle import Sandbox, down, up
+from launcher.sandbox.options import Ports, SandboxOptions
 from launcher.sandbox.prerequisites import check, find_program, slurm_version
+from launcher.sandbox.state import SandboxRecord, load
 
 # The value of --accounting; None: as each test chooses.
 _requested_accounting: bool | None = None
@@ -81,7 +84,7 @@ def short_directory() -> Iterator[Path]:
 _GUARD = """
 import shutil, sys
 from pathlib import Path
-from launcher.sandbox import down
+from launcher.sandbox.lifecycle import down
 sys.stdin.read()
 parent = Path(sys.argv[1])
 if (parent / "sandbox").exists():
@@ -125,3 +128,15 @@ def skip_without_slurm(accounting: bool = False) -> None:
 def slurm_is_at_least(year: int, month: int) -> bool:
     """Return whether the installed Slurm, if there is one, is of that version or later."""
     return find_program("slurmctld") is not None and slurm_version() >= (year, month)
+
+
+def recorded(options: SandboxOptions, lacking: str | None = None) -> SandboxOptions:
+    """Return options that were written and read again; an older version wrote no option `lacking`."""
+    SandboxRecord(options, Ports(17000, options.nodes)).save()
+    file = options.directory / "sandbox.json"
+    record = json.loads(file.read_text())
+    record["options"].pop(lacking, None)
+    file.write_text(json.dumps(record))
+    loaded = load(options.directory)
+    assert loaded is not None
+    return loaded.options

@@ -11,8 +11,9 @@ import pytest
 from launcher.cli import sandbox as verb
 from launcher.cli.app import VerbParser
 from launcher.errors import UserError
-from launcher.sandbox import SandboxOptions, down, prerequisites, up
-from launcher.sandbox.lifecycle import mounts_under
+from launcher.sandbox import prerequisites
+from launcher.sandbox.lifecycle import down, mounts_under, up
+from launcher.sandbox.options import SandboxOptions
 from launcher.sandbox.state import load, locked
 
 

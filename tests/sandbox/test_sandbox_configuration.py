@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import socket
@@ -14,8 +13,9 @@ from typing import Any
 import pytest
 
 from launcher.errors import UserError
-from launcher.sandbox import SandboxOptions, configuration, default_directory, slurm_conf_path
-from launcher.sandbox.options import Ports, SandboxPaths, choose_ports, is_free
+from launcher.sandbox import configuration, default_directory, slurm_conf_path
+from launcher.sandbox.options import Ports, SandboxOptions, SandboxPaths, choose_ports, is_free
+from tests.sandbox.fixtures import recorded
 
 _DIRECTORY = Path("/srv/sandbox")
 _VERSION = (22, 5)
@@ -210,9 +210,9 @@ def test_sizes_are_checked() -> None:
         SandboxOptions(directory=_DIRECTORY, cloud_nodes=-1)
 
 
-def test_options_survive_the_record() -> None:
-    options = SandboxOptions(directory=_DIRECTORY, nodes=2, accounting=True, base_port=20000)
-    assert SandboxOptions.from_json(options.to_json()) == options
+def test_options_survive_the_record(tmp_path: Path) -> None:
+    options = SandboxOptions(directory=tmp_path, nodes=2, accounting=True, base_port=20000)
+    assert recorded(options) == options
 
 
 def test_gpus_may_have_a_type() -> None:
@@ -242,16 +242,14 @@ def test_names_that_slurm_would_read_otherwise_are_refused(choice: dict[str, Any
         SandboxOptions(directory=_DIRECTORY, **choice)
 
 
-def test_further_options_survive_the_record_too() -> None:
+def test_further_options_survive_the_record_too(tmp_path: Path) -> None:
     options = SandboxOptions(
-        directory=_DIRECTORY, accounting=True, gpu_type="h100", accounts=("a", "b"), qos=("debug",)
+        directory=tmp_path, accounting=True, gpu_type="h100", accounts=("a", "b"), qos=("debug",)
     )
-    assert SandboxOptions.from_json(json.loads(json.dumps(options.to_json()))) == options
-    older = {
-        name: value for name, value in SandboxOptions(directory=_DIRECTORY).to_json().items() if name != "qos"
-    }
-    assert SandboxOptions.from_json(older) == SandboxOptions(directory=_DIRECTORY)
-    assert options.differences(SandboxOptions(directory=_DIRECTORY, accounting=True)) == [
+    assert recorded(options) == options
+    plain = SandboxOptions(directory=tmp_path)
+    assert recorded(plain, lacking="qos") == plain
+    assert options.differences(SandboxOptions(directory=tmp_path, accounting=True)) == [
         "gpu type h100, requested none",
         "accounts a,b, requested none",
         "qos debug, requested none",

@@ -9,8 +9,9 @@ import pytest
 from launcher.cli import sandbox as verb
 from launcher.cli.app import VerbParser
 from launcher.errors import UserError
-from launcher.sandbox import SandboxOptions, configuration, prerequisites
-from launcher.sandbox.options import SandboxPaths
+from launcher.sandbox import configuration, prerequisites
+from launcher.sandbox.options import SandboxOptions, SandboxPaths
+from tests.sandbox.fixtures import recorded
 
 _PLUGIN = Path("/opt/site/lib/slurm/spank_pyxis.so")
 
@@ -56,15 +57,11 @@ def test_pyxis_and_enroot_keep_what_is_of_a_node_in_that_nodes_folder() -> None:
     assert lines[-1] == "ENROOT_REMAP_ROOT yes"
 
 
-def test_the_record_of_a_sandbox_knows_its_plugin() -> None:
-    options = SandboxOptions(directory=Path("/srv/sandbox"), pyxis=_PLUGIN)
-    assert SandboxOptions.from_json(options.to_json()) == options
-    older = SandboxOptions(directory=Path("/srv/sandbox")).to_json()
-    del older["pyxis"]
-    assert SandboxOptions.from_json(older).pyxis is None
-    assert options.differences(SandboxOptions(directory=Path("/srv/sandbox"))) == [
-        f"pyxis {_PLUGIN}, requested none"
-    ]
+def test_the_record_of_a_sandbox_knows_its_plugin(tmp_path: Path) -> None:
+    options = SandboxOptions(directory=tmp_path, pyxis=_PLUGIN)
+    assert recorded(options) == options
+    assert recorded(SandboxOptions(directory=tmp_path), lacking="pyxis").pyxis is None
+    assert options.differences(SandboxOptions(directory=tmp_path)) == [f"pyxis {_PLUGIN}, requested none"]
     with pytest.raises(UserError, match="cannot quote a path"):
         SandboxOptions(pyxis=Path("/opt/my site/spank_pyxis.so"))
 

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from launcher.runs.provenance import new_tag, user
-from launcher.sandbox import Sandbox, daemons, state
-from launcher.sandbox.daemons import DaemonStarter, SilentReporter
+from launcher.sandbox import Reporter, daemons, state
+from launcher.sandbox.daemons import DaemonStarter
+from launcher.sandbox.lifecycle import Sandbox
 from launcher.schedulers.base import JobRef, PendingSubmission
 from launcher.schedulers.job_status import ANOTHER_JOB
 from launcher.schedulers.slurm import SlurmScheduler
@@ -50,6 +51,9 @@ class ChainOfJobs:
     def ref(self) -> JobRef:
         first, *later = self.jobs
         return JobRef(first, self.script.parent, self.tag, "", later_jobs=tuple(later), links=LINKS)
+
+    def links(self, most: int = LINKS) -> dict[int, list[str]]:
+        return {link: [job] for link, job in enumerate(self.jobs[:most], 1)}
 
     def submission(self, link: int | None) -> PendingSubmission:
         return PendingSubmission(self.tag, self.script, self.user, self.since, link)
@@ -100,7 +104,7 @@ class Cluster:
         wait_until(lambda: not controller.is_alive)
         shutil.rmtree(record.paths.controller_state)
         record.paths.controller_state.mkdir()
-        daemons._start_controller(DaemonStarter(record, SilentReporter()))
+        daemons._start_controller(DaemonStarter(record, Reporter()))
 
 
 def wait_until(holds: Callable[[], bool], seconds: float = 90) -> None:
@@ -124,10 +128,10 @@ def test_each_job_is_known_or_told_unknown(cluster: Cluster) -> None:
 
     # Lost answers: one link of each launch is looked for, by one question for all.
     links = [1 + n % LINKS for n in range(10)]
-    lost = {chain.tag: [chain.jobs[link - 1]] for chain, link in zip(chains, links, strict=True)}
+    lost = {chain.tag: {link: [chain.jobs[link - 1]]} for chain, link in zip(chains, links, strict=True)}
     submissions = [chain.submission(link) for chain, link in zip(chains, links, strict=True)]
     assert scheduler.find([*submissions, replace(submissions[0], tag=new_tag())]) == lost
-    assert scheduler.find([chain.submission(None) for chain in chains]) == {c.tag: c.jobs for c in chains}
+    assert scheduler.find([chain.submission(None) for chain in chains]) == {c.tag: c.links() for c in chains}
     assert scheduler.find([chain.submission(LINKS + 1) for chain in chains]) == {}
 
     def as_expected() -> bool:
@@ -166,6 +170,6 @@ def test_each_job_is_known_or_told_unknown(cluster: Cluster) -> None:
             expected = [(State.CANCELLED, None), (State.UNKNOWN, "accounted PENDING, but not in the queue")]
         assert {*told[chain.tag].values()} <= {*expected}
     # Asked for a span of time, sacct leaves out jobs whose turn never came: those after a first that waits.
-    old = {c.tag: c.jobs if c.begins else c.jobs[:1] for c in chains} if cluster.accounting else {}
-    new = {chain.tag: chain.jobs for chain in again}
+    old = {c.tag: c.links(LINKS if c.begins else 1) for c in chains} if cluster.accounting else {}
+    new = {chain.tag: chain.links() for chain in again}
     assert scheduler.find([chain.submission(None) for chain in (*chains, *again)]) == old | new

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from launcher.sandbox import Sandbox
+from launcher.sandbox.lifecycle import Sandbox
 from tests.runs.faulty_sbatch import accepted, calls, install, plan
 
 pytestmark = pytest.mark.slurm

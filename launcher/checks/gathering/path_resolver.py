@@ -14,8 +14,9 @@ from launcher.drafting import Draft
 from launcher.errors import file_mode
 from launcher.file_systems import is_shared
 from launcher.plan import SOURCES_WITHOUT_PATH, Plan
+from launcher.runs.trained import checkpoints_of
 from launcher.sandbox import is_sandbox
-from launcher.stages.checkpoint_source import checkpoints_of, directory_of
+from launcher.stages.checkpoint_source import directory_of
 from launcher.stages.planning import training_paths
 
 
@@ -75,7 +76,7 @@ class PathResolver:
                 yield from (Path(f"{prefix}_{split}") for split in preparation.splits or ())
             if config.training is not None:
                 yield Path(config.training.run.results_dir)
-                yield Path(checkpoints_of(config.training, training_paths(config, config.training)))
+                yield checkpoints_of(dict(config.training), training_paths(config, config.training))
             if config.conversion is not None:
                 yield directory_of(Path(config.conversion.output).absolute())
             if config.command is not None:

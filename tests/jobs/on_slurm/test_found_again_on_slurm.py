@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from launcher.sandbox import Sandbox
+from launcher.sandbox.lifecycle import Sandbox
 
 SLIPWAY = Path(sys.executable).with_name("slipway")
 STAGE = ["stages=[data_preparation]", "data_preparation.inputs=[/etc/hostname]", "cluster=sandbox"]

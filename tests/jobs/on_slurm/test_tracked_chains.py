@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from launcher.sandbox import Sandbox
+from launcher.sandbox.lifecycle import Sandbox
 from supervisor.marks import chain_end, link_jobs
 from tests.jobs.on_slurm.scenarios import REQUEUE, begin_again
 from tests.jobs.on_slurm.zoo import HEADER, PATIENCE_SECONDS, PREFIX, Row, Zoo, open_zoo
