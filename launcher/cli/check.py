@@ -198,11 +198,7 @@ def summarize(config: Mapping[str, Any], nodes: int) -> Summary | None:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """A finding as it is printed.
-
-    `source` is where the values that it is about are from; `why` is why a check was skipped, where others may
-    have been for the same reason.
-    """
+    """A finding as it is printed; `source` is where its values are from, `why` the reason of a skip."""
 
     severity: Severity
     id: str
@@ -215,10 +211,7 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """A draft, what it will take, the ids of the checks that looked at it, and all that there is to tell.
-
-    `told` has the worst first.
-    """
+    """A draft, what it takes, the ids of the checks that looked at it, and their report, the worst first."""
 
     draft: Draft
     overview: Overview

@@ -122,8 +122,7 @@ def run_convert(args: argparse.Namespace) -> int:
     }
     options = [f"{key}={hydra_value(value)}" for key, value in values.items() if value is not None]
     options += ["conversion.check.enabled=True"] if args.check else []
-    word, overrides = _split_words(args.overrides)
-    checkpoints = _find_checkpoints(word, args.base_results_dir)
+    word, checkpoints, overrides = _named_checkpoints(args)
     if len(checkpoints.steps) > 1:
         raise UserError(f"{word}: one step at a time", hint=f"slipway convert {word.partition(',')[0]}")
     words = _stage_overrides("conversion", checkpoints, [*options, *overrides], args.on_cluster)
@@ -170,8 +169,7 @@ def run_evaluate(args: argparse.Namespace) -> int:
         "perplexity.enabled": False if args.no_perplexity else None,
     }
     options = [f"evaluation.{key}={value}" for key, value in values.items() if value is not None]
-    word, overrides = _split_words(args.overrides)
-    checkpoints = _find_checkpoints(word, args.base_results_dir)
+    _, checkpoints, overrides = _named_checkpoints(args)
     words = _stage_overrides("evaluation", checkpoints, [*options, *overrides], args.on_cluster)
     training = checkpoints.training
     line = f"\nslipway history {short(training.paths.run_dir)}" if training is not None else None
@@ -196,24 +194,23 @@ class NamedCheckpoints:
         return _UNSAFE.sub("_", name).lstrip("._+=-") or "model"
 
 
-def _split_words(words: list[str]) -> tuple[str, list[str]]:
-    """Return the source and the overrides among the words; raise UserError unless there is one source."""
-    overrides = [word for word in words if "=" in word and not Path(word).exists()]
-    sources = [word for word in words if word not in overrides]
+def _named_checkpoints(args: argparse.Namespace) -> tuple[str, NamedCheckpoints, list[str]]:
+    """Return the word for the source, what it names, and the overrides; raise UserError if it is not one."""
+    overrides = [word for word in args.overrides if "=" in word and not Path(word).exists()]
+    sources = [word for word in args.overrides if word not in overrides]
     if not sources:
         raise UserError("no source", hint="name a run, a run's step (RUN@20), or a directory")
     if len(sources) > 1:
         message = f"{', '.join(map(one_line, sources))}: one source at a time"
         raise UserError(message, hint="an override has the form KEY=VALUE")
-    return sources[0], overrides
+    return sources[0], _find_checkpoints(sources[0], args.base_results_dir), overrides
 
 
 def _find_checkpoints(word: str, base_results_dir: Path) -> NamedCheckpoints:
     """Find the checkpoints that a word names: a directory, else a run; raise UserError if it trained none."""
     match = None if Path(word).exists() else _AT_STEPS.fullmatch(word)
-    name, steps = (
-        (match["word"], [str(int(step)) for step in match["steps"].split(",")]) if match else (word, [])
-    )
+    name, steps = (match["word"], match["steps"].split(",")) if match else (word, [])
+    steps = [str(int(step)) for step in steps]
     path = Path(name).absolute()
     if path.is_dir() and not (path / LAUNCHES).is_dir():
         return NamedCheckpoints(path, steps, training_of(path))

@@ -151,10 +151,7 @@ def _print_decisions(decisions: Sequence[PruneDecision], directory: Path) -> Non
 
 
 def _ask(args: argparse.Namespace, count: int) -> bool:
-    """Return True if the user was asked and agreed, False if `--yes` was given.
-
-    Raise UserError if they do not agree, or cannot be asked.
-    """
+    """Return True if the user agrees, False if `--yes` was given; raise UserError if neither is so."""
     if args.yes:
         return False
     if args.json or not sys.stdin.isatty():

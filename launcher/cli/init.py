@@ -65,7 +65,10 @@ def write_starter(directory: Path) -> None:
     created: list[Path] = []
     try:
         for name in FILES:
-            _create_directories((directory / name).parent, created)
+            parent = (directory / name).parent
+            for missing in reversed([path for path in (parent, *parent.parents) if not path.exists()]):
+                missing.mkdir()
+                created.append(missing)
             _write_new(directory / name, (STARTER / name).read_text(encoding="utf-8"), created)
     except BaseException as error:
         for path in reversed(created):
@@ -75,13 +78,6 @@ def write_starter(directory: Path) -> None:
             message = f"nothing was written, because {error.filename or directory}: {error.strerror}"
             raise UserError(message) from error
         raise
-
-
-def _create_directories(directory: Path, created: list[Path]) -> None:
-    missing = [path for path in (directory, *directory.parents) if not path.exists()]
-    for path in reversed(missing):
-        path.mkdir()
-        created.append(path)
 
 
 def _write_new(path: Path, text: str, created: list[Path]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import yaml
@@ -39,17 +38,8 @@ exit code:
 _COLUMN = 44
 
 
-@dataclass(frozen=True, slots=True)
-class Leaf:
-    """A value of the tree; `source` is the file and line, or the override, that set it, if known."""
-
-    path: tuple[str, ...]
-    value: Any
-    source: str | None
-
-    @property
-    def key(self) -> str:
-        return ".".join(self.path)
+# A value of the tree with its path, and the file and line, or the override, that set it, if known.
+Leaf = tuple[tuple[str, ...], Any, str | None]
 
 
 def add_parser(verbs: Verbs) -> None:
@@ -70,7 +60,8 @@ def run(args: argparse.Namespace) -> int:
     tree = composition.config.model_dump(exclude_unset=True)
     leaves = _leaves(_narrowed(tree, keys), composition.sources(), composition.references)
     if args.json:
-        print_json([{"key": leaf.key, "value": leaf.value, "source": leaf.source} for leaf in leaves])
+        items = [{"key": ".".join(path), "value": value, "source": source} for path, value, source in leaves]
+        print_json(items)
     elif args.plain:
         print("\n".join("".join(text for text, _ in line) for line in _lines(leaves)))
     else:
@@ -127,20 +118,19 @@ def _leaves(
         # In a list the reference is an element.
         is_reference = any(f"{reference}.".startswith(f"{key}.") for reference in references)
         shown = MASK if is_reference else hidden(key, value)
-        yield Leaf(path, shown, source.removeprefix("from ") if source else None)
+        yield path, shown, source.removeprefix("from ") if source else None
 
 
 def _lines(leaves: Iterable[Leaf]) -> Iterator[Line]:
     """Yield the lines of YAML: the new parents, then the value and its comment."""
-    before: tuple[str, ...] = ()
-    for leaf in leaves:
-        parents = leaf.path[:-1]
+    before: list[str] = []
+    for (*parents, last), leaf, source in leaves:
         shared = [old == new for old, new in zip(before, parents, strict=False)]
         for depth in range([*shared, False].index(False), len(parents)):
-            yield (("  " * depth, ""), (f"{_yaml(leaf.path[depth])}:", "bold"))
-        name, value = f"{'  ' * (len(leaf.path) - 1)}{_yaml(leaf.path[-1])}", _yaml(leaf.value)
+            yield (("  " * depth, ""), (f"{_yaml(parents[depth])}:", "bold"))
+        name, value = f"{'  ' * len(parents)}{_yaml(last)}", _yaml(leaf)
         room = " " * max(2, _COLUMN - len(name) - len(value) - 2)
-        comment = f"{room}# from {leaf.source}" if leaf.source else ""
+        comment = f"{room}# from {source}" if source else ""
         yield ((f"{name}:", ""), (f" {value}", "cyan"), (comment, "dim"))
         before = parents
 

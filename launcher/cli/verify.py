@@ -63,11 +63,16 @@ def run(args: argparse.Namespace) -> int:
     code = exit_code(gathered.evidence, checks)
     if args.json:
         print_json(_object(gathered, checks, code))
-    else:
-        print_checks(checks)
-        paths = gathered.launch.paths
-        line = one_line(f"{paths.run_name}, launch {paths.number}: {_WORDS[code]}{_why(checks, code)}")
-        print_styled([((line, _VERDICT_COLOURS.get(code, "bold magenta")),)])
+        return code
+    rows = []
+    for check in checks:
+        dim = "dim" if check.verdict is RunVerdict.NOT_APPLICABLE else ""
+        verdict = (check.verdict.value, _COLOURS[check.verdict])
+        rows.append((check.name, verdict, (one_line(check.evidence), dim)))
+    print_listing(("CHECK", "VERDICT", "EVIDENCE"), rows)
+    paths = gathered.launch.paths
+    line = one_line(f"{paths.run_name}, launch {paths.number}: {_WORDS[code]}{_why(checks, code)}")
+    print_styled([((line, _VERDICT_COLOURS.get(code, "bold magenta")),)])
     return code
 
 
@@ -82,16 +87,6 @@ def _object(gathered: RunEvidence, checks: Sequence[RunCheck], code: int) -> dic
         "verdict": _WORDS[code],
         "checks": [{**asdict(check), "verdict": check.verdict.value} for check in checks],
     }
-
-
-def print_checks(checks: Sequence[RunCheck]) -> None:
-    """Print one line for each check, with the verdict in its colour."""
-    rows = []
-    for check in checks:
-        dim = "dim" if check.verdict is RunVerdict.NOT_APPLICABLE else ""
-        verdict = (check.verdict.value, _COLOURS[check.verdict])
-        rows.append((check.name, verdict, (one_line(check.evidence), dim)))
-    print_listing(("CHECK", "VERDICT", "EVIDENCE"), rows)
 
 
 def _why(checks: Sequence[RunCheck], code: int) -> str:
