@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.secret_forms import any_of, folded_letters, form_cues, formed
+from launcher.secret_forms import CUES, any_of, folded_letters, formed
 
 MASK = "***"
 
@@ -165,14 +165,9 @@ def secrets_in(
 ) -> list[Secret]:
     """Return the secrets of a text, in their order.
 
-    Parameters
-    ----------
-    exported
-        For a list of sbatch or srun, ``ALL,NAME=VALUE``; one after ``--export=`` is recognized.
-    known
-        What `known_values` returns, for who asks of many texts.
-    literals
-        For a program's text: names are given quoted values, and all else may be anything.
+    `exported` is for a list of sbatch or srun, ``ALL,NAME=VALUE``; one after ``--export=`` is recognized.
+    `literals` is for a program's text, in which names are given quoted values, and all else may be anything.
+    `known` is what `known_values` returns, for who asks of many texts.
     """
     return list(_secrets_in(text, literals, exported, known_values() if known is None else known))
 
@@ -367,7 +362,7 @@ def _suspect() -> re.Pattern[str]:
     """Return what finds a line that may have a secret, in a text in small letters."""
     names = [f"{name}{_ENDED}" for name in _NAME_ENDS]
     option = rf"--[\w-]*(?:{'|'.join(_NAME_ENDS)})(?![a-z])[\w-]*[^\S\n]"
-    return re.compile(rf"(?:{any_of([*form_cues(), *names, *_SETTERS, option])})[^\n]*")
+    return re.compile(rf"(?:{any_of([*map(re.escape, CUES), *names, *_SETTERS, option])})[^\n]*")
 
 
 def _apart(secrets: Iterable[Secret]) -> list[Secret]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,18 +15,9 @@ from launcher.runs.write import link_or_copy
 from launcher.schedulers.base import FoundJobs, JobRef, JobStatus, PendingSubmission
 from launcher.schedulers.chain_status import status_of_chain
 from launcher.schedulers.job_status import status_of_job
-from launcher.slurm.commands import (
-    NO_SLURM,
-    WITHOUT_SLURM,
-    Answer,
-    Retry,
-    SchedulerSilent,
-    Unreachable,
-    ask,
-    error_text,
-    says_no_slurm,
-    says_unanswered,
-)
+from launcher.slurm import commands
+from launcher.slurm.cluster import parse_settings
+from launcher.slurm.commands import Answer, Retry, SchedulerSilent, Unreachable, error_text
 from launcher.slurm.environment import clean_environment, describe_ignored, inherited_variables
 from launcher.slurm.job_actions import Action, act
 from launcher.slurm.notations import expand_tasks
@@ -58,13 +48,7 @@ _RETRY = Retry()
 
 
 class SlurmScheduler:
-    """The Slurm that `slurm_conf` describes, or the site's own where it is ``None``.
-
-    Parameters
-    ----------
-    retry
-        How long to wait for a controller that does not answer.
-    """
+    """The Slurm that `slurm_conf` describes, or the site's own where it is ``None``."""
 
     def __init__(self, slurm_conf: str | None = None, retry: Retry = _RETRY) -> None:
         self._slurm_conf = slurm_conf
@@ -75,18 +59,18 @@ class SlurmScheduler:
     def validate(self, script_text: str) -> str | None:
         """Show the script to ``sbatch --test-only``; see `Scheduler.validate`."""
         self._require_configuration()
-        answer = ask(["sbatch", "--test-only"], self._environment, stdin=script_text)
+        answer = commands.ask(["sbatch", "--test-only"], self._environment, stdin=script_text)
         if answer.code == 0:
             return None
         message = error_text(answer.stderr)
         if any(reason in answer.stderr for reason in _WOULD_WAIT):
             return f"as the cluster is now, the job would wait: {message}"
-        if says_no_slurm(answer.stderr):
+        if commands.says_no_slurm(answer.stderr):
             raise Unreachable(
-                f"{NO_SLURM}: {message}",
-                hint=f"SLURM_CONF names the configuration of one that is elsewhere; {WITHOUT_SLURM}",
+                f"{commands.NO_SLURM}: {message}",
+                hint=f"SLURM_CONF names the configuration of one that is elsewhere; {commands.WITHOUT_SLURM}",
             )
-        if says_unanswered(message):
+        if commands.says_unanswered(message):
             raise SchedulerSilent(f"Slurm does not answer: {message} (sbatch --test-only)")
         raise UserError(f"Slurm would refuse this job: {message}")
 
@@ -146,18 +130,21 @@ class SlurmScheduler:
             return {}
         self._require_configuration()
         jobs = [job for ref in refs for job in ref.link_refs]
+        job_ids = [job.job_id for job in jobs]
         # An array is asked for once, however many of its tasks are points of a sweep.
-        live = records_by_ref(jobs, self._questions.queue([job.parent_id for job in jobs]))
+        queued = self._questions.queue([job.parent_id for job in jobs])
+        live = _records_of(job_ids, queued, or_array=True)
         # While a link of a chain lives, the marks of the others tell how they ended.
         ended = [
             job.parent_id
             for ref in refs
-            if not any(_queue_tells_all(job, live[job]) for job in ref.link_refs)
+            if not any(_queue_tells_all(job, live[job.job_id]) for job in ref.link_refs)
             for job in ref.link_refs
         ]
-        accounted = records_by_ref(jobs, self._questions.accounting(ended) if ended else ())
+        past = self._questions.accounting(ended) if ended else ()
+        accounted = _records_of(job_ids, past, or_array=True)
         blind = self._questions.unaccounted
-        statuses = {job: status_of_job(job, live[job], accounted[job], blind) for job in jobs}
+        statuses = {job: status_of_job(job, live[job.job_id], accounted[job.job_id], blind) for job in jobs}
         statuses = self._with_ends(statuses)
         return {ref.tag: status_of_chain(ref, [statuses[job] for job in ref.link_refs]) for ref in refs}
 
@@ -177,19 +164,13 @@ class SlurmScheduler:
         return {**statuses, **ended}
 
     def largest_array(self) -> int:
-        """Return the largest number of tasks of a job array.
-
-        Raises
-        ------
-        UserError
-            If Slurm cannot be asked.
-        """
+        """Return the largest number of tasks of a job array; raise UserError if Slurm cannot be asked."""
         self._require_configuration()
         answer = self._retry.ask(["scontrol", "show", "config"], self._environment)
         if answer.code != 0:
             raise UserError(f"Slurm does not tell its configuration: {error_text(answer.stderr)}")
-        match = re.search(r"^MaxArraySize\s*=\s*(\d+)", answer.stdout, re.MULTILINE)
-        return int(match[1]) if match else _DEFAULT_ARRAY
+        largest = parse_settings(answer.stdout).max_array
+        return _DEFAULT_ARRAY if largest is None else largest
 
     def act(self, action: Action, job_ids: Sequence[str]) -> Mapping[str, UserError]:
         """Act on jobs with few commands; see `Scheduler.act`."""
@@ -198,7 +179,7 @@ class SlurmScheduler:
     def _queued_by_id(self, job_ids: Sequence[str]) -> dict[str, Sequence[Record]]:
         """Return the records of many jobs, or tasks of arrays, in the queue, with one question."""
         self._require_configuration()
-        return records_by_id(job_ids, self._questions.queue([job_id.partition("_")[0] for job_id in job_ids]))
+        return _records_of(job_ids, self._questions.queue([job_id.partition("_")[0] for job_id in job_ids]))
 
     def _run(self, command: Sequence[str]) -> Answer:
         # Longer than a question: an action that is cut short may happen all the same.
@@ -235,33 +216,23 @@ def _in_order(job_id: str) -> tuple[int, str]:
     return (int(job_id) if job_id.isdigit() else 0, job_id)
 
 
-def records_by_ref(refs: Sequence[JobRef], records: Iterable[Record]) -> Mapping[JobRef, Sequence[Record]]:
-    """Return the records of each job.
+def _records_of(
+    job_ids: Sequence[str], records: Iterable[Record], or_array: bool = False
+) -> dict[str, Sequence[Record]]:
+    """Return the records of each job, or of the array's task with that id; empty if there are none.
 
-    A task without records of its own gets one of another task, which tells that the array is known.
+    With `or_array` a task without records has one of another task, which tells that the array is known.
     """
     by_parent = by_job(records)
-    # Slurm has one record for all tasks that wait together: each array is taken apart once.
-    tasks = {
-        ref.parent_id: _by_task(by_parent.get(ref.parent_id, ())) for ref in refs if ref.task is not None
-    }
-
-    def records_of(ref: JobRef) -> Sequence[Record]:
-        whole = by_parent.get(ref.parent_id, ())
-        return whole if ref.task is None else tasks[ref.parent_id].get(ref.task) or whole[:1]
-
-    return {ref: records_of(ref) for ref in refs}
-
-
-def records_by_id(job_ids: Sequence[str], records: Iterable[Record]) -> dict[str, Sequence[Record]]:
-    """Return the records of each job, or of the array's task with that id; empty if there are none."""
-    by_parent = by_job(records)
     parts = {job_id: job_id.partition("_") for job_id in job_ids}
+    # Slurm has one record for all tasks that wait together: each array is taken apart once.
     tasks = {parent: _by_task(by_parent.get(parent, ())) for parent, _, task in parts.values() if task}
-    return {
-        job_id: tasks[parent].get(int(task), ()) if task else by_parent.get(parent, ())
-        for job_id, (parent, _, task) in parts.items()
-    }
+    records_of: dict[str, Sequence[Record]] = {}
+    for job_id, (parent, _, task) in parts.items():
+        whole = by_parent.get(parent, ())
+        other = whole[:1] if or_array else ()
+        records_of[job_id] = (tasks[parent].get(int(task)) or other) if task else whole
+    return records_of
 
 
 def _by_task(records: Sequence[Record]) -> dict[int, list[Record]]:
