@@ -11,7 +11,7 @@ import re
 import shlex
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -190,12 +190,11 @@ def look_up(source: Reference, access: Access) -> RemoteImage:
         raw = _inspect(source, access, doing, "--raw")
         manifest = _parse(raw, source)
     config = _parse(_inspect(source, access, doing, "--config"), source)
-    packed, unpacked = 0, 0.0
+    unpacked = 0.0
     for layer in manifest.get("layers") or ():
         size, kind = int(layer.get("size") or 0), str(layer.get("mediaType") or "")
-        packed += size
         unpacked += size * next((part for end, part in _UNPACKED_RATIO.items() if kind.endswith(end)), 1.0)
-    return RemoteImage(_digest_of(raw), packed, int(unpacked), _image_config(config))
+    return RemoteImage(_digest_of(raw), _layer_bytes(manifest), int(unpacked), _image_config(config))
 
 
 def list_tags(source: Reference, access: Access) -> list[str]:
@@ -315,7 +314,7 @@ def _packed_once(source: Reference, temp_dir: Path | None, progress: ImageProgre
     if source.kind in _PACKED:
         yield name
         return
-    size = _layer_bytes(_inspect(source, Access(), f"read {source}", "--raw"))
+    size = _layer_bytes(_parse(_inspect(source, Access(), f"read {source}", "--raw"), source))
     parent = choose_scratch(SpaceNeeds(size, 0), Path.cwd() / "image", temp_dir)
     with scratch_directory(parent) as scratch:
         # This kind of directory keeps the image's own format: Enroot does not read OCI's from every registry.
@@ -338,9 +337,10 @@ def _push(
     digest = _digest_of(manifest)
     try:
         with borrowed_login(access, target) as writing:
-            if _digest_in(target, writing, required=False) == digest:
-                return Pushed(target, digest, was_there=True)
-            progress.step(f"pushing to {target}", _layer_bytes(manifest) or None)
+            with suppress(UserError):  # a registry that lacks the image
+                if _digest_of(_inspect(target, writing, f"look up {target}", "--raw")) == digest:
+                    return Pushed(target, digest, was_there=True)
+            progress.step(f"pushing to {target}", _layer_bytes(_parse(manifest, target)) or None)
             # All architectures, unchanged: otherwise the digests would differ.
             command = ["skopeo", "copy", "--all", "--preserve-digests"]
             command += [*reading.options("src-"), *writing.options("dest-"), name, target.for_skopeo or ""]
@@ -352,7 +352,7 @@ def _push(
                 on_tick=lambda pid: progress.advance(tools.bytes_moved(pid, "wchar")),
                 keep=(*reading.descriptors, *writing.descriptors),
             )
-            received = _digest_in(target, writing)
+            received = _digest_of(_inspect(target, writing, f"read {target} back", "--raw"))
             if received != digest:
                 message = f"{target}: the registry has {received} now, and {digest} was sent"
                 raise UserError(message, hint="push again")
@@ -361,20 +361,6 @@ def _push(
     return Pushed(target, digest)
 
 
-def _digest_in(target: Reference, access: Access, *, required: bool = True) -> str | None:
-    """Return the digest that a registry has under a name; ``None`` if it has none and none is required."""
-    try:
-        return _digest_of(_inspect(target, access, f"read {target} back", "--raw"))
-    except UserError:
-        if required:
-            raise
-        return None
-
-
-def _layer_bytes(manifest: str) -> int:
+def _layer_bytes(manifest: Mapping[str, Any]) -> int:
     """Return the bytes of an image's layers; 0 for a list of images."""
-    try:
-        layers = json.loads(manifest).get("layers") or ()
-    except (ValueError, AttributeError):
-        return 0
-    return sum(int(layer.get("size") or 0) for layer in layers)
+    return sum(int(layer.get("size") or 0) for layer in manifest.get("layers") or ())

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TypeVar
 
 from launcher import schedulers
 from launcher.errors import UserError
@@ -15,6 +16,8 @@ from launcher.runs.paths import LAUNCHES, METRICS, LaunchPaths, launch_numbers
 from launcher.runs.trust import usable_slurm_conf
 from launcher.schedulers.base import JobRef, JobStatus, PendingSubmission, Scheduler
 from supervisor.marks import JobAttempt, job_of, later_jobs, read_attempts
+
+T = TypeVar("T")
 
 # Longer than any scheduler takes to answer: a launcher that takes longer is dead.
 _SUBMITTING_SECONDS = 300.0
@@ -178,17 +181,22 @@ def open_launches(run_dir: Path) -> list[Launch]:
 def adopt(launches: Sequence[Launch]) -> list[Launch]:
     """Find the jobs that manifests do not know: by their marks, else with one question per scheduler."""
     marked = [_adopt_marked(launch) for launch in launches]
+    unknown = [launch for launch in marked if launch.may_be_unknown_job]
     adopted: dict[Path, Launch] = {}
-    for group in by_scheduler([launch for launch in marked if launch.may_be_unknown_job]):
+    for group in by_scheduler(unknown, lambda launch: launch):
         adopted.update(_adopt_asked(group))
     return [adopted.get(launch.paths.directory, launch) for launch in marked]
 
 
-def by_scheduler(launches: Sequence[Launch]) -> list[list[Launch]]:
-    """Group launches by their schedulers."""
-    groups: dict[tuple[str, str | None], list[Launch]] = defaultdict(list)
-    for launch in launches:
-        groups[launch.manifest.scheduler, launch.slurm_conf].append(launch)
+def by_scheduler(items: Iterable[T], launch_of: Callable[[T], Launch | None]) -> list[list[T]]:
+    """Group items by the schedulers of their launches; without Slurm each host is one."""
+    groups: dict[tuple[str | None, ...], list[T]] = defaultdict(list)
+    for item in items:
+        launch = launch_of(item)
+        assert launch is not None
+        manifest = launch.manifest
+        host = None if manifest.scheduler == "slurm" else manifest.host
+        groups[manifest.scheduler, launch.slurm_conf, host].append(item)
     return list(groups.values())
 
 
@@ -206,16 +214,14 @@ def _adopt_marked(launch: Launch) -> Launch:
 
 def _adopt_asked(group: Sequence[Launch]) -> dict[Path, Launch]:
     try:
-        jobs_of: Mapping[str, Sequence[str]] = scheduler_of(group[0]).find(
-            [launch.submission for launch in group]
-        )
+        found = scheduler_of(group[0]).find([launch.submission for launch in group])
     except UserError as error:
         why = error.message.splitlines()[0]
         return {launch.paths.directory: replace(launch, unanswered=why) for launch in group}
     return {
         launch.paths.directory: _as_job(launch, jobs[0])
         for launch in group
-        if (jobs := jobs_of.get(launch.submission.tag))
+        if (jobs := found.get(launch.submission.tag, {}).get(1))
     }
 
 

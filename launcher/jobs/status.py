@@ -117,7 +117,7 @@ def poll(launches: Sequence[Launch]) -> list[LaunchStatus]:
     statuses: dict[Path, LaunchStatus] = {}
     # Read anew each time: a chain gets further links while it is watched.
     refs = {launch.paths.directory: launch.ref for launch in launches}
-    for group in by_scheduler(launches):
+    for group in by_scheduler(launches, lambda launch: launch):
         known = [ref for launch in group if (ref := refs[launch.paths.directory])]
         statuses.update(_ask_scheduler(group, known))
     return [
@@ -180,7 +180,7 @@ def _with_lost_links(
     if not open_ended:
         return []
     # All links: the claims of several in a row may be missing.
-    jobs_of = scheduler.find_links([replace(submissions[ref.launch_dir], link=None) for ref in open_ended])
+    jobs_of = scheduler.find([replace(submissions[ref.launch_dir], link=None) for ref in open_ended])
     extended = []
     for ref in open_ended:
         links = dict(zip(ref.numbers, ref.jobs, strict=True))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from launcher.errors import NOT_KNOWN, UserError
+from launcher.slurm.job_actions import Action
 from launcher.slurm.states import State
 
 
@@ -196,6 +197,10 @@ class NoAnswer(UserError):
     exit_code = NOT_KNOWN
 
 
+# The ids of jobs by the tags of their submissions and the numbers of their links, the oldest job first.
+FoundJobs = Mapping[str, Mapping[int, Sequence[str]]]
+
+
 @dataclass(frozen=True, slots=True)
 class PendingSubmission:
     """A submission that may have become a job: its launcher died before it recorded the answer.
@@ -269,27 +274,8 @@ class Scheduler(Protocol):
             With the scheduler's own words, if it refuses.
         """
 
-    def find(self, submissions: Sequence[PendingSubmission]) -> Mapping[str, Sequence[str]]:
-        """Return the ids of the jobs that submissions became, by tag, the oldest job first.
-
-        One question for all; a tag without a job is left out.
-
-        Raises
-        ------
-        UserError
-            If the scheduler cannot be asked.
-        """
-
-    def find_links(
-        self, submissions: Sequence[PendingSubmission]
-    ) -> Mapping[str, Mapping[int, Sequence[str]]]:
-        """Find the jobs of chains as `find` does, by the numbers of their links.
-
-        Raises
-        ------
-        UserError
-            If the scheduler cannot be asked.
-        """
+    def find(self, submissions: Sequence[PendingSubmission]) -> FoundJobs:
+        """Return the jobs that submissions became, with one question for all."""
 
     def locate(self, job_id: str) -> Path | None:
         """Return the script that a job was submitted with; ``None`` if the scheduler does not know the job.
@@ -312,35 +298,9 @@ class Scheduler(Protocol):
     def statuses(self, refs: Sequence[JobRef]) -> Mapping[str, JobStatus]:
         """Return the status of each job, by tag, with one question for all of them."""
 
-    def cancel(self, job_id: str) -> None:
-        """Cancel a job.
+    def act(self, action: Action, job_ids: Sequence[str]) -> Mapping[str, UserError]:
+        """Act on jobs, in no order, with few questions; return the errors by job.
 
-        Raises
-        ------
-        UserError
-            With the scheduler's own words, if it refuses; `save`, `hold` and `release` do the same.
+        What is to save saves and leaves, as before a time limit. A refusal about one job keeps nothing from
+        the others; a job to release that is not held is `NotHeld`.
         """
-
-    def cancel_all(self, job_ids: Sequence[str]) -> Mapping[str, UserError]:
-        """Cancel many jobs, in no order, with few questions; return the errors by job.
-
-        The refusal of one job keeps no other from being cancelled.
-        """
-
-    def save_all(self, job_ids: Sequence[str]) -> Mapping[str, UserError]:
-        """Let many jobs save and leave, as `cancel_all` cancels."""
-
-    def hold_all(self, job_ids: Sequence[str]) -> Mapping[str, UserError]:
-        """Hold many jobs, as `cancel_all` cancels."""
-
-    def release_all(self, job_ids: Sequence[str]) -> Mapping[str, UserError]:
-        """Release many jobs, as `cancel_all` cancels; `NotHeld` for one that is not held."""
-
-    def save(self, job_id: str) -> None:
-        """Let a running job's payload save and leave, as its script does before a time limit."""
-
-    def hold(self, job_id: str) -> None:
-        """Keep a waiting job from starting."""
-
-    def release(self, job_id: str) -> None:
-        """Let a held job start; raise `NotHeld` if it is not held."""

@@ -13,10 +13,9 @@ from launcher.errors import UserError, file_mode
 from launcher.runs.paths import submitted_name
 from launcher.runs.provenance import user
 from launcher.runs.write import link_or_copy
-from launcher.schedulers.base import JobRef, JobStatus, PendingSubmission
+from launcher.schedulers.base import FoundJobs, JobRef, JobStatus, PendingSubmission
 from launcher.schedulers.chain_status import status_of_chain
 from launcher.schedulers.job_status import status_of_job
-from launcher.slurm import job_actions as actions
 from launcher.slurm.commands import (
     NO_SLURM,
     WITHOUT_SLURM,
@@ -30,6 +29,7 @@ from launcher.slurm.commands import (
     says_unanswered,
 )
 from launcher.slurm.environment import clean_environment, describe_ignored, inherited_variables
+from launcher.slurm.job_actions import Action, act
 from launcher.slurm.notations import expand_tasks
 from launcher.slurm.questions import JobQuestions
 from launcher.slurm.records import Record, by_job, script_of
@@ -110,17 +110,8 @@ class SlurmScheduler:
             raise UserError(f"cannot write {named}: {error.strerror}") from error
         return submit_script(named, arguments, unset, self._slurm_conf, after, exclude)
 
-    def find(self, submissions: Sequence[PendingSubmission]) -> Mapping[str, Sequence[str]]:
+    def find(self, submissions: Sequence[PendingSubmission]) -> FoundJobs:
         """Find jobs by the names of their scripts, in the queue and in the accounting."""
-        return {
-            tag: sorted({job for jobs in links.values() for job in jobs}, key=_in_order)
-            for tag, links in self.find_links(submissions).items()
-        }
-
-    def find_links(
-        self, submissions: Sequence[PendingSubmission]
-    ) -> Mapping[str, Mapping[int, Sequence[str]]]:
-        """Find the jobs of chains in the same way; see `Scheduler.find_links`."""
         if not submissions:
             return {}
         self._require_configuration()
@@ -200,33 +191,9 @@ class SlurmScheduler:
         match = re.search(r"^MaxArraySize\s*=\s*(\d+)", answer.stdout, re.MULTILINE)
         return int(match[1]) if match else _DEFAULT_ARRAY
 
-    def cancel(self, job_id: str) -> None:
-        actions.cancel(self._run, job_id, self._queued(job_id))
-
-    def cancel_all(self, job_ids: Sequence[str]) -> Mapping[str, UserError]:
-        return actions.many(actions.cancel_many, self._run, job_ids, self._queued_by_id)
-
-    def save_all(self, job_ids: Sequence[str]) -> Mapping[str, UserError]:
-        return actions.many(actions.save_many, self._run, job_ids, self._queued_by_id)
-
-    def hold_all(self, job_ids: Sequence[str]) -> Mapping[str, UserError]:
-        return actions.many(actions.hold_many, self._run, job_ids, self._queued_by_id)
-
-    def release_all(self, job_ids: Sequence[str]) -> Mapping[str, UserError]:
-        return actions.many(actions.release_many, self._run, job_ids, self._queued_by_id)
-
-    def save(self, job_id: str) -> None:
-        actions.save(self._run, job_id, self._queued(job_id))
-
-    def hold(self, job_id: str) -> None:
-        actions.hold(self._run, job_id, self._queued(job_id))
-
-    def release(self, job_id: str) -> None:
-        actions.release(self._run, job_id, self._queued(job_id))
-
-    def _queued(self, job_id: str) -> list[Record]:
-        self._require_configuration()
-        return self._questions.queue([job_id])
+    def act(self, action: Action, job_ids: Sequence[str]) -> Mapping[str, UserError]:
+        """Act on jobs with few commands; see `Scheduler.act`."""
+        return act(action, job_ids, self._run, self._queued_by_id)
 
     def _queued_by_id(self, job_ids: Sequence[str]) -> dict[str, Sequence[Record]]:
         """Return the records of many jobs, or tasks of arrays, in the queue, with one question."""
