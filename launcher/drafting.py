@@ -38,18 +38,9 @@ if TYPE_CHECKING:
 class Request:
     """The launch that the user asked for.
 
-    Attributes
-    ----------
-    config_dir, template_dir
-        The user's own trees, which are searched before ours.
-    number, tag
-        Those of an earlier launch, to render its script again; ``None`` for the next launch.
-    stage
-        The only stage to draft, of several in the overrides.
-    launch_dir
-        The directory of an earlier launch, to render it again from what is stored there.
-    work
-        The image that the job builds or imports; ``None`` for the stages in the overrides.
+    `config_dir` and `template_dir` are the user's own trees, searched before ours. To render the script of an
+    earlier launch again, `number` and `tag` are its own, or `launch_dir` has all that is stored with it.
+    `stage` is the only stage to draft, of several in the overrides; `work` is an image to make instead.
     """
 
     overrides: Sequence[str]

@@ -55,15 +55,7 @@ def check_launch(
 ) -> list[CheckReport]:
     """Check drafts before anything is written: log warnings, let errors stop all of them.
 
-    Parameters
-    ----------
-    look
-        Look at files, at this machine and at the cluster; a dry run does not.
-
-    Raises
-    ------
-    UserError
-        All errors together, or an id that cannot be skipped.
+    `look` at files, at this machine and at the cluster; a dry run does not.
     """
     require_skippable(skipped)
     reports = check_drafts(drafts, skipped, look=look)
@@ -74,13 +66,7 @@ def check_launch(
 
 
 def require_skippable(skipped: Sequence[str]) -> None:
-    """Refuse ids that no check has, and those that no launch goes past; `slipway check` may.
-
-    Raises
-    ------
-    UserError
-        With the nearest id.
-    """
+    """Refuse ids that no check has, and those that no launch goes past; `slipway check` may."""
     require_known(skipped)
     for name in (MACHINE, SCHEDULER):
         if name in skipped:
@@ -114,17 +100,8 @@ def show_to_scheduler(
 ) -> CheckReport:
     """Return a report with the scheduler's answer to the script, the last of the facts.
 
-    Parameters
-    ----------
-    validate
-        What is more patient than `Scheduler.validate`, for any scheduler; by default Slurm alone is asked.
-    must_answer
-        Raise if no scheduler can be asked, as a launch does; otherwise the check is skipped.
-
-    Raises
-    ------
-    Unreachable
-        If no scheduler can be asked.
+    `validate` is more patient than `Scheduler.validate`, for any scheduler; by default Slurm alone is asked.
+    Raise Unreachable if no scheduler can be asked and one `must_answer`; otherwise the check is skipped.
     """
     plan = report.draft.plan
     if SCHEDULER in report.skipped:
@@ -159,13 +136,7 @@ def _ask(script: str, validate: Callable[[str], str | None], must_answer: bool) 
 
 
 def require_passed(reports: Sequence[CheckReport]) -> None:
-    """Let the errors of reports stop a launch.
-
-    Raises
-    ------
-    Mistakes
-        All of them together, each with where its values are from.
-    """
+    """Let the errors of reports stop a launch: raise Mistakes, each with where its values are from."""
     errors = [mistake for report in reports for mistake in report.mistakes(Severity.ERROR)]
     if errors:
         raise Mistakes(errors)

@@ -7,9 +7,9 @@ import contextlib
 import json
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from launcher import errors
 from launcher.checks.gate import CheckReport, check_launch
@@ -23,9 +23,10 @@ from launcher.ui.tables import print_code
 
 if TYPE_CHECKING:
     from launcher.launching import Launched
-    from launcher.launching.building import ImageRequirement
     from launcher.runs.manifest import Manifest
     from launcher.runs.paths import LaunchPaths
+
+_Drafted = tuple[list[Draft], list[CheckReport], Request]
 
 # Where --build makes the image.
 _HOST, _JOB = "host", "job"
@@ -69,7 +70,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--follow", action="store_true", help="show the progress until the job ends")
     parser.add_argument("--json", action="store_true", help="tell what was submitted as JSON")
     _add_build(parser)
-    add_smoke(parser)
+    parser.add_argument(
+        OPTION,
+        dest="run",
+        action="store_const",
+        const=run_smoke,
+        help="run two steps on one node first, as run <name>_smoke, and launch only if they succeed. With"
+        " --dry-run: print the script of the smoke test",
+    )
     add_launch_options(parser)
     parser.add_argument(
         "--print",
@@ -102,90 +110,86 @@ def _add_build(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Launch, or print what would be launched; return the exit code."""
-    request = request_of(args, args.overrides)
-    if args.build is None or request.launch_dir is not None:
-        drafted = drafts(request)
-        reports = _checked(args, drafted, request)
-    else:
-        drafted, reports, request = _built(args, request)
-    if is_workspace(drafted):
-        _refuse_job_options(args)
-    if args.smoke and request.launch_dir is None:
-        _require_one_stage(drafted)
-        reports, code = smoke_first(args, reports, request, dry=_is_dry(args, drafted))
-        if code is not None:
-            return code
-        request = replace(request, command=without_smoke(list(request.command)))
-    launched = _launch(args, drafted, reports, request)
-    print_outcomes(launched, as_json=args.json)
-    return _follow(launched) if args.follow else 0
+    return _finish(args, *_drafted_as_asked(args))
 
 
-def draft_and_launch(args: argparse.Namespace, overrides: list[str]) -> list[Launched]:
-    """Launch the jobs of a stage, or print their scripts and return none on a dry run.
-
-    Raises
-    ------
-    UserError
-        If the request has a mistake, or the scheduler refuses.
-    """
-    request = request_of(args, overrides)
-    drafted = drafts(request)
-    return _launch(args, drafted, _checked(args, drafted, request), request)
-
-
-def _checked(args: argparse.Namespace, drafted: Sequence[Draft], request: Request) -> list[CheckReport]:
-    if request.launch_dir is not None:  # which was checked when it was launched
-        return []
-    return check_launch(drafted, args.no_check, look=not _is_dry(args, drafted))
-
-
-def _built(args: argparse.Namespace, request: Request) -> tuple[list[Draft], list[CheckReport], Request]:
-    """Check a launch and make its image, or draft the job that makes it first."""
-    # Imported late: most launches make no image.
-    from launcher.launching.building import draft_with_image
-
-    if args.smoke and args.build == _JOB:
+def run_smoke(args: argparse.Namespace) -> int:
+    """Launch after a smoke test that succeeded; return the exit code."""
+    if args.build == _JOB:
         raise UserError("--smoke: it would not wait for the job of --build=job", hint="--smoke --build=host")
-    building = draft_with_image(request, args.no_check, as_job=args.build == _JOB)
-    dry = _is_dry(args, building.drafts)
-    reports = check_launch(building.drafts, building.skipped, look=not dry)
-    if building.needed is not None:
-        if dry:
-            print(f"slipway: first: slipway {shlex.join(building.needed.command)}", file=sys.stderr)
-        else:
-            _make_image(building.needed, quiet=args.json)
-    return building.drafts, reports, building.request
-
-
-def _make_image(needed: ImageRequirement, *, quiet: bool) -> None:
-    """Make the image on this machine, and show the progress."""
-    from launcher.images.progress import show_progress
-    from launcher.launching.building import make_here
-
-    with show_progress(quiet=quiet) as progress:
-        done = make_here(needed, progress)
-    how = "another one made it meanwhile" if done.reused else "made"
-    print(f"slipway: image {done.path}: {how}", file=sys.stderr)
-
-
-def _refuse_job_options(args: argparse.Namespace) -> None:
-    """Refuse options that only apply to jobs for a workspace."""
-    for name in ("smoke", "follow", "json"):
-        if getattr(args, name, False):
-            raise UserError(
-                f"--{name}: stages=[{WORKSPACE}] is a shell to sit at, and no job that is submitted",
-                key="stages",
-            )
-
-
-def _require_one_stage(drafted: Sequence[Draft]) -> None:
+    drafted, reports, request = _drafted_as_asked(args)
+    if request.launch_dir is not None:
+        return _finish(args, drafted, reports, request)
+    if is_workspace(drafted):
+        _refuse_for_workspace("smoke")
     if len(drafted) > 1:
         raise UserError(
             "--smoke: the two steps would need what the stages before have not made yet",
             key="stages",
             hint="launch these first; then stages=[training] --smoke",
         )
+    report, code = _smoke(args, reports[0], request, dry=_is_dry(args, drafted))
+    if code is not None:
+        return code
+    request = replace(request, command=without_smoke(list(request.command)))
+    return _finish(args, drafted, [report], request)
+
+
+def draft_and_launch(args: argparse.Namespace, overrides: list[str]) -> list[Launched]:
+    """Launch the jobs of a stage, or print their scripts and return none on a dry run."""
+    return _launch(args, *_drafted(args, request_of(args, overrides)))
+
+
+def _drafted_as_asked(args: argparse.Namespace) -> _Drafted:
+    request = request_of(args, args.overrides)
+    if args.build is None or request.launch_dir is not None:
+        return _drafted(args, request)
+    return _built(args, request)
+
+
+def _drafted(args: argparse.Namespace, request: Request) -> _Drafted:
+    """Draft a launch and check it, unless it is an earlier one, which was checked when it was launched."""
+    drafted = drafts(request)
+    if request.launch_dir is not None:
+        return drafted, [], request
+    return drafted, check_launch(drafted, args.no_check, look=not _is_dry(args, drafted)), request
+
+
+def _built(args: argparse.Namespace, request: Request) -> _Drafted:
+    """Check a launch and make its image, or draft the job that makes it first."""
+    # Imported late: most launches make no image.
+    from launcher.images.progress import show_progress
+    from launcher.launching.building import draft_with_image, make_here
+
+    building = draft_with_image(request, as_job=args.build == _JOB)
+    drafted, needed, dry = building.drafts, building.needed, _is_dry(args, building.drafts)
+    reports = check_launch(drafted, (*args.no_check, *building.skipped), look=not dry)
+    if needed is not None and dry:
+        print(f"slipway: first: slipway {shlex.join(needed.command)}", file=sys.stderr)
+    elif needed is not None:
+        with show_progress(quiet=args.json) as progress:
+            done = make_here(needed, progress)
+        how = "another one made it meanwhile" if done.reused else "made"
+        print(f"slipway: image {done.path}: {how}", file=sys.stderr)
+    return drafted, reports, building.request
+
+
+def _finish(
+    args: argparse.Namespace, drafted: list[Draft], reports: Sequence[CheckReport], request: Request
+) -> int:
+    """Launch, tell what was launched, and follow it if asked to; return the exit code."""
+    if is_workspace(drafted):
+        for name in ("follow", "json"):
+            if getattr(args, name):
+                _refuse_for_workspace(name)
+    launched = _launch(args, drafted, reports, request)
+    print_outcomes(launched, as_json=args.json)
+    return _follow(launched) if args.follow else 0
+
+
+def _refuse_for_workspace(option: str) -> NoReturn:
+    message = f"--{option}: stages=[{WORKSPACE}] is a shell to sit at, and no job that is submitted"
+    raise UserError(message, key="stages")
 
 
 def _is_dry(args: argparse.Namespace, drafted: Sequence[Draft]) -> bool:
@@ -274,40 +278,22 @@ def _tell(paths: LaunchPaths, manifest: Manifest) -> None:
 OPTION = "--smoke"
 
 
-def add_smoke(parser: argparse.ArgumentParser) -> None:
-    """Add the option."""
-    parser.add_argument(
-        OPTION,
-        action="store_true",
-        help="run two steps on one node first, as run <name>_smoke, and launch only if they succeed. With"
-        " --dry-run: print the script of the smoke test",
-    )
+def _smoke(
+    args: argparse.Namespace, report: CheckReport, request: Request, *, dry: bool
+) -> tuple[CheckReport, int | None]:
+    """Run the smoke of a launch and say how it went; nothing is written if it or the launch is refused.
 
-
-def smoke_first(
-    args: argparse.Namespace, reports: Sequence[CheckReport], request: Request, *, dry: bool
-) -> tuple[list[CheckReport], int | None]:
-    """Run the smoke of a launch and say how it went.
-
-    Returns
-    -------
-    The report of the launch with the scheduler's answer, and the exit code: None to go on with the launch.
-
-    Raises
-    ------
-    UserError
-        If the launch or its smoke test would be refused; nothing is written then.
+    Return the report of the launch with the scheduler's answer, and the exit code: None to go on.
     """
     from launcher.checks.gate import require_passed, show_to_scheduler
     from launcher.smoke import launch_smoke, plan_smoke
 
-    (report,) = reports
     smoke = plan_smoke(report.draft, request, args.no_check)
     if dry:
         for line in smoke.summary:
             _say(line)
         print_code(smoke.draft.rendered.script, "bash")
-        return [report], 0
+        return report, 0
     if request.number is not None or request.tag is not None:
         raise UserError("--launch-number and --tag render a launch again: they need --dry-run")
     # The launch itself is judged before its smoke takes its time.
@@ -320,7 +306,7 @@ def smoke_first(
     for line in smoke.summary[1:]:
         _say(line)
     code = _followed(launched, quiet=args.json)
-    return [report], _tell_smoke(report.draft, launched, code)
+    return report, _tell_smoke(report.draft, launched, code)
 
 
 def _followed(launched: Launched, *, quiet: bool) -> int:
@@ -359,15 +345,9 @@ def _tell_smoke(draft: Draft, launched: Launched, code: int) -> int | None:
 
 def without_smoke(command: list[str]) -> list[str]:
     """Return the command line without `--smoke`, for the record of the launch itself."""
-    return list(_without(command))
-
-
-def _without(command: list[str]) -> Iterator[str]:
-    options_end = command.index("--") if "--" in command else len(command)
-    for index, word in enumerate(command):
-        is_option = index < options_end and word.startswith("--s") and OPTION.startswith(word)
-        if not is_option:
-            yield word
+    end = command.index("--") if "--" in command else len(command)
+    words = [word for word in command[:end] if not (word.startswith("--s") and OPTION.startswith(word))]
+    return [*words, *command[end:]]
 
 
 def _say(line: str) -> None:

@@ -98,13 +98,7 @@ def user_templates(template_dir: Path) -> dict[str, str]:
 
 
 def render(plan: Plan, template_dir: Path | None = None) -> Rendered:
-    """Render the scripts of a plan.
-
-    Raises
-    ------
-    UserError
-        If a template of the user's is not valid, or a value cannot be quoted.
-    """
+    """Render a plan's scripts; raise UserError for a wrong template, or a value that cannot be quoted."""
     if template_dir is not None:
         _check_templates(template_dir)
     environment = _environment(template_dir)
@@ -180,13 +174,7 @@ def _world(scheduler: str) -> dict[str, RawShell]:
 
 
 def render_template(name: str, values: Mapping[str, Any], template_dir: Path | None = None) -> str:
-    """Render one template, that of the user's own where there is one.
-
-    Raises
-    ------
-    UserError
-        If a template of the user's is not valid, or a value cannot be quoted.
-    """
+    """Render one template, that of the user's own where there is one; see `render`."""
     if template_dir is not None:
         _check_templates(template_dir)
     with blaming_templates(template_dir):
