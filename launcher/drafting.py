@@ -112,7 +112,8 @@ class Draft:
         tag = tag or self.plan.tag
         if (number, tag) == (self.plan.paths.number, self.plan.tag):
             return self
-        return _plan(self.composition, number, tag, self.template_dir, self.work)
+        with self.composition.annotated():
+            return _plan(self.composition, number, tag, self.template_dir, self.work)
 
 
 def draft(request: Request) -> Draft:
@@ -208,10 +209,10 @@ def _with_workspace_image(config: RunConfig) -> RunConfig:
 
 
 def _draft(composition: Composition, request: Request) -> Draft:
-    number, tag, template_dir = request.number, request.tag, request.template_dir
+    number, tag, work = request.number, request.tag, request.work
     with composition.annotated():
-        run_dir = prepare_launch(composition.config, work=request.work).paths.run_dir
-        if request.work is None and number is not None and tag is not None:
+        run_dir = prepare_launch(composition.config, work=work).paths.run_dir
+        if work is None and number is not None and tag is not None:
             launch_dir = run_dir / LAUNCHES / str(number)
             with contextlib.suppress(UserError, OSError):
                 if (launch_dir / ROOT_CONFIG).is_file() and read_manifest(launch_dir).tag == tag:
@@ -221,26 +222,21 @@ def _draft(composition: Composition, request: Request) -> Draft:
         except OSError as error:
             key = _results_key(composition.config, run_dir)
             raise explain_os_error(error, run_dir, key, verb="read") from error
-    return _plan(composition, number, tag or provenance.new_tag(), template_dir, request.work)
+        return _plan(composition, number, tag or provenance.new_tag(), request.template_dir, work)
 
 
 def _plan(
-    composition: Composition,
-    number: int,
-    tag: str,
-    template_dir: Path | None,
-    work: ImageWork | None = None,
+    composition: Composition, number: int, tag: str, template_dir: Path | None, work: ImageWork | None
 ) -> Draft:
     """Plan one launch; the same arguments give the same plan."""
     config = composition.config
-    with composition.annotated():
-        check_references(composition.references)
-        # Files, and names as Pyxis takes them, need no resolving; nor does the image that a job makes.
-        if work is None and not re.match(r"\s*$|[/~.]|[^:/]*#", config.container or ""):
-            choice = choice_of(composition, template_dir)
-            assert choice is not None
-            config = config.model_copy(update={"container": choice.image})
-        plan = plan_launch(config, number=number, tag=tag, work=work)
+    check_references(composition.references)
+    # Files, and names as Pyxis takes them, need no resolving; nor does the image that a job makes.
+    if work is None and not re.match(r"\s*$|[/~.]|[^:/]*#", config.container or ""):
+        choice = choice_of(composition, template_dir)
+        assert choice is not None
+        config = config.model_copy(update={"container": choice.image})
+    plan = plan_launch(config, number=number, tag=tag, work=work)
     return Draft(composition, plan, template_dir, work)
 
 
@@ -262,7 +258,8 @@ def _stored_draft(launch_dir: Path, number: int | None = None, tag: str | None =
         ) from error
     composition = Composition(read_stored(text, str(stored)), manifest.choices, tuple(manifest.overrides))
     template_dir = _require_trusted(templates) if templates.is_dir() else None
-    return _plan(composition, number or manifest.launch, tag or manifest.tag, template_dir)
+    with composition.annotated():
+        return _plan(composition, number or manifest.launch, tag or manifest.tag, template_dir, None)
 
 
 def _require_trusted(templates: Path) -> Path:
