@@ -20,6 +20,7 @@ from launcher.stages.megatron_lm_model import (
     flag,
     flags,
     model_options,
+    same_names,
     stack_of,
     values,
 )
@@ -46,17 +47,8 @@ _FP16 = {
     "native_amp_growth_interval": "--loss-scale-window",
     "hysteresis": "--hysteresis",
 }
-_FP8 = {
-    "fp8_recipe": "--fp8-recipe",
-    "fp8_margin": "--fp8-margin",
-    "fp8_amax_history_len": "--fp8-amax-history-len",
-    "fp8_amax_compute_algo": "--fp8-amax-compute-algo",
-}
-_RESETS = {
-    "reset_position_ids": "--reset-position-ids",
-    "reset_attention_mask": "--reset-attention-mask",
-    "eod_mask_loss": "--eod-mask-loss",
-}
+_FP8 = same_names("fp8_recipe", "fp8_margin", "fp8_amax_history_len", "fp8_amax_compute_algo")
+_RESETS = same_names("reset_position_ids", "reset_attention_mask", "eod_mask_loss")
 
 
 def megatron_lm_payload(run: StageRun, model_type: ModelType, written: Mapping[str, Any]) -> Payload:

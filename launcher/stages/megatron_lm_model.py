@@ -14,6 +14,12 @@ from launcher.errors import UserError, shown
 # An option and its value: None leaves it out, and a tuple gives it several values, or none.
 Option = tuple[str, object]
 
+
+def same_names(*keys: str) -> dict[str, str]:
+    """Return the options that are called as the keys are."""
+    return {key: f"--{key.replace('_', '-')}" for key in keys}
+
+
 # NeMo's switches that are on unless said otherwise, and how Megatron-LM is told that one is off.
 _OFF = {
     "bias_dropout_add_fusion": "--no-bias-dropout-fusion",
@@ -25,18 +31,14 @@ _OFF = {
 # NeMo's switches that are off unless said otherwise, and how Megatron-LM is told that one is on.
 _ON = {
     "qkv_bias": "--add-qkv-bias",
-    "fp32_residual_connection": "--fp32-residual-connection",
-    "rotary_interleaved": "--rotary-interleaved",
+    **same_names("fp32_residual_connection", "rotary_interleaved"),
     "scale_positional_embedding": "--use-rope-scaling",
-    "cross_entropy_loss_fusion": "--cross-entropy-loss-fusion",
-    "defer_embedding_wgrad_compute": "--defer-embedding-wgrad-compute",
+    **same_names("cross_entropy_loss_fusion", "defer_embedding_wgrad_compute"),
 }
 
 # Further numbers, handed on where they are set.
 _VALUES = {
-    "init_method_std": "--init-method-std",
-    "hidden_dropout": "--hidden-dropout",
-    "attention_dropout": "--attention-dropout",
+    **same_names("init_method_std", "hidden_dropout", "attention_dropout"),
     "layernorm_epsilon": "--norm-epsilon",
     "seq_len_interpolation_factor": "--rotary-seq-len-interpolation-factor",
     "scale_factor": "--rope-scaling-factor",
@@ -162,10 +164,8 @@ def _shape(model: Mapping[str, Any], stack: Mapping[str, Any], model_type: Model
         yield "--decoder-num-layers", model["decoder"]["num_layers"]
     else:
         yield "--num-layers", stack["num_layers"]
-    yield "--hidden-size", stack["hidden_size"]
-    yield "--ffn-hidden-size", stack.get("ffn_hidden_size")
-    yield "--num-attention-heads", stack["num_attention_heads"]
-    yield "--kv-channels", stack.get("kv_channels")
+    sizes = same_names("hidden_size", "ffn_hidden_size", "num_attention_heads", "kv_channels")
+    yield from values(sizes, stack)
     yield flag("--group-query-attention", groups is not None)
     yield "--num-query-groups", groups
     if model_type == "t5":
@@ -188,8 +188,7 @@ def _batches(model: Mapping[str, Any]) -> Iterator[Option]:
             key="training.model.rampup_batch_size",
             hint="training.model.rampup_batch_size=null",
         )
-    yield "--micro-batch-size", model["micro_batch_size"]
-    yield "--global-batch-size", model["global_batch_size"]
+    yield from values(same_names("micro_batch_size", "global_batch_size"), model)
 
 
 def _layers(stack: Mapping[str, Any], path: str) -> Iterator[Option]:
@@ -218,8 +217,7 @@ def _layers(stack: Mapping[str, Any], path: str) -> Iterator[Option]:
 def _implementation(model: Mapping[str, Any]) -> Iterator[Option]:
     yield "--transformer-impl", "transformer_engine" if model.get("transformer_engine") else "local"
     yield flag("--no-gradient-accumulation-fusion", model.get("gradient_accumulation_fusion") is False)
-    yield flag("--use-cpu-initialization", model.get("use_cpu_initialization"))
-    yield flag("--fp16-lm-cross-entropy", model.get("fp16_lm_cross_entropy"))
+    yield from flags(same_names("use_cpu_initialization", "fp16_lm_cross_entropy"), model)
     if model.get("gc_interval"):
         yield flag("--manual-gc", True)
         yield "--manual-gc-interval", model["gc_interval"]
@@ -250,45 +248,36 @@ def _one_of(known: Mapping[str, Any], stack: Mapping[str, Any], path: str, key: 
 # Sizes and switches of experts: an option of the same name, but for their number.
 _EXPERT_VALUES = {
     "num_moe_experts": "--num-experts",
-    **{
-        f"moe_{key}": f"--moe-{key.replace('_', '-')}"
-        for key in (
-            "ffn_hidden_size",
-            "shared_expert_intermediate_size",
-            "router_load_balancing_type",
-            "router_dtype",
-            "router_score_function",
-            "router_topk",
-            "router_num_groups",
-            "router_group_topk",
-            "router_topk_scaling_factor",
-            "router_bias_update_rate",
-            "aux_loss_coeff",
-            "z_loss_coeff",
-            "input_jitter_eps",
-            "token_dispatcher_type",
-            "expert_capacity_factor",
-            "token_drop_policy",
-        )
-    },
+    **same_names(
+        "moe_ffn_hidden_size",
+        "moe_shared_expert_intermediate_size",
+        "moe_router_load_balancing_type",
+        "moe_router_dtype",
+        "moe_router_score_function",
+        "moe_router_topk",
+        "moe_router_num_groups",
+        "moe_router_group_topk",
+        "moe_router_topk_scaling_factor",
+        "moe_router_bias_update_rate",
+        "moe_aux_loss_coeff",
+        "moe_z_loss_coeff",
+        "moe_input_jitter_eps",
+        "moe_token_dispatcher_type",
+        "moe_expert_capacity_factor",
+        "moe_token_drop_policy",
+    ),
 }
-_EXPERT_FLAGS = {
-    f"moe_{key}": f"--moe-{key.replace('_', '-')}"
-    for key in (
-        "grouped_gemm",
-        "router_pre_softmax",
-        "router_enable_expert_bias",
-        "pad_expert_input_to_capacity",
-        "permute_fusion",
-        "shared_expert_overlap",
-        "per_layer_logging",
-    )
-}
+_EXPERT_FLAGS = same_names(
+    "moe_grouped_gemm",
+    "moe_router_pre_softmax",
+    "moe_router_enable_expert_bias",
+    "moe_pad_expert_input_to_capacity",
+    "moe_permute_fusion",
+    "moe_shared_expert_overlap",
+    "moe_per_layer_logging",
+)
 _KNOWN = {*_EXPERT_VALUES, *_EXPERT_FLAGS, "moe_layer_freq"}
-_LATENT_VALUES = {
-    key: f"--{key.replace('_', '-')}"
-    for key in ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
-}
+_LATENT_VALUES = same_names("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
 
 
 def _experts(model: Mapping[str, Any]) -> Iterator[Option]:
@@ -306,8 +295,7 @@ def _experts(model: Mapping[str, Any]) -> Iterator[Option]:
     frequency = model.get("moe_layer_freq")
     yield "--moe-layer-freq", None if frequency is None else str(frequency).replace(" ", "")
     yield from flags(_EXPERT_FLAGS, model)
-    yield "--expert-model-parallel-size", model.get("expert_model_parallel_size")
-    yield "--expert-tensor-parallel-size", model.get("expert_tensor_parallel_size")
+    yield from values(same_names("expert_model_parallel_size", "expert_tensor_parallel_size"), model)
 
 
 def _latent_attention(model: Mapping[str, Any]) -> Iterator[Option]:
