@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from launcher.errors import DONE, MISTAKE, NOT_KNOWN, WENT_WRONG, UserError
+from launcher.errors import DONE, MISTAKE, NOT_KNOWN, WENT_WRONG, UserError, worst_code
 from launcher.jobs.launches import by_scheduler
 from launcher.jobs.status import LaunchStatus, poll, state_of_task
 from launcher.runs.receipts import acts
@@ -40,7 +40,6 @@ class Effect(enum.Enum):
 
 
 _CODES = {Effect.NOT_VALID: MISTAKE, Effect.REFUSED: WENT_WRONG, Effect.UNKNOWN: NOT_KNOWN}
-_WORST_FIRST = (WENT_WRONG, NOT_KNOWN, MISTAKE, DONE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +54,7 @@ class Outcome:
 
 def exit_code(outcomes: Sequence[Outcome]) -> int:
     """Return the exit code of a verb: the worst of its outcomes."""
-    codes = {_CODES.get(outcome.effect, DONE) for outcome in outcomes}
-    return next((code for code in _WORST_FIRST if code in codes), DONE)
+    return worst_code(_CODES.get(outcome.effect, DONE) for outcome in outcomes)
 
 
 def in_order(targets: Sequence[LaunchStatus]) -> list[LaunchStatus]:
@@ -66,7 +64,12 @@ def in_order(targets: Sequence[LaunchStatus]) -> list[LaunchStatus]:
 
 def wait_for_ends(outcomes: Sequence[Outcome]) -> Iterator[Outcome]:
     """Yield each outcome as soon as the scheduler confirms the end of its job."""
-    left = [outcome for outcome in outcomes if _is_ending(outcome)]
+    ending = (Effect.CANCELLED, Effect.SAVING)
+    left = [
+        outcome
+        for outcome in outcomes
+        if outcome.effect in ending or (outcome.effect is Effect.AS_ASKED and outcome.target.state.is_live)
+    ]
     seconds, answered = _SECONDS, time.monotonic()
     while left:
         statuses = poll([outcome.target.launch for outcome in left if outcome.target.launch])
@@ -87,11 +90,6 @@ def wait_for_ends(outcomes: Sequence[Outcome]) -> Iterator[Outcome]:
         if left:
             time.sleep(seconds)
             seconds = min(seconds * 1.5, _MAX_SECONDS)
-
-
-def _is_ending(outcome: Outcome) -> bool:
-    is_ending_already = outcome.effect is Effect.AS_ASKED and outcome.target.state.is_live
-    return is_ending_already or outcome.effect in (Effect.CANCELLED, Effect.SAVING)
 
 
 def is_unanswered(error: UserError) -> bool:
@@ -133,12 +131,10 @@ def give_up(target: LaunchStatus) -> Outcome:
     if claim(launch.paths.directory, GIVEN_UP) != GIVEN_UP:
         return Outcome(target, Effect.UNKNOWN, "it became a job just now: try again")
     if unanswered is not None:
-        return Outcome(
-            target, Effect.UNKNOWN, f"{unanswered}; should there be a job, it leaves when it begins"
-        )
-    return Outcome(
-        target, Effect.GIVEN_UP, "no job of it is known; should one come yet, it leaves when it begins"
-    )
+        message = f"{unanswered}; should there be a job, it leaves when it begins"
+        return Outcome(target, Effect.UNKNOWN, message)
+    message = "no job of it is known; should one come yet, it leaves when it begins"
+    return Outcome(target, Effect.GIVEN_UP, message)
 
 
 def hold(targets: Sequence[LaunchStatus]) -> list[Outcome]:

@@ -47,11 +47,6 @@ class _Ending:
         return self.target.launch.paths.directory
 
     @property
-    def saves_first(self) -> bool:
-        """Return True for a chain whose link is to save before any other is ended."""
-        return self.saves and self.target.chain is not None
-
-    @property
     def tasks_that_wait(self) -> list[str]:
         """Return the waiting tasks of an array whose running task saves: none may start after it.
 
@@ -78,7 +73,9 @@ def cancel(targets: Sequence[LaunchStatus], save: bool = False) -> list[Outcome]
     endings = [
         _Ending(target, target.job_id, save and target.runs, is_over=outcome is not None)
         for target, outcome in zip(targets, decided, strict=True)
-        if target.job_id is not None and (outcome is None or _is_chain_without_end(target, outcome))
+        if target.job_id is not None
+        # A chain that seems to be over: an unknown link of it may live.
+        and (outcome is None or (target.chain is not None and outcome.effect is Effect.AS_ASKED))
     ]
     for group in by_scheduler(endings, lambda ending: ending.target.launch):
         try:
@@ -135,25 +132,17 @@ def _without_live_job(target: LaunchStatus) -> Outcome | None:
     return over(target) if target.state is State.COMPLETING else None
 
 
-def _is_chain_without_end(target: LaunchStatus, outcome: Outcome) -> bool:
-    """Return True for a chain that seems to be over: an unknown link of it may live."""
-    return target.chain is not None and outcome.effect is Effect.AS_ASKED
-
-
 def _end(scheduler: Scheduler, endings: Sequence[_Ending]) -> None:
-    saving = [ending for ending in endings if ending.saves_first]
-    others = [ending for ending in endings if not ending.saves_first]
+    saving = [ending for ending in endings if ending.saves and ending.target.chain is not None]
+    others = [ending for ending in endings if not (ending.saves and ending.target.chain is not None)]
     _end_chains(scheduler, others)
-    for wave in _waves(others, _that_wait):
-        _run(scheduler, Action.CANCEL, wave)
-    for wave in _waves(others, _that_run):
-        _run(scheduler, Action.CANCEL, wave)
+    _cancel(scheduler, others, _that_wait)
+    _cancel(scheduler, others, _that_run)
     _run(scheduler, Action.SAVE, [(ending, ending.job_id) for ending in endings if ending.saves])
     # The next link sees the mark: it begins long after this one was asked to save.
     saving = [ending for ending in saving if ending.error is None]
     _end_chains(scheduler, saving)
-    for wave in _waves(saving, _that_wait):
-        _run(scheduler, Action.CANCEL, wave)
+    _cancel(scheduler, saving, _that_wait)
 
 
 def _end_chains(scheduler: Scheduler, endings: Sequence[_Ending]) -> None:
@@ -214,15 +203,17 @@ def _that_run(ending: _Ending) -> Iterator[list[str]]:
         yield [ending.job_id]
 
 
-def _waves(endings: Sequence[_Ending], jobs: Callable[[_Ending], Iterator[list[str]]]) -> Iterator[_Wave]:
-    """Yield jobs to end at once: the first of each run, the second of each, and so on."""
+def _cancel(
+    scheduler: Scheduler, endings: Sequence[_Ending], jobs: Callable[[_Ending], Iterator[list[str]]]
+) -> None:
+    """Cancel jobs at once: the first of each run, then the second of each, and so on."""
     runs: dict[Path, list[_Wave]] = defaultdict(list)
     for ending in endings:
         runs[ending.target.run_dir] += [
             [(ending, job_id) for job_id in together] for together in jobs(ending)
         ]
     for row in itertools.zip_longest(*runs.values(), fillvalue=()):
-        yield [item for together in row for item in together]
+        _run(scheduler, Action.CANCEL, [item for together in row for item in together])
 
 
 def _run(scheduler: Scheduler, action: Action, wave: _Wave) -> None:

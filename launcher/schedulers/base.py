@@ -14,20 +14,11 @@ from launcher.slurm.states import State
 
 @dataclass(frozen=True, slots=True)
 class ChainJobs:
-    """The known jobs of a chain by their ids, in the order of their links.
+    """The statuses of the known jobs of a chain by their ids, in the order of their links.
 
-    Attributes
-    ----------
-    current
-        The number of the link that counts now; the first is 1.
-    max_links
-        The largest number of links.
-    jobs
-        The status of each job.
-    link_numbers
-        The number of each job's link, if the job of a link between them is not known.
-    is_repeated
-        The jobs are those of a stage that is submitted again and again; the first one comes last.
+    `current` is the number of the link that counts now, from 1 on; `link_numbers` are those of the jobs, if
+    the job of a link between them is not known. With `is_repeated` the jobs are those of a stage that is
+    submitted again and again; the first one comes last.
     """
 
     current: int
@@ -74,12 +65,8 @@ class JobStatus:
     ----------
     reason
         The scheduler's own word: why a job waits, how it ended.
-    nodes
-        The node list.
     elapsed
         The time it ran, as ``[D-]HH:MM:SS``.
-    exit_code
-        ``None`` until it is known.
     restarts
         The number of times the job was requeued.
     tasks
@@ -116,14 +103,12 @@ class JobStatus:
 
 @dataclass(frozen=True, slots=True)
 class JobRef:
-    """A job to ask about.
+    """A job to ask about, which leaves its marks in `launch_dir`; of a chain the first, with `later_jobs`.
 
     Attributes
     ----------
     job_id
-        Of a chain that of the first link; a point of a sweep is one task of an array, ``17_2``.
-    launch_dir
-        The directory in which the job leaves its marks.
+        A point of a sweep is one task of an array, ``17_2``.
     tag
         The tag in the name of the submitted script: a job of the same id without it is another one, of a
         Slurm whose ids began again.
@@ -131,8 +116,6 @@ class JobRef:
         The host of the submission, on which the job runs if there is no queue.
     array_tag
         The tag that the script of a sweep's array was submitted with.
-    later_jobs
-        The ids of the known further jobs of a chain.
     links
         The largest number of jobs of a chain.
     link_numbers
@@ -205,20 +188,9 @@ FoundJobs = Mapping[str, Mapping[int, Sequence[str]]]
 class PendingSubmission:
     """A submission that may have become a job: its launcher died before it recorded the answer.
 
-    Attributes
-    ----------
-    tag
-        The tag in the name of the submitted script, which identifies the job.
-    user
-        The user who submitted it.
-    since
-        The earliest time of the submission (UTC, ISO 8601).
-    link
-        The link of a chain; ``None`` is all of them.
-    after
-        The job's dependency besides its header's, as ``sbatch --dependency`` takes it.
-    exclude
-        The nodes to avoid in place of its header's, as ``sbatch --exclude`` takes them.
+    The `tag` in the name of the submitted script identifies the job; `since` is the earliest time of the
+    submission (UTC, ISO 8601); without a `link` all of a chain are meant. `after` and `exclude` are as in
+    `Scheduler.submit`.
     """
 
     tag: str
@@ -231,23 +203,15 @@ class PendingSubmission:
 
 
 class Scheduler(Protocol):
-    """The place where jobs run."""
+    """The place where jobs run; all but `act` raise UserError if it refuses or cannot be asked."""
 
     def ignored_environment(self) -> list[str]:
         """Describe the variables of the user's shell that would have changed the submission, and do not."""
 
     def validate(self, script_text: str) -> str | None:
-        """Show the script to the scheduler without submitting it.
+        """Show the script to the scheduler without submitting it; raise UserError if it would be refused.
 
-        Returns
-        -------
-        str or None
-            What would keep the job waiting, as the cluster is now.
-
-        Raises
-        ------
-        UserError
-            With the scheduler's own words, if it would refuse the script or cannot be reached.
+        Return what would keep the job waiting, as the cluster is now.
         """
 
     def submit(
@@ -267,33 +231,16 @@ class Scheduler(Protocol):
             the job is cancelled.
         exclude
             The nodes to avoid, in place of the header's.
-
-        Raises
-        ------
-        UserError
-            With the scheduler's own words, if it refuses.
         """
 
     def find(self, submissions: Sequence[PendingSubmission]) -> FoundJobs:
         """Return the jobs that submissions became, with one question for all."""
 
     def locate(self, job_id: str) -> Path | None:
-        """Return the script that a job was submitted with; ``None`` if the scheduler does not know the job.
-
-        Raises
-        ------
-        UserError
-            If the scheduler cannot be asked.
-        """
+        """Return the script that a job was submitted with; ``None`` for a job that is not known."""
 
     def scripts(self) -> Sequence[Path]:
-        """Return the scripts of this user's jobs that the scheduler still knows.
-
-        Raises
-        ------
-        UserError
-            If the scheduler cannot be asked.
-        """
+        """Return the scripts of this user's jobs that the scheduler still knows."""
 
     def statuses(self, refs: Sequence[JobRef]) -> Mapping[str, JobStatus]:
         """Return the status of each job, by tag, with one question for all of them."""

@@ -27,14 +27,9 @@ _START = 'exec >"$1$$.out" 2>&1; exec bash "$2" "$3"'
 
 
 class LocalScheduler:
-    """Runs jobs at once, as processes of their own session.
+    """Runs jobs at once, as processes of their own session on a host, by default this one.
 
-    Parameters
-    ----------
-    in_allocation
-        Let the jobs use the allocation of the `salloc` that the shell is in.
-    host
-        The host of the jobs to act on; empty for this host.
+    With `in_allocation` they use the allocation of the `salloc` that the shell is in.
     """
 
     def __init__(self, in_allocation: bool = False, host: str = "") -> None:
