@@ -56,7 +56,7 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class RemoteImage:
-    """What is known of an image for this machine's architecture that is not fetched yet."""
+    """The known facts of an image for this machine's architecture, which is not fetched yet."""
 
     digest: str | None = None
     # Bytes of its layers, and an estimate of them unpacked; 0 if unknown.
