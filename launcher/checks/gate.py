@@ -36,11 +36,6 @@ class CheckReport:
     findings: tuple[Finding, ...]
     skipped: tuple[str, ...] = ()
 
-    @property
-    def applicable(self) -> list[str]:
-        """The ids of the checks that the facts are enough for, or that are reported as skipped."""
-        return [check.id for check in CHECKS if check.is_applicable(self.facts)]
-
     def of(self, severity: Severity) -> list[Finding]:
         """Return the findings of one severity."""
         return [finding for finding in self.findings if finding.severity is severity]

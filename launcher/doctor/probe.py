@@ -28,28 +28,20 @@ _MOST_FILES = 100  # of a configuration
 # As in the script of a job, templates/supervisor.sh.j2.
 _JOB_PYTHONS = ("/usr/bin/python3", "/usr/libexec/platform-python", "python3")
 
-# The option by which each program prints its version.
-_VERSIONS = {
-    "docker": ["--version"],
-    "podman": ["--version"],
-    "buildah": ["--version"],
-    "skopeo": ["--version"],
-    "umoci": ["--version"],
-    "mksquashfs": ["-version"],
-    "unsquashfs": ["-version"],
-    "squashfuse": ["--version"],
-    "apptainer": ["--version"],
-    "singularity": ["--version"],
-    "nvidia-container-cli": ["--version"],
-}
+# The programs whose versions are asked for; those of squashfs take another option.
+_VERSIONED = [
+    *["docker", "podman", "buildah", "skopeo", "umoci", "squashfuse"],
+    *["apptainer", "singularity", "nvidia-container-cli"],
+]
+_SQUASHFS = ["mksquashfs", "unsquashfs"]
 # The programs that Enroot calls: its `checkcmd`s of 3.4 to 4.1.
 _ENROOT_CALLS = ["awk", "curl", "find", "flock", "grep", "jq", "parallel", "sed", "tar", "zstd"]
-_SYSCTLS = {
-    "unprivileged_userns_clone": "kernel/unprivileged_userns_clone",
-    "max_user_namespaces": "user/max_user_namespaces",
-    "max_mnt_namespaces": "user/max_mnt_namespaces",
-    "apparmor_restrict_unprivileged_userns": "kernel/apparmor_restrict_unprivileged_userns",
-}
+_SYSCTLS = [
+    "kernel/unprivileged_userns_clone",
+    "kernel/apparmor_restrict_unprivileged_userns",
+    "user/max_user_namespaces",
+    "user/max_mnt_namespaces",
+]
 _COMPRESSORS = re.compile(r"^\s+(gzip|lzma|lzo|lz4|xz|zstd)(?:\s+\(default\))?\s*$", re.MULTILINE)
 _NUMBER = re.compile(r"\d+\.\d[\w.+~-]*")
 _OCTAL = re.compile(r"\\([0-7]{3})")
@@ -75,14 +67,10 @@ if TYPE_CHECKING:
 
 
 def gather(request: "dict[str, dict[str, str]]", environment: "dict[str, str]") -> "dict[str, object]":
-    """Return the facts of this machine.
+    """Return the facts of this machine; the environment is that of the programs that it runs.
 
-    Parameters
-    ----------
-    request
-        `files`: paths whose sizes are reported; `places`: directories besides Enroot's, by their purpose.
-    environment
-        The environment of the programs that it runs.
+    In a request `files` are paths whose sizes are reported, `places` directories besides Enroot's by their
+    purpose.
     """
     path = environment.get("PATH", os.defpath)
     tools = _tools(path, environment)
@@ -99,7 +87,7 @@ def gather(request: "dict[str, dict[str, str]]", environment: "dict[str, str]") 
         "tools": tools,
         "docker_daemon": _docker_daemon(tools, environment),
         "compressors": _compressors(tools, environment),
-        "sysctls": {name: number for name in _SYSCTLS for number in _sysctl(_SYSCTLS[name])},
+        "sysctls": {path.split("/")[1]: number for path in _SYSCTLS for number in _sysctl(path)},
         "file_systems": [line.split()[-1] for line in _read("/proc/filesystems").splitlines() if line],
         "no_namespaces": _no_namespaces(path, environment),
         "fuse": os.access("/dev/fuse", os.R_OK | os.W_OK),
@@ -149,13 +137,14 @@ def _job_python(path: str, environment: "dict[str, str]") -> "str | None":
 
 def _tools(path: str, environment: "dict[str, str]") -> "Tools":
     tools = {}  # type: Tools
-    for name in [*_VERSIONS, "enroot", "bash", "pigz", "gzip", "newuidmap", "fuse-overlayfs", *_ENROOT_CALLS]:
+    others = ["enroot", "bash", "pigz", "gzip", "newuidmap", "fuse-overlayfs", *_ENROOT_CALLS]
+    for name in [*_VERSIONED, *_SQUASHFS, *others]:
         program = shutil.which(name, path=path)
         if program is None:
             continue
         version = None
-        if name in _VERSIONS:
-            code, out, err = _say([program, *_VERSIONS[name]], environment)
+        if name not in others:
+            code, out, err = _say([program, "-version" if name in _SQUASHFS else "--version"], environment)
             # unsquashfs exits with 1 after telling its version.
             number = _NUMBER.search(out + err) if code >= 0 else None
             version = number.group() if number else None
@@ -167,9 +156,8 @@ def _docker_daemon(tools: "Tools", environment: "dict[str, str]") -> "str | None
     """Return the version of the daemon that answers, or its error after a ``!``."""
     if "docker" not in tools:
         return None
-    code, out, err = _say(
-        [tools["docker"]["path"] or "", "version", "--format", "{{.Server.Version}}"], environment
-    )
+    command = [tools["docker"]["path"] or "", "version", "--format", "{{.Server.Version}}"]
+    code, out, err = _say(command, environment)
     if code == 0 and out.strip():
         return out.strip()
     return "!" + " ".join(err.split())

@@ -177,21 +177,27 @@ def _is_asked(plan: Plan) -> bool:
 
 
 def _ask_trainer(plans: Sequence[Plan]) -> list[str | None]:
-    command = [sys.executable, "-m", "trainer.config.verdict"]
+    question = "\n".join(map(_trainer_question, plans))
+    seconds = _VERDICT_SECONDS + _VERDICT_SECONDS_EACH * len(plans)
     try:
-        done = subprocess.run(
-            command,
-            input="\n".join(map(_trainer_question, plans)),
-            capture_output=True,
-            text=True,
-            timeout=_VERDICT_SECONDS + _VERDICT_SECONDS_EACH * len(plans),
-            # Python looks for modules there first: for ours, and not for what the user's directory may hold.
-            cwd=_HOME,
-        )
-        answers = [json.loads(line)["mistake"] or "" for line in done.stdout.splitlines()]
+        lines = ask_module("trainer.config.verdict", question, seconds).splitlines()
+        answers = [json.loads(line)["mistake"] or "" for line in lines]
     except (OSError, ValueError, TypeError, KeyError, subprocess.SubprocessError):
         answers = []
     return answers if len(answers) == len(plans) else [None] * len(plans)
+
+
+def ask_module(module: str, question: str, seconds: float) -> str:
+    """Return what a program of the trainer answers; raise OSError or SubprocessError where it does not."""
+    return subprocess.run(
+        [sys.executable, "-m", module],
+        input=question,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        # Python looks for modules there first: for ours, and not for what the user's directory may hold.
+        cwd=_HOME,
+    ).stdout
 
 
 def _trainer_question(plan: Plan) -> str:
