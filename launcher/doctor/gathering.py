@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.checks.findings import Severity
+from launcher.checks.gathering.gather import ask_cluster
 from launcher.checks.gathering.host import host_facts
 from launcher.checks.rules.files import engine_of_image, machine_problems
 from launcher.doctor import probe
@@ -21,10 +22,8 @@ from launcher.errors import UserError, end_of, one_line
 from launcher.images.references import DOCKER_HUB
 from launcher.images.registry import HUB_MACHINES, login_file
 from launcher.plan import Plan
-from launcher.runs.provenance import user
 from launcher.slurm.commands import Unreachable, error_text, run
 from launcher.slurm.environment import clean_environment
-from launcher.slurm.questions import ask_at_once, facts_of, questions
 
 DEVICES = "NVIDIA_VISIBLE_DEVICES"
 PYXIS_RUNTIME = "pyxis runtime"
@@ -96,12 +95,9 @@ def probe_request(
 
 def slurm(plan: Plan) -> Slurm:
     """Ask Slurm for its configuration, its nodes and Pyxis."""
-    known = questions(plan.job.queue.partition, user())
-    selected = {name: known[name] for name in ("settings", "partitions", "nodes", "pyxis")}
-    replies = ask_at_once(selected, plan.slurm_conf)
+    replies, facts = ask_cluster(plan, ("settings", "partitions", "nodes", "pyxis"))
     if replies["settings"].why is not None:
         return Slurm(why=replies["settings"].why)
-    facts = facts_of(replies, of_default=plan.job.queue.partition is None)
     by_partition = facts.nodes or {}
     types = {name for nodes in by_partition.values() for node in nodes for name, _ in node.gpus}
     counts = {

@@ -87,7 +87,7 @@ def gather(request: "dict[str, dict[str, str]]", environment: "dict[str, str]") 
         "tools": tools,
         "docker_daemon": _docker_daemon(tools, environment),
         "compressors": _compressors(tools, environment),
-        "sysctls": {path.split("/")[1]: number for path in _SYSCTLS for number in _sysctl(path)},
+        "sysctls": _sysctls(),
         "file_systems": [line.split()[-1] for line in _read("/proc/filesystems").splitlines() if line],
         "no_namespaces": _no_namespaces(path, environment),
         "fuse": os.access("/dev/fuse", os.R_OK | os.W_OK),
@@ -176,9 +176,9 @@ def _compressors(tools: "Tools", environment: "dict[str, str]") -> "list[str]":
     return []
 
 
-def _sysctl(name: str) -> "list[int]":
-    text = _read("/proc/sys/" + name).strip()
-    return [int(text)] if text.isdigit() else []
+def _sysctls() -> "dict[str, int]":
+    texts = {path.split("/")[1]: _read("/proc/sys/" + path).strip() for path in _SYSCTLS}
+    return {name: int(text) for name, text in texts.items() if text.isdigit()}
 
 
 def _read(path: "str | Path") -> str:
@@ -189,9 +189,9 @@ def _read(path: "str | Path") -> str:
         return ""
 
 
-def _listed(directory: str, suffix: str) -> "list[Path]":
+def _listed(directory: "str | Path", pattern: str) -> "list[Path]":
     try:
-        return sorted(path for path in Path(directory).iterdir() if path.name.endswith(suffix))
+        return sorted(Path(directory).glob(pattern))
     except OSError:
         return []
 
@@ -286,7 +286,7 @@ def _enroot(
     }
     paths = {name: settings.get(f"ENROOT_{name}_PATH") or path for name, path in defaults.items()}
     both = (paths["SYSCONF"], paths["CONFIG"])
-    fstabs = [_read(file) for place in both for file in _listed(f"{place}/mounts.d", ".fstab")]
+    fstabs = [_read(file) for place in both for file in _listed(f"{place}/mounts.d", "*.fstab")]
     lines = [line.split() for text in fstabs for line in text.splitlines()]
     reported = [f"ENROOT_{name}" for name in _REPORTED.split()]
     facts = {
@@ -294,7 +294,7 @@ def _enroot(
         "conf": file if _size(file) is not None else None,
         "trouble": trouble,
         "settings": {name: settings[name] for name in reported if settings.get(name)},
-        "hooks": sorted({file.name for place in both for file in _listed(f"{place}/hooks.d", ".sh")}),
+        "hooks": sorted({file.name for place in both for file in _listed(f"{place}/hooks.d", "*.sh")}),
         # Enroot 3 binds it into every container, and fails where it is not mounted.
         "binds_mqueue": any(
             line[:1] == ["/dev/mqueue"] and "nofail" not in " ".join(line[3:]) for line in lines
@@ -346,20 +346,13 @@ def _plugstack(files: "list[str]", environment: "dict[str, str]") -> "dict[str, 
         for number, line in enumerate(_read(file).splitlines(), 1):
             words = line.partition("#")[0].split()
             if words[:1] == ["include"] and len(words) > 1:
-                waiting[:0] = sorted(map(str, _matching(Path(file).parent / words[1])))
+                included = Path(file).parent / words[1]  # with wildcards in its last part, mostly
+                waiting[:0] = map(str, _listed(included.parent, included.name))
             elif len(words) > 1 and "pyxis" in Path(words[1]).name:
                 options = dict(word.partition("=")[::2] for word in words[2:])
                 there = _size(words[1]) is not None if words[1].startswith("/") else None
                 return {"at": f"{file}:{number}", "plugin": words[1], "there": there, "options": options}
     return {"at": None, "plugin": None, "there": None, "options": {}}
-
-
-def _matching(pattern: Path) -> "list[Path]":
-    """Return the files of an ``include``, which mostly has wildcards in its last part."""
-    try:
-        return list(pattern.parent.glob(pattern.name))
-    except OSError:
-        return []
 
 
 def answer_lines(content: "dict[str, object]") -> "list[str]":

@@ -298,7 +298,8 @@ def missing_source(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
         return (resolver.missing(key, given, "no checkpoint in it"),)
     if job.stage != "conversion" or job.engine == "nemo":  # whose job looks for NeMo's own checkpoints
         return ()
-    if node["source_format"] == "auto" and not any(_WEIGHTS.search(name) for name in _names(path)):
+    files = (entry for folder in ("*", "*/*") for entry in path.glob(folder)) if path.is_dir() else ()
+    if node["source_format"] == "auto" and not any(_WEIGHTS.search(entry.name) for entry in files):
         fix = "a checkpoint of Slipway, Hugging Face, Megatron-LM, PyTorch DCP or DeepSpeed"
         return (resolver.missing(key, given, "no weights of a known format in it", fix),)
     newest = marked[-1].whole("step") if marked else None
@@ -309,15 +310,6 @@ def missing_source(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
 _WEIGHTS = re.compile(r"complete\.json|config\.json|common\.pt|\.metadata|.*_model_states\.pt|latest\w*")
 # What trainer/conversion/outputs.py writes beside a result.
 _RECORD = "conversion.json"
-
-
-def _names(directory: Path) -> Iterator[str]:
-    """Yield the names of the files of a directory, and of its directories."""
-    for path in (directory, *directory.iterdir()) if directory.is_dir() else ():
-        try:
-            yield from (entry.name for entry in path.iterdir())
-        except OSError:
-            continue
 
 
 def _taken_output(resolver: PathResolver, node: Mapping[str, Any], step: int | None) -> Iterator[MissingPath]:

@@ -15,6 +15,7 @@ from arithmetic.vocabulary import WAYS_TO_A_VOCABULARY
 from launcher.checks.facts import MissingPath
 from launcher.checks.gathering.host import ask_module
 from launcher.checks.gathering.path_resolver import Fault, PathResolver, opened, why_unreadable
+from launcher.checks.rules.training import weight_of
 from launcher.drafting import Draft
 from launcher.errors import file_mode, nearest_files
 from launcher.estimates.values import Values
@@ -45,14 +46,6 @@ def _prefixes(given: Any) -> Iterator[str]:
             yield item
 
 
-def weight_of(item: Any) -> float | None:
-    """Return the weight that an item of a list of data sets is; None for a prefix."""
-    try:
-        return float(item)
-    except (TypeError, ValueError):
-        return None
-
-
 def missing_data(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
     """Return what is wrong with the data sets; None if the job reads none."""
     named = data_sets(resolver)
@@ -70,7 +63,8 @@ def _missing_set(resolver: PathResolver, key: str, given: str) -> MissingPath | 
     wrong: dict[str, str] = {}
     for suffix, path in files.items():
         try:
-            sizes[suffix] = _size(path)
+            with opened(path) as stream:
+                sizes[suffix] = stream.seek(0, 2)
         except OSError as error:
             wrong[suffix] = why_unreadable(error)
     if wrong:
@@ -82,12 +76,6 @@ def _missing_set(resolver: PathResolver, key: str, given: str) -> MissingPath | 
     except OSError as error:
         fault = f"its .idx: {why_unreadable(error)}"
     return resolver.missing(key, given, fault, _MAKE, certain=certain) if fault is not None else None
-
-
-def _size(path: Path) -> int:
-    """Return the bytes of a file that can be read."""
-    with opened(path) as stream:
-        return stream.seek(0, 2)
 
 
 def _instead(prefix: Path) -> str:

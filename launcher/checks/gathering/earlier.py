@@ -14,8 +14,9 @@ from launcher.checks.gathering.checkpoints import (
     has_entries,
     saved_shards,
 )
-from launcher.checks.gathering.data import ask_identity, weight_of
+from launcher.checks.gathering.data import ask_identity
 from launcher.checks.gathering.path_resolver import PathResolver
+from launcher.checks.rules.training import weight_of
 from launcher.drafting import Draft
 from launcher.errors import UserError
 from launcher.estimates.values import Values, full

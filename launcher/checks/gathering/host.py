@@ -167,24 +167,20 @@ def trainer_verdicts(plans: Sequence[Plan]) -> list[str | None]:
 
     A message is empty if the trainer is content or does not train the plan, None if it cannot be asked.
     """
-    asked = [plan for plan in plans if _is_asked(plan)]
-    message = iter(_ask_trainer(asked) if asked else ())
-    return [next(message) if _is_asked(plan) else "" for plan in plans]
+    asked = [plan.job.engine == "megatron" and plan.job.config is not None for plan in plans]
+    questions = [_trainer_question(plan) for plan, is_asked in zip(plans, asked, strict=True) if is_asked]
+    message = iter(_ask_trainer(questions) if questions else ())
+    return [next(message) if is_asked else "" for is_asked in asked]
 
 
-def _is_asked(plan: Plan) -> bool:
-    return plan.job.engine == "megatron" and plan.job.config is not None
-
-
-def _ask_trainer(plans: Sequence[Plan]) -> list[str | None]:
-    question = "\n".join(map(_trainer_question, plans))
-    seconds = _VERDICT_SECONDS + _VERDICT_SECONDS_EACH * len(plans)
+def _ask_trainer(questions: Sequence[str]) -> list[str | None]:
+    seconds = _VERDICT_SECONDS + _VERDICT_SECONDS_EACH * len(questions)
     try:
-        lines = ask_module("trainer.config.verdict", question, seconds).splitlines()
+        lines = ask_module("trainer.config.verdict", "\n".join(questions), seconds).splitlines()
         answers = [json.loads(line)["mistake"] or "" for line in lines]
     except (OSError, ValueError, TypeError, KeyError, subprocess.SubprocessError):
         answers = []
-    return answers if len(answers) == len(plans) else [None] * len(plans)
+    return answers if len(answers) == len(questions) else [None] * len(questions)
 
 
 def ask_module(module: str, question: str, seconds: float) -> str:
