@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -180,21 +180,20 @@ def credentials() -> list[Credentials]:
     podman = [Path(named)] if named else []
     podman += [Path(runtime) / "containers" / "auth.json"] if runtime else []
     podman.append(Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config") / "containers" / "auth.json")
-    files = [("enroot", login_file(os.environ)), ("docker", docker)]
-    files += [("podman", path) for path in dict.fromkeys(podman)]
-    return [file for owner, path in files if (file := _credentials(owner, path)) is not None]
+    readers = {login_file(os.environ): _ENROOT_MACHINE.findall} | dict.fromkeys([docker, *podman], _auths)
+    return [file for path, read in readers.items() if (file := _credentials(path, read)) is not None]
 
 
-def _credentials(owner: str, path: Path) -> Credentials | None:
+def _credentials(path: Path, read: Callable[[str], list[str]]) -> Credentials | None:
     try:
         text, mode = path.read_text(encoding="utf-8", errors="replace"), path.stat().st_mode
     except OSError:
         return None
-    registries = _ENROOT_MACHINE.findall(text) if owner == "enroot" else _auths(text)
+    registries = read(text)
     if not registries:
         return None
     unique = tuple(dict.fromkeys(map(_registry, registries)))
-    return Credentials(owner, str(path), unique, is_private=not mode & 0o077)
+    return Credentials(str(path), unique, is_private=not mode & 0o077)
 
 
 def _registry(key: str) -> str:

@@ -81,10 +81,9 @@ def gather(request: "dict[str, dict[str, str]]", environment: "dict[str, str]") 
     return {
         "host": environment.get("SLURMD_NODENAME") or platform.node(),
         "uid": os.getuid(),
-        "kernel": platform.release(),
         "python": platform.python_version(),
         "job_python": _job_python(path, environment),
-        "tools": tools,
+        "tools": {name: tools[name]["version"] for name in tools},
         "docker_daemon": _docker_daemon(tools, environment),
         "compressors": _compressors(tools, environment),
         "sysctls": _sysctls(),
@@ -242,12 +241,12 @@ def _place(path: str) -> "dict[str, object]":
     for kind_of, point_of, source_of in _mounts():
         if f"{there}/".startswith(point_of.rstrip("/") + "/") and len(point_of) >= len(point):
             kind, point, source = kind_of, point_of, source_of
-    free = size = None
+    free = None
     with contextlib.suppress(OSError):
         room = os.statvfs(there)
-        free, size = room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize
+        free = room.f_bavail * room.f_frsize
     mount = {"path": path, "there": there, "kind": kind, "point": point, "source": source}
-    return {**mount, "free": free, "size": size, "writable": os.access(there, os.W_OK | os.X_OK)}
+    return {**mount, "free": free, "writable": os.access(there, os.W_OK | os.X_OK)}
 
 
 def _is_directory(path: str) -> bool:

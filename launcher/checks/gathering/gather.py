@@ -12,7 +12,7 @@ from launcher.checks.facts import Facts
 from launcher.checks.gathering.earlier import earlier_training
 from launcher.checks.gathering.host import HostOf, host_facts, remembering, supervisor_python_problem
 from launcher.checks.gathering.images import image_facts
-from launcher.checks.gathering.path_resolver import PathResolver
+from launcher.checks.gathering.path_resolver import PathResolver, is_sandbox_of
 from launcher.checks.gathering.paths import missing_secrets, open_secrets, path_facts
 from launcher.checks.rules.cluster import ClusterRequest
 from launcher.checks.rules.keys import KEYS
@@ -24,7 +24,6 @@ from launcher.errors import file_mode
 from launcher.plan import Plan
 from launcher.runs.paths import LAUNCHES
 from launcher.runs.provenance import user
-from launcher.sandbox import is_sandbox
 from launcher.slurm.cluster import ClusterFacts
 from launcher.stages.common import stage_cluster
 
@@ -82,8 +81,7 @@ def _lacks_gpus(plan: Plan) -> str | None:
         return None
     if plan.scheduler == "local":
         return None if any(Path("/dev").glob("nvidia*")) else "this machine has no GPU (no /dev/nvidia*)"
-    is_in_sandbox = plan.slurm_conf is not None and is_sandbox(Path(plan.slurm_conf).parent.parent)
-    return "the GPUs of the sandbox are fake" if is_in_sandbox else None
+    return "the GPUs of the sandbox are fake" if is_sandbox_of(plan.slurm_conf) else None
 
 
 def added_keys(draft: Draft) -> tuple[tuple[str, ...], frozenset[str]]:

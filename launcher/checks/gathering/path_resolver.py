@@ -31,7 +31,11 @@ class PathResolver:
         self.plan: Plan = draft.plan
         # Without Slurm a job runs without its container.
         self.in_container = draft.plan.job.container is not None and draft.plan.scheduler != "local"
-        self.nodes_are_here = draft.plan.scheduler == "local" or _is_in_sandbox(draft)
+        self.nodes_are_here = (
+            draft.plan.scheduler == "local"
+            or draft.composition.choices.get("cluster") == "sandbox"
+            or is_sandbox_of(draft.plan.slurm_conf or os.environ.get("SLURM_CONF"))
+        )
 
     def host(self, given: str) -> Path | None:
         """Return a path of the job as this machine has it; None if it lies in the container's image."""
@@ -165,9 +169,6 @@ def why_unreadable(error: OSError) -> str:
     return f"it cannot be read: {(error.strerror or str(error)).lower()}"
 
 
-def _is_in_sandbox(draft: Draft) -> bool:
-    """Return True if the nodes are a sandbox's, which are this machine."""
-    if draft.composition.choices.get("cluster") == "sandbox":
-        return True
-    conf = draft.plan.slurm_conf or os.environ.get("SLURM_CONF")
-    return conf is not None and is_sandbox(Path(conf).parent.parent)
+def is_sandbox_of(slurm_conf: str | None) -> bool:
+    """Return True if a configuration of Slurm is that of a sandbox, whose nodes are this machine."""
+    return slurm_conf is not None and is_sandbox(Path(slurm_conf).parent.parent)

@@ -15,7 +15,7 @@ from launcher.checks.facts import LocalPath, LocalPaths, MissingPath, PathFacts
 from launcher.checks.gathering.checkpoints import missing_checkpoint, missing_source
 from launcher.checks.gathering.data import data_sets, missing_data, missing_tokenizer, tokenizer_files
 from launcher.checks.gathering.images import fetched_at_once, missing_image
-from launcher.checks.gathering.path_resolver import PathResolver, is_there
+from launcher.checks.gathering.path_resolver import PathResolver, is_there, tells_of
 from launcher.drafting import Draft
 from launcher.errors import explain_os_error, nearest_files
 from launcher.file_systems import existing, is_shared, local_mount, mount_of, room_at
@@ -239,7 +239,7 @@ def missing_secrets(draft: Draft) -> tuple[MissingPath, ...]:
         why = _why_lost(path)
         if why is not None:
             key = f"env_files.{variable}" if variable in config.env_files else "wandb_api_key_file"
-            lost.append(MissingPath(key, path, why, certain=os.access(Path(path).parent, os.F_OK)))
+            lost.append(MissingPath(key, path, why, certain=tells_of(Path(path))))
     return tuple(lost)
 
 
