@@ -279,9 +279,9 @@ def _list(numbers: set[int]) -> str:
 
 
 def _rank_log(launch: Launch, rank: int) -> LogSelection:
-    failure = next((failure for failure in rank_failures(launch) if failure.rank == rank), None)
-    if failure:
-        _tell(f"rank {rank} failed: {one_line(failure.error)}: {short(failure.path)}")
+    for path, failure in rank_failures(launch).items():
+        if failure.rank == rank:
+            _tell(f"rank {rank} failed: {one_line(failure.error)}: {short(path)}")
     logs = rank_logs(launch, rank)
     if logs:
         return LogSelection(logs[:1])

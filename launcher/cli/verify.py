@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from launcher import errors
 from launcher.cli.runs import add_run, selected_run
 from launcher.errors import one_line
-from launcher.monitor.evidence import RunEvidence, gather
+from launcher.monitor.evidence import Evidence, gather
 from launcher.monitor.verification import RunCheck, RunVerdict, exit_code, verify
 from launcher.ui.tables import align
 from launcher.ui.terminal import open_console
@@ -60,8 +60,8 @@ def run(args: argparse.Namespace) -> int:
     """Print the checks and the verdict; return the exit code."""
     selected = selected_run(args)
     gathered = gather(selected.run_dir, selected.launch)
-    checks = verify(gathered.evidence)
-    code = exit_code(gathered.evidence, checks)
+    checks = verify(gathered)
+    code = exit_code(gathered, checks)
     if args.json:
         print(json.dumps(_object(gathered, checks, code), indent=2))
     else:
@@ -70,14 +70,14 @@ def run(args: argparse.Namespace) -> int:
     return code
 
 
-def _object(gathered: RunEvidence, checks: Sequence[RunCheck], code: int) -> dict[str, object]:
+def _object(gathered: Evidence, checks: Sequence[RunCheck], code: int) -> dict[str, object]:
     launch = gathered.launch
     return {
         "run": launch.paths.run_name,
         "run_dir": str(launch.paths.run_dir),
         "launch": launch.paths.number,
-        "job_id": None if launch.manifest.job_id is None else launch.job_in(gathered.evidence.status),
-        "state": gathered.evidence.status.state.value,
+        "job_id": None if launch.manifest.job_id is None else launch.job_in(gathered.status),
+        "state": gathered.status.state.value,
         "verdict": _WORDS[code],
         "checks": [
             {"name": check.name, "verdict": check.verdict.value, "evidence": check.evidence}
@@ -106,7 +106,7 @@ def print_checks(checks: Sequence[RunCheck]) -> None:
     open_console().print(table)
 
 
-def _print_verdict(gathered: RunEvidence, checks: Sequence[RunCheck], code: int) -> None:
+def _print_verdict(gathered: Evidence, checks: Sequence[RunCheck], code: int) -> None:
     paths = gathered.launch.paths
     line = one_line(f"{paths.run_name}, launch {paths.number}: {_WORDS[code]}{_why(checks, code)}")
     if not sys.stdout.isatty():

@@ -126,10 +126,8 @@ def _end_of_log(launch: Launch, status: JobStatus) -> list[str]:
     lines = [f"The end of {short(logs[0])}:"]
     lines += [f"  {line}" for line in last_lines(logs[0], _FAILURE_LINES).splitlines()]
     lines.append(f"The full log: {short(logs[0])}")
-    failures = rank_failures(launch)
-    if failures:
-        first = failures[0]
-        lines.append(f"Rank {first.rank} failed first: {one_line(first.error)}: {short(first.path)}")
+    for path, first in list(rank_failures(launch).items())[:1]:
+        lines.append(f"Rank {first.rank} failed first: {one_line(first.error)}: {short(path)}")
     return lines
 
 
