@@ -32,8 +32,8 @@ class Evidence:
     """The facts about a run, up to one of its launches.
 
     `step` is the last step of this launch, and `end` the trainer's reason for its end; `records_each_step` is
-    True if a missing step is a hole. `diverged` is the trainer's message about a loss that is not finite, with
-    which it stops. `ended_ranks` are those that recorded their end, ``None`` if the trainer's ranks do not.
+    True if a missing step is a hole. `diverged` is the trainer's message about a loss that is not finite,
+    with which it stops. `ended_ranks` are those that recorded their end, ``None`` if the engine's do not.
     `errors` are those of ranks, libraries and Slurm, each with the file that has it, ``None`` without a log.
     `saved` is the newest checkpoint, ``None`` if the configuration writes none. `outputs` are the files that
     the job is to write, ``None`` if they are not known.
@@ -41,8 +41,8 @@ class Evidence:
 
     launch: Launch
     status: JobStatus
-    ranks: int
     errors: Sequence[str] | None
+    ranks: int = 1
     max_steps: int | None = None
     step: int | None = None
     end: str | None = None
@@ -125,14 +125,12 @@ def gather(run_dir: Path, number: int | None = None) -> Evidence:
     logs = [job_logs(launch, extension) for extension in ("out", "err")]  # of a chain those of its last link
     newest = [log for of_one in logs for log in (of_one[-1:] if launch.is_chain else of_one)]
     searched = {log: find_errors(log, _ATTEMPT_BEGINS) for log in newest}
-    ranks = launch.nodes * launch.manifest.tasks_per_node
-    evidence = Evidence(launch, status, ranks, _errors(launch, searched))
+    evidence = Evidence(launch, status, _errors(launch, searched))
     if launch.manifest.stage != "training":
         outputs = expected_outputs(config)
         if engine == "nemo" and outputs is not None:
-            outputs = [
-                path.parent for path in outputs
-            ]  # NeMo's scripts leave no record beside what they write
+            # NeMo's scripts leave no record beside what they write.
+            outputs = [path.parent for path in outputs]
         return replace(
             evidence,
             outputs=None if outputs is None else [str(path) for path in outputs],
@@ -144,6 +142,7 @@ def gather(run_dir: Path, number: int | None = None) -> Evidence:
         curves.take(event)
     return replace(
         evidence,
+        ranks=launch.nodes * launch.manifest.tasks_per_node,
         max_steps=progress.max_steps or whole(node(config, "trainer").get("max_steps"), 1),
         step=progress.step,
         end=progress.end.reason if progress.end else None,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from types import TracebackType
-from typing import Self
+from collections.abc import Sequence
 
 from rich.box import ROUNDED
 from rich.console import Console, Group, RenderableType
@@ -33,34 +32,24 @@ _STALE_SECONDS = 30.0
 _STALE_STEPS = 10
 
 
-class LiveView:
+class LiveView(Live):
     """A view that redraws a panel with the state, the progress and the losses."""
 
     interval = 0.25
 
     def __init__(self, launch: Launch, console: Console | None = None) -> None:
+        super().__init__(console=console or open_console(), refresh_per_second=8)
         self._launch = launch
         self._began = self._last_event = time.monotonic()
         self._losses: deque[float] = deque(maxlen=4096)
         self._spinner = Spinner("dots", style="yellow")
-        self._live = Live(console=console or open_console(), refresh_per_second=8)
 
-    def __enter__(self) -> Self:
-        self._live.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    def show(
+        self, status: JobStatus, progress: Progress, new: Sequence[Event], *, is_over: bool = False
     ) -> None:
-        self._live.__exit__(kind, error, trace)
+        self.update(self._panel(status, progress, new), refresh=is_over)
 
-    def show(self, status: JobStatus, progress: Progress, new: list[Event]) -> None:
-        self._live.update(self._panel(status, progress, new))
-
-    def end(self, status: JobStatus, progress: Progress) -> None:
-        self._live.update(self._panel(status, progress, []), refresh=True)
-
-    def _panel(self, status: JobStatus, progress: Progress, new: list[Event]) -> Panel:
+    def _panel(self, status: JobStatus, progress: Progress, new: Sequence[Event]) -> Panel:
         if new:
             self._last_event = time.monotonic()
         self._losses.extend(e.loss for e in new if isinstance(e, Train) and e.loss is not None)
@@ -73,13 +62,13 @@ class LiveView:
         style = colour(status.state) if status.state.is_final else "dim"
         return Panel(
             Group(*body),
-            box=ROUNDED,
+            ROUNDED,
             title=title,
             title_align="left",
             subtitle=shape,
             border_style=style,
             # A terminal prints ^C after the panel, where it must not begin another line.
-            width=max(self._live.console.width - 3, 20),
+            width=max(self.console.width - 3, 20),
         )
 
     def _state(self, status: JobStatus, progress: Progress) -> RenderableType:

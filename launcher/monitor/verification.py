@@ -166,9 +166,9 @@ def _every_rank_ended(seen: Evidence) -> Judgement:
     if not missing:
         return OK, f"records of {_ranks(seen.ranks)}"
     ranks = f"{'rank' if len(missing) == 1 else 'ranks'} {_listed(missing)} of {seen.ranks}"
-    return _failed_if_over(
-        seen
-    ), f"no record of {ranks if seen.ended_ranks else f'any of {_ranks(seen.ranks)}'}"
+    if not seen.ended_ranks:
+        ranks = f"any of {_ranks(seen.ranks)}"
+    return _failed_if_over(seen), f"no record of {ranks}"
 
 
 def _last_step_saved(seen: Evidence) -> Judgement:
