@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import fnmatch
+import contextlib
 import hashlib
 import itertools
 import logging
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -39,15 +39,7 @@ _NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class SweepRequest:
-    """The sweep that the user asked for.
-
-    Attributes
-    ----------
-    throttle
-        The number of points that may run at once; ``None`` for no limit.
-    config_dir, template_dir
-        The user's own trees, which are searched before ours.
-    """
+    """The sweep that the user asked for; at most `throttle` points may run at once."""
 
     overrides: Sequence[str]
     command: Sequence[str]
@@ -85,22 +77,13 @@ class SweepDraft:
 
 
 def draft_sweep(request: SweepRequest) -> SweepDraft:
-    """Draft every point of a sweep.
-
-    Raises
-    ------
-    UserError
-        At the first mistake in the request.
-    """
+    """Draft every point of a sweep; raise UserError at the first mistake in the request."""
     grid = read_grid(request.overrides, request.config_dir)
     grid_points = grid.points()
     sweep = BatchComposer(grid.shared, request.config_dir)
     first = sweep.compose(grid_points[0].overrides)
-    try:
+    with _annotated(first):
         stage, name, directory = _place(first, request)
-    except UserError as error:
-        first.annotate(error)
-        raise
     points = []
     for grid_point in grid_points:
         # Last, so that nothing of the command line decides otherwise.
@@ -109,12 +92,25 @@ def draft_sweep(request: SweepRequest) -> SweepDraft:
             f"{stage}.run.results_dir={hydra_value(str(directory / grid_point.name))}",
         ]
         composition = sweep.compose([*grid_point.overrides, *place])
-        points.append(Point(grid_point, _draft_point(composition, request)))
+        with _annotated(composition):
+            _require_one_job(composition.config)
+        launch = Request(composition.overrides, request.command, request.config_dir, request.template_dir)
+        points += [Point(grid_point, draft) for draft in drafts(launch, [composition])]
     if len({point.plan.slurm_conf for point in points}) > 1:
         raise UserError(
             "the points belong to several Slurms: a sweep is of one cluster", key="cluster.slurm_conf"
         )
     return SweepDraft(name, directory, grid, points)
+
+
+@contextlib.contextmanager
+def _annotated(composition: Composition) -> Iterator[None]:
+    """Add to a mistake where its value comes from."""
+    try:
+        yield
+    except UserError as error:
+        composition.annotate(error)
+        raise
 
 
 def _place(composition: Composition, request: SweepRequest) -> tuple[str, str, Path]:
@@ -141,34 +137,23 @@ def _place(composition: Composition, request: SweepRequest) -> tuple[str, str, P
 
 def _require_one_job(config: RunConfig) -> None:
     """Refuse a point that could not be one task of an array."""
-    if config.cluster.scheduler != "slurm":
-        raise UserError(
-            f"cluster.scheduler={config.cluster.scheduler}: a sweep is a job array of Slurm's",
-            key="cluster.scheduler",
-            hint="a throw-away Slurm: `slipway sandbox up` and cluster=sandbox",
-        )
-    if config.resilience.links > 1:
-        message = f"resilience.links={config.resilience.links}: a point of a sweep is one job, and no chain"
-        hint = "resilience.links=1; sweeping again goes on from the checkpoints"
-        raise UserError(message, key="resilience.links", hint=hint)
-    preparation = config.data_preparation
-    if preparation is not None and preparation.tasks > 1:
-        message = f"data_preparation.tasks={preparation.tasks}: a point of a sweep is one job"
-        raise UserError(message, key="data_preparation.tasks", hint="data_preparation.tasks=1")
-    if config.cluster.sbatch.get("array") is not None:
-        message = f"cluster.sbatch.array={config.cluster.sbatch['array']}: a sweep is an array already"
-        raise UserError(message, key="cluster.sbatch.array", hint="--throttle N is what %N says there")
-
-
-def _draft_point(composition: Composition, request: SweepRequest) -> Draft:
-    try:
-        _require_one_job(composition.config)
-    except UserError as error:
-        composition.annotate(error)
-        raise
-    launch = Request(composition.overrides, request.command, request.config_dir, request.template_dir)
-    (draft,) = drafts(launch, [composition])
-    return draft
+    cluster, links = config.cluster, config.resilience.links
+    tasks = config.data_preparation.tasks if config.data_preparation is not None else 1
+    array = cluster.sbatch.get("array")
+    sandbox = "a throw-away Slurm: `slipway sandbox up` and cluster=sandbox"
+    again = "resilience.links=1; sweeping again goes on from the checkpoints"
+    for is_wrong, key, value, problem, hint in (
+        (cluster.scheduler != "slurm", "cluster.scheduler", cluster.scheduler,
+         "a sweep is a job array of Slurm's", sandbox),
+        (links > 1, "resilience.links", links,
+         "a point of a sweep is one job, and no chain", again),
+        (tasks > 1, "data_preparation.tasks", tasks,
+         "a point of a sweep is one job", "data_preparation.tasks=1"),
+        (array is not None, "cluster.sbatch.array", array,
+         "a sweep is an array already", "--throttle N is what %N says there"),
+    ):  # fmt: skip
+        if is_wrong:
+            raise UserError(f"{key}={value}: {problem}", key=key, hint=hint)
 
 
 def as_task(point: Point, job_name: str, number: int) -> Point:
@@ -280,22 +265,10 @@ class Grid:
 
 
 def read_grid(overrides: Sequence[str], config_dir: Path | None = None) -> Grid:
-    """Take a command line apart into what is swept and what is not.
-
-    Raises
-    ------
-    UserError
-        If nothing is swept, or something that cannot be.
-    """
-    shared: list[str] = []
-    axes: list[Axis] = []
-    for text in overrides:
-        axis = _axis(text, config_dir)
-        if axis is None:
-            shared.append(text)
-        else:
-            axes.append(axis)
-    grid = Grid(tuple(shared), tuple(axes))
+    """Take a command line apart into what is swept and what is not; raise UserError if nothing is."""
+    axes = {text: _axis(text, config_dir) for text in overrides}
+    shared = tuple(text for text in overrides if axes[text] is None)
+    grid = Grid(shared, tuple(axis for text in overrides if (axis := axes[text]) is not None))
     _check(grid)
     return grid
 
@@ -334,29 +307,20 @@ def _values(text: str, parsed: Override, config_dir: Path | None) -> list[str]:
     value: object = parsed.value()
     if isinstance(value, Glob):
         return _matching(text, parsed, value, config_dir)
-    typed = parse_override(text).value or ""
-    if is_text(parse_override(text)):
-        return [_text(item) for item in parsed.sweep_iterator()]
-    if _PLAIN.fullmatch(typed):
-        return [part.strip() for part in typed.split(",")]
+    override = parse_override(text)
+    if is_text(override):
+        items = parsed.sweep_iterator()
+        return [item.text if isinstance(item, QuotedString) else str(item) for item in items]
+    if _PLAIN.fullmatch(override.value or ""):
+        return [part.strip() for part in (override.value or "").split(",")]
     return list(parsed.sweep_string_iterator())
-
-
-def _text(item: object) -> str:
-    return item.text if isinstance(item, QuotedString) else str(item)
 
 
 def _matching(text: str, parsed: Override, glob: Glob, config_dir: Path | None) -> list[str]:
     group = parsed.key_or_group
     if group not in GROUPS:
         raise UserError(f"{one_line(text)}: glob() chooses files, and {one_line(group)} is a value")
-    options = list_options(group, config_dir)
-    matches = [
-        name
-        for name in options
-        if any(fnmatch.fnmatch(name, pattern) for pattern in glob.include)
-        and not any(fnmatch.fnmatch(name, pattern) for pattern in glob.exclude)
-    ]
+    matches = glob.filter(list_options(group, config_dir))
     if not matches:
         raise UserError(f"{one_line(text)}: no choice is called so", key=group, hint=f"slipway list {group}")
     return matches
