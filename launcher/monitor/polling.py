@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 from launcher.jobs.launches import Launch
@@ -19,12 +18,8 @@ T = TypeVar("T")
 class Poller(Generic[T]):
     """The newest answer to a question, first asked at once, so that there is always one.
 
-    Use it as a context: within it a thread asks again and again.
-
-    Parameters
-    ----------
-    pause
-        Returns the seconds to wait after an answer; ``None`` to stop asking.
+    Use it as a context: within it a thread asks again and again. `pause` returns the seconds to wait after an
+    answer, ``None`` to stop asking.
     """
 
     def __init__(self, poll: Callable[[], T], pause: Callable[[T], float | None]) -> None:
@@ -39,9 +34,7 @@ class Poller(Generic[T]):
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._stop.set()
 
     @property

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -17,7 +16,7 @@ from launcher.jobs.launches import Launch
 from launcher.jobs.status import LaunchStatus, current_statuses
 from launcher.monitor.checkpoints import DamagedCheckpoint, damaged_checkpoints, summary
 from launcher.monitor.events import Event, Progress
-from launcher.monitor.provenance_report import Difference, difference_of
+from launcher.monitor.provenance_report import Difference, difference_of, finite
 from launcher.monitor.readers import newest_events
 from launcher.runs.provenance import user
 from launcher.schedulers.base import ChainJobs, JobStatus
@@ -208,11 +207,6 @@ _me = functools.cache(user)
 def attributes(source: object, *names: str) -> dict[str, Any]:
     """Return attributes by their names, each ``None`` without an object."""
     return {name: getattr(source, name, None) for name in names}
-
-
-def finite(number: float | None) -> float | str | None:
-    """Return a number as JSON can have it: one that is not finite as a string, so that it stays visible."""
-    return number if number is None or math.isfinite(number) else str(number)
 
 
 def as_table(rows: Sequence[StatusRow]) -> tuple[Sequence[str], list[list[str]]]:

@@ -14,8 +14,9 @@ from launcher.jobs.status import poll
 from launcher.monitor.curves import Curves, evenly, finite_points, outline, smooth
 from launcher.monitor.evaluations import Evaluation, progress_rows, read_evaluations
 from launcher.monitor.events import Start
+from launcher.monitor.provenance_report import finite
 from launcher.monitor.readers import all_events
-from launcher.monitor.run_status import attributes, finite
+from launcher.monitor.run_status import attributes
 from launcher.ui import tables
 from launcher.ui.plotting import (
     FAINT,
