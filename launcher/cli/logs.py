@@ -28,7 +28,6 @@ from launcher.monitor.logs import (
     rank_logs,
     read_all,
     tail_offsets,
-    task_log,
     task_logs,
 )
 from launcher.runs.paths import short
@@ -252,7 +251,7 @@ def _job_log(launch: Launch, task: int | None, err: bool) -> LogSelection:
     log = newest_log(launch, extension)
     if task is not None:
         _check_task(launch, task, tasks)
-        log = task_log(launch, task, extension)
+        log = link_log(launch, f"{launch.job}_{task}", extension)
     if err and not log.exists() and newest_log(launch).exists():
         raise UserError(_ONE_LOG.format(launch.paths.number, launch.manifest.run), hint=_ONE_LOG_HINT)
     if task is not None:

@@ -55,7 +55,14 @@ class LiveView(Live):
         self._losses.extend(e.loss for e in new if isinstance(e, Train) and e.loss is not None)
         body: list[RenderableType] = [self._state(status, progress)]
         if progress.step is not None:
-            body += [_bar(status, progress), self._train(progress), _held_out(progress)]
+            train = Text.assemble(
+                ("train loss    ", "dim"),
+                (tables.loss(progress.loss), "bold blue"),
+                (f"  {sparkline(list(self._losses))}", "blue"),
+                ("  lr ", "dim"),
+                tables.small(progress.train.learning_rate if progress.train else None),
+            )
+            body += [_bar(status, progress), train, _held_out(progress)]
         manifest = self._launch.manifest
         title = Text.assemble((one_line(manifest.run), "bold"), f" · launch {self._launch.paths.number}")
         shape = Text(tables.tasks(self._launch.nodes, manifest.tasks_per_node), style="dim")
@@ -91,24 +98,11 @@ class LiveView(Live):
                 awaited = "the queue"
             self._spinner.update(text=line.append(f"  waiting for {awaited}, {elapsed}", "dim"))
             return self._spinner
-        return line.append(self._lateness(progress), "bold yellow")
-
-    def _lateness(self, progress: Progress) -> str:
-        """Return a warning about a step that is late; an empty text if it is not."""
         silent = time.monotonic() - self._last_event
         usual = _STALE_STEPS / progress.steps_per_second if progress.steps_per_second else 0.0
-        if silent < max(_STALE_SECONDS, usual) or progress.end:
-            return ""
-        return f"  no step for {tables.duration(silent)}"
-
-    def _train(self, progress: Progress) -> Text:
-        return Text.assemble(
-            ("train loss    ", "dim"),
-            (tables.loss(progress.loss), "bold blue"),
-            (f"  {sparkline(list(self._losses))}", "blue"),
-            ("  lr ", "dim"),
-            tables.small(progress.train.learning_rate if progress.train else None),
-        )
+        if silent >= max(_STALE_SECONDS, usual) and not progress.end:
+            line.append(f"  no step for {tables.duration(silent)}", "bold yellow")
+        return line
 
 
 def _bar(status: JobStatus, progress: Progress) -> Table:

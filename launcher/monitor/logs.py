@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import os
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,7 +19,7 @@ from launcher.runs.paths import launch_numbers
 from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
 from supervisor.evidence import Left, left_by_ranks
-from supervisor.files import open_regular
+from supervisor.files import names_in, open_regular
 
 FAILURES = "failures"
 
@@ -28,18 +29,10 @@ def task_logs(launch: Launch, extension: str = "out") -> dict[int, Path]:
     if launch.manifest.job_id is None:
         return {}
     prefix = f"{launch.paths.log_prefix}{launch.manifest.job_id}_"
-    logs = {}
-    for path in launch.paths.directory.glob(f"log-*_*_*.{extension}"):
-        number = path.name.removeprefix(prefix).removesuffix(f".{extension}")
-        if number.isdecimal() and number.isascii():
-            logs[int(number)] = path
+    name = re.compile(rf"{re.escape(prefix)}([0-9]+)\.{extension}")
+    matches = map(name.fullmatch, names_in(launch.paths.directory))
+    logs = {int(match[1]): launch.paths.directory / match[0] for match in matches if match}
     return dict(sorted(logs.items()))
-
-
-def task_log(launch: Launch, task: int, extension: str = "out") -> Path:
-    """Return the log of one task of an array; it need not exist yet."""
-    path = launch.log(extension)
-    return path.with_name(f"{path.stem}_{task}{path.suffix}")
 
 
 def failed_task_logs(launch: Launch, status: JobStatus) -> dict[int, Path]:
@@ -49,7 +42,7 @@ def failed_task_logs(launch: Launch, status: JobStatus) -> dict[int, Path]:
 
 
 def link_log(launch: Launch, job_id: str, extension: str = "out") -> Path:
-    """Return the log of one link of a chain; it need not exist yet."""
+    """Return the log of a job, a task of an array or a link of a chain; it need not exist yet."""
     return launch.paths.directory / launch.paths.log_name(job_id, extension)
 
 
@@ -88,8 +81,7 @@ def rank_logs(launch: Launch, rank: int) -> list[Path]:
     """
     name = f"nemo_log_globalrank-{rank}_*.txt"
     moved = launch.paths.results.glob(f"run_*/{name}")
-    by_time = sorted(moved, key=modified, reverse=True)
-    return [*sorted(launch.paths.results.glob(name)), *by_time]
+    return [*sorted(launch.paths.results.glob(name)), *sorted(moved, key=modified, reverse=True)]
 
 
 def modified(path: Path) -> float:
@@ -169,22 +161,16 @@ def tail_offsets(paths: Sequence[Path], lines: int) -> list[tuple[Path, int]]:
     """Return the files that have the last `lines` lines of all, each with the byte at which they begin."""
     offsets: list[tuple[Path, int]] = []
     for path in reversed(paths):
-        offset = tail_offset(path, lines)
+        offset, last = tail_offset(path, lines), b"\n"
         offsets.insert(0, (path, offset))
-        if offset > 0:
-            break
-        lines -= _count_lines(path)
-        if lines <= 0:
+        if offset == 0:
+            with contextlib.suppress(FileNotFoundError), open_regular(path) as stream:
+                while block := stream.read(_BLOCK):
+                    lines, last = lines - block.count(b"\n"), block[-1:]
+            lines -= last != b"\n"
+        if offset > 0 or lines <= 0:
             break
     return offsets
-
-
-def _count_lines(path: Path) -> int:
-    lines, last = 0, b"\n"
-    with contextlib.suppress(FileNotFoundError), open_regular(path) as stream:
-        while block := stream.read(_BLOCK):
-            lines, last = lines + block.count(b"\n"), block[-1:]
-    return lines + (last != b"\n")
 
 
 def read_all(reader: LogReader, write: Callable[[str], object]) -> bool:

@@ -44,7 +44,7 @@ from launcher.runs.write import (
 from launcher.schedulers.base import NoAnswer, PendingSubmission
 from launcher.schedulers.slurm import SlurmScheduler
 from launcher.secrecy import recorded
-from launcher.sweeps.points import Point, SweepDraft, SweepRequest, as_task
+from launcher.sweeps.points import Point, SweepDraft, SweepRequest, annotated, as_task
 from launcher.sweeps.record import ARRAYS, POINTS, ArrayRecord, array_numbers, write_record
 from supervisor.files import write_atomic
 from supervisor.settings import NAME as SUPERVISOR_SETTINGS
@@ -305,18 +305,13 @@ def launch_sweep(sweep: SweepDraft, ready: ReadySweep, request: SweepRequest) ->
     """
     for point in sweep.again:
         reconcile_unconfirmed(point.plan.paths.run_dir)
-    try:
-        with ExitStack() as undo:
-            undo.callback(remove_empty, missing_directories(sweep.directory))
+    with annotated(sweep.points[0].draft.composition), ExitStack() as undo:
+        undo.callback(remove_empty, missing_directories(sweep.directory))
+        try:
             written = [_write_array(array, sweep, request, undo) for array in ready.arrays]
-            undo.pop_all()
-    except OSError as error:
-        wrong = explain_os_error(error, sweep.directory, KEY)
-        sweep.points[0].draft.composition.annotate(wrong)
-        raise wrong from error
-    except UserError as error:
-        sweep.points[0].draft.composition.annotate(error)
-        raise
+        except OSError as error:
+            raise explain_os_error(error, sweep.directory, KEY) from error
+        undo.pop_all()
     job_ids: list[str] = []
     for array in written:
         # So that no more points run at once than were asked for, however many arrays they are.

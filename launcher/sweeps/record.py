@@ -103,21 +103,17 @@ def _read(path: Path) -> ArrayRecord:
     content = read_json(path)
     known = {item.name for item in fields(ArrayRecord)}
     record = ArrayRecord(**{key: value for key, value in content.items() if key in known})
-    texts = (record.sweep, record.tag, record.created, *record.labels.values())
-    if not all(isinstance(text, str) for text in texts) or not isinstance(record.error or "", str):
-        raise ValueError(f"{path} is no record of an array")
-    if record.job_id is not None and not is_job_id(record.job_id):
-        raise ValueError(f"{path}: {record.job_id!r} is no job")
+    texts = (record.sweep, record.tag, record.created, record.error or "", *record.labels.values())
+    is_valid = all(isinstance(text, str) for text in texts)
+    is_valid &= record.job_id is None or is_job_id(record.job_id)
     for point in record.points:
-        if not _is_name(point["name"]) or not isinstance(point["values"], dict):
-            raise ValueError(f"{path}: {point!r} is no point")
-        if point.get("launch") is not None and whole(point["launch"], 1) is None:
-            raise ValueError(f"{path}: {point!r} is of no launch")
+        name, launch = point["name"], point.get("launch")
+        is_valid &= isinstance(name, str) and name not in ("", ".", "..") and "/" not in name
+        is_valid &= name.isprintable() and isinstance(point["values"], dict)
+        is_valid &= launch is None or whole(launch, 1) is not None
+    if not is_valid:
+        raise ValueError(f"{path} is no record of an array")
     return record
-
-
-def _is_name(name: object) -> bool:
-    return isinstance(name, str) and name not in ("", ".", "..") and "/" not in name and name.isprintable()
 
 
 def array_numbers(sweep_dir: Path) -> list[int]:
