@@ -54,9 +54,8 @@ class Manifest:
     checkpoints of that run too, as further jobs of the launch; `excluded` are the nodes to avoid at the
     launch (`supervisor.excluded`). `nodes` is the least number of nodes if `max_nodes` is set. `data` is the
     identity of the files that the training reads, as far as the launching machine sees them
-    (`launcher.checks.gathering.data`). `differs` has the
-    keys by which it is another training than that of an earlier launch of the run: ``{"launch": 1, "changes":
-    [{"key": ..., "old": ..., "new": ...}]}``.
+    (`launcher.checks.gathering.data`). `differs` has the keys by which it is another training than that of an
+    earlier launch of the run: ``{"launch": 1, "changes": [{"key": ..., "old": ..., "new": ...}]}``.
     """
 
     run: str
