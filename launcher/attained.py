@@ -105,10 +105,7 @@ def attained(changes: Mapping[str, Any] | None = None) -> Attained:
 
 
 def assumed(engine: str, measured: str, *, is_fp8: bool) -> tuple[str | None, list[str]]:
-    """Return the GPU whose trainings are published, None for none, and the assumptions.
-
-    `measured` is the row of the table that an estimate uses.
-    """
+    """Return the GPU of published trainings for the row of an estimate, if any, and the assumptions."""
     table, assumptions = _table()["assumed"], []
     whose: str | None = measured
     if measured not in _read()["gpus"]:
@@ -152,7 +149,9 @@ def _merged(table: Mapping[str, Any], changes: Mapping[str, Any], parent: str) -
     for name, value in changes.items():
         key = f"{parent}{name}"
         if name not in table and parent.rstrip(".") not in _OPEN:
-            raise InvalidConstant(key, f"no such key{_nearest(str(name), table)}")
+            close = get_close_matches(str(name), table, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"valid: {', '.join(table)}"
+            raise InvalidConstant(key, f"no such key; {hint}")
         merged[str(name)] = _changed(key, table.get(name), value)
     return merged
 
@@ -171,18 +170,9 @@ def _changed(key: str, before: Any, value: Any) -> Any:
         if missing:
             raise InvalidConstant(key, f"needed too: {', '.join(sorted(missing))}")
         return row
-    return _bounded(key, value)
-
-
-def _bounded(key: str, value: Any) -> float:
     _, least, most, is_least_valid, meaning = next(bounds for bounds in _BOUNDS if key.startswith(bounds[0]))
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_number or not least <= value <= most or (value == least and not is_least_valid):
         start = f"from {least:g}" if is_least_valid else f"above {least:g}"
         raise InvalidConstant(key, f"expected {meaning}, {start} and up to {most:g}", value)
     return float(value)
-
-
-def _nearest(name: str, table: Mapping[str, Any]) -> str:
-    close = get_close_matches(name, table, n=1)
-    return f"; did you mean {close[0]}?" if close else f"; valid: {', '.join(table)}"

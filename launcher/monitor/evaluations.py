@@ -75,20 +75,15 @@ def _finite(value: Any) -> float | None:
 
 def evaluation_table(evaluations: Sequence[Evaluation]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Return the columns and rows of a table: a row for each checkpoint, a column for each task."""
-    tasks = list(dict.fromkeys(task for evaluation in evaluations for task in evaluation.metrics))
-    metrics = {
-        task: next(item.metrics[task][0] for item in evaluations if task in item.metrics) for task in tasks
-    }
-    columns = ("STEP", "HELD-OUT LOSS", "PERPLEXITY", *(f"{task} {metrics[task]}" for task in tasks))
-    rows = [
-        (
-            str(evaluation.step),
-            tables.loss(evaluation.loss),
-            tables.text(None if evaluation.perplexity is None else f"{evaluation.perplexity:.2f}"),
-            *(_cell(evaluation, task, metrics[task]) for task in tasks),
-        )
-        for evaluation in evaluations
-    ]
+    metrics: dict[str, str] = {}  # of each task that of the first evaluation with it
+    for item in evaluations:
+        metrics |= {task: main[0] for task, main in item.metrics.items() if task not in metrics}
+    columns = ("STEP", "HELD-OUT LOSS", "PERPLEXITY", *map(" ".join, metrics.items()))
+    rows = []
+    for item in evaluations:
+        perplexity = tables.text(None if item.perplexity is None else f"{item.perplexity:.2f}")
+        cells = (_cell(item, task, metric) for task, metric in metrics.items())
+        rows.append((str(item.step), tables.loss(item.loss), perplexity, *cells))
     return columns, rows
 
 

@@ -32,7 +32,6 @@ class Changes:
     changed: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     def lines(self) -> list[str]:
-        """Return the changes as lines for people."""
         lines = [f"- {override}" for override in self.removed]
         lines += [f"+ {override}" for override in self.added]
         for key, (old, new) in self.changed.items():
@@ -42,10 +41,7 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The keys by which a launch is a different training than an earlier one, as its manifest has them.
-
-    `changes` has the old and the new value of each key.
-    """
+    """The keys by which a launch is a different training than an earlier one, with old and new values."""
 
     launch: int
     changes: Mapping[str, tuple[Any, Any]]
@@ -57,7 +53,6 @@ class Difference:
         return f"a different training than launch {self.launch}: {', '.join(keys[:2])}{more} changed"
 
     def lines(self) -> list[str]:
-        """Return the difference as lines for people."""
         changes = [f"{key}: {shown(old)} → {shown(new)}" for key, (old, new) in self.changes.items()]
         more = [f"and {len(changes) - _MOST_SHOWN} more"] if len(changes) > _MOST_SHOWN else []
         first = f"a different training than launch {self.launch}:"

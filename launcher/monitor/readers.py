@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 from launcher.jobs.launches import Launch
 from launcher.monitor.events import (
@@ -26,19 +26,9 @@ from launcher.monitor.logs import job_logs, newest_log
 from supervisor.files import open_regular, read_text
 
 
-class Reader(Protocol):
-    """A reader of the events appended since the last call."""
-
-    def stream(self) -> Iterator[Event]:
-        """Yield the new events, oldest first."""
-
-    def newest(self, steps: int) -> list[Event]:
-        """Return the new events, with the first step after each start and the last `steps` steps only."""
-
-
-def open_reader(launch: Launch) -> Reader:
+def open_reader(launch: Launch) -> EventReader | LogsReader:
     """Return a reader of all events of a launch that became a job; its files need not exist yet."""
-    return _LogsReader(launch) if _has_events_in_log(launch) else EventReader(launch.metrics)
+    return LogsReader(launch) if _has_events_in_log(launch) else EventReader(launch.metrics)
 
 
 def all_events(launch: Launch) -> Iterator[Event]:
@@ -61,7 +51,7 @@ def _has_events_in_log(launch: Launch) -> bool:
     return launch.manifest.engine == "nemo" and launch.manifest.job_id is not None
 
 
-class _LogsReader:
+class LogsReader:
     """A reader of NeMo's events from the log of a job, or from the logs of a chain's links in their order."""
 
     def __init__(self, launch: Launch) -> None:

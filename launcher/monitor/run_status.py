@@ -115,7 +115,6 @@ def _iso(when: float | None) -> str | None:
     return None
 
 
-_GONE = JobStatus(State.UNKNOWN, "the run has no launch, or was removed")
 LINK = "LINK"
 
 
@@ -234,7 +233,7 @@ def links_to_json(links: ChainJobs | None) -> list[dict[str, Any]]:
 
 def gone(run_dir: Path) -> StatusRow:
     """Return the status of a requested run without a launch: it must not look as if it had completed."""
-    return StatusRow(run_dir, None, _GONE)
+    return StatusRow(run_dir, None, JobStatus(State.UNKNOWN, "the run has no launch, or was removed"))
 
 
 def collect_status(

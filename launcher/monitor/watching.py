@@ -49,7 +49,7 @@ class Snapshot:
 
     @property
     def states(self) -> list[State]:
-        return [row.status.state for row in self.rows]
+        return [row.state for row in self.rows]
 
 
 class StatusPoller(Poller[Sequence[StatusRow]]):
