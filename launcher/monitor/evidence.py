@@ -51,8 +51,8 @@ class Evidence:
     diverged: str | None = None
     ended_ranks: frozenset[int] | None = None
     saved: SavedCheckpoint | None = None
-    outputs: Sequence[str] | None = None
-    missing_outputs: Sequence[str] = ()
+    outputs: Sequence[Path] | None = None
+    missing_outputs: Sequence[Path] = ()
 
     @property
     def is_over(self) -> bool:
@@ -131,11 +131,8 @@ def gather(run_dir: Path, number: int | None = None) -> Evidence:
         if engine == "nemo" and outputs is not None:
             # NeMo's scripts leave no record beside what they write.
             outputs = [path.parent for path in outputs]
-        return replace(
-            evidence,
-            outputs=None if outputs is None else [str(path) for path in outputs],
-            missing_outputs=[str(path) for path in outputs or () if _is_empty(path)],
-        )
+        missing = [path for path in outputs or () if _is_empty(path)]
+        return replace(evidence, outputs=outputs, missing_outputs=missing)
     progress, curves = Progress(), _earlier_curves(launch)
     for event in all_events(launch):
         progress.take(event)

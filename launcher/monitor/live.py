@@ -13,12 +13,13 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.spinner import Spinner
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from launcher.errors import one_line
 from launcher.jobs.launches import Launch
 from launcher.monitor.events import Event, Progress, Train
+from launcher.monitor.run_status import state_words
 from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
 from launcher.ui import tables
@@ -79,10 +80,8 @@ class LiveView(Live):
         )
 
     def _state(self, status: JobStatus, progress: Progress) -> RenderableType:
-        link = f" (link {status.chain})" if status.chain else ""
-        line = Text.assemble(
-            f"job {self._launch.job_in(status)}{link}  ", (status.state.value, colour(status.state))
-        )
+        job = state_words(self._launch, status)[0]
+        line = Text.assemble(f"{job}  ", (status.state.value, colour(status.state)))
         if status.reason:
             line.append(f" ({one_line(status.reason)})", "dim")
         if status.nodes:
@@ -110,11 +109,8 @@ def _bar(status: JobStatus, progress: Progress) -> Table:
     step = progress.step or 0
     style = colour(status.state) if status.state.is_final else "cyan"
     share = f"{100 * step / total:.0f} %" if total else ""
-    grid = Table.grid(padding=(0, 2), expand=True)
-    grid.add_column()
-    grid.add_column(ratio=1)
-    for _ in range(3):
-        grid.add_column(justify="right", no_wrap=True)
+    numbers = (Column(justify="right", no_wrap=True) for _ in range(3))
+    grid = Table.grid(Column(), Column(ratio=1), *numbers, padding=(0, 2), expand=True)
     grid.add_row(
         Text(f"step {tables.steps(step, progress.max_steps)}"),
         ProgressBar(total=total or None, completed=step, complete_style=style, finished_style=style),
