@@ -59,13 +59,10 @@ def read_evaluations(run_dir: Path) -> list[Evaluation]:
 
 
 def _main_metric(values: Mapping[str, Any]) -> tuple[str, float, float | None] | None:
-    names = sorted(
-        (name for name in values if not name.endswith(_STDERR) and _finite(values[name]) is not None),
-        key=lambda name: (_MAIN.index(name) if name in _MAIN else len(_MAIN), name),
-    )
-    if not names:
-        return None
-    return one_line(names[0]), float(values[names[0]]), _finite(values.get(f"{names[0]}{_STDERR}"))
+    numbers = {name: number for name in values if (number := _finite(values[name])) is not None}
+    names = [*_MAIN, *sorted(numbers)]
+    main = next((name for name in names if name in numbers and not name.endswith(_STDERR)), None)
+    return (one_line(main), numbers[main], numbers.get(f"{main}{_STDERR}")) if main is not None else None
 
 
 def _finite(value: Any) -> float | None:

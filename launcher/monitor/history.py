@@ -41,9 +41,7 @@ class Steps:
     loss: float | None = None
 
     def __str__(self) -> str:
-        if self.last is None:
-            return tables.UNKNOWN
-        return f"{tables.text(self.first)}→{self.last}"
+        return tables.UNKNOWN if self.last is None else f"{tables.text(self.first)}→{self.last}"
 
     def to_json(self) -> dict[str, Any]:
         return {"first_step": self.first, "step": self.last, "loss": finite(self.loss)}

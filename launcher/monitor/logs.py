@@ -86,10 +86,9 @@ def rank_logs(launch: Launch, rank: int) -> list[Path]:
 
 def modified(path: Path) -> float:
     """Return the time of a file's last change in Unix seconds; 0 if there is no file."""
-    try:
+    with contextlib.suppress(OSError):
         return path.stat().st_mtime
-    except OSError:
-        return 0.0
+    return 0.0
 
 
 def began(launch: Launch) -> float:
@@ -210,6 +209,8 @@ def follow_log(
             # The state first: once the job is known to have ended, everything that it wrote is there.
             status = of_part(watch.status, task, link)
             over = status.state.is_final or watch.is_blind
+            reason = f" ({one_line(status.reason)})" if status.reason else ""
+            state = f"the job is {status.state.value}{reason}"
             has_text = read_all(reader, write)
             if has_text:
                 watch.alive()
@@ -220,9 +221,9 @@ def follow_log(
             elif over and was_quiet:
                 return status
             elif not over and not reader.path.exists():
-                tell_once(f"waiting for {reader.path.name}: {_state(status)}")
+                tell_once(f"waiting for {reader.path.name}: {state}")
             elif status.state is State.PENDING and status.chain and link is None:
-                tell_once(f"waiting for link {status.chain}: {_state(status)}")
+                tell_once(f"waiting for link {status.chain}: {state}")
             if max(launch_numbers(launch.paths.run_dir), default=0) > launch.paths.number:
                 message = f"the run was launched again meanwhile: this is launch {launch.paths.number}"
                 tell_once(message, "newer")
@@ -237,8 +238,3 @@ def of_part(status: JobStatus, task: str | None = None, link: str | None = None)
     if task is None or task not in status.tasks:
         return status
     return replace(status, state=status.tasks[task], reason=None, exit_code=None, tasks={})
-
-
-def _state(status: JobStatus) -> str:
-    reason = f" ({one_line(status.reason)})" if status.reason else ""
-    return f"the job is {status.state.value}{reason}"

@@ -177,11 +177,10 @@ def _versions(packages: Mapping[str, Any] | None) -> str:
 
 
 def _job_packages(launch: Launch) -> dict[str, str] | None:
-    try:
+    with contextlib.suppress(OSError, ValueError):
         content = read_json(launch.paths.results / _PACKAGES)
-    except (OSError, ValueError):
-        return None
-    return {str(name): str(version) for name, version in content.items()}
+        return {name: str(version) for name, version in content.items()}
+    return None
 
 
 def _job_git(launch: Launch) -> str | None:

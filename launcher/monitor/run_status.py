@@ -47,7 +47,7 @@ class Transitions:
 
 def transitions_of(launch: Launch, status: JobStatus) -> Transitions:
     """Return the times of the changes of state, from the manifest, the marks and Slurm's elapsed time."""
-    created = _created(launch)
+    created = datetime.fromisoformat(launch.manifest.created).timestamp()  # checked when it was read
     if status.state is State.NOT_SUBMITTED:
         return Transitions(last_transition=created)
     job_id = status.chain.job_id if status.chain else launch.manifest.job_id
@@ -99,12 +99,6 @@ def _elapsed_seconds(status: JobStatus) -> int | None:
 
 def _latest(times: Iterable[float | None]) -> float | None:
     return max((when for when in times if when is not None), default=None)
-
-
-def _created(launch: Launch) -> float | None:
-    with contextlib.suppress(ValueError, OverflowError):
-        return datetime.fromisoformat(launch.manifest.created).timestamp()
-    return None
 
 
 def _iso(when: float | None) -> str | None:

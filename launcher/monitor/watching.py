@@ -28,10 +28,6 @@ if TYPE_CHECKING:
 # A state is out of date after this many unanswered questions, and at least this many seconds.
 _STALE_QUESTIONS = 3
 _STALE_SECONDS = 20.0
-# The longest time in seconds without the state of any live job before watching is given up: with a scheduler
-# that answers, and with one that does not (a controller that is restarted takes minutes).
-PATIENCE = 60.0
-BLIND_PATIENCE = 600.0
 
 
 @dataclass(frozen=True)
@@ -56,15 +52,17 @@ class StatusPoller(Poller[Sequence[StatusRow]]):
     """The status of runs, polled every `interval` seconds, less often while the scheduler does not answer.
 
     Use it as a context. Without an answer the last known facts of a job stay, but its state is UNKNOWN: a
-    display that cannot see must not look healthy.
+    display that cannot see must not look healthy. Watching is given up after `patience` seconds without the
+    state of any live job, and after `blind_patience` without an answer: a controller that is restarted takes
+    minutes.
     """
 
     def __init__(
         self,
         collect: Callable[[], Sequence[StatusRow]],
         interval: float,
-        patience: float = PATIENCE,
-        blind_patience: float = BLIND_PATIENCE,
+        patience: float = 60.0,
+        blind_patience: float = 600.0,
     ) -> None:
         self._collect = collect
         self._interval = interval
