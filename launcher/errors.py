@@ -246,7 +246,7 @@ UNDER_WAY = 4
 INTERRUPTED = EXIT_INTERRUPTED  # the trainer's own: saved before its end, launch again to continue
 WATCHING_ENDED = 130  # Ctrl-C
 
-_WORST_FIRST = (WENT_WRONG, NOT_KNOWN, INTERRUPTED, UNDER_WAY, DONE)
+_WORST_FIRST = (WENT_WRONG, NOT_KNOWN, MISTAKE, INTERRUPTED, UNDER_WAY, DONE)
 
 
 def worst_code(codes: Iterable[int]) -> int:

@@ -147,13 +147,11 @@ def _quota_left(mount: MountedFileSystem, group: int) -> int | None:
     """Return the bytes that the quotas of the user and of a group leave; ``None`` without quotas."""
     if mount.kind == "lustre":
         who = (("-u", os.getuid()), ("-g", group))
-        answers = [
-            _words(["lfs", "quota", "-q", flag, str(number), str(mount.point)]) for flag, number in who
-        ]
+        answers = [_output("lfs", "quota", "-q", flag, str(id), str(mount.point)).split() for flag, id in who]
         # In one line, or with the numbers in a second one after a long name.
         left = [_left(answer[1:4]) for answer in answers if answer]
     else:
-        answer = _output(["quota", "-u", "-g", "-w", "-p"])
+        answer = _output("quota", "-u", "-g", "-w", "-p")
         left = [_left(row[1:4]) for row in _rows(answer, group) if row[:1] == [mount.source]]
     return min((bytes_left for bytes_left in left if bytes_left is not None), default=None)
 
@@ -179,11 +177,7 @@ def _left(numbers: Iterable[str]) -> int | None:
     return max(limit - used, 0) * _KIB if limit else None
 
 
-def _words(command: list[str]) -> list[str]:
-    return _output(command).split()
-
-
-def _output(command: list[str]) -> str:
+def _output(*command: str) -> str:
     """Return the output of a command; an empty text if it does not exist or does not answer."""
     program = shutil.which(command[0])
     return _answer(program, *command[1:]) if program is not None else ""

@@ -4,6 +4,8 @@ The latter is the same as ``slipway launch`` with these arguments. While modules
 process at once, as an exception there would be a traceback of whatever is just imported.
 """
 
+import atexit
+import gc
 import os
 import signal
 import sys
@@ -24,6 +26,8 @@ def _replace_handler(old: object, new: object) -> None:
 
 
 _replace_handler(signal.default_int_handler, _leave)
+# At its end Python searches all objects for garbage, which takes a fifth of a short command's time.
+atexit.register(gc.freeze)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -223,7 +223,8 @@ class Job:
     every
         Of a stage behind a training: also submitted after each so many checkpoints while that goes on.
     directories
-        Made, where missing, before the job is submitted; the job writes there.
+        Made, where missing, before the job is submitted; the job writes there. Each has the key that it comes
+        from, or ``None`` below the run's own directory.
     """
 
     stage: str
@@ -245,7 +246,7 @@ class Job:
     chain: Chain = Chain()
     every: int | None = None
     merge_stderr: bool = True
-    directories: tuple[Path, ...] = ()
+    directories: Mapping[Path, str | None] = field(default_factory=dict)
 
     @property
     def payload_config(self) -> Mapping[str, Any] | None:

@@ -33,11 +33,6 @@ _RELEASES: Mapping[str, re.Pattern[str]] = {
 }
 # 25.07 of `25.07`, `25.07.01`, `26.06-py3`, `25.11.nemotron_3_nano`.
 _MONTH = re.compile(r"(\d\d\.\d\d)(?![\d])")
-# An image of a registry as people, Pyxis, Enroot and skopeo write it; whether it is one, others have judged.
-_NAME = re.compile(
-    r"(?:docker://)?(?:[^@/#]+@)?(?P<registry>[^/#@]+)[#/](?P<repository>[^:@#]+)"
-    r"(?::(?P<tag>(?!sha\d+:)[^:@]+))?(?:[:@](?P<digest>sha\d+:.*))?"
-)
 # `nvidia+nemo+25.07.sqsh`, as Enroot and the store call it, and `nemo-25.07.sqsh`, as people do.
 _FILE = re.compile(r"(?<![a-z0-9])(?P<family>nemo|pytorch)[+_:-](?P<month>\d\d\.\d\d)(?!\d)", re.IGNORECASE)
 
@@ -56,46 +51,31 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """The known contents of an image; ``None`` is unknown.
+    """The known contents of an image; ``None`` is unknown."""
 
-    Attributes
-    ----------
-    origin
-        The release that it is, or was built on: ``nvcr.io/nvidia/nemo:25.07``.
-    family
-        NVIDIA's image of that name; ``None`` for another one.
-    is_certain
-        Whether more than the name of a file tells the origin.
-    was_asked
-        Whether its own Python told what is installed: what it did not tell is not there.
-    pytorch
-        The release of NVIDIA's PyTorch image that it is built on.
-    pretraining
-        Whether it has NeMo's scripts megatron_*_pretraining.py and the models that they import.
-    mcore_optimizer
-        Whether its NeMo knows the optimizer `mcore_distributed_optim`.
-    nccl_net_plugin
-        The image's own value of NCCL_NET_PLUGIN.
-    efa_plugin
-        The path of its aws-ofi-nccl, where NCCL does not take it by itself.
-    aws_ofi_nccl
-        The version of that plugin.
-    """
-
+    # The release that it is, or was built on: ``nvcr.io/nvidia/nemo:25.07``.
     origin: str
+    # NVIDIA's image of that name; ``None`` for another one.
     family: Family | None = None
     month: str | None = None
+    # More than the name of a file tells the origin.
     is_certain: bool = True
+    # Its own Python told what is installed: what it did not tell is not there.
     was_asked: bool = False
     nemo: str | None = None
     megatron_core: str | None = None
+    # The release of NVIDIA's PyTorch image that it is built on.
     pytorch: str | None = None
     python: str | None = None
     cuda: str | None = None
     transformer_engine: str | None = None
+    # It has NeMo's scripts megatron_*_pretraining.py and the models that they import.
     pretraining: bool | None = None
+    # Its NeMo knows the optimizer `mcore_distributed_optim`.
     mcore_optimizer: bool | None = None
+    # Its own value of NCCL_NET_PLUGIN.
     nccl_net_plugin: str | None = None
+    # Its aws-ofi-nccl: the path, where NCCL does not take it by itself, and the version.
     efa_plugin: str | None = None
     aws_ofi_nccl: str | None = None
 
@@ -166,17 +146,6 @@ def contents_of(
     return _named(name, family, month[1], is_certain=is_release)
 
 
-def contents_by_name(text: str) -> Contents | None:
-    """Return what the table knows of an image of a registry, in any spelling of its name."""
-    name = _NAME.fullmatch(text)
-    if name is None:
-        return None
-    registry, repository = name["registry"], name["repository"]
-    if not ("." in registry or ":" in registry or registry == "localhost"):
-        registry, repository = "docker.io", f"{registry}/{repository}"
-    return contents_of(registry, repository, name["tag"], name["digest"])
-
-
 def contents_by_file_name(name: str) -> Contents | None:
     """Return what the table knows of a squashfs by the name of its file alone, which is not certain."""
     match = _FILE.search(name)
@@ -194,18 +163,12 @@ def _named(name: str, family: Family, month: str | None, *, is_certain: bool) ->
 
 
 def with_installed(contents: Contents, installed: Mapping[str, str | None]) -> Contents:
-    """Return the contents with what the image's own Python told, which says more than a table.
-
-    Parameters
-    ----------
-    installed
-        As `launcher.images.inspecting` reads them.
-    """
-    message: dict[str, Any] = {name: installed[name] for name in _ASKED if name in installed}
+    """Return the contents with what the image's own Python told (`launcher.images.inspecting`)."""
+    facts: dict[str, Any] = {name: installed[name] for name in _ASKED if name in installed}
     if "nemo_models" in installed:
         kinds = [set((installed.get(name) or "").split()) for name in ("nemo_models", "nemo_scripts")]
-        message["pretraining"] = bool(kinds[0] & kinds[1])
-    return replace(contents, was_asked=True, is_certain=True, **message)
+        facts["pretraining"] = bool(kinds[0] & kinds[1])
+    return replace(contents, was_asked=True, is_certain=True, **facts)
 
 
 def version(text: str | None) -> tuple[int, ...]:

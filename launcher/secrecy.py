@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.secret_forms import any_of, folded_letters, form_cues, formed
+from launcher.secret_forms import CUES, any_of, folded_letters, formed
 
 MASK = "***"
 
@@ -367,7 +367,7 @@ def _suspect() -> re.Pattern[str]:
     """Return what finds a line that may have a secret, in a text in small letters."""
     names = [f"{name}{_ENDED}" for name in _NAME_ENDS]
     option = rf"--[\w-]*(?:{'|'.join(_NAME_ENDS)})(?![a-z])[\w-]*[^\S\n]"
-    return re.compile(rf"(?:{any_of([*form_cues(), *names, *_SETTERS, option])})[^\n]*")
+    return re.compile(rf"(?:{any_of([*map(re.escape, CUES), *names, *_SETTERS, option])})[^\n]*")
 
 
 def _apart(secrets: Iterable[Secret]) -> list[Secret]:

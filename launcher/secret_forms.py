@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 # What stands in the place of a secret where a text has none: the mask, or a variable.
 _NONE = r"(?!\*{3}|\$)"
@@ -106,6 +106,8 @@ _FORMS = (
     ),
     ("a password of a netrc", "password", rf"\blogin\s+\S+\s+password\s+{_NONE}(?P<value>\S+)"),
 )
+CUES = sorted({cue for _, cues, _ in _FORMS for cue in cues.split()})
+
 # What `(?i:...)` takes for a letter of ASCII, besides the letter in both cases.
 _FOLDED = (("\u0130", "i"), ("\u0131", "i"), ("\u017f", "s"), ("\u212a", "k"))
 
@@ -113,12 +115,11 @@ _FOLDED = (("\u0130", "i"), ("\u0131", "i"), ("\u017f", "s"), ("\u212a", "k"))
 def formed(text: str) -> Iterator[tuple[int, int, str]]:
     """Yield where the secrets of a text begin and end, and what each is."""
     folded = folded_letters(text)
-    # Most texts have no cue: they are not looked through for each form.
-    if not _any_cue().search(folded):
+    if not any(map(folded.__contains__, CUES)):  # as of most texts
         return
-    for what, cues, pattern in _patterns():
-        if any(map(folded.__contains__, cues)):
-            for found in pattern.finditer(text):
+    for what, cues, pattern in _FORMS:
+        if any(map(folded.__contains__, cues.split())):
+            for found in _compiled(pattern).finditer(text):
                 yield *found.span("value"), what
 
 
@@ -130,21 +131,8 @@ def folded_letters(text: str) -> str:
 
 
 @functools.cache
-def _patterns() -> Sequence[tuple[str, tuple[str, ...], re.Pattern[str]]]:
-    """Return the forms, ready to look for; most verbs look for none."""
-    return tuple(
-        (what, tuple(cues.split()), re.compile(pattern, re.DOTALL)) for what, cues, pattern in _FORMS
-    )
-
-
-def form_cues() -> list[str]:
-    """Return expressions for the cues of all forms, each beginning with a letter or sign of its own."""
-    return [re.escape(cue) for cue in sorted({cue for _, cues, _ in _patterns() for cue in cues})]
-
-
-@functools.cache
-def _any_cue() -> re.Pattern[str]:
-    return re.compile(any_of(form_cues()))
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern, re.DOTALL)
 
 
 def any_of(expressions: Iterable[str]) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 from arithmetic.layout import ParallelConfig, fits
@@ -32,7 +33,7 @@ _OF_WHOLE_TRAININGS = ("schedule.warmup", "schedule.validation")
 
 @dataclass(frozen=True, slots=True)
 class Smoke:
-    """A smoke that is planned, and nowhere written yet; `told` says how it differs from the launch."""
+    """A smoke that is planned, and nowhere written yet; `summary` says how it differs from the launch."""
 
     report: CheckReport
     request: Request
@@ -44,24 +45,18 @@ class Smoke:
 
 
 def plan_smoke(drafted: Draft, request: Request, skipped: Sequence[str] = ()) -> Smoke:
-    """Plan the smoke of a launch; nothing is written.
-
-    Raises
-    ------
-    UserError
-        If one node cannot hold the layout, or the launch is no training.
-    """
+    """Plan the smoke of a launch; nothing is written."""
     try:
-        shrunk = shrink(drafted)
+        overrides, summary = _shrink(drafted)
     except UserError as error:
         drafted.composition.annotate(error)
         raise
-    smaller = replace(request, overrides=[*request.overrides, *shrunk.overrides])
+    smaller = replace(request, overrides=[*request.overrides, *overrides])
     smoke = draft(smaller)
     # This machine is looked at for the launch itself.
     (report,) = check_drafts([smoke], [*skipped, *_OF_WHOLE_TRAININGS, MACHINE])
     require_passed([report])
-    return Smoke(report, smaller, shrunk.summary)
+    return Smoke(report, smaller, summary)
 
 
 def launch_smoke(smoke: Smoke) -> Launched:
@@ -84,21 +79,10 @@ _SHARED_STATES = ("mcore_distributed_optim", "distributed_fused_adam")
 _FIRST_HOST = re.compile(r"([^,\[]*)(?:\[(\d+)[^\]]*\]([^,\[]*))?")
 
 
-@dataclass(frozen=True, slots=True)
-class Shrunk:
-    """The further overrides of a smoke; `summary` says what it is, for people."""
+def _shrink(draft: Draft) -> tuple[list[str], list[str]]:
+    """Return the overrides that make a smoke of a launch, and a summary for people.
 
-    overrides: list[str]
-    summary: list[str]
-
-
-def shrink(draft: Draft) -> Shrunk:
-    """Find the overrides that make a smoke of a launch.
-
-    Raises
-    ------
-    UserError
-        If the launch is no training, or one node cannot hold its layout.
+    Raise UserError if the launch is no training, or one node cannot hold its layout.
     """
     training, nodes = draft.composition.config.training, draft.plan.job.resources.nodes
     if training is None:
@@ -114,15 +98,10 @@ def shrink(draft: Draft) -> Shrunk:
         raise UserError("--smoke: the sizes of the layout cannot be read")
     small = _on_one_node(shape, values)
     batch = small.micro * small.data(1) * shape.micro_batches(nodes)
-    chosen = {
-        **dict(_run(draft)),
-        **dict(_steps(config, draft)),
-        **dict(_model(config, shape, small, batch)),
-    }
+    chosen = dict(chain(_run(draft), _steps(config, draft), _model(config, shape, small, batch)))
     overrides = [_override(config, key, value) for key, value in chosen.items()]
-    return Shrunk(
-        [*overrides, *_nodelist(draft), *_one_job(draft)], list(_summary(draft, values, shape, small, batch))
-    )
+    overrides += [*_nodelist(draft), *_one_job(draft)]
+    return overrides, list(_summary(draft, values, shape, small, batch))
 
 
 def _on_one_node(shape: ParallelConfig, values: Values) -> ParallelConfig:

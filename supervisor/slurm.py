@@ -151,20 +151,15 @@ class Slurm:
         return [host for host in hosts if host in down]
 
     def find_submitted(self, link: int) -> Optional[str]:
-        """Return the job of a link that the queue has, where the answer to its submission was lost.
+        """Return the job of a link that the queue has, where the answer to its submission was lost."""
+        job = (self.queued_jobs(self._job.settings.tag) or {}).get(link)
+        return job.job_id if job else None
+
+    def queued_jobs(self, tag: str) -> Optional[Dict[int, QueuedJob]]:
+        """Return a launch's jobs in the queue, by their links; ``None`` where it does not answer.
 
         Slurm tells a job's path in every version, its arguments only before 23.02: the path has the tag.
         """
-        ending = f"/submitted/{self._job.settings.tag}.{link}_submission.sh"
-        command = ["squeue", "--noheader", f"--user={os.getuid()}", "--format=%A|%o"]
-        for line in self._run(command, _ACTION_SECONDS).output.splitlines():
-            job_id, _, script = line.partition("|")
-            if ending in script and job_id.strip().isdigit():
-                return job_id.strip()
-        return None
-
-    def queued_jobs(self, tag: str) -> Optional[Dict[int, QueuedJob]]:
-        """Return a launch's jobs in the queue, by their links; ``None`` where it does not answer."""
         command = ["squeue", "--noheader", f"--user={os.getuid()}", "--format=%A|%T|%E|%o"]
         answer = self._run(command, _ACTION_SECONDS)
         if answer.code != 0:

@@ -37,6 +37,8 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 parse_shipped_files_once()
+# What is imported and collected stays: looking for garbage there takes a quarter of it.
+gc.disable()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -105,9 +107,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Have the collector leave the collected tests alone, and look less often: each saves a tenth."""
-    gc.collect()
+    """Have the garbage collector leave the collected tests alone, and look less often: each saves a tenth."""
     gc.freeze()
+    gc.enable()
     gc.set_threshold(20_000, 20, 20)
 
 

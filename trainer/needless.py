@@ -1,11 +1,28 @@
-"""Needless imports: what torch and TensorBoard import though no training here uses it."""
+"""Needless work of a start: what torch and TensorBoard import though no training here uses it, and garbage.
+
+None of it changes what a training computes.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import importlib
 import sys
 import types
+from collections.abc import Iterator
 from typing import Any
+
+
+@contextlib.contextmanager
+def no_garbage() -> Iterator[None]:
+    """Look for no garbage while modules are imported: what they make stays. A third less."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def skip_s3() -> None:

@@ -119,18 +119,19 @@ def _train(
     settings: Settings, layout: Layout, process: _Process, flat: dict[str, Any], stop_after: int | None
 ) -> int:
     # Importing torch and megatron-core takes seconds: a mistake in the configuration is told before that.
-    from trainer import cpu_shim
-    from trainer.distributed import make_rank_context, process_group
+    with needless.no_garbage():
+        from trainer import cpu_shim
+        from trainer.distributed import make_rank_context, process_group
 
-    on_cpu = cpu_shim.install()
-    if settings.deterministic:
-        make_deterministic()
+        on_cpu = cpu_shim.install()
+        if settings.deterministic:
+            make_deterministic()
 
-    from trainer.loop.run import train
-    from trainer.loop.saving import sole_writer
-    from trainer.loop.session import open_session
-    from trainer.loop.startup_report import startup_report
-    from trainer.loop.stopping import REASONS, Stopping
+        from trainer.loop.run import train
+        from trainer.loop.saving import sole_writer
+        from trainer.loop.session import open_session
+        from trainer.loop.startup_report import startup_report
+        from trainer.loop.stopping import REASONS, Stopping
 
     with process_group(process.world, settings.accelerator, settings.timeouts) as device:
         process.peers = failures.Peers.introduce()

@@ -25,8 +25,13 @@ sys.path.insert(0, str(ROOT))
 from hydra import compose as hydra_compose  # noqa: E402
 from hydra import initialize_config_dir  # noqa: E402
 
-from launcher.config.batch_compose import BatchComposer  # noqa: E402
-from launcher.config.compose import CONF_DIR, Composition, compose, list_options  # noqa: E402
+from launcher.config.compose import (  # noqa: E402
+    CONF_DIR,
+    BatchComposer,
+    Composition,
+    compose,
+    list_options,
+)
 from launcher.config.overrides import for_hydra  # noqa: E402
 from launcher.config.stored import config_text  # noqa: E402
 from launcher.drafting import Draft, Request, drafts  # noqa: E402

@@ -157,22 +157,22 @@ class Cluster:
 
     def keeper(self, job: str) -> int | None:
         """Return the main process of a job's batch step: what keeps the job on its batch host."""
-        found = state.entries()
+        found = state.processes()
         for pid, entry in found.items():
             if _words(pid).startswith((f"slurmstepd: [{job}.batch]", f"slurmstepd: [{job}.4294967291]")):
-                children = [each for each, other in found.items() if other.parent == entry.process.pid]
+                children = [each for each, other in found.items() if other.parent == entry.pid]
                 return next((each for each in children if not _words(each).startswith("slurmstepd")), None)
         return None
 
     def srun(self, job: str) -> int | None:
         """Return the srun that started the tasks of a job."""
-        found = state.entries()
+        found = state.processes()
         sruns = {pid for pid in found if _comm(pid) == "srun" and self._job_of(pid) == job}
         return min((pid for pid in sruns if found[pid].parent not in sruns), default=None)
 
     def left(self, jobs: set[str]) -> list[str]:
         """Return the processes of jobs that still run."""
-        return [f"{pid} {_words(pid)[:80]}" for pid in state.entries() if self._job_of(pid) in jobs]
+        return [f"{pid} {_words(pid)[:80]}" for pid in state.processes() if self._job_of(pid) in jobs]
 
     def _job_of(self, pid: int) -> str | None:
         """Return the job of this cluster that a process is of."""
@@ -198,7 +198,7 @@ class Cluster:
         with namespace.open("rb"):  # kept, so that its number is not given to another
             inode = namespace.stat().st_ino
             daemon.signal(signal.SIGKILL)
-            while mates := [pid for pid in state.entries() if _namespace(pid) == inode]:
+            while mates := [pid for pid in state.processes() if _namespace(pid) == inode]:
                 for pid in mates:
                     with suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)

@@ -311,6 +311,7 @@ def _serve(path: str, journal: str, modules: list[str]) -> None:
     import gc
     import importlib
 
+    gc.disable()
     if any(module.startswith("trainer") for module in modules):
         from trainer import cpu_shim, logs
 
@@ -318,8 +319,8 @@ def _serve(path: str, journal: str, modules: list[str]) -> None:
         cpu_shim.install()
     for module in modules:
         importlib.import_module(module)
-    gc.collect()
     gc.freeze()
+    gc.enable()
     zygote = Zygote(path, journal)
     print("ready", flush=True)
     zygote.serve()

@@ -36,33 +36,19 @@ class LocalPath(NamedTuple):
 class LocalPaths(NamedTuple):
     """Paths on file systems of this machine alone: the directory of the run, and what the job reads."""
 
-    results: tuple[LocalPath, ...]
-    inputs: tuple[LocalPath, ...]
+    results: tuple[LocalPath, ...] = ()
+    inputs: tuple[LocalPath, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class PathFacts:
-    """Read on this machine.
+    """Read on this machine: what is not there, or not what it should be.
 
     A part is ``None`` where the job needs no such thing, and where it is not known: `missing` says why.
-
-    Attributes
-    ----------
-    tokenizer, data, checkpoint, image, mounts, script, sources
-        What is not there, or not what it should be.
-    fetched
-        The image of a registry that many nodes would fetch at once.
-    results
-        Why nothing can be written into the directory of the run, if so.
-    local
-        What lies on file systems of this machine alone; empty where the nodes are this machine.
-    free_bytes
-        What the user may still write where the run's checkpoints go, by the file system and by the user's
-        quota there.
-    free_by
-        Which of the two it is that ends there: ``file system`` or ``quota``.
-    checkpoints_there
-        How many checkpoints the run has already.
+    `fetched` is an image of a registry that many nodes would fetch at once, and `results` why nothing can be
+    written into the directory of the run. `local` is empty where the nodes are this machine. `free_bytes` may
+    still be written where the run's checkpoints go: what ends there is the file system or the user's quota,
+    by `free_by`; `checkpoints_there` counts those that the run has already.
     """
 
     tokenizer: tuple[MissingPath, ...] | None = None
@@ -79,19 +65,6 @@ class PathFacts:
     free_by: str = "file system"
     checkpoints_there: int | None = None
     missing: Mapping[str, str] = field(default_factory=dict)
-
-
-class MissingSecret(NamedTuple):
-    """A file of a secret that the job may not be able to read.
-
-    `key` is where the configuration names it; `certain` is whether this machine has its directory, so that
-    what it lacks there the nodes lack too.
-    """
-
-    key: str
-    path: str
-    why: str
-    certain: bool
 
 
 class Change(NamedTuple):
@@ -120,24 +93,13 @@ class SavedShards(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EarlierTraining:
-    """The newest launch of the run, compared with the one that is planned.
+    """The newest launch of the run, None if it was no training, compared with the one that is planned.
 
-    Attributes
-    ----------
-    launch
-        Its number; ``None`` if there is none that was a training.
-    goes_on
-        Whether the planned launch may go on from what the run has saved, or is about to save.
-    changes
-        How the configurations differ, less what may change between two launches of a training.
-    data
-        The files of the data that were exchanged since, each as old → new; ``None`` if it is not known.
-    data_since
-        What the data are compared with: the checkpoint, or the launch.
-    accept
-        The value of `training.resume.accept_data` that accepts the exchange.
-    shards
-        The checkpoint to resume from, if its optimizer states are loaded, and only by some parallel sizes.
+    `goes_on` is whether the planned launch may go on from what the run has saved, or is about to save.
+    `changes` are without what may change between two launches of a training. `data` names the files that were
+    exchanged since `data_since`, the checkpoint or the launch, each as old → new; `accept` is the value of
+    `training.resume.accept_data` that accepts that, and `accepted` the one that is set. `shards` is the
+    checkpoint to resume from, if its optimizer states are loaded, and only by some parallel sizes.
     """
 
     launch: int | None
@@ -197,53 +159,35 @@ class ImageFacts:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Gathered beforehand and read-only; ``None`` is unknown, and skips the checks that need it.
+    """Gathered beforehand and read-only; ``None`` is unknown, and skips the checks that need it."""
 
-    Attributes
-    ----------
-    added_keys
-        Keys of `trainer`, `exp_manager` and `model` that no shipped file shows and no check reads, such as
-        ``model.micro_batchsize``.
-    shipped_keys
-        Those that the shipped files show or the checks read, to find the nearest.
-    same_job_name
-        Other run directories whose newest launch has the name of this plan's job.
-    open_secrets
-        Files of secrets that others may read, by the variable that is read from them.
-    missing_secrets
-        Files of secrets that are not there, or cannot be read.
-    earlier
-        The newest launch of the run; ``None`` if no training is planned.
-    array_tasks
-        How many tasks of job arrays are submitted with this plan's; ``None`` if it is a job of its own.
-    node_gpus
-        The GPUs of a node, where the cluster's configuration says it. Not known, it skips nothing.
-    lacks_gpus
-        Why our trainer finds no GPU where it runs; ``None`` if it may find some. Not known, it skips nothing.
-    submission
-        The scheduler's answer to the script; None if it was not shown.
-    supervisor_python
-        Why this machine's Python cannot run a job's supervisor; empty if it can.
-    trainer_verdict
-        What our trainer says of the configuration, as ``key=value: what is wrong``; empty if it is content,
-        or if another program is going to train.
-    """
-
+    # Keys of `trainer`, `exp_manager` and `model` that no shipped file shows and no check reads, such as
+    # ``model.micro_batchsize``; and those that the files show or the checks read, to find the nearest.
     added_keys: tuple[str, ...] | None = None
     shipped_keys: frozenset[str] | None = None
+    # Other run directories whose newest launch has the name of this plan's job.
     same_job_name: tuple[str, ...] | None = None
+    # Files of secrets that others may read, by their variable, and those that the job may not read.
     open_secrets: Mapping[str, str] | None = None
-    missing_secrets: tuple[MissingSecret, ...] | None = None
+    missing_secrets: tuple[MissingPath, ...] | None = None
     paths: PathFacts | None = None
     image: ImageFacts | None = None
+    # The newest launch of the run; None if no training is planned.
     earlier: EarlierTraining | None = None
     cluster: ClusterFacts | None = None
+    # How many tasks of job arrays are submitted with this plan's; None if it is a job of its own.
     array_tasks: int | None = None
+    # The GPUs of a node, where the cluster's configuration says it, and why our trainer finds no GPU where it
+    # runs, if so. Not known, these skip nothing.
     node_gpus: int | None = None
     lacks_gpus: str | None = None
     host: HostFacts | None = None
+    # The scheduler's answer to the script; None if it was not shown.
     submission: SubmissionFacts | None = None
+    # Why this machine's Python cannot run a job's supervisor; empty if it can.
     supervisor_python: str | None = None
+    # What our trainer says of the configuration, as ``key=value: what is wrong``; empty if it is content, or
+    # if another program is going to train.
     trainer_verdict: str | None = None
 
     @property

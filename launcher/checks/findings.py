@@ -1,14 +1,16 @@
-"""Findings: the results of checks."""
+"""Findings, and the table of the checks that make them."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TypeVar
 
+from launcher.checks.facts import Facts
 from launcher.errors import one_line, shown
-from launcher.estimates.values import full as full
+from launcher.estimates.values import Values, full
+from launcher.plan import Plan
 
 
 class Severity(enum.Enum):
@@ -23,42 +25,115 @@ class Severity(enum.Enum):
 class Finding:
     """One thing that is wrong, or may be.
 
-    Attributes
-    ----------
-    id
-        The check that found it, as ``--no-check`` takes it: stable, such as ``layout.tensor``.
-    key
-        The key of the configuration to change first, such as ``training.model.global_batch_size``.
-    fix
-        What would be valid; several lines where there are several ways out.
-    why
-        Why a check was skipped, where that is known; the message has it too.
+    `key` is the key of the configuration to change first, such as ``training.model.global_batch_size``; `fix`
+    says what would be valid, in several lines where there are several ways out. `why` is the reason of a
+    skipped check, which the message has too. `id` is that of the check, which sets it.
     """
 
-    id: str
     severity: Severity
     key: str | None
     message: str
     fix: str | None = None
     also: tuple[str, ...] = ()
     why: str | None = None
+    id: str = ""
 
 
-def error(
-    check: str, key: str, value: Any, text: str, fix: str | None = None, also: Sequence[str] = ()
-) -> Finding:
+def error(key: str, value: Any, text: str, fix: str | None = None, also: Sequence[str] = ()) -> Finding:
     """Return an error whose message reads ``KEY=VALUE: what is wrong``."""
-    return _finding(Severity.ERROR, check, key, value, text, fix, also)
-
-
-def warning(
-    check: str, key: str, value: Any, text: str, fix: str | None = None, also: Sequence[str] = ()
-) -> Finding:
-    return _finding(Severity.WARNING, check, key, value, text, fix, also)
-
-
-def _finding(
-    severity: Severity, check: str, key: str, value: Any, text: str, fix: str | None, also: Sequence[str]
-) -> Finding:
     message = one_line(f"{full(key)}={shown(value)}: {text}")
-    return Finding(check, severity, full(key), message, fix, tuple(full(other) for other in also))
+    return Finding(Severity.ERROR, full(key), message, fix, tuple(map(full, also)))
+
+
+def warning(key: str, value: Any, text: str, fix: str | None = None, also: Sequence[str] = ()) -> Finding:
+    return replace(error(key, value, text, fix, also), severity=Severity.WARNING)
+
+
+def not_checked(what: str, why: str | None) -> Finding:
+    text = f"not checked: {what}" + (f" ({why})" if why else "")
+    return Finding(Severity.SKIPPED, None, text, why=why or None)
+
+
+Rule = Callable[..., Iterable[Finding]]
+_Rule = TypeVar("_Rule", bound=Rule)
+
+
+class Check(NamedTuple):
+    """A check: a pure function of a plan and of what is known of files and the cluster.
+
+    Its rule names as parameters what it reads: `plan`, `facts` or a field of them, NeMo's nodes as `values`,
+    without which it does not apply, and the `engine` that reads these.
+
+    Attributes
+    ----------
+    id
+        Stable: users write it in ``--no-check=ID``.
+    tells
+        What it looks at, in one line of the documentation.
+    needs
+        Fields of `Facts` without which it is skipped. ``cluster.nodes`` is a part of one: it is skipped where
+        `missing` of ``cluster`` has the reason, and is not applicable where nobody asked.
+    """
+
+    id: str
+    tells: str
+    needs: tuple[str, ...]
+    rule: Rule
+
+    def find(self, plan: Plan, facts: Facts) -> Iterator[Finding]:
+        """Yield what the rule finds; the facts that it needs are there."""
+        config = plan.job.config
+        known = {"plan": plan, "facts": facts, "values": Values(config or {}), "engine": plan.job.engine}
+        names = _parameters(self.rule)
+        if config is None and "values" in names:
+            return
+        for finding in self.rule(*(known[name] if name in known else getattr(facts, name) for name in names)):
+            yield replace(finding, id=self.id)
+
+    def apply(self, plan: Plan, facts: Facts) -> Iterator[Finding]:
+        """Yield what the check finds, or why it is skipped."""
+        reasons = [why for value, why in self._facts(facts) if value is None]
+        if not reasons:
+            yield from self.find(plan, facts)
+        elif None not in reasons:
+            yield replace(not_checked(self.tells, reasons[0]), id=self.id)
+
+    def has_facts(self, facts: Facts) -> bool:
+        """Return True if each fact that it needs is there."""
+        return all(value is not None for value, _ in self._facts(facts))
+
+    def is_applicable(self, facts: Facts) -> bool:
+        """Return True if it has something to look at, or is reported as skipped."""
+        return all(value is not None or why is not None for value, why in self._facts(facts))
+
+    def _facts(self, facts: Facts) -> Iterator[tuple[Any, str | None]]:
+        """Yield each fact, and why it is missing: None where nobody asked for it."""
+        for name in self.needs:
+            whole, _, part = name.partition(".")
+            value = getattr(facts, whole)
+            if not part:
+                yield value, ""
+            elif value is None:
+                yield None, None
+            else:
+                found = getattr(value, part)
+                yield found, value.missing.get(part) if found is None else None
+
+
+def _parameters(rule: Any) -> tuple[str, ...]:
+    code = getattr(rule, "func", rule).__code__  # of a partial that of its function
+    names: tuple[str, ...] = code.co_varnames[: code.co_argcount]
+    return tuple(name for name in names if name not in getattr(rule, "keywords", ()))
+
+
+REGISTERED: list[Check] = []
+
+
+def check(check_id: str, tells: str, *needs: str) -> Callable[[_Rule], _Rule]:
+    """Enter a rule into the table of checks."""
+
+    def register(rule: _Rule) -> _Rule:
+        REGISTERED.append(Check(check_id, tells, needs, rule))
+        return rule
+
+    return register

@@ -11,9 +11,9 @@ from launcher.checks.facts import Facts, SubmissionFacts
 from launcher.checks.findings import Finding, Severity
 from launcher.checks.gathering.gather import gather, remembered
 from launcher.checks.gathering.host import remembered_host, trainer_verdicts
-from launcher.checks.registry import CHECKS
+from launcher.checks.registry import CHECKS, require_known
 from launcher.checks.rules.files import MACHINE, SCHEDULER
-from launcher.checks.runner import is_applicable, require_known, run_checks, worst_first
+from launcher.checks.runner import run_checks, worst_first
 from launcher.drafting import Draft
 from launcher.errors import Mistakes, UserError
 from launcher.rendering.slurm_flags import empty_script
@@ -39,7 +39,7 @@ class CheckReport:
     @property
     def applicable(self) -> list[str]:
         """The ids of the checks that the facts are enough for, or that are reported as skipped."""
-        return [check.id for check in CHECKS if is_applicable(check, self.facts)]
+        return [check.id for check in CHECKS if check.is_applicable(self.facts)]
 
     def of(self, severity: Severity) -> list[Finding]:
         """Return the findings of one severity."""
@@ -53,17 +53,10 @@ class CheckReport:
 def check_launch(
     drafts: Sequence[Draft], skipped: Sequence[str] = (), *, look: bool = True
 ) -> list[CheckReport]:
-    """Check drafts before anything is written: log warnings, let errors stop all of them.
+    """Check drafts before anything is written: log warnings, raise all errors together.
 
-    Parameters
-    ----------
-    look
-        Look at files, at this machine and at the cluster; a dry run does not.
-
-    Raises
-    ------
-    UserError
-        All errors together, or an id that cannot be skipped.
+    Without `look` nothing is looked at but the plan, as in a dry run: no file, nothing of this machine or the
+    cluster.
     """
     require_skippable(skipped)
     reports = check_drafts(drafts, skipped, look=look)
@@ -74,21 +67,13 @@ def check_launch(
 
 
 def require_skippable(skipped: Sequence[str]) -> None:
-    """Refuse ids that no check has, and those that no launch goes past; `slipway check` may.
-
-    Raises
-    ------
-    UserError
-        With the nearest id.
-    """
+    """Refuse ids that no check has, and those that no launch goes past; `slipway check` may."""
     require_known(skipped)
     for name in (MACHINE, SCHEDULER):
         if name in skipped:
-            raise UserError(
-                f"--no-check={name}: a launch always applies this check",
-                hint=f"slipway check --no-check={name} skips it; launch --dry-run applies neither {MACHINE}"
-                f" nor {SCHEDULER}",
-            )
+            text = f"--no-check={name}: a launch always applies this check"
+            dry = f"launch --dry-run applies neither {MACHINE} nor {SCHEDULER}"
+            raise UserError(text, hint=f"slipway check --no-check={name} skips it; {dry}")
 
 
 def check_drafts(
@@ -96,16 +81,13 @@ def check_drafts(
 ) -> list[CheckReport]:
     """Check drafts; what several of them need to know is asked once."""
     verdicts = trainer_verdicts([draft.plan for draft in drafts])
-    cluster_of, host_of = None, remembered_host()
-    if look and len(drafts) > 1:
-        cluster_of = remembered()
+    cluster_of, host_of = remembered(), remembered_host()
     reports = []
     for draft, verdict in zip(drafts, verdicts, strict=True):
         facts = gather(draft, look=look, verdict=verdict, cluster_of=cluster_of, host_of=host_of)
         facts = replace(facts, **known)
-        reports.append(
-            CheckReport(draft, facts, tuple(run_checks(draft.plan, facts, skipped)), tuple(skipped))
-        )
+        found = run_checks(draft.plan, facts, skipped)
+        reports.append(CheckReport(draft, facts, tuple(found), tuple(skipped)))
     return reports
 
 
@@ -114,17 +96,9 @@ def show_to_scheduler(
 ) -> CheckReport:
     """Return a report with the scheduler's answer to the script, the last of the facts.
 
-    Parameters
-    ----------
-    validate
-        What is more patient than `Scheduler.validate`, for any scheduler; by default Slurm alone is asked.
-    must_answer
-        Raise if no scheduler can be asked, as a launch does; otherwise the check is skipped.
-
-    Raises
-    ------
-    Unreachable
-        If no scheduler can be asked.
+    Raise `Unreachable` if no scheduler can be asked, as a launch does; unless it `must_answer` the check is
+    skipped then. `validate` is what is more patient than `Scheduler.validate`, for any scheduler; by default
+    Slurm alone is asked.
     """
     plan = report.draft.plan
     if SCHEDULER in report.skipped:
@@ -133,11 +107,9 @@ def show_to_scheduler(
         answer = SubmissionFacts(None, missing={"is_refused": f"cluster.scheduler={plan.scheduler}"})
     else:
         # Of a workspace what it asks for is shown: salloc itself cannot be asked beforehand.
-        is_shell = plan.job.stage == WORKSPACE
-        script = empty_script(plan) if is_shell else report.draft.rendered.script
-        answer = _ask(
-            script, validate or scheduler_for(plan.scheduler, plan.slurm_conf).validate, must_answer
-        )
+        script = empty_script(plan) if plan.job.stage == WORKSPACE else report.draft.rendered.script
+        validate = validate or scheduler_for(plan.scheduler, plan.slurm_conf).validate
+        answer = _ask(script, validate, must_answer)
     facts = replace(report.facts, submission=answer)
     others = [check.id for check in CHECKS if check.id != SCHEDULER]
     findings = [*report.findings, *run_checks(plan, facts, others)]
@@ -159,13 +131,7 @@ def _ask(script: str, validate: Callable[[str], str | None], must_answer: bool) 
 
 
 def require_passed(reports: Sequence[CheckReport]) -> None:
-    """Let the errors of reports stop a launch.
-
-    Raises
-    ------
-    Mistakes
-        All of them together, each with where its values are from.
-    """
+    """Raise the errors of reports, all of them together, each with where its values are from."""
     errors = [mistake for report in reports for mistake in report.mistakes(Severity.ERROR)]
     if errors:
         raise Mistakes(errors)
@@ -173,9 +139,7 @@ def require_passed(reports: Sequence[CheckReport]) -> None:
 
 def refuse(draft: Draft, findings: Sequence[Finding]) -> None:
     """Raise the errors among findings about a draft, all of them together."""
-    errors = [finding for finding in findings if finding.severity is Severity.ERROR]
-    if errors:
-        raise Mistakes(as_mistakes(draft, errors))
+    require_passed([CheckReport(draft, Facts(), tuple(findings))])
 
 
 def as_mistakes(draft: Draft, findings: Sequence[Finding]) -> list[UserError]:

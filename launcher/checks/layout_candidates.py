@@ -20,12 +20,6 @@ from launcher.checks.rules.layout import (
 from launcher.checks.rules.training import rampup_problems_at
 from launcher.estimates import parallelism as keys
 from launcher.estimates.parallelism import (
-    COUNTED_ENDS,
-    EVERYTHING,
-    NOTHING,
-    RECOMPUTE,
-    SELECTIVE,
-    SEQUENCE,
     Layout,
     Recompute,
     effort,
@@ -39,21 +33,11 @@ from launcher.estimates.parallelism import (
 from launcher.estimates.values import Values, divisors, full
 
 _OWN_ENDS = tuple(f"model.num_layers_in_{place}_pipeline_stage" for place in ("first", "last"))
-_SIZES = frozenset(
-    map(
-        full,
-        (
-            keys.TENSOR,
-            keys.PIPELINE,
-            keys.VIRTUAL,
-            keys.CONTEXT,
-            keys.MICRO,
-            keys.SPLIT_RANK,
-            SEQUENCE,
-            *COUNTED_ENDS,
-        ),
-    )
+_OF_LAYOUT = (
+    *(keys.TENSOR, keys.PIPELINE, keys.VIRTUAL, keys.CONTEXT, keys.MICRO, keys.SPLIT_RANK, keys.SEQUENCE),
+    *keys.COUNTED_ENDS,
 )
+_SIZES = frozenset(map(full, _OF_LAYOUT))
 
 # The largest useful tensor parallel groups, in GPUs, and micro batches, in sequences.
 _MOST_TENSOR = 64
@@ -89,7 +73,7 @@ def layouts(values: Values, parallel: ParallelConfig, counts: Sequence[int], eng
                     tried += 1
                     if tried > _MOST_TRIED:
                         return
-                    bare = Layout(tensor, pipeline, virtual, context, micro, flags[0], NOTHING, ends)
+                    bare = Layout(tensor, pipeline, virtual, context, micro, flags[0], keys.NOTHING, ends)
                     changed = parallel_config_with(values, parallel, bare)
                     if not all(_runs(values, changed, nodes) for nodes in counts):
                         continue
@@ -104,7 +88,7 @@ def _runs(values: Values, parallel: ParallelConfig, nodes: int) -> bool:
 def is_of_layout(finding: Finding) -> bool:
     """Return True if another layout may mend a finding: one of its keys is a layout's."""
     named = {finding.key, *finding.also}
-    return bool(named & _SIZES) or any(RECOMPUTE in key for key in named if key)
+    return bool(named & _SIZES) or any(keys.RECOMPUTE in key for key in named if key)
 
 
 def _is_near(tensor: int, devices: int) -> bool:
@@ -128,10 +112,12 @@ class _Splits:
         """Return the virtual sizes of a pipeline size, each with True where its ends count as layers.
 
         None is among the sizes; the list is empty for an invalid pipeline. The ends count where the layers
-        cannot be shared out otherwise: 126 layers have no useful pipeline, and 126 + 2 have.
+        cannot be shared out otherwise: 126 layers have no useful pipeline, and 126 + 2 have. The engine has
+        to know that (NeMo), and no key may set the first and last stage.
         """
         ends = not layers_fit(self._with(self._pipeline(pipeline, ends=False)))
-        if ends and not self._can_count_ends:
+        of_ends = (*keys.COUNTED_ENDS, *_OWN_ENDS)
+        if ends and (self._engine != "nemo" or any(self._values.raw(key) for key in of_ends)):
             return []
         plain = self._pipeline(pipeline, ends)
         values = self._with(plain)
@@ -146,18 +132,12 @@ class _Splits:
                     sizes.append(size)
         return [(size, ends) for size in sizes]
 
-    @property
-    def _can_count_ends(self) -> bool:
-        """True if the engine can count them (NeMo), and no key sets the first and last stage."""
-        keys_of_ends = (*COUNTED_ENDS, *_OWN_ENDS)
-        return self._engine == "nemo" and not any(self._values.raw(key) for key in keys_of_ends)
-
     def _sequence_parallel(self, tensor: int, context: int) -> list[bool]:
         """Return the valid values for a tensor and a context size, possibly none: on, and the user's own.
 
         Models other than GPTs keep their value, where it is valid.
         """
-        own = self._values.flag(SEQUENCE)
+        own = self._values.flag(keys.SEQUENCE)
         flags = [own] if own or is_encoder_decoder(self._values) else [True, own]
         can = [flag for flag in flags if (tensor > 1 or not flag) and self._can(tensor, context, flag)]
         return can or [False] * self._can(tensor, context, False)
@@ -168,20 +148,20 @@ class _Splits:
         chunk = ((stack.layers or 1) + 2 * ends) // ((stack.stages or 1) * (virtual or 1))
         own = own_recompute(self._values)
         half = [Recompute("full", "block", chunk // 2)] if chunk > 1 else []
-        others = (NOTHING, SELECTIVE, *half, EVERYTHING)
+        others = (keys.NOTHING, keys.SELECTIVE, *half, keys.EVERYTHING)
         return [own, *(option for option in others if effort(option) != effort(own))]
 
     def _pipeline(self, size: int, ends: bool) -> dict[str, Any]:
         """Return the changes for a pipeline size without virtual stages."""
         changes: dict[str, Any] = {keys.PIPELINE: size, keys.VIRTUAL: None}
         if ends:
-            changes.update(dict.fromkeys(COUNTED_ENDS, True))
+            changes.update(dict.fromkeys(keys.COUNTED_ENDS, True))
         if is_encoder_decoder(self._values):
             changes[keys.SPLIT_RANK] = size // 2
         return changes
 
     def _can(self, tensor: int, context: int, flag: bool) -> bool:
-        tried = self._with({keys.TENSOR: tensor, keys.CONTEXT: context, SEQUENCE: flag})
+        tried = self._with({keys.TENSOR: tensor, keys.CONTEXT: context, keys.SEQUENCE: flag})
         problems = (*sequence_parallel_problems(tried, self._engine), *context_problems(tried, self._engine))
         return not _has_any(problems)
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from heapq import heappop, heappush
 from typing import Any
 
-from arithmetic.layout import ParallelConfig
 from launcher.attained import attained
 from launcher.checks.facts import Facts
 from launcher.checks.findings import Finding, Severity
@@ -84,19 +83,19 @@ class LayoutSearch:
         self._own = layout_of(self._values, self.parallel) if self.parallel is not None else None
         # The least micro batch that did not fit, by layout: larger ones do not either.
         self._too_much: dict[Layout, int] = {}
-        self._times: dict[Layout, float] = {}
-        self._hopes: dict[tuple[int, ...], bool] = {}
-        self._stages: dict[Layout, tuple[StageMemory, ...] | None] = {}
-        self._speed = self._speed_of(plan) if self.parallel is not None else None
-
-    def _speed_of(self, plan: Plan) -> Speed | None:
-        assert self.parallel is not None
-        engine, work = plan.job.engine, work_of(self._values, self.parallel.devices, plan.job.engine)
-        if work is None:
-            return None
-        running = running_of(self._values, engine, work.vocabulary)
-        constants = attained(plan.assumptions.attained)
-        return Speed(work, running, self.counted.gpu, self.nodes, constants)
+        self._seconds = cache(self._seconds_of)
+        self._stages = cache(self._stages_of)
+        self._has_hope = cache(self._may_fit)
+        self._speed = None
+        work = (
+            work_of(self._values, self.parallel.devices, plan.job.engine)
+            if self.parallel is not None
+            else None
+        )
+        if work is not None:
+            running = running_of(self._values, plan.job.engine, work.vocabulary)
+            constants = attained(plan.assumptions.attained)
+            self._speed = Speed(work, running, self.counted.gpu, self.nodes, constants)
 
     @cached_property
     def own(self) -> Suggestion | None:
@@ -122,34 +121,34 @@ class LayoutSearch:
         leave little of the memory come later than their speed says.
         """
         seen: set[tuple[int, ...]] = set()
+
+        def unseen(suggestion: Suggestion) -> Iterator[Suggestion]:
+            if _sizes(suggestion.layout) not in seen:
+                seen.add(_sizes(suggestion.layout))
+                yield suggestion
+
         full: list[tuple[float, int, Suggestion]] = []
-        for number, layout in enumerate(self._ranked(self._by_speed)):
+        for number, layout in enumerate(sorted(self._layouts, key=self._by_speed)):
             seconds = self._seconds(layout) or 0.0
             while full and full[0][0] < seconds:
-                yield from self._unseen(heappop(full)[2], seen)
+                yield from unseen(heappop(full)[2])
             if _sizes(layout) in seen or (suggestion := self._fitting(layout)) is None:
                 continue
             if suggestion.fullest is not None and suggestion.fullest.total > _FULL * self.limit:
                 heappush(full, (seconds * (1 + _WORTH_ROOM), number, suggestion))
             else:
-                yield from self._unseen(suggestion, seen)
+                yield from unseen(suggestion)
         while full:
-            yield from self._unseen(heappop(full)[2], seen)
-
-    @staticmethod
-    def _unseen(suggestion: Suggestion, seen: set[tuple[int, ...]]) -> Iterator[Suggestion]:
-        if _sizes(suggestion.layout) not in seen:
-            seen.add(_sizes(suggestion.layout))
-            yield suggestion
+            yield from unseen(heappop(full)[2])
 
     @property
     def work(self) -> int:
         """The approximate work of the search so far, in layouts."""
-        return sum(map(len, self._groups.values())) + _ESTIMATE * len(self._stages)
+        return sum(map(len, self._groups.values())) + _ESTIMATE * self._stages.cache_info().currsize
 
     def nearest(self) -> Suggestion | None:
         """Return the layout that fits with the fewest changes."""
-        suggestions = map(self._fitting, self._ranked(self._by_distance))
+        suggestions = map(self._fitting, sorted(self._layouts, key=self._by_distance))
         return next((suggestion for suggestion in suggestions if suggestion is not None), None)
 
     @cached_property
@@ -193,13 +192,10 @@ class LayoutSearch:
         tensor, pipeline, _ = sizes
         return self._speed.bytes_at_least(tensor * pipeline) > self.limit
 
-    def _has_hope(self, layout: Layout) -> bool:
+    def _may_fit(self, sizes: tuple[int, ...]) -> bool:
         """Return True if a layout with these sizes may fit: the smallest one nearly does."""
-        sizes = _sizes(layout)
-        if sizes not in self._hopes:
-            least = self._fullest(self._least(self._groups[sizes]))
-            self._hopes[sizes] = least is None or least.total <= _HOPELESS * self.limit
-        return self._hopes[sizes]
+        least = self._fullest(self._least(self._groups[sizes]))
+        return least is None or least.total <= _HOPELESS * self.limit
 
     @staticmethod
     def _least(group: list[Layout]) -> Layout:
@@ -207,9 +203,6 @@ class LayoutSearch:
             return layout.micro, layout.virtual or 1, -effort(layout.recompute), -layout.sequence_parallel
 
         return min(group, key=memory)
-
-    def _ranked(self, key: Callable[[Layout], tuple[float, float]]) -> list[Layout]:
-        return sorted(self._layouts, key=key)
 
     def _by_speed(self, layout: Layout) -> tuple[float, float]:
         seconds = self._seconds(layout)
@@ -224,9 +217,7 @@ class LayoutSearch:
 
     def _fitting(self, layout: Layout) -> Suggestion | None:
         alike = layout._replace(micro=0)
-        if layout.micro >= self._too_much.get(alike, layout.micro + 1):
-            return None
-        if not self._has_hope(layout):
+        if layout.micro >= self._too_much.get(alike, layout.micro + 1) or not self._has_hope(_sizes(layout)):
             return None
         fullest = self._fullest(layout)
         if fullest is not None and fullest.total > self.limit:
@@ -238,7 +229,8 @@ class LayoutSearch:
         return suggestion if is_clean else None
 
     def _suggestion(self, layout: Layout) -> Suggestion:
-        parallel = self._with(layout)
+        assert self.parallel is not None
+        parallel = parallel_config_with(self._values, self.parallel, layout)
         return Suggestion(
             nodes=self.nodes,
             layout=layout,
@@ -249,34 +241,24 @@ class LayoutSearch:
             seconds=self._seconds(layout),
         )
 
-    def _with(self, layout: Layout) -> ParallelConfig:
-        assert self.parallel is not None
-        return parallel_config_with(self._values, self.parallel, layout)
-
     def _estimate(self, changes: Mapping[str, Any]) -> tuple[StageMemory, ...] | None:
         if not has_gpus(self.plan):
             return None
         return estimate_memory(with_changes(self._config, changes), self.nodes, self.plan.job.engine)
 
-    def _seconds(self, layout: Layout) -> float | None:
+    def _seconds_of(self, layout: Layout) -> float | None:
         if self._speed is None or self.parallel is None:
             return None
-        if layout not in self._times:
-            parallel = self.parallel._replace(
-                tensor=layout.tensor,
-                pipeline=layout.pipeline,
-                virtual=layout.virtual,
-                context=layout.context,
-                micro=layout.micro,
-            )
-            self._times[layout] = self._speed.step(layout, parallel)
-        return self._times[layout]
+        sizes = {
+            name: getattr(layout, name) for name in ("tensor", "pipeline", "virtual", "context", "micro")
+        }
+        return self._speed.step(layout, self.parallel._replace(**sizes))
+
+    def _stages_of(self, layout: Layout) -> tuple[StageMemory, ...] | None:
+        return self._estimate(changes_to(self._values, layout))
 
     def _fullest(self, layout: Layout) -> StageMemory | None:
-        if layout not in self._stages:
-            self._stages[layout] = self._estimate(changes_to(self._values, layout))
-        stages = self._stages[layout]
-        return max(stages, key=lambda stage: stage.total) if stages else None
+        return max(self._stages(layout) or (), key=lambda stage: stage.total, default=None)
 
 
 def _sizes(layout: Layout) -> tuple[int, ...]:

@@ -1,12 +1,10 @@
-"""Remedies of findings about layouts: other sizes, other node counts, other layouts.
-
-They are looked for once it is known what is reported: looking for layouts runs the checks.
-"""
+"""Remedies: values that would make a plan valid, found by search, for findings that are reported."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 from arithmetic.layout import ParallelConfig, fits
@@ -24,14 +22,14 @@ from launcher.checks.layout_search import (
 )
 from launcher.checks.rules.layout import (
     blamed,
-    context_fits,
+    context_problems,
     layers_fit,
     sequence_parallel_problems,
     tensor_sizes,
 )
 from launcher.checks.rules.model import has_gpus
 from launcher.estimates import parallelism as keys
-from launcher.estimates.parallelism import MOST_NODES, is_encoder_decoder, node_counts, read_parallel_config
+from launcher.estimates.parallelism import is_encoder_decoder, node_counts, read_parallel_config, with_changes
 from launcher.estimates.training import uncounted
 from launcher.estimates.values import Values, count, divisors, listed
 from launcher.plan import Plan
@@ -54,37 +52,37 @@ def _remedied(finding: Finding, plan: Plan, facts: Facts) -> Finding:
     parallel = read_parallel_config(values)
     if finding.id not in _WAYS or parallel is None:
         return finding
-    return replace(finding, fix=_remedies(finding.id, values, parallel, plan, facts))
-
-
-def _remedies(check: str, values: Values, shape: ParallelConfig, plan: Plan, facts: Facts) -> str:
-    """Return lines that name what would be valid on the plan's node count."""
-    nodes = plan.job.resources.nodes
-    lines = [way(values, shape, nodes) for way in _WAYS[check]]
-    if check == "layout.world":
+    lines = [way(values, parallel, plan.job.resources.nodes) for way in _WAYS[finding.id]]
+    if finding.id == "layout.world":
         # What has room first: of what divides, much has not.
-        best = [would_fit(plan, facts), _layouts(values, shape, LayoutSearch(plan, facts))]
+        best = [would_fit(plan, facts), _layouts(values, parallel, LayoutSearch(plan, facts))]
         lines = [*best, "by arithmetic alone, whether or not the memory is enough:", *lines]
-    return "\n".join(line for line in lines if line is not None)
+    return replace(finding, fix="\n".join(line for line in lines if line is not None))
+
+
+def _changed(values: Values, changes: Mapping[str, Any]) -> Values:
+    return Values(with_changes(values.config, changes))
+
+
+def _fits(values: Values, nodes: int) -> bool:
+    shape = read_parallel_config(values)
+    return shape is not None and fits(shape, nodes)
 
 
 def _sizes(values: Values, shape: ParallelConfig, nodes: int) -> str | None:
     """Suggest other values of the size that does not divide the world, the others unchanged."""
     key, _ = blamed(shape, nodes)
+    if key == keys.CONTEXT:
+        return _contexts(values, shape, nodes)
     if key == keys.TENSOR:
-        found = [size for size in tensor_sizes(values) if fits(_with_tensor(shape, size), nodes)]
-        return f"valid tensor sizes: {listed(found)}" if found else None
-    if key == keys.PIPELINE:
-        found = [
-            size for size in divisors(nodes * shape.devices) if _pipeline_fits(values, shape, size, nodes)
-        ]
-        return f"pipeline sizes that would do with tensor {shape.tensor}: {listed(found)}" if found else None
-    return _contexts(values, shape, nodes)
-
-
-def _with_tensor(shape: ParallelConfig, tensor: int) -> ParallelConfig:
-    expert_tensor = tensor if shape.expert_tensor == shape.tensor else shape.expert_tensor
-    return shape._replace(tensor=tensor, expert_tensor=expert_tensor)
+        tensors = [size for size in tensor_sizes(values) if _fits(_changed(values, {key: size}), nodes)]
+        return f"valid tensor sizes: {listed(tensors)}" if tensors else None
+    sizes = [
+        size
+        for size in divisors(nodes * shape.devices)
+        if _is_valid(values, shape, shape.tensor, size, nodes)
+    ]
+    return f"pipeline sizes that would do with tensor {shape.tensor}: {listed(sizes)}" if sizes else None
 
 
 def _contexts(values: Values, shape: ParallelConfig, nodes: int) -> str:
@@ -92,80 +90,68 @@ def _contexts(values: Values, shape: ParallelConfig, nodes: int) -> str:
 
     Another sequence length would do too, and then the data's and the positions would have to change.
     """
-    found = [
+    sizes = [
         size
         for size in divisors(nodes * shape.devices)
-        if fits(shape._replace(context=size), nodes) and _sequence_fits(values, size)
+        if fits(shape._replace(context=size), nodes)
+        and _is_sequence_cut(_changed(values, {keys.CONTEXT: size}))
     ]
-    if not found:
+    if not sizes:
         return f"no context size would do on {count(nodes, 'node')} with these batch sizes"
-    return f"context sizes that would do: {listed(found)}"
+    return f"context sizes that would do: {listed(sizes)}"
 
 
-def _sequence_fits(values: Values, context: int) -> bool:
-    model = {**(values.node("model") or {}), keys.CONTEXT.removeprefix("model."): context}
-    tried = Values({**values.config, "model": model})
+def _is_sequence_cut(values: Values) -> bool:
     # NeMo's answer: without tensor parallel there is a warning alone, whatever the context size.
-    cut = next(iter(sequence_parallel_problems(tried, "nemo")), None)
-    return context_fits(tried, context) and (cut is None or cut.severity is not Severity.ERROR)
+    problems = (*context_problems(values, "nemo"), *sequence_parallel_problems(values, "nemo"))
+    return not any(problem.severity is Severity.ERROR for problem in problems)
 
 
 def _node_counts(values: Values, shape: ParallelConfig, nodes: int) -> str:
     counts = node_counts(shape)
-    return f"node counts that would do: {listed(counts) if counts else f'none up to {MOST_NODES}'}"
+    return f"node counts that would do: {listed(counts) if counts else f'none up to {keys.MOST_NODES}'}"
 
 
 def _layouts(values: Values, shape: ParallelConfig, search: LayoutSearch) -> str:
-    """Suggest tensor × pipeline sizes, all else unchanged: those that fit into memory, else the world."""
-    nodes = count(search.nodes, "node")
-    found = sorted(_fitting(values, shape, search.nodes), key=lambda sizes: (-sizes[0] * sizes[1], -sizes[0]))
-    if not found:
+    """Suggest tensor × pipeline sizes, all else unchanged: those that fit into memory, else the world.
+
+    Tensor parallel GPUs share a node.
+    """
+    nodes, world = count(search.nodes, "node"), search.nodes * shape.devices
+    least = 2 if values.flag(keys.SEQUENCE) else 1
+    tensors = [size for size in tensor_sizes(values) if shape.devices % size == 0 and size >= least]
+    sizes = [
+        (tensor, pipeline)
+        for tensor, pipeline in product(tensors, divisors(world))
+        if _is_valid(values, shape, tensor, pipeline, search.nodes)
+    ]
+    if not sizes:
         return f"no tensor × pipeline would do on {nodes} with these batch sizes"
-    room = {sizes: search.has_room(_sizes_changed(values, *sizes)) for sizes in found}
-    good = [sizes for sizes in found if room[sizes]]
-    gpu = search.counted.gpu.name
-    if good:
-        how = ""
-    elif None in room.values():
+    sizes.sort(key=lambda pair: (-pair[0] * pair[1], -pair[0]))
+    room = {pair: search.has_room(_split(values, *pair)) for pair in sizes}
+    good, how = [pair for pair in sizes if room[pair]], ""
+    if not good and None in room.values():
         how = " by arithmetic; how much memory they take cannot be told"
-    else:
+    elif not good:
+        gpu = search.counted.gpu.name
         how = f" by arithmetic; none of them fits into the memory of {gpu} with all else as it is"
-    shown = good or found
+    shown = good or sizes
     text = ", ".join(f"{tensor} × {pipeline}" for tensor, pipeline in shown[:_LAYOUTS_SHOWN])
     more = ", ..." if len(shown) > _LAYOUTS_SHOWN else ""
     return f"tensor × pipeline that would do on {nodes}: {text}{more}{how}"
 
 
-def _sizes_changed(values: Values, tensor: int, pipeline: int) -> dict[str, Any]:
+def _split(values: Values, tensor: int, pipeline: int) -> dict[str, Any]:
     changes = {keys.TENSOR: tensor, keys.PIPELINE: pipeline}
     return {**changes, keys.SPLIT_RANK: pipeline // 2} if is_encoder_decoder(values) else changes
 
 
-def _fitting(values: Values, shape: ParallelConfig, nodes: int) -> Iterator[tuple[int, int]]:
-    """Yield tensor sizes within a node, and pipeline sizes, that divide model, world and batch."""
-    least = 2 if values.flag("model.sequence_parallel") else 1
-    for tensor in tensor_sizes(values):
-        if shape.devices % tensor or tensor < least:
-            continue
-        for pipeline in divisors(nodes * shape.devices // tensor):
-            if _pipeline_fits(values, _with_tensor(shape, tensor), pipeline, nodes):
-                yield tensor, pipeline
-
-
-def _pipeline_fits(values: Values, shape: ParallelConfig, pipeline: int, nodes: int) -> bool:
+def _is_valid(values: Values, shape: ParallelConfig, tensor: int, pipeline: int, nodes: int) -> bool:
+    """Return True if tensor and pipeline sizes divide the world, the batch and the layers."""
     if shape.virtual is not None and pipeline == 1:
         return False
-    group = pipeline if shape.group == shape.pipeline else shape.group
-    tried = shape._replace(pipeline=pipeline, group=group)
-    return fits(tried, nodes) and layers_fit(_with_pipeline(values, pipeline))
-
-
-def _with_pipeline(values: Values, pipeline: int) -> Values:
-    model = {**(values.node("model") or {}), keys.PIPELINE.removeprefix("model."): pipeline}
-    if is_encoder_decoder(values):
-        model[keys.SPLIT_RANK.removeprefix("model.")] = pipeline // 2
-    config: Mapping[str, Any] = {**values.config, "model": model}
-    return Values(config)
+    tried = _changed(values, _split(values, tensor, pipeline))
+    return _fits(tried, nodes) and layers_fit(tried)
 
 
 def _micro_batches(values: Values, shape: ParallelConfig, nodes: int) -> str | None:
@@ -175,19 +161,15 @@ def _micro_batches(values: Values, shape: ParallelConfig, nodes: int) -> str | N
 
 def _global_batches(values: Values, shape: ParallelConfig, nodes: int) -> str | None:
     """Suggest the nearest multiples of what all copies of the model take at a time."""
-    step = shape.micro * shape.data(nodes)
+    step = shape.micro * shape.data(nodes) * (shape.group if shape.virtual is not None else 1)
     if step == 0:
         return None
-    if shape.virtual is not None:
-        step *= shape.group
     below = shape.batch // step * step
     near = [size for size in range(below - step, below + 3 * step, step) if size > 0]
     return f"global batches near it: {listed(near[:_NEAREST_SHOWN])}, ... (multiples of {step})"
 
 
-Way = Callable[[Values, ParallelConfig, int], str | None]
-
-_WAYS: Mapping[str, tuple[Way, ...]] = {
+_WAYS: Mapping[str, tuple[Callable[[Values, ParallelConfig, int], str | None], ...]] = {
     "layout.world": (_sizes, _node_counts),  # and layouts
     "layout.context": (_contexts,),
     "layout.experts": (_node_counts,),

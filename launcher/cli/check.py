@@ -13,10 +13,9 @@ from typing import Any
 from arithmetic.layout import ParallelConfig, fits
 from launcher.checks.findings import Severity
 from launcher.checks.gate import CheckReport, as_mistakes, check_drafts, show_to_scheduler
-from launcher.checks.registry import CHECKS
+from launcher.checks.registry import CHECKS, require_known
 from launcher.checks.rules.model import why_not_told
-from launcher.checks.rules.resources import CHECK as GPUS
-from launcher.checks.runner import has_all, is_applicable, require_known
+from launcher.checks.rules.resources import GPUS
 from launcher.cli.estimate_views import amount_lines, cost_lines, headline, plain_lines, print_table
 from launcher.cli.requests import add_no_check, add_tree_options, request_of
 from launcher.drafting import Draft, drafts
@@ -109,7 +108,7 @@ def _estimates(drafted: Sequence[Draft], skipped: Sequence[str]) -> list[CheckRe
     """Apply the checks that need to know of nothing but the plan."""
     # Who plans on a laptop has not chosen an image yet: the one that is there is the cluster's default.
     reports = check_drafts(drafted, skipped, look=False, image=None)
-    known = {check.id for report in reports for check in CHECKS if has_all(check, report.facts)}
+    known = {check.id for report in reports for check in CHECKS if check.has_facts(report.facts)}
     return [
         replace(report, findings=tuple(finding for finding in report.findings if finding.id in known))
         for report in reports
@@ -118,7 +117,7 @@ def _estimates(drafted: Sequence[Draft], skipped: Sequence[str]) -> list[CheckRe
 
 def _looked(report: CheckReport, skipped: Sequence[str], *, only_plan: bool) -> Looked:
     plan, facts = report.draft.plan, report.facts
-    applied = [check.id for check in CHECKS if (has_all if only_plan else is_applicable)(check, facts)]
+    applied = [check.id for check in CHECKS if (check.has_facts if only_plan else check.is_applicable)(facts)]
     mistakes = as_mistakes(report.draft, report.findings)
     text = [
         Told(one.severity, one.id, one.message, one.key, mistake.source, one.fix, one.why)

@@ -232,17 +232,17 @@ def _engine_rows(engines: dict[str, dict[str, Any]]) -> Iterator[tuple[str, str 
 def _rows(image: InspectedImage) -> Iterator[tuple[str, str | None]]:
     from launcher.images.inspecting import printable_env
 
-    config, recipe, block = image.config, image.recipe, image.block
+    config, record, block = image.config, image.record, image.block
     yield "image", str(image.path)
     yield "from", image.source
-    if recipe is not None:
+    if record and (recipe := record.recipe):
         yield "recipe", f"{recipe.name}:{recipe.flavor}, hash {recipe.hash[:12]}"
-    yield "digest", image.digest
-    yield "sha256", image.sha256
+    yield "digest", record.digest if record else None
+    yield "sha256", record.sha256 if record else None
     yield "size", f"{format_size(image.size)} ({image.size:,} bytes)"
     yield "compression", f"{block.compression}, blocks of {block.block_size // 1024} KiB"
     yield "created", f"{block.created:%Y-%m-%d %H:%M} UTC"
-    yield "made by", image.made_by
+    yield "made by", record.made_by if record else None
     yield "system", " ".join(part for part in (image.release, config.architecture) if part)
     yield "entry point", shlex.join(config.entrypoint)
     yield "command", shlex.join(config.cmd)

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from arithmetic.parameters import count_parameters, vocabulary_size
-from launcher.config.batch_compose import BatchComposer
-from launcher.config.compose import describe_option, list_options
+from launcher.config.compose import BatchComposer, describe_option, list_options
 from launcher.config.overrides import STAGES
 from launcher.errors import UserError
 from launcher.ui.tables import UNKNOWN, count, print_listing

@@ -25,7 +25,7 @@ from launcher.checks.layout_search import (
 )
 from launcher.checks.registry import CHECKS
 from launcher.checks.remedies import why_none
-from launcher.checks.rules.keys import trainer_problems
+from launcher.checks.rules.keys import TRAINER
 from launcher.checks.rules.model import has_gpus, why_not_told
 from launcher.checks.runner import run_checks
 from launcher.cli.requests import add_examining_verb, request_of
@@ -149,7 +149,8 @@ def _accepted(launch: Draft, search: LayoutSearch, top: int) -> list[Suggestion]
     tried = [replace(plan, job=replace(plan.job, config=changed)) for changed in configs]
     own, *verdicts = trainer_verdicts([plan, *tried])
     if own and verdicts and all(verdict == own for verdict in verdicts):
-        refuse(launch, list(trainer_problems(Facts(trainer_verdict=own))))
+        others = [check.id for check in CHECKS if check.id != TRAINER]
+        refuse(launch, run_checks(plan, Facts(trainer_verdict=own), others))
     # A complaint about the user's own layout that others share is not about layouts.
     pairs = zip(offered, verdicts, strict=False)
     return [suggestion for suggestion, verdict in pairs if not verdict or verdict == own][:top]

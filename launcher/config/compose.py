@@ -1,12 +1,14 @@
 """Overrides to a checked configuration, with Hydra's compose API.
 
 Hydra's `@hydra.main` would compose twice, change the working directory's meaning and own the exit code.
+Most compositions take a short way (`tree_composer`), the others Hydra's own.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
@@ -15,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 
@@ -34,6 +37,7 @@ from launcher.config.overrides import (
 )
 from launcher.config.schema import Model, RunConfig, parse
 from launcher.config.secrets import check_references, check_secrets, placeholders_in, secret_references
+from launcher.config.tree_composer import Resolution, TreeComposer
 from launcher.errors import Mistakes, UserError, check_directory, shown
 
 if TYPE_CHECKING:
@@ -75,6 +79,15 @@ class Composition:
         """Add the sources of the offending values to an error."""
         annotate(error, self.overrides, self.config_dir)
 
+    @contextmanager
+    def annotated(self) -> Iterator[None]:
+        """Add the sources of the offending values to the errors raised inside."""
+        try:
+            yield
+        except UserError as error:
+            self.annotate(error)
+            raise
+
     def sources(self) -> Sources:
         """Return the sources of the values."""
         return sources_of(self.overrides, self.config_dir)
@@ -88,46 +101,112 @@ def compose(overrides: Sequence[str], config_dir: Path | None = None) -> Composi
     UserError
         If an override is not understood, or a value is missing or not valid.
     """
-    _prepare(config_dir)
+    return BatchComposer(overrides, config_dir, once=True).compose()
 
-    def compose_checked(texts: Sequence[str]) -> tuple[RunConfig, dict[str, str], dict[str, str]]:
-        return _compose_checked(texts, config_dir)
 
-    try:
-        config, choices, references = compose_checked(overrides)
-    except Exception as error:
-        explained = _explained(error, overrides, config_dir, _compose_overrides, compose_checked)
-        if explained is error:
+def compose_many(
+    base: Sequence[str], points: Iterable[Sequence[str]], config_dir: Path | None = None
+) -> Iterator[Composition]:
+    """Compose each point of a sweep; raise UserError at the first that has a mistake."""
+    return map(BatchComposer(base, config_dir).compose, points)
+
+
+class BatchComposer:
+    """Composes points that share their first overrides, each in a tenth of the time that `compose` takes.
+
+    Files of the tree that change meanwhile are not looked at again.
+
+    Attributes
+    ----------
+    alone
+        The number of points that Hydra had to compose from the beginning.
+    """
+
+    def __init__(self, base: Sequence[str], config_dir: Path | None = None, *, once: bool = False) -> None:
+        self.alone = 0
+        self._base, self._config_dir, self._once = tuple(base), config_dir, once
+        self._trees: TreeComposer | None = None
+        self._sources: dict[tuple[str, ...], Sources] = {}
+
+    def compose(self, point: Sequence[str] = ()) -> Composition:
+        """Compose one point, as `compose` would compose the shared overrides and the point's."""
+        overrides = (*self._base, *point)
+
+        def check(texts: Sequence[str]) -> Composition:
+            return type(self)(texts, self._config_dir, once=True)._compose(texts)
+
+        _prepare(self._config_dir)
+        with _explained(overrides, self._config_dir, _compose_overrides, check):
+            return self._compose(overrides)
+
+    def _compose(self, overrides: Sequence[str]) -> Composition:
+        try:
+            return self._compose_quickly(overrides)
+        except (UserError, HydraException):
             raise
-        raise explained from error
-    return Composition(
-        config=config,
-        choices=choices,
-        overrides=tuple(overrides),
-        config_dir=config_dir,
-        references=references,
-    )
+        except Exception:
+            # A mistake of another kind, or a case that the short way does not know.
+            self.alone += 1
+            return compose_fully(overrides, self._config_dir)
+
+    def _compose_quickly(self, overrides: Sequence[str]) -> Composition:
+        if self._trees is None:
+            self._trees = TreeComposer(str(CONF_DIR), self._base, once=self._once)
+        with self._trees.compose(overrides) as composed:
+            for key in PATH_KEYS:
+                composed.detach([key])
+            return _checked_composition(
+                composed.tree,
+                composed.choices,
+                overrides,
+                self._config_dir,
+                change=composed.set,
+                resolve=lambda: Resolution(composed.tree).plain(),
+                sources=lambda: self._sources_of(composed.key, overrides),
+            )
+
+    def _sources_of(self, key: tuple[str, ...], overrides: Sequence[str]) -> Sources:
+        first = self._sources.setdefault(key, sources_of(overrides, self._config_dir))
+        return sources_of(overrides, self._config_dir, like=first)
 
 
-def _compose_checked(
-    overrides: Sequence[str], config_dir: Path | None
-) -> tuple[RunConfig, dict[str, str], dict[str, str]]:
+def compose_fully(overrides: Sequence[str], config_dir: Path | None) -> Composition:
+    """Compose as `compose` does, by Hydra's and OmegaConf's own ways; mistakes are their exceptions."""
     tree = _compose_overrides(overrides)
     choices = dict(tree.hydra.runtime.choices)
     OmegaConf.set_struct(tree, False)
     del tree["hydra"]
-    settle_directories(tree)
-
-    def change(key: str, value: Any) -> None:
-        OmegaConf.update(tree, key, value, force_add=True)
-
-    derive_from_gpus(tree, overrides, change)
-    config, node = checked(
+    return _checked_composition(
+        tree,
+        choices,
+        overrides,
+        config_dir,
+        change=lambda key, value: OmegaConf.update(tree, key, value, force_add=True),
         resolve=lambda: _resolved(tree),
-        correct=change,
         sources=lambda: sources_of(overrides, config_dir),
     )
-    return config, chosen(choices, node), secret_references(tree, node)
+
+
+def _checked_composition(
+    tree: DictConfig,
+    choices: Mapping[str, str | None],
+    overrides: Sequence[str],
+    config_dir: Path | None,
+    *,
+    change: Callable[[str, Any], None],
+    resolve: Callable[[], dict[str, Any]],
+    sources: Callable[[], Sources],
+) -> Composition:
+    settle_directories(tree)
+    derive_from_gpus(tree, overrides, change)
+    config, node = _checked_as(RunConfig, resolve, change, sources)
+    return Composition(
+        config,
+        {group: choice for group, choice in choices.items() if group in node and choice},
+        tuple(overrides),
+        config_dir,
+        references=secret_references(tree, node),
+    )
 
 
 def compose_file(
@@ -142,9 +221,7 @@ def compose_file(
     """
 
     def again(texts: Sequence[str]) -> DictConfig:
-        typed = keys_for_hydra([parse_override(text) for text in texts])
-        with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
-            return _compose_tree(typed, name)
+        return _compose_tree(keys_for_hydra([parse_override(text) for text in texts]), name)
 
     def compose_checked(texts: Sequence[str]) -> Model:
         tree = again(texts)
@@ -161,13 +238,8 @@ def compose_file(
         return config
 
     _prepare(config_dir)
-    try:
+    with _explained(overrides, config_dir, again, compose_checked, name):
         return compose_checked(overrides)
-    except Exception as error:
-        explained = _explained(error, overrides, config_dir, again, compose_checked, name)
-        if explained is error:
-            raise
-        raise explained from error
 
 
 def _prepare(config_dir: Path | None) -> None:
@@ -178,21 +250,13 @@ def _prepare(config_dir: Path | None) -> None:
     register_tree(config_dir)
 
 
-def checked(
-    resolve: Callable[[], dict[str, Any]],
-    correct: Callable[[str, str], None],
-    sources: Callable[[], Sources],
-) -> tuple[RunConfig, dict[str, Any]]:
-    """Hold a tree against the schema; numbers that are meant as text are read as they were written."""
-    return _checked_as(RunConfig, resolve, correct, sources)
-
-
 def _checked_as(
     model: type[Model],
     resolve: Callable[[], dict[str, Any]],
     correct: Callable[[str, str], None],
     sources: Callable[[], Sources],
 ) -> tuple[Model, dict[str, Any]]:
+    """Hold a tree against the schema; numbers that are meant as text are read as they were written."""
     node = resolve()
     try:
         return _accepted(model, node, sources), node
@@ -232,13 +296,13 @@ def sources_of(
     return Sources(overrides, _roots(config_dir), like, primary)
 
 
-def chosen(choices: Mapping[str, Any], node: Mapping[str, Any]) -> dict[str, str]:
-    """Return the choices of the groups that are in the configuration."""
-    return {group: choice for group, choice in choices.items() if group in node and choice}
+def _compose_overrides(overrides: Sequence[str]) -> DictConfig:
+    return _compose_tree(for_hydra(overrides))
 
 
 def _compose_tree(overrides: list[str], name: str = MAIN) -> DictConfig:
-    return hydra_compose(name, overrides=overrides, return_hydra_config=True)
+    with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
+        return hydra_compose(name, overrides=overrides, return_hydra_config=True)
 
 
 def _resolved(tree: DictConfig) -> dict[str, Any]:
@@ -304,27 +368,27 @@ def _absolute(key: str, value: object) -> str:
         raise UserError(f"{key}={shown(value)}: there is no such user's home", key=key) from error
 
 
+@contextmanager
 def _explained(
-    error: Exception,
     overrides: Sequence[str],
     config_dir: Path | None,
     again: Callable[[Sequence[str]], DictConfig],
     check: Callable[[Sequence[str]], object],
     primary: str = MAIN,
-) -> Exception:
-    """Turn an error of Hydra's or OmegaConf's into one that helps; return any other as it is."""
-    # Imported late: most configurations have no mistake.
-    from launcher.config.mistakes import Attempt, explain_all
+) -> Iterator[None]:
+    """Turn an error of Hydra's or OmegaConf's into one that helps; leave any other as it is."""
+    try:
+        yield
+    except Exception as error:
+        # Imported late: most configurations have no mistake.
+        from launcher.config.mistakes import Attempt, explain_all
 
-    explained = explain_all(error, Attempt(overrides, _roots(config_dir), again, primary), check) or error
-    if isinstance(explained, UserError):
-        annotate(explained, overrides, config_dir, primary)
-    return explained
-
-
-def _compose_overrides(overrides: Sequence[str]) -> DictConfig:
-    with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
-        return _compose_tree(for_hydra(overrides))
+        explained = explain_all(error, Attempt(overrides, _roots(config_dir), again, primary), check) or error
+        if isinstance(explained, UserError):
+            annotate(explained, overrides, config_dir, primary)
+        if explained is error:
+            raise
+        raise explained from error
 
 
 def annotate(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from shlex import quote
@@ -10,17 +11,17 @@ from launcher.doctor import gathering
 from launcher.doctor.container_rules import (
     WITHOUT_GPU_TOOLS,
     enroot_lines,
-    pyxis_lines,
+    pyxis_line,
     pyxis_node_lines,
     slurm_lines,
 )
 from launcher.doctor.facts import Credentials, Image, Machine, Requirements, Slurm
 from launcher.doctor.nodes import Answers, look, start
-from launcher.doctor.report import Line, Row, Status, rows
+from launcher.doctor.report import Line, Row, Status, missing, ok, rows
 from launcher.doctor.tool_rules import (
     EXTRAS,
     apptainer_line,
-    credential_lines,
+    credential_line,
     engine_line,
     file_lines,
     gpu_lines,
@@ -37,7 +38,6 @@ from supervisor.settings import OLDEST_PYTHON
 HERE = "here"
 NODES = "nodes"
 SILENT = "silent"
-_STARTS = "the image starts there"
 _OLDEST_PYTHON = ".".join(map(str, OLDEST_PYTHON))
 _INSTALL_PYTHON = f"install python3, {_OLDEST_PYTHON} or newer, on the nodes"
 
@@ -46,10 +46,8 @@ _INSTALL_PYTHON = f"install python3, {_OLDEST_PYTHON} or newer, on the nodes"
 class Surroundings:
     """The facts that the rules are functions of.
 
-    Attributes
-    ----------
-    trainer
-        True if the tasks' interpreter will do here, and a message about it; None if the launch uses none.
+    `trainer` is True if the tasks' interpreter will do here, and a message about it; None if the launch uses
+    none.
     """
 
     needs: Requirements
@@ -67,19 +65,10 @@ class Surroundings:
 def examine(
     draft: Draft, *, image: str | None, count: int, patience: float, starts: bool = False
 ) -> tuple[Surroundings, list[Row]]:
-    """Examine this machine, the cluster and some of its nodes for everything that a launch needs.
+    """Examine this machine, the cluster and `count` of its nodes for everything that a launch needs.
 
-    Parameters
-    ----------
-    image
-        Another image than the launch's own.
-    patience
-        The seconds to wait for them.
-
-    Raises
-    ------
-    UserError
-        If `image` is no image's name, or Pyxis does not start it, or there are too few nodes.
+    `image` is another one than the launch's own, and `patience` the seconds to wait for the nodes. Raise
+    UserError if `image` is no image's name, or Pyxis does not start it, or there are too few nodes.
     """
     surroundings = _gather(draft, image, count, patience, starts)
     return surroundings, apply_rules(surroundings)
@@ -115,8 +104,8 @@ def _gather(draft: Draft, image: str | None, count: int, patience: float, starts
         here=machine,
         image=chosen,
         credentials=tuple(gathering.credentials()),
-        launcher=gathering.own_python(),
-        versions=gathering.versions(name for names, _ in EXTRAS.values() for name in names),
+        launcher=f"{sys.version.split()[0]}, {sys.executable}",
+        versions={name: gathering.version_of(name) for names, _ in EXTRAS.values() for name in names},
         trainer=gathering.trainer_of(draft, needs),
         python=python,
         answers=answers,
@@ -136,12 +125,11 @@ def _startable(needs: Requirements, image: Image | None) -> str:
 
 def _require_nodes(slurm: Slurm | None, count: int) -> None:
     """Refuse to wait for more nodes than take jobs."""
-    have = sum(usable for _, usable in slurm.nodes.values()) if slurm is not None else 0
-    if slurm is not None and slurm.nodes and count > have:
-        names = ", ".join(slurm.nodes)
-        raise UserError(
-            f"--nodes {count}: {have} take jobs in partition {names}", hint="cluster.partition=..."
-        )
+    nodes = slurm.nodes if slurm is not None else {}
+    have = sum(usable for _, usable in nodes.values())
+    if nodes and count > have:
+        text = f"--nodes {count}: {have} take jobs in partition {', '.join(nodes)}"
+        raise UserError(text, hint="cluster.partition=...")
 
 
 def apply_rules(surroundings: Surroundings) -> list[Row]:
@@ -149,18 +137,22 @@ def apply_rules(surroundings: Surroundings) -> list[Row]:
     reports: list[tuple[str, list[Line]]] = [(HERE, list(_of_this_machine(surroundings)))]
     answers = surroundings.answers
     if answers is not None:
-        reports += [(name, list(_without_python())) for name in answers.blind]
+        blind = missing("python", "no Python: nothing keeps a job here", _INSTALL_PYTHON, needed=True)
+        reports += [(name, [blind]) for name in answers.blind]
         reports += [(machine.host, list(_of_node(machine, surroundings))) for machine in answers.machines]
-        reports += [
-            (name, [Line("container", Status.OK, _STARTS, needed=True)]) for name in answers.started or ()
-        ]
-        if answers.started is not None and len(answers.started) < answers.requested:
-            missing = [name for name in answers.names if name not in answers.started] or [NODES]
-            reports += [(name, [_not_started(answers, len(answers.started))]) for name in missing]
+        started = answers.started or ()
+        reports += [(name, [ok("container", "the image starts there", needed=True)]) for name in started]
+        if answers.started is not None and len(started) < answers.requested:
+            lost = [name for name in answers.names if name not in started] or [NODES]
+            reports += [(name, [_not_started(answers, len(started))]) for name in lost]
         if answers.silent:
-            reports.append((SILENT, [_silent(answers)]))
+            why = answers.why or "srun gives no reason"
+            text = f"{answers.silent} of {answers.requested} did not answer: {why}"
+            fix = "sinfo tells what is free; cluster.partition=..."
+            reports.append((SILENT, [Line(NODES, Status.UNKNOWN, text, fix, True)]))
     elif surroundings.needs.scheduler != "local":
-        reports.append((NODES, [_not_looked_at()]))
+        fix = "slipway doctor --nodes 1, or as many as a launch has"
+        reports.append((NODES, [Line(NODES, Status.UNKNOWN, "not examined", fix)]))
     return rows(reports)
 
 
@@ -169,7 +161,7 @@ def _of_this_machine(surroundings: Surroundings) -> Iterator[Line]:
     if surroundings.slurm is not None:
         yield from slurm_lines(surroundings.slurm, needs)
         if surroundings.slurm.why is None:
-            yield from pyxis_lines(surroundings.slurm, needs, machine)
+            yield pyxis_line(surroundings.slurm, needs, machine)
     yield from enroot_lines(machine, needs, image, is_node=False)
     yield from tool_lines(machine)
     line = apptainer_line(machine, needs, is_node=False)
@@ -179,7 +171,7 @@ def _of_this_machine(surroundings: Surroundings) -> Iterator[Line]:
         yield image_line(image)
         if needs.engine is not None and image.contents is not None:
             yield engine_line(image.contents, needs.engine)
-    yield from credential_lines(surroundings.credentials, image)
+    yield credential_line(surroundings.credentials, image)
     yield from gpu_lines(machine, image, is_node=False)
     yield from python_lines(surroundings.launcher, surroundings.versions, surroundings.trainer)
 
@@ -196,40 +188,26 @@ def _of_node(node: Machine, surroundings: Surroundings) -> Iterator[Line]:
     if line is not None:
         yield line
     yield from gpu_lines(node, image, is_node=True)
-    yield _job_python(node)
+    if node.job_python == "":
+        yield ok("python", f"{node.python} (which examined this node)")
+    else:
+        yield _job_python(node.job_python)
     yield from file_lines(node, image if needs.image else None, surroundings.python)
 
 
-def _job_python(node: Machine) -> Line:
-    """Report the Python of a node, which runs the supervisor of a job."""
-    if node.job_python == "":
-        return Line("python", Status.OK, f"{node.python} (which examined this node)")
-    version, _, path = (node.job_python or "").partition(" ")
+def _job_python(found: str | None) -> Line:
+    """Report the Python of a node, version and path, which runs the supervisor of a job."""
+    what, (version, _, path) = "python", (found or "").partition(" ")
     if tuple(int(part) for part in version.split(".") if part.isdecimal()) >= OLDEST_PYTHON:
-        return Line("python", Status.OK, f"{version} ({path}), which keeps jobs", needed=True)
-    text = (
-        f"{path} is {version}: a job's supervisor needs {_OLDEST_PYTHON}"
-        if version
-        else "no python3: nothing keeps a job here"
-    )
-    return Line("python", Status.MISSING, text, _INSTALL_PYTHON, True)
-
-
-def _without_python() -> Iterator[Line]:
-    yield Line("python", Status.MISSING, "no Python: nothing keeps a job here", _INSTALL_PYTHON, True)
-
-
-def _silent(answers: Answers) -> Line:
-    text = f"{answers.silent} of {answers.requested} did not answer: {answers.why or 'srun gives no reason'}"
-    return Line(NODES, Status.UNKNOWN, text, "sinfo tells what is free; cluster.partition=...", True)
+        return ok(what, f"{version} ({path}), which keeps jobs", needed=True)
+    text = "no python3: nothing keeps a job here"
+    if version:
+        text = f"{path} is {version}: a job's supervisor needs {_OLDEST_PYTHON}"
+    return missing(what, text, _INSTALL_PYTHON, needed=True)
 
 
 def _not_started(answers: Answers, count: int) -> Line:
     why = answers.why_not_started or "no reason given"
     text = f"the image starts on {count} of {answers.requested} nodes: {why}"
-    fix = WITHOUT_GPU_TOOLS if "nvidia-container-cli" in why else None
-    return Line("container", Status.MISSING, text, fix or "see the lines of image, pyxis and enroot", True)
-
-
-def _not_looked_at() -> Line:
-    return Line(NODES, Status.UNKNOWN, "not examined", "slipway doctor --nodes 1, or as many as a launch has")
+    fix = WITHOUT_GPU_TOOLS if "nvidia-container-cli" in why else "see the lines of image, pyxis and enroot"
+    return missing("container", text, fix, needed=True)

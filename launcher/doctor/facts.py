@@ -79,19 +79,11 @@ class Plugstack:
 class Machine:
     """A machine, as `probe` reports it.
 
-    Attributes
-    ----------
-    job_python
-        The version and the path of the Python that keeps jobs; None where there is none, empty where it was
-        not looked for.
-    docker_daemon
-        The version of the daemon that answers, or its error after a ``!``; None without docker.
-    no_namespaces
-        The error of unshare where the user may not have namespaces.
-    subordinate_ids
-        True if the user has ids for the other users of an image.
-    files
-        The sizes of the requested files, None for a missing one.
+    `job_python` is version and path of the Python that keeps jobs; None where there is none, empty where it
+    was not looked for. `docker_daemon` is the version of the daemon that answers, or its error after a ``!``;
+    None without docker. `no_namespaces` is the error of unshare where the user may not have namespaces;
+    `subordinate_ids` is True if the user has ids for the other users of an image. `files` has the sizes of
+    the requested files, None for a missing one.
     """
 
     host: str
@@ -126,14 +118,8 @@ def machine_of(content: Mapping[str, Any]) -> Machine:
 class Slurm:
     """Slurm's own reports; `why` is the error where there are none.
 
-    Attributes
-    ----------
-    pyxis
-        True if srun has Pyxis' options; None if unknown.
-    nodes
-        By partition, the number of nodes and of those that take jobs.
-    gpus
-        Types of GPUs that nodes have, ``""`` where a type has no name.
+    `pyxis` is True if srun has Pyxis' options, None if unknown. `nodes` has by partition the number of nodes
+    and of those that take jobs; `gpus` are types of GPUs that nodes have, ``""`` where a type has no name.
     """
 
     why: str | None = None
@@ -147,23 +133,12 @@ class Slurm:
 class Image:
     """An image, and the CUDA of its environment; `why` is the reason if that could not be read.
 
-    Attributes
-    ----------
-    size
-        The bytes of its squashfs; None if it is in a registry.
-    for_pyxis
-        Its name for Pyxis; None if nodes cannot fetch it.
-    cuda
-        ``CUDA_VERSION``, the release of its build.
-    compat_driver
-        ``CUDA_DRIVER_VERSION``: the driver whose libraries NVIDIA's images carry for older ones.
-    requires
-        ``NVIDIA_REQUIRE_CUDA``, which nvidia-container-cli checks the driver against.
-    devices
-        ``NVIDIA_VISIBLE_DEVICES`` of the launch, else of the image: the GPUs that Enroot brings into the
-        container.
-    contents
-        The contents that its name, or the record beside it, names.
+    `size` is that of its squashfs in bytes, None if it is in a registry; `for_pyxis` its name for Pyxis, None
+    if nodes cannot fetch it. Of its environment `cuda` is ``CUDA_VERSION``, the release of its build;
+    `compat_driver` ``CUDA_DRIVER_VERSION``, the driver whose libraries NVIDIA's images carry for older ones;
+    `requires` ``NVIDIA_REQUIRE_CUDA``, which nvidia-container-cli checks the driver against; `devices`
+    ``NVIDIA_VISIBLE_DEVICES`` of the launch, else of the image: the GPUs that Enroot brings into the
+    container. `contents` are those that its name, or the record beside it, names.
     """
 
     name: str
@@ -199,12 +174,8 @@ class Credentials:
 class Requirements:
     """Things that a launch cannot do without.
 
-    Attributes
-    ----------
-    trainer
-        True if its tasks run our trainer on the nodes' own Python.
-    engine
-        The engine whose programs the image must have; None if the launch brings them, or has no image.
+    `trainer` is True if its tasks run our trainer on the nodes' own Python; `engine` is the one whose
+    programs the image must have, None if the launch brings them, or has no image.
     """
 
     scheduler: str = "slurm"

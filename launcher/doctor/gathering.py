@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from launcher.checks.rules.files import engine_of_image
+from launcher.checks.findings import Severity
+from launcher.checks.gathering.host import host_facts
+from launcher.checks.rules.files import engine_of_image, machine_problems
 from launcher.doctor import probe
 from launcher.doctor.facts import Credentials, Image, Machine, Requirements, Slurm, machine_of
 from launcher.drafting import Draft
@@ -82,13 +83,7 @@ def probe_request(
     files: Iterable[str] = (),
     stage: str | None = None,
 ) -> dict[str, dict[str, str]]:
-    """Return the request of a probe.
-
-    Parameters
-    ----------
-    pyxis
-        The options of Pyxis in it; None leaves its directory out.
-    """
+    """Return the request of a probe; `pyxis` are the options of Pyxis, None leaves its directory out."""
     request = {"files": {file: file for file in files}, "places": {}, "plugstack": {}}
     if plugstack:
         request["plugstack"]["slurm"] = plugstack
@@ -107,17 +102,13 @@ def slurm(plan: Plan) -> Slurm:
     if replies["settings"].why is not None:
         return Slurm(why=replies["settings"].why)
     facts = facts_of(replies, of_default=plan.job.queue.partition is None)
-    nodes = {
-        name: (len(members), sum(node.is_usable for node in members))
-        for name, members in (facts.nodes or {}).items()
+    by_partition = facts.nodes or {}
+    types = {name for nodes in by_partition.values() for node in nodes for name, _ in node.gpus}
+    counts = {
+        name: (len(nodes), sum(node.is_usable for node in nodes)) for name, nodes in by_partition.items()
     }
-    types = {name for members in (facts.nodes or {}).values() for node in members for name, _ in node.gpus}
-    return Slurm(
-        settings=dict(_SETTING.findall(replies["settings"].text)),
-        pyxis=facts.pyxis,
-        nodes=nodes,
-        gpus=tuple(sorted(types)),
-    )
+    settings = dict(_SETTING.findall(replies["settings"].text))
+    return Slurm(settings=settings, pyxis=facts.pyxis, nodes=counts, gpus=tuple(sorted(types)))
 
 
 def image_named(name: str, key: str) -> Image:
@@ -130,9 +121,8 @@ def image_named(name: str, key: str) -> Image:
     if reference.kind is Kind.SQUASHFS:
         known = resolve.contents_of_file(reference.path)
         return _of_file(replace(image, path=str(reference.path), contents=known))
-    return _of_registry(
-        replace(image, contents=resolve.contents_of_reference(reference)), reference.for_skopeo
-    )
+    image = replace(image, contents=resolve.contents_of_reference(reference))
+    return _of_registry(image, reference.for_skopeo)
 
 
 def _of_file(image: Image) -> Image:
@@ -155,12 +145,8 @@ def _of_registry(image: Image, name: str | None) -> Image:
     if name is None:
         return replace(image, why="its contents are read when it is imported")
     try:
-        answer = run(
-            ["skopeo", "inspect", "--config", name],
-            clean_environment(None),
-            _REGISTRY_PATIENCE_SECONDS,
-            notify=False,
-        )
+        command = ["skopeo", "inspect", "--config", name]
+        answer = run(command, clean_environment(None), _REGISTRY_PATIENCE_SECONDS, notify=False)
     except Unreachable:
         return replace(image, why="no skopeo on this machine to ask the registry")
     except TimeoutError:
@@ -193,16 +179,13 @@ def _with_cuda(image: Image, environment: Mapping[str, str]) -> Image:
 def credentials() -> list[Credentials]:
     """Return the files of credentials that Enroot, docker, podman and skopeo read, with registries alone."""
     home = Path(os.environ.get("HOME") or os.path.expanduser("~"))  # noqa: PTH111 - there may be none
-    config = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config")
-    enroot = login_file(os.environ)
     docker = Path(os.environ.get("DOCKER_CONFIG") or home / ".docker") / "config.json"
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    podman = [config / "containers" / "auth.json"]
-    if runtime:
-        podman.insert(0, Path(runtime) / "containers" / "auth.json")
-    if os.environ.get("REGISTRY_AUTH_FILE"):
-        podman.insert(0, Path(os.environ["REGISTRY_AUTH_FILE"]))
-    files = [("enroot", enroot), ("docker", docker), *(("podman", path) for path in dict.fromkeys(podman))]
+    named, runtime = os.environ.get("REGISTRY_AUTH_FILE"), os.environ.get("XDG_RUNTIME_DIR")
+    podman = [Path(named)] if named else []
+    podman += [Path(runtime) / "containers" / "auth.json"] if runtime else []
+    podman.append(Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config") / "containers" / "auth.json")
+    files = [("enroot", login_file(os.environ)), ("docker", docker)]
+    files += [("podman", path) for path in dict.fromkeys(podman)]
     return [file for owner, path in files if (file := _credentials(owner, path)) is not None]
 
 
@@ -240,35 +223,21 @@ def _auths(text: str) -> list[str]:
     return [name for part in parts if isinstance(part, dict) for name in part]
 
 
-def versions(names: Iterable[str]) -> dict[str, str | None]:
-    """Return the versions of distributions, without importing any."""
-    return {name: _version(name) for name in names}
-
-
-def _version(name: str) -> str | None:
+def version_of(name: str) -> str | None:
+    """Return the version of a distribution, without importing it; None if it is not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
 
 
-def own_python() -> str:
-    """Return the interpreter that runs the launcher."""
-    return f"{sys.version.split()[0]}, {sys.executable}"
-
-
 def trainer_of(draft: Draft, needs: Requirements) -> tuple[bool, str] | None:
     """Return True if the tasks' interpreter will do here, and a message; None if the launch uses none."""
-    from launcher.checks.facts import Facts
-    from launcher.checks.findings import Severity
-    from launcher.checks.gathering.host import host_facts
-    from launcher.checks.rules.files import machine_problems
-
     if not needs.trainer:
         return None
-    findings = list(machine_problems(draft.plan, Facts(host=host_facts(draft.plan))))
+    findings = machine_problems(draft.plan, host_facts(draft.plan))
     # The launch itself reports other errors, such as an allocation that is too small.
     of_python = [finding for finding in findings if finding.key == "cluster.python"]
-    messages = [str(UserError(one.message, key=one.key, hint=one.fix)) for one in of_python]
+    messages = [str(UserError(finding.message, key=finding.key, hint=finding.fix)) for finding in of_python]
     is_good = all(finding.severity is not Severity.ERROR for finding in of_python)
     return is_good, "; ".join(messages)

@@ -57,12 +57,8 @@ _PYXIS_SAYS_NOTHING = (
 class Answers:
     """The answers of nodes.
 
-    Attributes
-    ----------
-    blind
-        Names of nodes without any Python to look with.
-    started
-        Names of nodes where the image started; None if it was not tried.
+    `blind` names nodes without any Python to look with, and `started` those where the image started; it is
+    None if that was not tried.
     """
 
     requested: int
@@ -84,31 +80,17 @@ class Answers:
 
 
 def look(
-    plan: Plan,
-    count: int,
-    request: Mapping[str, Any],
-    environment: Mapping[str, str],
-    patience: float,
+    plan: Plan, count: int, request: Mapping[str, Any], environment: Mapping[str, str], patience: float
 ) -> Answers:
-    """Run the probe on some nodes, once on each, where a launch would run.
+    """Run the probe on some nodes, once on each, where a launch would run; raise UserError without a Slurm.
 
-    Parameters
-    ----------
-    patience
-        The seconds to wait for nodes and their answers.
-
-    Raises
-    ------
-    UserError
-        If there is no Slurm to run it.
+    `patience` are the seconds to wait for nodes and their answers.
     """
     if plan.scheduler == "local":
-        raise UserError(
-            f"--nodes {count}: cluster.scheduler=local has no other machines",
-            key="cluster.scheduler",
-            hint="without --nodes this machine is looked at",
-        )
-    command = ["sh", "-c", _START, "sh", sys.executable, _source(), json.dumps(request), probe.MARK]
+        text = f"--nodes {count}: cluster.scheduler=local has no other machines"
+        raise UserError(text, key="cluster.scheduler", hint="without --nodes this machine is looked at")
+    source = Path(probe.__file__).read_text(encoding="utf-8")
+    command = ["sh", "-c", _START, "sh", sys.executable, source, json.dumps(request), probe.MARK]
     out, why = _run(plan, count, command, environment, patience)
     return _answers(count, out, why)
 
@@ -118,9 +100,7 @@ def start(
 ) -> tuple[tuple[str, ...], str | None]:
     """Start an image through Pyxis, once on each of some nodes, which are named or counted.
 
-    Returns
-    -------
-    The nodes where it started, and the reason why it did not on others.
+    Return the nodes where it started, and the reason why it did not on others.
     """
     command = [f"--container-image={image}", *plan.job.srun_args, "sh", "-c", _STARTED, "sh", probe.MARK]
     # A large image takes its time, which the user grants with more patience.
@@ -214,10 +194,6 @@ def srun_command(
     return command
 
 
-def _source() -> str:
-    return Path(probe.__file__).read_text(encoding="utf-8")
-
-
 def _end(process: subprocess.Popen[str], name: str, environment: Mapping[str, str]) -> tuple[str, str]:
     """End a step and its job, also one that is still pending."""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
@@ -263,24 +239,21 @@ def _natural(name: str) -> list[tuple[int, str]]:
 
 def read(lines: Sequence[str]) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the reports in the lines of all tasks, and the names of nodes without a Python."""
-    parts: dict[str, dict[int, str]] = {}
-    lengths: dict[str, int] = {}
+    parts: dict[tuple[str, int], dict[int, str]] = {}
     blind = []
     for line in lines:
-        words_of = line.split(" ")
-        if len(words_of) != 5 or words_of[0] != probe.MARK or not (words_of[2] + words_of[3]).isdigit():
+        words = line.split(" ")
+        if len(words) != 5 or words[0] != probe.MARK or not (words[2] + words[3]).isdigit():
             continue
-        _, host, number, total, part = words_of
+        _, host, number, total, part = words
         if total == "0":
             blind.append(host)
-            continue
-        lengths[host] = int(total)
-        parts.setdefault(host, {})[int(number)] = part
+        else:
+            parts.setdefault((host, int(total)), {})[int(number)] = part
     contents = []
-    for host, chunks in parts.items():
-        if len(chunks) != lengths[host]:
-            continue
-        with contextlib.suppress(ValueError, zlib.error):
-            packed = "".join(chunks[number] for number in sorted(chunks))
-            contents.append(json.loads(zlib.decompress(base64.b64decode(packed))))
+    for (_, length), chunks in parts.items():
+        if len(chunks) == length:
+            with contextlib.suppress(ValueError, zlib.error):
+                packed = "".join(chunks[number] for number in sorted(chunks))
+                contents.append(json.loads(zlib.decompress(base64.b64decode(packed))))
     return contents, blind

@@ -9,40 +9,20 @@ from enum import StrEnum
 
 # Lines about one thing stand together, whichever machine they are about.
 _ORDER = (
-    "slurm",
-    "slurm.accounting",
-    "slurm.select",
-    "slurm.cgroups",
-    "slurm.nodes",
-    "nodes",
-    "pyxis",
-    "pyxis.plugin",
-    "pyxis.runtime",
-    "image",
-    "image.engine",
-    "image.stage",
-    "enroot",
-    "enroot.runtime",
-    "enroot.data",
-    "enroot.cache",
-    "enroot.temp",
-    "enroot.mqueue",
-    "enroot.hooks",
-    "user namespaces",
-    "container",
-    "apptainer",
-    "images.build",
-    "images.copy",
-    "images.unpack",
-    "squashfs.make",
-    "squashfs.mount",
-    "credentials",
-    "gpu",
-    "gpu.image",
-    "python",
-    "trainer",
-    "extra containers",
-    "extra plot",
+    *("slurm", "slurm.accounting", "slurm.select", "slurm.cgroups", "slurm.nodes", "nodes"),
+    *("pyxis", "pyxis.plugin", "pyxis.runtime", "image", "image.engine", "image.stage"),
+    *(
+        "enroot",
+        "enroot.runtime",
+        "enroot.data",
+        "enroot.cache",
+        "enroot.temp",
+        "enroot.mqueue",
+        "enroot.hooks",
+    ),
+    *("user namespaces", "container", "apptainer", "images.build", "images.copy", "images.unpack"),
+    *("squashfs.make", "squashfs.mount", "credentials", "gpu", "gpu.image", "python", "trainer"),
+    *("extra containers", "extra plot"),
 )
 # Releases of Slurm and of Python that the tests were run on: the tables of docs/versions.md.
 SLURM = ("22.05", "24.11", "26.05")
@@ -61,16 +41,9 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One thing on one machine.
+    """One thing on one machine, such as ``enroot.runtime``; `needed` if the launch cannot do without it.
 
-    Attributes
-    ----------
-    what
-        Its name, such as ``enroot.runtime``.
-    needed
-        True if the examined launch cannot do without it.
-    free
-        Free bytes, which are not part of `found` because they differ on every machine.
+    `free` are free bytes, which are not part of `found` because they differ on every machine.
     """
 
     what: str
@@ -79,6 +52,18 @@ class Line:
     fix: str | None = None
     needed: bool = False
     free: int | None = None
+
+
+def ok(what: str, found: str, *, needed: bool = False, free: int | None = None) -> Line:
+    return Line(what, Status.OK, found, None, needed, free)
+
+
+def warning(what: str, found: str, fix: str | None = None, *, needed: bool = False) -> Line:
+    return Line(what, Status.WARNING, found, fix, needed)
+
+
+def missing(what: str, found: str, fix: str | None = None, *, needed: bool = False) -> Line:
+    return Line(what, Status.MISSING, found, fix, needed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,19 +110,14 @@ def unknown(report: Iterable[Row]) -> list[Row]:
 def release_status(release: str, tested: Sequence[str]) -> tuple[Status, str]:
     """Compare a release with the tested ones, which are in ascending order.
 
-    Returns
-    -------
-    tuple
-        OK within their range, WARNING outside; and a note, empty for a tested release.
+    Return OK within their range, WARNING outside; and a note, empty for a tested release. The release is the
+    year and month of a Slurm, or major and minor number of a Python.
     """
-    number, numbers = _release(release), [_release(text) for text in tested]
+    number, *numbers = (
+        (int(match[1]), int(match[2])) if (match := _RELEASE.match(text)) else (0, 0)
+        for text in (release, *tested)
+    )
     if number in numbers:
         return Status.OK, ""
     is_within = numbers[0] <= number <= numbers[-1]
     return Status.OK if is_within else Status.WARNING, f"the tests were run on {', '.join(tested)}"
-
-
-def _release(text: str) -> tuple[int, int]:
-    """Return year and month of a Slurm, major and minor of a Python; zeros if the text has none."""
-    match = _RELEASE.match(text)
-    return (int(match[1]), int(match[2])) if match else (0, 0)

@@ -8,13 +8,15 @@ those of the CUDA Toolkit's release notes.
 
 from __future__ import annotations
 
+import operator
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from launcher.checks.rules.files import engine_fit
 from launcher.doctor.facts import Credentials, Gpus, Image, Machine, Requirements
-from launcher.doctor.report import PYTHON, Line, Status, gib, release_status
+from launcher.doctor.report import PYTHON, Line, Status, gib, missing, ok, release_status, warning
 from launcher.images.tools import how_to_get
 from launcher.releases import Contents, version
 
@@ -27,6 +29,14 @@ EXTRAS: Mapping[str, tuple[tuple[str, ...], str]] = {
 _FAMILIES = {11: (450, 80, 2), 12: (525, 60, 13), 13: (580,)}
 _RELEASES = {(10, 0): (410, 48), (10, 1): (418, 39), (10, 2): (440, 33)}
 _CONDITION = re.compile(r"(cuda|driver)(>=|<=|<|>|!=|=)([\d.]+)")
+_COMPARE: Mapping[str, Callable[[tuple[int, ...], tuple[int, ...]], bool]] = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    "<": operator.lt,
+    ">": operator.gt,
+    "=": operator.eq,
+    "!=": operator.ne,
+}
 _WANTED_COMPRESSORS = ("lz4", "zstd")
 _COMPAT = "docs.nvidia.com/deploy/cuda-compatibility"
 # How to give credentials to a registry; NVIDIA's has one user for all.
@@ -39,96 +49,90 @@ _LOGIN = (
 def tool_lines(machine: Machine) -> Iterator[Line]:
     """Report the programs that build, copy, squash and mount images."""
     yield _builders(machine)
-    yield _one(machine, "images.copy", ("skopeo",), "copies and pushes images")
-    yield _one(machine, "images.unpack", ("umoci",), "imports images without Enroot")
+    yield _tools(machine, "images.copy", ("skopeo",), "copies and pushes images")
+    yield _tools(machine, "images.unpack", ("umoci",), "imports images without Enroot")
     yield _squashfs(machine)
     yield mounting(machine)
 
 
+def _named(machine: Machine, name: str) -> str:
+    """Return a program with its version."""
+    return f"{name} {machine.tools[name].version or ''}".strip()
+
+
 def _builders(machine: Machine) -> Line:
-    usable, unusable = [], []
+    what, usable, unusable = "images.build", [], []
     for name in ("docker", "podman", "buildah"):
         if name not in machine.tools:
             continue
-        text = f"{name} {machine.tools[name].version or ''}".strip()
-        daemon = machine.docker_daemon or ""
-        if name == "docker" and daemon.startswith("!"):
-            unusable.append(f"{text} without a daemon that answers")
+        if name == "docker" and (machine.docker_daemon or "").startswith("!"):
+            unusable.append(f"{_named(machine, name)} without a daemon that answers")
         elif name != "docker" and not machine.subordinate_ids:
-            unusable.append(f"{text} without ids for you in /etc/subuid and /etc/subgid")
+            unusable.append(f"{_named(machine, name)} without ids for you in /etc/subuid and /etc/subgid")
         else:
-            usable.append(text)
-    text = ", ".join(usable + unusable)
+            usable.append(_named(machine, name))
     if usable:
-        return Line("images.build", Status.OK, text)
+        return ok(what, ", ".join(usable + unusable))
     if unusable:
         fix = "usermod --add-subuids 100000-165535 --add-subgids 100000-165535 YOU (root), or a docker daemon"
-        return Line("images.build", Status.WARNING, text, fix)
-    none = "neither docker, podman nor buildah: images cannot be built here"
-    return Line("images.build", Status.MISSING, none, how_to_get("buildah"))
+        return warning(what, ", ".join(unusable), fix)
+    text = "neither docker, podman nor buildah: images cannot be built here"
+    return missing(what, text, how_to_get("buildah"))
 
 
-def _one(machine: Machine, what: str, names: Sequence[str], purpose: str) -> Line:
-    missing = [name for name in names if name not in machine.tools]
-    if missing:
-        return Line(what, Status.MISSING, f"no {', '.join(missing)}, which {purpose}", how_to_get(*missing))
-    text = ", ".join(f"{name} {machine.tools[name].version or ''}".strip() for name in names)
-    return Line(what, Status.OK, text)
+def _tools(machine: Machine, what: str, names: Sequence[str], purpose: str) -> Line:
+    lost = [name for name in names if name not in machine.tools]
+    if lost:
+        return missing(what, f"no {', '.join(lost)}, which {purpose}", how_to_get(*lost))
+    return ok(what, ", ".join(_named(machine, name) for name in names))
 
 
 def _squashfs(machine: Machine) -> Line:
-    what, names = "squashfs.make", ("mksquashfs", "unsquashfs")
-    line = _one(machine, what, names, "write and read images")
+    line = _tools(machine, "squashfs.make", ("mksquashfs", "unsquashfs"), "write and read images")
     if line.status is not Status.OK or not machine.compressors:
         return line
     text = f"{line.found}; compressors: {', '.join(machine.compressors)}"
-    missing = [name for name in _WANTED_COMPRESSORS if name not in machine.compressors]
-    if missing:
+    lost = [name for name in _WANTED_COMPRESSORS if name not in machine.compressors]
+    if lost:
         fix = "compression: gzip of the image, or squashfs-tools of a newer system"
-        return Line(what, Status.WARNING, f"{text}; without {' and '.join(missing)}", fix)
-    return Line(what, Status.OK, text)
+        return warning(line.what, f"{text}; without {' and '.join(lost)}", fix)
+    return ok(line.what, text)
 
 
 def mounting(machine: Machine, *, is_node: bool = False) -> Line:
     """Report how a squashfs can be mounted; Pyxis unpacks it unless its `use_squashfuse` is set."""
-    ways = []
-    if "squashfs" in machine.file_systems:
-        ways.append("the kernel")
-    if "squashfuse" in machine.tools and machine.fuse:
-        ways.append(f"squashfuse {machine.tools['squashfuse'].version or ''}".strip())
+    what, has_fuse = "squashfs.mount", "squashfuse" in machine.tools
+    ways = ["the kernel"] if "squashfs" in machine.file_systems else []
+    if has_fuse and machine.fuse:
+        ways.append(_named(machine, "squashfuse"))
     if ways:
-        return Line("squashfs.mount", Status.OK, f"mounted by {' or '.join(ways)}")
-    why = (
-        "squashfuse is there, and /dev/fuse is not"
-        if "squashfuse" in machine.tools
-        else "no squashfuse either"
-    )
+        return ok(what, f"mounted by {' or '.join(ways)}")
+    why = "squashfuse is there, and /dev/fuse is not" if has_fuse else "no squashfuse either"
     text = f"the kernel has no squashfs loaded, {why}: images are unpacked as a whole"
     if is_node and machine.plugstack.options.get("use_squashfuse") in ("1", "true", "yes", "y"):
         fix = "install squashfuse on the nodes: plugstack.conf has use_squashfuse"
-        return Line("squashfs.mount", Status.MISSING, text, fix, True)
-    return Line("squashfs.mount", Status.WARNING, text, "modprobe squashfs (root), or install squashfuse")
+        return missing(what, text, fix, needed=True)
+    return warning(what, text, "modprobe squashfs (root), or install squashfuse")
 
 
 def apptainer_line(machine: Machine, needs: Requirements, *, is_node: bool) -> Line | None:
     """Report Apptainer, if it starts the tasks or is installed; None otherwise."""
-    needed = needs.image and needs.runtime == "apptainer"
-    for name in ("apptainer", "singularity"):
-        if name in machine.tools:
-            text = f"{name} {machine.tools[name].version or ''}".strip()
-            if name == "singularity" and needed:
-                fix = "a link `apptainer` to it on PATH, or Apptainer itself"
-                return Line("apptainer", Status.MISSING, text, fix, needed and is_node)
-            return Line("apptainer", Status.OK, text, needed=needed and is_node)
-    if not needed:
+    what, is_runtime = "apptainer", needs.image and needs.runtime == "apptainer"
+    needed = is_runtime and is_node
+    if what in machine.tools:
+        return ok(what, _named(machine, what), needed=needed)
+    if "singularity" in machine.tools:
+        text, fix = _named(machine, "singularity"), "a link `apptainer` to it on PATH, or Apptainer itself"
+        return missing(what, text, fix, needed=needed) if is_runtime else ok(what, text)
+    if not is_runtime:
         return None
     text = "not on PATH, and container_options.runtime=apptainer"
-    return Line("apptainer", Status.MISSING, text, how_to_get("apptainer"), is_node)
+    return missing(what, text, how_to_get("apptainer"), needed=is_node)
 
 
-def credential_lines(files: Sequence[Credentials], image: Image | None) -> Iterator[Line]:
+def credential_line(files: Sequence[Credentials], image: Image | None) -> Line:
     """Report the registries with credentials, never the credentials."""
-    registry = image.registry if image is not None else None
+    what, registry = "credentials", image.registry if image is not None else None
     host = (registry or "").partition(":")[0]  # in Enroot's file, hosts have no ports
     hosts = {name.partition("/")[0] for file in files for name in file.registries}
     open_to_all = [file.path for file in files if not file.is_private]
@@ -136,13 +140,11 @@ def credential_lines(files: Sequence[Credentials], image: Image | None) -> Itera
     text = text or "none: public images alone"
     if open_to_all:
         fix = f"chmod 600 {' '.join(open_to_all)}; and new keys, if others may have read them"
-        yield Line("credentials", Status.WARNING, f"{text}; others may read {', '.join(open_to_all)}", fix)
-    elif image is not None and registry is not None and not hosts & {registry, host}:
+        return warning(what, f"{text}; others may read {', '.join(open_to_all)}", fix)
+    if image is not None and registry is not None and not hosts & {registry, host}:
         text = f"{text}; none for {registry}, where {image.name} is"
-        fix = f"if it asks for some: {_LOGIN.format(registry, host)}"
-        yield Line("credentials", Status.WARNING, text, fix)
-    else:
-        yield Line("credentials", Status.OK, text)
+        return warning(what, text, f"if it asks for some: {_LOGIN.format(registry, host)}")
+    return ok(what, text)
 
 
 def gpu_lines(machine: Machine, image: Image | None, *, is_node: bool) -> Iterator[Line]:
@@ -150,16 +152,15 @@ def gpu_lines(machine: Machine, image: Image | None, *, is_node: bool) -> Iterat
     gpus = machine.gpus
     if gpus is None:
         if is_node:
-            yield Line("gpu", Status.WARNING, "no nvidia-smi: no NVIDIA GPUs", "see `sinfo -o '%N %G'`")
+            yield warning("gpu", "no nvidia-smi: no NVIDIA GPUs", "see `sinfo -o '%N %G'`")
         return
     if gpus.driver is None:
         fix = "nvidia-smi; a driver that was updated needs a restart"
-        yield Line("gpu", Status.WARNING, f"nvidia-smi: {gpus.trouble or 'no GPU'}", fix)
+        yield warning("gpu", f"nvidia-smi: {gpus.trouble or 'no GPU'}", fix)
         return
-    counts = {name: gpus.names.count(name) for name in gpus.names}
-    listed = ", ".join(f"{count} × {name}" for name, count in counts.items())
+    listed = ", ".join(f"{count} × {name}" for name, count in Counter(gpus.names).items())
     cuda = f", CUDA {gpus.cuda}" if gpus.cuda else ""
-    yield Line("gpu", Status.OK, f"driver {gpus.driver}{cuda}: {listed}")
+    yield ok("gpu", f"driver {gpus.driver}{cuda}: {listed}")
     if image is not None:
         yield _driver_and_image(gpus.driver, gpus, image, is_node)
 
@@ -175,52 +176,48 @@ def _driver_and_image(driver: str, gpus: Gpus, image: Image, needed: bool) -> Li
     wants = f"the image's CUDA {cuda}{origin}"
     runs, least = cuda_support(driver, cuda)
     carries = image.compat_driver is not None and version(image.compat_driver) > version(driver)
-    compat = (
-        f"the image carries the libraries of {image.compat_driver}, which data center GPUs can run"
-        if carries
-        else f"a driver of {least}; or cuda-compat in the image, on data center GPUs ({_COMPAT})"
-    )
+    compat = f"a driver of {least}; or cuda-compat in the image, on data center GPUs ({_COMPAT})"
+    if carries:
+        compat = f"the image carries the libraries of {image.compat_driver}, which data center GPUs can run"
     if image.requires is not None and not fulfils(driver, gpus.cuda, image.requires):
-        text = (
-            f"{wants}: nvidia-container-cli refuses driver {driver}: {image.requires.split()[0]} is asked for"
-        )
+        text = f"nvidia-container-cli refuses driver {driver}: {image.requires.split()[0]} is asked for"
         fix = f"a newer driver; or NVIDIA_DISABLE_REQUIRE=1 in env_vars, and {compat}"
-        return Line(what, Status.MISSING, text, fix, needed)
+        return missing(what, f"{wants}: {text}", fix, needed=needed)
     if runs is None:
         return Line(what, Status.UNKNOWN, f"{wants}: NVIDIA's table does not have it", f"see {_COMPAT}")
     if not runs:
         text = f"{wants} needs driver {least} or newer; here is {driver}"
-        return Line(what, Status.WARNING if carries else Status.MISSING, text, compat, needed and not carries)
+        return warning(what, text, compat) if carries else missing(what, text, compat, needed=needed)
     if gpus.cuda is not None and version(gpus.cuda) < version(cuda)[:2]:
         text = (
             f"{wants} on a driver of CUDA {gpus.cuda}: runs by minor version compatibility, with its features"
         )
-        return Line(what, Status.OK, f"{text}; {compat}" if carries else text)
-    return Line(what, Status.OK, f"{wants}: driver {driver} runs it (from {least} on)")
+        return ok(what, f"{text}; {compat}" if carries else text)
+    return ok(what, f"{wants}: driver {driver} runs it (from {least} on)")
 
 
 def image_line(image: Image) -> Line:
     """Report the image, as far as this machine can look into it."""
     if image.is_broken:
         again = f"slipway image verify {image.path}; then import it again: slipway image import ..."
-        return Line("image", Status.MISSING, f"{image.name}: {image.why}", again, True)
+        return missing("image", f"{image.name}: {image.why}", again, needed=True)
     if image.why is not None:
         is_elsewhere = image.path is not None and image.size is None
-        fix = None if not is_elsewhere else "nodes may have it: slipway doctor --nodes 1"
+        fix = "nodes may have it: slipway doctor --nodes 1" if is_elsewhere else None
         return Line("image", Status.UNKNOWN, f"{image.name}: {image.why}", fix)
     cuda = f"CUDA {image.cuda}" if image.cuda else "no CUDA_VERSION in its environment"
     size = f"{gib(image.size)}, " if image.size is not None else ""
-    return Line("image", Status.OK, f"{image.name}: {size}{cuda}")
+    return ok("image", f"{image.name}: {size}{cuda}")
 
 
 def engine_line(contents: Contents, engine: str) -> Line:
     """Report whether the image has the programs of the launch's engine."""
-    fit, what = engine_fit(contents, engine), "image.engine"
+    fit = engine_fit(contents, engine)
+    what, text = "image.engine", f"engine={engine}: {fit.why}"
     if fit.fits is True:
-        return Line(what, Status.OK, f"engine={engine}: {fit.why}", needed=True)
-    if fit.fits is False and contents.is_certain:
-        return Line(what, Status.MISSING, f"engine={engine}: {fit.why}", fit.fix, True)
-    return Line(what, Status.WARNING, f"engine={engine}: {fit.why}", fit.fix, True)
+        return ok(what, text, needed=True)
+    tell = missing if fit.fits is False and contents.is_certain else warning
+    return tell(what, text, fit.fix, needed=True)
 
 
 def file_lines(node: Machine, image: Image | None, python: str | None) -> Iterator[Line]:
@@ -229,36 +226,36 @@ def file_lines(node: Machine, image: Image | None, python: str | None) -> Iterat
         size = node.files.get(image.path)
         if size is None:
             fix = "put it where all nodes share it, or on each node"
-            yield Line("image", Status.MISSING, f"{image.path} is not there", fix, True)
+            yield missing("image", f"{image.path} is not there", fix, needed=True)
         elif image.size not in (None, size):
             text = f"{image.path} has {size:,} bytes, and {image.size:,} where you are"
-            yield Line("image", Status.WARNING, text, "is it another file, or still being copied?", True)
+            yield warning("image", text, "is it another file, or still being copied?", needed=True)
         else:
-            yield Line("image", Status.OK, f"{image.path} is there", needed=True)
-    if python is not None:
-        if node.files.get(python) is None:
-            fix = "cluster.python=... that every node has, or an image: container=..."
-            yield Line("trainer", Status.MISSING, f"{python} is not there", fix, True)
-        else:
-            yield Line("trainer", Status.OK, f"{python} is there", needed=True)
+            yield ok("image", f"{image.path} is there", needed=True)
+    if python is not None and node.files.get(python) is None:
+        fix = "cluster.python=... that every node has, or an image: container=..."
+        yield missing("trainer", f"{python} is not there", fix, needed=True)
+    elif python is not None:
+        yield ok("trainer", f"{python} is there", needed=True)
 
 
 def stage_lines(node: Machine, image: Image | None) -> Iterator[Line]:
     """Report the directory of the image's copy on each node; without room the tasks use the shared file."""
-    place, fix = node.places.get("stage"), "container_options.stage_to=... on a local disk, or null"
+    what, place = "image.stage", node.places.get("stage")
     if place is None or image is None or image.path is None:
         return
-    text = f"{place.path} ({place.kind})"
+    text, trouble = f"{place.path} ({place.kind})", None
     if not place.writable:
-        text = f"{text}: you may not write to {place.there}"
+        trouble = f"you may not write to {place.there}"
     elif not place.is_local:
-        text = f"{text}: shared, which gains nothing"
-    elif None not in (place.free, image.size) and (place.free or 0) < (image.size or 0):
-        text = f"{text}: no room for the image's {gib(image.size or 0)}"
+        trouble = "shared, which gains nothing"
+    elif place.free is not None and image.size is not None and place.free < image.size:
+        trouble = f"no room for the image's {gib(image.size)}"
+    if trouble is None:
+        yield ok(what, text, free=place.free)
     else:
-        yield Line("image.stage", Status.OK, text, free=place.free)
-        return
-    yield Line("image.stage", Status.WARNING, text, fix, free=place.free)
+        fix = "container_options.stage_to=... on a local disk, or null"
+        yield Line(what, Status.WARNING, f"{text}: {trouble}", fix, free=place.free)
 
 
 def python_lines(
@@ -268,25 +265,23 @@ def python_lines(
     status, note = release_status(python, PYTHON)
     yield Line("python", status, f"{python}; {note}" if note else python, needed=True)
     if trainer is not None:
-        is_usable, text = trainer
-        first, _, rest = text.partition("\n")
-        if not is_usable:
-            fix = "; ".join(line.strip() for line in rest.splitlines()) or None
-            yield Line("trainer", Status.MISSING, first, fix, True)
-        elif text:
-            yield Line("trainer", Status.WARNING, text, "slipway doctor --nodes 1 looks there", True)
-        else:
-            yield Line(
-                "trainer", Status.OK, "the tasks' interpreter finds torch and megatron-core", needed=True
-            )
+        yield _trainer(*trainer)
     for extra, (names, purpose) in EXTRAS.items():
-        there = [f"{name} {versions[name]}" for name in names if versions.get(name) is not None]
-        if len(there) == len(names):
-            yield Line(f"extra {extra}", Status.OK, ", ".join(there))
+        lost = ", ".join(name for name in names if versions.get(name) is None)
+        if lost:
+            text, fix = f"{lost}: not installed; {purpose}", f"pip install 'slipway[{extra}]'"
+            yield missing(f"extra {extra}", text, fix)
         else:
-            missing = ", ".join(name for name in names if versions.get(name) is None)
-            text = f"{missing}: not installed; {purpose}"
-            yield Line(f"extra {extra}", Status.MISSING, text, f"pip install 'slipway[{extra}]'")
+            yield ok(f"extra {extra}", ", ".join(f"{name} {versions[name]}" for name in names))
+
+
+def _trainer(is_usable: bool, message: str) -> Line:
+    first, *rest = message.split("\n")
+    if not is_usable:
+        return missing("trainer", first, "; ".join(map(str.strip, rest)) or None, needed=True)
+    if message:
+        return warning("trainer", message, "slipway doctor --nodes 1 looks there", needed=True)
+    return ok("trainer", "the tasks' interpreter finds torch and megatron-core", needed=True)
 
 
 class CudaSupport(NamedTuple):
@@ -331,12 +326,4 @@ def _holds(condition: str, known: dict[str, tuple[int, ...]]) -> bool:
         return True
     wanted = version(match[3])
     # `driver<536` is about its first number alone.
-    have = known[match[1]][: len(wanted)]
-    return {
-        ">=": have >= wanted,
-        "<=": have <= wanted,
-        "<": have < wanted,
-        ">": have > wanted,
-        "=": have == wanted,
-        "!=": have != wanted,
-    }[match[2]]
+    return _COMPARE[match[2]](known[match[1]][: len(wanted)], wanted)

@@ -38,12 +38,8 @@ _BAR = re.compile(r"\] +(\d+)/(\d+) +\d+%")
 class ImportContext:
     """The inputs of a backend.
 
-    Attributes
-    ----------
-    digest
-        Of the image that was looked up; ``None`` if it is unknown.
-    locks
-        Descriptors of locks that the programs inherit.
+    `digest` is of the image that was looked up, ``None`` if it is unknown; `locks` are descriptors of locks
+    that the programs inherit.
     """
 
     source: Reference
@@ -65,13 +61,7 @@ class ImportContext:
 
 
 def choose_backend(source: Reference, via: str, note: Callable[[str], None]) -> str:
-    """Return the backend for an image: Enroot where it is installed and reads such an image.
-
-    Raises
-    ------
-    UserError
-        If there is none, with what to install.
-    """
+    """Return the backend for an image: Enroot where it is installed and reads such an image."""
     reads, has_runner = source.for_enroot is not None, _has_runner()
     if via == ENROOT:
         if not reads:
@@ -106,10 +96,8 @@ def _has_runner() -> bool:
 def look_up(backend: str, source: Reference, access: Access) -> tuple[RemoteImage | None, str | None]:
     """Return an image and its digest; ``None`` for what is unknown.
 
-    Raises
-    ------
-    UserError
-        If there is no such image, or access is refused, with the nearest tags and the login that was used.
+    Raise UserError if there is no such image, or access is refused, with the nearest tags and the login that
+    was used.
     """
     try:
         return _look_up(backend, source, access)

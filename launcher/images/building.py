@@ -35,13 +35,7 @@ _SHOWN_LETTERS = 60
 
 @dataclass(frozen=True, slots=True)
 class Builder:
-    """A program that builds images.
-
-    Attributes
-    ----------
-    copies
-        True if its storage keeps a whole copy of the image for each layer.
-    """
+    """A program that builds images; it `copies` if its storage keeps a whole copy for each layer."""
 
     name: str
     env: Mapping[str, str] = field(default_factory=dict)
@@ -77,13 +71,7 @@ class Builder:
         platform: str,
         access: Access | None = None,
     ) -> list[str]:
-        """Return the command that builds a directory into an image of that name.
-
-        Raises
-        ------
-        UserError
-            If this builder does not take what the registry of the base needs.
-        """
+        """Return the command that builds a directory into an image of that name."""
         # Without --force-rm a build that fails leaves its containers, and their mounts.
         options = ["--format", "docker", "--force-rm", self._layers]
         words = {
@@ -132,13 +120,7 @@ class Builder:
 
 
 def find_builder(preferred: str | None = None) -> Builder:
-    """Return the preferred builder, or the first that works here.
-
-    Raises
-    ------
-    UserError
-        If none does, with the answer of each.
-    """
+    """Return the preferred builder, or the first that works here; the error has the answer of each."""
     if preferred is not None and preferred not in tools.BUILDERS:
         raise UserError(
             f"image.builder={shown(preferred)}: there is no such builder",
@@ -187,13 +169,7 @@ def _with_storage(name: str, env: dict[str, str]) -> Builder:
 def build_recipe(
     recipe: Recipe, builder: Builder, labels: dict[str, str], progress: ImageProgress, access: Access
 ) -> Reference:
-    """Build a recipe, and return the image in the builder's storage.
-
-    Raises
-    ------
-    UserError
-        If an instruction fails, with its output.
-    """
+    """Build a recipe, and return the image in the builder's storage."""
     with scratch_directory(Path(tempfile.gettempdir())) as scratch:
         context = scratch.path / "context"
         context.mkdir()
@@ -242,15 +218,7 @@ def build_into_store(
 ) -> Imported:
     """Build a recipe and import it, unless its image is in the store already.
 
-    Parameters
-    ----------
-    options
-        Of the import; `force` also builds again.
-
-    Raises
-    ------
-    UserError
-        With what to do next; the store is unchanged.
+    `options` are of the import; `force` also builds again. The store is unchanged if it fails.
     """
     target = store.path(recipe.file_name)
     origin = RecipeOrigin(recipe.name, recipe.flavor, recipe.hash)

@@ -52,12 +52,8 @@ REPLACED_PREFIX = ".old-"
 class ImportOptions:
     """The options of an import.
 
-    Attributes
-    ----------
-    compression
-        One of `COMPRESSIONS`; ``auto`` is what suits the target's file system, and accepts any that is there.
-    plain_http, authfile
-        For the registry: no TLS, and a file of logins as of ``skopeo login``.
+    `compression` is one of `COMPRESSIONS`; ``auto`` is what suits the target's file system, and accepts any
+    that is there. `authfile` has logins for the registry, as of ``skopeo login``.
     """
 
     compression: str = AUTO
@@ -71,21 +67,17 @@ class ImportOptions:
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """An image that is in place now.
-
-    Attributes
-    ----------
-    reused
-        True if it was there, or another process imported it meanwhile.
-    notes
-        What the progress printed besides its steps.
-    """
+    """An image that is in place now; `reused` if it was there, or another process imported it meanwhile."""
 
     path: Path
-    digest: str | None
     reused: bool
     sidecar: Sidecar | None
+    # What the progress printed besides its steps.
     notes: tuple[str, ...] = ()
+
+    @property
+    def digest(self) -> str | None:
+        return self.sidecar.digest if self.sidecar else None
 
 
 def import_image(
@@ -94,20 +86,10 @@ def import_image(
     options: ImportOptions | None = None,
     progress: ImageProgress = SILENT,
 ) -> Imported:
-    """Make `target` the squashfs of an image, unless it is that already.
+    """Make `target` the squashfs of an image, unless it is that already; its directory is made too.
 
     It is written under a temporary name, made durable and renamed last. Any end before that, SIGKILL
     included, leaves no target, or the former one; what a killed import leaves, the next one removes.
-
-    Parameters
-    ----------
-    target
-        A file ending in ``.sqsh``; its directory is made.
-
-    Raises
-    ------
-    UserError
-        With what to do next; nothing is left behind.
     """
     with ending_cleanly():
         return _Import(source, target.absolute(), options or ImportOptions(), progress).run()
@@ -115,7 +97,7 @@ def import_image(
 
 def reuse(entry: Stored, notes: tuple[str, ...] = ()) -> Imported:
     """Return a stored image as the result of an import."""
-    return Imported(entry.path, entry.sidecar.digest if entry.sidecar else None, True, entry.sidecar, notes)
+    return Imported(entry.path, True, entry.sidecar, notes)
 
 
 def make_directory(store: Path) -> None:
@@ -127,13 +109,9 @@ def make_directory(store: Path) -> None:
 
 
 def check_replaceable(target: Path) -> None:
-    """Raise if an image could not be given this name, before it is fetched, unpacked and packed.
+    """Raise UserError if an image could not be given this name, before it is fetched, unpacked and packed.
 
-    Raises
-    ------
-    UserError
-        If nothing may be written there, or the directory is sticky and the file, or its record, is another
-        user's.
+    Nothing may be written there, or the directory is sticky and the file, or its record, is another user's.
     """
     directory, user = target.parent, os.geteuid()
     if not os.access(directory, os.W_OK | os.X_OK):
@@ -262,7 +240,7 @@ class _Import:
             made_by = backends.make_squashfs(backend, context, options.via)
             sidecar = publish(context, self._target, made_by, options.recipe)
         self._progress.done()
-        return Imported(self._target, digest, False, sidecar, tuple(self._notes))
+        return Imported(self._target, False, sidecar, tuple(self._notes))
 
     @contextmanager
     def _partial(self, lock: ImageLock) -> Iterator[Path]:
@@ -293,13 +271,7 @@ class _Import:
 
 
 def publish(context: ImportContext, target: Path, made_by: str, recipe: RecipeOrigin | None) -> Sidecar:
-    """Check a new squashfs, make it durable, record it, and rename it to its target.
-
-    Raises
-    ------
-    UserError
-        If it is no complete squashfs.
-    """
+    """Check a new squashfs, make it durable, record it, and rename it to its target."""
     output, progress = context.output, context.progress
     try:
         block = read_superblock(output)

@@ -10,7 +10,7 @@ import shlex
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from launcher.errors import UserError, explain_refusal, one_line
 from launcher.images import squashfs, tools
 from launcher.images.progress import SILENT, ImageProgress
 from launcher.images.squashfs import Superblock, read_superblock, sha256_of
-from launcher.images.store import ImageConfig, RecipeOrigin, Sidecar, read_sidecar, sidecar_path
+from launcher.images.store import ImageConfig, Sidecar, read_sidecar, sidecar_path
 from launcher.images.tools import ToolError
 from launcher.secrecy import MASK, is_secret_name, without_secrets
 
@@ -42,29 +42,20 @@ _IMPORT_AGAIN = "make it again: slipway image import ... --force, or slipway ima
 
 @dataclass(frozen=True, slots=True)
 class InspectedImage:
-    """An image in a file.
-
-    Attributes
-    ----------
-    release
-        The system in it, such as ``Ubuntu 22.04.4 LTS``.
-    """
+    """An image in a file; `release` is the system in it, such as ``Ubuntu 22.04.4 LTS``."""
 
     path: Path
     size: int
     block: Superblock
+    record: Sidecar | None
     source: str | None
-    digest: str | None
-    made_by: str | None
-    sha256: str | None
-    recipe: RecipeOrigin | None
     config: ImageConfig
     release: str | None
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the same for programs, without secrets."""
-        config, recipe = self.config, self.recipe
+        config, record = self.config, self.record
         return {
             "path": str(self.path),
             "size": self.size,
@@ -72,12 +63,8 @@ class InspectedImage:
             "compression": self.block.compression,
             "block_size": self.block.block_size,
             "source": self.source,
-            "digest": self.digest,
-            "sha256": self.sha256,
-            "made_by": self.made_by,
-            "recipe": {name: getattr(recipe, name) for name in ("name", "flavor", "hash")}
-            if recipe
-            else None,
+            **{name: getattr(record, name, None) for name in ("digest", "sha256", "made_by")},
+            "recipe": asdict(record.recipe) if record and record.recipe else None,
             "release": self.release,
             "architecture": config.architecture or None,
             "labels": {name: without_secrets(value) for name, value in config.labels.items()},
@@ -91,15 +78,7 @@ class InspectedImage:
 
 
 def inspect(path: Path) -> InspectedImage:
-    """Read an image's record, or the image itself if it has none.
-
-    Raises
-    ------
-    UserError
-        If it is no complete squashfs.
-    OSError
-        If it cannot be read.
-    """
+    """Read an image's record, or the image itself if it has none; raise UserError if it is no squashfs."""
     block = read_superblock(path)
     record = read_sidecar(path)
     texts: Mapping[str, str] = {}
@@ -113,11 +92,8 @@ def inspect(path: Path) -> InspectedImage:
         path=path,
         size=path.stat().st_size,
         block=block,
+        record=record,
         source=record.source if record else source,
-        digest=record.digest if record else None,
-        made_by=record.made_by if record else None,
-        sha256=record.sha256 if record else None,
-        recipe=record.recipe if record else None,
         config=record.config if record else config,
         release=next((_parse_release(texts[name]) for name in _RELEASES if name in texts), None),
         notes=notes,
@@ -194,13 +170,7 @@ class VerifiedImage:
 
 
 def verify(path: Path, *, deep: bool = False, progress: ImageProgress = SILENT) -> VerifiedImage:
-    """Check as much of an image as is possible without writing anything.
-
-    Parameters
-    ----------
-    deep
-        Decompress every file of it, too.
-    """
+    """Check as much of an image as is possible without writing; `deep` decompresses every file of it, too."""
     checked: list[str] = []
     notes: list[str] = []
     problem = None
@@ -261,11 +231,6 @@ def installed_versions(image: Path, config: ImageConfig) -> dict[str, str | None
     """Return the versions of Python and of training packages in an image; ``None`` for what it has not.
 
     The image's own Python is started, with whatever can start an image on this machine.
-
-    Raises
-    ------
-    UserError
-        If nothing on this machine can start the image, or there is no Python in it.
     """
     starters = [(needs[0], start) for needs, start in _STARTERS if not tools.missing(*needs)]
     if not starters:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
@@ -31,15 +31,7 @@ _UNITS = {"m": 60, "h": 3600, "d": _DAY_SECONDS, "w": 7 * _DAY_SECONDS}
 
 @dataclass(frozen=True, slots=True)
 class ImageUse:
-    """A launch in an image.
-
-    Attributes
-    ----------
-    is_live
-        True if its job waits or runs, or may.
-    launched
-        Seconds since 1970.
-    """
+    """A launch in an image, at some second since 1970; it `is_live` if its job waits or runs, or may."""
 
     run: str
     is_live: bool
@@ -50,12 +42,7 @@ def images_in_use(base_results_dir: Path, directory: Path) -> dict[Path, list[Im
     """Return the launches in images of a directory, by the image with links resolved.
 
     All known launches count: this user's and, in directories that were seen, others'. A job counts as live
-    unless it is known to have ended.
-
-    Raises
-    ------
-    UserError
-        If the runs that were seen before cannot be looked up.
+    unless it is known to have ended. Raise UserError if the known runs cannot be listed.
     """
     pairs = list(_launches_in(directory.resolve(), base_results_dir))
     launches = adopt([launch for launch, _ in pairs])
@@ -97,14 +84,9 @@ class PruneDecision:
 
 @dataclass(frozen=True, slots=True)
 class PruneRules:
-    """The user's limits.
+    """The user's limits: an image made or launched fewer than `older_than` seconds ago stays.
 
-    Attributes
-    ----------
-    keep
-        The number of unneeded images that stay: those made or launched last.
-    older_than
-        Seconds; an image made or launched later stays.
+    Of the images that nobody needs those `keep` stay that were made or launched last.
     """
 
     keep: int = 0
@@ -209,15 +191,7 @@ def _name(runs: Sequence[str]) -> str:
 
 
 def remove(entry: Stored) -> None:
-    """Remove an image and its record, unless somebody imports it just now.
-
-    Raises
-    ------
-    UserError
-        If somebody does.
-    OSError
-        If it may not be removed.
-    """
+    """Remove an image and its record; raise UserError if somebody imports it just now."""
 
     def refuse(holder: str) -> None:
         raise UserError(f"{one_line(str(entry.path))}: {holder} imports it just now; it stays")
@@ -284,13 +258,7 @@ class SkippedNode:
 
 
 def nodes_of(cluster: ClusterConfig) -> list[str]:
-    """Return the nodes that take jobs, of those that the cluster's keys name.
-
-    Raises
-    ------
-    UserError
-        If there is no Slurm, or no such node.
-    """
+    """Return the nodes that take jobs, of those that the cluster's keys name."""
     command = ["sinfo", "--noheader", "--Node", "--responding", "--format=%N"]
     for flag, value in (("partition", cluster.partition), ("nodes", cluster.nodelist)):
         command += [f"--{flag}={value}"] * (value is not None)
@@ -307,37 +275,30 @@ def look(
 ) -> tuple[list[NamedContainer], list[SkippedNode]]:
     """Find the containers of this user that launches named, on each node that has room for a moment.
 
-    Parameters
-    ----------
-    pattern
-        Of the values of `container_options.name`, as for files: ``*`` is any.
+    `pattern` is of the values of `container_options.name`, as for files: ``*`` is any.
     """
-    containers, skipped = _on_each(nodes, lambda node: _run_step(cluster, node, ()))
-    return [container for container in containers if _matches(container, pattern)], skipped
+    containers, skipped = _on_each(cluster, dict.fromkeys(nodes, ()))
+    matches = [(item, _NAME.fullmatch(item.container)) for item in containers]
+    return [item for item, name in matches if name and fnmatchcase(name["name"], pattern)], skipped
 
 
 def remove_containers(
     cluster: ClusterConfig, containers: Sequence[NamedContainer]
 ) -> tuple[list[NamedContainer], list[SkippedNode]]:
     """Remove containers, but not those in which a process runs by now."""
-    by_node: dict[str, list[str]] = {}
-    for container in containers:
-        by_node.setdefault(container.node, []).append(container.container)
-    results, skipped = _on_each(list(by_node), lambda node: _run_step(cluster, node, by_node[node]))
-    requested = {(container.node, container.container) for container in containers}
-    return [result for result in results if (result.node, result.container) in requested], skipped
-
-
-def _matches(container: NamedContainer, pattern: str) -> bool:
-    match = _NAME.fullmatch(container.container)
-    return match is not None and fnmatchcase(match["name"], pattern)
+    names: dict[str, list[str]] = defaultdict(list)
+    for item in containers:
+        names[item.node].append(item.container)
+    results, skipped = _on_each(cluster, names)
+    return [item for item in results if item.container in names[item.node]], skipped
 
 
 def _on_each(
-    nodes: Sequence[str], step: Callable[[str], list[NamedContainer] | SkippedNode]
+    cluster: ClusterConfig, names: Mapping[str, Sequence[str]]
 ) -> tuple[list[NamedContainer], list[SkippedNode]]:
+    """List the containers of nodes, after removing those of these names."""
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        answers = list(pool.map(step, nodes))
+        answers = list(pool.map(lambda node: _run_step(cluster, node, names[node]), names))
     containers = [item for answer in answers if not isinstance(answer, SkippedNode) for item in answer]
     return containers, [answer for answer in answers if isinstance(answer, SkippedNode)]
 
@@ -353,8 +314,8 @@ def _run_step(cluster: ClusterConfig, node: str, names: Sequence[str]) -> list[N
     # The node decides where Enroot keeps containers: Pyxis lets no job choose.
     environment = {key: value for key, value in environment.items() if not key.startswith("ENROOT_")}
     try:
-        words_of = [*command, "sh", "-c", _SCRIPT, "sh", _MARK, *names]
-        answer = run(words_of, environment, _PATIENCE_SECONDS, notify=False)
+        command += ["sh", "-c", _SCRIPT, "sh", _MARK, *names]
+        answer = run(command, environment, _PATIENCE_SECONDS, notify=False)
     except (Unreachable, TimeoutError) as error:
         return SkippedNode(node, one_line(str(error)) or "no answer")
     if answer.code:

@@ -17,10 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import (
-    TemplateNotFound,
-)
-
 from launcher import __version__
 from launcher.config.image import RecipeComposition, RecipeConfig, compose_recipe, recipe_names
 from launcher.errors import UserError, check_directory, did_you_mean, nearest, nearest_files, one_line, shown
@@ -44,14 +40,8 @@ _LOCAL_REGISTRY = "localhost"  # podman and buildah call images of this machine 
 class Recipe:
     """A recipe with all its values.
 
-    Attributes
-    ----------
-    name, flavor
-        Such as ``nemo`` and ``dev``.
-    hash
-        SHA-256 of all that decides what is in the image, but for our trainer's code.
-    warnings
-        Printed whenever it is rendered or built.
+    `name` and `flavor` are such as ``nemo`` and ``dev``; `hash` is the SHA-256 of all that decides what is in
+    the image, but for our trainer's code; `warnings` are printed whenever it is rendered or built.
     """
 
     name: str
@@ -97,19 +87,9 @@ def read_recipe(
     config_dir: Path | None = None,
     template_dir: Path | None = None,
 ) -> Recipe:
-    """Read a recipe, and render its Dockerfile.
+    """Read a recipe, and render its Dockerfile; `flavor` wins over what the configuration says.
 
-    Parameters
-    ----------
-    flavor
-        `run` or `dev`, over what the configuration says.
-    config_dir, template_dir
-        Trees of the user's own, read before ours.
-
-    Raises
-    ------
-    UserError
-        If there is no such recipe or flavor, a value is not valid, or a file of the user's cannot be read.
+    `config_dir` and `template_dir` are trees of the user's own, read before ours.
     """
     composition = compose_recipe(
         name, [*overrides, *([f"image.flavor={flavor}"] if flavor else [])], config_dir
@@ -153,13 +133,14 @@ def _render_recipe(composition: RecipeComposition, template_dir: Path | None) ->
         },
         template_dir,
     )
-    files = {path: hashlib.sha256(content).hexdigest() for path, content in sorted(context.items())}
-    parts = json.dumps([dockerfile, files, config.platform])
+    checksums = {path: hashlib.sha256(content).hexdigest() for path, content in sorted(context.items())}
+    parts = json.dumps([dockerfile, checksums, config.platform])
     digest = hashlib.sha256(parts.encode()).hexdigest()
     dockerfile += f"LABEL {_HASH_LABEL}={quote_for_dockerfile(digest)}\n"
     for package in TASK_PACKAGES:
         if re.search(rf"^COPY {package.name} ", dockerfile, re.MULTILINE):
-            context |= _files_of(package)
+            files = (path for path in sorted(package.rglob("*")) if path.is_file() and path.suffix != ".pyc")
+            context |= {str(path.relative_to(package.parent)): path.read_bytes() for path in files}
     return Recipe(
         name=name,
         flavor=config.flavor,
@@ -171,11 +152,6 @@ def _render_recipe(composition: RecipeComposition, template_dir: Path | None) ->
         hash=digest,
         warnings=tuple(_warnings(config, base)),
     )
-
-
-def _files_of(package: Path) -> dict[str, bytes]:
-    files = (path for path in sorted(package.rglob("*")) if path.is_file() and path.suffix != ".pyc")
-    return {str(path.relative_to(package.parent)): path.read_bytes() for path in files}
 
 
 def _base(config: RecipeConfig) -> Reference:
@@ -238,69 +214,47 @@ def _recipe_labels(name: str, config: RecipeConfig, base: Reference) -> dict[str
 
 
 def render_dockerfile(template: str, values: Mapping[str, Any], template_dir: Path | None = None) -> str:
-    """Render a template of a recipe.
+    """Render a template of a recipe; each entry of ``versions`` must be used.
 
-    Parameters
-    ----------
-    values
-        What it may print; each entry of ``versions`` must be used.
-    template_dir
-        A directory of the user's own, read before ours. A template there may start with
-        ``{% extends "slipway/nemo.Dockerfile.j2" %}`` and override single blocks.
-
-    Raises
-    ------
-    UserError
-        If there is no such template, one of the user's is not valid, or it does not use a version.
+    A template in `template_dir`, the user's own directory, is read before ours. It may start with
+    ``{% extends "slipway/nemo.Dockerfile.j2" %}`` and override single blocks.
     """
     if template_dir is not None:
         check_directory("--template-dir", template_dir)
+    folders = [TEMPLATE_DIR] if template_dir is None else [template_dir, TEMPLATE_DIR]
+    files = {path.name for folder in folders for path in folder.glob(f"*{_SUFFIX}")}
+    if f"{template}{_SUFFIX}" not in files:
+        names = sorted(name.removesuffix(_SUFFIX) for name in files if not name.startswith("_"))
+        near = [f"did you mean {name!r}?" for name in nearest(template, names)]
+        raise UserError(
+            f"image.template={template!r}: there is no template {template}{_SUFFIX}",
+            key="image.template",
+            hint=" ".join([*near, f"valid: {', '.join(names)}"]),
+        )
     versions = _Versions(values["versions"])
-    file_name = f"{template}{_SUFFIX}"
     environment = template_environment(TEMPLATE_DIR, template_dir, **_FILTERS)
     with blaming_templates(template_dir):
-        try:
-            text = environment.get_template(file_name).render({**values, "versions": versions})
-        except TemplateNotFound as error:
-            if error.name != file_name:
-                raise
-            names = _template_names(template_dir)
-            near = [f"did you mean {name!r}?" for name in nearest(template, names)]
-            raise UserError(
-                f"image.template={template!r}: there is no template {file_name}",
-                key="image.template",
-                hint=" ".join([*near, f"valid: {', '.join(names)}"]),
-            ) from error
-    versions.check_used(template)
+        text = environment.get_template(f"{template}{_SUFFIX}").render({**values, "versions": versions})
+    unused = next((name for name in versions if name not in versions.used), None)
+    if unused is not None:
+        raise UserError(
+            f"image.versions.{one_line(unused)}: the template {template} builds no such thing",
+            key=f"image.versions.{unused}",
+            hint=did_you_mean(unused, versions.used),
+        )
     return text
 
 
-class _Versions(Mapping[str, str | None]):
+class _Versions(dict[str, str | None]):
     """The versions of a recipe, recording which of them a template used: a misspelt one is found."""
 
     def __init__(self, versions: Mapping[str, str | None]) -> None:
-        self._versions = versions
-        self._used: set[str] = set()
+        super().__init__(versions)
+        self.used: set[str] = set()
 
     def __getitem__(self, name: str) -> str | None:
-        self._used.add(name)
-        return self._versions[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._versions)
-
-    def __len__(self) -> int:
-        return len(self._versions)
-
-    def check_used(self, template: str) -> None:
-        """Raise if the template did not use a version."""
-        for name in self._versions:
-            if name not in self._used:
-                raise UserError(
-                    f"image.versions.{one_line(name)}: the template {template} builds no such thing",
-                    key=f"image.versions.{name}",
-                    hint=did_you_mean(name, self._used - {name}),
-                )
+        self.used.add(name)
+        return super().__getitem__(name)
 
 
 def quote_for_dockerfile(value: Any) -> RawShell:
@@ -330,9 +284,3 @@ _FILTERS = {
     "gencode": _gencode,
     "raw": RawShell,  # for constants of a template: what the build expands
 }
-
-
-def _template_names(template_dir: Path | None) -> list[str]:
-    folders = [TEMPLATE_DIR] if template_dir is None else [template_dir, TEMPLATE_DIR]
-    names = {path.name.removesuffix(_SUFFIX) for folder in folders for path in folder.glob(f"*{_SUFFIX}")}
-    return sorted(name for name in names if not name.startswith("_"))

@@ -69,40 +69,24 @@ _RECIPE = re.compile(r"(?P<name>[A-Za-z0-9][\w-]*)(?::(?P<flavor>[A-Za-z0-9][\w-
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The parsed name of an image.
-
-    Attributes
-    ----------
-    name
-        The repository (``nvidia/nemo``), the name in an engine's storage, or a path as it was written.
-    registry
-        The host and port of a registry, `docker.io` for Docker Hub; ``None`` for the other kinds.
-    digest
-        ``sha256:…``: the image itself, whatever its tag moves to.
-    user
-        The user of the registry, such as ``$oauthtoken``; the password is in a credentials file.
-    """
+    """The parsed name of an image."""
 
     kind: Kind
+    # The repository (``nvidia/nemo``), the name in an engine's storage, or a path as it was written.
     name: str
+    # Its host and port, `docker.io` for Docker Hub; ``None`` for the other kinds.
     registry: str | None = None
     tag: str | None = None
+    # ``sha256:…``: the image itself, whatever its tag moves to.
     digest: str | None = None
+    # Of the registry, such as ``$oauthtoken``; the password is in a credentials file.
     user: str | None = None
 
     @classmethod
     def parse(cls, text: str, key: str | None = None) -> Reference:
-        """Parse an image's name in any of its forms.
+        """Parse an image's name in any of its forms; `key` is the configuration's, for the message.
 
-        Parameters
-        ----------
-        key
-            The key of the configuration that it is from, for the message.
-
-        Raises
-        ------
-        UserError
-            If it is none of the forms; a password in it is not shown.
+        Raise UserError if it is none of the forms; a password in it is not shown.
         """
         return _Parser(text, key).parse()
 
@@ -166,11 +150,12 @@ class Reference:
             base = self.path.name
             stem = next((base.removesuffix(end) for end in _ARCHIVE_SUFFIXES if base.endswith(end)), base)
             return _as_file_name([stem, self.tag])
-        parts = [self._distinct_name(), self.tag]
-        if self.digest:
-            algorithm, _, digits = self.digest.partition(":")
-            parts.append(f"{algorithm}-{digits[:12]}")
-        return _as_file_name(parts)
+        name = self._short
+        is_plain = self.registry == _NVIDIA and not _is_registry(name.split("/")[0])
+        if self.kind is Kind.REGISTRY and not is_plain and name == self.name:
+            name = f"{self.registry}/{name}"
+        algorithm, _, digits = (self.digest or "").partition(":")
+        return _as_file_name([name, self.tag, f"{algorithm}-{digits[:12]}" if digits else None])
 
     @property
     def path(self) -> Path:
@@ -204,15 +189,6 @@ class Reference:
         """Leave the tag out if there is a digest, which decides: skopeo does not read both."""
         return f"{name}@{self.digest}" if self.digest else self._tagged(name)
 
-    def _distinct_name(self) -> str:
-        if self.kind is not Kind.REGISTRY:
-            return self.name
-        if self.registry == DOCKER_HUB and self.name.startswith(_HUB_LIBRARY):
-            return self.name.removeprefix(_HUB_LIBRARY)
-        if self.registry == _NVIDIA and not _is_registry(self.name.split("/")[0]):
-            return self.name
-        return f"{self.registry}/{self.name}"
-
 
 def recipe_and_flavor(text: str) -> tuple[str, str | None] | None:
     """Parse `NAME[:FLAVOR]`, which names a recipe; return ``None`` for a text with a `/`, `#` or `.`."""
@@ -221,13 +197,7 @@ def recipe_and_flavor(text: str) -> tuple[str, str | None] | None:
 
 
 def absolute_path(path: str | Path, key: str | None = None) -> Path:
-    """Return a path from the root on, with `~` expanded; `key` is that of the configuration, for the message.
-
-    Raises
-    ------
-    UserError
-        If it begins with the home of a user who does not exist.
-    """
+    """Return a path from the root on, with `~` expanded; `key` is the configuration's, for the message."""
     try:
         return Path(path).expanduser().absolute()
     except RuntimeError as error:
@@ -255,7 +225,10 @@ class _Parser:
         if not text.strip() or text != text.strip() or not text.isprintable():
             raise self._mistake("this is no name of an image")
         if text.startswith(("/", "./", "../", "~")) or (text.endswith(SQUASHFS_SUFFIXES) and ":" not in text):
-            return self._file(text)
+            if text.endswith(_ARCHIVE_SUFFIXES):
+                names = f"oci-archive:{text}, or docker-archive:{text}"
+                raise self._mistake("an archive must be named with its kind", names)
+            return Reference(Kind.SQUASHFS, text)
         word, colon, rest = text.partition(":")
         kind = _TRANSPORTS.get(word) if colon else None
         if rest.startswith("//") and kind is None:
@@ -267,35 +240,25 @@ class _Parser:
                 hint=f"did you mean {hint[0]}://…?" if hint else _FORMS,
             )
         if kind in _FILES:
-            return self._archive(kind, rest)
+            path, _, tag = rest.partition(":")
+            if not path:
+                raise self._mistake("a path is missing")
+            if tag and kind is Kind.OCI_DIRECTORY:
+                self._check(_TAG, tag, "tag")
+            return Reference(kind, path, tag=tag or None)
         if kind is None or (kind is Kind.REGISTRY and not rest.startswith("//")):
             return self._registry(text)
         rest = rest.removeprefix("//")
         return self._registry(rest) if kind is Kind.REGISTRY else self._stored(kind, rest)
-
-    def _file(self, text: str) -> Reference:
-        if text.endswith(_ARCHIVE_SUFFIXES):
-            raise self._mistake(
-                "an archive must be named with its kind", f"oci-archive:{text}, or docker-archive:{text}"
-            )
-        return Reference(Kind.SQUASHFS, text)
-
-    def _archive(self, kind: Kind, rest: str) -> Reference:
-        path, _, tag = rest.partition(":")
-        if not path:
-            raise self._mistake("a path is missing")
-        if tag and kind is Kind.OCI_DIRECTORY:
-            self._check(_TAG, tag, "tag")
-        return Reference(kind, path, tag=tag or None)
 
     def _stored(self, kind: Kind, rest: str) -> Reference:
         name, tag, digest = self._split(rest)
         host, _, below = name.partition("/")
         if below and _is_registry(host):
             self._check(_REGISTRY, host, "registry")
-            self._check_name(below)
         else:
-            self._check_name(name)
+            below = name
+        self._check_name(below)
         return Reference(kind, name, tag=tag or (None if digest else "latest"), digest=digest)
 
     def _registry(self, rest: str) -> Reference:

@@ -11,7 +11,7 @@ import re
 import shlex
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -42,10 +42,7 @@ _PACKED = (Kind.REGISTRY, Kind.OCI_DIRECTORY)
 class Access:
     """The options of a connection to a registry.
 
-    Attributes
-    ----------
-    authfile
-        Logins, as ``skopeo login`` writes them; skopeo's own file if ``None``.
+    `authfile` has logins, as ``skopeo login`` writes them; skopeo's own file if ``None``.
     """
 
     plain_http: bool = False
@@ -62,10 +59,7 @@ class Access:
 class RemoteImage:
     """An image for this machine's architecture, not fetched yet.
 
-    Attributes
-    ----------
-    packed, unpacked
-        Bytes of its layers, and an estimate of them unpacked; 0 if unknown.
+    `packed` and `unpacked` are the bytes of its layers, and an estimate of them unpacked; 0 if unknown.
     """
 
     digest: str
@@ -144,11 +138,9 @@ def borrowed_login(access: Access, source: Reference) -> Iterator[Access]:
 
     The login is in memory alone: no file and no argument has it, and only programs that inherit it read it.
     """
-    registry = source.registry
-    login = None
-    if source.kind is Kind.REGISTRY and registry and access.authfile is None:
-        login = enroot_login(registry, source.user)
-    if login is None or registry is None or _skopeo_login(registry) is not None:
+    registry = source.registry or ""
+    login = enroot_login(registry, source.user) if registry and access.authfile is None else None
+    if login is None or _skopeo_login(registry) is not None:
         yield access
         return
     key = _HUB_KEY if registry == DOCKER_HUB else registry
@@ -188,13 +180,7 @@ def _skopeo_login(registry: str, authfile: Path | None = None) -> str | None:
 
 
 def look_up(source: Reference, access: Access) -> RemoteImage:
-    """Return an image's manifest and configuration; nothing of its layers is fetched.
-
-    Raises
-    ------
-    UserError
-        If there is no such image, access is refused, or the registry cannot be reached.
-    """
+    """Return an image's manifest and configuration; nothing of its layers is fetched."""
     doing = f"look up {source}"
     raw = _inspect(source, access, doing, "--raw")
     manifest = _parse(raw, source)
@@ -204,12 +190,11 @@ def look_up(source: Reference, access: Access) -> RemoteImage:
         raw = _inspect(source, access, doing, "--raw")
         manifest = _parse(raw, source)
     config = _parse(_inspect(source, access, doing, "--config"), source)
-    packed, unpacked = 0, 0.0
+    unpacked = 0.0
     for layer in manifest.get("layers") or ():
         size, kind = int(layer.get("size") or 0), str(layer.get("mediaType") or "")
-        packed += size
         unpacked += size * next((part for end, part in _UNPACKED_RATIO.items() if kind.endswith(end)), 1.0)
-    return RemoteImage(_digest_of(raw), packed, int(unpacked), _image_config(config))
+    return RemoteImage(_digest_of(raw), _layer_bytes(manifest), int(unpacked), _image_config(config))
 
 
 def list_tags(source: Reference, access: Access) -> list[str]:
@@ -280,15 +265,7 @@ def _image_config(record: Mapping[str, Any]) -> ImageConfig:
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """The result of pushing an image to a registry.
-
-    Attributes
-    ----------
-    digest
-        The same in all registries.
-    was_there
-        True if it had that image under that name already.
-    """
+    """The result of pushing an image to a registry; `was_there` if it had it under that name already."""
 
     target: Reference
     digest: str | None = None
@@ -315,10 +292,7 @@ def push(
 ) -> list[Pushed]:
     """Push an image to registries, one after the other; a refusal of one does not stop the others.
 
-    Raises
-    ------
-    UserError
-        If a target is no registry's, or the image cannot be read: then nothing is sent.
+    Raise UserError if a target is no registry's, or the image cannot be read: then nothing is sent.
     """
     if source.kind is Kind.SQUASHFS:
         raise UserError(
@@ -340,7 +314,7 @@ def _packed_once(source: Reference, temp_dir: Path | None, progress: ImageProgre
     if source.kind in _PACKED:
         yield name
         return
-    size = _layer_bytes(_inspect(source, Access(), f"read {source}", "--raw"))
+    size = _layer_bytes(_parse(_inspect(source, Access(), f"read {source}", "--raw"), source))
     parent = choose_scratch(SpaceNeeds(size, 0), Path.cwd() / "image", temp_dir)
     with scratch_directory(parent) as scratch:
         # This kind of directory keeps the image's own format: Enroot does not read OCI's from every registry.
@@ -363,9 +337,10 @@ def _push(
     digest = _digest_of(manifest)
     try:
         with borrowed_login(access, target) as writing:
-            if _digest_in(target, writing, required=False) == digest:
-                return Pushed(target, digest, was_there=True)
-            progress.step(f"pushing to {target}", _layer_bytes(manifest) or None)
+            with suppress(UserError):  # a registry that lacks the image
+                if _digest_of(_inspect(target, writing, f"look up {target}", "--raw")) == digest:
+                    return Pushed(target, digest, was_there=True)
+            progress.step(f"pushing to {target}", _layer_bytes(_parse(manifest, target)) or None)
             # All architectures, unchanged: otherwise the digests would differ.
             command = ["skopeo", "copy", "--all", "--preserve-digests"]
             command += [*reading.options("src-"), *writing.options("dest-"), name, target.for_skopeo or ""]
@@ -377,7 +352,7 @@ def _push(
                 on_tick=lambda pid: progress.advance(tools.bytes_moved(pid, "wchar")),
                 keep=(*reading.descriptors, *writing.descriptors),
             )
-            received = _digest_in(target, writing)
+            received = _digest_of(_inspect(target, writing, f"read {target} back", "--raw"))
             if received != digest:
                 message = f"{target}: the registry has {received} now, and {digest} was sent"
                 raise UserError(message, hint="push again")
@@ -386,20 +361,6 @@ def _push(
     return Pushed(target, digest)
 
 
-def _digest_in(target: Reference, access: Access, *, required: bool = True) -> str | None:
-    """Return the digest that a registry has under a name; ``None`` if it has none and none is required."""
-    try:
-        return _digest_of(_inspect(target, access, f"read {target} back", "--raw"))
-    except UserError:
-        if required:
-            raise
-        return None
-
-
-def _layer_bytes(manifest: str) -> int:
+def _layer_bytes(manifest: Mapping[str, Any]) -> int:
     """Return the bytes of an image's layers; 0 for a list of images."""
-    try:
-        layers = json.loads(manifest).get("layers") or ()
-    except (ValueError, AttributeError):
-        return 0
-    return sum(int(layer.get("size") or 0) for layer in layers)
+    return sum(int(layer.get("size") or 0) for layer in manifest.get("layers") or ())

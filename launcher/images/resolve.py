@@ -25,21 +25,14 @@ _CORE = re.compile(r"megatron[-_]core==(\S+)")
 
 @dataclass(frozen=True, slots=True)
 class ResolvedImage:
-    """The image that a `container` stands for.
-
-    Attributes
-    ----------
-    image
-        The job's value: an absolute path, or the name of a registry's image as Pyxis takes it.
-    stored
-        Its file in `images_dir`; ``None`` if `container` is the path of a file.
-    source
-        What that file is imported from; ``None`` if a recipe is built, or `container` is a file.
-    """
+    """The image that a `container` stands for."""
 
     text: str
+    # The job's value: an absolute path, or the name of a registry's image as Pyxis takes it.
     image: str
+    # Its file in `images_dir`; ``None`` if `container` is the path of a file.
     stored: Path | None = None
+    # What that file is imported from; ``None`` if a recipe is built, or `container` is a file.
     source: Reference | None = None
     recipe: str | None = None
     flavor: str | None = None
@@ -60,15 +53,7 @@ def resolve_container(
 ) -> ResolvedImage:
     """Return the image that a `container` stands for; only the files of a recipe are read.
 
-    Parameters
-    ----------
-    config_dir, template_dir
-        Trees of the user's own, read before ours.
-
-    Raises
-    ------
-    UserError
-        If it is no image, or there is no such recipe.
+    `config_dir` and `template_dir` are trees of the user's own, read before ours.
     """
     named = recipe_and_flavor(text)
     if named is not None:
@@ -89,13 +74,7 @@ def resolve_container(
 def cached_recipe(
     name: str, flavor: str | None, config_dir: Path | None, template_dir: Path | None
 ) -> Recipe:
-    """Read a recipe, once for all points of a sweep.
-
-    Raises
-    ------
-    UserError
-        If there is none of this name; the user may have meant an image of Docker Hub's.
-    """
+    """Read a recipe, once for all points of a sweep."""
     # Imported late: Hydra composes it, and most containers are files.
     from launcher.images.recipes import read_recipe, recipe_names
 
@@ -127,10 +106,7 @@ def recorded_digest(image: str | None) -> str | None:
 def locate(text: str, store: Store, config_dir: Path | None = None, template_dir: Path | None = None) -> Path:
     """Return the squashfs of a path, of a name in the store, of a recipe or of a registry's image.
 
-    Raises
-    ------
-    UserError
-        If there is none; with what there is, or what makes it.
+    Raise UserError if there is none, with what there is, or what makes it.
     """
     if "/" in text or Path(text).is_file():
         # A registry's image has slashes too.

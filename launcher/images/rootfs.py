@@ -44,17 +44,8 @@ fi
 def configure(root: Path, config: ImageConfig, source: str) -> tuple[str, ...]:
     """Write the environment, the working directory, the entry point and the volumes into a root file system.
 
-    Parameters
-    ----------
-    root
-        An unpacked image; names in it are never followed out of it.
-    source
-        The reference that is recorded as its origin.
-
-    Returns
-    -------
-    tuple of str
-        What was left out, in words.
+    Names in the unpacked image are never followed out of it; `source` is recorded as its origin. Return what
+    was left out, in words.
     """
     environment = [word for word in config.env if "\n" not in word]
     volumes = [path for path in config.volumes if _is_plain(path)]
@@ -62,45 +53,36 @@ def configure(root: Path, config: ImageConfig, source: str) -> tuple[str, ...]:
     for directory in (etc, resolve_inside(root, config.workdir or "/")):
         with contextlib.suppress(FileExistsError, NotADirectoryError):
             directory.mkdir(parents=True)
-    mount = "none x-create=dir,bind,rw,nosuid,nodev"
-    for name, text in (
-        ("environment", "".join(f"{word}\n" for word in environment)),
-        ("fstab", "".join(f"${{ENROOT_ROOTFS}}{path} {path} {mount}\n" for path in volumes)),
-        ("rc", _rc(config, source)),
-        ("rc.local", _RC_LOCAL),
-    ):
-        _write(etc / name, text)
-    return (
-        *(
-            f"the variable {one_line(word.partition('=')[0])} has a line break in it: left out"
-            for word in config.env
-            if word not in environment
-        ),
-        *(
-            f"the volume {one_line(path)} is no plain path: left out"
-            for path in config.volumes
-            if path not in volumes
-        ),
-    )
-
-
-def _is_plain(path: str) -> bool:
-    """Return True if a line of an fstab takes the path as it is, and it leads nowhere else on the node."""
-    return _PLAIN_PATH.fullmatch(path) is not None and ".." not in path.split("/")
-
-
-def _rc(config: ImageConfig, source: str) -> str:
-    entrypoint = ["exec", *(shlex.quote(word) for word in config.entrypoint)]
+    entrypoint = ["exec", *map(shlex.quote, config.entrypoint)]
     command = [shlex.quote(word) for word in config.cmd]
     if not config.entrypoint and not command:
         command = ["/bin/sh"]
-    return _RC.format(
+    rc = _RC.format(
         source=one_line(source),
         labels="".join(f"# {one_line(name)} {one_line(value)}\n" for name, value in config.labels.items()),
         workdir=shlex.quote(config.workdir or "/"),
         entrypoint=" ".join(entrypoint),
         command=" ".join([*entrypoint, *command]),
     )
+    mount = "none x-create=dir,bind,rw,nosuid,nodev"
+    for name, text in (
+        ("environment", "".join(f"{word}\n" for word in environment)),
+        ("fstab", "".join(f"${{ENROOT_ROOTFS}}{path} {path} {mount}\n" for path in volumes)),
+        ("rc", rc),
+        ("rc.local", _RC_LOCAL),
+    ):
+        _write(etc / name, text)
+    lost = [word.partition("=")[0] for word in config.env if word not in environment]
+    odd = [path for path in config.volumes if path not in volumes]
+    return (
+        *(f"the variable {one_line(name)} has a line break in it: left out" for name in lost),
+        *(f"the volume {one_line(path)} is no plain path: left out" for path in odd),
+    )
+
+
+def _is_plain(path: str) -> bool:
+    """Return True if a line of an fstab takes the path as it is, and it leads nowhere else on the node."""
+    return _PLAIN_PATH.fullmatch(path) is not None and ".." not in path.split("/")
 
 
 def _write(path: Path, text: str) -> None:
@@ -114,13 +96,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def resolve_inside(root: Path, name: str) -> Path:
-    """Return the path of a name in a root file system, following links as if the root were ``/``.
-
-    Raises
-    ------
-    UserError
-        If the links go in circles.
-    """
+    """Return the path of a name in a root file system, following links as if the root were ``/``."""
     place = PurePosixPath("/")
     rest = list(PurePosixPath("/", name).parts[1:])
     links = 0

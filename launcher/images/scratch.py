@@ -42,14 +42,8 @@ _POLL_SECONDS = 0.5
 class ImageLock:
     """A lock that is held.
 
-    Attributes
-    ----------
-    descriptors
-        For programs that must hold it too: it lasts until the last of them has ended.
-    waited
-        True if another held it first.
-    certain
-        False on a file system without locks: others may hold it too.
+    Programs that must hold it too inherit `descriptors`: it lasts until the last of them has ended. It is not
+    `certain` on a file system without locks: others may hold it too. `waited` if another held it first.
     """
 
     descriptors: tuple[int, ...]
@@ -76,13 +70,7 @@ def _flock(path: Path) -> tuple[BaseFileLock, list[int]]:
 
 @contextmanager
 def locked(target: Path, on_wait: Callable[[str], None]) -> Iterator[ImageLock]:
-    """Lock an image to write it.
-
-    Parameters
-    ----------
-    on_wait
-        Called with the holder before waiting.
-    """
+    """Lock an image to write it; `on_wait` is called with the holder before waiting."""
     path = lock_path(target)
     lock, descriptors = _flock(path)
     waited = False
@@ -165,14 +153,13 @@ class ScratchDirectory:
 
 @contextmanager
 def scratch_directory(parent: Path) -> Iterator[ScratchDirectory]:
-    """Yield a new directory, which is removed however the work ends; remove what killed processes left.
-
-    Raises
-    ------
-    UserError
-        If it cannot be made.
-    """
-    _sweep(parent)
+    """Yield a new directory, which is removed however the work ends; remove what killed processes left."""
+    for path in parent.glob(f"{SCRATCH_PREFIX}*"):
+        with contextlib.suppress(OSError):  # removed meanwhile
+            if path.lstat().st_uid == os.getuid() and (path / _LOCK_NAME).exists():
+                with _lock_if_free(path / _LOCK_NAME) as is_free:
+                    if is_free:
+                        remove_tree(path)
     while True:
         path = parent / f"{SCRATCH_PREFIX}{os.urandom(6).hex()}"
         lock, descriptors = _flock(path / _LOCK_NAME)
@@ -184,28 +171,15 @@ def scratch_directory(parent: Path) -> Iterator[ScratchDirectory]:
                 continue  # another process swept it before it was locked
             if error.errno not in _NO_LOCKS:
                 shutil.rmtree(path, ignore_errors=True)
-                raise _cannot_work_in(path, error) from error
+                mistake = explain_os_error(error, path, "--temp-dir", verb="work in")
+                hint = (mistake.hint or "").replace("--temp-dir=...", "--temp-dir DIR")
+                raise UserError(mistake.message, hint=hint) from error
             # Without locks nobody sweeps.
         break
     with contextlib.ExitStack() as stack:
         stack.callback(lock.release)
         stack.callback(remove_tree, path)
         yield ScratchDirectory(path, tuple(descriptors))
-
-
-def _cannot_work_in(path: Path, error: OSError) -> UserError:
-    mistake = explain_os_error(error, path, "--temp-dir", verb="work in")
-    return UserError(mistake.message, hint=(mistake.hint or "").replace("--temp-dir=...", "--temp-dir DIR"))
-
-
-def _sweep(parent: Path) -> None:
-    """Remove what killed processes of this user left in a directory."""
-    for path in parent.glob(f"{SCRATCH_PREFIX}*"):
-        with contextlib.suppress(OSError):  # removed meanwhile
-            if path.lstat().st_uid == os.getuid() and (path / _LOCK_NAME).exists():
-                with _lock_if_free(path / _LOCK_NAME) as is_free:
-                    if is_free:
-                        remove_tree(path)
 
 
 def remove_tree(path: Path) -> None:
@@ -260,15 +234,8 @@ def choose_scratch(
 ) -> Path:
     """Return the directory to work in, with most room: on a local disk; else on the network; else in memory.
 
-    Parameters
-    ----------
-    target
-        The image, in a directory that exists and must have room for what stays.
-
-    Raises
-    ------
-    UserError
-        If nothing has room, with the numbers.
+    The `target` is in a directory that exists and must have room for what stays. Raise UserError if nothing
+    has room, with the numbers.
     """
     home = look(target.parent)
     if home is not None and home.free < needs.final:

@@ -75,14 +75,8 @@ def resource_limits(*, processors: bool = True) -> tuple[str, ...]:
 class Superblock:
     """The header of a squashfs.
 
-    Attributes
-    ----------
-    compression
-        Of the files' contents, such as ``zstd``; ``none`` where they are stored as they are.
-    used_bytes
-        The least length of the file.
-    inodes
-        The number of files, directories and all other entries.
+    `compression` is that of the files' contents, such as ``zstd``, or ``none``; `used_bytes` is the least
+    length of the file; `inodes` counts files, directories and all other entries.
     """
 
     compression: str
@@ -95,13 +89,8 @@ class Superblock:
 def read_superblock(path: Path) -> Superblock:
     """Read the header of a squashfs.
 
-    Raises
-    ------
-    UserError
-        If it is no complete squashfs: another kind of file, cut short, or of a version that Linux does not
-        mount.
-    OSError
-        If it cannot be read.
+    Raise UserError if it is no complete squashfs: another kind of file, cut short, or of a version that Linux
+    does not mount; OSError if it cannot be read.
     """
     with path.open("rb") as stream:
         head = stream.read(SUPERBLOCK_BYTES)
@@ -153,13 +142,7 @@ def sha256_of(path: Path, progress: ImageProgress = SILENT) -> str:
 
 
 def read_texts(image: Path, names: Sequence[str]) -> dict[str, str]:
-    """Return the texts of some files in an image; names that are not in it are left out.
-
-    Raises
-    ------
-    UserError
-        If there is no unsquashfs, or it cannot read the image.
-    """
+    """Return the texts of some files in an image; names that are not in it are left out."""
     tools.require("unsquashfs", why="to look into a squashfs")
     with tempfile.TemporaryDirectory(prefix="slipway-look-") as folder:
         root = Path(folder) / "files"
@@ -182,36 +165,26 @@ def _text(root: Path, name: str) -> str | None:
 
 
 def count_files(image: Path) -> tuple[int, int]:
-    """Return the number of regular files in an image and their bytes, from its tables.
-
-    Raises
-    ------
-    UserError
-        If there is no unsquashfs, or it cannot read the tables.
-    """
+    """Return the number of regular files in an image and their bytes, from its tables."""
     tools.require("unsquashfs", why="to look into a squashfs")
     command = ["unsquashfs", "-lln", "-d", "", str(image)]
-    result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, env=_environment())
+    environment = {**os.environ, "LC_ALL": "C.UTF-8"}
+    result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, env=environment)
     if result.returncode == _FATAL or not result.stdout:
-        raise UserError(f"{one_line(str(image))}: its tables cannot be read: {_first_line(result.stderr)}")
+        raise _unreadable(image, "its tables", result.stderr)
     matches = (_REGULAR_FILE.match(line) for line in result.stdout.split(b"\n"))
     sizes = [int(match[1]) for match in matches if match]
     return len(sizes), sum(sizes)
 
 
 def decompress_all(image: Path, progress: ImageProgress = SILENT) -> None:
-    """Decompress all files of an image, and keep nothing.
-
-    Raises
-    ------
-    UserError
-        If one cannot be read, or this unsquashfs is older than 4.5.
-    """
+    """Decompress all files of an image, and keep nothing; raise UserError if one cannot be read."""
     # A pseudo file has the contents of all files; as one stream, they need no room.
     command = ["unsquashfs", "-pf", "/dev/stdout", str(image)]
+    environment = {**os.environ, "LC_ALL": "C.UTF-8"}
     with tempfile.TemporaryFile() as errors:
         with subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, env=_environment()
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, env=environment
         ) as process:
             assert process.stdout
             read = 0
@@ -223,13 +196,10 @@ def decompress_all(image: Path, progress: ImageProgress = SILENT) -> None:
     if process.returncode == _FATAL:
         if b"SYNTAX" in message or b"invalid option" in message:
             raise UserError("this unsquashfs cannot read files without writing them: 4.5 is needed")
-        raise UserError(f"{one_line(str(image))}: a file in it cannot be read: {_first_line(message)}")
+        raise _unreadable(image, "a file in it", message)
 
 
-def _environment() -> dict[str, str]:
-    return {**os.environ, "LC_ALL": "C.UTF-8"}
-
-
-def _first_line(message: bytes) -> str:
-    lines = message.decode(errors="replace").strip().splitlines()
-    return one_line(lines[0])[:_QUOTED_LETTERS] if lines else "unsquashfs does not say why"
+def _unreadable(image: Path, what: str, message: bytes) -> UserError:
+    lines = message.decode(errors="replace").strip().splitlines() or ["unsquashfs does not say why"]
+    reason = one_line(lines[0])[:_QUOTED_LETTERS]
+    return UserError(f"{one_line(str(image))}: {what} cannot be read: {reason}")

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import TypeAdapter, WrapValidator
 
 from launcher.errors import UserError, one_line
 from launcher.images.references import SQUASHFS_SUFFIXES
 from launcher.images.squashfs import AUTO, SQUASH_OPTIONS, read_superblock
 from supervisor.files import write_atomic
-
-_VERSION = 1
-# Fields that earlier versions did not write.
-_OPTIONAL = ("modified", "pushed", "installed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,29 +43,24 @@ class ImageConfig:
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
+def _or_none(value: Any, validate: Any) -> Any:
+    """Take what another program wrote into a record for nothing if it is not valid."""
+    try:
+        return validate(value)
+    except ValueError:
+        return None
+
+
 @dataclass(frozen=True, slots=True)
 class Sidecar:
-    """The record of an image: ``NAME.sqsh.json``.
-
-    Attributes
-    ----------
-    digest
-        Of the manifest for this architecture, ``sha256:...``; ``None`` if it is unknown.
-    compression, squash_options
-        Such as ``lz4``, and the options of mksquashfs for it.
-    modified
-        The modification time of the file, in whole seconds since 1970: a file of another time is another
-        file, whatever its size. ``None`` in records of earlier versions.
-    pushed
-        The digest that registries have of a built image; ``None`` if it was not pushed.
-    installed
-        The versions that the image's own Python reported; ``None`` if it was not asked.
-    """
+    """The record of an image: ``NAME.sqsh.json``; an older one may lack fields with a default."""
 
     source: str
+    # Of the manifest for this architecture, ``sha256:...``; ``None`` if it is unknown.
     digest: str | None
     sha256: str
     size: int
+    # Such as ``lz4``, and the options of mksquashfs for it.
     compression: str
     squash_options: tuple[str, ...]
     block_size: int
@@ -75,14 +68,22 @@ class Sidecar:
     made_by: str
     config: ImageConfig = ImageConfig()
     recipe: RecipeOrigin | None = None
+    # Of the file, in whole seconds since 1970: a file of another time is another file, whatever its size.
     modified: int | None = None
+    # The digest that registries have of a built image.
     pushed: str | None = None
-    installed: Mapping[str, str | None] | None = None
+    # The versions that the image's own Python reported; ``None`` if it was not asked.
+    installed: Annotated[Mapping[str, str | None] | None, WrapValidator(_or_none)] = None
+    version: Literal[1] = 1
 
     def write(self, image: Path) -> None:
         """Write it beside its image."""
-        record = {"version": _VERSION, **dataclasses.asdict(self)}
-        write_atomic(sidecar_path(image), f"{json.dumps(record, indent=2, ensure_ascii=False)}\n")
+        write_atomic(sidecar_path(image), f"{json.dumps(asdict(self), indent=2, ensure_ascii=False)}\n")
+
+
+@cache
+def _records() -> TypeAdapter[Sidecar]:
+    return TypeAdapter(Sidecar)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,15 +132,12 @@ def sidecar_path(image: Path) -> Path:
 def read_sidecar(image: Path, *, exact: bool = False) -> Sidecar | None:
     """Return the record of an image; ``None`` if it has none, or one of another file.
 
-    Parameters
-    ----------
-    exact
-        Compare the file's modification time too, and not only its size: a copy has another.
+    With `exact`, the file's modification time is compared too, and not only its size: a copy has another.
     """
     try:
-        sidecar = _parse_record(json.loads(sidecar_path(image).read_text(encoding="utf-8")))
+        sidecar = _records().validate_json(sidecar_path(image).read_bytes())
         status = image.stat()
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    except (OSError, ValueError):
         return None
     if status.st_size != sidecar.size or (exact and sidecar.modified not in (None, int(status.st_mtime))):
         return None
@@ -151,32 +149,7 @@ def record_installed(image: Path, installed: Mapping[str, str | None]) -> None:
     record = read_sidecar(image, exact=True)
     if record is not None and record.installed != installed:
         with contextlib.suppress(OSError, UserError):
-            dataclasses.replace(record, installed=dict(installed)).write(image)
-
-
-def _parse_record(record: dict[str, Any]) -> Sidecar:
-    if record["version"] != _VERSION:
-        raise ValueError(f"a record of version {record['version']}")
-    values = _fields_of(Sidecar, record)
-    values["config"] = ImageConfig(**_fields_of(ImageConfig, values["config"]))
-    if values["recipe"] is not None:
-        values["recipe"] = RecipeOrigin(**_fields_of(RecipeOrigin, values["recipe"]))
-    installed = values.get("installed")
-    # Another program may have written anything there.
-    if not isinstance(installed, dict) or not all(
-        isinstance(text, str | None) for text in installed.values()
-    ):
-        values["installed"] = None
-    return Sidecar(**values)
-
-
-def _fields_of(kind: type[Any], record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a class in a record; those that a later version adds are ignored."""
-    names = [
-        item.name for item in dataclasses.fields(kind) if item.name in record or item.name not in _OPTIONAL
-    ]
-    values = {name: record[name] for name in names}
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+            replace(record, installed=dict(installed)).write(image)
 
 
 class CacheHit(NamedTuple):
@@ -187,13 +160,7 @@ class CacheHit(NamedTuple):
 
 
 def match_stored(entry: Stored, digest: str | None, compression: str) -> CacheHit:
-    """Compare a file that has the name of an image with the image.
-
-    Parameters
-    ----------
-    compression
-        Any will do for ``auto``.
-    """
+    """Compare a file that has the name of an image with the image; any compression will do for ``auto``."""
     name = one_line(entry.path.name)
     try:
         read_superblock(entry.path)
@@ -201,15 +168,11 @@ def match_stored(entry: Stored, digest: str | None, compression: str) -> CacheHi
         return CacheHit(False, f"{error.message}: imported again")
     except OSError as error:
         return CacheHit(False, f"{name}: {(error.strerror or str(error)).lower()}: imported again")
-    record = entry.sidecar
+    record, by_force = entry.sidecar, "(--force imports it again)"
     if record is None:
-        return CacheHit(
-            True, f"{name} has no record of what it is: reused by its name (--force imports it again)"
-        )
+        return CacheHit(True, f"{name} has no record of what it is: reused by its name {by_force}")
     if digest is None or record.digest is None:
-        return CacheHit(
-            True, f"{name} is reused by its name: its digest is unknown (--force imports it again)"
-        )
+        return CacheHit(True, f"{name} is reused by its name: its digest is unknown {by_force}")
     if record.digest != digest:
         return CacheHit(False, f"the image has changed: it was {record.digest}, and is {digest}")
     if compression not in (AUTO, record.compression):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import IO, NamedTuple
+from typing import IO
 
 from launcher.errors import UserError, end_of, one_line
 from launcher.secrecy import without_secrets
@@ -87,19 +87,9 @@ def how_to_get(*names: str) -> str:
 
 
 def require(*names: str, why: str, or_else: str = "", also: Sequence[str] = ()) -> None:
-    """Raise if a program is missing.
+    """Raise UserError if programs are missing, naming them and how to install them.
 
-    Parameters
-    ----------
-    why
-        What they are needed for, such as ``to write a squashfs``.
-    also
-        Programs that would help as well, named in the hint.
-
-    Raises
-    ------
-    UserError
-        Naming those that are missing, and how to install them.
+    `why` is such as ``to write a squashfs``; `also` are programs that would help as well.
     """
     lacking = missing(*names)
     if lacking:
@@ -124,29 +114,19 @@ def run(
     r"""Run a program to its end in a process group of its own, and return what it wrote to stdout.
 
     Any exception here ends the program and all that it started; so does the end of this process, if
-    ``setpriv`` (util-linux) is installed.
+    ``setpriv`` (util-linux) is installed. Raise ToolError if it fails: ``cannot DOING``, with its last lines
+    and what can be done about it.
 
     Parameters
     ----------
-    doing
-        What it is run for, as in ``cannot DOING``.
-    program
-        Its name in messages, if not its first word.
-    names
-        The values of ``REGISTRY``, ``HOSTNAME`` and ``NAME`` in hints.
-    env
-        Variables in addition to this process's own.
+    program, names
+        Its name in messages, if not its first word; what fills in the hints (`explain_failure`).
+    env, keep
+        Further variables, and descriptors that it inherits, such as a lock to last as long as it runs.
     on_line
         Called with each line of both outputs while it runs; ``\r`` ends a line too. Returns nothing then.
     on_tick
         Called with its process id twice a second.
-    keep
-        File descriptors that it inherits, such as a lock that must last as long as it runs.
-
-    Raises
-    ------
-    UserError
-        If it fails, with its last lines and what can be done about it.
     """
     command = [os.fspath(part) for part in argv]
     setpriv = which("setpriv")
@@ -289,46 +269,36 @@ class ToolError(UserError):
         self.why = why
 
 
-class _Rule(NamedTuple):
-    pattern: re.Pattern[str]
-    why: str
-    hint: str
-
-
-def _rule(pattern: str, why: str, hint: str) -> _Rule:
-    return _Rule(re.compile(pattern, re.IGNORECASE), why, hint)
-
-
 # The first match decides: a full disk hides behind many other messages, and so does a lack of rights.
 _RULES = (
-    _rule(
+    (
         r"no space left on device|disk quota exceeded|\bENOSPC\b|\bEDQUOT\b",
         NO_SPACE,
         "make room (`df -h`, `df -i`, `quota`), or choose other directories: --temp-dir DIR, images_dir=DIR",
     ),
-    _rule(
+    (
         r"cannot connect to the docker daemon|docker daemon.*running",
         "the docker daemon does not answer",
         "start it, or use what needs none: podman://NAME:TAG, a registry, oci-archive:FILE",
     ),
-    _rule(
+    (
         r"server gave HTTP response to HTTPS client",
         "the registry speaks plain HTTP",
         "if you trust the network on the way to it: --plain-http",
     ),
-    _rule(
+    (
         r"x509|certificate signed by unknown|certificate verify failed|self.signed certificate",
         "this machine does not trust the registry's certificate",
         "have its authority added to the system's certificates; in a network you trust: --plain-http",
     ),
-    _rule(
+    (
         r"unauthorized|authentication required|invalid username/password|code:? 40[13]|40[13] \(?forbidden|"
         r"access to the (resource|requested resource).*denied|\bdenied: ",
         REFUSED,
         f"{CREDENTIALS}\n"
         "or check the name: registries refuse a repository that they do not have in the same words",
     ),
-    _rule(
+    (
         r"no such host|could not resolve|name or service not known|connection refused|network is unreachable|"
         r"no route to host|i/o timeout|timed? ?out|connection reset|failed to connect|couldn't connect|"
         r"TLS handshake|\bEOF$",
@@ -336,7 +306,7 @@ _RULES = (
         "check that this machine can reach it: `curl -I https://REGISTRY/v2/` (by proxy: set https_proxy);\n"
         "compute nodes often cannot, the login node can: import there",
     ),
-    _rule(
+    (
         r"manifest unknown|name unknown|repository name not known|error: 404|code:? 404|404 \(?not found|"
         r"(manifest|image|tag|reference|repository)\b.* not found|no such (image|manifest)|image not known|"
         r"does not resolve to an image|no descriptor found for reference|"
@@ -344,23 +314,23 @@ _RULES = (
         NO_IMAGE,
         "check its name and its tag: `skopeo list-tags docker://REGISTRY/NAME`",
     ),
-    _rule(
+    (
         r"no image found in manifest list|no image found in image index|no matching manifest",
         "the image is not made for this machine's architecture",
         "choose a tag that is",
     ),
-    _rule(
+    (
         r"exec format error",
         "a program in the image is for another architecture",
         "build it on a machine of that architecture, or choose another base",
     ),
-    _rule(
+    (
         r"cannot clone: |user namespaces|newuidmap|newgidmap|no subuid ranges|supplemental groups|"
         r"unshare.*operation not permitted",
         "this machine does not let you use user namespaces",
         "have lines for you written into /etc/subuid and /etc/subgid, or do it on another machine",
     ),
-    _rule(r"\bpermission denied\b|operation not permitted", "permission is denied", ""),
+    (r"\bpermission denied\b|operation not permitted", "permission is denied", ""),
 )
 
 
@@ -374,24 +344,25 @@ def explain_failure(
 ) -> ToolError:
     """Return the error for a program that failed: its cause, the lines that show it, and what to do next.
 
-    Parameters
-    ----------
-    names
-        The values of ``REGISTRY``, ``HOSTNAME`` (without its port) and ``NAME``, so that the hint can be
-        pasted; empty for an image of no registry.
-    plain_http
-        True if the registry was asked without TLS.
+    `names` has REGISTRY, HOSTNAME (without a port) and NAME, so that the hint can be pasted; it is empty for
+    an image of no registry. `plain_http` is True if the registry was asked without TLS.
     """
     name = Path(program).name
     lines = [line for line in output if not _PROGRESS_BAR.match(line)]
-    rule = next((rule for rule in _RULES if any(rule.pattern.search(line) for line in lines)), None)
-    if rule is None:
-        why = f"{name} was ended by signal {-code}" if code < 0 else f"{name} failed with exit code {code}"
-        quoted = _causes(lines)
-        hint = ""
+    match = next(
+        (
+            (why, hint, line)
+            for pattern, why, hint in _RULES
+            for line in reversed(lines)
+            if re.search(pattern, line, re.IGNORECASE)
+        ),
+        None,
+    )
+    if match is not None:
+        why, hint, *quoted = match
     else:
-        why, hint = rule.why, rule.hint
-        quoted = [next(line for line in reversed(lines) if rule.pattern.search(line))]
+        why = f"{name} was ended by signal {-code}" if code < 0 else f"{name} failed with exit code {code}"
+        hint, quoted = "", _causes(lines)
     if names == {}:  # an image of no registry has no list of tags
         hint = _LISTING.sub("", hint)
     if plain_http or any("http://" in line for line in lines):

@@ -50,12 +50,9 @@ class Attachment:
 
 
 def attach(ref: RunRef, point: AttachPoint, command: Sequence[str], terminal: bool) -> Attachment:
-    """Return the command line that attaches to a running launch of a run.
+    """Return the command line that attaches to the running launch of a run.
 
-    Raises
-    ------
-    UserError
-        If none runs, or several do, or the job has no such rank or node.
+    Raise UserError if none runs, or several do, or the job has no such rank or node.
     """
     target, launch = _running(ref)
     manifest = launch.manifest
@@ -69,9 +66,12 @@ def attach(ref: RunRef, point: AttachPoint, command: Sequence[str], terminal: bo
             hint="a shell on the node itself: slipway attach --outside",
         )
     if manifest.scheduler == "local":
-        return _on_this_machine(launch, point, command)
+        if point.node is not None:
+            message = f"--node {point.node}: the job runs on this machine, without Slurm; it has no nodes"
+            raise UserError(message)
+        return _in_clean_environment(_inside(launch, point, command), None)
     allocation = _allocation(launch) if manifest.scheduler == "allocation" else _raw_id(target, launch)
-    where = _node_option(launch, point, target.job_id, _nodes(target, launch))
+    where = _node_option(launch, point, target.job_id)
     options = [f"--jobid={allocation}", "--overlap", "--nodes=1", "--ntasks=1", where]
     options += ["--pty"] if terminal else []
     return _in_clean_environment(["srun", *options, *_inside(launch, point, command)], launch.slurm_conf)
@@ -107,12 +107,6 @@ def _not_running(target: LaunchStatus) -> UserError:
     return kind(f"{what} does not run: it is {state}", hint=hint)
 
 
-def _on_this_machine(launch: Launch, point: AttachPoint, command: Sequence[str]) -> Attachment:
-    if point.node is not None:
-        raise UserError(f"--node {point.node}: the job runs on this machine, without Slurm; it has no nodes")
-    return _in_clean_environment(_inside(launch, point, command), None)
-
-
 def _inside(launch: Launch, point: AttachPoint, command: Sequence[str]) -> list[str]:
     """Return the command to run on the node."""
     if not point.inside:
@@ -121,8 +115,10 @@ def _inside(launch: Launch, point: AttachPoint, command: Sequence[str]) -> list[
     return ["bash", str(launch.paths.attach_script), launch.manifest.tag, rank, *command]
 
 
-def _node_option(launch: Launch, point: AttachPoint, job_id: str | None, nodes: Sequence[str]) -> str:
-    """Return the option of srun that names the node."""
+def _node_option(launch: Launch, point: AttachPoint, job_id: str | None) -> str:
+    """Return the option of srun that names the node, by the mark that the job left when it began."""
+    marked = [attempt.nodes for attempt in launch.attempts if attempt.job_id == job_id]
+    nodes = marked[-1].split(",") if marked and marked[-1] else []
     if point.node is not None:
         if nodes and point.node not in nodes:
             hint = did_you_mean(point.node, nodes)
@@ -131,12 +127,6 @@ def _node_option(launch: Launch, point: AttachPoint, job_id: str | None, nodes: 
     index = (point.rank or 0) // launch.manifest.tasks_per_node
     # Without a mark the script has not begun yet; srun knows the nodes by their order as well.
     return f"--nodelist={nodes[index]}" if index < len(nodes) else f"--relative={index}"
-
-
-def _nodes(target: LaunchStatus, launch: Launch) -> list[str]:
-    """Return the job's nodes by the mark that it left when it began."""
-    nodes = [attempt.nodes for attempt in launch.attempts if attempt.job_id == target.job_id]
-    return nodes[-1].split(",") if nodes and nodes[-1] else []
 
 
 def _running_task(target: LaunchStatus) -> LaunchStatus:

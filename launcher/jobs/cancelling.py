@@ -10,17 +10,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from launcher.errors import UserError
-from launcher.jobs.acting import Effect, Outcome, by_scheduler, give_up, is_unanswered, over, refreshed
-from launcher.jobs.launches import Launch, adopt, read_launch
+from launcher.jobs.acting import Effect, Outcome, failures, give_up, is_unanswered, over
+from launcher.jobs.launches import Launch, adopt, by_scheduler, read_launch
 from launcher.jobs.status import LaunchStatus, poll
 from launcher.runs.provenance import user
 from launcher.runs.receipts import acts
-from launcher.schedulers.base import ChainJobs, Scheduler
+from launcher.schedulers.base import ChainJobs, FoundJobs, Scheduler
+from launcher.slurm.job_actions import Action
 from launcher.slurm.states import State
 from supervisor.following import read_stages
 from supervisor.marks import ChainEnd, claim, end_chain, note_cancelled, take_back_end
-
-_Many = Callable[[Sequence[str]], Mapping[str, UserError]]
 
 
 @dataclass
@@ -46,11 +45,6 @@ class _Ending:
     def directory(self) -> Path:
         assert self.target.launch is not None
         return self.target.launch.paths.directory
-
-    @property
-    def saves_first(self) -> bool:
-        """Return True for a chain whose link is to save before any other is ended."""
-        return self.saves and self.target.chain is not None
 
     @property
     def tasks_that_wait(self) -> list[str]:
@@ -79,9 +73,11 @@ def cancel(targets: Sequence[LaunchStatus], save: bool = False) -> list[Outcome]
     endings = [
         _Ending(target, target.job_id, save and target.runs, is_over=outcome is not None)
         for target, outcome in zip(targets, decided, strict=True)
-        if target.job_id is not None and (outcome is None or _is_chain_without_end(target, outcome))
+        if target.job_id is not None
+        # A chain that seems to be over: an unknown link of it may live.
+        and (outcome is None or (target.chain is not None and outcome.effect is Effect.AS_ASKED))
     ]
-    for group in by_scheduler(endings, lambda ending: ending.target):
+    for group in by_scheduler(endings, lambda ending: ending.target.launch):
         try:
             _end(group[0].target.scheduler(), group)
         except UserError as error:
@@ -136,25 +132,17 @@ def _without_live_job(target: LaunchStatus) -> Outcome | None:
     return over(target) if target.state is State.COMPLETING else None
 
 
-def _is_chain_without_end(target: LaunchStatus, outcome: Outcome) -> bool:
-    """Return True for a chain that seems to be over: an unknown link of it may live."""
-    return target.chain is not None and outcome.effect is Effect.AS_ASKED
-
-
 def _end(scheduler: Scheduler, endings: Sequence[_Ending]) -> None:
-    saving = [ending for ending in endings if ending.saves_first]
-    others = [ending for ending in endings if not ending.saves_first]
+    saving = [ending for ending in endings if ending.saves and ending.target.chain is not None]
+    others = [ending for ending in endings if not (ending.saves and ending.target.chain is not None)]
     _end_chains(scheduler, others)
-    for wave in _waves(others, _that_wait):
-        _run(scheduler.cancel_all, wave)
-    for wave in _waves(others, _that_run):
-        _run(scheduler.cancel_all, wave)
-    _run(scheduler.save_all, [(ending, ending.job_id) for ending in endings if ending.saves])
+    _cancel(scheduler, others, _that_wait)
+    _cancel(scheduler, others, _that_run)
+    _run(scheduler, Action.SAVE, [(ending, ending.job_id) for ending in endings if ending.saves])
     # The next link sees the mark: it begins long after this one was asked to save.
     saving = [ending for ending in saving if ending.error is None]
     _end_chains(scheduler, saving)
-    for wave in _waves(saving, _that_wait):
-        _run(scheduler.cancel_all, wave)
+    _cancel(scheduler, saving, _that_wait)
 
 
 def _end_chains(scheduler: Scheduler, endings: Sequence[_Ending]) -> None:
@@ -174,12 +162,12 @@ def _end_chains(scheduler: Scheduler, endings: Sequence[_Ending]) -> None:
         for _, launch, links in chains
         if len(links.jobs) < links.max_links
     ]
-    jobs_of_tag: Mapping[str, Mapping[int, Sequence[str]]] = {}
+    jobs_of_tag: FoundJobs = {}
     is_known = True
     if growing:
         # Also links whose claim, or the answer to whose submission, was lost.
         try:
-            jobs_of_tag = scheduler.find_links(growing)
+            jobs_of_tag = scheduler.find(growing)
         except UserError:
             is_known = False
     for ending, launch, links in chains:
@@ -215,24 +203,26 @@ def _that_run(ending: _Ending) -> Iterator[list[str]]:
         yield [ending.job_id]
 
 
-def _waves(endings: Sequence[_Ending], jobs: Callable[[_Ending], Iterator[list[str]]]) -> Iterator[_Wave]:
-    """Yield jobs to end at once: the first of each run, the second of each, and so on."""
+def _cancel(
+    scheduler: Scheduler, endings: Sequence[_Ending], jobs: Callable[[_Ending], Iterator[list[str]]]
+) -> None:
+    """Cancel jobs at once: the first of each run, then the second of each, and so on."""
     runs: dict[Path, list[_Wave]] = defaultdict(list)
     for ending in endings:
         runs[ending.target.run_dir] += [
             [(ending, job_id) for job_id in together] for together in jobs(ending)
         ]
     for row in itertools.zip_longest(*runs.values(), fillvalue=()):
-        yield [item for together in row for item in together]
+        _run(scheduler, Action.CANCEL, [item for together in row for item in together])
 
 
-def _run(act: _Many, wave: _Wave) -> None:
+def _run(scheduler: Scheduler, action: Action, wave: _Wave) -> None:
     """Act on a wave without jobs that failed before, and note the results."""
     wave = [(ending, job_id) for ending, job_id in wave if ending.error is None]
     if not wave:
         return
     try:
-        errors = act([job_id for _, job_id in wave])
+        errors = scheduler.act(action, [job_id for _, job_id in wave])
     except UserError as error:
         errors = {job_id: error for _, job_id in wave}
     for ending, job_id in wave:
@@ -254,26 +244,18 @@ def _note(ending: _Ending, job_id: str, error: UserError | None) -> None:
 
 
 def _outcomes(endings: Sequence[_Ending]) -> list[Outcome]:
-    refused = [ending for ending in endings if ending.error and not is_unanswered(ending.error)]
-    # They may have ended between the question and the action.
-    now = {
-        id(ending): target
-        for ending, target in zip(refused, refreshed([ending.target for ending in refused]), strict=True)
-    }
-    return [_outcome(ending, now.get(id(ending))) for ending in endings]
+    refused = [(ending, ending.error) for ending in endings if ending.error is not None]
+    failed = failures([(ending.target, error) for ending, error in refused])
+    outcomes = dict(zip((id(ending) for ending, _ in refused), failed, strict=True))
+    for ending, _ in refused:
+        if outcomes[id(ending)].effect is Effect.REFUSED and ending.is_ended_now and not ending.cancelled:
+            take_back_end(ending.directory)
+    return [outcomes.get(id(ending)) or _success(ending) for ending in endings]
 
 
-def _outcome(ending: _Ending, now: LaunchStatus | None) -> Outcome:
-    if ending.error is None and ending.is_over:
-        message = "it is over" if ending.target.state.is_final else "it is ending"
-        further = f", but not job {', '.join(ending.cancelled)} of its chain, cancelled now"
-        return Outcome(ending.target, Effect.AS_ASKED, message + (further if ending.cancelled else ""))
-    if ending.error is None:
+def _success(ending: _Ending) -> Outcome:
+    if not ending.is_over:
         return Outcome(ending.target, Effect.SAVING if ending.saves else Effect.CANCELLED)
-    if now is None:
-        return Outcome(ending.target, Effect.UNKNOWN, ending.error.message)
-    if not now.may_live or now.state is State.COMPLETING:
-        return over(now)
-    if ending.is_ended_now and not ending.cancelled:
-        take_back_end(ending.directory)
-    return Outcome(now, Effect.REFUSED, str(ending.error))
+    message = "it is over" if ending.target.state.is_final else "it is ending"
+    further = f", but not job {', '.join(ending.cancelled)} of its chain, cancelled now"
+    return Outcome(ending.target, Effect.AS_ASKED, message + (further if ending.cancelled else ""))

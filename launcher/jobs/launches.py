@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TypeVar
 
 from launcher import schedulers
 from launcher.errors import UserError
@@ -15,6 +16,8 @@ from launcher.runs.paths import LAUNCHES, METRICS, LaunchPaths, launch_numbers
 from launcher.runs.trust import usable_slurm_conf
 from launcher.schedulers.base import JobRef, JobStatus, PendingSubmission, Scheduler
 from supervisor.marks import JobAttempt, job_of, later_jobs, read_attempts
+
+T = TypeVar("T")
 
 # Longer than any scheduler takes to answer: a launcher that takes longer is dead.
 _SUBMITTING_SECONDS = 300.0
@@ -36,12 +39,8 @@ class Launch:
         """Return True if this launch will never become a job: refused, or its launcher died before."""
         if self.manifest.job_id is not None or self.unanswered is not None:
             return False
-        return self.manifest.error is not None or _age(self.manifest) > _SUBMITTING_SECONDS
-
-    @property
-    def may_live(self) -> bool:
-        """Return True if this launch became a job, or may have."""
-        return self.manifest.error is None
+        age = datetime.now(UTC) - datetime.fromisoformat(self.manifest.created)
+        return self.manifest.error is not None or age.total_seconds() > _SUBMITTING_SECONDS
 
     @property
     def metrics(self) -> Path:
@@ -120,20 +119,11 @@ class Launch:
 
     @property
     def may_be_unknown_job(self) -> bool:
-        """Return True if there may be a job that the manifest does not know.
-
-        Its launcher died, or is submitting, or lost the answer.
-        """
+        """Return True if its launcher died, or is submitting, or lost the answer: there may be a job."""
         return self.manifest.job_id is None and self.manifest.error is None
 
     def log(self, extension: str = "out") -> Path:
-        """Return the job's log, of a chain that of its first link; it need not exist yet.
-
-        Raises
-        ------
-        UserError
-            If the launch never became a job.
-        """
+        """Return the job's log, of a chain that of its first link; it need not exist yet."""
         if not self.manifest.job_id:
             raise UserError(
                 f"launch {self.paths.number} of {self.paths.run_name} has no job, and so no log",
@@ -149,13 +139,7 @@ def read_launch(run_dir: Path, number: int) -> Launch:
 
 
 def open_launch(run_dir: Path, number: int | None = None) -> Launch:
-    """Read a launch of a run, by default the newest that the scheduler did not refuse.
-
-    Raises
-    ------
-    UserError
-        If the run has no such launch; the message lists the launches.
-    """
+    """Read a launch of a run, by default the newest that the scheduler did not refuse."""
     numbers = launch_numbers(run_dir)
     chosen = number if number is not None else (numbers[-1] if numbers else None)
     if chosen not in numbers or chosen is None:
@@ -177,18 +161,28 @@ def open_launches(run_dir: Path) -> list[Launch]:
 
 def adopt(launches: Sequence[Launch]) -> list[Launch]:
     """Find the jobs that manifests do not know: by their marks, else with one question per scheduler."""
-    marked = [_adopt_marked(launch) for launch in launches]
+    marked = [
+        _as_job(launch, job_id)
+        if launch.manifest.job_id is None and (job_id := job_of(launch.paths.directory))
+        else launch
+        for launch in launches
+    ]
+    unknown = [launch for launch in marked if launch.may_be_unknown_job]
     adopted: dict[Path, Launch] = {}
-    for group in by_scheduler([launch for launch in marked if launch.may_be_unknown_job]):
+    for group in by_scheduler(unknown, lambda launch: launch):
         adopted.update(_adopt_asked(group))
     return [adopted.get(launch.paths.directory, launch) for launch in marked]
 
 
-def by_scheduler(launches: Sequence[Launch]) -> list[list[Launch]]:
-    """Group launches by their schedulers."""
-    groups: dict[tuple[str, str | None], list[Launch]] = defaultdict(list)
-    for launch in launches:
-        groups[launch.manifest.scheduler, launch.slurm_conf].append(launch)
+def by_scheduler(items: Iterable[T], launch_of: Callable[[T], Launch | None]) -> list[list[T]]:
+    """Group items by the schedulers of their launches; without Slurm each host is one."""
+    groups: dict[tuple[str | None, ...], list[T]] = defaultdict(list)
+    for item in items:
+        launch = launch_of(item)
+        assert launch is not None
+        manifest = launch.manifest
+        host = None if manifest.scheduler == "slurm" else manifest.host
+        groups[manifest.scheduler, launch.slurm_conf, host].append(item)
     return list(groups.values())
 
 
@@ -197,32 +191,18 @@ def scheduler_of(launch: Launch) -> Scheduler:
     return schedulers.open_scheduler(replace(launch.manifest, slurm_conf=launch.slurm_conf))
 
 
-def _adopt_marked(launch: Launch) -> Launch:
-    if launch.manifest.job_id is not None:
-        return launch
-    job_id = job_of(launch.paths.directory)
-    return _as_job(launch, job_id) if job_id else launch
-
-
 def _adopt_asked(group: Sequence[Launch]) -> dict[Path, Launch]:
     try:
-        jobs_of: Mapping[str, Sequence[str]] = scheduler_of(group[0]).find(
-            [launch.submission for launch in group]
-        )
+        found = scheduler_of(group[0]).find([launch.submission for launch in group])
     except UserError as error:
         why = error.message.splitlines()[0]
         return {launch.paths.directory: replace(launch, unanswered=why) for launch in group}
     return {
         launch.paths.directory: _as_job(launch, jobs[0])
         for launch in group
-        if (jobs := jobs_of.get(launch.submission.tag))
+        if (jobs := found.get(launch.submission.tag, {}).get(1))
     }
 
 
 def _as_job(launch: Launch, job_id: str) -> Launch:
     return replace(launch, manifest=launch.manifest.submitted_as(job_id))
-
-
-def _age(manifest: Manifest) -> float:
-    created = datetime.fromisoformat(manifest.created)
-    return (datetime.now(UTC) - created).total_seconds()

@@ -45,13 +45,8 @@ _Identity = tuple[int, int]
 class RunLocator:
     """The runs that this call can find.
 
-    Attributes
-    ----------
-    always
-        The trees that are always searched: the base first, then ``$SLIPWAY_RESULTS_DIR``.
-    remarks
-        Answers of schedulers that lead to no run: why they could not be asked, or that they have a job whose
-        script is in no run, or whose run is gone.
+    The trees in `always` are always searched: the base first, then ``$SLIPWAY_RESULTS_DIR``. `remarks` are
+    answers of schedulers that lead to no run: why they could not be asked, or that a job's script is in none.
     """
 
     def __init__(self, base: Path) -> None:
@@ -115,10 +110,7 @@ class RunLocator:
     def located(self, job_id: str) -> list[Entry]:
         """Return the launch whose script a scheduler says the job has, whoever submitted it.
 
-        Raises
-        ------
-        UserError
-            If its launch was removed, and another has its directory now: no other job of that id is meant.
+        Raise UserError if the launch was removed: no other job of that id is meant.
         """
         removed: Path | None = None
         for script in self._ask_all(lambda scheduler: scheduler.locate(job_id)):
@@ -144,7 +136,10 @@ class RunLocator:
     def _ask_all(self, question: Callable[[Scheduler], T]) -> Iterator[T]:
         """Ask all schedulers at once, except silent ones; yield the answers in their order."""
         clusters = [cluster for cluster in self._clusters if cluster.slurm_conf not in self._silent]
-        answers: list[T | UserError] = [_silence(cluster) for cluster in clusters]
+        answers: list[T | UserError] = [
+            SchedulerSilent(f"Slurm does not answer: nothing within {cluster.seconds:.0f} s")
+            for cluster in clusters
+        ]
 
         def ask(number: int) -> None:
             try:
@@ -228,10 +223,6 @@ class _Cluster:
     seconds: float
 
 
-def _silence(cluster: _Cluster) -> UserError:
-    return SchedulerSilent(f"Slurm does not answer: nothing within {cluster.seconds:.0f} s")
-
-
 def _has_configuration(entry: Entry) -> bool:
     try:
         return entry.slurm_conf is None or Path(entry.slurm_conf).exists()
@@ -302,31 +293,22 @@ def runs_below(trees: Iterable[Path]) -> Iterator[Path]:
 
 
 def entries_of(run_dir: Path, newest: int | None = None) -> list[Entry]:
-    """Return the launches of a run by their manifests, oldest first, without broken ones.
-
-    Parameters
-    ----------
-    newest
-        The number of newest launches to read (default: all).
-    """
+    """Return the launches of a run, or its `newest`, by their manifests, oldest first; skip broken ones."""
     try:
         numbers = launch_numbers(run_dir)
     except OSError:
         return []
-    entries = (_entry(run_dir, number) for number in (numbers if newest is None else numbers[-newest:]))
-    return [entry for entry in entries if entry is not None]
-
-
-def _entry(run_dir: Path, number: int) -> Entry | None:
-    directory = run_dir / LAUNCHES / str(number)
-    try:
-        manifest = read_manifest(directory)
-    except UserError:
-        return None
-    job_id = manifest.job_id
-    if job_id is None and (claimed := job_of(directory)):
-        job_id = manifest.id_in(claimed)
-    return entry_of(run_dir, number, manifest, job_id)
+    entries = []
+    for number in numbers if newest is None else numbers[-newest:]:
+        directory = run_dir / LAUNCHES / str(number)
+        try:
+            manifest = read_manifest(directory)
+        except UserError:
+            continue
+        claimed = job_of(directory) if manifest.job_id is None else None
+        job_id = manifest.id_in(claimed) if claimed else manifest.job_id
+        entries.append(entry_of(run_dir, number, manifest, job_id))
+    return entries
 
 
 def _identity(path: Path) -> _Identity | None:

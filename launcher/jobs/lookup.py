@@ -23,13 +23,7 @@ _MAX_NAMED = 12  # in a message
 
 @dataclass(frozen=True, slots=True)
 class RunRef:
-    """A run, and the part of it that the user's word names.
-
-    Attributes
-    ----------
-    task
-        The number of an array's task (``17_2``).
-    """
+    """A run, and the part of it that the user's word names: a launch, or an array's task (``17_2``)."""
 
     run_dir: Path
     launch: int | None = None
@@ -39,20 +33,17 @@ class RunRef:
 
 
 def find_run(word: str, base_results_dir: Path) -> RunRef:
-    """Find a run, from any directory.
+    """Find a run, from any directory; raise UserError if there is none, or several of that name.
 
     A word is a path, else a name below the base, else a job's id, else a name in any known tree.
-
-    Raises
-    ------
-    UserError
-        If there is none, or several of that name.
     """
     if not word:
         raise UserError("'' names no run")
     locator = RunLocator(base_results_dir)
-    ref = _by_path(word) or _directly_below(word, base_results_dir) or _by_job(word, locator)
-    ref = ref or _by_name(word, locator)
+    ref = _by_path(word)
+    if ref is None and stat.S_ISDIR(file_mode(base_results_dir / word / LAUNCHES)):
+        ref = RunRef((base_results_dir / word).absolute())
+    ref = ref or _by_job(word, locator) or _by_name(word, locator)
     if ref is None:
         raise _not_found(word, locator)
     locator.index.remember(entries_of(ref.run_dir, newest=1))
@@ -93,11 +84,6 @@ def _number(path: Path, run_dir: Path) -> int | None:
         return None
     name = target.relative_to(launches).parts[0]
     return int(name) if name.isdigit() else None
-
-
-def _directly_below(word: str, tree: Path) -> RunRef | None:
-    run_dir = tree / word
-    return RunRef(run_dir.absolute()) if stat.S_ISDIR(file_mode(run_dir / LAUNCHES)) else None
 
 
 def _by_job(word: str, locator: RunLocator) -> RunRef | None:

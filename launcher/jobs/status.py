@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,12 +26,8 @@ _WAITS_FOR_JOB = why_waiting("PENDING", "Dependency")
 class LaunchStatus:
     """A launch and the status of its job.
 
-    Attributes
-    ----------
-    launch
-        ``None`` if it could not be read; the status then says why.
-    unanswered
-        Why the scheduler could not be asked, if it could not.
+    Without a `launch` it could not be read, and the status says why; `unanswered` is why the scheduler could
+    not be asked.
     """
 
     run_dir: Path
@@ -80,14 +76,17 @@ class LaunchStatus:
         """Return True if the job, one of its tasks or a further link has not begun."""
         if self.chain is not None and self.state.is_live:
             return bool(self.chain.waiting)
-        tasks = {} if self.task else self.status.tasks
-        return State.PENDING in (self.state, *tasks.values())
+        return State.PENDING in self._states
 
     @property
     def runs(self) -> bool:
         """Return True if the job, or one of its tasks, runs."""
-        tasks = {} if self.task else self.status.tasks
-        return not {State.RUNNING, State.SUSPENDED}.isdisjoint((self.state, *tasks.values()))
+        return not self._states.isdisjoint({State.RUNNING, State.SUSPENDED})
+
+    @property
+    def _states(self) -> set[State]:
+        """Return the states of the job and of its tasks."""
+        return {self.state} if self.task else {self.state, *self.status.tasks.values()}
 
     @property
     def may_live(self) -> bool:
@@ -115,11 +114,8 @@ def poll(launches: Sequence[Launch]) -> list[LaunchStatus]:
     If a scheduler cannot be asked, its jobs have the status of their marks, or are UNKNOWN with the reason.
     """
     statuses: dict[Path, LaunchStatus] = {}
-    # Read anew each time: a chain gets further links while it is watched.
-    refs = {launch.paths.directory: launch.ref for launch in launches}
-    for group in by_scheduler(launches):
-        known = [ref for launch in group if (ref := refs[launch.paths.directory])]
-        statuses.update(_ask_scheduler(group, known))
+    for group in by_scheduler(launches, lambda launch: launch):
+        statuses |= _ask_scheduler(group)
     return [
         statuses.get(launch.paths.directory)
         or LaunchStatus(launch.paths.run_dir, launch, _without_job(launch), launch.unanswered)
@@ -127,33 +123,32 @@ def poll(launches: Sequence[Launch]) -> list[LaunchStatus]:
     ]
 
 
-def _ask_scheduler(launches: Sequence[Launch], refs: Sequence[JobRef]) -> Iterable[tuple[Path, LaunchStatus]]:
+def _ask_scheduler(launches: Sequence[Launch]) -> dict[Path, LaunchStatus]:
+    by_directory = {launch.paths.directory: launch for launch in launches}
+    # Read anew each time: a chain gets further links while it is watched.
+    refs = _with_unique_tags([ref for launch in launches if (ref := launch.ref)])
     if not refs:
-        return []
-    refs = _with_unique_tags(refs)
-    unanswered = None
+        return {}
+    statuses: dict[str, JobStatus] = {}
+    unanswered, unknown = None, JobStatus(State.UNKNOWN, "the scheduler did not tell of this job")
     try:
         scheduler = scheduler_of(launches[0])
-        statuses = {**scheduler.statuses(refs)}
-        if more := _with_lost_links(scheduler, launches, refs, statuses):
+        statuses |= scheduler.statuses(refs)
+        if more := _with_lost_links(scheduler, by_directory, refs, statuses):
             statuses |= scheduler.statuses(more)
-        unknown = JobStatus(State.UNKNOWN, "the scheduler did not tell of this job")
     except UserError as error:
         unanswered = error.message.splitlines()[0]
         statuses, unknown = {}, JobStatus(State.UNKNOWN, unanswered)
-    by_directory = {launch.paths.directory: launch for launch in launches}
-    return [
-        (
-            ref.launch_dir,
-            LaunchStatus(
-                by_directory[ref.launch_dir].paths.run_dir,
-                by_directory[ref.launch_dir],
-                _naming_run(by_directory[ref.launch_dir], statuses.get(ref.tag) or _by_marks(ref, unknown)),
-                unanswered,
-            ),
-        )
-        for ref in refs
-    ]
+    answers = {}
+    for ref in refs:
+        launch = by_directory[ref.launch_dir]
+        marked = None if ref.tag in statuses else from_marks_alone(ref)
+        status = statuses.get(ref.tag) or (marked if marked and marked.state.is_final else unknown)
+        if launch.manifest.waits_for is not None and status.reason == _WAITS_FOR_JOB:
+            why = f"Dependency: it waits for the end of {launch.manifest.waits_for}"
+            status = replace(status, reason=why)
+        answers[ref.launch_dir] = LaunchStatus(launch.paths.run_dir, launch, status, unanswered)
+    return answers
 
 
 def _with_unique_tags(refs: Sequence[JobRef]) -> list[JobRef]:
@@ -170,17 +165,17 @@ def _with_unique_tags(refs: Sequence[JobRef]) -> list[JobRef]:
 
 def _with_lost_links(
     scheduler: Scheduler,
-    launches: Sequence[Launch],
+    by_directory: Mapping[Path, Launch],
     refs: Sequence[JobRef],
     statuses: Mapping[str, JobStatus],
 ) -> list[JobRef]:
     """Return chains that seem to have ended, with a further link whose submission was not answered."""
-    submissions = {launch.paths.directory: launch.submission for launch in launches}
     open_ended = [ref for ref in refs if (status := statuses.get(ref.tag)) and may_go_on(ref, status)]
     if not open_ended:
         return []
     # All links: the claims of several in a row may be missing.
-    jobs_of = scheduler.find_links([replace(submissions[ref.launch_dir], link=None) for ref in open_ended])
+    submissions = [replace(by_directory[ref.launch_dir].submission, link=None) for ref in open_ended]
+    jobs_of = scheduler.find(submissions)
     extended = []
     for ref in open_ended:
         links = dict(zip(ref.numbers, ref.jobs, strict=True))
@@ -188,18 +183,6 @@ def _with_lost_links(
         if more:
             extended.append(ref.with_links(links | more))
     return extended
-
-
-def _naming_run(launch: Launch, status: JobStatus) -> JobStatus:
-    """Return the status of a job, with the name of the run that it waits for if it is a stage after that."""
-    if launch.manifest.waits_for is None or status.reason != _WAITS_FOR_JOB:
-        return status
-    return replace(status, reason=f"Dependency: it waits for the end of {launch.manifest.waits_for}")
-
-
-def _by_marks(ref: JobRef, unknown: JobStatus) -> JobStatus:
-    marked = from_marks_alone(ref)
-    return marked if marked and marked.state.is_final else unknown
 
 
 def _without_job(launch: Launch) -> JobStatus:
@@ -219,12 +202,8 @@ def current_statuses(
 ) -> list[LaunchStatus]:
     """Return of each run all live launches, the newest first, or else the newest launch.
 
-    However many runs there are, each scheduler is asked once. One broken run hides no other.
-
-    Parameters
-    ----------
-    only
-        The launches of these runs to return instead, by their numbers, in any state.
+    However many runs there are, each scheduler is asked once. One broken run hides no other. Of runs in
+    `only` the launches of these numbers are returned instead, in any state.
     """
     only = only or {}
     return [
@@ -307,12 +286,8 @@ def _current(items: Sequence[LaunchStatus]) -> list[LaunchStatus]:
 def named_statuses(refs: Sequence[RunRef]) -> list[LaunchStatus]:
     """Return the launches that a command line names, in its order, the newest of each run first.
 
-    A run stands for all launches that live or may live, else its newest; a launch only for itself.
-
-    Raises
-    ------
-    UserError
-        If a run has no such launch, or was never launched.
+    A run stands for all launches that live or may live, else its newest; a launch only for itself. Raise
+    UserError if a run has no such launch, or was never launched.
     """
     for ref in refs:
         _require_launch(ref)

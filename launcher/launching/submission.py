@@ -17,6 +17,7 @@ from launcher.errors import UserError
 from launcher.runs.receipts import submitted_jobs
 from launcher.schedulers.base import NoAnswer, PendingSubmission, Scheduler
 from launcher.slurm.commands import SchedulerSilent
+from launcher.slurm.job_actions import Action
 from supervisor.marks import GIVEN_UP, claim
 
 _LONGEST_WAIT_SECONDS = 16.0
@@ -134,9 +135,7 @@ def keep_one(scheduler: Scheduler, submission: PendingSubmission, jobs: Sequence
         if job == kept:
             continue
         _logger.warning("job %s is a second one of the same launch: cancelling it", job)
-        try:
-            scheduler.cancel(job)
-        except UserError as error:
+        for error in scheduler.act(Action.CANCEL, [job]).values():
             harmless = "it does no harm: such a job leaves before it does anything"
             _logger.warning("%s; %s", error.message, harmless)
     if kept == GIVEN_UP:
@@ -166,7 +165,8 @@ def _submit(scheduler: Scheduler, submission: PendingSubmission) -> str:
 
 
 def _find(scheduler: Scheduler, submission: PendingSubmission) -> list[str]:
-    return list(scheduler.find([submission]).get(submission.tag, ()))
+    found = scheduler.find([submission]).get(submission.tag, {})
+    return list(found.get(submission.link or 1, ()))
 
 
 def _find_if_possible(scheduler: Scheduler, submission: PendingSubmission) -> list[str]:

@@ -179,7 +179,7 @@ def link_newest(paths: LaunchPaths, names: Iterable[str], logs: Iterable[Path]) 
         newest = newest_submitted(paths.run_dir)
 
 
-def make_directories(directories: tuple[Path, ...], key: str) -> None:
+def make_directories(directories: Iterable[Path], key: str) -> None:
     for directory in directories:
         try:
             directory.mkdir(parents=True, exist_ok=True)

@@ -28,7 +28,7 @@ class Membership:
     A process belongs to the sandbox when one of these holds:
 
     - it is a daemon that was recorded and still runs;
-    - it shares the mount namespace of a node, as even a job's process that was orphaned on purpose does;
+    - it shares the mount namespace of a daemon, as even a job's process that was orphaned on purpose does;
     - its root directory is a container that Enroot has unpacked in the sandbox;
     - its environment has the sandbox's marker, which still holds when the daemons were killed;
     - it descends from one of these.
@@ -39,10 +39,10 @@ class Membership:
 
     def __init__(self, record: SandboxRecord) -> None:
         self._paths: SandboxPaths = record.paths
-        self._known: set[Process] = set(record.alive)
+        self._known: set[Process] = set(record.alive.values())
         # An open file keeps a namespace, so that its number is not given to another meanwhile.
         self._namespaces: dict[int, tuple[int, int]] = {}
-        for daemon in record.isolated:
+        for daemon in record.alive.values():
             with suppress(OSError):
                 handle = os.open(state.mount_namespace(daemon.pid), os.O_RDONLY)
                 status = os.fstat(handle)
@@ -57,22 +57,22 @@ class Membership:
 
     def alive(self) -> set[Process]:
         """Return the members that run now."""
-        entries = state.entries()
-        spared = set(state.ancestry(os.getpid(), entries))
+        processes = state.processes()
+        spared = set(state.ancestry(os.getpid(), processes))
         # A daemon that has only just been started may not have left the machine's namespace yet.
         private = set(self._namespaces.values()) - {_namespace(os.getpid()), _namespace(1)}
         roots = {process.pid for process in self._known if process.is_alive}
         containers = {state.inode_of(root) for root in self._paths.containers.glob("*/data-*/*")} - {None}
         roots |= {
             pid
-            for pid in entries.keys() - spared
+            for pid in processes.keys() - spared
             if _namespace(pid) in private
             or (containers and state.inode_of(Path(f"/proc/{pid}/root")) in containers)
             or self._is_claimed(state.environment(pid))
         }
-        for pid, entry in entries.items():
-            if pid not in spared and not roots.isdisjoint(state.ancestry(pid, entries)):
-                self._known.add(entry.process)
+        for pid, process in processes.items():
+            if pid not in spared and not roots.isdisjoint(state.ancestry(pid, processes)):
+                self._known.add(process)
         return {process for process in self._known if process.is_alive}
 
     def _is_claimed(self, environment: dict[str, str]) -> bool:

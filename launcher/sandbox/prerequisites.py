@@ -58,7 +58,7 @@ def check(accounting: bool) -> None:
 
 
 def check_root() -> None:
-    """Refuse to go on without root."""
+    """Raise UserError unless root runs this."""
     if os.geteuid() != 0:
         raise UserError(
             "a real multi-node Slurm needs root: every node has a host name and a mount namespace of its own",
@@ -82,9 +82,11 @@ def _require(packages: Mapping[str, str], advice: str = "") -> None:
 
 def check_namespaces() -> None:
     """Refuse a container whose root may not make namespaces and mounts, or not drop groups."""
+    # slurmctld and slurmdbd drop their supplementary groups, and end where they may not.
+    trial = enter("n1", {_ETC: _ETC}, ["setpriv", "--clear-groups", "true"])
     environment = dict(os.environ) | {"PATH": search_path()}
     try:
-        outcome = subprocess.run(trial(), env=environment, capture_output=True, text=True, timeout=10)
+        outcome = subprocess.run(trial, env=environment, capture_output=True, text=True, timeout=10)
     except subprocess.TimeoutExpired:
         return
     if outcome.returncode:
@@ -169,14 +171,6 @@ def enter(host: str, mounts: Mapping[Path, Path], command: Sequence[str]) -> lis
     ]
 
 
-def trial() -> list[str]:
-    """Return a command that succeeds where a daemon can have namespaces of its own.
-
-    slurmctld and slurmdbd drop their supplementary groups, and end where they may not.
-    """
-    return enter("n1", {_ETC: _ETC}, ["setpriv", "--clear-groups", "true"])
-
-
 def write_name_files(options: SandboxOptions) -> None:
     """Write the hosts file and the nsswitch.conf of the daemons.
 
@@ -253,7 +247,13 @@ def find_plugin() -> Path:
 
 def check_containers(plugin: Path) -> None:
     """Check the further requirements of a sandbox with containers."""
-    _check_plugin(plugin)
+    try:
+        with plugin.open("rb") as file:
+            fault = "" if file.read(4) == b"\x7fELF" else " is not a shared library"
+    except OSError as error:
+        fault = f": {error.strerror}"
+    if fault:
+        raise UserError(f"--pyxis {plugin}{fault}", hint=f"name the file {PLUGIN}")
     if find_program("enroot") is None:
         beside = plugin.resolve().parents[2] / "bin" if len(plugin.resolve().parents) > 2 else None
         is_there = beside is not None and (beside / "enroot").exists()
@@ -292,13 +292,3 @@ def site_configuration() -> Path:
         f"`enroot info` names no configuration file that exists: {output}",
         hint="install Enroot 3.4 or newer with its enroot.conf; an empty file will do",
     )
-
-
-def _check_plugin(plugin: Path) -> None:
-    try:
-        with plugin.open("rb") as file:
-            is_library = file.read(4) == b"\x7fELF"
-    except OSError as error:
-        raise UserError(f"--pyxis {plugin}: {error.strerror}", hint=f"name the file {PLUGIN}") from error
-    if not is_library:
-        raise UserError(f"--pyxis {plugin} is not a shared library", hint=f"name the file {PLUGIN}")

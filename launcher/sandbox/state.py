@@ -15,13 +15,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 from launcher.errors import UserError
 from launcher.sandbox.options import Ports, SandboxOptions, SandboxPaths
 from launcher.sandbox.prerequisites import program
 
-_VERSION = 1
 STARTING, UP, FAILED = "starting", "up", "failed"
 
 
@@ -40,30 +38,24 @@ class SandboxRecord:
         return SandboxPaths(self.options.directory)
 
     @property
+    def alive(self) -> dict[str, Process]:
+        """The daemons that still run."""
+        is_this_boot = self.boot_id == boot_id()
+        return {name: each for name, each in self.daemons.items() if is_this_boot and each.is_alive}
+
+    @property
     def missing(self) -> tuple[str, ...]:
         """The daemons that no longer run."""
-        return tuple(name for name, process in self.daemons.items() if not self._is_alive(process))
-
-    @property
-    def alive(self) -> list[Process]:
-        return [process for process in self.daemons.values() if self._is_alive(process)]
-
-    @property
-    def isolated(self) -> list[Process]:
-        """The running daemons whose mount namespace their child processes share."""
-        names = ("slurmctld", *self.options.node_names)
-        return [self.daemons[name] for name in names if name in self.daemons and name not in self.missing]
+        alive = self.alive
+        return tuple(name for name in self.daemons if name not in alive)
 
     @property
     def is_up(self) -> bool:
         return self.phase == UP and not self.missing
 
-    def _is_alive(self, process: Process) -> bool:
-        return self.boot_id == boot_id() and process.is_alive
-
     def save(self) -> None:
         """Write the record; a reader sees the old one or the new one."""
-        text = json.dumps({"version": _VERSION, **asdict(self)}, indent=2, default=str)
+        text = json.dumps({"version": 1, **asdict(self)}, indent=2, default=str)
         path = self.paths.state_file
         new = path.with_suffix(".new")
         new.write_text(f"{text}\n")
@@ -128,12 +120,12 @@ class Process:
 
     pid: int
     start_time: int
+    parent: int = field(default=0, compare=False)
 
     @property
     def is_alive(self) -> bool:
         """True if the process still runs; a zombie does not."""
-        now = _read(self.pid)
-        return now is not None and now.process == self
+        return _read(self.pid) == self
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to this very process, or to nobody."""
@@ -142,19 +134,12 @@ class Process:
                 os.kill(self.pid, number)
 
 
-class ProcessEntry(NamedTuple):
-    """A process and the number of its parent."""
-
-    process: Process
-    parent: int
-
-
 def child(pid: int) -> Process:
     """Return the child process with this number, even if it has ended already."""
-    entry = _read(pid, ended=True)
-    if entry is None:
+    process = _read(pid, ended=True)
+    if process is None:
         raise ProcessLookupError(f"no child {pid}")
-    return entry.process
+    return process
 
 
 def boot_id() -> str:
@@ -187,19 +172,19 @@ def reap(pid: int) -> int | None:
     return os.waitstatus_to_exitcode(status) if ended else None
 
 
-def entries() -> dict[int, ProcessEntry]:
+def processes() -> dict[int, Process]:
     """Return every process of the machine, by number."""
-    found = (_read(int(name)) for name in os.listdir(_PROC) if name.isdecimal())  # noqa: PTH208 (speed)
-    return {entry.process.pid: entry for entry in found if entry}
+    numbers = (int(name) for name in os.listdir(_PROC) if name.isdecimal())  # noqa: PTH208 (speed)
+    return {pid: process for pid in numbers if (process := _read(pid))}
 
 
-def ancestry(pid: int, entries: dict[int, ProcessEntry]) -> Iterator[int]:
+def ancestry(pid: int, processes: dict[int, Process]) -> Iterator[int]:
     """Yield the number of a process, of its parent, of the parent's parent, and so on."""
     seen: set[int] = set()
-    while pid in entries and pid not in seen:
+    while pid in processes and pid not in seen:
         yield pid
         seen.add(pid)
-        pid = entries[pid].parent
+        pid = processes[pid].parent
 
 
 def mount_namespace(pid: int) -> Path:
@@ -226,7 +211,7 @@ def environment(pid: int) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-def _read(pid: int, ended: bool = False) -> ProcessEntry | None:
+def _read(pid: int, ended: bool = False) -> Process | None:
     try:
         text = (_PROC / str(pid) / "stat").read_bytes()
     except OSError:
@@ -235,7 +220,7 @@ def _read(pid: int, ended: bool = False) -> ProcessEntry | None:
     words = text[text.rindex(b")") + 2 :].split()
     if words[0] in (b"Z", b"X") and not ended:
         return None
-    return ProcessEntry(Process(pid, int(words[19])), int(words[1]))
+    return Process(pid, int(words[19]), int(words[1]))
 
 
 # --- Slurm's own commands, and the status

@@ -8,25 +8,17 @@ from pathlib import Path
 from typing import Protocol
 
 from launcher.errors import NOT_KNOWN, UserError
+from launcher.slurm.job_actions import Action
 from launcher.slurm.states import State
 
 
 @dataclass(frozen=True, slots=True)
 class ChainJobs:
-    """The known jobs of a chain by their ids, in the order of their links.
+    """The statuses of the known jobs of a chain by their ids, in the order of their links.
 
-    Attributes
-    ----------
-    current
-        The number of the link that counts now; the first is 1.
-    max_links
-        The largest number of links.
-    jobs
-        The status of each job.
-    link_numbers
-        The number of each job's link, if the job of a link between them is not known.
-    is_repeated
-        The jobs are those of a stage that is submitted again and again; the first one comes last.
+    `current` is the number of the link that counts now, from 1 on; `link_numbers` are those of the jobs, if
+    the job of a link between them is not known. With `is_repeated` the jobs are those of a stage that is
+    submitted again and again; the first one comes last.
     """
 
     current: int
@@ -73,12 +65,8 @@ class JobStatus:
     ----------
     reason
         The scheduler's own word: why a job waits, how it ended.
-    nodes
-        The node list.
     elapsed
         The time it ran, as ``[D-]HH:MM:SS``.
-    exit_code
-        ``None`` until it is known.
     restarts
         The number of times the job was requeued.
     tasks
@@ -115,14 +103,12 @@ class JobStatus:
 
 @dataclass(frozen=True, slots=True)
 class JobRef:
-    """A job to ask about.
+    """A job to ask about, which leaves its marks in `launch_dir`; of a chain the first, with `later_jobs`.
 
     Attributes
     ----------
     job_id
-        Of a chain that of the first link; a point of a sweep is one task of an array, ``17_2``.
-    launch_dir
-        The directory in which the job leaves its marks.
+        A point of a sweep is one task of an array, ``17_2``.
     tag
         The tag in the name of the submitted script: a job of the same id without it is another one, of a
         Slurm whose ids began again.
@@ -130,8 +116,6 @@ class JobRef:
         The host of the submission, on which the job runs if there is no queue.
     array_tag
         The tag that the script of a sweep's array was submitted with.
-    later_jobs
-        The ids of the known further jobs of a chain.
     links
         The largest number of jobs of a chain.
     link_numbers
@@ -196,24 +180,17 @@ class NoAnswer(UserError):
     exit_code = NOT_KNOWN
 
 
+# The ids of jobs by the tags of their submissions and the numbers of their links, the oldest job first.
+FoundJobs = Mapping[str, Mapping[int, Sequence[str]]]
+
+
 @dataclass(frozen=True, slots=True)
 class PendingSubmission:
     """A submission that may have become a job: its launcher died before it recorded the answer.
 
-    Attributes
-    ----------
-    tag
-        The tag in the name of the submitted script, which identifies the job.
-    user
-        The user who submitted it.
-    since
-        The earliest time of the submission (UTC, ISO 8601).
-    link
-        The link of a chain; ``None`` is all of them.
-    after
-        The job's dependency besides its header's, as ``sbatch --dependency`` takes it.
-    exclude
-        The nodes to avoid in place of its header's, as ``sbatch --exclude`` takes them.
+    The `tag` in the name of the submitted script identifies the job; `since` is the earliest time of the
+    submission (UTC, ISO 8601); without a `link` all of a chain are meant. `after` and `exclude` are as in
+    `Scheduler.submit`.
     """
 
     tag: str
@@ -226,23 +203,15 @@ class PendingSubmission:
 
 
 class Scheduler(Protocol):
-    """The place where jobs run."""
+    """The place where jobs run; all but `act` raise UserError if it refuses or cannot be asked."""
 
     def ignored_environment(self) -> list[str]:
         """Describe the variables of the user's shell that would have changed the submission, and do not."""
 
     def validate(self, script_text: str) -> str | None:
-        """Show the script to the scheduler without submitting it.
+        """Show the script to the scheduler without submitting it; raise UserError if it would be refused.
 
-        Returns
-        -------
-        str or None
-            What would keep the job waiting, as the cluster is now.
-
-        Raises
-        ------
-        UserError
-            With the scheduler's own words, if it would refuse the script or cannot be reached.
+        Return what would keep the job waiting, as the cluster is now.
         """
 
     def submit(
@@ -262,85 +231,23 @@ class Scheduler(Protocol):
             the job is cancelled.
         exclude
             The nodes to avoid, in place of the header's.
-
-        Raises
-        ------
-        UserError
-            With the scheduler's own words, if it refuses.
         """
 
-    def find(self, submissions: Sequence[PendingSubmission]) -> Mapping[str, Sequence[str]]:
-        """Return the ids of the jobs that submissions became, by tag, the oldest job first.
-
-        One question for all; a tag without a job is left out.
-
-        Raises
-        ------
-        UserError
-            If the scheduler cannot be asked.
-        """
-
-    def find_links(
-        self, submissions: Sequence[PendingSubmission]
-    ) -> Mapping[str, Mapping[int, Sequence[str]]]:
-        """Find the jobs of chains as `find` does, by the numbers of their links.
-
-        Raises
-        ------
-        UserError
-            If the scheduler cannot be asked.
-        """
+    def find(self, submissions: Sequence[PendingSubmission]) -> FoundJobs:
+        """Return the jobs that submissions became, with one question for all."""
 
     def locate(self, job_id: str) -> Path | None:
-        """Return the script that a job was submitted with; ``None`` if the scheduler does not know the job.
-
-        Raises
-        ------
-        UserError
-            If the scheduler cannot be asked.
-        """
+        """Return the script that a job was submitted with; ``None`` for a job that is not known."""
 
     def scripts(self) -> Sequence[Path]:
-        """Return the scripts of this user's jobs that the scheduler still knows.
-
-        Raises
-        ------
-        UserError
-            If the scheduler cannot be asked.
-        """
+        """Return the scripts of this user's jobs that the scheduler still knows."""
 
     def statuses(self, refs: Sequence[JobRef]) -> Mapping[str, JobStatus]:
         """Return the status of each job, by tag, with one question for all of them."""
 
-    def cancel(self, job_id: str) -> None:
-        """Cancel a job.
+    def act(self, action: Action, job_ids: Sequence[str]) -> Mapping[str, UserError]:
+        """Act on jobs, in no order, with few questions; return the errors by job.
 
-        Raises
-        ------
-        UserError
-            With the scheduler's own words, if it refuses; `save`, `hold` and `release` do the same.
+        What is to save saves and leaves, as before a time limit. A refusal about one job keeps nothing from
+        the others; a job to release that is not held is `NotHeld`.
         """
-
-    def cancel_all(self, job_ids: Sequence[str]) -> Mapping[str, UserError]:
-        """Cancel many jobs, in no order, with few questions; return the errors by job.
-
-        The refusal of one job keeps no other from being cancelled.
-        """
-
-    def save_all(self, job_ids: Sequence[str]) -> Mapping[str, UserError]:
-        """Let many jobs save and leave, as `cancel_all` cancels."""
-
-    def hold_all(self, job_ids: Sequence[str]) -> Mapping[str, UserError]:
-        """Hold many jobs, as `cancel_all` cancels."""
-
-    def release_all(self, job_ids: Sequence[str]) -> Mapping[str, UserError]:
-        """Release many jobs, as `cancel_all` cancels; `NotHeld` for one that is not held."""
-
-    def save(self, job_id: str) -> None:
-        """Let a running job's payload save and leave, as its script does before a time limit."""
-
-    def hold(self, job_id: str) -> None:
-        """Keep a waiting job from starting."""
-
-    def release(self, job_id: str) -> None:
-        """Let a held job start; raise `NotHeld` if it is not held."""

@@ -28,7 +28,10 @@ def status_of_chain(ref: JobRef, statuses: Sequence[JobStatus]) -> JobStatus:
     if ref.is_repeated and ref.later_jobs:
         return _status_of_repeated(ref, statuses)
     if ref.links == 1:
-        return _unless_it_was_done(statuses[0], ref)
+        # Its marks are read only if they may count.
+        attempts = read_attempts(ref.launch_dir, ref.job_id) if statuses[0].state is State.NODE_FAIL else []
+        own = [life for life in attempts if life.is_of(ref.tags)]
+        return _or_done(statuses[0], own[-1] if own else None)
     end = chain_end(ref.launch_dir)
     links, lives = _own_links(ref, statuses)
     jobs, numbers = list(links.jobs), links.numbers
@@ -88,13 +91,6 @@ def _own_links(ref: JobRef, statuses: Sequence[JobStatus]) -> tuple[ChainJobs, d
     return ChainJobs(1, ref.links, dict(known.values()), tuple(known)), own
 
 
-def _unless_it_was_done(status: JobStatus, ref: JobRef) -> JobStatus:
-    if status.state is not State.NODE_FAIL:
-        return status
-    lives = [life for life in read_attempts(ref.launch_dir, ref.job_id) if life.is_of(ref.tags)]
-    return _or_done(status, lives[-1] if lives else None)
-
-
 def _or_done(status: JobStatus, life: JobAttempt | None) -> JobStatus:
     """Return the status of a job; that of its mark if a node failed when all was done."""
     if status.state is State.NODE_FAIL and life is not None and life.verdict == "done":
@@ -105,10 +101,7 @@ def _or_done(status: JobStatus, life: JobAttempt | None) -> JobStatus:
 def _unless_it_left(status: JobStatus, life: JobAttempt | None, end: ChainEnd | None) -> JobStatus:
     """Return the status of a link; CANCELLED if it left without doing anything, whatever its exit code.
 
-    Parameters
-    ----------
-    life
-        The last attempt that left marks.
+    `life` is its last attempt that left marks.
     """
     is_good = status.state.is_good
     left = end is not None and (is_good if life is None else life.number < status.restarts)

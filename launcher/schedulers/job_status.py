@@ -14,7 +14,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from launcher.schedulers.base import JobRef, JobStatus
-from launcher.slurm.notations import compress_tasks, expand_tasks
+from launcher.slurm.notations import compress_tasks, expand_tasks, format_time_limit
 from launcher.slurm.records import LAUNCH_FAILURE, Record
 from launcher.slurm.states import State, why_waiting
 from supervisor.files import open_regular
@@ -62,12 +62,7 @@ def from_marks(launch_dir: Path, job_id: str | None = None) -> JobStatus | None:
     """Return the status that a job's own marks tell; ``None`` without marks.
 
     A job that began and recorded no end is UNKNOWN: it may run, and it may have been killed. So is the task
-    of an array that has not begun.
-
-    Parameters
-    ----------
-    job_id
-        Ignore the marks of other jobs; the id of an array's task stands for a job of its own.
+    of an array that has not begun. With `job_id` the marks of other jobs, or tasks, are ignored.
     """
     marked = _marked(launch_dir, job_id)
     if None in marked or not marked:
@@ -90,18 +85,10 @@ def or_cancelled(status: JobStatus, ref: JobRef) -> JobStatus:
 def status_of_job(
     ref: JobRef, live: Sequence[Record], accounted: Sequence[Record], blind: str | None = None
 ) -> JobStatus:
-    """Return the status of a job from all that Slurm tells about its id, and from its marks.
+    """Return the status of a job from its marks and all that Slurm tells about its id, in squeue and sacct.
 
-    A record without the job's tag is of another job: the ids began again, or it is another Slurm.
-
-    Parameters
-    ----------
-    live
-        The records of squeue.
-    accounted
-        The records of sacct, one for each attempt, in their order.
-    blind
-        Why the accounting could not be asked.
+    A record without the job's tag is of another job: the ids began again, or it is another Slurm. `blind`
+    says why the accounting could not be asked.
     """
     ours = [record for record in live if record.tag == ref.submitted_tag]
     # The accounting learns a job's command and directory late; before Slurm 21.08 it has no commands.
@@ -122,7 +109,9 @@ def status_of_job(
 
 def _of_job(ref: JobRef, live: Sequence[Record], past: Sequence[Record]) -> JobStatus:
     """Return the status of a job that Slurm knows."""
-    marked = _marked(ref.launch_dir, ref.job_id) if not _is_alive(live) else {}
+    # The queue tells all of a live job; of an array it does not, because it forgets ended tasks.
+    is_alive = any(record.state.is_live and record.task is None for record in live)
+    marked = {} if is_alive else _marked(ref.launch_dir, ref.job_id)
     by_live, by_past = _by_task(live), _by_task(past)
     if ref.task is not None:
         return _of_task(ref.task, by_live, by_past, marked)
@@ -175,11 +164,6 @@ def resolve(live: JobStatus | None, accounted: JobStatus | None, marked: JobStat
     if newest:
         return JobStatus(State.UNKNOWN, "it was requeued, and not seen since", restarts=newest)
     return marked or live or accounted or JobStatus(State.UNKNOWN, _FORGOTTEN)
-
-
-def _is_alive(records: Sequence[Record]) -> bool:
-    """Return True if the queue tells all; of an array it does not, because it forgets ended tasks."""
-    return any(record.state.is_live and record.task is None for record in records)
 
 
 def _by_task(records: Sequence[Record]) -> dict[int | None, JobStatus]:
@@ -272,27 +256,25 @@ def exit_reason(code: int) -> str:
 
 def status_of_attempt(life: JobAttempt) -> JobStatus:
     """Return the status that the marks of one attempt of a job tell."""
-    code = life.exit_code
-    ended_by_slurm = _ended_by_slurm(life.state)
-    if code is None and ended_by_slurm:  # its node failed, and the next link of its chain found that
-        return JobStatus(ended_by_slurm, None, life.nodes, restarts=life.number, why=_why(life))
+    code, ended_by_slurm = life.exit_code, _ended_by_slurm(life.state)
+    # The job's own judgement of its end.
+    why = None if life.rule in (None, *_SAY_NOTHING) else life.why
+    status = JobStatus(State.UNKNOWN, nodes=life.nodes, restarts=life.number)
+    if code is not None and life.started is not None and life.ended is not None:
+        status = replace(status, elapsed=format_time_limit(int(life.ended - life.started)))
+    if ended_by_slurm and code not in (0, EXIT_INTERRUPTED):
+        # Without a code its node failed, and the next link of its chain found that.
+        return replace(status, state=ended_by_slurm, why=why)
     if code is None:
-        return JobStatus(State.UNKNOWN, "it started, and recorded no end", life.nodes, restarts=life.number)
-    elapsed = None
-    if life.started is not None and life.ended is not None:
-        days, seconds = divmod(int(life.ended - life.started), 86400)
-        clock = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
-        elapsed = f"{days}-{clock}" if days else clock
-    state = _interrupted_if_saved(State.FAILED if code else State.COMPLETED, code)
-    if state is State.FAILED and ended_by_slurm:
-        return JobStatus(ended_by_slurm, None, life.nodes, elapsed, None, life.number, why=_why(life))
-    if state is State.FAILED and life.rule == _ENDED_BY_USER:
+        return replace(status, reason="it started, and recorded no end")
+    if code == 0:
+        return replace(status, state=State.COMPLETED, exit_code=code)
+    if code == EXIT_INTERRUPTED:
+        return replace(status, state=State.INTERRUPTED, reason=INTERRUPTED_REASON, exit_code=code)
+    if life.rule == _ENDED_BY_USER:
         # It was cancelled: for a requeued one Slurm, or a later attempt, would tell.
-        return JobStatus(State.CANCELLED, life.why, life.nodes, elapsed, None, life.number)
-    reason = exit_reason(code) if state is State.FAILED else None
-    reason = INTERRUPTED_REASON if state is State.INTERRUPTED else reason
-    why = _why(life) if state is State.FAILED else None
-    return JobStatus(state, reason, life.nodes, elapsed, code, life.number, why=why)
+        return replace(status, state=State.CANCELLED, reason=life.why)
+    return replace(status, state=State.FAILED, reason=exit_reason(code), exit_code=code, why=why)
 
 
 def _ended_by_slurm(word: str | None) -> State | None:
@@ -305,11 +287,6 @@ def _ended_by_slurm(word: str | None) -> State | None:
 _SAY_NOTHING = ("cancelled", "done", "failed", "preempted", "saved")
 # The rule of a job that somebody cancelled or requeued: the job could not tell which.
 _ENDED_BY_USER = "ended_by_user"
-
-
-def _why(life: JobAttempt) -> str | None:
-    """Return the job's own judgement of its end."""
-    return life.why if life.rule not in (None, *_SAY_NOTHING) else None
 
 
 def declared_tasks(launch_dir: Path) -> list[int]:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from launcher.errors import UserError
 from launcher.runs.paths import SCRIPT_SUFFIX, SUPERVISOR, log_prefix_beside
 from launcher.runs.provenance import host
-from launcher.schedulers.base import JobRef, JobStatus, PendingSubmission
+from launcher.schedulers.base import FoundJobs, JobRef, JobStatus, PendingSubmission
 from launcher.schedulers.job_status import from_marks, or_cancelled
 from launcher.slurm.environment import clean_environment
-from launcher.slurm.job_actions import one_by_one
+from launcher.slurm.job_actions import Action
 from launcher.slurm.states import State
 from supervisor import settings
 from supervisor.files import read_json
@@ -27,14 +27,9 @@ _START = 'exec >"$1$$.out" 2>&1; exec bash "$2" "$3"'
 
 
 class LocalScheduler:
-    """Runs jobs at once, as processes of their own session.
+    """Runs jobs at once, as processes of their own session on a host, by default this one.
 
-    Parameters
-    ----------
-    in_allocation
-        Let the jobs use the allocation of the `salloc` that the shell is in.
-    host
-        The host of the jobs to act on; empty for this host.
+    With `in_allocation` they use the allocation of the `salloc` that the shell is in.
     """
 
     def __init__(self, in_allocation: bool = False, host: str = "") -> None:
@@ -66,7 +61,7 @@ class LocalScheduler:
             )
         return str(pid)
 
-    def find(self, submissions: Sequence[PendingSubmission]) -> Mapping[str, Sequence[str]]:
+    def find(self, submissions: Sequence[PendingSubmission]) -> FoundJobs:
         """Find the processes that run the scripts with their tags."""
         wanted = {(one.script.resolve().parent, one.tag) for one in submissions}
         pids_of: dict[str, list[str]] = {}
@@ -75,13 +70,7 @@ class LocalScheduler:
             # Subshells of a script have its arguments; they lead no session.
             if job in wanted and _leads_session(entry.name):
                 pids_of.setdefault(job[1], []).append(entry.name)
-        return {tag: sorted(pids, key=_start) for tag, pids in pids_of.items()}
-
-    def find_links(
-        self, submissions: Sequence[PendingSubmission]
-    ) -> Mapping[str, Mapping[int, Sequence[str]]]:
-        """Return nothing: without a queue there are no chains."""
-        return {}
+        return {tag: {1: sorted(pids, key=_start)} for tag, pids in pids_of.items()}
 
     def locate(self, job_id: str) -> Path | None:
         """Return the script of a job that still runs on this machine."""
@@ -97,50 +86,16 @@ class LocalScheduler:
         this_host = host()
         return {ref.tag: _status(ref, this_host) for ref in refs}
 
-    def cancel(self, job_id: str) -> None:
-        """Send SIGTERM to all processes of a job."""
-        self._signal(job_id, os.killpg, signal.SIGTERM)
-
-    def cancel_all(self, job_ids: Sequence[str]) -> Mapping[str, UserError]:
-        """Cancel one after the other: signals cost nothing."""
-        return one_by_one(self.cancel, job_ids)
-
-    def save_all(self, job_ids: Sequence[str]) -> Mapping[str, UserError]:
-        """Signal one after the other."""
-        return one_by_one(self.save, job_ids)
-
-    def hold_all(self, job_ids: Sequence[str]) -> Mapping[str, UserError]:
-        """Refuse each: nothing waits without a queue."""
-        return one_by_one(self.hold, job_ids)
-
-    def release_all(self, job_ids: Sequence[str]) -> Mapping[str, UserError]:
-        """Refuse each: nothing waits without a queue."""
-        return one_by_one(self.release, job_ids)
-
-    def save(self, job_id: str) -> None:
-        """Tell a job's script to let its payload save."""
-        self._signal(job_id, os.kill, signal.SIGUSR1)
-
-    def hold(self, job_id: str) -> None:
-        """Refuse: nothing waits without a queue."""
-        self._require_running(job_id)
-        raise UserError(f"job {job_id} has begun: without Slurm nothing waits, and nothing can be held")
-
-    def release(self, job_id: str) -> None:
-        """Refuse: nothing waits without a queue."""
-        self._require_running(job_id)
-        raise UserError(f"job {job_id} is not held: without Slurm nothing waits")
-
-    def _signal(self, job_id: str, kill: Callable[[int, int], None], number: signal.Signals) -> None:
-        self._require_running(job_id)
-        try:
-            kill(int(job_id), number)
-        except ProcessLookupError as error:
-            raise UserError(f"job {job_id} is over already") from error
-        except PermissionError as error:
-            owner = _owner(job_id)
-            hint = f"the job is {owner}'s: {owner} can, or an administrator"
-            raise UserError(f"job {job_id}: permission denied", hint=hint) from error
+    def act(self, action: Action, job_ids: Sequence[str]) -> Mapping[str, UserError]:
+        """Act on one job after the other: signals cost nothing."""
+        errors: dict[str, UserError] = {}
+        for job_id in job_ids:
+            try:
+                self._require_running(job_id)
+                _act(action, job_id)
+            except UserError as error:
+                errors[job_id] = error
+        return errors
 
     def _require_running(self, job_id: str) -> None:
         if self._host not in ("", host()):
@@ -148,6 +103,25 @@ class LocalScheduler:
         # The number may be that of another process now.
         if _script(job_id) is None:
             raise UserError(f"job {job_id} is over already: there is no such process on {host()}")
+
+
+def _act(action: Action, job_id: str) -> None:
+    """Signal all processes of a job, or to save its script alone; nothing waits, to be held or released."""
+    if action is Action.HOLD:
+        raise UserError(f"job {job_id} has begun: without Slurm nothing waits, and nothing can be held")
+    if action is Action.RELEASE:
+        raise UserError(f"job {job_id} is not held: without Slurm nothing waits")
+    try:
+        if action is Action.CANCEL:
+            os.killpg(int(job_id), signal.SIGTERM)
+        else:
+            os.kill(int(job_id), signal.SIGUSR1)
+    except ProcessLookupError as error:
+        raise UserError(f"job {job_id} is over already") from error
+    except PermissionError as error:
+        owner = _owner(job_id)
+        hint = f"the job is {owner}'s: {owner} can, or an administrator"
+        raise UserError(f"job {job_id}: permission denied", hint=hint) from error
 
 
 def _status(ref: JobRef, this_host: str) -> JobStatus:

@@ -13,10 +13,9 @@ from launcher.errors import UserError, file_mode
 from launcher.runs.paths import submitted_name
 from launcher.runs.provenance import user
 from launcher.runs.write import link_or_copy
-from launcher.schedulers.base import JobRef, JobStatus, PendingSubmission
+from launcher.schedulers.base import FoundJobs, JobRef, JobStatus, PendingSubmission
 from launcher.schedulers.chain_status import status_of_chain
 from launcher.schedulers.job_status import status_of_job
-from launcher.slurm import job_actions as actions
 from launcher.slurm.commands import (
     NO_SLURM,
     WITHOUT_SLURM,
@@ -30,6 +29,7 @@ from launcher.slurm.commands import (
     says_unanswered,
 )
 from launcher.slurm.environment import clean_environment, describe_ignored, inherited_variables
+from launcher.slurm.job_actions import Action, act
 from launcher.slurm.notations import expand_tasks
 from launcher.slurm.questions import JobQuestions
 from launcher.slurm.records import Record, by_job, script_of
@@ -58,13 +58,7 @@ _RETRY = Retry()
 
 
 class SlurmScheduler:
-    """The Slurm that `slurm_conf` describes, or the site's own where it is ``None``.
-
-    Parameters
-    ----------
-    retry
-        How long to wait for a controller that does not answer.
-    """
+    """The Slurm that `slurm_conf` describes, or the site's own where it is ``None``."""
 
     def __init__(self, slurm_conf: str | None = None, retry: Retry = _RETRY) -> None:
         self._slurm_conf = slurm_conf
@@ -110,17 +104,8 @@ class SlurmScheduler:
             raise UserError(f"cannot write {named}: {error.strerror}") from error
         return submit_script(named, arguments, unset, self._slurm_conf, after, exclude)
 
-    def find(self, submissions: Sequence[PendingSubmission]) -> Mapping[str, Sequence[str]]:
+    def find(self, submissions: Sequence[PendingSubmission]) -> FoundJobs:
         """Find jobs by the names of their scripts, in the queue and in the accounting."""
-        return {
-            tag: sorted({job for jobs in links.values() for job in jobs}, key=_in_order)
-            for tag, links in self.find_links(submissions).items()
-        }
-
-    def find_links(
-        self, submissions: Sequence[PendingSubmission]
-    ) -> Mapping[str, Mapping[int, Sequence[str]]]:
-        """Find the jobs of chains in the same way; see `Scheduler.find_links`."""
         if not submissions:
             return {}
         self._require_configuration()
@@ -155,18 +140,21 @@ class SlurmScheduler:
             return {}
         self._require_configuration()
         jobs = [job for ref in refs for job in ref.link_refs]
+        job_ids = [job.job_id for job in jobs]
         # An array is asked for once, however many of its tasks are points of a sweep.
-        live = records_by_ref(jobs, self._questions.queue([job.parent_id for job in jobs]))
+        queued = self._questions.queue([job.parent_id for job in jobs])
+        live = _records_of(job_ids, queued, or_array=True)
         # While a link of a chain lives, the marks of the others tell how they ended.
         ended = [
             job.parent_id
             for ref in refs
-            if not any(_queue_tells_all(job, live[job]) for job in ref.link_refs)
+            if not any(_queue_tells_all(job, live[job.job_id]) for job in ref.link_refs)
             for job in ref.link_refs
         ]
-        accounted = records_by_ref(jobs, self._questions.accounting(ended) if ended else ())
+        past = self._questions.accounting(ended) if ended else ()
+        accounted = _records_of(job_ids, past, or_array=True)
         blind = self._questions.unaccounted
-        statuses = {job: status_of_job(job, live[job], accounted[job], blind) for job in jobs}
+        statuses = {job: status_of_job(job, live[job.job_id], accounted[job.job_id], blind) for job in jobs}
         statuses = self._with_ends(statuses)
         return {ref.tag: status_of_chain(ref, [statuses[job] for job in ref.link_refs]) for ref in refs}
 
@@ -186,13 +174,7 @@ class SlurmScheduler:
         return {**statuses, **ended}
 
     def largest_array(self) -> int:
-        """Return the largest number of tasks of a job array.
-
-        Raises
-        ------
-        UserError
-            If Slurm cannot be asked.
-        """
+        """Return the largest number of tasks of a job array; raise UserError if Slurm cannot be asked."""
         self._require_configuration()
         answer = self._retry.ask(["scontrol", "show", "config"], self._environment)
         if answer.code != 0:
@@ -200,38 +182,14 @@ class SlurmScheduler:
         match = re.search(r"^MaxArraySize\s*=\s*(\d+)", answer.stdout, re.MULTILINE)
         return int(match[1]) if match else _DEFAULT_ARRAY
 
-    def cancel(self, job_id: str) -> None:
-        actions.cancel(self._run, job_id, self._queued(job_id))
-
-    def cancel_all(self, job_ids: Sequence[str]) -> Mapping[str, UserError]:
-        return actions.many(actions.cancel_many, self._run, job_ids, self._queued_by_id)
-
-    def save_all(self, job_ids: Sequence[str]) -> Mapping[str, UserError]:
-        return actions.many(actions.save_many, self._run, job_ids, self._queued_by_id)
-
-    def hold_all(self, job_ids: Sequence[str]) -> Mapping[str, UserError]:
-        return actions.many(actions.hold_many, self._run, job_ids, self._queued_by_id)
-
-    def release_all(self, job_ids: Sequence[str]) -> Mapping[str, UserError]:
-        return actions.many(actions.release_many, self._run, job_ids, self._queued_by_id)
-
-    def save(self, job_id: str) -> None:
-        actions.save(self._run, job_id, self._queued(job_id))
-
-    def hold(self, job_id: str) -> None:
-        actions.hold(self._run, job_id, self._queued(job_id))
-
-    def release(self, job_id: str) -> None:
-        actions.release(self._run, job_id, self._queued(job_id))
-
-    def _queued(self, job_id: str) -> list[Record]:
-        self._require_configuration()
-        return self._questions.queue([job_id])
+    def act(self, action: Action, job_ids: Sequence[str]) -> Mapping[str, UserError]:
+        """Act on jobs with few commands; see `Scheduler.act`."""
+        return act(action, job_ids, self._run, self._queued_by_id)
 
     def _queued_by_id(self, job_ids: Sequence[str]) -> dict[str, Sequence[Record]]:
         """Return the records of many jobs, or tasks of arrays, in the queue, with one question."""
         self._require_configuration()
-        return records_by_id(job_ids, self._questions.queue([job_id.partition("_")[0] for job_id in job_ids]))
+        return _records_of(job_ids, self._questions.queue([job_id.partition("_")[0] for job_id in job_ids]))
 
     def _run(self, command: Sequence[str]) -> Answer:
         # Longer than a question: an action that is cut short may happen all the same.
@@ -268,33 +226,23 @@ def _in_order(job_id: str) -> tuple[int, str]:
     return (int(job_id) if job_id.isdigit() else 0, job_id)
 
 
-def records_by_ref(refs: Sequence[JobRef], records: Iterable[Record]) -> Mapping[JobRef, Sequence[Record]]:
-    """Return the records of each job.
+def _records_of(
+    job_ids: Sequence[str], records: Iterable[Record], or_array: bool = False
+) -> dict[str, Sequence[Record]]:
+    """Return the records of each job, or of the array's task with that id; empty if there are none.
 
-    A task without records of its own gets one of another task, which tells that the array is known.
+    With `or_array` a task without records has one of another task, which tells that the array is known.
     """
     by_parent = by_job(records)
-    # Slurm has one record for all tasks that wait together: each array is taken apart once.
-    tasks = {
-        ref.parent_id: _by_task(by_parent.get(ref.parent_id, ())) for ref in refs if ref.task is not None
-    }
-
-    def records_of(ref: JobRef) -> Sequence[Record]:
-        whole = by_parent.get(ref.parent_id, ())
-        return whole if ref.task is None else tasks[ref.parent_id].get(ref.task) or whole[:1]
-
-    return {ref: records_of(ref) for ref in refs}
-
-
-def records_by_id(job_ids: Sequence[str], records: Iterable[Record]) -> dict[str, Sequence[Record]]:
-    """Return the records of each job, or of the array's task with that id; empty if there are none."""
-    by_parent = by_job(records)
     parts = {job_id: job_id.partition("_") for job_id in job_ids}
+    # Slurm has one record for all tasks that wait together: each array is taken apart once.
     tasks = {parent: _by_task(by_parent.get(parent, ())) for parent, _, task in parts.values() if task}
-    return {
-        job_id: tasks[parent].get(int(task), ()) if task else by_parent.get(parent, ())
-        for job_id, (parent, _, task) in parts.items()
-    }
+    records_of: dict[str, Sequence[Record]] = {}
+    for job_id, (parent, _, task) in parts.items():
+        whole = by_parent.get(parent, ())
+        other = whole[:1] if or_array else ()
+        records_of[job_id] = (tasks[parent].get(int(task)) or other) if task else whole
+    return records_of
 
 
 def _by_task(records: Sequence[Record]) -> dict[int, list[Record]]:

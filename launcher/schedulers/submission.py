@@ -28,24 +28,15 @@ _ACCEPTED = re.compile(r"^Submitted batch job ([0-9]+)\b", re.MULTILINE)
 
 
 class SbatchExecutor(SlurmExecutor):  # type: ignore[misc]  # submitit is untyped here
-    """A submitit executor that submits a script instead of a pickled function.
+    """A submitit executor that submits a script with a command instead of a pickled function.
 
     `folder` is for submitit's own copy of the script.
     """
 
-    def __init__(
-        self,
-        folder: str,
-        arguments: Sequence[str],
-        script: Path,
-        unset: Sequence[str],
-        slurm_conf: str | None,
-    ) -> None:
+    def __init__(self, folder: str, script: Path, command: list[str]) -> None:
         super().__init__(folder=folder)
         self._script = script
-        self._arguments = arguments
-        self._unset = unset
-        self._slurm_conf = slurm_conf
+        self._command = command
 
     def submit_script(self) -> str:
         """Submit the script; return the job's id."""
@@ -62,11 +53,7 @@ class SbatchExecutor(SlurmExecutor):  # type: ignore[misc]  # submitit is untype
         return self._script.read_text(encoding="utf-8")
 
     def _make_submission_command(self, submission_file_path: Path) -> list[str]:
-        # `env` and not os.environ: submitting must not change the launcher's own environment.
-        environment = [argument for name in self._unset for argument in ("-u", name)]
-        if self._slurm_conf is not None:
-            environment.append(f"SLURM_CONF={self._slurm_conf}")
-        return [_ENV, *environment, "sbatch", *self._arguments]
+        return self._command
 
 
 def submit_script(
@@ -77,18 +64,9 @@ def submit_script(
     after: str | None = None,
     exclude: str | None = None,
 ) -> str:
-    """Submit a written script with submitit; return the job's id.
+    """Submit a written script with its arguments; return the job's id.
 
-    Parameters
-    ----------
-    arguments
-        The arguments of the script.
-    unset
-        The names of variables that sbatch must not see.
-    after
-        A dependency that replaces the header's.
-    exclude
-        The nodes to avoid, in place of the header's.
+    sbatch does not see the variables to `unset`; `after` and `exclude` are as in `Scheduler.submit`.
 
     Raises
     ------
@@ -97,16 +75,20 @@ def submit_script(
     UserError
         With Slurm's own words, if it refuses.
     """
+    # `env` and not os.environ: submitting must not change the launcher's own environment.
+    command = [_ENV, *(word for name in unset for word in ("-u", name))]
+    command += [] if slurm_conf is None else [f"SLURM_CONF={slurm_conf}"]
+    command.append("sbatch")
     # Without it a job whose dependency can never be satisfied would wait for ever.
-    waits = [] if after is None else [f"--dependency={after}", "--kill-on-invalid-dep=yes"]
-    avoids = [] if exclude is None else [f"--exclude={exclude}"]
-    sbatch_arguments = [*waits, *avoids, str(script), *arguments]
+    command += [] if after is None else [f"--dependency={after}", "--kill-on-invalid-dep=yes"]
+    command += [] if exclude is None else [f"--exclude={exclude}"]
+    command += [str(script), *arguments]
     try:
         # Not beside the script: submitit would interpret a % in the name of a run's directory. The message of
         # a failure is printed once its meaning is known.
         folders = tempfile.TemporaryDirectory(prefix="slipway-")
         with folders as folder, contextlib.redirect_stderr(io.StringIO()):
-            return SbatchExecutor(folder, sbatch_arguments, script, unset, slurm_conf).submit_script()
+            return SbatchExecutor(folder, script, command).submit_script()
     except (FailedJobError, FailedSubmissionError) as error:
         return _id_all_the_same(error)
     except OSError as error:

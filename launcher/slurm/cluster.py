@@ -129,14 +129,8 @@ class Settings(NamedTuple):
 class ClusterFacts:
     """A cluster as it is now: each part is ``None`` if it was not needed or not available (see `missing`).
 
-    Attributes
-    ----------
-    gpu_types
-        The types of the GPUs of the job's partitions, in the site's words, such as ``a100``.
-    nodes
-        The nodes of the job's partitions, by partition.
-    pyxis
-        True if srun knows Pyxis' options.
+    Nodes, and the types of their GPUs in the site's words, such as ``a100``, are those of the job's
+    partitions; `pyxis` is True if srun knows Pyxis' options.
     """
 
     gpu_types: tuple[str, ...] | None = None
@@ -174,13 +168,7 @@ def _partition(values: Mapping[str, str]) -> Partition:
 
 
 def parse_nodes(text: str, *, of_default: bool = False) -> dict[str, tuple[Node, ...]]:
-    """Parse the answer of sinfo, by partition; the default one has a ``*`` behind its name.
-
-    Parameters
-    ----------
-    of_default
-        Leave out all other partitions.
-    """
+    """Parse the answer of sinfo, by partition, or `of_default` alone, which has a ``*`` behind its name."""
     by_partition: dict[str, list[Node]] = {}
     for row in rows(text, NODE_FIELDS):
         if of_default and not row["partition"].endswith("*"):
@@ -245,12 +233,7 @@ def parse_associations(text: str, cluster: str | None) -> tuple[Association, ...
             qos=tuple(name for name in row["qos"].split(",") if name),
             default_qos=_word(row["defaultqos"]),
             is_default=row["account"] == row["defaultaccount"] if has_default else None,
-            limits=Limits(
-                max_seconds=_seconds(row["maxwall"]),
-                per_job=_resources(row["maxtres"]),
-                per_group=_resources(row["grptres"]),
-                max_submitted=_leading_int(row["maxsubmit"]),
-            ),
+            limits=_limits(row, row["maxsubmit"]),
         )
         for row in mine
     )
@@ -262,16 +245,20 @@ def parse_qos(text: str) -> tuple[Qos, ...]:
         Qos(
             name=row["name"],
             flags=frozenset(flag for flag in row["flags"].lower().split(",") if flag),
-            limits=Limits(
-                max_seconds=_seconds(row["maxwall"]),
-                least=_resources(row["mintres"]),
-                per_job=_resources(row["maxtres"]),
-                per_user=_resources(row["maxtrespu"]),
-                per_group=_resources(row["grptres"]),
-                max_submitted=_leading_int(row["maxsubmitpu"]),
-            ),
+            limits=_limits(row, row["maxsubmitpu"]),
         )
         for row in rows(text, QOS_FIELDS)
+    )
+
+
+def _limits(row: Mapping[str, str], max_submitted: str) -> Limits:
+    return Limits(
+        max_seconds=_seconds(row["maxwall"]),
+        least=_resources(row.get("mintres", "")),
+        per_job=_resources(row["maxtres"]),
+        per_user=_resources(row.get("maxtrespu", "")),
+        per_group=_resources(row["grptres"]),
+        max_submitted=_leading_int(max_submitted),
     )
 
 

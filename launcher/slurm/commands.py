@@ -99,13 +99,7 @@ def says_no_slurm(message: str) -> bool:
 
 
 def ask(command: Sequence[str], environment: Mapping[str, str], stdin: str = "") -> Answer:
-    """Run one of Slurm's commands once, for a minute at most.
-
-    Raises
-    ------
-    Unreachable
-        If the command does not exist or does not answer.
-    """
+    """Run one of Slurm's commands once, for a minute; raise Unreachable if it is missing or silent."""
     try:
         return run(command, environment, _TIMEOUT_SECONDS, stdin)
     except TimeoutError as error:
@@ -120,19 +114,9 @@ def run(
     *,
     notify: bool = True,
 ) -> Answer:
-    """Run one of Slurm's commands.
+    """Run one of Slurm's commands, and kill it after `timeout` seconds.
 
-    Parameters
-    ----------
-    timeout
-        In seconds; the command is killed after that.
-
-    Raises
-    ------
-    Unreachable
-        If there is no such command.
-    TimeoutError
-        If it does not answer.
+    Raise Unreachable if there is no such command, TimeoutError if it does not answer.
     """
     try:
         process = subprocess.Popen(
@@ -188,15 +172,9 @@ def _random() -> float:
 class Retry:
     """The limits of asking a Slurm that does not answer again; all times in seconds.
 
-    Parameters
-    ----------
-    first_pause
-        Between the first try and the second; it doubles from then on, with a random part, so that those who
-        wait do not all come back at once.
-    last_start
-        No try begins later than this after the first.
-    rest
-        A scheduler that did not answer is left alone for this long: sooner questions fail at once.
+    The pause after the first try doubles from then on, with a random part, so that those who wait do not all
+    come back at once. No try begins later than `last_start` after the first. A scheduler that did not answer
+    is left alone for a `rest`: sooner questions fail at once.
     """
 
     first_pause: float = 0.5
@@ -218,17 +196,9 @@ class Retry:
         timeout: float | None = None,
         again: bool = True,
     ) -> Answer:
-        """Run a command until it is answered.
+        """Run a command until it is answered; raise SchedulerSilent if nobody does.
 
-        Parameters
-        ----------
-        who
-            The service that the command asks: its silence is remembered for the next question to it.
-
-        Raises
-        ------
-        SchedulerSilent
-            If nobody answers; with how often and how long it was tried.
+        The silence of the service (`who`) that the command asks is remembered for the next question to it.
         """
         key = (who, environment.get("SLURM_CONF", ""))
         silent_since, message = self._silent.get(key, (0.0, ""))

@@ -119,14 +119,9 @@ _MARGIN_PART = 6
 
 
 def parse_time_limit(text: str) -> int | None:
-    """Convert a time limit in Slurm's notation to seconds; ``None`` if it is no limit.
+    """Convert a time limit in Slurm's notation to seconds; ``None`` if it is no limit, as 0 is for sbatch.
 
-    A limit of 0 is none, as for sbatch.
-
-    Raises
-    ------
-    ValueError
-        If Slurm would not read it.
+    Raise ValueError if Slurm would not read it.
     """
     if text.lower() in _UNLIMITED:
         return None
@@ -149,13 +144,7 @@ def margin_of(limit: int) -> int:
 
 
 def training_seconds(limit: str | None) -> int | None:
-    """Return the seconds that training may take within a limit in Slurm's notation; ``None`` is unlimited.
-
-    Raises
-    ------
-    ValueError
-        If Slurm would not read the limit.
-    """
+    """Return the seconds that training may take within a limit, as `parse_time_limit` reads it."""
     seconds = parse_time_limit(limit) if limit is not None else None
     return seconds - margin_of(seconds) if seconds is not None else None
 

@@ -22,6 +22,7 @@ from launcher.slurm import cluster
 from launcher.slurm.cluster import ASSOCIATION_FIELDS, QOS_FIELDS, ClusterFacts, Node
 from launcher.slurm.commands import (
     NO_SLURM,
+    Answer,
     Retry,
     SchedulerSilent,
     Unreachable,
@@ -59,13 +60,7 @@ class Reply:
 
 
 def questions(partition: str | None, user: str) -> dict[str, list[str]]:
-    """Return the commands that ask about a cluster, by the part that each tells.
-
-    Parameters
-    ----------
-    partition
-        As sbatch takes it; ``None`` asks for the nodes of all partitions.
-    """
+    """Return the commands that ask about a cluster, by the part that each tells; by default of all nodes."""
     # Only this cluster of a federation; hidden partitions too, which accept jobs. sinfo shows these anyway if
     # a partition is named, and then refuses --all.
     nodes = ["sinfo", "--local", "--Node", "--noheader", "--format=%P|%N|%T|%c|%m|%G|%f"]
@@ -83,13 +78,7 @@ def questions(partition: str | None, user: str) -> dict[str, list[str]]:
 def ask_at_once(
     commands: Mapping[str, Sequence[str]], slurm_conf: str | None, patience: float = PATIENCE_SECONDS
 ) -> dict[str, Reply]:
-    """Ask the first question and, if it is answered, all others at the same time.
-
-    Parameters
-    ----------
-    patience
-        The time limit for all together, in seconds.
-    """
+    """Ask the first question and, if it is answered, all others at once; `patience` is in seconds for all."""
     if slurm_conf is not None and not file_mode(Path(slurm_conf)):
         return dict.fromkeys(commands, Reply(why=f"there is no {slurm_conf}"))
     environment, deadline = clean_environment(slurm_conf), time.monotonic() + patience
@@ -134,13 +123,7 @@ def _silent(patience: float) -> Reply:
 
 
 def facts_of(replies: Mapping[str, Reply], *, of_default: bool = False) -> ClusterFacts:
-    """Return the facts that the answers tell.
-
-    Parameters
-    ----------
-    of_default
-        Keep the nodes of the default partition alone, although those of all were asked for.
-    """
+    """Return the facts that the answers tell; of all nodes only those of the default partition, if asked."""
     missing = {name: reply.why for name, reply in replies.items() if reply.why is not None}
     answers = {name: reply.text for name, reply in replies.items() if name not in missing}
     parts: dict[str, Any] = {name: _READERS[name](text) for name, text in answers.items() if name in _READERS}
@@ -186,18 +169,14 @@ _ACCOUNTING_SECONDS = 10.0
 # Slurm forgets an unanswered submission long before; this bounds the search of sacct.
 _OLDEST_SUBMISSION = timedelta(days=7)
 
-_ACCOUNTING_DAEMON = "Slurm's accounting"
 _SQUEUE = ("squeue", "--noheader", "--states=all", f"--Format={SQUEUE_FORMAT}")
 _SACCT = ("sacct", "--noheader", "--parsable2", f"--delimiter={SEPARATOR}", "--allocations", "--duplicates")
 
 
 class JobQuestions:
-    """The questions to one Slurm, in an environment that cannot change what its commands mean.
+    """The questions to one Slurm, which raise Unreachable if nobody answers, except those to the accounting.
 
-    Attributes
-    ----------
-    unaccounted
-        Why the accounting could not tell, if it should have.
+    `unaccounted` says why that could not tell, if it should have.
     """
 
     def __init__(self, environment: Mapping[str, str], retry: Retry) -> None:
@@ -208,20 +187,14 @@ class JobQuestions:
         self.unaccounted: str | None = None
 
     def queue(self, job_ids: Sequence[str]) -> list[Record]:
-        """Return what the queue has of some jobs; raise Unreachable if nobody answers."""
+        """Return what the queue has of some jobs."""
         ids = ",".join(dict.fromkeys(job_ids))
         # If the list is too long for one argument, the whole queue is asked for.
         chosen = [f"--jobs={ids}"] if len(ids) <= _LONGEST_ARGUMENT else []
         return self._squeue(chosen)
 
     def queue_of(self, users: Iterable[str]) -> list[Record]:
-        """Return what the queue has of some users' jobs; of everybody's, if a user is unknown here.
-
-        Raises
-        ------
-        Unreachable
-            If nobody answers.
-        """
+        """Return what the queue has of some users' jobs; of everybody's, if a user is unknown here."""
         named = sorted(set(users))
         whose = [f"--user={','.join(named)}"] if all(map(_is_known, named)) else []
         # Without `--all` squeue leaves out the jobs of hidden partitions, unless asked for them by id.
@@ -232,15 +205,7 @@ class JobQuestions:
         return self._sacct([f"--jobs={part}" for part in _parts(job_ids)])
 
     def ends(self, job_ids: Sequence[str]) -> dict[str, float]:
-        """Return when jobs, or tasks of arrays, ended, as far as queue or accounting tell: in Unix seconds.
-
-        An array ends with its last task.
-
-        Raises
-        ------
-        Unreachable
-            If nobody answers.
-        """
+        """Return when jobs, or tasks of arrays, ended, as far as Slurm tells: in Unix seconds."""
         environment = {**self._environment, "SLURM_TIME_FORMAT": "%s"}
         parents = sorted({job_id.partition("_")[0] for job_id in job_ids})
         fields = f"JobArrayID:{SEPARATOR},EndTime:{SEPARATOR}"
@@ -249,22 +214,13 @@ class JobQuestions:
         ends = parse_ends(self._retry.ask(queue, environment).stdout)
         missing = [job_id for job_id in parents if job_id not in ends]
         if missing and self.unaccounted is None:
-            accounting = [*_SACCT, "--format=JobID,End", *(f"--jobs={part}" for part in _parts(missing))]
+            options = ["--format=JobID,End", *(f"--jobs={part}" for part in _parts(missing))]
             with contextlib.suppress(Unreachable):
-                answer = self._retry.ask(
-                    accounting, environment, who=_ACCOUNTING_DAEMON, timeout=_ACCOUNTING_SECONDS, again=False
-                )
-                ends = parse_ends(answer.stdout) | ends
+                ends = parse_ends(self._ask_accounting(options, environment).stdout) | ends
         return ends
 
     def accounting_since(self, submissions: Iterable[tuple[str, str]]) -> list[Record]:
-        """Return the jobs in the accounting of users since their first submission, a week at most.
-
-        Parameters
-        ----------
-        submissions
-            A user and a time (ISO 8601) for each.
-        """
+        """Return the jobs in the accounting since the first of submissions: users, and times in ISO 8601."""
         now = datetime.now(UTC)
         dated = [(user, _time(since)) for user, since in submissions]
         recent = [(user, since) for user, since in dated if now - since < _OLDEST_SUBMISSION]
@@ -286,15 +242,8 @@ class JobQuestions:
         return parse_squeue(answer.stdout)
 
     def _sacct(self, options: Sequence[str]) -> list[Record]:
-        command = [*_SACCT, f"--format={self._format}", *options]
         try:
-            answer = self._retry.ask(
-                command,
-                self._environment,
-                who=_ACCOUNTING_DAEMON,
-                timeout=_ACCOUNTING_SECONDS,
-                again=False,
-            )
+            answer = self._ask_accounting([f"--format={self._format}", *options], self._environment)
         except SchedulerSilent as error:
             self.unaccounted = error.message
             logger.warning("%s; going by the queue and the jobs' own marks", error.message)
@@ -307,6 +256,15 @@ class JobQuestions:
             return self._sacct(options)
         # Without accounting sacct exits 1; only the job's own marks are left.
         return parse_sacct(answer.stdout) if answer.code == 0 else []
+
+    def _ask_accounting(self, options: Sequence[str], environment: Mapping[str, str]) -> Answer:
+        return self._retry.ask(
+            [*_SACCT, *options],
+            environment,
+            who="Slurm's accounting",
+            timeout=_ACCOUNTING_SECONDS,
+            again=False,
+        )
 
 
 def _parts(job_ids: Sequence[str]) -> list[str]:

@@ -109,45 +109,24 @@ class Record:
 def parse_squeue(text: str) -> list[Record]:
     """Parse squeue's answer in `SQUEUE_FORMAT`; skip what is no record."""
     records = []
-    for parts in _rows(text, len(_SQUEUE)):
-        job_id, raw_id, word, reason, nodes, elapsed, code, restarts, user, command = parts
-        records.append(
-            Record(
-                job_id,
-                raw_id,
-                word,
-                _why(reason, code),
-                _value(nodes),
-                normalize_elapsed(elapsed),
-                _exit_and_signal(code) if ":" in code else _wait_status(code),
-                int(restarts) if restarts.isdigit() else 0,
-                user,
-                # The rest is not Slurm's: a notice that a site's wrapper prints.
-                command.rpartition(SEPARATOR)[0] or command,
-            )
-        )
+    for job_id, raw_id, word, reason, nodes, elapsed, code, *rest in _rows(text, len(_SQUEUE)):
+        restarts, user, command = rest
+        exit_code = _exit_and_signal(code) if ":" in code else _wait_status(code)
+        # The rest is not Slurm's: a notice that a site's wrapper prints.
+        command = command.rpartition(SEPARATOR)[0] or command
+        times = int(restarts) if restarts.isdigit() else 0
+        values = _why(reason, code), _value(nodes), normalize_elapsed(elapsed), exit_code
+        records.append(Record(job_id, raw_id, word, *values, times, user, command))
     return records
 
 
 def parse_sacct(text: str) -> list[Record]:
     """Parse sacct's answer in `SACCT_FORMAT` or `SACCT_OLD_FORMAT`: all attempts, oldest first."""
     dated = []
-    for parts in _rows(text, len(_SACCT)):
-        job_id, raw_id, word, reason, nodes, elapsed, code, submit, user, work_dir, command = parts
-        record = Record(
-            job_id,
-            raw_id,
-            word,
-            _why(reason, code),
-            _value(nodes),
-            normalize_elapsed(elapsed),
-            _exit_and_signal(code),
-            0,
-            user,
-            command,
-            work_dir,
-        )
-        dated.append((submit, record))
+    for job_id, raw_id, word, reason, nodes, elapsed, code, submit, *rest in _rows(text, len(_SACCT)):
+        user, work_dir, command = rest
+        values = _why(reason, code), _value(nodes), normalize_elapsed(elapsed), _exit_and_signal(code)
+        dated.append((submit, Record(job_id, raw_id, word, *values, 0, user, command, work_dir)))
     # Slurm writes a new submit time for each attempt.
     return [record for _, record in sorted(dated, key=lambda item: item[0])]
 

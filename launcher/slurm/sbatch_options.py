@@ -79,13 +79,7 @@ def key_hint(name: str) -> str | None:
 
 
 def checked_name(name: str) -> str:
-    """Return the name of an option as sbatch has it, from one with dashes or underscores.
-
-    Raises
-    ------
-    ValueError
-        If sbatch has no such option, or Slipway sets it.
-    """
+    """Return the name of an option as sbatch has it; raise ValueError if it has none, or Slipway sets it."""
     flag = name.replace("_", "-")
     if flag in SET_BY:
         raise ValueError(f"--{flag} is set by {SET_BY[flag]}")
@@ -98,13 +92,7 @@ _ARRAY = re.compile(r"\d+(-\d+(:\d+)?)?(,\d+(-\d+(:\d+)?)?)*(%(?P<at_once>\d+))?
 
 
 def check_array(array: bool | str | None) -> None:
-    """Raise for an invalid value of ``--array``.
-
-    Raises
-    ------
-    ValueError
-        If its tasks could run at the same time: all of them train the same run.
-    """
+    """Raise ValueError for a value of ``--array`` whose tasks could run at once: all train the same run."""
     if array is None or array is False:
         return
     match = _ARRAY.fullmatch(str(array))
@@ -118,12 +106,8 @@ def check_array(array: bool | str | None) -> None:
 def combined_dependency(own: str | None, after: str, key: str = "training.run.dependency") -> str:
     """Return the value of ``--dependency`` for a job that waits for another one besides its own dependency.
 
-    On the command line ``--dependency`` replaces the header's.
-
-    Raises
-    ------
-    UserError
-        If its own are alternatives (``?``): Slurm takes all of them or any, and no mixture.
+    On the command line it replaces the header's. Alternatives (``?``) are a UserError: Slurm takes all or
+    any, and no mixture.
     """
     if own is None:
         return after

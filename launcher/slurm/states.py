@@ -110,15 +110,7 @@ def state_of(word: str) -> State:
 
 
 def why_waiting(word: str, reason: str | None) -> str | None:
-    """Return why a job waits: Slurm's word first, then its meaning if the word alone does not help.
-
-    Parameters
-    ----------
-    word
-        Slurm's word for the state.
-    reason
-        Slurm's word for the reason; ``None`` if it has none.
-    """
+    """Return why a job waits by Slurm's words for state and reason: first the word, then what it means."""
     state = plain_word(word)
     if state in _PENDING_STATES:
         return f"{state}: {_PENDING_STATES[state]}"

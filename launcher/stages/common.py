@@ -1,63 +1,129 @@
-"""The parts of a job that all stages share: names, resources, queue, environment."""
+"""The parts of a job that all stages share: resources, queue, environment, container."""
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from arithmetic.gpus import GPUS, Gpu, MissingFigures, gres_type, named, plain_name, with_site
-from launcher.config.schema import ClusterConfig, RunConfig, StageName, parse
+from launcher.config.schema import ClusterConfig, RunConfig, parse
 from launcher.config.stage_schema import RunConfigNode
 from launcher.errors import UserError, nearest, shown
-from launcher.plan import Queue, Resources
+from launcher.plan import Chain, Job, Payload, Queue, Resources
 from launcher.runs.paths import LaunchPaths
-from launcher.secrecy import MASK, hidden
-
-SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=-]*")
+from launcher.stages.containers import container
+from launcher.stages.names_and_paths import SAFE_NAME, check_variables, required_program
 
 # File systems take names of 255 bytes; those of the files have a prefix, a suffix and a job's id besides.
 _LONGEST_NAME = 200
-
-VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 # GPUs that are not in the table, with names as near as a slip: an A10, of 24 GB of GDDR6, is no A100
 # (https://www.baseten.co/blog/nvidia-a10-vs-a10g-for-ml-model-inference/, read in November 2026).
 _OTHERS = ("a10",)
 
-# Names that mean something else in the script. To some of bash's own it assigns by evaluating the value.
-_TAKEN = re.compile(
-    r"(?P<bash>BASH\w*|SHELLOPTS|POSIXLY_CORRECT|S?RANDOM|SECONDS|LINENO|EPOCH\w*|OPT(IND|ARG|ERR)|E?UID|PPID"
-    r"|GROUPS|DIRSTACK|FUNCNAME|PIPESTATUS|HISTCMD|COMP_\w+|IFS|ENV|PS4|TMOUT|GLOBIGNORE|_|REPLY|MAPFILE)"
-    r"|(?P<slurm>SBATCH_\w+|SLURM_(JOB|STEP|TASK|ARRAY|RESTART|SUBMIT|NODE)\w*"
-    r"|SLURM_(PROCID|LOCALID|GTIDS|CPUS_ON_NODE|N(TASKS|NODES|PROCS)\w*))"
-    r"|(?P<rendezvous>RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT)"
-    r"|(?P<ours>SLIPWAY_\w+)",
-    re.ASCII,
-)
-_TAKEN_BY = {
-    "bash": "bash has its own use for this variable",
-    "slurm": "Slurm sets this variable in the job",
-    "rendezvous": "the job sets this variable for each task",
-    "ours": "names that begin with SLIPWAY_ are Slipway's own",
-}
-
-
 # What is in front of the number: all of `gpu` and `gpu:h100`, and that of `gpu:8` and `gpu:h100:8`.
 _OF_GPUS = re.compile(r"(gpu(?::[\w.-]*[A-Za-z_][\w.-]*)?)(?::\d+)?")
 
+# The changes to a cluster for jobs without GPUs.
+WITHOUT_GPUS = {
+    "gpus_per_node": None,
+    "gpus_per_task": None,
+    "gres": None,
+    "gpu_request": None,
+    "exclusive": False,
+}
+
+# What the whole launch has; the root's keys of the same names were derived from them.
+_OF_THE_LAUNCH = ("scheduler", "slurm_conf", "engine", "container")
+
+_MAPPINGS = ("env_vars", "sbatch", "gpu_types")
+
+
+@dataclass(frozen=True, slots=True)
+class StageRun:
+    """One stage as planning prepares it for the function that plans its job.
+
+    `config` has the cluster as `stage_cluster` changes it for the stage, `node` is the stage's own `run`.
+    """
+
+    stage: str
+    config: RunConfig
+    node: RunConfigNode
+    paths: LaunchPaths
+
+    @property
+    def changes(self) -> Mapping[str, Any]:
+        """The stage's own changes to the cluster, which win over what the stage asks for by itself."""
+        return stage_changes(self.config, self.stage)
+
+
+def prepare(stage: str, node: RunConfigNode, config: RunConfig, number: int) -> StageRun:
+    """Prepare a launch of a stage; raise UserError if its names or its changes to the cluster are wrong."""
+    cluster = stage_cluster(config.cluster, stage, stage_changes(config, stage))
+    paths = launch_paths(stage, node, cluster, number)
+    return StageRun(stage, config.model_copy(update={"cluster": cluster}), node, paths)
+
+
+def stage_job(
+    run: StageRun,
+    requested: Resources,
+    payload: Payload,
+    *,
+    cluster: ClusterConfig | None = None,
+    variables: Mapping[str, str] | None = None,
+    directories: Mapping[Path, str | None] | None = None,
+    readable: Mapping[Path, str] | None = None,
+    engine: str = "megatron",
+    stage_config: Mapping[str, Any] | None = None,
+) -> Job:
+    """Return the job of a stage, with what the jobs of all stages have.
+
+    Parameters
+    ----------
+    cluster, variables
+        The stage's own, where they are not those of `run`.
+    directories, readable
+        What the job writes and reads besides the results, each with the key that it comes from.
+    """
+    config, cluster = run.config, cluster or run.config.cluster
+    directories = directories or {}
+    writable = {
+        Path(config.base_results_dir): "base_results_dir",
+        run.paths.run_dir: f"{run.stage}.run.results_dir",
+        **{path: key for path, key in directories.items() if key is not None},
+    }
+    return Job(
+        stage=run.stage,
+        engine=engine,
+        resources=requested,
+        queue=queue(cluster, run.node),
+        payload=payload,
+        container=container(config, writable, readable or {}),
+        stage_config=stage_config,
+        environment=environment(config) if variables is None else variables,
+        srun_args=tuple(cluster.srun_args),
+        merge_stderr=cluster.stderr_to_stdout,
+        chain=Chain(exclude_hours=config.resilience.exclude_hours),
+        directories=directories,
+    )
+
+
+def trainer_payload(run: StageRun, *module: str, options: Sequence[str] = ()) -> Payload:
+    """Return a payload that runs a module of ours on the launch's configuration.
+
+    It is the launch's own copy: a queued job must not run what someone edits meanwhile.
+    """
+    code = str(run.paths.code)
+    argv = (python(run.config), "-u", "-m", *module, *config_arguments(run.paths), *options)
+    return Payload(argv, working_dir=code, python_path=(code,))
+
 
 def launch_paths(stage: str, run: RunConfigNode, cluster: ClusterConfig, number: int) -> LaunchPaths:
-    """Return the paths of a launch of a stage's run.
-
-    Raises
-    ------
-    UserError
-        If the run's name, or the job's, cannot be a file name.
-    """
+    """Return the paths of a launch; raise UserError if the run's name, or the job's, is no file name."""
     job_name = f"{cluster.job_name_prefix}{run.name}"
     for key, value, name in (
         (f"{stage}.run.name", run.name, run.name),
@@ -149,13 +215,7 @@ def _parts(name: str) -> tuple[str, str]:
 
 
 def _gpu_request(cluster: ClusterConfig) -> str:
-    """Return the key that requests GPUs, or ``none``.
-
-    Raises
-    ------
-    UserError
-        If two of them contradict each other, or the one that is asked for is not set.
-    """
+    """Return the key that requests GPUs, or ``none``; raise UserError if two keys contradict each other."""
     gpus = cluster.gpus_per_node
     named = re.fullmatch(r"gpu(?::[\w.-]+)?:(\d+)", cluster.gres or "")
     if gpus is not None and named and int(named.group(1)) != gpus:
@@ -202,110 +262,47 @@ def with_gpu_per_task(requested: Resources) -> Resources:
 
 
 def queue(cluster: ClusterConfig, run: RunConfigNode) -> Queue:
-    return Queue(
-        partition=cluster.partition,
-        account=cluster.account,
-        qos=cluster.qos,
-        reservation=cluster.reservation,
-        constraint=cluster.constraint,
-        nodelist=cluster.nodelist,
-        exclude=cluster.exclude,
-        switches=cluster.switches,
-        licenses=cluster.licenses,
-        begin=cluster.begin,
-        deadline=cluster.deadline,
-        dependency=run.dependency,
-        requeue=cluster.requeue,
-        signal=cluster.signal,
-        mail_type=cluster.mail_type,
-        mail_user=cluster.mail_user,
-        comment=cluster.comment,
-        further={
-            flag: value for flag, value in cluster.sbatch.items() if value is not None and value is not False
-        },
-    )
+    """Return the queue options: the cluster's keys of the same names, and the run's dependency."""
+    same = {field.name for field in fields(Queue)} - {"dependency", "further"}
+    further = {
+        flag: value for flag, value in cluster.sbatch.items() if value is not None and value is not False
+    }
+    return Queue(**cluster.model_dump(include=same), dependency=run.dependency, further=further)
 
 
 def environment(config: RunConfig) -> dict[str, str]:
-    """Return the variables of a job: the cluster's, overridden by the user's; null leaves one out.
-
-    Raises
-    ------
-    UserError
-        If a name cannot be a variable's.
-    """
+    """Return the variables of a job: the cluster's, overridden by the user's; null leaves one out."""
     for key, variables in (("cluster.env_vars", config.cluster.env_vars), ("env_vars", config.env_vars)):
-        check_names(key, variables)
+        check_variables(key, variables)
     merged = {**config.cluster.env_vars, **config.env_vars}
     return {name: value for name, value in merged.items() if value is not None}
 
 
-WITHOUT_GPUS = {
-    "gpus_per_node": None,
-    "gpus_per_task": None,
-    "gres": None,
-    "gpu_request": None,
-    "exclusive": False,
-}
-
-
-def cpu_cluster(config: RunConfig, stage: StageName, *, cores: int | None) -> ClusterConfig:
+def cpu_cluster(run: StageRun, *, cores: int | None) -> ClusterConfig:
     """Return the cluster without the GPUs that it requests for all jobs, unless `stage_cluster` sets them.
 
     `cores` of a task are requested where the cluster says nothing: Slurm's default is one core.
     """
-    own = config.stage_cluster.get(stage, {})
-    changes: dict[str, Any] = {key: value for key, value in WITHOUT_GPUS.items() if key not in own}
-    if config.cluster.cpus_per_task is None:
+    cluster = run.config.cluster
+    changes: dict[str, Any] = {key: value for key, value in WITHOUT_GPUS.items() if key not in run.changes}
+    if cluster.cpus_per_task is None:
         changes["cpus_per_task"] = cores
-    return config.cluster.model_copy(update=changes)
+    return cluster.model_copy(update=changes)
 
 
-def cpu_environment(config: RunConfig, stage: StageName) -> dict[str, str]:
+def cpu_environment(run: StageRun) -> dict[str, str]:
     """Return the variables of a job without GPUs; see `environment`."""
-    variables = environment(config)
-    requests_gpus = any(config.stage_cluster.get(stage, {}).get(key) for key in WITHOUT_GPUS)
-    if config.container is None or requests_gpus:
+    variables = environment(run.config)
+    if run.config.container is None or any(run.changes.get(key) for key in WITHOUT_GPUS):
         return variables
     # NVIDIA's hook of the container looks for no driver then, so that nodes without GPUs do as well.
     return {"NVIDIA_VISIBLE_DEVICES": "void", **variables}
 
 
-def check_names(key: str, names: Iterable[str]) -> None:
-    """Refuse what no shell variable can be called."""
-    for name in names:
-        if not VARIABLE.fullmatch(name):
-            raise UserError(
-                f"{key}.{name}: not a name that a shell variable can have",
-                key=f"{key}.{name}",
-                hint="valid: letters, digits and _ with no digit first",
-            )
-        taken = _TAKEN.fullmatch(name)
-        if taken:
-            raise UserError(
-                f"{key}.{name}: {_TAKEN_BY[taken.lastgroup or '']}",
-                key=f"{key}.{name}",
-                hint="choose another name",
-            )
-
-
 def python(config: RunConfig) -> str:
-    """Return the interpreter of the tasks: the container's own, or the one that runs the launcher.
-
-    Raises
-    ------
-    UserError
-        If it is a relative path: the job starts elsewhere.
-    """
-    interpreter = config.cluster.python
-    if interpreter is not None:
-        if not interpreter or ("/" in interpreter and not Path(interpreter).is_absolute()):
-            raise UserError(
-                f"cluster.python={shown(interpreter)}: a name or a whole path is needed",
-                key="cluster.python",
-                hint=f"cluster.python={Path(interpreter).expanduser().absolute()}" if interpreter else None,
-            )
-        return interpreter
+    """Return the interpreter of the tasks: the container's own, or the one that runs the launcher."""
+    if config.cluster.python is not None:
+        return required_program(config.cluster.python, "cluster.python")
     return "python3" if config.container is not None else sys.executable
 
 
@@ -314,38 +311,13 @@ def config_arguments(paths: LaunchPaths) -> tuple[str, str]:
     return f"--config-path={paths.directory}", f"--config-name={paths.config_name}"
 
 
-def whole_path(given: str, key: str) -> str:
-    """Require an absolute path: tasks start in another directory than the user's.
-
-    Raises
-    ------
-    UserError
-        If it is given by a relative path.
-    """
-    if not Path(given).is_absolute():
-        secret = hidden(key, given) == MASK  # in the place of its file's path
-        raise UserError(
-            f"{key}={MASK if secret else shown(given)}: a whole path is needed",
-            key=key,
-            hint=f"{key}={'/path/of/the/file' if secret else Path(given).expanduser().absolute()}",
-        )
-    return given.rstrip("/") or "/"
-
-
-# What the whole launch has; the root's keys of the same names were derived from them.
-_OF_THE_LAUNCH = ("scheduler", "slurm_conf", "engine", "container")
-
-_MAPPINGS = ("env_vars", "sbatch", "gpu_types")
+def stage_changes(config: RunConfig, stage: str) -> Mapping[str, Any]:
+    """Return the changes of `stage_cluster` for a stage."""
+    return next((changes for name, changes in config.stage_cluster.items() if name == stage), {})
 
 
 def stage_cluster(cluster: ClusterConfig, stage: str, changes: Mapping[str, Any]) -> ClusterConfig:
-    """Lay the changes of `stage_cluster` over the cluster; mappings are merged key by key.
-
-    Raises
-    ------
-    UserError
-        If a key is none of the cluster's, or not a stage's own.
-    """
+    """Lay the changes of `stage_cluster` over the cluster; mappings are merged key by key."""
     if not changes:
         return cluster
     path = f"stage_cluster.{stage}"

@@ -11,7 +11,7 @@ from launcher.config.schema import ContainerOptionsConfig, RunConfig
 from launcher.errors import UserError, did_you_mean, shown
 from launcher.plan import SOURCES_WITHOUT_PATH, Container, ContainerOptions, Mount, Resources
 from launcher.secrecy import is_secret_key
-from launcher.stages.common import SAFE_NAME, VARIABLE
+from launcher.stages.names_and_paths import SAFE_NAME, VARIABLE, whole_path
 
 # So that `pyxis_`, a job's id and the digits of an image fit into a file's name with it.
 _LONGEST_CONTAINER_NAME = 100
@@ -38,17 +38,10 @@ _EVALUATED = re.compile(r'[$`"\\\n]')
 def container(
     config: RunConfig, writable: Mapping[Path, str], readable: Mapping[Path, str]
 ) -> Container | None:
-    """Return the container with `writable` and read-only directories and the user's own mounts.
+    """Return the container with the directories that a job needs, and the user's own mounts.
 
-    Parameters
-    ----------
-    writable, readable
-        What the job needs, each with the key that it comes from.
-
-    Raises
-    ------
-    UserError
-        If the image or a mount is not one that Pyxis can take.
+    `writable` and `readable` have each directory with the key that it comes from. Raise UserError if the
+    image or a mount is not one that Pyxis can take.
     """
     if config.container is None:
         return None
@@ -63,13 +56,10 @@ def container(
 def _container_options(options: ContainerOptionsConfig) -> ContainerOptions:
     for key in ("stage_to", "workdir", "save"):
         path = getattr(options, key)
-        if path is not None and not Path(path).is_absolute():
-            raise UserError(
-                f"container_options.{key}={shown(path)}: a whole path is needed",
-                key=f"container_options.{key}",
-            )
+        if path is not None:
+            whole_path(path, f"container_options.{key}")
     _check_container_name(options.name)
-    _check_variables(options.env)
+    _check_variable_names(options.env)
     return ContainerOptions(**{**options.model_dump(), "env": tuple(options.env)})
 
 
@@ -88,7 +78,7 @@ def _check_container_name(name: str | None) -> None:
     raise UserError(f"{key}={shown(name)}: {problem}", key=key, hint=hint)
 
 
-def _check_variables(names: Iterable[str]) -> None:
+def _check_variable_names(names: Iterable[str]) -> None:
     key = "container_options.env"
     for text in names:
         if VARIABLE.fullmatch(text):
@@ -116,13 +106,7 @@ def _check_srun_args(arguments: Iterable[str]) -> None:
 
 
 def check_saving(container: Container | None, resources: Resources) -> None:
-    """Refuse to have several nodes write one image file: each writes what it ran, over the others.
-
-    Raises
-    ------
-    UserError
-        If `container_options.save` is set for a job that may have several nodes.
-    """
+    """Refuse to have several nodes write one image file: each writes what it ran, over the others."""
     most = max(resources.node_counts)
     if container is not None and container.options.save is not None and most > 1:
         key = "container_options.save"
@@ -187,21 +171,9 @@ def _needs_file(key: str, message: str, container: Container) -> UserError:
 def mounts_of(
     writable: Mapping[Path, str], readable: Mapping[Path, str], texts: Iterable[str]
 ) -> tuple[Mount, ...]:
-    """Return the mounts of a job's directories, and the user's own after them.
+    """Return the mounts of a job's directories, and those of `container_mounts` after them.
 
     A read-only directory below or equal to a writable one is not mounted again: it would cover that.
-
-    Parameters
-    ----------
-    writable, readable
-        What the job needs, each with the key that it comes from.
-    texts
-        The values of `container_mounts`.
-
-    Raises
-    ------
-    UserError
-        If one is not a mount that Pyxis can take.
     """
     ours = [_of_path(path, writable[path]) for path in _outermost(writable)]
     ours += [
@@ -226,15 +198,12 @@ def _check_cover(mount: Mount, writable: Mapping[Path, str]) -> None:
     )
 
 
-def _within(path: Path, others: Mapping[Path, str]) -> bool:
+def _within(path: Path, others: Iterable[Path]) -> bool:
     return any(path.is_relative_to(other) for other in others)
 
 
-def _outermost(paths: Mapping[Path, str]) -> list[Path]:
-    def is_inner(path: Path) -> bool:
-        return any(path != other and path.is_relative_to(other) for other in paths)
-
-    return [path for path in paths if not is_inner(path)]
+def _outermost(paths: Iterable[Path]) -> list[Path]:
+    return [path for path in paths if not _within(path, [other for other in paths if other != path])]
 
 
 def _of_path(path: Path, key: str, flags: str | None = None) -> Mount:
@@ -258,27 +227,22 @@ def _parse(text: str) -> Mount:
             raise _no_mount(text, f"{text}:/its/target, or ./{text} for a directory of that name")
         source = parts[0]
     else:
-        source = _whole(parts[0], text)
-    target = _target(parts[1], text) if len(parts) > 1 else source
+        source = _expanded(parts[0], text)
+        if source.startswith("~"):
+            raise _no_mount(text, "another user's home by its whole path")
+        source = source if source.startswith("/") else str(Path(source).absolute())
+    target = _expanded(parts[1], text) if len(parts) > 1 else source
+    if not target.startswith("/"):
+        raise _no_mount(text, "the target in the container is a whole path")
     for flag in flags.split("+") if flags is not None else ():
         _check_flag(flag, text, source)
     return Mount(source, target, flags)
 
 
-def _whole(path: str, text: str) -> str:
-    """Return a path of the host as a whole one: jobs start elsewhere than the user stands."""
+def _expanded(path: str, text: str) -> str:
+    """Return a path of a mount with the user's home directory."""
     path = _HOME.sub(lambda _: str(Path.home()), path, count=1)
     _check_words(path, text, KEY)
-    if path.startswith("~"):
-        raise _no_mount(text, "another user's home by its whole path")
-    return path if path.startswith("/") else str(Path(path).absolute())
-
-
-def _target(path: str, text: str) -> str:
-    path = _HOME.sub(lambda _: str(Path.home()), path, count=1)
-    _check_words(path, text, KEY)
-    if not path.startswith("/"):
-        raise _no_mount(text, "the target in the container is a whole path")
     return path
 
 

@@ -6,21 +6,26 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from launcher.config.schema import RunConfig
 from launcher.config.stage_schema import ConversionConfig, TrainedRun, TrainingConfig
 from launcher.errors import UserError, shown
-from launcher.plan import Chain, Job, Payload
+from launcher.plan import Job
 from launcher.runs.paths import LaunchPaths
 from launcher.runs.trained import checkpoints_of
-from launcher.stages import common
 from launcher.stages.checkpoint_source import (
     STEP,
     directory_of,
     required_source,
     tokenizer_directories,
 )
-from launcher.stages.containers import container
-from launcher.stages.nemo_conversion import nemo_conversion_job
+from launcher.stages.common import (
+    StageRun,
+    cpu_cluster,
+    cpu_environment,
+    resources,
+    stage_job,
+    trainer_payload,
+)
+from launcher.stages.nemo import nemo_conversion_job
 
 STAGE: Final = "conversion"
 # One thread copies tensors; the other loads and writes.
@@ -31,13 +36,7 @@ _PATHS = ("source", "output", "tokenizer_dir")
 def behind_training(
     conversion: ConversionConfig, training: TrainingConfig, paths: LaunchPaths
 ) -> ConversionConfig:
-    """Return a conversion with the checkpoints and the model of the training that goes before it.
-
-    Parameters
-    ----------
-    paths
-        Those of any launch of the training.
-    """
+    """Return a conversion of the checkpoints of the training before it; `paths` are any launch's of that."""
     if conversion.source is not None:
         return conversion
     changes = {
@@ -49,17 +48,15 @@ def behind_training(
     return conversion.model_copy(update=changes)
 
 
-def conversion_job(config: RunConfig, conversion: ConversionConfig, paths: LaunchPaths) -> Job:
+def conversion_job(run: StageRun, conversion: ConversionConfig) -> Job:
     """Plan a conversion: one task on one node, without GPUs.
 
-    Raises
-    ------
-    UserError
-        If nothing says what to convert, or the engine's own programs would have to.
+    Raise UserError if nothing says what to convert, or the engine's own programs would have to.
     """
-    node = _node(conversion)
+    config, node = run.config, _node(conversion)
+    readable = dict(_readable(node))
     if config.engine == "nemo":
-        return nemo_conversion_job(config, conversion, node, dict(_readable(node)), paths)
+        return nemo_conversion_job(run, conversion, node, readable)
     if conversion.to == "nemo":
         raise UserError(
             f"conversion.to=nemo: engine={config.engine} has no NeMo, whose script makes a .nemo file",
@@ -68,34 +65,16 @@ def conversion_job(config: RunConfig, conversion: ConversionConfig, paths: Launc
             hint="engine=nemo, or conversion=huggingface",
         )
     _check_every(conversion, config.engine)
-    output = directory_of(Path(node["output"]))
-    writable = {
-        Path(config.base_results_dir): "base_results_dir",
-        paths.run_dir: f"{STAGE}.run.results_dir",
-        output: f"{STAGE}.output",
-    }
-    cluster = common.cpu_cluster(config, STAGE, cores=_CORES)
-    return Job(
-        stage=STAGE,
-        engine="megatron",
-        resources=common.resources(cluster, conversion.run, nodes=1, tasks=1),
-        queue=common.queue(cluster, conversion.run),
-        payload=Payload(
-            argv=(
-                common.python(config),
-                *("-u", "-m", "trainer.conversion", "run"),
-                *common.config_arguments(paths),
-            ),
-            working_dir=str(paths.code),
-            python_path=(str(paths.code),),
-        ),
-        container=container(config, writable, readable=dict(_readable(node))),
+    output, cluster = directory_of(Path(node["output"])), cpu_cluster(run, cores=_CORES)
+    return stage_job(
+        run,
+        resources(cluster, conversion.run, nodes=1, tasks=1),
+        trainer_payload(run, "trainer.conversion", "run"),
+        cluster=cluster,
+        variables=cpu_environment(run),
+        readable=readable,
         stage_config={STAGE: node},
-        environment=common.cpu_environment(config, STAGE),
-        srun_args=tuple(cluster.srun_args),
-        merge_stderr=cluster.stderr_to_stdout,
-        chain=Chain(exclude_hours=config.resilience.exclude_hours),
-        directories=(output,),
+        directories={output: f"{STAGE}.output"},
     )
 
 

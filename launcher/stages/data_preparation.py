@@ -16,10 +16,15 @@ from typing import Any, Final
 from launcher.config.schema import RunConfig
 from launcher.config.stage_schema import DataPreparationConfig, SourceConfig
 from launcher.errors import UserError
-from launcher.plan import Chain, Job, Payload, Queue
-from launcher.runs.paths import LaunchPaths
-from launcher.stages import common
-from launcher.stages.containers import container
+from launcher.plan import Job, Queue
+from launcher.stages.common import (
+    StageRun,
+    cpu_cluster,
+    cpu_environment,
+    resources,
+    stage_job,
+    trainer_payload,
+)
 
 STAGE: Final = "data_preparation"
 # The parts, in their order, with what is added to the name of the run.
@@ -57,44 +62,28 @@ def _of_phase(config: RunConfig, preparation: DataPreparationConfig, phase: str)
     return config.model_copy(update={STAGE: own})
 
 
-def data_preparation_job(config: RunConfig, preparation: DataPreparationConfig, paths: LaunchPaths) -> Job:
+def data_preparation_job(run: StageRun, preparation: DataPreparationConfig) -> Job:
     """Plan a preparation, or a part of it: one task on one node, or an array of such, without GPUs."""
-    writable = {
-        Path(config.base_results_dir): "base_results_dir",
-        paths.run_dir: "data_preparation.run.results_dir",
-        Path(preparation.output_prefix).parent: "data_preparation.output_prefix",
-        Path(preparation.work_dir).parent: "data_preparation.work_dir",
-        Path(preparation.tokenizer_dir): "data_preparation.tokenizer_dir",
-    }
-    outputs = {
-        Path(preparation.output_prefix).parent,
-        Path(preparation.work_dir).parent,
-        Path(preparation.tokenizer_dir),
-    }
-    readable = {directory_of(path): "data_preparation.inputs" for path in local_inputs(preparation)}
+    outputs: dict[Path, str | None] = {Path(preparation.output_prefix).parent: f"{STAGE}.output_prefix"}
+    outputs.setdefault(Path(preparation.work_dir).parent, f"{STAGE}.work_dir")
+    outputs.setdefault(Path(preparation.tokenizer_dir), f"{STAGE}.tokenizer_dir")
+    readable = {directory_of(path): f"{STAGE}.inputs" for path in local_inputs(preparation)}
     if preparation.tokenizer.file is not None:
-        readable[Path(preparation.tokenizer.file).absolute()] = "data_preparation.tokenizer.file"
-    readable |= dict.fromkeys(_filter_models(preparation), "data_preparation.filters")
-    cluster = common.cpu_cluster(config, STAGE, cores=preparation.workers)
-    return Job(
-        stage=STAGE,
-        engine="megatron",
-        resources=common.resources(cluster, preparation.run, nodes=1, tasks=1),
-        queue=_queue(common.queue(cluster, preparation.run), preparation),
-        payload=Payload(
-            argv=(common.python(config), "-u", "-m", "corpus", *_arguments(preparation, paths)),
-            working_dir=str(paths.code),
-            python_path=(str(paths.code),),
-            array_key="--task" if _is_array(preparation) else None,
-        ),
-        container=container(config, writable, readable=readable),
+        readable[Path(preparation.tokenizer.file).absolute()] = f"{STAGE}.tokenizer.file"
+    readable |= dict.fromkeys(_filter_models(preparation), f"{STAGE}.filters")
+    cluster = cpu_cluster(run, cores=preparation.workers)
+    payload = trainer_payload(run, "corpus", preparation.phase or "run", options=_options(preparation))
+    job = stage_job(
+        run,
+        resources(cluster, preparation.run, nodes=1, tasks=1),
+        replace(payload, array_key="--task" if _is_array(preparation) else None),
+        cluster=cluster,
+        variables=cpu_environment(run),
+        readable=readable,
         stage_config={STAGE: _absolute(preparation)},
-        environment=common.cpu_environment(config, STAGE),
-        srun_args=tuple(cluster.srun_args),
-        merge_stderr=cluster.stderr_to_stdout,
-        chain=Chain(exclude_hours=config.resilience.exclude_hours),
-        directories=tuple(sorted(outputs)),
+        directories=outputs,
     )
+    return replace(job, queue=_queue(job.queue, preparation))
 
 
 def _is_array(preparation: DataPreparationConfig) -> bool:
@@ -115,12 +104,10 @@ def _queue(queue: Queue, preparation: DataPreparationConfig) -> Queue:
     return replace(queue, further={**queue.further, "array": f"0-{preparation.tasks - 1}"})
 
 
-def _arguments(preparation: DataPreparationConfig, paths: LaunchPaths) -> list[str]:
-    arguments = [preparation.phase or "run", *common.config_arguments(paths)]
+def _options(preparation: DataPreparationConfig) -> list[str]:
     if preparation.phase != "tokenize":
-        return arguments
-    task = [] if _is_array(preparation) else ["--task=0"]
-    return [*arguments, f"--tasks={preparation.tasks}", *task]
+        return []
+    return [f"--tasks={preparation.tasks}", *([] if _is_array(preparation) else ["--task=0"])]
 
 
 def _absolute(preparation: DataPreparationConfig) -> dict[str, Any]:

@@ -12,17 +12,24 @@ from typing import Any, Final
 from launcher.config.schema import RunConfig, parse
 from launcher.config.stage_schema import ConversionConfig, EvaluationConfig, TrainerNode, TrainingConfig
 from launcher.errors import UserError
-from launcher.plan import Chain, Job, Payload
+from launcher.plan import Job
 from launcher.runs.paths import LaunchPaths
 from launcher.runs.trained import checkpoints_of
-from launcher.stages import common
 from launcher.stages.checkpoint_source import (
     STEP,
     directory_of,
     required_source,
     tokenizer_directories,
 )
-from launcher.stages.containers import container
+from launcher.stages.common import (
+    StageRun,
+    cpu_cluster,
+    cpu_environment,
+    resources,
+    stage_job,
+    trainer_payload,
+    with_gpu_per_task,
+)
 from launcher.stages.training import launch_config, reads_data_dir
 
 STAGE: Final = "evaluation"
@@ -41,13 +48,7 @@ _PATHS = ("source", "converted", "results")
 def behind_training(
     evaluation: EvaluationConfig, config: RunConfig, training: TrainingConfig, paths: LaunchPaths
 ) -> EvaluationConfig:
-    """Return an evaluation of the checkpoints of the training that goes before it.
-
-    Parameters
-    ----------
-    paths
-        Those of any launch of the training.
-    """
+    """Return an evaluation of the checkpoints of the training before it; `paths` are any launch's of that."""
     changes = {
         "source": evaluation.source or str(checkpoints_of(dict(training), paths)),
         "training": evaluation.training or launch_config(config, training, paths),
@@ -63,15 +64,13 @@ def behind_conversion(evaluation: EvaluationConfig, conversion: ConversionConfig
     return evaluation.model_copy(update={"converted": conversion.output})
 
 
-def evaluation_job(config: RunConfig, evaluation: EvaluationConfig, paths: LaunchPaths) -> Job:
+def evaluation_job(run: StageRun, evaluation: EvaluationConfig) -> Job:
     """Plan an evaluation: as many tasks as the model's layout needs.
 
-    Raises
-    ------
-    UserError
-        If nothing says what to evaluate or how it was trained, our trainer cannot read it, or its nodes do
-        not share the tasks evenly.
+    Raise UserError if nothing says what to evaluate or how it was trained, our trainer cannot read it, or its
+    nodes do not share the tasks evenly.
     """
+    config, paths = run.config, run.paths
     if config.engine != "megatron":
         raise UserError(
             f"engine={config.engine}: our own trainer evaluates, with engine=megatron",
@@ -84,36 +83,20 @@ def evaluation_job(config: RunConfig, evaluation: EvaluationConfig, paths: Launc
     on_gpus = _runs_on_gpus(node, training)
     node["lm_eval"]["device"] = node["lm_eval"]["device"] or ("cuda" if on_gpus else "cpu")
     nodes, tasks = _tasks(evaluation.processes, _processes(node, training["model"]), trainer.devices)
-    cluster = config.cluster if on_gpus else common.cpu_cluster(config, STAGE, cores=None)
+    cluster = config.cluster if on_gpus else cpu_cluster(run, cores=None)
     cores = evaluation.cpus_per_task or cluster.cpus_per_task or _CORES
     cluster = cluster.model_copy(update={"cpus_per_task": cores})
-    requested = common.resources(cluster, evaluation.run, nodes=nodes, tasks=tasks)
-    outputs = tuple(dict.fromkeys([Path(node["results"]), directory_of(Path(node["converted"]))]))
-    writable = {
-        Path(config.base_results_dir): "base_results_dir",
-        paths.run_dir: f"{STAGE}.run.results_dir",
-        **dict.fromkeys(outputs, f"{STAGE}.results"),
-    }
-    return Job(
-        stage=STAGE,
-        engine=config.engine,
-        resources=common.with_gpu_per_task(requested) if on_gpus else requested,
-        queue=common.queue(cluster, evaluation.run),
-        payload=Payload(
-            argv=(
-                common.python(config),
-                *("-u", "-m", "trainer.evaluation", "run"),
-                *common.config_arguments(paths),
-            ),
-            working_dir=str(paths.code),
-            python_path=(str(paths.code),),
-        ),
-        container=container(config, writable, readable=dict(_readable(config, node, training))),
+    requested = resources(cluster, evaluation.run, nodes=nodes, tasks=tasks)
+    outputs: dict[Path, str | None] = {Path(node["results"]): f"{STAGE}.results"}
+    outputs.setdefault(directory_of(Path(node["converted"])), f"{STAGE}.converted")
+    return stage_job(
+        run,
+        with_gpu_per_task(requested) if on_gpus else requested,
+        trainer_payload(run, "trainer.evaluation", "run"),
+        cluster=cluster,
+        variables=None if on_gpus else cpu_environment(run),
+        readable=dict(_readable(config, node, training)),
         stage_config={**training, STAGE: node},
-        environment=common.environment(config) if on_gpus else common.cpu_environment(config, STAGE),
-        srun_args=tuple(cluster.srun_args),
-        merge_stderr=cluster.stderr_to_stdout,
-        chain=Chain(exclude_hours=config.resilience.exclude_hours),
         directories=outputs,
     )
 
@@ -144,13 +127,7 @@ def _task(name: str) -> str:
 
 
 def _training(evaluation: EvaluationConfig, paths: LaunchPaths) -> dict[str, Any]:
-    """Return the configuration of the training, whose logs this job does not write.
-
-    Raises
-    ------
-    UserError
-        If there is none, or it lacks a node.
-    """
+    """Return the configuration of the training, whose logs this job does not write."""
     key = f"{STAGE}.training"
     if not isinstance(evaluation.training, Mapping):
         raise UserError(

@@ -8,13 +8,11 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.config.schema import ClusterConfig, RunConfig
-from launcher.config.secrets import check_secrets
+from launcher.config.schema import RunConfig
 from launcher.config.stage_schema import RunConfigNode
 from launcher.errors import UserError
-from launcher.plan import Assumptions, Chain, Job, Payload, Plan
-from launcher.stages import common
-from launcher.stages.common import WITHOUT_GPUS, stage_cluster
+from launcher.plan import Job, Payload
+from launcher.stages.common import WITHOUT_GPUS, StageRun, prepare, resources, stage_changes, stage_job
 
 STAGE = "image"
 
@@ -45,57 +43,42 @@ class ImageWork:
     target: Path
 
 
-def image_plan(config: RunConfig, work: ImageWork, *, number: int, tag: str) -> Plan:
-    """Plan the job that makes an image. A pure function of its arguments.
-
-    Raises
-    ------
-    UserError
-        If there is no queue for it.
-    """
-    cluster = image_cluster(config)
-    check_secrets(config.model_copy(update={"cluster": cluster}))
+def image_job(run: StageRun, work: ImageWork) -> Job:
+    """Plan the job that makes an image; raise UserError if there is no queue for it."""
+    cluster = run.config.cluster
     if cluster.scheduler != "slurm":
         raise UserError(
             f"cluster.scheduler={cluster.scheduler}: a job of Slurm's makes an image, or this machine",
             key="cluster.scheduler",
             hint="slipway image build|import without --on-cluster, or launch --build=host",
         )
-    node = image_run(config, work)
-    paths = common.launch_paths(STAGE, node, cluster, number)
-    job = Job(
-        stage=STAGE,
-        engine=STAGE,
-        resources=common.resources(cluster, node, nodes=1, tasks=1),
-        queue=common.queue(cluster, node),
-        payload=Payload(
-            argv=(sys.executable, "-u", "-m", "launcher.cli.app", *work.arguments),
-            working_dir=str(paths.directory),
-            python_path=(str(_PACKAGE_ROOT),),
-        ),
-        environment=common.environment(config.model_copy(update={"cluster": cluster})),
-        srun_args=tuple(cluster.srun_args),
-        merge_stderr=cluster.stderr_to_stdout,
-        chain=Chain(exclude_hours=config.resilience.exclude_hours),
-    )
-    return Plan(paths, tag, cluster.scheduler, cluster.slurm_conf, job, Assumptions())
+    argv = (sys.executable, "-u", "-m", "launcher.cli.app", *work.arguments)
+    payload = Payload(argv, str(run.paths.directory), python_path=(str(_PACKAGE_ROOT),))
+    return stage_job(run, resources(cluster, run.node, nodes=1, tasks=1), payload, engine=STAGE)
 
 
-def image_directory(config: RunConfig, work: ImageWork) -> Path:
-    """Return the directory of the run that makes an image."""
-    return common.launch_paths(STAGE, image_run(config, work), image_cluster(config), 1).run_dir
+def prepare_image(config: RunConfig, work: ImageWork, number: int) -> StageRun:
+    """Prepare a launch that makes an image; its run's directory lies beside those of trainings.
 
-
-def image_run(config: RunConfig, work: ImageWork) -> RunConfigNode:
-    """Return the run of an image, whose directory lies beside those of trainings."""
+    `image_job` changes the cluster, and `stage_cluster.image` wins over it.
+    """
     name = _run_name(work.name)
-    return RunConfigNode(
+    node = RunConfigNode(
         name=name,
         results_dir=f"{config.base_results_dir}/{name}",
         time_limit=config.image_job.time_limit,
         # Of two that make the same image the second one finds it made.
         dependency="singleton",
     )
+    requested = {"cpus_per_task": config.image_job.cpus_per_task, "mem": config.image_job.mem}
+    changes = {**WITHOUT_GPUS, **{key: value for key, value in requested.items() if value is not None}}
+    own = stage_changes(config, STAGE)
+    cluster = config.cluster.model_copy(
+        update={key: value for key, value in changes.items() if key not in own}
+    )
+    # The launcher itself runs in it, whatever the trainings run in.
+    changed = config.model_copy(update={"cluster": cluster, "container": None})
+    return prepare(STAGE, node, changed, number)
 
 
 def _run_name(image: str) -> str:
@@ -103,12 +86,3 @@ def _run_name(image: str) -> str:
     plain = re.sub(r"[^A-Za-z0-9._+=-]", "-", image)[:_LONGEST_NAME]
     which = "" if plain == image else f"-{hashlib.sha256(image.encode()).hexdigest()[:8]}"
     return f"{STAGE}_{plain}{which}"
-
-
-def image_cluster(config: RunConfig) -> ClusterConfig:
-    """Return the cluster as `image_job` and `stage_cluster.image` change it; the latter wins."""
-    own = config.stage_cluster.get("image", {})
-    requested = {"cpus_per_task": config.image_job.cpus_per_task, "mem": config.image_job.mem}
-    changes = {**WITHOUT_GPUS, **{key: value for key, value in requested.items() if value is not None}}
-    base = config.cluster.model_copy(update={key: value for key, value in changes.items() if key not in own})
-    return stage_cluster(base, STAGE, own)

@@ -10,8 +10,8 @@ from launcher.config.schema import RunConfig
 from launcher.errors import UserError, shown
 from launcher.plan import Binding, Job, Profile
 from launcher.runs.paths import LaunchPaths
-from launcher.stages.common import check_names, whole_path
 from launcher.stages.containers import check_saving
+from launcher.stages.names_and_paths import check_variables, whole_path
 
 _HOPPER, _BLACKWELL, _BLACKWELL_WORKSTATION = 9, 10, 12
 
@@ -44,13 +44,13 @@ def add_environment(job: Job, config: RunConfig, paths: LaunchPaths) -> Job:
         binding=_binding(config),
         profile=profile,
         vboost=config.enable_vboost,
-        directories=(*job.directories, *([paths.profiles] if profile else [])),
+        directories={**job.directories, **({paths.profiles: None} if profile else {})},
     )
 
 
 def _environment_files(config: RunConfig, job: Job) -> dict[str, str]:
     files = dict(config.env_files)
-    check_names("env_files", files)
+    check_variables("env_files", files)
     if config.wandb_api_key_file is not None:
         files.setdefault("WANDB_API_KEY", config.wandb_api_key_file)
     by_name = {name: path for name, path in files.items() if path is not None}

@@ -10,14 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from launcher.config.schema import RunConfig
 from launcher.config.stage_schema import ModelType
 from launcher.errors import UserError, shown
 from launcher.plan import Payload
-from launcher.runs.paths import LaunchPaths
-from launcher.stages import common
-from launcher.stages.common import whole_path
+from launcher.stages.common import StageRun, python
 from launcher.stages.megatron_lm_model import MegatronLMOptions, model_options, stack_of
+from launcher.stages.names_and_paths import whole_path
 
 # NeMo's schedules, and the curve of Megatron-LM that each is after its warm-up.
 _DECAY = {
@@ -35,9 +33,7 @@ _OF_GPT = "GPT2BPETokenizer"
 _TOKENIZERS = (_OF_GPT, "BertWordPieceCase", "BertWordPieceLowerCase")
 
 
-def megatron_lm_payload(
-    config: RunConfig, model_type: ModelType, written: Mapping[str, Any], paths: LaunchPaths
-) -> Payload:
+def megatron_lm_payload(run: StageRun, model_type: ModelType, written: Mapping[str, Any]) -> Payload:
     """Return a script of Megatron-LM's, which reads no file of ours: `written` becomes its arguments.
 
     Raises
@@ -45,12 +41,12 @@ def megatron_lm_payload(
     UserError
         If the configuration asks for what Megatron-LM has no option for.
     """
-    root = whole_path(config.megatron_lm_path, "megatron_lm_path")
+    root = whole_path(run.config.megatron_lm_path, "megatron_lm_path")
     return Payload(
         argv=(
-            common.python(config),
+            python(run.config),
             "-u",
-            str(paths.megatron_lm),
+            str(run.paths.megatron_lm),
             root,
             model_type,
             *megatron_lm_arguments(written, model_type),

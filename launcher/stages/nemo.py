@@ -1,33 +1,55 @@
-"""engine=nemo: NeMo's own pretraining scripts, and the configuration as they take it."""
+"""engine=nemo: NeMo's own scripts for pretraining and conversion, and the configuration as they take it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from launcher.config.schema import RunConfig
-from launcher.config.stage_schema import TrainingConfig
-from launcher.errors import UserError
-from launcher.plan import Payload
-from launcher.runs.paths import LaunchPaths
-from launcher.stages import common
-from launcher.stages.common import config_arguments, whole_path
+from launcher.config.stage_schema import ConversionConfig, TrainingConfig
+from launcher.errors import UserError, shown
+from launcher.plan import Job, Payload
+from launcher.stages.checkpoint_source import directory_of
+from launcher.stages.common import (
+    StageRun,
+    config_arguments,
+    python,
+    resources,
+    stage_job,
+    trainer_payload,
+    with_gpu_per_task,
+)
+from launcher.stages.names_and_paths import whole_path
 
 _SCRIPTS = "examples/nlp/language_modeling"
 
 # Lightning takes a job of such a name for a shell, and each of its tasks for a training of its own.
 _NAMES_OF_SHELLS = ("bash", "interactive")
+# GPUs of a node where the cluster names no number, as in the NeMo Megatron launcher.
+_GPUS_PER_NODE = 8
+# Keys that our converter reads, and NeMo's does not.
+_OWN = ("every", "source_format")
+# Models that NeMo's script for Hugging Face converts, by their keys; None is a key that is not set.
+_LLAMA: Mapping[str, tuple[Any, ...]] = {
+    "normalization": ("rmsnorm",),
+    "activation": ("fast-swiglu", "swiglu"),
+    "position_embedding_type": ("rope",),
+    "share_embeddings_and_output_weights": (False,),
+    "bias": (False,),
+    "qkv_bias": (False, None),
+    "rotary_percentage": (1.0, None),
+    "num_moe_experts": (None,),
+    "multi_latent_attention": (False, None),
+}
 
 
-def nemo_payload(config: RunConfig, training: TrainingConfig, paths: LaunchPaths) -> Payload:
+def nemo_payload(run: StageRun, training: TrainingConfig) -> Payload:
     """Return a payload of NeMo's own script, which reads the launch's configuration.
 
-    Raises
-    ------
-    UserError
-        If the model is not one that the chosen script builds, or the job has a name that Lightning misreads.
+    Raise UserError if the script builds no such model, or the job has a name that Lightning misreads.
     """
-    model_type = training.run.model_type
+    paths, model_type = run.paths, training.run.model_type
     _check_model(model_type, training.model)
     if paths.job_name in _NAMES_OF_SHELLS:
         raise UserError(
@@ -36,10 +58,10 @@ def nemo_payload(config: RunConfig, training: TrainingConfig, paths: LaunchPaths
             also=("cluster.job_name_prefix",),
             hint="choose another name",
         )
-    root = whole_path(config.nemo_path, "nemo_path")
+    root = whole_path(run.config.nemo_path, "nemo_path")
     return Payload(
         argv=(
-            common.python(config),
+            python(run.config),
             "-u",
             f"{root}/{_SCRIPTS}/megatron_{model_type}_pretraining.py",
             *config_arguments(paths),
@@ -73,3 +95,119 @@ def adapt_to_nemo(trainer: dict[str, Any], exp_manager: dict[str, Any]) -> None:
     if exp_manager.get("max_time_per_run") is None and trainer.get("max_time") is not None:
         exp_manager["max_time_per_run"] = trainer["max_time"]
         trainer["max_time"] = None
+
+
+def nemo_conversion_job(
+    run: StageRun, conversion: ConversionConfig, node: dict[str, Any], readable: Mapping[Path, str]
+) -> Job:
+    """Plan a conversion by NeMo's own script: one task for each GPU of a replica of the model.
+
+    The script builds the model and loads the checkpoint into it. What the job alone knows, such as the name
+    of the newest checkpoint, is added there (`trainer.conversion.nemo`). `node` is the conversion as the job
+    reads it. Raise UserError if NeMo has no such script, or it needs to know more of the training.
+    """
+    _check_conversion(conversion)
+    config, output = run.config, directory_of(Path(node["output"]))
+    model = conversion.model if isinstance(conversion.model, Mapping) else {}
+    if conversion.to == "huggingface":
+        _check_llama(conversion, model)
+    tensor, pipeline = _size(model, "tensor"), _size(model, "pipeline")
+    tasks, most = tensor * pipeline, config.cluster.gpus_per_node or _GPUS_PER_NODE
+    nodes = -(-tasks // most)
+    if tasks % nodes:
+        raise UserError(
+            f"conversion.model: {tensor} (tensor) times {pipeline} (pipeline) GPUs, which {nodes} nodes "
+            "of the cluster do not share evenly",
+            key="cluster.gpus_per_node",
+            hint=f"cluster.gpus_per_node={next(n for n in range(most, 0, -1) if tasks % n == 0)}",
+        )
+    root = whole_path(config.nemo_path, "nemo_path")
+    options = (
+        *("--nemo-path", root),
+        *("--tensor_model_parallel_size", str(tensor)),
+        *("--pipeline_model_parallel_size", str(pipeline)),
+        *_split_rank(model, pipeline),
+        *("--gpus_per_node", str(tasks // nodes), "--model_type", str(conversion.model_type)),
+    )
+    payload = trainer_payload(run, "trainer.conversion.nemo", options=options)
+    requested = resources(config.cluster, conversion.run, nodes=nodes, tasks=tasks // nodes)
+    return stage_job(
+        run,
+        with_gpu_per_task(requested),
+        replace(payload, python_path=(root, *payload.python_path)),
+        engine="nemo",
+        readable=readable,
+        stage_config={"conversion": node},
+        directories={output: "conversion.output"},
+    )
+
+
+def _check_conversion(conversion: ConversionConfig) -> None:
+    if conversion.to not in ("nemo", "huggingface"):
+        raise UserError(
+            f"conversion.to={conversion.to}: NeMo's scripts make .nemo files and, of Llamas, Hugging Face's",
+            key="conversion.to",
+            also=("engine",),
+            hint="conversion=nemo, or engine=megatron for checkpoints of Slipway and other programs",
+        )
+    if conversion.to == "nemo" and conversion.dtype is not None:
+        raise UserError(
+            f"conversion.dtype={conversion.dtype}: a .nemo file has the types of the training",
+            key="conversion.dtype",
+            hint="conversion.dtype=null",
+        )
+    for key in _OWN:
+        value = getattr(conversion, key)
+        if value not in (None, "auto"):
+            raise UserError(
+                f"conversion.{key}={value}: NeMo's script has no such option",
+                key=f"conversion.{key}",
+                also=("engine",),
+                hint=f"conversion.{key}={'auto' if key == 'source_format' else 'null'}",
+            )
+    if conversion.check.enabled:
+        raise UserError(
+            "conversion.check.enabled=True: what NeMo's script writes is not compared with a model of ours",
+            key="conversion.check.enabled",
+            also=("engine",),
+            hint="conversion.check.enabled=False",
+        )
+    if conversion.model_type is None:
+        raise UserError(
+            f"conversion.model_type=null: {conversion.source} is no run of ours, which would say it",
+            key="conversion.model_type",
+            hint="conversion.model_type=gpt, t5 or bert",
+        )
+
+
+def _check_llama(conversion: ConversionConfig, model: Mapping[str, Any]) -> None:
+    """Refuse models for which NeMo has no script that writes Hugging Face's."""
+    if conversion.model_type == "gpt" and not model:
+        raise UserError(
+            f"conversion.model=null: {conversion.source} is no run of ours, which would describe it",
+            key="conversion.model",
+            hint="conversion.model=FILE, the configuration of its training",
+        )
+    for key, valid in _LLAMA.items():
+        if conversion.model_type != "gpt" or model.get(key) not in valid:
+            what = (
+                f"model.{key}={shown(model.get(key))}" if conversion.model_type == "gpt" else "its model_type"
+            )
+            raise UserError(
+                f"conversion.to=huggingface: NeMo's script converts Llamas, and {what} is none of theirs",
+                key="conversion.to",
+                also=("engine",),
+                hint="conversion=nemo",
+            )
+
+
+def _size(model: Mapping[str, Any], kind: str) -> int:
+    """Return a parallel size of the training; 1 where its model is not known."""
+    value = model.get(f"{kind}_model_parallel_size")
+    return value if isinstance(value, int) and value > 0 else 1
+
+
+def _split_rank(model: Mapping[str, Any], pipeline: int) -> tuple[str, ...]:
+    """Return the stage at which the decoder of a T5 begins, if it has several."""
+    value = model.get("pipeline_model_parallel_split_rank")
+    return ("--pipeline_model_parallel_split_rank", str(value)) if value and pipeline > 1 else ()

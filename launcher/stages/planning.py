@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from launcher.config.overrides import STAGES
 from launcher.config.schema import RunConfig
 from launcher.config.secrets import check_secrets
-from launcher.config.stage_schema import RunConfigNode, StageConfig, TrainingConfig
+from launcher.config.stage_schema import StageConfig, TrainingConfig
 from launcher.errors import UserError
 from launcher.plan import Assumptions, Job, Plan
 from launcher.runs.paths import LaunchPaths
-from launcher.stages import common
 from launcher.stages.command import command_job, with_own_container
-from launcher.stages.common import stage_cluster
+from launcher.stages.common import StageRun, launch_paths, prepare
 from launcher.stages.conversion import STAGE as CONVERSION
 from launcher.stages.conversion import behind_training as conversion_behind_training
 from launcher.stages.conversion import conversion_job
@@ -25,30 +23,24 @@ from launcher.stages.evaluation import STAGE as EVALUATION
 from launcher.stages.evaluation import behind_conversion as evaluation_behind_conversion
 from launcher.stages.evaluation import behind_training as evaluation_behind_training
 from launcher.stages.evaluation import evaluation_job
+from launcher.stages.image import ImageWork, image_job, prepare_image
 from launcher.stages.job_environment import add_environment
 from launcher.stages.training import training_job
 from launcher.stages.workspace import STAGE as WORKSPACE
 from launcher.stages.workspace import workspace_job
 
 
-def run_directory(config: RunConfig) -> Path:
-    """Return the directory of the run that a configuration describes."""
-    return _launch_paths(_for_stage(config), number=1).run_dir
-
-
 def by_stage(config: RunConfig) -> list[RunConfig]:
     """Return one configuration for each job of each requested stage, in that order.
 
-    Raises
-    ------
-    UserError
-        If the stages cannot be launched one after the other.
+    Raise UserError if the stages cannot be launched one after the other.
     """
     configs = [part for stage in _apart(config) for part in by_phase(with_own_container(stage))]
-    directories = [run_directory(part) for part in configs] if len(configs) > 1 else []
-    if len(set(directories)) < len(directories):
+    directories = [prepare_launch(part).paths.run_dir for part in configs] if len(configs) > 1 else []
+    double = next((path for position, path in enumerate(directories) if path in directories[:position]), None)
+    if double is not None:
         raise UserError(
-            f"stages=[{','.join(config.stages)}]: both would be launches of {_first_double(directories)}",
+            f"stages=[{','.join(config.stages)}]: both would be launches of {double}",
             key=f"{config.stages[-1]}.run.results_dir",
             also=(f"{config.stages[-1]}.run.name",),
             hint=f"another name for one of them: {config.stages[-1]}.run.name=...",
@@ -61,10 +53,6 @@ def stage_name(config: RunConfig) -> str:
     (stage,) = config.stages
     phase = config.data_preparation.phase if config.data_preparation is not None else None
     return f"{stage}.{phase}" if phase is not None else stage
-
-
-def _first_double(directories: list[Path]) -> Path:
-    return next(path for position, path in enumerate(directories) if path in directories[:position])
 
 
 def _apart(config: RunConfig) -> list[RunConfig]:
@@ -103,7 +91,7 @@ def _behind(config: RunConfig, nodes: Mapping[str, Any], before: Sequence[str], 
 
 def training_paths(config: RunConfig, training: TrainingConfig) -> LaunchPaths:
     """Return the paths of the training's first launch: those of its run are all that a later stage needs."""
-    return common.launch_paths("training", training.run, config.cluster, number=1)
+    return launch_paths("training", training.run, config.cluster, number=1)
 
 
 def _check_order(config: RunConfig) -> None:
@@ -148,66 +136,48 @@ def _check_every(config: RunConfig) -> None:
             )
 
 
-def _launch_paths(config: RunConfig, number: int) -> LaunchPaths:
-    stage, node = _run_node(config)
-    return common.launch_paths(stage, node, config.cluster, number)
+def prepare_launch(config: RunConfig, number: int = 1, work: ImageWork | None = None) -> StageRun:
+    """Prepare a launch of the one stage of a configuration (see `by_stage`), or of the work on an image.
 
-
-def _for_stage(config: RunConfig) -> RunConfig:
-    """Return the configuration with the cluster as `stage_cluster` changes it for the stage."""
-    stage, _ = _run_node(config)
-    changes = config.stage_cluster.get(stage, {})  # type: ignore[call-overload]  # a name of a stage
-    return config.model_copy(update={"cluster": stage_cluster(config.cluster, stage, changes)})
-
-
-def _run_node(config: RunConfig) -> tuple[str, RunConfigNode]:
-    """Return the one stage of a launch, with its `run` node; see `by_stage` for several.
-
-    Raises
-    ------
-    UserError
-        If there is no such group in the configuration.
+    Raise UserError if the group of the stage is not in the configuration, or a name cannot be a file's.
     """
+    if work is not None:
+        return prepare_image(config, work, number)
     (stage,) = config.stages
     node: StageConfig | None = getattr(config, stage)
     if node is None:
         message = f"stages=[{stage}]: the group {stage} is not in the configuration"
         raise UserError(message, key="stages", also=(stage,), hint=f"choose: {stage}=...")
-    return stage, node.run
+    return prepare(stage, node.run, config, number)
 
 
-def plan_launch(config: RunConfig, *, number: int, tag: str) -> Plan:
-    """Plan one launch of a run. A pure function of its arguments.
-
-    Parameters
-    ----------
-    config
-        That of one stage.
-    """
-    config = _for_stage(config)
+def plan_launch(config: RunConfig, *, number: int, tag: str, work: ImageWork | None = None) -> Plan:
+    """Plan one launch of one stage, or of the work on an image. A pure function of its arguments."""
+    run = prepare_launch(config, number, work)
+    config = run.config
     check_secrets(config)
-    paths = _launch_paths(config, number)
-    job = add_environment(_job(config, paths), config, paths)
+    job = image_job(run, work) if work is not None else add_environment(_job(run), config, run.paths)
     return Plan(
-        paths=paths,
+        paths=run.paths,
         tag=tag,
         scheduler=config.cluster.scheduler,
         slurm_conf=config.cluster.slurm_conf,
-        job=job,
+        job=replace(job, every=getattr(getattr(config, run.stage, None), "every", None)),
         assumptions=Assumptions(**config.estimates.model_dump()),
     )
 
 
-def _job(config: RunConfig, paths: LaunchPaths) -> Job:
+def _job(run: StageRun) -> Job:
+    config = run.config
     if config.workspace is not None and config.training is not None:
-        return workspace_job(config, config.workspace, config.training, paths)
+        return workspace_job(run, config.workspace, config.training)
     if config.training is not None:
-        return training_job(config, config.training, paths)
+        return training_job(run, config.training)
     if config.conversion is not None:
-        return replace(conversion_job(config, config.conversion, paths), every=config.conversion.every)
+        return conversion_job(run, config.conversion)
     if config.evaluation is not None:
-        return replace(evaluation_job(config, config.evaluation, paths), every=config.evaluation.every)
+        return evaluation_job(run, config.evaluation)
     if config.command is not None:
-        return replace(command_job(config, config.command, paths), every=config.command.every)
+        return command_job(run, config.command)
     assert config.data_preparation is not None
-    return data_preparation_job(config, config.data_preparation, paths)
+    return data_preparation_job(run, config.data_preparation)

@@ -13,47 +13,45 @@ from arithmetic.gpus import trainer_rows
 from launcher.config.schema import RunConfig, parse
 from launcher.config.stage_schema import ResumeNode, TrainerNode, TrainingConfig
 from launcher.errors import Mistakes, UserError, shown
-from launcher.plan import Job, Payload, Resources
+from launcher.plan import Chain, Job, Payload, Resources
 from launcher.runs.paths import LaunchPaths
-from launcher.stages import common, resilience
-from launcher.stages.common import config_arguments
-from launcher.stages.containers import container
+from launcher.slurm.notations import parse_time_limit
+from launcher.stages.common import StageRun, environment, resources, stage_job, trainer_payload
 from launcher.stages.megatron_lm import megatron_lm_environment, megatron_lm_payload
 from launcher.stages.nemo import adapt_to_nemo, nemo_payload
 
+# Long enough for the last checkpoint of most; of a short limit a part, so that there is something to save.
+_LONGEST_MARGIN = 300
+_MARGIN_PART = 4
 
-def training_job(config: RunConfig, training: TrainingConfig, paths: LaunchPaths) -> Job:
+
+def training_job(run: StageRun, training: TrainingConfig) -> Job:
     """Plan the pretraining of one model."""
-    resilience.check_range(config)
+    config, paths = run.config, run.paths
+    _check_range(config)
     trainer = parse(TrainerNode, training.trainer, "training.trainer")
     written = launch_config(config, training, paths)
-    resources = _resources(config, training, trainer)
-    return Job(
-        stage="training",
+    requested = _resources(config, training, trainer)
+    job = stage_job(
+        run,
+        requested,
+        _payload(run, training, written),
         engine=config.engine,
-        resources=resources,
-        queue=replace(
-            common.queue(config.cluster, training.run), signal=resilience.save_signal(config, training.run)
-        ),
-        payload=_payload(config, training, written, paths),
-        container=container(
-            config,
-            _writable(config, paths),
-            readable={Path(config.data_dir): "data_dir"} if reads_data_dir(config, written) else {},
-        ),
-        config=written,
-        environment={**_environment(config, training, written, resources), **common.environment(config)},
-        srun_args=tuple(config.cluster.srun_args),
-        merge_stderr=config.cluster.stderr_to_stdout,
-        chain=resilience.chain(config, _checkpoints(written)),
-        directories=(paths.results, paths.checkpoints),
+        variables={**_environment(config, training, written, requested), **environment(config)},
+        readable={Path(config.data_dir): "data_dir"} if reads_data_dir(config, written) else {},
+        directories={paths.results: None, paths.checkpoints: None},
+    )
+    checkpoints = str(written["exp_manager"]["checkpoint_callback_params"]["dirpath"])
+    signal = _save_signal(config, training.run.time_limit)
+    return replace(
+        job, config=written, chain=_chain(config, checkpoints), queue=replace(job.queue, signal=signal)
     )
 
 
 def _resources(config: RunConfig, training: TrainingConfig, trainer: TrainerNode) -> Resources:
     least, most = _node_range(config) or (trainer.num_nodes, None)
     try:
-        requested = common.resources(config.cluster, training.run, nodes=least, tasks=trainer.devices)
+        requested = resources(config.cluster, training.run, nodes=least, tasks=trainer.devices)
     except UserError as error:
         raise Mistakes([*error.mistakes, *_too_many_tasks(config, training, trainer)]) from error
     return replace(requested, max_nodes=most)
@@ -72,22 +70,8 @@ def _too_many_tasks(config: RunConfig, training: TrainingConfig, trainer: Traine
         )
 
 
-def _node_range(config: RunConfig) -> tuple[int, int | None] | None:
-    """Return the least and the most nodes, if the job takes as many as are free."""
-    nodes = config.resilience.nodes
-    return None if nodes is None else (nodes.min, nodes.max if nodes.max != nodes.min else None)
-
-
-def _checkpoints(written: Mapping[str, Any]) -> str:
-    return str(written["exp_manager"]["checkpoint_callback_params"]["dirpath"])
-
-
-def _writable(config: RunConfig, paths: LaunchPaths) -> dict[Path, str]:
-    return {Path(config.base_results_dir): "base_results_dir", paths.run_dir: "training.run.results_dir"}
-
-
 def reads_data_dir(config: RunConfig, written: Mapping[str, Any]) -> bool:
-    """Tell whether the job may look into ``data_dir``: a container with a mount of nothing does not start."""
+    """Return True if the job may look into ``data_dir``: a mount of a missing directory fails."""
     model = written["model"]
     if model["data"].get("data_impl") != "mock":
         return True
@@ -97,36 +81,25 @@ def reads_data_dir(config: RunConfig, written: Mapping[str, Any]) -> bool:
     return config.data_dir in str([{**written, "model": rest}, config.env_vars])
 
 
-def _payload(
-    config: RunConfig, training: TrainingConfig, written: dict[str, Any], paths: LaunchPaths
-) -> Payload:
-    match config.engine:
+def _payload(run: StageRun, training: TrainingConfig, written: dict[str, Any]) -> Payload:
+    match run.config.engine:
         case "nemo":
-            return nemo_payload(config, training, paths)
+            return nemo_payload(run, training)
         case "megatron_lm":
-            return megatron_lm_payload(config, training.run.model_type, written, paths)
+            return megatron_lm_payload(run, training.run.model_type, written)
         case "megatron":
-            return _megatron_payload(config, paths)
+            return trainer_payload(run, "trainer.pretrain")
 
 
 def _environment(
-    config: RunConfig, training: TrainingConfig, written: dict[str, Any], resources: Resources
+    config: RunConfig, training: TrainingConfig, written: dict[str, Any], requested: Resources
 ) -> dict[str, str]:
     if config.engine == "megatron":
-        rows = trainer_rows(resources.gpu_types)
+        rows = trainer_rows(requested.gpu_types)
         return {"SLIPWAY_GPUS": json.dumps(rows)} if rows else {}
     if config.engine == "megatron_lm":
         return megatron_lm_environment(written, training.run.model_type)
     return {}
-
-
-def _megatron_payload(config: RunConfig, paths: LaunchPaths) -> Payload:
-    # The launch's own copy of the trainer: a queued job must not run what someone edits meanwhile.
-    return Payload(
-        argv=(common.python(config), "-u", "-m", "trainer.pretrain", *config_arguments(paths)),
-        working_dir=str(paths.code),
-        python_path=(str(paths.code),),
-    )
 
 
 def launch_config(config: RunConfig, training: TrainingConfig, paths: LaunchPaths) -> dict[str, Any]:
@@ -170,17 +143,12 @@ def launch_config(config: RunConfig, training: TrainingConfig, paths: LaunchPath
 
 
 def _start(training: TrainingConfig) -> dict[str, Any]:
-    """Return what says from where our trainer starts; earlier versions know `resume` alone."""
-    path = training.restore_from_path
+    """Return what says from where our trainer starts; an earlier version of it knows no newer key."""
+    path, resume = training.restore_from_path, training.resume
     return {
-        "resume": _resume(training.resume),
+        "resume": resume.model_dump(exclude={"accept_data"} if resume.accept_data is None else None),
         **({"restore_from_path": path} if path is not None else {}),
     }
-
-
-def _resume(resume: ResumeNode) -> dict[str, Any]:
-    """Return the node as our trainer reads it, also of earlier versions if no data is accepted."""
-    return resume.model_dump(exclude={"accept_data"} if resume.accept_data is None else None)
 
 
 def _check_resume(resume: ResumeNode, engine: str) -> None:
@@ -204,3 +172,78 @@ def _node(parent: dict[str, Any], name: str, path: str) -> dict[str, Any]:
         message = f"{path}.{name}={shown(node)}: keys are needed here, not a value"
         raise UserError(message, key=f"{path}.{name}")
     return node
+
+
+# --- resilience: what follows when a job ends before its training
+
+
+def _chain(config: RunConfig, checkpoints: str) -> Chain:
+    """Return the chain of a training's jobs; raise UserError where no next link could wait in a queue."""
+    resilience, cluster = config.resilience, config.cluster
+    setting = f"resilience.links={resilience.links}"
+    if resilience.links > 1 and cluster.scheduler != "slurm":
+        raise UserError(
+            f"{setting}: cluster.scheduler={cluster.scheduler} has no queue in which a next job could wait",
+            key="resilience.links",
+            also=("cluster.scheduler",),
+            hint="resilience.links=1, and launch again to continue",
+        )
+    if resilience.links > 1 and cluster.sbatch.get("array") not in (None, False):
+        raise UserError(
+            f"{setting}: the tasks of an array, cluster.sbatch.array, cannot each be a chain",
+            key="resilience.links",
+            also=("cluster.sbatch.array",),
+            hint="resilience.links=1, or cluster.sbatch.array=null",
+        )
+    return Chain(
+        links=resilience.links,
+        from_job=resilience.submit == "job",
+        max_failures=resilience.max_failures,
+        exclude_hours=resilience.exclude_hours,
+        checkpoints=checkpoints,
+    )
+
+
+def _check_range(config: RunConfig) -> None:
+    """Refuse a range of nodes that is empty, or that nobody chooses from."""
+    nodes, scheduler = config.resilience.nodes, config.cluster.scheduler
+    if nodes is None:
+        return
+    if nodes.min > nodes.max:
+        raise UserError(
+            f"resilience.nodes.min={nodes.min}: more than resilience.nodes.max, {nodes.max}",
+            key="resilience.nodes.min",
+            also=("resilience.nodes.max",),
+            hint=f"resilience.nodes.min={nodes.max}, or less",
+        )
+    if scheduler != "slurm":
+        raise UserError(
+            f"resilience.nodes: cluster.scheduler={scheduler} has no queue that chooses how many",
+            key="resilience.nodes",
+            also=("cluster.scheduler",),
+            hint=f"resilience.nodes=null training.trainer.num_nodes={nodes.min}",
+        )
+
+
+def _node_range(config: RunConfig) -> tuple[int, int | None] | None:
+    """Return the least and the most nodes, if the job takes as many as are free."""
+    nodes = config.resilience.nodes
+    return None if nodes is None else (nodes.min, nodes.max if nodes.max != nodes.min else None)
+
+
+def _save_signal(config: RunConfig, time_limit: str | None) -> str | None:
+    """Return the value of ``sbatch --signal``, which announces the time limit; `cluster.signal` wins."""
+    margin = config.resilience.save_before_end
+    if config.cluster.signal is not None or margin is None:
+        return config.cluster.signal
+    seconds = _margin(time_limit) if margin == "auto" else margin
+    return None if seconds is None else f"B:USR1@{seconds}"
+
+
+def _margin(time_limit: str | None) -> int | None:
+    """Return the seconds before the limit for saving; ``None`` if no limit of ours ends the job."""
+    try:
+        limit = parse_time_limit(time_limit) if time_limit is not None else None
+    except ValueError:
+        return None  # the checks tell
+    return None if limit is None else max(1, min(_LONGEST_MARGIN, limit // _MARGIN_PART))

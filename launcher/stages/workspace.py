@@ -7,10 +7,10 @@ from pathlib import Path
 
 from launcher.config.schema import RunConfig
 from launcher.config.stage_schema import TrainingConfig, WorkspaceConfig
-from launcher.errors import UserError, shown
 from launcher.plan import Chain, Container, Job, Mount, Payload, Resources
 from launcher.runs.paths import TASK_PACKAGES, TRAINER, LaunchPaths
-from launcher.stages import common
+from launcher.stages.common import StageRun, gpus_in_words
+from launcher.stages.names_and_paths import required_program, whole_path
 from launcher.stages.training import training_job
 
 STAGE = "workspace"
@@ -23,14 +23,12 @@ _OF_SBATCH = "array batch export export-file ignore-pbs input kill-on-invalid-de
 _NOT_OF_SALLOC = frozenset(_OF_SBATCH.split())
 
 
-def workspace_job(
-    config: RunConfig, workspace: WorkspaceConfig, training: TrainingConfig, paths: LaunchPaths
-) -> Job:
+def workspace_job(run: StageRun, workspace: WorkspaceConfig, training: TrainingConfig) -> Job:
     """Plan the shell: the job of the training, on one node, with another payload."""
-    job = training_job(config, training, paths)
+    config, job = run.config, training_job(run, training)
     container = _container(job, config.engine)
     payload = Payload(
-        argv=(_shell(workspace.shell),),
+        argv=(required_program(workspace.shell, "workspace.shell"),),
         working_dir=_working_dir(config, workspace, job),
         python_path=_python_path(config, job),
     )
@@ -40,7 +38,6 @@ def workspace_job(
         resources=_resources(job.resources, workspace),
         queue=replace(
             job.queue,
-            dependency=workspace.run.dependency,
             requeue=None,
             signal=None,
             further={flag: value for flag, value in job.queue.further.items() if flag not in _NOT_OF_SALLOC},
@@ -49,16 +46,8 @@ def workspace_job(
         container=container,
         config=None,
         chain=Chain(exclude_hours=config.resilience.exclude_hours),
-        directories=_directories(config, paths) if container is not None else (),
+        directories=_directories(config, run.paths) if container is not None else {},
     )
-
-
-def _shell(shell: str) -> str:
-    if not shell or ("/" in shell and not Path(shell).is_absolute()):
-        raise UserError(
-            f"workspace.shell={shown(shell)}: a name or a whole path is needed", key="workspace.shell"
-        )
-    return shell
 
 
 def _container(job: Job, engine: str) -> Container | None:
@@ -88,15 +77,8 @@ def _python_path(config: RunConfig, job: Job) -> tuple[str, ...]:
 
 
 def _working_dir(config: RunConfig, workspace: WorkspaceConfig, job: Job) -> str:
-    workdir = workspace.workdir
-    if workdir is not None:
-        if not Path(workdir).is_absolute():
-            raise UserError(
-                f"workspace.workdir={shown(workdir)}: a whole path is needed",
-                key="workspace.workdir",
-                hint=f"workspace.workdir={Path(workdir).expanduser().absolute()}",
-            )
-        return workdir
+    if workspace.workdir is not None:
+        return whole_path(workspace.workdir, "workspace.workdir")
     if config.engine != "megatron":
         return job.payload.working_dir
     # The tasks of a training start in their launch's copy of the trainer; here there is no launch.
@@ -114,7 +96,7 @@ def _resources(requested: Resources, workspace: WorkspaceConfig) -> Resources:
     if requested.gpus_per_task is not None:
         gpus = requested.gpus_per_task * tasks
     if wanted is not None:
-        gpus, gres = common.gpus_in_words(wanted, gres)
+        gpus, gres = gpus_in_words(wanted, gres)
     return replace(
         requested,
         nodes=1,
@@ -128,7 +110,8 @@ def _resources(requested: Resources, workspace: WorkspaceConfig) -> Resources:
     )
 
 
-def _directories(config: RunConfig, paths: LaunchPaths) -> tuple[Path, ...]:
+def _directories(config: RunConfig, paths: LaunchPaths) -> dict[Path, str | None]:
     """Return the directories that the container mounts and that may not exist yet."""
     base = Path(config.base_results_dir)
-    return (base,) if paths.run_dir.is_relative_to(base) else (base, paths.run_dir)
+    own: dict[Path, str | None] = {} if paths.run_dir.is_relative_to(base) else {paths.run_dir: None}
+    return {base: "base_results_dir", **own}

@@ -19,8 +19,7 @@ from hydra.errors import HydraException
 
 from launcher.checks.findings import Finding, Severity
 from launcher.checks.gate import as_mistakes, check_drafts
-from launcher.config.batch_compose import BatchComposer
-from launcher.config.compose import Composition, list_options
+from launcher.config.compose import BatchComposer, Composition, list_options
 from launcher.config.overrides import GROUPS, hydra_value, is_text, parse_override
 from launcher.config.schema import RunConfig
 from launcher.drafting import Draft, Request, drafts

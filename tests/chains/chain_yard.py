@@ -235,7 +235,7 @@ class Yard(Zoo):
             assert namespace not in (None, _namespace(os.getpid()))
             # slurmd first, so that it sees none of the others end.
             daemon = self.kill_daemon(name)
-            while mates := [pid for pid in state.entries() if _namespace(pid) == namespace]:
+            while mates := [pid for pid in state.processes() if _namespace(pid) == namespace]:
                 for pid in mates:
                     with suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)

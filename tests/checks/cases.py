@@ -13,7 +13,6 @@ from launcher.checks.facts import (
     LocalPath,
     LocalPaths,
     MissingPath,
-    MissingSecret,
     PathFacts,
     SavedShards,
 )
@@ -90,7 +89,7 @@ def chained(links: int = 3, **queue: Any) -> dict[str, Any]:
 
 
 def lost(certain: bool) -> Facts:
-    secret = MissingSecret("env_files.HF_TOKEN", "/no/x", "there is no such file", certain)
+    secret = MissingPath("env_files.HF_TOKEN", "/no/x", "there is no such file", certain)
     return replace(KNOWN, missing_secrets=(secret,))
 
 

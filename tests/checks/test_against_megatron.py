@@ -14,11 +14,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from launcher.checks.facts import Facts
-from launcher.checks.findings import Severity
+from launcher.checks.findings import Finding, Severity
 from launcher.checks.rules.layout import (
     context_problems,
     layer_problems,
-    layout_problems,
+    problems_at,
     tensor_problems,
     virtual_problems,
     width_problems,
@@ -45,6 +45,12 @@ LAYOUT = st.fixed_dictionaries(
     }
 )
 NODES = st.integers(1, 48)
+
+
+def layout_problems(config: dict[str, Any], nodes: int) -> list[Finding]:
+    """What keeps a configuration from running on a number of nodes, by arithmetic."""
+    shape = read_parallel_config(Values(config))
+    return [] if shape is None else list(problems_at(shape, nodes))
 
 
 @given(LAYOUT, NODES)

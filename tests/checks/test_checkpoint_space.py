@@ -101,7 +101,7 @@ def found_with(
     """The findings with so many terabytes; a checkpoint takes 70.7 GB."""
     plan = plan_of(changed(GPT, {**SIZES, f"{CALLBACK}.save_top_k": top}), engine=engine)
     paths = PathFacts(free_bytes=int(free * 1e12), free_by=by, checkpoints_there=there)
-    return [*checkpoint_problems(plan, Facts(paths=paths))]
+    return [*checkpoint_problems(plan, paths)]
 
 
 def test_checkpoint_without_room_is_an_error() -> None:
@@ -118,14 +118,14 @@ def test_a_full_disk_of_a_laptop_is_a_warning() -> None:
     """Several nodes do not write to a disk of this machine's own, however full it is."""
     own = LocalPaths((LocalPath("base_results_dir", "/results", "ext4", "/"),), ())
     paths = PathFacts(free_bytes=10**9, checkpoints_there=0, local=own)
-    (found,) = checkpoint_problems(plan_of(changed(GPT, SIZES)), Facts(paths=paths))
+    (found,) = checkpoint_problems(plan_of(changed(GPT, SIZES)), paths)
     assert found.severity is Severity.WARNING
     assert found.message.endswith("and 1 GB are free of this machine's own disk")
     shared = replace(paths, local=LocalPaths((), ()))
-    (found,) = checkpoint_problems(plan_of(changed(GPT, SIZES)), Facts(paths=shared))
+    (found,) = checkpoint_problems(plan_of(changed(GPT, SIZES)), shared)
     assert found.severity is Severity.ERROR
     alone = plan_of(changed(GPT, {**SIZES, "trainer.num_nodes": 1}))
-    (found,) = checkpoint_problems(alone, Facts(paths=paths))
+    (found,) = checkpoint_problems(alone, paths)
     assert found.severity is Severity.ERROR
 
 

@@ -8,7 +8,6 @@ import pytest
 
 from launcher.checks.findings import Severity
 from launcher.checks.registry import CHECKS
-from launcher.checks.runner import is_applicable
 from launcher.plan import Chain, Container, Plan
 from launcher.slurm.cluster import (
     Association,
@@ -323,9 +322,9 @@ def test_what_nobody_asked_for_is_not_told_of() -> None:
     assert told(asked(), ClusterFacts()) == []
     assert told(asked(), None) == []
     ours = [check for check in CHECKS if check.id.startswith("cluster.")]
-    assert not any(is_applicable(check, KNOWN) for check in ours)
+    assert not any(check.is_applicable(KNOWN) for check in ours)
     blind = replace(KNOWN, cluster=ClusterFacts(missing={"partitions": "it is gone"}))
-    assert [check.id for check in ours if is_applicable(check, blind)] == [
+    assert [check.id for check in ours if check.is_applicable(blind)] == [
         "cluster.partition",
         "cluster.time_limit",
     ]

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from launcher.checks.facts import Facts
 from launcher.checks.findings import Finding, Severity
 from launcher.checks.gathering.host import SUPERVISOR_PYTHONS, host_facts, supervisor_python_problem
 from launcher.checks.rules.files import machine_problems
@@ -21,7 +20,7 @@ BARE = ["training=gpt3/tiny", "cluster=local"]
 
 def found(*overrides: str) -> list[Finding]:
     plan = draft(Request(overrides=overrides, command=[])).plan
-    return list(machine_problems(plan, Facts(host=host_facts(plan))))
+    return list(machine_problems(plan, host_facts(plan)))
 
 
 def warnings(*overrides: str) -> list[str]:

@@ -17,7 +17,7 @@ from launcher.checks.runner import run_checks
 from launcher.images.references import Reference
 from launcher.images.resolve import contents_of_reference
 from launcher.plan import Container, Mount, Payload
-from launcher.releases import Contents, contents_by_name, contents_of, with_installed
+from launcher.releases import Contents, contents_of, with_installed
 from tests.checks.path_jobs import drafted
 from tests.checks.plans import GPT, KNOWN, changed, plan_of
 from tests.stages.test_megatron_lm_start import load_start
@@ -104,7 +104,7 @@ def test_engine_nemo_is_warned_of_a_tag_that_the_table_has_not(tag: str) -> None
 @pytest.mark.parametrize("name", ["nvcr.io#nvidia/nemo", "docker://nvcr.io/nvidia/nemo"])
 def test_an_image_by_digest_is_called_by_its_digest(name: str) -> None:
     digest = f"sha256:{'a' * 64}"
-    for contents in (None, contents_by_name(f"{name}@{digest}")):
+    for contents in (None, contents_of_reference(Reference.parse(f"{name}@{digest}"))):
         severity, told = one(findings(f"{name}@{digest}", contents=contents))
         assert severity is WARNING and f"whether nvcr.io/nvidia/nemo@{digest} has " in told
 

@@ -9,8 +9,7 @@ import pytest
 from arithmetic.parameters import count_parameters
 from launcher.checks.findings import Severity
 from launcher.checks.rules.model import memory_problems
-from launcher.config.batch_compose import BatchComposer
-from launcher.config.compose import list_options
+from launcher.config.compose import BatchComposer, list_options
 from launcher.estimates.memory import StageMemory, estimate_memory
 from launcher.estimates.training import parameters_of, stages_of, training_of
 from launcher.stages.planning import plan_launch

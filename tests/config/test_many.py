@@ -1,17 +1,17 @@
-"""Composing many is composing each: the same configurations, the same scripts, the same mistakes."""
+"""The short way of composing is Hydra's: the same configurations, the same scripts, the same mistakes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from launcher.config.batch_compose import BatchComposer, compose_many
-from launcher.config.compose import Composition, compose
+from launcher.config.compose import BatchComposer, Composition, compose, compose_many
 from launcher.config.stored import config_text
+from launcher.config.tree_composer import NeedsFullCompose
 from launcher.drafting import Request, drafts
 from launcher.errors import UserError
 
@@ -92,6 +92,18 @@ OVERRIDES = [
     "+training.model.num_layers=3",
 ]
 
+
+class HydraComposer(BatchComposer):
+    """Hydra's and OmegaConf's own ways alone."""
+
+    def _compose_quickly(self, overrides: Sequence[str]) -> Composition:
+        raise NeedsFullCompose(overrides)
+
+
+def compose_by_hydra(overrides: Sequence[str], config_dir: Path | None = None) -> Composition:
+    return HydraComposer(overrides, config_dir, once=True).compose()
+
+
 # Several compositions to an example: what one changes must not be left to the next.
 SWEEP = BatchComposer(BASE)
 
@@ -110,22 +122,24 @@ def outcome(composed: Composition | UserError) -> object:
     return composed.config, composed.choices, composed.overrides, composed.config_dir, rendered, text
 
 
-def attempt(make: BatchComposer | None, overrides: Sequence[str]) -> object:
+def attempt(make: Callable[[Sequence[str]], Composition], overrides: Sequence[str]) -> object:
     try:
-        return outcome(make.compose(overrides) if make else compose([*BASE, *overrides]))
+        return outcome(make(overrides))
     except UserError as error:
         return outcome(error)
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.sampled_from(OVERRIDES), max_size=6))
-def test_any_mix_is_as_if_composed_alone(overrides: list[str]) -> None:
-    assert attempt(SWEEP, overrides) == attempt(None, overrides)
+def test_any_mix_is_composed_as_by_hydra(overrides: list[str]) -> None:
+    assert attempt(SWEEP.compose, overrides) == attempt(compose_by_hydra, [*BASE, *overrides])
 
 
 @pytest.mark.parametrize("override", OVERRIDES)
-def test_each_override_is_as_if_composed_alone(override: str) -> None:
-    assert attempt(SWEEP, [override]) == attempt(None, [override])
+def test_each_override_is_composed_as_by_hydra(override: str) -> None:
+    expected = attempt(compose_by_hydra, [*BASE, override])
+    assert attempt(SWEEP.compose, [override]) == expected
+    assert attempt(compose, [*BASE, override]) == expected
 
 
 def test_values_and_groups_are_composed_quickly() -> None:
@@ -157,7 +171,9 @@ def test_numbers_that_are_meant_as_text(tmp_path: Path) -> None:
     points = [[f"training.model.seed={n}", f"env_vars.C=${{cluster.partition}}{n}"] for n in range(3)]
     sweep = BatchComposer([*BASE, "cluster=ours"], tmp_path)
     for point in [*points, ["cluster.partition=1e5"]]:
-        assert outcome(sweep.compose(point)) == outcome(compose([*BASE, "cluster=ours", *point], tmp_path))
+        assert outcome(sweep.compose(point)) == outcome(
+            compose_by_hydra([*BASE, "cluster=ours", *point], tmp_path)
+        )
     assert sweep.alone == 0
 
 
@@ -174,7 +190,7 @@ def test_a_tree_of_the_users_own(tmp_path: Path) -> None:
     points = [["cluster=ours"], ["cluster=bcm"], ["cluster=ours", "cluster.mem=1"]]
     compositions = compose_many(BASE, points, tmp_path)
     for point, composed in zip(points, compositions, strict=True):
-        assert outcome(composed) == outcome(compose([*BASE, *point], tmp_path))
+        assert outcome(composed) == outcome(compose_by_hydra([*BASE, *point], tmp_path))
         compose(BASE)  # another tree meanwhile
 
 
@@ -186,4 +202,4 @@ def test_a_search_path_in_the_users_tree_is_looked_at(tmp_path: Path) -> None:
         f"{config.read_text()}\nhydra:\n  searchpath: ['file://{tmp_path}/more']\n"
     )
     (composed,) = compose_many(BASE, [["cluster=far"]], tmp_path)
-    assert outcome(composed) == outcome(compose([*BASE, "cluster=far"], tmp_path))
+    assert outcome(composed) == outcome(compose_by_hydra([*BASE, "cluster=far"], tmp_path))

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher.config.batch_compose import BatchComposer
-from launcher.config.compose import compose
+from launcher.config.compose import BatchComposer, compose
 from launcher.config.stored import config_text
 from launcher.drafting import Draft, Request, draft
 from launcher.errors import UserError

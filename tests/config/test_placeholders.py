@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.config.batch_compose import BatchComposer
-from launcher.config.compose import CONF_DIR, compose, list_options
+from launcher.config.compose import CONF_DIR, BatchComposer, compose, list_options
 from launcher.config.image import compose_recipe, recipe_names
 from launcher.config.overrides import hydra_value
 from launcher.config.secrets import placeholder_in

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher.cli.app import main
-from launcher.config.batch_compose import BatchComposer
-from launcher.config.compose import CONF_DIR, compose
+from launcher.config.compose import CONF_DIR, BatchComposer, compose
 from launcher.errors import UserError
 from tests.integration.conftest import SLIPWAY, run_command
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from launcher.doctor.container_rules import enroot_lines, pyxis_lines, pyxis_node_lines, slurm_lines
+from launcher.doctor.container_rules import enroot_lines, pyxis_line, pyxis_node_lines, slurm_lines
 from launcher.doctor.facts import Credentials, Enroot, Gpus, Image, Requirements, Slurm
 from launcher.doctor.report import PYTHON, SLURM, Status
 from launcher.doctor.tool_rules import (
     apptainer_line,
-    credential_lines,
+    credential_line,
     engine_line,
     file_lines,
     gpu_lines,
@@ -88,24 +88,24 @@ def test_partition_without_usable_nodes_is_missing() -> None:
 
 def test_pyxis_of_srun_is_reported() -> None:
     there = machine(plugstack=plugstack(runtime_path="/run/pyxis"))
-    (line,) = pyxis_lines(slurm(), ON_PYXIS, there)
+    line = pyxis_line(slurm(), ON_PYXIS, there)
     assert (line.status, line.needed) == (Status.OK, True)
     assert line.found.endswith("plugstack.conf:3: /usr/lib/slurm/spank_pyxis.so runtime_path=/run/pyxis")
-    (line,) = pyxis_lines(replace(slurm(), pyxis=False), ON_PYXIS, machine())
+    line = pyxis_line(replace(slurm(), pyxis=False), ON_PYXIS, machine())
     assert (line.status, line.needed) == (Status.MISSING, True)
     assert "container_options.runtime=apptainer" in (line.fix or "")
-    (line,) = pyxis_lines(replace(slurm(), pyxis=False), BARE, machine())
+    line = pyxis_line(replace(slurm(), pyxis=False), BARE, machine())
     assert (line.status, line.needed) == (Status.MISSING, False)
-    (line,) = pyxis_lines(replace(slurm(), pyxis=None), ON_PYXIS, machine())
+    line = pyxis_line(replace(slurm(), pyxis=None), ON_PYXIS, machine())
     assert (line.status, line.needed) == (Status.UNKNOWN, True)
 
 
 def test_pyxis_that_is_configured_and_not_loaded_is_missing() -> None:
-    (line,) = pyxis_lines(replace(slurm(), pyxis=False), ON_PYXIS, machine(plugstack=plugstack()))
+    line = pyxis_line(replace(slurm(), pyxis=False), ON_PYXIS, machine(plugstack=plugstack()))
     assert line.status is Status.MISSING
     assert "although plugstack.conf has Pyxis" in line.found
     gone = replace(plugstack(), there=False)
-    (line,) = pyxis_lines(replace(slurm(), pyxis=False), ON_PYXIS, machine(plugstack=gone))
+    line = pyxis_line(replace(slurm(), pyxis=False), ON_PYXIS, machine(plugstack=gone))
     assert "spank_pyxis.so is not there" in (line.fix or "")
 
 
@@ -301,16 +301,16 @@ def test_apptainer_is_needed_where_it_starts_the_tasks() -> None:
 
 def test_credentials_are_reported_by_registry() -> None:
     own = Credentials("docker", "/home/me/.docker/config.json", ("ghcr.io", "nvcr.io/nvidia"))
-    assert one(credential_lines([own], NEMO), "credentials").status is Status.OK
-    (line,) = credential_lines([], NEMO)
+    assert credential_line([own], NEMO).status is Status.OK
+    line = credential_line([], NEMO)
     assert line.status is Status.WARNING
     assert "none for nvcr.io" in line.found
     assert "$oauthtoken" in (line.fix or "")
-    (line,) = credential_lines([replace(own, registries=("nvcr.io",))], replace(NEMO, registry="nvcr.io:443"))
+    line = credential_line([replace(own, registries=("nvcr.io",))], replace(NEMO, registry="nvcr.io:443"))
     assert line.status is Status.OK
-    (line,) = credential_lines([], None)
+    line = credential_line([], None)
     assert line.status is Status.OK
-    (line,) = credential_lines([replace(own, is_private=False)], NEMO)
+    line = credential_line([replace(own, is_private=False)], NEMO)
     assert (line.status, line.fix and line.fix[:30]) == (Status.WARNING, "chmod 600 /home/me/.docker/con")
 
 

@@ -15,7 +15,7 @@ from launcher.cli.app import main
 from launcher.errors import UserError
 from launcher.jobs import acting
 from launcher.schedulers.base import ChainJobs, JobRef, JobStatus, NoAnswer
-from launcher.slurm.job_actions import one_by_one
+from launcher.slurm.job_actions import Action
 from launcher.slurm.states import State
 from supervisor.following import NAME, Stage, Stages, to_json
 
@@ -40,25 +40,9 @@ class FakeScheduler:
         rows = {ref.tag: self.table[ref.job_id] for ref in refs}
         return {tag: row.pop(0) if len(row) > 1 else row[0] for tag, row in rows.items()}
 
-    def cancel(self, job_id: str) -> None:
-        self.acts.append(("cancel", job_id))
-        if job_id in self.errors:
-            raise self.errors[job_id]
-
-    def cancel_all(self, job_ids: Sequence[str]) -> Mapping[str, UserError]:
-        return one_by_one(self.cancel, job_ids)
-
-    def save_all(self, job_ids: Sequence[str]) -> Mapping[str, UserError]:
-        self.acts += [("save", job_id) for job_id in job_ids]
-        return {}
-
-    def hold_all(self, job_ids: Sequence[str]) -> Mapping[str, UserError]:
-        return one_by_one(self.hold, job_ids)
-
-    def hold(self, job_id: str) -> None:
-        self.acts.append(("hold", job_id))
-        if job_id in self.errors:
-            raise self.errors[job_id]
+    def act(self, action: Action, job_ids: Sequence[str]) -> Mapping[str, UserError]:
+        self.acts += [(action.name.lower(), job_id) for job_id in job_ids]
+        return {job_id: self.errors[job_id] for job_id in job_ids if job_id in self.errors}
 
 
 @pytest.fixture
@@ -127,7 +111,7 @@ def test_waiting_in_vain(scheduler: FakeScheduler, capsys: Capsys, monkeypatch: 
     manifest_of("a", 1)
     monkeypatch.setattr(acting, "_PATIENCE_SECONDS", 0.2)
     scheduler.table["1"] = [RUNNING]
-    monkeypatch.setattr(FakeScheduler, "cancel", lambda self, job_id: setattr(self, "silent", "gone"))
+    monkeypatch.setattr(FakeScheduler, "act", lambda self, *_: setattr(self, "silent", "gone") or {})
     assert main(["cancel", "a", "--wait"]) == 3
     assert "whether it has ended is not known" in capsys.readouterr().err
 

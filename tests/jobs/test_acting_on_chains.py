@@ -15,9 +15,9 @@ from launcher.cli.app import main
 from launcher.errors import UserError
 from launcher.runs.manifest import read_manifest, write_manifest
 from launcher.runs.provenance import user
-from launcher.schedulers.base import JobRef, JobStatus, NoAnswer, PendingSubmission
+from launcher.schedulers.base import FoundJobs, JobRef, JobStatus, NoAnswer, PendingSubmission
 from launcher.schedulers.chain_status import status_of_chain
-from launcher.slurm.job_actions import one_by_one
+from launcher.slurm.job_actions import Action
 from launcher.slurm.states import State
 from supervisor.marks import cancelled_by, chain_end, claim, link_jobs
 
@@ -43,51 +43,20 @@ class ChainScheduler:
     def statuses(self, refs: Sequence[JobRef]) -> Mapping[str, JobStatus]:
         return {ref.tag: status_of_chain(ref, [self.jobs[job] for job in ref.jobs]) for ref in refs}
 
-    def find(self, submissions: Sequence[PendingSubmission]) -> Mapping[str, Sequence[str]]:
-        (submission,) = submissions
-        return {submission.tag: [*self.jobs, *self.lost]}
-
-    def find_links(
-        self, submissions: Sequence[PendingSubmission]
-    ) -> Mapping[str, Mapping[int, Sequence[str]]]:
+    def find(self, submissions: Sequence[PendingSubmission]) -> FoundJobs:
         """Say that the links are in the order of all jobs."""
-        return {
-            tag: {link: [job] for link, job in enumerate(jobs, 1)}
-            for tag, jobs in self.find(submissions).items()
-        }
+        (submission,) = submissions
+        return {submission.tag: {link: [job] for link, job in enumerate([*self.jobs, *self.lost], 1)}}
 
-    def cancel(self, job_id: str) -> None:
-        self.ended_first.append(chain_end(DIRECTORY) is not None)
-        self._do("cancel", job_id)
-        self.jobs[job_id] = CANCELLED
-
-    def cancel_all(self, job_ids: Sequence[str]) -> Mapping[str, UserError]:
-        return one_by_one(self.cancel, job_ids)
-
-    def save_all(self, job_ids: Sequence[str]) -> Mapping[str, UserError]:
-        return one_by_one(self.save, job_ids)
-
-    def save(self, job_id: str) -> None:
-        self.ended_first.append(chain_end(DIRECTORY) is not None)
-        self._do("save", job_id)
-
-    def hold(self, job_id: str) -> None:
-        self._do("hold", job_id)
-        self.jobs[job_id] = HELD
-
-    def hold_all(self, job_ids: Sequence[str]) -> Mapping[str, UserError]:
-        return one_by_one(self.hold, job_ids)
-
-    def release_all(self, job_ids: Sequence[str]) -> Mapping[str, UserError]:
-        return one_by_one(self.release, job_ids)
-
-    def release(self, job_id: str) -> None:
-        self._do("release", job_id)
-
-    def _do(self, verb: str, job_id: str) -> None:
-        self.acts.append((verb, job_id))
-        if job_id in self.errors:
-            raise self.errors[job_id]
+    def act(self, action: Action, job_ids: Sequence[str]) -> Mapping[str, UserError]:
+        if action in (Action.CANCEL, Action.SAVE):
+            self.ended_first += [chain_end(DIRECTORY) is not None for _ in job_ids]
+        self.acts += [(action.name.lower(), job_id) for job_id in job_ids]
+        errors = {job_id: self.errors[job_id] for job_id in job_ids if job_id in self.errors}
+        status = {Action.CANCEL: CANCELLED, Action.HOLD: HELD}.get(action)
+        if status is not None:
+            self.jobs |= dict.fromkeys((job_id for job_id in job_ids if job_id not in errors), status)
+        return errors
 
 
 DIRECTORY = Path("results/a/launches/17")
@@ -161,16 +130,14 @@ def test_chain_that_looks_over_is_ended_too(
 ) -> None:
     """A link may live of which no claim tells, and which Slurm did not tell of a moment ago."""
     scheduler.jobs |= {"18": JobStatus(state), "19": JobStatus(State.FAILED)}
-    monkeypatch.setattr(scheduler, "find_links", lambda submissions: {})
+    monkeypatch.setattr(scheduler, "find", lambda submissions: {})
     assert main(["cancel", "a"]) == 0
     # Nobody cancelled what was over; one that ends just now may still submit its next link.
     assert (chain_end(DIRECTORY) is None) == state.is_final and scheduler.acts == []
     what = "it is over" if state.is_final else "it is ending"
     assert f"{what}: " in capsys.readouterr().out
     scheduler.jobs["20"] = PENDING
-    monkeypatch.setattr(
-        scheduler, "find_links", lambda submissions: {submissions[0].tag: {1: ["17"], 4: ["20"]}}
-    )
+    monkeypatch.setattr(scheduler, "find", lambda submissions: {submissions[0].tag: {1: ["17"], 4: ["20"]}})
     assert main(["cancel", "a"]) == 0
     assert scheduler.acts == [("cancel", "20")]
     output = capsys.readouterr().out

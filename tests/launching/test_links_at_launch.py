@@ -12,7 +12,8 @@ from launcher.errors import UserError
 from launcher.launching import Launched, launch, launch_stages
 from launcher.launching.submission import Backoff, submit
 from launcher.runs.manifest import read_manifest
-from launcher.schedulers.base import NoAnswer, PendingSubmission
+from launcher.schedulers.base import FoundJobs, NoAnswer, PendingSubmission
+from launcher.slurm.job_actions import Action
 from launcher.slurm.records import Record
 from launcher.slurm.sbatch_options import combined_dependency
 from supervisor.marks import GIVEN_UP, claim, link_jobs
@@ -123,13 +124,16 @@ class Lossy:
         self.taken.append((link, after))
         raise NoAnswer("Slurm did not answer: Socket timed out")
 
-    def find(self, submissions: Sequence[PendingSubmission]) -> Mapping[str, Sequence[str]]:
+    def find(self, submissions: Sequence[PendingSubmission]) -> FoundJobs:
         (submission,) = submissions
-        jobs = [str(100 + i) for i, (link, _) in enumerate(self.taken) if link == submission.link]
-        return {submission.tag: jobs} if jobs else {}
+        link = submission.link or 1
+        jobs = [str(100 + i) for i, (taken, _) in enumerate(self.taken) if taken == link]
+        return {submission.tag: {link: jobs}} if jobs else {}
 
-    def cancel(self, job_id: str) -> None:
-        self.cancelled.append(job_id)
+    def act(self, action: Action, job_ids: Sequence[str]) -> Mapping[str, UserError]:
+        assert action is Action.CANCEL
+        self.cancelled += job_ids
+        return {}
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from launcher.runs.provenance import user
 from launcher.sandbox.lifecycle import Sandbox
 from launcher.schedulers.base import JobRef, PendingSubmission
 from launcher.schedulers.slurm import SlurmScheduler
+from launcher.slurm.job_actions import Action
 from launcher.slurm.states import State
 
 
@@ -50,7 +51,8 @@ class Waiting:
     def jobs(self, one: Launched, link: int | None = None) -> list[str]:
         manifest = one.manifest
         submission = PendingSubmission(manifest.tag, one.paths.script, manifest.user, manifest.created, link)
-        return list(self.scheduler.find([submission]).get(manifest.tag, ()))
+        found = self.scheduler.find([submission]).get(manifest.tag, {})
+        return [job for _, jobs in sorted(found.items()) for job in jobs]
 
     def state(self, ref: JobRef) -> State:
         return self.scheduler.statuses([ref])[ref.tag].state
@@ -75,7 +77,8 @@ def waiting(plain_sandbox: Sandbox, tmp_path: Path) -> Iterator[Waiting]:
         submissions = [
             PendingSubmission(tag, tmp_path, user(), "2026-01-01T00:00:00Z", None) for tag in one.tags
         ]
-        jobs = [job for found in one.scheduler.find(submissions).values() for job in found]
+        found = one.scheduler.find(submissions)
+        jobs = [job for links in found.values() for some in links.values() for job in some]
         if jobs:
             one.run("scancel", *jobs)
 
@@ -105,7 +108,7 @@ def test_a_stage_whose_parent_failed_does_not_wait_for_ever(waiting: Waiting, tm
     assert f"afterok:{parent.manifest.job_id}" in waiting.dependency(jobs[0])
     refs = [JobRef(job, child.paths.directory, child.manifest.tag, "") for job in jobs]
     assert {waiting.state(ref) for ref in refs} == {State.PENDING}
-    waiting.scheduler.cancel(parent.manifest.job_id)
+    assert waiting.scheduler.act(Action.CANCEL, [parent.manifest.job_id]) == {}
     deadline = time.monotonic() + 120
     while State.PENDING in {waiting.state(ref) for ref in refs}:
         assert time.monotonic() < deadline

@@ -12,7 +12,7 @@ import pytest
 from launcher.sandbox import prerequisites
 from launcher.sandbox.lifecycle import Sandbox, down, up
 from launcher.sandbox.options import SandboxOptions
-from launcher.sandbox.state import entries, status
+from launcher.sandbox.state import processes, status
 from tests.pyxis.conftest import steps
 from tests.sandbox.test_sandbox_real import traces, wait_for
 
@@ -59,10 +59,10 @@ def test_down_removes_containers_whose_step_was_killed(
         try:
             wait_for(lambda: _sleepers(one.directory))
             (sleeper,) = _sleepers(one.directory)
-            os.kill(entries()[sleeper].parent, signal.SIGKILL)  # slurmstepd, which would stop the container
-            wait_for(lambda: entries()[sleeper].parent == 1)
+            os.kill(processes()[sleeper].parent, signal.SIGKILL)  # slurmstepd, which would stop the container
+            wait_for(lambda: processes()[sleeper].parent == 1)
             assert down(one.directory)
-            assert sleeper not in entries()
+            assert sleeper not in processes()
         finally:
             client.kill()
     assert traces(one.directory) == []
@@ -72,7 +72,7 @@ def test_down_removes_containers_whose_step_was_killed(
 def _sleepers(directory: Path) -> list[int]:
     """The processes that sleep in a container of a sandbox."""
     found = []
-    for pid in entries():
+    for pid in processes():
         try:
             line = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
             mounts = Path(f"/proc/{pid}/mountinfo").read_text()

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from launcher.config.batch_compose import BatchComposer
+from launcher.config.compose import BatchComposer
 from launcher.drafting import Draft, Request, drafts
 from launcher.launching.writing import files_of, manifest_of
 from launcher.runs import provenance

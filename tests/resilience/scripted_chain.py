@@ -26,7 +26,7 @@ COMMANDS = {
     *"job --oneliner 17") echo "JobId=17 ${STATE-JobState=RUNNING Reason=None PreemptTime=None} x=y" ;;
     *"job --oneliner 16") echo "JobId=16 JobState=${BEFORE-COMPLETED} Reason=None x=y" ;;
     esac""",
-    "squeue": '[[ $* == *%T* ]] && echo RUNNING || echo "${QUEUE-}"',
+    "squeue": '[[ $* == *=%T* ]] && echo RUNNING || echo "${QUEUE-}"',
     "sacct": "exit 1",
     "sinfo": 'printf "n1 mixed\\nn2 ${DOWN-mixed}\\n"',
     "scancel": ":",

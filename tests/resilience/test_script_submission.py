@@ -108,7 +108,9 @@ def test_lost_answer_makes_no_second_job(tmp_path: Path, arguments: str) -> None
     chain = write_chain(tmp_path)
     chain.tasks("exit 75")
     (tmp_path / "bin" / "sbatch.busy").touch()
-    code, output = chain.run(QUEUE=f"18|{submitted_name(chain.plan.paths.script, TAG, 2)}{arguments}")
+    code, output = chain.run(
+        QUEUE=f"18|PENDING|(null)|{submitted_name(chain.plan.paths.script, TAG, 2)}{arguments}"
+    )
     assert code == 75
     assert len(chain.submitted()) == 1, output
     assert link_jobs(chain.directory) == ["17", "18"]

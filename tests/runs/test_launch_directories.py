@@ -28,6 +28,7 @@ from launcher.runs.provenance import checkout_of, host
 from launcher.runs.write import link_atomic, link_newest, release_number, reserve_number, write_launch
 from launcher.schedulers.base import JobRef, PendingSubmission
 from launcher.schedulers.local import LocalScheduler
+from launcher.slurm.job_actions import Action
 from launcher.slurm.states import State
 from supervisor.files import write_atomic
 
@@ -213,7 +214,7 @@ def test_a_local_job_is_found_through_a_link(tmp_path: Path) -> None:
         for _ in range(300):  # also while the shell starts
             assert scheduler.statuses([ref])[ref.tag].state is State.RUNNING
     finally:
-        scheduler.cancel(job)
+        assert scheduler.act(Action.CANCEL, [job]) == {}
 
 
 def test_of_two_jobs_with_one_script_the_tag_tells_which(tmp_path: Path) -> None:
@@ -228,11 +229,10 @@ def test_of_two_jobs_with_one_script_the_tag_tells_which(tmp_path: Path) -> None
             while not (found := scheduler.find([PendingSubmission(tag, script, "", "")])):
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
-            assert found == {tag: [job]}
+            assert found == {tag: {1: [job]}}
         assert scheduler.find([PendingSubmission("three", script, "", "")]) == {}
     finally:
-        for job in jobs.values():
-            scheduler.cancel(job)
+        assert scheduler.act(Action.CANCEL, [*jobs.values()]) == {}
 
 
 def test_whoever_points_at_the_newest_launch_looks_again(

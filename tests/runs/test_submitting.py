@@ -9,7 +9,8 @@ import pytest
 
 from launcher.errors import NOT_KNOWN, UserError
 from launcher.launching import submission
-from launcher.schedulers.base import NoAnswer, PendingSubmission
+from launcher.schedulers.base import FoundJobs, NoAnswer, PendingSubmission
+from launcher.slurm.job_actions import Action
 from supervisor.marks import GIVEN_UP, claim, job_of
 
 LOST = NoAnswer("Slurm did not answer: Socket timed out")
@@ -49,15 +50,17 @@ class Answers:
             raise answer
         return answer
 
-    def find(self, submissions: Sequence[PendingSubmission]) -> Mapping[str, Sequence[str]]:
+    def find(self, submissions: Sequence[PendingSubmission]) -> FoundJobs:
         self.calls.append("find")
         answer = self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
         if isinstance(answer, UserError):
             raise answer
-        return {submissions[0].tag: answer} if answer else {}
+        return {submissions[0].tag: {1: answer}} if answer else {}
 
-    def cancel(self, job_id: str) -> None:
-        self.calls.append(f"cancel {job_id}")
+    def act(self, action: Action, job_ids: Sequence[str]) -> Mapping[str, UserError]:
+        assert action is Action.CANCEL
+        self.calls += [f"cancel {job_id}" for job_id in job_ids]
+        return {}
 
 
 def go(scheduler: Answers, directory: Path, seconds: float = 60.0) -> tuple[str, list[str]]:

@@ -16,7 +16,7 @@ from launcher.errors import UserError
 from launcher.sandbox import configuration, daemons
 from launcher.sandbox.lifecycle import Sandbox, down, up
 from launcher.sandbox.options import SandboxOptions
-from launcher.sandbox.state import entries, environment, load, status
+from launcher.sandbox.state import environment, load, processes, status
 from tests.sandbox.fixtures import skip_without_slurm
 
 pytestmark = pytest.mark.slurm
@@ -34,7 +34,7 @@ def call(sandbox: Sandbox, *command: str, code: int = 0) -> str:
 def traces(directory: Path) -> list[str]:
     """Name processes and mounts that have to do with a directory, in whatever namespace they are."""
     found = []
-    for pid in entries():
+    for pid in processes():
         try:
             line = (Path("/proc") / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode()
             mounts = (Path("/proc") / str(pid) / "mountinfo").read_text()

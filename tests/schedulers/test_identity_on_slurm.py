@@ -52,6 +52,9 @@ class ChainOfJobs:
         first, *later = self.jobs
         return JobRef(first, self.script.parent, self.tag, "", later_jobs=tuple(later), links=LINKS)
 
+    def links(self, most: int = LINKS) -> dict[int, list[str]]:
+        return {link: [job] for link, job in enumerate(self.jobs[:most], 1)}
+
     def submission(self, link: int | None) -> PendingSubmission:
         return PendingSubmission(self.tag, self.script, self.user, self.since, link)
 
@@ -125,10 +128,10 @@ def test_each_job_is_known_or_told_unknown(cluster: Cluster) -> None:
 
     # Lost answers: one link of each launch is looked for, by one question for all.
     links = [1 + n % LINKS for n in range(10)]
-    lost = {chain.tag: [chain.jobs[link - 1]] for chain, link in zip(chains, links, strict=True)}
+    lost = {chain.tag: {link: [chain.jobs[link - 1]]} for chain, link in zip(chains, links, strict=True)}
     submissions = [chain.submission(link) for chain, link in zip(chains, links, strict=True)]
     assert scheduler.find([*submissions, replace(submissions[0], tag=new_tag())]) == lost
-    assert scheduler.find([chain.submission(None) for chain in chains]) == {c.tag: c.jobs for c in chains}
+    assert scheduler.find([chain.submission(None) for chain in chains]) == {c.tag: c.links() for c in chains}
     assert scheduler.find([chain.submission(LINKS + 1) for chain in chains]) == {}
 
     def as_expected() -> bool:
@@ -167,6 +170,6 @@ def test_each_job_is_known_or_told_unknown(cluster: Cluster) -> None:
             expected = [(State.CANCELLED, None), (State.UNKNOWN, "accounted PENDING, but not in the queue")]
         assert {*told[chain.tag].values()} <= {*expected}
     # Asked for a span of time, sacct leaves out jobs whose turn never came: those after a first that waits.
-    old = {c.tag: c.jobs if c.begins else c.jobs[:1] for c in chains} if cluster.accounting else {}
-    new = {chain.tag: chain.jobs for chain in again}
+    old = {c.tag: c.links(LINKS if c.begins else 1) for c in chains} if cluster.accounting else {}
+    new = {chain.tag: chain.links() for chain in again}
     assert scheduler.find([chain.submission(None) for chain in (*chains, *again)]) == old | new

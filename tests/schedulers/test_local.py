@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import UserError
 from launcher.runs.provenance import host, new_tag
 from launcher.schedulers.base import JobRef, PendingSubmission
 from launcher.schedulers.local import LocalScheduler
+from launcher.slurm.job_actions import Action
 from launcher.slurm.states import State
 from tests.job_marks import leave
 
@@ -60,11 +60,11 @@ def test_a_job_is_found_once_by_its_tag(ref: JobRef) -> None:
     """Its subshells have the same command line."""
     script = ref.launch_dir / "x_submission.sh"
     wanted = [PendingSubmission(tag, script, "me", "2026-01-01T00:00:00Z") for tag in (ref.tag, new_tag())]
-    assert scheduler.find(wanted) == {ref.tag: [ref.job_id]}
+    assert scheduler.find(wanted) == {ref.tag: {1: [ref.job_id]}}
     second = scheduler.submit(script, ref.tag)
     try:
         until(lambda: scheduler.locate(second) == script)
-        assert scheduler.find(wanted) == {ref.tag: [ref.job_id, second]}
+        assert scheduler.find(wanted) == {ref.tag: {1: [ref.job_id, second]}}
     finally:
         os.killpg(int(second), signal.SIGKILL)
 
@@ -82,7 +82,7 @@ def test_a_script_that_became_its_supervisor_is_still_the_job(tmp_path: Path) ->
     try:
         until(lambda: log.exists() and "begun" in log.read_text())
         wanted = [PendingSubmission(each, script, "me", "2026-01-01T00:00:00Z") for each in (tag, new_tag())]
-        assert scheduler.find(wanted) == {tag: [job_id]}
+        assert scheduler.find(wanted) == {tag: {1: [job_id]}}
         assert scheduler.locate(job_id) == script
         status = scheduler.statuses([JobRef(job_id, directory, tag, host())])[tag]
         assert status.state is State.RUNNING
@@ -97,13 +97,13 @@ def test_a_script_that_became_its_supervisor_is_still_the_job(tmp_path: Path) ->
 def test_cancel_ends_all_processes_of_a_job(ref: JobRef) -> None:
     child = int((ref.launch_dir / "child").read_text())
     assert scheduler.locate(ref.job_id) == ref.launch_dir / "x_submission.sh"
-    scheduler.cancel(ref.job_id)
+    assert scheduler.act(Action.CANCEL, [ref.job_id]) == {}
     until(lambda: ended(ref))
     assert (ref.launch_dir / "told").read_text() == "ended\n"
     until(lambda: not Path(f"/proc/{child}/fd").exists() or "Z" in stat(child))
-    for verb in (scheduler.cancel, scheduler.save, scheduler.hold, scheduler.release):
-        with pytest.raises(UserError, match="is over already: there is no such process"):
-            verb(ref.job_id)
+    for action in Action:
+        error = scheduler.act(action, [ref.job_id])[ref.job_id]
+        assert "is over already: there is no such process" in error.message
     assert scheduler.locate(ref.job_id) is None
 
 
@@ -115,24 +115,23 @@ def stat(pid: int) -> str:
 
 
 def test_save_tells_the_script_alone(ref: JobRef) -> None:
-    scheduler.save(ref.job_id)
+    assert scheduler.act(Action.SAVE, [ref.job_id]) == {}
     until(lambda: ended(ref))
     assert (ref.launch_dir / "told").read_text() == "saved\n"
 
 
 def test_nothing_waits_here(ref: JobRef) -> None:
-    with pytest.raises(UserError, match="has begun: without Slurm nothing waits, and nothing can be held"):
-        scheduler.hold(ref.job_id)
-    with pytest.raises(UserError, match="is not held: without Slurm nothing waits"):
-        scheduler.release(ref.job_id)
+    held, released = (scheduler.act(action, [ref.job_id]) for action in (Action.HOLD, Action.RELEASE))
+    assert "has begun: without Slurm nothing waits, and nothing can be held" in held[ref.job_id].message
+    assert "is not held: without Slurm nothing waits" in released[ref.job_id].message
     assert not ended(ref)
 
 
 def test_a_process_that_is_no_job_of_ours_is_left_alone() -> None:
     """Numbers of processes are used again."""
-    for verb in (scheduler.cancel, scheduler.save):
-        with pytest.raises(UserError, match="is over already"):
-            verb(str(os.getpid()))
+    for action in (Action.CANCEL, Action.SAVE):
+        errors = scheduler.act(action, [str(os.getpid())])
+        assert "is over already" in errors[str(os.getpid())].message
 
 
 def test_a_job_of_another_host_is_asked_for_there(ref: JobRef) -> None:
@@ -143,8 +142,8 @@ def test_a_job_of_another_host_is_asked_for_there(ref: JobRef) -> None:
         State.UNKNOWN,
         "it runs on login7, without Slurm: ask there",
     )
-    with pytest.raises(UserError, match="runs on login7, without Slurm: do this there"):
-        LocalScheduler(host="login7").cancel(ref.job_id)
+    errors = LocalScheduler(host="login7").act(Action.CANCEL, [ref.job_id])
+    assert "runs on login7, without Slurm: do this there" in errors[ref.job_id].message
     assert not ended(ref)
     leave(ref.launch_dir, ref.job_id, started=1.0, ended=2.0)
     assert scheduler.statuses([elsewhere])[ref.tag].state is State.COMPLETED

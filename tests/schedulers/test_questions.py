@@ -186,7 +186,7 @@ def test_all_jobs_of_all_intents_in_one_question_each() -> None:
     past = sacct_line("9", "COMPLETED", "two") + sacct_line("10_[0-4%1]", "CANCELLED", "array")
     slurm = Slurm(Answer(0, live, ""), Answer(0, past, ""))
     wanted = [submission("two"), submission("array", days=2), submission("none"), submission("wo")]
-    assert slurm.scheduler.find(wanted) == {"two": ["9", "12"], "array": ["10"]}
+    assert slurm.scheduler.find(wanted) == {"two": {1: ["9", "12"]}, "array": {1: ["10"]}}
     assert slurm.programs == ["squeue", "sacct"]
     squeue, sacct = slurm.asked
     assert {f"--user={getpass.getuser()}", "--all"} <= {*squeue}, "also in partitions that are hidden"
@@ -198,7 +198,7 @@ def test_all_jobs_of_all_intents_in_one_question_each() -> None:
 def test_a_user_whom_this_host_does_not_know_does_not_fail_the_question() -> None:
     slurm = Slurm(Answer(0, queue_line("12", "PENDING", "t"), ""))
     assert slurm.scheduler.find([submission("t", user="nobody-of-that-name"), submission("u")]) == {
-        "t": ["12"]
+        "t": {1: ["12"]}
     }
     squeue, sacct = slurm.asked
     assert not [option for option in squeue if option.startswith("--user")]
@@ -208,7 +208,7 @@ def test_a_user_whom_this_host_does_not_know_does_not_fail_the_question() -> Non
 def test_the_accounting_is_not_searched_for_old_intents() -> None:
     slurm = Slurm(Answer(0, queue_line("12", "PENDING", "t"), ""))
     # What waits for longer is in the queue.
-    assert slurm.scheduler.find([submission("t", days=8)]) == {"t": ["12"]}
+    assert slurm.scheduler.find([submission("t", days=8)]) == {"t": {1: ["12"]}}
     assert slurm.programs == ["squeue"]
     assert slurm.scheduler.find([]) == {}
 

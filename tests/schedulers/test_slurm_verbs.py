@@ -20,12 +20,11 @@ from launcher.sandbox.lifecycle import Sandbox
 from launcher.schedulers.base import JobRef, JobStatus, PendingSubmission
 from launcher.schedulers.job_status import ANOTHER_JOB
 from launcher.schedulers.slurm import SlurmScheduler
-from launcher.slurm import job_actions as verbs
+from launcher.slurm import job_actions
 from launcher.slurm.commands import Answer, Retry, SchedulerSilent
+from launcher.slurm.job_actions import Action
 from launcher.slurm.records import Record
 from launcher.slurm.states import State
-
-DONE = Answer(0, "", "")
 
 
 def record(word: str, reason: str | None = None, job_id: str = "7", raw_id: str = "7") -> Record:
@@ -40,76 +39,77 @@ ARRAY = [
 ]
 
 
+def act(action: Action, known: Sequence[Record], run: Callable[[Sequence[str]], Answer]) -> UserError | None:
+    """Act on job 7, of which the queue has the same records however often it is asked."""
+    return job_actions.act(action, ["7"], run, lambda job_ids: {"7": known}).get("7")
+
+
 @pytest.mark.parametrize(
-    ("verb", "known", "commands"),
+    ("action", "known", "command"),
     [
-        (verbs.cancel, [record("PENDING")], ["scancel 7"]),
-        (verbs.cancel, ARRAY, ["scancel 7"]),
-        (verbs.save, [record("RUNNING")], ["scancel --batch --signal=USR1 7"]),
-        (verbs.save, ARRAY, ["scancel --batch --signal=USR1 9"]),
-        (verbs.hold, [record("PENDING")], ["scontrol uhold 7"]),
-        (verbs.hold, ARRAY, ["scontrol uhold 7_2", "scontrol uhold 7_[3-5]"]),
-        (verbs.release, [record("PENDING", "JobHeldUser")], ["scontrol release 7"]),
-        (verbs.release, [record("PENDING", "None,JobHeldAdmin")], ["scontrol release 7"]),
-        (verbs.release, [record("PENDING", "job requeued in held state")], ["scontrol release 7"]),
-        (verbs.release, [record("SPECIAL_EXIT")], ["scontrol release 7"]),
-        (verbs.release, ARRAY, ["scontrol release 7_2"]),
+        (Action.CANCEL, [record("PENDING")], "scancel 7"),
+        (Action.CANCEL, ARRAY, "scancel 7"),
+        (Action.SAVE, [record("RUNNING")], "scancel --batch --signal=USR1 7"),
+        (Action.SAVE, ARRAY, "scancel --batch --signal=USR1 9"),
+        (Action.HOLD, [record("PENDING")], "scontrol uhold 7"),
+        (Action.HOLD, ARRAY, "scontrol uhold 7_[3-5]"),
+        (Action.HOLD, ARRAY[:3], "scontrol uhold 7_2"),
+        (Action.RELEASE, [record("PENDING", "JobHeldUser")], "scontrol release 7"),
+        (Action.RELEASE, [record("PENDING", "None,JobHeldAdmin")], "scontrol release 7"),
+        (Action.RELEASE, [record("PENDING", "job requeued in held state")], "scontrol release 7"),
+        (Action.RELEASE, [record("SPECIAL_EXIT")], "scontrol release 7"),
+        (Action.RELEASE, ARRAY, "scontrol release 7_2"),
     ],
 )
-def test_what_slurm_is_told(
-    verb: Callable[..., None], known: Sequence[Record], commands: Sequence[str]
-) -> None:
-    told: list[str] = []
+def test_what_slurm_is_told(action: Action, known: Sequence[Record], command: str) -> None:
+    commands: list[str] = []
 
     def run(command: Sequence[str]) -> Answer:
-        told.append(" ".join(command))
-        return DONE
+        commands.append(" ".join(command))
+        return Answer(0, "", "")
 
-    verb(run, "7", known)
-    assert told == commands
+    assert act(action, known, run) is None
+    assert commands == [command]
 
 
 @pytest.mark.parametrize(
-    ("verb", "known", "message"),
+    ("action", "known", "message"),
     [
-        (verbs.cancel, [], "Slurm's queue does not have job 7: it is over, or never was"),
-        (verbs.cancel, [record("COMPLETED")], "job 7 is over already: COMPLETED"),
-        (verbs.save, [record("PENDING")], "job 7 is PENDING: nothing runs that could save"),
-        (verbs.save, [record("TIMEOUT")], "job 7 is over already: TIMEOUT"),
-        (verbs.hold, [record("RUNNING")], "job 7 has begun: only a job that waits can be held"),
-        (verbs.release, [record("PENDING", "Priority")], "job 7 is not held: it is PENDING"),
-        (verbs.release, [record("RUNNING")], "job 7 is not held: it is RUNNING"),
+        (Action.CANCEL, [], "Slurm's queue does not have job 7: it is over, or never was"),
+        (Action.CANCEL, [record("COMPLETED")], "job 7 is over already: COMPLETED"),
+        (Action.SAVE, [record("PENDING")], "job 7 is PENDING: nothing runs that could save"),
+        (Action.SAVE, [record("TIMEOUT")], "job 7 is over already: TIMEOUT"),
+        (Action.HOLD, [record("RUNNING")], "job 7 has begun: only a job that waits can be held"),
+        (Action.RELEASE, [record("PENDING", "Priority")], "job 7 is not held: it is PENDING"),
+        (Action.RELEASE, [record("RUNNING")], "job 7 is not held: it is RUNNING"),
     ],
 )
-def test_what_slurm_would_do_nothing_about(
-    verb: Callable[..., None], known: Sequence[Record], message: str
-) -> None:
+def test_what_slurm_would_do_nothing_about(action: Action, known: Sequence[Record], message: str) -> None:
     def run(command: Sequence[str]) -> Answer:
         raise AssertionError(command)
 
-    with pytest.raises(UserError) as raised:
-        verb(run, "7", known)
-    assert raised.value.message == message
+    error = act(action, known, run)
+    assert error and error.message == message
 
 
 # As scancel and scontrol of Slurm 22.05 said it to another user.
 @pytest.mark.parametrize(
-    ("verb", "reason", "told", "hint"),
+    ("action", "reason", "message", "hint"),
     [
         (
-            verbs.cancel,
+            Action.CANCEL,
             None,
             "scancel: error: Kill job error on job id 7: Access/permission denied",
             "ada's",
         ),
         (
-            verbs.hold,
+            Action.HOLD,
             None,
             "Invalid user id for job 7\nslurm_suspend error: Invalid user id",
             "the job is ada's: ada can, or an administrator",
         ),
         (
-            verbs.release,
+            Action.RELEASE,
             "JobHeldAdmin",
             "Access/permission denied for job 7",
             "an administrator held it",
@@ -117,11 +117,19 @@ def test_what_slurm_would_do_nothing_about(
     ],
 )
 def test_a_refusal_is_told_in_slurms_words(
-    verb: Callable[..., None], reason: str | None, told: str, hint: str
+    action: Action, reason: str | None, message: str, hint: str
 ) -> None:
-    with pytest.raises(UserError, match=r"job 7 was not \w+: ") as raised:
-        verb(lambda command: Answer(1, "", told), "7", [record("PENDING", reason)])
-    assert hint in str(raised.value)
+    error = act(action, [record("PENDING", reason)], lambda command: Answer(1, "", message))
+    assert error and error.message.startswith(f"job 7 was not {action.value}: ")
+    assert hint in str(error)
+
+
+def test_save_that_no_job_got_is_refused() -> None:
+    """Without a complaint about one job it concerns all; without any message the job is over."""
+    running = [record("RUNNING")]
+    error = act(Action.SAVE, running, lambda command: Answer(1, "", "scancel: error: it broke"))
+    assert error and error.message == "job 7 was not told to save: it broke"
+    assert act(Action.SAVE, running, lambda command: Answer(1, "", "")) is None
 
 
 SCRIPT = """#!/bin/bash
@@ -160,6 +168,11 @@ class Real:
     def status(self, ref: JobRef) -> JobStatus:
         return self.scheduler.statuses([ref])[ref.tag]
 
+    def act(self, action: Action, job_id: str) -> None:
+        """Act on a job; raise the error of that."""
+        for error in self.scheduler.act(action, [job_id]).values():
+            raise error
+
     def wait(self, ref: JobRef, *states: State) -> JobStatus:
         deadline = time.monotonic() + 60
         while (status := self.status(ref)).state not in states:
@@ -187,23 +200,23 @@ def test_a_job_that_waits(real: Real) -> None:
     scheduler, ref = real.scheduler, real.submit()
     job = ref.job_id
     assert scheduler.locate(job) == submitted_name(ref.launch_dir / "x_submission.sh", ref.tag)
-    scheduler.hold(job)
+    real.act(Action.HOLD, job)
     assert real.status(ref).reason == "JobHeldUser: held, `slipway release RUN` lets it go"
     with pytest.raises(UserError, match="nothing runs that could save"):
-        scheduler.save(job)
-    scheduler.release(job)
+        real.act(Action.SAVE, job)
+    real.act(Action.RELEASE, job)
     assert "Held" not in (real.status(ref).reason or "")
     with pytest.raises(UserError, match="is not held: it is PENDING"):
-        scheduler.release(job)
-    scheduler.cancel(job)
+        real.act(Action.RELEASE, job)
+    real.act(Action.CANCEL, job)
     assert real.wait(ref, State.CANCELLED).exit_code is None
-    for verb in (scheduler.cancel, scheduler.hold, scheduler.release, scheduler.save):
+    for action in Action:
         with pytest.raises(UserError, match=f"job {job} is over already: CANCELLED"):
-            verb(job)
+            real.act(action, job)
     # An id of which this Slurm knows nothing, and one that is another job's.
     assert scheduler.locate("3") is None
     with pytest.raises(UserError, match="Slurm's queue does not have job 3"):
-        scheduler.cancel("3")
+        real.act(Action.CANCEL, "3")
     reused = real.status(JobRef(job, ref.launch_dir, new_tag(), ""))
     assert (reused.state, reused.reason) == (State.UNKNOWN, ANOTHER_JOB)
 
@@ -215,7 +228,7 @@ def test_a_job_that_runs_saves_and_leaves(real: Real) -> None:
     while not (ref.launch_dir / "ready").exists():
         time.sleep(0.05)
     with pytest.raises(UserError, match="has begun: only a job that waits can be held"):
-        real.scheduler.hold(ref.job_id)
+        real.act(Action.HOLD, ref.job_id)
     real.run("scontrol", "requeue", ref.job_id)
     again = real.wait(ref, State.PENDING)
     assert again.restarts == 1
@@ -227,7 +240,7 @@ def test_a_job_that_runs_saves_and_leaves(real: Real) -> None:
         if real.status(ref).state is State.RUNNING and (ref.launch_dir / "ready").exists():
             break
         time.sleep(0.2)
-    real.scheduler.save(ref.job_id)
+    real.act(Action.SAVE, ref.job_id)
     ended = real.wait(ref, State.INTERRUPTED)
     assert (ended.exit_code, ended.restarts) == (75, 1)
 
@@ -238,17 +251,17 @@ def test_an_array(real: Real) -> None:
     scheduler, job = real.scheduler, ref.job_id
     status = real.wait(ref, State.RUNNING)
     assert status.reason == "tasks: 1 RUNNING, 3 PENDING"
-    scheduler.hold(job)
+    real.act(Action.HOLD, job)
     assert "3 PENDING; 1-3: JobHeldUser: held" in (real.status(ref).reason or "")
-    scheduler.release(job)
+    real.act(Action.RELEASE, job)
     while not (ref.launch_dir / "ready").exists():
         time.sleep(0.05)
-    scheduler.save(job)
+    real.act(Action.SAVE, job)
     deadline = time.monotonic() + 30
     while real.status(ref).tasks["0"] is not State.INTERRUPTED:
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    scheduler.cancel(job)
+    real.act(Action.CANCEL, job)
     ended = real.wait(ref, State.CANCELLED)
     assert list(ended.tasks) == ["0", "1", "2", "3"]
     assert scheduler.locate(job) == submitted_name(ref.launch_dir / "x_submission.sh", ref.tag)
@@ -264,7 +277,7 @@ def test_all_jobs_of_a_tag_are_found(real: Real) -> None:
         for asked, whose in ((tag, user()), (refs[2].tag, user()), (new_tag(), "nobody-of-that-name"))
     ]
     first, second, array = (ref.job_id for ref in refs)
-    assert real.scheduler.find(wanted) == {tag: [first, second], refs[2].tag: [array]}
+    assert real.scheduler.find(wanted) == {tag: {1: [first, second]}, refs[2].tag: {1: [array]}}
 
 
 @pytest.mark.slurm
@@ -283,8 +296,8 @@ def test_a_controller_that_does_not_answer(real: Real) -> None:
             SchedulerSilent, match=r"Slurm does not answer: nothing within 0 s \(squeue, asked \d times"
         ):
             asking.statuses([ref])
-        with pytest.raises(SchedulerSilent, match="Slurm does not answer"):
-            asking.cancel(ref.job_id)
+        error = asking.act(Action.CANCEL, [ref.job_id])[ref.job_id]
+        assert isinstance(error, SchedulerSilent) and "Slurm does not answer" in error.message
     finally:
         os.kill(controller, signal.SIGCONT)
     assert real.status(ref).state is State.PENDING
@@ -310,4 +323,4 @@ def test_what_only_the_accounting_knows(accounting_sandbox: Sandbox, tmp_path: P
     )
     assert real.scheduler.locate(ref.job_id) == submitted_name(ref.launch_dir / "x_submission.sh", ref.tag)
     submission = PendingSubmission(ref.tag, Path("/x_submission.sh"), user(), datetime.now(UTC).isoformat())
-    assert real.scheduler.find([submission]) == {ref.tag: [ref.job_id]}
+    assert real.scheduler.find([submission]) == {ref.tag: {1: [ref.job_id]}}

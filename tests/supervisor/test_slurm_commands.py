@@ -144,10 +144,10 @@ def test_a_choice_of_gpus_that_is_the_users_is_kept(tmp_path: Path, commands: Pa
 
 def test_a_lost_job_is_found_by_its_tag_and_link(tmp_path: Path, commands: Path) -> None:
     lines = [
-        "20|/elsewhere/submitted/ffff.2_submission.sh",
-        "21|/x/submitted/0123abcd.3_submission.sh",
-        "x|/x/submitted/0123abcd.2_submission.sh",
-        "22|/x/submitted/0123abcd.2_submission.sh 2 0123abcd",
+        "20|PENDING|(null)|/elsewhere/submitted/ffff.2_submission.sh",
+        "21|PENDING|(null)|/x/submitted/0123abcd.3_submission.sh",
+        "x|PENDING|(null)|/x/submitted/0123abcd.2_submission.sh",
+        "22|PENDING|(null)|/x/submitted/0123abcd.2_submission.sh 2 0123abcd",
     ]
     play(commands, "squeue", "cat <<'END'\n" + "\n".join(lines) + "\nEND")
     assert slurm(tmp_path, SQUEUE_STATES="RUNNING").find_submitted(2) == "22"

@@ -6,7 +6,7 @@ import pytest
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from launcher.config.batch_compose import compose_many
+from launcher.config.compose import compose_many
 from launcher.errors import UserError
 from launcher.sweeps.points import MOST_POINTS, read_grid
 

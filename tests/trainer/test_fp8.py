@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from launcher.config.batch_compose import BatchComposer
+from launcher.config.compose import BatchComposer
 from launcher.estimates.memory import bytes_per_parameter
 from launcher.estimates.training import training_of
 from tests.trainer.test_stock_sizes import written

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher.config.batch_compose import BatchComposer
+from launcher.config.compose import BatchComposer
 from tests.trainer.conftest import edited, free_port
 from tests.trainer.megatron_rules import RULES
 from tests.trainer.probing import probed

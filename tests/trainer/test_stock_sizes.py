@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from arithmetic.parameters import count_parameters, padded_vocabulary, vocabulary_size
-from launcher.config.batch_compose import BatchComposer
-from launcher.config.compose import list_options
+from launcher.config.compose import BatchComposer, list_options
 from launcher.stages.planning import plan_launch
 from tests.trainer.conftest import free_port
 from tests.trainer.probing import probed

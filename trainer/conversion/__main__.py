@@ -18,6 +18,7 @@ from trainer.config.load import load_yaml
 from trainer.conversion.spec import DTYPES, ROOT, SOURCE_FORMATS, TARGETS, Conversion, read_conversion
 from trainer.errors import EXIT_FAILURE, EXIT_OK, EXIT_USER_ERROR, UserError, suggest
 from trainer.logs import quiet
+from trainer.needless import no_garbage
 
 _REQUIRED = ("torch", "numpy", "safetensors")
 _EXAMPLES = """\
@@ -45,7 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _convert(conversion: Conversion) -> int:
     # Importing torch takes a second: a mistake in the configuration is told before that.
-    from trainer.conversion.convert import convert
+    with no_garbage():
+        from trainer.conversion.convert import convert
 
     results = convert(conversion)
     for result in results:

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer import errors, failures, logs, requirements
+from trainer import errors, failures, logs, needless, requirements
 from trainer.checkpoint.files import file_checksum
 from trainer.checkpoint.marker import MARKER
 from trainer.checkpoint.store import Checkpoint
@@ -156,13 +156,14 @@ def _measure_perplexity(run: _Run, perplexity: Perplexity) -> list[Checkpoint]:
     layout = evaluation_layout(settings, run.world.size)
     prepare_environment(settings, os.environ)
     # Importing torch and megatron-core takes seconds: a mistake in the configuration is told before that.
-    from trainer import cpu_shim
-    from trainer.distributed import broadcast_from_rank0, make_rank_context, process_group
+    with needless.no_garbage():
+        from trainer import cpu_shim
+        from trainer.distributed import broadcast_from_rank0, make_rank_context, process_group
 
-    cpu_shim.install()
-    if settings.deterministic:
-        make_deterministic()
-    from trainer.evaluation.perplexity import HeldOutEvaluation
+        cpu_shim.install()
+        if settings.deterministic:
+            make_deterministic()
+        from trainer.evaluation.perplexity import HeldOutEvaluation
 
     with process_group(run.world, settings.accelerator, settings.timeouts) as device:
         rank_context = make_rank_context(run.world, layout, device, settings.timeouts)

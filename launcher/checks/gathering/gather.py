@@ -10,11 +10,11 @@ from typing import Any
 
 from launcher.checks.facts import Facts
 from launcher.checks.gathering.earlier import earlier_training
-from launcher.checks.gathering.host import HostOf, host_facts, supervisor_python_problem
+from launcher.checks.gathering.host import HostOf, host_facts, remembering, supervisor_python_problem
 from launcher.checks.gathering.images import image_facts
 from launcher.checks.gathering.path_resolver import PathResolver
 from launcher.checks.gathering.paths import missing_secrets, open_secrets, path_facts
-from launcher.checks.rules.cluster import chosen
+from launcher.checks.rules.cluster import ClusterRequest
 from launcher.checks.rules.keys import KEYS
 from launcher.checks.rules.resources import gpus_of
 from launcher.config.compose import CONF_DIR
@@ -43,33 +43,31 @@ def gather(
 ) -> Facts:
     """Find out, by reading alone, what the checks need to know.
 
-    Parameters
-    ----------
-    look
-        Look at files, at this machine and at the cluster.
-    verdict
-        The trainer's answer (`trainer_verdicts`); None if it was not asked.
-    cluster_of, host_of
-        Functions that remember what several drafts share.
+    Without `look` that is nothing of files, of this machine and of the cluster. `verdict` is the trainer's
+    answer (`trainer_verdicts`), None if it was not asked. `cluster_of` and `host_of` may remember what
+    several drafts share.
     """
-    added, shipped = added_keys(draft)
-    return Facts(
+    plan, (added, shipped) = draft.plan, added_keys(draft)
+    facts = Facts(
         added_keys=added,
         shipped_keys=shipped,
-        same_job_name=same_job_name(draft.plan, Path(draft.composition.config.base_results_dir))
-        if look
-        else None,
-        open_secrets=open_secrets(draft.plan) if look else None,
-        missing_secrets=missing_secrets(draft) if look else None,
-        paths=path_facts(draft) if look else None,
         image=image_facts(PathResolver(draft), look=look),
-        earlier=earlier_training(draft) if look else None,
-        cluster=(cluster_of or cluster_facts)(draft.plan) if look else None,
         node_gpus=_node_gpus(draft),
-        lacks_gpus=_lacks_gpus(draft.plan) if look else None,
-        host=host_of(draft.plan) if look else None,
-        supervisor_python=supervisor_python_problem() if look else None,
         trainer_verdict=verdict,
+    )
+    if not look:
+        return facts
+    return replace(
+        facts,
+        same_job_name=same_job_name(plan, Path(draft.composition.config.base_results_dir)),
+        open_secrets=open_secrets(plan),
+        missing_secrets=missing_secrets(draft),
+        paths=path_facts(draft),
+        earlier=earlier_training(draft),
+        cluster=(cluster_of or cluster_facts)(plan),
+        lacks_gpus=_lacks_gpus(plan),
+        host=host_of(plan),
+        supervisor_python=supervisor_python_problem(),
     )
 
 
@@ -97,8 +95,8 @@ def added_keys(draft: Draft) -> tuple[tuple[str, ...], frozenset[str]]:
     Nothing is read where nothing can have been added.
     """
     training, composition = draft.composition.config.training, draft.composition
-    signs = (parse_override(text) for text in composition.overrides)
-    adds = any(item.sign.startswith("+") and item.key.startswith("training.") for item in signs)
+    overrides = map(parse_override, composition.overrides)
+    adds = any(item.sign.startswith("+") and item.key.startswith("training.") for item in overrides)
     if training is None or not (adds or composition.config_dir):
         return (), frozenset()
     shipped = _shipped_keys() | KEYS
@@ -187,7 +185,7 @@ def cluster_facts(plan: Plan) -> ClusterFacts | None:
 
 def _without_hidden_nodes(plan: Plan, found: ClusterFacts) -> ClusterFacts:
     """Drop the nodes where Slurm hides them (``PrivateData=nodes``): none shown is not none there."""
-    mine = chosen(plan, Facts(cluster=found))
+    mine = ClusterRequest(plan, found).partitions
     hidden = [one for one in mine if one.total_nodes and not (found.nodes or {}).get(one.name)]
     if found.nodes is None or not mine or len(hidden) < len(mine):
         return found
@@ -195,14 +193,10 @@ def _without_hidden_nodes(plan: Plan, found: ClusterFacts) -> ClusterFacts:
     return replace(found, nodes=None, gpu_types=None, missing=missing)
 
 
-def remembered(ask: ClusterOf = cluster_facts) -> ClusterOf:
-    """Return a function that asks once for all plans with the same questions: the points of a sweep."""
-    known: dict[tuple[object, ...], ClusterFacts | None] = {}
+def remembered(ask: ClusterOf | None = None) -> ClusterOf:
+    """Return `cluster_facts` that ask once for all plans with the same questions: the points of a sweep."""
 
-    def cluster_of(plan: Plan) -> ClusterFacts | None:
-        key = (plan.scheduler, plan.slurm_conf, plan.job.queue.partition, plan.job.container is None)
-        if key not in known:
-            known[key] = ask(plan)
-        return known[key]
+    def key(plan: Plan) -> object:
+        return plan.scheduler, plan.slurm_conf, plan.job.queue.partition, plan.job.container is None
 
-    return cluster_of
+    return remembering(ask or cluster_facts, key)

@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from launcher.checks.facts import HostFacts, Interpreter
 from launcher.errors import file_mode, nearest_files
@@ -22,6 +23,7 @@ from launcher.plan import Job, Plan
 from supervisor.settings import OLDEST_PYTHON
 
 HostOf = Callable[[Plan], HostFacts]
+_Facts = TypeVar("_Facts")
 
 # The libraries that each stage cannot do without: of the extra `train`, and of `data`.
 _LIBRARIES = {
@@ -56,18 +58,26 @@ def host_facts(plan: Plan) -> HostFacts:
 
 def remembered_host() -> HostOf:
     """Return `host_facts` that ask one interpreter once: the points of a sweep share theirs."""
-    known: dict[tuple[object, ...], HostFacts] = {}
 
-    def host_of(plan: Plan) -> HostFacts:
+    def key(plan: Plan) -> object:
         job = plan.job
-        environment = tuple(sorted(job.environment.items()))
         libraries = _libraries(job) if job.stage in _LIBRARIES else ()
-        key = (plan.scheduler, libraries, job.engine, job.container is None, job.payload.argv[0], environment)
-        if key not in known:
-            known[key] = host_facts(plan)
-        return known[key]
+        environment = tuple(sorted(job.environment.items()))
+        return plan.scheduler, libraries, job.engine, job.container is None, job.payload.argv[0], environment
 
-    return host_of
+    return remembering(host_facts, key)
+
+
+def remembering(ask: Callable[[Plan], _Facts], key: Callable[[Plan], object]) -> Callable[[Plan], _Facts]:
+    """Return a function that asks once for all plans of one key."""
+    known: dict[object, _Facts] = {}
+
+    def remembered(plan: Plan) -> _Facts:
+        if key(plan) not in known:
+            known[key(plan)] = ask(plan)
+        return known[key(plan)]
+
+    return remembered
 
 
 def _interpreter(plan: Plan) -> Interpreter | None:

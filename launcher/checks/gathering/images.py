@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 from launcher.checks.facts import ImageFacts, MissingPath
 from launcher.checks.gathering.path_resolver import PathResolver, opened, tells_of, why_unreadable
-from launcher.drafting import choice_of
 from launcher.errors import nearest_files
-from launcher.releases import contents_by_file_name, contents_by_name
+from launcher.releases import contents_by_file_name
 
 if TYPE_CHECKING:
     from launcher.images.resolve import ResolvedImage
@@ -58,7 +57,7 @@ def _made_by_us(resolver: PathResolver) -> ResolvedImage | None:
     assert container is not None
     if resolver.draft.composition.config.container == container.image:
         return None
-    return choice_of(resolver.draft.composition, resolver.draft.template_dir)
+    return resolver.draft.image
 
 
 def _made_by(choice: ResolvedImage, resolver: PathResolver) -> str:
@@ -86,8 +85,11 @@ def image_facts(resolver: PathResolver, *, look: bool) -> ImageFacts | None:
 
 def _contents(resolver: PathResolver, image: str, *, look: bool) -> Contents | None:
     if not image.startswith("/"):
+        from launcher.images.references import Reference
+        from launcher.images.resolve import contents_of_reference
+
         # The job is told of a digest alone where the user named a tag as well.
-        return contents_by_name(resolver.draft.composition.config.container or image)
+        return contents_of_reference(Reference.parse(resolver.draft.composition.config.container or image))
     if look:
         found = _of_file(Path(image))
         if found is not None and found.is_certain:
@@ -120,7 +122,7 @@ def fetched_at_once(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
     # The nodes keep what has a name.
     if most < 2 or container.options.name is not None:
         return ()
-    choice = choice_of(resolver.draft.composition, resolver.draft.template_dir)
+    choice = resolver.draft.image
     if choice is None or choice.stored is None:
         return ()
     told_of = f"each of the job's {most} nodes fetches and unpacks it by itself, all at once"

@@ -10,7 +10,7 @@ import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from launcher.checks.facts import LocalPath, LocalPaths, MissingPath, MissingSecret, PathFacts
+from launcher.checks.facts import LocalPath, LocalPaths, MissingPath, PathFacts
 from launcher.checks.gathering.checkpoints import missing_checkpoint, missing_source
 from launcher.checks.gathering.data import data_sets, missing_data, missing_tokenizer, tokenizer_files
 from launcher.checks.gathering.images import fetched_at_once, missing_image
@@ -62,7 +62,7 @@ def path_facts(draft: Draft) -> PathFacts:
 def _checkpoints(resolver: PathResolver) -> Path:
     """Return the directory of a training's checkpoints, or that of a conversion's outputs."""
     job = resolver.plan.job
-    given = job.chain.checkpoints if job.stage != "conversion" else str(job.directories[0])
+    given = job.chain.checkpoints if job.stage != "conversion" else str(next(iter(job.directories)))
     found = resolver.host(given) if given is not None else None
     return found if found is not None else resolver.plan.paths.checkpoints
 
@@ -250,7 +250,7 @@ def open_secrets(plan: Plan) -> dict[str, str]:
     return found
 
 
-def missing_secrets(draft: Draft) -> tuple[MissingSecret, ...]:
+def missing_secrets(draft: Draft) -> tuple[MissingPath, ...]:
     """Return the files of secrets that do not exist, or that the user may not read."""
     config = draft.composition.config
     lost = []
@@ -258,7 +258,7 @@ def missing_secrets(draft: Draft) -> tuple[MissingSecret, ...]:
         why = _why_lost(path)
         if why is not None:
             key = f"env_files.{variable}" if variable in config.env_files else "wandb_api_key_file"
-            lost.append(MissingSecret(key, path, why, certain=_is_directory(Path(path).parent)))
+            lost.append(MissingPath(key, path, why, certain=_is_directory(Path(path).parent)))
     return tuple(lost)
 
 

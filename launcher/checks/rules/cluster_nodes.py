@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from launcher.checks.facts import Facts
 from launcher.checks.findings import Finding, error, warning
-from launcher.checks.rules.cluster import chosen, node_key, overrules, partitions_text
+from launcher.checks.rules.cluster import PARTITION, ClusterRequest, cluster_check
 from launcher.errors import did_you_mean
 from launcher.estimates.parallelism import DEVICES, gpu_of
 from launcher.estimates.values import count, full
-from launcher.plan import Job, Plan, Resources
+from launcher.plan import Job, Resources
 from launcher.slurm.cluster import Node, Partition, gpus_in_gres
 from launcher.slurm.notations import expand_hostlist, feature_names, has_features, is_plain
 
 _MEMORY = re.compile(r"(\d+)([KMGT]?)B?", re.IGNORECASE)
 _MIB = {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2}
+# So many kinds of nodes, and names of nodes, are told.
+_KINDS = 6
 
 
 class Wanted(NamedTuple):
@@ -40,132 +42,16 @@ def wanted_of(job: Job) -> Wanted:
     number = _MEMORY.fullmatch(resources.memory or "")
     memory = int(int(number[1]) * _MIB[number[2].upper()]) if number else 0
     # Tasks that share processors are content with one.
-    cpus = (
-        1
-        if job.queue.further.get("overcommit")
-        else resources.tasks_per_node * (resources.cpus_per_task or 1)
-    )
+    is_shared = job.queue.further.get("overcommit")
+    cpus = 1 if is_shared else resources.tasks_per_node * (resources.cpus_per_task or 1)
     return Wanted(gpus, gpu_type, cpus, memory or None)
 
 
-def has_gpus(node: Node, wanted: Wanted) -> bool:
+def _has_gpus(node: Node, wanted: Wanted) -> bool:
     if wanted.gpus is None:
         return True
     asked = wanted.gpu_type.lower() if wanted.gpu_type is not None else None
-    found = [number for type_, number in node.gpus if asked in (None, type_.lower())]
-    return sum(found) >= wanted.gpus
-
-
-def node_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
-    """Find fewer nodes than the job asks for, or fewer that can be used now."""
-    unknown = list(_names(plan, facts))
-    yield from unknown
-    partitions, resources = chosen(plan, facts), plan.job.resources
-    nodes, (key, value) = resources.nodes, node_key(plan)
-    if unknown or not partitions:
-        return
-    largest = max(partitions, key=lambda one: _or_more(one.max_nodes))
-    if nodes > _or_more(largest.max_nodes) and not overrules(plan, facts, "partitionmaxnodes"):
-        message = f"partition {largest.name} gives a job {count(largest.max_nodes or 0, 'node')} at most"
-        yield error("cluster.nodes", key, value, message, _fewer(plan, facts, largest.max_nodes or 0))
-        return
-    smallest = min(partitions, key=lambda one: one.min_nodes)
-    too_few = (resources.max_nodes or nodes) < smallest.min_nodes
-    if too_few and not overrules(plan, facts, "partitionminnodes"):
-        message = f"partition {smallest.name} gives a job {count(smallest.min_nodes, 'node')} at least"
-        yield error("cluster.nodes", key, value, message, f"{_count_key(plan)}={smallest.min_nodes}")
-        return
-    yield from _counts(plan, facts, partitions)
-
-
-def _counts(plan: Plan, facts: Facts, partitions: Sequence[Partition]) -> Iterator[Finding]:
-    nodes, wanted, (key, value) = plan.job.resources.nodes, wanted_of(plan.job), node_key(plan)
-
-    def most(one: Partition) -> int:
-        return len(_candidates(plan, facts, one)) + unseen(one, facts)
-
-    best = max(partitions, key=most)
-    there, more = _candidates(plan, facts, best), unseen(best, facts)
-    among = f"partition {best.name} has {count(most(best), 'node')}" + _that_are(plan)
-    if most(best) < nodes:
-        also = ["cluster.partition", *_restricting(plan)]
-        yield error("cluster.nodes", key, value, among, _fewer(plan, facts, most(best)), also)
-        return
-    if more:
-        return  # nobody can tell what they have, nor their states
-    suited = [node for node in there if all(test(node, wanted) for test in _TESTS)]
-    if len(suited) < nodes:
-        if all(sum(test(node, wanted) for node in there) >= nodes for test in _TESTS):
-            message = f"{among}, and {len(suited)} of them with all that the job asks for"
-            yield error("cluster.nodes", key, value, message, _fewer(plan, facts, len(suited)))
-        return  # one of the other checks tells what they lack
-    usable = [node for node in suited if node.is_usable]
-    if len(usable) < nodes and plan.job.queue.reservation is None:
-        states = sorted({node.state for node in suited if not node.is_usable})
-        message = (
-            f"{among}, of which {len(suited) - len(usable)} cannot be used now ({', '.join(states)}):"
-            " the job would wait for them"
-        )
-        yield warning("cluster.nodes", key, value, message, _fewer(plan, facts, len(usable), "start now"))
-
-
-def _names(plan: Plan, facts: Facts) -> Iterator[Finding]:
-    """Find names of nodes and features that do not exist."""
-    assert facts.cluster is not None
-    each = [node for nodes in (facts.cluster.nodes or {}).values() for node in nodes]
-    if any(unseen(one, facts) for one in chosen(plan, facts)):
-        return
-    constraint, nodelist = plan.job.queue.constraint, expand_hostlist(plan.job.queue.nodelist or "")
-    features = sorted({feature for node in each for feature in node.features})
-    for name in feature_names(constraint or ""):
-        if each and name not in features:
-            message = f"no node of {partitions_text(plan, facts)} has the feature {name}"
-            fix = did_you_mean(name, features) or "cluster.constraint=null: its nodes have no features"
-            yield error("cluster.nodes", "cluster.constraint", constraint, message, fix)
-    unknown = sorted((nodelist or frozenset()) - {node.name for node in each})
-    if each and unknown:
-        message = f"{partitions_text(plan, facts)} has no node {unknown[0]}"
-        names = [node.name for node in each]
-        fix = "its nodes: " + (", ".join(names) if len(names) <= _KINDS else f"{names[0]} ... {names[-1]}")
-        yield error("cluster.nodes", "cluster.nodelist", plan.job.queue.nodelist, message, fix)
-
-
-def gpu_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
-    """Find too few nodes with as many GPUs of the requested type."""
-    resources, wanted = plan.job.resources, wanted_of(plan.job)
-    yield from _other_gpu(plan, facts)
-    if not wanted.gpus:
-        return
-    key, value = _gpu_request(resources)
-    what = f"{wanted.gpus} × {wanted.gpu_type}" if wanted.gpu_type else count(wanted.gpus, "GPU")
-
-    def has(node: Node) -> str:
-        return " + ".join(f"{number} × {type_ or 'GPU'}" for type_, number in node.gpus) or "no GPU"
-
-    also = [DEVICES] if resources.gpus_per_task is not None else []
-    yield from _lacking("cluster.gpus", plan, facts, has_gpus, has, (key, value, what), also)
-
-
-def cpu_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
-    """Find too few nodes with the processors that the tasks ask for."""
-    resources, cpus = plan.job.resources, wanted_of(plan.job).cpus
-    key, value = ("cluster.cpus_per_task", resources.cpus_per_task)
-    if value is None:
-        key, value = DEVICES, resources.tasks_per_node
-    what = f"{cpus} CPUs for {count(resources.tasks_per_node, 'task')}"
-    message = (key, value, what)
-    yield from _lacking("cluster.cpus", plan, facts, _has_cpus, lambda node: f"{node.cpus} CPUs", message)
-
-
-def memory_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
-    """Find too few nodes with the requested memory."""
-    resources = plan.job.resources
-    message = ("cluster.mem", resources.memory, f"{wanted_of(plan.job).memory}M of memory")
-
-    def has(node: Node) -> str:
-        return f"{node.memory}M"
-
-    yield from _lacking("cluster.memory", plan, facts, _has_memory, has, message)
+    return sum(number for type_, number in node.gpus if asked in (None, type_.lower())) >= wanted.gpus
 
 
 def _has_cpus(node: Node, wanted: Wanted) -> bool:
@@ -177,127 +63,212 @@ def _has_memory(node: Node, wanted: Wanted) -> bool:
     return wanted.memory is None or node.memory <= 1 or node.memory >= wanted.memory
 
 
-_TESTS: tuple[Callable[[Node, Wanted], bool], ...] = (has_gpus, _has_cpus, _has_memory)
+_TESTS: tuple[Callable[[Node, Wanted], bool], ...] = (_has_gpus, _has_cpus, _has_memory)
+
+
+class _Offer(NamedTuple):
+    """The nodes of a partition that the job's own constraints leave, and how many more Slurm hides.
+
+    With ``PrivateData=cloud`` it hides those that a cloud has powered down, with ``PrivateData=nodes`` all.
+    Nodes that failed under earlier jobs are not left out: where there are too few others, they are taken.
+    """
+
+    partition: Partition
+    nodes: list[Node]
+    hidden: int
+
+    @property
+    def most(self) -> int:
+        return len(self.nodes) + self.hidden
+
+
+def _offers(request: ClusterRequest) -> list[_Offer]:
+    queue, known = request.queue, request.cluster.nodes or {}
+    excluded = expand_hostlist(queue.exclude or "") or frozenset()
+    constraint = queue.constraint if queue.constraint and is_plain(queue.constraint) else None
+    offers = []
+    for partition in request.partitions:
+        nodes = known.get(partition.name, ())
+        left = [
+            node
+            for node in nodes
+            if node.name not in excluded and (constraint is None or has_features(constraint, node.features))
+        ]
+        offers.append(_Offer(partition, left, max(0, partition.total_nodes - len(nodes))))
+    return offers
+
+
+@cluster_check(
+    "cluster.nodes",
+    "the partition has as many nodes, and enough of them can be used now",
+    *("partitions", "nodes"),
+)
+def node_problems(request: ClusterRequest) -> Iterator[Finding]:
+    """Find fewer nodes than the job asks for, or fewer that can be used now."""
+    unknown = list(_unknown_names(request))
+    yield from unknown
+    partitions, resources = request.partitions, request.resources
+    nodes, (key, value) = resources.nodes, request.nodes_key
+    if unknown or not partitions:
+        return
+    largest = max(partitions, key=_most_nodes)
+    smallest = min(partitions, key=lambda partition: partition.min_nodes)
+    too_few = (resources.max_nodes or nodes) < smallest.min_nodes
+    if nodes > _most_nodes(largest) and not request.overrules("partitionmaxnodes"):
+        most = largest.max_nodes or 0
+        message = f"partition {largest.name} gives a job {count(most, 'node')} at most"
+        yield error(key, value, message, _fewer(request, most))
+    elif too_few and not request.overrules("partitionminnodes"):
+        message = f"partition {smallest.name} gives a job {count(smallest.min_nodes, 'node')} at least"
+        yield error(key, value, message, f"{_count_key(request)}={smallest.min_nodes}")
+    else:
+        yield from _too_few(request)
+
+
+def _too_few(request: ClusterRequest) -> Iterator[Finding]:
+    nodes, wanted, (key, value) = request.resources.nodes, wanted_of(request.job), request.nodes_key
+    best = max(_offers(request), key=lambda offer: offer.most)
+    among = f"partition {best.partition.name} has {count(best.most, 'node')}{_that_are(request)}"
+    if best.most < nodes:
+        limits = [f"cluster.{name}" for name in ("constraint", "exclude") if getattr(request.queue, name)]
+        yield error(key, value, among, _fewer(request, best.most), [PARTITION, *limits])
+        return
+    if best.hidden:
+        return  # nobody can tell what they have, nor their states
+    suited = [node for node in best.nodes if all(test(node, wanted) for test in _TESTS)]
+    if len(suited) < nodes:
+        if all(sum(test(node, wanted) for node in best.nodes) >= nodes for test in _TESTS):
+            message = f"{among}, and {len(suited)} of them with all that the job asks for"
+            yield error(key, value, message, _fewer(request, len(suited)))
+        return  # one of the other checks tells what they lack
+    usable = sum(node.is_usable for node in suited)
+    if usable < nodes and request.queue.reservation is None:
+        states = ", ".join(sorted({node.state for node in suited if not node.is_usable}))
+        lost = f"of which {len(suited) - usable} cannot be used now ({states}): the job would wait for them"
+        yield warning(key, value, f"{among}, {lost}", _fewer(request, usable, "start now"))
+
+
+def _unknown_names(request: ClusterRequest) -> Iterator[Finding]:
+    """Find names of nodes and features that do not exist."""
+    there = [node for nodes in (request.cluster.nodes or {}).values() for node in nodes]
+    if not there or any(offer.hidden for offer in _offers(request)):
+        return
+    constraint, nodelist = request.queue.constraint, request.queue.nodelist
+    features = {feature for node in there for feature in node.features}
+    for name in feature_names(constraint or ""):
+        if name not in features:
+            message = f"no node of {request.partitions_text} has the feature {name}"
+            fix = did_you_mean(name, features) or "cluster.constraint=null: its nodes have no features"
+            yield error("cluster.constraint", constraint, message, fix)
+    names = [node.name for node in there]
+    unknown = sorted((expand_hostlist(nodelist or "") or frozenset()).difference(names))
+    if unknown:
+        message = f"{request.partitions_text} has no node {unknown[0]}"
+        fix = "its nodes: " + (", ".join(names) if len(names) <= _KINDS else f"{names[0]} ... {names[-1]}")
+        yield error("cluster.nodelist", nodelist, message, fix)
+
+
+@cluster_check(
+    "cluster.gpus", "the nodes have as many GPUs, of the type that is asked for", "partitions", "nodes"
+)
+def gpu_problems(request: ClusterRequest) -> Iterator[Finding]:
+    """Find too few nodes with as many GPUs of the requested type."""
+    resources, wanted = request.resources, wanted_of(request.job)
+    yield from _other_gpu(request)
+    if not wanted.gpus:
+        return
+    key = next(
+        (name for name in ("gpus_per_task", "gpus_per_node") if getattr(resources, name) is not None), "gres"
+    )
+    what = f"{wanted.gpus} × {wanted.gpu_type}" if wanted.gpu_type else count(wanted.gpus, "GPU")
+
+    def has(node: Node) -> str:
+        return " + ".join(f"{number} × {type_ or 'GPU'}" for type_, number in node.gpus) or "no GPU"
+
+    also = (DEVICES,) if key == "gpus_per_task" else ()
+    yield from _lacking(request, _has_gpus, has, what, (f"cluster.{key}", getattr(resources, key)), also)
+
+
+@cluster_check("cluster.cpus", "the nodes have the processors that the tasks ask for", "partitions", "nodes")
+def cpu_problems(request: ClusterRequest) -> Iterator[Finding]:
+    """Find too few nodes with the processors that the tasks ask for."""
+    resources = request.resources
+    what = f"{wanted_of(request.job).cpus} CPUs for {count(resources.tasks_per_node, 'task')}"
+    asked: tuple[str, object] = ("cluster.cpus_per_task", resources.cpus_per_task)
+    if resources.cpus_per_task is None:
+        asked = (DEVICES, resources.tasks_per_node)
+    yield from _lacking(request, _has_cpus, lambda node: f"{node.cpus} CPUs", what, asked)
+
+
+@cluster_check("cluster.memory", "the nodes have the memory that is asked for", "partitions", "nodes")
+def memory_problems(request: ClusterRequest) -> Iterator[Finding]:
+    """Find too few nodes with the requested memory."""
+    what, asked = f"{wanted_of(request.job).memory}M of memory", ("cluster.mem", request.resources.memory)
+    yield from _lacking(request, _has_memory, lambda node: f"{node.memory}M", what, asked)
 
 
 def _lacking(
-    check: str,
-    plan: Plan,
-    facts: Facts,
+    request: ClusterRequest,
     test: Callable[[Node, Wanted], bool],
     has: Callable[[Node], str],
-    message: tuple[str, object, str],
-    also: Sequence[str] = (),
+    what: str,
+    asked: tuple[str, object],
+    also: tuple[str, ...] = (),
 ) -> Iterator[Finding]:
-    """Report that fewer nodes than requested have something, with what they have."""
-    nodes, wanted, (key, value, what) = plan.job.resources.nodes, wanted_of(plan.job), message
-    partitions = chosen(plan, facts)
-    if not partitions:
+    """Report that fewer nodes than requested pass a test, with what they have.
+
+    With too few nodes whatever they have, cluster.nodes tells.
+    """
+    nodes, wanted = request.resources.nodes, wanted_of(request.job)
+    good = [(offer, sum(test(node, wanted) for node in offer.nodes)) for offer in _offers(request)]
+    best, suited = max(good, key=lambda pair: pair[1] + pair[0].hidden, default=(None, 0))
+    if best is None or suited + best.hidden >= nodes or best.most < nodes:
         return
-
-    def good_of(partition: Partition) -> list[Node]:
-        return [node for node in _candidates(plan, facts, partition) if test(node, wanted)]
-
-    best = max(partitions, key=lambda one: len(good_of(one)) + unseen(one, facts))
-    there, good, more = _candidates(plan, facts, best), good_of(best), unseen(best, facts)
-    if (
-        len(good) + more >= nodes or len(there) + more < nodes
-    ):  # with too few nodes whatever they have, cluster.nodes tells
-        return
-    kinds: dict[str, int] = {}
-    for node in there:
-        kinds[has(node)] = kinds.get(has(node), 0) + 1
-    listed = ", ".join(f"{number} with {kind}" for kind, number in sorted(kinds.items())[:_KINDS])
-    number = f"{len(good)} of the {len(there)} nodes" if good else "no node"
-    text = f"{number} of partition {best.name}{_that_are(plan)} can give {what}, and the job wants {nodes}"
-    yield error(check, key, value, text, f"there: {listed}", ["cluster.partition", *also])
+    kinds = sorted(Counter(map(has, best.nodes)).items())
+    listed = ", ".join(f"{number} with {kind}" for kind, number in kinds[:_KINDS])
+    number = f"{suited} of the {len(best.nodes)} nodes" if suited else "no node"
+    among = f"{number} of partition {best.partition.name}{_that_are(request)}"
+    text = f"{among} can give {what}, and the job wants {nodes}"
+    yield error(*asked, text, f"there: {listed}", (PARTITION, *also))
 
 
-_KINDS = 6
-
-
-def _other_gpu(plan: Plan, facts: Facts) -> Iterator[Finding]:
+def _other_gpu(request: ClusterRequest) -> Iterator[Finding]:
     """Find a GPU in the estimates that is not the one of the nodes."""
-    resources = plan.job.resources
+    resources = request.resources
     if resources.gpu is None:
         return
     only = Resources(resources.nodes, resources.tasks_per_node, gpu_types=resources.gpu_types)
-    there = gpu_of(only, facts.gpu_types)
+    there = gpu_of(only, request.cluster.gpu_types or ())
     if not there.is_assumed and there.gpu.name != resources.gpu:
-        message = (
-            f"estimates count with it, and the GPUs of {partitions_text(plan, facts)} are {there.gpu.name}"
-        )
-        yield warning("cluster.gpus", "cluster.gpu", resources.gpu, message, f"cluster.gpu={there.gpu.name}")
+        text = f"estimates count with it, and the GPUs of {request.partitions_text} are {there.gpu.name}"
+        yield warning("cluster.gpu", resources.gpu, text, f"cluster.gpu={there.gpu.name}")
 
 
-def _gpu_request(resources: Resources) -> tuple[str, object]:
-    if resources.gpus_per_task is not None:
-        return "cluster.gpus_per_task", resources.gpus_per_task
-    if resources.gpus_per_node is not None:
-        return "cluster.gpus_per_node", resources.gpus_per_node
-    return "cluster.gres", resources.gres
+def _that_are(request: ClusterRequest) -> str:
+    queue = request.queue
+    limits = [f"with {queue.constraint}"] if queue.constraint else []
+    limits += [f"without {queue.exclude}"] if queue.exclude else []
+    return f" ({', '.join(limits)})" if limits else ""
 
 
-def unseen(partition: Partition, facts: Facts) -> int:
-    """Return how many nodes of a partition Slurm hides.
-
-    With ``PrivateData=cloud`` those of a cloud that are powered down, with ``PrivateData=nodes`` all.
-    """
-    assert facts.cluster is not None
-    return max(0, partition.total_nodes - len((facts.cluster.nodes or {}).get(partition.name, ())))
-
-
-def _candidates(plan: Plan, facts: Facts, partition: Partition) -> list[Node]:
-    """Return the nodes of a partition that the job's own constraints leave.
-
-    Not left out are those that failed under earlier jobs: where there are too few others, they are taken.
-    """
-    assert facts.cluster is not None
-    nodes, queue = (facts.cluster.nodes or {}).get(partition.name, ()), plan.job.queue
-    excluded = expand_hostlist(queue.exclude or "") or frozenset()
-    constraint = queue.constraint if queue.constraint and is_plain(queue.constraint) else None
-    return [
-        node
-        for node in nodes
-        if node.name not in excluded and (constraint is None or has_features(constraint, node.features))
-    ]
-
-
-def _that_are(plan: Plan) -> str:
-    queue = plan.job.queue
-    message = [f"with {queue.constraint}"] if queue.constraint else []
-    message += [f"without {queue.exclude}"] if queue.exclude else []
-    return f" ({', '.join(message)})" if message else ""
-
-
-def _restricting(plan: Plan) -> list[str]:
-    queue = plan.job.queue
-    return [f"cluster.{name}" for name in ("constraint", "exclude") if getattr(queue, name)]
-
-
-def _fewer(plan: Plan, facts: Facts, most: int, can: str = "run") -> str | None:
+def _fewer(request: ClusterRequest, most: int, can: str = "run") -> str | None:
     """Suggest the largest number of nodes that is there, and partitions with as many as requested."""
-    assert facts.cluster is not None
-    key, nodes = _count_key(plan), plan.job.resources.nodes
-    ways = [f"{key}={most} is the largest that could {can}"] if most else []
-    mine = {partition.name for partition in chosen(plan, facts)}
-    others = [
-        one.name
-        for one in facts.cluster.partitions or ()
-        if one.name not in mine
-        and one.state == "UP"
-        and one.is_open
-        and min(one.total_nodes, _or_more(one.max_nodes)) >= nodes
-    ]
+    ways = [f"{_count_key(request)}={most} is the largest that could {can}"] if most else []
+
+    def suits(other: Partition) -> bool:
+        is_other = other.name not in {partition.name for partition in request.partitions}
+        return is_other and min(other.total_nodes, _most_nodes(other)) >= request.resources.nodes
+
+    others = request.other_partitions(suits)
     if others and can == "run":
-        ways.append(f"partitions with as many nodes: {', '.join(others)} (cluster.partition)")
+        ways.append(f"partitions with as many nodes: {others} ({PARTITION})")
     return "\n".join(ways) or None
 
 
-def _count_key(plan: Plan) -> str:
-    key, _ = node_key(plan)
-    return f"{key}.min" if plan.job.resources.is_elastic else full(key)
+def _count_key(request: ClusterRequest) -> str:
+    key, _ = request.nodes_key
+    return f"{key}.min" if request.resources.is_elastic else full(key)
 
 
-def _or_more(limit: int | None) -> float:
-    return float("inf") if limit is None else limit
+def _most_nodes(partition: Partition) -> float:
+    return float("inf") if partition.max_nodes is None else partition.max_nodes

@@ -6,171 +6,167 @@ Also what no launch goes past: the machine that launches, and the scheduler's ow
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import NamedTuple
 
-from launcher.checks.facts import Facts, Interpreter, LocalPath, MissingPath, PathFacts
-from launcher.checks.findings import Finding, Severity, error, warning
+from launcher.checks.facts import (
+    HostFacts,
+    ImageFacts,
+    Interpreter,
+    LocalPath,
+    LocalPaths,
+    MissingPath,
+    PathFacts,
+    SubmissionFacts,
+)
+from launcher.checks.findings import Finding, Severity, check, error, warning
 from launcher.errors import one_line
 from launcher.estimates.cost import KEEP, Checkpoints, checkpoints_of
 from launcher.estimates.model import model_size
 from launcher.estimates.parallelism import NODES, PIPELINE
 from launcher.estimates.values import Values, count, full
 from launcher.plan import Job, Plan
-from launcher.releases import (
-    Contents,
-    for_pyxis,
-    newest_with_core,
-    newest_with_pretraining,
-    version,
-)
+from launcher.releases import Contents, for_pyxis, newest_with_core, newest_with_pretraining, version
 
 # So many of those with the same mistake are named.
 _NAMED = 3
 
-Find = Callable[[Plan, Facts], Iterable[Finding]]
-
 _DIRECTORY = "exp_manager.checkpoint_callback_params.dirpath"
+_ELSEWHERE = "base_results_dir=... where there is more space"
 
 
-def missing_path_problems(check: str, of: Callable[[PathFacts], Sequence[MissingPath] | None]) -> Find:
-    """Return the rule of one kind of path: an error where this machine can tell, else a warning."""
-
-    def find(plan: Plan, facts: Facts) -> Iterator[Finding]:
-        for alike in _alike((of(facts.paths) if facts.paths is not None else None) or ()):
-            first, *rest = alike
-            text = first.why
-            others = list(dict.fromkeys(_other(lack, first) for lack in rest))
-            if others:
-                more = f" and {len(others) - _NAMED + 1} more" if len(others) >= _NAMED else ""
-                text += f"; likewise {', '.join(others[: _NAMED - 1])}{more}"
-            also = tuple(dict.fromkeys(lack.key for lack in rest if lack.key != first.key))
-            tell = error if first.certain else warning
-            yield tell(check, first.key, first.path, text, first.fix, also)
-
-    return find
-
-
-def _alike(lacks: Iterable[MissingPath]) -> list[list[MissingPath]]:
-    """Group missing paths by their reason."""
+def missing_path_problems(paths: PathFacts, part: str) -> Iterator[Finding]:
+    """Find missing paths of one kind: an error where this machine can tell, else a warning."""
     groups: dict[tuple[str, bool], list[MissingPath]] = {}
-    for lack in lacks:
+    for lack in getattr(paths, part):
         groups.setdefault((lack.why, lack.certain), []).append(lack)
-    return list(groups.values())
+    for first, *rest in groups.values():
+        text, tell = first.why, error if first.certain else warning
+        others = list(dict.fromkeys(lack.path if lack.key == first.key else full(lack.key) for lack in rest))
+        if others:
+            more = f" and {len(others) - _NAMED + 1} more" if len(others) >= _NAMED else ""
+            text += f"; likewise {', '.join(others[: _NAMED - 1])}{more}"
+        also = tuple(dict.fromkeys(lack.key for lack in rest if lack.key != first.key))
+        yield tell(first.key, first.path, text, first.fix, also)
 
 
-def _other(lack: MissingPath, first: MissingPath) -> str:
-    """Return how a further path is named: by itself, or by its key."""
-    return lack.path if lack.key == first.key else full(lack.key)
+for _id, _part, _tells in (
+    ("path.tokenizer", "tokenizer", "the tokenizer's files are there, and what they should be"),
+    ("path.data", "data", "the data sets are there, each .idx and .bin of as many tokens"),
+    ("path.sources", "sources", "what a data preparation, conversion or evaluation reads is there"),
+    (
+        "path.checkpoint",
+        "checkpoint",
+        "the checkpoint that the training is to go on from is there, and whole",
+    ),
+    ("path.image", "image", "an image that is a file is there, and a whole squashfs"),
+    ("image.fetch", "fetched", "many nodes do not fetch an image of a registry at once"),
+    (
+        "path.script",
+        "script",
+        "the job's program is there: the engine's in its checkout, a command's own on the nodes",
+    ),
+    ("path.mounts", "mounts", "what the container mounts is there"),
+    ("path.writable", "results", "the directory of the run can be written"),
+):
+    check(_id, _tells, f"paths.{_part}")(partial(missing_path_problems, part=_part))
 
 
-def shared_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
+@check("path.shared", "what the nodes of a job share is on no disk of this machine's own", "paths.local")
+def shared_problems(plan: Plan, paths: PathFacts) -> Iterator[Finding]:
     """Find paths on disks of this machine that the nodes do not see."""
-    most, local = max(plan.job.resources.node_counts), facts.paths.local if facts.paths is not None else None
-    if most < 2 or local is None:
+    most, local = max(plan.job.resources.node_counts), paths.local or LocalPaths((), ())
+    if most < 2:
         return
     nodes = count(most, "node")
     for first in local.results:
         text = f"{_where(first)}; the job's {nodes} write to this directory together"
-        fix = f"a directory that all nodes share: {full(first.key)}=..."
-        yield warning("path.shared", first.key, first.path, text, fix)
+        yield warning(first.key, first.path, text, f"a directory that all nodes share: {full(first.key)}=...")
     for first in local.inputs[:1]:
-        others = tuple(dict.fromkeys(one.key for one in local.inputs if one.key != first.key))
+        others = tuple(dict.fromkeys(path.key for path in local.inputs if path.key != first.key))
         likewise = f" (likewise {', '.join(map(full, others))})" if others else ""
         text = f"{_where(first)}; each of the job's {nodes} must have it{likewise}"
         fix = "put it where all nodes share it, or a copy on each of them"
-        yield warning("path.shared", first.key, first.path, text, fix, others)
+        yield warning(first.key, first.path, text, fix, others)
 
 
 def _where(found: LocalPath) -> str:
     return f"it lies on a file system of this machine's own ({found.kind}, mounted at {found.mount})"
 
 
-def file_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
+@check("secret.file", "files of secrets are there, and can be read", "missing_secrets")
+def file_problems(missing_secrets: tuple[MissingPath, ...]) -> Iterator[Finding]:
     """Find files of secrets that the job could not read as it starts."""
-    for lost in facts.missing_secrets or ():
+    for lost in missing_secrets:
         fix = f"the whole path of a file whose first line is the secret, or {lost.key}=null"
-        if lost.certain:
-            yield error("secret.file", lost.key, lost.path, lost.why, fix)
-        else:
-            text = f"{lost.why} on this machine; every node must have it"
-            yield warning("secret.file", lost.key, lost.path, text, fix)
+        tell, where = (error, "") if lost.certain else (warning, " on this machine; every node must have it")
+        yield tell(lost.key, lost.path, f"{lost.why}{where}", fix)
 
 
-def permission_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
+@check("secret.permissions", "files of secrets are their owner's alone", "open_secrets")
+def permission_problems(open_secrets: Mapping[str, str]) -> Iterator[Finding]:
     """Find files of secrets that others may read."""
-    for variable, path in (facts.open_secrets or {}).items():
+    for variable, path in open_secrets.items():
         text = f"{one_line(path)}, which {variable} is read from, may be read by others than its owner"
-        yield Finding("secret.permissions", Severity.WARNING, None, text, f"chmod 600 {shlex.quote(path)}")
+        yield Finding(Severity.WARNING, None, text, f"chmod 600 {shlex.quote(path)}")
 
 
-def checkpoint_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
+@check(
+    "space.checkpoints",
+    "there is space for the next checkpoint, and for all that are kept",
+    "paths.free_bytes",
+)
+def checkpoint_problems(plan: Plan, paths: PathFacts) -> Iterator[Finding]:
     """Find too little space for the next checkpoint, or for all that are kept.
 
     Those that the run has already have their space.
     """
-    paths, values = facts.paths, Values(plan.job.config or {})
-    free = paths.free_bytes if paths is not None else None
+    values, free = Values(plan.job.config or {}), paths.free_bytes or 0
     model = model_size(values)
     saved = checkpoints_of(values, model, plan.job.engine) if model is not None else None
-    if free is None or saved is None:
+    if saved is None:
         return
-    there = (paths.checkpoints_there if paths is not None else None) or 0
-    more = max(1, saved.most - there)
-    left = f"{told_bytes(free)} are free" + (" (by the quota)" if paths and paths.free_by == "quota" else "")
+    there = paths.checkpoints_there or 0
+    more, size = max(1, saved.most - there), told_bytes(saved.size)
     if saved.size > free:
-        tell, whose = (warning, " of this machine's own disk") if _is_own_disk(plan, facts) else (error, "")
-        yield tell(
-            "space.checkpoints",
-            _DIRECTORY,
-            values.raw(_DIRECTORY),
-            f"a checkpoint takes about {told_bytes(saved.size)}, and {left}{whose}",
-            "base_results_dir=... where there is more space",
-        )
+        # A disk of a laptop is not the one that the nodes of the job write to.
+        is_own = paths.local is not None and paths.local.results and max(plan.job.resources.node_counts) > 1
+        tell, whose = (warning, " of this machine's own disk") if is_own else (error, "")
+        text = f"a checkpoint takes about {size}, and {_free(paths)}{whose}"
+        yield tell(_DIRECTORY, values.raw(_DIRECTORY), text, _ELSEWHERE)
     elif more * saved.size > free:
-        yield warning(
-            "space.checkpoints",
-            KEEP,
-            values.raw(KEEP),
-            f"{count(more, 'more checkpoint' if there else 'checkpoint')} of about {told_bytes(saved.size)}"
-            f" take {told_bytes(more * saved.size)}, and {left}: enough for"
-            f" {free // saved.size}",
-            _fix(saved, there + free // saved.size, plan.job.engine),
-            also=(_DIRECTORY,),
-        )
+        need = f"{count(more, 'more checkpoint' if there else 'checkpoint')} of about {size} take"
+        room = free // saved.size
+        text = f"{need} {told_bytes(more * saved.size)}, and {_free(paths)}: enough for {room}"
+        fix = _fewer(saved, there + room, plan.job.engine)
+        yield warning(KEEP, values.raw(KEEP), text, fix, also=(_DIRECTORY,))
 
 
-def conversion_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
+def _free(paths: PathFacts) -> str:
+    by_quota = " (by the quota)" if paths.free_by == "quota" else ""
+    return f"{told_bytes(paths.free_bytes or 0)} are free{by_quota}"
+
+
+def _fewer(saved: Checkpoints, room: int, engine: str) -> str:
+    if engine == "megatron_lm":
+        return f"fewer: Megatron-LM keeps them all; or {_ELSEWHERE}"
+    kept = room - saved.beside
+    return f"{full(KEEP)}={kept}, or {_ELSEWHERE}" if kept > 0 else _ELSEWHERE
+
+
+@check("space.output", "there is space for a converted model", "paths.free_bytes")
+def conversion_problems(plan: Plan, paths: PathFacts) -> Iterator[Finding]:
     """Find too little space for a converted model."""
     node = (plan.job.stage_config or {}).get("conversion")
-    free = facts.paths.free_bytes if facts.paths is not None else None
-    if node is None or free is None or not isinstance(node["model"], Mapping):
+    if node is None or not isinstance(node["model"], Mapping):
         return
     model = model_size(Values({"model": node["model"], "run": {"model_type": node["model_type"]}}))
     size = model.parameters * (4 if node["dtype"] in (None, "float32") else 2) if model is not None else 0
-    if size > free:
-        by_quota = " (by the quota)" if facts.paths is not None and facts.paths.free_by == "quota" else ""
-        yield error(
-            "space.output",
-            "conversion.output",
-            node["output"],
-            f"the converted model takes about {told_bytes(size)}, and {told_bytes(free)} are free{by_quota}",
-            "conversion.output=... where there is more space, or conversion.dtype=bfloat16",
-        )
-
-
-def _is_own_disk(plan: Plan, facts: Facts) -> bool:
-    """Return True if the nodes of the job cannot write to the disk that was looked at, as on a laptop."""
-    local = facts.paths.local if facts.paths is not None else None
-    return local is not None and bool(local.results) and max(plan.job.resources.node_counts) > 1
-
-
-def _fix(saved: Checkpoints, room: int, engine: str) -> str:
-    elsewhere = "base_results_dir=... where there is more space"
-    if engine == "megatron_lm":
-        return f"fewer: Megatron-LM keeps them all; or {elsewhere}"
-    beside = saved.beside
-    return f"{full(KEEP)}={room - beside}, or {elsewhere}" if room > beside else elsewhere
+    if size > (paths.free_bytes or 0):
+        text = f"the converted model takes about {told_bytes(size)}, and {_free(paths)}"
+        fix = "conversion.output=... where there is more space, or conversion.dtype=bfloat16"
+        yield error("conversion.output", node["output"], text, fix)
 
 
 def told_bytes(size: int) -> str:
@@ -192,7 +188,6 @@ _OWN_RECIPE = "container=megatron builds one"
 ENCODER_STAGES = "--encoder-pipeline-model-parallel-size"
 _NO_ENCODER_STAGES = (0, 14)
 
-_ENGINE, _NETWORK = "image.engine", "image.network"
 _OPTIMIZER = "model.optim.name"
 _NEW_OPTIMIZER, _OLD_OPTIMIZER = "mcore_distributed_optim", "distributed_fused_adam"
 _PLUGIN = "NCCL_NET_PLUGIN"
@@ -243,20 +238,21 @@ def _for_our_trainer(contents: Contents) -> Fit:
     return Fit(fits, message if fits else f"{message}; {wanted}", None if fits else fix)
 
 
-def engine_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
+@check("image.engine", "the image has what the engine runs", "image.contents")
+def engine_problems(plan: Plan, image: ImageFacts) -> Iterator[Finding]:
     """Find an image without the program that the engine runs, or without the optimizer."""
-    contents = facts.image.contents if facts.image is not None else None
-    if contents is None or plan.job.config is None or plan.job.container is None:
+    job, contents = plan.job, image.contents
+    if contents is None or job.config is None or job.container is None:
         return
-    if plan.job.engine == "megatron_lm":
-        yield from _lost_stages(plan.job, contents)
-    elif plan.job.engine in JUDGED and not _brings_its_own(plan.job):
-        fit = engine_fit(contents, plan.job.engine)
+    if job.engine == "megatron_lm":
+        yield from _lost_stages(job, contents)
+    elif job.engine in JUDGED and not _brings_its_own(job):
+        fit = engine_fit(contents, job.engine)
         if fit.fits is not True:
             tell = error if fit.fits is False and contents.is_certain else warning
-            yield tell(_ENGINE, "container", plan.job.container.image, _told(contents, fit.why), fit.fix)
-        elif plan.job.engine == "nemo":
-            yield from _unknown_optimizer(Values(plan.job.config), contents)
+            yield tell("container", job.container.image, _told(contents, fit.why), fit.fix)
+        elif job.engine == "nemo":
+            yield from _unknown_optimizer(Values(job.config), contents)
 
 
 def _told(contents: Contents, text: str) -> str:
@@ -285,15 +281,12 @@ def _is_mounted(job: Job, path: str) -> bool:
 
 def _unknown_optimizer(values: Values, contents: Contents) -> Iterator[Finding]:
     """Find the name of an optimizer that NeMo before 2.0 does not know."""
-    if values.raw(_OPTIMIZER) != _NEW_OPTIMIZER or contents.mcore_optimizer is not False:
-        return
-    message = f"the NeMo of {contents.origin} does not know this optimizer, which is new with 24.05"
-    fix = (
-        f"{full(_OPTIMIZER)}={_OLD_OPTIMIZER}; or the newest image that has the scripts:"
-        f" container={for_pyxis(newest_with_pretraining())}"
-    )
-    tell = error if contents.is_certain else warning
-    yield tell(_ENGINE, _OPTIMIZER, _NEW_OPTIMIZER, _told(contents, message), fix, also=("container",))
+    if values.raw(_OPTIMIZER) == _NEW_OPTIMIZER and contents.mcore_optimizer is False:
+        text = f"the NeMo of {contents.origin} does not know this optimizer, which is new with 24.05"
+        newest = f"container={for_pyxis(newest_with_pretraining())}"
+        fix = f"{full(_OPTIMIZER)}={_OLD_OPTIMIZER}; or the newest image that has the scripts: {newest}"
+        tell = error if contents.is_certain else warning
+        yield tell(_OPTIMIZER, _NEW_OPTIMIZER, _told(contents, text), fix, also=("container",))
 
 
 def _lost_stages(job: Job, contents: Contents) -> Iterator[Finding]:
@@ -301,39 +294,34 @@ def _lost_stages(job: Job, contents: Contents) -> Iterator[Finding]:
     core, stages = version(contents.megatron_core)[:2], Values(job.config or {}).raw(PIPELINE)
     if core < _NO_ENCODER_STAGES or ENCODER_STAGES not in job.payload.argv:
         return
-    if _is_mounted(job, job.payload.working_dir):
-        return
-    best = newest_with_core((0, 1), _NO_ENCODER_STAGES)
-    message = f"{contents.origin} has megatron-core {contents.megatron_core}, which has no pipeline for a T5"
-    fix = f"1; or the newest image that has one: container={for_pyxis(best)}"
-    tell = error if contents.is_certain else warning
-    yield tell(_ENGINE, PIPELINE, stages, _told(contents, message), fix, also=("container",))
+    if not _is_mounted(job, job.payload.working_dir):
+        text = f"{contents.origin} has megatron-core {contents.megatron_core}, which has no pipeline for a T5"
+        best = newest_with_core((0, 1), _NO_ENCODER_STAGES)
+        fix = f"1; or the newest image that has one: container={for_pyxis(best)}"
+        tell = error if contents.is_certain else warning
+        yield tell(PIPELINE, stages, _told(contents, text), fix, also=("container",))
 
 
-def network_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
+@check("image.network", "NCCL finds the plugin for EFA, where FI_PROVIDER=efa")
+def network_problems(plan: Plan, image: ImageFacts | None) -> Iterator[Finding]:
     """Find an image with which NCCL would not use EFA through aws-ofi-nccl."""
-    job, contents = plan.job, facts.image.contents if facts.image is not None else None
-    several = max(job.resources.node_counts) > 1
-    if (
-        contents is None
-        or job.container is None
-        or not several
-        or job.environment.get("FI_PROVIDER") != "efa"
-    ):
+    job, contents = plan.job, image.contents if image is not None else None
+    is_efa = job.environment.get("FI_PROVIDER") == "efa" and max(job.resources.node_counts) > 1
+    if contents is None or job.container is None or not is_efa:
         return
-    chosen = job.environment.get(_PLUGIN)
+    chosen, key = job.environment.get(_PLUGIN), f"env_vars.{_PLUGIN}"
     if contents.nccl_net_plugin == "spcx" and chosen is None and _PLUGIN not in job.environment_files:
-        message = f"{contents.origin} sets it to spcx, which does not drive EFA: NCCL would use TCP unnoticed"
-        fix = f"env_vars.{_PLUGIN}={contents.efa_plugin}"
+        text = f"{contents.origin} sets it to spcx, which does not drive EFA: NCCL would use TCP unnoticed"
+        fix = f"{key}={contents.efa_plugin}"
         if contents.efa_plugin is None:
-            fix = f"the image has no aws-ofi-nccl: add it, and env_vars.{_PLUGIN}=PATH of its libnccl-net.so"
-        yield warning(_NETWORK, f"env_vars.{_PLUGIN}", None, message, fix, also=("container",))
+            fix = f"the image has no aws-ofi-nccl: add it, and {key}=PATH of its libnccl-net.so"
+        yield warning(key, None, text, fix, also=("container",))
     if contents.aws_ofi_nccl == _LEAKING and not (chosen or "").startswith("/"):
-        message = f"aws-ofi-nccl {_LEAKING} of {contents.origin} leaks memory: long jobs get slower"
-        fix = (
-            f"an image with aws-ofi-nccl {_MENDED}, such as image.versions.aws_ofi_nccl={_MENDED} of a recipe"
+        text = f"aws-ofi-nccl {_LEAKING} of {contents.origin} leaks memory: long jobs get slower"
+        recipe = f"image.versions.aws_ofi_nccl={_MENDED} of a recipe"
+        yield warning(
+            "container", job.container.image, text, f"an image with aws-ofi-nccl {_MENDED}, such as {recipe}"
         )
-        yield warning(_NETWORK, "container", job.container.image, message, fix)
 
 
 # --- the machine that launches, and the scheduler
@@ -342,28 +330,6 @@ MACHINE = "machine"
 SCHEDULER = "scheduler"
 
 _PYTHON = "cluster.python"
-
-
-def machine_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
-    """Find what a launch lacks on this machine: an interpreter with its libraries, an allocation."""
-    host, container = facts.host, plan.job.container
-    if host is None:
-        return
-    if container is not None and plan.scheduler == "local":
-        message = "not used: cluster.scheduler=local runs without containers"
-        yield warning(MACHINE, "container", container.image, message)
-    if host.interpreter is not None:
-        yield from _interpreter_problems(plan, host.interpreter)
-    if plan.scheduler != "allocation":
-        return
-    nodes = plan.job.resources.nodes
-    fix = f"salloc --nodes={nodes} --ntasks-per-node={plan.job.resources.tasks_per_node}"
-    if not host.in_allocation:
-        yield error(MACHINE, "cluster.scheduler", "allocation", "this shell is in no allocation", fix)
-    elif host.allocation_nodes is not None and host.allocation_nodes < nodes:
-        message = f"the allocation that this shell is in has {host.allocation_nodes}"
-        yield error(MACHINE, NODES, nodes, message, fix)
-
 
 # By stage: the libraries in words, the work that needs them, and the extra that has them.
 _NEEDS = {
@@ -374,32 +340,51 @@ _NEEDS = {
 _OF_TRAININGS = ("torch and megatron-core", "a training", "train")
 
 
+@check(
+    MACHINE,
+    "this machine has what a launch needs: an interpreter with the trainer's libraries, an allocation",
+    "host.in_allocation",
+)
+def machine_problems(plan: Plan, host: HostFacts) -> Iterator[Finding]:
+    """Find what a launch lacks on this machine: an interpreter with its libraries, an allocation."""
+    container, resources = plan.job.container, plan.job.resources
+    if container is not None and plan.scheduler == "local":
+        text = "not used: cluster.scheduler=local runs without containers"
+        yield warning("container", container.image, text)
+    if host.interpreter is not None:
+        yield from _interpreter_problems(plan, host.interpreter)
+    if plan.scheduler != "allocation":
+        return
+    fix = f"salloc --nodes={resources.nodes} --ntasks-per-node={resources.tasks_per_node}"
+    if not host.in_allocation:
+        yield error("cluster.scheduler", "allocation", "this shell is in no allocation", fix)
+    elif host.allocation_nodes is not None and host.allocation_nodes < resources.nodes:
+        text = f"the allocation that this shell is in has {host.allocation_nodes}"
+        yield error(NODES, resources.nodes, text, fix)
+
+
 def _interpreter_problems(plan: Plan, python: Interpreter) -> Iterator[Finding]:
     libraries, work, extra = _NEEDS.get(plan.job.stage, _OF_TRAININGS)
     name = None if python.is_own else python.name
     if python.problem is not None:
-        yield error(MACHINE, _PYTHON, name, python.problem, python.nearest)
+        yield error(_PYTHON, name, python.problem, python.nearest)
     elif python.path is None:
-        yield warning(MACHINE, _PYTHON, name, "not on this machine; every node must have it")
+        yield warning(_PYTHON, name, "not on this machine; every node must have it")
     elif python.missing is None:
-        yield warning(MACHINE, _PYTHON, name, f"it does not say whether it has {libraries}")
+        yield warning(_PYTHON, name, f"it does not say whether it has {libraries}")
     elif python.missing:
         who = "the launcher's own interpreter" if python.is_own else "it"
-        yield error(
-            MACHINE,
-            _PYTHON,
-            name,
-            f"{who} does not find {', '.join(python.missing)}",
+        fix = (
             f"install what {work} needs there: {python.path} -m pip install 'PATH[{extra}]', where PATH is"
             " Slipway's checkout or wheel\n"
-            "or name another interpreter, cluster.python=..., or an image, container=...",
+            "or name another interpreter, cluster.python=..., or an image, container=..."
         )
+        yield error(_PYTHON, name, f"{who} does not find {', '.join(python.missing)}", fix)
 
 
-def submission_problems(facts: Facts) -> Iterator[Finding]:
+@check(SCHEDULER, "Slurm takes the script, by `sbatch --test-only`", "submission.is_refused")
+def submission_problems(submission: SubmissionFacts) -> Iterator[Finding]:
     """Repeat what the scheduler says of the script, in its own words."""
-    answer = facts.submission
-    if answer is None or answer.message is None:
-        return
-    severity = Severity.ERROR if answer.is_refused else Severity.WARNING
-    yield Finding(SCHEDULER, severity, None, answer.message, answer.fix)
+    if submission.message is not None:
+        severity = Severity.ERROR if submission.is_refused else Severity.WARNING
+        yield Finding(severity, None, submission.message, submission.fix)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from launcher.checks.facts import Facts
-from launcher.checks.findings import Finding, Severity, error, warning
+from launcher.checks.findings import Finding, Severity, check, error, warning
 from launcher.errors import one_line
 from launcher.estimates import parallelism as keys
 from launcher.estimates.model import LATENT, LATENT_QUERY
@@ -117,26 +116,20 @@ KEYS = frozenset(
 )
 
 
+@check("type.whole", "sizes, counts and steps are whole numbers")
 def whole_problems(values: Values) -> Iterator[Finding]:
     for key, least in _WHOLE.items():
         value = values.raw(key)
         if value is not None and not (is_whole(value) and value >= least):
-            yield error("type.whole", key, value, f"expected a whole number of at least {least}")
-    for key in _needed(values):
-        if values.raw(key) is None:
-            yield error("type.whole", key, None, f"a whole number is needed{_if_absent(values, key)}")
-
-
-def _needed(values: Values) -> Iterator[str]:
-    """Yield the keys that a training needs; a node that is not there at all is not ours to judge."""
+            yield error(key, value, f"expected a whole number of at least {least}")
     two = is_encoder_decoder(values)
     length = "model.seq_length" if two else "model.encoder_seq_length"
-    of_stacks = [
-        f"{stack}.{name}" for stack in (_STACKS[1:] if two else _STACKS[:1]) for name in _NEEDED_OF_A_STACK
-    ]
+    stacks = _STACKS[1:] if two else _STACKS[:1]
+    of_stacks = [f"{stack}.{name}" for stack in stacks for name in _NEEDED_OF_A_STACK]
     for key in (*_NEEDED, length, *of_stacks):
-        if values.node(key.partition(".")[0]) is not None:
-            yield key
+        # A node that is not there at all is not ours to judge.
+        if values.node(key.partition(".")[0]) is not None and values.raw(key) is None:
+            yield error(key, None, f"a whole number is needed{_if_absent(values, key)}")
 
 
 def _if_absent(values: Values, key: str) -> str:
@@ -144,52 +137,53 @@ def _if_absent(values: Values, key: str) -> str:
     return "" if name in (values.node(node) or {}) else ", and the key is not there"
 
 
+@check("type.number", "rates, dropouts and the like are numbers in their range")
 def number_problems(values: Values) -> Iterator[Finding]:
+    """Find numbers that are none, or out of range, and a model without an optimizer or a learning rate."""
     for key, valid in _NUMBERS.items():
         value = values.raw(key)
         if value is not None and not (is_number(value) and valid.holds(value)):
             endless = isinstance(value, float) and not is_number(value)
-            text = f"expected {valid}{', and not infinite' if endless else ''}"
-            yield error("type.number", key, value, text)
-    yield from _rate_needed(values)
-
-
-def _rate_needed(values: Values) -> Iterator[Finding]:
-    """Find a model without an optimizer or a learning rate."""
+            yield error(key, value, f"expected {valid}{', and not infinite' if endless else ''}")
+    optimizer, rate = "model.optim", "model.optim.lr"
     if values.node("model") is None:
         return
-    if values.node("model.optim") is None:
-        text = "an optimizer is needed: its name, lr and sched"
-        yield error("type.number", "model.optim", values.raw("model.optim"), text)
-    elif values.raw("model.optim.lr") is None:
-        text = f"a learning rate is needed{_if_absent(values, 'model.optim.lr')}"
-        yield error("type.number", "model.optim.lr", None, text, "such as 1e-4")
+    if values.node(optimizer) is None:
+        yield error(optimizer, values.raw(optimizer), "an optimizer is needed: its name, lr and sched")
+    elif values.raw(rate) is None:
+        yield error(rate, None, f"a learning rate is needed{_if_absent(values, rate)}", "such as 1e-4")
 
 
-def trainer_problems(facts: Facts) -> Iterator[Finding]:
-    """Repeat what our trainer says of the configuration that it would refuse."""
-    if facts.trainer_verdict:
-        named = _KEY.match(facts.trainer_verdict)
-        key = full(named["key"]) if named else None
-        yield Finding(TRAINER, Severity.ERROR, key, one_line(_NODE.sub("training.", facts.trainer_verdict)))
-
-
+@check("type.flag", "switches are True or False")
 def flag_problems(values: Values) -> Iterator[Finding]:
     for key in _FLAGS:
-        value: Any = values.raw(key)
-        if value is not None and not isinstance(value, bool) and not isinstance(value, Mapping):
-            yield error("type.flag", key, value, "expected True or False")
+        value = values.raw(key)
+        if value is not None and not isinstance(value, (bool, Mapping)):
+            yield error(key, value, "expected True or False")
 
 
-def key_problems(values: Values, facts: Facts) -> Iterator[Finding]:
+@check(TRAINER, "our trainer takes the configuration, where engine=megatron", "trainer_verdict")
+def trainer_problems(trainer_verdict: str) -> Iterator[Finding]:
+    """Repeat what our trainer says of the configuration that it would refuse."""
+    if trainer_verdict:
+        named = _KEY.match(trainer_verdict)
+        key = full(named["key"]) if named else None
+        yield Finding(Severity.ERROR, key, one_line(_NODE.sub("training.", trainer_verdict)))
+
+
+@check(
+    "keys.unknown",
+    "keys that no shipped configuration has are not slips of ones that it has",
+    "added_keys",
+    "shipped_keys",
+)
+def key_problems(values: Values, added_keys: Iterable[str], shipped_keys: Iterable[str]) -> Iterator[Finding]:
     """Find keys of NeMo's nodes that nothing knows and that are near to a known one."""
-    for key in facts.added_keys or ():
-        if key.startswith(_UNSHIPPED):
-            continue
-        near = nearest_key(key, facts.shipped_keys or ())
+    for key in added_keys:
+        near = nearest_key(key, shipped_keys) if not key.startswith(_UNSHIPPED) else None
         if near is not None:
             text = "no shipped configuration has this key"
-            yield warning("keys.unknown", key, values.raw(key), text, f"did you mean {full(near)}?")
+            yield warning(key, values.raw(key), text, f"did you mean {full(near)}?")
 
 
 def nearest_key(key: str, shipped: Iterable[str]) -> str | None:

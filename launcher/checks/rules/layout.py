@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 
 from arithmetic.layout import (
     ParallelConfig,
@@ -14,13 +15,11 @@ from arithmetic.layout import (
     interleaves,
     shares_sequence,
 )
-from launcher.checks.findings import Finding, error, warning
+from launcher.checks.findings import Finding, check, error, warning
 from launcher.estimates import parallelism as keys
 from launcher.estimates.parallelism import Stack, is_encoder_decoder, read_parallel_config, stacks_of
 from launcher.estimates.values import Values, count, divisors, full, listed
 from launcher.plan import Plan
-
-Rule = Callable[[ParallelConfig, int], Finding | None]
 
 # What tensor parallelism cuts into equal parts, with its name among people.
 _DIVIDED = {
@@ -30,88 +29,36 @@ _DIVIDED = {
 }
 
 
-def layout_problems(config: Mapping[str, Any], nodes: int) -> list[Finding]:
-    """Return what keeps a configuration from running on a number of nodes, by arithmetic."""
-    shape = read_parallel_config(Values(config))
-    return [] if shape is None else list(problems_at(shape, nodes))
-
-
 def problems_at(shape: ParallelConfig, nodes: int) -> Iterator[Finding]:
-    """Yield the first broken rule of a layout; it keeps the later ones from being applied."""
-    for rule in RULES:
-        found = rule(shape, nodes)
-        if found is not None:
-            yield found
-            return
-
-
-def world_problem(shape: ParallelConfig, nodes: int) -> Finding | None:
-    if divides_world(shape, nodes):
-        return None
-    return error(
-        "layout.world",
-        *blamed(shape, nodes),
-        f"{product(shape)} does not divide {gpus(shape, nodes)}",
-        also=(keys.NODES,),
-    )
-
-
-def experts_problem(shape: ParallelConfig, nodes: int) -> Finding | None:
-    if experts_divide_world(shape, nodes):
-        return None
-    size = shape.experts
-    return error(
-        "layout.experts",
-        keys.EXPERT,
-        shape.expert,
-        f"expert tensor {shape.expert_tensor} × expert {shape.expert} × pipeline {shape.pipeline} = {size}"
-        f" does not divide {gpus(shape, nodes)}",
-        also=(keys.NODES,),
-    )
-
-
-def batch_problem(shape: ParallelConfig, nodes: int) -> Finding | None:
-    if divides_batch(shape, nodes):
-        return None
-    data = shape.data(nodes)
-    step = shape.micro * data
-    return error(
-        "batch.global",
-        keys.GLOBAL,
-        shape.batch,
-        f"not a multiple of micro batch {shape.micro} × data parallel {data}"
-        f" = {step}; data parallel {data} is {gpus(shape, nodes)} / ({product(shape)})",
-        also=(keys.MICRO, keys.NODES),
-    )
-
-
-def interleaving_problem(shape: ParallelConfig, nodes: int) -> Finding | None:
-    if interleaves(shape, nodes):
-        return None
-    micro_batches = shape.micro_batches(nodes)
-    return error(
-        "batch.interleaved",
-        keys.GLOBAL,
-        shape.batch,
-        f"/ (micro batch {shape.micro} × data parallel {shape.data(nodes)}) is"
-        f" {micro_batches} micro batches, and virtual pipeline {shape.virtual} wants them in groups of"
-        f" {shape.group}",
-        also=(keys.VIRTUAL, keys.NODES),
-    )
-
-
-RULES: tuple[Rule, ...] = (world_problem, experts_problem, batch_problem, interleaving_problem)
-
-
-def product(shape: ParallelConfig) -> str:
-    """Return the GPUs of one copy of the model, with their factors."""
-    parts = f"tensor {shape.tensor} × pipeline {shape.pipeline} × context {shape.context}"
-    return f"{parts} = {shape.model}"
-
-
-def gpus(shape: ParallelConfig, nodes: int) -> str:
-    """Return the world size, with its factors."""
-    return f"{count(nodes, 'node')} × {count(shape.devices, 'GPU')} = {nodes * shape.devices}"
+    """Yield the first broken rule of a layout, under the id of its check; the later ones are not applied."""
+    gpus = f"{count(nodes, 'node')} × {count(shape.devices, 'GPU')} = {nodes * shape.devices}"
+    copy = f"tensor {shape.tensor} × pipeline {shape.pipeline} × context {shape.context} = {shape.model}"
+    if not divides_world(shape, nodes):
+        found = error(*blamed(shape, nodes), f"{copy} does not divide {gpus}", also=(keys.NODES,))
+        yield replace(found, id="layout.world")
+    elif not experts_divide_world(shape, nodes):
+        text = (
+            f"expert tensor {shape.expert_tensor} × expert {shape.expert} × pipeline {shape.pipeline}"
+            f" = {shape.experts} does not divide {gpus}"
+        )
+        found = error(keys.EXPERT, shape.expert, text, also=(keys.NODES,))
+        yield replace(found, id="layout.experts")
+    elif not divides_batch(shape, nodes):
+        data = shape.data(nodes)
+        text = (
+            f"not a multiple of micro batch {shape.micro} × data parallel {data} = {shape.micro * data};"
+            f" data parallel {data} is {gpus} / ({copy})"
+        )
+        found = error(keys.GLOBAL, shape.batch, text, also=(keys.MICRO, keys.NODES))
+        yield replace(found, id="batch.global")
+    elif not interleaves(shape, nodes):
+        text = (
+            f"/ (micro batch {shape.micro} × data parallel {shape.data(nodes)}) is"
+            f" {shape.micro_batches(nodes)} micro batches, and virtual pipeline {shape.virtual} wants them in"
+            f" groups of {shape.group}"
+        )
+        found = error(keys.GLOBAL, shape.batch, text, also=(keys.VIRTUAL, keys.NODES))
+        yield replace(found, id="batch.interleaved")
 
 
 def blamed(shape: ParallelConfig, nodes: int) -> tuple[str, int]:
@@ -124,16 +71,30 @@ def blamed(shape: ParallelConfig, nodes: int) -> tuple[str, int]:
     return keys.CONTEXT, shape.context
 
 
-def node_count_problems(plan: Plan, check: str) -> Iterator[Finding]:
+def node_count_problems(values: Values, plan: Plan, check_id: str) -> Iterator[Finding]:
     """Find the rule of one check that the plan's node count breaks.
 
     Of a range of nodes `elastic` looks at every count.
     """
-    parallel = read_parallel_config(Values(plan.job.config or {}))
+    parallel = read_parallel_config(values)
     if parallel is not None and not plan.job.resources.is_elastic:
-        yield from (found for found in problems_at(parallel, plan.job.resources.nodes) if found.id == check)
+        yield from (
+            found for found in problems_at(parallel, plan.job.resources.nodes) if found.id == check_id
+        )
 
 
+for _id, _tells in {
+    "layout.world": "tensor × pipeline × context divides nodes × GPUs",
+    "batch.global": "the global batch is a multiple of micro batch × data parallel",
+    "batch.interleaved": "virtual stages have micro batches in groups of the pipeline size",
+}.items():
+    check(_id, _tells)(partial(node_count_problems, check_id=_id))
+
+
+@check(
+    "layout.tensor",
+    "tensor divides heads, key/value groups, the MLP's hidden size and a vocabulary of its own size",
+)
 def tensor_problems(values: Values) -> Iterator[Finding]:
     """Find heads, key/value groups, an MLP or a vocabulary that tensor does not divide.
 
@@ -143,23 +104,18 @@ def tensor_problems(values: Values) -> Iterator[Finding]:
     tensor = values.whole(keys.TENSOR, 1)
     if tensor is None:
         return
-    odd = [
-        (key, f"{value} {what} ({full(key)})")
-        for key, value, what in _divided_sizes(values)
-        if value % tensor
-    ]
+    odd = {key: f"{size} {what} ({full(key)})" for key, size, what in _divided_sizes(values) if size % tensor}
     if odd:
-        text = f"does not divide {', nor '.join(text for _, text in odd)}"
+        text = f"does not divide {', nor '.join(odd.values())}"
         fix = f"valid tensor sizes: {listed(tensor_sizes(values))}"
-        yield error("layout.tensor", keys.TENSOR, tensor, text, fix, also=[key for key, _ in odd])
+        yield error(keys.TENSOR, tensor, text, fix, also=[*odd])
 
 
 def tensor_sizes(values: Values) -> list[int]:
     """Return the tensor sizes that divide everything that is cut into as many parts."""
-    sizes = [value for _, value, _ in _divided_sizes(values)]
-    return (
-        [size for size in divisors(min(sizes)) if not any(value % size for value in sizes)] if sizes else [1]
-    )
+    sizes = [size for _, size, _ in _divided_sizes(values)]
+    shared = divisors(min(sizes)) if sizes else [1]
+    return [tensor for tensor in shared if not any(size % tensor for size in sizes)]
 
 
 def _divided_sizes(values: Values) -> Iterator[tuple[str, int, str]]:
@@ -168,14 +124,16 @@ def _divided_sizes(values: Values) -> Iterator[tuple[str, int, str]]:
         for (name, what), size in zip(_DIVIDED.items(), sizes, strict=True):
             if size is not None:
                 yield f"{stack.node}.{name}", size, what
-    shared = values.whole("model.moe_shared_expert_intermediate_size")
-    if shared is not None:
-        yield "model.moe_shared_expert_intermediate_size", shared, "hidden units of the shared expert"
-    vocabulary = values.whole("model.override_vocab_size")  # any other is padded to a multiple
-    if vocabulary is not None:
-        yield "model.override_vocab_size", vocabulary, "tokens"
+    for key, what in (
+        ("model.moe_shared_expert_intermediate_size", "hidden units of the shared expert"),
+        ("model.override_vocab_size", "tokens"),  # any other vocabulary is padded to a multiple
+    ):
+        size = values.whole(key)
+        if size is not None:
+            yield key, size, what
 
 
+@check("layout.layers", "pipeline divides the layers, and virtual those of a stage")
 def layer_problems(values: Values) -> Iterator[Finding]:
     """Find layers that pipeline does not divide, or layers of a stage that virtual does not.
 
@@ -184,10 +142,9 @@ def layer_problems(values: Values) -> Iterator[Finding]:
     """
     virtual = values.whole(keys.VIRTUAL)
     for stack in stacks_of(values):
-        counted = _evenly_split(values, stack)
-        if counted is None or stack.layers is None:
+        if stack.layers is None or stack.stages is None:
             continue
-        layers, stages, how = counted
+        layers, stages, how = _evenly_split(values, stack, stack.layers, stack.stages)
         if stages < 1 or layers < 1 or layers % stages:
             yield _uneven(values, stack, how)
         elif virtual is not None and layers // stages % virtual:
@@ -198,11 +155,9 @@ def layers_fit(values: Values) -> bool:
     return next(layer_problems(values), None) is None
 
 
-def _evenly_split(values: Values, stack: Stack) -> tuple[int, int, str] | None:
+def _evenly_split(values: Values, stack: Stack, layers: int, stages: int) -> tuple[int, int, str]:
     """Return the layers and the stages that share them evenly, and how they are counted."""
-    if stack.layers is None or stack.stages is None:
-        return None
-    layers, stages, how = stack.layers, stack.stages, count(stack.layers, "layer")
+    how = count(layers, "layer")
     for place in ("first", "last"):
         own = values.whole(f"{stack.node}.num_layers_in_{place}_pipeline_stage")
         if own is not None:
@@ -214,117 +169,95 @@ def _evenly_split(values: Values, stack: Stack) -> tuple[int, int, str] | None:
 
 
 def _uneven(values: Values, stack: Stack, how: str) -> Finding:
+    layers_key = f"{stack.node}.num_layers"
     if stack.node == "model":
         key, what = keys.PIPELINE, "pipeline"
         fix = f"valid pipeline sizes: {listed(divisors(stack.layers or 1))}{_counting_ends(values, stack)}"
     else:
         key, what = keys.SPLIT_RANK, f"pipeline stages of the {stack.node.removeprefix('model.')}"
-        fix = f"{stack.node}.num_layers by the {stack.stages} stages that it has"
-    value = values.raw(key)
-    text = f"{what} {stack.stages} does not divide {how} ({full(stack.node + '.num_layers')})"
-    return error("layout.layers", key, value, text, fix, also=(f"{stack.node}.num_layers",))
+        fix = f"{layers_key} by the {stack.stages} stages that it has"
+    text = f"{what} {stack.stages} does not divide {how} ({full(layers_key)})"
+    return error(key, values.raw(key), text, fix, also=(layers_key,))
 
 
 def _counting_ends(values: Values, stack: Stack) -> str:
     """Return what makes a pipeline even whose ends have room for the embedding and the loss."""
-    flags = [f"model.account_for_{part}_in_pipeline_split" for part in ("embedding", "loss")]
-    layers, stages = stack.layers or 0, stack.stages or 1
-    if stages == 1 or (layers + 2) % stages or any(values.raw(key) for key in flags):
+    layers, stages = (stack.layers or 0) + 2, stack.stages or 1
+    if stages == 1 or layers % stages or any(values.raw(key) for key in keys.COUNTED_ENDS):
         return ""
-    pasted = " and ".join(f"+{full(key)}=True" for key in flags)
-    return f"; or {pasted} (NeMo), which count as a layer each: {layers + 2} / {stages}"
+    pasted = " and ".join(f"+{full(key)}=True" for key in keys.COUNTED_ENDS)
+    return f"; or {pasted} (NeMo), which count as a layer each: {layers} / {stages}"
 
 
 def _uneven_chunks(values: Values, stack: Stack, per_stage: int, virtual: int, how: str) -> Finding:
     sizes = [size for size in divisors(per_stage) if size > 1]
     # Virtual stages need more than one real one, and a model that is no encoder-decoder: `virtual_problems`.
     offered = sizes and stack.node == "model" and values.whole(keys.PIPELINE, 1) != 1
-    return error(
-        "layout.layers",
-        keys.VIRTUAL,
-        virtual,
-        f"does not divide {per_stage} layers of a pipeline stage: {how} / pipeline {stack.stages}",
-        f"valid virtual sizes: null, {listed(sizes)}" if offered else "valid: null",
-        also=(f"{stack.node}.num_layers", keys.PIPELINE),
-    )
+    text = f"does not divide {per_stage} layers of a pipeline stage: {how} / pipeline {stack.stages}"
+    fix = f"valid virtual sizes: null, {listed(sizes)}" if offered else "valid: null"
+    return error(keys.VIRTUAL, virtual, text, fix, also=(f"{stack.node}.num_layers", keys.PIPELINE))
 
 
+@check("layout.virtual", "virtual stages have a pipeline")
 def virtual_problems(values: Values, engine: str) -> Iterator[Finding]:
     """Find virtual stages without a pipeline.
 
     megatron/core/parallel_state.py: more than one stage. Megatron-LM (training/arguments.py) wants more than
     two where `overlap_p2p_comm` is off: with two, a stage would send to and receive from the same other twice
     at a time, in one batch, which NCCL matches by order alone. Our trainer takes it as on there
-    (trainer/model/transformer.py). NeMo (megatron_gpt_model.py): only with
-    `megatron_amp_O2`. megatron-core 0.12 (schedules.py) asserts that nothing interleaved needs
-    cross-attention.
+    (trainer/model/transformer.py). NeMo (megatron_gpt_model.py): only with `megatron_amp_O2`. megatron-core
+    0.12 (schedules.py) asserts that nothing interleaved needs cross-attention.
     """
     virtual, pipeline = values.whole(keys.VIRTUAL), values.whole(keys.PIPELINE, 1)
     if virtual is None or virtual == 1 or pipeline is None:
         return
+    without = f"{full(keys.VIRTUAL)}=null"
     if is_encoder_decoder(values):
         text = "Megatron has no virtual stages for an encoder-decoder, whose decoder attends to its encoder"
-        yield error("layout.virtual", keys.VIRTUAL, virtual, text, f"{full(keys.VIRTUAL)}=null")
+        yield error(keys.VIRTUAL, virtual, text, without)
         return
     if pipeline == 1:
+        text = "virtual stages are parts of pipeline stages, and pipeline is 1"
         yield error(
-            "layout.virtual",
-            keys.VIRTUAL,
-            virtual,
-            "virtual stages are parts of pipeline stages, and pipeline is 1",
-            f"{full(keys.VIRTUAL)}=null, or a pipeline size of 2 or more",
-            also=(keys.PIPELINE,),
+            keys.VIRTUAL, virtual, text, f"{without}, or a pipeline size of 2 or more", (keys.PIPELINE,)
         )
     elif pipeline == 2 and not values.flag("model.overlap_p2p_comm") and engine != "megatron":
         tell = error if engine == "megatron_lm" else warning
-        yield tell(
-            "layout.virtual",
-            keys.VIRTUAL,
-            virtual,
-            "with pipeline 2 the two stages exchange two chunks at a time; Megatron-LM refuses that",
-            f"{full('model.overlap_p2p_comm')}=True and {full('model.batch_p2p_comm')}=False, or pipeline 4",
-            also=(keys.PIPELINE,),
-        )
+        text = "with pipeline 2 the two stages exchange two chunks at a time; Megatron-LM refuses that"
+        overlap, batched = full("model.overlap_p2p_comm"), full("model.batch_p2p_comm")
+        fix = f"{overlap}=True and {batched}=False, or pipeline 4"
+        yield tell(keys.VIRTUAL, virtual, text, fix, (keys.PIPELINE,))
     if engine == "nemo" and values.raw("model.megatron_amp_O2") is False:
-        yield error(
-            "layout.virtual",
-            "model.megatron_amp_O2",
-            False,
-            f"NeMo has virtual pipeline {virtual} with it alone",
-            f"True, or {full(keys.VIRTUAL)}=null",
-            also=(keys.VIRTUAL,),
-        )
+        text = f"NeMo has virtual pipeline {virtual} with it alone"
+        yield error("model.megatron_amp_O2", False, text, f"True, or {without}", (keys.VIRTUAL,))
 
 
+@check("layout.sequence_parallel", "sequence parallel has tensor > 1, and sequences that it can cut")
 def sequence_parallel_problems(values: Values, engine: str) -> Iterator[Finding]:
     """Find sequence parallel without tensor > 1, or with sequences that tensor does not divide.
 
     megatron/core/model_parallel_config.py raises, NeMo (megatron_base_model.py) switches it off and goes on.
     Korthikanti et al. 2022, arXiv 2205.05198.
     """
-    tensor = values.whole(keys.TENSOR, 1)
-    if not values.flag("model.sequence_parallel") or tensor is None:
+    tensor, key = values.whole(keys.TENSOR, 1), keys.SEQUENCE
+    if not values.flag(key) or tensor is None:
         return
-    key = "model.sequence_parallel"
     if tensor == 1:
         tell = warning if engine == "nemo" else error
         text = "it needs tensor > 1" + (": NeMo switches it off" if engine == "nemo" else "")
-        yield tell("layout.sequence_parallel", key, True, text, f"{full(key)}=False", also=(keys.TENSOR,))
+        yield tell(key, True, text, f"{full(key)}=False", also=(keys.TENSOR,))
         return
     context = values.whole(keys.CONTEXT, 1) or 1
+    parts = tensor * context
     for length_key in ("model.encoder_seq_length", "model.seq_length", "model.data.seq_length_dec"):
         length = values.whole(length_key)
         if length is not None and not shares_sequence(length, tensor, context):
-            yield error(
-                "layout.sequence_parallel",
-                length_key,
-                length,
-                f"sequence parallel cuts it by tensor {tensor} × context {context} = {tensor * context}",
-                f"a multiple of {tensor * context}, or {full(key)}=False",
-                also=(keys.TENSOR,),
-            )
+            text = f"sequence parallel cuts it by tensor {tensor} × context {context} = {parts}"
+            fix = f"a multiple of {parts}, or {full(key)}=False"
+            yield error(length_key, length, text, fix, also=(keys.TENSOR,))
 
 
+@check("layout.context", "sequences are a multiple of 2 × context")
 def context_problems(values: Values, engine: str) -> Iterator[Finding]:
     """Find a sequence that cannot be cut into two chunks for each context rank, one from either end.
 
@@ -333,25 +266,13 @@ def context_problems(values: Values, engine: str) -> Iterator[Finding]:
     context, length = values.whole(keys.CONTEXT, 1), values.whole("model.encoder_seq_length")
     if engine == "megatron" and is_encoder_decoder(values) and context != 1:
         text = "an encoder-decoder's sequences are not cut (engine=megatron)"
-        yield error("layout.context", keys.CONTEXT, context, text, "1")
-        return
-    if context is None or length is None or context_fits(values, context):
-        return
-    yield error(
-        "layout.context",
-        "model.encoder_seq_length",
-        length,
-        f"not a multiple of 2 × context {context} = {2 * context}",
-        also=(keys.CONTEXT,),
-    )
+        yield error(keys.CONTEXT, context, text, "1")
+    elif context is not None and length is not None and not cuts_sequence(length, context):
+        text = f"not a multiple of 2 × context {context} = {2 * context}"
+        yield error("model.encoder_seq_length", length, text, also=(keys.CONTEXT,))
 
 
-def context_fits(values: Values, context: int) -> bool:
-    """Return True if a sequence can be cut for as many context ranks."""
-    length = values.whole("model.encoder_seq_length")
-    return length is None or cuts_sequence(length, context)
-
-
+@check("layout.split_rank", "a T5's decoder begins in a pipeline stage")
 def split_rank_problems(values: Values, engine: str) -> Iterator[Finding]:
     """Find a T5's decoder that begins in no stage (NeMo: megatron_lm_encoder_decoder_model.py).
 
@@ -362,47 +283,30 @@ def split_rank_problems(values: Values, engine: str) -> Iterator[Finding]:
         return
     if pipeline == 1:
         if engine == "megatron" and split not in (None, 0):
-            text = "there is one pipeline stage (engine=megatron)"
-            yield error("layout.split_rank", keys.SPLIT_RANK, split, text, "0 or null")
-        return
-    if engine == "megatron":
+            yield error(keys.SPLIT_RANK, split, "there is one pipeline stage (engine=megatron)", "0 or null")
+    elif engine == "megatron":
         text = "megatron-core 0.16 has no pipeline for an encoder-decoder (engine=megatron)"
         valid = f"1, and a larger {full(keys.TENSOR)}; or engine=nemo"
-        yield error("layout.split_rank", keys.PIPELINE, pipeline, text, valid, also=(keys.SPLIT_RANK,))
-        return
-    if isinstance(split, int) and 1 <= split < pipeline:
-        return
-    yield error(
-        "layout.split_rank",
-        keys.SPLIT_RANK,
-        split,
-        f"with pipeline {pipeline} the decoder begins in one of the stages 1 to {pipeline - 1}",
-        f"such as {pipeline // 2}: half of the stages each",
-        also=(keys.PIPELINE,),
-    )
+        yield error(keys.PIPELINE, pipeline, text, valid, also=(keys.SPLIT_RANK,))
+    elif not (isinstance(split, int) and 1 <= split < pipeline):
+        text = f"with pipeline {pipeline} the decoder begins in one of the stages 1 to {pipeline - 1}"
+        fix = f"such as {pipeline // 2}: half of the stages each"
+        yield error(keys.SPLIT_RANK, split, text, fix, also=(keys.PIPELINE,))
 
 
+@check("model.heads", "heads divide the hidden size, groups the heads")
 def width_problems(values: Values) -> Iterator[Finding]:
     """Find a hidden size that heads do not divide, where `kv_channels` does not say how wide a head is."""
     for stack in stacks_of(values):
+        heads_key, hidden_key = f"{stack.node}.num_attention_heads", f"{stack.node}.hidden_size"
         if stack.kv_channels is not None or stack.hidden is None or stack.heads is None:
             continue
         if stack.hidden % stack.heads:
-            yield error(
-                "model.heads",
-                f"{stack.node}.num_attention_heads",
-                stack.heads,
-                f"does not divide hidden size {stack.hidden}",
-                f"valid: {listed(divisors(stack.hidden))}; or say how wide a head is:"
-                f" {full(stack.node)}.kv_channels",
-                also=(f"{stack.node}.hidden_size",),
-            )
+            valid = f"valid: {listed(divisors(stack.hidden))}"
+            fix = f"{valid}; or say how wide a head is: {full(stack.node)}.kv_channels"
+            text = f"does not divide hidden size {stack.hidden}"
+            yield error(heads_key, stack.heads, text, fix, also=(hidden_key,))
         if stack.groups is not None and stack.heads % stack.groups:
-            yield error(
-                "model.heads",
-                f"{stack.node}.num_query_groups",
-                stack.groups,
-                f"does not divide {stack.heads} attention heads",
-                f"valid: {listed(divisors(stack.heads))}",
-                also=(f"{stack.node}.num_attention_heads",),
-            )
+            valid = f"valid: {listed(divisors(stack.heads))}"
+            text = f"does not divide {stack.heads} attention heads"
+            yield error(f"{stack.node}.num_query_groups", stack.groups, text, valid, also=(heads_key,))

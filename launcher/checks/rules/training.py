@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from arithmetic.layout import ParallelConfig, is_rampup
-from launcher.checks.findings import Finding, error, warning
+from launcher.checks.findings import Finding, check, error, warning
 from launcher.estimates import parallelism as keys
 from launcher.estimates.parallelism import RAMPUP, read_parallel_config
 from launcher.estimates.values import Values, full, is_number, is_whole
@@ -29,9 +29,9 @@ _FORMS = (
 _SPLITS = ("train", "validation", "test")
 
 
-def rampup_problems(plan: Plan) -> Iterable[Finding]:
+@check("batch.rampup", "a growing batch can be divided all the way")
+def rampup_problems(values: Values, plan: Plan) -> Iterable[Finding]:
     """Find a growing batch that cannot be divided; `elastic` asks of every count of a range."""
-    values = Values(plan.job.config or {})
     parallel = read_parallel_config(values)
     if parallel is None or plan.job.resources.is_elastic:
         return ()
@@ -50,39 +50,24 @@ def rampup_problems_at(values: Values, shape: ParallelConfig, nodes: int) -> Ite
         return
     if not is_rampup(rampup):
         expected = "three whole numbers: the first batch, its increment, and the samples that it grows over"
-        yield error("batch.rampup", RAMPUP, rampup, f"expected {expected}", "such as [32, 32, 500000]")
+        yield error(RAMPUP, rampup, f"expected {expected}", "such as [32, 32, 500000]")
         return
     start, increment, _ = rampup
-    data = shape.data(nodes)
-    step = shape.rampup_multiple(nodes)
-    way = shape.batch - start
+    way, step = shape.batch - start, shape.rampup_multiple(nodes)
+    odd = [batch for batch in (start, increment) if step and batch % step]
     if way <= 0:
         more = "is more than" if way < 0 else "is already"
         text = f"the first batch, {start}, {more} the global batch, {shape.batch}: nothing would grow"
-        yield error("batch.rampup", RAMPUP, rampup, text, _rampup_fix(shape.batch, step), (keys.GLOBAL,))
-        return
-    if way % increment:
-        yield error(
-            "batch.rampup",
-            RAMPUP,
-            rampup,
-            f"the way from {start} to global batch {shape.batch} is {way}, not a multiple of {increment}",
-            "null, or a first batch and an increment that lead there",
-            also=(keys.GLOBAL,),
-        )
-        return
-    odd = [batch for batch in (start, increment) if step and batch % step]
-    if odd:
-        yield error(
-            "batch.rampup",
-            RAMPUP,
-            rampup,
-            f"{odd[0]} is not a multiple of micro batch {shape.micro} × data parallel {data}"
-            + (f" × groups of {shape.group} for virtual stages" if shape.is_interleaved else "")
-            + f" = {step}",
-            _rampup_fix(shape.batch, step),
-            also=(keys.MICRO, keys.NODES),
-        )
+        yield error(RAMPUP, rampup, text, _rampup_fix(shape.batch, step), (keys.GLOBAL,))
+    elif way % increment:
+        text = f"the way from {start} to global batch {shape.batch} is {way}, not a multiple of {increment}"
+        fix = "null, or a first batch and an increment that lead there"
+        yield error(RAMPUP, rampup, text, fix, (keys.GLOBAL,))
+    elif odd:
+        groups = f" × groups of {shape.group} for virtual stages" if shape.is_interleaved else ""
+        factors = f"micro batch {shape.micro} × data parallel {shape.data(nodes)}{groups}"
+        text = f"{odd[0]} is not a multiple of {factors} = {step}"
+        yield error(RAMPUP, rampup, text, _rampup_fix(shape.batch, step), (keys.MICRO, keys.NODES))
 
 
 def _rampup_fix(batch: int, step: int) -> str:
@@ -92,49 +77,44 @@ def _rampup_fix(batch: int, step: int) -> str:
     return f"null, or a first batch and an increment that are multiples of {step}, such as {step}"
 
 
+@check("batch.accumulation", "gradients are accumulated once")
 def accumulation_problems(values: Values) -> Iterator[Finding]:
     """Find accumulated batches: NeMo accumulates itself (megatron_gpt_model.py, _validate_trainer)."""
     given = values.raw(_ACCUMULATE)
     if is_whole(given) and given > 1:
         text = "the micro batches of a global batch are accumulated already"
-        yield error("batch.accumulation", _ACCUMULATE, given, text, f"1, and a larger {full(keys.GLOBAL)}")
+        yield error(_ACCUMULATE, given, text, f"1, and a larger {full(keys.GLOBAL)}")
 
 
+@check("schedule.warmup", "the learning rate has steps to decay in")
 def warmup_problems(values: Values) -> Iterator[Finding]:
     """Find warm-up and constant steps that leave nothing to decay in.
 
     NeMo (core/optim/lr_scheduler.py, WarmupAnnealHoldPolicy): decay = max - (warm-up + constant). From the
     end of the warm-up on the rate is `min_lr` where that is not positive.
     """
-    warmup, constant = values.whole(_WARMUP, 0, least=0), values.whole(_CONSTANT, 0, least=0)
-    steps = values.whole(_MAX_STEPS)
     for key, ratio in _RATIOS.items():
         if values.raw(key) is not None and values.raw(ratio) is not None:
             text = f"NeMo takes this or {ratio.rpartition('.')[2]}, and not both"
-            yield error(
-                "schedule.warmup", key, values.raw(key), text, f"~{full(ratio)}, or ~{full(key)}", (ratio,)
-            )
+            yield error(key, values.raw(key), text, f"~{full(ratio)}, or ~{full(key)}", (ratio,))
     if values.raw(f"{_SCHED}.name") == "WarmupAnnealing":
         for key in (_CONSTANT, _RATIOS[_CONSTANT]):
             if values.raw(key):
                 text = "WarmupAnnealing falls until its last step: NeMo's class knows no constant end"
-                yield error("schedule.warmup", key, values.raw(key), text, f"null, or ~{full(key)}")
+                yield error(key, values.raw(key), text, f"null, or ~{full(key)}")
+    warmup, constant = values.whole(_WARMUP, 0, least=0), values.whole(_CONSTANT, 0, least=0)
+    steps = values.whole(_MAX_STEPS)
     if warmup is None or constant is None or steps is None or warmup + constant <= steps:
         return
-    least = warmup + constant
+    told, parts = f"{full(_MAX_STEPS)}={steps}", f"warm-up {warmup} + constant {constant}"
+    text = f"{parts} steps are more than {told}: after the warm-up the learning rate is min_lr at once"
     if warmup >= steps:
-        text = f"the training has no more steps than the warm-up: {full(_MAX_STEPS)}={steps}"
-    else:
-        text = (
-            f"warm-up {warmup} + constant {constant} steps are more than {full(_MAX_STEPS)}={steps}:"
-            " after the warm-up the learning rate is min_lr at once"
-        )
-    fix = (
-        f"fewer of them, or {full(_MAX_STEPS)} of more than warm-up {warmup} + constant {constant} = {least}"
-    )
-    yield warning("schedule.warmup", _WARMUP, warmup, text, fix, also=(_CONSTANT, _MAX_STEPS))
+        text = f"the training has no more steps than the warm-up: {told}"
+    fix = f"fewer of them, or {full(_MAX_STEPS)} of more than {parts} = {warmup + constant}"
+    yield warning(_WARMUP, warmup, text, fix, also=(_CONSTANT, _MAX_STEPS))
 
 
+@check("schedule.min_lr", "the learning rate falls, and does not rise")
 def rate_problems(values: Values, engine: str) -> Iterator[Finding]:
     """Find a learning rate that would rise to `min_lr`.
 
@@ -147,9 +127,10 @@ def rate_problems(values: Values, engine: str) -> Iterator[Finding]:
         return
     if least > rate or (is_cosine and least == rate and constant):
         text = f"not below the learning rate {rate:g} that it falls from"
-        yield error("schedule.min_lr", f"{_SCHED}.min_lr", least, text, also=("model.optim.lr",))
+        yield error(f"{_SCHED}.min_lr", least, text, also=("model.optim.lr",))
 
 
+@check("schedule.validation", "there is a validation before the end")
 def validation_problems(values: Values) -> Iterator[Finding]:
     """Find a training without validation: each writes a checkpoint, unless `every_n_train_steps` does."""
     steps, interval = values.whole(_MAX_STEPS), values.raw(_INTERVAL)
@@ -161,9 +142,10 @@ def validation_problems(values: Values) -> Iterator[Finding]:
     if values.raw(f"{_CALLBACK}.every_n_train_steps") is None:
         text += ", and so no checkpoint before the end"
     fix = f"{steps} or less; {full(_CALLBACK)}.every_n_train_steps writes checkpoints between validations"
-    yield warning("schedule.validation", _INTERVAL, interval, text, fix, also=(_MAX_STEPS,))
+    yield warning(_INTERVAL, interval, text, fix, also=(_MAX_STEPS,))
 
 
+@check("data.prefix", "there is data, and weights go with prefixes")
 def prefix_problems(values: Values) -> Iterator[Finding]:
     """Find missing data, and weights without prefixes.
 
@@ -174,22 +156,17 @@ def prefix_problems(values: Values) -> Iterator[Finding]:
     if values.raw("model.data.data_impl") != "mmap":
         return
     given = values.raw(_PREFIX)
-    if not isinstance(given, Mapping):
-        yield from _problems(_PREFIX, given)
-        return
-    for split in given:
-        if split not in _SPLITS:
+    named = {_PREFIX: given}
+    if isinstance(given, Mapping):
+        splits = [split for split in _SPLITS if split == "train" or given.get(split) is not None]
+        named = {f"{_PREFIX}.{split}": given.get(split) for split in splits}
+        for split in (split for split in given if split not in _SPLITS):
             text = "expected the splits train, validation and test"
-            yield error("data.prefix", f"{_PREFIX}.{split}", given[split], text, _FORMS)
-    for split in _SPLITS:
-        if split == "train" or given.get(split) is not None:
-            yield from _problems(f"{_PREFIX}.{split}", given.get(split))
-
-
-def _problems(key: str, given: Any) -> Iterator[Finding]:
-    wrong = _wrong(given)
-    if wrong is not None:
-        yield error("data.prefix", key, given, wrong, _FORMS)
+            yield error(f"{_PREFIX}.{split}", given[split], text, _FORMS)
+    for key, prefixes in named.items():
+        wrong = _wrong(prefixes)
+        if wrong is not None:
+            yield error(key, prefixes, wrong, _FORMS)
 
 
 def _wrong(given: Any) -> str | None:
