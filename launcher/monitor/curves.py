@@ -97,13 +97,14 @@ class Curves:
     def take(self, event: Event) -> None:
         """Take in the next event of a launch."""
         match event:
-            case Train(step=step, loss=loss):
+            case Train():
                 if not self._has_trained:
-                    self._rewind(step)
+                    self._rewind(event.step)
                 # With a batch size ramp-up the first steps have fewer tokens than the start event says.
                 tokens = event.tokens or (self.start.tokens_per_step if self.start else None) or 0
-                value = math.nan if loss is None else loss
-                self.train.put(step, value, loss is None, tokens, event.tokens_per_second or 0.0)
+                loss = math.nan if event.loss is None else event.loss
+                speed = event.tokens_per_second or 0.0
+                self.train.put(event.step, loss, event.loss is None, tokens, speed)
             case Validation():
                 self.validation.put(event.step, event.loss)
             case HeldOut():

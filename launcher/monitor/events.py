@@ -271,26 +271,29 @@ def read_head_and_tail(
 
 def last_line_with(stream: BinaryIO, words: bytes, before: int) -> list[Event]:
     """Return the event of the last line with `words` before a byte; empty if there is none near."""
-    after = b""
-    for start, block in blocks_back(stream, max(before - _SEARCH_BYTES, 0), before, _BLOCK_BYTES, growth=4):
-        if (found := (block + after).rfind(words)) >= 0:
-            at = start + found
+    least, overlap = max(before - _SEARCH_BYTES, 0), len(words) - 1
+    for start, block in blocks_back(stream, least, before, _BLOCK_BYTES, growth=4, overlap=overlap):
+        if (place := block.rfind(words)) >= 0:
+            at = start + place
             stream.seek(begin := max(at - _LONGEST_LINE, 0))
             content = stream.read(2 * _LONGEST_LINE)
             line = content.rfind(b"\n", 0, at - begin) + 1
             return parse_events(content[line:].partition(b"\n")[0])
-        after = block[: len(words) - 1]  # the words may lie across the blocks
     return []
 
 
 def blocks_back(
-    stream: BinaryIO, begin: int, end: int, size: int, growth: int = 1
+    stream: BinaryIO, begin: int, end: int, size: int, *, growth: int = 1, overlap: int = 0
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield the blocks of a file between two bytes, the last one first, each with the byte it begins at."""
+    """Yield the blocks of a file between two bytes, the last one first, each with the byte it begins at.
+
+    Each is `growth` times as large as the one before, and has `overlap` bytes of that one at its end.
+    """
+    last = end
     while end > begin:
         start = max(end - size, begin)
         stream.seek(start)
-        yield start, stream.read(end - start)
+        yield start, stream.read(min(end + overlap, last) - start)
         end, size = start, size * growth
 
 

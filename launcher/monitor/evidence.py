@@ -105,7 +105,7 @@ def _of_steps(pattern: object, steps: object, *below: str) -> list[Path] | None:
 
 _ERROR_LOG = "nemo_error_log.txt"
 _RANK_LOG = re.compile(r"nemo_log_globalrank-(\d+)_")
-_END = re.compile(r"end at step (\d{1,15}): \w+")
+_END = re.compile(r"end at step (\d{1,15}): \w+", re.ASCII)
 _TAIL_BYTES = 1 << 16
 # In the first line of the job script: each attempt of a requeued job writes it into the same log.
 _ATTEMPT_BEGINS = b"; rendezvous at "
@@ -116,15 +116,16 @@ def gather(run_dir: Path, number: int | None = None) -> Evidence:
 
     Raise UserError if there is no such launch, or it cannot be read.
     """
-    current = current_statuses([run_dir]) if number is None else []
-    tracked = (current or poll([open_launch(run_dir, number)]))[0]
+    statuses = current_statuses([run_dir]) if number is None else []
+    tracked = (statuses or poll([open_launch(run_dir, number)]))[0]
     launch, status = tracked.launch, tracked.status
     if launch is None:
         raise UserError(f"the run in {run_dir} cannot be read: {status.reason}")
     engine, config = launch.manifest.engine, _config(launch)
-    logs = [job_logs(launch, extension) for extension in ("out", "err")]  # of a chain those of its last link
-    newest = [log for of_one in logs for log in (of_one[-1:] if launch.is_chain else of_one)]
-    searched = {log: find_errors(log, _ATTEMPT_BEGINS) for log in newest}
+    searched: dict[Path, LogErrors] = {}
+    for logs in (job_logs(launch, extension) for extension in ("out", "err")):
+        current = logs[-1:] if launch.is_chain else logs  # of a chain those of its last link
+        searched |= {log: find_errors(log, _ATTEMPT_BEGINS) for log in current}
     evidence = Evidence(launch, status, _errors(launch, searched))
     if launch.manifest.stage != "training":
         outputs = expected_outputs(config)
@@ -185,8 +186,8 @@ def _errors(launch: Launch, logs: Mapping[Path, LogErrors]) -> list[str] | None:
         error_log = launch.paths.results / _ERROR_LOG
         logs = {error_log: find_errors(error_log, _ATTEMPT_BEGINS), **logs}
     since = began(launch)
-    current = {log: found.errors for log, found in logs.items() if modified(log) >= since}
-    errors = [f"{log.name}: {error}" for log, of_one in current.items() for error in of_one]
+    current = [(log, errors.errors) for log, errors in logs.items() if modified(log) >= since]
+    errors = [f"{log.name}: {error}" for log, messages in current for error in messages]
     return [*failures, *errors] if failures or any(log.is_file() for log in logs) else None
 
 

@@ -199,11 +199,9 @@ def _points_between(stream: BinaryIO, begin: int, end: int) -> Iterator[_Point]:
 
 def _last_point(stream: BinaryIO, begin: int, end: int) -> _Point | None:
     """Return the last progress line between two bytes, searched for from the end."""
-    after = b""
-    for _, block in blocks_back(stream, begin, end, _BLOCK_BYTES):
-        if points := _points(block + after):
+    for _, block in blocks_back(stream, begin, end, _BLOCK_BYTES, overlap=_LONGEST_LINE):
+        if points := _points(block):
             return points[-1]
-        after = block[:_LONGEST_LINE]
     return None
 
 
