@@ -60,12 +60,12 @@ class PathResolver:
 
     def makes(self, directory: Path) -> bool:
         """Return True if the launch makes a directory, or one below it, before the job begins."""
-        draft = (self.plan.paths.run_dir, *self.plan.job.directories, *self._made_before())
-        return any(path.is_relative_to(directory) for path in draft)
+        made = (self.plan.paths.run_dir, *self.plan.job.directories, *self._made_before())
+        return any(path.is_relative_to(directory) for path in made)
 
     def comes_later(self, path: Path) -> bool:
         """Return True if a previous stage of the same launch is going to write a file."""
-        return any(path.is_relative_to(draft) for draft in self._made_before())
+        return any(path.is_relative_to(made) for made in self._made_before())
 
     def _made_before(self) -> Iterator[Path]:
         for config in self.draft.composition.before:
@@ -90,17 +90,25 @@ class PathResolver:
         return tells_of(path) and (self.nodes_are_here or is_there(path) or is_shared(path))
 
     def missing(
-        self, key: str, given: str, why: str, *, certain: bool, fix: str | None = None
+        self,
+        key: str,
+        given: str,
+        why: str,
+        fix: str | None = None,
+        *,
+        at: Path | None = None,
+        certain: bool = True,
     ) -> MissingPath:
-        """Return a missing path; `certain` says that a machine like this one can tell."""
+        """Return a missing path: uncertain if the nodes may have something else `at` its place."""
         dependency = self.plan.job.queue.dependency
+        certain = certain and (at is None or self.tells_of(at))
         if self.plan.scheduler == "local":
-            return MissingPath(key, given, why, True, fix)
-        if dependency not in (None, "singleton"):
-            return MissingPath(key, given, f"{why} yet; the job waits for {dependency}", False, fix)
-        if not certain:
-            return MissingPath(key, given, f"{why} on this machine; every node must have it", False, fix)
-        return MissingPath(key, given, why, True, fix)
+            certain = True
+        elif dependency not in (None, "singleton"):
+            why, certain = f"{why} yet; the job waits for {dependency}", False
+        elif not certain:
+            why = f"{why} on this machine; every node must have it"
+        return MissingPath(key, given, why, certain, fix or None)
 
 
 def is_there(path: Path) -> bool:
@@ -125,13 +133,7 @@ def tells_of(path: Path) -> bool:
 
 
 def opened(path: Path) -> BinaryIO:
-    """Open a file to read it.
-
-    Raises
-    ------
-    OSError
-        If it cannot be read, or is no file: to open a pipe would wait for somebody to write into it.
-    """
+    """Open a file to read it; raise OSError if it is none: a pipe would wait for a writer."""
     kind = path.stat().st_mode
     if not stat.S_ISREG(kind) and not stat.S_ISDIR(kind):
         raise OSError(errno.EINVAL, "not a file")
