@@ -116,7 +116,7 @@ def facts_of(replies: Mapping[str, Reply], *, of_default: bool = False) -> Clust
     if "nodes" in answers:
         parts["nodes"] = cluster.parse_nodes(answers["nodes"], of_default=of_default)
     if "associations" in answers:
-        name = cluster.parse_cluster_name(answers.get("settings", ""))
+        name = settings.name if settings is not None else None
         parts["associations"] = cluster.parse_associations(answers["associations"], name)
     if settings is not None and not settings.has_accounting:
         # There are no accounts: that is known, and not missing.
