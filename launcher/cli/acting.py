@@ -1,43 +1,44 @@
-"""The verbs that act on jobs: `slipway cancel`, `hold` and `release`."""
+"""The verbs that act on jobs: `slipway cancel`, `hold`, `release` and `attach`."""
 
 from __future__ import annotations
 
 import argparse
-import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
-from launcher.cli.runs import RUN_HELP, add_base_results_dir, find_all
+from launcher.cli.options import Verbs, add_option, add_verb
+from launcher.cli.runs import RUN_HELP, add_base_results_dir, add_run, find_all, selected_run
 from launcher.errors import WATCHING_ENDED, UserError
 from launcher.jobs.acting import Effect, Outcome, exit_code, hold, in_order, release, wait_for_ends
+from launcher.jobs.attaching import AttachPoint, attach
 from launcher.jobs.cancelling import cancel, with_followers
 from launcher.jobs.lookup import RunRef
 from launcher.jobs.status import LaunchStatus, named_statuses
 from launcher.monitor.events import Progress
 from launcher.monitor.readers import newest_events
 from launcher.monitor.run_status import links_to_json
+from launcher.slurm.commands import WITHOUT_SLURM
 from launcher.slurm.states import State
 from launcher.ui import tables
+from launcher.ui.terminal import agrees, print_json, say, tell
 
 
 def add_targets(parser: argparse.ArgumentParser) -> None:
     """Add the runs that a verb acts on."""
-    parser.add_argument(
-        "runs", nargs="+", metavar="RUN", help=f"{RUN_HELP}: then only that one; a sweep is all of its points"
-    )
-    parser.add_argument("--launch", type=int, metavar="N", help="only this launch of the run (default: all)")
+    text = f"{RUN_HELP}: then only that one; a sweep is all of its points"
+    parser.add_argument("runs", nargs="+", metavar="RUN", help=text)
+    add_option(parser, "--launch N", "only this launch of the run (default: all)")
     add_base_results_dir(parser)
-    parser.add_argument("--json", action="store_true", help="print a list of objects, one for each job")
+    add_option(parser, "--json", "print a list of objects, one for each job")
 
 
 def chosen(args: argparse.Namespace) -> list[LaunchStatus]:
     """Return the jobs that the command line names, in the order in which to act on them.
 
-    Raises
-    ------
-    UserError
-        If one of them is not known: then nothing is done to the others either.
+    Raise UserError if one of them is not known: then nothing is done to the others either.
     """
     refs = find_all(args.runs, args.base_results_dir)
     if args.launch is not None:
@@ -47,47 +48,23 @@ def chosen(args: argparse.Namespace) -> list[LaunchStatus]:
     return in_order(named_statuses(refs))
 
 
-def act_on_all(
-    args: argparse.Namespace, act: Callable[[Sequence[LaunchStatus]], list[Outcome]], verb: str
-) -> int:
-    """Act on the jobs that the command line names, and print the outcomes; return the exit code."""
-    outcomes = act(chosen(args))
-    print_outcomes(args, outcomes, verb)
-    return finish(args, outcomes)
+def print_outcomes(args: argparse.Namespace, outcomes: Iterable[Outcome], verb: str) -> list[Outcome]:
+    """Print each outcome as soon as it is there, unless JSON is to be printed at the end; return them all.
 
-
-def act_one_by_one(
-    args: argparse.Namespace,
-    targets: Sequence[LaunchStatus],
-    act: Callable[[LaunchStatus], Outcome],
-    verb: str,
-) -> list[Outcome]:
-    """Act on each job, and print its outcome at once.
-
-    Parameters
-    ----------
-    verb
-        The participle of the action, as in `was not cancelled`.
+    The verb is the participle of the action, as in `was not cancelled`.
     """
-    outcomes = []
-    for target in targets:
-        outcome = act(target)
-        outcomes.append(outcome)
+    printed = []
+    for outcome in outcomes:
+        printed.append(outcome)
         if not args.json:
             print_outcome(outcome, verb)
-    return outcomes
-
-
-def print_outcomes(args: argparse.Namespace, outcomes: Iterable[Outcome], verb: str) -> None:
-    """Print the outcomes of acting on jobs; `verb` is as in `act_one_by_one`."""
-    for outcome in () if args.json else outcomes:
-        print_outcome(outcome, verb)
+    return printed
 
 
 def finish(args: argparse.Namespace, outcomes: Sequence[Outcome]) -> int:
     """Print the objects if they were asked for; return the exit code."""
     if args.json:
-        print(json.dumps([_to_json(outcome) for outcome in outcomes], indent=2))
+        print_json([_to_json(outcome) for outcome in outcomes])
     return exit_code(outcomes)
 
 
@@ -113,7 +90,8 @@ def print_outcome(outcome: Outcome, verb: str) -> None:
         case Effect.NOT_VALID:
             return _complain(f"{name} cannot be {verb}: it is {how}", message)
         case Effect.REFUSED:
-            return _complain(f"{name} was not {verb}: {_without_name(outcome, verb)}")
+            message = (message or "").removeprefix(f"job {outcome.target.job_id} was not {verb}: ")
+            return _complain(f"{name} was not {verb}: {message}")
         case Effect.UNKNOWN:
             return _complain(f"{name}: whether it could be {verb} is not known", message)
     return print(line, flush=True)
@@ -161,14 +139,9 @@ def _steps(target: LaunchStatus) -> tuple[int | None, int | None]:
     return progress.step, progress.max_steps
 
 
-def _without_name(outcome: Outcome, verb: str) -> str:
-    """Return the message of a refusal without the job's name."""
-    return (outcome.message or "").removeprefix(f"job {outcome.target.job_id} was not {verb}: ")
-
-
 def _complain(line: str, message: str | None = None) -> None:
     lines = [*line.splitlines(), *(message or "").splitlines()]
-    print("slipway: " + "\n  ".join(line.strip() for line in lines), file=sys.stderr, flush=True)
+    tell("\n  ".join(line.strip() for line in lines))
 
 
 def _to_json(outcome: Outcome) -> dict[str, Any]:
@@ -193,11 +166,6 @@ def _to_json(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def has_effect(outcomes: Iterable[Outcome], effect: Effect) -> bool:
-    """Return True if acting on some job had an effect."""
-    return any(outcome.effect is effect for outcome in outcomes)
-
-
 # --- hold and release
 
 _EXIT_CODES = """
@@ -216,7 +184,7 @@ examples:
   slipway hold gpt3_126m                all pending launches of the run
   slipway hold 4711                     only this job
   slipway release gpt3_126m
-"""
+""" + _EXIT_CODES.format(done="held")
 
 _RELEASE = """\
 Let jobs of runs start that `slipway hold` held. Pending jobs that are not held stay as they are; only an
@@ -225,29 +193,31 @@ administrator can release a job that an administrator holds.
 examples:
   slipway release gpt3_126m             all held launches of the run
   slipway release 4711                  only this job
-"""
+""" + _EXIT_CODES.format(done="released")
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the three verbs."""
-    _add_cancel(subparsers)
-    for name, summary, description, run in (
-        ("hold", "keep pending jobs from starting", _HOLD + _EXIT_CODES.format(done="held"), run_hold),
-        ("release", "let held jobs start", _RELEASE + _EXIT_CODES.format(done="released"), run_release),
-    ):
-        parser = subparsers.add_parser(name, help=summary, description=description)
-        add_targets(parser)
-        parser.set_defaults(run=run)
+def add_parser(verbs: Verbs) -> None:
+    parser = add_verb(verbs, "cancel", run_cancel, "cancel the jobs of runs", _CANCEL)
+    add_targets(parser)
+    text = "let running jobs save and exit, as before a time limit; pending ones are cancelled"
+    add_option(parser, "--save", text)
+    add_option(parser, "--wait", "wait until the scheduler confirms the end")
+    add_option(parser, "-i --interactive", "ask before each job")
+    run_hold, run_release = partial(_act, hold, "held"), partial(_act, release, "released")
+    add_targets(add_verb(verbs, "hold", run_hold, "keep pending jobs from starting", _HOLD))
+    add_targets(add_verb(verbs, "release", run_release, "let held jobs start", _RELEASE))
+    parser = add_verb(verbs, "attach", run_attach, "open a shell beside a running job", _ATTACH)
+    parser.usage = "slipway attach [OPTION ...] RUN [-- COMMAND [ARGUMENT ...]]"
+    add_run(parser)
+    add_option(parser, "--rank N", "the node of global rank N (default: 0)")
+    add_option(parser, "--node NAME", "on this node of the job")
+    add_option(parser, "--outside", "on the node itself, not in the container")
+    add_option(parser, "-t --tty", "give COMMAND a terminal too")
+    add_option(parser, "--print", "print the command line to stdout, and run nothing")
 
 
-def run_hold(args: argparse.Namespace) -> int:
-    """Hold the jobs; return the exit code."""
-    return act_on_all(args, hold, "held")
-
-
-def run_release(args: argparse.Namespace) -> int:
-    """Release the jobs; return the exit code."""
-    return act_on_all(args, release, "released")
+def _act(act: Callable[[Sequence[LaunchStatus]], list[Outcome]], verb: str, args: argparse.Namespace) -> int:
+    return finish(args, print_outcomes(args, act(chosen(args)), verb))
 
 
 # --- cancel
@@ -275,52 +245,27 @@ exit code:
   130  Ctrl-C while waiting; the jobs still end"""
 
 
-def _add_cancel(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser("cancel", help="cancel the jobs of runs", description=_CANCEL)
-    add_targets(parser)
-    parser.add_argument(
-        "--save",
-        action="store_true",
-        help="let running jobs save and exit, as before a time limit; pending ones are cancelled",
-    )
-    parser.add_argument("--wait", action="store_true", help="wait until the scheduler confirms the end")
-    parser.add_argument("-i", "--interactive", action="store_true", help="ask before each job")
-    parser.set_defaults(run=run_cancel)
-
-
 def run_cancel(args: argparse.Namespace) -> int:
     """Cancel the jobs."""
     if args.interactive and not sys.stdin.isatty():
         raise UserError("--interactive: stdin is not a terminal")
     targets = with_followers(chosen(args))
-    if args.interactive:
-        outcomes = act_one_by_one(args, targets, lambda target: _ask_first(target, args), "cancelled")
-    else:
-        outcomes = cancel(targets, args.save)
-        print_outcomes(args, outcomes, "cancelled")
+    each = (_ask_first(target, args.save) for target in targets)
+    outcomes = print_outcomes(args, each if args.interactive else cancel(targets, args.save), "cancelled")
     if args.wait:
         outcomes = _wait(outcomes, args.json)
-    elif has_effect(outcomes, Effect.SAVING) and not args.json:
-        _hint("to watch it save: slipway logs -f RUN; launching it again resumes it")
+    elif any(outcome.effect is Effect.SAVING for outcome in outcomes) and not args.json:
+        say("to watch it save: slipway logs -f RUN; launching it again resumes it")
     return finish(args, outcomes)
 
 
-def _ask_first(target: LaunchStatus, args: argparse.Namespace) -> Outcome:
-    if target.may_live and not _agrees(target):
-        return Outcome(target, Effect.LEFT)
-    (outcome,) = cancel([target], args.save)
+def _ask_first(target: LaunchStatus, save: bool) -> Outcome:
+    if target.may_live:
+        print(f"cancel {name_of(target)}, {describe(target)}? ", end="", file=sys.stderr)
+        if not agrees(sys.stderr):
+            return Outcome(target, Effect.LEFT)
+    (outcome,) = cancel([target], save)
     return outcome
-
-
-def _agrees(target: LaunchStatus) -> bool:
-    print(f"cancel {name_of(target)}, {describe(target)}? [y/N] ", end="", file=sys.stderr, flush=True)
-    answer = ""
-    try:
-        answer = sys.stdin.readline()
-    finally:
-        if not answer.endswith("\n"):  # also after Ctrl-C: the next output begins a line
-            print(file=sys.stderr)
-    return answer.strip().lower() in ("y", "yes")
 
 
 def _wait(outcomes: list[Outcome], quiet: bool) -> list[Outcome]:
@@ -331,10 +276,45 @@ def _wait(outcomes: list[Outcome], quiet: bool) -> list[Outcome]:
             if not quiet:
                 print_end(outcome)
     except KeyboardInterrupt:
-        _hint("stopped waiting; the jobs still end")
+        say("stopped waiting; the jobs still end")
         raise SystemExit(WATCHING_ENDED) from None
     return [ended.get((o.target.run_dir, o.target.number, o.target.task), o) for o in outcomes]
 
 
-def _hint(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+# --- attach
+
+_ATTACH = """\
+Open a shell beside a rank of a running job: on its node, in its container if it has one (named or not, but
+not Apptainer's), in its working directory and with its environment (RANK, MASTER_ADDR,
+CUDA_VISIBLE_DEVICES, ...). It is a step of the job, and shares its nodes and GPUs with the training: leaving
+it ends nothing, and it ends with the job. The command line goes to stderr first. A container of Enroot's
+has the node's processes: `pkill` in it reaches all of yours on the node, and as root everybody's.
+
+examples:
+  slipway attach gpt3_126m                     rank 0
+  slipway attach gpt3_126m --rank 9            the node of rank 9
+  slipway attach gpt3_126m --node n2           that node, as one of its ranks
+  slipway attach gpt3_126m -- nvidia-smi       a command instead of a shell, without a terminal
+  slipway attach gpt3_126m -t -- htop          one with a terminal
+  slipway attach gpt3_126m --outside           on the node itself, outside of the container
+  slipway attach gpt3_126m --print             print the command line, and run nothing
+
+exit code:
+  that of the shell or the command, or srun's own
+  2  there is no such run, or it does not run
+  3  its state is not known"""
+
+
+def run_attach(args: argparse.Namespace) -> int:
+    """Print the command line, and become it."""
+    # A printed command line is for a terminal, wherever it is printed.
+    is_terminal = (args.tty or not args.command) and (args.print or sys.stdin.isatty())
+    place = AttachPoint(args.rank, args.node, inside=not args.outside)
+    attachment = attach(selected_run(args), place, args.command, is_terminal)
+    print(attachment.line, file=sys.stdout if args.print else sys.stderr, flush=True)
+    if args.print:
+        return 0
+    try:
+        os.execvpe(attachment.argv[0], attachment.argv, dict(attachment.environment))
+    except FileNotFoundError as error:
+        raise UserError(f"{attachment.argv[0]} is not on this machine", hint=WITHOUT_SLURM) from error

@@ -28,10 +28,10 @@ from launcher.errors import (
 )
 from launcher.runs.receipts import acts, forget_jobs, submitted_jobs
 from launcher.secrecy import MASK, printable, recorded, redacted, secrets_of
-from launcher.ui.terminal import escaped_streams
+from launcher.ui.tables import first_of
+from launcher.ui.terminal import ChangedStream, escaped_streams, tell
 
 _READER_GONE = 141  # as a shell tells a program that a closed pipe ended
-_NAMED = 5  # jobs in a message
 
 # The module of each verb. Only that of the verb in use is imported, so that every verb starts quickly.
 _VERBS = {
@@ -48,15 +48,15 @@ _VERBS = {
     "status": "launcher.cli.status",
     "follow": "launcher.cli.logs",
     "logs": "launcher.cli.logs",
-    "plot": "launcher.cli.plot",
+    "plot": "launcher.cli.history",
     "history": "launcher.cli.history",
     "cancel": "launcher.cli.acting",
     "hold": "launcher.cli.acting",
     "release": "launcher.cli.acting",
-    "attach": "launcher.cli.attach",
+    "attach": "launcher.cli.acting",
     "verify": "launcher.cli.verify",
-    "convert": "launcher.cli.convert",
-    "evaluate": "launcher.cli.evaluate",
+    "convert": "launcher.cli.checkpoints",
+    "evaluate": "launcher.cli.checkpoints",
     "data": "launcher.cli.data",
     "image": "launcher.cli.image",
     "sandbox": "launcher.cli.sandbox",
@@ -93,13 +93,7 @@ was submitted, held or cancelled, 75 a training was interrupted and would contin
 
 
 def main(arguments: Sequence[str] | None = None, started: Callable[[], None] | None = None) -> int:
-    """Run one command line; return the exit code.
-
-    Parameters
-    ----------
-    started
-        Called once the modules of the verb are imported.
-    """
+    """Run one command line and return its exit code; call `started` once the verb's modules are imported."""
     # Starting up creates a hundred thousand objects that all stay; searching them for garbage takes longer
     # than rendering a script.
     gc.set_threshold(100_000)
@@ -139,55 +133,39 @@ def _failure_code(code: int) -> int:
 
 
 def _print_done() -> bool:
-    """Print what was done to jobs before the failure; return True if anything was."""
-    return any([_print_submitted(), _print_acts()])
-
-
-def _print_acts() -> bool:
+    """Print what was submitted and done to jobs before the failure; return True if anything was."""
+    jobs = dict(submitted_jobs)
+    if jobs:
+        tell(f"submitted before the failure: {_jobs(list(jobs))}")
+        for directory in list(dict.fromkeys(jobs.values()))[:_NAMED]:
+            print(f"  on record in {one_line(str(directory))}", file=sys.stderr)
+        print(f"  show the state: slipway status {shlex.join(list(jobs)[:_NAMED])}", file=sys.stderr)
     done = [action.format(_jobs(job_ids)) for action, job_ids in acts.items()]
     if done:
-        print(f"slipway: done before the failure: {'; '.join(done)}", file=sys.stderr)
-    return bool(done)
+        tell(f"done before the failure: {'; '.join(done)}")
+    return bool(jobs or done)
+
+
+_NAMED = 5  # jobs in a message
 
 
 def _jobs(job_ids: Sequence[str]) -> str:
-    """Return the ids of jobs for a message: the first few of many."""
-    further = len(job_ids) - _NAMED
-    more = f" and {further} more" if further > 0 else ""
-    return f"job{'s' * (len(job_ids) > 1)} {', '.join(job_ids[:_NAMED])}{more}"
-
-
-def _print_submitted() -> bool:
-    """Print the jobs that were submitted before the failure; return True if there are any."""
-    jobs = dict(submitted_jobs)
-    if not jobs:
-        return False
-    print(
-        f"slipway: submitted before the failure: {_jobs(list(jobs))}",
-        *(
-            f"  on record in {one_line(str(directory))}"
-            for directory in list(dict.fromkeys(jobs.values()))[:_NAMED]
-        ),
-        f"  show the state: slipway status {shlex.join(list(jobs)[:_NAMED])}",
-        sep="\n",
-        file=sys.stderr,
-    )
-    return True
+    return f"job{'s' * (len(job_ids) > 1)} {first_of(job_ids, _NAMED)}"
 
 
 def _print_system_error(error: OSError) -> int:
     """Print the system's refusal; raise the error again if it is none that a user can resolve."""
-    if isinstance(error, FileNotFoundError):
-        if _has_current_directory():
-            _print_done()
-            raise error
-        return _print_error(UserError("the current directory was deleted", hint="cd to one that exists"))
+    user_error = explain_refusal(error)
     if isinstance(error, BrokenPipeError):
         # The reader (`head`, a closed pager) has ended.
         _drop_output()
         return _READER_GONE
-    user_error = explain_refusal(error)
-    if error.filename is None and _is_output_lost():
+    if isinstance(error, FileNotFoundError):
+        try:
+            Path.cwd()
+        except FileNotFoundError:
+            user_error = UserError("the current directory was deleted", hint="cd to one that exists")
+    elif error.filename is None and _is_output_lost():
         _drop_output()
         user_error = user_error or UserError(f"the output: {(error.strerror or str(error)).lower()}")
     if user_error is None:
@@ -240,41 +218,24 @@ def _lossy(stream: TextIO) -> TextIO:
     )
 
 
-class _Masked:
-    """The stream of messages, warnings and tracebacks, with secrets masked; the rest is the stream's own.
+class _MaskedStream(ChangedStream):
+    """The stream of messages, warnings and tracebacks, with known secrets and those of `words` masked."""
 
-    No `io.TextIOBase`: Python 3.13 flushes one when it is collected, and its stream may be closed by then.
+    def __init__(self, stream: TextIO, words: Iterable[str]) -> None:
+        super().__init__(stream, self._mask)
+        secrets = {secret for word in words for secret in secrets_of(word)}
+        self._typed = sorted(secrets | set(map(one_line, secrets)), key=len, reverse=True)
 
-    Parameters
-    ----------
-    typed
-        The secrets on this command line.
-    """
-
-    def __init__(self, stream: TextIO, typed: Iterable[str]) -> None:
-        self.stream = stream
-        self._typed = sorted(typed, key=len, reverse=True)
-
-    def write(self, text: str, /) -> int:
-        """Write text, masked; return the length of what was written."""
+    def _mask(self, text: str) -> str:
         for secret in self._typed:
             text = text.replace(secret, MASK)
-        return self.stream.write(printable(text))
-
-    def writelines(self, lines: Iterable[str]) -> None:
-        for line in lines:
-            self.write(line)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.stream, name)
+        return printable(text)
 
 
 def _mask_messages(words: Sequence[str]) -> None:
     """Mask known secrets in all messages: Slipway's, argparse's and Python's."""
-    stream = sys.stderr.stream if isinstance(sys.stderr, _Masked) else sys.stderr
-    typed = {secret for word in words for secret in secrets_of(word)}
-    masked = _Masked(stream, typed | {one_line(secret) for secret in typed})
-    sys.stderr = cast("TextIO", masked)
+    stream = sys.stderr.unchanged if isinstance(sys.stderr, _MaskedStream) else sys.stderr
+    sys.stderr = cast("TextIO", _MaskedStream(stream, words))
 
 
 def _show_warnings() -> None:
@@ -304,16 +265,8 @@ def _drop_output() -> None:
 def _print_error(error: UserError) -> int:
     for mistake in error.mistakes:
         # A scheduler's message and another user's file may have control sequences.
-        print("\n".join(map(one_line, f"slipway: {mistake}".split("\n"))), file=sys.stderr)
+        tell("\n".join(map(one_line, str(mistake).split("\n"))))
     return error.exit_code
-
-
-def _has_current_directory() -> bool:
-    try:
-        Path.cwd()
-    except FileNotFoundError:
-        return False
-    return True
 
 
 class VerbParser(argparse.ArgumentParser):

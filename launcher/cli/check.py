@@ -3,30 +3,43 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from arithmetic.layout import ParallelConfig, fits
+from arithmetic.layout import fits
 from launcher.checks.findings import Severity
 from launcher.checks.gate import CheckReport, as_mistakes, check_drafts, show_to_scheduler
 from launcher.checks.registry import CHECKS, require_known
 from launcher.checks.rules.model import why_not_told
 from launcher.checks.rules.resources import GPUS
-from launcher.cli.estimate_views import amount_lines, cost_lines, headline, plain_lines, print_table
-from launcher.cli.requests import add_no_check, add_tree_options, request_of
+from launcher.cli.estimate_views import (
+    amount_lines,
+    cost_lines,
+    headline,
+    plain_lines,
+    print_table,
+    require_suffix,
+    write_figure,
+)
+from launcher.cli.options import Verbs, add_option, add_overrides, add_tree_options, add_verb
+from launcher.cli.requests import add_no_check, request_of
 from launcher.drafting import Draft, drafts
 from launcher.errors import UserError
 from launcher.estimates.cost import Overview, overview
 from launcher.estimates.parallelism import gpu_of, is_encoder_decoder, read_parallel_config
 from launcher.estimates.values import Values, count
 from launcher.plan import Plan
-from launcher.ui.tables import print_styled
+from launcher.ui.tables import Line, print_styled
+from launcher.ui.terminal import print_json, tell
 
-_EPILOG = """\
+_HELP = """\
+Compose the configuration, check it, estimate the memory, the time and the space that it takes, look at what
+this machine and the cluster have of what the launch needs, and show the script to `sbatch --test-only` where
+there is a Slurm. Nothing is written.
+
 examples:
   slipway check training=gpt3/175b training.trainer.num_nodes=2     why that cannot run, and what can
   slipway check training=gpt3/5b --estimate cluster.gpu=b200        on a laptop: no files, disks, clusters
@@ -42,48 +55,32 @@ exit code:
 """
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser(
-        "check",
-        help="what is wrong with a launch, before it is one",
-        description="Compose the configuration, check it, estimate the memory, the time and the space that "
-        "it takes, look at what this machine and the cluster have of what the launch needs, and show the "
-        "script to `sbatch --test-only` where there is a Slurm. Nothing is written.",
-        epilog=_EPILOG,
-    )
-    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="such as training=gpt3/126m")
-    parser.add_argument("--json", action="store_true", help="print an object")
-    parser.add_argument(
-        "--estimate",
-        action="store_true",
-        help="only what arithmetic says: look at no file, disk, interpreter and cluster; cluster.gpu names "
-        "the GPU",
-    )
-    parser.add_argument(
-        "--plot", type=Path, metavar="FILE", help="draw the memory of each stage: a .png, .svg or .pdf"
-    )
+def add_parser(verbs: Verbs) -> None:
+    parser = add_verb(verbs, "check", run, "what is wrong with a launch, before it is one", _HELP)
+    add_overrides(parser, "such as training=gpt3/126m")
+    add_option(parser, "--json", "print an object")
+    text = "only what arithmetic says: look at no file, disk, interpreter and cluster;"
+    add_option(parser, "--estimate", f"{text} cluster.gpu names the GPU")
+    add_option(parser, "--plot FILE", "draw the memory of each stage: a .png, .svg or .pdf")
     add_no_check(parser)
     add_tree_options(parser)
-    parser.set_defaults(run=run, launch_number=None, tag=None, stage=None, launch_dir=None)
 
 
 def run(args: argparse.Namespace) -> int:
     """Check and tell; return the exit code."""
     require_known(args.no_check)
     if args.plot is not None:
-        from launcher.cli.estimate_views import require_suffix
-
         require_suffix(args.plot)
     drafted = drafts(request_of(args, args.overrides))
-    reports = (
-        _estimates(_training(drafted), args.no_check)
-        if args.estimate
-        else [show_to_scheduler(report, must_answer=False) for report in check_drafts(drafted, args.no_check)]
-    )
+    if args.estimate:
+        reports = _estimates(drafted, args.no_check)
+    else:
+        checked = check_drafts(drafted, args.no_check)
+        reports = [show_to_scheduler(report, must_answer=False) for report in checked]
     looked = [_looked(report, args.no_check, only_plan=args.estimate) for report in reports]
     if args.json:
-        text = [content(one) for one in looked]
-        print(json.dumps(text[0] if len(text) == 1 else text, indent=2))
+        contents = [content(one) for one in looked]
+        print_json(contents[0] if len(contents) == 1 else contents)
     else:
         for one in looked:
             if len(looked) > 1:
@@ -93,21 +90,15 @@ def run(args: argparse.Namespace) -> int:
     return 2 if not drawn or any(one.errors for one in looked) else 0
 
 
-def _training(made: Sequence[Draft]) -> list[Draft]:
-    """Return the drafts that there is something to estimate of."""
-    training = [one for one in made if one.plan.job.config is not None]
-    if not training:
-        stages = ",".join(one.plan.job.stage for one in made)
-        raise UserError(
-            f"--estimate: stages=[{stages}] trains nothing", key="stages", hint="stages=[training]"
-        )
-    return training
-
-
 def _estimates(drafted: Sequence[Draft], skipped: Sequence[str]) -> list[CheckReport]:
-    """Apply the checks that need to know of nothing but the plan."""
+    """Apply the checks that need to know of nothing but the plan to the drafts that train something."""
+    training = [draft for draft in drafted if draft.plan.job.config is not None]
+    if not training:
+        stages = ",".join(draft.plan.job.stage for draft in drafted)
+        message = f"--estimate: stages=[{stages}] trains nothing"
+        raise UserError(message, key="stages", hint="stages=[training]")
     # Who plans on a laptop has not chosen an image yet: the one that is there is the cluster's default.
-    reports = check_drafts(drafted, skipped, look=False, image=None)
+    reports = check_drafts(training, skipped, look=False, image=None)
     known = {check.id for report in reports for check in CHECKS if check.has_facts(report.facts)}
     return [
         replace(report, findings=tuple(finding for finding in report.findings if finding.id in known))
@@ -134,8 +125,6 @@ def _looked(report: CheckReport, skipped: Sequence[str], *, only_plan: bool) -> 
 
 def _draw(path: Path, looked: Sequence[Looked]) -> bool:
     """Draw the memory of the stage that has one; say so if none has."""
-    from launcher.cli.estimate_views import write_figure
-
     for one in looked:
         if one.overview.memory is not None:
             write_figure(path, one.plan.paths.run_name, one.overview.memory)
@@ -143,15 +132,13 @@ def _draw(path: Path, looked: Sequence[Looked]) -> bool:
             return True
     why = next((text for one in looked if (text := why_not_told(one.plan)) is not None), None)
     text = f" ({why})" if why is not None else ""
-    print(f"slipway: --plot {path}: not drawn: the memory cannot be told{text}", file=sys.stderr)
+    tell(f"--plot {path}: not drawn: the memory cannot be told{text}")
     return False
 
 
 # --- views of the findings
 
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.SKIPPED: "dim"}
-
-Line = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,12 +179,7 @@ def summarize(config: Mapping[str, Any], nodes: int) -> Summary | None:
     shape = read_parallel_config(values)
     if shape is None or not fits(shape, nodes):
         return None
-    return _summary(values, shape, nodes)
-
-
-def _summary(values: Values, shape: ParallelConfig, nodes: int) -> Summary:
-    key = "model.seq_length" if is_encoder_decoder(values) else "model.encoder_seq_length"
-    length = values.whole(key)
+    length = values.whole("model.seq_length" if is_encoder_decoder(values) else "model.encoder_seq_length")
     return Summary(
         nodes=nodes,
         devices=shape.devices,
@@ -216,11 +198,7 @@ def _summary(values: Values, shape: ParallelConfig, nodes: int) -> Summary:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """A finding as it is printed.
-
-    `source` is where the values that it is about are from; `why` is why a check was skipped, where others may
-    have been for the same reason.
-    """
+    """A finding as it is printed; `source` is where its values are from, `why` the reason of a skip."""
 
     severity: Severity
     id: str
@@ -233,10 +211,7 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """A draft, what it will take, the ids of the checks that looked at it, and all that there is to tell.
-
-    `told` has the worst first.
-    """
+    """A draft, what it takes, the ids of the checks that looked at it, and their report, the worst first."""
 
     draft: Draft
     overview: Overview
@@ -254,16 +229,16 @@ class Looked:
 
 def content(looked: Looked) -> dict[str, Any]:
     """Return the object that ``--json`` prints."""
+    views = looked.overview
     least, most = _summaries(looked.plan)
-    memory, amount, cost = looked.overview.memory, looked.overview.amount, looked.overview.cost
     return {
         "run": looked.plan.paths.run_name,
         "choices": looked.draft.composition.choices,
-        "layout": asdict(least) if least is not None else None,
-        "layout_at_most": asdict(most) if most is not None else None,
-        "memory": memory.to_json() if memory is not None else None,
-        "amount": asdict(amount) if amount is not None else None,
-        "cost": asdict(cost) if cost is not None else None,
+        "layout": least and asdict(least),
+        "layout_at_most": most and asdict(most),
+        "memory": views.memory and views.memory.to_json(),
+        "amount": views.amount and asdict(views.amount),
+        "cost": views.cost and asdict(views.cost),
         "errors": looked.errors,
         "findings": [{**asdict(item), "severity": item.severity.value} for item in looked.report],
     }
@@ -271,11 +246,24 @@ def content(looked: Looked) -> dict[str, Any]:
 
 def print_screen(looked: Looked) -> None:
     """Print the layout, the estimates, the findings, and the verdict last: nearest to the prompt."""
-    print_styled(_layout_lines(looked.plan), wrap=True)
-    _print_memory(looked.overview)
-    print_styled(_cost_lines(looked), wrap=True)
+    plan, memory = looked.plan, looked.overview.memory
+    for summary, to in zip(_summaries(plan), ("", "up to "), strict=True):
+        if summary is not None:
+            _print_named(plan.paths.run_name, f"{to}{summary}")
+    if memory is not None:
+        _print_named("memory", headline(memory))
+        if not sys.stdout.isatty() or not print_table(memory):
+            print_styled([((f"  {line}", ""),) for line in plain_lines(memory)], wrap=True)
+    amount, cost = looked.overview.amount, looked.overview.cost
+    lines = cost_lines(plan, cost) if cost is not None else amount_lines(amount) if amount else ()
+    for name, text in lines:
+        _print_named(name, text)
     print_styled(_finding_lines(looked.report))
     print_styled([((_verdict(looked), "bold"),)], wrap=True)
+
+
+def _print_named(name: str, text: str) -> None:
+    print_styled([((f"{name}: ", "bold"), (text, ""))], wrap=True)
 
 
 def _summaries(plan: Plan) -> tuple[Summary | None, Summary | None]:
@@ -285,42 +273,12 @@ def _summaries(plan: Plan) -> tuple[Summary | None, Summary | None]:
     return summarize(config, resources.nodes), summarize(config, most) if most is not None else None
 
 
-def _layout_lines(plan: Plan) -> list[Line]:
-    return [
-        ((f"{plan.paths.run_name}: ", "bold"), (f"{to}{summary}", ""))
-        for summary, to in zip(_summaries(plan), ("", "up to "), strict=True)
-        if summary is not None
-    ]
-
-
-def _print_memory(overview: Overview) -> None:
-    memory = overview.memory
-    if memory is None:
-        return
-    print_styled([(("memory: ", "bold"), (headline(memory), ""))], wrap=True)
-    if not sys.stdout.isatty() or not print_table(memory):
-        print_styled([((f"  {line}", ""),) for line in plain_lines(memory)], wrap=True)
-
-
-def _cost_lines(looked: Looked) -> list[Line]:
-    amount, cost = looked.overview.amount, looked.overview.cost
-    lines = cost_lines(looked.plan, cost) if cost is not None else amount_lines(amount) if amount else ()
-    return [((f"{name}: ", "bold"), (text, "")) for name, text in lines]
-
-
-def _finding_lines(report: Sequence[Told]) -> list[Line]:
-    lines: list[Line] = []
+def _finding_lines(report: Sequence[Told]) -> Iterator[Line]:
     for item in together(report):
-        lines.append(
-            (
-                (f"{item.severity.value}: ", _STYLES[item.severity]),
-                (item.message, ""),
-                (f" [{item.id}]", "dim"),
-            )
-        )
-        below = [(item.source, "dim"), (item.fix, "green")]
-        lines += [((f"  {line}", style),) for text, style in below if text for line in text.split("\n")]
-    return lines
+        severity = (f"{item.severity.value}: ", _STYLES[item.severity])
+        yield severity, (item.message, ""), (f" [{item.id}]", "dim")
+        for text, style in ((item.source, "dim"), (item.fix, "green")):
+            yield from (((f"  {line}", style),) for line in (text.split("\n") if text else ()))
 
 
 def together(report: Sequence[Told]) -> list[Told]:
@@ -338,11 +296,11 @@ def together(report: Sequence[Told]) -> list[Told]:
 
 def _verdict(looked: Looked) -> str:
     report = looked.report
-    counts = {severity: sum(item.severity is severity for item in report) for severity in Severity}
-    parts = [
-        f"{count} {severity.value}{'s' if count != 1 and severity is not Severity.SKIPPED else ''}"
-        for severity, count in counts.items()
-        if count
-    ]
+    parts = []
+    for severity in Severity:
+        number = sum(item.severity is severity for item in report)
+        if number:
+            word = severity.value
+            parts.append(f"{number} {word}" if severity is Severity.SKIPPED else count(number, word))
     good = len({*looked.asked} - {item.id for item in report})
-    return f"{good} of {len(looked.asked)} checks passed" + (f"; {', '.join(parts)}" if parts else "")
+    return "; ".join(filter(None, [f"{good} of {len(looked.asked)} checks passed", ", ".join(parts)]))

@@ -16,10 +16,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from launcher.cli.options import Verbs, add_verb
 from launcher.config.overrides import GROUPS, STAGES, options_of, parse_override
 from launcher.errors import UserError
 
-_EPILOG = """\
+_HELP = """\
+Print the script with which a shell completes verbs, options, overrides and runs.
+
 examples:
   source <(slipway completion bash)                               in ~/.bashrc
   source <(slipway completion zsh)                                in ~/.zshrc
@@ -51,15 +54,10 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A verb, or a verb of a verb, for the completion of a shell.
+    """A verb, or a verb of a verb, for the completion of a shell; `valued` are its options with a value.
 
-    Attributes
-    ----------
-    options, valued
-        All options, and those that take a value.
-    kind
-        The kind of its other words: ``overrides``, ``runs``, ``recipes`` and ``images`` with overrides after
-        them, the words themselves, or nothing, which is files.
+    The kind of its other words is ``overrides``, ``runs``, ``recipes`` or ``images`` with overrides after
+    them, the words themselves, or nothing, which is files.
     """
 
     name: str
@@ -68,17 +66,11 @@ class Command:
     kind: str
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser(
-        "completion",
-        help="print the completion script for bash or zsh",
-        description="Print the script with which a shell completes verbs, options, overrides and runs.",
-        epilog=_EPILOG,
-    )
+def add_parser(verbs: Verbs) -> None:
+    parser = add_verb(verbs, "completion", run, "print the completion script for bash or zsh", _HELP)
     parser.add_argument("shell", choices=["bash", "zsh", *_QUERIES], metavar="bash|zsh")
     # The scripts run `slipway completion words KIND WORD OTHERS…`.
     parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -98,13 +90,16 @@ def _completions(kind: str, word: str, others: list[str]) -> list[str]:
     if kind == "runs":
         base = _given("--base-results-dir", others) or Path("results")
         return [name for name in runs(base) if name.startswith(word)]
-    tree = _given("--config-dir", others)
     # As in `compose`, which would take far longer to import.
     ours = (Path(__file__).parents[1] / "conf").resolve()
-    trees = [root for root in (tree, ours) if root is not None]
-    names = recipes(trees) if kind in ("recipes", "images") else []
+    trees = [*filter(None, [_given("--config-dir", others)]), ours]
+    names: list[str] = []
+    if kind in ("recipes", "images"):
+        files = (file for root in trees for file in sorted(root.glob("image/*.yaml")))
+        names += dict.fromkeys(file.stem for file in files if not file.stem.startswith("_"))
     if kind == "images":
-        names += images(_given("--images-dir", others) or Path("images"))
+        store = _given("--images-dir", others) or Path("images")
+        names += sorted(file.name for file in store.glob("[!.]*.sqsh"))
     return [*(name for name in names if name.startswith(word)), *candidates(word, others, trees)]
 
 
@@ -164,25 +159,18 @@ _DEPTH = 10  # files that build on each other
 def candidates(word: str, others: Sequence[str], roots: Sequence[Path]) -> list[str]:
     """Return the words that begin with `word`: choices after ``GROUP=``, else keys, one level at a time.
 
-    A key that has keys below it ends with a dot, one that takes a value with ``=``.
-
-    Parameters
-    ----------
-    others
-        The other words of the command line, whose choices count.
+    A key that has keys below it ends with a dot, one that takes a value with ``=``. Choices among the
+    other words of the command line count.
     """
     match = re.fullmatch(r"(\+\+|\+|~)?([^=]*)(=?)(.*)", word, re.DOTALL)
     assert match is not None
     sign, key, equals, value = match[1] or "", match[2], match[3], match[4]
-    if equals:
-        return [f"{sign}{key}={option}" for option in _values(key, roots) if option.startswith(value)]
-    return [f"{sign}{name}" for name in _keys(key, others, roots, "" if sign == "~" else "=")]
-
-
-def _values(key: str, roots: Sequence[Path]) -> list[str]:
+    if not equals:
+        return [f"{sign}{name}" for name in _keys(key, others, roots, "" if sign == "~" else "=")]
+    values = options_of(key, roots) if key in GROUPS else []
     if key == "stages":
-        return [f"[{stage}]" for stage in STAGES]
-    return options_of(key, roots) if key in GROUPS else []
+        values = [f"[{stage}]" for stage in STAGES]
+    return [f"{sign}{key}={option}" for option in values if option.startswith(value)]
 
 
 def _keys(start: str, others: Sequence[str], roots: Sequence[Path], ending: str) -> list[str]:
@@ -193,12 +181,12 @@ def _keys(start: str, others: Sequence[str], roots: Sequence[Path], ending: str)
     if not isinstance(node, dict):
         return []
     above = "".join(f"{parent}." for parent in parents)
-    names = [str(name) for name in node if str(name).startswith(begun)]
-    inner = [f"{above}{name}." for name in names if isinstance(node[name], dict)]
-    # A group is chosen as a whole too.
-    leaves = [f"{above}{name}{ending}" for name in names if not isinstance(node[name], dict)]
-    choices = [f"{name}{ending}" for name in names if not parents and name in GROUPS]
-    return sorted({*inner, *leaves, *choices})
+    words = set()
+    for name in (str(name) for name in node if str(name).startswith(begun)):
+        words.add(f"{above}{name}{'.' if isinstance(node[name], dict) else ending}")
+        if not parents and name in GROUPS:  # which is chosen as a whole too
+            words.add(f"{name}{ending}")
+    return sorted(words)
 
 
 def _composed(others: Sequence[str], roots: Sequence[Path]) -> Tree:
@@ -218,9 +206,8 @@ def _file(name: str, roots: Sequence[Path], depth: int) -> Tree:
     for default in content.pop("defaults", []):
         if isinstance(default, str) and default != "_self_" and depth:
             path, _, package = default.partition("@")
-            below = _file(
-                path[1:] if path[0] == "/" else f"{name.rpartition('/')[0]}/{path}", roots, depth - 1
-            )
+            path = path[1:] if path[0] == "/" else f"{name.rpartition('/')[0]}/{path}"
+            below = _file(path, roots, depth - 1)
             for part in reversed([] if package in ("", "_here_") else package.split(".")):
                 below = {part: below}
             _merge(merged, below)
@@ -247,17 +234,6 @@ def _merge(target: Tree, source: Tree) -> None:
             _merge(target[name], value)
         else:
             target[name] = value
-
-
-def recipes(roots: Sequence[Path]) -> list[str]:
-    """Return the names of the images that can be built."""
-    files = (file for root in roots for file in sorted(root.glob("image/*.yaml")))
-    return list(dict.fromkeys(file.stem for file in files if not file.stem.startswith("_")))
-
-
-def images(store: Path) -> list[str]:
-    """Return the images in a directory."""
-    return sorted(file.name for file in store.glob("[!.]*.sqsh"))
 
 
 def runs(base: Path) -> Iterator[str]:

@@ -6,9 +6,8 @@ import argparse
 import glob
 import json
 import re
-import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +15,17 @@ from launcher.checks.gathering.data import data_sets, tokenizer_files
 from launcher.checks.gathering.path_resolver import PathResolver
 from launcher.cli import data_lint
 from launcher.cli.data_lint import ask
-from launcher.cli.launch import draft_and_launch
-from launcher.cli.logs import follow_to_end
+from launcher.cli.launch import launch_and_follow
+from launcher.cli.options import Verbs, add_option, add_overrides, add_verb, whole_number
 from launcher.cli.requests import add_launch_options
 from launcher.cli.runs import add_run, selected_run
 from launcher.config.overrides import hydra_value
 from launcher.drafting import Request, draft
 from launcher.errors import DONE, WENT_WRONG, UserError, file_mode, one_line
-from launcher.jobs.launches import open_launch, open_launches
+from launcher.jobs.launches import open_launches
 from launcher.monitor.readers import Segment, segment_with, segments
-from launcher.ui.tables import print_listing, print_styled
+from launcher.ui.tables import print_lines, print_listing, print_styled
+from launcher.ui.terminal import tell
 
 _EXIT_CODES = """
 exit code:
@@ -35,7 +35,9 @@ exit code:
   130  Ctrl-C; the job continues, here or on the cluster: slipway cancel RUN
 """
 
-_TOKENIZE_EPILOG = f"""\
+_TOKENIZE = f"""\
+Train a byte-level BPE tokenizer on text files and write them as Megatron's .bin/.idx.
+
 examples:
   slipway data tokenize books/ --pattern '*.txt' --vocab-size 32000
   slipway data tokenize /usr/lib/python3.11 --pattern '*.py' data_dir=/shared/data
@@ -46,7 +48,9 @@ DATA_DIR/corpus_text_document.bin and .idx, which training=... reads by default.
 and sources on servers: slipway data prepare.
 {_EXIT_CODES}"""
 
-_PREPARE_EPILOG = f"""\
+_PREPARE = f"""\
+Fetch, read, clean and tokenize sources; write them as Megatron's .bin/.idx.
+
 examples:
   slipway data prepare corpus.jsonl.zst
   slipway data prepare 'shards/*.jsonl' --text-key content --vocab-size 32000
@@ -83,46 +87,27 @@ _CHOICES = {"txt": "text", "jsonl": "jsonl", "parquet": "parquet", "wikipedia": 
 _ANY = "mixed"
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser(
-        "data",
-        help="prepare training data, and look at it",
-        epilog="example: slipway data prepare corpus.jsonl.zst --vocab-size 32000",
-    )
+def add_parser(verbs: Verbs) -> None:
+    example = "example: slipway data prepare corpus.jsonl.zst --vocab-size 32000"
+    parser = verbs.add_parser("data", help="prepare training data, and look at it", epilog=example)
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
-    prepare = verbs.add_parser(
-        "prepare",
-        help="bring text, JSONL, Parquet, Wikipedia dumps or tar shards to Megatron's .bin/.idx",
-        description="Fetch, read, clean and tokenize sources; write them as Megatron's .bin/.idx.",
-        epilog=_PREPARE_EPILOG,
-    )
-    _add_words(prepare, "a file, directory, glob or URL, or an override such as cluster=bcm")
-    prepare.add_argument("--format", help=f"{', '.join(_FORMATS)}; by default told from each file")
+    text = "bring text, JSONL, Parquet, Wikipedia dumps or tar shards to Megatron's .bin/.idx"
+    prepare = add_verb(verbs, "prepare", run_prepare, text, _PREPARE)
+    add_overrides(prepare, "a file, directory, glob or URL, or an override such as cluster=bcm", "INPUT")
+    add_option(prepare, "--format FORMAT", f"{', '.join(_FORMATS)}; by default told from each file")
     _add_options(prepare, {**_OPTIONS, **_PREPARE_OPTIONS})
-    add_launch_options(prepare)
-    prepare.set_defaults(run=run_prepare)
-    tokenize = verbs.add_parser(
-        "tokenize",
-        help="train a BPE tokenizer and write text files as Megatron's .bin/.idx",
-        description="Train a byte-level BPE tokenizer on text files and write them as Megatron's .bin/.idx.",
-        epilog=_TOKENIZE_EPILOG,
-    )
-    _add_words(tokenize, "a file, a directory, or an override such as cluster=bcm")
+    text = "train a BPE tokenizer and write text files as Megatron's .bin/.idx"
+    tokenize = add_verb(verbs, "tokenize", run_tokenize, text, _TOKENIZE)
+    add_overrides(tokenize, "a file, a directory, or an override such as cluster=bcm", "INPUT")
     _add_options(tokenize, _OPTIONS)
-    add_launch_options(tokenize)
-    tokenize.set_defaults(run=run_tokenize)
-    for add in (add_parsers, data_lint.add_parsers, data_lint.add_plot):
-        add(verbs)
-
-
-def _add_words(parser: argparse.ArgumentParser, text: str) -> None:
-    # One list for both, as the app knows it: words may stand on both sides of an option.
-    parser.add_argument("overrides", nargs="*", metavar="INPUT", help=text)
+    _add_audit(verbs)
+    data_lint.add_parsers(verbs)
 
 
 def _add_options(parser: argparse.ArgumentParser, options: Mapping[str, tuple[type, str]]) -> None:
     for name, (kind, text) in options.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, help=text)
+        add_option(parser, f"--{name.replace('_', '-')} {name.upper()}", text, type=kind)
+    add_launch_options(parser)
 
 
 def run_tokenize(args: argparse.Namespace) -> int:
@@ -139,43 +124,29 @@ def run_prepare(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace, choice: Sequence[str], options: Iterable[str]) -> int:
-    overrides = [text for text in args.overrides if _is_override(text)]
-    inputs = [text for text in args.overrides if text not in overrides]
-    _check_inputs(inputs, overrides)
-    defaults = ["stages=[data_preparation]", "cluster=local", *choice]
-    if inputs:
-        listed = ",".join(map(hydra_value, inputs))
-        defaults.append(f"data_preparation.inputs=[{listed}]")
-    for name in options:
-        value = getattr(args, name)
-        if value is not None:
-            text = str(value.absolute() if isinstance(value, Path) else value)
-            defaults.append(
-                f"data_preparation.{name}={text if isinstance(value, int) else hydra_value(text)}"
-            )
-    for launched in draft_and_launch(args, [*defaults, *overrides]):
-        code = follow_to_end(open_launch(launched.paths.run_dir, launched.paths.number))
-        if code:
-            return code
-    return 0
-
-
-def _is_override(text: str) -> bool:
-    """Return True for ``cluster=bcm``, unless a file of that name exists; a URL may hold a ``=`` too."""
-    return "=" in text and not _URL.match(text) and not Path(text).exists()
-
-
-def _check_inputs(inputs: list[str], overrides: list[str]) -> None:
+    # ``cluster=bcm`` is none if a file of that name exists; a URL may hold a ``=`` too.
+    inputs = [text for text in args.overrides if "=" not in text or _URL.match(text) or Path(text).exists()]
+    overrides = [text for text in args.overrides if text not in inputs]
     if not inputs and not any(text.startswith("data_preparation.inputs=") for text in overrides):
         raise UserError("no input", hint="name the files or directories to prepare")
     for text in inputs:
         if not (_URL.match(text) or glob.has_magic(text) or file_mode(Path(text))):
             raise UserError(f"{text}: no such file or directory", hint="an override has the form KEY=VALUE")
+    defaults = ["stages=[data_preparation]", "cluster=local", *choice]
+    if inputs:
+        defaults.append(f"data_preparation.inputs=[{','.join(map(hydra_value, inputs))}]")
+    for name in options:
+        value = getattr(args, name)
+        if value is not None:
+            text = str(value.absolute() if isinstance(value, Path) else value)
+            text = text if isinstance(value, int) else hydra_value(text)
+            defaults.append(f"data_preparation.{name}={text}")
+    return launch_and_follow(args, [*defaults, *overrides])
 
 
 # --- audit
 
-_DESCRIPTION = """\
+_AUDIT = """\
 Print the documents of the global batch of a training step: data set, document, tokens of it, source file and
 the place in it. This is arithmetic on the configuration of the launch and the .idx files, for any step, done
 or to come: it needs neither a GPU nor torch, and starts no training.
@@ -198,26 +169,13 @@ exit code:
   2  there is no such run or step, the run has another engine, or the data cannot be read"""
 
 
-def add_parsers(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = verbs.add_parser(
-        "audit", help="print the documents that a training step sees", description=_DESCRIPTION
-    )
+def _add_audit(verbs: Verbs) -> None:
+    parser = add_verb(verbs, "audit", run, "print the documents that a training step sees", _AUDIT)
     add_run(parser)
-    parser.add_argument(
-        "--step", type=_positive, required=True, metavar="N", help="the training step, from 1"
-    )
-    parser.add_argument(
-        "--sample", type=int, metavar="I", help="only this sample of the global batch, from 0"
-    )
-    parser.add_argument("--text", action="store_true", help="print the text that the tokens stand for")
-    parser.add_argument("--json", action="store_true", help="print one object, as a program would read it")
-    parser.set_defaults(run=run)
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
+    add_option(parser, "--step N", "the training step, from 1", type=whole_number(1), required=True)
+    add_option(parser, "--sample I", "only this sample of the global batch, from 0", type=int)
+    add_option(parser, "--text", "print the text that the tokens stand for")
+    add_option(parser, "--json", "print one object, as a program would read it")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -230,7 +188,11 @@ def run(args: argparse.Namespace) -> int:
     answer = {"run": launch.paths.run_name, "launch": launch.paths.number, **answer}
     answer["trained"] = args.step <= segment.last
     if args.sample is not None:
-        answer["samples"] = [_chosen(answer["samples"], args.sample)]
+        samples = answer["samples"]
+        if not 0 <= args.sample < len(samples):
+            expected = f"expected 0 to {len(samples) - 1}, the samples of this step"
+            raise UserError(f"--sample {args.sample}: {expected}")
+        answer["samples"] = [samples[args.sample]]
     if args.text:
         _add_texts(answer, resolver)
     if args.json:
@@ -238,7 +200,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         _print(answer, with_text=args.text)
     for change in answer["changed"]:
-        print(f"slipway: the data are not those of launch {launch.paths.number}: {change}", file=sys.stderr)
+        tell(f"the data are not those of launch {launch.paths.number}: {change}")
     return WENT_WRONG if answer["changed"] else DONE
 
 
@@ -278,29 +240,18 @@ def _ask(segment: Segment, resolver: PathResolver, step: int, *, with_tokens: bo
     arguments = ["--config-path", str(paths.directory), "--config-name", paths.config_name]
     arguments += ["--step", str(step), "--after-step", str(segment.after_step)]
     arguments += ["--after-samples", str(segment.after_samples)]
-    for prefix, here in _places(resolver):
-        arguments += ["--place", prefix, here]
+    for key, given in data_sets(resolver):
+        prefix = str(Path(given.strip()))
+        here = resolver.input(key, prefix, "")
+        # A container of the job may have it at another path than this machine.
+        if isinstance(here, Path) and str(here) != prefix:
+            arguments += ["--place", prefix, str(here)]
     arguments += ["--tokens"] if with_tokens else []
     with tempfile.NamedTemporaryFile("w", prefix="slipway-", suffix=".json") as recorded:
         json.dump(segment.launch.manifest.data, recorded)
         recorded.flush()
         answer: dict[str, Any] = ask("trainer.data.audit", [*arguments, "--recorded", recorded.name])
     return answer
-
-
-def _places(resolver: PathResolver) -> Iterator[tuple[str, str]]:
-    """Yield the data sets that a container of the job has at another path than this machine."""
-    for key, given in data_sets(resolver):
-        prefix = str(Path(given.strip()))
-        here = resolver.input(key, prefix, "")
-        if isinstance(here, Path) and str(here) != prefix:
-            yield prefix, str(here)
-
-
-def _chosen(samples: Sequence[dict[str, Any]], number: int) -> dict[str, Any]:
-    if not 0 <= number < len(samples):
-        raise UserError(f"--sample {number}: expected 0 to {len(samples) - 1}, the samples of this step")
-    return samples[number]
 
 
 def _add_texts(answer: dict[str, Any], resolver: PathResolver) -> None:
@@ -316,41 +267,35 @@ def _add_texts(answer: dict[str, Any], resolver: PathResolver) -> None:
         piece["text"] = text
 
 
+_WITHOUT_DOCUMENTS = "mock data: samples without documents"
+
+
 def _print(answer: dict[str, Any], *, with_text: bool) -> None:
     samples, first = answer["samples"], answer["first_sample"]
-    documents = {(sample["data_set"], piece["document"]) for sample in samples for piece in sample["pieces"]}
+    pieces = [(sample, piece) for sample in samples for piece in sample["pieces"]]
+    documents = {(sample["data_set"], piece["document"]) for sample, piece in pieces}
     sets = sorted({sample["data_set"] for sample in samples if sample["data_set"]})
     state = "" if answer["trained"] else ", not trained yet"
     last = first + answer["global_batch"] - 1
-    lines = [
+    print_lines(
         f"{answer['run']} step {answer['step']}: samples {first:,} to {last:,}, epoch {answer['epoch']}, "
-        f"data generation {answer['data_generation']}, launch {answer['launch']}{state}"
-    ]
-    lines.append(
-        f"{len(documents):,} documents of {', '.join(sets)}"
-        if sets
-        else "mock data: samples without documents"
+        f"data generation {answer['data_generation']}, launch {answer['launch']}{state}",
+        f"{len(documents):,} documents of {', '.join(sets)}" if sets else _WITHOUT_DOCUMENTS,
+        "",
     )
-    print_styled([((line, ""),) for line in lines])
-    print()
-    if not sets:
-        return
-    if with_text:
-        _print_texts(samples, first)
-        return
-    rows = [
-        (
-            str(sample["sample"] - first),
-            str(piece["document"]),
-            f"{piece['first']}-{piece['end'] - 1}",
-            _name(sample["data_set"], sets),
-            one_line(str(piece.get("source", "-"))),
-            str(piece.get("offset", "-")),
-        )
-        for sample in samples
-        for piece in sample["pieces"]
-    ]
-    print_listing(("SAMPLE", "DOCUMENT", "TOKENS", "DATA SET", "SOURCE", "OFFSET"), rows, numbers=2)
+    rows = []
+    for sample, piece in pieces if sets else ():
+        number, tokens = sample["sample"] - first, f"{piece['first']}-{piece['end'] - 1}"
+        document, source = str(piece["document"]), one_line(str(piece.get("source", "-")))
+        if with_text:
+            place = f", {piece['source']}:{piece['offset']}" if "source" in piece else ""
+            title = f"sample {number}, {sample['data_set']} document {document}, tokens {tokens}{place}"
+            print_styled([((title, "bold"),)])
+            print_lines(*(f"    {line}" for line in piece["text"].splitlines()), "")
+        name, offset = _name(sample["data_set"], sets), str(piece.get("offset", "-"))
+        rows.append((str(number), document, tokens, name, source, offset))
+    if sets and not with_text:
+        print_listing(("SAMPLE", "DOCUMENT", "TOKENS", "DATA SET", "SOURCE", "OFFSET"), rows, numbers=2)
 
 
 def _name(prefix: str, sets: Sequence[str]) -> str:
@@ -361,15 +306,3 @@ def _name(prefix: str, sets: Sequence[str]) -> str:
         if sum(Path(other).parts[-count:] == end for other in sets) == 1:
             return str(Path(*end))
     return prefix
-
-
-def _print_texts(samples: Sequence[dict[str, Any]], first: int) -> None:
-    for sample in samples:
-        for piece in sample["pieces"]:
-            source = f", {piece['source']}:{piece['offset']}" if "source" in piece else ""
-            title = (
-                f"sample {sample['sample'] - first}, {sample['data_set']} document {piece['document']}, "
-                f"tokens {piece['first']}-{piece['end'] - 1}{source}"
-            )
-            text = [((f"    {line}", ""),) for line in piece["text"].splitlines()]
-            print_styled([((title, "bold"),), *text, (("", ""),)])

@@ -7,22 +7,21 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from arithmetic.indexed import manifest_path
+from launcher.cli.options import Verbs, add_option, add_verb
 from launcher.errors import DONE, MISTAKE, WENT_WRONG, UserError, nearest_files, one_line
 from launcher.images.progress import ImageProgress, show_progress
-from launcher.ui.plotting import DataCounts, draw, read_counts, write_png
-from launcher.ui.tables import print_listing, print_pairs, print_styled
-from launcher.ui.terminal import unescaped
+from launcher.ui.plotting import draw, read_counts, write_png
+from launcher.ui.tables import print_lines, print_listing, print_pairs, print_styled
+from launcher.ui.terminal import print_plot
 
 _LINT = """\
 Check data before a training reads them: the .bin and .idx of a data set with the files beside them, and the
@@ -64,24 +63,23 @@ exit code:
   2  there is no such data set, document or tokenizer, or a library is missing"""
 
 
-def add_parsers(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    lint = verbs.add_parser("lint", help="check data sets and source files", description=_LINT)
+def add_parsers(verbs: Verbs) -> None:
+    lint = add_verb(verbs, "lint", run_lint, "check data sets and source files", _LINT)
     lint.add_argument("paths", nargs="+", metavar="PATH", help="a data set's prefix, a file, or a directory")
-    lint.add_argument("--format", help="format of the source files (default: by name and content)")
-    lint.add_argument("--text-key", metavar="KEY", help="key or column of the text (default: text)")
-    _add_tokenizer(lint)
-    lint.add_argument("--json", action="store_true", help="print a list with an object for each file")
-    lint.set_defaults(run=run_lint)
-    show = verbs.add_parser("show", help="print a document of a data set as text", description=_SHOW)
-    show.add_argument("prefix", metavar="PREFIX", help="path of the .bin and .idx without extension")
-    show.add_argument("--document", type=int, default=0, metavar="N", help="from 0; -1 is the last one")
-    _add_tokenizer(show)
-    show.add_argument("--json", action="store_true", help="print one object")
-    show.set_defaults(run=run_show)
-
-
-def _add_tokenizer(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--tokenizer", metavar="DIR", help="directory or file of the tokenizer")
+    add_option(lint, "--format FORMAT", "format of the source files (default: by name and content)")
+    add_option(lint, "--text-key KEY", "key or column of the text (default: text)")
+    show = add_verb(verbs, "show", run_show, "print a document of a data set as text", _SHOW)
+    add_option(show, "--document N", "from 0; -1 is the last one", default=0)
+    for parser, content in ((lint, "a list with an object for each file"), (show, "one object")):
+        add_option(parser, "--tokenizer DIR", "directory or file of the tokenizer", type=str)
+        add_option(parser, "--json", f"print {content}")
+    text = "plot the lengths of documents, and the reasons for which they were dropped"
+    plot = add_verb(verbs, "plot", run_plot, text, _PLOT)
+    for parser in (show, plot):
+        parser.add_argument("prefix", metavar="PREFIX", help="path of the .bin and .idx without extension")
+    add_option(plot, "-o --output FILE", "PNG file (default: PREFIX.png)")
+    add_option(plot, "--no-terminal", "no plot in the terminal")
+    add_option(plot, "--json", "print the counts as one object, without plots")
 
 
 def run_lint(args: argparse.Namespace) -> int:
@@ -117,23 +115,17 @@ def _reports(lines: Iterator[str], progress: ImageProgress) -> Iterator[dict[str
 
 
 def _print_reports(reports: list[dict[str, Any]]) -> None:
-    rows = [
-        (
-            one_line(report["path"]),
-            report["kind"],
-            _number(report["documents"]),
-            _number(report["tokens"]),
-            one_line(result),
-        )
-        for report in reports
-        for result in _results(report)
-    ]
+    rows = []
+    for report in reports:
+        counts = ("-" if report[name] is None else f"{report[name]:,}" for name in ("documents", "tokens"))
+        cells = (one_line(report["path"]), report["kind"], *counts)
+        rows += [(*cells, one_line(result)) for result in _results(report)]
     print_listing(("FILE", "FORMAT", "DOCUMENTS", "TOKENS", "RESULT"), rows)
     wrong = sum(bool(report["problems"]) for report in reports)
     notes = dict.fromkeys(note for report in reports for note in report["notes"])
-    style = "bold red" if wrong else "green"
     verdict = f"{len(reports)} checked, {wrong or 'none'} with problems"
-    print_styled([(("", ""),), ((verdict, style),), *(((f"not checked: {note}", ""),) for note in notes)])
+    print_styled([(("", ""),), ((verdict, "bold red" if wrong else "green"),)])
+    print_lines(*(f"not checked: {note}" for note in notes))
 
 
 def _results(report: Mapping[str, Any]) -> list[str]:
@@ -149,10 +141,6 @@ def _results(report: Mapping[str, Any]) -> list[str]:
             text += f": {report['place']} {', '.join(map(str, places))}{more}"
         texts.append(text)
     return texts or ["ok"]
-
-
-def _number(value: int | None) -> str:
-    return "-" if value is None else f"{value:,}"
 
 
 def run_show(args: argparse.Namespace) -> int:
@@ -172,10 +160,8 @@ def run_show(args: argparse.Namespace) -> int:
     if answer["source"] is not None:
         pairs.append(("source", f"{answer['source']}, at {answer['offset']:,}"))
     print_pairs("document", pairs)
-    text = answer["text"]
-    if text is None:
-        text = " ".join(map(str, answer["ids"]))
-    print_styled([(("", ""),), *(((line, ""),) for line in text.split("\n"))])
+    text = " ".join(map(str, answer["ids"])) if answer["text"] is None else answer["text"]
+    print_lines("", *text.split("\n"))
     return DONE
 
 
@@ -186,15 +172,7 @@ _PREFIX = "error: "
 
 
 def ask(module: str, arguments: Sequence[str], question: object = None) -> Any:
-    """Return the answer of a program: the JSON that it prints.
-
-    Raises
-    ------
-    UserError
-        With the program's message, if it names a mistake.
-    RuntimeError
-        With its stderr, if it fails otherwise.
-    """
+    """Return the answer of a program: the JSON that it prints; raises as `answers`."""
     with answers(module, arguments, question) as lines:
         text = "".join(lines)
     return json.loads(text)
@@ -202,9 +180,9 @@ def ask(module: str, arguments: Sequence[str], question: object = None) -> Any:
 
 @contextmanager
 def answers(module: str, arguments: Sequence[str], question: object = None) -> Iterator[Iterator[str]]:
-    """Start a program and yield its lines as they come; raises as :func:`ask` at its end.
+    """Start a program and yield its lines as they come; end it if they are not read to the end.
 
-    A program that is not read to its end, because of an exception, is ended.
+    Raise UserError if it ends with a mistake of the user's, RuntimeError with its stderr if it failed.
     """
     # A file, as a pipe that nobody reads meanwhile may be full.
     with tempfile.TemporaryFile() as errors:
@@ -220,7 +198,9 @@ def answers(module: str, arguments: Sequence[str], question: object = None) -> I
         assert process.stdout is not None
         try:
             if process.stdin is not None:
-                _write(process.stdin, json.dumps(question))
+                # It may end before it has read all, and says why.
+                with suppress(BrokenPipeError), process.stdin as stream:
+                    stream.write(json.dumps(question))
             yield iter(process.stdout)
         except BaseException:
             process.kill()
@@ -244,18 +224,10 @@ _START = (
 )
 
 
-def _write(stream: IO[str], text: str) -> None:
-    try:
-        with stream:
-            stream.write(text)
-    except BrokenPipeError:
-        return  # it ended before it read all, and says why
-
-
 # --- plot
 
 _SUFFIXES = (".manifest.json", ".bin", ".idx")
-_DESCRIPTION = """\
+_PLOT = """\
 Plot the documents of a data set that `slipway data` prepared: by length, and those that were dropped by
 reason, in the terminal and as a PNG. The numbers are those of PREFIX.manifest.json, all splits together.
 
@@ -269,24 +241,10 @@ exit code:
   2  there is no such manifest, or the plot cannot be written"""
 
 
-def add_plot(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = verbs.add_parser(
-        "plot",
-        help="plot the lengths of documents, and the reasons for which they were dropped",
-        description=_DESCRIPTION,
-    )
-    parser.add_argument("prefix", metavar="PREFIX", help="path of the .bin and .idx without extension")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="PNG file (default: PREFIX.png)")
-    parser.add_argument("--no-terminal", action="store_true", help="no plot in the terminal")
-    parser.add_argument("--json", action="store_true", help="print the counts as one object, without plots")
-    parser.set_defaults(run=run)
-
-
-def run(args: argparse.Namespace) -> int:
-    """Print and draw."""
-    prefix = Path(
-        next((args.prefix.removesuffix(s) for s in _SUFFIXES if args.prefix.endswith(s)), args.prefix)
-    )
+def run_plot(args: argparse.Namespace) -> int:
+    """Print and draw the counts of a data set."""
+    ending = next((suffix for suffix in _SUFFIXES if args.prefix.endswith(suffix)), "")
+    prefix = Path(args.prefix.removesuffix(ending))
     manifest = _read(prefix)
     data = read_counts(prefix.name, manifest)
     if args.json:
@@ -295,12 +253,12 @@ def run(args: argparse.Namespace) -> int:
         if args.output is not None:
             write_png(args.output, data)
         return DONE
-    print_pairs(data.name, _rows(data))
+    pairs = [("documents", f"{data.documents:,}"), ("tokens", f"{data.tokens:,}")]
+    if data.documents:
+        pairs.append(("mean length", f"{data.tokens / data.documents:,.1f} tokens"))
+    print_pairs(data.name, [*pairs, ("dropped", f"{sum(data.dropped.values()):,}")])
     if not args.no_terminal:
-        coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-        plot = draw(data, shutil.get_terminal_size().columns, coloured=coloured)
-        # Unescaped: the plot has numbers and escaped names alone, and the colours are ours.
-        print(f"\n{plot}", file=unescaped(sys.stdout))
+        print_plot(lambda width, coloured: draw(data, width, coloured=coloured))
     path = args.output or Path(f"{prefix}.png")
     write_png(path, data)
     print(f"\nplot: {path}")
@@ -322,11 +280,3 @@ def _read(prefix: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UserError(f"{path}: not a manifest of data: expected an object")
     return content
-
-
-def _rows(data: DataCounts) -> list[tuple[str, str]]:
-    rows = [("documents", f"{data.documents:,}"), ("tokens", f"{data.tokens:,}")]
-    if data.documents:
-        rows.append(("mean length", f"{data.tokens / data.documents:,.1f} tokens"))
-    rows.append(("dropped", f"{sum(data.dropped.values()):,}"))
-    return rows

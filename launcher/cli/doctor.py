@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
+from launcher.cli.options import Verbs, add_option
 from launcher.cli.requests import add_examining_verb, request_of
 from launcher.errors import UserError, one_line
-from launcher.ui.terminal import open_console
+from launcher.estimates.values import count
+from launcher.ui.tables import Cell, align, print_grid
+from launcher.ui.terminal import open_console, print_json
 
 if TYPE_CHECKING:
     from launcher.doctor.report import Row
 
-_DESCRIPTION = """\
+_HELP = """\
 Examine everything that a launch needs, and print one table: Slurm, Pyxis, Enroot and its directories, the
 programs that make images, credentials (their registries, never the credentials), the GPUs' driver against the
 image's CUDA, Python. The launch is the one that the overrides describe, and without any the one of the tree.
-Nothing is written. With --nodes a job of a few seconds examines compute nodes as well."""
+Nothing is written. With --nodes a job of a few seconds examines compute nodes as well.
 
-_EPILOG = """\
 examples:
   slipway doctor cluster=sandbox                  without containers, on the sandbox
   slipway doctor cluster=bcm --nodes 2            and on two compute nodes
@@ -47,21 +48,15 @@ _MISSING, _NOT_KNOWN = 1, 3
 _SHOWN_NODES = 3
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = add_examining_verb(
-        subparsers,
-        "doctor",
-        run,
-        help="examine this machine, the cluster and its nodes for a launch",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-    )
-    parser.add_argument("--nodes", type=int, default=0, metavar="N", help="examine N compute nodes, by a job")
+def add_parser(verbs: Verbs) -> None:
+    text = "examine this machine, the cluster and its nodes for a launch"
+    parser = add_examining_verb(verbs, "doctor", run, text, _HELP)
+    add_option(parser, "--nodes N", "examine N compute nodes, by a job", default=0)
     message = "with --nodes: start the launch's image there, through Pyxis; that may take minutes"
-    parser.add_argument("--start", action="store_true", help=message)
-    parser.add_argument("--image", metavar="IMAGE", help="examine this image instead of `container`")
+    add_option(parser, "--start", message)
+    add_option(parser, "--image IMAGE", "examine this image instead of `container`")
     message = f"wait so many seconds for the nodes (default: {_PATIENCE_SECONDS:g})"
-    parser.add_argument("--patience", type=float, default=_PATIENCE_SECONDS, metavar="SECONDS", help=message)
+    add_option(parser, "--patience SECONDS", message, type=float, default=_PATIENCE_SECONDS)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -85,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
         )
     missing, unanswered = lacking(report), unknown(report)
     if args.json:
-        print(json.dumps(_content(report, gathered.here.host), indent=2))
+        print_json(_content(report, missing, gathered.here.host))
     else:
         _print_table(report, has_nodes=args.nodes > 0)
         print(_summary(report, missing, unanswered, nodes=args.nodes))
@@ -94,49 +89,39 @@ def run(args: argparse.Namespace) -> int:
     return _NOT_KNOWN if unanswered else 0
 
 
-@contextmanager
-def _waiting(count: int) -> Iterator[None]:
+def _waiting(nodes: int) -> AbstractContextManager[object]:
     """Show a status line on a terminal while the examination runs."""
     if not sys.stderr.isatty():
-        yield
-        return
-    nodes = f", and at {count} compute {'node' if count == 1 else 'nodes'} by a job" if count else ""
-    with open_console(stderr=True).status(f"looking at this machine{nodes}"):
-        yield
+        return nullcontext()
+    where = f", and at {count(nodes, 'compute node')} by a job" if nodes else ""
+    return open_console(stderr=True).status(f"looking at this machine{where}")
 
 
 def _summary(report: Sequence[Row], missing: Sequence[Row], unanswered: Sequence[Row], *, nodes: int) -> str:
     warnings = sum(row.line.status == "warning" for row in report)
-    more = f"; {warnings} {'warning' if warnings == 1 else 'warnings'}" if warnings else ""
-    if missing:
-        names = ", ".join(dict.fromkeys(row.line.what for row in missing))
-        return f"missing for this launch: {names}{more}"
-    if unanswered:
-        names = ", ".join(dict.fromkeys(row.line.what for row in unanswered))
-        return f"unknown, and needed for this launch: {names}{more}"
+    more = f"; {count(warnings, 'warning')}" if warnings else ""
+    for verdict, rows in (("missing", missing), ("unknown, and needed", unanswered)):
+        if rows:
+            names = ", ".join(dict.fromkeys(row.line.what for row in rows))
+            return f"{verdict} for this launch: {names}{more}"
     where = "" if nodes else ", as far as can be seen from here"
     return f"nothing is missing for this launch{where}{more}"
 
 
-def _content(report: Sequence[Row], host: str) -> dict[str, object]:
-    from launcher.doctor.report import lacking
-
-    return {
-        "host": host,
-        "ok": not lacking(report),
-        "lines": [
-            {
-                "what": row.line.what,
-                "status": str(row.line.status),
-                "needed": row.line.needed,
-                "where": list(row.where),
-                "found": row.line.found,
-                "fix": row.line.fix,
-                "free_bytes": row.line.free,
-            }
-            for row in report
-        ],
-    }
+def _content(report: Sequence[Row], missing: Sequence[Row], host: str) -> dict[str, object]:
+    lines = [
+        {
+            "what": row.line.what,
+            "status": str(row.line.status),
+            "needed": row.line.needed,
+            "where": list(row.where),
+            "found": row.line.found,
+            "fix": row.line.fix,
+            "free_bytes": row.line.free,
+        }
+        for row in report
+    ]
+    return {"host": host, "ok": not missing, "lines": lines}
 
 
 _STYLES = {"ok": "green", "warning": "yellow", "missing": "red", "unknown": "magenta"}
@@ -147,53 +132,34 @@ def _print_table(report: Sequence[Row], *, has_nodes: bool) -> None:
     if not sys.stdout.isatty():
         print("\n".join(plain_lines(report, has_nodes=has_nodes)))
         return
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
     from rich.text import Text
 
-    grid = Table(box=SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False)
-    grid.add_column("what", no_wrap=True)
-    if has_nodes:
-        grid.add_column("where", overflow="fold")
-    grid.add_column("status", no_wrap=True)
-    grid.add_column("found, and what to do", overflow="fold")
+    rows: list[Sequence[Cell | Text]] = []
     for row in report:
-        line = row.line
+        what, *where, status = _cells(row, has_nodes)
         text = Text(_found(row))
         if (fix := _fix(row)) is not None:
             text.append(f"\n→ {fix}", "cyan")
-        cells = [Text(line.what, "bold"), Text(_status(row), _STYLES[line.status]), text]
-        if has_nodes:
-            cells.insert(1, Text(_where(row)))
-        grid.add_row(*cells)
-    open_console().print(grid)
+        rows.append((what, *where, (status, _STYLES[row.line.status]), text))
+    print_grid(("what", *(["where"] if has_nodes else []), "status", "found, and what to do"), rows)
 
 
-def plain_lines(report: Sequence[Row], *, has_nodes: bool) -> Iterator[str]:
-    """Yield the lines of the report for a pipe."""
-    widths = [
-        max(map(len, column)) for column in zip(*(_cells(row, has_nodes) for row in report), strict=True)
-    ]
+def plain_lines(report: Sequence[Row], *, has_nodes: bool) -> list[str]:
+    """Return the lines of the report for a pipe."""
+    rows = []
     for row in report:
-        cells = zip(_cells(row, has_nodes), widths, strict=True)
-        yield "  ".join([*(cell.ljust(width) for cell, width in cells), _found(row)]).rstrip()
+        rows.append([*(cells := _cells(row, has_nodes)), _found(row)])
         if (fix := _fix(row)) is not None:
-            yield f"{' ' * (sum(widths) + 2 * len(widths))}-> {fix}"
+            rows.append([*("" for _ in cells), f"-> {fix}"])
+    return align(rows)
 
 
 def _cells(row: Row, has_nodes: bool) -> list[str]:
-    return [row.line.what, *([_where(row)] if has_nodes else []), _status(row)]
-
-
-def _status(row: Row) -> str:
-    line = row.line
-    return f"{line.status}!" if line.needed and line.status in ("missing", "unknown") else str(line.status)
-
-
-def _where(row: Row) -> str:
-    if len(row.where) <= _SHOWN_NODES:
-        return ", ".join(row.where)
-    return f"{', '.join(row.where[: _SHOWN_NODES - 1])}, ... ({len(row.where)})"
+    line, where = row.line, ", ".join(row.where)
+    if len(row.where) > _SHOWN_NODES:
+        where = f"{', '.join(row.where[: _SHOWN_NODES - 1])}, ... ({len(row.where)})"
+    mark = "!" if line.needed and line.status in ("missing", "unknown") else ""
+    return [line.what, *([where] if has_nodes else []), f"{line.status}{mark}"]
 
 
 def _found(row: Row) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import accumulate, groupby, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,7 +14,7 @@ from launcher.estimates.cost import Cost, MemoryEstimate, TrainingAmount
 from launcher.estimates.memory import StageMemory
 from launcher.plan import Plan
 from launcher.ui.plotting import FAINT, INK, new_figure, rendered, style_axes, write_picture
-from launcher.ui.tables import count
+from launcher.ui.tables import count, new_table
 from launcher.ui.terminal import open_console
 
 if TYPE_CHECKING:
@@ -47,7 +48,8 @@ def _time(plan: Plan, cost: Cost) -> str:
 
 def _compute(plan: Plan, cost: Cost) -> str:
     mfu = f"MFU {cost.mfu:.0%} of {cost.peak / 1e12:,.0f} TFLOP/s ({cost.mfu_source})"
-    work = f"{_amount(cost)} at {mfu}: {_hours(cost.gpu_hours)} GPU-hours"
+    hours = f"{cost.gpu_hours:,.0f}" if cost.gpu_hours >= 10 else f"{cost.gpu_hours:.2g}"
+    work = f"{_amount(cost)} at {mfu}: {hours} GPU-hours"
     price = plan.assumptions.gpu_hour_price
     return work if cost.price is None or price is None else f"{work}, {cost.price:,.0f} at {price:g} each"
 
@@ -57,10 +59,6 @@ def _amount(amount: TrainingAmount) -> str:
         f"{count(amount.parameters)} parameters, {count(amount.tokens)} tokens, {amount.flops:.3g} FLOPs"
         f" on {amount.gpus:,} GPUs"
     )
-
-
-def _hours(hours: float) -> str:
-    return f"{hours:,.0f}" if hours >= 10 else f"{hours:.2g}"
 
 
 def _space(cost: TrainingAmount) -> str:
@@ -139,10 +137,11 @@ def plain_lines(memory: MemoryEstimate) -> Iterator[str]:
     unit, name = _unit(memory)
     for row in folded(memory.stages):
         if isinstance(row, tuple):
-            yield f"{_stages(row)}: {_range(row, unit)} {name}"
+            yield f"stages {row[0].stage} to {row[-1].stage}: {_range(row, unit)} {name}"
             continue
         parts = " + ".join(f"{part.name} {getattr(row, part.name) / unit:.1f}" for part in PARTS)
-        yield f"stage {row.stage} ({_layers(row)}): {row.total / unit:.1f} {name} = {parts}"
+        layers = f"{row.layers} layer{'s' * (row.layers != 1)}"
+        yield f"stage {row.stage} ({layers}): {row.total / unit:.1f} {name} = {parts}"
 
 
 def folded(stages: Sequence[StageMemory], most: int = MOST_ROWS) -> list[Row]:
@@ -152,92 +151,65 @@ def folded(stages: Sequence[StageMemory], most: int = MOST_ROWS) -> list[Row]:
     fullest = max(stages, key=lambda stage: stage.total)
     own = {*stages[:_FIRST], fullest, *stages[-_LAST:]}
     rows: list[Row] = []
-    between: list[StageMemory] = []
-    for stage in stages:
-        if stage not in own:
-            between.append(stage)
-            continue
-        rows += [tuple(between)] if len(between) > 1 else between
-        between = []
-        rows.append(stage)
+    for has_own, group in groupby(stages, own.__contains__):
+        neighbours = tuple(group)
+        rows += neighbours if has_own or len(neighbours) == 1 else [neighbours]
     return rows
 
 
 def bar(parts: Sequence[int], usable: int, capacity: int, width: int, scale: int) -> list[tuple[int, int]]:
-    """Return the parts of a bar in cells.
+    """Return the parts of a bar as pairs of an index and its cells; `scale` are the bytes of its full width.
 
-    Returns
-    -------
-    Pairs of a part's index and its cells; after the parts, −1 is free memory and −2 the free margin.
+    After the parts, index −1 is free memory and −2 the free margin.
     """
-    ends, total = [], 0
-    for part in parts:
-        total += part
-        ends.append(_cells(total, width, scale))
-    ends += [max(ends[-1], _cells(usable, width, scale)), max(ends[-1], _cells(capacity, width, scale))]
+    total = sum(parts)
+    limits = [*accumulate(parts), max(total, usable), max(total, capacity)]
+    ends = [round(limit * width / scale) for limit in limits]
     indices = [*range(len(parts)), -1, -2]
-    begins = [0, *ends]
-    return [
-        (index, end - begin) for index, begin, end in zip(indices, begins, ends, strict=False) if end > begin
-    ]
-
-
-def _scale(memory: MemoryEstimate) -> int:
-    """Return the bytes of a bar's full width."""
-    return max(memory.capacity, memory.fullest.total)
-
-
-def _cells(number: int, width: int, scale: int) -> int:
-    return round(number * width / scale)
+    spans = zip(indices, pairwise([0, *ends]), strict=True)
+    return [(index, end - begin) for index, (begin, end) in spans if end > begin]
 
 
 def print_table(memory: MemoryEstimate) -> bool:
     """Print the table, its bars as wide as the terminal leaves them; return False if it is too narrow."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
     from rich.text import Text
 
     terminal = open_console()
     unit, name = _unit(memory)
     rows = folded(memory.stages)
     names = ("stage", "layers", *(part.short for part in PARTS), "total")
-    cells = [_cells_of(row, unit) for row in rows]
+    cells = [_cells(row, unit) for row in rows]
     widths = [max(map(len, column)) for column in zip(names, *cells, strict=True)]
     width = min(terminal.width - sum(widths) - _GAP * len(widths) - 1, _WIDEST)
     if width < _NARROWEST:
         return False
-    table = Table(box=SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    table = new_table(pad_edge=False, show_edge=False)
     for column in names:
         table.add_column(column, justify="right", no_wrap=True)
-    end = _cells(memory.capacity, width, _scale(memory))
-    table.add_column(f"{name} of {memory.capacity / unit:.1f} │".rjust(end + 1), no_wrap=True)
+    scale = max(memory.capacity, memory.fullest.total)
+    end = round(memory.capacity * width / scale) + 1
+    table.add_column(f"{name} of {memory.capacity / unit:.1f} │".rjust(end), no_wrap=True)
     for row, texts in zip(rows, cells, strict=True):
         style = "dim" if isinstance(row, tuple) else ""
-        drawn = Text("") if isinstance(row, tuple) else _drawn(row, memory, width, terminal)
-        total = Text(texts[-1], _OVER if _is_over(row, memory) else style or "bold")
+        drawn = Text() if isinstance(row, tuple) else _drawn(row, memory, width, scale, terminal)
+        stages = row if isinstance(row, tuple) else (row,)
+        is_over = any(stage.total > memory.capacity for stage in stages)
+        total = Text(texts[-1], _OVER if is_over else style or "bold")
         table.add_row(*(Text(text, style) for text in texts[:-1]), total, drawn)
     terminal.print(table)
-    terminal.print(_legend(memory, terminal))
+    legend = Text()
+    for part in PARTS:
+        legend.append(_shade(part, terminal), part.colour).append(f" {part.meaning}  ")
+    if memory.margin:
+        legend.append("┄", "dim").append(f" margin {memory.margin:.0%}")
+    terminal.print(legend)
     return True
 
 
-def _is_over(row: Row, memory: MemoryEstimate) -> bool:
-    return any(stage.total > memory.capacity for stage in (row if isinstance(row, tuple) else (row,)))
-
-
-def _cells_of(row: Row, unit: int) -> list[str]:
-    if isinstance(row, tuple):
-        first, last = row[0].stage, row[-1].stage
-        return [f"{first}–{last}", "", *("" for _ in PARTS), _range(row, unit)]
-    parts = (f"{getattr(row, part.name) / unit:.1f}" for part in PARTS)
-    return [str(row.stage), str(row.layers), *parts, f"{row.total / unit:.1f}"]
-
-
-def _drawn(stage: StageMemory, memory: MemoryEstimate, width: int, console: Console) -> Text:
-    """Draw a bar with a line at the end of the GPU's memory."""
+def _drawn(stage: StageMemory, memory: MemoryEstimate, width: int, scale: int, console: Console) -> Text:
+    """Draw a bar with a line at the end of the GPU's memory; `scale` are the bytes of the whole width."""
     from rich.text import Text
 
-    scale = _scale(memory)
     values = [getattr(stage, part.name) for part in PARTS]
     text = Text()
     for index, cells in bar(values, memory.usable, memory.capacity, width, scale):
@@ -245,25 +217,21 @@ def _drawn(stage: StageMemory, memory: MemoryEstimate, width: int, console: Cons
             text.append(_shade(PARTS[index], console) * cells, PARTS[index].colour)
         else:
             text.append(("·" if index == -1 else "┄") * cells, "dim")
-    end = _cells(memory.capacity, width, scale)
-    over = stage.total > memory.capacity
-    line = Text("│", _OVER if over else "")
+    end = round(memory.capacity * width / scale)
+    line = Text("│", _OVER if stage.total > memory.capacity else "")
     return Text.assemble(text[:end], line, text[end:])
+
+
+def _cells(row: Row, unit: int) -> list[str]:
+    if isinstance(row, tuple):
+        first, last = row[0].stage, row[-1].stage
+        return [f"{first}–{last}", "", *("" for _ in PARTS), _range(row, unit)]
+    parts = (f"{getattr(row, part.name) / unit:.1f}" for part in PARTS)
+    return [str(row.stage), str(row.layers), *parts, f"{row.total / unit:.1f}"]
 
 
 def _shade(part: Part, console: Console) -> str:
     return part.shade if console.no_color or console.color_system is None else "█"
-
-
-def _legend(memory: MemoryEstimate, console: Console) -> Text:
-    from rich.text import Text
-
-    text = Text()
-    for part in PARTS:
-        text.append(_shade(part, console), part.colour).append(f" {part.meaning}  ")
-    if memory.margin:
-        text.append("┄", "dim").append(f" margin {memory.margin:.0%}")
-    return text
 
 
 def _unit(memory: MemoryEstimate) -> tuple[int, str]:
@@ -276,14 +244,6 @@ def _range(stages: Sequence[StageMemory], unit: int) -> str:
     return least if least == most else f"{least}–{most}"
 
 
-def _stages(stages: Sequence[StageMemory]) -> str:
-    return f"stages {stages[0].stage} to {stages[-1].stage}"
-
-
-def _layers(stage: StageMemory) -> str:
-    return f"{stage.layers} layer{'s' * (stage.layers != 1)}"
-
-
 _SUFFIXES = (".png", ".svg", ".pdf")
 _OVER_INK = "#c22f2f"
 # Totals are printed above at most so many bars.
@@ -291,32 +251,17 @@ _MOST_LABELLED = 24
 
 
 def require_suffix(path: Path) -> None:
-    """Refuse a file name without the suffix of a supported picture format.
-
-    Raises
-    ------
-    UserError
-        If the suffix is not one of them.
-    """
+    """Raise UserError for a file name without the suffix of a supported picture format."""
     if path.suffix.lower() not in _SUFFIXES:
-        raise UserError(
-            f"--plot {shown(str(path))}: unknown picture format",
-            hint=f"choose a name that ends with {', '.join(_SUFFIXES)}",
-        )
+        message = f"--plot {shown(str(path))}: unknown picture format"
+        raise UserError(message, hint=f"choose a name that ends with {', '.join(_SUFFIXES)}")
 
 
 def write_figure(path: Path, run: str, memory: MemoryEstimate) -> None:
-    """Draw the stages' memory against the GPU's into a file, replacing an older one at once.
-
-    Raises
-    ------
-    UserError
-        If matplotlib is missing, or the file cannot be written.
-    """
+    """Draw the stages' memory against the GPU's into a file; raise UserError if that is not possible."""
     figure = new_figure(max(9.0, min(16.0, 3.5 + 0.5 * len(memory.stages))), 5.2)
     axes = figure.add_subplot()
     _draw_stages(axes, memory)
-    _draw_capacity(axes, memory)
     style_axes(axes, run, headline(memory))
     axes.set_xlabel("pipeline stage", color=INK)
     axes.set_ylabel("memory of a GPU at its peak [GiB]", color=INK)
@@ -332,35 +277,21 @@ def write_figure(path: Path, run: str, memory: MemoryEstimate) -> None:
 
 
 def _draw_stages(axes: Any, memory: MemoryEstimate) -> None:
+    """Draw the bars, the GPU's memory and its margin."""
     at = [stage.stage for stage in memory.stages]
     below = [0.0] * len(at)
     for part in PARTS:
         heights = [getattr(stage, part.name) / GIB for stage in memory.stages]
         axes.bar(at, heights, width=0.72, bottom=below, color=part.colour, label=part.meaning, linewidth=0)
         below = [low + height for low, height in zip(below, heights, strict=True)]
-    if len(at) <= _MOST_LABELLED:
-        _label(axes, at, below, memory.capacity / GIB)
-
-
-def _label(axes: Any, at: Sequence[int], totals: Sequence[float], capacity: float) -> None:
-    for stage, total in zip(at, totals, strict=True):
+    capacity, usable = memory.capacity / GIB, memory.usable / GIB
+    for stage, total in zip(at, below, strict=True) if len(at) <= _MOST_LABELLED else ():
         axes.annotate(
             f"{total:.1f}", (stage, total), xytext=(0, 3), textcoords="offset points", ha="center",
             fontsize=8.5, fontweight="bold", color=_OVER_INK if total > capacity else INK,
         )  # fmt: skip
-
-
-def _draw_capacity(axes: Any, memory: MemoryEstimate) -> None:
-    gpu, usable = memory.counted.gpu, memory.usable / GIB
-    capacity = memory.capacity / GIB
-    axes.axhline(capacity, color=_OVER_INK, linewidth=1.8, label=f"{gpu.name}: {capacity:.1f} GiB")
+    gpu = memory.counted.gpu.name
+    axes.axhline(capacity, color=_OVER_INK, linewidth=1.8, label=f"{gpu}: {capacity:.1f} GiB")
     if memory.margin:
-        axes.axhspan(
-            usable,
-            capacity,
-            color=FAINT,
-            alpha=0.12,
-            linewidth=0,
-            label=f"margin {memory.margin:.0%}",
-            zorder=0,
-        )
+        label = f"margin {memory.margin:.0%}"
+        axes.axhspan(usable, capacity, color=FAINT, alpha=0.12, linewidth=0, label=label, zorder=0)

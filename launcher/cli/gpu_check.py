@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.checks.gathering.gather import gather
+from launcher.cli.options import Verbs, add_option
 from launcher.cli.requests import add_examining_verb, request_of
 from launcher.config.stored import config_text
 from launcher.doctor.gathering import environment_here
@@ -28,16 +29,16 @@ from launcher.runs.paths import CODE, TASK_PACKAGES
 from launcher.runs.write import copy_package
 from launcher.slurm.commands import WITHOUT_SLURM
 from launcher.stages import common
+from launcher.ui.terminal import print_json
 
-_DESCRIPTION = """\
+_HELP = """\
 Check what the GPUs of a machine compute, by small trainings with engine=megatron: versions, GPU against CPU,
 bf16 against fp32, each layout that there are GPUs for against one GPU, a training that is killed and resumed,
 with the peak memory of a save, and the throughput of one model beside its estimate. With cluster=local the
 checks run here, else on one whole node of the cluster, by srun, in the interpreter of the nodes
 (cluster.python): the cluster's container is not used. Without a GPU it says so, and runs what a CPU can:
-docs/gpu.md."""
+docs/gpu.md.
 
-_EPILOG = """\
 examples:
   slipway gpu-check cluster=local                            this machine
   slipway gpu-check cluster=bcm cluster.partition=gpu        one node of the cluster
@@ -63,23 +64,14 @@ _OURS = (
 )
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = add_examining_verb(
-        subparsers,
-        "gpu-check",
-        run,
-        help="check what the GPUs of a machine compute, by small trainings",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        overrides="such as cluster=local",
-    )
-    parser.add_argument(
-        "--only", metavar="CHECK,...", help="some of the checks: versions, devices, parity, ..."
-    )
-    message = "the directory of their files (default: gpu_check/DATE in base_results_dir)"
-    parser.add_argument("--directory", type=Path, metavar="DIR", help=message)
-    message = f"the time limit of the job (default: {_MINUTES})"
-    parser.add_argument("--minutes", type=int, default=_MINUTES, metavar="N", help=message)
+def add_parser(verbs: Verbs) -> None:
+    text = "check what the GPUs of a machine compute, by small trainings"
+    parser = add_examining_verb(verbs, "gpu-check", run, text, _HELP, "such as cluster=local")
+    add_option(parser, "--only CHECK,...", "some of the checks: versions, devices, parity, ...")
+    text = "the directory of their files (default: gpu_check/DATE in base_results_dir)"
+    add_option(parser, "--directory DIR", text)
+    text = f"the time limit of the job (default: {_MINUTES})"
+    add_option(parser, "--minutes N", text, default=_MINUTES)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -88,34 +80,25 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--minutes {args.minutes}: a number of minutes, from 1 on")
     from launcher.drafting import draft
 
+    def drafted(extra: Sequence[str]) -> Draft:
+        # The user's own overrides win.
+        ours = [text for text in (*_OURS, *extra) if text.partition("=")[0] not in names]
+        return draft(request_of(args, [*ours, *args.overrides]))
+
     names = {text.partition("=")[0] for text in args.overrides}
-    ours = [text for text in _OURS if text.partition("=")[0] not in names]
-    launch = draft(request_of(args, [*ours, *args.overrides]))
-    batch = [text for text in batch_overrides(launch.plan.job.config) if text.partition("=")[0] not in names]
+    launch = drafted(())
+    batch = batch_overrides(launch.plan.job.config)
     if batch:
         # The measured batch and the estimated one are the same.
-        launch = draft(request_of(args, [*ours, *args.overrides, *batch]))
-    default = (
-        Path(launch.composition.config.base_results_dir) / "gpu_check" / f"{datetime.now():%Y%m%d-%H%M%S}"
-    )
+        launch = drafted(batch)
+    results = Path(launch.composition.config.base_results_dir)
+    default = results / "gpu_check" / f"{datetime.now():%Y%m%d-%H%M%S}"
     report = check_gpus(launch, (args.directory or default).absolute(), args.only, args.minutes)
     if args.json:
-        print(json.dumps(content(report), indent=2))
+        print_json({"ok": report.ok, **asdict(report), "directory": str(report.directory)})
     else:
         print("\n".join(table(report)))
     return 0 if report.ok else _FAILED
-
-
-def content(report: GpuReport) -> dict[str, Any]:
-    """Return the report for programs."""
-    return {
-        "ok": report.ok,
-        "finished": report.finished,
-        "machine": dict(report.machine),
-        "rows": [asdict(row) for row in report.rows],
-        "estimate": dict(report.estimate),
-        "directory": str(report.directory),
-    }
 
 
 def table(report: GpuReport) -> Iterator[str]:
@@ -165,11 +148,11 @@ class GpuReport:
     Without `finished` the checks ended before the last of them, by a time limit for example.
     """
 
+    finished: bool
     machine: Mapping[str, Any]
     rows: tuple[CheckResult, ...]
     estimate: Mapping[str, Any]
     directory: Path
-    finished: bool
 
     @property
     def ok(self) -> bool:
@@ -185,19 +168,9 @@ class GpuReport:
 def check_gpus(draft: Draft, directory: Path, only: str | None, minutes: int) -> GpuReport:
     """Run the checks for a draft, on this machine or on a node of its cluster, and wait for them.
 
-    Parameters
-    ----------
-    draft
-        A training with ``engine=megatron``: its interpreter, its nodes, and the model to measure.
-    directory
-        The directory that the checks write; the node sees it under the same path.
-    only
-        The names of the checks, with commas between; None for all.
-
-    Raises
-    ------
-    UserError
-        If the launch trains nothing with our trainer, or nothing could be started.
+    The draft is a training with ``engine=megatron``: its interpreter, its nodes, and the model to measure.
+    The node sees `directory` under the same path; `only` names checks, with commas between; None is all.
+    Raise UserError if the launch trains nothing with our trainer, or nothing could be started.
     """
     plan = draft.plan
     if plan.job.config is None or plan.job.engine != "megatron":
@@ -218,9 +191,8 @@ def check_gpus(draft: Draft, directory: Path, only: str | None, minutes: int) ->
     # `-m` looks into the working directory first, which may be a checkout.
     code = _run([*step, *command], environment, directory / CODE)
     if not result.exists():
-        raise UserError(
-            f"the checks ended with exit code {code} and without a table: see what they said above"
-        )
+        message = f"the checks ended with exit code {code} and without a table"
+        raise UserError(f"{message}: see what they said above")
     return read_report(result, estimate_of(draft))
 
 
@@ -248,7 +220,7 @@ def read_report(result: Path, estimate: Mapping[str, Any]) -> GpuReport:
     try:
         content = json.loads(result.read_text(encoding="utf-8"))
         rows = tuple(CheckResult(**row) for row in content["rows"])
-        return GpuReport(content["machine"], rows, estimate, result.parent, content.get("finished") is True)
+        return GpuReport(content.get("finished") is True, content["machine"], rows, estimate, result.parent)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{result}: no table of the checks: {error}") from error
 
@@ -289,11 +261,8 @@ def _step(plan: Plan, minutes: int) -> list[str]:
             hint="container=null cluster.python=/path/of/python, or cluster=local in a shell of the image",
         )
     resources = plan.job.resources
-    if (
-        plan.scheduler != "allocation"
-        and resources.gpus_per_task
-        and not (resources.gpus_per_node or resources.gres)
-    ):
+    per_node = resources.gpus_per_node or resources.gres
+    if plan.scheduler != "allocation" and resources.gpus_per_task and not per_node:
         raise UserError(
             f"gpu-check: cluster.gpus_per_task={resources.gpus_per_task} leaves the GPUs of a node open",
             key="cluster.gpus_per_task",
@@ -312,17 +281,9 @@ def _environment(plan: Plan, code: Path) -> dict[str, str]:
 
 def _run(command: Sequence[str], environment: Mapping[str, str], cwd: Path) -> int:
     """Run to the end; its output goes to stderr, as stdout is for the table."""
+    options: dict[str, Any] = {"env": environment, "cwd": cwd, "stdin": subprocess.DEVNULL}
     try:
-        with (
-            ending_cleanly(),
-            subprocess.Popen(
-                command,
-                env=dict(environment),
-                cwd=cwd,
-                stdin=subprocess.DEVNULL,
-                stdout=sys.stderr.fileno(),
-            ) as process,
-        ):
+        with ending_cleanly(), subprocess.Popen(command, stdout=sys.stderr.fileno(), **options) as process:
             try:
                 return process.wait()
             except BaseException:

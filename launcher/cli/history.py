@@ -1,27 +1,27 @@
-"""`slipway history`: the launches of a run, and the provenance of one of them."""
+"""`slipway history` and `plot`: the launches of a run, the provenance of one, and the losses of all."""
 
 from __future__ import annotations
 
 import argparse
-import json
+import math
+import shutil
 import sys
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
-from launcher.cli.runs import add_run, selected_run
+from launcher.cli.options import Verbs, add_option, add_verb
+from launcher.cli.runs import RUN_HELP, add_base_results_dir, add_run, find_one, selected_run
 from launcher.errors import DONE, NOT_KNOWN, one_line
 from launcher.jobs.launches import open_launch
-from launcher.monitor.history import AttemptRow, LaunchRow, history
+from launcher.monitor.evaluations import evaluation_table, read_evaluations
+from launcher.monitor.history import AttemptRow, Diagnosis, LaunchRow, history
+from launcher.monitor.provenance_report import provenance, provenance_rows
 from launcher.slurm.states import State
 from launcher.ui import tables
-from launcher.ui.tables import moment
+from launcher.ui.tables import Line, moment, print_listing, print_pairs, print_styled
+from launcher.ui.terminal import print_json, print_plot, say
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from launcher.monitor.history import Diagnosis
-
-_DESCRIPTION = """\
+_HISTORY = """\
 List the launches of a run, each with the reason for its end and the overrides that differ from those of the
 previous launch. A requeued job has a line for each attempt, an array for each task, a chain for each link.
 
@@ -44,123 +44,90 @@ exit code:
   2  there is no such run or launch
   3  the state of some launch is UNKNOWN"""
 
+_PLOT = """\
+Summarize a run and draw its losses, in the terminal and as a PNG. All launches of the run form one curve.
+
+The held-out loss is compared with the unigram entropy of the same tokens, both in nats per token: a model
+below it has learned more than the frequencies of the tokens. Checkpoints that were evaluated (slipway
+evaluate RUN) are a curve of their own, and a line of the table for each task.
+
+examples:
+  slipway plot gpt3_126m                         the table, the plot, and <run directory>/loss.png
+  slipway plot gpt3_126m --output loss.png --no-terminal
+  slipway plot gpt3_126m --json                  the table for programs, without plots
+
+exit code:
+  0  printed
+  2  there is no such run, it has no training step yet, or the plot cannot be written"""
+
 _COLUMNS = (
     "LAUNCH", "JOB", "STATE", "LAUNCHED", "BY", "STARTED", "RAN", "NODES", "STEPS", "LOSS", "COMMIT",
 )  # fmt: skip
 _STATE = _COLUMNS.index("STATE")
 # The columns that a narrow terminal leaves out, the most dispensable first.
 _DROPPED_FIRST = ("STARTED", "NODES", "BY", "RAN", "COMMIT", "LAUNCHED")
-_GAP = 2
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser(
-        "history", help="list the launches of a run, or show the provenance of one", description=_DESCRIPTION
-    )
-    add_run(parser)
-    parser.add_argument(
-        "--json", action="store_true", help="print a list of objects; of one launch an object"
-    )
-    parser.set_defaults(run=run)
+def add_parser(verbs: Verbs) -> None:
+    plot = add_verb(verbs, "plot", run_plot, "summarize a run and plot its losses", _PLOT)
+    plot.add_argument("run_name", metavar="RUN", help=RUN_HELP)
+    add_base_results_dir(plot)
+    add_option(plot, "-o --output FILE", "PNG file (default: RUN/loss.png)")
+    add_option(plot, "--no-terminal", "no plot in the terminal")
+    add_option(plot, "--json", "print the summary as one object, without plots")
+    text = "list the launches of a run, or show the provenance of one"
+    history = add_verb(verbs, "history", run_history, text, _HISTORY)
+    add_run(history)
+    add_option(history, "--json", "print a list of objects; of one launch an object")
 
 
-def run(args: argparse.Namespace) -> int:
+def run_history(args: argparse.Namespace) -> int:
     """Print the launches, or the provenance of one; return the exit code."""
     selected = selected_run(args)
+    run_dir = selected.run_dir
     if selected.launch is not None:
-        return _print_provenance(selected.run_dir, selected.launch, as_json=args.json)
-    rows = history(selected.run_dir)
+        launch = open_launch(run_dir, selected.launch)
+        if args.json:
+            print_json(provenance(launch))
+        else:
+            print_pairs(f"{launch.manifest.run}, launch {selected.launch}", provenance_rows(launch))
+        return DONE
+    rows = history(run_dir)
     if args.json:
-        print(json.dumps([row.to_json() for row in rows], indent=2))
+        print_json([row.to_json() for row in rows])
     elif rows:
-        _print(rows)
-        _print_evaluations(selected.run_dir)
+        print_styled(_lines(rows))
+        evaluations = read_evaluations(run_dir)
+        if evaluations:
+            print()
+            columns, cells = evaluation_table(evaluations)
+            print_listing(columns, cells, numbers=len(columns) - 1)
     else:
-        print(f"the run in {one_line(str(selected.run_dir))} has no launch yet", file=sys.stderr)
+        say(f"the run in {one_line(str(run_dir))} has no launch yet")
     return NOT_KNOWN if any(row.status.state is State.UNKNOWN for row in rows) else DONE
 
 
-def _print_evaluations(run_dir: Path) -> None:
-    """Print the results of the run's checkpoints, if any were evaluated."""
-    from launcher.monitor.evaluations import evaluation_table, read_evaluations
-    from launcher.ui.tables import print_listing
-
-    evaluations = read_evaluations(run_dir)
-    if evaluations:
-        print()
-        columns, rows = evaluation_table(evaluations)
-        print_listing(columns, rows, numbers=len(columns) - 1)
-
-
-def _print_provenance(run_dir: Path, number: int, *, as_json: bool) -> int:
-    from launcher.monitor.provenance_report import provenance, provenance_rows
-    from launcher.ui.tables import print_pairs
-
-    launch = open_launch(run_dir, number)
-    if as_json:
-        print(json.dumps(provenance(launch), indent=2))
-    else:
-        print_pairs(f"{launch.manifest.run}, launch {number}", provenance_rows(launch))
-    return DONE
-
-
-def _print(rows: Sequence[LaunchRow]) -> None:
-    from launcher.ui.tables import print_styled
-
-    table = [list(_COLUMNS)]
-    states: list[State | None] = [None]
-    below: list[list[str]] = [[]]
+def _lines(rows: Sequence[LaunchRow]) -> Iterator[Line]:
+    """Yield aligned lines, for each launch and each of its attempts, followed by their notes."""
+    # The cells of each line, the style of its state, and its notes.
+    lines: list[tuple[Sequence[str], str, list[str]]] = []
     for row in rows:
-        table.append(_cells(row))
-        states.append(row.status.state)
-        below.append([])
+        lines.append((_cells(row), tables.colour(row.status.state), []))
         for life in row.lives:
-            table.append(_life_cells(life))
-            states.append(State.PENDING if life.state not in State.__members__ else State[life.state])
-            below.append(_attempt_notes(life))
-        below[-1] += _launch_notes(row)
-    print_styled(_lines(table, states, below))
-
-
-def _lines(
-    table: Sequence[Sequence[str]], states: Sequence[State | None], below: Sequence[Sequence[str]]
-) -> Iterable[tuple[tuple[str, str], ...]]:
-    """Yield aligned lines, each followed by its notes, as texts with their styles."""
-    from launcher.ui.tables import colour
-
-    columns = _fitting_columns(table)
-    widths = {index: max(len(row[index]) for row in table) for index in columns}
-    for row, state, notes in zip(table, states, below, strict=True):
-        parts = []
-        for index in columns:
-            style = "bold" if state is None else colour(state) if index == _STATE else ""
-            gap = " " * (widths[index] - len(row[index]) + _GAP) if index != columns[-1] else ""
-            parts += [(row[index], style), (gap, "")]
-        while not parts[-1][0].strip():
-            parts.pop()
-        yield tuple(parts)
-        for line in notes:
-            yield ((f"        {one_line(line)}", "dim"),)
-
-
-def _fitting_columns(table: Sequence[Sequence[str]]) -> list[int]:
-    """Return the columns that have values and, on a terminal, fit into its width."""
-    import shutil
-
-    rows = table[1:]
-    columns = [
-        index
-        for index, name in enumerate(_COLUMNS)
-        if name in ("LAUNCH", "STATE") or any(row[index] not in ("", tables.UNKNOWN) for row in rows)
-    ]
-    if not sys.stdout.isatty():
-        return columns
-    room = shutil.get_terminal_size().columns
-    for name in ("", *_DROPPED_FIRST):
-        columns = [index for index in columns if _COLUMNS[index] != name]
-        if sum(max(len(row[index]) for row in table) + _GAP for index in columns) - _GAP <= room:
-            break
-    return columns
+            state = State.__members__.get(life.state, State.PENDING)
+            lines.append((_life_cells(life), tables.colour(state), _attempt_notes(life)))
+        lines[-1][2].extend(_launch_notes(row))
+    room = shutil.get_terminal_size().columns if sys.stdout.isatty() else math.inf
+    columns = tables.fitting_columns(_COLUMNS, [cells for cells, _, _ in lines], _DROPPED_FIRST, room)
+    head = [_COLUMNS[index] for index in columns]
+    texts = tables.align([head, *([cells[index] for index in columns] for cells, _, _ in lines)])
+    state_at = texts[0].index("STATE")
+    yield ((texts[0], "bold"),)
+    for text, (cells, style, notes) in zip(texts[1:], lines, strict=True):
+        state_end = state_at + len(cells[_STATE])
+        yield (text[:state_at], ""), (text[state_at:state_end], style), (text[state_end:], "")
+        for note in notes:
+            yield ((f"        {one_line(note)}", "dim"),)
 
 
 def _cells(row: LaunchRow) -> list[str]:
@@ -220,3 +187,27 @@ def _reasons(state: str, reason: str | None, reading: Diagnosis | None) -> list[
     first, *more = reading.lines()
     # The state INTERRUPTED already means that it saved.
     return [f"{reason}; {first}" if reason and state != State.INTERRUPTED.value else first, *more]
+
+
+# --- plot
+
+
+def run_plot(args: argparse.Namespace) -> int:
+    """Print the closing table, draw the losses and write them into a PNG."""
+    from launcher.monitor.summary import draw, evaluated_losses, summarize, write_png
+
+    run_dir = find_one(args.run_name, args.base_results_dir).run_dir
+    summary, curves = summarize(run_dir)
+    if args.json:
+        print_json(summary.to_json())
+        if args.output is not None:
+            write_png(args.output, summary, curves)
+        return 0
+    print_pairs(summary.run, summary.rows())
+    if not args.no_terminal:
+        evaluated = evaluated_losses(summary)
+        print_plot(lambda width, coloured: draw(curves, evaluated, width, coloured=coloured))
+    path: Path = args.output or run_dir / "loss.png"
+    write_png(path, summary, curves)
+    print(f"\nplot: {path}")
+    return 0

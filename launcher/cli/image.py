@@ -3,37 +3,30 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.cli import image_make, image_store
-from launcher.cli.image_options import (
-    IMAGE_HELP,
-    Verbs,
-    add_overrides,
-    add_store,
-    add_template_dir,
-    add_verb,
-    find_images,
-    find_store,
-)
+from launcher.cli import image_options as shared
+from launcher.cli.options import Verbs, add_option, add_overrides, add_verb
 from launcher.errors import Mistakes, UserError, one_line
 from launcher.images.progress import format_size, show_progress
 from launcher.images.squashfs import read_superblock
 from launcher.images.tools import ending_cleanly
 from launcher.secrecy import without_secrets
 from launcher.ui.tables import print_listing, print_styled
+from launcher.ui.terminal import print_json, say, tell
 
 if TYPE_CHECKING:
     from launcher.images.inspecting import InspectedImage, VerifiedImage
     from launcher.images.store import Stored
 
-_EPILOG = """\
+_HELP = """\
+Make container images, and keep them as squashfs files that Pyxis and Enroot start.
+
 examples:
   slipway image import nvcr.io#nvidia/nemo:25.07      import a registry's image into the store
   slipway image build nemo                            build and import a recipe of conf/image
@@ -50,15 +43,11 @@ For more: `slipway image VERB --help`.
 """
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser(
-        "image",
-        help="build, import, inspect, push and prune container images",
-        description="Make container images, and keep them as squashfs files that Pyxis and Enroot start.",
-        epilog=_EPILOG,
-    )
+def add_parser(verbs: Verbs) -> None:
+    text = "build, import, inspect, push and prune container images"
+    parser = add_verb(verbs, "image", None, text, _HELP)
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
-    for add in (image_make.add_parsers, add_parsers, image_store.add_push, image_store.add_parsers):
+    for add in (image_make.add_parsers, _add_parsers, image_store.add_push, image_store.add_prune):
         add(verbs)
 
 
@@ -109,41 +98,39 @@ exit code:
 """
 
 
-def add_parsers(verbs: Verbs) -> None:
-    objects = "print a list of objects"
-    summary, description = "list the images of the store", "List the images of the store."
-    parser = add_verb(verbs, "list", summary, description, _LIST, _list, objects)
-    add_overrides(parser)
-    add_store(parser)
+def _add_parsers(verbs: Verbs) -> None:
+    parser = add_verb(verbs, "list", _list, "list the images of the store", _LIST)
+    add_option(parser, "--json", "print a list of objects")
+    add_overrides(parser, shared.OVERRIDES_HELP)
+    shared.add_store(parser)
 
-    summary, description = "show what an image is", "Show what an image is."
-    parser = add_verb(verbs, "inspect", summary, description, _INSPECT, _inspect, "print an object")
-    add_overrides(parser, "IMAGE", f"{IMAGE_HELP}; and overrides")
-    parser.add_argument("--deep", action="store_true", help="ask its Python for the versions in it")
-    add_store(parser)
-    add_template_dir(parser)
+    inspect = add_verb(verbs, "inspect", _inspect, "show what an image is", _INSPECT)
+    add_option(inspect, "--json", "print an object")
+    add_overrides(inspect, f"{shared.IMAGE_HELP}; and overrides", "IMAGE")
+    add_option(inspect, "--deep", "ask its Python for the versions in it")
 
-    summary, description = "check that images are complete", "Check that images are complete."
-    parser = add_verb(verbs, "verify", summary, description, _VERIFY, _verify, objects)
-    add_overrides(parser, "IMAGE", f"{IMAGE_HELP} (default: all); and overrides")
-    parser.add_argument("--deep", action="store_true", help="decompress every file")
-    add_store(parser)
-    add_template_dir(parser)
+    verify = add_verb(verbs, "verify", _verify, "check that images are complete", _VERIFY)
+    add_option(verify, "--json", "print a list of objects")
+    add_overrides(verify, f"{shared.IMAGE_HELP} (default: all); and overrides", "IMAGE")
+    add_option(verify, "--deep", "decompress every file")
+    for parser in (inspect, verify):
+        shared.add_store(parser)
+        shared.add_template_dir(parser)
 
 
 # --- list
 
 
 def _list(args: argparse.Namespace) -> int:
-    store = find_store(args, args.overrides)
+    store = shared.find_store(args, args.overrides)
     entries = store.entries()
     if args.json:
-        print(json.dumps([_entry_to_json(entry) for entry in entries], indent=2))
+        print_json([_entry_to_json(entry) for entry in entries])
     elif entries:
         head = ("IMAGE", "SIZE", "COMPRESSION", "FROM", "CREATED")
         print_listing(head, [_cells(entry) for entry in entries], numbers=1)
     if not entries:
-        print(f"there is no image in {one_line(str(store.directory))} yet", file=sys.stderr)
+        say(f"there is no image in {one_line(str(store.directory))} yet")
     return 0
 
 
@@ -153,8 +140,7 @@ def _cells(entry: Stored) -> tuple[str, ...]:
     if record is not None:
         origin = f"{record.recipe.name}:{record.recipe.flavor}" if record.recipe else record.source
     created = created[:16].replace("T", " ")
-    cells = (entry.path.name, format_size(entry.size), compression, origin, created)
-    return tuple(map(one_line, cells))
+    return tuple(map(one_line, (entry.path.name, format_size(entry.size), compression, origin, created)))
 
 
 def _compression_and_time(entry: Stored) -> tuple[str, str]:
@@ -177,9 +163,7 @@ def _entry_to_json(entry: Stored) -> dict[str, Any]:
         "is_whole": compression != "not whole",
         "compression": record.compression if record else compression,
         "created": created,
-        "source": record.source if record else None,
-        "digest": record.digest if record else None,
-        "sha256": record.sha256 if record else None,
+        **{name: getattr(record, name, None) for name in ("source", "digest", "sha256")},
         "recipe": asdict(record.recipe) if record and record.recipe else None,
     }
 
@@ -191,7 +175,7 @@ def _inspect(args: argparse.Namespace) -> int:
     from launcher.images.inspecting import inspect, installed_versions
     from launcher.images.store import record_installed
 
-    paths = find_images(args)
+    paths = shared.find_images(args)
     if len(paths) != 1 or all("=" in word for word in args.overrides):
         raise UserError("one image at a time: slipway image inspect IMAGE")
     [path] = paths
@@ -203,13 +187,16 @@ def _inspect(args: argparse.Namespace) -> int:
             record_installed(path, versions)
             deep = {"installed": versions, "engines": judge_engines(path, versions)}
     if args.json:
-        print(json.dumps({**image.to_json(), **deep}, indent=2))
+        print_json({**image.to_json(), **deep})
     else:
-        rows = [*_rows(image), *deep.get("installed", {}).items(), *_engine_rows(deep.get("engines", {}))]
+        rows = [*_rows(image), *deep.get("installed", {}).items()]
+        words = {True: "yes", False: "no", None: "not known"}
+        for engine, fit in deep.get("engines", {}).items():
+            rows.append((f"engine={engine}", f"{words[fit['fits']]}: {fit['why']}"))
         width = max(len(name) for name, _ in rows)
         print_styled(((f"{name:{width}}  ", "bold"), (one_line(value or "-"), "")) for name, value in rows)
     for note in image.notes:
-        print(f"slipway: {note}", file=sys.stderr)
+        tell(note)
     return 0
 
 
@@ -221,12 +208,6 @@ def judge_engines(path: Path, versions: dict[str, str | None]) -> dict[str, dict
 
     contents = with_installed(contents_of_file(path) or Contents(path.name), versions)
     return {engine: engine_fit(contents, engine)._asdict() for engine in JUDGED}
-
-
-def _engine_rows(engines: dict[str, dict[str, Any]]) -> Iterator[tuple[str, str | None]]:
-    words = {True: "yes", False: "no", None: "not known"}
-    for engine, fit in engines.items():
-        yield f"engine={engine}", f"{words[fit['fits']]}: {fit['why']}"
 
 
 def _rows(image: InspectedImage) -> Iterator[tuple[str, str | None]]:
@@ -260,39 +241,32 @@ def _rows(image: InspectedImage) -> Iterator[tuple[str, str | None]]:
 def _verify(args: argparse.Namespace) -> int:
     from launcher.images.inspecting import verify
 
-    paths = find_images(args)
+    paths = shared.find_images(args)
     if not paths:
-        print("there is no image yet", file=sys.stderr)
+        say("there is no image yet")
     with show_progress(quiet=args.json) as progress:
         images = []
         for path in paths:
             images.append(verify(path, deep=args.deep, progress=progress))
             progress.done()
     if args.json:
-        print(json.dumps([_verified_to_json(image) for image in images], indent=2))
-    else:
-        _print_verified(images)
+        print_json([_verified_to_json(image) for image in images])
+    for image in () if args.json else images:
+        result = ("whole", "green") if image.is_whole else ("not whole", "bold red")
+        print_styled([((f"{one_line(str(image.path))}: ", ""), result)])
+        for words in (*image.checked, *(f"not checked: {words}" for words in image.notes)):
+            print(f"  {words}")
     problems = [image.problem for image in images if image.problem is not None]
     if problems and not args.json:
         raise Mistakes(problems)
     return 2 if problems else 0
 
 
-def _print_verified(images: list[VerifiedImage]) -> None:
-    for image in images:
-        result = ("whole", "green") if image.is_whole else ("not whole", "bold red")
-        print_styled([((f"{one_line(str(image.path))}: ", ""), result)])
-        for words in image.checked:
-            print(f"  {words}")
-        for words in image.notes:
-            print(f"  not checked: {words}")
-
-
 def _verified_to_json(image: VerifiedImage) -> dict[str, Any]:
     return {
         "path": str(image.path),
         "is_whole": image.is_whole,
-        "checked": list(image.checked),
-        "problem": image.problem.message if image.problem else None,
-        "notes": list(image.notes),
+        "checked": image.checked,
+        "problem": image.problem and image.problem.message,
+        "notes": image.notes,
     }

@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.cli.image_options import (
-    Verbs,
-    add_access,
-    add_config_dir,
-    add_overrides,
-    add_store,
-    add_template_dir,
-    add_verb,
-    find_store,
-    split_overrides,
-)
+from launcher.cli import image_options as shared
+from launcher.cli.options import Verbs, add_config_dir, add_option, add_overrides, add_verb
 from launcher.errors import UserError, one_line
 from launcher.images.backends import BACKENDS
 from launcher.images.references import Kind, Reference, absolute_path, recipe_and_flavor
@@ -28,6 +17,7 @@ from launcher.images.squashfs import AUTO, COMPRESSIONS
 from launcher.images.tools import BUILDERS
 from launcher.secrecy import redacted
 from launcher.ui.tables import print_code
+from launcher.ui.terminal import print_json, tell
 
 if TYPE_CHECKING:
     from launcher.images.importing import Imported, ImportOptions
@@ -35,6 +25,8 @@ if TYPE_CHECKING:
     from launcher.images.store import Store
 
 _RENDER = """\
+Print the Dockerfile of a recipe.
+
 examples:
   slipway image render nemo                              the run flavor
   slipway image render nemo:dev                          with editors, tmux and git
@@ -50,6 +42,8 @@ exit code:
 """
 
 _BUILD = """\
+Build a recipe, and import it.
+
 examples:
   slipway image build nemo                               then: slipway launch ... container=nemo
   slipway image build nemo:dev                           with editors, tmux and git
@@ -70,6 +64,8 @@ exit code:
 """
 
 _IMPORT = """\
+Import an image: through Enroot where it is installed, else by skopeo, umoci and mksquashfs.
+
 examples:
   slipway image import nvcr.io#nvidia/nemo:25.07           as Pyxis writes it; with a / instead of # too
   slipway image import docker://nvcr.io/nvidia/nemo:25.07
@@ -95,94 +91,62 @@ _OBJECT_WITHOUT_PROGRESS = "print an object, and no progress"
 # Options that the job gets too. Paths are made absolute: it starts in another directory.
 _JOB_OPTIONS = ("temp_dir", "authfile", "config_dir", "template_dir", "compression", "via", "builder")
 _JOB_FLAGS = ("force", "plain_http")
-# Options of `launch` that replay one.
-_NO_REPLAY = {"launch_number": None, "tag": None, "stage": None, "launch_dir": None, "template_dir": None}
 
 
 def add_parsers(verbs: Verbs) -> None:
-    json_help = "print an object with the names and the hash too"
-    summary = "print a recipe's Dockerfile"
-    parser = add_verb(
-        verbs, "render", summary, "Print the Dockerfile of a recipe.", _RENDER, _render, json_help
-    )
-    _add_recipe(parser)
+    render = add_verb(verbs, "render", _render, "print a recipe's Dockerfile", _RENDER)
+    add_option(render, "--json", "print an object with the names and the hash too")
+    _add_recipe(render)
 
-    description = "Build a recipe, and import it."
-    summary = "build a recipe into the store"
-    parser = add_verb(verbs, "build", summary, description, _BUILD, _build, _OBJECT_WITHOUT_PROGRESS)
-    _add_recipe(parser)
-    parser.add_argument(
-        "--images-dir", type=absolute_path, metavar="DIR", help="the store (default: images_dir)"
-    )
-    parser.add_argument(
-        "--builder",
-        choices=BUILDERS,
-        metavar="NAME",
-        help=f"{', '.join(BUILDERS)} (default: image.builder, or the first that works)",
-    )
-    parser.add_argument(
-        "--expect", metavar="FILE", help="build only if this is the file name of the recipe as it is now"
-    )
-    _add_import_options(parser)
+    build = add_verb(verbs, "build", _build, "build a recipe into the store", _BUILD)
+    add_option(build, "--json", _OBJECT_WITHOUT_PROGRESS)
+    _add_recipe(build)
+    add_option(build, "--images-dir DIR", "the store (default: images_dir)", type=absolute_path)
+    text = f"{', '.join(BUILDERS)} (default: image.builder, or the first that works)"
+    add_option(build, "--builder NAME", text, choices=BUILDERS)
+    text = "build only if this is the file name of the recipe as it is now"
+    add_option(build, "--expect FILE", text, type=str)
+    _add_import_options(build)
 
-    description = (
-        "Import an image: through Enroot where it is installed, else by skopeo, umoci and mksquashfs."
-    )
-    summary = "import an image into the store"
-    parser = add_verb(verbs, "import", summary, description, _IMPORT, _import, _OBJECT_WITHOUT_PROGRESS)
+    parser = add_verb(verbs, "import", _import, "import an image into the store", _IMPORT)
+    add_option(parser, "--json", _OBJECT_WITHOUT_PROGRESS)
     parser.add_argument("source", metavar="REFERENCE", help="the image, such as nvcr.io#nvidia/nemo:25.07")
-    add_overrides(parser)
-    add_store(parser)
-    parser.add_argument(
-        "--output", type=absolute_path, metavar="FILE", help="the file, instead of one in the store"
-    )
-    parser.add_argument(
-        "--via",
-        choices=BACKENDS,
-        default=AUTO,
-        metavar="BACKEND",
-        help=f"{', '.join(BACKENDS)} (default: {AUTO})",
-    )
+    add_overrides(parser, shared.OVERRIDES_HELP)
+    shared.add_store(parser)
+    add_option(parser, "--output FILE", "the file, instead of one in the store", type=absolute_path)
+    text = f"{', '.join(BACKENDS)} (default: {AUTO})"
+    add_option(parser, "--via BACKEND", text, choices=BACKENDS, default=AUTO)
     _add_import_options(parser)
 
 
 def _add_recipe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", metavar="RECIPE", help=RECIPE_HELP)
-    add_overrides(parser, words="KEY=VALUE, such as image.digest=sha256:...")
+    add_overrides(parser, "KEY=VALUE, such as image.digest=sha256:...")
     add_config_dir(parser)
-    add_template_dir(parser)
+    shared.add_template_dir(parser)
 
 
 def _add_import_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--force", action="store_true", help="make it again, even if it is there")
-    parser.add_argument(
-        "--compression",
-        choices=COMPRESSIONS,
-        default=AUTO,
-        metavar="NAME",
-        help=f"{', '.join(COMPRESSIONS)} (default: {AUTO}, what suits the file system of the image)",
-    )
-    parser.add_argument(
-        "--temp-dir",
-        type=absolute_path,
-        metavar="DIR",
-        help="where to unpack (default: where there is most room)",
-    )
-    add_access(parser)
+    add_option(parser, "--force", "make it again, even if it is there")
+    text = f"{', '.join(COMPRESSIONS)} (default: {AUTO}, what suits the file system of the image)"
+    add_option(parser, "--compression NAME", text, choices=COMPRESSIONS, default=AUTO)
+    text = "where to unpack (default: where there is most room)"
+    add_option(parser, "--temp-dir DIR", text, type=absolute_path)
+    shared.add_access(parser)
     group = parser.add_argument_group("as a job", "without GPUs, as image_job and stage_cluster.image say")
-    group.add_argument("--on-cluster", action="store_true", help="submit it, and do not wait")
-    group.add_argument("--dry-run", action="store_true", help="print the job's script; submit nothing")
+    add_option(group, "--on-cluster", "submit it, and do not wait")
+    add_option(group, "--dry-run", "print the job's script; submit nothing")
 
 
 def _render(args: argparse.Namespace) -> int:
-    own, others = split_overrides(args.overrides)
+    own, others = shared.split_overrides(args.overrides)
     if others:
         raise UserError(f"{redacted(others[0])}: this is no key of a recipe", hint="such as image.tag=2")
     recipe = _read_recipe(args, own)
     if args.json:
         names = ("name", "flavor", "hash", "file_name", "image_name", "labels", "dockerfile")
         record = {name: getattr(recipe, name) for name in names}
-        print(json.dumps({**record, "base": str(recipe.base), "warnings": list(recipe.warnings)}, indent=2))
+        print_json({**record, "base": str(recipe.base), "warnings": list(recipe.warnings)})
     else:
         print_code(recipe.dockerfile, "docker")
     return 0
@@ -201,7 +165,7 @@ def _read_recipe(args: argparse.Namespace, overrides: list[str]) -> Recipe:
         )
     recipe = read_recipe(*named, overrides, args.config_dir, args.template_dir)
     for warning in recipe.warnings:
-        print(f"slipway: warning: {warning}", file=sys.stderr)
+        tell(f"warning: {warning}")
     return recipe
 
 
@@ -210,8 +174,8 @@ def _build(args: argparse.Namespace) -> int:
     from launcher.images.progress import show_progress
 
     _check_dry_run(args)
-    own, others = split_overrides(args.overrides)
-    store = find_store(args, others)
+    own, others = shared.split_overrides(args.overrides)
+    store = shared.find_store(args, others)
     recipe = _read_recipe(args, own)
     if args.expect not in (None, recipe.file_name):
         _print_imported(_built_before(args.expect, store, recipe), args.json)
@@ -252,7 +216,7 @@ def _import(args: argparse.Namespace) -> int:
 
     _check_dry_run(args)
     source = Reference.parse(args.source, "image")
-    target = (args.output or find_store(args, args.overrides).path(source.file_name)).absolute()
+    target = (args.output or shared.find_store(args, args.overrides).path(source.file_name)).absolute()
     if args.on_cluster:
         words = ("import", _reference_for_job(source), f"--output={target}")
         return _submit(args, words, target, args.overrides)
@@ -295,12 +259,12 @@ def _print_imported(imported: Imported, as_json: bool) -> None:
             "path": str(imported.path),
             "digest": imported.digest,
             "reused": imported.reused,
-            "sha256": record.sha256 if record else None,
+            "sha256": record and record.sha256,
             "size": size,
-            "compression": record.compression if record else None,
+            "compression": record and record.compression,
             "notes": list(imported.notes),
         }
-        print(json.dumps(values, indent=2))
+        print_json(values)
         return
     path = one_line(str(imported.path))
     was_there = "there already: " if imported.reused else ""
@@ -313,10 +277,8 @@ def _print_imported(imported: Imported, as_json: bool) -> None:
 
 def _check_dry_run(args: argparse.Namespace) -> None:
     if args.dry_run and not args.on_cluster:
-        raise UserError(
-            "--dry-run shows the script of a job",
-            hint="with --on-cluster; a Dockerfile: slipway image render",
-        )
+        hint = "with --on-cluster; a Dockerfile: slipway image render"
+        raise UserError("--dry-run shows the script of a job", hint=hint)
 
 
 def _submit(args: argparse.Namespace, words: Sequence[str], target: Path, overrides: Sequence[str]) -> int:
@@ -332,11 +294,10 @@ def _submit(args: argparse.Namespace, words: Sequence[str], target: Path, overri
     from launcher.stages.image import ImageWork
 
     work = ImageWork(target.stem, ("image", *words, *_job_options(args)), target)
-    made_with = argparse.Namespace(**{**_NO_REPLAY, **vars(args)})
-    request = replace(request_of(made_with, list(overrides)), work=work)
+    request = replace(request_of(args, list(overrides)), work=work)
     job = draft(request)
     if args.dry_run:
-        print_drafts([job], [job.rendered.script], "bash")
+        print_drafts([(job, job.rendered.script)], "bash")
         return 0
     launched = launch(job, request)
     print_outcomes([launched], as_json=args.json)
@@ -346,9 +307,9 @@ def _submit(args: argparse.Namespace, words: Sequence[str], target: Path, overri
 
 
 def _job_options(args: argparse.Namespace) -> Iterator[str]:
-    values = vars(args)
-    for name in _JOB_OPTIONS:
-        value = values.get(name)
-        if value is not None:
-            yield f"--{name.replace('_', '-')}={absolute_path(value) if isinstance(value, Path) else value}"
-    yield from (f"--{name.replace('_', '-')}" for name in _JOB_FLAGS if values.get(name))
+    for name in (*_JOB_OPTIONS, *_JOB_FLAGS):
+        option, value = f"--{name.replace('_', '-')}", getattr(args, name, None)
+        if value is True:
+            yield option
+        elif value:
+            yield f"{option}={absolute_path(value) if isinstance(value, Path) else value}"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
+from launcher.cli.options import add_config_dir, add_option
 from launcher.errors import UserError
 from launcher.images.references import absolute_path
 from launcher.secrecy import redacted
@@ -14,69 +15,27 @@ from launcher.secrecy import redacted
 if TYPE_CHECKING:
     from launcher.images.store import Store
 
-Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
-
 IMAGE_HELP = "a path, a recipe such as nemo:dev, or a name that `slipway image list` shows"
-
-
-def add_verb(
-    verbs: Verbs,
-    name: str,
-    summary: str,
-    description: str,
-    epilog: str,
-    run: Callable[[argparse.Namespace], int],
-    json_help: str,
-) -> argparse.ArgumentParser:
-    """Add a verb with its examples and `--json`."""
-    parser = verbs.add_parser(name, help=summary, description=description, epilog=epilog)
-    parser.add_argument("--json", action="store_true", help=json_help)
-    parser.set_defaults(run=run)
-    return parser
+OVERRIDES_HELP = "KEY=VALUE, such as images_dir=/shared/images or image.tag=2"
 
 
 def add_store(parser: argparse.ArgumentParser) -> None:
-    """Add the directory of the images."""
-    parser.add_argument(
-        "--images-dir",
-        type=absolute_path,
-        metavar="DIR",
-        help="the store (default: images_dir of the configuration)",
-    )
+    """Add the directory of the images, and the user's own tree, which may name another one."""
+    text = "the store (default: images_dir of the configuration)"
+    add_option(parser, "--images-dir DIR", text, type=absolute_path)
     add_config_dir(parser)
 
 
 def add_template_dir(parser: argparse.ArgumentParser) -> None:
     """Add the user's own Dockerfiles, which decide the file name of a recipe."""
-    parser.add_argument(
-        "--template-dir", type=Path, metavar="DIR", help="Dockerfiles of your own, read first"
-    )
-
-
-def add_config_dir(parser: argparse.ArgumentParser) -> None:
-    """Add the user's own tree."""
-    parser.add_argument("--config-dir", type=Path, metavar="DIR", help="a conf tree of your own, read first")
-
-
-def add_overrides(parser: argparse.ArgumentParser, name: str = "OVERRIDE", words: str = "") -> None:
-    """Add overrides of the configuration's keys, after other words of the verb."""
-    parser.add_argument(
-        "overrides",
-        nargs="*",
-        metavar=name,
-        help=words or "KEY=VALUE, such as images_dir=/shared/images or image.tag=2",
-    )
+    add_option(parser, "--template-dir DIR", "Dockerfiles of your own, read first")
 
 
 def add_access(parser: argparse.ArgumentParser) -> None:
     """Add the options of a connection to a registry."""
-    parser.add_argument(
-        "--authfile",
-        type=absolute_path,
-        metavar="FILE",
-        help="logins, as `skopeo login --authfile` writes them",
-    )
-    parser.add_argument("--plain-http", action="store_true", help="the registry has no TLS")
+    text = "logins, as `skopeo login --authfile` writes them"
+    add_option(parser, "--authfile FILE", text, type=absolute_path)
+    add_option(parser, "--plain-http", "the registry has no TLS")
 
 
 def split_overrides(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -86,13 +45,7 @@ def split_overrides(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def find_store(args: argparse.Namespace, overrides: Sequence[str] = ()) -> Store:
-    """Return the store that the options and the configuration name.
-
-    Raises
-    ------
-    UserError
-        If the configuration has a mistake, or a word is no override.
-    """
+    """Return the store that the options and the configuration name; raise UserError if one has a mistake."""
     from launcher.images.store import Store
 
     stray = [word for word in overrides if "=" not in word]

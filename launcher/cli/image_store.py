@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -12,30 +11,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.cli.image_options import (
-    Verbs,
-    add_access,
-    add_overrides,
-    add_store,
-    add_template_dir,
-    add_verb,
-    find_store,
-    split_overrides,
-)
+from launcher.cli import image_options as shared
+from launcher.cli.options import Verbs, add_option, add_overrides, add_verb
 from launcher.cli.runs import add_base_results_dir
 from launcher.errors import Mistakes, UserError, explain_refusal, one_line
 from launcher.images.progress import format_size
 from launcher.images.references import Reference, absolute_path, recipe_and_flavor
 from launcher.images.tools import BUILDERS, ending_cleanly
 from launcher.ui.tables import print_listing
+from launcher.ui.terminal import agrees, print_json, say, tell
 
 if TYPE_CHECKING:
-    from launcher.images.pruning import NamedContainer, PruneDecision
+    from launcher.images.pruning import PruneDecision
     from launcher.images.recipes import Recipe
     from launcher.images.registry import Pushed
     from launcher.images.store import Store
 
-_EPILOG = """\
+_PRUNE = """\
+Remove the images of the store that no run was launched with, and ask before.
+
 examples:
   slipway image prune --dry-run                show what would be removed, and why the others stay
   slipway image prune --older-than 30d         remove older images that no run was ever launched with
@@ -61,31 +55,19 @@ exit code:
 """
 
 
-def add_parsers(verbs: Verbs) -> None:
-    parser = add_verb(
-        verbs,
-        "prune",
-        "remove images that no run needs",
-        "Remove the images of the store that no run was launched with, and ask before.",
-        _EPILOG,
-        _prune,
-        "print a list of objects; ask nothing",
-    )
-    add_overrides(parser)
-    add_store(parser)
+def add_prune(verbs: Verbs) -> None:
+    parser = add_verb(verbs, "prune", _prune, "remove images that no run needs", _PRUNE)
+    add_option(parser, "--json", "print a list of objects; ask nothing")
+    add_overrides(parser, shared.OVERRIDES_HELP)
+    shared.add_store(parser)
     add_base_results_dir(parser)
-    parser.add_argument("--dry-run", action="store_true", help="remove nothing")
-    parser.add_argument("--keep", type=int, default=0, metavar="N", help="keep the newest N of them")
-    parser.add_argument(
-        "--older-than", metavar="AGE", help="only images made longer ago, such as 30d, 12h, 2w"
-    )
-    parser.add_argument("--ended", action="store_true", help="also images of runs that have ended")
-    parser.add_argument(
-        "--named",
-        metavar="NAME",
-        help="remove containers of this name on the nodes, and no images; '*' for all",
-    )
-    parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
+    add_option(parser, "--dry-run", "remove nothing")
+    add_option(parser, "--keep N", "keep the newest N of them", default=0)
+    add_option(parser, "--older-than AGE", "only images made longer ago, such as 30d, 12h, 2w")
+    add_option(parser, "--ended", "also images of runs that have ended")
+    text = "remove containers of this name on the nodes, and no images; '*' for all"
+    add_option(parser, "--named NAME", text)
+    add_option(parser, "-y --yes", "do not ask")
 
 
 def _prune(args: argparse.Namespace) -> int:
@@ -96,7 +78,7 @@ def _prune(args: argparse.Namespace) -> int:
     if args.keep < 0:
         raise UserError(f"--keep {args.keep}: this is no number of images", hint="0 or more")
     older = parse_age(args.older_than) if args.older_than is not None else 0.0
-    store = find_store(args, args.overrides)
+    store = shared.find_store(args, args.overrides)
 
     def decide_now() -> list[PruneDecision]:
         uses = images_in_use(args.base_results_dir, store.directory)
@@ -117,10 +99,9 @@ def _prune(args: argparse.Namespace) -> int:
             removals = [decision for decision in removals if decision.entry.path in free]
         failed |= _remove(removals)
         for message in failed.values():
-            print(f"slipway: {message}", file=sys.stderr)
+            tell(message)
     if args.json:
-        rows = [_decision_to_json(decision, args.dry_run, failed) for decision in decisions]
-        print(json.dumps(rows, indent=2))
+        print_json([_decision_to_json(decision, args.dry_run, failed) for decision in decisions])
     return 1 if failed else 0
 
 
@@ -134,67 +115,49 @@ def _prune_named(args: argparse.Namespace) -> int:
     cluster = compose(args.overrides, args.config_dir).config.cluster
     containers, skipped = pruning.look(cluster, pruning.nodes_of(cluster), args.named)
     removals = [container for container in containers if container.state == "idle"]
-    if not args.json:
-        _print_named(containers, args.named)
+    if not args.json and containers:
+        words = {"idle": "remove"}
+        rows = [(item.node, one_line(item.name), words.get(item.state, item.state)) for item in containers]
+        print_listing(("NODE", "CONTAINER", ""), rows)
+    elif not args.json:
+        say(f"no launch of yours left a container named {one_line(args.named)}")
     if removals and not args.dry_run:
         _ask(args, len(removals))
         removed, silent = pruning.remove_containers(cluster, removals)
         states = {(item.node, item.container): item.state for item in removed}
-        containers = [
-            replace(item, state=states.get((item.node, item.container), item.state)) for item in containers
-        ]
+        containers = [replace(c, state=states.get((c.node, c.container), c.state)) for c in containers]
         skipped += silent
     failed = [container for container in containers if container in removals and not args.dry_run]
     for place in skipped:
-        print(f"slipway: {place.node}: skipped: {place.why}", file=sys.stderr)
+        tell(f"{place.node}: skipped: {place.why}")
     for container in failed:
-        print(f"slipway: {container.node}: {container.name} was not removed", file=sys.stderr)
+        tell(f"{container.node}: {container.name} was not removed")
     if args.json:
-        rows = [{"node": item.node, "name": item.name, "state": item.state} for item in containers]
-        print(json.dumps(rows, indent=2))
+        print_json([{"node": item.node, "name": item.name, "state": item.state} for item in containers])
     return 1 if skipped or failed else 0
-
-
-def _print_named(containers: Sequence[NamedContainer], pattern: str) -> None:
-    if not containers:
-        print(f"no launch of yours left a container named {one_line(pattern)}", file=sys.stderr)
-        return
-    rows = [
-        (item.node, one_line(item.name), "remove" if item.state == "idle" else item.state)
-        for item in containers
-    ]
-    print_listing(("NODE", "CONTAINER", ""), rows)
 
 
 def _print_decisions(decisions: Sequence[PruneDecision], directory: Path) -> None:
     if not decisions:
-        print(f"there is no image in {one_line(str(directory))}", file=sys.stderr)
+        say(f"there is no image in {one_line(str(directory))}")
         return
-    rows = [
-        (
-            one_line(decision.entry.path.name),
-            format_size(decision.entry.size),
-            "remove" if decision.remove else "stays",
-            decision.why,
-        )
-        for decision in decisions
-    ]
+    rows = []
+    for decision in decisions:
+        name, size = one_line(decision.entry.path.name), format_size(decision.entry.size)
+        rows.append((name, size, "remove" if decision.remove else "stays", decision.why))
     print_listing(("IMAGE", "SIZE", "", "WHY"), rows, numbers=1)
     sizes = [decision.entry.size for decision in decisions if decision.remove]
     print(f"{len(sizes)} of {len(decisions)} to remove: {format_size(sum(sizes))}")
 
 
 def _ask(args: argparse.Namespace, count: int) -> bool:
-    """Return True if the user was asked and agreed, False if `--yes` was given.
-
-    Raise UserError if they do not agree, or cannot be asked.
-    """
+    """Return True if the user agrees, False if `--yes` was given; raise UserError if neither is so."""
     if args.yes:
         return False
     if args.json or not sys.stdin.isatty():
         raise UserError("nothing was removed: there is nobody to ask", hint="to remove them: --yes")
-    print(f"remove {count}? [y/N] ", end="", flush=True)
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+    print(f"remove {count}? ", end="")
+    if not agrees(sys.stdout):
         raise UserError("nothing was removed")
     return True
 
@@ -228,7 +191,9 @@ def _decision_to_json(decision: PruneDecision, dry_run: bool, failed: dict[Path,
 
 # --- push
 
-_PUSH_EPILOG = """\
+_PUSH = """\
+Push an image to registries, by skopeo.
+
 examples:
   slipway image push nemo registry.example/team/nemo:25.07      the recipe's image, as it was built here
   slipway image push nemo                                       to image.registry and all of image.registries
@@ -246,39 +211,29 @@ exit code:
 
 
 def add_push(verbs: Verbs) -> None:
-    description, json_help = (
-        "Push an image to registries, by skopeo.",
-        "print a list of objects, and no progress",
-    )
-    parser = add_verb(
-        verbs, "push", "push an image to registries", description, _PUSH_EPILOG, _push, json_help
-    )
+    parser = add_verb(verbs, "push", _push, "push an image to registries", _PUSH)
+    add_option(parser, "--json", "print a list of objects, and no progress")
     parser.add_argument("source", metavar="IMAGE", help="a recipe that was built here, or a reference")
-    parser.add_argument(
-        "targets",
-        nargs="*",
-        metavar="TO",
-        help="REGISTRY/NAME:TAG (default: the recipe's); and overrides such as image.tag=2 or images_dir=DIR",
-    )
-    add_store(parser)
-    add_template_dir(parser)
-    parser.add_argument(
-        "--temp-dir", type=absolute_path, metavar="DIR", help="where to pack (default: where there is room)"
-    )
-    parser.add_argument(
-        "--builder", choices=BUILDERS, metavar="NAME", help="the builder whose storage has a recipe's image"
-    )
-    add_access(parser)
+    text = "REGISTRY/NAME:TAG (default: the recipe's); and overrides such as image.tag=2 or images_dir=DIR"
+    parser.add_argument("targets", nargs="*", metavar="TO", help=text)
+    shared.add_store(parser)
+    shared.add_template_dir(parser)
+    text = "where to pack (default: where there is room)"
+    add_option(parser, "--temp-dir DIR", text, type=absolute_path)
+    text = "the builder whose storage has a recipe's image"
+    add_option(parser, "--builder NAME", text, choices=BUILDERS)
+    shared.add_access(parser)
 
 
 def _push(args: argparse.Namespace) -> int:
     from launcher.images import registry
+    from launcher.images.building import find_builder
     from launcher.images.progress import show_progress
     from launcher.images.tools import NO_IMAGE, ToolError
 
     overrides = [word for word in args.targets if "=" in word]
     targets = [Reference.parse(text, "TO") for text in args.targets if text not in overrides]
-    own, others = split_overrides(overrides)
+    own, others = shared.split_overrides(overrides)
     recipe = _recipe(args, own)
     if recipe is not None and not targets:
         names = filter(None, [recipe.config.registry, *recipe.config.registries])
@@ -288,7 +243,12 @@ def _push(args: argparse.Namespace) -> int:
     registry.check_targets(targets)  # before a builder is looked for
     access = registry.Access(args.plain_http, args.authfile)
     with show_progress(quiet=args.json) as progress, ending_cleanly(), ExitStack() as storage:
-        source = Reference.parse(args.source, "image") if recipe is None else _built(args, recipe, storage)
+        if recipe is None:
+            source = Reference.parse(args.source, "image")
+        else:
+            builder = find_builder(args.builder or recipe.config.builder)
+            storage.enter_context(builder.environment())  # in which skopeo finds its images
+            source = builder.reference(recipe.image_name)
         try:
             pushed = registry.push(source, targets, progress, access, args.temp_dir)
         except ToolError as error:
@@ -297,7 +257,7 @@ def _push(args: argparse.Namespace) -> int:
             hint = f"build it first: slipway image build {args.source}"
             raise UserError(error.message, hint=hint) from error
         if recipe is not None:
-            _record(find_store(args, others), recipe.file_name, source, pushed)
+            _record(shared.find_store(args, others), recipe.file_name, source, pushed)
         progress.done()
     return _print_pushed(pushed, args.json)
 
@@ -312,15 +272,6 @@ def _recipe(args: argparse.Namespace, overrides: list[str]) -> Recipe | None:
     from launcher.images.recipes import read_recipe
 
     return read_recipe(*named, overrides, args.config_dir, args.template_dir)
-
-
-def _built(args: argparse.Namespace, recipe: Recipe, storage: ExitStack) -> Reference:
-    """Return the recipe's image in its builder's storage, and let skopeo find that storage."""
-    from launcher.images.building import find_builder
-
-    builder = find_builder(args.builder or recipe.config.builder)
-    storage.enter_context(builder.environment())
-    return builder.reference(recipe.image_name)
 
 
 def _record(store: Store, file_name: str, source: Reference, pushed: Sequence[Pushed]) -> None:
@@ -340,8 +291,8 @@ def _record(store: Store, file_name: str, source: Reference, pushed: Sequence[Pu
         try:
             replace(record, pushed=digest).write(image)
         except OSError as error:
-            message = f"{one_line(str(image))}: its record does not get the digest: {error.strerror}"
-            print(f"slipway: warning: {message}", file=sys.stderr)
+            place = one_line(str(image))
+            tell(f"warning: {place}: its record does not get the digest: {error.strerror}")
 
 
 def _print_pushed(pushed: Sequence[Pushed], as_json: bool) -> int:
@@ -352,18 +303,17 @@ def _print_pushed(pushed: Sequence[Pushed], as_json: bool) -> int:
                 "target": str(push.target),
                 "digest": push.digest,
                 "was_there": push.was_there,
-                "error": push.error.message if push.error else None,
+                "error": push.error and push.error.message,
             }
             for push in pushed
         ]
-        print(json.dumps(rows, indent=2))
-    else:
-        for push in pushed:
-            if push.error is None:
-                has = "has it already" if push.was_there else "has it now"
-                print(f"{one_line(str(push.target))} {has}: {push.digest}")
+        print_json(rows)
+    for push in pushed:
+        if not as_json and push.error is None:
+            has = "has it already" if push.was_there else "has it now"
+            print(f"{one_line(str(push.target))} {has}: {push.digest}")
     if len(errors) == len(pushed):
         raise Mistakes(errors)
     for error in errors:
-        print(f"slipway: {error}", file=sys.stderr)
+        tell(str(error))
     return 1 if errors else 0

@@ -8,6 +8,7 @@ import shlex
 from contextlib import suppress
 from pathlib import Path
 
+from launcher.cli.options import Verbs, add_verb
 from launcher.errors import UserError
 from launcher.runs.paths import short
 
@@ -21,7 +22,10 @@ FILES = {
     "launch.sh": "slipway launch with these in front; your mounts and variables",
 }
 
-_EPILOG = """\
+_HELP = """\
+Write a small tree of your own to edit: a cluster, a model size, a template of the job script, and
+launch.sh, which launches with them.
+
 examples:
   slipway init                      into the current directory
   slipway init ~/pretraining        into another one, which is created if necessary
@@ -35,23 +39,10 @@ exit code:
 """
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser(
-        "init",
-        help="write a small tree of your own to edit",
-        description="Write a small tree of your own to edit: a cluster, a model size, a template of the job "
-        "script, and launch.sh, which launches with them.",
-        epilog=_EPILOG,
-    )
-    parser.add_argument(
-        "directory",
-        nargs="?",
-        type=Path,
-        default=Path(),
-        metavar="DIR",
-        help="target directory (default: the current one)",
-    )
-    parser.set_defaults(run=run)
+def add_parser(verbs: Verbs) -> None:
+    parser = add_verb(verbs, "init", run, "write a small tree of your own to edit", _HELP)
+    text = "target directory (default: the current one)"
+    parser.add_argument("directory", nargs="?", type=Path, default=Path(), metavar="DIR", help=text)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -65,33 +56,28 @@ def run(args: argparse.Namespace) -> int:
 def write_starter(directory: Path) -> None:
     """Write the starter tree into `directory`, all of it or nothing, without touching existing files.
 
-    Raises
-    ------
-    UserError
-        If one of the files exists, or cannot be written.
+    Raise UserError if one of the files exists, or cannot be written.
     """
     existing = [name for name in FILES if os.path.lexists(directory / name)]
     if existing:
-        raise _exists(directory, existing)
+        message = f"nothing was written, because {short(directory)} already has: {', '.join(existing)}"
+        raise UserError(message, hint="choose another directory: slipway init DIR")
     created: list[Path] = []
     try:
         for name in FILES:
-            _create_directories((directory / name).parent, created)
+            parent = (directory / name).parent
+            for missing in reversed([path for path in (parent, *parent.parents) if not path.exists()]):
+                missing.mkdir()
+                created.append(missing)
             _write_new(directory / name, (STARTER / name).read_text(encoding="utf-8"), created)
     except BaseException as error:
         for path in reversed(created):
             with suppress(OSError):  # a directory with files of others stays
                 path.rmdir() if path.is_dir() else path.unlink()
         if isinstance(error, OSError):
-            raise _unwritable(directory, error) from error
+            message = f"nothing was written, because {error.filename or directory}: {error.strerror}"
+            raise UserError(message) from error
         raise
-
-
-def _create_directories(directory: Path, created: list[Path]) -> None:
-    missing = [path for path in (directory, *directory.parents) if not path.exists()]
-    for path in reversed(missing):
-        path.mkdir()
-        created.append(path)
 
 
 def _write_new(path: Path, text: str, created: list[Path]) -> None:
@@ -104,23 +90,12 @@ def _write_new(path: Path, text: str, created: list[Path]) -> None:
         path.chmod(path.stat().st_mode | (path.stat().st_mode & 0o444) >> 2)
 
 
-def _exists(directory: Path, existing: list[str]) -> UserError:
-    return UserError(
-        f"nothing was written, because {short(directory)} already has: {', '.join(existing)}",
-        hint="choose another directory: slipway init DIR",
-    )
-
-
-def _unwritable(directory: Path, error: OSError) -> UserError:
-    return UserError(f"nothing was written, because {error.filename or directory}: {error.strerror}")
-
-
 def _print_next_steps(directory: Path) -> None:
     width = max(map(len, FILES))
     print(f"Written into {short(directory)}:")
     for name, purpose in FILES.items():
         print(f"  {name:<{width}}  {purpose}")
-        first, launch = (shlex.quote(_typed(directory / name)) for name in (next(iter(FILES)), "launch.sh"))
+    first, launch = (shlex.quote(_typed(directory / name)) for name in (next(iter(FILES)), "launch.sh"))
     print(f"Edit {first} first. Then:")
     print(f"  {launch} --dry-run    look at the script")
     print(f"  {launch}              submit it")

@@ -7,12 +7,13 @@ import contextlib
 import json
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from launcher import errors
 from launcher.checks.gate import CheckReport, check_launch
+from launcher.cli.options import Verbs, add_option, add_overrides, add_verb
 from launcher.cli.requests import add_launch_options, is_workspace, print_drafts, request_of
 from launcher.drafting import Draft, Request, drafts
 from launcher.errors import UserError, one_line
@@ -20,17 +21,19 @@ from launcher.runs.paths import short
 from launcher.runs.receipts import submitted_jobs
 from launcher.stages.workspace import STAGE as WORKSPACE
 from launcher.ui.tables import print_code
+from launcher.ui.terminal import tell
 
 if TYPE_CHECKING:
     from launcher.launching import Launched
-    from launcher.launching.building import ImageRequirement
     from launcher.runs.manifest import Manifest
     from launcher.runs.paths import LaunchPaths
 
 # Where --build makes the image.
 _HOST, _JOB = "host", "job"
 
-_EPILOG = """\
+_HELP = """\
+Compose the configuration, check it, render the job script and submit it.
+
 examples:
   slipway launch training=gpt3/126m cluster=bcm --dry-run
   slipway launch training=gpt3/126m cluster=bcm training.trainer.num_nodes=2 cluster.partition=gpu
@@ -58,80 +61,98 @@ exit code:
 """
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser(
-        "launch",
-        help="plan a training and submit it",
-        description="Compose the configuration, check it, render the job script and submit it.",
-        epilog=_EPILOG,
-    )
-    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="such as training=gpt3/126m")
-    parser.add_argument("--follow", action="store_true", help="show the progress until the job ends")
-    parser.add_argument("--json", action="store_true", help="tell what was submitted as JSON")
-    _add_build(parser)
-    add_smoke(parser)
-    add_launch_options(parser)
-    parser.add_argument(
-        "--print",
-        dest="dry_run",
-        action="store_true",
-        help="the same as --dry-run: of a workspace, its command",
-    )
-    parser.set_defaults(run=run)
-
-
-def _add_build(parser: argparse.ArgumentParser) -> None:
+def add_parser(verbs: Verbs) -> None:
+    parser = add_verb(verbs, "launch", run, "plan a training and submit it", _HELP)
+    add_overrides(parser, "such as training=gpt3/126m")
+    add_option(parser, "--follow", "show the progress until the job ends")
+    add_option(parser, "--json", "tell what was submitted as JSON")
     # As options of their own: argparse would take the next override for the value of a bare --build.
-    parser.add_argument(
-        "--build",
-        f"--build={_HOST}",
-        dest="build",
-        action="store_const",
-        const=_HOST,
-        help="first make the image that `container` names, where it is not there yet: a recipe is built, an"
-        " image of a registry imported",
-    )
-    parser.add_argument(
-        f"--build={_JOB}",
-        dest="build",
-        action="store_const",
-        const=_JOB,
-        help="the same in a job without GPUs, which the launch waits for",
-    )
+    text = "first make the image that `container` names, where it is not there yet:"
+    text = f"{text} a recipe is built, an image of a registry imported"
+    build = {"dest": "build", "action": "store_const"}
+    add_option(parser, f"--build --build={_HOST}", text, const=_HOST, **build)
+    text = "the same in a job without GPUs, which the launch waits for"
+    add_option(parser, f"--build={_JOB}", text, const=_JOB, **build)
+    text = "run two steps on one node first, as run <name>_smoke, and launch only if they succeed."
+    text = f"{text} With --dry-run: print the script of the smoke test"
+    add_option(parser, OPTION, text, dest="run", action="store_const", const=run_smoke)
+    add_launch_options(parser)
+    add_option(parser, "--print", "the same as --dry-run: of a workspace, its command", dest="dry_run")
 
 
 def run(args: argparse.Namespace) -> int:
     """Launch, or print what would be launched; return the exit code."""
-    request = request_of(args, args.overrides)
-    if args.build is None or request.launch_dir is not None:
-        drafted = drafts(request)
-        reports = _checked(args, drafted, request)
-    else:
-        drafted, reports, request = _built(args, request)
-    if is_workspace(drafted):
-        _refuse_job_options(args)
-    if args.smoke and request.launch_dir is None:
-        _require_one_stage(drafted)
-        reports, code = smoke_first(args, reports, request, dry=_is_dry(args, drafted))
-        if code is not None:
-            return code
-        request = replace(request, command=without_smoke(list(request.command)))
+    return _finish(args, *_drafted(args))
+
+
+def run_smoke(args: argparse.Namespace) -> int:
+    """Launch as `run` does, after a smoke test that succeeded; return the exit code."""
+    if args.build == _JOB:
+        raise UserError("--smoke: it would not wait for the job of --build=job", hint="--smoke --build=host")
+    drafted, reports, request = _drafted(args)
+    if request.launch_dir is not None:
+        return _finish(args, drafted, reports, request)
+    _refuse_for_workspace(drafted, "smoke")
+    if len(drafted) > 1:
+        raise UserError(
+            "--smoke: the two steps would need what the stages before have not made yet",
+            key="stages",
+            hint="launch these first; then stages=[training] --smoke",
+        )
+    report, code = _smoke(args, reports[0], request, dry=_is_dry(args, drafted))
+    if code is not None:
+        return code
+    request = replace(request, command=without_smoke(request.command))
+    return _finish(args, drafted, [report], request)
+
+
+def _finish(
+    args: argparse.Namespace, drafted: list[Draft], reports: list[CheckReport], request: Request
+) -> int:
+    for option in ("follow", "json"):
+        if getattr(args, option):
+            _refuse_for_workspace(drafted, option)
     launched = _launch(args, drafted, reports, request)
     print_outcomes(launched, as_json=args.json)
     return _follow(launched) if args.follow else 0
 
 
-def draft_and_launch(args: argparse.Namespace, overrides: list[str]) -> list[Launched]:
-    """Launch the jobs of a stage, or print their scripts and return none on a dry run.
+def _refuse_for_workspace(drafted: Sequence[Draft], option: str) -> None:
+    if is_workspace(drafted):
+        message = f"--{option}: stages=[{WORKSPACE}] is a shell to sit at, and no job that is submitted"
+        raise UserError(message, key="stages")
 
-    Raises
-    ------
-    UserError
-        If the request has a mistake, or the scheduler refuses.
+
+def _drafted(args: argparse.Namespace) -> tuple[list[Draft], list[CheckReport], Request]:
+    """Draft and check the launch of a command line, with `--build` after making its image."""
+    request = request_of(args, args.overrides)
+    if args.build is not None and request.launch_dir is None:
+        return _built(args, request)
+    drafted = drafts(request)
+    return drafted, _checked(args, drafted, request), request
+
+
+def launch_and_follow(
+    args: argparse.Namespace,
+    overrides: list[str],
+    lines_after: Callable[[Launched], Iterable[str]] = lambda launched: (),
+) -> int:
+    """Launch the jobs of a stage, and show their logs until the end, or the first failure; return its code.
+
+    A dry run prints the scripts. The lines are printed after a job that completed.
     """
+    from launcher.cli.logs import follow_to_end
+    from launcher.jobs.launches import open_launch
+
     request = request_of(args, overrides)
     drafted = drafts(request)
-    return _launch(args, drafted, _checked(args, drafted, request), request)
+    for launched in _launch(args, drafted, _checked(args, drafted, request), request):
+        code = follow_to_end(open_launch(launched.paths.run_dir, launched.paths.number))
+        if code:
+            return code
+        for line in lines_after(launched):
+            print(line)
+    return 0
 
 
 def _checked(args: argparse.Namespace, drafted: Sequence[Draft], request: Request) -> list[CheckReport]:
@@ -143,49 +164,20 @@ def _checked(args: argparse.Namespace, drafted: Sequence[Draft], request: Reques
 def _built(args: argparse.Namespace, request: Request) -> tuple[list[Draft], list[CheckReport], Request]:
     """Check a launch and make its image, or draft the job that makes it first."""
     # Imported late: most launches make no image.
-    from launcher.launching.building import draft_with_image
+    from launcher.images.progress import show_progress
+    from launcher.launching.building import draft_with_image, make_here
 
-    if args.smoke and args.build == _JOB:
-        raise UserError("--smoke: it would not wait for the job of --build=job", hint="--smoke --build=host")
-    building = draft_with_image(request, args.no_check, as_job=args.build == _JOB)
+    building = draft_with_image(request, as_job=args.build == _JOB)
     dry = _is_dry(args, building.drafts)
-    reports = check_launch(building.drafts, building.skipped, look=not dry)
+    reports = check_launch(building.drafts, (*args.no_check, *building.skipped), look=not dry)
     if building.needed is not None:
         if dry:
-            print(f"slipway: first: slipway {shlex.join(building.needed.command)}", file=sys.stderr)
+            tell(f"first: slipway {shlex.join(building.needed.command)}")
         else:
-            _make_image(building.needed, quiet=args.json)
+            with show_progress(quiet=args.json) as progress:
+                done = make_here(building.needed, progress)
+            tell(f"image {done.path}: {'another one made it meanwhile' if done.reused else 'made'}")
     return building.drafts, reports, building.request
-
-
-def _make_image(needed: ImageRequirement, *, quiet: bool) -> None:
-    """Make the image on this machine, and show the progress."""
-    from launcher.images.progress import show_progress
-    from launcher.launching.building import make_here
-
-    with show_progress(quiet=quiet) as progress:
-        done = make_here(needed, progress)
-    how = "another one made it meanwhile" if done.reused else "made"
-    print(f"slipway: image {done.path}: {how}", file=sys.stderr)
-
-
-def _refuse_job_options(args: argparse.Namespace) -> None:
-    """Refuse options that only apply to jobs for a workspace."""
-    for name in ("smoke", "follow", "json"):
-        if getattr(args, name, False):
-            raise UserError(
-                f"--{name}: stages=[{WORKSPACE}] is a shell to sit at, and no job that is submitted",
-                key="stages",
-            )
-
-
-def _require_one_stage(drafted: Sequence[Draft]) -> None:
-    if len(drafted) > 1:
-        raise UserError(
-            "--smoke: the two steps would need what the stages before have not made yet",
-            key="stages",
-            hint="launch these first; then stages=[training] --smoke",
-        )
 
 
 def _is_dry(args: argparse.Namespace, drafted: Sequence[Draft]) -> bool:
@@ -196,7 +188,7 @@ def _launch(
     args: argparse.Namespace, drafted: Sequence[Draft], reports: Sequence[CheckReport], request: Request
 ) -> list[Launched]:
     if _is_dry(args, drafted):
-        print_drafts(drafted, [draft.rendered.script for draft in drafted], "bash")
+        print_drafts([(draft, draft.rendered.script) for draft in drafted], "bash")
         return []
     if (request.number, request.tag, request.stage, request.launch_dir) != (None, None, None, None):
         raise UserError(
@@ -213,44 +205,39 @@ def _launch(
         launched = launch_stages(drafted, request, reports=reports)
     except KeyboardInterrupt:
         runs = shlex.join(short(draft.plan.paths.run_dir) for draft in drafted)
-        print(f"slipway: interrupted; whether there is a job: slipway status {runs}", file=sys.stderr)
+        tell(f"interrupted; whether there is a job: slipway status {runs}")
         raise
     for warning in dict.fromkeys(warning for launch in launched for warning in launch.warnings):
-        print(f"slipway: {warning}", file=sys.stderr)
+        tell(warning)
     return launched
 
 
 def _follow(launched: Sequence[Launched]) -> int:
     """Follow the jobs one after the other; return the worst of their exit codes."""
-    from launcher.errors import WATCHING_ENDED, worst_code
     from launcher.monitor.follow import follow_and_tell
 
     codes: list[int] = []
     for launch in launched:
         codes.append(follow_and_tell(launch.paths.run_dir, launch.paths.number))
-        if codes[-1] == WATCHING_ENDED:
-            return WATCHING_ENDED
-    return worst_code(codes)
+        if codes[-1] == errors.WATCHING_ENDED:
+            return errors.WATCHING_ENDED
+    return errors.worst_code(codes)
 
 
 def print_outcomes(launched: Sequence[Launched], *, as_json: bool) -> None:
     """Print what was submitted: as JSON an object, or a list of them for several stages."""
     if not as_json:
         for launch in launched:
-            _tell(launch.paths, launch.manifest)
+            _print_submitted(launch.paths, launch.manifest)
     elif launched:
         content = [
-            {
-                "job_id": launch.manifest.job_id,
-                "run_dir": str(launch.paths.run_dir),
-                "launch": launch.paths.number,
-            }
-            for launch in launched
+            {"job_id": it.manifest.job_id, "run_dir": str(it.paths.run_dir), "launch": it.paths.number}
+            for it in launched
         ]
         print(json.dumps(content[0] if len(content) == 1 else content))
 
 
-def _tell(paths: LaunchPaths, manifest: Manifest) -> None:
+def _print_submitted(paths: LaunchPaths, manifest: Manifest) -> None:
     from launcher.schedulers.job_status import declared_tasks
 
     task = "".join(f"_{number}" for number in declared_tasks(paths.directory)[:1])  # an array's first
@@ -274,40 +261,23 @@ def _tell(paths: LaunchPaths, manifest: Manifest) -> None:
 OPTION = "--smoke"
 
 
-def add_smoke(parser: argparse.ArgumentParser) -> None:
-    """Add the option."""
-    parser.add_argument(
-        OPTION,
-        action="store_true",
-        help="run two steps on one node first, as run <name>_smoke, and launch only if they succeed. With"
-        " --dry-run: print the script of the smoke test",
-    )
+def _smoke(
+    args: argparse.Namespace, report: CheckReport, request: Request, *, dry: bool
+) -> tuple[CheckReport, int | None]:
+    """Run the smoke of a launch, and say how it went; nothing is written if one of the two would be refused.
 
-
-def smoke_first(
-    args: argparse.Namespace, reports: Sequence[CheckReport], request: Request, *, dry: bool
-) -> tuple[list[CheckReport], int | None]:
-    """Run the smoke of a launch and say how it went.
-
-    Returns
-    -------
-    The report of the launch with the scheduler's answer, and the exit code: None to go on with the launch.
-
-    Raises
-    ------
-    UserError
-        If the launch or its smoke test would be refused; nothing is written then.
+    Return the report of the launch with the scheduler's answer, and the exit code: None to go on.
     """
     from launcher.checks.gate import require_passed, show_to_scheduler
+    from launcher.monitor.follow import follow_and_tell
     from launcher.smoke import launch_smoke, plan_smoke
 
-    (report,) = reports
     smoke = plan_smoke(report.draft, request, args.no_check)
     if dry:
         for line in smoke.summary:
             _say(line)
         print_code(smoke.draft.rendered.script, "bash")
-        return [report], 0
+        return report, 0
     if request.number is not None or request.tag is not None:
         raise UserError("--launch-number and --tag render a launch again: they need --dry-run")
     # The launch itself is judged before its smoke takes its time.
@@ -315,23 +285,16 @@ def smoke_first(
     require_passed([report])
     launched = launch_smoke(smoke)
     for warning in launched.warnings:
-        print(f"slipway: {warning}", file=sys.stderr)
-    _say(f"run {launched.paths.run_name}, job {launched.manifest.job_id}: {smoke.summary[0]}")
-    for line in smoke.summary[1:]:
+        tell(warning)
+    first, *others = smoke.summary
+    for line in (f"run {launched.paths.run_name}, job {launched.manifest.job_id}: {first}", *others):
         _say(line)
-    code = _followed(launched, quiet=args.json)
-    return [report], _tell_smoke(report.draft, launched, code)
-
-
-def _followed(launched: Launched, *, quiet: bool) -> int:
-    """Follow the smoke test to its end; with `quiet` on stderr, as stdout is for programs."""
-    from launcher.monitor.follow import follow_and_tell
-
-    with contextlib.redirect_stdout(sys.stderr) if quiet else contextlib.nullcontext():
+    # With --json on stderr, as stdout is for programs.
+    with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
         code = follow_and_tell(launched.paths.run_dir, launched.paths.number)
     if code != errors.WATCHING_ENDED:
         submitted_jobs.pop(str(launched.manifest.job_id), None)
-    return code
+    return report, _tell_smoke(report.draft, launched, code)
 
 
 def _tell_smoke(draft: Draft, launched: Launched, code: int) -> int | None:
@@ -357,17 +320,11 @@ def _tell_smoke(draft: Draft, launched: Launched, code: int) -> int | None:
     return None
 
 
-def without_smoke(command: list[str]) -> list[str]:
-    """Return the command line without `--smoke`, for the record of the launch itself."""
-    return list(_without(command))
-
-
-def _without(command: list[str]) -> Iterator[str]:
-    options_end = command.index("--") if "--" in command else len(command)
-    for index, word in enumerate(command):
-        is_option = index < options_end and word.startswith("--s") and OPTION.startswith(word)
-        if not is_option:
-            yield word
+def without_smoke(command: Sequence[str]) -> list[str]:
+    """Return the command line without `--smoke`, also shortened, for the record of the launch itself."""
+    end = command.index("--") if "--" in command else len(command)
+    kept = [word for word in command[:end] if not (word.startswith("--s") and OPTION.startswith(word))]
+    return [*kept, *command[end:]]
 
 
 def _say(line: str) -> None:

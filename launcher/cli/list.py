@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from launcher.cli.options import Verbs, add_config_dir, add_option, add_verb
 from launcher.cli.runs import add_base_results_dir
 from launcher.errors import UserError, one_line
 from launcher.jobs.locator import RunLocator
 from launcher.runs.index import Entry
 from launcher.runs.paths import short
-from launcher.ui.tables import moment, print_listing, text
+from launcher.ui.tables import UNKNOWN, count, moment, print_listing, text
+from launcher.ui.terminal import print_json, say, tell
 
-_EPILOG = """\
+_HELP = """\
+List the configuration's choices (stages, model families and sizes, clusters), or runs.
+
 examples:
   slipway list                     the stages, model families and clusters
   slipway list training            every model size with its parameters, as training=SIZE takes it
@@ -39,25 +40,20 @@ exit code:
   2  a mistake in the command line
 """
 
+Row = dict[str, Any]
+
 _RUNS = "runs"
-_CHOICES = ("stages", "training", "clusters", "families")
-_WITHOUT_NAME = ("stages", "families", "clusters")
+_SHAPE = ("num_layers", "hidden_size", "num_attention_heads", "sequence_length", "global_batch_size")
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser(
-        "list",
-        help="list the stages, model sizes, clusters or runs",
-        description="List the configuration's choices (stages, model families and sizes, clusters), or runs.",
-        epilog=_EPILOG,
-    )
-    names = [*_CHOICES, _RUNS]
+def add_parser(verbs: Verbs) -> None:
+    parser = add_verb(verbs, "list", run, "list the stages, model sizes, clusters or runs", _HELP)
+    names = ["stages", "training", "clusters", "families", _RUNS]
     parser.add_argument("what", nargs="?", choices=names, metavar="WHAT", help=", ".join(names))
-    parser.add_argument("--all", action="store_true", help="every known run, in all directories")
-    parser.add_argument("--json", action="store_true", help="print a list of objects, or one of such lists")
-    parser.add_argument("--config-dir", type=Path, metavar="DIR", help="a conf tree of your own, read first")
+    add_option(parser, "--all", "every known run, in all directories")
+    add_option(parser, "--json", "print a list of objects, or one of such lists")
+    add_config_dir(parser)
     add_base_results_dir(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -66,79 +62,137 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--all lists runs: slipway list --all, not slipway list {args.what} --all")
     if args.all or args.what == _RUNS:
         return list_runs(args.base_results_dir, everywhere=args.all, as_json=args.json)
-    return _list_choices(args)
-
-
-def _list_choices(args: argparse.Namespace) -> int:
-    # Imported late: it composes configurations, which listing runs does not need.
-    from launcher.cli.list_choices import LISTS, print_choices
-
-    names = [args.what] if args.what else _WITHOUT_NAME
-    lists: dict[str, list[dict[str, Any]]] = {name: list(LISTS[name](args.config_dir)) for name in names}
+    names = [args.what] if args.what else ["stages", "families", "clusters"]
+    lists = {name: list(_choices(name, args.config_dir)) for name in names}
     if args.json:
-        print(json.dumps(lists[args.what] if args.what else lists, indent=2))
+        print_json(lists[args.what] if args.what else lists)
     else:
         for index, (name, rows) in enumerate(lists.items()):
             if index:
                 print()
-            print_choices(name, rows)
+            _print_choices(name, rows)
     errors = [row["error"] for rows in lists.values() for row in rows if "error" in row]
     for error in errors:
-        print(f"slipway: {error}", file=sys.stderr)
+        tell(error)
     return 1 if errors else 0
 
 
-_COLUMNS = ("RUN", "LAUNCHES", "LAST LAUNCHED", "USER", "JOB", "IN")
+def _choices(name: str, config_dir: Path | None) -> Iterator[Row]:
+    """Yield the choices of the configuration trees, as objects for programs."""
+    # Imported late: it composes configurations, which listing runs does not need.
+    from launcher.config.compose import describe_option, list_options
+    from launcher.config.overrides import STAGES
+
+    if name == "stages":
+        for stage in STAGES:
+            yield {"stage": stage, "choices": list_options(stage, config_dir)}
+    elif name == "clusters":
+        for cluster in list_options("cluster", config_dir):
+            yield {"cluster": cluster, "about": describe_option("cluster", cluster, config_dir)}
+    elif name == "training":
+        yield from _model_sizes(list_options("training", config_dir), config_dir)
+    else:
+        families: dict[str, list[str]] = {}
+        for size in list_options("training", config_dir):
+            family, _, own = size.rpartition("/")
+            families.setdefault(family or size, []).append(own)
+        for family, sizes in families.items():
+            yield {"family": family, "sizes": sizes}
 
 
-@dataclass(frozen=True, slots=True)
-class Listed:
-    """A run with its newest readable launch."""
+def _model_sizes(sizes: Iterable[str], config_dir: Path | None) -> Iterator[Row]:
+    from arithmetic.parameters import count_parameters, vocabulary_size
+    from launcher.config.compose import BatchComposer
 
-    newest: Entry
-    launches: int
-
-    def cells(self) -> tuple[str, ...]:
-        """Return the values of the columns."""
-        newest = self.newest
-        values = (newest.run_dir.name, self.launches, moment(newest.created), newest.user, newest.job_id)
-        return tuple(one_line(text(value)) for value in (*values, short(newest.run_dir.parent)))
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the run for programs."""
-        newest = self.newest
-        return {
-            "run": newest.run_dir.name,
-            "run_dir": str(newest.run_dir),
-            "tree": str(newest.run_dir.parent),
-            "launches": self.launches,
-            "last_launched": newest.created,
-            "user": newest.user,
-            "job_id": newest.job_id,
-            "scheduler": newest.scheduler,
+    sweep = BatchComposer(["stages=[training]"], config_dir)
+    for size in sizes:
+        try:
+            training = sweep.compose([f"training={size}"]).config.training
+        except UserError as error:
+            yield {"size": size, "error": str(error)}
+            continue
+        assert training is not None
+        model, trainer, model_type = training.model, training.trainer, training.run.model_type
+        vocabulary = vocabulary_size(model)
+        # T5's two stacks differ in a few keys only; the encoder's values are shown.
+        shape = {**model, **(model.get("encoder") or {}), "global_batch_size": model.get("global_batch_size")}
+        shape["sequence_length"] = model.get("encoder_seq_length") or model.get("seq_length")
+        yield {
+            "size": size,
+            "type": model_type,
+            "parameters": count_parameters(model, vocabulary or 0, model_type),
+            "vocabulary": vocabulary,
+            **{key: shape.get(key) for key in _SHAPE},
+            **{key: trainer.get(key) for key in ("num_nodes", "devices")},
         }
+
+
+def _print_choices(name: str, rows: list[Row]) -> None:
+    if name == "stages":
+        print_listing(("STAGE", "CHOICES"), [(row["stage"], ", ".join(_few(row["choices"]))) for row in rows])
+    elif name == "families":
+        print_listing(("FAMILY", "SIZES"), [(row["family"], ", ".join(row["sizes"])) for row in rows])
+    elif name == "clusters":
+        print_listing(("CLUSTER", "ABOUT"), [(row["cluster"], row["about"] or "") for row in rows])
+    else:
+        columns = ("SIZE", "PARAMETERS", "LAYERS", "HIDDEN", "HEADS", "SEQUENCE", "BATCH", "NODES×GPUS")
+        print_listing(columns, [_cells(row) for row in rows], numbers=7)
+
+
+def _few(choices: list[str]) -> list[str]:
+    return choices if len(choices) <= 8 else [*choices[:3], f"… {len(choices)} in all: slipway list training"]
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    if "error" in row:
+        return (row["size"], *([UNKNOWN] * 7))
+    # Parameters are counted in billions, not giga.
+    parameters = count(row["parameters"]).replace("G", "B") + ("" if row["vocabulary"] else "+")
+    shape = (f"{row[key]:,}" if isinstance(row[key], int) else UNKNOWN for key in _SHAPE)
+    return (row["size"], parameters, *shape, f"{row['num_nodes']}×{row['devices']}")
+
+
+# --- runs
+
+_COLUMNS = ("RUN", "LAUNCHES", "LAST LAUNCHED", "USER", "JOB", "IN")
 
 
 def list_runs(base_results_dir: Path, *, everywhere: bool, as_json: bool) -> int:
     """Print the runs, the newest first; return the exit code."""
     known = RunLocator(base_results_dir)
     entries = known.launches(None if everywhere else [base_results_dir])
-    listed = _by_run(known.originals(entries) if everywhere else entries)
+    launches: dict[Path, list[Entry]] = {}
+    for entry in known.originals(entries) if everywhere else entries:
+        launches.setdefault(entry.run_dir, []).append(entry)
+    # Each run with its newest readable launch.
+    runs = [(entries[-1], len(entries)) for entries in launches.values()]
+    runs.sort(key=lambda run: run[0].created, reverse=True)
     if as_json:
-        print(json.dumps([run.to_json() for run in listed], indent=2))
-    elif listed:
-        print_listing(_COLUMNS, [run.cells() for run in listed], numbers=1)
-    if not listed:
+        print_json([_run_to_json(newest, count) for newest, count in runs])
+    elif runs:
+        print_listing(_COLUMNS, [_run_cells(newest, count) for newest, count in runs], numbers=1)
+    if not runs:
         where = "in the known directories" if everywhere else f"in {base_results_dir}"
-        print(f"no run was launched {where} yet", file=sys.stderr)
+        say(f"no run was launched {where} yet")
     if known.index.trouble:
-        print(f"slipway: {one_line(known.index.trouble)}", file=sys.stderr)
+        tell(one_line(known.index.trouble))
     return 0
 
 
-def _by_run(entries: Iterable[Entry]) -> list[Listed]:
-    by_run: dict[Path, list[Entry]] = {}
-    for entry in entries:
-        by_run.setdefault(entry.run_dir, []).append(entry)
-    listed = [Listed(launches[-1], len(launches)) for launches in by_run.values()]
-    return sorted(listed, key=lambda run: run.newest.created, reverse=True)
+def _run_cells(newest: Entry, launches: int) -> list[str]:
+    run_dir, created = newest.run_dir, moment(newest.created)
+    values = (run_dir.name, launches, created, newest.user, newest.job_id, short(run_dir.parent))
+    return [one_line(text(value)) for value in values]
+
+
+def _run_to_json(newest: Entry, launches: int) -> Row:
+    return {
+        "run": newest.run_dir.name,
+        "run_dir": str(newest.run_dir),
+        "tree": str(newest.run_dir.parent),
+        "launches": launches,
+        "last_launched": newest.created,
+        "user": newest.user,
+        "job_id": newest.job_id,
+        "scheduler": newest.scheduler,
+    }

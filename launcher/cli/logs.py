@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from launcher.cli.options import Verbs, add_option, add_verb, whole_number
 from launcher.cli.runs import add_run, selected_run
 from launcher.errors import DONE, WATCHING_ENDED, WENT_WRONG, UserError, one_line
 from launcher.jobs.launches import Launch, open_launch
@@ -28,14 +28,14 @@ from launcher.monitor.logs import (
     rank_logs,
     read_all,
     tail_offsets,
-    task_log,
     task_logs,
 )
 from launcher.runs.paths import short
 from launcher.schedulers.base import JobStatus
 from launcher.schedulers.job_status import declared_tasks
 from launcher.slurm.notations import compress_tasks
-from launcher.ui.terminal import LogWriter
+from launcher.ui.tables import first_of
+from launcher.ui.terminal import LogWriter, say
 
 # Of an array that failed.
 _FAILED_TASKS, _LAST_LINES = 3, 10
@@ -81,9 +81,6 @@ with -f:
 
 _write = LogWriter()
 
-_ONE_LOG = "launch {} of {} has no log of stderr"
-_ONE_LOG_HINT = "the cluster writes stderr to the same log as stdout (cluster.stderr_to_stdout)"
-
 
 @dataclass(frozen=True)
 class LogSelection:
@@ -98,37 +95,20 @@ class LogSelection:
     link: str | None = None
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add both verbs."""
-    follow, parser = (
-        subparsers.add_parser(name, help=summary, description=description)
-        for name, summary, description in (
-            ("follow", "watch a launch until its job has ended", _FOLLOW),
-            ("logs", "print the log of a launch, or follow it", _LOGS),
-        )
-    )
+def add_parser(verbs: Verbs) -> None:
+    follow = add_verb(verbs, "follow", run_follow, "watch a launch until its job has ended", _FOLLOW)
     add_run(follow)
-    follow.set_defaults(run=run_follow)
-    add_run(parser)
-    parser.add_argument("-f", "--follow", action="store_true", help="continue until the job has ended")
-    parser.add_argument(
-        "-n", "--lines", type=_lines, metavar="N", help="only the last N lines (default: all)"
-    )
-    parser.add_argument(
-        "--task", type=_number, metavar="N", help="task of an array (default: the highest that has started)"
-    )
-    parser.add_argument(
-        "--link",
-        type=_number,
-        metavar="N",
-        help="link of a chain (default: all, in order)",
-    )
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument(
-        "--err", action="store_true", help="stderr, if the cluster writes it to a separate log"
-    )
-    which.add_argument("--rank", type=_number, metavar="N", help="the log that global rank N wrote itself")
-    parser.set_defaults(run=run_logs)
+    logs = add_verb(verbs, "logs", run_logs, "print the log of a launch, or follow it", _LOGS)
+    add_run(logs)
+    add_option(logs, "-f --follow", "continue until the job has ended")
+    add_option(logs, "-n --lines N", "only the last N lines (default: all)", type=_lines)
+    number = whole_number(0)
+    text = "task of an array (default: the highest that has started)"
+    add_option(logs, "--task N", text, type=number)
+    add_option(logs, "--link N", "link of a chain (default: all, in order)", type=number)
+    which = logs.add_mutually_exclusive_group()
+    add_option(which, "--err", "stderr, if the cluster writes it to a separate log")
+    add_option(which, "--rank N", "the log that global rank N wrote itself", type=number)
 
 
 def _lines(text: str) -> int | None:
@@ -137,12 +117,6 @@ def _lines(text: str) -> int | None:
     if text.isdigit():
         return int(text)
     raise argparse.ArgumentTypeError(f"{text!r} is neither a number of lines nor 'all'")
-
-
-def _number(text: str) -> int:
-    if text.isdecimal():
-        return int(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0")
 
 
 def run_follow(args: argparse.Namespace) -> int:
@@ -155,13 +129,16 @@ def run_logs(args: argparse.Namespace) -> int:
     run = selected_run(args)
     launch = open_launch(run.run_dir, run.launch)
     task = args.task if args.task is not None or run.task is None else int(run.task)
+    extension = "err" if args.err else "out"
     if args.rank is not None:
         selection = _rank_log(launch, args.rank)
     elif launch.is_chain:
-        selection = _chain_log(launch, _link(launch, args.link, run.job), args.err)
+        selection = _chain_log(launch, _link(launch, args.link, run.job), extension)
+    elif args.link is not None:
+        message = f"--link {args.link}: {_name(launch)} is not a chain"
+        raise UserError(message, hint="set resilience.links to launch a chain")
     else:
-        _refuse_link(launch, args.link)
-        selection = _job_log(launch, task, args.err)
+        selection = _job_log(launch, task, extension)
     if not args.follow:
         return _print(launch, selection, args.lines)
     return _follow(launch, selection, args.lines)
@@ -177,18 +154,18 @@ def _follow(launch: Launch, selection: LogSelection, lines: int | None) -> int:
     try:
         reader = _write_earlier(selection, lines)
         status = follow_log(
-            launch, reader, selection.after, _write, _tell, task=selection.task, link=selection.link
+            launch, reader, selection.after, _write, say, task=selection.task, link=selection.link
         )
     except KeyboardInterrupt:
-        _tell(f"\nstopped following; job {launch.job} continues")
-        _tell(f"  cancel it:  {shlex.join(['slipway', 'cancel', short(launch.paths.run_dir)])}")
+        say(f"\nstopped following; job {launch.job} continues")
+        say(f"  cancel it:  {shlex.join(['slipway', 'cancel', short(launch.paths.run_dir)])}")
         return WATCHING_ENDED
     if selection.task is None:
         # An array's tasks run beside each other, and one log at a time is shown.
         for task, log in list(failed_task_logs(launch, status).items())[:_FAILED_TASKS]:
-            _tell(f"the end of the log of task {task}, {short(log)}:")
+            say(f"the end of the log of task {task}, {short(log)}:")
             _write(last_lines(log, _LAST_LINES))
-    _tell(f"job {_job(launch, selection, status)} is {_words(status)}")
+    say(f"job {_job(launch, selection, status)} is {_words(status)}")
     return status.state.exit_code
 
 
@@ -197,11 +174,15 @@ def _write_earlier(selection: LogSelection, lines: int | None) -> LogReader:
     starts = [(log, 0) for log in selection.logs] if lines is None else tail_offsets(selection.logs, lines)
     readers = [LogReader(log, offset) for log, offset in starts]
     for reader in readers[:-1]:
-        _tell(f"{reader.path.name}:")
+        say(f"{reader.path.name}:")
         read_all(reader, _write)
     if readers[1:]:
-        _tell(f"{readers[-1].path.name}:")
+        say(f"{readers[-1].path.name}:")
     return readers[-1]
+
+
+def _name(launch: Launch) -> str:
+    return f"launch {launch.paths.number} of {launch.manifest.run}"
 
 
 def _link(launch: Launch, number: int | None, job_id: str | None) -> str | None:
@@ -213,84 +194,62 @@ def _link(launch: Launch, number: int | None, job_id: str | None) -> str | None:
         known = f"{len(links)} of {launch.manifest.links} links exist so far"
         if launch.manifest.is_repeated:
             known = f"it has {len(links)} jobs so far"
-        raise UserError(
-            f"--link {number}: launch {launch.paths.number} of {launch.manifest.run} has no such link",
-            hint=known,
-        )
+        raise UserError(f"--link {number}: {_name(launch)} has no such link", hint=known)
     return links[number]
 
 
-def _refuse_link(launch: Launch, number: int | None) -> None:
-    if number is not None:
-        raise UserError(
-            f"--link {number}: launch {launch.paths.number} of {launch.manifest.run} is not a chain",
-            hint="set resilience.links to launch a chain",
-        )
+def _require_stderr(launch: Launch, is_lacking: bool) -> None:
+    if is_lacking:
+        hint = "the cluster writes stderr to the same log as stdout (cluster.stderr_to_stdout)"
+        raise UserError(f"{_name(launch)} has no log of stderr", hint=hint)
 
 
-def _chain_log(launch: Launch, link: str | None, err: bool = False) -> LogSelection:
-    extension = "err" if err else "out"
-    if err and not job_logs(launch, "err") and job_logs(launch):
-        raise UserError(_ONE_LOG.format(launch.paths.number, launch.manifest.run), hint=_ONE_LOG_HINT)
+def _chain_log(launch: Launch, link: str | None, extension: str = "out") -> LogSelection:
+    logs = job_logs(launch, extension)
+    _require_stderr(launch, not logs and bool(job_logs(launch)))
     if link is not None:
         return LogSelection([link_log(launch, link, extension)], link=link)
-    logs = job_logs(launch, extension) or [launch.log(extension)]
+    logs = logs or [launch.log(extension)]
     return LogSelection(logs, lambda current: next_log(launch, current, extension))
 
 
-def _job_log(launch: Launch, task: int | None, err: bool) -> LogSelection:
-    extension = "err" if err else "out"
+def _job_log(launch: Launch, task: int | None, extension: str) -> LogSelection:
     tasks = task_logs(launch, extension)
-    if task is None and len(tasks) > 1:
-        newest = max(tasks)
-        others = _list(set(tasks) - {newest})
-        _tell(f"task {newest} of an array; other tasks that have started: {others} (--task N)")
-    if task is not None and not tasks and launch.log().exists():
-        raise UserError(
-            f"launch {launch.paths.number} of {launch.manifest.run} is not an array: it has no task {task}"
-        )
-    log = newest_log(launch, extension)
-    if task is not None:
-        _check_task(launch, task, tasks)
-        log = task_log(launch, task, extension)
-    if err and not log.exists() and newest_log(launch).exists():
-        raise UserError(_ONE_LOG.format(launch.paths.number, launch.manifest.run), hint=_ONE_LOG_HINT)
-    if task is not None:
-        return LogSelection([log], task=str(task))
-    return _newest(launch, extension)
+    if task is None:
+        if len(tasks) > 1:
+            newest = max(tasks)
+            others = first_of([str(task) for task in sorted(tasks) if task != newest], 8)
+            say(f"task {newest} of an array; other tasks that have started: {others} (--task N)")
+        selection = _newest(launch, extension)
+    else:
+        if not tasks and launch.log().exists():
+            raise UserError(f"{_name(launch)} is not an array: it has no task {task}")
+        declared = [] if task in tasks else declared_tasks(launch.paths.directory)
+        if declared and task not in declared:
+            hint = f"its tasks: {compress_tasks(declared)}"
+            raise UserError(f"{_name(launch)} has no task {task}", hint=hint)
+        selection = LogSelection([link_log(launch, f"{launch.job}_{task}", extension)], task=str(task))
+    is_lacking = not selection.logs[0].exists() and newest_log(launch).exists()
+    _require_stderr(launch, extension == "err" and is_lacking)
+    return selection
 
 
 def _newest(launch: Launch, extension: str = "out") -> LogSelection:
     return LogSelection([newest_log(launch, extension)], lambda current: next_log(launch, current, extension))
 
 
-def _check_task(launch: Launch, task: int, with_logs: Collection[int]) -> None:
-    declared = [] if task in with_logs else declared_tasks(launch.paths.directory)
-    if declared and task not in declared:
-        raise UserError(
-            f"launch {launch.paths.number} of {launch.manifest.run} has no task {task}",
-            hint=f"its tasks: {compress_tasks(declared)}",
-        )
-
-
-def _list(numbers: set[int]) -> str:
-    listed = sorted(numbers)
-    return ", ".join(map(str, listed[:8])) + (", ..." if len(listed) > 8 else "")
-
-
 def _rank_log(launch: Launch, rank: int) -> LogSelection:
-    failure = next((failure for failure in rank_failures(launch) if failure.rank == rank), None)
-    if failure:
-        _tell(f"rank {rank} failed: {one_line(failure.error)}: {short(failure.path)}")
+    for path, failure in rank_failures(launch).items():
+        if failure.rank == rank:
+            say(f"rank {rank} failed: {one_line(failure.error)}: {short(path)}")
     logs = rank_logs(launch, rank)
     if logs:
         return LogSelection(logs[:1])
     world = launch.nodes * launch.manifest.tasks_per_node
+    ranks = "rank 0 alone" if world == 1 else f"the ranks 0 to {world - 1}"
     raise UserError(
         f"rank {rank} of {launch.manifest.run} has no log in {short(launch.paths.results)}",
-        hint=f"the launch has {'rank 0 alone' if world == 1 else f'the ranks 0 to {world - 1}'}"
-        if rank >= world
-        else None,
+        hint=f"the launch has {ranks}" if rank >= world else None,
     )
 
 
@@ -298,7 +257,7 @@ def _print(launch: Launch, selection: LogSelection, lines: int | None) -> int:
     path = selection.logs[-1]
     if not path.is_file():
         status = of_part(poll([launch])[0].status, selection.task, selection.link)
-        _tell(f"no log yet, job {_job(launch, selection, status)} is {_words(status)}: {short(path)}")
+        say(f"no log yet, job {_job(launch, selection, status)} is {_words(status)}: {short(path)}")
         return WENT_WRONG
     read_all(_write_earlier(selection, lines), _write)
     return DONE
@@ -312,7 +271,3 @@ def _job(launch: Launch, selection: LogSelection, status: JobStatus) -> str:
 
 def _words(status: JobStatus) -> str:
     return status.state.value + (f" ({one_line(status.full_reason)})" if status.full_reason else "")
-
-
-def _tell(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -13,10 +13,10 @@ from typing import Any
 import yaml
 
 from launcher.checks.gate import check_launch
+from launcher.cli.options import Verbs, add_option, add_overrides, add_tree_options, add_verb
 from launcher.cli.requests import (
     add_no_check,
     add_replay_options,
-    add_tree_options,
     is_workspace,
     print_drafts,
     request_of,
@@ -29,7 +29,9 @@ from launcher.runs.paths import LaunchPaths, launch_numbers, short
 from launcher.ui.tables import print_styled
 from supervisor.files import read_text
 
-_EPILOG = """\
+_HELP = """\
+Compose the configuration, check it and print a file of the next launch: the script, or another one.
+
 examples:
   slipway render training=gpt3/126m cluster=bcm               the job script, as `launch --dry-run` shows it
   slipway render training=gpt3/126m --task                    what sets up each task
@@ -43,24 +45,20 @@ exit code:
 """
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register `render` and `diff`."""
-    parser = subparsers.add_parser(
-        "render",
-        help="print the script of the next launch",
-        description="Compose the configuration, check it and print a file of the next launch: the script, "
-        "or another one.",
-        epilog=_EPILOG,
-    )
-    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="such as training=gpt3/126m")
+def add_parser(verbs: Verbs) -> None:
+    parser = add_verb(verbs, "render", run, "print the script of the next launch", _HELP)
+    add_overrides(parser, "such as training=gpt3/126m")
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--task", action="store_true", help="print task.sh, what each task runs")
-    which.add_argument("--config", action="store_true", help="print the YAML that the job reads")
+    add_option(which, "--task", "print task.sh, what each task runs")
+    add_option(which, "--config", "print the YAML that the job reads")
     add_no_check(parser)
     add_tree_options(parser)
     add_replay_options(parser, "the files of an earlier launch again, byte for byte")
-    parser.set_defaults(run=run)
-    _add_diff(subparsers)
+
+    diff = add_verb(verbs, "diff", run_diff, "what another launch of a run would change", _DIFF)
+    add_overrides(diff, "such as training=gpt3/126m")
+    add_option(diff, "--launch N", "compare with launch N (default: the last)")
+    add_tree_options(diff)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -69,29 +67,28 @@ def run(args: argparse.Namespace) -> int:
     launches = drafts(request)
     if request.launch_dir is None:  # which was checked when it was launched
         check_launch(launches, args.no_check, look=False)
-    if args.task:
-        if is_workspace(launches):
-            raise UserError("--task: a workspace has no tasks", key="stages")
-        print_drafts(launches, [draft.rendered.task for draft in launches], "bash")
-    elif args.config:
-        texts = [
-            (draft, config_text(config))
-            for draft in launches
-            if (config := draft.plan.job.payload_config) is not None
-        ]
+    if args.task and is_workspace(launches):
+        raise UserError("--task: a workspace has no tasks", key="stages")
+    if args.config:
+        configs = [(draft, draft.plan.job.payload_config) for draft in launches]
+        texts = [(draft, config_text(config)) for draft, config in configs if config is not None]
         if not texts:
             stage = launches[0].plan.job.stage
             raise UserError(f"stages=[{stage}]: a job of this stage reads no configuration")
-        print_drafts([draft for draft, _ in texts], [text for _, text in texts], "yaml")
     else:
-        print_drafts(launches, [draft.rendered.script for draft in launches], "bash")
+        scripts = [(draft, draft.rendered) for draft in launches]
+        texts = [(draft, script.task if args.task else script.script) for draft, script in scripts]
+    print_drafts(texts, "yaml" if args.config else "bash")
     sys.stdout.flush()
     return 0
 
 
 # --- diff
 
-_DIFF_EPILOG = """\
+_DIFF = """\
+Show what would change if a run were launched again like this: a unified diff, from the files of its last
+launch to those that `slipway launch` would write.
+
 examples:
   slipway diff training=gpt3/126m cluster=bcm training.trainer.max_steps=700000
   slipway diff training=gpt3/126m cluster=bcm --launch 2       against launch 2 instead of the last one
@@ -112,30 +109,15 @@ _MOST_BYTES = 1 << 20
 _STYLES = (("---", "bold"), ("+++", "bold"), ("@@", "cyan"), ("-", "red"), ("+", "green"))
 
 
-def _add_diff(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser(
-        "diff",
-        help="what another launch of a run would change",
-        description="Show what would change if a run were launched again like this: a unified diff, from the "
-        "files of its last launch to those that `slipway launch` would write.",
-        epilog=_DIFF_EPILOG,
-    )
-    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="such as training=gpt3/126m")
-    parser.add_argument("--launch", type=int, metavar="N", help="compare with launch N (default: the last)")
-    add_tree_options(parser)
-    parser.set_defaults(run=run_diff)
-
-
 def run_diff(args: argparse.Namespace) -> int:
     """Print the differences; return the exit code."""
     launches = drafts(Request(args.overrides, [], config_dir=args.config_dir, template_dir=args.template_dir))
     if len(launches) > 1 and args.launch is not None:
-        stages = [draft.plan.job.stage for draft in launches]
-        raise UserError(
-            f"--launch {args.launch}: of which stage?", key="stages", hint=f"stages=[{stages[-1]}]"
-        )
+        hint = f"stages=[{launches[-1].plan.job.stage}]"
+        raise UserError(f"--launch {args.launch}: of which stage?", key="stages", hint=hint)
     lines = [line for draft in launches for line in _of_stage(draft, args.launch)]
-    print_styled(((line, _style(line)),) for line in lines)
+    styles = (next((style for start, style in _STYLES if line.startswith(start)), "") for line in lines)
+    print_styled((part,) for part in zip(lines, styles, strict=True))
     return 1 if lines else 0
 
 
@@ -157,10 +139,8 @@ def _chosen(run_dir: Path, launch: int | None) -> int:
         message = f"{run_dir.name} was never launched: there is nothing in {short(run_dir)} to compare with"
         raise UserError(message, hint="`slipway render` with the same words shows the script")
     if launch is not None and launch not in numbers:
-        raise UserError(
-            f"--launch {launch}: {run_dir.name} has no such launch",
-            hint=f"launches: {', '.join(map(str, numbers))}",
-        )
+        hint = f"launches: {', '.join(map(str, numbers))}"
+        raise UserError(f"--launch {launch}: {run_dir.name} has no such launch", hint=hint)
     return launch or numbers[-1]
 
 
@@ -168,11 +148,8 @@ def _differences(manifest: Manifest, draft: Draft) -> Iterator[str]:
     # Under the names that they had then: the run's or the job's name may be what changed.
     old = LaunchPaths(draft.plan.paths.run_dir, manifest.run, manifest.job_name, manifest.launch)
     config = draft.plan.job.payload_config
-    for path, text in (
-        (old.script, draft.rendered.script),
-        (old.task_script, draft.rendered.task),
-    ):
-        yield from _unified(path, _read(path), text)
+    yield from _unified(old.script, _read(old.script), draft.rendered.script)
+    yield from _unified(old.task_script, _read(old.task_script), draft.rendered.task)
     # In the files several keys may share a line.
     before = _read_config(old.config)
     yield from _unified(old.config, _text(before), _text(config))
@@ -212,19 +189,11 @@ def _read(path: Path) -> str | None:
 
 
 def _unified(path: Path, before: str | None, text: str | None) -> Iterator[str]:
-    return difflib.unified_diff(
-        _lines(before),
-        _lines(text),
-        "/dev/null" if before is None else short(path),
-        "/dev/null" if text is None else "as it would be now",
-        lineterm="",
-    )
+    old = "/dev/null" if before is None else short(path)
+    new = "/dev/null" if text is None else "as it would be now"
+    return difflib.unified_diff(_lines(before), _lines(text), old, new, lineterm="")
 
 
 def _lines(text: str | None) -> list[str]:
     # Not `splitlines`: a form feed in a value ends no line.
     return text.removesuffix("\n").split("\n") if text else []
-
-
-def _style(line: str) -> str:
-    return next((style for beginning, style in _STYLES if line.startswith(beginning)), "")

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from launcher.cli.options import add_option
 from launcher.errors import UserError, one_line
 from launcher.jobs.lookup import RunRef, find_run
 from launcher.runs.paths import short
 from launcher.sweeps.record import points_of, read_records
+from launcher.ui.terminal import tell
 
 RUN_HELP = "a run's name, a path in it, or the id of one of its jobs"
 RUNS_HELP = f"{RUN_HELP}; a sweep stands for all of its points"
@@ -21,24 +22,14 @@ RUNS_HELP = f"{RUN_HELP}; a sweep stands for all of its points"
 def add_run(parser: argparse.ArgumentParser) -> None:
     """Add the arguments for a run and one of its launches."""
     parser.add_argument("run_name", metavar="RUN", help=RUN_HELP)
-    add_launch(parser)
+    add_option(parser, "--launch N", "which launch (default: the newest)")
     add_base_results_dir(parser)
-
-
-def add_launch(parser: argparse.ArgumentParser) -> None:
-    """Add the option for one launch."""
-    parser.add_argument("--launch", type=int, metavar="N", help="which launch (default: the newest)")
 
 
 def add_base_results_dir(parser: argparse.ArgumentParser) -> None:
     """Add the option that all verbs about runs share."""
-    parser.add_argument(
-        "--base-results-dir",
-        type=Path,
-        default=Path("results"),
-        metavar="DIR",
-        help="directory in which runs are found by name (default: results)",
-    )
+    text = "directory in which runs are found by name (default: results)"
+    add_option(parser, "--base-results-dir DIR", text, default=Path("results"))
 
 
 def selected_run(args: argparse.Namespace) -> RunRef:
@@ -54,7 +45,7 @@ def find_all(words: Sequence[str], base_results_dir: Path) -> list[RunRef]:
     """
     runs = [run for word in words for run in _named(word, base_results_dir)]
     for note in dict.fromkeys(note for run in runs for note in run.notes):
-        print(f"slipway: {one_line(note)}", file=sys.stderr)
+        tell(one_line(note))
     return runs
 
 
@@ -72,9 +63,9 @@ def find_one(word: str, base_results_dir: Path) -> RunRef:
 
 
 def _named(word: str, base_results_dir: Path) -> list[RunRef]:
-    points = _points(word, base_results_dir)
-    if points:
-        return points
+    for directory in (Path(word), base_results_dir / word):
+        if word and (points := points_of(directory)):  # a sweep
+            return [RunRef(run_dir) for run_dir in points]
     ref = find_run(word, base_results_dir)
     return _array(ref) or [ref] if ref.job == word else [ref]
 
@@ -86,12 +77,4 @@ def _array(point: RunRef) -> list[RunRef]:
         points = [(str(entry["name"]), entry.get("launch")) for entry in record.points]
         if own in points:
             return [replace(point, run_dir=sweep_dir / name, launch=number) for name, number in points]
-    return []
-
-
-def _points(word: str, base_results_dir: Path) -> list[RunRef]:
-    """Return the points of the sweep that a word names, by its path or below the base directory."""
-    for directory in (Path(word), base_results_dir / word):
-        if word and (points := points_of(directory)):
-            return [RunRef(run_dir) for run_dir in points]
     return []

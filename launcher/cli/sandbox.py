@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import sys
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launcher.cli.options import Verbs, add_option, add_verb
 from launcher.sandbox import DIRECTORY_VARIABLE, Reporter, default_directory, slurm_conf_path
-from launcher.ui.terminal import open_console
+from launcher.ui.terminal import open_console, print_json, say
 
 if TYPE_CHECKING:
-    from rich.status import Status as Spinner
-
-    from launcher.sandbox.lifecycle import Sandbox
     from launcher.sandbox.state import SandboxStatus
 
 # The exit code of a sandbox that is down; 1 and 2 mean other things everywhere.
 DOWN = 3
 _START_AGAIN = "`slipway sandbox up` removes it and starts a new one"
 
-_DESCRIPTION = """\
+_HELP = """\
 A real multi-node Slurm on loopback, from the distribution's packages: its nodes are daemons on this machine,
 its GPUs are device files. It needs root, does not touch a Slurm that is installed, and lives in one
 directory until `slipway sandbox down` removes it.
@@ -89,67 +85,46 @@ exit code:
   3  there is no sandbox, or its controller does not answer"""
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the verb with its own verbs."""
-    parser = subparsers.add_parser(
-        "sandbox", help="a real multi-node Slurm on this machine", description=_DESCRIPTION
-    )
+def add_parser(verbs: Verbs) -> None:
+    parser = add_verb(verbs, "sandbox", None, "a real multi-node Slurm on this machine", _HELP)
     verbs = parser.add_subparsers(metavar="VERB", required=True)
     boot = _add_verb(verbs, "up", "boot a sandbox", _UP, _up)
-    boot.add_argument("--nodes", type=int, default=4, metavar="N", help="nodes that run jobs (default: 4)")
-    boot.add_argument("--gpus", type=int, default=8, metavar="N", help="fake GPUs per node (default: 8)")
-    boot.add_argument(
-        "--gpu-type", metavar="TYPE", help="type of the fake GPUs, such as a100 (default: none)"
-    )
-    boot.add_argument(
-        "--cpus", type=int, default=64, metavar="N", help="CPUs that a node claims to have (default: 64)"
-    )
+    add_option(boot, "--nodes N", "nodes that run jobs (default: 4)", default=4)
+    add_option(boot, "--gpus N", "fake GPUs per node (default: 8)", default=8)
+    add_option(boot, "--gpu-type TYPE", "type of the fake GPUs, such as a100 (default: none)")
+    add_option(boot, "--cpus N", "CPUs that a node claims to have (default: 64)", default=64)
     text = "let jobs run in containers; FILE is spank_pyxis.so, needed if it is in no usual directory"
-    boot.add_argument("--pyxis", nargs="?", const=Path(), type=Path, metavar="FILE", help=text)
-    boot.add_argument("--accounting", action="store_true", help="run slurmdbd and MariaDB too, for sacct")
+    add_option(boot, "--pyxis FILE", text, nargs="?", const=Path())
+    add_option(boot, "--accounting", "run slurmdbd and MariaDB too, for sacct")
     for flag, kind in (("account", "an account"), ("qos", "a quality of service")):
         text = f"{kind} that you may use; Slurm refuses all others. May be repeated"
-        boot.add_argument(f"--{flag}", action="append", default=[], metavar="NAME", help=text)
-    boot.add_argument(
-        "--cloud-nodes",
-        type=int,
-        default=1024,
-        metavar="N",
-        help="nodes of the partition for `sbatch --test-only`; 0: no such partition (default: 1024)",
-    )
-    boot.add_argument(
-        "--base-port", type=int, metavar="PORT", help="first of its ports (default: any free ones)"
-    )
+        add_option(boot, f"--{flag} NAME", text, action="append", default=[])
+    text = "nodes of the partition for `sbatch --test-only`; 0: no such partition (default: 1024)"
+    add_option(boot, "--cloud-nodes N", text, default=1024)
+    add_option(boot, "--base-port PORT", "first of its ports (default: any free ones)", type=int)
     _add_verb(verbs, "down", "stop and remove a sandbox", _DOWN, _down)
     show = _add_verb(verbs, "status", "show the state of a sandbox and its jobs", _STATUS, _status)
-    show.add_argument("--json", action="store_true", help="print one object")
+    add_option(show, "--json", "print one object")
     _add_verb(verbs, "env", "print shell commands that point Slurm at a sandbox", _ENV, _env)
 
 
 def _add_verb(
-    verbs: argparse._SubParsersAction[argparse.ArgumentParser],
-    name: str,
-    summary: str,
-    description: str,
-    run: Callable[[argparse.Namespace], int],
+    verbs: Verbs, name: str, summary: str, text: str, run: Callable[[argparse.Namespace], int]
 ) -> argparse.ArgumentParser:
-    parser = verbs.add_parser(name, help=summary, description=description)
-    parser.add_argument(
-        "--dir",
-        type=Path,
-        metavar="DIR",
-        help=f"directory of the sandbox (default: ${DIRECTORY_VARIABLE} or /var/lib/slipway/sandbox)",
-    )
-    parser.set_defaults(run=run)
+    parser = add_verb(verbs, name, run, summary, text)
+    where = f"directory of the sandbox (default: ${DIRECTORY_VARIABLE} or /var/lib/slipway/sandbox)"
+    add_option(parser, "--dir DIR", where)
     return parser
 
 
 def _up(args: argparse.Namespace) -> int:
     from launcher.sandbox.lifecycle import up
     from launcher.sandbox.options import SandboxOptions
+    from launcher.sandbox.prerequisites import find_plugin
+    from launcher.sandbox.state import partition_table
 
     options = SandboxOptions(
-        directory=_directory(args),
+        directory=args.dir or default_directory(),
         nodes=args.nodes,
         gpus=args.gpus,
         cpus=args.cpus,
@@ -159,31 +134,27 @@ def _up(args: argparse.Namespace) -> int:
         gpu_type=args.gpu_type,
         accounts=tuple(args.account),
         qos=tuple(args.qos),
-        pyxis=_pyxis(args),
+        # Without a file, search the usual directories.
+        pyxis=find_plugin() if args.pyxis == Path() else args.pyxis,
     )
     began = time.monotonic()
     with _StepDisplay() as progress:
         sandbox = up(options, progress)
-    if sandbox.was_up:
-        print(f"already up in {sandbox.directory}")
-    else:
-        print(f"up in {sandbox.directory} after {time.monotonic() - began:.1f} s")
-    _print_partitions(sandbox)
-    _print_next_steps(args)
+    after = "" if sandbox.was_up else f" after {time.monotonic() - began:.1f} s"
+    print(f"{'already up' if sandbox.was_up else 'up'} in {sandbox.directory}{after}")
+    print("", *partition_table(sandbox.slurm_conf), "", sep="\n")
+    where = f" --dir {shlex.quote(str(args.dir))}" if args.dir else ""
+    print("next:")
+    print(f'  eval "$(slipway sandbox env{where})"')
+    print("  slipway launch training=gpt3/tiny cluster=sandbox training.model.data.data_impl=mock")
+    print(f"  slipway sandbox down{where}", flush=True)
     return 0
-
-
-def _pyxis(args: argparse.Namespace) -> Path | None:
-    from launcher.sandbox.prerequisites import find_plugin
-
-    # Without a file, search the usual directories.
-    return find_plugin() if args.pyxis == Path() else args.pyxis
 
 
 def _down(args: argparse.Namespace) -> int:
     from launcher.sandbox.lifecycle import down
 
-    directory = _directory(args)
+    directory = args.dir or default_directory()
     with _StepDisplay() as progress:
         existed = down(directory, progress)
     print(f"removed {directory}" if existed else f"no sandbox in {directory}: nothing to stop")
@@ -193,10 +164,9 @@ def _down(args: argparse.Namespace) -> int:
 def _status(args: argparse.Namespace) -> int:
     from launcher.sandbox.state import status
 
-    sandbox = status(_directory(args))
+    sandbox = status(args.dir or default_directory())
     if args.json:
-        record = asdict(sandbox) | {"directory": str(sandbox.directory)}
-        print(json.dumps(record, indent=2))
+        print_json(asdict(sandbox) | {"directory": str(sandbox.directory)})
     else:
         print(_describe(sandbox))
     return 0 if sandbox.is_up else DOWN
@@ -205,35 +175,16 @@ def _status(args: argparse.Namespace) -> int:
 def _env(args: argparse.Namespace) -> int:
     from launcher.sandbox.state import status
 
-    directory = _directory(args)
+    directory = args.dir or default_directory()
     sandbox = status(directory)
     # With a dead node Slurm still answers; with a dead controller it does not.
     if not sandbox.nodes:
-        print(f"the sandbox in {directory} is {sandbox.phase}: slipway sandbox up", file=sys.stderr)
+        say(f"the sandbox in {directory} is {sandbox.phase}: slipway sandbox up")
         return DOWN
     print(f"export SLURM_CONF={shlex.quote(str(slurm_conf_path(sandbox.directory)))}")
     if args.dir is not None:
         print(f"export {DIRECTORY_VARIABLE}={shlex.quote(str(sandbox.directory))}")
     return 0
-
-
-def _directory(args: argparse.Namespace) -> Path:
-    directory: Path | None = args.dir
-    return directory or default_directory()
-
-
-def _print_partitions(sandbox: Sandbox) -> None:
-    from launcher.sandbox.state import partition_table
-
-    print("", *partition_table(sandbox.slurm_conf), "", sep="\n")
-
-
-def _print_next_steps(args: argparse.Namespace) -> None:
-    where = f" --dir {shlex.quote(str(args.dir))}" if args.dir else ""
-    print("next:")
-    print(f'  eval "$(slipway sandbox env{where})"')
-    print("  slipway launch training=gpt3/tiny cluster=sandbox training.model.data.data_impl=mock")
-    print(f"  slipway sandbox down{where}", flush=True)
 
 
 def _describe(sandbox: SandboxStatus) -> str:
@@ -262,18 +213,17 @@ class _StepDisplay(Reporter):
     """The display of steps: one changing line on a terminal, a line for each completed step elsewhere."""
 
     def __init__(self) -> None:
-        self._spinner: Spinner | None = None
-        self._context: AbstractContextManager[object] = nullcontext()
+        is_terminal = sys.stdout.isatty()
+        self._spinner = open_console(highlight=False).status("") if is_terminal else None
 
     def __enter__(self) -> _StepDisplay:
-        if sys.stdout.isatty():
-            self._spinner = open_console(highlight=False).status("")
-            self._context = self._spinner
-        self._context.__enter__()
+        if self._spinner:
+            self._spinner.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._context.__exit__(None, None, None)
+        if self._spinner:
+            self._spinner.stop()
 
     def step(self, what: str) -> None:
         if self._spinner:

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import yaml
 
+from launcher.cli.options import Verbs, add_config_dir, add_option, add_overrides, add_verb
 from launcher.config.compose import compose
 from launcher.config.sources import Sources
 from launcher.errors import UserError, nearest, one_line
 from launcher.secrecy import MASK, hidden
-from launcher.ui.tables import print_styled
+from launcher.ui.tables import Line, print_styled
+from launcher.ui.terminal import print_json
 
-_EPILOG = """\
+_HELP = """\
+Compose and validate the configuration, and print each value with its source: the file and line, or the
+override, that set it.
+
 examples:
   slipway show training=gpt3/126m cluster=bcm                     the whole tree
   slipway show training=gpt3/126m training.model.optim cluster    two nodes of it
@@ -36,34 +38,17 @@ exit code:
 _COLUMN = 44
 
 
-@dataclass(frozen=True, slots=True)
-class Leaf:
-    """A value of the tree; `source` is the file and line, or the override, that set it, if known."""
-
-    path: tuple[str, ...]
-    value: Any
-    source: str | None
-
-    @property
-    def key(self) -> str:
-        return ".".join(self.path)
+# A value of the tree with its path, and the file and line, or the override, that set it, if known.
+Leaf = tuple[tuple[str, ...], Any, str | None]
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser(
-        "show",
-        help="show the composed configuration, with the source of each value",
-        description="Compose and validate the configuration, and print each value with its source: the file"
-        " and line, or the override, that set it.",
-        epilog=_EPILOG,
-    )
-    parser.add_argument(
-        "overrides", nargs="*", metavar="OVERRIDE|KEY", help="such as training=gpt3/126m, or training.model"
-    )
-    parser.add_argument("--json", action="store_true", help="print a list of {key, value, source}")
-    parser.add_argument("--plain", action="store_true", help="print without colours, also on a terminal")
-    parser.add_argument("--config-dir", type=Path, metavar="DIR", help="a conf tree of your own, read first")
-    parser.set_defaults(run=run)
+def add_parser(verbs: Verbs) -> None:
+    text = "show the composed configuration, with the source of each value"
+    parser = add_verb(verbs, "show", run, text, _HELP)
+    add_overrides(parser, "such as training=gpt3/126m, or training.model", "OVERRIDE|KEY")
+    add_option(parser, "--json", "print a list of {key, value, source}")
+    add_option(parser, "--plain", "print without colours, also on a terminal")
+    add_config_dir(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -75,10 +60,12 @@ def run(args: argparse.Namespace) -> int:
     tree = composition.config.model_dump(exclude_unset=True)
     leaves = _leaves(_narrowed(tree, keys), composition.sources(), composition.references)
     if args.json:
-        items = [{"key": leaf.key, "value": leaf.value, "source": leaf.source} for leaf in leaves]
-        print(json.dumps(items, indent=2))
+        items = [{"key": ".".join(path), "value": value, "source": source} for path, value, source in leaves]
+        print_json(items)
+    elif args.plain:
+        print("\n".join("".join(text for text, _ in line) for line in _lines(leaves)))
     else:
-        _print(list(leaves), plain=args.plain)
+        print_styled(_lines(leaves))
     return 0
 
 
@@ -125,44 +112,27 @@ def _leaves(
         path = (*above, str(name))
         if isinstance(value, dict) and value:
             yield from _leaves(value, sources, references, path)
-        else:
-            key = ".".join(path)
-            source = sources.locate(key)
-            # In a list the reference is an element.
-            is_reference = any(f"{reference}.".startswith(f"{key}.") for reference in references)
-            yield Leaf(
-                path,
-                MASK if is_reference else hidden(key, value),
-                source.removeprefix("from ") if source else None,
-            )
+            continue
+        key = ".".join(path)
+        source = sources.locate(key)
+        # In a list the reference is an element.
+        is_reference = any(f"{reference}.".startswith(f"{key}.") for reference in references)
+        shown = MASK if is_reference else hidden(key, value)
+        yield path, shown, source.removeprefix("from ") if source else None
 
 
-def _print(leaves: Sequence[Leaf], *, plain: bool) -> None:
-    lines = list(_lines(leaves))
-    if plain:
-        print("\n".join("".join(text for text, _ in line) for line in lines))
-    else:
-        print_styled(lines)
-
-
-def _lines(leaves: Sequence[Leaf]) -> Iterator[tuple[tuple[str, str], ...]]:
+def _lines(leaves: Iterable[Leaf]) -> Iterator[Line]:
     """Yield the lines of YAML: the new parents, then the value and its comment."""
-    before: tuple[str, ...] = ()
-    for leaf in leaves:
-        parents = leaf.path[:-1]
-        for depth in range(_common_prefix_length(before, parents), len(parents)):
-            yield (("  " * depth, ""), (f"{_yaml(leaf.path[depth])}:", "bold"))
-        name, value = f"{'  ' * (len(leaf.path) - 1)}{_yaml(leaf.path[-1])}", _yaml(leaf.value)
+    before: list[str] = []
+    for (*parents, last), leaf, source in leaves:
+        shared = [old == new for old, new in zip(before, parents, strict=False)]
+        for depth in range([*shared, False].index(False), len(parents)):
+            yield (("  " * depth, ""), (f"{_yaml(parents[depth])}:", "bold"))
+        name, value = f"{'  ' * len(parents)}{_yaml(last)}", _yaml(leaf)
         room = " " * max(2, _COLUMN - len(name) - len(value) - 2)
-        comment = f"{room}# from {leaf.source}" if leaf.source else ""
+        comment = f"{room}# from {source}" if source else ""
         yield ((f"{name}:", ""), (f" {value}", "cyan"), (comment, "dim"))
         before = parents
-
-
-def _common_prefix_length(first: Sequence[str], second: Sequence[str]) -> int:
-    """Return the number of equal names with which two paths begin."""
-    pairs = zip(first, second, strict=False)
-    return next((index for index, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
 
 
 def _yaml(value: Any) -> str:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
-import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from launcher.cli.options import Verbs, add_option, add_verb
 from launcher.cli.runs import RUNS_HELP, add_base_results_dir, find_all
 from launcher.errors import DONE, NOT_KNOWN, WATCHING_ENDED, one_line
 from launcher.jobs.lookup import RunRef, runs_in
@@ -18,10 +17,11 @@ from launcher.runs.paths import short
 from launcher.slurm.states import State, worst_exit_code
 from launcher.sweeps.record import sweeps_in
 from launcher.ui.tables import print_table
+from launcher.ui.terminal import print_json, say, tell
 
 _INTERVAL, _LEAST_INTERVAL = 5.0, 2.0  # seconds; a controller serves thousands of users
 
-_DESCRIPTION = """\
+_HELP = """\
 Show the state of runs: the scheduler's state of the waiting and running launches of each, or else of its
 newest, and the progress of its trainer. However many runs there are, the scheduler is asked once.
 
@@ -48,21 +48,15 @@ with --exit-code, and at the end of --watch, the worst of all runs, in this orde
   130  Ctrl-C; the jobs go on"""
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser("status", help="show the state of runs", description=_DESCRIPTION)
+def add_parser(verbs: Verbs) -> None:
+    parser = add_verb(verbs, "status", run, "show the state of runs", _HELP)
     parser.add_argument("runs", nargs="*", metavar="RUN", help=f"{RUNS_HELP}; default: all runs")
     add_base_results_dir(parser)
-    parser.add_argument("--watch", action="store_true", help="go on until everything has ended")
-    parser.add_argument(
-        "--interval",
-        type=_seconds,
-        default=_INTERVAL,
-        metavar="SECONDS",
-        help=f"how often --watch asks (default: {_INTERVAL:g}, at least {_LEAST_INTERVAL:g})",
-    )
-    parser.add_argument("--exit-code", action="store_true", help="exit with the code of the worst state")
-    parser.add_argument("--json", action="store_true", help="print a list of objects")
-    parser.set_defaults(run=run)
+    add_option(parser, "--watch", "go on until everything has ended")
+    text = f"how often --watch asks (default: {_INTERVAL:g}, at least {_LEAST_INTERVAL:g})"
+    add_option(parser, "--interval SECONDS", text, type=_seconds, default=_INTERVAL)
+    add_option(parser, "--exit-code", "exit with the code of the worst state")
+    add_option(parser, "--json", "print a list of objects")
 
 
 def _seconds(text: str) -> float:
@@ -82,13 +76,16 @@ def run(args: argparse.Namespace) -> int:
         return _watch(args, look)
     rows = look()
     if args.json:
-        print(json.dumps([row.to_json() for row in rows], indent=2))
+        print_json([row.to_json() for row in rows])
     elif rows:
         print_table(*as_table(rows), [row.status.state for row in rows])
     else:
         _print_no_runs(args.base_results_dir)
     if not args.runs:
-        _print_sweeps(args.base_results_dir)
+        # A hundred points would hide all other runs.
+        for directory, count in sweeps_in(args.base_results_dir):
+            where = one_line(shlex.quote(short(directory)))
+            tell(f"a sweep of {count} points: slipway sweep --results {where}")
     states = [row.status.state for row in rows]
     if args.exit_code:
         return worst_exit_code(states)
@@ -99,15 +96,14 @@ def _look(wanted: Sequence[RunRef], base: Path) -> Sequence[StatusRow]:
     """Look at what was asked for; by default at all runs that there are by now."""
     if not wanted:
         return collect_status(runs_in(base))
-    whole = {item.run_dir for item in wanted if item.launch is None}
-    only: dict[Path, list[int]] = {}
+    refs: dict[Path, list[int | None]] = {}
     for item in wanted:
-        if item.launch is not None and item.run_dir not in whole:
-            only.setdefault(item.run_dir, []).append(item.launch)
-    run_dirs = list(dict.fromkeys(item.run_dir for item in wanted))
-    seen = collect_status(run_dirs, only)
+        refs.setdefault(item.run_dir, []).append(item.launch)
+    # A run that is named as a whole is all of its launches.
+    only = {run_dir: [n for n in ns if n is not None] for run_dir, ns in refs.items() if None not in ns}
+    seen = collect_status(list(refs), only)
     there = {item.run_dir for item in seen}
-    return [*seen, *(gone(run_dir) for run_dir in run_dirs if run_dir not in there)]
+    return [*seen, *(gone(run_dir) for run_dir in refs if run_dir not in there)]
 
 
 def _watch(args: argparse.Namespace, look: partial[Sequence[StatusRow]]) -> int:
@@ -120,19 +116,11 @@ def _watch(args: argparse.Namespace, look: partial[Sequence[StatusRow]]) -> int:
     try:
         last = watch(poller, args.interval, lines_of_json=args.json)
     except KeyboardInterrupt:
-        print("the jobs go on without being watched", file=sys.stderr)
+        say("the jobs go on without being watched")
         return WATCHING_ENDED
     return worst_exit_code(last.states)
 
 
-def _print_sweeps(base: Path) -> None:
-    """Name the sweeps: a hundred points would hide all other runs."""
-    for directory, count in sweeps_in(base):
-        where = one_line(shlex.quote(short(directory)))
-        print(f"slipway: a sweep of {count} points: slipway sweep --results {where}", file=sys.stderr)
-
-
 def _print_no_runs(base: Path) -> None:
-    if sweeps_in(base):
-        return
-    print(f"no run was launched in {base} yet", file=sys.stderr)
+    if not sweeps_in(base):
+        say(f"no run was launched in {base} yet")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -28,6 +27,7 @@ from launcher.checks.remedies import why_none
 from launcher.checks.rules.keys import TRAINER
 from launcher.checks.rules.model import has_gpus, why_not_told
 from launcher.checks.runner import run_checks
+from launcher.cli.options import Verbs, add_option
 from launcher.cli.requests import add_examining_verb, request_of
 from launcher.drafting import Draft, draft
 from launcher.errors import UserError
@@ -36,9 +36,13 @@ from launcher.estimates.speed import untimed
 from launcher.estimates.training import uncounted
 from launcher.estimates.values import Values, count
 from launcher.plan import Plan
-from launcher.ui.tables import print_listing, print_styled
+from launcher.ui.tables import Line, print_lines, print_listing, print_styled
+from launcher.ui.terminal import print_json
 
-_EPILOG = """\
+_HELP = """\
+Try layouts for a training on its nodes, and print those that fit, with overrides to paste. Nothing is
+written.
+
 examples:
   slipway suggest training=gpt3/40b nodes=16
   slipway suggest training=gpt3/175b cluster=p5 --top 3
@@ -57,19 +61,8 @@ exit code:
 
 _SHORT = "nodes="
 _COLUMNS = (
-    "#",
-    "TENSOR",
-    "PIPELINE",
-    "VIRTUAL",
-    "CONTEXT",
-    "DATA",
-    "MICRO",
-    "RECOMPUTE",
-    "GIB",
-    "STEP",
-)
-# Parts of a line, each a text and its style.
-Line = tuple[tuple[str, str], ...]
+    "#", "TENSOR", "PIPELINE", "VIRTUAL", "CONTEXT", "DATA", "MICRO", "RECOMPUTE", "GIB", "STEP",
+)  # fmt: skip
 # The checks of the sizes that a layout divides.
 _SIZES = ("type.", "model.heads")
 # Our trainer may refuse a layout that the checks accept: it is asked about so many for each requested
@@ -77,18 +70,11 @@ _SIZES = ("type.", "model.heads")
 _SPARE = 2
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = add_examining_verb(
-        subparsers,
-        "suggest",
-        run,
-        help="suggest layouts that fit a model on its GPUs, the fastest first",
-        description="Try layouts for a training on its nodes, and print those that fit, with overrides to "
-        "paste. Nothing is written.",
-        epilog=_EPILOG,
-        overrides="such as training=gpt3/40b; nodes=16 stands for training.trainer.num_nodes=16",
-    )
-    parser.add_argument("--top", type=int, default=5, metavar="N", help="how many layouts (default: 5)")
+def add_parser(verbs: Verbs) -> None:
+    text = "suggest layouts that fit a model on its GPUs, the fastest first"
+    overrides = "such as training=gpt3/40b; nodes=16 stands for training.trainer.num_nodes=16"
+    parser = add_examining_verb(verbs, "suggest", run, text, _HELP, overrides)
+    add_option(parser, "--top N", "how many layouts (default: 5)", default=5)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -103,23 +89,18 @@ def run(args: argparse.Namespace) -> int:
     # A model without its sizes has no layout.
     others = [check.id for check in CHECKS if not check.id.startswith(_SIZES)]
     refuse(launch, run_checks(launch.plan, facts, others))
-    _refuse_uncounted(launch.plan)
+    why = uncounted(Values(launch.plan.job.config)) if has_gpus(launch.plan) else None
+    if why is not None:
+        raise UserError(f"{why}; layouts of unknown memory are not ranked")
     search = LayoutSearch(launch.plan, facts)
     suggestions = _accepted(launch, search, args.top)
     suggestions = suggestions or list(islice(best_with_half_gradients(launch.plan, facts), args.top))
     more = None if suggestions else on_least_nodes(launch.plan, facts)
     if args.json:
-        print(json.dumps(_content(launch, search, suggestions, more), indent=2))
+        print_json(_content(launch, search, suggestions, more))
     else:
         _print(launch, search, suggestions, more)
     return 0 if suggestions else 1
-
-
-def _refuse_uncounted(plan: Plan) -> None:
-    """Raise a `UserError` for a key whose memory is not counted: layouts cannot be compared with it."""
-    why = uncounted(Values(plan.job.config or {})) if has_gpus(plan) else None
-    if why is not None:
-        raise UserError(f"{why}; layouts of unknown memory are not ranked")
 
 
 def _spelled_out(word: str) -> str:
@@ -176,23 +157,27 @@ def _content(
 
 
 def _to_json(config: Mapping[str, Any], suggestion: Suggestion, fastest: float | None) -> dict[str, Any]:
+    fullest, step = suggestion.fullest, _step(suggestion, fastest)
     return {
         "nodes": suggestion.nodes,
         **suggestion.layout._asdict(),
         "recompute": suggestion.layout.recompute._asdict(),
         "data": suggestion.data,
         "micro_batches": suggestion.micro_batches,
-        "memory_bytes": suggestion.fullest.total if suggestion.fullest is not None else None,
-        "fullest_stage": suggestion.fullest.stage if suggestion.fullest is not None else None,
-        "relative_step_time": round(suggestion.seconds / fastest, 4)
-        if suggestion.seconds and fastest
-        else None,
+        "memory_bytes": fullest and fullest.total,
+        "fullest_stage": fullest and fullest.stage,
+        "relative_step_time": step and round(step, 4),
         "overrides": overrides(config, suggestion),
     }
 
 
 def _fastest(suggestions: Sequence[Suggestion]) -> float | None:
     return min((suggestion.seconds for suggestion in suggestions if suggestion.seconds), default=None)
+
+
+def _step(suggestion: Suggestion, fastest: float | None) -> float | None:
+    """Return the time of a step, that of the fastest layout being 1; None if it is not modelled."""
+    return suggestion.seconds / fastest if suggestion.seconds and fastest else None
 
 
 def _print(
@@ -204,13 +189,13 @@ def _print(
         message = "nothing fits with gradients in 32 bits; with gradients in bf16 these do"
         print_styled([((message, "yellow"),)])
     if suggestions:
-        rows = [_row(str(number), suggestion, fastest) for number, suggestion in enumerate(suggestions, 1)]
+        rows = [_row(number, suggestion, fastest) for number, suggestion in enumerate(suggestions, 1)]
         print_listing(_COLUMNS, rows, numbers=len(_COLUMNS) - 1)
         for number, suggestion in enumerate(suggestions, 1):
             pasted = " ".join(overrides(config, suggestion)) or "as it is"
             print_styled([((f"{number}  ", "bold"), (pasted, "green" if suggestion.changes else ""))])
         return
-    print_styled([((line, ""),) for line in why_none(search, more, config).split("\n")])
+    print_lines(*why_none(search, more).split("\n"))
 
 
 def _heading(plan: Plan, search: LayoutSearch, fastest: float | None) -> Iterator[Line]:
@@ -233,7 +218,8 @@ def _heading(plan: Plan, search: LayoutSearch, fastest: float | None) -> Iterato
         yield (("yours breaks a rule: slipway check names it", ""),)
         return
     fits, total = search.fits(own), gib(own.fullest.total)
-    step = f"; its step: {own.seconds / fastest:.2f}" if own.seconds and fastest else ""
+    relative = _step(own, fastest)
+    step = f"; its step: {relative:.2f}" if relative else ""
     of = f"of the {gib(search.limit)} GiB that a layout may take of {gib(gpu.memory)}"
     verdict = ("fits", "green") if fits else ("does not fit", "bold red")
     yield ("yours ", ""), verdict, (f": {total} GiB on stage {own.fullest.stage}, {of}{step}", "")
@@ -243,25 +229,15 @@ def _heading(plan: Plan, search: LayoutSearch, fastest: float | None) -> Iterato
         yield ("yours would fit with gradients in bf16: ", ""), (pasted, "green")
 
 
-def _row(number: str, suggestion: Suggestion, fastest: float | None) -> tuple[str, ...]:
-    layout = suggestion.layout
-    return (
-        number,
-        str(layout.tensor),
-        str(layout.pipeline),
-        str(layout.virtual or "-"),
-        str(layout.context),
-        str(suggestion.data),
-        str(layout.micro),
-        _recomputed(layout.recompute),
-        gib(suggestion.fullest.total) if suggestion.fullest is not None else "?",
-        f"{suggestion.seconds / fastest:.2f}" if suggestion.seconds and fastest else "?",
-    )
+def _row(number: int, suggestion: Suggestion, fastest: float | None) -> list[str]:
+    layout, fullest, step = suggestion.layout, suggestion.fullest, _step(suggestion, fastest)
+    sizes = (number, layout.tensor, layout.pipeline, layout.virtual or "-", layout.context, suggestion.data)
+    memory = gib(fullest.total) if fullest is not None else "?"
+    relative = f"{step:.2f}" if step else "?"
+    return [*map(str, sizes), str(layout.micro), _recomputed(layout.recompute), memory, relative]
 
 
 def _recomputed(recompute: Recompute) -> str:
-    if recompute.granularity != "full":
-        return recompute.granularity or "-"
-    return (
-        (f"block {recompute.layers}" if recompute.layers else "-") if recompute.method == "block" else "full"
-    )
+    if recompute.granularity == "full" and recompute.method == "block":
+        return f"block {recompute.layers}" if recompute.layers else "-"
+    return recompute.granularity or "-"

@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING
 
 from launcher.checks.gate import require_skippable
 from launcher.checks.rules.files import MACHINE
-from launcher.cli.requests import add_no_check, add_tree_options
+from launcher.cli.options import Verbs, add_option, add_overrides, add_tree_options, add_verb, whole_number
+from launcher.cli.requests import add_no_check, this_command
 from launcher.cli.runs import add_base_results_dir
-from launcher.errors import UserError, one_line
+from launcher.errors import DONE, NOT_KNOWN, WATCHING_ENDED, UserError, one_line, worst_code
 from launcher.runs.paths import short
-from launcher.ui.tables import print_listing
+from launcher.slurm.states import State, worst_exit_code
+from launcher.ui.tables import print_code, print_listing, print_table
+from launcher.ui.terminal import print_json, tell
 
 if TYPE_CHECKING:
     from launcher.sweeps.arrays import Array, LaunchedSweep
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
 _INTERVAL = 5.0  # seconds; a controller serves thousands of users
 _SHOWN = 20  # points of the preview; --dry-run shows all
 
-_DESCRIPTION = """\
+_HELP = """\
 Combine the overrides that have several values, check every point, and submit all points as one job array.
 Each point is a run of its own, in a directory below the sweep's. Points with different Slurm options, such as
 numbers of nodes, go into several arrays; so do more points than the site's MaxArraySize.
@@ -53,37 +56,19 @@ exit code:
   130  Ctrl-C; the jobs continue"""
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser(
-        "sweep", help="launch a training for each combination of values", description=_DESCRIPTION
-    )
-    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="such as training.model.seed=1,2,3")
-    parser.add_argument(
-        "--name", help="name of the sweep and its directory (default: the run's name and _sweep)"
-    )
-    parser.add_argument("--throttle", type=_count, metavar="N", help="run at most so many points at once")
-    parser.add_argument(
-        "--dry-run", action="store_true", help="show points and scripts; write and submit nothing"
-    )
-    parser.add_argument(
-        "--wait", action="store_true", help="wait until all points have ended, then print the table"
-    )
-    parser.add_argument(
-        "--results", metavar="SWEEP", help="print the table of a sweep, by its name or its directory"
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="print an object, or with --wait or --results a list"
-    )
+def add_parser(verbs: Verbs) -> None:
+    parser = add_verb(verbs, "sweep", run, "launch a training for each combination of values", _HELP)
+    add_overrides(parser, "such as training.model.seed=1,2,3")
+    text = "name of the sweep and its directory (default: the run's name and _sweep)"
+    add_option(parser, "--name NAME", text)
+    add_option(parser, "--throttle N", "run at most so many points at once", type=whole_number(1))
+    add_option(parser, "--dry-run", "show points and scripts; write and submit nothing")
+    add_option(parser, "--wait", "wait until all points have ended, then print the table")
+    add_option(parser, "--results SWEEP", "print the table of a sweep, by its name or its directory")
+    add_option(parser, "--json", "print an object, or with --wait or --results a list")
     add_base_results_dir(parser)
     add_no_check(parser)
     add_tree_options(parser)
-    parser.set_defaults(run=run)
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
-    return int(text)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -91,10 +76,11 @@ def run(args: argparse.Namespace) -> int:
     if args.results is not None:
         return _show_results(args)
     from launcher.sweeps.arrays import launch_sweep, prepare_sweep
-    from launcher.sweeps.points import check_sweep, draft_sweep
+    from launcher.sweeps.points import SweepRequest, check_sweep, draft_sweep
 
     require_skippable(args.no_check)
-    request = _request(args)
+    keys = ("overrides", "name", "throttle", "config_dir", "template_dir")
+    request = SweepRequest(command=this_command(), **{key: getattr(args, key) for key in keys})
     sweep = draft_sweep(request)
     dry = args.dry_run or sweep.points[0].draft.composition.config.dry_run
     # A dry run does not look at this machine.
@@ -105,35 +91,17 @@ def run(args: argparse.Namespace) -> int:
         return _show_scripts(sweep, request)
     ready = prepare_sweep(sweep, request)
     if sweep.again:
-        _tell(f"{len(sweep.again)} of these points were launched before, and resume from their checkpoints")
+        tell(f"{len(sweep.again)} of these points were launched before, and resume from their checkpoints")
     try:
         launched = launch_sweep(sweep, ready, request)
     except KeyboardInterrupt:
         where = shlex.quote(short(sweep.directory))
-        _tell(f"interrupted; to show the submitted jobs: slipway sweep --results {where}")
+        tell(f"interrupted; to show the submitted jobs: slipway sweep --results {where}")
         raise
     for warning in launched.warnings:
-        _tell(warning)
-    _tell_launched(args, sweep, ready.arrays, launched)
+        tell(warning)
+    _print_launched(args, sweep, ready.arrays, launched)
     return _wait(args, sweep.directory) if args.wait else 0
-
-
-def _request(args: argparse.Namespace) -> SweepRequest:
-    from launcher.sweeps.points import SweepRequest
-
-    program = [sys.executable, sys.argv[0]] if sys.argv[0].endswith(".py") else [sys.argv[0]]
-    return SweepRequest(
-        overrides=args.overrides,
-        command=[*program, *sys.argv[1:]],
-        name=args.name,
-        throttle=args.throttle,
-        config_dir=args.config_dir,
-        template_dir=args.template_dir,
-    )
-
-
-def _tell(line: str) -> None:
-    print(f"slipway: {line}", file=sys.stderr, flush=True)
 
 
 def _preview(sweep: SweepDraft, *, all_of_them: bool) -> None:
@@ -155,7 +123,6 @@ def _preview(sweep: SweepDraft, *, all_of_them: bool) -> None:
 
 def _show_scripts(sweep: SweepDraft, request: SweepRequest) -> int:
     from launcher.sweeps.arrays import next_array, plan_arrays, render_array
-    from launcher.ui.tables import print_code
 
     for array in plan_arrays(sweep, request.throttle, len(sweep.points)):
         script = render_array(array, next_array(sweep.directory), "TAG", request.template_dir)
@@ -164,11 +131,12 @@ def _show_scripts(sweep: SweepDraft, request: SweepRequest) -> int:
     return 0
 
 
-def _tell_launched(
+def _print_launched(
     args: argparse.Namespace, sweep: SweepDraft, arrays: list[Array], launched: LaunchedSweep
 ) -> None:
     if args.json and args.wait:
         return  # the list at the end has everything
+    submitted = list(zip(launched.arrays, launched.job_ids, strict=True))
     if args.json:
         points = [
             {
@@ -176,7 +144,7 @@ def _tell_launched(
                 "job_id": f"{job_id}_{task}",
                 "values": point.grid_point.values,
             }
-            for array, job_id in zip(launched.arrays, launched.job_ids, strict=True)
+            for array, job_id in submitted
             for task, point in enumerate(array.points)
         ]
         content = {"sweep": str(sweep.directory), "arrays": launched.job_ids, "points": points}
@@ -185,24 +153,19 @@ def _tell_launched(
     from launcher.sweeps.arrays import differing
 
     where = shlex.quote(short(sweep.directory))
-    for array, job_id in zip(launched.arrays, launched.job_ids, strict=True):
+    for array, job_id in submitted:
         print(f"Submitted to Slurm: job array {job_id}, {len(array.points)} points")
     if len(arrays) > 1:
-        flags = differing(arrays)
-        print(f"  several arrays  {_why_several(flags)}")
+        flags = ", ".join(differing(arrays))
+        why = f"the points differ in {flags}" if flags else "Slurm's MaxArraySize is smaller"
+        print(f"  several arrays  {why}")
     print(f"  results         slipway sweep --results {where}")
     print(f"  states          slipway status {where}", flush=True)
 
 
-def _why_several(flags: list[str]) -> str:
-    return f"the points differ in {', '.join(flags)}" if flags else "Slurm's MaxArraySize is smaller"
-
-
 def _show_results(args: argparse.Namespace) -> int:
-    from launcher.errors import DONE, NOT_KNOWN
-    from launcher.slurm.states import State
-    from launcher.sweeps.record import broken_records, find_sweep
-    from launcher.sweeps.results import failures, gather
+    from launcher.sweeps.record import find_sweep
+    from launcher.sweeps.results import gather
 
     if args.overrides:
         raise UserError("--results shows a launched sweep: it takes no overrides")
@@ -210,18 +173,13 @@ def _show_results(args: argparse.Namespace) -> int:
     if args.wait:
         return _wait(args, directory)
     results = gather(directory)
-    _print(results, as_json=args.json)
-    for failure in failures(directory):
-        _tell(failure)
-    return NOT_KNOWN if State.UNKNOWN in results.states or broken_records(directory) else DONE
+    broken = _print(results, directory, as_json=args.json)
+    return NOT_KNOWN if State.UNKNOWN in results.states or broken else DONE
 
 
 def _wait(args: argparse.Namespace, directory: Path) -> int:
     """Print changes until every point has ended, then the table; return the exit code."""
-    from launcher.errors import NOT_KNOWN, WATCHING_ENDED, worst_code
-    from launcher.slurm.states import worst_exit_code
-    from launcher.sweeps.record import broken_records
-    from launcher.sweeps.results import failures, gather
+    from launcher.sweeps.results import gather
 
     printed = ""
     try:
@@ -236,17 +194,19 @@ def _wait(args: argparse.Namespace, directory: Path) -> int:
     except KeyboardInterrupt:
         print("stopped waiting; the jobs continue", file=sys.stderr)
         return WATCHING_ENDED
-    _print(results, as_json=args.json)
-    for line in failures(directory):
-        _tell(line)
-    blind = [NOT_KNOWN] if broken_records(directory) else []
-    return worst_code([worst_exit_code(results.states), *blind])
+    broken = _print(results, directory, as_json=args.json)
+    return worst_code([worst_exit_code(results.states), *([NOT_KNOWN] if broken else [])])
 
 
-def _print(results: Results, *, as_json: bool) -> None:
-    from launcher.ui.tables import print_table
+def _print(results: Results, directory: Path, *, as_json: bool) -> bool:
+    """Print the table and what failed; return True if a record of the sweep cannot be read."""
+    from launcher.sweeps.record import broken_records
+    from launcher.sweeps.results import failures
 
     if as_json:
-        print(json.dumps([point.to_json() for point in results.points], indent=2), flush=True)
+        print_json([point.to_json() for point in results.points])
     else:
         print_table(results.columns, results.rows(), results.states)
+    for failure in failures(directory):
+        tell(failure)
+    return bool(broken_records(directory))

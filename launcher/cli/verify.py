@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from launcher import errors
+from launcher.cli.options import Verbs, add_option, add_verb
 from launcher.cli.runs import add_run, selected_run
 from launcher.errors import one_line
-from launcher.monitor.evidence import RunEvidence, gather
+from launcher.monitor.evidence import Evidence, gather
 from launcher.monitor.verification import RunCheck, RunVerdict, exit_code, verify
-from launcher.ui.tables import align
-from launcher.ui.terminal import open_console
+from launcher.ui.tables import print_listing, print_styled
+from launcher.ui.terminal import print_json
 
-_DESCRIPTION = """\
+_HELP = """\
 Check that a run did its work, and print the evidence of each check: the job ended well, the last step was
 reached, every loss is a finite number, the loss fell, no step is missing, no rank had an error, every rank
 ended, and a complete checkpoint of the last step exists. Of a data preparation, conversion or evaluation: its
@@ -49,77 +49,48 @@ _COLOURS = {
 _VERDICT_COLOURS = {errors.DONE: "bold green", errors.WENT_WRONG: "bold red"}
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser("verify", help="check that a run did its work", description=_DESCRIPTION)
+def add_parser(verbs: Verbs) -> None:
+    parser = add_verb(verbs, "verify", run, "check that a run did its work", _HELP)
     add_run(parser)
-    parser.add_argument("--json", action="store_true", help="print an object with all checks")
-    parser.set_defaults(run=run)
+    add_option(parser, "--json", "print an object with all checks")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the checks and the verdict; return the exit code."""
     selected = selected_run(args)
     gathered = gather(selected.run_dir, selected.launch)
-    checks = verify(gathered.evidence)
-    code = exit_code(gathered.evidence, checks)
+    checks = verify(gathered)
+    code = exit_code(gathered, checks)
     if args.json:
-        print(json.dumps(_object(gathered, checks, code), indent=2))
-    else:
-        print_checks(checks)
-        _print_verdict(gathered, checks, code)
+        print_json(_object(gathered, checks, code))
+        return code
+    rows = []
+    for check in checks:
+        dim = "dim" if check.verdict is RunVerdict.NOT_APPLICABLE else ""
+        verdict = (check.verdict.value, _COLOURS[check.verdict])
+        rows.append((check.name, verdict, (one_line(check.evidence), dim)))
+    print_listing(("CHECK", "VERDICT", "EVIDENCE"), rows)
+    paths = gathered.launch.paths
+    line = one_line(f"{paths.run_name}, launch {paths.number}: {_WORDS[code]}{_why(checks, code)}")
+    print_styled([((line, _VERDICT_COLOURS.get(code, "bold magenta")),)])
     return code
 
 
-def _object(gathered: RunEvidence, checks: Sequence[RunCheck], code: int) -> dict[str, object]:
+def _object(gathered: Evidence, checks: Sequence[RunCheck], code: int) -> dict[str, object]:
     launch = gathered.launch
     return {
         "run": launch.paths.run_name,
         "run_dir": str(launch.paths.run_dir),
         "launch": launch.paths.number,
-        "job_id": None if launch.manifest.job_id is None else launch.job_in(gathered.evidence.status),
-        "state": gathered.evidence.status.state.value,
+        "job_id": None if launch.manifest.job_id is None else launch.job_in(gathered.status),
+        "state": gathered.status.state.value,
         "verdict": _WORDS[code],
-        "checks": [
-            {"name": check.name, "verdict": check.verdict.value, "evidence": check.evidence}
-            for check in checks
-        ],
+        "checks": [{**asdict(check), "verdict": check.verdict.value} for check in checks],
     }
-
-
-def print_checks(checks: Sequence[RunCheck]) -> None:
-    """Print one line for each check, with the verdict in its colour."""
-    rows = [(check.name, check.verdict.value, one_line(check.evidence)) for check in checks]
-    if not sys.stdout.isatty():
-        print(align([("CHECK", "VERDICT", "EVIDENCE"), *rows]))
-        return
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("check", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
-    table.add_column("evidence", overflow="fold")
-    for check, (name, verdict, evidence) in zip(checks, rows, strict=True):
-        dim = "dim" if check.verdict is RunVerdict.NOT_APPLICABLE else ""
-        table.add_row(name, Text(verdict, _COLOURS[check.verdict]), Text(evidence, dim))
-    open_console().print(table)
-
-
-def _print_verdict(gathered: RunEvidence, checks: Sequence[RunCheck], code: int) -> None:
-    paths = gathered.launch.paths
-    line = one_line(f"{paths.run_name}, launch {paths.number}: {_WORDS[code]}{_why(checks, code)}")
-    if not sys.stdout.isatty():
-        print(line)
-        return
-    from rich.text import Text
-
-    open_console().print(Text(line, _VERDICT_COLOURS.get(code, "bold magenta")))
 
 
 def _why(checks: Sequence[RunCheck], code: int) -> str:
     deciding = RunVerdict.UNKNOWN if code == errors.NOT_KNOWN else RunVerdict.FAILED
     names = ", ".join(check.name for check in checks if check.verdict is deciding)
-    if not names:
-        return ""
-    return f" ({'failed so far: ' if code == errors.UNDER_WAY else ''}{names})"
+    so_far = "failed so far: " if code == errors.UNDER_WAY else ""
+    return f" ({so_far}{names})" if names else ""

@@ -11,17 +11,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydra import compose as hydra_compose
-from hydra import initialize_config_dir
 from hydra.errors import HydraException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 
-from launcher.config.hydra_setup import register_resolvers, register_tree, use_libyaml, with_gpus
+from launcher.config.hydra_setup import config_loader, with_gpus
 from launcher.config.overrides import (
     DEVICES,
     GRES,
@@ -37,7 +36,7 @@ from launcher.config.overrides import (
 )
 from launcher.config.schema import Model, RunConfig, parse
 from launcher.config.secrets import check_references, check_secrets, placeholders_in, secret_references
-from launcher.config.tree_composer import Resolution, TreeComposer
+from launcher.config.tree_composer import ComposedTree, TreeComposer
 from launcher.errors import Mistakes, UserError, check_directory, shown
 
 if TYPE_CHECKING:
@@ -96,10 +95,7 @@ class Composition:
 def compose(overrides: Sequence[str], config_dir: Path | None = None) -> Composition:
     """Compose the configuration tree and check it.
 
-    Raises
-    ------
-    UserError
-        If an override is not understood, or a value is missing or not valid.
+    Raise UserError if an override is not understood, or a value is missing or not valid.
     """
     return BatchComposer(overrides, config_dir, once=True).compose()
 
@@ -130,13 +126,15 @@ class BatchComposer:
 
     def compose(self, point: Sequence[str] = ()) -> Composition:
         """Compose one point, as `compose` would compose the shared overrides and the point's."""
-        overrides = (*self._base, *point)
+        overrides, config_dir = (*self._base, *point), self._config_dir
+
+        def again(texts: Sequence[str]) -> DictConfig:
+            return _compose_by_hydra(for_hydra(texts), config_dir).tree
 
         def check(texts: Sequence[str]) -> Composition:
-            return type(self)(texts, self._config_dir, once=True)._compose(texts)
+            return type(self)(texts, config_dir, once=True)._compose(texts)
 
-        _prepare(self._config_dir)
-        with _explained(overrides, self._config_dir, _compose_overrides, check):
+        with _explained(overrides, config_dir, again, check):
             return self._compose(overrides)
 
     def _compose(self, overrides: Sequence[str]) -> Composition:
@@ -151,19 +149,10 @@ class BatchComposer:
 
     def _compose_quickly(self, overrides: Sequence[str]) -> Composition:
         if self._trees is None:
-            self._trees = TreeComposer(str(CONF_DIR), self._base, once=self._once)
+            self._trees = TreeComposer(_roots(self._config_dir), self._base, once=self._once)
         with self._trees.compose(overrides) as composed:
-            for key in PATH_KEYS:
-                composed.detach([key])
-            return _checked_composition(
-                composed.tree,
-                composed.choices,
-                overrides,
-                self._config_dir,
-                change=composed.set,
-                resolve=lambda: Resolution(composed.tree).plain(),
-                sources=lambda: self._sources_of(composed.key, overrides),
-            )
+            sources = partial(self._sources_of, composed.key, overrides)
+            return _checked_composition(composed, overrides, self._config_dir, sources)
 
     def _sources_of(self, key: tuple[str, ...], overrides: Sequence[str]) -> Sources:
         first = self._sources.setdefault(key, sources_of(overrides, self._config_dir))
@@ -172,92 +161,52 @@ class BatchComposer:
 
 def compose_fully(overrides: Sequence[str], config_dir: Path | None) -> Composition:
     """Compose as `compose` does, by Hydra's and OmegaConf's own ways; mistakes are their exceptions."""
-    tree = _compose_overrides(overrides)
-    choices = dict(tree.hydra.runtime.choices)
-    OmegaConf.set_struct(tree, False)
-    del tree["hydra"]
-    return _checked_composition(
-        tree,
-        choices,
-        overrides,
-        config_dir,
-        change=lambda key, value: OmegaConf.update(tree, key, value, force_add=True),
-        resolve=lambda: _resolved(tree),
-        sources=lambda: sources_of(overrides, config_dir),
-    )
+    composed = _compose_by_hydra(for_hydra(overrides), config_dir)
+    return _checked_composition(composed, overrides, config_dir, partial(sources_of, overrides, config_dir))
 
 
 def _checked_composition(
-    tree: DictConfig,
-    choices: Mapping[str, str | None],
+    composed: ComposedTree,
     overrides: Sequence[str],
     config_dir: Path | None,
-    *,
-    change: Callable[[str, Any], None],
-    resolve: Callable[[], dict[str, Any]],
     sources: Callable[[], Sources],
 ) -> Composition:
-    settle_directories(tree)
-    derive_from_gpus(tree, overrides, change)
-    config, node = _checked_as(RunConfig, resolve, change, sources)
-    return Composition(
-        config,
-        {group: choice for group, choice in choices.items() if group in node and choice},
-        tuple(overrides),
-        config_dir,
-        references=secret_references(tree, node),
-    )
+    settle_directories(composed)
+    derive_from_gpus(composed, overrides)
+    config, node = _checked_as(RunConfig, composed, sources)
+    choices = {group: choice for group, choice in composed.choices.items() if group in node and choice}
+    references = secret_references(composed.tree, node)
+    return Composition(config, choices, tuple(overrides), config_dir, references=references)
 
 
 def compose_file(
     name: str, overrides: Sequence[str], model: type[Model], config_dir: Path | None = None
 ) -> Model:
-    """Compose one file of the tree by itself, with what it builds on, and check it.
-
-    Raises
-    ------
-    UserError
-        If an override is not understood, or a value is missing or not valid.
-    """
+    """Compose one file of the tree by itself, with what it builds on, and check it as `compose` does."""
 
     def again(texts: Sequence[str]) -> DictConfig:
-        return _compose_tree(keys_for_hydra([parse_override(text) for text in texts]), name)
+        return compose_tree(texts).tree
+
+    def compose_tree(texts: Sequence[str]) -> ComposedTree:
+        return _compose_by_hydra(keys_for_hydra([parse_override(text) for text in texts]), config_dir, name)
 
     def compose_checked(texts: Sequence[str]) -> Model:
-        tree = again(texts)
-        OmegaConf.set_struct(tree, False)
-        del tree["hydra"]
-        config, node = _checked_as(
-            model,
-            resolve=lambda: _resolved(tree),
-            correct=lambda key, text: OmegaConf.update(tree, key, text, force_add=True),
-            sources=lambda: sources_of(texts, config_dir, primary=name),
-        )
-        check_references(secret_references(tree, node))
+        composed = compose_tree(texts)
+        sources = partial(sources_of, texts, config_dir, primary=name)
+        config, node = _checked_as(model, composed, sources)
+        check_references(secret_references(composed.tree, node))
         check_secrets(config)
         return config
 
-    _prepare(config_dir)
     with _explained(overrides, config_dir, again, compose_checked, name):
         return compose_checked(overrides)
 
 
-def _prepare(config_dir: Path | None) -> None:
-    use_libyaml()
-    register_resolvers()
-    if config_dir is not None:
-        check_directory("--config-dir", config_dir)
-    register_tree(config_dir)
-
-
 def _checked_as(
-    model: type[Model],
-    resolve: Callable[[], dict[str, Any]],
-    correct: Callable[[str, str], None],
-    sources: Callable[[], Sources],
+    model: type[Model], composed: ComposedTree, sources: Callable[[], Sources]
 ) -> tuple[Model, dict[str, Any]]:
     """Hold a tree against the schema; numbers that are meant as text are read as they were written."""
-    node = resolve()
+    node = composed.resolved()
     try:
         return _accepted(model, node, sources), node
     except Mistakes as error:
@@ -268,8 +217,8 @@ def _checked_as(
             raise
     for number in numbers:
         text = sources().written(number.path) or str(number.value)
-        correct(number.path, without_interpolation(text))
-    node = resolve()
+        composed.set(number.path, without_interpolation(text))
+    node = composed.resolved()
     return _accepted(model, node, sources), node
 
 
@@ -296,40 +245,46 @@ def sources_of(
     return Sources(overrides, _roots(config_dir), like, primary)
 
 
-def _compose_overrides(overrides: Sequence[str]) -> DictConfig:
-    return _compose_tree(for_hydra(overrides))
+def _compose_by_hydra(overrides: list[str], config_dir: Path | None, name: str = MAIN) -> ComposedTree:
+    loader = config_loader(_roots(config_dir))
+    tree = loader.load_configuration(name, overrides, RunMode.RUN, from_shell=False)
+    OmegaConf.set_struct(tree, False)
+    return HydraTree(tree, tree.pop("hydra").runtime.choices)
 
 
-def _compose_tree(overrides: list[str], name: str = MAIN) -> DictConfig:
-    with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
-        return hydra_compose(name, overrides=overrides, return_hydra_config=True)
+class HydraTree(ComposedTree):
+    """A tree that is composed by Hydra, and resolved by OmegaConf."""
+
+    def set(self, key: str, value: Any) -> None:
+        OmegaConf.update(self.tree, key, value, force_add=True)
+
+    def resolved(self) -> dict[str, Any]:
+        try:
+            plain = OmegaConf.to_container(self.tree, resolve=True, throw_on_missing=True)
+        except MissingMandatoryValue as error:
+            from launcher.config.tree_mistakes import MissingValue
+
+            missing = sorted(OmegaConf.missing_keys(self.tree))
+            raise Mistakes([MissingValue(key) for key in missing]) from error
+        assert isinstance(plain, dict)
+        return {str(key): value for key, value in plain.items()}
 
 
-def _resolved(tree: DictConfig) -> dict[str, Any]:
-    """Resolve every interpolation."""
-    try:
-        plain = OmegaConf.to_container(tree, resolve=True, throw_on_missing=True)
-    except MissingMandatoryValue as error:
-        from launcher.config.tree_mistakes import MissingValue
-
-        raise Mistakes([MissingValue(key) for key in sorted(OmegaConf.missing_keys(tree))]) from error
-    assert isinstance(plain, dict)
-    return {str(key): value for key, value in plain.items()}
-
-
-def settle_directories(tree: DictConfig) -> None:
+def settle_directories(composed: ComposedTree) -> None:
     """Make the keys that hold paths absolute, and the results' unique if wanted.
 
     Other keys refer to them, and are resolved afterwards.
     """
+    tree = composed.tree
     for key in PATH_KEYS:
         if OmegaConf.is_missing(tree, key) or key not in tree:
             raise UserError(f"{key}: a directory is needed", key=key, hint=f"give one: {key}=DIR")
-        tree[key] = _absolute(key, tree[key])
+        composed.set(key, _absolute(key, tree[key]))
     if "unique_output_dir" not in tree:  # in a config.yaml that is older than the key
-        tree["unique_output_dir"] = "${oc.env:UNIQUE_OUTPUT_DIR,False}"
-    if str(tree["unique_output_dir"]).lower() in _YES and not _STAMPED.search(tree["base_results_dir"]):
-        tree["base_results_dir"] = without_interpolation(f"{tree['base_results_dir']}-{_timestamp()}")
+        composed.set("unique_output_dir", "${oc.env:UNIQUE_OUTPUT_DIR,False}")
+    results = tree["base_results_dir"]
+    if str(tree["unique_output_dir"]).lower() in _YES and not _STAMPED.search(results):
+        composed.set("base_results_dir", without_interpolation(f"{results}-{_timestamp()}"))
 
 
 @cache
@@ -339,24 +294,18 @@ def _timestamp() -> str:
     return f"{now:%Y%m%d-%H%M%S}-{now.microsecond // 1000:03}"
 
 
-def derive_from_gpus(tree: DictConfig, overrides: Sequence[str], change: Callable[[str, Any], None]) -> None:
-    """Let tasks and ``gres`` follow the GPUs of a node that the user typed, whatever the files say of them.
-
-    Parameters
-    ----------
-    change
-        Sets a key of the tree.
-    """
-    parsed = [parse_override(text) for text in overrides]
+def derive_from_gpus(composed: ComposedTree, overrides: Sequence[str]) -> None:
+    """Let tasks and ``gres`` follow the GPUs of a node that the user typed, whatever the files say."""
+    tree, parsed = composed.tree, [parse_override(text) for text in overrides]
     following = [key for key in (DEVICES, GRES) if is_derived_from_gpus(key, parsed)]
     gpus = OmegaConf.select(tree, NODE_GPUS) if following else None
     if type(gpus) is not int or gpus < 1:
         return  # none, or the schema says what is wrong with it
     if DEVICES in following and "training" in tree:
-        change(DEVICES, gpus)
+        composed.set(DEVICES, gpus)
     gres = OmegaConf.select(tree, GRES) if GRES in following else None
     if isinstance(gres, str):
-        change(GRES, with_gpus(gres, gpus))
+        composed.set(GRES, with_gpus(gres, gpus))
 
 
 def _absolute(key: str, value: object) -> str:
@@ -377,6 +326,8 @@ def _explained(
     primary: str = MAIN,
 ) -> Iterator[None]:
     """Turn an error of Hydra's or OmegaConf's into one that helps; leave any other as it is."""
+    if config_dir is not None:
+        check_directory("--config-dir", config_dir)
     try:
         yield
     except Exception as error:

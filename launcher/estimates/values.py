@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -64,6 +64,11 @@ class Values:
         value = self.raw(key)
         return value if isinstance(value, bool) else default
 
+    def reason(self, reasons: Mapping[str, str]) -> str | None:
+        """Return the first of some keys that is set, with its value and its reason; None if none is."""
+        set_keys = (key for key in reasons if self.raw(key))
+        return next((f"{full(key)}={self.raw(key)}: {reasons[key]}" for key in set_keys), None)
+
 
 def is_whole(value: Any) -> bool:
     """Return True for a whole number of at most 63 bits: no job has a larger one."""
@@ -80,20 +85,15 @@ def is_number(value: Any) -> bool:
         return False
 
 
-def divisors(number: int) -> list[int]:
+@cache  # a search asks for the same few numbers at each layout and each number of nodes
+def divisors(number: int) -> tuple[int, ...]:
     """Return the divisors of a positive number, ascending."""
-    return list(_divisors(number))
-
-
-@cache
-def _divisors(number: int) -> tuple[int, ...]:
-    # A search asks for the same few numbers at each layout and each number of nodes.
     tried = range(1, min(math.isqrt(number), _MOST_TRIED) + 1)
     small = [candidate for candidate in tried if number % candidate == 0]
     return tuple(sorted({*small, *(number // candidate for candidate in small)}))
 
 
-def listed(numbers: list[int], most: int = 12) -> str:
+def listed(numbers: Sequence[int], most: int = 12) -> str:
     """Return numbers in one line; of many the first ones and the last."""
     if len(numbers) <= most:
         return ", ".join(map(str, numbers))

@@ -108,13 +108,8 @@ _LONGEST_REASON = 40
 class DataCounts:
     """Counts of the documents that a manifest holds.
 
-    Attributes
-    ----------
-    lengths
-        Documents by the smallest length of their class in tokens: 0, 1, 2, 4, 8, ...; a class ends before the
-        next one begins. In that order, without gaps.
-    dropped
-        Documents by the reason why they were dropped, the most frequent first.
+    `lengths` has documents by the smallest length of their class in tokens: 0, 1, 2, 4, 8, ..., without gaps;
+    a class ends before the next one begins. `dropped` has them by the reason, the most frequent first.
     """
 
     name: str
@@ -159,9 +154,8 @@ def draw(data: DataCounts, width: int, *, coloured: bool) -> str:
     lengths = {_class(start): number for start, number in data.lengths.items()}
     lines = ["documents by length in tokens", *_bars(lengths, width, _LENGTHS if coloured else None)]
     if data.dropped:
-        reasons = {
-            one_line(reason)[:_LONGEST_REASON]: number for reason, number in _top(data.dropped).items()
-        }
+        top = _top(data.dropped).items()
+        reasons = {one_line(reason)[:_LONGEST_REASON]: number for reason, number in top}
         lines += ["", "documents dropped, by reason"]
         lines += _bars(reasons, width, _REASONS if coloured else None)
     return "\n".join(lines)
@@ -187,9 +181,9 @@ def _bar(length: float) -> str:
 
 def _top(dropped: Mapping[str, int]) -> dict[str, int]:
     """Return the most frequent reasons, and the sum of the others."""
-    ordered = list(dropped.items())
-    kept, rest = ordered[:_DRAWN], ordered[_DRAWN:]
-    return dict(kept) | ({f"{len(rest)} other reasons": sum(number for _, number in rest)} if rest else {})
+    rest = list(dropped.values())[_DRAWN:]
+    others = {f"{len(rest)} other reasons": sum(rest)} if rest else {}
+    return dict(list(dropped.items())[:_DRAWN]) | others
 
 
 def _class(start: int) -> str:
@@ -208,22 +202,14 @@ def _power(start: int) -> str:
 
 
 def write_png(path: Path, data: DataCounts) -> None:
-    """Draw both plots into a PNG file, replacing an older one at once.
-
-    Raises
-    ------
-    UserError
-        If matplotlib is missing or the file cannot be written.
-    """
+    """Draw both plots into a PNG file; raise UserError if matplotlib is missing or it cannot be written."""
     dropped = _top(data.dropped)
-    height = 3.6 + (1.0 + 0.3 * len(dropped) if dropped else 0.0)
-    figure = new_figure(9, height)
+    heights = [3.6, *([1.0 + 0.3 * len(dropped)] if dropped else [])]
+    figure = new_figure(9, sum(heights))
+    plots = figure.subplots(len(heights), height_ratios=heights, squeeze=False)[:, 0]
+    _draw_lengths(plots[0], data)
     if dropped:
-        upper, lower = figure.subplots(2, 1, height_ratios=[3.6, 1.0 + 0.3 * len(dropped)])
-        _draw_dropped(lower, dropped)
-    else:
-        upper = figure.add_subplot()
-    _draw_lengths(upper, data)
+        _draw_dropped(plots[1], dropped)
     write_picture(path, rendered(figure, data.name))
 
 

@@ -6,7 +6,7 @@ import math
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from launcher.errors import one_line
 from launcher.slurm.states import State
@@ -16,24 +16,17 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
+# A text, or a text and its style on a terminal; and a line of such parts.
+Cell = str | tuple[str, str]
+Line = tuple[tuple[str, str], ...]
+
 REASON = "REASON"
 # The columns that a narrow terminal leaves out, the most dispensable first.
 _DROPPED_FIRST = (
-    "NODES×TASKS",
-    "NODELIST",
-    "VAL LOSS",
-    "TOKENS/S",
-    "LAUNCH",
-    "ELAPSED/LIMIT",
-    "USER",
-    "LOSS",
-    "SINCE",
-)
+    "NODES×TASKS", "NODELIST", "VAL LOSS", "TOKENS/S", "LAUNCH", "ELAPSED/LIMIT", "USER", "LOSS", "SINCE",
+)  # fmt: skip
 # The full list of a hundred nodes is in --json and in piped output.
 _LONGEST = {"NODELIST": 20, "RUN": 40}
-# The runs that are named before "and 12 more".
-_NAMED = 3
-
 _GAP = 2  # between two columns of a rich table, and at its edges together
 
 _COLOURS = {
@@ -54,24 +47,20 @@ def colour(state: State) -> str:
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], states: Sequence[State]) -> None:
     """Print rows, the cell under ``STATE`` in the colour of its state."""
-    if sys.stdout.isatty():
-        _print_rich(columns, rows, states)
-    else:
-        print(align([columns, *rows]))
-
-
-def align(rows: Sequence[Sequence[str]]) -> str:
-    """Align rows in columns, two spaces apart."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
-    return "\n".join(line.rstrip() for line in lines)
-
-
-def _print_rich(columns: Sequence[str], rows: Sequence[Sequence[str]], states: Sequence[State]) -> None:
+    if not sys.stdout.isatty():
+        print(*align([columns, *rows]), sep="\n")
+        return
     terminal = open_console()
     terminal.print(rich_table(columns, rows, states, terminal.width))
     for line in reasons(rows, states):
         terminal.print(line)
+
+
+def align(rows: Sequence[Sequence[str]], numbers: int = 0) -> list[str]:
+    """Return rows as aligned lines; of the columns after the first, `numbers` are right-aligned."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    forms = [f"{'>' if 0 < index <= numbers else '<'}{width}" for index, width in enumerate(widths)]
+    return ["  ".join(map(format, row, forms)).rstrip() for row in rows]
 
 
 def rich_table(
@@ -79,16 +68,15 @@ def rich_table(
 ) -> Table:
     """Return a table that fits into `width` characters, the cell under ``STATE`` in its colour.
 
-    A column that is empty in all rows is left out, and in a narrow terminal the dispensable ones. Reasons are
-    sentences: `reasons` returns them as lines to print below.
+    A column that is empty in all rows is left out, and in a narrow terminal the dispensable ones. So is the
+    last: reasons are sentences, which `reasons` returns as lines to print below.
     """
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
     from rich.text import Text
 
-    short = [[_shortened(name, cell) for name, cell in zip(columns, row, strict=True)] for row in rows]
-    table = Table(box=SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0), show_edge=False)
-    indices = _fitting_columns(columns, short, width)
+    columns = columns[:-1]
+    short = [list(map(_shortened, columns, row)) for row in rows]
+    indices = fitting_columns(columns, short, _DROPPED_FIRST, width - _GAP)
+    table = new_table(show_edge=False)
     for index in indices:
         table.add_column(columns[index].lower(), no_wrap=True)
     for row, state in zip(short, states, strict=True):
@@ -97,21 +85,25 @@ def rich_table(
     return table
 
 
-def _fitting_columns(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[int]:
-    indices = [index for index, name in enumerate(columns) if _has_values(name, index, rows)]
-    for name in ("", *_DROPPED_FIRST):
+def fitting_columns(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], dropped_first: Sequence[str], width: float
+) -> list[int]:
+    """Return the columns that have values, without the dispensable ones for which there is no room."""
+    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
+    indices = [i for i in range(len(columns)) if any(row[i] not in ("", UNKNOWN) for row in rows)]
+    for name in ("", *dropped_first):
         indices = [index for index in indices if columns[index] != name]
-        if sum(_width(columns, rows, index) for index in indices) <= width:
+        if sum(widths[index] + _GAP for index in indices) - _GAP <= width:
             break
     return indices
 
 
-def _has_values(name: str, index: int, rows: Sequence[Sequence[str]]) -> bool:
-    return name != REASON and any(row[index] != UNKNOWN for row in rows)
+def new_table(**options: Any) -> Table:
+    """Return an empty table in the style of all of them."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
 
-
-def _width(columns: Sequence[str], rows: Sequence[Sequence[str]], index: int) -> int:
-    return max(len(columns[index]), *(len(row[index]) for row in rows)) + _GAP
+    return Table(box=SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0), **options)
 
 
 def _shortened(column: str, cell: str) -> str:
@@ -128,22 +120,23 @@ def reasons(rows: Sequence[Sequence[str]], states: Sequence[State]) -> list[Text
         if row[-1] != UNKNOWN:
             runs_by_reason.setdefault((state, row[-1]), []).append(row[0])
     return [
-        Text.assemble(f"  {_names(runs)} ", (f"{state.value} ", colour(state)), (reason, "dim"))
+        Text.assemble(f"  {first_of(runs)} ", (f"{state.value} ", colour(state)), (reason, "dim"))
         for (state, reason), runs in runs_by_reason.items()
     ]
 
 
-def _names(runs: Sequence[str]) -> str:
-    named = list(dict.fromkeys(runs))
-    further = len(named) - _NAMED
-    return ", ".join(named[:_NAMED]) + (f" and {further} more" if further > 0 else "")
+def first_of(names: Sequence[str], most: int = 3) -> str:
+    """Return the first of some names, each once, and the number of the others."""
+    names = list(dict.fromkeys(names))
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def print_pairs(title: str, pairs: Sequence[tuple[str, str]]) -> None:
     """Print names and values in two columns, each value in one line."""
     pairs = [(name, one_line(value)) for name, value in pairs]
     if not sys.stdout.isatty():
-        print(align([(name, value) for name, value in pairs]))
+        print(*align([(name, value) for name, value in pairs]), sep="\n")
         return
     from rich.box import ROUNDED
     from rich.table import Table
@@ -173,7 +166,7 @@ def print_code(text: str, language: str) -> None:
     open_console().print(highlighted.highlight(text), soft_wrap=True, end="")
 
 
-def print_styled(lines: Iterable[tuple[tuple[str, str], ...]], *, wrap: bool = False) -> None:
+def print_styled(lines: Iterable[Line], *, wrap: bool = False) -> None:
     """Print lines of parts, each a text and its style on a terminal.
 
     With `wrap` a line longer than the terminal is broken between words and continues indented. Otherwise
@@ -196,29 +189,34 @@ def print_styled(lines: Iterable[tuple[tuple[str, str], ...]], *, wrap: bool = F
             terminal.print(Text(_INDENT if number else "") + part, soft_wrap=True)
 
 
-def print_listing(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]], *, numbers: int = 0) -> None:
+def print_lines(*lines: str) -> None:
+    """Print lines of other people's texts as they are."""
+    print_styled(((line, ""),) for line in lines)
+
+
+def print_listing(columns: Sequence[str], rows: Iterable[Sequence[Cell]], *, numbers: int = 0) -> None:
     """Print a table; of the columns after the first, `numbers` are right-aligned."""
     rows = list(rows)
-    right = range(1, 1 + numbers)
-    if not sys.stdout.isatty():
-        table = [columns, *rows]
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        for row in table:
-            cells = zip(row, widths, strict=True)
-            line = (c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(cells))
-            print("  ".join(line).rstrip())
-        return
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
+    if sys.stdout.isatty():
+        print_grid(columns, rows, numbers=numbers)
+    else:
+        texts = [[cell if isinstance(cell, str) else cell[0] for cell in row] for row in rows]
+        print(*align([columns, *texts], numbers), sep="\n")
+
+
+def print_grid(columns: Sequence[str], rows: Iterable[Sequence[Cell | Text]], *, numbers: int = 0) -> None:
+    """Print a table with the lines and colours of a terminal."""
     from rich.text import Text
 
-    grid = Table(box=SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False)
+    grid = new_table(pad_edge=False)
     for index, name in enumerate(columns):
-        justify: Literal["left", "right"] = "right" if index in right else "left"
+        justify: Literal["left", "right"] = "right" if 0 < index <= numbers else "left"
         # In a narrow terminal the name keeps its line as long as possible, and nothing is cut off.
         grid.add_column(name.lower(), justify=justify, no_wrap=index == 0, overflow="fold")
     for row in rows:
-        grid.add_row(*(Text(cell, "bold" if index == 0 else "") for index, cell in enumerate(row)))
+        first, *others = (Text(*cell) if isinstance(cell, tuple) else cell for cell in row)
+        texts = (Text(cell) if isinstance(cell, str) else cell for cell in others)
+        grid.add_row(Text(first, "bold") if isinstance(first, str) else first, *texts)
     open_console().print(grid)
 
 

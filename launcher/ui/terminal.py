@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
+import os
 import re
+import shutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 if TYPE_CHECKING:
@@ -34,15 +37,19 @@ def _escape(match: re.Match[str]) -> str:
     return repr(match[0])[1:-1] if not 0xD800 <= ord(match[0]) <= 0xDBFF else f"\\u{ord(match[0]):04x}"
 
 
-class EscapedStream:
-    """A text stream that escapes what is written to it; everything else is the stream's own."""
+class ChangedStream:
+    """A text stream that changes what is written to it; everything else is the stream's own.
 
-    def __init__(self, stream: TextIO) -> None:
-        self.unescaped = stream
+    No `io.TextIOBase`: Python 3.13 flushes one when it is collected, and its stream may be closed by then.
+    """
 
-    def write(self, text: str) -> int:
-        """Write text, escaped; return the length of the original."""
-        self.unescaped.write(escaped(text))
+    def __init__(self, stream: TextIO, change: Callable[[str], str]) -> None:
+        self.unchanged = stream
+        self._change = change
+
+    def write(self, text: str, /) -> int:
+        """Write the changed text; return the length of the original."""
+        self.unchanged.write(self._change(text))
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
@@ -50,7 +57,14 @@ class EscapedStream:
             self.write(line)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.unescaped, name)
+        return getattr(self.unchanged, name)
+
+
+class EscapedStream(ChangedStream):
+    """A text stream that escapes what is written to it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream, escaped)
 
 
 @contextlib.contextmanager
@@ -66,7 +80,7 @@ def escaped_streams() -> Iterator[None]:
 
 def unescaped(stream: TextIO) -> TextIO:
     """Return the stream behind an escaped one, for bytes that programs read, such as a script."""
-    return stream.unescaped if isinstance(stream, EscapedStream) else stream
+    return stream.unchanged if isinstance(stream, EscapedStream) else stream
 
 
 def open_console(*, stderr: bool = False, **options: Any) -> Console:
@@ -90,6 +104,41 @@ def _console_class() -> type[Console]:
                 yield segment if segment.control else segment._replace(text=escaped(segment.text))
 
     return EscapingConsole
+
+
+def print_json(content: object) -> None:
+    """Print the answer of a verb for programs; its JSON is ASCII."""
+    print(json.dumps(content, indent=2), flush=True)
+
+
+def print_plot(draw: Callable[[int, bool], str]) -> None:
+    """Print a plot that `draw` makes of the terminal's width in characters, and if it has colours."""
+    coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    plot = draw(shutil.get_terminal_size().columns, coloured)
+    # Unescaped: a plot has numbers and escaped names alone, and the colours are ours.
+    print(f"\n{plot}", file=unescaped(sys.stdout))
+
+
+def say(line: str) -> None:
+    """Print a line to the user, on stderr as stdout may be for a program."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def tell(line: str) -> None:
+    """Print a message of Slipway's on stderr."""
+    say(f"slipway: {line}")
+
+
+def agrees(stream: TextIO) -> bool:
+    """Ask for a yes or no on the line that a question began; return True for yes."""
+    print("[y/N] ", end="", file=stream, flush=True)
+    answer = ""
+    try:
+        answer = sys.stdin.readline()
+    finally:
+        if not answer.endswith("\n"):  # also after Ctrl-C: the next output begins a line
+            print(file=stream)
+    return answer.strip().lower() in ("y", "yes")
 
 
 class LogWriter:

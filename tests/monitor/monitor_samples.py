@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher.cli import logs, plot, status
+from launcher.cli import history, logs, status
 from launcher.cli.app import VerbParser
 from launcher.errors import UserError
 from launcher.runs.manifest import Manifest, write_manifest
@@ -156,7 +156,7 @@ def slipway(runs: Runs, *arguments: str) -> int:
     """Run a verb about runs through its parser; return its exit code."""
     parser = VerbParser(prog="slipway")
     subparsers = parser.add_subparsers(required=True)
-    for verb in (status, logs, plot):
+    for verb in (status, logs, history):
         verb.add_parser(subparsers)
     args = parser.parse_args([*arguments, "--base-results-dir", str(runs.base)])
     return int(args.run(args))

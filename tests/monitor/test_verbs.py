@@ -44,10 +44,10 @@ def test_a_pipe_imports_neither_rich_nor_plots(tmp_path: Path) -> None:
     append(directory, whole_training(0, 10))
     code = f"""
 import argparse, sys
-from launcher.cli import logs, plot, status
+from launcher.cli import history, logs, status
 parser = argparse.ArgumentParser()
 verbs = parser.add_subparsers()
-for verb in (status, logs, plot):
+for verb in (status, logs, history):
     verb.add_parser(verbs)
 once = (["status"], ["status", "--json"], ["plot", "--json", "gpt3_tiny"])
 for arguments in (*once, ["status", "--watch"], ["follow", "gpt3_tiny"]):
@@ -127,7 +127,7 @@ def test_ctrl_c_leaves_the_job_alone(
     runs.launch()
     scheduler.set("11", RUNNING)
 
-    def interrupt(*args: object) -> None:
+    def interrupt(*args: object, **options: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(LinesView, "show", interrupt)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from launcher.checks.facts import MissingPath, SavedShards
-from launcher.checks.gathering.path_resolver import PathResolver, is_there, opened
+from launcher.checks.gathering.path_resolver import Fault, PathResolver, is_there, opened
 from launcher.errors import did_you_mean, nearest, nearest_files
-from launcher.estimates.values import Values
+from launcher.estimates.values import Values, full
 from supervisor.checkpoints import MARKER, TRACKER
 from supervisor.files import read_text
 
@@ -47,6 +48,11 @@ class Marked(NamedTuple):
     path: Path
     content: dict[str, Any]
 
+    def whole(self, key: str) -> int:
+        """Return a whole number of the marker; 0 where there is none."""
+        value = self.content.get(key)
+        return value if isinstance(value, int) else 0
+
 
 def checkpoint_directory(resolver: PathResolver) -> Path | None:
     """Return where a training saves, as this machine has it; None if that is in the container's image."""
@@ -54,24 +60,23 @@ def checkpoint_directory(resolver: PathResolver) -> Path | None:
     return resolver.host(given) if given is not None else resolver.plan.paths.checkpoints
 
 
-def marked_checkpoints(directory: Path) -> list[Marked]:
+def marked_checkpoints(directory: Path | None) -> list[Marked]:
     """Return the complete checkpoints of our trainer in a directory, the newest last."""
     try:
-        paths = [path for path in directory.iterdir() if not path.name.startswith(".")]
+        paths = list(directory.iterdir()) if directory is not None else []
     except OSError:
         return []
-    read = ((path, _marker(path)) for path in paths if not path.is_symlink())
-    found = [Marked(path, content) for path, content in read if content is not None]
-    whole = [one for one in found if _damage(one) is None]
-    return sorted(whole, key=lambda one: (_whole(one.content, "serial"), _whole(one.content, "step")))
+    visible = (path for path in paths if not path.name.startswith(".") and not path.is_symlink())
+    found = [Marked(path, content) for path in visible if (content := _marker(path)) is not None]
+    complete = [checkpoint for checkpoint in found if _damage(checkpoint) is None]
+    return sorted(complete, key=lambda checkpoint: (checkpoint.whole("serial"), checkpoint.whole("step")))
 
 
 def chosen_checkpoint(resolver: PathResolver) -> Marked | None:
     """Return the checkpoint that our trainer would resume from: the newest, or the named one until it was."""
     values, directory = Values(resolver.plan.job.config or {}), checkpoint_directory(resolver)
-    known = marked_checkpoints(directory) if directory is not None else []
-    newest, given = known[-1] if known else None, values.raw(_NAMED)
-    if not isinstance(given, str) or (newest and _was_made(values.node("resume") or {}, newest.content)):
+    newest, given = next(reversed(marked_checkpoints(directory)), None), values.raw(_NAMED)
+    if not isinstance(given, str) or (newest is not None and _was_made(values, newest)):
         return newest
     path = resolver.host(given) if "/" in given else directory / given if directory is not None else None
     content = _marker(path) if path is not None else None
@@ -84,87 +89,81 @@ def saved_shards(resolver: PathResolver) -> SavedShards | None:
     values = Values(resolver.plan.job.config or {})
     if chosen is None or chosen.content.get("optimizer") != _SHARDED:
         return None
-    given = values.node("resume") or {}
-    if not values.flag("resume.load_optimizer", default=True) and not _was_made(given, chosen.content):
+    if not values.flag("resume.load_optimizer", default=True) and not _was_made(values, chosen):
         return None
-    sizes = [_whole(chosen.content, f"{name}_model_parallel_size") for name in _SHARDS]
+    sizes = [chosen.whole(f"{name}_model_parallel_size") for name in _SHARDS]
     return SavedShards(str(chosen.path), *sizes) if all(sizes) else None
 
 
 def missing_checkpoint(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
     """Return what is wrong with the checkpoint to resume from; None if the job is no training."""
-    config = resolver.plan.job.config
-    if config is None or resolver.plan.job.stage != "training":
+    job = resolver.plan.job
+    if job.config is None or job.stage != "training":
         return None
-    values = Values(config)
-    looked = [
-        *(*_named(resolver, values), *_initial(resolver, values)),
-        *(*_of_nemo(resolver, values), *_newest(resolver, values)),
-    ]
-    return tuple(lack for lack in looked if lack is not None)
+    values = Values(job.config)
+    lacks = _newest(resolver, values)
+    if job.engine == "megatron":
+        lacks = [*_named(resolver, values), *_initial(resolver, values), *lacks]
+    elif job.engine == "nemo":
+        lacks = [*_of_nemo(resolver, values), *lacks]
+    return tuple(lacks)
 
 
-def _named(resolver: PathResolver, values: Values) -> Iterator[MissingPath | None]:
+def _named(resolver: PathResolver, values: Values) -> list[MissingPath]:
     """Look for our trainer's `resume.checkpoint`: a name in the run's directory of checkpoints, or a path."""
     given, directory = values.raw(_NAMED), checkpoint_directory(resolver)
-    if not isinstance(given, str) or resolver.plan.job.engine != "megatron":
-        return
+    known = marked_checkpoints(directory)[::-1]
+    if not isinstance(given, str):
+        return []
+
+    def fault(path: Path) -> Fault | None:
+        if known and _was_made(values, known[0]):
+            return None  # the newest checkpoint comes after it: the named one may be gone by now
+        why, names = _why_lost(path), [checkpoint.path.name for checkpoint in known]
+        return (why, _near(path, names, directory)) if why is not None else None
+
+    path: Path | MissingPath | None = directory / given if directory is not None else None
     if "/" in given:
-        path = resolver.input(_NAMED, given, f"training.{_NAMED}={Path(given).absolute()}")
-    else:
-        path = directory / given if directory is not None else None
-    if not isinstance(path, Path):
-        yield path
-        return
-    known = marked_checkpoints(directory) if directory is not None else []
-    if known and _was_made(values.node("resume") or {}, known[-1].content):
-        return  # the newest checkpoint comes after it: the named one may be gone by now
-    why = _why_lost(path)
-    names = [one.path.name for one in reversed(known)]
-    yield _missing(resolver, _NAMED, given, path, why, _near(path, names, directory)) if why else None
+        path = resolver.input(_NAMED, given, f"training.{_NAMED}=")
+    return resolver.look(_NAMED, given, path, fault)
 
 
-def _initial(resolver: PathResolver, values: Values) -> Iterator[MissingPath | None]:
+def _initial(resolver: PathResolver, values: Values) -> list[MissingPath]:
     """Look for the weights that a run of our trainer starts from, unless it has a checkpoint of its own."""
-    given, directory = values.raw(_INITIAL), checkpoint_directory(resolver)
-    if not isinstance(given, str) or resolver.plan.job.engine != "megatron":
-        return
-    if directory is not None and marked_checkpoints(directory):
-        return
-    path = resolver.input(_INITIAL, given, f"training.{_INITIAL}={Path(given).absolute()}")
-    if not isinstance(path, Path):
-        yield path
-        return
-    why, fix = _why_lost(path), nearest_files(path)
-    known = marked_checkpoints(path) if why else []
-    content = known[-1].content if known else _marker(path)
-    if known:
-        why = None
-    elif why and is_there(path / "config.json"):
-        fix = f"slipway convert {path} --to slipway makes a checkpoint of a Hugging Face model"
-    if why is None and content is not None:
-        why, fix = _other_model(content, values), "a run starts from the weights of the same model"
-    yield _missing(resolver, _INITIAL, given, path, why, fix) if why else None
+    given = values.raw(_INITIAL)
+    if not isinstance(given, str) or marked_checkpoints(checkpoint_directory(resolver)):
+        return []
+
+    def fault(path: Path) -> Fault | None:
+        why = _why_lost(path)
+        known = marked_checkpoints(path) if why is not None else []
+        content = known[-1].content if known else _marker(path)
+        if why is None or known:
+            other = _other_model(content or {}, values)
+            return (other, "a run starts from the weights of the same model") if other is not None else None
+        if is_there(path / "config.json"):
+            return why, f"slipway convert {path} --to slipway makes a checkpoint of a Hugging Face model"
+        return why, nearest_files(path)
+
+    return resolver.look(_INITIAL, given, resolver.input(_INITIAL, given, f"training.{_INITIAL}="), fault)
 
 
 def _other_model(marker: Mapping[str, Any], values: Values) -> str | None:
     """Return the first key with which a run's model is not the one of a checkpoint."""
     model = marker.get("model")
-    model = model if isinstance(model, dict) else {}
     stacks = ("encoder", "decoder") if values.node("model.encoder") else ("decoder",)
-    for stack in stacks:
-        saved = model.get(stack)
-        prefix = f"model.{stack}" if len(stacks) > 1 else "model"
-        for name in _SIZES:
-            wanted = values.raw(f"{prefix}.{name}")
-            there = saved.get(name) if isinstance(saved, dict) else None
-            if isinstance(wanted, int) and isinstance(there, int) and wanted != there:
-                return f"it has {prefix}.{name}={there}, and this run {wanted}"
+    for stack, name in product(stacks, _SIZES):
+        saved = model.get(stack) if isinstance(model, dict) else None
+        key = f"model.{stack}.{name}" if len(stacks) > 1 else f"model.{name}"
+        wanted, there = values.raw(key), saved.get(name) if isinstance(saved, dict) else None
+        if isinstance(wanted, int) and isinstance(there, int) and wanted != there:
+            return f"it has {key}={there}, and this run {wanted}"
     return None
 
 
-def _was_made(resume: Mapping[str, Any], marker: Mapping[str, Any]) -> bool:
-    recorded = marker.get("resume")
+def _was_made(values: Values, checkpoint: Marked) -> bool:
+    """Return True if a checkpoint comes after this way to resume."""
+    recorded, resume = checkpoint.content.get("resume"), values.node("resume") or {}
     given = {name: value for name, value in resume.items() if name in _RESUME}
     return isinstance(recorded, dict) and {**_RESUME, **given} == {**_RESUME, **recorded}
 
@@ -189,39 +188,37 @@ def _why_lost(path: Path) -> str | None:
     return f"not a complete checkpoint: {damaged}" if damaged is not None else None
 
 
-def _of_nemo(resolver: PathResolver, values: Values) -> Iterator[MissingPath | None]:
-    if resolver.plan.job.engine != "nemo":
-        return
+def _of_nemo(resolver: PathResolver, values: Values) -> Iterator[MissingPath]:
     for key in _OF_NEMO:
         given = values.raw(key)
-        if not isinstance(given, str) or not given.strip() or "://" in given:
-            continue
-        path = resolver.input(key, given, f"by its whole path: {Path(given).absolute()}")
-        if not isinstance(path, Path):
-            yield path
-        elif is_there(path / MARKER):
-            why, fix = "a checkpoint of Slipway, which NeMo cannot read", "engine=megatron"
-            yield _missing(resolver, key, given, path, why, fix)
-        elif any(map(is_there, (path, *(path.parent / rank / path.name for rank in _RANKS)))):
-            yield None
-        else:
-            yield _missing(resolver, key, given, path, "there is no such checkpoint", nearest_files(path))
+        if isinstance(given, str) and given.strip() and "://" not in given:
+            yield from resolver.look(key, given, resolver.input(key, given), _fault_of_nemo)
 
 
-def _newest(resolver: PathResolver, values: Values) -> Iterator[MissingPath | None]:
+def _fault_of_nemo(path: Path) -> Fault | None:
+    if is_there(path / MARKER):
+        return "a checkpoint of Slipway, which NeMo cannot read", "engine=megatron"
+    by_rank = [path.parent / rank / path.name for rank in _RANKS]
+    if any(map(is_there, (path, *by_rank))):
+        return None
+    return "there is no such checkpoint", nearest_files(path)
+
+
+def _newest(resolver: PathResolver, values: Values) -> list[MissingPath]:
     """Look for the checkpoint that must be there, and for the one that Megatron-LM's record names."""
-    directory = checkpoint_directory(resolver)
-    if directory is None or not values.flag("exp_manager.resume_if_exists"):
-        return
-    given = str(values.raw(_DIRECTORY))
-    if resolver.plan.job.engine == "megatron_lm" and (why := _why_not_newest(directory)) is not None:
-        yield _missing(resolver, _DIRECTORY, given, directory, why, nearest_files(directory / "iter_", ""))
-    elif values.raw("exp_manager.resume_ignore_no_checkpoint") is False:
-        key = "training.exp_manager.resume_ignore_no_checkpoint"
-        if _holds_any(directory, resolver.plan.job.engine):
-            return
-        why = f"there is no complete checkpoint in it, and {key}=False asks for one"
-        yield _missing(resolver, _DIRECTORY, given, directory, why, f"{key}=True starts from step 0")
+    engine, key = resolver.plan.job.engine, "exp_manager.resume_ignore_no_checkpoint"
+    if not values.flag("exp_manager.resume_if_exists"):
+        return []
+
+    def fault(directory: Path) -> Fault | None:
+        if engine == "megatron_lm" and (why := _why_not_newest(directory)) is not None:
+            return why, nearest_files(directory / "iter_", "")
+        if values.raw(key) is not False or _holds_any(directory, engine):
+            return None
+        why = f"there is no complete checkpoint in it, and {full(key)}=False asks for one"
+        return why, f"{full(key)}=True starts from step 0"
+
+    return resolver.look(_DIRECTORY, str(values.raw(_DIRECTORY)), checkpoint_directory(resolver), fault)
 
 
 def _why_not_newest(directory: Path) -> str | None:
@@ -254,12 +251,6 @@ def has_entries(directory: Path) -> bool:
         return True
 
 
-def _missing(resolver: PathResolver, key: str, given: str, path: Path, why: str, fix: str) -> MissingPath:
-    # The launcher itself writes the run's directory: what is not in it now is nowhere.
-    certain = path.is_relative_to(resolver.plan.paths.run_dir) or resolver.tells_of(path)
-    return resolver.missing(key, given, why, certain=certain, fix=fix)
-
-
 def _marker(checkpoint: Path) -> dict[str, Any] | None:
     try:
         with opened(checkpoint / MARKER) as stream:
@@ -282,43 +273,36 @@ def _damage(found: Marked) -> str | None:
     return None
 
 
-def _whole(content: Mapping[str, Any], key: str) -> int:
-    value = content.get(key)
-    return value if isinstance(value, int) else 0
-
-
 def missing_source(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
     """Return what is wrong with the source of a conversion or evaluation; None for other jobs."""
     job = resolver.plan.job
     if job.stage not in ("conversion", "evaluation") or job.stage_config is None:
         return None
     node, key = job.stage_config[job.stage], f"{job.stage}.source"
-    path = resolver.host(node["source"])
+    given, path = node["source"], resolver.host(node["source"])
     if path is None or resolver.comes_later(path):
         return ()
     if not is_there(path):
-        fix = nearest_files(path)
-        why = "there is no such file or directory"
-        return (resolver.missing(key, node["source"], why, certain=resolver.tells_of(path), fix=fix),)
+        why, fix = "there is no such file or directory", nearest_files(path)
+        return (resolver.missing(key, given, why, fix, at=path),)
+    marked = sorted(marked_checkpoints(path), key=lambda checkpoint: checkpoint.whole("serial"))
+    steps = {checkpoint.whole("step") for checkpoint in marked}
     wanted = node["step"] if isinstance(node["step"], list) else [node["step"]]
-    marked = sorted(marked_checkpoints(path), key=lambda checkpoint: _whole(checkpoint.content, "serial"))
-    steps = {_whole(checkpoint.content, "step") for checkpoint in marked}
     lost = sorted({step for step in wanted if step is not None} - steps) if steps else []
     if lost:
-        there = ", ".join(map(str, sorted(step for step in steps if step is not None)))
-        why, named = f"no complete checkpoint of this step in {path}", f"{job.stage}.step"
+        why, there = f"no complete checkpoint of this step in {path}", ", ".join(map(str, sorted(steps)))
         return tuple(
-            resolver.missing(named, str(step), why, certain=True, fix=f"steps: {there}") for step in lost
+            resolver.missing(f"{job.stage}.step", str(step), why, f"steps: {there}") for step in lost
         )
     if path.is_dir() and not any(not entry.name.startswith(".") for entry in path.iterdir()):
-        return (resolver.missing(key, node["source"], "no checkpoint in it", certain=True),)
+        return (resolver.missing(key, given, "no checkpoint in it"),)
     if job.stage != "conversion" or job.engine == "nemo":  # whose job looks for NeMo's own checkpoints
         return ()
-    if node["source_format"] == "auto" and not any(_WEIGHTS.search(name) for name in _names(path)):
-        why = "no weights of a known format in it"
+    files = (entry for folder in ("*", "*/*") for entry in path.glob(folder)) if path.is_dir() else ()
+    if node["source_format"] == "auto" and not any(_WEIGHTS.search(entry.name) for entry in files):
         fix = "a checkpoint of Slipway, Hugging Face, Megatron-LM, PyTorch DCP or DeepSpeed"
-        return (resolver.missing(key, node["source"], why, certain=True, fix=fix),)
-    newest = _whole(marked[-1].content, "step") if marked else None
+        return (resolver.missing(key, given, "no weights of a known format in it", fix),)
+    newest = marked[-1].whole("step") if marked else None
     return tuple(_taken_output(resolver, node, newest if node["step"] is None else node["step"]))
 
 
@@ -326,15 +310,6 @@ def missing_source(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
 _WEIGHTS = re.compile(r"complete\.json|config\.json|common\.pt|\.metadata|.*_model_states\.pt|latest\w*")
 # What trainer/conversion/outputs.py writes beside a result.
 _RECORD = "conversion.json"
-
-
-def _names(directory: Path) -> Iterator[str]:
-    """Yield the names of the files of a directory, and of its directories."""
-    for path in (directory, *directory.iterdir()) if directory.is_dir() else ():
-        try:
-            yield from (entry.name for entry in path.iterdir())
-        except OSError:
-            continue
 
 
 def _taken_output(resolver: PathResolver, node: Mapping[str, Any], step: int | None) -> Iterator[MissingPath]:
@@ -352,6 +327,4 @@ def _taken_output(resolver: PathResolver, node: Mapping[str, Any], step: int | N
         differences = [f"it has no {_RECORD}"]
     if differences:
         why = f"something else is there ({', '.join(differences)}), which is not overwritten"
-        yield resolver.missing(
-            "conversion.output", str(output), why, certain=True, fix="another conversion.output"
-        )
+        yield resolver.missing("conversion.output", str(output), why, "another conversion.output")

@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import stat
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from arithmetic import indexed
 from arithmetic.vocabulary import WAYS_TO_A_VOCABULARY
 from launcher.checks.facts import MissingPath
-from launcher.checks.gathering.path_resolver import PathResolver, opened, why_unreadable
+from launcher.checks.gathering.host import ask_module
+from launcher.checks.gathering.path_resolver import Fault, PathResolver, opened, why_unreadable
+from launcher.checks.rules.training import weight_of
 from launcher.drafting import Draft
 from launcher.errors import file_mode, nearest_files
 from launcher.estimates.values import Values
@@ -24,7 +24,6 @@ _PREFIX = "model.data.data_prefix"
 _SUFFIXES = (".bin", ".idx")
 _MAKE = "`slipway data tokenize` makes one from text files; data_impl=mock makes data of its own"
 
-_HOME = Path(__file__).resolve().parents[3]
 _PATIENCE_SECONDS = 120
 
 
@@ -43,60 +42,40 @@ def data_sets(resolver: PathResolver) -> list[tuple[str, str]]:
 def _prefixes(given: Any) -> Iterator[str]:
     for item in [given] if isinstance(given, str) else given if isinstance(given, list) else ():
         # Buckets are not looked into.
-        if isinstance(item, str) and item.strip() and not _is_number(item) and "://" not in item:
+        if isinstance(item, str) and item.strip() and weight_of(item) is None and "://" not in item:
             yield item
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def missing_data(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
     """Return what is wrong with the data sets; None if the job reads none."""
     named = data_sets(resolver)
-    if not named:
-        return None
-    looked = [_looked_at(resolver, key, prefix) for key, prefix in named]
-    return tuple(lack for lack in looked if lack is not None)
+    lacks = [_missing_set(resolver, key, prefix) for key, prefix in named]
+    return tuple(lack for lack in lacks if lack is not None) if named else None
 
 
-def _looked_at(resolver: PathResolver, key: str, given: str) -> MissingPath | None:
-    prefix = resolver.input(key, given, f"by its whole path: {Path(given).absolute()}")
+def _missing_set(resolver: PathResolver, key: str, given: str) -> MissingPath | None:
+    prefix = resolver.input(key, given)
     if not isinstance(prefix, Path):
         return prefix
     files = {suffix: prefix.with_name(f"{prefix.name}{suffix}") for suffix in _SUFFIXES}
+    certain = all(resolver.tells_of(path) for path in files.values())
     sizes: dict[str, int] = {}
     wrong: dict[str, str] = {}
     for suffix, path in files.items():
         try:
-            sizes[suffix] = _size(path)
+            with opened(path) as stream:
+                sizes[suffix] = stream.seek(0, 2)
         except OSError as error:
             wrong[suffix] = why_unreadable(error)
-    certain = all(resolver.tells_of(path) for path in files.values())
     if wrong:
-        return resolver.missing(key, given, _why_lost(wrong), certain=certain, fix=_instead(prefix))
+        reasons = {reason: [name for name in wrong if wrong[name] == reason] for reason in wrong.values()}
+        why = "; ".join(f"its {' and '.join(names)}: {reason}" for reason, names in reasons.items())
+        return resolver.missing(key, given, why, _instead(prefix), certain=certain)
     try:
-        why = why_no_data_set(files[".idx"], sizes[".bin"])
+        fault = why_no_data_set(files[".idx"], sizes[".bin"])
     except OSError as error:
-        why = f"its .idx: {why_unreadable(error)}"
-    return resolver.missing(key, given, why, certain=certain, fix=_MAKE) if why is not None else None
-
-
-def _size(path: Path) -> int:
-    """Return the bytes of a file that can be read."""
-    with opened(path) as stream:
-        return stream.seek(0, 2)
-
-
-def _why_lost(wrong: Mapping[str, str]) -> str:
-    reasons = set(wrong.values())
-    if len(reasons) == 1:
-        return f"its {' and '.join(wrong)}: {reasons.pop()}"
-    return "; ".join(f"its {suffix}: {why}" for suffix, why in wrong.items())
+        fault = f"its .idx: {why_unreadable(error)}"
+    return resolver.missing(key, given, fault, _MAKE, certain=certain) if fault is not None else None
 
 
 def _instead(prefix: Path) -> str:
@@ -109,10 +88,7 @@ def _instead(prefix: Path) -> str:
 def why_no_data_set(idx: Path, bin_size: int) -> str | None:
     """Return why an ``.idx`` and a ``.bin`` of that size are no data set; None if they match.
 
-    Raises
-    ------
-    OSError
-        If the ``.idx`` cannot be read.
+    Raise OSError if the ``.idx`` cannot be read.
     """
     with opened(idx) as stream:
         head = stream.read(indexed.HEADER.size)
@@ -132,24 +108,16 @@ def why_no_data_set(idx: Path, bin_size: int) -> str | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class DataAnswer:
+class DataAnswer(NamedTuple):
     """The answer of the trainer's program about the data.
 
-    Attributes
-    ----------
-    changed
-        Those that are not what an earlier identity says, each as old → new.
-    accept
-        The value of `training.resume.accept_data` that accepts them.
+    `changed` are those that are not what an earlier identity says, each as old → new; `accept` is the value
+    of `training.resume.accept_data` that accepts them.
     """
 
     identity: list[dict[str, Any]]
     changed: tuple[str, ...]
     accept: str | None
-
-
-_NOTHING = DataAnswer([], (), None)
 
 
 def data_identity(draft: Draft) -> list[dict[str, Any]]:
@@ -164,7 +132,7 @@ def ask_identity(draft: Draft, earlier: Sequence[object]) -> DataAnswer | None:
     """Compare a training's data with an earlier identity; ``None`` if the program does not answer."""
     wanted = list(_wanted(PathResolver(draft)))
     if not wanted:
-        return _NOTHING
+        return DataAnswer([], (), None)
     state = tuple(_state(item["path"]) for item in wanted)
     return _ask(json.dumps({"wanted": wanted, "earlier": list(earlier)}), state)
 
@@ -173,40 +141,25 @@ def ask_identity(draft: Draft, earlier: Sequence[object]) -> DataAnswer | None:
 @lru_cache(maxsize=16)
 def _ask(question: str, state: tuple[object, ...]) -> DataAnswer | None:
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", "trainer.data.identity"],
-            input=question,
-            capture_output=True,
-            text=True,
-            timeout=_PATIENCE_SECONDS,
-            cwd=_HOME,
-        )
-        answer = json.loads(done.stdout)
+        answer = json.loads(ask_module("trainer.data.identity", question, _PATIENCE_SECONDS))
         return DataAnswer(answer["identity"], tuple(answer["changed"]), answer["accept"])
     except (OSError, ValueError, TypeError, KeyError, subprocess.SubprocessError):
         return None
 
 
 def _wanted(resolver: PathResolver) -> Iterator[dict[str, str]]:
-    """Return the files, without those that a previous stage is going to write."""
+    """Yield the files as the program expects them, without those that a previous stage is going to write.
+
+    `name` is the path in the job, `path` that on this machine.
+    """
     for key, given in data_sets(resolver):
-        prefix, path = Path(given.strip()), _here(resolver, key, given.strip())
-        for suffix in _SUFFIXES if path is not None else ():
-            yield _file("data", "model.data.data_prefix", f"{prefix}{suffix}", f"{path}{suffix}")
+        prefix, path = Path(given.strip()), resolver.input(key, given.strip())
+        for suffix in _SUFFIXES if isinstance(path, Path) else ():
+            yield {"kind": "data", "key": _PREFIX, "name": f"{prefix}{suffix}", "path": f"{path}{suffix}"}
     for key, given in tokenizer_files(resolver):
-        path = _here(resolver, key, given)
-        if path is not None:
-            yield _file("tokenizer", key, str(Path(given)), str(path))
-
-
-def _here(resolver: PathResolver, key: str, given: str) -> Path | None:
-    path = resolver.input(key, given, "")
-    return path if isinstance(path, Path) else None
-
-
-def _file(kind: str, key: str, name: str, path: str) -> dict[str, str]:
-    """Return a file as the program expects it: its path in the job as `name`, on this machine as `path`."""
-    return {"kind": kind, "key": key, "name": name, "path": path}
+        path = resolver.input(key, given)
+        if isinstance(path, Path):
+            yield {"kind": "tokenizer", "key": key, "name": str(Path(given)), "path": str(path)}
 
 
 def _state(path: str) -> tuple[int, ...] | None:
@@ -233,36 +186,25 @@ _LFS = b"version https://git-lfs"
 
 
 def missing_tokenizer(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
-    """Return the missing files among those that the payload needs.
-
-    ``None`` if it needs none.
-    """
-    values = _values(resolver)
-    if values is None or _does_without(resolver, values):
+    """Return the missing files among those that the payload needs; None if it needs none."""
+    job = resolver.plan.job
+    values = Values(job.config or {})
+    # For mock data our trainer takes known sizes instead of files.
+    if job.config is None or (job.engine == "megatron" and values.raw("model.data.data_impl") == "mock"):
         return None
-    lacks = [_missing_file(resolver, key, given) for key, given in tokenizer_files(resolver)]
-    if resolver.plan.job.engine != "nemo":  # which downloads those that are not named
+    lacks = [lack for key, given in tokenizer_files(resolver) for lack in _missing_file(resolver, key, given)]
+    if job.engine != "nemo":  # which downloads those that are not named
         lacks += [_not_set(key, values) for key in _needed(values) if values.raw(key) is None]
-    return tuple(lack for lack in lacks if lack is not None)
+    return tuple(lacks)
 
 
 def tokenizer_files(resolver: PathResolver) -> Iterator[tuple[str, str]]:
     """Yield keys and paths of the tokenizer's files, or of its directory."""
-    values = _values(resolver)
-    for key in _needed(values) if values is not None else ():
-        given = values.raw(key) if values is not None else None
+    config = resolver.plan.job.config
+    for key in _needed(Values(config)) if config is not None else ():
+        given = Values(config or {}).raw(key)
         if isinstance(given, str) and given and "://" not in given:
             yield key, given
-
-
-def _values(resolver: PathResolver) -> Values | None:
-    config = resolver.plan.job.config
-    return Values(config) if config is not None else None
-
-
-def _does_without(resolver: PathResolver, values: Values) -> bool:
-    """Return True for mock data, for which our trainer takes known sizes instead of files."""
-    return resolver.plan.job.engine == "megatron" and values.raw("model.data.data_impl") == "mock"
 
 
 def _needed(values: Values) -> tuple[str, ...]:
@@ -291,23 +233,21 @@ def _not_set(key: str, values: Values) -> MissingPath:
     return MissingPath(key, "null", "it is not set", True, way_out)
 
 
-def _missing_file(resolver: PathResolver, key: str, given: str) -> MissingPath | None:
-    path = resolver.input(key, given, f"training.{key}={Path(given).absolute()}")
-    if not isinstance(path, Path):
-        return path
-    why = _why_no_tokenizer(path, key)
-    if why is None:
-        return None
-    fix = nearest_files(path, path.suffix)
-    way_out = {"vocab.json": WAYS_TO_A_VOCABULARY, "merges.txt": _MERGES, "tokenizer.model": _PIECES}
-    fix = "\n".join(filter(None, (fix, way_out.get(path.name))))
-    return resolver.missing(key, given, why, certain=resolver.tells_of(path), fix=fix)
+def _missing_file(resolver: PathResolver, key: str, given: str) -> list[MissingPath]:
+    def fault(path: Path) -> Fault | None:
+        why = _why_no_tokenizer(path, key)
+        if why is None:
+            return None
+        ways_out = {"vocab.json": WAYS_TO_A_VOCABULARY, "merges.txt": _MERGES, "tokenizer.model": _PIECES}
+        return why, "\n".join(filter(None, (nearest_files(path, path.suffix), ways_out.get(path.name))))
+
+    return resolver.look(key, given, resolver.input(key, given, f"training.{key}="), fault)
 
 
 def _why_no_tokenizer(path: Path, key: str) -> str | None:
-    if key.endswith(".type"):
-        return _why_no_directory(path)
     try:
+        if key.endswith(".type"):
+            return None if stat.S_ISDIR(file_mode(path)) else "there is no such directory"
         with opened(path) as stream:
             head = stream.read(64)
     except OSError as error:
@@ -319,10 +259,3 @@ def _why_no_tokenizer(path: Path, key: str) -> str | None:
     if path.suffix == ".json" and not head.lstrip().startswith(b"{"):
         return "not a vocabulary: it does not begin with {"
     return None
-
-
-def _why_no_directory(path: Path) -> str | None:
-    try:
-        return None if stat.S_ISDIR(file_mode(path)) else "there is no such directory"
-    except OSError as error:
-        return why_unreadable(error)

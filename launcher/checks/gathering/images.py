@@ -28,27 +28,24 @@ def missing_image(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
     path = Path(container.image)
     choice = _made_by_us(resolver)
     if choice is None and not tells_of(path):
-        return (
-            MissingPath("container", container.image, "not on this machine; every node must have it", False),
-        )
+        why = "not on this machine; every node must have it"
+        return (MissingPath("container", container.image, why, False),)
     fix = f"{nearest_files(path, _SUFFIXES)}\n{_REGISTRY}"
     # Imported late: many launches have no image that is a file.
     from launcher.images.squashfs import SUPERBLOCK_BYTES, squashfs_fault
 
     try:
         with opened(path) as stream:
-            why = squashfs_fault(stream.read(SUPERBLOCK_BYTES), stream.seek(0, 2))
+            fault = squashfs_fault(stream.read(SUPERBLOCK_BYTES), stream.seek(0, 2))
             fix = f"make it anew: slipway image import IMAGE --output {shlex.quote(str(path))} --force"
     except OSError as error:
-        why = why_unreadable(error)
-    if why is None:
+        fault = why_unreadable(error)
+    if fault is None:
         return ()
     if choice is not None:
-        told_of = f"its image is {path}: {why}"
-        return (
-            resolver.missing("container", choice.text, told_of, certain=True, fix=_made_by(choice, resolver)),
-        )
-    return (resolver.missing("container", container.image, why, certain=resolver.tells_of(path), fix=fix),)
+        why = f"its image is {path}: {fault}"
+        return (resolver.missing("container", choice.text, why, _made_by(choice, resolver)),)
+    return (resolver.missing("container", container.image, fault, fix, at=path),)
 
 
 def _made_by_us(resolver: PathResolver) -> ResolvedImage | None:
@@ -68,10 +65,7 @@ def _made_by(choice: ResolvedImage, resolver: PathResolver) -> str:
 def image_facts(resolver: PathResolver, *, look: bool) -> ImageFacts | None:
     """Return what is known to be in the job's image, if the job trains in one.
 
-    Parameters
-    ----------
-    look
-        Read the record beside an image that is a file; without, nothing is told of such an image.
+    Without `look` the record beside an image that is a file is not read, and nothing is told of it.
     """
     container = resolver.plan.job.container
     if container is None or not resolver.in_container or resolver.plan.job.config is None:
@@ -84,33 +78,23 @@ def image_facts(resolver: PathResolver, *, look: bool) -> ImageFacts | None:
 
 
 def _contents(resolver: PathResolver, image: str, *, look: bool) -> Contents | None:
-    if not image.startswith("/"):
-        from launcher.images.references import Reference
-        from launcher.images.resolve import contents_of_reference
+    # Imported late: many launches have no image whose contents are looked up there.
+    from launcher.images.references import Reference
+    from launcher.images.resolve import contents_of_file, contents_of_recipe, contents_of_reference
 
+    draft = resolver.draft
+    if not image.startswith("/"):
         # The job is told of a digest alone where the user named a tag as well.
-        return contents_of_reference(Reference.parse(resolver.draft.composition.config.container or image))
+        return contents_of_reference(Reference.parse(draft.composition.config.container or image))
     if look:
-        found = _of_file(Path(image))
+        found = contents_of_file(Path(image))
         if found is not None and found.is_certain:
             return found
     choice = _made_by_us(resolver)
-    return contents_by_file_name(Path(image).name) if choice is None else _of_choice(choice, resolver)
-
-
-def _of_file(path: Path) -> Contents | None:
-    # Imported late: many launches have no image that is a file.
-    from launcher.images.resolve import contents_of_file
-
-    return contents_of_file(path)
-
-
-def _of_choice(choice: ResolvedImage, resolver: PathResolver) -> Contents | None:
-    from launcher.images.resolve import cached_recipe, contents_of_recipe, contents_of_reference
-
+    if choice is None:
+        return contents_by_file_name(Path(image).name)
     if choice.recipe is not None:
-        trees = resolver.draft.composition.config_dir, resolver.draft.template_dir
-        return contents_of_recipe(cached_recipe(choice.recipe, choice.flavor, *trees))
+        return contents_of_recipe(choice.recipe)
     return contents_of_reference(choice.source) if choice.source is not None else None
 
 
@@ -125,9 +109,8 @@ def fetched_at_once(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
     choice = resolver.draft.image
     if choice is None or choice.stored is None:
         return ()
-    told_of = f"each of the job's {most} nodes fetches and unpacks it by itself, all at once"
+    why = f"each of the job's {most} nodes fetches and unpacks it by itself, all at once"
+    fix = f"once for all of them: {_made_by(choice, resolver)}"
     if choice.stored.is_file():
         fix = f"it is a file already: container={choice.stored}"
-    else:
-        fix = f"once for all of them: {_made_by(choice, resolver)}"
-    return (MissingPath("container", choice.text, told_of, False, fix),)
+    return (MissingPath("container", choice.text, why, False, fix),)

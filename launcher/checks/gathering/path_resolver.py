@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -19,6 +19,9 @@ from launcher.sandbox import is_sandbox
 from launcher.stages.checkpoint_source import directory_of
 from launcher.stages.planning import training_paths
 
+# Why a path is not what it should be, and what to do.
+Fault = tuple[str, str | None]
+
 
 class PathResolver:
     """The job of a draft as it stands on this machine."""
@@ -28,7 +31,11 @@ class PathResolver:
         self.plan: Plan = draft.plan
         # Without Slurm a job runs without its container.
         self.in_container = draft.plan.job.container is not None and draft.plan.scheduler != "local"
-        self.nodes_are_here = draft.plan.scheduler == "local" or _is_in_sandbox(draft)
+        self.nodes_are_here = (
+            draft.plan.scheduler == "local"
+            or draft.composition.choices.get("cluster") == "sandbox"
+            or is_sandbox_of(draft.plan.slurm_conf or os.environ.get("SLURM_CONF"))
+        )
 
     def host(self, given: str) -> Path | None:
         """Return a path of the job as this machine has it; None if it lies in the container's image."""
@@ -44,28 +51,38 @@ class PathResolver:
             return None
         return Path(closest.source) / path.relative_to(closest.target)
 
-    def input(self, key: str, given: str, whole: str) -> Path | MissingPath | None:
+    def input(self, key: str, given: str, prefix: str = "by its whole path: ") -> Path | MissingPath | None:
         """Return where to look for something that the job reads.
 
-        A lack where nothing can be there; ``None`` if a stage before this one is going to write it. `whole`
-        is what to write in place of a relative path.
+        A lack where nothing can be there; ``None`` if a stage before this one is going to write it. `prefix`
+        stands before what to write in place of a relative path.
         """
         if not Path(given).is_absolute():
-            return MissingPath(key, given, "a whole path is needed: the job starts elsewhere", True, whole)
+            why = "a whole path is needed: the job starts elsewhere"
+            return MissingPath(key, given, why, True, f"{prefix}{Path(given).absolute()}")
         path = self.host(given)
         if path is None:
             why = "no mount of the container has it, so that it must be in the image"
             return MissingPath(key, given, why, False, f"container_mounts=[{Path(given).parent}]")
         return None if self.comes_later(path) else path
 
+    def look(
+        self, key: str, given: str, path: Path | MissingPath | None, fault: Callable[[Path], Fault | None]
+    ) -> list[MissingPath]:
+        """Return what is wrong with an `input`: a lack, or the fault that a path has."""
+        if not isinstance(path, Path):
+            return [path] if path is not None else []
+        found = fault(path)
+        return [self.missing(key, given, *found, at=path)] if found is not None else []
+
     def makes(self, directory: Path) -> bool:
         """Return True if the launch makes a directory, or one below it, before the job begins."""
-        draft = (self.plan.paths.run_dir, *self.plan.job.directories, *self._made_before())
-        return any(path.is_relative_to(directory) for path in draft)
+        made = (self.plan.paths.run_dir, *self.plan.job.directories, *self._made_before())
+        return any(path.is_relative_to(directory) for path in made)
 
     def comes_later(self, path: Path) -> bool:
         """Return True if a previous stage of the same launch is going to write a file."""
-        return any(path.is_relative_to(draft) for draft in self._made_before())
+        return any(path.is_relative_to(made) for made in self._made_before())
 
     def _made_before(self) -> Iterator[Path]:
         for config in self.draft.composition.before:
@@ -90,17 +107,28 @@ class PathResolver:
         return tells_of(path) and (self.nodes_are_here or is_there(path) or is_shared(path))
 
     def missing(
-        self, key: str, given: str, why: str, *, certain: bool, fix: str | None = None
+        self,
+        key: str,
+        given: str,
+        why: str,
+        fix: str | None = None,
+        *,
+        at: Path | None = None,
+        certain: bool = True,
     ) -> MissingPath:
-        """Return a missing path; `certain` says that a machine like this one can tell."""
-        dependency = self.plan.job.queue.dependency
+        """Return a missing path: uncertain if the nodes may have something else `at` its place.
+
+        The launcher itself writes the run's directory: what is not in it now is nowhere.
+        """
+        dependency, run_dir = self.plan.job.queue.dependency, self.plan.paths.run_dir
+        certain = certain and (at is None or at.is_relative_to(run_dir) or self.tells_of(at))
         if self.plan.scheduler == "local":
-            return MissingPath(key, given, why, True, fix)
-        if dependency not in (None, "singleton"):
-            return MissingPath(key, given, f"{why} yet; the job waits for {dependency}", False, fix)
-        if not certain:
-            return MissingPath(key, given, f"{why} on this machine; every node must have it", False, fix)
-        return MissingPath(key, given, why, True, fix)
+            certain = True
+        elif dependency not in (None, "singleton"):
+            why, certain = f"{why} yet; the job waits for {dependency}", False
+        elif not certain:
+            why = f"{why} on this machine; every node must have it"
+        return MissingPath(key, given, why, certain, fix or None)
 
 
 def is_there(path: Path) -> bool:
@@ -125,13 +153,7 @@ def tells_of(path: Path) -> bool:
 
 
 def opened(path: Path) -> BinaryIO:
-    """Open a file to read it.
-
-    Raises
-    ------
-    OSError
-        If it cannot be read, or is no file: to open a pipe would wait for somebody to write into it.
-    """
+    """Open a file to read it; raise OSError if it is none: a pipe would wait for a writer."""
     kind = path.stat().st_mode
     if not stat.S_ISREG(kind) and not stat.S_ISDIR(kind):
         raise OSError(errno.EINVAL, "not a file")
@@ -147,9 +169,6 @@ def why_unreadable(error: OSError) -> str:
     return f"it cannot be read: {(error.strerror or str(error)).lower()}"
 
 
-def _is_in_sandbox(draft: Draft) -> bool:
-    """Return True if the nodes are a sandbox's, which are this machine."""
-    if draft.composition.choices.get("cluster") == "sandbox":
-        return True
-    conf = draft.plan.slurm_conf or os.environ.get("SLURM_CONF")
-    return conf is not None and is_sandbox(Path(conf).parent.parent)
+def is_sandbox_of(slurm_conf: str | None) -> bool:
+    """Return True if a configuration of Slurm is that of a sandbox, whose nodes are this machine."""
+    return slurm_conf is not None and is_sandbox(Path(slurm_conf).parent.parent)

@@ -8,22 +8,22 @@ import shlex
 import shutil
 import stat
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from launcher.checks.facts import LocalPath, LocalPaths, MissingPath, PathFacts
 from launcher.checks.gathering.checkpoints import missing_checkpoint, missing_source
 from launcher.checks.gathering.data import data_sets, missing_data, missing_tokenizer, tokenizer_files
 from launcher.checks.gathering.images import fetched_at_once, missing_image
-from launcher.checks.gathering.path_resolver import PathResolver, is_there
+from launcher.checks.gathering.path_resolver import PathResolver, is_there, tells_of
 from launcher.drafting import Draft
 from launcher.errors import explain_os_error, nearest_files
 from launcher.file_systems import existing, is_shared, local_mount, mount_of, room_at
-from launcher.plan import SOURCES_WITHOUT_PATH, Mount, Plan
+from launcher.plan import SOURCES_WITHOUT_PATH, Plan
 from launcher.releases import megatron_lm
 from launcher.stages.command import STAGE as COMMAND
 from launcher.stages.data_preparation import directory_of, local_inputs
 
-_WHY = "there is no such file or directory to mount"
 _KEYS = {"nemo": "nemo_path", "megatron_lm": "megatron_lm_path"}
 # Where the job looks for Megatron-LM's script of a type of model: those of templates/megatron_lm.py.
 MEGATRON_LM_PLACES = ("pretrain_{0}.py", "examples/{0}/pretrain_{0}.py")
@@ -41,7 +41,7 @@ def path_facts(draft: Draft) -> PathFacts:
         missing["local"] = "this machine does not tell what its file systems are"
     if room is None:
         missing["free_bytes"] = "the file system of the results does not tell how much room it has"
-    return PathFacts(
+    facts = PathFacts(
         tokenizer=missing_tokenizer(resolver),
         data=missing_data(resolver),
         checkpoint=missing_checkpoint(resolver),
@@ -52,11 +52,10 @@ def path_facts(draft: Draft) -> PathFacts:
         sources=missing_sources(resolver) if source is None else source,
         results=_not_writable(draft),
         local=local,
-        free_bytes=room.free_bytes if room is not None else None,
-        free_by=room.by if room is not None else "file system",
         checkpoints_there=_entries(checkpoints),
         missing=missing,
     )
+    return replace(facts, free_bytes=room.free_bytes, free_by=room.by) if room is not None else facts
 
 
 def _checkpoints(resolver: PathResolver) -> Path:
@@ -81,30 +80,26 @@ def _entries(directory: Path) -> int | None:
 
 def _not_writable(draft: Draft) -> tuple[MissingPath, ...]:
     """Return why the directory of the run cannot be written: the launcher itself writes it, here."""
-    run_dir, key = draft.plan.paths.run_dir, draft.results_key
-    code = _refusal(existing(run_dir))
+    run_dir, key, code = draft.plan.paths.run_dir, draft.results_key, None
+    place = existing(run_dir)
+    try:
+        found = os.statvfs(place)
+        # Some file systems count no files, and some in user space no blocks either.
+        is_full = (found.f_blocks and not found.f_bavail) or (found.f_files and not found.f_favail)
+        if not place.is_dir():
+            code = errno.ENOTDIR
+        elif found.f_flag & os.ST_RDONLY:
+            code = errno.EROFS
+        elif not os.access(place, os.W_OK | os.X_OK):
+            code = errno.EACCES
+        elif is_full:
+            code = errno.ENOSPC
+    except OSError as error:
+        code = error.errno
     if code is None:
         return ()
     report = explain_os_error(OSError(code, os.strerror(code)), run_dir, key)
     return (MissingPath(key, results_value(draft), report.message, True, report.hint),)
-
-
-def _refusal(place: Path) -> int | None:
-    """Return the number of the error that writing there would have."""
-    if not place.is_dir():
-        return errno.ENOTDIR
-    try:
-        found = os.statvfs(place)
-    except OSError as error:
-        return error.errno
-    if found.f_flag & os.ST_RDONLY:
-        return errno.EROFS
-    if not os.access(place, os.W_OK | os.X_OK):
-        return errno.EACCES
-    # Some file systems count no files, and some in user space no blocks either.
-    if (found.f_blocks and not found.f_bavail) or (found.f_files and not found.f_favail):
-        return errno.ENOSPC
-    return None
 
 
 def missing_mounts(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
@@ -112,18 +107,14 @@ def missing_mounts(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
     container = resolver.plan.job.container
     if container is None or not resolver.in_container:
         return None
-    sources = {mount.source: mount for mount in container.mounts if mount.source not in SOURCES_WITHOUT_PATH}
-    return tuple(
-        _lost(resolver, mount)
-        for source, mount in sources.items()
-        if not is_there(Path(source)) and not resolver.makes(Path(source))
-    )
-
-
-def _lost(resolver: PathResolver, mount: Mount) -> MissingPath:
-    path = Path(mount.source)
-    key, fix = _named(resolver, path)
-    return resolver.missing(key, mount.source, _WHY, certain=resolver.tells_of(path), fix=fix)
+    lost = []
+    for source in dict.fromkeys(mount.source for mount in container.mounts):
+        path = Path(source)
+        if source not in SOURCES_WITHOUT_PATH and not is_there(path) and not resolver.makes(path):
+            key, fix = _named(resolver, path)
+            why = "there is no such file or directory to mount"
+            lost.append(resolver.missing(key, source, why, fix, at=path))
+    return tuple(lost)
 
 
 def _named(resolver: PathResolver, path: Path) -> tuple[str, str | None]:
@@ -143,26 +134,23 @@ def missing_sources(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
     preparation = resolver.draft.composition.config.data_preparation
     if preparation is None or preparation.phase in ("tokenize", "merge"):
         return None  # the first part looks at them
-    key = "data_preparation.inputs"
-    lost = [
-        resolver.missing(key, str(path), why, certain=resolver.tells_of(place), fix=nearest_files(place))
-        for path in local_inputs(preparation)
-        for place in [directory_of(path)]
-        if not resolver.comes_later(place) and (why := _why_no_source(path, place)) is not None
-    ]
+    node, lost = "data_preparation", []
+    for path in local_inputs(preparation):
+        place = directory_of(path)
+        why = _why_no_source(path, place) if not resolver.comes_later(place) else None
+        if why is not None:
+            fix = nearest_files(place)
+            lost.append(resolver.missing(f"{node}.inputs", str(path), why, fix, at=place))
     file = preparation.tokenizer.file
     if file is not None and not Path(file).is_file():
         path = Path(file).absolute()
-        named, fix = "data_preparation.tokenizer.file", nearest_files(path)
-        lost.append(
-            resolver.missing(named, file, "there is no such file", certain=resolver.tells_of(path), fix=fix)
-        )
+        key, why, fix = f"{node}.tokenizer.file", "there is no such file", nearest_files(path)
+        lost.append(resolver.missing(key, file, why, fix, at=path))
     vocab, merges = (Path(preparation.tokenizer_dir) / name for name in ("vocab.json", "merges.txt"))
     if is_there(vocab) != is_there(merges):
         there, missing = (vocab, merges) if is_there(vocab) else (merges, vocab)
         why = f"it has {there.name} and no {missing.name}, and both make a tokenizer"
-        named = "data_preparation.tokenizer_dir"
-        lost.append(resolver.missing(named, str(there.parent), why, certain=True))
+        lost.append(resolver.missing(f"{node}.tokenizer_dir", str(there.parent), why))
     return tuple(lost)
 
 
@@ -191,34 +179,33 @@ def missing_script(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
     if checkout is None or not checkout.is_dir() or any(path is None or path.is_file() for path in paths):
         return ()
     why = f"there is no {' and no '.join(places)} in this checkout"
+    fix = "a checkout of NeMo up to v2.4.0"
+    if job.engine == "megatron_lm":
+        fix = f"a checkout of Megatron-LM from {megatron_lm()[0].tag} on, which has one of them"
+    # A checkout on a disk of this machine alone may be another one on the nodes.
     certain = resolver.nodes_are_here or is_shared(checkout)
-    return (resolver.missing(key, root, why, certain=certain, fix=_fix(job.engine)),)
+    return (resolver.missing(key, root, why, fix, certain=certain),)
 
 
 def _missing_program(resolver: PathResolver, program: str) -> tuple[MissingPath, ...]:
     """Return a site's own program if the nodes cannot run it; what a container has is not known."""
-    if resolver.in_container and (path := resolver.host(program)) is None:
+    key, why, path = "command.argv", "there is no such program", resolver.host(program)
+    if resolver.in_container and (path is None or "/" not in program):
         return ()
-    key = "command.argv"
     if "/" not in program:
-        if resolver.in_container or shutil.which(program) is not None:
+        if shutil.which(program) is not None:
             return ()
-        why, fix = (
-            "there is no such program",
-            "its whole path, or an image that has it: command.container=...",
-        )
-        return (resolver.missing(key, program, why, certain=resolver.nodes_are_here, fix=fix),)
-    path = resolver.host(program)
+        fix = "its whole path, or an image that has it: command.container=..."
+        return (resolver.missing(key, program, why, fix, certain=resolver.nodes_are_here),)
     assert path is not None
     if resolver.comes_later(path) or (path.is_file() and os.access(path, os.X_OK)):
         return ()
+    fix = nearest_files(path)
     if path.is_dir():
         why, fix = "a directory, not a program", ""
     elif is_there(path):
         why, fix = "it may not be executed", f"chmod +x {shlex.quote(str(path))}"
-    else:
-        why, fix = "there is no such program", nearest_files(path)
-    return (resolver.missing(key, program, why, certain=resolver.tells_of(path), fix=fix or None),)
+    return (resolver.missing(key, program, why, fix, at=path),)
 
 
 def _places(plan: Plan) -> list[str]:
@@ -229,12 +216,6 @@ def _places(plan: Plan) -> list[str]:
         model_type = argv[argv.index(str(plan.paths.megatron_lm)) + 2]
         return list(dict.fromkeys(place.format(model_type) for place in MEGATRON_LM_PLACES))
     return [word.removeprefix(f"{root}/") for word in argv if word.endswith(".py")][:1]
-
-
-def _fix(engine: str) -> str:
-    if engine == "nemo":
-        return "a checkout of NeMo up to v2.4.0"
-    return f"a checkout of Megatron-LM from {megatron_lm()[0].tag} on, which has one of them"
 
 
 def open_secrets(plan: Plan) -> dict[str, str]:
@@ -258,7 +239,7 @@ def missing_secrets(draft: Draft) -> tuple[MissingPath, ...]:
         why = _why_lost(path)
         if why is not None:
             key = f"env_files.{variable}" if variable in config.env_files else "wandb_api_key_file"
-            lost.append(MissingPath(key, path, why, certain=_is_directory(Path(path).parent)))
+            lost.append(MissingPath(key, path, why, certain=tells_of(Path(path))))
     return tuple(lost)
 
 
@@ -277,17 +258,10 @@ def _why_lost(path: str) -> str | None:
     return None if os.access(path, os.R_OK) else "you may not read this file"
 
 
-def _is_directory(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except OSError:
-        return False
-
-
 def local_paths(resolver: PathResolver) -> LocalPaths | None:
     """Return the paths of a job that other machines do not see; None if the system does not tell."""
     if resolver.nodes_are_here:
-        return LocalPaths((), ())
+        return LocalPaths()
     if mount_of(Path("/")) is None:
         return None
     run_dir = resolver.plan.paths.run_dir
@@ -321,12 +295,5 @@ def _inputs(resolver: PathResolver) -> Iterator[tuple[str, str, Path]]:
         found.append((key, prefix, path.with_name(f"{path.name}.bin") if path is not None else None))
     found += [(key, given, resolver.host(given)) for key, given in tokenizer_files(resolver)]
     for key, given, path in found:
-        if path is not None and path.is_absolute() and _is_there(path):
+        if path is not None and path.is_absolute() and os.access(path, os.F_OK):
             yield key, given, path
-
-
-def _is_there(path: Path) -> bool:
-    try:
-        return path.exists()
-    except OSError:
-        return False

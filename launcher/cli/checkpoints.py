@@ -1,0 +1,243 @@
+"""`slipway convert` and `evaluate`: checkpoints in another format, and their loss on held-out data.
+
+Both are launches of a stage about the checkpoints that a word names, on this machine by default.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.cli.launch import launch_and_follow
+from launcher.cli.options import Verbs, add_option, add_overrides, add_verb
+from launcher.cli.requests import add_launch_options
+from launcher.cli.runs import add_base_results_dir, find_one
+from launcher.config.overrides import hydra_value
+from launcher.errors import UserError, one_line
+from launcher.monitor.evidence import expected_outputs
+from launcher.runs.manifest import read_yaml
+from launcher.runs.paths import LAUNCHES, short
+from launcher.runs.trained import TrainingLaunch, training_of
+from launcher.secrecy import MASK
+
+if TYPE_CHECKING:
+    from launcher.launching import Launched
+
+_CONVERT = """\
+Convert a checkpoint to Hugging Face's format, or other weights to a checkpoint.
+
+examples:
+  slipway convert gpt3_126m                     the newest checkpoint, for Hugging Face transformers
+  slipway convert gpt3_126m@2000 --dtype bfloat16 --output models/gpt3_126m
+  slipway convert gpt3_126m --check             and compare its logits with the checkpoint's
+  slipway convert gpt3_126m --on-cluster        as a job where the run ran
+  slipway convert ~/models/gpt2 --to slipway    a checkpoint that a training starts from
+  slipway convert fsdp/step-500 --to safetensors    PyTorch DCP, DeepSpeed ZeRO: one model again
+
+SOURCE is a run, RUN@STEP, or a directory: a checkpoint, checkpoints, a model of Hugging Face, a checkpoint of
+Megatron-LM, PyTorch's DCP or DeepSpeed. A checkpoint is never changed, and an output never overwritten: the
+same conversion again finds it done.
+
+exit code:
+  0    the output is there; with --dry-run: the script was printed
+  1    the conversion failed, or with --check differs; its log, above, says why
+  2    a mistake in the command line or the configuration, before there is a job
+  130  Ctrl-C; the job continues: slipway cancel RUN
+"""
+
+_EVALUATE = """\
+Measure a checkpoint: loss and perplexity on held-out data, and tasks of lm-eval.
+
+examples:
+  slipway evaluate gpt3_126m                    the held-out loss of the newest checkpoint
+  slipway evaluate gpt3_126m@1000,2000          of two of them
+  slipway evaluate gpt3_126m@2000 --tasks hellaswag,arc_easy --limit 200
+  slipway evaluate gpt3_126m --tasks ./own.yaml --no-perplexity
+  slipway evaluate gpt3_126m --on-cluster evaluation.perplexity.layout.tensor=1
+
+SOURCE is a run, RUN@STEP or RUN@STEP,STEP, or a directory of checkpoints. Tasks are lm-eval's, by name or as
+YAML files of your own; they run on the model converted to Hugging Face, which is made if it is not there. The
+results are in RUN/evaluations/step-N.json; `slipway history RUN` and `slipway plot RUN` show them.
+
+exit code:
+  0    the results are there; with --dry-run: the script was printed
+  1    the evaluation failed; its log, above, says why
+  2    a mistake in the command line or the configuration, before there is a job
+  130  Ctrl-C; the job continues: slipway cancel RUN
+"""
+
+# RUN@20; of an evaluation several: RUN@20,40
+_AT_STEPS = re.compile(r"(?P<word>.+)@(?P<steps>\d+(?:,\d+)*)", re.ASCII)
+# Of a run's overrides, those that say where its jobs run, and in what.
+_PLACES = re.compile(
+    r"\+{0,2}(cluster|container|container_mounts|container_options|images_dir|env_vars|env_files)\b|stage_cluster"
+)
+_UNSAFE = re.compile(r"[^A-Za-z0-9._+=-]+")
+
+
+def add_parser(verbs: Verbs) -> None:
+    convert = add_verb(
+        verbs, "convert", run_convert, "convert a checkpoint to Hugging Face, or from it", _CONVERT
+    )
+    _add_source(convert)
+    add_option(convert, "--to FORMAT", "huggingface, slipway, safetensors or nemo (default: huggingface)")
+    add_option(convert, "--from FORMAT", "the source's (default: by its files)", dest="source_format")
+    add_option(convert, "--dtype DTYPE", "float32, bfloat16 or float16 (default: as the checkpoint has it)")
+    add_option(convert, "--output DIR", "a directory that is not there yet")
+    add_option(convert, "--check", "compare logits and perplexity with the checkpoint's own model")
+    add_launch_options(convert)
+    text = "measure a checkpoint on held-out data, and with lm-eval"
+    evaluate = add_verb(verbs, "evaluate", run_evaluate, text, _EVALUATE)
+    _add_source(evaluate)
+    add_option(evaluate, "--tasks TASK,...", "tasks of lm-eval, by name or as YAML files")
+    add_option(evaluate, "--limit N", "so many documents of each task at most", type=float)
+    add_option(evaluate, "--batches N", "so many held-out batches")
+    splits = ("validation", "test")
+    add_option(evaluate, "--split {validation,test}", "which held-out data", choices=splits)
+    add_option(evaluate, "--no-perplexity", "only the tasks")
+    add_launch_options(evaluate)
+
+
+def _add_source(parser: argparse.ArgumentParser) -> None:
+    add_overrides(parser, "a run, RUN@STEP or a directory; or an override such as cluster=bcm", "SOURCE")
+    text = "as a job where the run ran, in its image; cluster=... chooses another cluster"
+    add_option(parser, "--on-cluster", text)
+    add_base_results_dir(parser)
+
+
+def run_convert(args: argparse.Namespace) -> int:
+    """Convert, and show the log until the end; return the exit code."""
+    output = args.output and str(args.output.absolute())
+    values = {
+        "conversion": args.to,
+        "conversion.source_format": args.source_format,
+        "conversion.dtype": args.dtype,
+        "conversion.output": output,
+    }
+    options = [f"{key}={hydra_value(value)}" for key, value in values.items() if value is not None]
+    options += ["conversion.check.enabled=True"] if args.check else []
+    word, checkpoints, overrides = _named_checkpoints(args)
+    if len(checkpoints.steps) > 1:
+        raise UserError(f"{word}: one step at a time", hint=f"slipway convert {word.partition(',')[0]}")
+    words = _stage_overrides("conversion", checkpoints, [*options, *overrides], args.on_cluster)
+    return launch_and_follow(args, words, _lines_after_conversion)
+
+
+def _lines_after_conversion(launched: Launched) -> Iterator[str]:
+    """Yield what a user types next, by what the job was told to write."""
+    config = read_yaml(launched.paths.config)
+    records = [path for path in expected_outputs(config) or () if path.is_file()]
+    if not records:
+        return
+    output = max(records, key=lambda path: path.stat().st_mtime).parent
+    where, written = short(output), config["conversion"]["to"]
+    yield f"\n{where}"
+    if written == "slipway":
+        yield f"  slipway launch training=... training.restore_from_path={shlex.quote(str(output))}"
+    elif written == "safetensors":
+        yield "  from safetensors.torch import load_file"
+        for path in sorted(output.glob("*.safetensors")):
+            yield f"  tensors = load_file({str(path)!r})"
+    else:
+        loader = f"AutoModelFor{'Seq2SeqLM' if _is_encoder_decoder(output) else 'CausalLM'}"
+        yield f"  from transformers import {loader}, AutoTokenizer"
+        yield f"  model = {loader}.from_pretrained({where!r})"
+        yield f"  tokenizer = AutoTokenizer.from_pretrained({where!r})"
+
+
+def _is_encoder_decoder(model: Path) -> bool:
+    try:
+        return bool(json.loads((model / "config.json").read_text()).get("is_encoder_decoder"))
+    except (OSError, ValueError):
+        return False
+
+
+def run_evaluate(args: argparse.Namespace) -> int:
+    """Evaluate, and show the log until the end; return the exit code."""
+    tasks = ",".join(hydra_value(name) for name in (args.tasks or "").split(",") if name)
+    values = {
+        "lm_eval.tasks": None if args.tasks is None else f"[{tasks}]",
+        "lm_eval.limit": args.limit,
+        "perplexity.batches": args.batches,
+        "perplexity.split": args.split,
+        "perplexity.enabled": False if args.no_perplexity else None,
+    }
+    options = [f"evaluation.{key}={value}" for key, value in values.items() if value is not None]
+    _, checkpoints, overrides = _named_checkpoints(args)
+    words = _stage_overrides("evaluation", checkpoints, [*options, *overrides], args.on_cluster)
+    training = checkpoints.training
+    line = f"\nslipway history {short(training.paths.run_dir)}" if training is not None else None
+    return launch_and_follow(args, words, lambda _: filter(None, [line]))
+
+
+# --- the checkpoints that a word names
+
+
+@dataclass(frozen=True, slots=True)
+class NamedCheckpoints:
+    """A checkpoint or a directory of checkpoints; `training` is None if no run of ours wrote them."""
+
+    source: Path
+    steps: list[str]
+    training: TrainingLaunch | None
+
+    @property
+    def name(self) -> str:
+        """The name of the model, safe in the name of a run."""
+        name = self.training.manifest.run if self.training is not None else self.source.resolve().name
+        return _UNSAFE.sub("_", name).lstrip("._+=-") or "model"
+
+
+def _named_checkpoints(args: argparse.Namespace) -> tuple[str, NamedCheckpoints, list[str]]:
+    """Return the word for the source, what it names, and the overrides; raise UserError if it is not one."""
+    overrides = [word for word in args.overrides if "=" in word and not Path(word).exists()]
+    sources = [word for word in args.overrides if word not in overrides]
+    if not sources:
+        raise UserError("no source", hint="name a run, a run's step (RUN@20), or a directory")
+    if len(sources) > 1:
+        message = f"{', '.join(map(one_line, sources))}: one source at a time"
+        raise UserError(message, hint="an override has the form KEY=VALUE")
+    return sources[0], _find_checkpoints(sources[0], args.base_results_dir), overrides
+
+
+def _find_checkpoints(word: str, base_results_dir: Path) -> NamedCheckpoints:
+    """Find the checkpoints that a word names: a directory, else a run; raise UserError if it trained none."""
+    match = None if Path(word).exists() else _AT_STEPS.fullmatch(word)
+    name, steps = (match["word"], match["steps"].split(",")) if match else (word, [])
+    steps = [str(int(step)) for step in steps]
+    path = Path(name).absolute()
+    if path.is_dir() and not (path / LAUNCHES).is_dir():
+        return NamedCheckpoints(path, steps, training_of(path))
+    training = training_of(find_one(name, base_results_dir).run_dir)
+    if training is None:
+        message = f"{one_line(name)}: no launch of this run is a training's"
+        raise UserError(message, hint="the run of the training, or a directory of checkpoints")
+    return NamedCheckpoints(training.checkpoints, steps, training)
+
+
+def _stage_overrides(
+    stage: str, checkpoints: NamedCheckpoints, overrides: list[str], on_cluster: bool
+) -> list[str]:
+    """Return the overrides of a launch about some checkpoints, which the user's own follow."""
+    training, words = checkpoints.training, [f"stages=[{stage}]"]
+    if not on_cluster:
+        words.append("cluster=local")
+    elif training is not None:  # the nodes and the image that the run's jobs found
+        words += [word for word in training.manifest.overrides if _PLACES.match(word) and MASK not in word]
+    if training is not None:
+        base = hydra_value(str(training.paths.run_dir.parent))
+        words += [f"engine={training.manifest.engine}", f"base_results_dir={base}"]
+    elif not on_cluster or not any(word.startswith("engine=") for word in overrides):
+        words.append("engine=megatron")
+    words.append(f"{stage}.run.name={hydra_value(f'{checkpoints.name}_{stage}')}")
+    words.append(f"{stage}.source={hydra_value(str(checkpoints.source))}")
+    if checkpoints.steps:
+        steps = ",".join(checkpoints.steps)
+        words.append(f"{stage}.step={f'[{steps}]' if len(checkpoints.steps) > 1 else steps}")
+    return [*words, *overrides]

@@ -1,0 +1,65 @@
+"""Verbs and options for argparse: one way to add each of those that several verbs share."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+
+def add_verb(
+    verbs: Verbs, name: str, run: Callable[[argparse.Namespace], int] | None, summary: str, text: str
+) -> argparse.ArgumentParser:
+    """Add a verb that `run` carries out; a verb with verbs of its own has no `run`.
+
+    The text of its help is the description, without which the summary stands there, then the examples and
+    the exit codes, which are printed below the options.
+    """
+    description, title, rest = text.partition("examples:\n")
+    description = description or f"{summary[0].upper()}{summary[1:]}."
+    parser = verbs.add_parser(name, help=summary, description=description, epilog=title + rest)
+    parser.set_defaults(run=run)
+    return parser
+
+
+# The types of values by their names in the help; that of any other is text.
+_TYPES: dict[str, Callable[[str], Any]] = {"N": int, "DIR": Path, "FILE": Path}
+
+
+def add_option(parser: argparse._ActionsContainer, form: str, text: str, **settings: Any) -> None:
+    """Add an option in the form of its help, such as ``-o --output FILE``; without a value it is a flag."""
+    names = [word for word in form.split() if word.startswith("-")]
+    kind: dict[str, Any] = {"action": "store_true"}
+    for value in form.split()[len(names) :]:
+        kind = {"metavar": value, "type": _TYPES.get(value)}
+    parser.add_argument(*names, help=text, **{**kind, **settings})
+
+
+def whole_number(least: int) -> Callable[[str], int]:
+    """Return the type of an option that takes a whole number of at least so much."""
+
+    def parse(text: str) -> int:
+        if text.isdecimal() and int(text) >= least:
+            return int(text)
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
+
+    return parse
+
+
+def add_overrides(parser: argparse.ArgumentParser, text: str, metavar: str = "OVERRIDE") -> None:
+    """Add the words of a verb, which may stand on both sides of its options."""
+    parser.add_argument("overrides", nargs="*", metavar=metavar, help=text)
+
+
+def add_config_dir(parser: argparse.ArgumentParser) -> None:
+    """Add the user's own tree."""
+    add_option(parser, "--config-dir DIR", "a conf tree of your own, read first")
+
+
+def add_tree_options(parser: argparse.ArgumentParser) -> None:
+    """Add the user's own trees: of the configuration, and of templates."""
+    add_config_dir(parser)
+    add_option(parser, "--template-dir DIR", "templates of your own, read first")
