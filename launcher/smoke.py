@@ -24,7 +24,7 @@ from launcher.estimates.parallelism import is_encoder_decoder, read_parallel_con
 from launcher.estimates.values import Values, full
 from launcher.launching import Launched, launch
 from launcher.monitor.evidence import gather
-from launcher.monitor.verification import RunCheck, verify_smoke
+from launcher.monitor.verification import RunCheck, verify
 from launcher.slurm.notations import format_days, format_time_limit, margin_of, parse_time_limit
 
 # The schedule of a whole training does not fit into two steps, and need not: its first two are the same.
@@ -66,7 +66,7 @@ def launch_smoke(smoke: Smoke) -> Launched:
 
 def checks_of(launched: Launched) -> list[RunCheck]:
     """Return the verification of a smoke that ended: `launcher.monitor.verification`."""
-    return verify_smoke(gather(launched.paths.run_dir, launched.paths.number).evidence)
+    return verify(gather(launched.paths.run_dir, launched.paths.number), is_smoke=True)
 
 
 # --- shrinking a training

@@ -10,7 +10,7 @@ from launcher import errors
 from launcher.cli.options import Verbs, add_option, add_verb
 from launcher.cli.runs import add_run, selected_run
 from launcher.errors import one_line
-from launcher.monitor.evidence import RunEvidence, gather
+from launcher.monitor.evidence import Evidence, gather
 from launcher.monitor.verification import RunCheck, RunVerdict, exit_code, verify
 from launcher.ui.tables import print_listing, print_styled
 from launcher.ui.terminal import print_json
@@ -59,8 +59,8 @@ def run(args: argparse.Namespace) -> int:
     """Print the checks and the verdict; return the exit code."""
     selected = selected_run(args)
     gathered = gather(selected.run_dir, selected.launch)
-    checks = verify(gathered.evidence)
-    code = exit_code(gathered.evidence, checks)
+    checks = verify(gathered)
+    code = exit_code(gathered, checks)
     if args.json:
         print_json(_object(gathered, checks, code))
         return code
@@ -76,14 +76,14 @@ def run(args: argparse.Namespace) -> int:
     return code
 
 
-def _object(gathered: RunEvidence, checks: Sequence[RunCheck], code: int) -> dict[str, object]:
+def _object(gathered: Evidence, checks: Sequence[RunCheck], code: int) -> dict[str, object]:
     launch = gathered.launch
     return {
         "run": launch.paths.run_name,
         "run_dir": str(launch.paths.run_dir),
         "launch": launch.paths.number,
-        "job_id": None if launch.manifest.job_id is None else launch.job_in(gathered.evidence.status),
-        "state": gathered.evidence.status.state.value,
+        "job_id": None if launch.manifest.job_id is None else launch.job_in(gathered.status),
+        "state": gathered.status.state.value,
         "verdict": _WORDS[code],
         "checks": [{**asdict(check), "verdict": check.verdict.value} for check in checks],
     }

@@ -11,7 +11,7 @@ from launcher.config.compose import Composition
 from launcher.config.overrides import hydra_value
 from launcher.drafting import Draft, Request, choice_of, compose_stages, draft, drafts
 from launcher.errors import UserError
-from launcher.images.resolve import KEY, ResolvedImage, cached_recipe
+from launcher.images.resolve import KEY, ResolvedImage
 from launcher.images.squashfs import is_squashfs
 from launcher.stages.image import STAGE, ImageWork
 
@@ -150,11 +150,10 @@ def _make(needed: ImageRequirement, progress: ImageProgress) -> Imported:
     from launcher.images.building import build_into_store
     from launcher.images.store import Store
 
-    recipe = cached_recipe(choice.recipe, choice.flavor, request.config_dir, request.template_dir)
-    for warning in recipe.warnings:
+    for warning in choice.recipe.warnings:
         progress.note(warning)
     store = Store(needed.file.parent)
-    return build_into_store(recipe, store, options, progress, config_dir=request.config_dir)
+    return build_into_store(choice.recipe, store, options, progress, config_dir=request.config_dir)
 
 
 def _allows_plain_http() -> bool:
