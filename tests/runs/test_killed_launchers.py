@@ -36,7 +36,7 @@ exit $code
 
 def run(*command: object, cwd: Path, env: dict[str, str], check: bool = True) -> str:
     done = subprocess.run(
-        [str(word) for word in command], cwd=cwd, env=env, capture_output=True, text=True, timeout=250
+        [str(word) for word in command], cwd=cwd, env=env, capture_output=True, text=True, timeout=500
     )
     assert done.returncode == 0 or not check, done.stdout + done.stderr
     return done.stdout
