@@ -75,13 +75,13 @@ def warm_up() -> None:
     from launcher import attained, releases, secrecy
     from launcher.config import schema
     from launcher.config.compose import compose
-    from launcher.rendering import render, supervision
+    from launcher.rendering import quoting, render, supervision
 
     for module in pkgutil.walk_packages(launcher.__path__, "launcher."):
         importlib.import_module(module.name)
     parse_shipped_files_once()
     compose([])
-    environment = render._environment(None)
+    environment = quoting.template_environment(render.TEMPLATE_DIR, None)
     for template in environment.list_templates(extensions=["j2"]):
         environment.get_template(template)
     supervision.supervisor_archive()
