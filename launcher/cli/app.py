@@ -102,7 +102,9 @@ def main(arguments: Sequence[str] | None = None, started: Callable[[], None] | N
     forget_jobs()
     _prepare_streams()
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
-    _mask_messages(words)
+    # Secrets are masked in all messages: Slipway's, argparse's and Python's.
+    stream = sys.stderr.unchanged if isinstance(sys.stderr, _MaskedStream) else sys.stderr
+    sys.stderr = cast("TextIO", _MaskedStream(stream, words))
     with escaped_streams():
         _show_warnings()
         return _run(words, started)
@@ -230,12 +232,6 @@ class _MaskedStream(ChangedStream):
         for secret in self._typed:
             text = text.replace(secret, MASK)
         return printable(text)
-
-
-def _mask_messages(words: Sequence[str]) -> None:
-    """Mask known secrets in all messages: Slipway's, argparse's and Python's."""
-    stream = sys.stderr.unchanged if isinstance(sys.stderr, _MaskedStream) else sys.stderr
-    sys.stderr = cast("TextIO", _MaskedStream(stream, words))
 
 
 def _show_warnings() -> None:

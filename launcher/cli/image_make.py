@@ -239,14 +239,8 @@ def _reference_for_job(source: Reference) -> str:
 def _import_options(args: argparse.Namespace) -> ImportOptions:
     from launcher.images.importing import ImportOptions
 
-    return ImportOptions(
-        compression=args.compression,
-        temp_dir=args.temp_dir,
-        force=args.force,
-        via=getattr(args, "via", AUTO),
-        plain_http=args.plain_http,
-        authfile=args.authfile,
-    )
+    names = ("compression", "temp_dir", "force", "plain_http", "authfile")
+    return ImportOptions(via=getattr(args, "via", AUTO), **{name: getattr(args, name) for name in names})
 
 
 def _print_imported(imported: Imported, as_json: bool) -> None:

@@ -94,11 +94,9 @@ def run(args: argparse.Namespace) -> int:
                 raise UserError(message, key="stages")
     if args.smoke and request.launch_dir is None:
         if len(drafted) > 1:
-            raise UserError(
-                "--smoke: the two steps would need what the stages before have not made yet",
-                key="stages",
-                hint="launch these first; then stages=[training] --smoke",
-            )
+            message = "--smoke: the two steps would need what the stages before have not made yet"
+            hint = "launch these first; then stages=[training] --smoke"
+            raise UserError(message, key="stages", hint=hint)
         reports, code = smoke_first(args, reports, request, dry=_is_dry(args, drafted))
         if code is not None:
             return code

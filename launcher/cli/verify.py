@@ -10,7 +10,7 @@ from launcher import errors
 from launcher.cli.options import Verbs, add_option, add_verb
 from launcher.cli.runs import add_run, selected_run
 from launcher.errors import one_line
-from launcher.monitor.evidence import RunEvidence, gather
+from launcher.monitor.evidence import gather
 from launcher.monitor.verification import RunCheck, RunVerdict, exit_code, verify
 from launcher.ui.tables import print_listing, print_styled
 from launcher.ui.terminal import print_json
@@ -62,7 +62,17 @@ def run(args: argparse.Namespace) -> int:
     checks = verify(gathered.evidence)
     code = exit_code(gathered.evidence, checks)
     if args.json:
-        print_json(_object(gathered, checks, code))
+        launch, evidence = gathered.launch, gathered.evidence
+        content = {
+            "run": launch.paths.run_name,
+            "run_dir": str(launch.paths.run_dir),
+            "launch": launch.paths.number,
+            "job_id": None if launch.manifest.job_id is None else launch.job_in(evidence.status),
+            "state": evidence.status.state.value,
+            "verdict": _WORDS[code],
+            "checks": [{**asdict(check), "verdict": check.verdict.value} for check in checks],
+        }
+        print_json(content)
         return code
     rows = []
     for check in checks:
@@ -74,19 +84,6 @@ def run(args: argparse.Namespace) -> int:
     line = one_line(f"{paths.run_name}, launch {paths.number}: {_WORDS[code]}{_why(checks, code)}")
     print_styled([((line, _VERDICT_COLOURS.get(code, "bold magenta")),)])
     return code
-
-
-def _object(gathered: RunEvidence, checks: Sequence[RunCheck], code: int) -> dict[str, object]:
-    launch = gathered.launch
-    return {
-        "run": launch.paths.run_name,
-        "run_dir": str(launch.paths.run_dir),
-        "launch": launch.paths.number,
-        "job_id": None if launch.manifest.job_id is None else launch.job_in(gathered.evidence.status),
-        "state": gathered.evidence.status.state.value,
-        "verdict": _WORDS[code],
-        "checks": [{**asdict(check), "verdict": check.verdict.value} for check in checks],
-    }
 
 
 def _why(checks: Sequence[RunCheck], code: int) -> str:
