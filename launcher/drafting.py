@@ -38,18 +38,9 @@ if TYPE_CHECKING:
 class Request:
     """The launch that the user asked for.
 
-    Attributes
-    ----------
-    config_dir, template_dir
-        The user's own trees, which are searched before ours.
-    number, tag
-        Those of an earlier launch, to render its script again; ``None`` for the next launch.
-    stage
-        The only stage to draft, of several in the overrides.
-    launch_dir
-        The directory of an earlier launch, to render it again from what is stored there.
-    work
-        The image that the job builds or imports; ``None`` for the stages in the overrides.
+    `config_dir` and `template_dir` are the user's own trees, searched before ours. To render the script of an
+    earlier launch again, `number` and `tag` are its own, or `launch_dir` has all that is stored with it.
+    `stage` is the only stage to draft, of several in the overrides; `work` is an image to make instead.
     """
 
     overrides: Sequence[str]
@@ -121,7 +112,8 @@ class Draft:
         tag = tag or self.plan.tag
         if (number, tag) == (self.plan.paths.number, self.plan.tag):
             return self
-        return _plan(self.composition, number, tag, self.template_dir, self.work)
+        with self.composition.annotated():
+            return _plan(self.composition, number, tag, self.template_dir, self.work)
 
 
 def draft(request: Request) -> Draft:
@@ -217,10 +209,10 @@ def _with_workspace_image(config: RunConfig) -> RunConfig:
 
 
 def _draft(composition: Composition, request: Request) -> Draft:
-    number, tag, template_dir = request.number, request.tag, request.template_dir
+    number, tag, work = request.number, request.tag, request.work
     with composition.annotated():
-        run_dir = prepare_launch(composition.config, work=request.work).paths.run_dir
-        if request.work is None and number is not None and tag is not None:
+        run_dir = prepare_launch(composition.config, work=work).paths.run_dir
+        if work is None and number is not None and tag is not None:
             launch_dir = run_dir / LAUNCHES / str(number)
             with contextlib.suppress(UserError, OSError):
                 if (launch_dir / ROOT_CONFIG).is_file() and read_manifest(launch_dir).tag == tag:
@@ -230,26 +222,21 @@ def _draft(composition: Composition, request: Request) -> Draft:
         except OSError as error:
             key = _results_key(composition.config, run_dir)
             raise explain_os_error(error, run_dir, key, verb="read") from error
-    return _plan(composition, number, tag or provenance.new_tag(), template_dir, request.work)
+        return _plan(composition, number, tag or provenance.new_tag(), request.template_dir, work)
 
 
 def _plan(
-    composition: Composition,
-    number: int,
-    tag: str,
-    template_dir: Path | None,
-    work: ImageWork | None = None,
+    composition: Composition, number: int, tag: str, template_dir: Path | None, work: ImageWork | None
 ) -> Draft:
     """Plan one launch; the same arguments give the same plan."""
     config = composition.config
-    with composition.annotated():
-        check_references(composition.references)
-        # Files, and names as Pyxis takes them, need no resolving; nor does the image that a job makes.
-        if work is None and not re.match(r"\s*$|[/~.]|[^:/]*#", config.container or ""):
-            choice = choice_of(composition, template_dir)
-            assert choice is not None
-            config = config.model_copy(update={"container": choice.image})
-        plan = plan_launch(config, number=number, tag=tag, work=work)
+    check_references(composition.references)
+    # Files, and names as Pyxis takes them, need no resolving; nor does the image that a job makes.
+    if work is None and not re.match(r"\s*$|[/~.]|[^:/]*#", config.container or ""):
+        choice = choice_of(composition, template_dir)
+        assert choice is not None
+        config = config.model_copy(update={"container": choice.image})
+    plan = plan_launch(config, number=number, tag=tag, work=work)
     return Draft(composition, plan, template_dir, work)
 
 
@@ -271,7 +258,8 @@ def _stored_draft(launch_dir: Path, number: int | None = None, tag: str | None =
         ) from error
     composition = Composition(read_stored(text, str(stored)), manifest.choices, tuple(manifest.overrides))
     template_dir = _require_trusted(templates) if templates.is_dir() else None
-    return _plan(composition, number or manifest.launch, tag or manifest.tag, template_dir)
+    with composition.annotated():
+        return _plan(composition, number or manifest.launch, tag or manifest.tag, template_dir, None)
 
 
 def _require_trusted(templates: Path) -> Path:

@@ -13,20 +13,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.secrecy import MASK, is_secret_name, without_secrets
+from launcher.secrecy import MASK, hidden, is_secret_name, without_secrets
 from supervisor.rules import EXIT_INTERRUPTED
 
 _LONGEST = 160
 
 
 class UserError(Exception):
-    """A mistake of the user's, with what is needed to fix it.
-
-    Parameters
-    ----------
-    message
-        What is wrong, as ``KEY=VALUE: what is wrong with it``.
-    """
+    """A mistake of the user's, with what is needed to fix it: ``KEY=VALUE: what is wrong with it``."""
 
     exit_code = 2
 
@@ -103,6 +97,12 @@ def shown(value: Any) -> str:
     return shortened(_shown(value))
 
 
+def setting(key: str, value: Any) -> str:
+    """Return ``KEY=VALUE`` of the configuration, with secrets masked."""
+    value = hidden(key, value)
+    return f"{one_line(key)}={value if value == MASK else shown(value)}"
+
+
 def shortened(text: str) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 4]} ..."
 
@@ -150,12 +150,9 @@ _REMEDIES = {
 
 
 def explain_os_error(error: OSError, path: Path, key: str, *, verb: str = "write") -> UserError:
-    """Return the user's error for the system's refusal of a path, with a remedy.
+    """Return the user's error for the system's refusal of a path.
 
-    Parameters
-    ----------
-    path
-        The refused path; the remedy names the nearest directory above it that exists.
+    The remedy names the nearest directory above it that exists.
     """
     remedy = _REMEDIES.get(error.errno or 0, "choose another place, {key}=...")
     reason = (error.strerror or str(error)).lower()
@@ -189,13 +186,7 @@ def explain_refusal(error: OSError) -> UserError | None:
 
 
 def check_directory(option: str, path: Path) -> None:
-    """Refuse a directory of the user's that does not exist or cannot be read: it must not be skipped.
-
-    Raises
-    ------
-    UserError
-        With the option that names it.
-    """
+    """Raise UserError for a directory that does not exist or cannot be read: it must not be skipped."""
     if not stat.S_ISDIR(file_mode(path)):
         raise UserError(f"{option} {one_line(str(path))}: no such directory")
     if not os.access(path, os.R_OK | os.X_OK):
@@ -209,12 +200,8 @@ _NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EBADF)
 def file_mode(path: Path) -> int:
     """Return the mode of the file at `path`, for the functions of `stat`; 0 if there is no file.
 
+    Raise OSError if the system does not tell, for example because a directory above may not be searched.
     From Python 3.14 on, `Path.exists`, `is_file` and `is_dir` answer False for one that may not be looked at.
-
-    Raises
-    ------
-    OSError
-        If the system does not tell, for example because a directory above may not be searched.
     """
     try:
         return path.stat().st_mode

@@ -63,22 +63,17 @@ def existing(path: Path) -> Path:
 def mount_of(path: Path) -> MountedFileSystem | None:
     """Return the file system that a path is on, or would be."""
     place = existing(path)
-    found = None
-    for mount in _mounts():
-        # Of two at the same point the later one covers the other.
-        if place.is_relative_to(mount.point) and (
-            found is None or len(mount.point.parts) >= len(found.point.parts)
-        ):
-            found = mount
-    return found
+    mounts = [mount for mount in _mounts() if place.is_relative_to(mount.point)]
+    # Of two at the same point the later one covers the other.
+    return max(reversed(mounts), key=lambda mount: len(mount.point.parts), default=None)
 
 
 def local_mount(path: Path) -> MountedFileSystem | None:
     """Return the file system of a path if it is local to this machine; else ``None``."""
     mount = mount_of(path)
-    if mount is None or not mount.is_local or _is_exported(existing(path)):
-        return None
-    return mount
+    place = existing(path)
+    is_exported = any(place.is_relative_to(directory) for directory in _exported())
+    return mount if mount is not None and mount.is_local and not is_exported else None
 
 
 def is_shared(path: Path) -> bool:
@@ -103,12 +98,8 @@ def _unescaped(text: str) -> str:
     return _OCTAL.sub(lambda match: chr(int(match[1], 8)), text)
 
 
-def _is_exported(place: Path) -> bool:
-    """Return True if this machine exports a path to others, see exports(5)."""
-    return any(place.is_relative_to(directory) for directory in _exported())
-
-
 def _exported() -> Iterator[Path]:
+    """Yield the directories that this machine exports to others, see exports(5)."""
     for place in EXPORTS:
         files = sorted(place.glob("*.exports")) if place.is_dir() else [place]
         for file in files:
@@ -126,21 +117,17 @@ def room_at(path: Path) -> Room | None:
     """Return the room that the user has at a path; ``None`` if the file system does not report it."""
     place = existing(path)
     try:
-        found, group = os.statvfs(place), _group_of_new(place)
+        found, status = os.statvfs(place), place.stat()
     except OSError:
         return None
     if not found.f_blocks:
         return None
     free = found.f_bavail * found.f_frsize
+    # Of files that the user writes there.
+    group = status.st_gid if status.st_mode & stat.S_ISGID else os.getgid()
     mount = mount_of(path)
     left = _quota_left(mount, group) if mount is not None else None
     return Room(left, "quota") if left is not None and left < free else Room(free, "file system")
-
-
-def _group_of_new(place: Path) -> int:
-    """Return the group of files that the user writes to a directory."""
-    found = place.stat()
-    return found.st_gid if found.st_mode & stat.S_ISGID else os.getgid()
 
 
 def _quota_left(mount: MountedFileSystem, group: int) -> int | None:

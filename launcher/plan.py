@@ -179,14 +179,8 @@ class Profile:
 class Chain:
     """The continuation of a job as the next link of a chain of jobs with the same script.
 
-    Attributes
-    ----------
-    from_job
-        Each link submits the next one; otherwise all are submitted at launch.
-    max_failures
-        Links in a row that end without a new checkpoint, after which the chain stops.
-    checkpoints
-        The directory whose newest checkpoint tells whether a link got on; ``None`` if there is none.
+    `from_job`: each link submits the next one, and otherwise all are submitted at launch. The chain stops
+    after `max_failures` links in a row without a new checkpoint; `checkpoints` is their directory, if any.
     """
 
     links: int = 1
@@ -204,27 +198,13 @@ _RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT")
 class Job:
     """One job of a stage.
 
-    Attributes
-    ----------
-    config
-        The interpolated configuration that a training reads, or ``None`` for another job.
-    stage_config
-        The configuration that the program of another stage reads, or ``None`` if it reads none.
-    environment
-        Exported before the tasks start.
-    environment_files
-        Variables whose values the job reads from the first lines of files: secrets are never in a script.
-    gpu_environment
-        By the compute capability of the GPUs (9 is Hopper), what is exported there unless it is set.
-    vboost
-        Give more of the GPUs' power budget to their compute engines beforehand.
-    chain
-        What follows when it ends before its work is done.
-    every
-        Of a stage behind a training: also submitted after each so many checkpoints while that goes on.
-    directories
-        Made, where missing, before the job is submitted; the job writes there. Each has the key that it comes
-        from, or ``None`` below the run's own directory.
+    A training reads the interpolated `config`, the program of another stage its `stage_config`. `environment`
+    is exported before the tasks start; the values of `environment_files` are read in the job from the first
+    lines of files, as secrets are never in a script; `gpu_environment` is exported by the compute capability
+    of the GPUs (9 is Hopper), unless it is set. `vboost` gives more of their power budget to their compute
+    engines. A stage behind a training with `every` is also submitted after each so many checkpoints.
+    `directories` are made before the job is submitted, and it writes there: each has the key that it comes
+    from, or ``None`` below the run's own directory.
     """
 
     stage: str

@@ -107,22 +107,20 @@ def sources() -> Mapping[str, Source]:
 @cache
 def images() -> tuple[Contents, ...]:
     """Return the images of the table, the oldest first within a family."""
-    return tuple(_contents(row) for row in table()["images"])
+    rows = []
+    for row in table()["images"]:
+        facts = {name: value for name, (value, _) in row["facts"].items()}
+        family = _REPOSITORIES[row["image"].partition("/")[2]]
+        rows.append(Contents(f"{row['image']}:{row['tag']}", family, row["tag"], **facts))
+    return tuple(rows)
 
 
 @cache
 def megatron_lm() -> tuple[MegatronLm, ...]:
     """Return the releases of Megatron-LM, the oldest first."""
     return tuple(
-        MegatronLm(row["tag"], row["date"], row["megatron_core"], row["python"], row["scripts"])
-        for row in table()["megatron_lm"]
+        MegatronLm(**{name: row[name] for name in MegatronLm._fields}) for row in table()["megatron_lm"]
     )
-
-
-def _contents(row: Mapping[str, Any]) -> Contents:
-    values = {name: value for name, (value, _) in row["facts"].items()}
-    family = _REPOSITORIES[row["image"].partition("/")[2]]
-    return Contents(f"{row['image']}:{row['tag']}", family, row["tag"], **values)
 
 
 def contents_of(

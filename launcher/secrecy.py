@@ -165,14 +165,9 @@ def secrets_in(
 ) -> list[Secret]:
     """Return the secrets of a text, in their order.
 
-    Parameters
-    ----------
-    exported
-        For a list of sbatch or srun, ``ALL,NAME=VALUE``; one after ``--export=`` is recognized.
-    known
-        What `known_values` returns, for who asks of many texts.
-    literals
-        For a program's text: names are given quoted values, and all else may be anything.
+    `exported` is for a list of sbatch or srun, ``ALL,NAME=VALUE``; one after ``--export=`` is recognized.
+    `literals` is for a program's text, in which names are given quoted values, and all else may be anything.
+    `known` is what `known_values` returns, for who asks of many texts.
     """
     return list(_secrets_in(text, literals, exported, known_values() if known is None else known))
 

@@ -138,11 +138,10 @@ class Page:
         return f"| `{name}` | {_type(field.annotation)}{_limits(field)} | {shown} | {_cell(meaning)} |"
 
     def _place(self, path: str) -> Place | None:
-        found = self._sources.first(path)
-        if found is None:
+        first = self._sources.first(path)
+        if first is None:
             return None
-        file, line = found
-        return Place(file, line, file.path.read_text(encoding="utf-8").splitlines())
+        return Place(first.file, first.line, first.file.path.read_text(encoding="utf-8").splitlines())
 
 
 def _cell(text: str) -> str:

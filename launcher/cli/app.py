@@ -28,8 +28,7 @@ from launcher.errors import (
 )
 from launcher.runs.receipts import acts, forget_jobs, submitted_jobs
 from launcher.secrecy import MASK, printable, recorded, redacted, secrets_of
-from launcher.ui.tables import first_of
-from launcher.ui.terminal import ChangedStream, escaped_streams, tell
+from launcher.ui.terminal import ChangedStream, escaped_streams, first_of, tell
 
 _READER_GONE = 141  # as a shell tells a program that a closed pipe ended
 

@@ -266,7 +266,7 @@ def _verified_to_json(image: VerifiedImage) -> dict[str, Any]:
     return {
         "path": str(image.path),
         "is_whole": image.is_whole,
-        "checked": list(image.checked),
+        "checked": image.checked,
         "problem": image.problem and image.problem.message,
-        "notes": list(image.notes),
+        "notes": image.notes,
     }

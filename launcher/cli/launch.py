@@ -74,36 +74,62 @@ def add_parser(verbs: Verbs) -> None:
     text = "the same in a job without GPUs, which the launch waits for"
     add_option(parser, f"--build={_JOB}", text, const=_JOB, **build)
     text = "run two steps on one node first, as run <name>_smoke, and launch only if they succeed."
-    add_option(parser, OPTION, f"{text} With --dry-run: print the script of the smoke test")
+    text = f"{text} With --dry-run: print the script of the smoke test"
+    add_option(parser, OPTION, text, dest="run", action="store_const", const=run_smoke)
     add_launch_options(parser)
     add_option(parser, "--print", "the same as --dry-run: of a workspace, its command", dest="dry_run")
 
 
 def run(args: argparse.Namespace) -> int:
     """Launch, or print what would be launched; return the exit code."""
-    request = request_of(args, args.overrides)
-    if args.build is None or request.launch_dir is not None:
-        drafted = drafts(request)
-        reports = _checked(args, drafted, request)
-    else:
-        drafted, reports, request = _built(args, request)
-    if is_workspace(drafted):
-        for name in ("smoke", "follow", "json"):
-            if getattr(args, name):
-                message = f"--{name}: stages=[{WORKSPACE}] is a shell to sit at, and no job that is submitted"
-                raise UserError(message, key="stages")
-    if args.smoke and request.launch_dir is None:
-        if len(drafted) > 1:
-            message = "--smoke: the two steps would need what the stages before have not made yet"
-            hint = "launch these first; then stages=[training] --smoke"
-            raise UserError(message, key="stages", hint=hint)
-        reports, code = smoke_first(args, reports, request, dry=_is_dry(args, drafted))
-        if code is not None:
-            return code
-        request = replace(request, command=without_smoke(request.command))
+    return _finish(args, *_drafted(args))
+
+
+def run_smoke(args: argparse.Namespace) -> int:
+    """Launch as `run` does, after a smoke test that succeeded; return the exit code."""
+    if args.build == _JOB:
+        raise UserError("--smoke: it would not wait for the job of --build=job", hint="--smoke --build=host")
+    drafted, reports, request = _drafted(args)
+    if request.launch_dir is not None:
+        return _finish(args, drafted, reports, request)
+    _refuse_for_workspace(drafted, "smoke")
+    if len(drafted) > 1:
+        raise UserError(
+            "--smoke: the two steps would need what the stages before have not made yet",
+            key="stages",
+            hint="launch these first; then stages=[training] --smoke",
+        )
+    report, code = _smoke(args, reports[0], request, dry=_is_dry(args, drafted))
+    if code is not None:
+        return code
+    request = replace(request, command=without_smoke(request.command))
+    return _finish(args, drafted, [report], request)
+
+
+def _finish(
+    args: argparse.Namespace, drafted: list[Draft], reports: list[CheckReport], request: Request
+) -> int:
+    for option in ("follow", "json"):
+        if getattr(args, option):
+            _refuse_for_workspace(drafted, option)
     launched = _launch(args, drafted, reports, request)
     print_outcomes(launched, as_json=args.json)
     return _follow(launched) if args.follow else 0
+
+
+def _refuse_for_workspace(drafted: Sequence[Draft], option: str) -> None:
+    if is_workspace(drafted):
+        message = f"--{option}: stages=[{WORKSPACE}] is a shell to sit at, and no job that is submitted"
+        raise UserError(message, key="stages")
+
+
+def _drafted(args: argparse.Namespace) -> tuple[list[Draft], list[CheckReport], Request]:
+    """Draft and check the launch of a command line, with `--build` after making its image."""
+    request = request_of(args, args.overrides)
+    if args.build is not None and request.launch_dir is None:
+        return _built(args, request)
+    drafted = drafts(request)
+    return drafted, _checked(args, drafted, request), request
 
 
 def launch_and_follow(
@@ -141,11 +167,9 @@ def _built(args: argparse.Namespace, request: Request) -> tuple[list[Draft], lis
     from launcher.images.progress import show_progress
     from launcher.launching.building import draft_with_image, make_here
 
-    if args.smoke and args.build == _JOB:
-        raise UserError("--smoke: it would not wait for the job of --build=job", hint="--smoke --build=host")
-    building = draft_with_image(request, args.no_check, as_job=args.build == _JOB)
+    building = draft_with_image(request, as_job=args.build == _JOB)
     dry = _is_dry(args, building.drafts)
-    reports = check_launch(building.drafts, building.skipped, look=not dry)
+    reports = check_launch(building.drafts, (*args.no_check, *building.skipped), look=not dry)
     if building.needed is not None:
         if dry:
             tell(f"first: slipway {shlex.join(building.needed.command)}")
@@ -237,9 +261,9 @@ def _print_submitted(paths: LaunchPaths, manifest: Manifest) -> None:
 OPTION = "--smoke"
 
 
-def smoke_first(
-    args: argparse.Namespace, reports: Sequence[CheckReport], request: Request, *, dry: bool
-) -> tuple[list[CheckReport], int | None]:
+def _smoke(
+    args: argparse.Namespace, report: CheckReport, request: Request, *, dry: bool
+) -> tuple[CheckReport, int | None]:
     """Run the smoke of a launch, and say how it went; nothing is written if one of the two would be refused.
 
     Return the report of the launch with the scheduler's answer, and the exit code: None to go on.
@@ -248,13 +272,12 @@ def smoke_first(
     from launcher.monitor.follow import follow_and_tell
     from launcher.smoke import launch_smoke, plan_smoke
 
-    (report,) = reports
     smoke = plan_smoke(report.draft, request, args.no_check)
     if dry:
         for line in smoke.summary:
             _say(line)
         print_code(smoke.draft.rendered.script, "bash")
-        return [report], 0
+        return report, 0
     if request.number is not None or request.tag is not None:
         raise UserError("--launch-number and --tag render a launch again: they need --dry-run")
     # The launch itself is judged before its smoke takes its time.
@@ -271,7 +294,7 @@ def smoke_first(
         code = follow_and_tell(launched.paths.run_dir, launched.paths.number)
     if code != errors.WATCHING_ENDED:
         submitted_jobs.pop(str(launched.manifest.job_id), None)
-    return [report], _tell_smoke(report.draft, launched, code)
+    return report, _tell_smoke(report.draft, launched, code)
 
 
 def _tell_smoke(draft: Draft, launched: Launched, code: int) -> int | None:

@@ -15,13 +15,12 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydra import compose as hydra_compose
-from hydra import initialize_config_dir
 from hydra.errors import HydraException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 
-from launcher.config.hydra_setup import register_resolvers, register_tree, use_libyaml, with_gpus
+from launcher.config.hydra_setup import config_loader, with_gpus
 from launcher.config.overrides import (
     DEVICES,
     GRES,
@@ -96,10 +95,7 @@ class Composition:
 def compose(overrides: Sequence[str], config_dir: Path | None = None) -> Composition:
     """Compose the configuration tree and check it.
 
-    Raises
-    ------
-    UserError
-        If an override is not understood, or a value is missing or not valid.
+    Raise UserError if an override is not understood, or a value is missing or not valid.
     """
     return BatchComposer(overrides, config_dir, once=True).compose()
 
@@ -130,13 +126,15 @@ class BatchComposer:
 
     def compose(self, point: Sequence[str] = ()) -> Composition:
         """Compose one point, as `compose` would compose the shared overrides and the point's."""
-        overrides = (*self._base, *point)
+        overrides, config_dir = (*self._base, *point), self._config_dir
+
+        def again(texts: Sequence[str]) -> DictConfig:
+            return _compose_tree(for_hydra(texts), config_dir)
 
         def check(texts: Sequence[str]) -> Composition:
-            return type(self)(texts, self._config_dir, once=True)._compose(texts)
+            return type(self)(texts, config_dir, once=True)._compose(texts)
 
-        _prepare(self._config_dir)
-        with _explained(overrides, self._config_dir, _compose_overrides, check):
+        with _explained(overrides, config_dir, again, check):
             return self._compose(overrides)
 
     def _compose(self, overrides: Sequence[str]) -> Composition:
@@ -151,7 +149,7 @@ class BatchComposer:
 
     def _compose_quickly(self, overrides: Sequence[str]) -> Composition:
         if self._trees is None:
-            self._trees = TreeComposer(str(CONF_DIR), self._base, once=self._once)
+            self._trees = TreeComposer(_roots(self._config_dir), self._base, once=self._once)
         with self._trees.compose(overrides) as composed:
             for key in PATH_KEYS:
                 composed.detach([key])
@@ -172,10 +170,8 @@ class BatchComposer:
 
 def compose_fully(overrides: Sequence[str], config_dir: Path | None) -> Composition:
     """Compose as `compose` does, by Hydra's and OmegaConf's own ways; mistakes are their exceptions."""
-    tree = _compose_overrides(overrides)
-    choices = dict(tree.hydra.runtime.choices)
-    OmegaConf.set_struct(tree, False)
-    del tree["hydra"]
+    tree = _compose_tree(for_hydra(overrides), config_dir)
+    choices = dict(tree.pop("hydra").runtime.choices)
     return _checked_composition(
         tree,
         choices,
@@ -212,20 +208,13 @@ def _checked_composition(
 def compose_file(
     name: str, overrides: Sequence[str], model: type[Model], config_dir: Path | None = None
 ) -> Model:
-    """Compose one file of the tree by itself, with what it builds on, and check it.
-
-    Raises
-    ------
-    UserError
-        If an override is not understood, or a value is missing or not valid.
-    """
+    """Compose one file of the tree by itself, with what it builds on, and check it as `compose` does."""
 
     def again(texts: Sequence[str]) -> DictConfig:
-        return _compose_tree(keys_for_hydra([parse_override(text) for text in texts]), name)
+        return _compose_tree(keys_for_hydra([parse_override(text) for text in texts]), config_dir, name)
 
     def compose_checked(texts: Sequence[str]) -> Model:
         tree = again(texts)
-        OmegaConf.set_struct(tree, False)
         del tree["hydra"]
         config, node = _checked_as(
             model,
@@ -237,17 +226,8 @@ def compose_file(
         check_secrets(config)
         return config
 
-    _prepare(config_dir)
     with _explained(overrides, config_dir, again, compose_checked, name):
         return compose_checked(overrides)
-
-
-def _prepare(config_dir: Path | None) -> None:
-    use_libyaml()
-    register_resolvers()
-    if config_dir is not None:
-        check_directory("--config-dir", config_dir)
-    register_tree(config_dir)
 
 
 def _checked_as(
@@ -296,13 +276,11 @@ def sources_of(
     return Sources(overrides, _roots(config_dir), like, primary)
 
 
-def _compose_overrides(overrides: Sequence[str]) -> DictConfig:
-    return _compose_tree(for_hydra(overrides))
-
-
-def _compose_tree(overrides: list[str], name: str = MAIN) -> DictConfig:
-    with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
-        return hydra_compose(name, overrides=overrides, return_hydra_config=True)
+def _compose_tree(overrides: list[str], config_dir: Path | None, name: str = MAIN) -> DictConfig:
+    loader = config_loader(_roots(config_dir))
+    tree = loader.load_configuration(name, overrides, RunMode.RUN, from_shell=False)
+    OmegaConf.set_struct(tree, False)
+    return tree
 
 
 def _resolved(tree: DictConfig) -> dict[str, Any]:
@@ -340,13 +318,7 @@ def _timestamp() -> str:
 
 
 def derive_from_gpus(tree: DictConfig, overrides: Sequence[str], change: Callable[[str, Any], None]) -> None:
-    """Let tasks and ``gres`` follow the GPUs of a node that the user typed, whatever the files say of them.
-
-    Parameters
-    ----------
-    change
-        Sets a key of the tree.
-    """
+    """Let tasks and ``gres`` follow the GPUs of a node that the user typed, whatever the files say."""
     parsed = [parse_override(text) for text in overrides]
     following = [key for key in (DEVICES, GRES) if is_derived_from_gpus(key, parsed)]
     gpus = OmegaConf.select(tree, NODE_GPUS) if following else None
@@ -377,6 +349,8 @@ def _explained(
     primary: str = MAIN,
 ) -> Iterator[None]:
     """Turn an error of Hydra's or OmegaConf's into one that helps; leave any other as it is."""
+    if config_dir is not None:
+        check_directory("--config-dir", config_dir)
     try:
         yield
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Settings of Hydra and OmegaConf: our resolvers, the user's own tree in front of ours, libyaml.
+"""Hydra and OmegaConf, set up: our resolvers, the user's own tree in front of ours, libyaml.
 
 The resolvers `multiply`, `divide_ceil` and `divide_floor` are the NeMo Megatron launcher's: users' own trees
 have them.
@@ -9,46 +9,36 @@ from __future__ import annotations
 import io
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
+from hydra import version
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.utils import create_config_search_path
+from hydra.core.utils import JobRuntime, setup_globals
 from omegaconf import OmegaConf, _utils
 
 from launcher.sandbox import default_directory, is_sandbox, slurm_conf_path
 from launcher.slurm.notations import format_days, training_seconds
 
-_registered: list[Path | None] = []
 
-
-def register_tree(directory: Path | None) -> None:
-    """Let the compositions that follow search `directory` first; ``None`` leaves our tree alone.
+def config_loader(roots: Sequence[Path]) -> ConfigLoaderImpl:
+    """Return Hydra's loader of our tree, the last of `roots`, with the user's own in front of it.
 
     Hydra's `hydra.searchpath` only appends, so that a file there could not replace one of ours.
     """
-    if not _registered:
-        if directory is None:
-            return
-        _register_plugin()
-    _registered[:] = [directory]
-
-
-def _register_plugin() -> None:
-    from hydra.core.config_search_path import ConfigSearchPath
-    from hydra.core.plugins import Plugins
-    from hydra.plugins.search_path_plugin import SearchPathPlugin
-
-    class UserTree(SearchPathPlugin):
-        """Hydra's own way to change its search path."""
-
-        def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-            directory = _registered[0]
-            if directory is not None:
-                search_path.prepend(provider="user", path=f"file://{directory.absolute()}")
-
-    Plugins.instance().register(UserTree)
+    use_libyaml()
+    register_resolvers()
+    setup_globals()
+    version.setbase("1.3")
+    JobRuntime().set("name", "slipway")
+    search_path = create_config_search_path(str(roots[-1]))
+    for root in roots[:-1]:
+        search_path.prepend("user", f"file://{root.absolute()}")
+    return ConfigLoaderImpl(search_path)
 
 
 @cache

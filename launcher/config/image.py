@@ -6,17 +6,17 @@ It is composed by itself, so that a launch does not read it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator
 
-from launcher.config.compose import CONF_DIR, annotate, compose_file
-from launcher.config.overrides import choice_hint, options_of, parse_override
+from launcher.config.compose import annotate, compose_file, list_options
+from launcher.config.overrides import choice_hint, parse_override
 from launcher.config.stage_schema import StrictModel
-from launcher.config.values import Line, LineList, Text, Whole
+from launcher.config.values import Line, LineList, Text, Whole, matching
 from launcher.errors import UserError, did_you_mean, one_line
 from launcher.secrecy import is_secret_name
 
@@ -24,21 +24,12 @@ GROUP = "image"
 _RECIPE = r"[A-Za-z0-9][\w-]*"  # what may be in the names of images and files, and in container=NAME
 
 
-def _matching(pattern: str, expected: str) -> Callable[[str], str]:
-    def check(value: str) -> str:
-        if not re.fullmatch(pattern, value, re.ASCII):
-            raise ValueError(f"expected {expected}")
-        return value
-
-    return check
-
-
 # `git@` of an address of ssh is no secret.
 _LOGIN = re.compile(r"(?<!ssh)://[^/\s@]*@|://[^/\s@]*:[^/\s@]*@", re.IGNORECASE)
 
 
-def _without_password(value: str) -> str:
-    if _LOGIN.search(value):
+def _without_password(value: Any) -> Any:
+    if any(map(_LOGIN.search, [value] if isinstance(value, str) else value)):
         raise ValueError("a name or a password in it would be in the image for all to read")
     return value
 
@@ -59,39 +50,25 @@ def _flat(value: Any) -> Any:
     flat: dict[str, Any] = {}
     for name, below in value.items():
         inner = _flat(below)
-        flat |= (
-            {f"{name}.{end}": item for end, item in inner.items()}
-            if isinstance(inner, dict)
-            else {name: inner}
-        )
+        flat |= {f"{name}.{end}": inner[end] for end in inner} if isinstance(inner, dict) else {name: inner}
     return flat
 
 
-def _each_matching(pattern: str, expected: str) -> Callable[[list[str]], list[str]]:
-    check = _matching(pattern, expected)
-    return lambda values: [check(value) for value in values]
+_HOST = r"[A-Za-z0-9][\w.-]*(:\d+)?"
 
-
-_Template = Annotated[Line, AfterValidator(_matching(r"\w[\w-]*", "a template's name, such as nemo"))]
-_Digest = Annotated[Text, AfterValidator(_matching(r"sha256:[0-9a-f]{64}", "sha256: and 64 digits"))]
-_Owner = Annotated[Text, AfterValidator(_matching(r"[a-z0-9]+([._/-]+[a-z0-9]+)*", "lower case, as in me"))]
-_Tag = Annotated[Text, AfterValidator(_matching(r"\w[\w.-]{0,127}", "a tag, such as 24.09-1"))]
-_Registry = Annotated[Text, AfterValidator(_matching(r"[A-Za-z0-9][\w.-]*(:\d+)?", "HOST or HOST:PORT"))]
-_Registries = Annotated[
-    LineList, AfterValidator(_each_matching(r"[A-Za-z0-9][\w.-]*(:\d+)?", "HOST or HOST:PORT of each"))
-]
-_Workdir = Annotated[Line, AfterValidator(_matching(r"/.*", "an absolute path"))]
+_Template = Annotated[Line, matching(r"\w[\w-]*", "expected a template's name, such as nemo")]
+_Digest = Annotated[Text, matching(r"sha256:[0-9a-f]{64}", "expected sha256: and 64 digits")]
+_Owner = Annotated[Text, matching(r"[a-z0-9]+([._/-]+[a-z0-9]+)*", "expected lower case, as in me")]
+_Tag = Annotated[Text, matching(r"\w[\w.-]{0,127}", "expected a tag, such as 24.09-1")]
+_Registry = Annotated[Text, matching(_HOST, "expected HOST or HOST:PORT")]
+_Registries = Annotated[LineList, matching(_HOST, "expected HOST or HOST:PORT of each")]
+_Workdir = Annotated[Line, matching(r"/.*", "expected an absolute path")]
 _Debian = Annotated[
-    LineList,
-    AfterValidator(_each_matching(r"[a-z0-9][a-z0-9+.-]+(=\S+)?", "Debian packages, as in numactl")),
+    LineList, matching(r"[a-z0-9][a-z0-9+.-]+(=\S+)?", "expected Debian packages, as in numactl")
 ]
-_Variable = Annotated[Line, AfterValidator(_matching(r"[A-Za-z_]\w*", "a name that a variable can have"))]
-_Label = Annotated[Line, AfterValidator(_matching(r"[A-Za-z0-9][\w./-]*", "a label's name, as in org.team"))]
-_Version = Annotated[Text, AfterValidator(_matching(r"\w[\w.+-]*", "a version, such as 2.27.7-1"))]
-_PythonPackages = Annotated[
-    LineList, AfterValidator(lambda values: [_without_password(value) for value in values])
-]
-_Index = Annotated[Line, AfterValidator(_without_password)]
+_Variable = Annotated[Line, matching(r"[A-Za-z_]\w*", "expected a name that a variable can have")]
+_Label = Annotated[Line, matching(r"[A-Za-z0-9][\w./-]*", "expected a label's name, as in org.team")]
+_Version = Annotated[Text, matching(r"\w[\w.+-]*", "expected a version, such as 2.27.7-1")]
 
 
 class RecipeConfig(StrictModel):
@@ -110,8 +87,8 @@ class RecipeConfig(StrictModel):
     packages: _Debian
     dev_packages: _Debian
     dev_script: Line | None
-    python_packages: _PythonPackages
-    pip_index: _Index | None
+    python_packages: Annotated[LineList, AfterValidator(_without_password)]
+    pip_index: Annotated[Line, AfterValidator(_without_password)] | None
     versions: dict[_Variable, _Version | None]
     cuda_archs: list[Whole]
     env: Annotated[dict[_Variable, Text], AfterValidator(_without_secrets)]
@@ -139,17 +116,11 @@ class RecipeComposition:
 
 def recipe_names(config_dir: Path | None = None) -> list[str]:
     """Return the names of all recipes, the user's own among them."""
-    return [name for name in options_of(GROUP, _roots(config_dir)) if re.fullmatch(_RECIPE, name, re.ASCII)]
+    return [name for name in list_options(GROUP, config_dir) if re.fullmatch(_RECIPE, name, re.ASCII)]
 
 
 def compose_recipe(name: str, overrides: Sequence[str], config_dir: Path | None = None) -> RecipeComposition:
-    """Compose a recipe's configuration and check it.
-
-    Raises
-    ------
-    UserError
-        If there is no such recipe, or an override is not understood, or a value is missing or not valid.
-    """
+    """Compose a recipe's configuration and check it; raise UserError for a mistake, as `compose` does."""
     names = recipe_names(config_dir)
     if name not in names:
         raise UserError(f"{one_line(name)}: there is no such recipe", hint=choice_hint(name, names))
@@ -174,7 +145,3 @@ def _check_override(text: str) -> None:
         near = did_you_mean(override.key, RecipeConfig.model_fields) or ""
         hint = near.replace("did you mean '", f"did you mean '{GROUP}.") if "did" in near else hint
     raise UserError(f"{one_line(text)}: a recipe has no such key", key=override.key, hint=hint)
-
-
-def _roots(config_dir: Path | None) -> list[Path]:
-    return [root for root in (config_dir, CONF_DIR) if root is not None]

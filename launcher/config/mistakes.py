@@ -65,14 +65,16 @@ class Attempt:
             tree = self.compose(choices)
         except (HydraException, OmegaConfBaseException, UserError):
             return None
-        OmegaConf.set_struct(tree, False)
         tree.pop("hydra", None)
         return tree
 
     @cached_property
     def keys(self) -> list[str]:
         """All keys of the tree, each with its parents."""
-        return list(_keys_below(self.tree)) if self.tree is not None else []
+        if self.tree is None:
+            return []
+        plain = OmegaConf.to_container(self.tree, resolve=False)
+        return list(_keys_of(plain)) if isinstance(plain, dict) else []
 
     def override_of(self, key: str) -> str:
         """Return the override that sets a key, as the user wrote it, or else the key."""
@@ -84,11 +86,11 @@ class Attempt:
         return next(written, typed)
 
 
-def _keys_below(node: DictConfig, prefix: str = "") -> Iterator[str]:
-    for name, child in node.items_ex(resolve=False):
+def _keys_of(mapping: Mapping[Any, Any], prefix: str = "") -> Iterator[str]:
+    for name, value in mapping.items():
         yield f"{prefix}{name!s}"
-        if isinstance(child, DictConfig) and not child._is_none() and not child._is_interpolation():
-            yield from _keys_below(child, f"{prefix}{name!s}.")
+        if isinstance(value, dict):
+            yield from _keys_of(value, f"{prefix}{name!s}.")
 
 
 def explain_all(
@@ -97,12 +99,7 @@ def explain_all(
     """Say what all mistakes of a command line are; ``None`` if there was none, but a mistake of ours.
 
     Hydra stops at the first override that it cannot apply. The composition is tried again without it, for as
-    long as there are others.
-
-    Parameters
-    ----------
-    check
-        Composes other overrides and holds them against the schema, which tells all of its mistakes at once.
+    long as there are others; `check` composes and holds them against the schema.
     """
     first = last = explain(error, attempt)
     if first is None or last is None:
@@ -284,13 +281,6 @@ def _unknown_within(key: str, attempt: Attempt) -> list[str]:
     unknown = [inner for inner in below if inner not in attempt.keys]
     # Of a key that is not there, those below it are none either.
     return [inner for inner in unknown if inner.rpartition(".")[0] not in unknown]
-
-
-def _keys_of(mapping: Mapping[Any, Any], prefix: str) -> Iterator[str]:
-    for name, value in mapping.items():
-        yield f"{prefix}{name!s}"
-        if isinstance(value, dict):
-            yield from _keys_of(value, f"{prefix}{name!s}.")
 
 
 def _no_such_key(start: str, key: str, attempt: Attempt) -> UserError:

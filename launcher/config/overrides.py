@@ -108,13 +108,7 @@ def for_hydra(texts: Sequence[str]) -> list[str]:
 
 
 def keys_for_hydra(parsed: Sequence[Override]) -> list[str]:
-    """Return the overrides of keys in Hydra's syntax.
-
-    Raises
-    ------
-    UserError
-        If one has not the form of an override.
-    """
+    """Return the overrides of keys in Hydra's syntax; raise UserError if one is none by its form."""
     for override in parsed:
         _check_form(override)
     return [_as_typed(override) for override in parsed]
@@ -264,20 +258,24 @@ def about(group: str, choice: str, roots: Sequence[Path]) -> str | None:
 
 def choice_hint(choice: str, options: Sequence[str]) -> str:
     """Suggest the nearest choice, and list those of the same family, or all."""
-    family = choice.split("/")[0]
-    near = [name for name in options if name.startswith(f"{family}/")] or list(options)
+    near = _of_its_family(choice, options)
     listing = f"valid: {', '.join(near) or 'none'}"
     # A family, or a part of files (`_base`), is near to all of them and to none.
     is_part = "/_" in f"/{choice}"
-    is_family = choice == family and any(name.startswith(f"{family}/") for name in near)
+    is_family = any(name.startswith(f"{choice}/") for name in near)
     suggestions = [] if is_part or is_family else _nearest(choice, near)
     return f"did you mean {' or '.join(map(repr, suggestions))}? {listing}" if suggestions else listing
 
 
+def _of_its_family(choice: str, options: Sequence[str]) -> list[str]:
+    """Return the choices of the same family, or else all."""
+    family = choice.split("/")[0]
+    return [name for name in options if name.startswith(f"{family}/")] or list(options)
+
+
 def nearest_choice(choice: str, options: Sequence[str]) -> str | None:
     """Return the choice that is most likely meant, of the same family where there is one."""
-    family = choice.split("/")[0]
-    near = [name for name in options if name.startswith(f"{family}/")] or list(options)
+    near = _of_its_family(choice, options)
     candidates = [*_nearest(choice, near), *(near if len(near) < len(options) else [])]
     return candidates[0] if candidates else None
 

@@ -261,13 +261,7 @@ def _without_plugins() -> Iterator[None]:
 
 
 def parse(model: type[Model], node: Mapping[str, Any], path: str = "") -> Model:
-    """Check a node against its schema.
-
-    Raises
-    ------
-    UserError
-        Naming each wrong key, its value and what would be valid.
-    """
+    """Check a node against its schema; raise UserError with each wrong key, its value and what is valid."""
     try:
         with _without_plugins():
             return model.model_validate(node)

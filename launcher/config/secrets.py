@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, Node
 from pydantic import BaseModel
 
-from launcher.errors import UserError, one_line, shortened, shown
+from launcher.errors import UserError, one_line, setting, shortened
 from launcher.secrecy import (
     MASK,
     Known,
@@ -38,51 +38,31 @@ _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
 def check_secrets(config: BaseModel) -> None:
-    """Refuse a configuration with a secret among its values.
-
-    Raises
-    ------
-    UserError
-        Naming the key, and what is to be given in place of the value.
-    """
+    """Raise UserError for a secret among the values, with its key and what to give in its place."""
     known = known_values()
     for key, value in _leaves(config.model_dump(exclude_unset=True)):
-        _check(key, value, known)
+        if isinstance(value, (str, int)) and not isinstance(value, bool) and value != "":
+            _check(key, value, known)
 
 
 def check_references(references: Mapping[str, str]) -> None:
-    """Refuse a configuration whose values refer to variables with a secret's name; see `secret_references`.
-
-    Raises
-    ------
-    UserError
-        Naming the key, the variable, and what is to be given in place of the reference.
-    """
+    """Raise UserError for a value that refers to a variable with a secret's name; see `secret_references`."""
     for key, variable in references.items():
         raise _refusal(key, f"it refers to the variable {variable}", variable)
 
 
 def check_texts(texts: Mapping[Path, str], origin: str) -> None:
-    """Refuse files that are to be written and have a secret, though the configuration has none.
+    """Raise UserError for a secret in a file that is to be written, though the configuration has none.
 
-    Parameters
-    ----------
-    origin
-        What the text comes from: templates of the user's own.
-
-    Raises
-    ------
-    UserError
-        Naming the file and the line.
+    `origin` is what the text comes from: templates of the user's own.
     """
     for path, text in texts.items():
         for number, line in enumerate(text.splitlines(), 1):
-            secrets = secrets_in(line)
-            if secrets:
+            for secret in secrets_in(line):
                 where = f"{origin}: line {number} of {path.name}"
                 raise UserError(
-                    f"{where}: a secret must not be written into a script: it has {secrets[0].what}",
-                    hint=_in_a_file(secrets[0].variable or "A_TOKEN"),
+                    f"{where}: a secret must not be written into a script: it has {secret.what}",
+                    hint=_in_a_file(secret.variable or "A_TOKEN"),
                 )
 
 
@@ -107,14 +87,14 @@ def _references(node: Node, resolved: Any, path: tuple[str, ...]) -> Iterator[tu
 
 
 def _leaves(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """Find the texts and numbers of a configuration, each with its key; a list's have that of the list."""
+    """Find the values of a configuration, each with its key; a list's have that of the list."""
     if isinstance(node, Mapping):
         for name, value in node.items():
             yield from _leaves(value, (*path, str(name)))
     elif isinstance(node, (list, tuple)):
         for value in node:
             yield from _leaves(value, path)
-    elif isinstance(node, (str, int)) and not isinstance(node, bool) and node != "":
+    else:
         yield ".".join(path), node
 
 
@@ -188,24 +168,18 @@ _LIKELY = re.compile("|".join((*_ANYWHERE, *_IN_NAMES)))
 _FREE = re.compile(r"training\.(trainer|exp_manager|model)\.|(.*\.)?env_vars\.|image\.env\.", re.DOTALL)
 _PROSE = re.compile(r".*\.(comment|notes|description)|image\.labels\..*", re.DOTALL)
 
-# How a value stands in the tree; ``None`` where that is not plain.
-Stated = Callable[[str], str | None]
-
 
 class Placeholder(UserError):
     """A placeholder in the value of a key."""
 
     def __init__(self, key: str, value: str, text: str) -> None:
-        seen = hidden(key, value)
         what = "a placeholder, not a value"
-        if seen != MASK and value.strip() != text:
+        if hidden(key, value) != MASK and value.strip() != text:
             what = f"a placeholder was left in it: {shortened(one_line(text))}"
         hint = f"put your own in its place: {one_line(key)}=..."
         if key.startswith(("cluster.", "stage_cluster.")):
             hint += "; null leaves it out"
-        super().__init__(
-            f"{one_line(key)}={seen if seen == MASK else shown(value)}: {what}", key=key, hint=hint
-        )
+        super().__init__(f"{setting(key, value)}: {what}", key=key, hint=hint)
         self.text = text
 
 
@@ -214,42 +188,28 @@ def placeholders_in(node: Mapping[str, Any], sources: Callable[[], Sources]) -> 
 
     Values that only refer to such a placeholder are not texts again.
     """
-    placeholders = list(_placeholders_below(node))
-    if len(placeholders) < 2:
-        return placeholders
-    stated = sources().stated
-    written = [placeholder for placeholder in placeholders if _stands_there(placeholder, stated)]
-    texts = {placeholder.text for placeholder in written}
-    return [
-        placeholder for placeholder in placeholders if placeholder in written or placeholder.text not in texts
+    texts = ((key, value) for key, value in _leaves(node) if isinstance(value, str))
+    left = [
+        Placeholder(key, value, text)
+        for key, value in texts
+        if (text := placeholder_in(key, value)) is not None
     ]
+    if len(left) < 2:
+        return left
+    stated = sources().stated
+    written = [mistake for mistake in left if _stands_there(mistake, stated)]
+    names = {mistake.text for mistake in written}
+    return [mistake for mistake in left if mistake in written or mistake.text not in names]
 
 
-def _stands_there(mistake: Placeholder, stated: Stated) -> bool:
+def _stands_there(mistake: Placeholder, stated: Callable[[str], str | None]) -> bool:
     text = stated(str(mistake.key))
     return text is not None and (mistake.text in text or "oc.env" in text)
 
 
-def _placeholders_below(
-    node: Mapping[str, Any] | Sequence[Any], path: tuple[str, ...] = ()
-) -> Iterator[Placeholder]:
-    for name, value in node.items() if isinstance(node, Mapping) else ((None, item) for item in node):
-        below = path if name is None else (*path, str(name))
-        if isinstance(value, (dict, list)):
-            yield from _placeholders_below(value, below)
-        elif isinstance(value, str) and _LIKELY.search(value):
-            yield from _judged(".".join(below), value)
-
-
-def _judged(key: str, value: str) -> Iterator[Placeholder]:
-    text = placeholder_in(key, value)
-    if text is not None:
-        yield Placeholder(key, value, text)
-
-
 def placeholder_in(key: str, value: str) -> str | None:
     """Return the placeholder in the value of a key, if there is one."""
-    if _PROSE.fullmatch(key):
-        return None
-    match = (_CERTAIN if _FREE.match(key) else _LIKELY).search(value)
-    return match[0] if match else None
+    match = _LIKELY.search(value)
+    if match and _FREE.match(key):
+        match = _CERTAIN.search(value)
+    return match[0] if match and not _PROSE.fullmatch(key) else None

@@ -6,19 +6,20 @@ Asked after a mistake was found, and by `slipway show`, so it may take its time.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import yaml
-from hydra import initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf.errors import OmegaConfBaseException
 
+from launcher.config.hydra_setup import config_loader
 from launcher.config.overrides import (
     GROUPS,
     MAIN,
@@ -55,6 +56,14 @@ class TreeFile:
     package: str
 
 
+class Position(NamedTuple):
+    """The line of a file that sets a key, and the value if it is a scalar."""
+
+    file: TreeFile
+    line: int
+    value: str | None
+
+
 def name_sources(
     error: UserError, overrides: Sequence[str], roots: Sequence[Path], primary: str = MAIN
 ) -> None:
@@ -77,16 +86,10 @@ def _told_without_secrets(message: str, overrides: Sequence[str]) -> str:
     """Mask the values of secrets in a message that quotes overrides, whole or in part."""
     for text in overrides:
         message = message.replace(one_line(text), one_line(redacted(text)))
-    for secret in sorted(
-        (one_line(s) for text in overrides for s in secrets_of(text)), key=len, reverse=True
-    ):
+    secrets = [one_line(secret) for text in overrides for secret in secrets_of(text)]
+    for secret in sorted(secrets, key=len, reverse=True):
         message = message.replace(secret, MASK)
     return message
-
-
-def locate(key: str, overrides: Sequence[str], roots: Sequence[Path]) -> str | None:
-    """Return the source of one key: see `Sources.locate`."""
-    return Sources(overrides, roots).locate(key)
 
 
 class Sources:
@@ -110,10 +113,9 @@ class Sources:
 
     def locate(self, key: str) -> str | None:
         """Return ``from the command line: ...``, ``from FILE:LINE``, or ``None`` if nothing sets the key."""
-        try:
+        with suppress(*LOST):
             return self._locate(key, _REFERENCES_FOLLOWED)
-        except LOST:
-            return None
+        return None
 
     @cached_property
     def _overrides(self) -> list[Override]:
@@ -124,66 +126,64 @@ class Sources:
         """The files that the composition reads, in the order in which they are merged."""
         return self._like.files if self._like else files_of(self._overrides, self._roots, self._primary)
 
-    def first(self, key: str) -> tuple[TreeFile, int] | None:
-        """Return the file that states a key first, which the others build on, and the line."""
-        for file in self.files:
-            position = _position(self._node(file), file, key)
-            if position is not None:
-                return file, position[0]
-        return None
+    def first(self, key: str) -> Position | None:
+        """Return the place that states a key first, which the other files build on."""
+        return next(self._positions(key, self.files), None)
 
     def written(self, key: str) -> str | None:
         """Return a value as it was written, before it was parsed as a number; ``None`` if that is unclear."""
-        try:
+        with suppress(*LOST):
             return self._written(key, _REFERENCES_FOLLOWED)
-        except LOST:
-            return None
+        return None
 
     def stated(self, key: str) -> str | None:
         """Return the text that sets a key, references and quotes included; ``None`` where it is no scalar."""
-        try:
-            setting = _setting_override(key, self._overrides)
-            if setting is not None:
-                return setting.value if setting.key == key else None
-            positions = (_position(self._node(file), file, key) for file in reversed(self.files))
-            return next((position[1] for position in positions if position is not None), None)
-        except LOST:
-            return None
+        with suppress(*LOST):
+            return _value_of(self._setting(key), key)
+        return None
 
     def _written(self, key: str, depth: int) -> str | None:
-        setting = _setting_override(key, self._overrides)
-        if setting is not None:
-            return setting.value if setting.key == key else None
-        for file in reversed(self.files):
-            position = _position(self._node(file), file, key)
-            if position is None:
-                continue
-            reference = _REFERENCE.fullmatch(position[1] or "")
-            if reference:
-                return self._written(reference[1], depth - 1) if depth else None
-            return position[1]
-        return None
+        setting = self._setting(key)
+        reference = _reference_in(setting)
+        if reference is not None:
+            return self._written(reference, depth - 1) if depth else None
+        return _value_of(setting, key)
 
     def _locate(self, key: str, depth: int) -> str | None:
-        if is_derived_from_gpus(key, self._overrides):
-            key = NODE_GPUS
-        setting = _setting_override(key, self._overrides)
-        if setting is not None:
+        setting = self._setting(NODE_GPUS if is_derived_from_gpus(key, self._overrides) else key)
+        if setting is None:
+            return None
+        if isinstance(setting, Override):
             return f"from the command line: {shortened(one_line(redacted(setting.text)))}"
-        for file in reversed(self.files):
-            position = _position(self._node(file), file, key)
-            if position is None:
-                continue
-            line, value = position
-            reference = _REFERENCE.fullmatch(value or "")
-            further = self._locate(reference[1], depth - 1) if reference and depth else None
-            return further or f"from {relative(file.path)}:{line}"
-        return None
+        reference = _reference_in(setting)
+        further = self._locate(reference, depth - 1) if reference is not None and depth else None
+        return further or f"from {relative(setting.file.path)}:{setting.line}"
+
+    def _setting(self, key: str) -> Override | Position | None:
+        """Return the override that sets a key, or else the place in the last file that does."""
+        override = _setting_override(key, self._overrides)
+        return override or next(self._positions(key, reversed(self.files)), None)
+
+    def _positions(self, key: str, files: Iterable[TreeFile]) -> Iterator[Position]:
+        positions = (_position(self._node(file), file, key) for file in files)
+        return (position for position in positions if position is not None)
 
     def _node(self, file: TreeFile) -> yaml.Node | None:
         if file.path not in self._nodes:
             self._nodes[file.path] = yaml.compose(file.path.read_text(encoding="utf-8"))
         return self._nodes[file.path]
+
+
+def _reference_in(setting: Override | Position | None) -> str | None:
+    """Return the key that a value in a file is only a reference to."""
+    match = _REFERENCE.fullmatch(setting.value or "") if isinstance(setting, Position) else None
+    return match[1] if match else None
+
+
+def _value_of(setting: Override | Position | None, key: str) -> str | None:
+    if isinstance(setting, Override) and setting.key != key:
+        return None  # a part of a mapping
+    return setting.value if setting is not None else None
 
 
 def locate_text(config_path: str, text: str, roots: Sequence[Path]) -> str | None:
@@ -234,9 +234,7 @@ def files_of(overrides: Sequence[Override], roots: Sequence[Path], primary: str 
     )
     if primary == MAIN:
         chosen += [f"~{group}" for group in skipped_groups(overrides)]
-    with initialize_config_dir(str(roots[-1]), version_base="1.3"):
-        loader = GlobalHydra.instance().config_loader()
-        defaults = loader.compute_defaults_list(primary, chosen, RunMode.RUN).defaults
+    defaults = config_loader(roots).compute_defaults_list(primary, chosen, RunMode.RUN).defaults
     files = []
     for default in defaults:
         path = _file(default.config_path or "", roots)
@@ -250,27 +248,22 @@ def _file(config_path: str, roots: Sequence[Path]) -> Path | None:
     return next((root / name for root in roots if (root / name).is_file()), None)
 
 
-def _position(node: yaml.Node | None, file: TreeFile, key: str) -> tuple[int, str | None] | None:
-    """Return the line of a file that sets a key, and the value if it is a scalar."""
+def _position(node: yaml.Node | None, file: TreeFile, key: str) -> Position | None:
+    """Return the place in a file that sets a key."""
     below = key if not file.package else key.removeprefix(f"{file.package}.")
     if file.package and below == key:
         return None
-    line = None
+    line = 0
     for name in below.split("."):
         if isinstance(node, yaml.MappingNode):
-            entries = list(_entries(node, name))
+            entries = [entry for entry in node.value if entry[0].value == name]
         elif isinstance(node, yaml.SequenceNode) and name.isdecimal() and int(name) < len(node.value):
             entries = [(node.value[int(name)], node.value[int(name)])]
         else:
             # A parent that was set to a value, such as null, decided this key too.
-            return (line, None) if line is not None and isinstance(node, yaml.ScalarNode) else None
+            return Position(file, line, None) if line and isinstance(node, yaml.ScalarNode) else None
         if not entries:
             return None
         name_node, node = entries[-1]
         line = name_node.start_mark.line + 1
-    assert line is not None
-    return line, node.value if isinstance(node, yaml.ScalarNode) else None
-
-
-def _entries(node: yaml.MappingNode, name: str) -> Iterator[tuple[yaml.Node, yaml.Node]]:
-    yield from ((key, value) for key, value in node.value if key.value == name)
+    return Position(file, line, node.value if isinstance(node, yaml.ScalarNode) else None)

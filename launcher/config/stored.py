@@ -29,13 +29,7 @@ _HEADING = "# The whole configuration of this launch: `slipway render --launch-d
 
 
 def stored_text(config: RunConfig, environment: Mapping[str, str]) -> str:
-    """Return a configuration as YAML, without the values of secrets.
-
-    Parameters
-    ----------
-    environment
-        The variables of which those of secrets are kept as references.
-    """
+    """Return a configuration as YAML, in which the secrets of an environment are references to it."""
     secrets = {
         name: value
         for name, value in environment.items()
@@ -47,13 +41,7 @@ def stored_text(config: RunConfig, environment: Mapping[str, str]) -> str:
 
 
 def read_stored(text: str, where: str) -> RunConfig:
-    """Read a configuration that was stored.
-
-    Raises
-    ------
-    UserError
-        If it is none any more, or a variable that it refers to is not set.
-    """
+    """Read a configuration; raise UserError if it is none, or refers to a variable that is not set."""
     try:
         node = parse_yaml(text)
         if not isinstance(node, dict):
@@ -77,10 +65,8 @@ def _kept(key: str, text: str, secrets: Mapping[str, str]) -> str:
 
 def _mapped(node: Any, change: Callable[[str, str], str], key: str = "") -> Any:
     if isinstance(node, Mapping):
-        return {
-            name: _mapped(child, change, f"{key}.{name}" if key else str(name))
-            for name, child in node.items()
-        }
+        start = f"{key}." if key else ""
+        return {name: _mapped(child, change, f"{start}{name}") for name, child in node.items()}
     if isinstance(node, list | tuple):
         return [_mapped(child, change, key) for child in node]
     return change(key, node) if isinstance(node, str) else node

@@ -15,20 +15,19 @@ import copy
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, cast
 
-from hydra import initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository
 from hydra._internal.defaults_list import create_defaults_list
 from hydra.core.config_search_path import ConfigSearchPath
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from launcher.config.hydra_setup import PURE
+from launcher.config.hydra_setup import PURE, config_loader
 from launcher.config.overrides import MAIN, for_hydra, keys_for_hydra, parse_override
 
 Choices = Mapping[str, str | None]
@@ -43,15 +42,14 @@ class TreeComposer:
 
     Parameters
     ----------
-    root
-        The directory of our tree.
+    roots
+        The directories of the user's own tree and of ours.
     once
         Keep no file of the tree for a further composition.
     """
 
-    def __init__(self, root: str, shared: Sequence[str], *, once: bool) -> None:
-        with initialize_config_dir(root, version_base="1.3"):
-            self._loader = cast("ConfigLoaderImpl", GlobalHydra.instance().config_loader())
+    def __init__(self, roots: Sequence[Path], shared: Sequence[str], *, once: bool) -> None:
+        self._loader = config_loader(roots)
         self._files = (ConfigRepository if once else _ParsedFiles)(self._loader.config_search_path)
         self._parsed: dict[str, Override] = {}
         self._trees: dict[tuple[str, ...], tuple[DictConfig, Choices]] = {}

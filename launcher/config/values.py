@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from launcher.attained import InvalidConstant, attained
-from launcher.errors import UserError, did_you_mean, nearest, one_line, shown
-from launcher.secrecy import MASK, hidden
+from launcher.errors import UserError, did_you_mean, nearest, one_line, setting
 from launcher.slurm.notations import parse_time_limit
 from launcher.slurm.sbatch_options import check_array, checked_name, key_hint
 
@@ -22,6 +21,31 @@ _LONGEST_WARNING = 65535
 # Part of the names of files.
 _SPLIT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*", re.ASCII)
 _ROUNDING = 1e-6
+
+
+def matching(pattern: str, problem: str) -> AfterValidator:
+    """Return a validator of a text, or of a list of texts, of this form."""
+
+    def check(value: Any) -> Any:
+        for text in [value] if isinstance(value, str) else value:
+            if not re.fullmatch(pattern, text, re.ASCII):
+                raise ValueError(problem)
+        return value
+
+    return AfterValidator(check)
+
+
+def _read_by(read: Callable[[Any], object]) -> AfterValidator:
+    """Return a validator of values that `read` raises no error for."""
+
+    def check(value: Any) -> Any:
+        try:
+            read(value)
+        except re.error as error:
+            raise ValueError(f"not a regular expression: {error}") from error
+        return value
+
+    return AfterValidator(check)
 
 
 def _drop_nulls(value: Any) -> Any:
@@ -101,11 +125,6 @@ def _seconds_or_auto(value: Any) -> Any:
     raise ValueError(f"expected auto, or seconds from 1 to {_LONGEST_WARNING}")
 
 
-def _time_limit(value: str) -> str:
-    parse_time_limit(value)
-    return value
-
-
 def _memory(value: str) -> str:
     """Slurm's notation, ``64G``; people write ``64GB`` too."""
     match = re.fullmatch(r"(\d+)([KMGT])?(B)?", value, re.ASCII | re.IGNORECASE)
@@ -155,14 +174,6 @@ def _gpu_count(value: Any) -> Any:
     return _whole(value)
 
 
-def _pattern(value: str) -> str:
-    try:
-        re.compile(value)
-    except re.error as error:
-        raise ValueError(f"not a regular expression: {error}") from error
-    return value
-
-
 def _positive(value: float) -> float:
     if not 0 < value < float("inf"):
         raise ValueError("expected a number above 0")
@@ -185,8 +196,6 @@ def _if_percent(value: float) -> str:
     return f"; did you mean {value / 100:g}?" if 1 <= value <= 100 else ""
 
 
-_SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII | re.IGNORECASE)
-
 # datatrove's filters that `corpus` knows by these names (corpus/cleaning.py; a test compares).
 FILTERS = (
     *("gopher_quality", "gopher_repetition", "c4_quality", "c4_paragraph"),
@@ -195,12 +204,6 @@ FILTERS = (
 
 # Of URLs of sources (corpus/remotes.py).
 SCHEMES = ("https", "http", "s3")
-
-
-def _sha256(value: str) -> str:
-    if not _SHA256.fullmatch(value):
-        raise ValueError("not a SHA-256, which has 64 hexadecimal digits")
-    return value.lower()
 
 
 def _source(value: str) -> str:
@@ -257,22 +260,21 @@ Words = Annotated[Line | None, BeforeValidator(_joined), AfterValidator(_not_emp
 LineList = Annotated[list[Line], BeforeValidator(_drop_nulls)]
 Arguments = Annotated[list[Line], BeforeValidator(_arguments)]
 Margin = Annotated[int | Literal["auto"], BeforeValidator(_seconds_or_auto)]
-TimeLimit = Annotated[Text, AfterValidator(_time_limit)]
+TimeLimit = Annotated[Text, _read_by(parse_time_limit)]
+Constants = Annotated[dict[str, Any], _read_by(attained)]
+Pattern = Annotated[Text, _read_by(re.compile)]
 
 
-def _constants(value: dict[str, Any]) -> dict[str, Any]:
-    attained(value)
-    return value
-
-
-Constants = Annotated[dict[str, Any], AfterValidator(_constants)]
 Utilization = Annotated[float, AfterValidator(_utilization)]
 Share = Annotated[float, AfterValidator(_share)]
 GpuCount = Annotated[int, BeforeValidator(_gpu_count)]
-Pattern = Annotated[Text, AfterValidator(_pattern)]
 Positive = Annotated[float, AfterValidator(_positive)]
 SourceText = Annotated[Line, AfterValidator(_source)]
-Sha256 = Annotated[Text, AfterValidator(_sha256)]
+Sha256 = Annotated[
+    Text,
+    matching(r"[0-9a-fA-F]{64}", "not a SHA-256, which has 64 hexadecimal digits"),
+    AfterValidator(str.lower),
+]
 FilterEntry = Annotated[str | dict[str, dict[str, Any]], BeforeValidator(_filter_entry)]
 Splits = Annotated[dict[Line, float], AfterValidator(_splits)]
 ErrorLimit = Annotated[int | float, BeforeValidator(_error_limit)]
@@ -294,23 +296,22 @@ Steps = Annotated[list[Whole], BeforeValidator(_listed)]
 
 # --- pydantic's errors in words
 
-_SEVERAL = "a list, such as [a, b]"
-_KEYS = "keys below it, as in {key: value}"
+_KEYS = "keys below it, as in {{key: value}}"
 
-# pydantic's types of error, by the beginning of their names: what was expected instead.
-_EXPECTED: dict[str, Callable[[Mapping[str, Any]], str]] = {
-    "int_": lambda context: "a whole number",
-    "float_": lambda context: "a number",
-    "bool_": lambda context: "true or false",
-    "string_type": lambda context: "text; a number needs quotes",
-    "list_": lambda context: _SEVERAL,
-    "dict_": lambda context: _KEYS,
-    "model_": lambda context: _KEYS,
-    "mapping_": lambda context: _KEYS,
-    "finite_number": lambda context: "a finite number",
-    "literal_error": lambda context: str(context["expected"]),
-    "greater_than_equal": lambda context: f"{context['ge']:g} or more",
-    "too_short": lambda context: f"at least {context['min_length']} of them",
+# pydantic's types of error, by the beginning of their names: what was expected, with a context of pydantic's.
+_EXPECTED = {
+    "int_": "a whole number",
+    "float_": "a number",
+    "bool_": "true or false",
+    "string_type": "text; a number needs quotes",
+    "list_": "a list, such as [a, b]",
+    "dict_": _KEYS,
+    "model_": _KEYS,
+    "mapping_": _KEYS,
+    "finite_number": "a finite number",
+    "literal_error": "{expected}",
+    "greater_than_equal": "{ge:g} or more",
+    "too_short": "at least {min_length} of them",
 }
 
 
@@ -318,18 +319,12 @@ class NumberForText(UserError):
     """A number where text is meant: how it was written decides."""
 
     def __init__(self, path: str, value: Any) -> None:
-        super().__init__(f"{_set(path, value)}: expected text; a number needs quotes", key=path)
+        super().__init__(f"{setting(path, value)}: expected text; a number needs quotes", key=path)
         self.path, self.value = path, value
 
 
 def explain(detail: Any, model: type[BaseModel], path: str) -> UserError:
-    """Turn an error of pydantic's into ours.
-
-    Parameters
-    ----------
-    path
-        The node that the model describes, such as ``training.trainer``; empty for the root.
-    """
+    """Turn an error of pydantic's into ours; `path` is the node that the model describes."""
     # "[key]": a mapping's key, not its value, is wrong. Other words in brackets are forms of a value.
     location = [part for part in detail["loc"] if not str(part).startswith("[")]
     key = ".".join(str(part) for part in ([path] if path else []) + location)
@@ -345,15 +340,10 @@ def explain(detail: Any, model: type[BaseModel], path: str) -> UserError:
     inner = detail.get("ctx", {}).get("error")
     if isinstance(inner, InvalidConstant):  # of all that the key holds, one value
         key = f"{key}.{inner.key}"
-        setting = _set(key, inner.value[0]) if inner.value else one_line(key)
-        return UserError(f"{setting}: {inner.problem}", key=key)
-    value = one_line(key) if "[key]" in detail["loc"] else _set(key, detail["input"])
+        start = setting(key, inner.value[0]) if inner.value else one_line(key)
+        return UserError(f"{start}: {inner.problem}", key=key)
+    value = one_line(key) if "[key]" in detail["loc"] else setting(key, detail["input"])
     return UserError(f"{value}: {_told(detail)}", key=key, hint=_hint(detail))
-
-
-def _set(key: str, value: Any) -> str:
-    value = hidden(key, value)
-    return f"{one_line(key)}={value if value == MASK else shown(value)}"
 
 
 def _told(detail: Any) -> str:
@@ -364,7 +354,7 @@ def _told(detail: Any) -> str:
         return "not valid UTF-8"
     for beginning, words in _EXPECTED.items():
         if detail["type"].startswith(beginning):
-            return f"expected {words(context)}"
+            return f"expected {words.format_map(context)}"
     return str(detail["msg"][:1].lower() + detail["msg"][1:])
 
 

@@ -74,7 +74,7 @@ class Experts(NamedTuple):
     keeps_nothing: bool
 
 
-class Layer(NamedTuple):
+class Layer:
     """Properties of a layer that its activations depend on; widths are those of all tensor parallel ranks.
 
     `bytes` are those of an element, `residual` of one of the sum that runs through the layers, `factor` of
@@ -84,58 +84,29 @@ class Layer(NamedTuple):
     are the parts that selective recomputing computes again, as megatron-core names them.
     """
 
-    hidden: int
-    heads: int
-    query: int
-    keys: int
-    hidden_units: int
-    inner: int
-    bytes: int
-    factor: int
-    residual: int
-    has_dropout: bool
-    rotated: int
-    angles: float
-    score: int
-    keeps_scores: bool
-    latent: Latent | None = None
-    experts: Experts | None = None
-    forgotten: frozenset[str] = frozenset()
-
-
-def layer_of(training: Training, stack: Stack) -> Layer:
-    """Return the layer of a stack, from its keys."""
-    values, node = training.values, stack.node
-    hidden, heads = stack.hidden or 0, stack.heads or 0
-    latent = _latent(training, heads)
-    head = stack.kv_channels or hidden // heads
-    element = 4 if training.precision == "32" else 2
-    wide = values.flag(f"{node}.fp32_residual_connection") or not training.has_half_weights
-    score = _score(training, node, element)
-    query, keys = heads * head, (stack.groups or heads) * head
-    if latent is not None:
-        head = values.whole("model.qk_pos_emb_head_dim") or 0
-        query = keys = heads * ((values.whole("model.qk_head_dim") or 0) + head)
-    forgotten = _forgotten(values, node)
-    return Layer(
-        hidden=hidden,
-        heads=heads,
-        query=query,
-        keys=keys,
-        hidden_units=_hidden_units(training, node),
-        inner=stack.ffn or 4 * hidden,
-        bytes=element,
-        factor=1 if training.has_fp8 else element,
-        residual=4 if wide else element,
-        has_dropout=bool(values.number(f"{node}.hidden_dropout", _DROPOUT)),
-        rotated=query + keys if latent is None and _keeps_unrotated(training, node) else 0,
-        angles=_angles(training, node, head),
-        score=score,
-        keeps_scores=score > 0 and "core_attn" not in forgotten,
-        latent=latent,
-        experts=_experts(training, forgotten),
-        forgotten=forgotten,
-    )
+    def __init__(self, training: Training, stack: Stack) -> None:
+        values, node = training.values, stack.node
+        self.hidden, self.heads = stack.hidden or 0, stack.heads or 0
+        self.bytes = element = 4 if training.precision == "32" else 2
+        self.factor = 1 if training.has_fp8 else element
+        wide = values.flag(f"{node}.fp32_residual_connection") or not training.has_half_weights
+        self.residual = 4 if wide else element
+        self.has_dropout = bool(values.number(f"{node}.hidden_dropout", _DROPOUT))
+        self.forgotten = _forgotten(values, node)
+        self.score = _score(training, node, element)
+        self.keeps_scores = self.score > 0 and "core_attn" not in self.forgotten
+        head = stack.kv_channels or self.hidden // self.heads
+        self.query, self.keys = self.heads * head, (stack.groups or self.heads) * head
+        self.latent = _latent(training, self.heads)
+        if self.latent is not None:
+            head = values.whole("model.qk_pos_emb_head_dim") or 0
+            self.query = self.keys = self.heads * ((values.whole("model.qk_head_dim") or 0) + head)
+        keeps_both = self.latent is None and _keeps_unrotated(training, node)
+        self.rotated = self.query + self.keys if keeps_both else 0
+        self.angles = _angles(training, node, head)
+        self.hidden_units = _hidden_units(training, node)
+        self.inner = stack.ffn or 4 * self.hidden
+        self.experts = _experts(training, self.forgotten)
 
 
 def _forgotten(values: Values, node: str) -> frozenset[str]:
@@ -223,13 +194,8 @@ def _angles(training: Training, node: str, head: int) -> float:
     if values.raw(f"{node}.position_embedding_type") != "rope" or values.flag("model.apply_rope_fusion"):
         return 0
     element = 4 if training.precision == "32" else 2
-    return (
-        4
-        * element
-        * head
-        * (values.number(f"{node}.rotary_percentage", 1.0) or 1.0)
-        / training.parallel.micro
-    )
+    part = values.number(f"{node}.rotary_percentage", 1.0) or 1.0
+    return 4 * element * head * part / training.parallel.micro
 
 
 def _score(training: Training, node: str, element: int) -> int:

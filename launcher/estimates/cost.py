@@ -305,9 +305,12 @@ def checkpoints_of(values: Values, model: ModelSize, engine: str) -> Checkpoints
     saves = _saves(values, steps) if steps is not None else None
     if saves is None:
         return None
-    best, beside = _best(values, engine), _beside(values, engine)
-    kept = None if best is None else best + beside
-    return Checkpoints(_size(values, model, engine), kept, beside, saves)
+    # Our trainer: trainer/checkpoint/retention.py; NeMo's `save_last`: exp_manager.py, CallbackParams.
+    beside = 2 if engine != "nemo" or values.flag(f"{_CALLBACK}.save_last", default=True) else 1
+    best = 3 if values.raw(KEEP) is None else values.raw(KEEP)
+    # Megatron-LM removes none.
+    removes = engine != "megatron_lm" and is_whole(best) and best >= 0
+    return Checkpoints(_size(values, model, engine), best + beside if removes else None, beside, saves)
 
 
 def bytes_of_save(config: Mapping[str, Any], nodes: int, engine: str) -> int | None:
@@ -342,24 +345,6 @@ def _size(values: Values, model: ModelSize, engine: str) -> int:
     if engine == "nemo" and values.flag(f"{_CALLBACK}.save_weights_only"):
         return model.parameters * weights
     return model.parameters * (weights + _MOMENTS + (_MASTER if has_master else 0))
-
-
-def _best(values: Values, engine: str) -> int | None:
-    """Return `save_top_k`, by default 3; None for all of them, as Megatron-LM removes none."""
-    best = values.raw(KEEP)
-    best = 3 if best is None else best
-    if engine == "megatron_lm" or not is_whole(best) or best < 0:
-        return None
-    return int(best)
-
-
-def _beside(values: Values, engine: str) -> int:
-    """Return the checkpoints beside the best ones.
-
-    Our trainer: trainer/checkpoint/retention.py; NeMo's `save_last`: exp_manager.py, CallbackParams.
-    """
-    has_last = engine != "nemo" or values.flag(f"{_CALLBACK}.save_last", default=True)
-    return 2 if has_last else 1
 
 
 def _saves(values: Values, steps: int) -> int | None:

@@ -32,10 +32,11 @@ from launcher.estimates.activations import (
     kept_by_layer,
     kept_by_output,
     kept_by_sparse_layer,
-    layer_of,
     working_memory,
 )
+from launcher.estimates.parallelism import NOTHING, RECOMPUTE, Recompute, recompute_of
 from launcher.estimates.training import Chunk, Training, layers_of, parameters_of, stages_of, training_of
+from launcher.estimates.values import Values
 
 _DISTRIBUTED = ("mcore_distributed_optim", "distributed_fused_adam")
 _HALF = ("bf16", "bfloat16")
@@ -88,7 +89,8 @@ def estimate_memory(config: Mapping[str, Any], nodes: int, engine: str) -> tuple
         return None
     each, tensor = bytes_per_parameter(training), training.parallel.tensor
     estimates = []
-    for number, (stage, kept) in enumerate(zip(stages, activations_of(training, stages), strict=True)):
+    beside = activations_of(training, stages)
+    for number, (stage, (activations, logits)) in enumerate(zip(stages, beside, strict=True)):
         held = parameters_of(training.parts, stage)
         dense, routed = held.on_rank(tensor), _routed(training, held)
         parameters = dense + routed
@@ -102,8 +104,8 @@ def estimate_memory(config: Mapping[str, Any], nodes: int, engine: str) -> tuple
                 gradients=parameters * each.gradient,
                 optimizer=-(-dense * each.optimizer // each.shared_by)
                 + -(-routed * each.optimizer // each.experts_shared_by),
-                activations=kept.activations,
-                logits=kept.logits,
+                activations=activations,
+                logits=logits,
             )
         )
     return tuple(estimates)
@@ -156,7 +158,8 @@ def _of_weights(training: Training) -> ParameterBytes:
         copy = 2 if training.precision != "32" else 0
         return ParameterBytes(4 + copy, 4, moments, *shared_by)
     if training.precision == "16" and training.engine != "nemo":
-        return ParameterBytes(*_half_precision(moments), *shared_by)
+        # Gradients in 16 bits, and again in fp32 beside the master weights: megatron/core/optimizer.
+        return ParameterBytes(2, 2, 4 + _MASTER + moments, *shared_by)
     gradient = 4
     if training.engine == "nemo" and training.values.raw("model.optim.grad_sync_dtype") in _HALF:
         gradient = 2
@@ -168,28 +171,6 @@ def _of_weights(training: Training) -> ParameterBytes:
     return ParameterBytes(2, gradient, master + moments, *shared_by)
 
 
-def _half_precision(moments: int) -> tuple[int, int, int]:
-    """Return the bytes in fp16: gradients are in 16 bits, and again in fp32 beside the master weights.
-
-    megatron/core/optimizer.
-    """
-    return 2, 2, 4 + _MASTER + moments
-
-
-class StageActivations(NamedTuple):
-    """Bytes of a stage that are no parameters'."""
-
-    activations: int
-    logits: int
-
-
-class _Recompute(NamedTuple):
-    """Full recomputing: `method` uniform or block, of `layers` at a time, or of so many of a chunk."""
-
-    method: str
-    layers: int
-
-
 class _Part(NamedTuple):
     """The activations of a stack, in bytes of one micro batch; `sparse` is a layer with experts."""
 
@@ -199,14 +180,14 @@ class _Part(NamedTuple):
     working: Kept
     embedding: Kept
     closing: Kept
-    recompute: _Recompute | None
+    recompute: Recompute
 
 
-def activations_of(training: Training, stages: tuple[tuple[Chunk, ...], ...]) -> Iterator[StageActivations]:
-    """Yield the activations of each pipeline stage."""
+def activations_of(training: Training, stages: tuple[tuple[Chunk, ...], ...]) -> Iterator[tuple[int, int]]:
+    """Yield the bytes of each pipeline stage that are no parameters': of activations, and of logits."""
     parts = [_part(training, number) for number in range(len(training.stacks))]
     logits = _logits(training)
-    known: dict[tuple[object, ...], StageActivations] = {}
+    known: dict[tuple[object, ...], tuple[int, int]] = {}
     for number, stage in enumerate(stages):
         in_flight = tuple(sorted(_in_flight(training, number).items()))
         key = (stage, in_flight)
@@ -217,16 +198,17 @@ def activations_of(training: Training, stages: tuple[tuple[Chunk, ...], ...]) ->
 
 def _stage(
     training: Training, parts: list[_Part], stage: tuple[Chunk, ...], in_flight: dict[int, int], logits: int
-) -> StageActivations:
+) -> tuple[int, int]:
     kept, working = Kept(), Kept()
     for number, chunk in enumerate(stage):
         kept = kept.plus(_chunk(training, parts, chunk).times(in_flight.get(number, 0)))
         working = max(working, _working(parts, chunk), key=sum)
     tensor, divided = training.parallel.tensor, training.sequence_parallel
-    has_logits = any(chunk.has_output for chunk in stage)
+    if not any(chunk.has_output for chunk in stage):
+        logits = 0
     # The logits are gone before the layers' gradients are computed.
-    extra = working.on_rank(tensor, divided) - (logits if has_logits else 0)
-    return StageActivations(round(kept.on_rank(tensor, divided) + max(extra, 0)), logits if has_logits else 0)
+    extra = working.on_rank(tensor, divided) - logits
+    return round(kept.on_rank(tensor, divided) + max(extra, 0)), logits
 
 
 def _in_flight(training: Training, stage: int) -> Counter[int]:
@@ -267,11 +249,10 @@ def _chunk(training: Training, parts: list[_Part], chunk: Chunk) -> Kept:
 
 
 def _layers(part: _Part, layers: int, sparse: int) -> Kept:
-    if part.recompute is None:
-        return part.layer.times(layers - sparse).plus(part.sparse.times(sparse))
+    again = part.recompute.layers or 0
     if part.recompute.method == "uniform":
-        return part.input.times(-(-layers // part.recompute.layers))
-    again = min(part.recompute.layers, layers)
+        return part.input.times(-(-layers // again))
+    again = min(again, layers)
     # The layers that keep all are the last ones, and those with experts are taken to be.
     kept, kept_sparse = layers - again, min(sparse, layers - again)
     dense = part.layer.times(kept - kept_sparse)
@@ -284,17 +265,16 @@ def _working(parts: list[_Part], chunk: Chunk) -> Kept:
     for part, layers in zip(parts, chunk.layers, strict=True):
         if not layers:
             continue
-        working = part.working
-        if part.recompute is not None:
-            again = part.recompute.layers if part.recompute.method == "uniform" else 1
-            largest = part.sparse if chunk.sparse else part.layer
-            working = working.plus(largest.times(min(again, layers)))
-        most = max(most, working, key=sum)
+        again = part.recompute.layers or 0
+        if part.recompute.method != "uniform":
+            again = min(again, 1)
+        largest = part.sparse if chunk.sparse else part.layer
+        most = max(most, part.working.plus(largest.times(min(again, layers))), key=sum)
     return most
 
 
 def _part(training: Training, number: int) -> _Part:
-    layer = layer_of(training, training.stacks[number])
+    layer = Layer(training, training.stacks[number])
     length = training.lengths[number]
     tokens = training.parallel.micro * length / training.parallel.context
     if number == 0:
@@ -308,18 +288,17 @@ def _part(training: Training, number: int) -> _Part:
         working=working_memory(layer, length).times(tokens),
         embedding=kept_by_embedding(layer).times(tokens),
         closing=kept_by_output(layer).times(tokens),
-        recompute=_recompute(training, training.stacks[number].node, layer),
+        recompute=_full_recompute(training.values, training.stacks[number].node),
     )
 
 
-def _recompute(training: Training, node: str, layer: Layer) -> _Recompute | None:
-    values = training.values
-    if values.raw(f"{node}.activations_checkpoint_granularity") != "full":
-        return None
-    layers = values.whole(f"{node}.activations_checkpoint_num_layers", 1, least=0) or 0
-    if layers == 0:
-        return None
-    return _Recompute(str(values.raw(f"{node}.activations_checkpoint_method") or "uniform"), layers)
+def _full_recompute(values: Values, node: str) -> Recompute:
+    """Return the full recomputing of a stack, with the layers that it takes at a time, or of a chunk."""
+    recompute = recompute_of(values, node)
+    layers = values.whole(f"{node}.{RECOMPUTE}_num_layers", 1, least=0)
+    if recompute.granularity != "full" or not layers:
+        return NOTHING
+    return recompute._replace(method=str(recompute.method or "uniform"), layers=layers)
 
 
 def _logits(training: Training) -> int:

@@ -46,6 +46,13 @@ class Stack(NamedTuple):
     kv_channels: int | None
 
 
+# The keys of a stack's sizes, in the order of its fields.
+_SIZES = (
+    *("num_layers", "hidden_size", "num_attention_heads"),
+    *("num_query_groups", "ffn_hidden_size", "kv_channels"),
+)
+
+
 def read_parallel_config(values: Values) -> ParallelConfig | None:
     """Return the sizes of a layout; None where one of them is not a size."""
     tensor, pipeline = values.whole(TENSOR, 1), values.whole(PIPELINE, 1)
@@ -89,16 +96,7 @@ def is_encoder_decoder(values: Values) -> bool:
 
 
 def _stack(values: Values, node: str, stages: int | None) -> Stack:
-    return Stack(
-        node=node,
-        stages=stages,
-        layers=values.whole(f"{node}.num_layers"),
-        hidden=values.whole(f"{node}.hidden_size"),
-        heads=values.whole(f"{node}.num_attention_heads"),
-        groups=values.whole(f"{node}.num_query_groups"),
-        ffn=values.whole(f"{node}.ffn_hidden_size"),
-        kv_channels=values.whole(f"{node}.kv_channels"),
-    )
+    return Stack(node, stages, *(values.whole(f"{node}.{name}") for name in _SIZES))
 
 
 def node_counts(parallel: ParallelConfig) -> list[int]:
@@ -287,15 +285,18 @@ def distance(layout: Layout, own: Layout) -> float:
 
 def own_recompute(values: Values) -> Recompute:
     """Return what a job's configuration recomputes."""
-    stack = next(iter(stacks_of(values)), None)
-    if stack is None or values.raw(f"{stack.node}.{RECOMPUTE}_granularity") is None:
+    stacks = stacks_of(values)
+    return recompute_of(values, stacks[0].node) if stacks else NOTHING
+
+
+def recompute_of(values: Values, node: str) -> Recompute:
+    """Return what is recomputed of the stack whose keys are below a node."""
+    start = f"{node}.{RECOMPUTE}"
+    granularity = values.raw(f"{start}_granularity")
+    if granularity is None:
         return NOTHING
-    start = f"{stack.node}.{RECOMPUTE}"
-    return Recompute(
-        str(values.raw(f"{start}_granularity")),
-        values.raw(f"{start}_method"),
-        values.whole(f"{start}_num_layers", least=0),
-    )
+    layers = values.whole(f"{start}_num_layers", least=0)
+    return Recompute(str(granularity), values.raw(f"{start}_method"), layers)
 
 
 def effort(recompute: Recompute) -> float:

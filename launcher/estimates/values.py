@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -80,20 +80,15 @@ def is_number(value: Any) -> bool:
         return False
 
 
-def divisors(number: int) -> list[int]:
+@cache  # a search asks for the same few numbers at each layout and each number of nodes
+def divisors(number: int) -> tuple[int, ...]:
     """Return the divisors of a positive number, ascending."""
-    return list(_divisors(number))
-
-
-@cache
-def _divisors(number: int) -> tuple[int, ...]:
-    # A search asks for the same few numbers at each layout and each number of nodes.
     tried = range(1, min(math.isqrt(number), _MOST_TRIED) + 1)
     small = [candidate for candidate in tried if number % candidate == 0]
     return tuple(sorted({*small, *(number // candidate for candidate in small)}))
 
 
-def listed(numbers: list[int], most: int = 12) -> str:
+def listed(numbers: Sequence[int], most: int = 12) -> str:
     """Return numbers in one line; of many the first ones and the last."""
     if len(numbers) <= most:
         return ", ".join(map(str, numbers))

@@ -36,15 +36,10 @@ _BAR = re.compile(r"\] +(\d+)/(\d+) +\d+%")
 
 @dataclass(frozen=True, slots=True)
 class ImportContext:
-    """The inputs of a backend.
-
-    `digest` is of the image that was looked up, ``None`` if it is unknown; `locks` are descriptors of locks
-    that the programs inherit.
-    """
+    """The inputs of a backend; the programs inherit the descriptors of `locks`."""
 
     source: Reference
-    remote: RemoteImage | None
-    digest: str | None
+    remote: RemoteImage
     output: Path
     compression: str
     access: Access
@@ -55,9 +50,8 @@ class ImportContext:
     @property
     def pinned_source(self) -> Reference:
         """The image that was looked up, even if its tag has moved since."""
-        if self.digest is None or self.source.kind is not Kind.REGISTRY:
-            return self.source
-        return self.source.at(self.digest)
+        digest = self.remote.digest
+        return self.source.at(digest) if digest and self.source.kind is Kind.REGISTRY else self.source
 
 
 def choose_backend(source: Reference, via: str, note: Callable[[str], None]) -> str:
@@ -93,41 +87,35 @@ def _has_runner() -> bool:
 # --- looking up
 
 
-def look_up(backend: str, source: Reference, access: Access) -> tuple[RemoteImage | None, str | None]:
-    """Return an image and its digest; ``None`` for what is unknown.
+def look_up(backend: str, source: Reference, access: Access) -> RemoteImage:
+    """Return what is known of an image.
 
     Raise UserError if there is no such image, or access is refused, with the nearest tags and the login that
     was used.
     """
+    has_skopeo, refusal = tools.which("skopeo") is not None, None
     try:
-        return _look_up(backend, source, access)
+        if has_skopeo:
+            try:
+                return registry.look_up(source, access)
+            except ToolError as error:
+                # Enroot has logins of its own, such as those that a command prints.
+                if backend != ENROOT or error.why != REFUSED:
+                    raise
+                refusal = error
+        if backend != ENROOT or source.kind is not Kind.REGISTRY:
+            return RemoteImage()
+        try:
+            answer = _run_enroot(["digest", str(source.for_enroot)], source, "look up", access)
+        except ToolError as error:
+            # Of a refusal Enroot says only which user it sent.
+            raise (refusal or error) from None
+        # Versions that print no digest do not know the command.
+        return RemoteImage(next((line for line in answer.splitlines() if line.startswith("sha256:")), None))
     except ToolError as error:
-        if source.kind is Kind.REGISTRY and error.why in (NO_IMAGE, REFUSED) and tools.which("skopeo"):
+        if has_skopeo and source.kind is Kind.REGISTRY and error.why in (NO_IMAGE, REFUSED):
             _add_advice(error, source, access)
         raise
-
-
-def _look_up(backend: str, source: Reference, access: Access) -> tuple[RemoteImage | None, str | None]:
-    refusal: ToolError | None = None
-    if tools.which("skopeo") is not None:
-        try:
-            remote = registry.look_up(source, access)
-            return remote, remote.digest
-        except ToolError as error:
-            # Enroot has logins of its own, such as those that a command prints.
-            if backend != ENROOT or error.why != REFUSED:
-                raise
-            refusal = error
-    if backend != ENROOT or source.kind is not Kind.REGISTRY:
-        return None, None
-    try:
-        command = ["digest", str(source.for_enroot)]
-        answer = _run_enroot(command, source, "look up", _access_variables(access))
-    except ToolError as error:
-        # Of a refusal Enroot says only which user it sent.
-        raise (refusal or error) from None
-    # Versions that print no digest do not know the command.
-    return None, next((line for line in answer.splitlines() if line.startswith("sha256:")), None)
 
 
 def _add_advice(error: ToolError, source: Reference, access: Access) -> None:
@@ -158,7 +146,7 @@ def make_squashfs(backend: str, context: ImportContext, via: str) -> str:
             _make_by_enroot(context)
         except ToolError as error:
             may_change = via == AUTO and not tools.missing(*_SKOPEO_PROGRAMS)
-            if not may_change or context.remote is None or error.why == NO_SPACE:
+            if not may_change or context.remote.config is None or error.why == NO_SPACE:
                 raise
             # The `registry` 2.8 answers 404 to a request that does not name the type of an OCI manifest.
             not_seen = f"Enroot does not find {context.source} in the registry, and skopeo does"
@@ -179,16 +167,14 @@ def _make_by_enroot(context: ImportContext) -> None:
     cache.mkdir()
     options = [*SQUASH_OPTIONS[context.compression], *resource_limits(processors=False)]
     environment = {
-        **_access_variables(context.access),
         "PATH": _path_for_enroot(source, work),
         "TMPDIR": str(work),
         "ENROOT_TEMP_PATH": str(work),
         "ENROOT_CACHE_PATH": str(cache),
         "ENROOT_SQUASH_OPTIONS": " ".join(options),
     }
-    packed, unpacked = (context.remote.packed, context.remote.unpacked) if context.remote else (0, 0)
-    expected = int(unpacked * COMPRESSED_FRACTION[context.compression])
-    progress.step(f"fetching {source} by Enroot", packed or None)
+    expected = int(context.remote.unpacked * COMPRESSED_FRACTION[context.compression])
+    progress.step(f"fetching {source} by Enroot", context.remote.packed or None)
     is_packing = False
 
     def tick(_: int) -> None:
@@ -202,32 +188,30 @@ def _make_by_enroot(context: ImportContext) -> None:
         progress.advance(output.stat().st_size)
 
     arguments = ["import", "-o", str(output), str(context.pinned_source.for_enroot)]
-    _run_enroot(arguments, source, "import", environment, tick, context.locks)
+    _run_enroot(arguments, source, "import", context.access, environment, tick, context.locks)
 
 
 def _run_enroot(
     arguments: list[str],
     source: Reference,
     doing: str,
-    environment: Mapping[str, str],
+    access: Access,
+    environment: Mapping[str, str] | None = None,
     tick: Callable[[int], None] | None = None,
     keep: tuple[int, ...] = (),
 ) -> str:
     paths = [str(_PACKAGE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    plain = {"ENROOT_ALLOW_HTTP": "yes"} if access.plain_http else {}
     return tools.run(
         # -P: the current directory is not searched for modules.
         [sys.executable, "-P", "-m", "launcher.images.enroot_runner", *arguments],
         doing=f"{doing} {source}",
         program="enroot",
         names=hint_names(source),
-        env={**environment, "PYTHONPATH": os.pathsep.join(paths)},
+        env={**plain, **(environment or {}), "PYTHONPATH": os.pathsep.join(paths)},
         on_tick=tick,
         keep=keep,
     )
-
-
-def _access_variables(access: Access) -> dict[str, str]:
-    return {"ENROOT_ALLOW_HTTP": "yes"} if access.plain_http else {}
 
 
 def _path_for_enroot(source: Reference, work: Path) -> str:
@@ -246,7 +230,7 @@ def _path_for_enroot(source: Reference, work: Path) -> str:
 
 
 def _make_by_skopeo(context: ImportContext) -> None:
-    assert context.remote
+    assert context.remote.config
     source, work, progress = context.source, context.scratch.path, context.progress
     layout, root = work / "oci", work / "rootfs"
     # Their temporary files must not go to /tmp, which may be too small.

@@ -10,7 +10,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from launcher.errors import UserError, did_you_mean, shown
+from launcher.errors import UserError
 from launcher.images import tools
 from launcher.images.importing import Imported, ImportOptions, import_image, make_directory, reuse
 from launcher.images.progress import SILENT, ImageProgress
@@ -49,16 +49,14 @@ class Builder:
     @contextmanager
     def environment(self) -> Iterator[None]:
         """Let other programs find its storage meanwhile: skopeo takes the driver from the environment too."""
-        before = {name: os.environ.get(name) for name in self.env}
+        before = {name: os.environ[name] for name in self.env if name in os.environ}
         os.environ.update(self.env)
         try:
             yield
         finally:
-            for name, value in before.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
+            for name in self.env:
+                os.environ.pop(name, None)
+            os.environ.update(before)
 
     def command(
         self,
@@ -79,8 +77,17 @@ class Builder:
             "podman": ["podman", "build", *options],
             "buildah": ["buildah", "bud", *options],
         }[self.name]
-        words += [*self._pull(base), *self._access(access or Access())]
-        words += ["--file", str(dockerfile), "--tag", name]
+        host = (base.registry or "").partition(":")[0]
+        if base.kind is Kind.REGISTRY and not base.is_pinned and host not in _LOCAL_HOSTS:
+            # Its tag may have moved: a cache gives a base of months ago otherwise.
+            words += ["--pull=newer" if self.name == "podman" else "--pull"]
+        login = (access or Access()).options()
+        if login and self.name == "docker":
+            raise UserError(
+                f"docker build does not take {login[0].partition('=')[0]}",
+                hint="docker's own settings count: `docker login`, insecure-registries; or --builder buildah",
+            )
+        words += [*login, "--file", str(dockerfile), "--tag", name]
         words += [word for label in labels.items() for word in ("--label", "=".join(label))]
         words += ["--platform", platform] if platform != f"linux/{architecture()}" else []
         return [*words, str(context)]
@@ -93,46 +100,19 @@ class Builder:
         return prunes.get(self.name, "buildah rmi --prune")
 
     @property
-    def takes_logins(self) -> bool:
-        """True if it can borrow logins; docker has its own alone."""
-        return self.name != "docker"
-
-    def _access(self, access: Access) -> list[str]:
-        words = access.options()
-        if words and not self.takes_logins:
-            raise UserError(
-                f"docker build does not take {words[0].partition('=')[0]}",
-                hint="docker's own settings count: `docker login`, insecure-registries; or --builder buildah",
-            )
-        return words
-
-    @property
     def _layers(self) -> str:
         """One layer for each instruction is a cache, and a full disk where each is a copy of all."""
         return f"--layers={str(not self.copies).lower()}"
 
-    def _pull(self, base: Reference) -> list[str]:
-        """Request a base that a tag names again: a cache gives one of months ago otherwise."""
-        host = (base.registry or "").partition(":")[0]
-        if base.is_pinned or base.kind is not Kind.REGISTRY or host in _LOCAL_HOSTS:
-            return []
-        return ["--pull=newer"] if self.name == "podman" else ["--pull"]
-
 
 def find_builder(preferred: str | None = None) -> Builder:
     """Return the preferred builder, or the first that works here; the error has the answer of each."""
-    if preferred is not None and preferred not in tools.BUILDERS:
-        raise UserError(
-            f"image.builder={shown(preferred)}: there is no such builder",
-            key="image.builder",
-            hint=did_you_mean(preferred, tools.BUILDERS),
-        )
     answers: list[str] = []
     for name in (preferred,) if preferred else tools.BUILDERS:
-        builder = _try_builder(name)
-        if isinstance(builder, Builder):
-            return builder
-        answers.append(f"{name}: {builder}")
+        try:
+            return _working_builder(name)
+        except UserError as error:
+            answers.append(f"{name}: {error.message.splitlines()[-1]}")
     message = f"{preferred} does not work here" if preferred else "no program that builds images works here"
     raise UserError(
         "\n".join([message, *answers]),
@@ -140,25 +120,22 @@ def find_builder(preferred: str | None = None) -> Builder:
     )
 
 
-def _try_builder(name: str) -> Builder | str:
-    """Return a builder, or why it does not work."""
+def _working_builder(name: str) -> Builder:
+    """Return a builder; raise UserError if it does not work."""
     if tools.which(name) is None:
-        return "not on PATH"
+        raise UserError("not on PATH")
+    if name == "docker":
+        version = tools.run(["docker", "version"], doing="reach docker's daemon")
+        # Where `docker` is podman, its images are in podman's storage.
+        return _working_builder("podman") if "podman" in version.lower() else Builder("docker")
+    env = {**_ISOLATION, **{key: os.environ[key] for key in _ISOLATION if key in os.environ}}
     try:
-        if name == "docker":
-            version = tools.run(["docker", "version"], doing="reach docker's daemon")
-            # Where `docker` is podman, its images are in podman's storage.
-            return _try_builder("podman") if "podman" in version.lower() else Builder("docker")
-        env = {**_ISOLATION, **{key: os.environ[key] for key in _ISOLATION if key in os.environ}}
-        try:
-            return _with_storage(name, env)
-        except UserError:
-            if "STORAGE_DRIVER" not in os.environ:
-                with suppress(UserError):
-                    return _with_storage(name, env | _PLAIN_STORAGE)
-            raise
-    except UserError as error:
-        return error.message.splitlines()[-1]
+        return _with_storage(name, env)
+    except UserError:
+        if "STORAGE_DRIVER" not in os.environ:
+            with suppress(UserError):
+                return _with_storage(name, env | _PLAIN_STORAGE)
+        raise
 
 
 def _with_storage(name: str, env: dict[str, str]) -> Builder:
@@ -246,8 +223,9 @@ def build_into_store(
             if (lock.waited or not options.force) and (image := built_before()) is not None:
                 return image
             access = Access(options.plain_http, options.authfile)
-            login = borrowed_login(access, recipe.base) if program.takes_logins else nullcontext(access)
-            with login as access:
+            # docker has its own logins alone.
+            has_own = program.name == "docker"
+            with nullcontext(access) if has_own else borrowed_login(access, recipe.base) as access:
                 reference = build_recipe(recipe, program, build_labels(config_dir), progress, access)
             # A file of that name is of another recipe, or incomplete, or not wanted.
             with program.environment():

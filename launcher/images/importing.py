@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from launcher.errors import UserError, did_you_mean, explain_os_error, one_line
+from launcher.errors import UserError, explain_os_error, one_line
 from launcher.file_systems import mount_of
 from launcher.images import backends, scratch
 from launcher.images.backends import ImportContext
@@ -23,7 +23,6 @@ from launcher.images.scratch import ImageLock, locked
 from launcher.images.squashfs import (
     AUTO,
     COMPRESSED_FRACTION,
-    COMPRESSIONS,
     SQUASH_OPTIONS,
     default_compression,
     read_superblock,
@@ -145,33 +144,40 @@ class _Import:
         before = stored(self._target)
         record = before.sidecar if before else None
         # The digest in the reference may say already that it is this image.
-        is_pinned = record and not options.force and source.is_pinned and record.source == str(source)
-        if before and record and is_pinned and self._serves(before, record.digest):
+        is_same = record is not None and record.source == str(source) and not options.force
+        if before and record and is_same and source.is_pinned and self._serves(before, record.digest):
             return self._reuse(before)
         backend = backends.choose_backend(source, options.via, self._note)
         self._progress.step(f"looking up {source}")
         with borrowed_login(Access(options.plain_http, options.authfile), source) as access:
             try:
-                remote, digest = backends.look_up(backend, source, access)
+                remote = backends.look_up(backend, source, access)
             except UserError as error:
-                if before is None or not self._may_stand_in(before):
+                # A former import of the same reference serves while the registry does not answer.
+                if not (before and record and is_same):
                     raise
-                assert before.sidecar is not None
-                used = f"{self._target.name} is used as it was imported at {before.sidecar.created}"
+                if not match_stored(before, record.digest, options.compression).serves:
+                    raise
+                used = f"{self._target.name} is used as it was imported at {record.created}"
                 self._note(f"{error.message}\n{used}")
                 return self._reuse(before)
-            if before and not options.force and self._has_settled(before) and self._serves(before, digest):
+            if (
+                before
+                and not options.force
+                and self._has_settled(before)
+                and self._serves(before, remote.digest)
+            ):
                 return self._reuse(before)
             make_directory(self._target.parent)
             with locked(self._target, self._on_wait) as lock:
                 # Another process may have imported it meanwhile, even if this one did not wait.
                 now = stored(self._target)
                 is_new = now and (not before or (now.modified, now.size) != (before.modified, before.size))
-                if now and (not options.force or is_new) and self._serves(now, digest):
+                if now and (not options.force or is_new) and self._serves(now, remote.digest):
                     return self._reuse(now)
                 if not lock.certain:
                     self._note("this file system has no locks: another import of this image may run too")
-                return self._import(backend, remote, digest, access, lock)
+                return self._import(backend, remote, access, lock)
 
     def _check(self) -> None:
         if self._source.kind is Kind.SQUASHFS:
@@ -179,12 +185,6 @@ class _Import:
                 f"{one_line(str(self._source))} is a squashfs already",
                 hint=f"use it: container={self._source}",
             )
-        for option, value, valid in (
-            ("--compression", self._options.compression, COMPRESSIONS),
-            ("--via", self._options.via, backends.BACKENDS),
-        ):
-            if value not in valid:
-                raise UserError(f"{option} {value}: unknown", hint=did_you_mean(value, valid))
         if self._target.is_dir():
             raise UserError(
                 f"{one_line(str(self._target))}: a directory, and no image's file",
@@ -196,13 +196,6 @@ class _Import:
                 "and is not hidden",
                 hint=f"such as {self._source.file_name}",
             )
-
-    def _may_stand_in(self, before: Stored) -> bool:
-        """Return True if a former import of the same reference serves while the registry does not answer."""
-        record = before.sidecar
-        if record is None or record.source != str(self._source) or self._options.force:
-            return False
-        return match_stored(before, record.digest, self._options.compression).serves
 
     def _has_settled(self, entry: Stored) -> bool:
         """Return False if an import may be about to write its record: an image being replaced has none."""
@@ -221,21 +214,18 @@ class _Import:
         self._progress.done()
         return reuse(entry, tuple(self._notes))
 
-    def _import(
-        self, backend: str, remote: RemoteImage | None, digest: str | None, access: Access, lock: ImageLock
-    ) -> Imported:
+    def _import(self, backend: str, remote: RemoteImage, access: Access, lock: ImageLock) -> Imported:
         check_replaceable(self._target)
         options = self._options
-        compression = (
-            default_compression(self._target) if options.compression == AUTO else options.compression
-        )
-        packed, unpacked = (remote.packed, remote.unpacked) if remote else (0, 0)
-        needs = scratch.SpaceNeeds(unpacked + packed, int(unpacked * COMPRESSED_FRACTION[compression]))
+        is_auto = options.compression == AUTO
+        compression = default_compression(self._target) if is_auto else options.compression
+        final = int(remote.unpacked * COMPRESSED_FRACTION[compression])
+        needs = scratch.SpaceNeeds(remote.unpacked + remote.packed, final)
         parent = scratch.choose_scratch(needs, self._target, options.temp_dir)
         with self._partial(lock) as output, scratch.scratch_directory(parent) as work:
             locks = (*lock.descriptors, *work.descriptors)
             context = ImportContext(
-                self._source, remote, digest, output, compression, access, work, locks, self._progress
+                self._source, remote, output, compression, access, work, locks, self._progress
             )
             made_by = backends.make_squashfs(backend, context, options.via)
             sidecar = publish(context, self._target, made_by, options.recipe)
@@ -283,7 +273,7 @@ def publish(context: ImportContext, target: Path, made_by: str, recipe: RecipeOr
         os.fsync(stream.fileno())
     sidecar = Sidecar(
         source=str(context.source),
-        digest=context.digest,
+        digest=context.remote.digest,
         sha256=sha256_of(output, progress),
         size=status.st_size,
         compression=context.compression,
@@ -291,7 +281,7 @@ def publish(context: ImportContext, target: Path, made_by: str, recipe: RecipeOr
         block_size=block.block_size,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         made_by=made_by,
-        config=context.remote.config if context.remote else ImageConfig(),
+        config=context.remote.config or ImageConfig(),
         recipe=recipe,
         modified=int(status.st_mtime),
     )

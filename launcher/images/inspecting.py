@@ -10,7 +10,7 @@ import shlex
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ _ENVIRONMENT = "etc/environment"
 _RC = "etc/rc"
 # On most systems the first leads to the second.
 _RELEASES = ("etc/os-release", "usr/lib/os-release")
+_RELEASE_NAME = re.compile(r"^PRETTY_NAME=(.*)", re.MULTILINE)
 
 _PROVENANCE = re.compile(r"# enroot-provenance: (.*)")
 _LABEL = re.compile(r"# (\S+) (.*)")
@@ -88,6 +89,7 @@ def inspect(path: Path) -> InspectedImage:
     else:
         notes = (f"its files were not read: unsquashfs is missing; {tools.how_to_get('unsquashfs')}",)
     source, config = _parse_start_files(texts.get(_RC, ""), texts.get(_ENVIRONMENT, ""))
+    release = _RELEASE_NAME.search(next((texts[name] for name in _RELEASES if name in texts), ""))
     return InspectedImage(
         path=path,
         size=path.stat().st_size,
@@ -95,7 +97,7 @@ def inspect(path: Path) -> InspectedImage:
         record=record,
         source=record.source if record else source,
         config=record.config if record else config,
-        release=next((_parse_release(texts[name]) for name in _RELEASES if name in texts), None),
+        release=" ".join(_split(release[1])) or None if release else None,
         notes=notes,
     )
 
@@ -144,25 +146,17 @@ def _split(text: str) -> tuple[str, ...]:
         return ()
 
 
-def _parse_release(text: str) -> str | None:
-    for line in text.splitlines():
-        name, _, value = line.partition("=")
-        if name == "PRETTY_NAME":
-            return " ".join(_split(value)) or None
-    return None
-
-
 # --- verify
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class VerifiedImage:
     """The result of verifying an image."""
 
     path: Path
-    checked: tuple[str, ...] = ()
+    checked: list[str] = field(default_factory=list)
     problem: UserError | None = None
-    notes: tuple[str, ...] = ()
+    notes: list[str] = field(default_factory=list)
 
     @property
     def is_whole(self) -> bool:
@@ -171,52 +165,47 @@ class VerifiedImage:
 
 def verify(path: Path, *, deep: bool = False, progress: ImageProgress = SILENT) -> VerifiedImage:
     """Check as much of an image as is possible without writing; `deep` decompresses every file of it, too."""
-    checked: list[str] = []
-    notes: list[str] = []
-    problem = None
+    image = VerifiedImage(path)
     try:
-        _verify(path, deep, progress, checked, notes)
+        _verify(image, deep, progress)
     except UserError as error:
-        problem = UserError(error.message, hint=error.hint or _IMPORT_AGAIN)
+        image.problem = UserError(error.message, hint=error.hint or _IMPORT_AGAIN)
     except OSError as error:
         # An error of the disk itself has no explanation.
-        problem = explain_refusal(error) or UserError(f"{one_line(str(path))}: {error.strerror or error}")
-    return VerifiedImage(path, tuple(checked), problem, tuple(notes))
+        unexplained = UserError(f"{one_line(str(path))}: {error.strerror or error}")
+        image.problem = explain_refusal(error) or unexplained
+    return image
 
 
-def _verify(path: Path, deep: bool, progress: ImageProgress, checked: list[str], notes: list[str]) -> None:
-    block = read_superblock(path)
-    checked.append(f"{path.stat().st_size:,} bytes of squashfs, {block.compression}")
-    record = read_sidecar(path)
+def _verify(image: VerifiedImage, deep: bool, progress: ImageProgress) -> None:
+    path, name = image.path, one_line(str(image.path))
+    block, record = read_superblock(path), read_sidecar(path)
+    image.checked.append(f"{path.stat().st_size:,} bytes of squashfs, {block.compression}")
     if record is not None:
-        _verify_checksum(path, record, progress)
-        checked.append(f"sha256 {record.sha256[:12]}... as when it was made")
+        progress.step(f"sha256 of {path.name}", record.size)
+        checksum, short = sha256_of(path, progress), record.sha256[:12]
+        if checksum != record.sha256:
+            raise UserError(
+                f"{name}: its sha256 is {checksum[:12]}..., and was {short}... when it was made: "
+                "its bytes have changed"
+            )
+        image.checked.append(f"sha256 {short}... as when it was made")
     elif sidecar_path(path).exists():
         raise UserError(
-            f"{one_line(str(path))}: {sidecar_path(path).name} is the record of another file, or of none",
+            f"{name}: {sidecar_path(path).name} is the record of another file, or of none",
             hint=f"{_IMPORT_AGAIN}; or remove the record, if the image is yours",
         )
     else:
-        notes.append("its checksum: there is no record beside it")
+        image.notes.append("its checksum: there is no record beside it")
     if not deep and tools.which("unsquashfs") is None:
-        notes.append("its tables: there is no unsquashfs on PATH")
+        image.notes.append("its tables: there is no unsquashfs on PATH")
         return
     count, total = squashfs.count_files(path)
-    checked.append(f"its tables: {count:,} files of {block.inodes:,} entries")
+    image.checked.append(f"its tables: {count:,} files of {block.inodes:,} entries")
     if deep:
         progress.step(f"reading the files of {path.name}", total)
         squashfs.decompress_all(path, progress)
-        checked.append(f"every file: {total:,} bytes")
-
-
-def _verify_checksum(path: Path, record: Sidecar, progress: ImageProgress) -> None:
-    progress.step(f"sha256 of {path.name}", record.size)
-    checksum = sha256_of(path, progress)
-    if checksum != record.sha256:
-        raise UserError(
-            f"{one_line(str(path))}: its sha256 is {checksum[:12]}..., and was {record.sha256[:12]}... when"
-            " it was made: its bytes have changed"
-        )
+        image.checked.append(f"every file: {total:,} bytes")
 
 
 # --- inspect --deep

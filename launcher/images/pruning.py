@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from fnmatch import fnmatchcase
@@ -18,7 +19,7 @@ from launcher.images.importing import PARTIAL_PREFIX, REPLACED_PREFIX
 from launcher.images.references import SQUASHFS_SUFFIXES
 from launcher.images.scratch import is_locked, locked
 from launcher.images.store import Stored, sidecar_path, stored
-from launcher.jobs.launches import Launch, adopt, read_launch
+from launcher.jobs.launches import adopt, read_launch
 from launcher.jobs.locator import RunLocator
 from launcher.jobs.status import poll
 from launcher.slurm.commands import Unreachable, ask, error_text, run
@@ -44,33 +45,25 @@ def images_in_use(base_results_dir: Path, directory: Path) -> dict[Path, list[Im
     All known launches count: this user's and, in directories that were seen, others'. A job counts as live
     unless it is known to have ended. Raise UserError if the known runs cannot be listed.
     """
-    pairs = list(_launches_in(directory.resolve(), base_results_dir))
-    launches = adopt([launch for launch, _ in pairs])
-    jobs = [launch for launch in launches if not launch.is_without_job]
-    states = {launch.paths.directory: status.state for launch, status in zip(jobs, poll(jobs), strict=True)}
-    uses: dict[Path, list[ImageUse]] = defaultdict(list)
-    for launch, (_, image) in zip(launches, pairs, strict=True):
-        state = states.get(launch.paths.directory)
-        if state is not None:  # it became a job
-            is_live = state.is_live or state is State.UNKNOWN
-            launched = datetime.fromisoformat(launch.manifest.created).timestamp()
-            uses[image].append(ImageUse(launch.manifest.run, is_live, launched))
-    return uses
-
-
-def _launches_in(directory: Path, base_results_dir: Path) -> Iterator[tuple[Launch, Path]]:
     known = RunLocator(base_results_dir)
     entries = known.originals(known.launches())
     if known.index.trouble:
         raise UserError(f"the known runs cannot be listed: {known.index.trouble}")
+    launches = []
     for entry in entries:
-        try:
+        with suppress(UserError):  # removed, or broken, since it was listed
             launch = read_launch(entry.run_dir, entry.number)
-        except UserError:  # removed, or broken, since it was listed
-            continue
-        image = Path(launch.manifest.image or "")
-        if image.is_absolute() and image.resolve().parent == directory:
-            yield launch, image.resolve()
+            image = Path(launch.manifest.image or "")
+            if image.is_absolute() and image.resolve().parent == directory.resolve():
+                launches.append(launch)
+    jobs = [launch for launch in adopt(launches) if not launch.is_without_job]
+    uses: dict[Path, list[ImageUse]] = defaultdict(list)
+    for launch, status in zip(jobs, poll(jobs), strict=True):
+        is_live = status.state.is_live or status.state is State.UNKNOWN
+        launched = datetime.fromisoformat(launch.manifest.created).timestamp()
+        image = Path(launch.manifest.image or "").resolve()
+        uses[image].append(ImageUse(launch.manifest.run, is_live, launched))
+    return uses
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +89,12 @@ class PruneRules:
 
 def parse_age(text: str) -> float:
     """Return an age such as ``30d``, ``12h`` or ``2w`` in seconds; raise UserError if it is none."""
-    number, unit = text[:-1], text[-1:]
-    if unit not in _UNITS or not number.isascii() or not number.isdecimal():
+    match = re.fullmatch(r"([0-9]+)([mhdw])", text)
+    if match is None:
         raise UserError(
             f"--older-than {one_line(text)}: this is no age", hint="an age is such as 30d, 12h or 2w"
         )
-    return float(int(number) * _UNITS[unit])
+    return float(int(match[1]) * _UNITS[match[2]])
 
 
 def decide(
@@ -162,7 +155,7 @@ def _reason_to_keep(
         return f"{_name(live)} waits or runs, or may"
     if entry.path.is_symlink():
         return "a link, not an image"
-    if _owner(entry.path) != os.getuid():
+    if entry.owner != os.getuid():
         return "another user's"
     if entry.sidecar is None:
         return "not made by slipway: it has no record"
@@ -172,13 +165,6 @@ def _reason_to_keep(
     if age < rules.older_than:
         return f"needed {max(age, 0.0) / _DAY_SECONDS:.0f} days ago"
     return None
-
-
-def _owner(path: Path) -> int | None:
-    try:
-        return path.stat().st_uid
-    except OSError:
-        return None
 
 
 def _last_use(entry: Stored, uses: Mapping[Path, Sequence[ImageUse]]) -> float:

@@ -65,11 +65,6 @@ class Recipe:
         return f"{self.name}-{self.flavor}-{self.short_hash}.sqsh"
 
     @property
-    def tag(self) -> str:
-        """The image's tag."""
-        return self.config.tag or f"{self.flavor}-{self.short_hash}"
-
-    @property
     def image_name(self) -> str:
         """The name of the built image: ``localhost/me/nemo:run-0123456789ab``."""
         return self.name_in(self.config.registry or _LOCAL_REGISTRY)
@@ -77,7 +72,8 @@ class Recipe:
     def name_in(self, registry: str) -> str:
         # A user's name may have letters that an image's may not.
         owner = self.config.owner or re.sub(r"[^a-z0-9]+", "-", user().lower()).strip("-") or "slipway"
-        return f"{registry}/{owner}/{self.name.lower()}:{self.tag}"
+        tag = self.config.tag or f"{self.flavor}-{self.short_hash}"
+        return f"{registry}/{owner}/{self.name.lower()}:{tag}"
 
 
 def read_recipe(

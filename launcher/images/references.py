@@ -46,8 +46,9 @@ _TRANSPORTS = {
     "docker-archive": Kind.DOCKER_ARCHIVE,
 }
 _OF_SKOPEO = {
-    Kind.DOCKER_ENGINE: "docker-daemon",
-    Kind.PODMAN: "containers-storage",
+    Kind.REGISTRY: "docker://",
+    Kind.DOCKER_ENGINE: "docker-daemon:",
+    Kind.PODMAN: "containers-storage:",
 }
 _FILES = (Kind.OCI_DIRECTORY, Kind.OCI_ARCHIVE, Kind.DOCKER_ARCHIVE)
 _FORMS = (
@@ -104,12 +105,10 @@ class Reference:
     @property
     def for_pyxis(self) -> str | None:
         """The value of `--container-image`; ``None`` for an image that nodes cannot fetch by themselves."""
-        if self.kind is Kind.SQUASHFS:
-            return str(self.path)
-        if self.kind is not Kind.REGISTRY:
-            return None
-        # Every Enroot sends a digest in a tag's place on to the registry; `@` is read from 4.0 on.
-        return f"{self._host}{self._short}:{self.digest or self.tag}"
+        if self.kind is Kind.REGISTRY:
+            # Every Enroot sends a digest in a tag's place on to the registry; `@` is read from 4.0 on.
+            return f"{self._host}{self._short}:{self.digest or self.tag}"
+        return str(self.path) if self.kind is Kind.SQUASHFS else None
 
     @property
     def for_enroot(self) -> str | None:
@@ -123,20 +122,15 @@ class Reference:
     @property
     def for_skopeo(self) -> str | None:
         """The name that skopeo, podman and buildah take; ``None`` for a squashfs."""
-        if self.kind is Kind.SQUASHFS:
-            return None
         if self.kind in _FILES:
             return f"{self.kind}:{self._tagged(str(self.path))}"
-        if self.kind is Kind.REGISTRY:
-            return f"docker://{self.for_build}"
-        return f"{_OF_SKOPEO[self.kind]}:{self._by_digest(self.name)}"
+        transport = _OF_SKOPEO.get(self.kind)
+        return f"{transport}{self.for_build}" if transport else None
 
     @property
     def for_build(self) -> str:
         """The name as in a Dockerfile's FROM: registry, name, tag and digest, whatever the kind."""
-        if self.kind is Kind.REGISTRY:
-            return self._by_digest(f"{self.registry}/{self.name}")
-        return self._by_digest(self.name)
+        return self._by_digest(f"{self.registry}/{self.name}" if self.registry else self.name)
 
     @property
     def file_name(self) -> str:
@@ -151,8 +145,9 @@ class Reference:
             stem = next((base.removesuffix(end) for end in _ARCHIVE_SUFFIXES if base.endswith(end)), base)
             return _as_file_name([stem, self.tag])
         name = self._short
-        is_plain = self.registry == _NVIDIA and not _is_registry(name.split("/")[0])
-        if self.kind is Kind.REGISTRY and not is_plain and name == self.name:
+        # Docker Hub's own images and NVIDIA's are known by their names alone.
+        is_nvidia = self.registry == _NVIDIA and not _is_registry(name.split("/")[0])
+        if self.kind is Kind.REGISTRY and name == self.name and not is_nvidia:
             name = f"{self.registry}/{name}"
         algorithm, _, digits = (self.digest or "").partition(":")
         return _as_file_name([name, self.tag, f"{algorithm}-{digits[:12]}" if digits else None])

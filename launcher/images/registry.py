@@ -9,7 +9,6 @@ import os
 import platform
 import re
 import shlex
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -57,15 +56,13 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class RemoteImage:
-    """An image for this machine's architecture, not fetched yet.
+    """The known facts of an image for this machine's architecture, which is not fetched yet."""
 
-    `packed` and `unpacked` are the bytes of its layers, and an estimate of them unpacked; 0 if unknown.
-    """
-
-    digest: str
-    packed: int
-    unpacked: int
-    config: ImageConfig
+    digest: str | None = None
+    # Bytes of its layers, and an estimate of them unpacked; 0 if unknown.
+    packed: int = 0
+    unpacked: int = 0
+    config: ImageConfig | None = None
 
 
 def architecture() -> str:
@@ -167,13 +164,12 @@ def describe_login(access: Access, source: Reference) -> str:
 
 def _skopeo_login(registry: str, authfile: Path | None = None) -> str | None:
     """Return the user that skopeo knows for a registry."""
-    if tools.which("skopeo") is None:
-        return None
     command = ["skopeo", "login", "--get-login", registry]
     command += ["--authfile", str(authfile)] if authfile is not None else []
-    null = subprocess.DEVNULL
-    result = subprocess.run(command, stdin=null, stdout=subprocess.PIPE, stderr=null, errors="replace")
-    return None if result.returncode else result.stdout.strip()
+    try:
+        return tools.run(command, doing=f"look for a login of {registry}").strip()
+    except UserError:
+        return None
 
 
 # --- looking up
@@ -232,14 +228,13 @@ def _digest_of(manifest: str) -> str:
 
 def _digest_for_this_machine(manifest: Mapping[str, Any]) -> str | None:
     """Return the digest of this machine's image in a list of several architectures."""
-    entries = manifest.get("manifests") or ()
+    images = [(entry.get("platform") or {}, entry) for entry in manifest.get("manifests") or ()]
     wanted = architecture()
-    for entry in entries:
-        target = entry.get("platform") or {}
+    for target, entry in images:
         if target.get("architecture") == wanted and target.get("os", "linux") == "linux":
             return str(entry["digest"])
-    if entries:
-        names = sorted({str((entry.get("platform") or {}).get("architecture")) for entry in entries})
+    if images:
+        names = sorted({str(target.get("architecture")) for target, _ in images})
         raise UserError(
             f"the image is made for {', '.join(names)}, and this machine is {wanted}",
             hint="import it on a machine of that architecture, or choose another tag",
@@ -292,14 +287,13 @@ def push(
 ) -> list[Pushed]:
     """Push an image to registries, one after the other; a refusal of one does not stop the others.
 
-    Raise UserError if a target is no registry's, or the image cannot be read: then nothing is sent.
+    Raise UserError if the image cannot be read: then nothing is sent.
     """
     if source.kind is Kind.SQUASHFS:
         raise UserError(
             f"{source}: a squashfs has lost its layers, and cannot be pushed",
             hint="push what it was made from: the recipe, or the image that `slipway image inspect` shows",
         )
-    check_targets(targets)
     tools.require("skopeo", why="to push images")
     with borrowed_login(access, source) as reading, _packed_once(source, temp_dir, progress) as name:
         manifest = _inspect(source, reading, f"read {source}", "--raw", name)

@@ -34,8 +34,7 @@ class ResolvedImage:
     stored: Path | None = None
     # What that file is imported from; ``None`` if a recipe is built, or `container` is a file.
     source: Reference | None = None
-    recipe: str | None = None
-    flavor: str | None = None
+    recipe: Recipe | None = None
 
     def command(self, config_dir: Path | None = None, template_dir: Path | None = None) -> tuple[str, ...]:
         """Return the words of `slipway` that make the file, wherever it is run; empty if none makes it."""
@@ -59,7 +58,7 @@ def resolve_container(
     if named is not None:
         recipe = cached_recipe(*named, config_dir, template_dir)
         file = Path(images_dir, recipe.file_name)
-        return ResolvedImage(text, str(file), file, recipe=recipe.name, flavor=recipe.flavor)
+        return ResolvedImage(text, str(file), file, recipe=recipe)
     source = Reference.parse(text, KEY)
     if source.kind is Kind.SQUASHFS:
         return ResolvedImage(text, text)

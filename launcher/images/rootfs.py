@@ -41,14 +41,16 @@ fi
 """
 
 
-def configure(root: Path, config: ImageConfig, source: str) -> tuple[str, ...]:
+def configure(root: Path, config: ImageConfig, source: str) -> list[str]:
     """Write the environment, the working directory, the entry point and the volumes into a root file system.
 
     Names in the unpacked image are never followed out of it; `source` is recorded as its origin. Return what
     was left out, in words.
     """
     environment = [word for word in config.env if "\n" not in word]
-    volumes = [path for path in config.volumes if _is_plain(path)]
+    # Those that a line of an fstab takes as they are, and that lead nowhere else on the node.
+    plain = (path for path in config.volumes if _PLAIN_PATH.fullmatch(path))
+    volumes = [path for path in plain if ".." not in path.split("/")]
     etc = resolve_inside(root, "/etc")
     for directory in (etc, resolve_inside(root, config.workdir or "/")):
         with contextlib.suppress(FileExistsError, NotADirectoryError):
@@ -74,15 +76,8 @@ def configure(root: Path, config: ImageConfig, source: str) -> tuple[str, ...]:
         _write(etc / name, text)
     lost = [word.partition("=")[0] for word in config.env if word not in environment]
     odd = [path for path in config.volumes if path not in volumes]
-    return (
-        *(f"the variable {one_line(name)} has a line break in it: left out" for name in lost),
-        *(f"the volume {one_line(path)} is no plain path: left out" for path in odd),
-    )
-
-
-def _is_plain(path: str) -> bool:
-    """Return True if a line of an fstab takes the path as it is, and it leads nowhere else on the node."""
-    return _PLAIN_PATH.fullmatch(path) is not None and ".." not in path.split("/")
+    notes = [f"the variable {one_line(name)} has a line break in it: left out" for name in lost]
+    return notes + [f"the volume {one_line(path)} is no plain path: left out" for path in odd]
 
 
 def _write(path: Path, text: str) -> None:

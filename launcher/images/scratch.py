@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from launcher.errors import UserError, explain_os_error, one_line
 from launcher.file_systems import is_shared, mount_of, room_at
 from launcher.images.progress import format_size
+from launcher.images.tools import proc_number
 from launcher.runs.provenance import host, user
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ SCRATCH_PREFIX = "slipway-image-"
 _LOCK_NAME = "lock"
 
 _MEMORY_KINDS = ("tmpfs", "ramfs")
-_MEMINFO = Path("/proc/meminfo")
 # Half of the free memory: the rest of the machine needs some too.
 _MEMORY_DIVISOR = 2
 
@@ -48,7 +48,10 @@ class ImageLock:
 
     descriptors: tuple[int, ...]
     waited: bool
-    certain: bool
+
+    @property
+    def certain(self) -> bool:
+        return bool(self.descriptors)
 
 
 def lock_path(target: Path) -> Path:
@@ -85,7 +88,7 @@ def locked(target: Path, on_wait: Callable[[str], None]) -> Iterator[ImageLock]:
             with contextlib.suppress(OSError):  # on a full disk only the holder's name is missing
                 os.ftruncate(descriptors[0], 0)
                 os.pwrite(descriptors[0], text.encode(), 0)
-        yield ImageLock(tuple(descriptors), waited, bool(descriptors))
+        yield ImageLock(tuple(descriptors), waited)
     finally:
         # Before the release: those who wait notice that the file is gone, and lock a new one.
         with contextlib.suppress(OSError):
@@ -112,9 +115,7 @@ def _acquire(lock: BaseFileLock, path: Path, on_wait: Callable[[str], None]) -> 
 def is_locked(target: Path) -> bool:
     """Return True if somebody may be writing an image."""
     path = lock_path(target)
-    if not path.exists():
-        return False
-    with _lock_if_free(path) as is_free:
+    with _lock_if_free(path) if path.exists() else nullcontext(True) as is_free:
         return not is_free
 
 
@@ -221,7 +222,9 @@ def look_at_place(path: Path) -> ScratchPlace | None:
     if room is None:
         return None
     in_memory = mount is not None and mount.kind in _MEMORY_KINDS
-    free = min(room.free_bytes, _free_memory() // _MEMORY_DIVISOR) if in_memory else room.free_bytes
+    # Bytes that programs may still take (proc_meminfo(5)).
+    memory = proc_number(Path("/proc/meminfo"), "MemAvailable") * 1024
+    free = min(room.free_bytes, memory // _MEMORY_DIVISOR) if in_memory else room.free_bytes
     return ScratchPlace(path, free, in_memory, is_shared(path), path.stat().st_dev)
 
 
@@ -245,53 +248,29 @@ def choose_scratch(
             hint="remove images that nobody uses, `slipway image prune`, or choose another directory: "
             "images_dir=DIR",
         )
-    places = _places(temp_dir, target, os.environ if environment is None else environment, look)
+    environment = os.environ if environment is None else environment
+    named = [Path(environment[name]) for name in ("ENROOT_TEMP_PATH", "TMPDIR") if environment.get(name)]
+    usual = [*named, Path("/tmp"), Path("/var/tmp"), target.parent]
+    places: dict[int, ScratchPlace] = {}
+    for path in [temp_dir] if temp_dir is not None else usual:
+        # The first of each file system: what the user named goes before what there always is.
+        if (place := look(path.absolute())) is not None:
+            places.setdefault(place.device, place)
+    if temp_dir is not None and not places:
+        message = f"--temp-dir {one_line(str(temp_dir))}: not a writable directory"
+        raise UserError(message, hint="make it, or choose another")
     # What stays needs room too where it lies on the same file system.
     fitting = [
         place
-        for place in places
+        for place in places.values()
         if place.free >= needs.temporary + needs.final * (home is not None and place.device == home.device)
     ]
     if fitting:
         return min(fitting, key=lambda place: (place.in_memory, place.shared, -place.free)).path
-    free = ", ".join(f"{format_size(place.free)} in {one_line(str(place.path))}" for place in places)
+    free = ", ".join(f"{format_size(place.free)} in {one_line(str(place.path))}" for place in places.values())
     what = f"--temp-dir {one_line(str(temp_dir))} has too little room" if temp_dir else "no room to work in"
     raise UserError(
         f"{what}: unpacking the image needs about {format_size(needs.temporary)}"
         + (f", and there are {free}" if free else ""),
         hint="make room there, or name a directory that has it: --temp-dir DIR",
     )
-
-
-def _places(
-    temp_dir: Path | None,
-    target: Path,
-    environment: Mapping[str, str],
-    look: Callable[[Path], ScratchPlace | None],
-) -> list[ScratchPlace]:
-    if temp_dir is not None:
-        place = look(temp_dir)
-        if place is None:
-            raise UserError(
-                f"--temp-dir {one_line(str(temp_dir))}: not a writable directory",
-                hint="make it, or choose another",
-            )
-        return [place]
-    named = [environment.get(name) for name in ("ENROOT_TEMP_PATH", "TMPDIR")]
-    candidates = [*(Path(name) for name in named if name), Path("/tmp"), Path("/var/tmp"), target.parent]
-    first: dict[int, ScratchPlace] = {}
-    for path in candidates:
-        place = look(path.absolute())
-        # The first of each file system: what the user named goes before what there always is.
-        if place is not None:
-            first.setdefault(place.device, place)
-    return list(first.values())
-
-
-def _free_memory() -> int:
-    """Return the bytes that programs may still take (proc_meminfo(5)); 0 if unknown."""
-    try:
-        lines = _MEMINFO.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), 0)

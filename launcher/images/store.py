@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import stat
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
@@ -93,6 +94,7 @@ class Stored:
     path: Path
     size: int
     modified: float
+    owner: int
     sidecar: Sidecar | None
 
 
@@ -121,7 +123,9 @@ def stored(path: Path) -> Stored | None:
         status = path.stat()
     except OSError:
         return None
-    return Stored(path, status.st_size, status.st_mtime, read_sidecar(path)) if path.is_file() else None
+    if not stat.S_ISREG(status.st_mode):
+        return None
+    return Stored(path, status.st_size, status.st_mtime, status.st_uid, read_sidecar(path))
 
 
 def sidecar_path(image: Path) -> Path:

@@ -23,16 +23,8 @@ from launcher.secrecy import without_secrets
 # The first that works builds: who has a docker that works has layers in its cache.
 BUILDERS = ("docker", "podman", "buildah")
 
-# The packages of Debian and Ubuntu that have them.
-_PACKAGES = {
-    "docker": "docker.io",
-    "podman": "podman",
-    "buildah": "buildah",
-    "skopeo": "skopeo",
-    "umoci": "umoci",
-    "mksquashfs": "squashfs-tools",
-    "unsquashfs": "squashfs-tools",
-}
+# The packages of Debian and Ubuntu that have them, where the name is another.
+_PACKAGES = {"docker": "docker.io", "mksquashfs": "squashfs-tools", "unsquashfs": "squashfs-tools"}
 _ELSEWHERE = {
     "enroot": "Enroot is at https://github.com/NVIDIA/enroot/blob/master/doc/installation.md",
     "apptainer": "Apptainer is at https://apptainer.org/docs/admin/main/installation.html",
@@ -81,7 +73,7 @@ def missing(*names: str) -> tuple[str, ...]:
 
 def how_to_get(*names: str) -> str:
     """Return how to install programs."""
-    packages = dict.fromkeys(_PACKAGES[name] for name in names if name in _PACKAGES)
+    packages = dict.fromkeys(_PACKAGES.get(name, name) for name in names if name not in _ELSEWHERE)
     steps = [f"on Debian and Ubuntu: apt-get install {' '.join(packages)}"] if packages else []
     return "\n".join(steps + [text for name, text in _ELSEWHERE.items() if name in names])
 
@@ -202,11 +194,16 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
 
 def bytes_moved(pid: int, counter: str) -> int:
     """Return how many bytes a process has read (``rchar``) or written (``wchar``) so far (proc_pid_io(5))."""
+    return proc_number(Path(f"/proc/{pid}/io"), counter)
+
+
+def proc_number(path: Path, name: str) -> int:
+    """Return a number of a file of /proc whose lines are ``NAME: NUMBER``; 0 if it is unknown."""
     try:
-        lines = Path(f"/proc/{pid}/io").read_text(encoding="ascii").splitlines()
+        lines = path.read_text(encoding="ascii").splitlines()
     except OSError:
         return 0
-    return next((int(line.split()[1]) for line in lines if line.startswith(f"{counter}:")), 0)
+    return next((int(line.split()[1]) for line in lines if line.startswith(f"{name}:")), 0)
 
 
 @contextmanager

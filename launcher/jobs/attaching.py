@@ -80,15 +80,13 @@ def attach(ref: RunRef, point: AttachPoint, command: Sequence[str], terminal: bo
 def _running(ref: RunRef) -> tuple[LaunchStatus, Launch]:
     named = named_statuses([ref])
     running = [(target, target.launch) for target in named if target.runs and target.launch]
-    if len(running) == 1:
-        ((target, launch),) = running
-        return _running_task(target), launch
-    if running:
+    if not running:
+        raise _not_running(named[0])
+    (target, launch), *others = running
+    if others:
         numbers = ", ".join(str(target.number) for target, _ in running)
-        raise UserError(
-            f"several launches of {running[0][0].run} run: {numbers}", hint="choose one: --launch N"
-        )
-    raise _not_running(named[0])
+        raise UserError(f"several launches of {target.run} run: {numbers}", hint="choose one: --launch N")
+    return _running_task(target), launch
 
 
 def _not_running(target: LaunchStatus) -> UserError:

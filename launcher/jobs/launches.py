@@ -138,15 +138,20 @@ def read_launch(run_dir: Path, number: int) -> Launch:
     return Launch(LaunchPaths(run_dir, manifest.run, manifest.job_name, number), manifest)
 
 
+def require_launch(run_dir: Path, number: int | None) -> list[int]:
+    """Return the numbers of a run's launches; raise UserError if there is none, or not this one."""
+    numbers = launch_numbers(run_dir)
+    if not numbers or number not in (None, *numbers):
+        which = f" {number}" if numbers else " yet"
+        hint = f"launches: {', '.join(map(str, numbers))}" if numbers else None
+        raise UserError(f"the run in {run_dir} has no launch{which}", hint=hint)
+    return numbers
+
+
 def open_launch(run_dir: Path, number: int | None = None) -> Launch:
     """Read a launch of a run, by default the newest that the scheduler did not refuse."""
-    numbers = launch_numbers(run_dir)
-    chosen = number if number is not None else (numbers[-1] if numbers else None)
-    if chosen not in numbers or chosen is None:
-        raise UserError(
-            f"the run in {run_dir} has no launch {'yet' if number is None else number}",
-            hint=f"launches: {', '.join(map(str, numbers)) or 'none'}",
-        )
+    numbers = require_launch(run_dir, number)
+    chosen = numbers[-1] if number is None else number
     newest = adopt([read_launch(run_dir, chosen)])[0]
     if number is not None or not newest.is_without_job:
         return newest

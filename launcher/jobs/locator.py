@@ -5,6 +5,7 @@ A tree is a directory with runs. Walks are bounded, and skip unreadable director
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import stat
@@ -13,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TypeVar
 
@@ -39,8 +40,6 @@ _DEPTH = 4  # levels of directories below a tree in which a run may lie
 _MAX_ENTRIES = 20_000
 _MAX_DIRECTORIES = 20_000  # of one walk: a tree may be the top of a file system
 
-_Identity = tuple[int, int]
-
 
 class RunLocator:
     """The runs that this call can find.
@@ -55,7 +54,7 @@ class RunLocator:
         self.index = Index()
         self.remarks: list[str] = []
         self._silent: set[str | None] = set()
-        self._entries: dict[Path, list[Entry]] = {}
+        self._read = cache(entries_of)
         self._all: list[Entry] | None = None
 
     @cached_property
@@ -81,11 +80,6 @@ class RunLocator:
             unseen = {entry.run_dir for entry in self.index.entries()} - {entry.run_dir for entry in entries}
             self.index.forget(run_dirs=[run_dir for run_dir in unseen if _is_gone(run_dir)])
         return entries
-
-    def _read(self, run_dir: Path) -> list[Entry]:
-        if run_dir not in self._entries:
-            self._entries[run_dir] = entries_of(run_dir)
-        return self._entries[run_dir]
 
     def still_there(self, entries: Iterable[Entry]) -> list[Entry]:
         """Return the entries of the index that are still valid; drop the others from it."""
@@ -157,9 +151,10 @@ class RunLocator:
             answer = answers[number]
             if isinstance(answer, UserError):
                 self._note_failure(cluster, answer)
-            else:
-                self._note_answer(cluster)
-                yield answer
+                continue
+            if cluster.slurm_conf and cluster.slurm_conf in self._silent_clusters:
+                self.index.note_silence(cluster.slurm_conf, None)
+            yield answer
 
     @cached_property
     def _clusters(self) -> list[_Cluster]:
@@ -176,29 +171,20 @@ class RunLocator:
         present = [entry for entry in remembered if _has_configuration(entry)]
         confs = dict.fromkeys(entry.usable_slurm_conf for entry in present)
         others = [conf for conf in confs if conf is not None and conf != own][: _MAX_CLUSTERS - 1]
-        return [
-            _Cluster("", LocalScheduler(), _SECONDS),
-            slurm(own, _OWN_SECONDS),
-            *(slurm(conf, _SECONDS) for conf in others if not self._was_silent(conf)),
-        ]
-
-    def _was_silent(self, slurm_conf: str) -> bool:
-        """Return True, with a remark, if a cluster was silent a moment ago and is not asked again."""
-        since = self._silent_clusters.get(slurm_conf)
-        if since is None:
-            return False
-        at = time.strftime("%H:%M", time.localtime(since))
-        remark = f"SLURM_CONF={one_line(slurm_conf)} did not answer at {at}, and was not asked again"
-        self.remarks.append(f"{remark}; to ask it: export SLURM_CONF={one_line(shlex.quote(slurm_conf))}")
-        return True
+        clusters = [_Cluster("", LocalScheduler(), _SECONDS), slurm(own, _OWN_SECONDS)]
+        for conf in others:
+            since = self._silent_clusters.get(conf)
+            if since is None:
+                clusters.append(slurm(conf, _SECONDS))
+                continue
+            at = time.strftime("%H:%M", time.localtime(since))
+            remark = f"SLURM_CONF={one_line(conf)} did not answer at {at}, and was not asked again"
+            self.remarks.append(f"{remark}; to ask it: export SLURM_CONF={one_line(shlex.quote(conf))}")
+        return clusters
 
     @cached_property
     def _silent_clusters(self) -> dict[str, float]:
         return self.index.silent_since(time.time() - _REST_SECONDS)
-
-    def _note_answer(self, cluster: _Cluster) -> None:
-        if cluster.slurm_conf and cluster.slurm_conf in self._silent_clusters:
-            self.index.note_silence(cluster.slurm_conf, None)
 
     def _note_failure(self, cluster: _Cluster, error: UserError) -> None:
         # A machine without Slurm is worth no remark.
@@ -276,16 +262,19 @@ def runs_below(trees: Iterable[Path]) -> Iterator[Path]:
     Run directories and hidden ones are not walked. Links are followed, but not in circles: a directory met
     by its own name is not yielded again through a link.
     """
-    seen: set[_Identity] = set()
+    seen: set[tuple[int, int]] = set()
     waiting = deque((tree, 0) for tree in trees)
     for _ in range(_MAX_DIRECTORIES):
         if not waiting:
             return
         directory, depth = waiting.popleft()
-        identity = _identity(directory)
-        if identity is None or identity in seen:
+        try:
+            status = directory.stat()
+        except OSError:
             continue
-        seen.add(identity)
+        if (status.st_dev, status.st_ino) in seen:
+            continue
+        seen.add((status.st_dev, status.st_ino))
         if is_run(directory):
             yield directory
         elif depth < _DEPTH:
@@ -311,31 +300,14 @@ def entries_of(run_dir: Path, newest: int | None = None) -> list[Entry]:
     return entries
 
 
-def _identity(path: Path) -> _Identity | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
-
-
 def _directories(directory: Path) -> list[Path]:
     """Return the directories that may be or hold runs, links last."""
     names: list[tuple[bool, str]] = []
-    try:
-        with os.scandir(directory) as entries:
-            for count, entry in enumerate(entries):
-                if count >= _MAX_ENTRIES:
-                    return []
-                if not entry.name.startswith(".") and _is_directory(entry):
+    with contextlib.suppress(OSError), os.scandir(directory) as entries:
+        for count, entry in enumerate(entries):
+            if count >= _MAX_ENTRIES:
+                return []
+            with contextlib.suppress(OSError):  # one that may not be looked at hides no other
+                if not entry.name.startswith(".") and entry.is_dir():
                     names.append((entry.is_symlink(), entry.name))
-    except OSError:
-        return []
     return [directory / name for _, name in sorted(names)]
-
-
-def _is_directory(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:
-        return False

@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 import stat
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -92,7 +92,7 @@ def _by_job(word: str, locator: RunLocator) -> RunRef | None:
         return None
     job_id, task = match[1], match[2]
     # A point of a sweep is recorded by its whole id, a task of another array by the array's.
-    point = _points(word, locator) if task else []
+    point = _recorded(word, locator) if task else []
     entries = point or _launches_of(job_id, locator)
     if task and not point:
         entries = [entry for entry in entries if not _is_point(entry, job_id)]
@@ -111,17 +111,16 @@ def _by_job(word: str, locator: RunLocator) -> RunRef | None:
     return RunRef(newest.run_dir, newest.number, task, (note,) if older else (), job_id)
 
 
-def _points(word: str, locator: RunLocator) -> list[Entry]:
-    return locator.still_there(locator.index.with_job(word)) or _with_job(
-        word, locator.launches(locator.always)
-    )
+def _recorded(job_id: str, locator: RunLocator) -> list[Entry]:
+    """Return the launches that had a job of this id, without a question to a scheduler."""
+    known = locator.still_there(locator.index.with_job(job_id))
+    return known or _with_job(job_id, locator.launches(locator.always))
 
 
 def _launches_of(job_id: str, locator: RunLocator) -> Sequence[Entry]:
     """Return the launches that had a job of this id."""
     return (
-        locator.still_there(locator.index.with_job(job_id))
-        or _with_job(job_id, locator.launches(locator.always))
+        _recorded(job_id, locator)
         or locator.located(job_id)
         or _with_job(job_id, locator.launches())
         or _with_job(job_id, locator.launches(locator.trees_of_jobs()))
@@ -133,17 +132,15 @@ def _with_job(job_id: str, entries: Iterable[Entry]) -> list[Entry]:
     return [
         entry
         for entry in entries
-        if entry.job_id == job_id or _is_point(entry, job_id) or job_id in _later_jobs(entry)
+        if entry.job_id == job_id
+        or _is_point(entry, job_id)
+        or job_id in later_jobs(entry.run_dir / LAUNCHES / str(entry.number), (entry.tag,)).values()
     ]
 
 
 def _is_point(entry: Entry, array: str) -> bool:
     """Return True if a launch is a point of a sweep with this array id."""
     return entry.job_id is not None and entry.job_id.startswith(f"{array}_")
-
-
-def _later_jobs(entry: Entry) -> Collection[str]:
-    return later_jobs(entry.run_dir / LAUNCHES / str(entry.number), (entry.tag,)).values()
 
 
 def _by_name(word: str, locator: RunLocator) -> RunRef | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launcher.errors import UserError
-from launcher.jobs.launches import Launch, adopt, by_scheduler, read_launch, scheduler_of
+from launcher.jobs.launches import Launch, adopt, by_scheduler, read_launch, require_launch, scheduler_of
 from launcher.jobs.lookup import RunRef
 from launcher.runs.paths import LAUNCHES, launch_numbers
 from launcher.schedulers.base import ChainJobs, JobRef, JobStatus, Scheduler
@@ -290,7 +290,7 @@ def named_statuses(refs: Sequence[RunRef]) -> list[LaunchStatus]:
     UserError if a run has no such launch, or was never launched.
     """
     for ref in refs:
-        _require_launch(ref)
+        require_launch(ref.run_dir, ref.launch)
     whole = {ref.run_dir for ref in refs if ref.launch is None}
     only: dict[Path, list[int]] = {}
     for ref in refs:
@@ -322,15 +322,4 @@ def _require_task(item: LaunchStatus) -> None:
         raise UserError(
             f"job {job_id} of {item.run} has no task {item.task}",
             hint=f"its tasks: {compress_tasks(list(map(int, tasks)))}",
-        )
-
-
-def _require_launch(ref: RunRef) -> None:
-    numbers = launch_numbers(ref.run_dir)
-    if not numbers:
-        raise UserError(f"the run in {ref.run_dir} has no launch yet")
-    if ref.launch is not None and ref.launch not in numbers:
-        raise UserError(
-            f"the run in {ref.run_dir} has no launch {ref.launch}",
-            hint=f"launches: {', '.join(map(str, numbers))}",
         )

@@ -107,20 +107,10 @@ def launch_stages(
 ) -> list[Launched]:
     """Launch stages one after the other, each waiting for the one before.
 
-    All of them are judged by the scheduler and written before the first is submitted.
-
-    Parameters
-    ----------
-    reports
-        Those of the drafts, where they are checked already (`launcher.checks.gate.check_launch`).
-
-    Raises
-    ------
-    NoAnswer
-        If the launch is written, and it is unknown whether it became a job.
-    UserError
-        If the request has a mistake, or the scheduler refuses; what it refuses beforehand is not written.
-        Also if an earlier launch of the run turns out to be a job that its user does not know of.
+    All of them are judged by the scheduler and written before the first is submitted. `reports` are those of
+    the drafts, where they are checked already (`launcher.checks.gate.check_launch`). Raise UserError if an
+    earlier launch turns out to be a job that its user does not know of, or the scheduler refuses; what it
+    refuses beforehand is not written. Raise NoAnswer if it is unknown whether a written launch became a job.
     """
     reports = check_launch(drafts) if reports is None else reports
     require_passed(reports)
@@ -182,11 +172,8 @@ def _prepare(report: CheckReport, undo: contextlib.ExitStack, reservations: cont
     run_dir = plan.paths.run_dir
     reconcile_unconfirmed(run_dir)
     undo.callback(remove_empty, missing_directories(run_dir / LAUNCHES))
-    try:
+    with draft.composition.annotated():
         number = reserve_number(run_dir, draft.results_key)
-    except UserError as error:
-        draft.composition.annotate(error)
-        raise
     reservations.callback(release_number, run_dir, number)
     draft = draft.numbered(number)
     if report.facts.submission is None:  # a launch whose smoke went before was shown already
@@ -206,14 +193,11 @@ def nodes_to_avoid(draft: Draft) -> tuple[ExcludedNode, ...]:
 def _write(stage: _Ready, request: Request, undo: contextlib.ExitStack) -> Manifest:
     """Write a launch, and make the directories that its job writes to."""
     draft, directories = stage.draft, stage.draft.plan.job.directories
-    try:
+    with draft.composition.annotated():
         manifest = write_draft(draft, request, nodes_to_avoid(draft))
         undo.callback(discard_launch, stage.paths, directories)
         for directory in directories:
             make_directories((directory,), draft.directory_key(directory))
-    except UserError as error:
-        draft.composition.annotate(error)
-        raise
     return manifest
 
 
@@ -267,9 +251,7 @@ def _jobs_of(launched: Launched) -> list[str]:
 def _submit(stage: _Ready, manifest: Manifest) -> tuple[Manifest, list[str]]:
     """Submit, and record why there is no job, or why that is unknown.
 
-    Returns
-    -------
-    The manifest with the job's id, and a warning if the nodes to avoid could not be avoided.
+    Return the manifest with the job's id, and a warning if the nodes to avoid could not be avoided.
     """
     paths = stage.paths
     submission = PendingSubmission(
@@ -311,9 +293,7 @@ def _submit(stage: _Ready, manifest: Manifest) -> tuple[Manifest, list[str]]:
 def _submit_links(stage: _Ready, manifest: Manifest, first: str) -> list[str]:
     """Submit the later links of a chain, each to wait for the one before: for nodes without sbatch.
 
-    Returns
-    -------
-    Why the chain is shorter than it should be, if it is: the first link does not need the others.
+    Return why the chain is shorter than it should be, if it is: the first link does not need the others.
     """
     # What the first waits for they wait for as well: where that never comes true, it is cancelled, and the
     # next one must not begin in its place.

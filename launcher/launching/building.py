@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +11,7 @@ from launcher.config.compose import Composition
 from launcher.config.overrides import hydra_value
 from launcher.drafting import Draft, Request, choice_of, compose_stages, draft, drafts
 from launcher.errors import UserError
-from launcher.images.resolve import KEY, ResolvedImage, cached_recipe
+from launcher.images.resolve import KEY, ResolvedImage
 from launcher.images.squashfs import is_squashfs
 from launcher.stages.image import STAGE, ImageWork
 
@@ -28,13 +27,7 @@ _CHECK = "path.image"
 
 @dataclass(frozen=True, slots=True)
 class ImageRequirement:
-    """The image file that a launch runs in, whether it exists or not.
-
-    Attributes
-    ----------
-    request
-        The launch's, with the file for its container.
-    """
+    """The image file that a launch runs in; `request` is the launch's, with the file for its container."""
 
     choice: ResolvedImage
     file: Path
@@ -64,30 +57,18 @@ class ImageRequirement:
 class Building:
     """A launch whose image is made first.
 
-    Attributes
-    ----------
-    drafts
-        The launch, after the job that makes the image if there is one.
-    skipped
-        The ids of checks to skip.
-    needed
-        The image to make on this machine first; ``None`` if there is none.
+    `drafts` are the launch, after the job that makes the image if there is one; `skipped` are the checks that
+    wait for the image; `needed` is what to make on this machine first, ``None`` if there is nothing.
     """
 
     drafts: list[Draft]
     request: Request
-    skipped: tuple[str, ...]
-    needed: ImageRequirement | None
+    skipped: tuple[str, ...] = ()
+    needed: ImageRequirement | None = None
 
 
-def draft_with_image(request: Request, skipped: Sequence[str], *, as_job: bool) -> Building:
-    """Draft a launch and the job that makes its image; nothing is written or made.
-
-    Raises
-    ------
-    UserError
-        If the request has a mistake, or there is no image to make.
-    """
+def draft_with_image(request: Request, *, as_job: bool) -> Building:
+    """Draft a launch and the job that makes its image, if there is one to make; nothing is written."""
     of_image = request.stage == STAGE  # of two jobs the one that is rendered again
     launch = replace(request, stage=None, number=None, tag=None) if of_image else request
     staged = compose_stages(launch)
@@ -95,15 +76,15 @@ def draft_with_image(request: Request, skipped: Sequence[str], *, as_job: bool) 
         _refuse_job(staged[0])
     needed = required_image(staged[0], launch)
     if needed is None:
-        return Building(drafts(launch, staged), request, tuple(skipped), None)
+        return Building(drafts(launch, staged), request)
     # Drafted with the file itself: a plan may refuse other values of `container`.
     drafted = drafts(launch, staged) if needed.request is launch else drafts(needed.request)
     if of_image:
-        return Building([draft(replace(request, work=needed.work))], request, tuple(skipped), None)
+        return Building([draft(replace(request, work=needed.work))], request)
     if needed.is_there:
-        return Building(drafted, needed.request, tuple(skipped), None)
+        return Building(drafted, needed.request)
     if not as_job:
-        return Building(drafted, needed.request, (*skipped, _CHECK), needed)
+        return Building(drafted, needed.request, (_CHECK,), needed)
     if request.stage is None:
         if request.number is not None or request.tag is not None:
             stages = ",".join([STAGE, *(draft.plan.job.stage for draft in drafted)])
@@ -111,17 +92,11 @@ def draft_with_image(request: Request, skipped: Sequence[str], *, as_job: bool) 
                 f"stages=[{stages}]: --launch-number and --tag are those of one launch", hint="--stage=..."
             )
         drafted = [draft(replace(needed.request, work=needed.work)), *drafted]
-    return Building(drafted, needed.request, (*skipped, _CHECK), None)
+    return Building(drafted, needed.request, (_CHECK,))
 
 
 def required_image(composition: Composition, request: Request) -> ImageRequirement | None:
-    """Return the image for `launch --build` to make; ``None`` if the container is a file already.
-
-    Raises
-    ------
-    UserError
-        If the launch runs in no container.
-    """
+    """Return the image for `launch --build` to make; ``None`` if the container is a file already."""
     if composition.config.cluster.scheduler == "local":
         raise UserError(
             "--build: cluster.scheduler=local runs without containers",
@@ -155,44 +130,30 @@ def _refuse_job(composition: Composition) -> None:
 
 
 def make_here(needed: ImageRequirement, progress: ImageProgress) -> Imported:
-    """Build or import the image on this machine, after anyone else who is making the same one.
-
-    Raises
-    ------
-    UserError
-        With what to do next; nothing is left behind.
-    """
+    """Build or import the image on this machine, after anyone else who is making the same one."""
     try:
-        return _make_here(needed, progress)
+        return _make(needed, progress)
     except UserError as error:
-        hint = _in_words_of_launch(error.hint)
-        raise UserError(error.message, key=error.key, also=error.also, hint=hint) from error
+        # `slipway launch` has no options of an import.
+        hint = (error.hint or "").replace("--plain-http", f"{_PLAIN_HTTP}=yes slipway launch ... --build")
+        hint = hint.replace("--temp-dir DIR", "TMPDIR=DIR slipway launch ... --build")
+        raise UserError(error.message, key=error.key, also=error.also, hint=hint or None) from error
 
 
-def _in_words_of_launch(hint: str | None) -> str | None:
-    """Rewrite advice for `slipway launch`, which has no options of an import."""
-    if hint is None:
-        return None
-    hint = hint.replace("--plain-http", f"{_PLAIN_HTTP}=yes slipway launch ... --build")
-    return hint.replace("--temp-dir DIR", "TMPDIR=DIR slipway launch ... --build")
-
-
-def _make_here(needed: ImageRequirement, progress: ImageProgress) -> Imported:
+def _make(needed: ImageRequirement, progress: ImageProgress) -> Imported:
     from launcher.images.importing import ImportOptions, import_image
 
     choice, request, options = needed.choice, needed.request, ImportOptions(plain_http=_allows_plain_http())
-    if choice.recipe is not None:
-        from launcher.images.building import build_into_store
-        from launcher.images.store import Store
+    if choice.recipe is None:
+        assert choice.source is not None
+        return import_image(choice.source, needed.file, options, progress)
+    from launcher.images.building import build_into_store
+    from launcher.images.store import Store
 
-        recipe = cached_recipe(choice.recipe, choice.flavor, request.config_dir, request.template_dir)
-        for warning in recipe.warnings:
-            progress.note(warning)
-        return build_into_store(
-            recipe, Store(needed.file.parent), options, progress, config_dir=request.config_dir
-        )
-    assert choice.source is not None
-    return import_image(choice.source, needed.file, options, progress)
+    for warning in choice.recipe.warnings:
+        progress.note(warning)
+    store = Store(needed.file.parent)
+    return build_into_store(choice.recipe, store, options, progress, config_dir=request.config_dir)
 
 
 def _allows_plain_http() -> bool:

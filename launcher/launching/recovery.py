@@ -43,13 +43,8 @@ def reconcile_unconfirmed(run_dir: Path) -> None:
     """Find the jobs of a run's newest launches that may have one that is not on record.
 
     The answers are written into their manifests, so that each is asked for once. Launches that are being
-    submitted are left alone.
-
-    Raises
-    ------
-    UserError
-        If there is a job that the user does not know of, or if it cannot be asked: launching once more could
-        double it.
+    submitted are left alone. Raise UserError if there is a job that the user does not know of, or that cannot
+    be asked for: launching once more could double it.
     """
     unconfirmed = _unconfirmed_launches(run_dir)
     if not unconfirmed:

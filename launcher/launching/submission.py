@@ -55,13 +55,7 @@ BACKOFF = Backoff()
 
 
 def validate(scheduler: Scheduler, script_text: str) -> str | None:
-    """Let the scheduler judge a script, and ask again while it does not answer; see `Scheduler.validate`.
-
-    Raises
-    ------
-    UserError
-        If it would refuse the script, or does not answer: nothing is launched then.
-    """
+    """Let the scheduler judge a script, and ask again while it does not answer; see `Scheduler.validate`."""
     silence: SchedulerSilent | None = None
     for _ in BACKOFF.tries():
         if silence is not None:
@@ -77,12 +71,8 @@ def validate(scheduler: Scheduler, script_text: str) -> str | None:
 def submit(scheduler: Scheduler, submission: PendingSubmission) -> str:
     """Submit a script that lies in its launch directory; return the id of the one job that it became.
 
-    Raises
-    ------
-    NoAnswer
-        If it is not known whether there is a job, after all patience.
-    UserError
-        If the scheduler refuses; then there is no job, nor will there be one.
+    Raise NoAnswer if it is not known whether there is a job, after all patience; UserError if the scheduler
+    refuses: then there is no job, nor will there be one.
     """
     job = _submit_with_retries(scheduler, submission)
     submitted_jobs[job] = submission.script.parent
@@ -124,10 +114,7 @@ def _submit_with_retries(scheduler: Scheduler, submission: PendingSubmission) ->
 def keep_one(scheduler: Scheduler, submission: PendingSubmission, jobs: Sequence[str]) -> str:
     """Keep one of the jobs of a submission, the oldest if none began, and cancel the others.
 
-    Raises
-    ------
-    UserError
-        If a later launcher has given this launch up: its jobs leave without doing anything.
+    Raise UserError if a later launcher has given this launch up: its jobs leave without doing anything.
     """
     # Not the oldest whatever it is: a younger one may have begun, and the oldest would then leave.
     kept = claim(submission.script.parent, jobs[0], submission.link or 1)

@@ -25,13 +25,7 @@ _PROGRAMS = {"slurm": "salloc", "allocation": "srun"}
 
 
 def open_workspace(report: CheckReport) -> NoReturn:
-    """Become the shell: its exit code is that of this process.
-
-    Raises
-    ------
-    UserError
-        If there is no Slurm here, or it refuses, or a directory cannot be made.
-    """
+    """Become the shell: its exit code is that of this process; raise UserError if it cannot begin."""
     draft = report.draft
     for warning in _prepare(report):
         _logger.warning(warning)
@@ -54,11 +48,8 @@ def _prepare(report: CheckReport) -> list[str]:
         report = show_to_scheduler(report)
         require_passed([report])
         warnings += [finding.message for finding in report.of(Severity.WARNING) if finding.id == SCHEDULER]
-    try:
+    with draft.composition.annotated():
         make_directories(plan.job.directories, draft.results_key)
-    except UserError as error:
-        draft.composition.annotate(error)
-        raise
     return warnings
 
 

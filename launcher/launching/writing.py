@@ -28,18 +28,7 @@ from supervisor.files import write_atomic
 
 
 def write_draft(draft: Draft, request: Request, avoided: Sequence[ExcludedNode] = ()) -> Manifest:
-    """Write the launch of a draft, whose number is reserved.
-
-    Parameters
-    ----------
-    avoided
-        The nodes that its submission excludes, for the record.
-
-    Raises
-    ------
-    UserError
-        If it cannot be written.
-    """
+    """Write the launch of a draft, whose number is reserved; `avoided` are the nodes that it excludes."""
     # Without Slurm a job runs without its container.
     container = draft.plan.job.container if draft.plan.scheduler != "local" else None
     image = container.image if container else None
@@ -65,10 +54,7 @@ def with_digest(origin: provenance.Origin, image: str | None) -> provenance.Orig
 def record_job(paths: LaunchPaths, manifest: Manifest) -> None:
     """Record the job of a launch, and link the run's familiar names to its newest launch.
 
-    Raises
-    ------
-    OSError
-        If it cannot be written; the job is then found by its tag.
+    Raise OSError if it cannot be written; the job is then found by its tag.
     """
     job_id = manifest.job_id
     assert job_id is not None

@@ -38,14 +38,9 @@ class RawShell(str):
 
 
 def quote(value: Any) -> str:
-    """Quote a value for bash, unless it is `RawShell`.
+    """Quote a value for bash, unless it is `RawShell`; raise UserError for a line break or NUL.
 
     This is Jinja's `finalize`: every value that a template prints passes through it.
-
-    Raises
-    ------
-    UserError
-        If the value holds a NUL or a line break, which no header line can carry.
     """
     if isinstance(value, RawShell):
         return value
@@ -74,11 +69,8 @@ def quote_header(value: Any) -> str:
 def escape_pattern(path: str) -> str:
     """Keep Slurm from reading ``%`` in a directory's name as one of its file name patterns.
 
-    Raises
-    ------
-    UserError
-        If the path holds a backslash: Slurm drops it, and then no longer reads patterns
-        (src/slurmd/common/fname.c).
+    Raise UserError for a backslash: Slurm drops it, and then no longer reads patterns
+    (src/slurmd/common/fname.c).
     """
     if "\\" in path:
         raise UserError(

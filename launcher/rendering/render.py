@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jinja2 import (
-    Environment,
     TemplateSyntaxError,
     meta,
     nodes,
@@ -28,12 +27,6 @@ from supervisor.settings import CONTAINER, to_json
 # In the wheel a directory, in a checkout a link.
 TEMPLATE_DIR = (Path(__file__).parents[1] / "templates").resolve()
 
-# Functions without a value of ours in them: copied as they are.
-_BINDING = TEMPLATE_DIR / "binding.sh"
-_ATTACH = TEMPLATE_DIR / "attach.sh"
-_STAGE_IMAGE = TEMPLATE_DIR / "stage_image.sh"
-_MEGATRON_LM = TEMPLATE_DIR / "megatron_lm.py"
-
 _TEMPLATES = {"slurm": "sbatch.sh.j2", "local": "local.sh.j2", "allocation": "allocation.sh.j2"}
 # Of a stage that is no job of tasks.
 _OF_STAGE = {"workspace": "session.sh.j2"}
@@ -43,35 +36,23 @@ _OF_STAGE = {"workspace": "session.sh.j2"}
 class Rendered:
     """The text of a launch's scripts.
 
-    `script` is submitted, `task` is what each of its tasks runs, and `binding` holds the functions that
-    `task` reads to bind itself to its cores; ``None`` where it does not. `attach` is for `slipway attach`.
-    `stage_image` copies the image to a node's own disk; ``None`` where none is copied.
-    `megatron_lm` starts Megatron-LM's script; ``None`` with another engine.
-    `settings` are those of the job's supervisor.
+    `script` is submitted, `task` is what each of its tasks runs, `settings` are those of the supervisor, and
+    `copied` are the files of functions, which have no value of ours in them.
     """
 
     script: str
     task: str
-    binding: str | None
-    attach: str
     settings: str
-    stage_image: str | None = None
-    megatron_lm: str | None = None
+    copied: Mapping[Path, str]
 
     def texts(self, paths: LaunchPaths) -> dict[Path, str]:
         """Return the text of each file of a launch's directory."""
-        files = {
+        return {
             paths.script: self.script,
             paths.task_script: self.task,
-            paths.attach_script: self.attach,
             paths.supervisor_settings: self.settings,
+            **self.copied,
         }
-        optional = {
-            paths.binding: self.binding,
-            paths.stage_image: self.stage_image,
-            paths.megatron_lm: self.megatron_lm,
-        }
-        return files | {path: text for path, text in optional.items() if text is not None}
 
     def files(self, paths: LaunchPaths) -> dict[Path, str | bytes]:
         """Return the content of each file of a launch's directory."""
@@ -81,7 +62,10 @@ class Rendered:
 def user_templates(template_dir: Path) -> dict[str, str]:
     """Return the user's own templates by name, with those that they include."""
     templates: dict[str, str] = {}
-    environment, names = _environment(None), [*_TEMPLATES.values(), *_OF_STAGE.values(), "task.sh.j2"]
+    environment, names = (
+        template_environment(TEMPLATE_DIR, None),
+        [*_TEMPLATES.values(), *_OF_STAGE.values(), "task.sh.j2"],
+    )
     while names:
         name = names.pop()
         path = template_dir / name
@@ -98,16 +82,10 @@ def user_templates(template_dir: Path) -> dict[str, str]:
 
 
 def render(plan: Plan, template_dir: Path | None = None) -> Rendered:
-    """Render the scripts of a plan.
-
-    Raises
-    ------
-    UserError
-        If a template of the user's is not valid, or a value cannot be quoted.
-    """
+    """Render a plan's scripts; raise UserError for a wrong template, or a value that cannot be quoted."""
     if template_dir is not None:
         _check_templates(template_dir)
-    environment = _environment(template_dir)
+    environment = template_environment(TEMPLATE_DIR, template_dir)
     template = _OF_STAGE.get(plan.job.stage, _TEMPLATES[plan.scheduler])
     values = {
         "plan": plan,
@@ -130,21 +108,24 @@ def render(plan: Plan, template_dir: Path | None = None) -> Rendered:
         return Rendered(
             script=script,
             task=environment.get_template("task.sh.j2").render(values),
-            binding=_BINDING.read_text(encoding="utf-8") if plan.job.binding else None,
-            attach=_ATTACH.read_text(encoding="utf-8"),
             settings=to_json(supervisor_settings(plan)),
-            stage_image=_STAGE_IMAGE.read_text(encoding="utf-8") if _stages_image(plan) else None,
-            megatron_lm=_MEGATRON_LM.read_text(encoding="utf-8") if _starts_megatron_lm(plan) else None,
+            copied={
+                plan.paths.directory / name: (TEMPLATE_DIR / name).read_text(encoding="utf-8")
+                for name in _copied(plan)
+            },
         )
 
 
-def _stages_image(plan: Plan) -> bool:
-    container = plan.job.container
-    return container is not None and container.is_staged and plan.scheduler != "local"
-
-
-def _starts_megatron_lm(plan: Plan) -> bool:
-    return plan.job.stage == "training" and plan.job.engine == "megatron_lm"
+def _copied(plan: Plan) -> Iterator[str]:
+    """Yield the files of functions that a launch needs."""
+    job, container = plan.job, plan.job.container
+    yield "attach.sh"
+    if job.binding is not None:
+        yield "binding.sh"
+    if container is not None and container.is_staged and plan.scheduler != "local":
+        yield "stage_image.sh"
+    if job.stage == "training" and job.engine == "megatron_lm":
+        yield "megatron_lm.py"
 
 
 def _arguments(plan: Plan) -> tuple[Any, ...]:
@@ -180,17 +161,11 @@ def _world(scheduler: str) -> dict[str, RawShell]:
 
 
 def render_template(name: str, values: Mapping[str, Any], template_dir: Path | None = None) -> str:
-    """Render one template, that of the user's own where there is one.
-
-    Raises
-    ------
-    UserError
-        If a template of the user's is not valid, or a value cannot be quoted.
-    """
+    """Render one template, that of the user's own where there is one; see `render`."""
     if template_dir is not None:
         _check_templates(template_dir)
     with blaming_templates(template_dir):
-        return _environment(template_dir).get_template(name).render(values)
+        return template_environment(TEMPLATE_DIR, template_dir).get_template(name).render(values)
 
 
 # Blocks of earlier versions, and what to do instead.
@@ -219,7 +194,7 @@ _GONE_VARIABLES = re.compile(r"\$\{?(launch_dir|job_id|marks|hosts|nodes|contain
 
 def _check_blocks(template_dir: Path) -> None:
     """Refuse blocks that the scripts do not have any more: they would be left out in silence."""
-    environment = _environment(None)
+    environment = template_environment(TEMPLATE_DIR, None)
     for name in _SUPERVISED:
         path = template_dir / name
         if not path.is_file():
@@ -280,7 +255,3 @@ def _binding_arguments(binding: Binding | None) -> tuple[str, ...]:
     cores = str(binding.max_cores) if binding.max_cores is not None else "all"
     equally, threads = "equally" if binding.balanced else "unequally", "all" if binding.all_threads else "one"
     return str(binding.min_cores), cores, equally, threads
-
-
-def _environment(template_dir: Path | None) -> Environment:
-    return template_environment(TEMPLATE_DIR, template_dir)

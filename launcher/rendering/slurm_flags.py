@@ -179,16 +179,16 @@ FLAGS: tuple[tuple[str, Callable[[Job], Any]], ...] = (
 
 def header_lines(plan: Plan) -> list[RawShell]:
     """Return the script's ``#SBATCH`` lines, quoted as sbatch reads them."""
-    values: list[tuple[str, Any]] = [("job-name", plan.paths.job_name)]
-    values += [(flag, value(plan.job)) for flag, value in FLAGS]
-    values += plan.job.queue.further.items()
     # Slurm opens the log before the script runs, so it cannot be a variable of the script.
     job = "%A_%a" if "array" in plan.job.queue.further else "%j"
     log = escape_pattern(str(plan.paths.directory / plan.paths.log_prefix)) + job
-    values.append(("output", f"{log}.out"))
-    values.append(("error", None if plan.job.merge_stderr else f"{log}.err"))
-    values.append(("open-mode", "append"))  # a requeued job keeps what its first life said
-    return [_line(flag, value) for flag, value in values if value is not None and value is not False]
+    flags = [*_flags(plan), ("output", f"{log}.out")]
+    if not plan.job.merge_stderr:
+        flags.append(("error", f"{log}.err"))
+    flags.append(("open-mode", "append"))  # a requeued job keeps what its first life said
+    return [
+        RawShell(f"--{flag}" if value is True else f"--{flag}={quote_header(value)}") for flag, value in flags
+    ]
 
 
 def empty_script(plan: Plan) -> str:
@@ -198,14 +198,15 @@ def empty_script(plan: Plan) -> str:
 
 def salloc_arguments(plan: Plan) -> list[str]:
     """Return the flags of salloc for an interactive session: those of sbatch without logs."""
+    return [f"--{flag}" if value is True else f"--{flag}={value}" for flag, value in _flags(plan)]
+
+
+def _flags(plan: Plan) -> list[tuple[str, Any]]:
+    """Return what a plan's job requests of the queue, by flag; ``True`` for a flag without a value."""
     values: list[tuple[str, Any]] = [("job-name", plan.paths.job_name)]
     values += [(flag, value(plan.job)) for flag, value in FLAGS]
     values += plan.job.queue.further.items()
-    return [
-        f"--{flag}" if value is True else f"--{flag}={value}"
-        for flag, value in values
-        if value is not None and value is not False
-    ]
+    return [(flag, value) for flag, value in values if value is not None and value is not False]
 
 
 def _nodes(resources: Resources) -> str:
@@ -223,7 +224,3 @@ def _cpus_per_task(resources: Resources) -> int | None:
     if resources.max_nodes is None:
         return resources.cpus_per_task
     return resources.tasks_per_node * (resources.cpus_per_task or 1)
-
-
-def _line(flag: str, value: Any) -> RawShell:
-    return RawShell(f"--{flag}" if value is True else f"--{flag}={quote_header(value)}")

@@ -49,10 +49,8 @@ def _bytecode(name: str, source: bytes) -> bytes:
 
 def supervisor_settings(plan: Plan) -> Settings:
     """Return the settings of a plan's jobs."""
-    job, paths = plan.job, plan.paths
-    resources, container = job.resources, job.container
-    if plan.scheduler == "local":  # without containers
-        container = None
+    job, paths, chain = plan.job, plan.paths, plan.job.chain
+    singleton = "singleton" in (job.queue.dependency or "").split(",")
     return Settings(
         run=paths.run_name,
         launch=paths.number,
@@ -62,39 +60,33 @@ def supervisor_settings(plan: Plan) -> Settings:
         log=str(paths.directory / paths.log_prefix),
         scheduler=plan.scheduler,
         engine=job.engine,
-        nodes=resources.nodes,
-        max_nodes=resources.max_nodes,
-        tasks_per_node=resources.tasks_per_node,
-        singleton=_is_singleton(job),
+        nodes=job.resources.nodes,
+        max_nodes=job.resources.max_nodes,
+        tasks_per_node=job.resources.tasks_per_node,
+        singleton=singleton,
         # What is no training cannot save, nor diverge.
         save_signal=job.payload.save_signal if job.stage == "training" else None,
-        checkpoints=job.chain.checkpoints,
+        checkpoints=chain.checkpoints,
         failures=_failures(job),
         vboost=job.vboost,
         host_arguments=tuple(host_arguments(job)),
-        chain=_chain(job),
-        container=None if container is None else _container(container),
+        chain=ChainSettings(
+            links=chain.links,
+            from_job=chain.from_job,
+            max_failures=chain.max_failures,
+            exclude_seconds=round(chain.exclude_hours * 3600),
+            exclude=job.queue.exclude or "",
+            singleton=singleton,
+            begin=job.queue.begin is not None,
+        ),
+        # Local processes run without containers.
+        container=None if plan.scheduler == "local" else _container(job.container),
     )
 
 
-def _chain(job: Job) -> ChainSettings:
-    chain, queue = job.chain, job.queue
-    return ChainSettings(
-        links=chain.links,
-        from_job=chain.from_job,
-        max_failures=chain.max_failures,
-        exclude_seconds=round(chain.exclude_hours * 3600),
-        exclude=queue.exclude or "",
-        singleton=_is_singleton(job),
-        begin=queue.begin is not None,
-    )
-
-
-def _is_singleton(job: Job) -> bool:
-    return "singleton" in (job.queue.dependency or "").split(",")
-
-
-def _container(container: Container) -> ContainerSettings:
+def _container(container: Container | None) -> ContainerSettings | None:
+    if container is None:
+        return None
     options = container.options
     return ContainerSettings(
         image=container.image,

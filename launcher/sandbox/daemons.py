@@ -39,11 +39,12 @@ class DaemonStarter:
         self,
         name: str,
         command: Sequence[str],
+        ready: Callable[[], bool] | None = None,
         host: str = CONTROLLER,
         mounts: Mapping[Path, Path] | None = None,
         **environment: str,
     ) -> None:
-        """Start a daemon that stays in the foreground, detached from the terminal, and record it.
+        """Start a daemon that stays in the foreground, detached from the terminal; wait until it is ready.
 
         No daemon depends on the machine's name, nor on whether it resolves: each sees the name `host` and the
         sandbox's hosts file. `mounts` are further files, and what the daemon sees them in place of.
@@ -73,6 +74,8 @@ class DaemonStarter:
         )
         self.record.daemons[name] = state.child(pid)
         self.record.save()
+        if ready is not None:
+            self.wait(name, ready)
 
     def wait(self, name: str, ready: Callable[[], bool]) -> None:
         """Wait until a daemon is ready; raise StartError if it takes too long, or one of them ends."""
@@ -150,7 +153,7 @@ def write_files(record: SandboxRecord) -> None:
         machine = prerequisites.site_configuration().read_text()
         paths.enroot_conf.write_text(configuration.enroot_conf(paths, machine))
         paths.own_containers.mkdir(parents=True)
-        nodes = [paths.containers_of(name) for name in options.node_names]
+        nodes = [paths.containers / name for name in options.node_names]
         for folder in (paths.containers, *nodes):
             folder.mkdir(exist_ok=True)
             # Enroot makes a folder for each user, as that user.
@@ -159,12 +162,12 @@ def write_files(record: SandboxRecord) -> None:
 
 def start_all(starter: DaemonStarter) -> None:
     """Start every daemon and wait until all nodes are idle."""
-    record = starter.record
+    options = starter.record.options
     _start_munged(starter)
-    if record.options.accounting:
+    if options.accounting:
         _start_accounting(starter)
     _start_controller(starter)
-    if record.options.is_enforced:
+    if options.is_enforced:
         add_accounts(starter)
     _start_nodes(starter)
 
@@ -175,8 +178,7 @@ def _start_munged(starter: DaemonStarter) -> None:
     command += [f"--key-file={paths.munge_key}", f"--socket={paths.munge_socket}"]
     command += [f"--pid-file={paths.run}/munged.pid", f"--log-file={paths.logs}/munged.log"]
     command += [f"--seed-file={paths.munge}/seed"]
-    starter.start("munged", command)
-    starter.wait("munged", paths.munge_socket.exists)
+    starter.start("munged", command, paths.munge_socket.exists)
     starter.reporter.done("munged")
 
 
@@ -193,13 +195,12 @@ def _start_accounting(starter: DaemonStarter) -> None:
     command += ["--innodb-lock-wait-timeout=900", f"--init-file={paths.database_setup}"]
     # slurmdbd does not support it; older versions of MariaDB have no such option (loose).
     command += ["--loose-innodb-snapshot-isolation=OFF"]
-    starter.start("mariadbd", command)
-    starter.wait("mariadbd", lambda: _greets(paths.database_socket))
+    starter.start("mariadbd", command, lambda: _greets(paths.database_socket))
     starter.reporter.done("mariadbd")
 
     _write_secret(paths.slurmdbd_conf, configuration.slurmdbd_conf(paths, starter.record.ports).encode())
-    starter.start("slurmdbd", ["slurmdbd", "-D"], MYSQL_UNIX_PORT=str(paths.database_socket))
-    starter.wait("slurmdbd", lambda: not is_free(port))
+    where = str(paths.database_socket)
+    starter.start("slurmdbd", ["slurmdbd", "-D"], lambda: not is_free(port), MYSQL_UNIX_PORT=where)
     starter.reporter.done(f"slurmdbd on port {port}")
 
 
@@ -223,10 +224,8 @@ def _install_database(starter: DaemonStarter) -> None:
 
 
 def _start_controller(starter: DaemonStarter) -> None:
-    port = starter.record.ports.slurmctld
-    conf = str(starter.paths.slurm_conf)
-    starter.start("slurmctld", ["slurmctld", "-D", "-f", conf])
-    starter.wait("slurmctld", lambda: not is_free(port))
+    port, conf = starter.record.ports.slurmctld, str(starter.paths.slurm_conf)
+    starter.start("slurmctld", ["slurmctld", "-D", "-f", conf], lambda: not is_free(port))
     starter.reporter.done(f"slurmctld on port {port}")
 
 
@@ -236,17 +235,17 @@ def _start_nodes(starter: DaemonStarter) -> None:
     # Several nodes of one machine: what Enroot keeps by the names of containers must not meet.
     enroot = {paths.enroot_conf: prerequisites.site_configuration()} if options.pyxis else {}
     for name in options.node_names:
-        own = {paths.containers_of(name): paths.own_containers} if options.pyxis else {}
+        own = {paths.containers / name: paths.own_containers} if options.pyxis else {}
         starter.start(name, ["slurmd", "-D", "-f", str(conf)], host=name, mounts=enroot | own)
     starter.reporter.step("waiting for the nodes")
-    starter.wait(options.node_names[-1], lambda: _idle_nodes(conf) == options.nodes)
+
+    def all_idle() -> bool:
+        # "idle*" is a node that has not answered yet.
+        states = ask(conf, "sinfo", "--noheader", "--Node", "--partition=gpu", "--format=%t") or []
+        return states.count("idle") == options.nodes
+
+    starter.wait(options.node_names[-1], all_idle)
     starter.reporter.done(f"idle nodes: {options.nodes}, fake GPUs on each: {options.gpus}")
-
-
-def _idle_nodes(conf: Path) -> int:
-    # "idle*" is a node that has not answered yet.
-    lines = ask(conf, "sinfo", "--noheader", "--Node", "--partition=gpu", "--format=%t") or []
-    return lines.count("idle")
 
 
 def _greets(path: Path) -> bool:

@@ -6,10 +6,9 @@ import os
 import shutil
 import signal
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 from launcher.errors import UserError
 from launcher.sandbox import Reporter, daemons, prerequisites, state
@@ -37,30 +36,23 @@ class Membership:
     ``SLURM_CONF``: that is how its user talks to it.
     """
 
-    def __init__(self, record: SandboxRecord) -> None:
+    def __init__(self, record: SandboxRecord, files: ExitStack) -> None:
         self._paths: SandboxPaths = record.paths
         self._known: set[Process] = set(record.alive.values())
-        # An open file keeps a namespace, so that its number is not given to another meanwhile.
-        self._namespaces: dict[int, tuple[int, int]] = {}
-        for daemon in record.alive.values():
+        self._namespaces: set[tuple[int, int]] = set()
+        for daemon in self._known:
             with suppress(OSError):
-                handle = os.open(state.mount_namespace(daemon.pid), os.O_RDONLY)
-                status = os.fstat(handle)
-                self._namespaces[handle] = status.st_dev, status.st_ino
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for handle in self._namespaces:
-            os.close(handle)
+                # An open file keeps a namespace, so that its number is not given to another meanwhile.
+                file = files.enter_context(state.mount_namespace(daemon.pid).open("rb"))
+                status = os.fstat(file.fileno())
+                self._namespaces.add((status.st_dev, status.st_ino))
 
     def alive(self) -> set[Process]:
         """Return the members that run now."""
         processes = state.processes()
         spared = set(state.ancestry(os.getpid(), processes))
         # A daemon that has only just been started may not have left the machine's namespace yet.
-        private = set(self._namespaces.values()) - {_namespace(os.getpid()), _namespace(1)}
+        private = self._namespaces - {_namespace(os.getpid()), _namespace(1)}
         roots = {process.pid for process in self._known if process.is_alive}
         containers = {state.inode_of(root) for root in self._paths.containers.glob("*/data-*/*")} - {None}
         roots |= {
@@ -76,10 +68,10 @@ class Membership:
         return {process for process in self._known if process.is_alive}
 
     def _is_claimed(self, environment: dict[str, str]) -> bool:
-        if environment.get(MARKER) == str(self._paths.directory):
-            return True
         in_job = "SLURMD_NODENAME" in environment
-        return in_job and environment.get("SLURM_CONF") == str(self._paths.slurm_conf)
+        return environment.get(MARKER) == str(self._paths.directory) or (
+            in_job and environment.get("SLURM_CONF") == str(self._paths.slurm_conf)
+        )
 
 
 def _namespace(pid: int) -> tuple[int, int] | None:
@@ -88,7 +80,8 @@ def _namespace(pid: int) -> tuple[int, int] | None:
 
 def stop(record: SandboxRecord) -> None:
     """Stop every process of a sandbox; raise UserError if one of them does not end even when it is killed."""
-    with Membership(record) as membership:
+    with ExitStack() as files:
+        membership = Membership(record, files)
         if record.is_up:
             _cancel_jobs(record.paths)
         # Everything is killed at once, the database too: its files are removed next.

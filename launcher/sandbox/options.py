@@ -214,9 +214,6 @@ class SandboxPaths:
         # Seen on a node in place of the machine's own.
         self.enroot_conf = etc / "enroot.conf"
 
-    def containers_of(self, node: str) -> Path:
-        return self.containers / node
-
     def output(self, daemon: str) -> Path:
         """Return the file of a daemon's standard output and error."""
         return self.logs / f"{daemon}.out"

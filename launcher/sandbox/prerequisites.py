@@ -8,7 +8,7 @@ import shutil
 import socket
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from launcher.errors import UserError
@@ -18,29 +18,21 @@ from launcher.sandbox.options import SandboxOptions, SandboxPaths
 # No program, but a package of its own: slurmdbd cannot speak to a database without it.
 _MYSQL_PLUGIN = "accounting_storage_mysql.so"
 _DEBIAN_PLUGINS = "*/slurm-wlm"
-# Programs and the Debian packages that have them. `slurm-wlm` stands for the controller, the node daemon
-# and the clients together.
-_PROGRAMS = {
-    "slurmctld": "slurm-wlm",
-    "slurmd": "slurm-wlm",
-    "sinfo": "slurm-wlm",
-    "squeue": "slurm-wlm",
-    "sbatch": "slurm-wlm",
-    "srun": "slurm-wlm",
-    "scancel": "slurm-wlm",
-    "munged": "munge",
-    "unshare": "util-linux",
-    "setpriv": "util-linux",
-    "mount": "mount",
-    "hostname": "hostname",
-}
-_ACCOUNTING_PROGRAMS = {
-    "slurmdbd": "slurmdbd",
-    _MYSQL_PLUGIN: "slurm-wlm-mysql-plugin",
-    "sacct": "slurm-wlm",
-    "mariadbd": "mariadb-server",
-    "mariadb-install-db": "mariadb-server",
-}
+# Debian's packages, and the programs of each. `slurm-wlm` stands for the controller, the node daemon and the
+# clients together.
+_PROGRAMS = (
+    ("slurm-wlm", "slurmctld slurmd sinfo squeue sbatch srun scancel"),
+    ("munge", "munged"),
+    ("util-linux", "unshare setpriv"),
+    ("mount", "mount"),
+    ("hostname", "hostname"),
+)
+_ACCOUNTING_PROGRAMS = (
+    ("slurmdbd", "slurmdbd"),
+    ("slurm-wlm-mysql-plugin", _MYSQL_PLUGIN),
+    ("slurm-wlm", "sacct"),
+    ("mariadb-server", "mariadbd mariadb-install-db"),
+)
 # The directories of daemons; `su` without a dash leaves a PATH without them.
 _SYSTEM_FOLDERS = "/usr/sbin:/sbin"
 _CAPABILITIES = (
@@ -68,14 +60,15 @@ def check_root() -> None:
 
 def check_programs(accounting: bool) -> None:
     """Name the programs that are missing and the one command that installs them."""
-    _require(_PROGRAMS | (_ACCOUNTING_PROGRAMS if accounting else {}), f"\n  {_LOCAL}")
+    _require(_PROGRAMS + (_ACCOUNTING_PROGRAMS if accounting else ()), f"\n  {_LOCAL}")
 
 
-def _require(packages: Mapping[str, str], advice: str = "") -> None:
+def _require(packages: Iterable[tuple[str, str]], advice: str = "") -> None:
     """Raise UserError if a program is missing, with the Debian packages that have it."""
-    missing = [name for name in packages if not _is_installed(name)]
+    names = {name: package for package, programs in packages for name in programs.split()}
+    missing = [name for name in names if not _is_installed(name)]
     if missing:
-        words = " ".join(dict.fromkeys(packages[name] for name in missing))
+        words = " ".join(dict.fromkeys(names[name] for name in missing))
         line = f"on Debian or Ubuntu: apt-get install --no-install-recommends {words}"
         raise UserError(f"not installed: {', '.join(missing)}", hint=f"{line}{advice}")
 
@@ -84,9 +77,8 @@ def check_namespaces() -> None:
     """Refuse a container whose root may not make namespaces and mounts, or not drop groups."""
     # slurmctld and slurmdbd drop their supplementary groups, and end where they may not.
     trial = enter("n1", {_ETC: _ETC}, ["setpriv", "--clear-groups", "true"])
-    environment = dict(os.environ) | {"PATH": search_path()}
     try:
-        outcome = subprocess.run(trial, env=environment, capture_output=True, text=True, timeout=10)
+        outcome = run(*trial, env={**os.environ, "PATH": search_path()})
     except subprocess.TimeoutExpired:
         return
     if outcome.returncode:
@@ -108,7 +100,7 @@ def search_path() -> str:
 
 def slurm_version() -> tuple[int, int]:
     """Return the version of the Slurm that is installed, such as (24, 11)."""
-    outcome = subprocess.run([program("slurmctld"), "-V"], capture_output=True, text=True, timeout=10)
+    outcome = run("slurmctld", "-V")
     match = re.search(r"(\d+)\.(\d+)", outcome.stdout)
     if match is None:
         raise UserError(f"slurmctld -V printed no version: {(outcome.stdout + outcome.stderr).strip()!r}")
@@ -129,6 +121,14 @@ def program(name: str) -> str:
     if path is None:
         raise UserError(f"not installed: {name}")
     return path
+
+
+def run(
+    *command: str, env: Mapping[str, str] | None = None, seconds: float = 10
+) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end, wherever it is installed; it reads no input."""
+    words, null = [program(command[0]), *command[1:]], subprocess.DEVNULL
+    return subprocess.run(words, env=env, stdin=null, capture_output=True, text=True, timeout=seconds)
 
 
 # --- the namespaces of a daemon
@@ -183,9 +183,7 @@ def write_name_files(options: SandboxOptions) -> None:
     if _HOSTS.is_file() and _NSSWITCH.is_file():
         return
     # `cp`, for sockets and other special files; what is mounted below /etc is copied too.
-    outcome = subprocess.run(
-        ["cp", "--archive", str(_ETC), str(paths.private_etc)], capture_output=True, text=True
-    )
+    outcome = run("cp", "--archive", str(_ETC), str(paths.private_etc), seconds=600)
     if outcome.returncode:
         raise UserError(f"cannot copy {_ETC}, which lacks a file: {outcome.stderr.strip()}")
     for source, machine in ((paths.hosts, _HOSTS), (paths.nsswitch, _NSSWITCH)):
@@ -223,7 +221,12 @@ _FOLDERS = (
     "/opt/slurm/lib64/slurm",
 )
 # Programs that Enroot calls to create and start a container from a squashfs, with Debian's packages of them.
-_CONTAINER_PROGRAMS = {"unsquashfs": "squashfs-tools", "awk": "gawk", "getent": "libc-bin", "pwck": "passwd"}
+_CONTAINER_PROGRAMS = (
+    ("squashfs-tools", "unsquashfs"),
+    ("gawk", "awk"),
+    ("libc-bin", "getent"),
+    ("passwd", "pwck"),
+)
 _BUILD = (
     "docs/pyxis.md explains how to install both, from their releases or from github.com/NVIDIA/{enroot,pyxis}"
 )
@@ -260,9 +263,7 @@ def check_containers(plugin: Path) -> None:
         hint = f'export PATH="{beside}:$PATH"' if is_there else _BUILD
         raise UserError("not installed: enroot, which starts the containers for Pyxis", hint=hint)
     _require(_CONTAINER_PROGRAMS)
-    outcome = subprocess.run(
-        [program("unshare"), "--user", "--mount", "true"], capture_output=True, text=True, timeout=10
-    )
+    outcome = run("unshare", "--user", "--mount", "true")
     if outcome.returncode:
         raise UserError(
             f"Enroot cannot create a user namespace on this machine: {outcome.stderr.strip()}",
@@ -275,14 +276,7 @@ def site_configuration() -> Path:
     # Enroot creates its folders at every call: below a scratch directory, and not in the user's home.
     with tempfile.TemporaryDirectory() as scratch:
         folders = {f"ENROOT_{name}_PATH": f"{scratch}/{name}" for name in ("CACHE", "DATA", "RUNTIME")}
-        outcome = subprocess.run(
-            [program("enroot"), "info"],
-            env=dict(os.environ) | folders,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=30,
-        )
+        outcome = run("enroot", "info", env={**os.environ, **folders}, seconds=30)
     for line in outcome.stdout.splitlines():
         key, _, value = line.partition(":")
         if key == "Config file" and Path(value.strip()).is_file():

@@ -12,13 +12,13 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from launcher.errors import UserError
 from launcher.sandbox.options import Ports, SandboxOptions, SandboxPaths
-from launcher.sandbox.prerequisites import program
+from launcher.sandbox.prerequisites import run
 
 STARTING, UP, FAILED = "starting", "up", "failed"
 
@@ -89,21 +89,18 @@ def load(directory: Path) -> SandboxRecord | None:
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
     """Lock a directory, which must exist; raise UserError if another `up` or `down` has locked it."""
-    busy = UserError(f"another process is starting or stopping the sandbox in {directory}")
-    try:
-        handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    except FileNotFoundError:
-        raise busy from None
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # A `down` that held the lock a moment ago has removed the directory, perhaps for a new one.
-        if not directory.is_dir() or not os.path.samestat(os.fstat(handle), directory.stat()):
-            raise busy
+    with ExitStack() as stack:
+        try:
+            handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+            stack.callback(os.close, handle)
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # A `down` that held the lock a moment ago has removed the directory, perhaps for a new one.
+            is_ours = os.path.samestat(os.fstat(handle), directory.stat())
+        except (FileNotFoundError, BlockingIOError):
+            is_ours = False
+        if not is_ours:
+            raise UserError(f"another process is starting or stopping the sandbox in {directory}")
         yield
-    except BlockingIOError:
-        raise busy from None
-    finally:
-        os.close(handle)
 
 
 # --- processes
@@ -239,14 +236,7 @@ def client_environment(slurm_conf: Path) -> dict[str, str]:
 def ask(slurm_conf: Path, *command: str, seconds: float = 5) -> list[str] | None:
     """Run a command of Slurm and return its lines; `None` when it failed or had no answer in time."""
     try:
-        outcome = subprocess.run(
-            [program(command[0]), *command[1:]],
-            env=client_environment(slurm_conf),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=seconds,
-        )
+        outcome = run(*command, env=client_environment(slurm_conf), seconds=seconds)
     except subprocess.TimeoutExpired:
         return None
     return outcome.stdout.splitlines() if outcome.returncode == 0 else None
@@ -299,25 +289,21 @@ def status(directory: Path) -> SandboxStatus:
     # A controller that did not answer is not asked a second time.
     if nodes is not None:
         jobs = ask(conf, "squeue", "--noheader", "--array", "--format=%T")
+    options, ports = record.options, {"slurmctld": record.ports.slurmctld}
+    ports |= {"slurmdbd": record.ports.slurmdbd} if options.accounting else {}
+    ports |= zip(options.node_names, record.ports.slurmd, strict=True)
     return SandboxStatus(
         directory,
         phase="broken" if record.phase == UP and record.missing else record.phase,
         missing=record.missing,
-        accounting=record.options.accounting,
-        ports=_ports(record),
+        accounting=options.accounting,
+        ports=ports,
         nodes=tuple(SandboxNode(*line.split(maxsplit=1)) for line in nodes or []),
-        cloud_nodes=record.options.cloud_nodes,
+        cloud_nodes=options.cloud_nodes,
         running=None if jobs is None else jobs.count("RUNNING"),
         pending=None if jobs is None else jobs.count("PENDING"),
-        pyxis=record.options.pyxis is not None,
+        pyxis=options.pyxis is not None,
     )
-
-
-def _ports(record: SandboxRecord) -> dict[str, int]:
-    ports, options = record.ports, record.options
-    database = {"slurmdbd": ports.slurmdbd} if options.accounting else {}
-    nodes = dict(zip(options.node_names, ports.slurmd, strict=True))
-    return {"slurmctld": ports.slurmctld, **database, **nodes}
 
 
 def partition_table(slurm_conf: Path) -> list[str]:

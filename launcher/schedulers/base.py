@@ -109,17 +109,13 @@ class JobRef:
     ----------
     job_id
         A point of a sweep is one task of an array, ``17_2``.
-    tag
-        The tag in the name of the submitted script: a job of the same id without it is another one, of a
-        Slurm whose ids began again.
+    tag, array_tag
+        The tags of the launch and of its sweep's array, in the name of the submitted script: a job of the
+        same id without it is another one, of a Slurm whose ids began again.
     host
         The host of the submission, on which the job runs if there is no queue.
-    array_tag
-        The tag that the script of a sweep's array was submitted with.
-    links
-        The largest number of jobs of a chain.
-    link_numbers
-        The numbers of the links of all known jobs, if the job of a link between them is not known.
+    links, link_numbers
+        The largest number of jobs of a chain, and the numbers of all known ones if one between is not known.
     tags
         All tags that the job's marks may have.
     is_repeated

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 from launcher.schedulers.base import JobRef, JobStatus
 from launcher.slurm.notations import compress_tasks, expand_tasks, format_time_limit
@@ -53,9 +54,10 @@ def status_of(record: Record) -> JobStatus:
         code = None
     elif code == 0 and not state.is_good:
         code = None  # Slurm has no exit code for a job that it ended itself, and prints a zero
-    state = _interrupted_if_saved(state, code)
-    why = _reason(state, record, code)
-    return JobStatus(state, why, record.nodes, record.elapsed, code, record.restarts)
+    status = JobStatus(state, None, record.nodes, record.elapsed, code, record.restarts)
+    if state is State.FAILED and code:
+        return replace(status, **_failure(code))
+    return replace(status, reason=_reason(state, record))
 
 
 def from_marks(launch_dir: Path, job_id: str | None = None) -> JobStatus | None:
@@ -205,13 +207,11 @@ def _with_code(status: JobStatus, *better: JobStatus | None) -> JobStatus:
         return status
     for other in better:
         if other and other.exit_code and other.restarts == status.restarts:
-            state = _interrupted_if_saved(State.FAILED, other.exit_code)
-            reason = INTERRUPTED_REASON if state is State.INTERRUPTED else exit_reason(other.exit_code)
-            return replace(status, state=state, reason=reason, exit_code=other.exit_code)
+            return replace(status, **_failure(other.exit_code))
     return status
 
 
-def _reason(state: State, record: Record, code: int | None) -> str | None:
+def _reason(state: State, record: Record) -> str | None:
     word = plain_word(record.word)
     other = None if word == state.value else word  # Slurm's own, if the state does not say it
     if state is State.CANCELLED:
@@ -220,10 +220,6 @@ def _reason(state: State, record: Record, code: int | None) -> str | None:
         return _who(record.word.partition(" ")[2]) or by_slurm or other
     if state is State.PENDING:
         return why_waiting(record.word, record.reason)
-    if state is State.INTERRUPTED:
-        return INTERRUPTED_REASON
-    if state is State.FAILED and code:
-        return exit_reason(code)
     if state is State.FAILED and record.reason == LAUNCH_FAILURE:
         return f"{LAUNCH_FAILURE}: Slurm could not start the script; is the directory of its log there?"
     if state.is_live or record.work_dir is not None:
@@ -242,8 +238,11 @@ def _who(word: str) -> str | None:
         return word
 
 
-def _interrupted_if_saved(state: State, code: int | None) -> State:
-    return State.INTERRUPTED if state is State.FAILED and code == EXIT_INTERRUPTED else state
+def _failure(code: int) -> dict[str, Any]:
+    """Return the fields of a status that an exit code other than 0 stands for."""
+    if code == EXIT_INTERRUPTED:
+        return {"state": State.INTERRUPTED, "reason": INTERRUPTED_REASON, "exit_code": code}
+    return {"state": State.FAILED, "reason": exit_reason(code), "exit_code": code}
 
 
 def exit_reason(code: int) -> str:
@@ -269,12 +268,10 @@ def status_of_attempt(life: JobAttempt) -> JobStatus:
         return replace(status, reason="it started, and recorded no end")
     if code == 0:
         return replace(status, state=State.COMPLETED, exit_code=code)
-    if code == EXIT_INTERRUPTED:
-        return replace(status, state=State.INTERRUPTED, reason=INTERRUPTED_REASON, exit_code=code)
-    if life.rule == _ENDED_BY_USER:
+    if code != EXIT_INTERRUPTED and life.rule == _ENDED_BY_USER:
         # It was cancelled: for a requeued one Slurm, or a later attempt, would tell.
         return replace(status, state=State.CANCELLED, reason=life.why)
-    return replace(status, state=State.FAILED, reason=exit_reason(code), exit_code=code, why=why)
+    return replace(status, **_failure(code), why=None if code == EXIT_INTERRUPTED else why)
 
 
 def _ended_by_slurm(word: str | None) -> State | None:

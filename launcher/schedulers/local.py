@@ -65,11 +65,11 @@ class LocalScheduler:
         """Find the processes that run the scripts with their tags."""
         wanted = {(one.script.resolve().parent, one.tag) for one in submissions}
         pids_of: dict[str, list[str]] = {}
-        for entry in Path("/proc").iterdir():
-            job = _job(_command(entry.name)) if entry.name.isdigit() else None
+        for pid in _pids():
+            job = _job(_command(pid))
             # Subshells of a script have its arguments; they lead no session.
-            if job in wanted and _leads_session(entry.name):
-                pids_of.setdefault(job[1], []).append(entry.name)
+            if job in wanted and _stat(pid)[3:4] == [pid]:
+                pids_of.setdefault(job[1], []).append(pid)
         return {tag: {1: sorted(pids, key=_start)} for tag, pids in pids_of.items()}
 
     def locate(self, job_id: str) -> Path | None:
@@ -78,13 +78,11 @@ class LocalScheduler:
 
     def scripts(self) -> Sequence[Path]:
         """Return the scripts of the jobs that run on this machine, of any user."""
-        pids = (entry.name for entry in Path("/proc").iterdir() if entry.name.isdigit())
-        return [script for pid in pids if (script := _script(pid)) is not None]
+        return [script for pid in _pids() if (script := _script(pid)) is not None]
 
     def statuses(self, refs: Sequence[JobRef]) -> Mapping[str, JobStatus]:
         """Look at the processes of this host; for a job of another host only its marks tell."""
-        this_host = host()
-        return {ref.tag: _status(ref, this_host) for ref in refs}
+        return {ref.tag: _status(ref) for ref in refs}
 
     def act(self, action: Action, job_ids: Sequence[str]) -> Mapping[str, UserError]:
         """Act on one job after the other: signals cost nothing."""
@@ -124,11 +122,11 @@ def _act(action: Action, job_id: str) -> None:
         raise UserError(f"job {job_id}: permission denied", hint=hint) from error
 
 
-def _status(ref: JobRef, this_host: str) -> JobStatus:
+def _status(ref: JobRef) -> JobStatus:
     marked = from_marks(ref.launch_dir, ref.job_id)
     if marked is not None and marked.state.is_final:
         return or_cancelled(marked, ref)
-    if ref.host not in ("", this_host):
+    if ref.host not in ("", host()):
         return JobStatus(State.UNKNOWN, f"it runs on {ref.host}, without Slurm: ask there")
     if _runs_script_of(ref):
         return JobStatus(State.RUNNING, nodes=(marked and marked.nodes) or "localhost")
@@ -178,6 +176,10 @@ def _supervised(command: list[bytes]) -> Path | None:
     return None if is_of_slurm else directory
 
 
+def _pids() -> list[str]:
+    return [entry.name for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
 def _owner(pid: str) -> str:
     try:
         return Path(f"/proc/{int(pid)}").owner()
@@ -210,10 +212,6 @@ def _command(pid: str) -> list[bytes]:
 def _is_alive(pid: str) -> bool:
     """Return True if there is such a process, and it is no zombie."""
     return _stat(pid)[:1] not in ([], ["Z"], ["X"])
-
-
-def _leads_session(pid: str) -> bool:
-    return _stat(pid)[3:4] == [pid]
 
 
 def _start(pid: str) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,18 +15,9 @@ from launcher.runs.write import link_or_copy
 from launcher.schedulers.base import FoundJobs, JobRef, JobStatus, PendingSubmission
 from launcher.schedulers.chain_status import status_of_chain
 from launcher.schedulers.job_status import status_of_job
-from launcher.slurm.commands import (
-    NO_SLURM,
-    WITHOUT_SLURM,
-    Answer,
-    Retry,
-    SchedulerSilent,
-    Unreachable,
-    ask,
-    error_text,
-    says_no_slurm,
-    says_unanswered,
-)
+from launcher.slurm import commands
+from launcher.slurm.cluster import parse_settings
+from launcher.slurm.commands import Answer, Retry, SchedulerSilent, Unreachable, error_text
 from launcher.slurm.environment import clean_environment, describe_ignored, inherited_variables
 from launcher.slurm.job_actions import Action, act
 from launcher.slurm.notations import expand_tasks
@@ -69,18 +59,18 @@ class SlurmScheduler:
     def validate(self, script_text: str) -> str | None:
         """Show the script to ``sbatch --test-only``; see `Scheduler.validate`."""
         self._require_configuration()
-        answer = ask(["sbatch", "--test-only"], self._environment, stdin=script_text)
+        answer = commands.ask(["sbatch", "--test-only"], self._environment, stdin=script_text)
         if answer.code == 0:
             return None
         message = error_text(answer.stderr)
         if any(reason in answer.stderr for reason in _WOULD_WAIT):
             return f"as the cluster is now, the job would wait: {message}"
-        if says_no_slurm(answer.stderr):
+        if commands.says_no_slurm(answer.stderr):
             raise Unreachable(
-                f"{NO_SLURM}: {message}",
-                hint=f"SLURM_CONF names the configuration of one that is elsewhere; {WITHOUT_SLURM}",
+                f"{commands.NO_SLURM}: {message}",
+                hint=f"SLURM_CONF names the configuration of one that is elsewhere; {commands.WITHOUT_SLURM}",
             )
-        if says_unanswered(message):
+        if commands.says_unanswered(message):
             raise SchedulerSilent(f"Slurm does not answer: {message} (sbatch --test-only)")
         raise UserError(f"Slurm would refuse this job: {message}")
 
@@ -179,8 +169,8 @@ class SlurmScheduler:
         answer = self._retry.ask(["scontrol", "show", "config"], self._environment)
         if answer.code != 0:
             raise UserError(f"Slurm does not tell its configuration: {error_text(answer.stderr)}")
-        match = re.search(r"^MaxArraySize\s*=\s*(\d+)", answer.stdout, re.MULTILINE)
-        return int(match[1]) if match else _DEFAULT_ARRAY
+        largest = parse_settings(answer.stdout).max_array
+        return _DEFAULT_ARRAY if largest is None else largest
 
     def act(self, action: Action, job_ids: Sequence[str]) -> Mapping[str, UserError]:
         """Act on jobs with few commands; see `Scheduler.act`."""

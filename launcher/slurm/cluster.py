@@ -111,7 +111,7 @@ class Association(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """The settings of the whole cluster.
+    """The settings of the whole cluster, of its `name`.
 
     `enforced` is Slurm's AccountingStorageEnforce, in lower case. With `has_filters` plugins of the site may
     change what a job asks for: its partition, account and QOS. `release` is Slurm's, such as (22, 5).
@@ -123,6 +123,7 @@ class Settings(NamedTuple):
     enforced: frozenset[str] = frozenset()
     has_filters: bool = False
     release: tuple[int, int] | None = None
+    name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +198,7 @@ def parse_settings(text: str) -> Settings:
     }
     enforced = values.get("AccountingStorageEnforce", "none").lower().split(",")
     return Settings(
+        name=values.get("ClusterName") or None,
         max_array=_leading_int(values.get("MaxArraySize")),
         max_jobs=_leading_int(values.get("MaxJobCount")),
         has_accounting=values.get("AccountingStorageType", "").endswith("slurmdbd"),
@@ -212,12 +214,6 @@ def _release(text: str | None) -> tuple[int, int] | None:
     """Return the first two numbers of ``22.05.8``."""
     match = re.match(r"(\d{1,4})\.(\d{1,4})\b", text or "")
     return (int(match[1]), int(match[2])) if match else None
-
-
-def parse_cluster_name(text: str) -> str | None:
-    """Return the cluster's name in the answer of ``scontrol show config``."""
-    match = re.search(r"^ClusterName\s*=\s*(\S+)", text, re.MULTILINE)
-    return match[1] if match else None
 
 
 def parse_associations(text: str, cluster: str | None) -> tuple[Association, ...]:

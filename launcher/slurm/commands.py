@@ -137,8 +137,14 @@ def run(
         raise Unreachable(f"{command[0]} cannot be run: {(error.strerror or str(error)).lower()}") from error
     with process:
         try:
-            soon = min(_NOTICE_SECONDS, timeout) if notify else timeout
-            stdout, stderr = _wait(process, command[0], timeout, soon, stdin)
+            try:
+                soon = min(_NOTICE_SECONDS, timeout) if notify else timeout
+                stdout, stderr = process.communicate(stdin or None, timeout=soon)
+            except subprocess.TimeoutExpired:
+                if soon == timeout:
+                    raise
+                logger.warning("%s has not answered for %.0f s; waiting", command[0], soon)
+                stdout, stderr = process.communicate(timeout=timeout - soon)
         except subprocess.TimeoutExpired as error:
             process.kill()
             raise TimeoutError(command[0]) from error
@@ -146,18 +152,6 @@ def run(
             process.kill()
             raise
     return Answer(process.returncode, stdout, stderr)
-
-
-def _wait(
-    process: subprocess.Popen[str], name: str, timeout: float, soon: float, stdin: str
-) -> tuple[str, str]:
-    try:
-        return process.communicate(stdin or None, timeout=soon)
-    except subprocess.TimeoutExpired:
-        if soon == timeout:
-            raise
-    logger.warning("%s has not answered for %.0f s; waiting", name, soon)
-    return process.communicate(timeout=timeout - soon)
 
 
 Run = Callable[[Sequence[str], Mapping[str, str], float], Answer]

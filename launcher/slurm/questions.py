@@ -18,29 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import file_mode, one_line, shortened
-from launcher.slurm import cluster
+from launcher.slurm import cluster, commands, records
 from launcher.slurm.cluster import ASSOCIATION_FIELDS, QOS_FIELDS, ClusterFacts, Node
-from launcher.slurm.commands import (
-    NO_SLURM,
-    Answer,
-    Retry,
-    SchedulerSilent,
-    Unreachable,
-    error_text,
-    run,
-    says_no_slurm,
-)
+from launcher.slurm.commands import Answer, Retry, SchedulerSilent, Unreachable, error_text
 from launcher.slurm.environment import clean_environment
-from launcher.slurm.records import (
-    SACCT_FORMAT,
-    SACCT_OLD_FORMAT,
-    SEPARATOR,
-    SQUEUE_FORMAT,
-    Record,
-    parse_ends,
-    parse_sacct,
-    parse_squeue,
-)
+from launcher.slurm.records import Record, parse_ends, parse_sacct, parse_squeue
 
 PATIENCE_SECONDS = 5.0
 # The time for a killed command to end.
@@ -106,15 +88,15 @@ def ask_at_once(
 
 def _reply(command: Sequence[str], environment: Mapping[str, str], left: float, patience: float) -> Reply:
     try:
-        answer = run(command, environment, left, notify=False)
+        answer = commands.run(command, environment, left, notify=False)
     except Unreachable as error:
         return Reply(why=error.message)
     except TimeoutError:
         return _silent(patience)
     if answer.code == 0:
         return Reply(answer.stdout)
-    if says_no_slurm(answer.stderr):
-        return Reply(why=NO_SLURM)
+    if commands.says_no_slurm(answer.stderr):
+        return Reply(why=commands.NO_SLURM)
     return Reply(why=shortened(one_line(f"{command[0]}: {error_text(answer.stderr)}")))
 
 
@@ -134,7 +116,7 @@ def facts_of(replies: Mapping[str, Reply], *, of_default: bool = False) -> Clust
     if "nodes" in answers:
         parts["nodes"] = cluster.parse_nodes(answers["nodes"], of_default=of_default)
     if "associations" in answers:
-        name = cluster.parse_cluster_name(answers.get("settings", ""))
+        name = settings.name if settings is not None else None
         parts["associations"] = cluster.parse_associations(answers["associations"], name)
     if settings is not None and not settings.has_accounting:
         # There are no accounts: that is known, and not missing.
@@ -169,8 +151,9 @@ _ACCOUNTING_SECONDS = 10.0
 # Slurm forgets an unanswered submission long before; this bounds the search of sacct.
 _OLDEST_SUBMISSION = timedelta(days=7)
 
-_SQUEUE = ("squeue", "--noheader", "--states=all", f"--Format={SQUEUE_FORMAT}")
-_SACCT = ("sacct", "--noheader", "--parsable2", f"--delimiter={SEPARATOR}", "--allocations", "--duplicates")
+_SQUEUE = ("squeue", "--noheader", "--states=all", f"--Format={records.SQUEUE_FORMAT}")
+_DELIMITER = f"--delimiter={records.SEPARATOR}"
+_SACCT = ("sacct", "--noheader", "--parsable2", _DELIMITER, "--allocations", "--duplicates")
 
 
 class JobQuestions:
@@ -183,7 +166,7 @@ class JobQuestions:
         # Without it long lists of an array's tasks are cut short.
         self._environment = {**environment, "SLURM_BITSTR_LEN": "0"}
         self._retry = retry
-        self._format = SACCT_FORMAT
+        self._format = records.SACCT_FORMAT
         self.unaccounted: str | None = None
 
     def queue(self, job_ids: Sequence[str]) -> list[Record]:
@@ -208,7 +191,7 @@ class JobQuestions:
         """Return when jobs, or tasks of arrays, ended, as far as Slurm tells: in Unix seconds."""
         environment = {**self._environment, "SLURM_TIME_FORMAT": "%s"}
         parents = sorted({job_id.partition("_")[0] for job_id in job_ids})
-        fields = f"JobArrayID:{SEPARATOR},EndTime:{SEPARATOR}"
+        fields = f"JobArrayID:{records.SEPARATOR},EndTime:{records.SEPARATOR}"
         queue = ["squeue", "--noheader", "--states=all", f"--Format={fields}"]
         queue += [f"--jobs={part}" for part in _parts(parents)[:1]]
         ends = parse_ends(self._retry.ask(queue, environment).stdout)
@@ -237,7 +220,7 @@ class JobQuestions:
         # squeue calls the id of a single job that it has forgotten invalid; that is no failure.
         if answer.code != 0 and "Invalid job id" not in answer.stderr:
             message = error_text(answer.stderr)
-            failure = NO_SLURM if says_no_slurm(answer.stderr) else "squeue failed"
+            failure = commands.NO_SLURM if commands.says_no_slurm(answer.stderr) else "squeue failed"
             raise Unreachable(f"{failure}: {message}")
         return parse_squeue(answer.stdout)
 
@@ -251,8 +234,8 @@ class JobQuestions:
         except Unreachable:
             return []  # no sacct on this machine; squeue's answer is still good
         self.unaccounted = None
-        if answer.code != 0 and "Invalid field" in answer.stderr and self._format == SACCT_FORMAT:
-            self._format = SACCT_OLD_FORMAT
+        if answer.code != 0 and "Invalid field" in answer.stderr and self._format == records.SACCT_FORMAT:
+            self._format = records.SACCT_OLD_FORMAT
             return self._sacct(options)
         # Without accounting sacct exits 1; only the job's own marks are left.
         return parse_sacct(answer.stdout) if answer.code == 0 else []

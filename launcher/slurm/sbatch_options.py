@@ -10,50 +10,30 @@ from collections.abc import Mapping
 
 from launcher.errors import UserError, did_you_mean, shown
 
-_GPUS = "cluster.gpus_per_node, cluster.gpus_per_task or cluster.gres"
 _TASKS = "training.trainer.num_nodes and training.trainer.devices"
 _LOG = "base_results_dir, and cluster.stderr_to_stdout"
 _SUBMITTING = "the launcher, which submits the script and reads the job's id"
 
 _SUBMITTERS = "clusters help parsable quiet test-only usage verbose version wait wrap"
 
+# The keys of `cluster` that have the names of options.
+_CLUSTER_KEYS = """
+account begin comment constraint cpus-per-task deadline exclude exclusive gpus-per-node gpus-per-task gres
+licenses mail-type mail-user mem nodelist partition qos requeue reservation signal switches
+"""
 # Slipway sets these, or could not follow the job without them: the key to use instead; of another stage than
 # the training it is that of the stage, as in `data_preparation.run.time_limit`.
 SET_BY: Mapping[str, str] = {
-    "account": "cluster.account",
-    "begin": "cluster.begin",
-    "comment": "cluster.comment",
-    "constraint": "cluster.constraint",
-    "cpus-per-task": "cluster.cpus_per_task",
-    "deadline": "cluster.deadline",
-    "dependency": "training.run.dependency",
-    "error": _LOG,
-    "exclude": "cluster.exclude",
-    "exclusive": "cluster.exclusive",
-    "gpus": _GPUS,
-    "gpus-per-node": "cluster.gpus_per_node",
-    "gpus-per-task": "cluster.gpus_per_task",
-    "gres": "cluster.gres",
-    "job-name": "training.run.name and cluster.job_name_prefix",
-    "licenses": "cluster.licenses",
-    "mail-type": "cluster.mail_type",
-    "mail-user": "cluster.mail_user",
-    "mem": "cluster.mem",
-    "no-requeue": "cluster.requeue",
-    "nodelist": "cluster.nodelist",
-    "nodes": _TASKS,
-    "ntasks": _TASKS,
-    "ntasks-per-node": _TASKS,
-    "open-mode": "Slipway, to append: a requeued job keeps the log of its first attempt",
-    "output": _LOG,
-    "partition": "cluster.partition",
-    "qos": "cluster.qos",
-    "requeue": "cluster.requeue",
-    "reservation": "cluster.reservation",
-    "signal": "cluster.signal",
-    "switches": "cluster.switches",
-    "time": "training.run.time_limit",
+    **{name: f"cluster.{name.replace('-', '_')}" for name in _CLUSTER_KEYS.split()},
+    **dict.fromkeys(("error", "output"), _LOG),
+    **dict.fromkeys(("nodes", "ntasks", "ntasks-per-node"), _TASKS),
     **dict.fromkeys(_SUBMITTERS.split(), _SUBMITTING),
+    "dependency": "training.run.dependency",
+    "gpus": "cluster.gpus_per_node, cluster.gpus_per_task or cluster.gres",
+    "job-name": "training.run.name and cluster.job_name_prefix",
+    "no-requeue": "cluster.requeue",
+    "open-mode": "Slipway, to append: a requeued job keeps the log of its first attempt",
+    "time": "training.run.time_limit",
 }
 
 # The others are free for `cluster.sbatch`.

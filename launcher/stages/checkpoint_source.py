@@ -17,13 +17,7 @@ STEP = "{step}"
 
 
 def with_training(config: RunConfig) -> RunConfig:
-    """Return the configuration of one stage with what the run of its source says of the training.
-
-    Raises
-    ------
-    UserError
-        If a file that is named as the training's configuration is none.
-    """
+    """Return the configuration of one stage with what the run of its source says of the training."""
     if config.conversion is not None:
         return config.model_copy(update={"conversion": _conversion(config.conversion)})
     if config.evaluation is not None:
@@ -75,13 +69,7 @@ def _configuration(value: str | dict[str, Any] | None, key: str) -> dict[str, An
 
 
 def required_source(source: str | None, stage: str) -> str:
-    """Return the source of a stage that reads checkpoints.
-
-    Raises
-    ------
-    UserError
-        If there is none.
-    """
+    """Return the source of a stage that reads checkpoints; raise UserError if there is none."""
     if source is None:
         raise UserError(
             f"{stage}.source=null: there is no training before it, whose checkpoints it would be",

@@ -82,12 +82,8 @@ def stage_job(
 ) -> Job:
     """Return the job of a stage, with what the jobs of all stages have.
 
-    Parameters
-    ----------
-    cluster, variables
-        The stage's own, where they are not those of `run`.
-    directories, readable
-        What the job writes and reads besides the results, each with the key that it comes from.
+    `cluster` and `variables` are the stage's own, where they are not those of `run`; `directories` and
+    `readable` what it writes and reads besides its results, each with the key that it comes from.
     """
     config, cluster = run.config, cluster or run.config.cluster
     directories = directories or {}

@@ -26,16 +26,9 @@ _LONGEST_NAME = 100
 
 @dataclass(frozen=True, slots=True)
 class ImageWork:
-    """The work of the job.
+    """The work of the job: to run `slipway` with `arguments`, whose paths are absolute, which makes `target`.
 
-    Attributes
-    ----------
-    name
-        The stem of the image's file: the run is called ``image_<name>``, or nearly so.
-    arguments
-        What `slipway` is run with, all paths whole: ``("image", "import", ...)``.
-    target
-        The file that it makes.
+    `name` is the stem of the file: the run is called ``image_<name>``, or nearly so.
     """
 
     name: str

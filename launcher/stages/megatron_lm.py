@@ -7,14 +7,23 @@ core_v0.16.1 share (`megatron/training/arguments.py`); what differs between rele
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from launcher.config.stage_schema import ModelType
 from launcher.errors import UserError, shown
 from launcher.plan import Payload
 from launcher.stages.common import StageRun, python
-from launcher.stages.megatron_lm_model import MegatronLMOptions, model_options, stack_of
+from launcher.stages.megatron_lm_model import (
+    Option,
+    argument_vector,
+    flag,
+    flags,
+    model_options,
+    same_names,
+    stack_of,
+    values,
+)
 from launcher.stages.names_and_paths import whole_path
 
 # NeMo's schedules, and the curve of Megatron-LM that each is after its warm-up.
@@ -33,24 +42,24 @@ _OF_GPT = "GPT2BPETokenizer"
 _TOKENIZERS = (_OF_GPT, "BertWordPieceCase", "BertWordPieceLowerCase")
 
 
+_FP16 = {
+    "native_amp_init_scale": "--initial-loss-scale",
+    "native_amp_growth_interval": "--loss-scale-window",
+    "hysteresis": "--hysteresis",
+}
+_FP8 = same_names("fp8_recipe", "fp8_margin", "fp8_amax_history_len", "fp8_amax_compute_algo")
+_RESETS = same_names("reset_position_ids", "reset_attention_mask", "eod_mask_loss")
+
+
 def megatron_lm_payload(run: StageRun, model_type: ModelType, written: Mapping[str, Any]) -> Payload:
     """Return a script of Megatron-LM's, which reads no file of ours: `written` becomes its arguments.
 
-    Raises
-    ------
-    UserError
-        If the configuration asks for what Megatron-LM has no option for.
+    Raise UserError if the configuration asks for what Megatron-LM has no option for.
     """
     root = whole_path(run.config.megatron_lm_path, "megatron_lm_path")
+    start = (python(run.config), "-u", str(run.paths.megatron_lm), root, model_type)
     return Payload(
-        argv=(
-            python(run.config),
-            "-u",
-            str(run.paths.megatron_lm),
-            root,
-            model_type,
-            *megatron_lm_arguments(written, model_type),
-        ),
+        argv=(*start, *megatron_lm_arguments(written, model_type)),
         working_dir=root,
         python_path=(root,),
         save_signal="TERM",  # with --exit-signal-handler
@@ -60,62 +69,60 @@ def megatron_lm_payload(run: StageRun, model_type: ModelType, written: Mapping[s
 def megatron_lm_arguments(written: Mapping[str, Any], model_type: ModelType) -> list[str]:
     """Return the arguments that describe the same training to Megatron-LM.
 
-    Parameters
-    ----------
-    written
-        The launch's configuration: its nodes ``trainer``, ``exp_manager`` and ``model``.
+    `written` is the launch's configuration: its nodes ``trainer``, ``exp_manager`` and ``model``.
     """
-    trainer, exp_manager, model = written["trainer"], written["exp_manager"], written["model"]
-    return [
-        *model_options(model, model_type),
-        *_parallelism(model, model_type),
-        *_precision(trainer, model, model_type),
-        *_optimizer(trainer, model.get("optim", {})),
-        *_schedule(trainer, model.get("optim", {})),
-        *_data(model, model_type),
-        *_saving_and_logging(trainer, exp_manager, model),
-    ]
+    return argument_vector(_options(written["trainer"], written["exp_manager"], written["model"], model_type))
 
 
-def _parallelism(model: Mapping[str, Any], model_type: ModelType) -> MegatronLMOptions:
-    pipeline, virtual = (
-        model["pipeline_model_parallel_size"],
-        model.get("virtual_pipeline_model_parallel_size"),
-    )
-    options = MegatronLMOptions()
-    options.value("--tensor-model-parallel-size", model["tensor_model_parallel_size"])
+def _options(
+    trainer: Mapping[str, Any],
+    exp_manager: Mapping[str, Any],
+    model: Mapping[str, Any],
+    model_type: ModelType,
+) -> Iterator[Option]:
+    yield from model_options(model, model_type)
+    yield from _parallelism(model, model_type)
+    yield from _precision(trainer, model, model_type)
+    yield from _optimizer(trainer, model.get("optim", {}))
+    yield from _schedule(trainer, model.get("optim", {}))
+    yield from _data(model, model_type)
+    yield from _tokenizer(model.get("tokenizer", {}), model_type)
+    yield from _saving_and_logging(trainer, exp_manager, model)
+
+
+def _parallelism(model: Mapping[str, Any], model_type: ModelType) -> Iterator[Option]:
+    pipeline = model["pipeline_model_parallel_size"]
+    virtual = model.get("virtual_pipeline_model_parallel_size")
+    yield "--tensor-model-parallel-size", model["tensor_model_parallel_size"]
     if model_type == "t5" and pipeline > 1:
         # Megatron-LM counts the encoder's stages and the decoder's apart.
         split = model.get("pipeline_model_parallel_split_rank") or pipeline // 2
-        options.value("--encoder-pipeline-model-parallel-size", split)
+        yield "--encoder-pipeline-model-parallel-size", split
         pipeline -= split
-    options.value("--pipeline-model-parallel-size", pipeline)
+    yield "--pipeline-model-parallel-size", pipeline
     if virtual is not None and virtual > 1:
         layers = stack_of(model, model_type)["num_layers"]
-        options.value("--num-layers-per-virtual-pipeline-stage", layers // (pipeline * virtual))
-        options.flag("--no-overlap-p2p-communication", not model.get("overlap_p2p_comm"))
+        yield "--num-layers-per-virtual-pipeline-stage", layers // (pipeline * virtual)
+        yield flag("--no-overlap-p2p-communication", not model.get("overlap_p2p_comm"))
     if model.get("context_parallel_size", 1) > 1:
-        options.value("--context-parallel-size", model["context_parallel_size"])
-    options.flag("--sequence-parallel", model.get("sequence_parallel"))
-    options.flag("--tp-comm-overlap", model.get("ub_tp_comm_overlap"))
+        yield "--context-parallel-size", model["context_parallel_size"]
+    yield flag("--sequence-parallel", model.get("sequence_parallel"))
+    yield flag("--tp-comm-overlap", model.get("ub_tp_comm_overlap"))
     if model.get("fsdp"):
         message = "training.model.fsdp=True: not with engine=megatron_lm, which has another kind of FSDP"
         raise UserError(message, key="training.model.fsdp", hint="training.model.fsdp=False")
-    return options
 
 
 def _precision(
     trainer: Mapping[str, Any], model: Mapping[str, Any], model_type: ModelType
-) -> MegatronLMOptions:
-    options, precision = MegatronLMOptions(), str(trainer.get("precision"))
+) -> Iterator[Option]:
+    precision = str(trainer.get("precision"))
     if precision in ("bf16", "bf16-mixed"):
-        options.flag("--bf16", True)
+        yield flag("--bf16", True)
     elif precision in _NARROW:
-        options.flag("--fp16", True)
-        options.value("--initial-loss-scale", model.get("native_amp_init_scale"))
-        options.value("--loss-scale-window", model.get("native_amp_growth_interval"))
-        options.value("--hysteresis", model.get("hysteresis"))
-        options.flag("--apply-query-key-layer-scaling", _scales_scores(trainer, model, model_type))
+        yield flag("--fp16", True)
+        yield from values(_FP16, model)
+        yield flag("--apply-query-key-layer-scaling", _scales_scores(trainer, model, model_type))
     elif precision not in _WIDE:
         raise UserError(
             f"training.trainer.precision={shown(trainer.get('precision'))}: not one of Megatron-LM's",
@@ -123,12 +130,8 @@ def _precision(
             hint="valid with engine=megatron_lm: bf16, 16 or 32",
         )
     if model.get("fp8"):
-        options.value("--fp8-format", "e4m3" if model.get("fp8_e4m3") else "hybrid")
-        options.value("--fp8-recipe", model.get("fp8_recipe"))
-        options.value("--fp8-margin", model.get("fp8_margin"))
-        options.value("--fp8-amax-history-len", model.get("fp8_amax_history_len"))
-        options.value("--fp8-amax-compute-algo", model.get("fp8_amax_compute_algo"))
-    return options
+        yield "--fp8-format", "e4m3" if model.get("fp8_e4m3") else "hybrid"
+        yield from values(_FP8, model)
 
 
 def megatron_lm_environment(written: Mapping[str, Any], model_type: ModelType) -> dict[str, str]:
@@ -143,26 +146,25 @@ def _scales_scores(trainer: Mapping[str, Any], model: Mapping[str, Any], model_t
     return narrow and bool(stack_of(model, model_type).get("apply_query_key_layer_scaling"))
 
 
-def _optimizer(trainer: Mapping[str, Any], optim: Mapping[str, Any]) -> MegatronLMOptions:
-    options, betas = MegatronLMOptions(), optim.get("betas") or (None, None)
-    options.value("--weight-decay", optim.get("weight_decay"))
-    options.value("--adam-beta1", betas[0])
-    options.value("--adam-beta2", betas[1])
-    options.value("--adam-eps", optim.get("eps"))
-    options.value("--clip-grad", trainer.get("gradient_clip_val") or 0.0)  # Megatron-LM clips unless told
+def _optimizer(trainer: Mapping[str, Any], optim: Mapping[str, Any]) -> Iterator[Option]:
+    betas = optim.get("betas") or (None, None)
+    yield "--weight-decay", optim.get("weight_decay")
+    yield "--adam-beta1", betas[0]
+    yield "--adam-beta2", betas[1]
+    yield "--adam-eps", optim.get("eps")
+    yield "--clip-grad", trainer.get("gradient_clip_val") or 0.0  # Megatron-LM clips unless told
     # In 32 bits core_v0.16.1 saves the distributed optimizer and cannot load it: it copies into a view of a
     # parameter (megatron/core/optimizer/distrib_optimizer.py, _set_main_param_and_optimizer_states).
     if optim.get("name") in _DISTRIBUTED and str(trainer.get("precision")) not in _WIDE:
-        options.flag("--use-distributed-optimizer", True)
-        options.flag("--overlap-grad-reduce", optim.get("overlap_grad_sync"))
+        yield flag("--use-distributed-optimizer", True)
+        yield flag("--overlap-grad-reduce", optim.get("overlap_grad_sync"))
         # Megatron-LM gathers parameters early only where it reduces gradients early.
         gather = optim.get("overlap_grad_sync") and optim.get("overlap_param_sync")
-        options.flag("--overlap-param-gather", gather)
-    return options
+        yield flag("--overlap-param-gather", gather)
 
 
-def _schedule(trainer: Mapping[str, Any], optim: Mapping[str, Any]) -> MegatronLMOptions:
-    """Return the schedule's options: NeMo counts the steps at its lowest value, Megatron-LM those before.
+def _schedule(trainer: Mapping[str, Any], optim: Mapping[str, Any]) -> Iterator[Option]:
+    """Yield the schedule's options: NeMo counts the steps at its lowest value, Megatron-LM those before.
 
     Where the warm-up and those leave none to fall in, NeMo warms up and falls at once; Megatron-LM wants one.
     """
@@ -177,18 +179,16 @@ def _schedule(trainer: Mapping[str, Any], optim: Mapping[str, Any]) -> MegatronL
     warmup = sched.get("warmup_steps")
     if warmup is None and sched.get("warmup_ratio") is not None:
         warmup = int(sched["warmup_ratio"] * steps)
-    options = MegatronLMOptions()
-    options.value("--train-iters", steps)
-    options.value("--lr", optim.get("lr"))
-    options.value("--min-lr", sched.get("min_lr"))
-    options.value("--lr-decay-style", _DECAY[name])
-    options.value("--lr-decay-iters", max(steps - (sched.get("constant_steps") or 0), (warmup or 0) + 1))
-    options.value("--lr-warmup-iters", warmup)
-    return options
+    yield "--train-iters", steps
+    yield "--lr", optim.get("lr")
+    yield "--min-lr", sched.get("min_lr")
+    yield "--lr-decay-style", _DECAY[name]
+    yield "--lr-decay-iters", max(steps - (sched.get("constant_steps") or 0), (warmup or 0) + 1)
+    yield "--lr-warmup-iters", warmup
 
 
-def _data(model: Mapping[str, Any], model_type: ModelType) -> MegatronLMOptions:
-    data, options = model["data"], MegatronLMOptions()
+def _data(model: Mapping[str, Any], model_type: ModelType) -> Iterator[Option]:
+    data = model["data"]
     if data.get("data_impl") == "mock":
         if model_type != "gpt":
             raise UserError(
@@ -196,24 +196,21 @@ def _data(model: Mapping[str, Any], model_type: ModelType) -> MegatronLMOptions:
                 key="training.model.data.data_impl",
                 hint="training.model.data.data_impl=mmap",
             )
-        options.flag("--mock-data", True)
+        yield flag("--mock-data", True)
     else:
-        options.values("--data-path", data.get("data_prefix"))
-        options.value("--split", data.get("splits_string"))
-        options.value("--data-cache-path", data.get("index_mapping_dir"))
-    options.value("--num-workers", data.get("num_workers"))
+        yield "--data-path", tuple(data.get("data_prefix") or ()) or None
+        yield "--split", data.get("splits_string")
+        yield "--data-cache-path", data.get("index_mapping_dir")
+    yield "--num-workers", data.get("num_workers")
     if model_type == "gpt":
-        options.flag("--reset-position-ids", data.get("reset_position_ids"))
-        options.flag("--reset-attention-mask", data.get("reset_attention_mask"))
-        options.flag("--eod-mask-loss", data.get("eod_mask_loss"))
+        yield from flags(_RESETS, data)
     else:
-        options.value("--mask-prob", data.get("masked_lm_prob"))
-        options.value("--short-seq-prob", data.get("short_seq_prob"))
-    return options + _tokenizer(model.get("tokenizer", {}), model_type)
+        yield "--mask-prob", data.get("masked_lm_prob")
+        yield "--short-seq-prob", data.get("short_seq_prob")
 
 
-def _tokenizer(tokenizer: Mapping[str, Any], model_type: ModelType) -> MegatronLMOptions:
-    options, library, kind = MegatronLMOptions(), tokenizer.get("library"), tokenizer.get("type")
+def _tokenizer(tokenizer: Mapping[str, Any], model_type: ModelType) -> Iterator[Option]:
+    library, kind = tokenizer.get("library"), tokenizer.get("type")
     if library == "megatron" and kind == _OF_GPT and model_type != "gpt":
         raise UserError(
             f"training.model.tokenizer.type={kind}: Megatron-LM's has no masks and no sentinels",
@@ -222,17 +219,16 @@ def _tokenizer(tokenizer: Mapping[str, Any], model_type: ModelType) -> MegatronL
             "or training.model.tokenizer.library=sentencepiece",
         )
     if library == "megatron" and kind in _TOKENIZERS:
-        options.value("--tokenizer-type", kind)
-        options.value("--vocab-file", tokenizer.get("vocab_file"))
-        options.value("--merge-file", tokenizer.get("merge_file"))
+        yield "--tokenizer-type", kind
+        yield "--vocab-file", tokenizer.get("vocab_file")
+        yield "--merge-file", tokenizer.get("merge_file")
     elif library == "sentencepiece":
         # That of a T5 or a BERT has masks.
-        kind = "GPTSentencePieceTokenizer" if model_type == "gpt" else "SentencePieceTokenizer"
-        options.value("--tokenizer-type", kind)
-        options.value("--tokenizer-model", tokenizer.get("model"))
+        yield "--tokenizer-type", f"{'GPT' if model_type == 'gpt' else ''}SentencePieceTokenizer"
+        yield "--tokenizer-model", tokenizer.get("model")
     elif library == "huggingface":
-        options.value("--tokenizer-type", "HuggingFaceTokenizer")
-        options.value("--tokenizer-model", kind)
+        yield "--tokenizer-type", "HuggingFaceTokenizer"
+        yield "--tokenizer-model", kind
     else:
         raise UserError(
             f"training.model.tokenizer: library={shown(library)} with type={shown(kind)}: not Megatron-LM's",
@@ -240,44 +236,34 @@ def _tokenizer(tokenizer: Mapping[str, Any], model_type: ModelType) -> MegatronL
             also=("training.model.tokenizer.type",),
             hint=f"valid: sentencepiece, huggingface, or megatron with type {', '.join(_TOKENIZERS)}",
         )
-    options.value("--vocab-extra-ids", tokenizer.get("num_sentinel_tokens"))
-    return options
+    yield "--vocab-extra-ids", tokenizer.get("num_sentinel_tokens")
 
 
 def _saving_and_logging(
     trainer: Mapping[str, Any], exp_manager: Mapping[str, Any], model: Mapping[str, Any]
-) -> MegatronLMOptions:
+) -> Iterator[Option]:
     checkpoint = exp_manager["checkpoint_callback_params"]
     interval = _whole(trainer, "val_check_interval")
-    options = MegatronLMOptions()
     if exp_manager.get("create_checkpoint_callback", True):
-        options.value("--save", checkpoint["dirpath"])
-        options.value("--save-interval", checkpoint.get("every_n_train_steps") or interval)
+        yield "--save", checkpoint["dirpath"]
+        yield "--save-interval", checkpoint.get("every_n_train_steps") or interval
     if exp_manager.get("resume_if_exists"):
-        options.value("--load", checkpoint["dirpath"])
+        yield "--load", checkpoint["dirpath"]
         # Else it refuses to go on with another number of steps than the checkpoint's.
-        options.flag("--override-opt_param-scheduler", True)
-    options.value("--eval-interval", interval)
-    options.value("--eval-iters", _whole(trainer, "limit_val_batches"))
-    options.value("--log-interval", trainer.get("log_every_n_steps"))
-    options.value("--tensorboard-dir", exp_manager.get("explicit_log_dir"))
-    options.flag("--log-throughput", True)
-    options.value("--seed", model.get("seed"))
+        yield flag("--override-opt_param-scheduler", True)
+    yield "--eval-interval", interval
+    yield "--eval-iters", _whole(trainer, "limit_val_batches")
+    yield "--log-interval", trainer.get("log_every_n_steps")
+    yield "--tensorboard-dir", exp_manager.get("explicit_log_dir")
+    yield flag("--log-throughput", True)
+    yield "--seed", model.get("seed")
     limit = exp_manager.get("max_time_per_run") or trainer.get("max_time")
-    if limit is not None:
-        options.value("--exit-duration-in-mins", _minutes(str(limit)))
-    options.flag("--exit-signal-handler", True)
-    return options
+    yield "--exit-duration-in-mins", None if limit is None else _minutes(str(limit))
+    yield flag("--exit-signal-handler", True)
 
 
 def _whole(trainer: Mapping[str, Any], key: str) -> int | None:
-    """Return a number of steps; Lightning takes fractions too, of which only none is a number of steps.
-
-    Raises
-    ------
-    UserError
-        If it is a fraction.
-    """
+    """Return a number of steps; Lightning takes fractions too, of which only none is a number of steps."""
     value = trainer.get(key)
     if value is None or isinstance(value, int):
         return value
@@ -291,13 +277,7 @@ def _whole(trainer: Mapping[str, Any], key: str) -> int | None:
 
 
 def _minutes(text: str) -> int:
-    """Return ``DD:HH:MM:SS`` in whole minutes.
-
-    Raises
-    ------
-    UserError
-        If it is not of that form.
-    """
+    """Return ``DD:HH:MM:SS`` in whole minutes."""
     parts = text.split(":")
     if len(parts) != 4 or not all(part.isdecimal() for part in parts):
         raise UserError(

@@ -5,11 +5,20 @@ The options are those that core_v0.12.3 and core_v0.16.1 share (megatron/trainin
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from launcher.config.stage_schema import ModelType
 from launcher.errors import UserError, shown
+
+# An option and its value: None leaves it out, and a tuple gives it several values, or none.
+Option = tuple[str, object]
+
+
+def same_names(*keys: str) -> dict[str, str]:
+    """Return the options that are called as the keys are."""
+    return {key: f"--{key.replace('_', '-')}" for key in keys}
+
 
 # NeMo's switches that are on unless said otherwise, and how Megatron-LM is told that one is off.
 _OFF = {
@@ -22,18 +31,14 @@ _OFF = {
 # NeMo's switches that are off unless said otherwise, and how Megatron-LM is told that one is on.
 _ON = {
     "qkv_bias": "--add-qkv-bias",
-    "fp32_residual_connection": "--fp32-residual-connection",
-    "rotary_interleaved": "--rotary-interleaved",
+    **same_names("fp32_residual_connection", "rotary_interleaved"),
     "scale_positional_embedding": "--use-rope-scaling",
-    "cross_entropy_loss_fusion": "--cross-entropy-loss-fusion",
-    "defer_embedding_wgrad_compute": "--defer-embedding-wgrad-compute",
+    **same_names("cross_entropy_loss_fusion", "defer_embedding_wgrad_compute"),
 }
 
 # Further numbers, handed on where they are set.
 _VALUES = {
-    "init_method_std": "--init-method-std",
-    "hidden_dropout": "--hidden-dropout",
-    "attention_dropout": "--attention-dropout",
+    **same_names("init_method_std", "hidden_dropout", "attention_dropout"),
     "layernorm_epsilon": "--norm-epsilon",
     "seq_len_interpolation_factor": "--rotary-seq-len-interpolation-factor",
     "scale_factor": "--rope-scaling-factor",
@@ -61,27 +66,52 @@ _ACTIVATIONS = {
     "squared-relu": "--squared-relu",
 }
 
-_NORMS: dict[str, tuple[str, ...]] = {
-    "layernorm": (),
-    "low_precision_layernorm": (),
-    "layernorm1p": ("--apply-layernorm-1p",),
+_NORMS: dict[str, Option | None] = {
+    "layernorm": None,
+    "low_precision_layernorm": None,
+    "layernorm1p": ("--apply-layernorm-1p", ()),
     "rmsnorm": ("--normalization", "RMSNorm"),
 }
 
-_POSITIONS = {"learned_absolute": "learned_absolute", "rope": "rope", "none": "none"}
+_POSITIONS = {name: name for name in ("learned_absolute", "rope", "none")}
+
+_SHARED_EMBEDDINGS = "share_embeddings_and_output_weights"
 
 # What a T5's encoder and decoder may differ in. Not in layers: no release reads its own --decoder-num-layers
 # (core_v0.12.3, 0.16.1 and 0.19.0), the decoder gets the encoder's number.
 _OF_A_STACK = ("arch", "activations_checkpoint_num_layers")
 
 
+def argument_vector(options: Iterable[Option]) -> list[str]:
+    """Return options as the words of a command."""
+    words: list[str] = []
+    for name, value in options:
+        if value is not None:
+            words += [name, *map(str, value if isinstance(value, tuple) else (value,))]
+    return words
+
+
+def flag(name: str, is_set: object) -> Option:
+    """Return an option without a value."""
+    return name, () if is_set else None
+
+
+def values(names: Mapping[str, str], node: Mapping[str, Any]) -> Iterator[Option]:
+    """Yield options with the values of a node's keys."""
+    for key, name in names.items():
+        yield name, node.get(key)
+
+
+def flags(names: Mapping[str, str], node: Mapping[str, Any]) -> Iterator[Option]:
+    """Yield the flags whose keys are true in a node."""
+    for key, name in names.items():
+        yield flag(name, node.get(key))
+
+
 def stack_of(model: Mapping[str, Any], model_type: ModelType) -> Mapping[str, Any]:
     """Return the node that describes the layers; a T5 has one for each stack, and they must agree.
 
-    Raises
-    ------
-    UserError
-        If they do not: Megatron-LM builds both from the same options.
+    Megatron-LM builds both from the same options: raise UserError if they do not.
     """
     if model_type != "t5":
         return model
@@ -97,20 +127,24 @@ def stack_of(model: Mapping[str, Any], model_type: ModelType) -> Mapping[str, An
     return dict(encoder)
 
 
-def model_options(model: Mapping[str, Any], model_type: ModelType) -> MegatronLMOptions:
-    """Shape, batches and initialisation of the model, and how its layers are computed."""
+def model_options(model: Mapping[str, Any], model_type: ModelType) -> Iterator[Option]:
+    """Yield the options of the model's shape and batches, and how its layers are computed."""
     stack = stack_of(model, model_type)
     path = "training.model.encoder" if model_type == "t5" else "training.model"
     _check_fixed(model, "training.model")
     _check_fixed(stack, path)
-    return (
-        _shape(model, stack, model_type)
-        + _batches(model)
-        + _layers(stack, path)
-        + _implementation(model, stack)
-        + _recomputation(stack)
-        + expert_options(model)
-    )
+    yield from _shape(model, stack, model_type)
+    yield from _batches(model)
+    yield from _layers(stack, path)
+    yield from _implementation(model)
+    yield from _recomputation(stack)
+    yield from _experts(model)
+    yield from _latent_attention(model)
+    for place in ("first", "last"):
+        layers = model.get(f"num_layers_in_{place}_pipeline_stage")
+        yield f"--decoder-{place}-pipeline-num-layers", layers
+    if model.get("activations_checkpoint_granularity") == "selective":
+        yield "--recompute-modules", tuple(model.get("recompute_modules") or ()) or None
 
 
 def _check_fixed(node: Mapping[str, Any], path: str) -> None:
@@ -123,36 +157,30 @@ def _check_fixed(node: Mapping[str, Any], path: str) -> None:
             )
 
 
-def _shape(model: Mapping[str, Any], stack: Mapping[str, Any], model_type: ModelType) -> MegatronLMOptions:
-    options, data = MegatronLMOptions(), model["data"]
+def _shape(model: Mapping[str, Any], stack: Mapping[str, Any], model_type: ModelType) -> Iterator[Option]:
+    data, groups = model["data"], stack.get("num_query_groups")
     if model_type == "t5":
-        options.value("--encoder-num-layers", stack["num_layers"])
-        options.value("--decoder-num-layers", model["decoder"]["num_layers"])
+        yield "--encoder-num-layers", stack["num_layers"]
+        yield "--decoder-num-layers", model["decoder"]["num_layers"]
     else:
-        options.value("--num-layers", stack["num_layers"])
-    options.value("--hidden-size", stack["hidden_size"])
-    options.value("--ffn-hidden-size", stack.get("ffn_hidden_size"))
-    options.value("--num-attention-heads", stack["num_attention_heads"])
-    options.value("--kv-channels", stack.get("kv_channels"))
-    if stack.get("num_query_groups") is not None:
-        options.flag("--group-query-attention", True)
-        options.value("--num-query-groups", stack["num_query_groups"])
+        yield "--num-layers", stack["num_layers"]
+    sizes = same_names("hidden_size", "ffn_hidden_size", "num_attention_heads", "kv_channels")
+    yield from values(sizes, stack)
+    yield flag("--group-query-attention", groups is not None)
+    yield "--num-query-groups", groups
     if model_type == "t5":
-        options.value("--encoder-seq-length", data["seq_length"])
-        options.value("--decoder-seq-length", data["seq_length_dec"])
+        yield "--encoder-seq-length", data["seq_length"]
+        yield "--decoder-seq-length", data["seq_length_dec"]
     else:
-        options.value("--seq-length", data["seq_length"])
-    options.value("--max-position-embeddings", model["max_position_embeddings"])
-    options.value("--make-vocab-size-divisible-by", model.get("make_vocab_size_divisible_by"))
-    shared = model.get("share_embeddings_and_output_weights", True)
-    if model_type == "t5":
-        shared = model.get("share_decoder_tokens_head_embeddings", True)
-    options.flag("--untie-embeddings-and-output-weights", not shared)
-    return options
+        yield "--seq-length", data["seq_length"]
+    yield "--max-position-embeddings", model["max_position_embeddings"]
+    yield "--make-vocab-size-divisible-by", model.get("make_vocab_size_divisible_by")
+    shared = "share_decoder_tokens_head_embeddings" if model_type == "t5" else _SHARED_EMBEDDINGS
+    yield flag("--untie-embeddings-and-output-weights", not model.get(shared, True))
 
 
-def _batches(model: Mapping[str, Any]) -> MegatronLMOptions:
-    options, rampup = MegatronLMOptions(), model.get("rampup_batch_size")
+def _batches(model: Mapping[str, Any]) -> Iterator[Option]:
+    rampup = model.get("rampup_batch_size")
     if rampup is not None:
         raise UserError(
             f"training.model.rampup_batch_size={shown(rampup)}: Megatron-LM has it for trainings that are "
@@ -160,58 +188,50 @@ def _batches(model: Mapping[str, Any]) -> MegatronLMOptions:
             key="training.model.rampup_batch_size",
             hint="training.model.rampup_batch_size=null",
         )
-    options.value("--micro-batch-size", model["micro_batch_size"])
-    options.value("--global-batch-size", model["global_batch_size"])
-    return options
+    yield from values(same_names("micro_batch_size", "global_batch_size"), model)
 
 
-def _layers(stack: Mapping[str, Any], path: str) -> MegatronLMOptions:
-    options = MegatronLMOptions()
-    for key, name in _VALUES.items():
-        options.value(name, stack.get(key))
+def _layers(stack: Mapping[str, Any], path: str) -> Iterator[Option]:
+    yield from values(_VALUES, stack)
     norm = "layernorm1p" if stack.get("layernorm_zero_centered_gamma") else "layernorm"
-    options.extend(_one_of(_NORMS, stack, path, "normalization", norm))
+    normalization = _one_of(_NORMS, stack, path, "normalization", norm)
+    if normalization is not None:
+        yield normalization
     activation = _one_of(_ACTIVATIONS, stack, path, "activation", "gelu")
     if activation is not None:
-        options.flag(activation, True)
+        yield flag(activation, True)
     fusion = "--no-bias-swiglu-fusion" if activation == "--swiglu" else "--no-bias-gelu-fusion"
     # There is no such kernel for a squared ReLU, and megatron-core refuses to look for one.
-    options.flag(fusion, stack.get("bias_activation_fusion") is False or activation == "--squared-relu")
+    yield flag(fusion, stack.get("bias_activation_fusion") is False or activation == "--squared-relu")
     positions = _one_of(_POSITIONS, stack, path, "position_embedding_type", "learned_absolute")
-    options.value("--position-embedding-type", positions)
+    yield "--position-embedding-type", positions
     if positions == "rope":
-        options.value("--rotary-percent", stack.get("rotary_percentage"))
-        options.value("--rotary-base", stack.get("rotary_base"))
-        options.flag("--no-rope-fusion", not stack.get("apply_rope_fusion"))
-    for key, name in _ON.items():
-        options.flag(name, stack.get(key))
+        yield "--rotary-percent", stack.get("rotary_percentage")
+        yield "--rotary-base", stack.get("rotary_base")
+        yield flag("--no-rope-fusion", not stack.get("apply_rope_fusion"))
+    yield from flags(_ON, stack)
     for key, name in _OFF.items():
-        options.flag(name, stack.get(key) is False)
-    return options
+        yield flag(name, stack.get(key) is False)
 
 
-def _implementation(model: Mapping[str, Any], stack: Mapping[str, Any]) -> MegatronLMOptions:
-    options = MegatronLMOptions()
-    options.value("--transformer-impl", "transformer_engine" if model.get("transformer_engine") else "local")
-    options.flag("--no-gradient-accumulation-fusion", model.get("gradient_accumulation_fusion") is False)
-    options.flag("--use-cpu-initialization", model.get("use_cpu_initialization"))
-    options.flag("--fp16-lm-cross-entropy", model.get("fp16_lm_cross_entropy"))
+def _implementation(model: Mapping[str, Any]) -> Iterator[Option]:
+    yield "--transformer-impl", "transformer_engine" if model.get("transformer_engine") else "local"
+    yield flag("--no-gradient-accumulation-fusion", model.get("gradient_accumulation_fusion") is False)
+    yield from flags(same_names("use_cpu_initialization", "fp16_lm_cross_entropy"), model)
     if model.get("gc_interval"):
-        options.flag("--manual-gc", True)
-        options.value("--manual-gc-interval", model["gc_interval"])
-    return options
+        yield flag("--manual-gc", True)
+        yield "--manual-gc-interval", model["gc_interval"]
 
 
-def _recomputation(stack: Mapping[str, Any]) -> MegatronLMOptions:
-    options, prefix = MegatronLMOptions(), "activations_checkpoint"
+def _recomputation(stack: Mapping[str, Any]) -> Iterator[Option]:
+    prefix = "activations_checkpoint"
     granularity, layers = stack.get(f"{prefix}_granularity"), stack.get(f"{prefix}_num_layers")
     if granularity is None or (granularity == "full" and layers == 0):
-        return options
-    options.value("--recompute-granularity", granularity)
+        return
+    yield "--recompute-granularity", granularity
     if granularity == "full":
-        options.value("--recompute-method", stack.get(f"{prefix}_method"))
-        options.value("--recompute-num-layers", layers)
-    return options
+        yield "--recompute-method", stack.get(f"{prefix}_method")
+        yield "--recompute-num-layers", layers
 
 
 def _one_of(known: Mapping[str, Any], stack: Mapping[str, Any], path: str, key: str, default: str) -> Any:
@@ -228,59 +248,41 @@ def _one_of(known: Mapping[str, Any], stack: Mapping[str, Any], path: str, key: 
 # Sizes and switches of experts: an option of the same name, but for their number.
 _EXPERT_VALUES = {
     "num_moe_experts": "--num-experts",
-    **{
-        f"moe_{key}": f"--moe-{key.replace('_', '-')}"
-        for key in (
-            "ffn_hidden_size",
-            "shared_expert_intermediate_size",
-            "router_load_balancing_type",
-            "router_dtype",
-            "router_score_function",
-            "router_topk",
-            "router_num_groups",
-            "router_group_topk",
-            "router_topk_scaling_factor",
-            "router_bias_update_rate",
-            "aux_loss_coeff",
-            "z_loss_coeff",
-            "input_jitter_eps",
-            "token_dispatcher_type",
-            "expert_capacity_factor",
-            "token_drop_policy",
-        )
-    },
+    **same_names(
+        "moe_ffn_hidden_size",
+        "moe_shared_expert_intermediate_size",
+        "moe_router_load_balancing_type",
+        "moe_router_dtype",
+        "moe_router_score_function",
+        "moe_router_topk",
+        "moe_router_num_groups",
+        "moe_router_group_topk",
+        "moe_router_topk_scaling_factor",
+        "moe_router_bias_update_rate",
+        "moe_aux_loss_coeff",
+        "moe_z_loss_coeff",
+        "moe_input_jitter_eps",
+        "moe_token_dispatcher_type",
+        "moe_expert_capacity_factor",
+        "moe_token_drop_policy",
+    ),
 }
-_EXPERT_FLAGS = {
-    f"moe_{key}": f"--moe-{key.replace('_', '-')}"
-    for key in (
-        "grouped_gemm",
-        "router_pre_softmax",
-        "router_enable_expert_bias",
-        "pad_expert_input_to_capacity",
-        "permute_fusion",
-        "shared_expert_overlap",
-        "per_layer_logging",
-    )
-}
+_EXPERT_FLAGS = same_names(
+    "moe_grouped_gemm",
+    "moe_router_pre_softmax",
+    "moe_router_enable_expert_bias",
+    "moe_pad_expert_input_to_capacity",
+    "moe_permute_fusion",
+    "moe_shared_expert_overlap",
+    "moe_per_layer_logging",
+)
 _KNOWN = {*_EXPERT_VALUES, *_EXPERT_FLAGS, "moe_layer_freq"}
-_LATENT_VALUES = ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
+_LATENT_VALUES = same_names("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
 
 
-def expert_options(model: Mapping[str, Any]) -> MegatronLMOptions:
-    """Return the options of experts and narrow attention, of uneven stages, and of what is recomputed.
-
-    Raises
-    ------
-    UserError
-        For a key of NeMo's that Megatron-LM has no option for.
-    """
-    return _experts(model) + _latent_attention(model) + _uneven_stages(model) + _recomputed(model)
-
-
-def _experts(model: Mapping[str, Any]) -> MegatronLMOptions:
-    options = MegatronLMOptions()
+def _experts(model: Mapping[str, Any]) -> Iterator[Option]:
     if not model.get("num_moe_experts"):
-        return options
+        return
     for key, value in model.items():
         if key.startswith("moe_") and key not in _KNOWN and value:
             raise UserError(
@@ -288,71 +290,28 @@ def _experts(model: Mapping[str, Any]) -> MegatronLMOptions:
                 key=f"training.model.{key}",
                 hint="null, or engine=nemo",
             )
-    for key, name in _EXPERT_VALUES.items():
-        options.value(name, model.get(key))
+    yield from values(_EXPERT_VALUES, model)
     # Megatron-LM reads a list without spaces.
     frequency = model.get("moe_layer_freq")
-    options.value("--moe-layer-freq", None if frequency is None else str(frequency).replace(" ", ""))
-    for key, name in _EXPERT_FLAGS.items():
-        options.flag(name, model.get(key))
-    options.value("--expert-model-parallel-size", model.get("expert_model_parallel_size"))
-    options.value("--expert-tensor-parallel-size", model.get("expert_tensor_parallel_size"))
-    return options
+    yield "--moe-layer-freq", None if frequency is None else str(frequency).replace(" ", "")
+    yield from flags(_EXPERT_FLAGS, model)
+    yield from values(same_names("expert_model_parallel_size", "expert_tensor_parallel_size"), model)
 
 
-def _latent_attention(model: Mapping[str, Any]) -> MegatronLMOptions:
-    """Return the options of attention whose queries and keys have norms, or come out of narrow vectors.
+def _latent_attention(model: Mapping[str, Any]) -> Iterator[Option]:
+    """Yield the options of attention whose queries and keys have norms, or come out of narrow vectors.
 
     Its rotary positions are YaRN's there, which are the plain ones with the scaling factor of 1 that the
     options begin with.
     """
-    options = MegatronLMOptions()
-    options.flag("--qk-layernorm", model.get("qk_layernorm"))
+    yield flag("--qk-layernorm", model.get("qk_layernorm"))
     if not model.get("multi_latent_attention"):
-        return options
+        return
     if model.get("rope_type") != "rope":
         raise UserError(
             f"training.model.rope_type={shown(model.get('rope_type'))}: Megatron-LM has no option for that",
             key="training.model.rope_type",
             hint="training.model.rope_type=rope",
         )
-    options.flag("--multi-latent-attention", True)
-    for key in _LATENT_VALUES:
-        options.value(f"--{key.replace('_', '-')}", model.get(key))
-    return options
-
-
-def _uneven_stages(model: Mapping[str, Any]) -> MegatronLMOptions:
-    options = MegatronLMOptions()
-    for place in ("first", "last"):
-        layers = model.get(f"num_layers_in_{place}_pipeline_stage")
-        options.value(f"--decoder-{place}-pipeline-num-layers", layers)
-    return options
-
-
-def _recomputed(model: Mapping[str, Any]) -> MegatronLMOptions:
-    """Return the parts of a layer that selective recomputing is to compute again, where they are named."""
-    options = MegatronLMOptions()
-    if model.get("activations_checkpoint_granularity") == "selective":
-        options.values("--recompute-modules", model.get("recompute_modules"))
-    return options
-
-
-class MegatronLMOptions(list[str]):
-    """An argument vector under construction: what is ``None`` or ``False`` is left out."""
-
-    def value(self, name: str, value: object) -> None:
-        if value is not None:
-            self += [name, str(value)]
-
-    def values(self, name: str, values: Iterable[object] | None) -> None:
-        written = [str(value) for value in values or ()]
-        if written:
-            self += [name, *written]
-
-    def flag(self, name: str, is_set: object) -> None:
-        if is_set:
-            self.append(name)
-
-    def __add__(self, other: list[str]) -> MegatronLMOptions:  # type: ignore[override]
-        return MegatronLMOptions([*self, *other])
+    yield flag("--multi-latent-attention", True)
+    yield from values(_LATENT_VALUES, model)

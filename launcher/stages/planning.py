@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher.config.overrides import STAGES
 from launcher.config.schema import RunConfig
@@ -23,11 +23,13 @@ from launcher.stages.evaluation import STAGE as EVALUATION
 from launcher.stages.evaluation import behind_conversion as evaluation_behind_conversion
 from launcher.stages.evaluation import behind_training as evaluation_behind_training
 from launcher.stages.evaluation import evaluation_job
-from launcher.stages.image import ImageWork, image_job, prepare_image
 from launcher.stages.job_environment import add_environment
 from launcher.stages.training import training_job
 from launcher.stages.workspace import STAGE as WORKSPACE
 from launcher.stages.workspace import workspace_job
+
+if TYPE_CHECKING:
+    from launcher.stages.image import ImageWork
 
 
 def by_stage(config: RunConfig) -> list[RunConfig]:
@@ -142,6 +144,8 @@ def prepare_launch(config: RunConfig, number: int = 1, work: ImageWork | None = 
     Raise UserError if the group of the stage is not in the configuration, or a name cannot be a file's.
     """
     if work is not None:
+        from launcher.stages.image import prepare_image  # late: few launches make an image
+
         return prepare_image(config, work, number)
     (stage,) = config.stages
     node: StageConfig | None = getattr(config, stage)
@@ -156,7 +160,12 @@ def plan_launch(config: RunConfig, *, number: int, tag: str, work: ImageWork | N
     run = prepare_launch(config, number, work)
     config = run.config
     check_secrets(config)
-    job = image_job(run, work) if work is not None else add_environment(_job(run), config, run.paths)
+    if work is None:
+        job = add_environment(_job(run), config, run.paths)
+    else:
+        from launcher.stages.image import image_job  # late, as above
+
+        job = image_job(run, work)
     return Plan(
         paths=run.paths,
         tag=tag,

@@ -135,9 +135,8 @@ def test_with_several_clusters_the_default_account_may_be_another_ones() -> None
 
 def test_settings() -> None:
     assert cluster.parse_settings(CONFIG) == Settings(
-        1001, 10_000, True, frozenset({"associations", "limits", "qos", "safe"})
+        1001, 10_000, True, frozenset({"associations", "limits", "qos", "safe"}), name="tuna"
     )
-    assert cluster.parse_cluster_name(CONFIG) == "tuna"
     none = "AccountingStorageEnforce = none\nAccountingStorageType   = (null)\n"
     assert cluster.parse_settings(none) == Settings()
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from launcher.config.compose import CONF_DIR
-from launcher.config.hydra_setup import register_tree
-from launcher.config.sources import locate
+from launcher.config.sources import Sources
 
 
 @pytest.fixture
@@ -55,8 +54,7 @@ def test_the_line_or_the_override_that_set_it(
     key: str, overrides: list[str], source: str | None, tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tree)
-    register_tree(tree)
-    found = locate(key, overrides, [tree, CONF_DIR])
+    found = Sources(overrides, [tree, CONF_DIR]).locate(key)
     expected = source.replace("@", str(CONF_DIR)) if source else None
     assert (found or "").startswith(expected or "\0" if expected else "")
     assert (found is None) == (source is None)

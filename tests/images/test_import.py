@@ -317,8 +317,6 @@ def test_images_of_podman_and_buildah_are_imported(
         ("/images/x.sqsh", "x.sqsh", ImportOptions(), "is a squashfs already"),
         ("oci:/x", "x.img", ImportOptions(), "an image's file ends in .sqsh"),
         ("oci:/x", ".x.sqsh", ImportOptions(), "is not hidden"),
-        ("oci:/x", "x.sqsh", ImportOptions(compression="zst"), "--compression zst: unknown"),
-        ("oci:/x", "x.sqsh", ImportOptions(via="docker"), "--via docker: unknown"),
         ("oci:/x", "x.sqsh", ImportOptions(via="enroot"), "Enroot does not import oci:/x"),
         ("oci:/x", "x.sqsh", ImportOptions(via="skopeo"), "there is no such image"),
     ],

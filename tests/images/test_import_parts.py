@@ -175,7 +175,7 @@ def test_words_reach_the_program_as_they_are(
 
 def test_values_that_do_not_fit_in_a_line_are_reported(tmp_path: Path) -> None:
     config = ImageConfig(env=("A=1\n2", "B=3"), volumes=("/data",))
-    assert configure(tmp_path, config, "x") == ("the variable A has a line break in it: left out",)
+    assert configure(tmp_path, config, "x") == ["the variable A has a line break in it: left out"]
     assert (tmp_path / "etc/environment").read_text() == "B=3\n"
     words = "${ENROOT_ROOTFS}/data /data none x-create=dir,bind,rw,nosuid,nodev\n"
     assert (tmp_path / "etc/fstab").read_text() == words
@@ -314,9 +314,7 @@ def test_layers_need_room_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(scratch, "choose_scratch", full)
     monkeypatch.setattr(backends, "choose_backend", lambda *_: backends.ENROOT)
-    monkeypatch.setattr(
-        backends, "look_up", lambda *_: (RemoteImage("sha256:a", 70, 1000, ImageConfig()), None)
-    )
+    monkeypatch.setattr(backends, "look_up", lambda *_: RemoteImage("sha256:a", 70, 1000, ImageConfig()))
     with pytest.raises(UserError, match="no room"):
         import_image(Reference.parse("registry.example/x:1"), tmp_path / "x.sqsh")
     assert [needs.temporary for needs in asked] == [1070]

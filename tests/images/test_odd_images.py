@@ -220,7 +220,7 @@ def test_a_colleagues_file_in_a_sticky_directory_is_refused_before_the_import(
     monkeypatch.setattr(importing.os, "geteuid", lambda: os.getuid() + 4242)
     monkeypatch.setattr(backends, "choose_backend", lambda *_: backends.SKOPEO)
     remote = RemoteImage("sha256:0", 1, 1, ImageConfig())
-    monkeypatch.setattr(backends, "look_up", lambda *_: (remote, remote.digest))
+    monkeypatch.setattr(backends, "look_up", lambda *_: remote)
     monkeypatch.setattr(backends, "make_squashfs", lambda *_: pytest.fail("it was imported"))
     with pytest.raises(UserError, match="sticky bit, where nobody else replaces it") as raised:
         import_image(Reference.parse("a.b#c:1"), images / "x.sqsh")

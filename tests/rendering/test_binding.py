@@ -89,8 +89,7 @@ class Machine:
     def bind(self, plan: Plan, **env: str) -> list[str]:
         """What each task of a node says of its cores."""
         rendered = render(plan)
-        assert rendered.binding is not None
-        script = rendered.task.replace(f"source {plan.paths.binding}", rendered.binding)
+        script = rendered.task.replace(f"source {plan.paths.binding}", rendered.copied[plan.paths.binding])
         script = script.replace("/sys/", f"{self.root}/sys/")
         script = script.replace("/proc/$$/status", f"{self.root}/proc/status")
         told, tasks = [], str(plan.job.resources.tasks_per_node)

@@ -136,7 +136,9 @@ def test_how_scripts_are_judged(
     release: str, case: str, expected: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorded = json.loads(text(release, "test_only.json"))[case]
-    monkeypatch.setattr(slurm, "ask", lambda *_, **__: Answer(recorded["code"], "", recorded["stderr"]))
+    monkeypatch.setattr(
+        slurm.commands, "ask", lambda *_, **__: Answer(recorded["code"], "", recorded["stderr"])
+    )
     if expected is UserError:
         with pytest.raises(UserError, match="Slurm would refuse this job: "):
             SlurmScheduler().validate("")

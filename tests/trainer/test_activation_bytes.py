@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from launcher.estimates.activations import kept_by_embedding, kept_by_output, layer_of
+from launcher.estimates.activations import Layer, kept_by_embedding, kept_by_output
 from launcher.estimates.memory import StageMemory, estimate_memory
 from launcher.estimates.training import training_of
 from tests.trainer.conftest import edited
@@ -150,7 +150,7 @@ def test_the_ends_of_a_model_keep_what_the_estimate_says(measured: dict[str, Any
     found = 2 * kept[f"{name} 1"] - kept[f"{name} 2"]
     training = training_of(configurations()[f"{name} 1"], 1, "megatron")
     assert training is not None
-    layer, tensor = layer_of(training, training.stacks[0]), training.parallel.tensor
+    layer, tensor = Layer(training, training.stacks[0]), training.parallel.tensor
     ends = kept_by_embedding(layer).plus(kept_by_output(layer))
     logits = 4 * VOCABULARY / tensor
     expected = TOKENS * BATCH * (ends.on_rank(tensor, training.sequence_parallel) + logits)

@@ -9,14 +9,20 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from trainer import requirements
-from trainer.config.load import load_yaml
-from trainer.conversion.spec import DTYPES, ROOT, SOURCE_FORMATS, TARGETS, Conversion, read_conversion
-from trainer.errors import EXIT_FAILURE, EXIT_OK, EXIT_USER_ERROR, UserError, suggest
+from trainer.conversion.spec import (
+    DTYPES,
+    ROOT,
+    SOURCE_FORMATS,
+    TARGETS,
+    Conversion,
+    load_conversion,
+    read_conversion,
+)
+from trainer.errors import EXIT_FAILURE, EXIT_OK, EXIT_USER_ERROR, UserError
 from trainer.logs import quiet
 from trainer.needless import no_garbage
 
@@ -37,8 +43,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         requirements.check(_REQUIRED)
-        conversion = _from_file(options) if options.command == "run" else _from_options(options)
-        return _convert(conversion)
+        is_file = options.command == "run"
+        return _convert(
+            load_conversion(options.config_path, options.config_name) if is_file else _from_options(options)
+        )
     except UserError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return EXIT_USER_ERROR
@@ -85,17 +93,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def _from_options(options: argparse.Namespace) -> Conversion:
     node = {name: value for name, value in vars(options).items() if name != "command"}
     return read_conversion({**node, "check": {"enabled": options.check}})
-
-
-def _from_file(options: argparse.Namespace) -> Conversion:
-    name = options.config_name
-    path = options.config_path / (name if name.endswith((".yaml", ".yml")) else f"{name}.yaml")
-    content: Any = load_yaml(path)
-    node = content.get(ROOT) if isinstance(content, Mapping) else None
-    if not isinstance(node, Mapping):
-        hint = suggest(ROOT, map(str, content)) if isinstance(content, Mapping) else ""
-        raise UserError(f"configuration {path}: missing root key '{ROOT}'{hint}")
-    return read_conversion(node)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """The comparison of a converted model with ours: what both compute on real text.
 
 Two correct programs that round in another order differ by about as much as either differs from the exact
-result. Our logits in 32 bits may be :data:`FACTOR` times as far from those of Hugging Face's model in 64 bits
-as Hugging Face's own in 32 bits are. Gradients are reported, and not judged.
+result. Our logits in 32 bits may be `check_report.FACTOR` times as far from those of Hugging Face's model in
+64 bits as Hugging Face's own in 32 bits are. Gradients are reported, and not judged.
 """
 
 from __future__ import annotations
@@ -14,31 +14,26 @@ import math
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from trainer import cpu_shim, requirements
 from trainer.checkpoint.description import Description
-from trainer.checkpoint.files import sync, write_synced
 from trainer.config.architecture import Architecture
 from trainer.config.layout import make_layout
 from trainer.config.settings import Settings, read_settings
+from trainer.conversion.check_report import REPORT, TABLE, Gradient, Report, write_report
 from trainer.conversion.weight_map import rows_of
 from trainer.errors import UserError
 from trainer.world import World
 
-FACTOR = 4
-REPORT, TABLE = "report.json", "report.txt"
 _LIBRARIES = ("torch", "megatron.core", "transformers", "safetensors")
 _ALONE = World(rank=0, size=1, local_rank=0, local_size=1, address="127.0.0.1", port=0)
-# Below this share of the largest logit a difference is rounding, whatever Hugging Face's own is.
-_FLOOR = 2.0**-24
 # Rounding to a type, relative to the number: half of the distance between two, at most.
 _ROUNDING = {"float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}
 # The smallest number above 0 of float16.
 _SMALLEST = 2.0**-24
-_SHOWN = 5
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
 # Lincoln's address at Gettysburg (1863), which is in the public domain.
 _TEXT = """\
@@ -60,114 +55,6 @@ last full measure of devotion -- that we here highly resolve that these dead sha
 that this nation, under God, shall have a new birth of freedom -- and that government of the people, by the \
 people, for the people, shall not perish from the earth.
 """
-
-
-@dataclass(frozen=True)
-class Gradient:
-    """The difference of a weight's gradients: largest, the same over the largest gradient, and the cosine."""
-
-    absolute: float
-    relative: float
-    cosine: float
-
-
-@dataclass(frozen=True)
-class Report:
-    """The outcome of a comparison.
-
-    Attributes
-    ----------
-    text, text_checksum, sequences, tokens
-        What was read: its origin, the SHA-256 of the file or the built-in text, the sequences, and the tokens
-        in each.
-    ours, theirs
-        The largest differences of logits in 32 bits, ours and Hugging Face's, from Hugging Face's in 64.
-    largest
-        The largest of the exact logits.
-    losses
-        Nats per token of the three models, ``ours``, ``theirs`` and ``exact``, and of the files' weights as
-        they are ``stored``.
-    dtype, rounded, rounding, allowed_rounding
-        The type of the files' weights, how many of them are not the checkpoint's exactly, and by how much one
-        differs at most and may differ, relative to it.
-    gradients
-        By Hugging Face's names of the weights.
-    """
-
-    text: str
-    text_checksum: str
-    sequences: int
-    tokens: int
-    ours: float
-    theirs: float
-    largest: float
-    losses: dict[str, float]
-    dtype: str
-    rounded: int
-    rounding: float
-    allowed_rounding: float
-    gradients: dict[str, Gradient]
-
-    @property
-    def ratio(self) -> float:
-        """Return how many times as far from the exact logits ours are as Hugging Face's own."""
-        return self.ours / max(self.theirs, _FLOOR * self.largest)
-
-    @property
-    def passed(self) -> bool:
-        """Return whether the two models are the same but for rounding."""
-        return math.isfinite(self.ratio) and self.ratio <= FACTOR and self.has_rounded
-
-    @property
-    def has_rounded(self) -> bool:
-        """Return whether the files' weights are the checkpoint's, rounded."""
-        return self.rounding <= self.allowed_rounding
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the report for programs."""
-        return {
-            "version": 1,
-            "passed": self.passed,
-            "factor": FACTOR,
-            "ratio": self.ratio,
-            "perplexity": {name: math.exp(min(loss, 700)) for name, loss in self.losses.items()},
-            **asdict(self),
-        }
-
-    def table(self) -> str:
-        """Return the report for people."""
-        verdict = "passed" if self.passed else "FAILED"
-        losses = self.losses
-        rows = [
-            f"{self.sequences} sequences of {self.tokens} tokens ({self.text})",
-            "",
-            f"{'':52}{'ours':>14}{'Hugging Face':>14}",
-            f"{'logits, distance from 64 bits':52}{self.ours:14.1e}{self.theirs:14.1e}"
-            f"   {self.ratio:.2f}x, {FACTOR}x is allowed: {verdict}",
-            f"{'loss, nats per token':52}{losses['ours']:14.6f}{losses['theirs']:14.6f}",
-            f"{'perplexity':52}{_power(losses['ours']):>14}{_power(losses['theirs']):>14}",
-            "",
-            self._weights(),
-            "",
-            f"{'gradients (not judged)':52}{'absolute':>14}{'relative':>14}{'cosine':>14}",
-        ]
-        worst = sorted(self.gradients.items(), key=lambda item: -item[1].relative)
-        rows += [
-            f"  {name:50}{found.absolute:14.1e}{found.relative:14.1e}{found.cosine:14.8f}"
-            for name, found in worst[:_SHOWN]
-        ]
-        if len(worst) > _SHOWN:
-            rows.append(f"  {len(worst) - _SHOWN} others: smaller relative differences")
-        return "\n".join(rows) + "\n"
-
-    def _weights(self) -> str:
-        if not self.rounded:
-            return f"weights ({self.dtype}): those of the checkpoint"
-        state = "the checkpoint's but for rounding" if self.has_rounded else "FAILED: not the checkpoint's"
-        return (
-            f"weights ({self.dtype}): {state}: {self.rounded} tensors, by at most {self.rounding:.1e}; "
-            f"their loss as they are stored: {self.losses['stored']:.6f}"
-        )
 
 
 def check(
@@ -206,14 +93,6 @@ def check(
     print(report.table(), end="", flush=True)
     write_report(report, model_dir)
     return report.passed
-
-
-def write_report(report: Report, model_dir: Path) -> None:
-    """Write a report beside a model, for programs and for people."""
-    for name, content in ((REPORT, json.dumps(report.to_json(), indent=1) + "\n"), (TABLE, report.table())):
-        write_synced(model_dir / f".{name}", content)
-        (model_dir / f".{name}").replace(model_dir / name)
-    sync(model_dir)
 
 
 def verdict(model_dir: Path, text: Path | None, sequences: int) -> bool | None:
@@ -464,7 +343,3 @@ def _parameters(ours: Any) -> dict[tuple[str | None, int | None], Any]:
         if name in parameters:
             found[item.key, int(match[1]) if match and is_stacked else None] = parameters[name]
     return found
-
-
-def _power(loss: float) -> str:
-    return f"{math.exp(loss):,.4f}" if loss < 20 else f"{math.exp(min(loss, 700)):.4e}"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,34 +11,21 @@ from typing import Any, cast
 
 import torch
 
-from arithmetic.parameters import padded_vocabulary
 from trainer.checkpoint import store
-from trainer.checkpoint.description import (
-    Description,
-    Precision,
-    description_from_json,
-    description_of_model,
-    model_keys,
-)
+from trainer.checkpoint.description import Description, description_from_json, model_keys
 from trainer.checkpoint.files import file_checksum
 from trainer.checkpoint.marker import MARKER
 from trainer.checkpoint.store import Checkpoint
 from trainer.checkpoint.tensor_files import TensorFiles
-from trainer.config.load import flatten, load_yaml
 from trainer.conversion import export, huggingface, outputs, safetensors_files, sources
 from trainer.conversion.importing import import_weights
 from trainer.conversion.megatron_lm import MegatronLmFiles
+from trainer.conversion.origin import describe, training_of
 from trainer.conversion.safetensors_files import Entry
 from trainer.conversion.sources import SourceFormat
 from trainer.conversion.spec import Conversion
 from trainer.conversion.tokenizer_files import tokenizer_digest
 from trainer.errors import UserError
-
-_T5 = "model.mcore_t5"
-# How often a line is written where there is no terminal.
-_PIPE_SECONDS = 10.0
-# The overrides that a model card shows.
-_SHOWN = ("training=", "training.model.", "training.trainer.")
 
 
 @dataclass(frozen=True)
@@ -137,7 +122,7 @@ def _convert_source(conversion: Conversion, source_format: SourceFormat) -> Resu
     """Convert a checkpoint of another program."""
     with sources.open_source(conversion.source, source_format, conversion.step) as source:
         origin, step, dtype = str(source.directory), sources.step_of(source), dtype_of(conversion)
-        result = Made(conversion, step, origin, sources.identity(source))
+        result = OutputDirectory(conversion, step, origin, sources.identity(source))
         if result.is_there():
             return Result(result.output, is_new=False)
         if conversion.to == "safetensors":
@@ -196,7 +181,7 @@ def convert_checkpoint(conversion: Conversion, checkpoint: Checkpoint) -> Result
 
 
 def checked(
-    result: Result, conversion: Conversion, weights: Path, describe: Callable[[], Description]
+    result: Result, conversion: Conversion, weights: Path, description: Callable[[], Description]
 ) -> Result:
     """Compare a converted model with ours, unless there is a report of the same text already.
 
@@ -208,8 +193,8 @@ def checked(
         What was asked for.
     weights
         The directory of the checkpoint's files.
-    describe
-        Returns the description of the model.
+    description
+        Returns that of the model.
     """
     # Imported late: a conversion without it needs neither transformers nor megatron-core.
     from trainer.conversion import check
@@ -217,7 +202,7 @@ def checked(
     options = conversion.check
     is_equal = check.verdict(result.output, options.text, options.sequences)
     if is_equal is None:
-        is_equal = check.check(weights, result.output, describe(), options.text, options.sequences)
+        is_equal = check.check(weights, result.output, description(), options.text, options.sequences)
     return replace(result, is_equal=is_equal)
 
 
@@ -227,11 +212,11 @@ def _convert_checkpoint(conversion: Conversion, checkpoint: Checkpoint) -> Resul
         content = json.dumps(describe(conversion, checkpoint).to_json(), sort_keys=True)
         model = hashlib.sha256(content.encode()).hexdigest()[:12]
     identity = file_checksum(checkpoint.path / MARKER)
-    result = Made(conversion, marker.step, str(checkpoint.path), identity, model)
+    result = OutputDirectory(conversion, marker.step, str(checkpoint.path), identity, model)
     if result.is_there():
         return Result(result.output, is_new=False)
     size = sum(marker.files.get(name, 0) for name in marker.checksums)
-    with Progress(f"{checkpoint.path.name}: checking", size) as progress:
+    with outputs.Progress(f"{checkpoint.path.name}: checking", size) as progress:
         store.check_content(checkpoint, progress.add)
     dtype = dtype_of(conversion)
     # An earlier version's checkpoint has no checksums of files: each tensor is held against torch's.
@@ -245,11 +230,11 @@ def _convert_checkpoint(conversion: Conversion, checkpoint: Checkpoint) -> Resul
         entries = export.model_entries(files, description, dtype, str(checkpoint.path))
         if note:
             print(f"{checkpoint.path.name}: {note}", flush=True)
-        return result.write(entries, description, provenance(conversion, checkpoint))
+        return result.write(entries, description, training_of(conversion, checkpoint))
 
 
 @dataclass(frozen=True)
-class Made:
+class OutputDirectory:
     """The directory that a conversion makes of one checkpoint.
 
     Attributes
@@ -306,7 +291,7 @@ class Made:
                 dtype, tokenizer = entries[0].info.dtype, self.conversion.tokenizer_dir
                 # First what may be refused, and takes no time.
                 huggingface.write_model_files(unfinished, description, dtype, tokenizer, origin or {})
-            with Progress(f"{self.output.name}: writing", size) as progress:
+            with outputs.Progress(f"{self.output.name}: writing", size) as progress:
                 safetensors_files.write(unfinished, entries, self.conversion.shard_bytes, progress.add)
         return Result(self.output, is_new=True)
 
@@ -327,114 +312,3 @@ class Made:
 def dtype_of(conversion: Conversion) -> torch.dtype | None:
     """Return the type of the result; None: as the weights are."""
     return None if conversion.dtype is None else getattr(torch, conversion.dtype)
-
-
-def describe(conversion: Conversion, checkpoint: Checkpoint) -> Description:
-    """Return the description of a checkpoint's model: its own, or that of the configuration.
-
-    Raises
-    ------
-    UserError
-        If there is neither, or the tokenizer of the configuration is not the checkpoint's.
-    """
-    marker = checkpoint.marker
-    if marker.model:
-        return description_from_json(marker.model, str(checkpoint.path))
-    flat = _configuration(conversion, checkpoint)
-    padded = int(marker.architecture["padded_vocabulary"])
-    precision: Precision = "bf16" if marker.architecture.get("precision") == "bf16" else "fp32"
-    description = description_of_model(flat, padded, precision)
-    size = description.vocabulary.size
-    divisor = description.decoder.vocab_divisor
-    expected = padded_vocabulary(size, divisor, marker.tensor_model_parallel_size)
-    if padded != expected:
-        raise UserError(
-            f"conversion.model: its tokenizer has {size:,} tokens ({description.vocabulary.origin}), "
-            f"{expected:,} with padding, and {checkpoint.path} has {padded:,}: it was trained with another"
-        )
-    return description
-
-
-def _configuration(conversion: Conversion, checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return the dotted keys of the training's `model`, from `conversion.model`."""
-    node = conversion.model
-    if node is None:
-        raise UserError(
-            f"{checkpoint.path} does not describe its model, as an earlier version wrote it: expected "
-            "conversion.model=FILE, the configuration of its training (launches/N/NAME_hydra.yaml)"
-        )
-    if isinstance(node, Path):
-        content = load_yaml(node)
-        node = content.get("model") if isinstance(content, dict) else None
-        if not isinstance(node, Mapping):
-            raise UserError(f"conversion.model={conversion.model}: it has no key `model`")
-    flat = flatten({"model": dict(node)})
-    return {**flat, _T5: True} if conversion.model_type == "t5" else flat
-
-
-def provenance(conversion: Conversion, checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return what is known of a checkpoint's training: from its marker, and from the launcher's records."""
-    marker = checkpoint.marker
-    given = conversion.training.get("directory")
-    # results/RUN/checkpoints/NAME
-    directory = Path(given) if given else checkpoint.path.parent.parent
-    known = {
-        "run": conversion.training.get("run"),
-        "step": marker.step,
-        "consumed_samples": marker.consumed_samples,
-        "training": marker.training,
-        "checkpoint": checkpoint.path.name,
-        "data": marker.data,
-    }
-    try:
-        content = json.loads(_last_launch(directory).read_bytes())
-        known["run"] = known["run"] or content["run"]
-        known |= {name: content.get(name) for name in ("git_commit", "git_dirty")}
-        known["versions"] = content.get("packages")
-        # A card is for others: what says where a training ran stays here.
-        known["overrides"] = [item for item in content["overrides"] if item.lstrip("+~").startswith(_SHOWN)]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        # A training that was not launched by the launcher, or whose records were removed.
-        pass
-    return known
-
-
-def _last_launch(directory: Path) -> Path:
-    launches = [path for path in (directory / "launches").iterdir() if path.name.isdigit()]
-    return max(launches, key=lambda path: int(path.name), default=directory) / "launcher.json"
-
-
-class Progress:
-    """The bytes read or written so far: a bar on a terminal, in a pipe a line now and then."""
-
-    def __init__(self, name: str, size_bytes: int) -> None:
-        self._name, self._size = name, max(1, size_bytes)
-        self._done, self._shown = 0, -1
-        self._is_terminal = sys.stdout.isatty()
-        self._told = time.monotonic()
-
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._is_terminal and self._shown >= 0:
-            print(flush=True)
-
-    def add(self, count: int) -> None:
-        """Count further bytes, and show them if they are enough to be seen."""
-        self._done += count
-        percent = min(100, self._done * 100 // self._size)
-        is_due = time.monotonic() - self._told > _PIPE_SECONDS or percent == 100
-        if percent == self._shown or not (self._is_terminal or is_due):
-            return
-        self._shown, self._told = percent, time.monotonic()
-        amount = f"{_megabytes(self._done)} of {_megabytes(self._size)} MB"
-        if self._is_terminal:
-            bar = "█" * (percent * 30 // 100)
-            print(f"\r{self._name} {bar:░<30} {percent:3d} %, {amount}", end="", flush=True)
-        else:
-            print(f"{self._name} {percent} %, {amount}", flush=True)
-
-
-def _megabytes(count: int) -> str:
-    return f"{count / 1e6:,.0f}" if count >= 10_000_000 else f"{count / 1e6:.1f}"

@@ -12,7 +12,7 @@ from trainer.checkpoint.description import Description
 from trainer.checkpoint.tensor_files import Index, TensorInfo
 from trainer.conversion.safetensors_files import Entry
 from trainer.conversion.sources import Source
-from trainer.conversion.weight_map import Row, rows_of
+from trainer.conversion.weight_map import Row, depths_of, rows_of
 from trainer.errors import UserError
 
 # What a checkpoint of megatron-core holds beside the model: the first part of the tensors' names.
@@ -153,10 +153,7 @@ def _check_fit(
     rows: list[Row], infos: Mapping[str, TensorInfo], description: Description, origin: str
 ) -> None:
     """Hold the weights against the rows of a model: none is missing, of another shape, or left over."""
-    layers: dict[str, int] = {}
-    for row in rows:
-        if row.ours is not None and row.layer is not None:
-            layers[row.ours] = max(layers.get(row.ours, 0), row.layer + 1)
+    depths = depths_of(rows)
     for row in rows:
         if row.ours is None:
             continue
@@ -170,7 +167,7 @@ def _check_fit(
         if row.is_padded:
             shape = (description.padded_vocabulary, *shape[1:])
         if row.layer is not None:
-            shape = (layers[row.ours], *shape)
+            shape = (depths[row.ours], *shape)
         if info.shape != shape:
             raise UserError(
                 f"{origin}: {row.ours} has the shape {list(info.shape)}, and a model of its description "

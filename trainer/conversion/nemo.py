@@ -22,7 +22,7 @@ from typing import Any
 from trainer.checkpoint.files import file_checksum
 from trainer.config.load import flatten, load_yaml
 from trainer.conversion import outputs
-from trainer.conversion.spec import ROOT, Conversion, read_conversion
+from trainer.conversion.spec import Conversion, load_conversion
 from trainer.conversion.tokenizer_files import tokenizer_digest
 from trainer.errors import EXIT_OK, EXIT_USER_ERROR, UserError
 
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Convert; return the exit code."""
     options, own = _parse(arguments)
     try:
-        return _convert(_conversion(options), options, own)
+        return _convert(load_conversion(options.config_path, options.config_name), options, own)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return EXIT_USER_ERROR
@@ -70,15 +70,6 @@ def _parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[st
     parser.add_argument("--tensor_model_parallel_size", type=int, required=True)
     parser.add_argument("--pipeline_model_parallel_size", type=int, required=True)
     return parser.parse_known_args(arguments)
-
-
-def _conversion(options: argparse.Namespace) -> Conversion:
-    path = options.config_path / options.config_name
-    content: Any = load_yaml(path)
-    node = content.get(ROOT) if isinstance(content, Mapping) else None
-    if not isinstance(node, Mapping):
-        raise UserError(f"configuration {path}: missing root key '{ROOT}'")
-    return read_conversion(node)
 
 
 def _convert(conversion: Conversion, options: argparse.Namespace, own: list[str]) -> int:

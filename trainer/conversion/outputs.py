@@ -15,6 +15,8 @@ import json
 import os
 import re
 import shutil
+import sys
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,8 @@ _USER_ERRORS = (
     *(*_FULL, errno.EACCES, errno.EPERM, errno.EROFS),
     *(errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ENAMETOOLONG),
 )
+# How often a line is written where there is no terminal.
+_PIPE_SECONDS = 10.0
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
@@ -212,3 +216,39 @@ def _user_errors(output: Path, written: Path | None = None) -> Iterator[None]:
 
 def _is_empty_directory(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink() and not any(path.iterdir())
+
+
+class Progress:
+    """The bytes read or written so far: a bar on a terminal, in a pipe a line now and then."""
+
+    def __init__(self, name: str, size_bytes: int) -> None:
+        self._name, self._size = name, max(1, size_bytes)
+        self._done, self._shown = 0, -1
+        self._is_terminal = sys.stdout.isatty()
+        self._told = time.monotonic()
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_terminal and self._shown >= 0:
+            print(flush=True)
+
+    def add(self, count: int) -> None:
+        """Count further bytes, and show them if they are enough to be seen."""
+        self._done += count
+        percent = min(100, self._done * 100 // self._size)
+        is_due = time.monotonic() - self._told > _PIPE_SECONDS or percent == 100
+        if percent == self._shown or not (self._is_terminal or is_due):
+            return
+        self._shown, self._told = percent, time.monotonic()
+        amount = f"{_megabytes(self._done)} of {_megabytes(self._size)} MB"
+        if self._is_terminal:
+            bar = "█" * (percent * 30 // 100)
+            print(f"\r{self._name} {bar:░<30} {percent:3d} %, {amount}", end="", flush=True)
+        else:
+            print(f"{self._name} {percent} %, {amount}", flush=True)
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:,.0f}" if count >= 10_000_000 else f"{count / 1e6:.1f}"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from trainer.config.load import load_yaml
 from trainer.errors import UserError, suggest
 
 ROOT = "conversion"
@@ -88,6 +89,23 @@ class Conversion:
     def output_of(self, step: int) -> Path:
         """Return the directory for a checkpoint of a step."""
         return Path(str(self.output).replace(STEP, str(step)))
+
+
+def load_conversion(directory: Path, name: str) -> Conversion:
+    """Read the conversion of a configuration file, whose name may lack ``.yaml``.
+
+    Raises
+    ------
+    UserError
+        If there is no such file, or no node `conversion` in it, or as :func:`read_conversion`.
+    """
+    path = directory / (name if name.endswith((".yaml", ".yml")) else f"{name}.yaml")
+    content: Any = load_yaml(path)
+    node = content.get(ROOT) if isinstance(content, Mapping) else None
+    if not isinstance(node, Mapping):
+        hint = suggest(ROOT, map(str, content)) if isinstance(content, Mapping) else ""
+        raise UserError(f"configuration {path}: missing root key '{ROOT}'{hint}")
+    return read_conversion(node)
 
 
 def read_conversion(node: Mapping[str, Any]) -> Conversion:

@@ -9,7 +9,7 @@ as well. Shapes: ``n`` heads, ``g`` query groups, ``d`` channels of a head, ``h`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -151,6 +151,15 @@ def rows_of(description: Description) -> Iterator[Row]:
     yield from _gpt2(shape) if family == "gpt2" else _llama(shape)
     if not shape.tied_embeddings:
         yield _words(size, shape, "output_layer.weight", "lm_head.weight")
+
+
+def depths_of(rows: Iterable[Row]) -> dict[str, int]:
+    """Return the number of layers of each of our stacked tensors, by name."""
+    depths: dict[str, int] = {}
+    for row in rows:
+        if row.ours is not None and row.layer is not None:
+            depths[row.ours] = max(depths.get(row.ours, 0), row.layer + 1)
+    return depths
 
 
 _EMBEDDINGS: Mapping[str, str] = {

@@ -79,27 +79,22 @@ def image_facts(resolver: PathResolver, *, look: bool) -> ImageFacts | None:
 
 def _contents(resolver: PathResolver, image: str, *, look: bool) -> Contents | None:
     # Imported late: many launches have no image whose contents are looked up there.
+    from launcher.images.references import Reference
+    from launcher.images.resolve import contents_of_file, contents_of_recipe, contents_of_reference
+
     draft = resolver.draft
     if not image.startswith("/"):
-        from launcher.images.references import Reference
-        from launcher.images.resolve import contents_of_reference
-
         # The job is told of a digest alone where the user named a tag as well.
         return contents_of_reference(Reference.parse(draft.composition.config.container or image))
     if look:
-        from launcher.images.resolve import contents_of_file
-
         found = contents_of_file(Path(image))
         if found is not None and found.is_certain:
             return found
     choice = _made_by_us(resolver)
     if choice is None:
         return contents_by_file_name(Path(image).name)
-    from launcher.images.resolve import cached_recipe, contents_of_recipe, contents_of_reference
-
     if choice.recipe is not None:
-        trees = draft.composition.config_dir, draft.template_dir
-        return contents_of_recipe(cached_recipe(choice.recipe, choice.flavor, *trees))
+        return contents_of_recipe(choice.recipe)
     return contents_of_reference(choice.source) if choice.source is not None else None
 
 

@@ -25,6 +25,7 @@ from tests.trainer.parity.test_parity import FAMILIES
 from trainer.checkpoint.tensor_files import TensorFiles, TensorFilesWriter, TensorInfo
 from trainer.conversion import __main__ as program
 from trainer.conversion import check
+from trainer.conversion.check_report import Report, write_report
 from trainer.conversion.convert import convert, convert_checkpoint
 from trainer.conversion.export import plain_entries
 from trainer.conversion.outputs import RECORD
@@ -350,7 +351,7 @@ def test_mistakes_in_the_configuration_are_named(changes: dict[str, Any], messag
 def test_report_holds_for_its_text_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = tmp_path / "text.txt"
     text.write_text("alpha beta")
-    report = check.Report(
+    report = Report(
         text=str(text),
         text_checksum=hashlib.sha256(text.read_bytes()).hexdigest(),
         sequences=8,
@@ -365,7 +366,7 @@ def test_report_holds_for_its_text_alone(tmp_path: Path, capsys: pytest.CaptureF
         allowed_rounding=0.0,
         gradients={},
     )
-    check.write_report(report, tmp_path)
+    write_report(report, tmp_path)
     assert check.verdict(tmp_path, text, 8) is True
     assert capsys.readouterr().out == report.table()
     assert check.verdict(tmp_path, text, 4) is None

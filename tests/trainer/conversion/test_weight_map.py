@@ -17,7 +17,7 @@ from trainer.checkpoint.description import Description, describe, description_fr
 from trainer.config.load import flatten
 from trainer.config.settings import read_settings
 from trainer.conversion.huggingface import config_of, generation_config_of
-from trainer.conversion.importing import description_of
+from trainer.conversion.huggingface_config import description_of
 from trainer.conversion.weight_map import Row, rows_of
 from trainer.data.vocabulary import Vocabulary
 from trainer.errors import UserError
