@@ -257,9 +257,6 @@ def _add_texts(answer: dict[str, Any], resolver: PathResolver) -> None:
         piece["text"] = text
 
 
-_WITHOUT_DOCUMENTS = "mock data: samples without documents"
-
-
 def _print(answer: dict[str, Any], *, with_text: bool) -> None:
     samples, first = answer["samples"], answer["first_sample"]
     pieces = [(sample, piece) for sample in samples for piece in sample["pieces"]]
@@ -267,10 +264,13 @@ def _print(answer: dict[str, Any], *, with_text: bool) -> None:
     sets = sorted({sample["data_set"] for sample in samples if sample["data_set"]})
     state = "" if answer["trained"] else ", not trained yet"
     last = first + answer["global_batch"] - 1
+    held = "mock data: samples without documents"
+    if sets:
+        held = f"{len(documents):,} documents of {', '.join(sets)}"
     print_lines(
         f"{answer['run']} step {answer['step']}: samples {first:,} to {last:,}, epoch {answer['epoch']}, "
         f"data generation {answer['data_generation']}, launch {answer['launch']}{state}",
-        f"{len(documents):,} documents of {', '.join(sets)}" if sets else _WITHOUT_DOCUMENTS,
+        held,
         "",
     )
     rows = []

@@ -276,10 +276,7 @@ def _check_dry_run(args: argparse.Namespace) -> None:
 
 
 def _submit(args: argparse.Namespace, words: Sequence[str], target: Path, overrides: Sequence[str]) -> int:
-    """Submit a job that runs `slipway` with these words and the options of this call; return the exit code.
-
-    Raise UserError if there is no queue for it, or the scheduler refuses.
-    """
+    """Submit a job that runs `slipway` with these words and the options of the call; return the exit code."""
     # Imported late: most images are made on this machine.
     from launcher.cli.launch import print_outcomes
     from launcher.cli.requests import print_drafts, request_of

@@ -54,10 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def write_starter(directory: Path) -> None:
-    """Write the starter tree into `directory`, all of it or nothing, without touching existing files.
-
-    Raise UserError if one of the files exists, or cannot be written.
-    """
+    """Write the starter tree, all of it or nothing; raise UserError if a file exists or cannot be written."""
     existing = [name for name in FILES if os.path.lexists(directory / name)]
     if existing:
         message = f"nothing was written, because {short(directory)} already has: {', '.join(existing)}"

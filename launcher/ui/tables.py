@@ -278,7 +278,10 @@ def moment(when: str | float | None) -> str:
     if when is None or when == "":
         return UNKNOWN
     try:
-        time = datetime.fromtimestamp(when) if isinstance(when, int | float) else _read(when)
+        if isinstance(when, str):
+            time = datetime.fromisoformat(when).astimezone()
+        else:
+            time = datetime.fromtimestamp(when)
     except (ValueError, OverflowError, OSError, TypeError):
         return str(when)
     return f"{time:%Y-%m-%d %H:%M}"
@@ -295,7 +298,3 @@ def since(when: float | None, now: datetime) -> str:
     if time.date() == now.date():
         return f"{time:%H:%M}"
     return f"{time.day} {_MONTHS[time.month - 1]}" if time.year == now.year else f"{time:%Y-%m}"
-
-
-def _read(text: str) -> datetime:
-    return datetime.fromisoformat(text).astimezone()
