@@ -62,65 +62,39 @@ class Products(NamedTuple):
 
 
 class Attained(NamedTuple):
-    """The constants of the speed model.
-
-    Attributes
-    ----------
-    memory, links
-        Shares of the bandwidth of the memory, and of NVLink and the network.
-    tile_half, tile_fp8
-        Rows or columns added to each side of a matrix product, for tiles, prologue and epilogue.
-    casts
-        Bytes that FP8 reads and writes in addition for each operand of a product.
-    rings
-        Bytes that context parallel reads and writes for a value of the output and each other rank.
-    exposed_tensor, exposed_pipeline, exposed_data
-        Shares of the communication that computing does not hide where the two overlap.
-    launch
-        Least seconds of a layer's forward pass.
-    step
-        Seconds of each step for the norm of the gradients, data and logging.
-    straggling
-        The share by which a step is longer with each doubling of the nodes.
-    engines, families
-        Factors to the seconds of a step of NeMo's GPT, by engine and by family of models.
-    """
+    """The constants of the speed model."""
 
     gpus: Mapping[str, Mapping[str, float]]
     like: Mapping[str, str]
+    # Shares of the bandwidth of the memory, and of NVLink and the network.
     memory: float
     links: float
+    # Rows or columns added to each side of a matrix product, for tiles, prologue and epilogue.
     tile_half: float
     tile_fp8: float
-    casts: float
-    rings: float
+    casts: float  # bytes that FP8 reads and writes in addition for each operand of a product
+    rings: float  # bytes of context parallel for a value of the output and each other rank
+    # Shares of the communication that computing does not hide where the two overlap.
     exposed_tensor: float
     exposed_pipeline: float
     exposed_data: float
-    launch: float
-    step: float
-    straggling: float
+    launch: float  # least seconds of a layer's forward pass
+    step: float  # seconds of each step for the norm of the gradients, data and logging
+    straggling: float  # the share by which a step is longer with each doubling of the nodes
+    # Factors to the seconds of a step of NeMo's GPT.
     engines: Mapping[str, float]
     families: Mapping[str, float]
 
     def products(self, generation: str, capability: tuple[int, int]) -> Products:
         """Return the shares that a GPU attains, or the GPU that is most like it."""
-        name = self.like.get(generation, generation)
-        is_alike = name in self.gpus
-        if not is_alike:
-            name = _BY_CAPABILITY.get(capability[0], "a100")
+        alike = self.like.get(generation, generation)
+        name = alike if alike in self.gpus else _BY_CAPABILITY.get(capability[0], "a100")
         row = self.gpus[name]
-        return Products(row["half"], row.get("fp8"), row["attention"], name, is_alike)
+        return Products(row["half"], row.get("fp8"), row["attention"], name, alike in self.gpus)
 
 
 def attained(changes: Mapping[str, Any] | None = None) -> Attained:
-    """Return the shipped constants, with a site's changes.
-
-    Raises
-    ------
-    InvalidConstant
-        For an unknown key, or a value out of its bounds: the message names both, and what would be valid.
-    """
+    """Return the shipped constants, with a site's changes; raise `InvalidConstant` if one is not valid."""
     if not changes:
         return _shipped()
     table = _merged(_read(), changes, "")
@@ -131,10 +105,7 @@ def attained(changes: Mapping[str, Any] | None = None) -> Attained:
 
 
 def assumed(engine: str, measured: str, *, is_fp8: bool) -> tuple[str | None, list[str]]:
-    """Return the GPU whose trainings are published, None for none, and the assumptions.
-
-    `measured` is the row of the table that an estimate uses.
-    """
+    """Return the GPU of published trainings for the row of an estimate, if any, and the assumptions."""
     table, assumptions = _table()["assumed"], []
     whose: str | None = measured
     if measured not in _read()["gpus"]:
@@ -166,27 +137,10 @@ def _shipped() -> Attained:
 
 
 def _of(table: Mapping[str, Any]) -> Attained:
-    plain = (
-        "gpus",
-        "like",
-        "memory",
-        "links",
-        "casts",
-        "rings",
-        "launch",
-        "step",
-        "straggling",
-        "engines",
-        "families",
-    )
-    return Attained(
-        tile_half=table["tile"]["half"],
-        tile_fp8=table["tile"]["fp8"],
-        exposed_tensor=table["exposed"]["tensor"],
-        exposed_pipeline=table["exposed"]["pipeline"],
-        exposed_data=table["exposed"]["data"],
-        **{name: table[name] for name in plain},
-    )
+    constants = dict(table)
+    for key in ("tile", "exposed"):
+        constants |= {f"{key}_{part}": value for part, value in constants.pop(key).items()}
+    return Attained(**constants)
 
 
 def _merged(table: Mapping[str, Any], changes: Mapping[str, Any], parent: str) -> dict[str, Any]:
@@ -195,7 +149,9 @@ def _merged(table: Mapping[str, Any], changes: Mapping[str, Any], parent: str) -
     for name, value in changes.items():
         key = f"{parent}{name}"
         if name not in table and parent.rstrip(".") not in _OPEN:
-            raise InvalidConstant(key, f"no such key{_nearest(str(name), table)}")
+            close = get_close_matches(str(name), table, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"valid: {', '.join(table)}"
+            raise InvalidConstant(key, f"no such key; {hint}")
         merged[str(name)] = _changed(key, table.get(name), value)
     return merged
 
@@ -214,18 +170,9 @@ def _changed(key: str, before: Any, value: Any) -> Any:
         if missing:
             raise InvalidConstant(key, f"needed too: {', '.join(sorted(missing))}")
         return row
-    return _bounded(key, value)
-
-
-def _bounded(key: str, value: Any) -> float:
     _, least, most, is_least_valid, meaning = next(bounds for bounds in _BOUNDS if key.startswith(bounds[0]))
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_number or not least <= value <= most or (value == least and not is_least_valid):
         start = f"from {least:g}" if is_least_valid else f"above {least:g}"
         raise InvalidConstant(key, f"expected {meaning}, {start} and up to {most:g}", value)
     return float(value)
-
-
-def _nearest(name: str, table: Mapping[str, Any]) -> str:
-    close = get_close_matches(name, table, n=1)
-    return f"; did you mean {close[0]}?" if close else f"; valid: {', '.join(table)}"

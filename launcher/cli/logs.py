@@ -28,7 +28,6 @@ from launcher.monitor.logs import (
     rank_logs,
     read_all,
     tail_offsets,
-    task_log,
     task_logs,
 )
 from launcher.runs.paths import short
@@ -228,7 +227,7 @@ def _job_log(launch: Launch, task: int | None, extension: str) -> LogSelection:
         if declared and task not in declared:
             hint = f"its tasks: {compress_tasks(declared)}"
             raise UserError(f"{_name(launch)} has no task {task}", hint=hint)
-        selection = LogSelection([task_log(launch, task, extension)], task=str(task))
+        selection = LogSelection([link_log(launch, f"{launch.job}_{task}", extension)], task=str(task))
     is_lacking = not selection.logs[0].exists() and newest_log(launch).exists()
     _require_stderr(launch, extension == "err" and is_lacking)
     return selection
@@ -239,9 +238,9 @@ def _newest(launch: Launch, extension: str = "out") -> LogSelection:
 
 
 def _rank_log(launch: Launch, rank: int) -> LogSelection:
-    failure = next((failure for failure in rank_failures(launch) if failure.rank == rank), None)
-    if failure:
-        say(f"rank {rank} failed: {one_line(failure.error)}: {short(failure.path)}")
+    for path, failure in rank_failures(launch).items():
+        if failure.rank == rank:
+            say(f"rank {rank} failed: {one_line(failure.error)}: {short(path)}")
     logs = rank_logs(launch, rank)
     if logs:
         return LogSelection(logs[:1])

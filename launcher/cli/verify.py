@@ -58,16 +58,16 @@ def run(args: argparse.Namespace) -> int:
     """Print the checks and the verdict; return the exit code."""
     selected = selected_run(args)
     gathered = gather(selected.run_dir, selected.launch)
-    checks = verify(gathered.evidence)
-    code = exit_code(gathered.evidence, checks)
+    checks = verify(gathered)
+    code = exit_code(gathered, checks)
     if args.json:
-        launch, evidence = gathered.launch, gathered.evidence
+        launch, status = gathered.launch, gathered.status
         content = {
             "run": launch.paths.run_name,
             "run_dir": str(launch.paths.run_dir),
             "launch": launch.paths.number,
-            "job_id": None if launch.manifest.job_id is None else launch.job_in(evidence.status),
-            "state": evidence.status.state.value,
+            "job_id": None if launch.manifest.job_id is None else launch.job_in(status),
+            "state": status.state.value,
             "verdict": _WORDS[code],
             "checks": [{**asdict(check), "verdict": check.verdict.value} for check in checks],
         }

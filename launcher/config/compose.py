@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +36,7 @@ from launcher.config.overrides import (
 )
 from launcher.config.schema import Model, RunConfig, parse
 from launcher.config.secrets import check_references, check_secrets, placeholders_in, secret_references
-from launcher.config.tree_composer import Resolution, TreeComposer
+from launcher.config.tree_composer import ComposedTree, TreeComposer
 from launcher.errors import Mistakes, UserError, check_directory, shown
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class BatchComposer:
         overrides, config_dir = (*self._base, *point), self._config_dir
 
         def again(texts: Sequence[str]) -> DictConfig:
-            return _compose_tree(for_hydra(texts), config_dir)
+            return _compose_by_hydra(for_hydra(texts), config_dir).tree
 
         def check(texts: Sequence[str]) -> Composition:
             return type(self)(texts, config_dir, once=True)._compose(texts)
@@ -151,17 +151,8 @@ class BatchComposer:
         if self._trees is None:
             self._trees = TreeComposer(_roots(self._config_dir), self._base, once=self._once)
         with self._trees.compose(overrides) as composed:
-            for key in PATH_KEYS:
-                composed.detach([key])
-            return _checked_composition(
-                composed.tree,
-                composed.choices,
-                overrides,
-                self._config_dir,
-                change=composed.set,
-                resolve=lambda: Resolution(composed.tree).plain(),
-                sources=lambda: self._sources_of(composed.key, overrides),
-            )
+            sources = partial(self._sources_of, composed.key, overrides)
+            return _checked_composition(composed, overrides, self._config_dir, sources)
 
     def _sources_of(self, key: tuple[str, ...], overrides: Sequence[str]) -> Sources:
         first = self._sources.setdefault(key, sources_of(overrides, self._config_dir))
@@ -170,39 +161,22 @@ class BatchComposer:
 
 def compose_fully(overrides: Sequence[str], config_dir: Path | None) -> Composition:
     """Compose as `compose` does, by Hydra's and OmegaConf's own ways; mistakes are their exceptions."""
-    tree = _compose_tree(for_hydra(overrides), config_dir)
-    choices = dict(tree.pop("hydra").runtime.choices)
-    return _checked_composition(
-        tree,
-        choices,
-        overrides,
-        config_dir,
-        change=lambda key, value: OmegaConf.update(tree, key, value, force_add=True),
-        resolve=lambda: _resolved(tree),
-        sources=lambda: sources_of(overrides, config_dir),
-    )
+    composed = _compose_by_hydra(for_hydra(overrides), config_dir)
+    return _checked_composition(composed, overrides, config_dir, partial(sources_of, overrides, config_dir))
 
 
 def _checked_composition(
-    tree: DictConfig,
-    choices: Mapping[str, str | None],
+    composed: ComposedTree,
     overrides: Sequence[str],
     config_dir: Path | None,
-    *,
-    change: Callable[[str, Any], None],
-    resolve: Callable[[], dict[str, Any]],
     sources: Callable[[], Sources],
 ) -> Composition:
-    settle_directories(tree)
-    derive_from_gpus(tree, overrides, change)
-    config, node = _checked_as(RunConfig, resolve, change, sources)
-    return Composition(
-        config,
-        {group: choice for group, choice in choices.items() if group in node and choice},
-        tuple(overrides),
-        config_dir,
-        references=secret_references(tree, node),
-    )
+    settle_directories(composed)
+    derive_from_gpus(composed, overrides)
+    config, node = _checked_as(RunConfig, composed, sources)
+    choices = {group: choice for group, choice in composed.choices.items() if group in node and choice}
+    references = secret_references(composed.tree, node)
+    return Composition(config, choices, tuple(overrides), config_dir, references=references)
 
 
 def compose_file(
@@ -211,18 +185,16 @@ def compose_file(
     """Compose one file of the tree by itself, with what it builds on, and check it as `compose` does."""
 
     def again(texts: Sequence[str]) -> DictConfig:
-        return _compose_tree(keys_for_hydra([parse_override(text) for text in texts]), config_dir, name)
+        return compose_tree(texts).tree
+
+    def compose_tree(texts: Sequence[str]) -> ComposedTree:
+        return _compose_by_hydra(keys_for_hydra([parse_override(text) for text in texts]), config_dir, name)
 
     def compose_checked(texts: Sequence[str]) -> Model:
-        tree = again(texts)
-        del tree["hydra"]
-        config, node = _checked_as(
-            model,
-            resolve=lambda: _resolved(tree),
-            correct=lambda key, text: OmegaConf.update(tree, key, text, force_add=True),
-            sources=lambda: sources_of(texts, config_dir, primary=name),
-        )
-        check_references(secret_references(tree, node))
+        composed = compose_tree(texts)
+        sources = partial(sources_of, texts, config_dir, primary=name)
+        config, node = _checked_as(model, composed, sources)
+        check_references(secret_references(composed.tree, node))
         check_secrets(config)
         return config
 
@@ -231,13 +203,10 @@ def compose_file(
 
 
 def _checked_as(
-    model: type[Model],
-    resolve: Callable[[], dict[str, Any]],
-    correct: Callable[[str, str], None],
-    sources: Callable[[], Sources],
+    model: type[Model], composed: ComposedTree, sources: Callable[[], Sources]
 ) -> tuple[Model, dict[str, Any]]:
     """Hold a tree against the schema; numbers that are meant as text are read as they were written."""
-    node = resolve()
+    node = composed.resolved()
     try:
         return _accepted(model, node, sources), node
     except Mistakes as error:
@@ -248,8 +217,8 @@ def _checked_as(
             raise
     for number in numbers:
         text = sources().written(number.path) or str(number.value)
-        correct(number.path, without_interpolation(text))
-    node = resolve()
+        composed.set(number.path, without_interpolation(text))
+    node = composed.resolved()
     return _accepted(model, node, sources), node
 
 
@@ -276,38 +245,46 @@ def sources_of(
     return Sources(overrides, _roots(config_dir), like, primary)
 
 
-def _compose_tree(overrides: list[str], config_dir: Path | None, name: str = MAIN) -> DictConfig:
+def _compose_by_hydra(overrides: list[str], config_dir: Path | None, name: str = MAIN) -> ComposedTree:
     loader = config_loader(_roots(config_dir))
     tree = loader.load_configuration(name, overrides, RunMode.RUN, from_shell=False)
     OmegaConf.set_struct(tree, False)
-    return tree
+    return HydraTree(tree, tree.pop("hydra").runtime.choices)
 
 
-def _resolved(tree: DictConfig) -> dict[str, Any]:
-    """Resolve every interpolation."""
-    try:
-        plain = OmegaConf.to_container(tree, resolve=True, throw_on_missing=True)
-    except MissingMandatoryValue as error:
-        from launcher.config.tree_mistakes import MissingValue
+class HydraTree(ComposedTree):
+    """A tree that is composed by Hydra, and resolved by OmegaConf."""
 
-        raise Mistakes([MissingValue(key) for key in sorted(OmegaConf.missing_keys(tree))]) from error
-    assert isinstance(plain, dict)
-    return {str(key): value for key, value in plain.items()}
+    def set(self, key: str, value: Any) -> None:
+        OmegaConf.update(self.tree, key, value, force_add=True)
+
+    def resolved(self) -> dict[str, Any]:
+        try:
+            plain = OmegaConf.to_container(self.tree, resolve=True, throw_on_missing=True)
+        except MissingMandatoryValue as error:
+            from launcher.config.tree_mistakes import MissingValue
+
+            missing = sorted(OmegaConf.missing_keys(self.tree))
+            raise Mistakes([MissingValue(key) for key in missing]) from error
+        assert isinstance(plain, dict)
+        return {str(key): value for key, value in plain.items()}
 
 
-def settle_directories(tree: DictConfig) -> None:
+def settle_directories(composed: ComposedTree) -> None:
     """Make the keys that hold paths absolute, and the results' unique if wanted.
 
     Other keys refer to them, and are resolved afterwards.
     """
+    tree = composed.tree
     for key in PATH_KEYS:
         if OmegaConf.is_missing(tree, key) or key not in tree:
             raise UserError(f"{key}: a directory is needed", key=key, hint=f"give one: {key}=DIR")
-        tree[key] = _absolute(key, tree[key])
+        composed.set(key, _absolute(key, tree[key]))
     if "unique_output_dir" not in tree:  # in a config.yaml that is older than the key
-        tree["unique_output_dir"] = "${oc.env:UNIQUE_OUTPUT_DIR,False}"
-    if str(tree["unique_output_dir"]).lower() in _YES and not _STAMPED.search(tree["base_results_dir"]):
-        tree["base_results_dir"] = without_interpolation(f"{tree['base_results_dir']}-{_timestamp()}")
+        composed.set("unique_output_dir", "${oc.env:UNIQUE_OUTPUT_DIR,False}")
+    results = tree["base_results_dir"]
+    if str(tree["unique_output_dir"]).lower() in _YES and not _STAMPED.search(results):
+        composed.set("base_results_dir", without_interpolation(f"{results}-{_timestamp()}"))
 
 
 @cache
@@ -317,18 +294,18 @@ def _timestamp() -> str:
     return f"{now:%Y%m%d-%H%M%S}-{now.microsecond // 1000:03}"
 
 
-def derive_from_gpus(tree: DictConfig, overrides: Sequence[str], change: Callable[[str, Any], None]) -> None:
+def derive_from_gpus(composed: ComposedTree, overrides: Sequence[str]) -> None:
     """Let tasks and ``gres`` follow the GPUs of a node that the user typed, whatever the files say."""
-    parsed = [parse_override(text) for text in overrides]
+    tree, parsed = composed.tree, [parse_override(text) for text in overrides]
     following = [key for key in (DEVICES, GRES) if is_derived_from_gpus(key, parsed)]
     gpus = OmegaConf.select(tree, NODE_GPUS) if following else None
     if type(gpus) is not int or gpus < 1:
         return  # none, or the schema says what is wrong with it
     if DEVICES in following and "training" in tree:
-        change(DEVICES, gpus)
+        composed.set(DEVICES, gpus)
     gres = OmegaConf.select(tree, GRES) if GRES in following else None
     if isinstance(gres, str):
-        change(GRES, with_gpus(gres, gpus))
+        composed.set(GRES, with_gpus(gres, gpus))
 
 
 def _absolute(key: str, value: object) -> str:

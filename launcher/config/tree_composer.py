@@ -70,7 +70,7 @@ class TreeComposer:
             tree, choices = self._compose_groups(groups)
             ConfigLoaderImpl._apply_overrides_to_config(shared, tree)
             self._trees[key] = tree, choices
-        composed = ComposedTree(key, *self._trees[key])
+        composed = ComposedTree(*self._trees[key], key)
         try:
             composed.apply(values[len(shared) :])
             yield composed
@@ -134,10 +134,10 @@ class _ParsedFiles(ConfigRepository):
 
 
 class ComposedTree:
-    """A tree, the choices of its groups, and the changes to take back."""
+    """A tree, the choices of its groups, the overrides that chose them, and the changes to take back."""
 
-    def __init__(self, key: tuple[str, ...], tree: DictConfig, choices: Choices) -> None:
-        self.key, self.tree, self.choices = key, tree, choices
+    def __init__(self, tree: DictConfig, choices: Choices, key: tuple[str, ...] = ()) -> None:
+        self.tree, self.choices, self.key = tree, choices, key
         self._before: list[tuple[DictConfig, dict[Any, Any]]] = []
 
     def apply(self, overrides: Iterable[Override]) -> None:
@@ -166,7 +166,12 @@ class ComposedTree:
             copied[name] = copy.deepcopy(copied[name])
         node.__dict__["_content"] = copied
 
+    def resolved(self) -> dict[str, Any]:
+        """Return the values, with every interpolation resolved."""
+        return _Resolution(self.tree).plain()
+
     def set(self, key: str, value: Any) -> None:
+        """Set a key, which need not be there."""
         self.detach(key.split("."))
         OmegaConf.update(self.tree, key, value, force_add=True)
 
@@ -189,7 +194,7 @@ _ARGUMENT = rf"\s*(?:\d+|{_REFERENCE.pattern})\s*"
 _CALL = re.compile(rf"\$\{{(\w+):({_ARGUMENT}(?:,{_ARGUMENT})*)\}}", re.ASCII)
 
 
-class Resolution:
+class _Resolution:
     """The values of one tree, each reference resolved once."""
 
     def __init__(self, tree: DictConfig) -> None:

@@ -87,13 +87,13 @@ class Layer:
     def __init__(self, training: Training, stack: Stack) -> None:
         values, node = training.values, stack.node
         self.hidden, self.heads = stack.hidden or 0, stack.heads or 0
-        self.bytes = element = 4 if training.precision == "32" else 2
+        self.bytes = element = training.element
         self.factor = 1 if training.has_fp8 else element
         wide = values.flag(f"{node}.fp32_residual_connection") or not training.has_half_weights
         self.residual = 4 if wide else element
         self.has_dropout = bool(values.number(f"{node}.hidden_dropout", _DROPOUT))
         self.forgotten = _forgotten(values, node)
-        self.score = _score(training, node, element)
+        self.score = _score(training, node)
         self.keeps_scores = self.score > 0 and "core_attn" not in self.forgotten
         head = stack.kv_channels or self.hidden // self.heads
         self.query, self.keys = self.heads * head, (stack.groups or self.heads) * head
@@ -193,12 +193,11 @@ def _angles(training: Training, node: str, head: int) -> float:
     values = training.values
     if values.raw(f"{node}.position_embedding_type") != "rope" or values.flag("model.apply_rope_fusion"):
         return 0
-    element = 4 if training.precision == "32" else 2
     part = values.number(f"{node}.rotary_percentage", 1.0) or 1.0
-    return 4 * element * head * part / training.parallel.micro
+    return 4 * training.element * head * part / training.parallel.micro
 
 
-def _score(training: Training, node: str, element: int) -> int:
+def _score(training: Training, node: str) -> int:
     """Return the bytes of a score: softmax, dropout's mask and result; 0 where a fused kernel writes none.
 
     megatron-core's own attention computes its softmax in fp32 for our trainer.
@@ -207,6 +206,7 @@ def _score(training: Training, node: str, element: int) -> int:
     if has_fused_attention(values, node, training.engine):
         return 0
     dropout = _MASK if values.number(f"{node}.attention_dropout", _DROPOUT) else 0
+    element = training.element
     if training.engine == "megatron":
         return 4 + element + dropout
     return element + (dropout + element if dropout else 0)

@@ -325,5 +325,4 @@ def _deferred(training: Training, width: float) -> float:
     hidden = (training.stacks[-1].hidden or 0) / (
         training.parallel.tensor if training.sequence_parallel else 1
     )
-    element = 4 if training.precision == "32" else 2
-    return min(limit, training.micro_batches) * element * (width + hidden)
+    return min(limit, training.micro_batches) * training.element * (width + hidden)

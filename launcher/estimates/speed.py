@@ -18,7 +18,7 @@ from arithmetic.parameters import count_parameters, vocabulary_size
 from launcher.attained import Attained, Products
 from launcher.estimates.model import has_fused_attention, is_countable, model_type_of
 from launcher.estimates.parallelism import Layout, Stack, is_encoder_decoder, stacks_of
-from launcher.estimates.values import Values, full
+from launcher.estimates.values import Values
 
 # GPUs without a published network get that of the A100's machines, 200 Gbit/s for each.
 _NETWORK = 25e9
@@ -115,10 +115,7 @@ def work_of(values: Values, devices: int, engine: str) -> ModelWork | None:
 
 def untimed(values: Values) -> str | None:
     """Return why the steps of a valid configuration are not timed, with the key; None if they are."""
-    for key, why in _NOT_TIMED.items():
-        if values.raw(key):
-            return f"{full(key)}={values.raw(key)}: {why}"
-    return None
+    return values.reason(_NOT_TIMED)
 
 
 def _stacks(values: Values) -> tuple[TimedStack, ...]:

@@ -67,6 +67,11 @@ class Training:
         return precision_of(self.values)
 
     @property
+    def element(self) -> int:
+        """The bytes of an activation."""
+        return 4 if self.precision == "32" else 2
+
+    @property
     def has_fp8(self) -> bool:
         """True if Transformer Engine multiplies the matrices of the layers in FP8."""
         has_engine = self.values.flag("model.transformer_engine")
@@ -86,7 +91,7 @@ def training_of(config: Mapping[str, Any], nodes: int, engine: str) -> Training 
     parallel, model = read_parallel_config(values), values.node("model")
     if parallel is None or model is None or not is_countable(values) or not fits(parallel, nodes):
         return None
-    if values.raw("trainer.accelerator") == "cpu" or any(values.raw(key) for key in _NOT_COUNTED):
+    if values.raw("trainer.accelerator") == "cpu" or values.reason(_NOT_COUNTED):
         return None
     stacks, lengths = tuple(stacks_of(values)), _lengths(values)
     if lengths is None or not all(stack.stages for stack in stacks):
@@ -110,14 +115,11 @@ def training_of(config: Mapping[str, Any], nodes: int, engine: str) -> Training 
 
 def uncounted(values: Values) -> str | None:
     """Return why a training of a valid configuration cannot be counted with; None if it can."""
-    for key, why in _NOT_COUNTED.items():
-        if values.raw(key):
-            return f"{full(key)}={values.raw(key)}: {why}"
-    model = values.node("model")
-    if model is not None and is_countable(values) and vocabulary_size(model) is None:
+    reason, model = values.reason(_NOT_COUNTED), values.node("model")
+    if reason is None and model is not None and is_countable(values) and vocabulary_size(model) is None:
         key = "model.override_vocab_size"
         return f"the size of the tokenizer's vocabulary is not known here; {full(key)}=... says it"
-    return None
+    return reason
 
 
 def _lengths(values: Values) -> tuple[int, ...] | None:

@@ -64,6 +64,11 @@ class Values:
         value = self.raw(key)
         return value if isinstance(value, bool) else default
 
+    def reason(self, reasons: Mapping[str, str]) -> str | None:
+        """Return the first of some keys that is set, with its value and its reason; None if none is."""
+        set_keys = (key for key in reasons if self.raw(key))
+        return next((f"{full(key)}={self.raw(key)}: {reasons[key]}" for key in set_keys), None)
+
 
 def is_whole(value: Any) -> bool:
     """Return True for a whole number of at most 63 bits: no job has a larger one."""

@@ -127,11 +127,10 @@ def summary(damaged: Sequence[DamagedCheckpoint]) -> str | None:
 
 
 def _parse(line: bytes) -> DamagedCheckpoint | None:
-    try:
+    with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
         content = json.loads(line)
         path, reason, moved_to = (content[name] for name in ("path", "reason", "moved_to"))
-        time = unix_time(content["time"])
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None
-    is_valid = isinstance(path, str) and isinstance(reason, str) and isinstance(moved_to, str | None)
-    return DamagedCheckpoint(time, path, reason, moved_to) if is_valid and time is not None else None
+        time, are_texts = unix_time(content["time"]), isinstance(path, str) and isinstance(reason, str)
+        if time is not None and are_texts and isinstance(moved_to, str | None):
+            return DamagedCheckpoint(time, path, reason, moved_to)
+    return None

@@ -24,13 +24,7 @@ class Step:
 
 
 class Points:
-    """Points by their steps, in columns: a million of them take eight megabytes a column.
-
-    Attributes
-    ----------
-    columns
-        As long as `steps`.
-    """
+    """Points by their steps, in columns: a million of them take eight megabytes a column."""
 
     def __init__(self, *types: str) -> None:
         self._steps = array("q")
@@ -75,25 +69,17 @@ class Points:
         self._is_sorted = True
 
 
-def _training_points() -> Points:
-    """Return columns of the loss, of its absence, of the tokens of a step and of the rate; 0 is unknown."""
-    return Points("d", "b", "q", "d")
-
-
 @dataclass
 class Curves:
     """The joined curves.
 
     A launch that resumes from a checkpoint repeats the steps after it: its first own step removes the points
-    of that step and later ones of earlier launches, as the model has forgotten them.
-
-    Attributes
-    ----------
-    resumed
-        The steps from which the trainer resumed.
+    of that step and later ones of earlier launches, as the model has forgotten them. `resumed` are the steps
+    from which the trainer resumed.
     """
 
-    train: Points = field(default_factory=_training_points)
+    # Columns of the loss, of its absence, of the tokens of a step and of the rate; 0 is unknown.
+    train: Points = field(default_factory=lambda: Points("d", "b", "q", "d"))
     validation: Points = field(default_factory=lambda: Points("d"))
     start: Start | None = None
     first_step: int = 0
@@ -112,37 +98,26 @@ class Curves:
         """Take in the next event of a launch."""
         match event:
             case Train():
-                self._advance(event)
+                if not self._has_trained:
+                    self._rewind(event.step)
+                # With a batch size ramp-up the first steps have fewer tokens than the start event says.
+                tokens = event.tokens or (self.start.tokens_per_step if self.start else None) or 0
+                loss = math.nan if event.loss is None else event.loss
+                speed = event.tokens_per_second or 0.0
+                self.train.put(event.step, loss, event.loss is None, tokens, speed)
             case Validation():
                 self.validation.put(event.step, event.loss)
             case HeldOut():
                 self.held_out = event
                 return
             case Start():
-                self._begin(event)
+                if self.start is None:
+                    self.first_step = event.step
+                self.start, self._until, self._has_trained = event, event.time, False
                 return
         if self._until:
             self.seconds += max(event.time - self._until, 0.0)
         self._until = max(event.time, self._until)
-
-    def _begin(self, start: Start) -> None:
-        if self.start is None:
-            self.first_step = start.step
-        self.start, self._until, self._has_trained = start, start.time, False
-
-    def _advance(self, train: Train) -> None:
-        if not self._has_trained:
-            self._rewind(train.step)
-        # With a batch size ramp-up the first steps have fewer tokens than the start event says.
-        tokens = train.tokens or (self.start.tokens_per_step if self.start else None) or 0
-        loss = train.loss
-        self.train.put(
-            train.step,
-            math.nan if loss is None else loss,
-            loss is None,
-            tokens,
-            train.tokens_per_second or 0.0,
-        )
 
     def _rewind(self, step: int) -> None:
         self._has_trained = True
@@ -207,15 +182,10 @@ def finite_points(steps: Sequence[int], losses: Sequence[float]) -> tuple[Sequen
 def smooth(
     values: Sequence[float], window: int | None = None, at: Sequence[int] | None = None
 ) -> list[float]:
-    """Return a centred moving mean over `window` values, by default a fortieth, narrower at the ends.
+    """Return a centred moving mean over `window` values, by default a fortieth; `at` some indices, or all.
 
     At the steep beginning it narrows on both sides, so that the first losses are not pulled down; at the
     flat end only on the right, so that the last noise is smoothed too.
-
-    Parameters
-    ----------
-    at
-        The indices of the returned means; by default all.
     """
     size = len(values)
     half = (window if window is not None else size // 40) // 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -11,8 +12,9 @@ from typing import Any
 
 from launcher.errors import one_line
 from launcher.runs.paths import EVALUATIONS
+from launcher.runs.trained import node
 from launcher.ui import tables
-from supervisor.files import read_json
+from supervisor.files import names_in, read_json
 
 _NAME = re.compile(r"step-(\d{1,15})\.json", re.ASCII)
 _STDERR = "_stderr"
@@ -24,12 +26,8 @@ _MAIN = ("acc_norm", "acc", "exact_match", "f1", "word_perplexity", "perplexity"
 class Evaluation:
     """The results of one checkpoint.
 
-    Attributes
-    ----------
-    loss
-        Of the held-out data, in nats per token; None if it was not measured.
-    metrics
-        By the task of lm-eval: the name of its main metric, the value, and its standard error or None.
+    `loss` is that of the held-out data in nats per token, None if it was not measured. `metrics` has the main
+    metric of each task of lm-eval: its name, its value, and its standard error or None.
     """
 
     step: int
@@ -42,51 +40,29 @@ class Evaluation:
 
     def to_json(self) -> dict[str, Any]:
         """Return the results for programs."""
-        return {
-            "step": self.step,
-            "loss": self.loss,
-            "perplexity": self.perplexity,
-            "lm_eval": {
-                task: {"metric": metric, "value": value, "stderr": stderr}
-                for task, (metric, value, stderr) in self.metrics.items()
-            },
-        }
+        names = ("metric", "value", "stderr")
+        metrics = {task: dict(zip(names, values, strict=True)) for task, values in self.metrics.items()}
+        return {"step": self.step, "loss": self.loss, "perplexity": self.perplexity, "lm_eval": metrics}
 
 
 def read_evaluations(run_dir: Path) -> list[Evaluation]:
     """Return the evaluations of a run in the order of their steps; what cannot be read is left out."""
-    try:
-        names = [entry.name for entry in (run_dir / EVALUATIONS).iterdir()]
-    except OSError:
-        return []
-    numbers = sorted(int(match[1]) for name in names if (match := _NAME.fullmatch(name)))
-    found = (_read(run_dir / EVALUATIONS / f"step-{number}.json", number) for number in numbers)
-    return [evaluation for evaluation in found if evaluation is not None]
-
-
-def _read(path: Path, step: int) -> Evaluation | None:
-    try:
-        content = read_json(path)
-    except (OSError, ValueError):
-        return None
-    perplexity, tasks = content.get("perplexity"), content.get("lm_eval")
-    loss = _finite(perplexity.get("loss")) if isinstance(perplexity, dict) else None
-    metrics = {
-        one_line(task): main
-        for task, values in (tasks.items() if isinstance(tasks, dict) else ())
-        if isinstance(values, dict) and (main := _main_metric(values)) is not None
-    }
-    return Evaluation(step, loss, metrics)
+    directory, evaluations = run_dir / EVALUATIONS, []
+    for step in sorted(int(match[1]) for match in map(_NAME.fullmatch, names_in(directory)) if match):
+        with contextlib.suppress(OSError, ValueError):
+            content = read_json(directory / f"step-{step}.json")
+            tasks = {name: node(node(content, "lm_eval"), name) for name in node(content, "lm_eval")}
+            mains = {one_line(task): _main_metric(values) for task, values in tasks.items()}
+            metrics = {task: main for task, main in mains.items() if main is not None}
+            evaluations.append(Evaluation(step, _finite(node(content, "perplexity").get("loss")), metrics))
+    return evaluations
 
 
 def _main_metric(values: Mapping[str, Any]) -> tuple[str, float, float | None] | None:
-    names = sorted(
-        (name for name in values if not name.endswith(_STDERR) and _finite(values[name]) is not None),
-        key=lambda name: (_MAIN.index(name) if name in _MAIN else len(_MAIN), name),
-    )
-    if not names:
-        return None
-    return one_line(names[0]), float(values[names[0]]), _finite(values.get(f"{names[0]}{_STDERR}"))
+    numbers = {name: number for name in values if (number := _finite(values[name])) is not None}
+    names = [*_MAIN, *sorted(numbers)]
+    main = next((name for name in names if name in numbers and not name.endswith(_STDERR)), None)
+    return (one_line(main), numbers[main], numbers.get(f"{main}{_STDERR}")) if main is not None else None
 
 
 def _finite(value: Any) -> float | None:
@@ -96,20 +72,15 @@ def _finite(value: Any) -> float | None:
 
 def evaluation_table(evaluations: Sequence[Evaluation]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Return the columns and rows of a table: a row for each checkpoint, a column for each task."""
-    tasks = list(dict.fromkeys(task for evaluation in evaluations for task in evaluation.metrics))
-    metrics = {
-        task: next(item.metrics[task][0] for item in evaluations if task in item.metrics) for task in tasks
-    }
-    columns = ("STEP", "HELD-OUT LOSS", "PERPLEXITY", *(f"{task} {metrics[task]}" for task in tasks))
-    rows = [
-        (
-            str(evaluation.step),
-            tables.loss(evaluation.loss),
-            tables.text(None if evaluation.perplexity is None else f"{evaluation.perplexity:.2f}"),
-            *(_cell(evaluation, task, metrics[task]) for task in tasks),
-        )
-        for evaluation in evaluations
-    ]
+    metrics: dict[str, str] = {}  # of each task that of the first evaluation with it
+    for item in evaluations:
+        metrics |= {task: main[0] for task, main in item.metrics.items() if task not in metrics}
+    columns = ("STEP", "HELD-OUT LOSS", "PERPLEXITY", *map(" ".join, metrics.items()))
+    rows = []
+    for item in evaluations:
+        perplexity = tables.text(None if item.perplexity is None else f"{item.perplexity:.2f}")
+        cells = (_cell(item, task, metric) for task, metric in metrics.items())
+        rows.append((str(item.step), tables.loss(item.loss), perplexity, *cells))
     return columns, rows
 
 
@@ -128,11 +99,9 @@ def progress_rows(evaluations: Sequence[Evaluation]) -> list[tuple[str, str]]:
             series.setdefault("evaluated loss", []).append((evaluation.step, evaluation.loss))
         for task, (metric, value, _) in evaluation.metrics.items():
             series.setdefault(f"{task} {metric}", []).append((evaluation.step, value))
-    return [(name, _progress(points)) for name, points in series.items()]
-
-
-def _progress(points: Sequence[tuple[int, float]]) -> str:
-    (first_step, first), (last_step, last) = points[0], points[-1]
-    if len(points) == 1:
-        return f"{last:.4f} at step {last_step}"
-    return f"{first:.4f} → {last:.4f}, steps {first_step} to {last_step}, {len(points)} checkpoints"
+    rows = []
+    for name, points in series.items():
+        (first_step, first), (last_step, last) = points[0], points[-1]
+        progress = f"{first:.4f} → {last:.4f}, steps {first_step} to {last_step}, {len(points)} checkpoints"
+        rows.append((name, progress if len(points) > 1 else f"{last:.4f} at step {last_step}"))
+    return rows

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -24,14 +25,14 @@ class Start:
 
     time: float
     step: int
-    max_steps: int | None
-    tensor: int | None
-    pipeline: int | None
-    virtual: int | None
-    context: int | None
-    data: int | None
-    parameters: int | None
-    tokens_per_step: int | None
+    max_steps: int | None = None
+    tensor: int | None = None
+    pipeline: int | None = None
+    virtual: int | None = None
+    context: int | None = None
+    data: int | None = None
+    parameters: int | None = None
+    tokens_per_step: int | None = None
     consumed_samples: int | None = None
 
 
@@ -128,30 +129,23 @@ def parse_event(line: str) -> Event | None:
 def _event(content: Mapping[str, Any]) -> Event | None:
     kind = content.get("kind")
     if kind == "data":
-        is_held_out = content.get("split") == "validation" and content.get("unigram_entropy") is not None
-        return _held_out(content) if is_held_out else None
+        entropy = content.get("unigram_entropy") if content.get("split") == "validation" else None
+        tokens, has_sentinels = whole(content.get("tokens"), 0), bool(content.get("has_sentinels", False))
+        return None if entropy is None else HeldOut(tokens, float(entropy), has_sentinels)
     if kind not in ("start", "train", "validation", "end"):
         return None
     time, step = unix_time(content["time"]), whole(content["step"], 0)
     if time is None or step is None:
         return None
     if kind == "train":
-        loss, rate, norm, speed = (
-            _real(content, key) for key in ("loss", "lr", "grad_norm", "tokens_per_second")
-        )
-        return Train(time, step, loss, rate, norm, speed, _whole(content, "tokens"))
+        values = (content.get(key) for key in ("loss", "lr", "grad_norm", "tokens_per_second"))
+        loss, rate, norm, speed = (None if value is None else float(value) for value in values)
+        return Train(time, step, loss, rate, norm, speed, whole(content.get("tokens"), 0))
     if kind == "validation":
         return Validation(time, step, float(content["val_loss"]))
     if kind == "end":
         return End(time, step, str(content.get("reason")))
-    sizes = ("tensor", "pipeline", "virtual", "context", "data")
-    keys = ("max_steps", *sizes, "parameters", "tokens_per_step", "consumed_samples")
-    return Start(time, step, *(_whole(content, key) for key in keys))
-
-
-def _held_out(content: Mapping[str, Any]) -> HeldOut:
-    entropy = float(content["unigram_entropy"])
-    return HeldOut(_whole(content, "tokens"), entropy, bool(content.get("has_sentinels", False)))
+    return Start(time, step, *(whole(content.get(field.name), 0) for field in fields(Start)[2:]))
 
 
 def _json_object(line: str) -> Mapping[str, Any] | None:
@@ -164,29 +158,13 @@ def _json_object(line: str) -> Mapping[str, Any] | None:
     return content if isinstance(content, dict) else None
 
 
-def _real(content: Mapping[str, Any], key: str) -> float | None:
-    value = content.get(key)
-    return None if value is None else float(value)
-
-
-def _whole(content: Mapping[str, Any], key: str) -> int | None:
-    return whole(content.get(key), 0)
-
-
 class EventReader:
-    """A reader of the events appended since the last call.
-
-    The file need not exist yet, and its last line may be incomplete.
-    """
+    """A reader of the events appended since the last call; the file need not exist yet."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._offset = 0
         self._is_in_long_line = False
-
-    def poll(self) -> list[Event]:
-        """Return the new events, oldest first."""
-        return list(self.stream())
 
     def stream(self) -> Iterator[Event]:
         """Yield the new events, oldest first; those of a long training may not fit into memory."""
@@ -202,34 +180,23 @@ class EventReader:
         return newest(_read_late(self._lines()), steps)
 
     def _lines(self) -> Iterator[bytes]:
-        try:
-            # Opened afresh each time: a network file system shows what others wrote only to a new open.
-            with open_regular(self.path) as stream:
-                stream.seek(self._offset)
-                yield from self._whole_lines(stream)
-        except FileNotFoundError:
-            return
-
-    def _whole_lines(self, stream: BinaryIO) -> Iterator[bytes]:
-        for line in iter(partial(stream.readline, LONGEST_LINE), b""):
-            is_whole = line.endswith(b"\n")
-            if not is_whole and len(line) < LONGEST_LINE and not self._is_in_long_line:
-                return
-            self._offset += len(line)
-            if is_whole and not self._is_in_long_line:
-                yield line
-            self._is_in_long_line = not is_whole
+        # Opened afresh each time: a network file system shows what others wrote only to a new open.
+        with contextlib.suppress(FileNotFoundError), open_regular(self.path) as stream:
+            stream.seek(self._offset)
+            for line in iter(partial(stream.readline, LONGEST_LINE), b""):
+                is_whole = line.endswith(b"\n")
+                if not is_whole and len(line) < LONGEST_LINE and not self._is_in_long_line:
+                    return
+                self._offset += len(line)
+                if is_whole and not self._is_in_long_line:
+                    yield line
+                self._is_in_long_line = not is_whole
 
 
 def newest(items: Iterable[Event | bytes | None], steps: int) -> list[Event]:
-    """Select the events that show the progress of a training: all but most of the steps.
+    """Select the events that show the progress: of the steps the first after each start and the last ones.
 
-    The selected steps are the first one after each start, and the last `steps`.
-
-    Parameters
-    ----------
-    items
-        Events, or lines of steps, which are parsed only if selected; ``None`` is skipped.
+    `items` are events, or lines of steps, which are parsed only if selected; ``None`` is skipped.
     """
     kept: list[tuple[int, Event]] = []
     last: deque[tuple[int, Event | bytes]] = deque(maxlen=steps)
@@ -278,64 +245,56 @@ def read_head_and_tail(
 ) -> list[Event]:
     """Read the start, the first step, the newest steps and the last validation from the ends of a file.
 
-    These are the events that `launcher.monitor.events.Progress` needs now; five hundred runs take half a
-    second.
-
-    Parameters
-    ----------
-    restarted
-        True if the trainer started more than once in this file; the rate is then not counted from its first
-        step.
+    These are the events that `Progress` needs now; five hundred runs take half a second. If the trainer
+    `restarted` in this file, the first step is left out, as the rate is not counted from it.
     """
     try:
-        with open_regular(path, buffering=0) as raw:
-            return _head_and_tail(raw, restarted, head, tail)
+        with open_regular(path, buffering=0) as stream:
+            size = stream.seek(0, os.SEEK_END)
+            stream.seek(0)
+            if size <= head + tail:
+                return parse_events(stream.read().rpartition(b"\n")[0])
+            first = parse_events(stream.read(head).rpartition(b"\n")[0])
+            steps = [index for index, event in enumerate(first) if isinstance(event, Train)]
+            if steps:
+                first = first[: steps[0] + (not restarted)]
+            stream.seek(size - tail)
+            content = stream.read()
+            skipped = content.find(b"\n") + 1  # the end of a line that began before
+            newest = parse_events(content[skipped:].rpartition(b"\n")[0])
+            if not any(isinstance(event, Validation) for event in newest):
+                first += last_line_with(stream, _VALIDATION, size - tail + skipped)
+            return first + newest
     except FileNotFoundError:
         return []
 
 
-def _head_and_tail(stream: BinaryIO, restarted: bool, head: int, tail: int) -> list[Event]:
-    size = stream.seek(0, os.SEEK_END)
-    stream.seek(0)
-    if size <= head + tail:
-        return parse_events(stream.read().rpartition(b"\n")[0])
-    begin = _first(parse_events(stream.read(head).rpartition(b"\n")[0]), restarted)
-    stream.seek(size - tail)
-    content = stream.read()
-    skipped = content.find(b"\n") + 1  # the end of a line that began before
-    newest = parse_events(content[skipped:].rpartition(b"\n")[0])
-    if not any(isinstance(event, Validation) for event in newest):
-        begin += last_line_with(stream, _VALIDATION, size - tail + skipped)
-    return begin + newest
-
-
-def _first(events: list[Event], restarted: bool) -> list[Event]:
-    """Return the events up to the first step, with that step unless the trainer restarted."""
-    steps = [index for index, event in enumerate(events) if isinstance(event, Train)]
-    return events[: steps[0] + (not restarted)] if steps else events
-
-
 def last_line_with(stream: BinaryIO, words: bytes, before: int) -> list[Event]:
     """Return the event of the last line with `words` before a byte; empty if there is none near."""
-    end, size, least = before, _BLOCK_BYTES, max(before - _SEARCH_BYTES, 0)
-    while end > least:
-        start = max(end - size, least)
-        stream.seek(start)
-        at = stream.read(end - start).rfind(words)
-        if at >= 0:
-            return _line_around(stream, start + at)
-        if start == least:
-            break
-        end, size = start + len(words) - 1, size * 4  # the words may lie across the blocks
+    least, overlap = max(before - _SEARCH_BYTES, 0), len(words) - 1
+    for start, block in blocks_back(stream, least, before, _BLOCK_BYTES, growth=4, overlap=overlap):
+        if (place := block.rfind(words)) >= 0:
+            at = start + place
+            stream.seek(begin := max(at - _LONGEST_LINE, 0))
+            content = stream.read(2 * _LONGEST_LINE)
+            line = content.rfind(b"\n", 0, at - begin) + 1
+            return parse_events(content[line:].partition(b"\n")[0])
     return []
 
 
-def _line_around(stream: BinaryIO, at: int) -> list[Event]:
-    start = max(at - _LONGEST_LINE, 0)
-    stream.seek(start)
-    content = stream.read(2 * _LONGEST_LINE)
-    begin = content.rfind(b"\n", 0, at - start) + 1
-    return parse_events(content[begin:].partition(b"\n")[0])
+def blocks_back(
+    stream: BinaryIO, begin: int, end: int, size: int, *, growth: int = 1, overlap: int = 0
+) -> Iterator[tuple[int, bytes]]:
+    """Yield the blocks of a file between two bytes, the last one first, each with the byte it begins at.
+
+    Each is `growth` times as large as the one before, and has `overlap` bytes of that one at its end.
+    """
+    last = end
+    while end > begin:
+        start = max(end - size, begin)
+        stream.seek(start)
+        yield start, stream.read(min(end + overlap, last) - start)
+        end, size = start, size * growth
 
 
 # --- progress
@@ -347,10 +306,7 @@ _WINDOW = 20
 class Progress:
     """The newest event of each kind from a trainer.
 
-    Attributes
-    ----------
-    step
-        Steps completed, or the step that the trainer started from; ``None`` before it started.
+    `step` is the number of completed steps, or the one that the trainer started from; ``None`` before that.
     """
 
     def __init__(self, events: Iterable[Event] = ()) -> None:
@@ -373,27 +329,22 @@ class Progress:
         """Take in one further event."""
         match event:
             case Train():
-                self._advance(event)
+                self.train, self.step = event, event.step
+                self._first = self._first or event
+                if event.tokens_per_second is not None:
+                    self._speeds.append(event.tokens_per_second)
             case Start():
-                self._begin(event)
+                # A requeued job starts again in the same file: its rate is counted anew, from its
+                # checkpoint's step.
+                self.start, self.step = event, event.step
+                self.train = self.end = self._first = None
+                self._speeds.clear()
             case Validation():
                 self.validation = event
             case HeldOut():
                 self.held_out = event
             case End():
                 self.end = event
-
-    def _begin(self, start: Start) -> None:
-        # A requeued job starts again in the same file: its rate is counted anew, from its checkpoint's step.
-        self.start, self.step = start, start.step
-        self.train = self.end = self._first = None
-        self._speeds.clear()
-
-    def _advance(self, train: Train) -> None:
-        self.train, self.step = train, train.step
-        self._first = self._first or train
-        if train.tokens_per_second is not None:
-            self._speeds.append(train.tokens_per_second)
 
     @property
     def max_steps(self) -> int | None:
@@ -425,7 +376,6 @@ class Progress:
         """Seconds that the remaining steps will take; never negative, ``None`` if unknown."""
         if self.step is None or self.max_steps is None:
             return None
-        remaining = max(self.max_steps - self.step, 0)
-        if remaining == 0:
+        if self.step >= self.max_steps:
             return 0.0
-        return remaining / self.steps_per_second if self.steps_per_second else None
+        return (self.max_steps - self.step) / self.steps_per_second if self.steps_per_second else None

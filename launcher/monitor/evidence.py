@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from glob import escape
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from launcher.errors import UserError
 from launcher.jobs.launches import Launch, adopt, open_launch, read_launch
-from launcher.jobs.status import LaunchStatus, current_statuses, poll
+from launcher.jobs.status import current_statuses, poll
 from launcher.monitor.checkpoints import SavedCheckpoint, find_saved
 from launcher.monitor.curves import Curves
 from launcher.monitor.events import Progress
-from launcher.monitor.logs import began, job_logs, modified, rank_failures
+from launcher.monitor.logs import LogReader, began, job_logs, modified, rank_failures
 from launcher.monitor.readers import all_events
 from launcher.runs.manifest import read_yaml
 from launcher.runs.paths import launch_numbers
+from launcher.runs.trained import node
 from launcher.schedulers.base import JobStatus
 from supervisor.files import open_regular, whole
 from supervisor.rules import EXIT_INTERRUPTED
@@ -27,41 +29,30 @@ from supervisor.rules import EXIT_INTERRUPTED
 
 @dataclass(frozen=True)
 class Evidence:
-    """The facts about a run.
+    """The facts about a run, up to one of its launches.
 
-    Attributes
-    ----------
-    step, end
-        The last step of this launch, and the trainer's reason for its end.
-    records_each_step
-        True if the trainer records every step, so that a missing one is a hole.
-    diverged
-        The trainer's message about a loss that is not finite, with which it stops.
-    ranks, ended_ranks
-        The number of ranks, and those that recorded their end; ``None`` if the trainer's ranks do not.
-    errors
-        Errors of ranks, libraries and Slurm, each with the file that has it; ``None`` without a log.
-    saved
-        The newest checkpoint; ``None`` if the configuration writes none.
-    missing_outputs, outputs
-        The missing and the expected files of a job that writes files; ``None`` if these are not known.
+    `step` is the last step of this launch, and `end` the trainer's reason for its end; `records_each_step` is
+    True if a missing step is a hole. `diverged` is the trainer's message about a loss that is not finite,
+    with which it stops. `ended_ranks` are those that recorded their end, ``None`` if the engine's do not.
+    `errors` are those of ranks, libraries and Slurm, each with the file that has it, ``None`` without a log.
+    `saved` is the newest checkpoint, ``None`` if the configuration writes none. `outputs` are the files that
+    the job is to write, ``None`` if they are not known.
     """
 
-    stage: str
+    launch: Launch
     status: JobStatus
-    job: str
+    errors: Sequence[str] | None
+    ranks: int = 1
     max_steps: int | None = None
     step: int | None = None
     end: str | None = None
     records_each_step: bool = True
     curves: Curves = field(default_factory=Curves)
     diverged: str | None = None
-    ranks: int = 1
     ended_ranks: frozenset[int] | None = None
-    errors: Sequence[str] | None = ()
     saved: SavedCheckpoint | None = None
-    outputs: Sequence[str] | None = None
-    missing_outputs: Sequence[str] = ()
+    outputs: Sequence[Path] | None = None
+    missing_outputs: Sequence[Path] = ()
 
     @property
     def is_over(self) -> bool:
@@ -79,14 +70,21 @@ _STEP = "{step}"
 
 def expected_outputs(config: Mapping[str, Any]) -> list[Path] | None:
     """Return the files that a job writes by its configuration; ``None`` if this does not name them."""
-    conversion, evaluation = config.get("conversion"), config.get("evaluation")
-    if isinstance(conversion, dict):
+    if conversion := node(config, "conversion"):
         return _of_steps(conversion.get("output"), conversion.get("step"), _CONVERTED)
-    if isinstance(evaluation, dict):
+    if evaluation := node(config, "evaluation"):
         directory = evaluation.get("results")
         pattern = f"{directory}/step-{_STEP}.json" if isinstance(directory, str) else None
         return _of_steps(pattern, evaluation.get("step"))
-    return _prepared_files(config)
+    preparation = node(config, "data_preparation")
+    prefix, splits = preparation.get("output_prefix"), preparation.get("splits")
+    if not isinstance(prefix, str) or not isinstance(splits, dict | None):
+        return None
+    if preparation.get("phase") in ("fetch", "tokenize"):
+        return []  # what they write is removed when it is merged
+    prefixes = [f"{prefix}_{split}" for split in splits] if splits else [prefix]
+    data = [Path(f"{name}{suffix}") for name in prefixes for suffix in _SUFFIXES]
+    return [*data, Path(f"{prefix}.manifest.json")]
 
 
 def _of_steps(pattern: object, steps: object, *below: str) -> list[Path] | None:
@@ -103,97 +101,54 @@ def _of_steps(pattern: object, steps: object, *below: str) -> list[Path] | None:
     return [path.joinpath(*below) for path in dict.fromkeys(paths)]
 
 
-def _prepared_files(config: Mapping[str, Any]) -> list[Path] | None:
-    node = config.get("data_preparation")
-    if not isinstance(node, dict):
-        return None
-    prefix, splits = node.get("output_prefix"), node.get("splits")
-    if not isinstance(prefix, str) or not isinstance(splits, dict | None):
-        return None
-    if node.get("phase") in ("fetch", "tokenize"):
-        return []  # what they write is removed when it is merged
-    prefixes = [f"{prefix}_{split}" for split in splits] if splits else [prefix]
-    data = [Path(f"{name}{suffix}") for name in prefixes for suffix in _SUFFIXES]
-    return [*data, Path(f"{prefix}.manifest.json")]
-
-
 # --- what a launch left behind
 
 _ERROR_LOG = "nemo_error_log.txt"
 _RANK_LOG = re.compile(r"nemo_log_globalrank-(\d+)_")
-_END = re.compile(rb"end at step (\d{1,15}): \w+")
+_END = re.compile(r"end at step (\d{1,15}): \w+", re.ASCII)
 _TAIL_BYTES = 1 << 16
 # In the first line of the job script: each attempt of a requeued job writes it into the same log.
 _ATTEMPT_BEGINS = b"; rendezvous at "
 
 
-@dataclass(frozen=True)
-class RunEvidence:
-    """The evidence about a run, and its launch."""
-
-    launch: Launch
-    evidence: Evidence
-
-
-def gather(run_dir: Path, number: int | None = None) -> RunEvidence:
+def gather(run_dir: Path, number: int | None = None) -> Evidence:
     """Gather the evidence about a run up to one of its launches, by default the current one.
 
-    Raises
-    ------
-    UserError
-        If there is no such launch, or it cannot be read.
+    Raise UserError if there is no such launch, or it cannot be read.
     """
-    tracked = _tracked(run_dir, number)
-    if tracked.launch is None:
-        raise UserError(f"the run in {run_dir} cannot be read: {tracked.status.reason}")
+    statuses = current_statuses([run_dir]) if number is None else []
+    tracked = (statuses or poll([open_launch(run_dir, number)]))[0]
     launch, status = tracked.launch, tracked.status
-    read = _read_training if launch.manifest.stage == "training" else _read_files_written
-    return RunEvidence(launch, read(launch, status))
-
-
-def _tracked(run_dir: Path, number: int | None) -> LaunchStatus:
-    if number is None and (launches := current_statuses([run_dir])):
-        return launches[0]
-    launch = open_launch(run_dir, number)
-    return poll([launch])[0]
-
-
-def _read_training(launch: Launch, status: JobStatus) -> Evidence:
-    config = _config(launch)
-    progress, curves, engine = Progress(), _earlier_curves(launch), launch.manifest.engine
+    if launch is None:
+        raise UserError(f"the run in {run_dir} cannot be read: {status.reason}")
+    engine, config = launch.manifest.engine, _config(launch)
+    searched: dict[Path, LogErrors] = {}
+    for logs in (job_logs(launch, extension) for extension in ("out", "err")):
+        current = logs[-1:] if launch.is_chain else logs  # of a chain those of its last link
+        searched |= {log: find_errors(log, _ATTEMPT_BEGINS) for log in current}
+    evidence = Evidence(launch, status, _errors(launch, searched))
+    if launch.manifest.stage != "training":
+        outputs = expected_outputs(config)
+        if engine == "nemo" and outputs is not None:
+            # NeMo's scripts leave no record beside what they write.
+            outputs = [path.parent for path in outputs]
+        missing = [path for path in outputs or () if _is_empty(path)]
+        return replace(evidence, outputs=outputs, missing_outputs=missing)
+    progress, curves = Progress(), _earlier_curves(launch)
     for event in all_events(launch):
         progress.take(event)
         curves.take(event)
-    logs = _read_logs(launch)
-    return Evidence(
-        stage="training",
-        status=status,
-        job=launch.job_in(status),
-        max_steps=progress.max_steps or _whole(config, "trainer", "max_steps"),
+    return replace(
+        evidence,
+        ranks=launch.nodes * launch.manifest.tasks_per_node,
+        max_steps=progress.max_steps or whole(node(config, "trainer").get("max_steps"), 1),
         step=progress.step,
         end=progress.end.reason if progress.end else None,
         records_each_step=engine == "megatron",
         curves=curves,
-        diverged=next((log.divergence for log in logs.values() if log.divergence), None),
-        ranks=launch.nodes * launch.manifest.tasks_per_node,
+        diverged=next((log.divergence for log in searched.values() if log.divergence), None),
         ended_ranks=_ended_ranks(launch, progress.step) if engine == "megatron" else None,
-        errors=_errors(launch, logs),
         saved=find_saved(config, launch.paths, engine),
-    )
-
-
-def _read_files_written(launch: Launch, status: JobStatus) -> Evidence:
-    outputs = expected_outputs(_config(launch))
-    if launch.manifest.engine == "nemo" and outputs is not None:
-        outputs = [path.parent for path in outputs]  # NeMo's scripts leave no record beside what they write
-    missing = [path for path in outputs or () if _is_empty(path)]
-    return Evidence(
-        stage=launch.manifest.stage,
-        status=status,
-        job=launch.job_in(status),
-        errors=_errors(launch, _read_logs(launch)),
-        outputs=None if outputs is None else [str(path) for path in outputs],
-        missing_outputs=[str(path) for path in missing],
     )
 
 
@@ -213,49 +168,26 @@ def _config(launch: Launch) -> Mapping[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _whole(config: Mapping[str, Any], node: str, key: str) -> int | None:
-    keys = config.get(node)
-    return whole(keys.get(key), 1) if isinstance(keys, dict) else None
-
-
 def _earlier_curves(launch: Launch) -> Curves:
     """Return the curves over the launches before this one; an unreadable launch leaves a hole."""
     curves = Curves()
     for number in launch_numbers(launch.paths.run_dir):
-        if number >= launch.paths.number:
-            break
-        try:
-            (earlier,) = adopt([read_launch(launch.paths.run_dir, number)])
-        except UserError:
-            continue
-        curves.add(all_events(earlier))
+        if number < launch.paths.number:
+            with contextlib.suppress(UserError):
+                curves.add(all_events(*adopt([read_launch(launch.paths.run_dir, number)])))
     return curves
-
-
-def _newest_logs(launch: Launch) -> list[Path]:
-    """Return the job's logs, those of an array's tasks, or those of a chain's last link."""
-    by_extension = [job_logs(launch, extension) for extension in ("out", "err")]
-    return [log for logs in by_extension for log in (logs[-1:] if launch.is_chain else logs)]
-
-
-def _read_logs(launch: Launch) -> dict[Path, LogErrors]:
-    return {log: find_errors(log, _ATTEMPT_BEGINS) for log in _newest_logs(launch)}
 
 
 def _errors(launch: Launch, logs: Mapping[Path, LogErrors]) -> list[str] | None:
     """Return the failures that ranks recorded, and then the errors in the logs."""
-    failures = [f"rank {failure.rank}: {failure.error}" for failure in rank_failures(launch)]
+    failures = [f"rank {failure.rank}: {failure.error}" for failure in rank_failures(launch).values()]
     if not failures:
         # Our trainer's error log repeats the failures that ranks recorded.
         error_log = launch.paths.results / _ERROR_LOG
         logs = {error_log: find_errors(error_log, _ATTEMPT_BEGINS), **logs}
     since = began(launch)
-    errors = [
-        f"{log.name}: {error}"
-        for log, log_errors in logs.items()
-        if modified(log) >= since
-        for error in log_errors.errors
-    ]
+    current = [(log, errors.errors) for log, errors in logs.items() if modified(log) >= since]
+    errors = [f"{log.name}: {error}" for log, messages in current for error in messages]
     return [*failures, *errors] if failures or any(log.is_file() for log in logs) else None
 
 
@@ -263,21 +195,12 @@ def _ended_ranks(launch: Launch, step: int | None) -> frozenset[int]:
     """Return the ranks whose own logs end with the message that they ended at a step."""
     ended = set()
     for path in launch.paths.results.glob("nemo_log_globalrank-*.txt"):
-        rank = _RANK_LOG.match(path.name)
-        steps = _END.findall(_tail(path))
-        if rank and steps and int(steps[-1]) == step:
-            ended.add(int(rank[1]))
+        with contextlib.suppress(OSError):
+            end = LogReader(path, max(path.stat().st_size - _TAIL_BYTES, 0)).poll()
+            rank, steps = _RANK_LOG.match(path.name), _END.findall(end)
+            if rank and steps and int(steps[-1]) == step:
+                ended.add(int(rank[1]))
     return frozenset(ended)
-
-
-def _tail(path: Path) -> bytes:
-    try:
-        with open_regular(path) as stream:
-            size = stream.seek(0, 2)
-            stream.seek(max(size - _TAIL_BYTES, 0))
-            return stream.read(_TAIL_BYTES)
-    except OSError:
-        return b""
 
 
 # --- errors in logs
@@ -323,13 +246,7 @@ _BLOCK_BYTES = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class LogErrors:
-    """The errors in a log.
-
-    Attributes
-    ----------
-    divergence
-        Our trainer's message about a loss that is not finite.
-    """
+    """The errors in a log, and our trainer's message about a loss that is not finite."""
 
     errors: list[str] = field(default_factory=list)
     divergence: str | None = None
@@ -338,10 +255,7 @@ class LogErrors:
 def find_errors(log: Path, since: bytes | None = None) -> LogErrors:
     """Search a log of any size for errors, in one pass; a missing log has none.
 
-    Parameters
-    ----------
-    since
-        Everything before the last occurrence of these words is of an earlier attempt of the job.
+    Everything before the last occurrence of the words of `since` is of an earlier attempt of the job.
     """
     try:
         with open_regular(log, buffering=0) as stream:
@@ -359,49 +273,37 @@ class _Search:
         self._begin = 0
         self._errors: dict[bytes, int] = {}
         self._divergence: str | None = None
-        # The end of a block that may hold the beginning of a pattern is searched again with the next block.
-        self._overlap = max(map(len, (*PATTERNS, *_DIVERGED_BEGINS, since or b""))) - 1
 
     def run(self) -> LogErrors:
-        for base, content in self._blocks():
-            self._begin_attempt(base, content)
-            begin = max(self._begin - base, 0)
-            has_common = content.find(_COMMON, begin) >= 0
-            for pattern in PATTERNS:
-                if pattern not in self._errors and (has_common or _COMMON not in pattern):
-                    self._search(pattern, base, content, begin)
-            if self._divergence is None:
-                self._search_divergence(base, content, begin)
+        # The end of a block that may hold the beginning of a pattern is searched again with the next block.
+        overlap = max(map(len, (*PATTERNS, *_DIVERGED_BEGINS, self._since or b""))) - 1
+        base, content = 0, b""
+        while block := self._stream.read(_BLOCK_BYTES):
+            rest = content[-overlap:]
+            base += len(content) - len(rest)
+            content = rest + block
+            self._search_block(base, content)
         matches = sorted((at, pattern) for pattern, at in self._errors.items())
         errors = dict.fromkeys(self._message(at, pattern) for at, pattern in matches)
         return LogErrors(list(errors), self._divergence)
 
-    def _blocks(self) -> Iterator[tuple[int, bytes]]:
-        base, rest = 0, b""
-        while block := self._stream.read(_BLOCK_BYTES):
-            content = rest + block
-            yield base, content
-            rest = content[-self._overlap :]
-            base += len(content) - len(rest)
-
-    def _begin_attempt(self, base: int, content: bytes) -> None:
+    def _search_block(self, base: int, content: bytes) -> None:
         at = -1 if self._since is None else content.rfind(self._since)
         if at >= 0 and base + at > self._begin:
             self._begin, self._errors, self._divergence = base + at, {}, None
-
-    def _search(self, pattern: bytes, base: int, content: bytes, begin: int) -> None:
-        at = content.find(pattern, begin)
-        while at >= 0 and self._is_harmless(base + at, pattern):
-            at = content.find(pattern, at + 1)
-        if at >= 0:
-            self._errors[pattern] = base + at
-
-    def _search_divergence(self, base: int, content: bytes, begin: int) -> None:
-        hits = (at for words in _DIVERGED_BEGINS for at in _all(content, words, begin))
-        for at in sorted(hits):
-            if match := _DIVERGED.match(self._read(base + at, base + at + _LINE_BYTES)):
-                self._divergence = _text(match[0])
-                return
+        begin = max(self._begin - base, 0)
+        has_common = content.find(_COMMON, begin) >= 0
+        for pattern in PATTERNS:
+            if pattern not in self._errors and (has_common or _COMMON not in pattern):
+                places = (base + at for at in _all(content, pattern, begin))
+                place = next((at for at in places if not self._is_harmless(at, pattern)), None)
+                if place is not None:
+                    self._errors[pattern] = place
+        if self._divergence is None:
+            hits = sorted(at for words in _DIVERGED_BEGINS for at in _all(content, words, begin))
+            lines = (_DIVERGED.match(self._read(base + at, base + at + _LINE_BYTES)) for at in hits)
+            match = next(filter(None, lines), None)
+            self._divergence = _text(match[0]) if match else None
 
     def _is_harmless(self, at: int, pattern: bytes) -> bool:
         if pattern is _SRUN:

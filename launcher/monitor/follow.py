@@ -5,10 +5,10 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol
 
 from launcher.errors import WATCHING_ENDED, one_line
 from launcher.jobs.launches import Launch, open_launch
@@ -16,6 +16,7 @@ from launcher.monitor.events import End, Event, HeldOut, Progress, Start, Train,
 from launcher.monitor.logs import failed_task_logs, last_lines, newest_log, rank_failures
 from launcher.monitor.polling import JobPoller
 from launcher.monitor.readers import open_reader
+from launcher.monitor.run_status import state_words
 from launcher.runs.paths import short
 from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
@@ -26,35 +27,20 @@ _FAILURE_LINES = 20
 _STEPS = 4096
 
 
-class View(AbstractContextManager["View"], Protocol):
+class View(AbstractContextManager[Any], Protocol):
     """A display of a launch; a context, so that the terminal is restored at its end."""
 
     # The seconds between two updates.
     interval: float
 
-    def __enter__(self) -> Self: ...
-
-    def show(self, status: JobStatus, progress: Progress, new: list[Event]) -> None:
-        """Show the newest state; `new` are the events since the last call."""
-
-    def end(self, status: JobStatus, progress: Progress) -> None:
-        """Show the final state, which stays on the screen."""
-
-
-def follow(run_dir: Path, number: int | None = None) -> JobStatus:
-    """Show a launch until its job has ended, live on a terminal and as lines anywhere else.
-
-    Returns
-    -------
-    JobStatus
-        The final status of the job; UNKNOWN if it could not be determined for a minute.
-    """
-    launch = open_launch(run_dir, number)
-    return follow_launch(launch, _view(launch))
+    def show(
+        self, status: JobStatus, progress: Progress, new: Sequence[Event], *, is_over: bool = False
+    ) -> None:
+        """Show the newest state, `new` being the events since the last call; at the end what stays."""
 
 
 def follow_launch(launch: Launch, view: View) -> JobStatus:
-    """Update a view until the job has ended."""
+    """Update a view until the job has ended; return its final status, UNKNOWN after a minute without any."""
     reader, progress = open_reader(launch), Progress()
     with JobPoller(launch) as watch, view:
         while True:
@@ -64,122 +50,95 @@ def follow_launch(launch: Launch, view: View) -> JobStatus:
             if new:
                 watch.alive()
                 progress.apply(new)
+            view.show(status, progress, new, is_over=over and not new)
             if over and not new:
-                view.end(status, progress)
                 return status
-            view.show(status, progress, new)
             time.sleep(view.interval)
 
 
-def _view(launch: Launch) -> View:
+def follow_and_tell(run_dir: Path, number: int | None = None) -> int:
+    """Follow a launch, live on a terminal and as lines anywhere else; after a failure, print its log's end.
+
+    Return the exit code of the job's end (`launcher.errors`), or that of Ctrl-C, which leaves the job alone.
+    """
+    launch = open_launch(run_dir, number)
+    view: View = LinesView(launch)
     if sys.stdout.isatty():
         from launcher.monitor.live import LiveView
 
-        return LiveView(launch)
-    return LinesView(launch)
-
-
-def follow_and_tell(run_dir: Path, number: int | None = None) -> int:
-    """Follow a launch; after a failure, print the end of its log to stderr.
-
-    Returns
-    -------
-    int
-        The exit code of the job's end (`launcher.errors`), or that of Ctrl-C, which leaves the
-        job alone.
-    """
-    launch = open_launch(run_dir, number)
+        view = LiveView(launch)
     try:
-        status = follow(run_dir, launch.paths.number)
+        status = follow_launch(launch, view)
     except KeyboardInterrupt:
-        print(_interrupt_message(launch), file=sys.stderr)
+        run = short(launch.paths.run_dir)
+        print(
+            f"\nstopped following; job {launch.job} continues.\n"
+            f"  follow it again:  {shlex.join(['slipway', 'follow', run])}\n"
+            f"  cancel it:        {shlex.join(['slipway', 'cancel', run])}",
+            file=sys.stderr,
+        )
         return WATCHING_ENDED
     if not status.state.is_good:
         print(f"\n{_failure_message(launch, status)}", file=sys.stderr)
     return status.state.exit_code
 
 
-def _interrupt_message(launch: Launch) -> str:
-    run = short(launch.paths.run_dir)
-    return (
-        f"\nstopped following; job {launch.job} continues.\n"
-        f"  follow it again:  {shlex.join(['slipway', 'follow', run])}\n"
-        f"  cancel it:        {shlex.join(['slipway', 'cancel', run])}"
-    )
-
-
 def _failure_message(launch: Launch, status: JobStatus) -> str:
     reason = f" ({status.full_reason})" if status.full_reason else ""
-    first = one_line(f"Job {launch.job_in(status)} of {launch.manifest.run}: {status.state.value}{reason}")
+    job = f"Job {launch.job_in(status)} of {launch.manifest.run}"
+    lines = [one_line(f"{job}: {status.state.value}{reason}")]
     if status.state in (State.NOT_SUBMITTED, State.INTERRUPTED) or not launch.manifest.job_id:
-        return first
-    return "\n".join([first, *_end_of_log(launch, status)])
-
-
-def _end_of_log(launch: Launch, status: JobStatus) -> list[str]:
+        return lines[0]
     # Slurm's own messages are in .out; with a separate stderr, the traceback is in .err.
     logs = [newest_log(launch, extension) for extension in ("err", "out")]
     logs = [*failed_task_logs(launch, status).values(), *logs]
-    logs = [log for log in logs if log.is_file() and log.stat().st_size]
-    if not logs:
-        return [f"It has no log: {short(launch.log())} is missing or empty"]
-    lines = [f"The end of {short(logs[0])}:"]
-    lines += [f"  {line}" for line in last_lines(logs[0], _FAILURE_LINES).splitlines()]
-    lines.append(f"The full log: {short(logs[0])}")
-    failures = rank_failures(launch)
-    if failures:
-        first = failures[0]
-        lines.append(f"Rank {first.rank} failed first: {one_line(first.error)}: {short(first.path)}")
-    return lines
+    log = next((log for log in logs if log.is_file() and log.stat().st_size), None)
+    if log is None:
+        return f"{lines[0]}\nIt has no log: {short(launch.log())} is missing or empty"
+    lines.append(f"The end of {short(log)}:")
+    lines += [f"  {line}" for line in last_lines(log, _FAILURE_LINES).splitlines()]
+    lines.append(f"The full log: {short(log)}")
+    for path, failure in list(rank_failures(launch).items())[:1]:
+        lines.append(f"Rank {failure.rank} failed first: {one_line(failure.error)}: {short(path)}")
+    return "\n".join(lines)
 
 
 _EVERY = 5.0
 
 
-class LinesView:
+class LinesView(nullcontext[None]):
     """A view that prints a line for each change of state, each validation, and a step every five seconds."""
 
     interval = 1.0
 
     def __init__(self, launch: Launch) -> None:
+        super().__init__()
         self._launch = launch
         self._printed: tuple[object, ...] = ()
         self._last_step = float("-inf")
         self._step: int | None = None
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> None:
         manifest = self._launch.manifest
         launch = f"{manifest.run}, launch {self._launch.paths.number}, job {self._launch.job}"
         print(one_line(launch), flush=True)
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    def show(
+        self, status: JobStatus, progress: Progress, new: Sequence[Event], *, is_over: bool = False
     ) -> None:
-        return None
-
-    def show(self, status: JobStatus, progress: Progress, new: list[Event]) -> None:
-        self._print_state(status)
+        if not is_over:
+            self._print_state(status)
         for event in new:
             self._print_event(event, progress)
-        if time.monotonic() - self._last_step >= _EVERY:
+        if is_over or time.monotonic() - self._last_step >= _EVERY:
             self._print_step(progress)
-
-    def end(self, status: JobStatus, progress: Progress) -> None:
-        self._print_step(progress)
         self._print_state(status)
 
     def _print_state(self, status: JobStatus) -> None:
-        job = self._launch.job_in(status)
-        state = (job, status.state, status.reason, status.nodes)
-        if state == self._printed:
-            return
-        self._printed = state
-        nodes = f" on {status.nodes}" if status.nodes and not status.state.is_final else ""
-        reason = f" ({status.full_reason})" if status.full_reason else ""
-        after = f" after {status.elapsed}" if status.elapsed and status.state.is_final else ""
-        link = f" (link {status.chain})" if status.chain else ""
-        _print(f"job {job}{link} {status.state.value}{reason}{nodes}{after}")
+        state = (self._launch.job_in(status), status.state, status.reason, status.nodes)
+        if state != self._printed:
+            self._printed = state
+            _print(" ".join(state_words(self._launch, status)))
 
     def _print_event(self, event: Event, progress: Progress) -> None:
         match event:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,9 @@ from launcher.jobs.status import LaunchStatus, poll
 from launcher.monitor.checkpoints import DamagedCheckpoint, damaged_checkpoints
 from launcher.monitor.events import Event, HeldOut, Progress, Start
 from launcher.monitor.logs import FAILURES, link_log
-from launcher.monitor.provenance_report import Changes, Difference, changes_between, difference_of
+from launcher.monitor.provenance_report import Changes, Difference, changes_between, difference_of, finite
 from launcher.monitor.readers import all_events, newest_events
-from launcher.monitor.run_status import finite, links_to_json
+from launcher.monitor.run_status import attributes, links_to_json
 from launcher.runs.paths import launch_numbers
 from launcher.schedulers.base import JobStatus
 from launcher.schedulers.job_status import exit_reason
@@ -41,9 +41,7 @@ class Steps:
     loss: float | None = None
 
     def __str__(self) -> str:
-        if self.last is None:
-            return tables.UNKNOWN
-        return f"{tables.text(self.first)}→{self.last}"
+        return tables.UNKNOWN if self.last is None else f"{tables.text(self.first)}→{self.last}"
 
     def to_json(self) -> dict[str, Any]:
         return {"first_step": self.first, "step": self.last, "loss": finite(self.loss)}
@@ -75,12 +73,8 @@ class AttemptRow:
         return {
             "job_id": life.job_id,
             "life": life.number,
-            "link": self.link,
-            "state": self.state,
-            "reason": self.reason,
-            "exit_code": life.exit_code,
-            "started": life.started,
-            "ended": life.ended,
+            **attributes(self, "link", "state", "reason"),
+            **attributes(life, "exit_code", "started", "ended"),
             "node_list": life.nodes,
             "avoids": life.avoids,
             "failures_before": life.failures,
@@ -125,23 +119,19 @@ class LaunchRow:
         manifest = self.launch.manifest if self.launch else None
         return {
             "launch": self.number,
-            "tag": manifest.tag if manifest else None,
-            "job_id": manifest.job_id if manifest else None,
+            **attributes(manifest, "tag", "job_id"),
             "state": self.status.state.value,
-            "reason": self.status.reason,
-            "exit_code": self.status.exit_code,
+            **attributes(self.status, "reason", "exit_code"),
             "launched": manifest.created if manifest else None,
-            "user": manifest.user if manifest else None,
-            "host": manifest.host if manifest else None,
+            **attributes(manifest, "user", "host"),
             "started": self.started,
             "elapsed": self.status.elapsed,
             "node_list": self.status.nodes,
             "restarts": self.status.restarts,
             "links": links_to_json(self.status.chain),
-            "max_links": self.status.chain.max_links if self.status.chain else None,
+            **attributes(self.status.chain, "max_links"),
             **self.steps.to_json(),
-            "git_commit": manifest.git_commit if manifest else None,
-            "git_dirty": manifest.git_dirty if manifest else None,
+            **attributes(manifest, "git_commit", "git_dirty"),
             "added": list(self.changes.added),
             "removed": list(self.changes.removed),
             "changed": {key: list(values) for key, values in self.changes.changed.items()},
@@ -171,15 +161,19 @@ def _row(item: LaunchStatus, before: Launch | None) -> LaunchRow:
     assert launch is not None
     lives = launch.attempts
     several = len(lives) > 1 or launch.is_chain
-    whole = _Stretch()
     # Tasks of an array run at once, and their events cannot be told apart.
     alone = len({life.job_id for life in lives}) == 1 or launch.is_chain
     stretches = _stretches(lives) if several and alone else []
+    whole = _Stretch()
     with contextlib.suppress(OSError):  # another user's run that may not be read
-        _divide(all_events(launch) if several else newest_events(launch), whole, stretches)
+        for event in all_events(launch) if several else newest_events(launch):
+            whole.take(event)
+            for stretch in stretches:
+                if not isinstance(event, HeldOut) and stretch.covers(event.time):  # that has no time
+                    stretch.take(event)
     damaged = damaged_checkpoints(launch)
     for stretch in stretches:
-        stretch.damaged = [item for item in damaged if stretch.begin <= item.time < stretch.end]
+        stretch.damaged = [checkpoint for checkpoint in damaged if stretch.covers(checkpoint.time)]
     changes = Changes()
     if before is not None:
         changes = changes_between(before.manifest.overrides, launch.manifest.overrides)
@@ -201,11 +195,14 @@ class _Stretch:
     """The events between two times: their steps, and the damaged checkpoints."""
 
     def __init__(self, begin: float | None = None, end: float | None = None) -> None:
-        self.begin = -math.inf if begin is None else begin
-        self.end = math.inf if end is None else end
+        self._begin = -math.inf if begin is None else begin
+        self._end = math.inf if end is None else end
         self.damaged: Sequence[DamagedCheckpoint] = ()
         self._first: int | None = None
         self._progress = Progress()
+
+    def covers(self, time: float) -> bool:
+        return self._begin <= time < self._end
 
     def take(self, event: Event) -> None:
         if self._first is None and isinstance(event, Start):
@@ -218,20 +215,12 @@ class _Stretch:
 
 
 def _stretches(lives: Sequence[JobAttempt]) -> list[_Stretch]:
-    """Return the stretch of each attempt, until the next one began."""
-    begins = _life_begins(lives)
+    """Return the stretch of each attempt, until the next one began; marks have whole seconds."""
+    begins = [life.started for life in lives]
+    for index, (before, life) in enumerate(itertools.pairwise(lives), start=1):
+        if before.ended is not None and life.started is not None:
+            begins[index] = max(life.started, before.ended + 1)
     return [_Stretch(begin, end) for begin, end in itertools.pairwise([*begins, None])]
-
-
-def _divide(events: Iterable[Event], whole: _Stretch, parts: Sequence[_Stretch]) -> None:
-    """Give each stretch its events, as they are read."""
-    for event in events:
-        whole.take(event)
-        if isinstance(event, HeldOut):  # it has no time
-            continue
-        for part in parts:
-            if part.begin <= event.time < part.end:
-                part.take(event)
 
 
 def _lives(
@@ -278,43 +267,18 @@ def _end_of(life: JobAttempt, status: JobStatus, *, is_last: bool) -> tuple[str,
     return (state or (State.FAILED if life.exit_code else State.COMPLETED)).value, reason
 
 
-def _life_begins(lives: Sequence[JobAttempt]) -> list[float | None]:
-    """Return the time from which each attempt's events are; marks have whole seconds."""
-    befores = [None, *lives]
-    return [_begins(before, life) for before, life in zip(befores, lives, strict=False)]
-
-
-def _begins(before: JobAttempt | None, life: JobAttempt) -> float | None:
-    if before is None or before.ended is None or life.started is None:
-        return life.started
-    return max(life.started, before.ended + 1)
-
-
 # --- the diagnosis of an attempt
 
 # The machine, or whoever ended the job, is the cause of these, and the errors of ranks explain nothing.
 _NOT_OF_RANKS = (
-    "done",
-    "saved",
-    "cancelled",
-    "ended_by_user",
-    "deadline",
-    "preempted",
-    "node_failed",
-    "time_limit",
-    "lost",
-)
+    "done", "saved", "cancelled", "ended_by_user", "deadline",
+    "preempted", "node_failed", "time_limit", "lost",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """The cause of the end of an attempt.
-
-    Attributes
-    ----------
-    first
-        The rank that failed first, and its error.
-    """
+    """The cause of the end of an attempt; `first` is the rank that failed first, and its error."""
 
     rule: str | None
     verdict: str
@@ -330,9 +294,7 @@ class Diagnosis:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "rule": self.rule,
-            "verdict": self.verdict,
-            "why": self.why,
+            **attributes(self, "rule", "verdict", "why"),
             "nodes_at_fault": list(self.nodes),
             "first_failure": self.first,
             "advice": self.advice,
@@ -351,15 +313,15 @@ def diagnose(
 ) -> Diagnosis | None:
     """Return why an attempt ended; ``None`` if it has not ended, as far as is known.
 
-    Parameters
-    ----------
-    logs
-        The job's logs, which are read only if it did not judge itself.
-    state, reason
-        The scheduler's words for its end; ``None`` while it lives, or if they are not known.
+    The job's logs are read only if it did not judge itself. `state` and `reason` are the scheduler's words
+    for its end, ``None`` while it lives, or if they are not known.
     """
     if attempt.verdict and attempt.why:
-        diagnosis = _as_marked(attempt)
+        known = rule_named(attempt.rule)
+        nodes = tuple(attempt.excluded.split(",")) if attempt.excluded else ()
+        verdict = attempt.verdict if attempt.verdict in ("done", "exclude", "stop") else "continue"
+        advice = known.advice if known else None
+        diagnosis = Diagnosis(attempt.rule, verdict, attempt.why, nodes, advice=advice)
     elif attempt.is_over or state is not None:
         facts = Facts(attempt.exit_code, attempt.state or state, reason, signal=attempt.signal, save=save)
         hosts = attempt.nodes.split(",") if attempt.nodes else []
@@ -371,13 +333,6 @@ def diagnose(
     if diagnosis.rule in _NOT_OF_RANKS:
         return diagnosis
     return replace(diagnosis, first=_first_failure(attempt, failures))
-
-
-def _as_marked(attempt: JobAttempt) -> Diagnosis:
-    rule = rule_named(attempt.rule)
-    nodes = tuple(attempt.excluded.split(",")) if attempt.excluded else ()
-    verdict = attempt.verdict if attempt.verdict in ("done", "exclude", "stop") else "continue"
-    return Diagnosis(attempt.rule, verdict, attempt.why or "", nodes, advice=rule.advice if rule else None)
 
 
 def _first_failure(attempt: JobAttempt, failures: Path | None) -> str | None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from types import TracebackType
-from typing import Self
+from collections.abc import Sequence
 
 from rich.box import ROUNDED
 from rich.console import Console, Group, RenderableType
@@ -14,12 +13,13 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.spinner import Spinner
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from launcher.errors import one_line
 from launcher.jobs.launches import Launch
 from launcher.monitor.events import Event, Progress, Train
+from launcher.monitor.run_status import state_words
 from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
 from launcher.ui import tables
@@ -33,60 +33,55 @@ _STALE_SECONDS = 30.0
 _STALE_STEPS = 10
 
 
-class LiveView:
+class LiveView(Live):
     """A view that redraws a panel with the state, the progress and the losses."""
 
     interval = 0.25
 
     def __init__(self, launch: Launch, console: Console | None = None) -> None:
+        super().__init__(console=console or open_console(), refresh_per_second=8)
         self._launch = launch
         self._began = self._last_event = time.monotonic()
         self._losses: deque[float] = deque(maxlen=4096)
         self._spinner = Spinner("dots", style="yellow")
-        self._live = Live(console=console or open_console(), refresh_per_second=8)
 
-    def __enter__(self) -> Self:
-        self._live.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    def show(
+        self, status: JobStatus, progress: Progress, new: Sequence[Event], *, is_over: bool = False
     ) -> None:
-        self._live.__exit__(kind, error, trace)
+        self.update(self._panel(status, progress, new), refresh=is_over)
 
-    def show(self, status: JobStatus, progress: Progress, new: list[Event]) -> None:
-        self._live.update(self._panel(status, progress, new))
-
-    def end(self, status: JobStatus, progress: Progress) -> None:
-        self._live.update(self._panel(status, progress, []), refresh=True)
-
-    def _panel(self, status: JobStatus, progress: Progress, new: list[Event]) -> Panel:
+    def _panel(self, status: JobStatus, progress: Progress, new: Sequence[Event]) -> Panel:
         if new:
             self._last_event = time.monotonic()
         self._losses.extend(e.loss for e in new if isinstance(e, Train) and e.loss is not None)
         body: list[RenderableType] = [self._state(status, progress)]
         if progress.step is not None:
-            body += [_bar(status, progress), self._train(progress), _held_out(progress)]
+            train = Text.assemble(
+                ("train loss    ", "dim"),
+                (tables.loss(progress.loss), "bold blue"),
+                (f"  {sparkline(list(self._losses))}", "blue"),
+                ("  lr ", "dim"),
+                tables.small(progress.train.learning_rate if progress.train else None),
+            )
+            body += [_bar(status, progress), train, _held_out(progress)]
         manifest = self._launch.manifest
         title = Text.assemble((one_line(manifest.run), "bold"), f" · launch {self._launch.paths.number}")
         shape = Text(tables.tasks(self._launch.nodes, manifest.tasks_per_node), style="dim")
         style = colour(status.state) if status.state.is_final else "dim"
         return Panel(
             Group(*body),
-            box=ROUNDED,
+            ROUNDED,
             title=title,
             title_align="left",
             subtitle=shape,
             border_style=style,
             # A terminal prints ^C after the panel, where it must not begin another line.
-            width=max(self._live.console.width - 3, 20),
+            width=max(self.console.width - 3, 20),
         )
 
     def _state(self, status: JobStatus, progress: Progress) -> RenderableType:
-        link = f" (link {status.chain})" if status.chain else ""
-        line = Text.assemble(
-            f"job {self._launch.job_in(status)}{link}  ", (status.state.value, colour(status.state))
-        )
+        job = state_words(self._launch, status)[0]
+        line = Text.assemble(f"{job}  ", (status.state.value, colour(status.state)))
         if status.reason:
             line.append(f" ({one_line(status.reason)})", "dim")
         if status.nodes:
@@ -102,24 +97,11 @@ class LiveView:
                 awaited = "the queue"
             self._spinner.update(text=line.append(f"  waiting for {awaited}, {elapsed}", "dim"))
             return self._spinner
-        return line.append(self._lateness(progress), "bold yellow")
-
-    def _lateness(self, progress: Progress) -> str:
-        """Return a warning about a step that is late; an empty text if it is not."""
         silent = time.monotonic() - self._last_event
         usual = _STALE_STEPS / progress.steps_per_second if progress.steps_per_second else 0.0
-        if silent < max(_STALE_SECONDS, usual) or progress.end:
-            return ""
-        return f"  no step for {tables.duration(silent)}"
-
-    def _train(self, progress: Progress) -> Text:
-        return Text.assemble(
-            ("train loss    ", "dim"),
-            (tables.loss(progress.loss), "bold blue"),
-            (f"  {sparkline(list(self._losses))}", "blue"),
-            ("  lr ", "dim"),
-            tables.small(progress.train.learning_rate if progress.train else None),
-        )
+        if silent >= max(_STALE_SECONDS, usual) and not progress.end:
+            line.append(f"  no step for {tables.duration(silent)}", "bold yellow")
+        return line
 
 
 def _bar(status: JobStatus, progress: Progress) -> Table:
@@ -127,11 +109,8 @@ def _bar(status: JobStatus, progress: Progress) -> Table:
     step = progress.step or 0
     style = colour(status.state) if status.state.is_final else "cyan"
     share = f"{100 * step / total:.0f} %" if total else ""
-    grid = Table.grid(padding=(0, 2), expand=True)
-    grid.add_column()
-    grid.add_column(ratio=1)
-    for _ in range(3):
-        grid.add_column(justify="right", no_wrap=True)
+    numbers = (Column(justify="right", no_wrap=True) for _ in range(3))
+    grid = Table.grid(Column(), Column(ratio=1), *numbers, padding=(0, 2), expand=True)
     grid.add_row(
         Text(f"step {tables.steps(step, progress.max_steps)}"),
         ProgressBar(total=total or None, completed=step, complete_style=style, finished_style=style),

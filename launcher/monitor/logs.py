@@ -5,32 +5,23 @@ from __future__ import annotations
 import codecs
 import contextlib
 import os
+import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO
 
 from launcher.errors import one_line
 from launcher.jobs.launches import Launch
+from launcher.monitor.events import blocks_back
 from launcher.monitor.polling import JobPoller
 from launcher.runs.paths import launch_numbers
 from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
-from supervisor.files import open_regular, read_json, unix_time, whole
+from supervisor.evidence import Left, left_by_ranks
+from supervisor.files import names_in, open_regular
 
 FAILURES = "failures"
-_FAILURE_BYTES = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class RankFailure:
-    """The record of a rank's failure: the error, and the file that has it."""
-
-    time: float
-    rank: int
-    error: str
-    path: Path
 
 
 def task_logs(launch: Launch, extension: str = "out") -> dict[int, Path]:
@@ -38,18 +29,10 @@ def task_logs(launch: Launch, extension: str = "out") -> dict[int, Path]:
     if launch.manifest.job_id is None:
         return {}
     prefix = f"{launch.paths.log_prefix}{launch.manifest.job_id}_"
-    logs = {}
-    for path in launch.paths.directory.glob(f"log-*_*_*.{extension}"):
-        number = path.name.removeprefix(prefix).removesuffix(f".{extension}")
-        if number.isdecimal() and number.isascii():
-            logs[int(number)] = path
+    name = re.compile(rf"{re.escape(prefix)}([0-9]+)\.{extension}")
+    matches = map(name.fullmatch, names_in(launch.paths.directory))
+    logs = {int(match[1]): launch.paths.directory / match[0] for match in matches if match}
     return dict(sorted(logs.items()))
-
-
-def task_log(launch: Launch, task: int, extension: str = "out") -> Path:
-    """Return the log of one task of an array; it need not exist yet."""
-    path = launch.log(extension)
-    return path.with_name(f"{path.stem}_{task}{path.suffix}")
 
 
 def failed_task_logs(launch: Launch, status: JobStatus) -> dict[int, Path]:
@@ -59,7 +42,7 @@ def failed_task_logs(launch: Launch, status: JobStatus) -> dict[int, Path]:
 
 
 def link_log(launch: Launch, job_id: str, extension: str = "out") -> Path:
-    """Return the log of one link of a chain; it need not exist yet."""
+    """Return the log of a job, a task of an array or a link of a chain; it need not exist yet."""
     return launch.paths.directory / launch.paths.log_name(job_id, extension)
 
 
@@ -72,12 +55,7 @@ def job_logs(launch: Launch, extension: str = "out") -> list[Path]:
 def newest_log(launch: Launch, extension: str = "out") -> Path:
     """Return the newest log: the job's, that of an array's highest task, or that of a chain's last link.
 
-    It need not exist yet.
-
-    Raises
-    ------
-    UserError
-        If the launch never became a job.
+    It need not exist yet; raise UserError if the launch never became a job.
     """
     path = launch.log(extension)
     if launch.is_chain:
@@ -103,16 +81,14 @@ def rank_logs(launch: Launch, rank: int) -> list[Path]:
     """
     name = f"nemo_log_globalrank-{rank}_*.txt"
     moved = launch.paths.results.glob(f"run_*/{name}")
-    by_time = sorted(moved, key=modified, reverse=True)
-    return [*sorted(launch.paths.results.glob(name)), *by_time]
+    return [*sorted(launch.paths.results.glob(name)), *sorted(moved, key=modified, reverse=True)]
 
 
 def modified(path: Path) -> float:
     """Return the time of a file's last change in Unix seconds; 0 if there is no file."""
-    try:
+    with contextlib.suppress(OSError):
         return path.stat().st_mtime
-    except OSError:
-        return 0.0
+    return 0.0
 
 
 def began(launch: Launch) -> float:
@@ -124,19 +100,11 @@ def began(launch: Launch) -> float:
     return (lives[-1].started or 0.0) if len(lives) > 1 else 0.0
 
 
-def rank_failures(launch: Launch) -> list[RankFailure]:
-    """Return the failures of ranks since the job last began, in the order of their times."""
-    failures = []
-    since = began(launch)
-    for path in (launch.paths.results / FAILURES).glob("globalrank-*.json"):
-        try:
-            record = read_json(path, _FAILURE_BYTES)
-        except (OSError, ValueError):
-            continue
-        time, rank = unix_time(record.get("time")), whole(record.get("rank"), 0)
-        if time is not None and time >= since and rank is not None and "error" in record:
-            failures.append(RankFailure(time, rank, str(record["error"]), path))
-    return sorted(failures, key=lambda failure: failure.time)
+def rank_failures(launch: Launch) -> dict[Path, Left]:
+    """Return the failures of ranks since the job last began, by their files, in the order of their times."""
+    directory = launch.paths.results / FAILURES
+    failures = left_by_ranks(directory, began(launch))
+    return {directory / f"globalrank-{failure.rank}.json": failure for failure in failures}
 
 
 _BLOCK = 1 << 16
@@ -153,43 +121,32 @@ class LogReader:
 
     def poll(self) -> str:
         """Return the new text; an incomplete character waits for its rest."""
-        try:
-            # Opened afresh each time: a network file system shows what others wrote only to a new open.
-            with open_regular(self.path) as stream:
-                stream.seek(self._offset)
-                content = stream.read(_BLOCK)
-        except FileNotFoundError:
-            return ""
+        content = b""
+        # Opened afresh each time: a network file system shows what others wrote only to a new open.
+        with contextlib.suppress(FileNotFoundError), open_regular(self.path) as stream:
+            stream.seek(self._offset)
+            content = stream.read(_BLOCK)
         self._offset += len(content)
         return self._decoder.decode(content)
 
 
 def tail_offset(path: Path, lines: int) -> int:
     """Return the byte at which the last `lines` lines of a file begin, searched for from its end."""
-    try:
-        with open_regular(path) as stream:
-            return _tail_offset(stream, lines)
-    except FileNotFoundError:
-        return 0
-
-
-def _tail_offset(stream: BinaryIO, lines: int) -> int:
-    size = end = stream.seek(0, os.SEEK_END)
-    # A line begins after the newline before it; a file's last newline ends a line and begins none.
-    to_skip = lines
-    while end > 0 and lines > 0:
-        start = max(end - _BLOCK, 0)
-        stream.seek(start)
-        content = stream.read(end - start)
-        if end == size and not content.endswith(b"\n"):
-            to_skip -= 1
-        position = len(content)
-        while (position := content.rfind(b"\n", 0, position)) >= 0:
-            if to_skip <= 0:
-                return start + position + 1
-            to_skip -= 1
-        end = start
-    return 0 if lines > 0 else size
+    with contextlib.suppress(FileNotFoundError), open_regular(path) as stream:
+        size = stream.seek(0, os.SEEK_END)
+        if lines <= 0:
+            return size
+        # A line begins after the newline before it; a file's last newline ends a line and begins none.
+        to_skip = lines
+        for start, content in blocks_back(stream, 0, size, _BLOCK):
+            if start + len(content) == size and not content.endswith(b"\n"):
+                to_skip -= 1
+            position = len(content)
+            while (position := content.rfind(b"\n", 0, position)) >= 0:
+                if to_skip <= 0:
+                    return start + position + 1
+                to_skip -= 1
+    return 0
 
 
 def last_lines(path: Path, lines: int) -> str:
@@ -203,22 +160,16 @@ def tail_offsets(paths: Sequence[Path], lines: int) -> list[tuple[Path, int]]:
     """Return the files that have the last `lines` lines of all, each with the byte at which they begin."""
     offsets: list[tuple[Path, int]] = []
     for path in reversed(paths):
-        offset = tail_offset(path, lines)
+        offset, last = tail_offset(path, lines), b"\n"
         offsets.insert(0, (path, offset))
-        if offset > 0:
-            break
-        lines -= _count_lines(path)
-        if lines <= 0:
+        if offset == 0:
+            with contextlib.suppress(FileNotFoundError), open_regular(path) as stream:
+                while block := stream.read(_BLOCK):
+                    lines, last = lines - block.count(b"\n"), block[-1:]
+            lines -= last != b"\n"
+        if offset > 0 or lines <= 0:
             break
     return offsets
-
-
-def _count_lines(path: Path) -> int:
-    lines, last = 0, b"\n"
-    with contextlib.suppress(FileNotFoundError), open_regular(path) as stream:
-        while block := stream.read(_BLOCK):
-            lines, last = lines + block.count(b"\n"), block[-1:]
-    return lines + (last != b"\n")
 
 
 def read_all(reader: LogReader, write: Callable[[str], object]) -> bool:
@@ -242,21 +193,24 @@ def follow_log(
 ) -> JobStatus:
     """Write a log as it grows, until its job has ended and all of it was written.
 
-    Parameters
-    ----------
-    choose
-        Returns the next file after the current one: each task of an array has its own, and each link of a
-        chain.
-    tell
-        Writes messages about the log: what the job waits for, and that there is a newer launch.
+    `choose` returns the next file after the current one: each task of an array, and each link of a chain has
+    its own. `tell` writes messages about the log: what the job waits for, and that there is a newer launch.
     """
-    tell_once = _Once(tell)
+    last_messages: dict[str, str] = {}  # by their topics
+
+    def tell_once(text: str, topic: str = "log") -> None:
+        if last_messages.get(topic) != text:
+            last_messages[topic] = text
+            tell(text)
+
     was_quiet = False
     with JobPoller(launch) as watch:
         while True:
             # The state first: once the job is known to have ended, everything that it wrote is there.
             status = of_part(watch.status, task, link)
             over = status.state.is_final or watch.is_blind
+            reason = f" ({one_line(status.reason)})" if status.reason else ""
+            state = f"the job is {status.state.value}{reason}"
             has_text = read_all(reader, write)
             if has_text:
                 watch.alive()
@@ -267,10 +221,12 @@ def follow_log(
             elif over and was_quiet:
                 return status
             elif not over and not reader.path.exists():
-                tell_once(f"waiting for {reader.path.name}: {_state(status)}")
+                tell_once(f"waiting for {reader.path.name}: {state}")
             elif status.state is State.PENDING and status.chain and link is None:
-                tell_once(f"waiting for link {status.chain}: {_state(status)}")
-            _tell_newer(launch, tell_once)
+                tell_once(f"waiting for link {status.chain}: {state}")
+            if max(launch_numbers(launch.paths.run_dir), default=0) > launch.paths.number:
+                message = f"the run was launched again meanwhile: this is launch {launch.paths.number}"
+                tell_once(message, "newer")
             was_quiet = over and not has_text  # read once more, for a network file system that is late
             time.sleep(_POLL)
 
@@ -282,27 +238,3 @@ def of_part(status: JobStatus, task: str | None = None, link: str | None = None)
     if task is None or task not in status.tasks:
         return status
     return replace(status, state=status.tasks[task], reason=None, exit_code=None, tasks={})
-
-
-class _Once:
-    """A writer of messages that skips one equal to the previous of its topic."""
-
-    def __init__(self, tell: Callable[[str], object]) -> None:
-        self._tell = tell
-        self._last: dict[str, str] = {}
-
-    def __call__(self, text: str, topic: str = "") -> None:
-        if self._last.get(topic) != text:
-            self._last[topic] = text
-            self._tell(text)
-
-
-def _tell_newer(launch: Launch, tell_once: _Once) -> None:
-    newest = launch_numbers(launch.paths.run_dir)[-1:]
-    if newest and newest[0] > launch.paths.number:
-        tell_once(f"the run was launched again meanwhile: this is launch {launch.paths.number}", "newer")
-
-
-def _state(status: JobStatus) -> str:
-    reason = f" ({one_line(status.reason)})" if status.reason else ""
-    return f"the job is {status.state.value}{reason}"

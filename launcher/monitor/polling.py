@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 from launcher.jobs.launches import Launch
@@ -19,12 +18,8 @@ T = TypeVar("T")
 class Poller(Generic[T]):
     """The newest answer to a question, first asked at once, so that there is always one.
 
-    Use it as a context: within it a thread asks again and again.
-
-    Parameters
-    ----------
-    pause
-        Returns the seconds to wait after an answer; ``None`` to stop asking.
+    Use it as a context: within it a thread asks again and again. `pause` returns the seconds to wait after an
+    answer, ``None`` to stop asking.
     """
 
     def __init__(self, poll: Callable[[], T], pause: Callable[[T], float | None]) -> None:
@@ -39,9 +34,7 @@ class Poller(Generic[T]):
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._stop.set()
 
     @property
@@ -64,19 +57,14 @@ def backoff(interval: float, failures: int, most: float = 30.0) -> float:
     return min(interval * 2.0 ** min(failures, 10), max(most, interval))
 
 
-# The shortest interval in seconds: a busy controller serves thousands of users.
-INTERVAL = 2.0
-# The longest time in seconds for which a job's state may be unknown before following it is given up.
-PATIENCE = 60.0
-
-
 class JobPoller(Poller[JobStatus]):
     """The status of one job, polled every `interval` seconds by a thread, less often while it is unknown.
 
-    Use it as a context. The first status is known before it is entered.
+    Use it as a context. The first status is known before it is entered. Following is given up after
+    `patience` seconds without a known state. The interval is long, as a controller serves thousands of users.
     """
 
-    def __init__(self, launch: Launch, interval: float = INTERVAL, patience: float = PATIENCE) -> None:
+    def __init__(self, launch: Launch, interval: float = 2.0, patience: float = 60.0) -> None:
         self._launch = launch
         self._interval = interval
         self._patience = patience

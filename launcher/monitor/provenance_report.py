@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +17,7 @@ from launcher.runs.paths import short
 from launcher.secrecy import recorded, redacted
 from launcher.ui import tables
 from launcher.ui.tables import moment
-from supervisor.files import open_regular, read_json, whole
+from supervisor.files import names_in, open_regular, read_json, whole
 from supervisor.marks import image_digest
 
 _MOST_SHOWN = 8
@@ -31,20 +32,16 @@ class Changes:
     changed: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     def lines(self) -> list[str]:
-        """Return the changes as lines for people."""
-        return [
-            *(f"- {override}" for override in self.removed),
-            *(f"+ {override}" for override in self.added),
-            *(f"{key}: {_arrow(*values)}" for key, values in self.changed.items()),
-        ]
+        lines = [f"- {override}" for override in self.removed]
+        lines += [f"+ {override}" for override in self.added]
+        for key, (old, new) in self.changed.items():
+            lines.append(f"{key}: {old} → {new}" if old != new else f"{key}: {new} (changed)")
+        return lines
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The keys by which a launch is a different training than an earlier one, as its manifest has them.
-
-    `changes` has the old and the new value of each key.
-    """
+    """The keys by which a launch is a different training than an earlier one, with old and new values."""
 
     launch: int
     changes: Mapping[str, tuple[Any, Any]]
@@ -56,7 +53,6 @@ class Difference:
         return f"a different training than launch {self.launch}: {', '.join(keys[:2])}{more} changed"
 
     def lines(self) -> list[str]:
-        """Return the difference as lines for people."""
         changes = [f"{key}: {shown(old)} → {shown(new)}" for key, (old, new) in self.changes.items()]
         more = [f"and {len(changes) - _MOST_SHOWN} more"] if len(changes) > _MOST_SHOWN else []
         first = f"a different training than launch {self.launch}:"
@@ -64,12 +60,14 @@ class Difference:
 
     def to_json(self) -> dict[str, Any]:
         """Return the difference for programs; a number that is not finite is a string."""
-        values = {key: [_finite(value) for value in both] for key, both in self.changes.items()}
-        changes = [{"key": key, "old": old, "new": new} for key, (old, new) in values.items()]
+        changes = [
+            {"key": key, "old": finite(old), "new": finite(new)} for key, (old, new) in self.changes.items()
+        ]
         return {"launch": self.launch, "changes": changes}
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """Return a value as JSON can have it: a number that is not finite is a string, and stays visible."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -86,26 +84,17 @@ def difference_of(manifest: Manifest) -> Difference | None:
 
 def changes_between(before: Iterable[str], after: Iterable[str]) -> Changes:
     """Compare the overrides of two launches; of a repeated key the last one counts, as for a launch."""
-    old, new = _by_key(before), _by_key(after)
+    old, new = ({word.partition("=")[0].strip(): word for word in words} for words in (before, after))
+    changed = {key: (old[key], new[key]) for key in new if key in old and old[key] != new[key]}
     return Changes(
         added=[redacted(new[key]) for key in new if key not in old],
         removed=[redacted(old[key]) for key in old if key not in new],
-        changed={
-            key: (_value(old[key]), _value(new[key])) for key in new if key in old and old[key] != new[key]
-        },
+        changed={key: (_value(old), _value(new)) for key, (old, new) in changed.items()},
     )
-
-
-def _by_key(overrides: Iterable[str]) -> dict[str, str]:
-    return {override.partition("=")[0].strip(): override for override in overrides}
 
 
 def _value(override: str) -> str:
     return redacted(override).partition("=")[2]
-
-
-def _arrow(before: str, after: str) -> str:
-    return f"{before} → {after}" if before != after else f"{after} (changed)"
 
 
 # The trainer's own record: its packages, and the commit of its code if it ran from a checkout.
@@ -134,9 +123,15 @@ def provenance(launch: Launch) -> dict[str, Any]:
 def provenance_rows(launch: Launch) -> list[tuple[str, str]]:
     """Return the provenance for people: names and values."""
     manifest, record = launch.manifest, provenance(launch)
+    configuration: list[tuple[str, str]] = []
+    if tree := manifest.config_git:
+        commit = _checkout(tree.get("commit"), tree.get("dirty"))
+        configuration = [("configuration", f"{commit}, in {tree.get('directory')}")]
+        configuration += [("not committed", _diff(launch, tree.get("diff")))]
+    size = tables.tasks(launch.nodes, manifest.tasks_per_node)
     pairs = [
         ("run", f"{manifest.run}, launch {launch.paths.number}"),
-        ("job", f"{', '.join(launch.jobs) or tables.UNKNOWN}, {manifest.stage}, {_size(launch)}"),
+        ("job", f"{', '.join(launch.jobs) or tables.UNKNOWN}, {manifest.stage}, {size}"),
         ("launched", f"{moment(manifest.created)} by {manifest.user} on {manifest.host}"),
         ("command", shlex.join(record["command"])),
         *(("override", override) for override in record["overrides"]),
@@ -144,7 +139,7 @@ def provenance_rows(launch: Launch) -> list[tuple[str, str]]:
         ("code", _checkout(manifest.git_commit, manifest.git_dirty)),
         ("not committed", _diff(launch, manifest.git_diff)),
         *(("excluded node", _excluded(node)) for node in manifest.excluded),
-        *_config_rows(launch, manifest.config_git),
+        *configuration,
         ("image", tables.text(manifest.image)),
         ("image digest", tables.text(record["image_digest"])),
         ("launcher", _versions(manifest.packages or {"slipway": manifest.version})),
@@ -161,32 +156,14 @@ def provenance_rows(launch: Launch) -> list[tuple[str, str]]:
     return [("" if name == names[index] else name, value) for index, (name, value) in enumerate(known)]
 
 
-_CHANGES = {
-    True: "with uncommitted changes",
-    False: "without changes",
-    None: "uncommitted changes unknown",
-}
-
-
 def _checkout(commit: str | None, dirty: bool | None) -> str:
-    changes = _CHANGES[dirty if isinstance(dirty, bool) else None]
+    known = "with uncommitted changes" if dirty else "without changes"
+    changes = known if isinstance(dirty, bool) else "uncommitted changes unknown"
     return tables.UNKNOWN if commit is None else f"commit {commit}, {changes}"
-
-
-def _config_rows(launch: Launch, checkout: Mapping[str, Any] | None) -> list[tuple[str, str]]:
-    if not checkout:
-        return []
-    commit = _checkout(checkout.get("commit"), checkout.get("dirty"))
-    rows = [("configuration", f"{commit}, in {checkout.get('directory')}")]
-    return [*rows, ("not committed", _diff(launch, checkout.get("diff")))]
 
 
 def _diff(launch: Launch, name: str | None) -> str:
     return short(launch.paths.directory / name) if isinstance(name, str) else tables.UNKNOWN
-
-
-def _size(launch: Launch) -> str:
-    return tables.tasks(launch.nodes, launch.manifest.tasks_per_node)
 
 
 def _excluded(node: Mapping[str, Any]) -> str:
@@ -200,25 +177,20 @@ def _versions(packages: Mapping[str, Any] | None) -> str:
 
 
 def _job_packages(launch: Launch) -> dict[str, str] | None:
-    try:
+    with contextlib.suppress(OSError, ValueError):
         content = read_json(launch.paths.results / _PACKAGES)
-    except (OSError, ValueError):
-        return None
-    return {str(name): str(version) for name, version in content.items()}
+        return {name: str(version) for name, version in content.items()}
+    return None
 
 
 def _job_git(launch: Launch) -> str | None:
     """Return the first line of the trainer's record of its checkout."""
-    try:
-        with open_regular(launch.paths.results / _GIT_INFO) as lines:
-            return lines.readline(_LONGEST_LINE).decode("utf-8", errors="replace").strip() or None
-    except OSError:
-        return None
+    with contextlib.suppress(OSError), open_regular(launch.paths.results / _GIT_INFO) as lines:
+        return lines.readline(_LONGEST_LINE).decode("utf-8", errors="replace").strip() or None
+    return None
 
 
 def _files(launch: Launch) -> list[Path]:
     """Return the files of the launch itself; the job's are in folders, except its logs."""
-    try:
-        return sorted(path for path in launch.paths.directory.iterdir() if path.name[0] != ".")
-    except OSError:
-        return []
+    directory = launch.paths.directory
+    return [directory / name for name in names_in(directory) if not name.startswith(".")]

@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 from launcher.jobs.launches import Launch
-from launcher.monitor.events import Event, EventReader, Start, Train, Validation, newest, read_head_and_tail
+from launcher.monitor.events import (
+    Event,
+    EventReader,
+    Start,
+    Train,
+    Validation,
+    blocks_back,
+    newest,
+    read_head_and_tail,
+)
 from launcher.monitor.logs import job_logs, newest_log
 from supervisor.files import open_regular, read_text
 
 
-class Reader(Protocol):
-    """A reader of the events appended since the last call."""
-
-    def stream(self) -> Iterator[Event]:
-        """Yield the new events, oldest first."""
-
-    def newest(self, steps: int) -> list[Event]:
-        """Return the new events, with the first step after each start and the last `steps` steps only."""
-
-
-def open_reader(launch: Launch) -> Reader:
+def open_reader(launch: Launch) -> EventReader | LogsReader:
     """Return a reader of all events of a launch that became a job; its files need not exist yet."""
-    if not _has_events_in_log(launch):
-        return EventReader(launch.metrics)
-    return _LogsReader(launch)
+    return LogsReader(launch) if _has_events_in_log(launch) else EventReader(launch.metrics)
 
 
 def all_events(launch: Launch) -> Iterator[Event]:
@@ -52,7 +51,7 @@ def _has_events_in_log(launch: Launch) -> bool:
     return launch.manifest.engine == "nemo" and launch.manifest.job_id is not None
 
 
-class _LogsReader:
+class LogsReader:
     """A reader of NeMo's events from the log of a job, or from the logs of a chain's links in their order."""
 
     def __init__(self, launch: Launch) -> None:
@@ -104,10 +103,7 @@ class _Point:
 class NemoReader:
     """A reader of the events appended to a log since the last call; the log need not exist yet.
 
-    Parameters
-    ----------
-    tokens_per_step
-        With it the rate is in tokens; ``None`` if it is not known.
+    With `tokens_per_step` the rate is in tokens; it is ``None`` if it is not known.
     """
 
     def __init__(self, path: Path, tokens_per_step: int | None = None, offset: int = 0) -> None:
@@ -117,25 +113,14 @@ class NemoReader:
         self._last: _Point | None = None
         self._validation: str | None = None
 
-    def poll(self) -> list[Event]:
-        """Return the new events, oldest first."""
-        return list(self.stream())
-
     def stream(self) -> Iterator[Event]:
-        """Yield the new events, oldest first.
-
-        Their times are counted back from the log's last change.
-        """
-        try:
-            with open_regular(self.path, buffering=0) as stream:
-                changed = self.path.stat().st_mtime
-                begin, self._offset = self._offset, _last_end(stream, self._offset)
-                newest = _last_point(stream, begin, self._offset)
-                if newest is not None:
-                    points = _points_between(stream, begin, self._offset)
-                    yield from self._events(points, newest, changed)
-        except FileNotFoundError:
-            return
+        """Yield the new events, oldest first; their times are counted back from the log's last change."""
+        with contextlib.suppress(FileNotFoundError), open_regular(self.path, buffering=0) as stream:
+            changed = self.path.stat().st_mtime
+            begin, self._offset = self._offset, _last_end(stream, self._offset)
+            newest = _last_point(stream, begin, self._offset)
+            if newest is not None:
+                yield from self._events(_points_between(stream, begin, self._offset), newest, changed)
 
     def _events(self, points: Iterator[_Point], newest: _Point, now: float) -> Iterator[Event]:
         following = next(points, None)
@@ -145,51 +130,34 @@ class NemoReader:
             before, self._last = self._last, point
             if before is None or point.step < before.step or point.elapsed < before.elapsed:
                 self._validation = None
-                yield self._start(point, at)
+                begin = at - point.elapsed
+                yield Start(begin, point.step - 1, point.max_steps, tokens_per_step=self._tokens)
             loss = point.metrics.get("val_loss")
             if loss is not None and str(loss) != self._validation:  # a nan differs from itself
                 self._validation = str(loss)
                 yield Validation(at, point.step, loss)
             if following is None or following.step != point.step:
-                yield self._train(point, at)
-
-    def _start(self, point: _Point, at: float) -> Start:
-        nothing = (None,) * 6
-        return Start(at - point.elapsed, point.step - 1, point.max_steps, *nothing, self._tokens)
-
-    def _train(self, point: _Point, at: float) -> Train:
-        seconds = point.metrics.get("train_step_timing in s")
-        speed = self._tokens / seconds if self._tokens and seconds else None
-        return Train(at, point.step, point.metrics.get("reduced_train_loss"), None, None, speed, self._tokens)
+                loss, seconds = map(point.metrics.get, ("reduced_train_loss", "train_step_timing in s"))
+                speed = self._tokens / seconds if self._tokens and seconds else None
+                yield Train(at, point.step, loss, None, None, speed, self._tokens)
 
 
 def read_nemo_end(log: Path, tokens_per_step: int | None = None) -> list[Event]:
     """Read the newest events of a log from its end."""
     try:
         with open_regular(log, buffering=0) as stream:
-            offset = _before_last_progress(stream)
+            size = stream.seek(0, os.SEEK_END)
+            blocks = blocks_back(stream, max(size - _SEARCH_BYTES, 0), size, _TAIL_BYTES)
+            offset = next((start for start, block in blocks if b"global_step=" in block), size)
     except FileNotFoundError:
         return []
-    return NemoReader(log, tokens_per_step, offset).poll()
-
-
-def _before_last_progress(stream: BinaryIO) -> int:
-    """Return the byte from which the last progress lines are read."""
-    end = size = stream.seek(0, 2)
-    while end > max(size - _SEARCH_BYTES, 0):
-        start = max(end - _TAIL_BYTES, 0)
-        stream.seek(start)
-        if b"global_step=" in stream.read(end - start):
-            return start
-        end = start
-    return size
+    return list(NemoReader(log, tokens_per_step, offset).stream())
 
 
 def tokens_per_step(config: Path) -> int | None:
-    """Return the tokens of a step from the configuration of a GPT's job; ``None`` if they vary.
+    """Return the tokens of a step, batch size times sequence length, of a GPT's job; ``None`` if they vary.
 
-    They are the global batch size times the sequence length. Both are searched for in the text: parsing YAML
-    takes a hundred times longer.
+    Both are searched for in the text of the configuration: parsing YAML takes a hundred times longer.
     """
     try:
         text = read_text(config)
@@ -206,10 +174,7 @@ def tokens_per_step(config: Path) -> int | None:
 
 
 def _complete_length(content: bytes) -> int:
-    """Return the length of the complete lines: an incomplete one waits for its rest.
-
-    The bar's last line has no end but its bracket.
-    """
+    """Return the length of the complete lines; the bar's last line has no end but its bracket."""
     return max(content.rfind(end) for end in (b"]", b"\n", b"\r")) + 1
 
 
@@ -234,15 +199,9 @@ def _points_between(stream: BinaryIO, begin: int, end: int) -> Iterator[_Point]:
 
 def _last_point(stream: BinaryIO, begin: int, end: int) -> _Point | None:
     """Return the last progress line between two bytes, searched for from the end."""
-    after = b""
-    while end > begin:
-        start = max(end - _BLOCK_BYTES, begin)
-        stream.seek(start)
-        block = stream.read(end - start)
-        points = _points(block + after)
-        if points:
+    for _, block in blocks_back(stream, begin, end, _BLOCK_BYTES, overlap=_LONGEST_LINE):
+        if points := _points(block):
             return points[-1]
-        end, after = start, block[:_LONGEST_LINE]
     return None
 
 
@@ -256,18 +215,13 @@ def _points(content: bytes) -> list[_Point]:
 def _metrics(text: bytes) -> dict[str, float]:
     metrics = {}
     for name, value in _METRIC.findall(text):
-        try:
+        with contextlib.suppress(ValueError):
             metrics[name.decode()] = float(value)
-        except ValueError:
-            continue
     return metrics
 
 
 def _seconds(clock: bytes) -> int:
-    seconds = 0
-    for part in clock.split(b":"):
-        seconds = 60 * seconds + int(part)
-    return seconds
+    return functools.reduce(lambda seconds, part: 60 * seconds + int(part), clock.split(b":"), 0)
 
 
 # --- the steps of a run
@@ -277,12 +231,8 @@ def _seconds(clock: bytes) -> int:
 class Segment:
     """The steps that a trainer computed after one start.
 
-    Attributes
-    ----------
-    after_step, after_samples
-        The state from which it went on: the steps completed, and the samples consumed by them.
-    last
-        The last step that is known to be completed; `after_step` if there is none.
+    `after_step` and `after_samples` are the steps completed before it, and the samples consumed by them.
+    `last` is the last step that is known to be completed, `after_step` if there is none.
     """
 
     launch: Launch
@@ -290,26 +240,19 @@ class Segment:
     after_samples: int
     last: int
 
-    @property
-    def has_trained(self) -> bool:
-        """Return True if it completed a step."""
-        return self.last > self.after_step
-
 
 def segments(launches: Iterable[Launch]) -> list[Segment]:
-    """Return the segments of launches of our own trainer, in the order of the launches."""
-    return [segment for launch in launches for segment in _of_launch(launch)]
-
-
-def _of_launch(launch: Launch) -> list[Segment]:
-    """Read the segments of a launch; of all but the last one only the first step is looked for."""
-    parts: list[Segment] = []
-    for event in open_reader(launch).newest(1) if launch.manifest.job_id is not None else ():
-        if isinstance(event, Start) and event.consumed_samples is not None:
-            parts.append(Segment(launch, event.step, event.consumed_samples, event.step))
-        elif isinstance(event, Train) and parts:
-            parts[-1] = replace(parts[-1], last=max(parts[-1].last, event.step))
-    return parts
+    """Return the segments of launches of our trainer, in order; only a launch's last is read to its end."""
+    all_parts: list[Segment] = []
+    for launch in launches:
+        parts: list[Segment] = []
+        for event in open_reader(launch).newest(1) if launch.manifest.job_id is not None else ():
+            if isinstance(event, Start) and event.consumed_samples is not None:
+                parts.append(Segment(launch, event.step, event.consumed_samples, event.step))
+            elif isinstance(event, Train) and parts:
+                parts[-1] = replace(parts[-1], last=max(parts[-1].last, event.step))
+        all_parts += parts
+    return all_parts
 
 
 def segment_with(step: int, parts: Sequence[Segment]) -> Segment | None:
@@ -320,5 +263,5 @@ def segment_with(step: int, parts: Sequence[Segment]) -> Segment | None:
     no step changed nothing, and counts only if no other one does.
     """
     before = [part for part in parts if part.after_step < step]
-    trained = [part for part in before if part.has_trained]
+    trained = [part for part in before if part.last > part.after_step]
     return next(reversed(trained or before), None)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from launcher.jobs.launches import Launch
 from launcher.jobs.status import LaunchStatus, current_statuses
 from launcher.monitor.checkpoints import DamagedCheckpoint, damaged_checkpoints, summary
 from launcher.monitor.events import Event, Progress
-from launcher.monitor.provenance_report import Difference, difference_of
+from launcher.monitor.provenance_report import Difference, difference_of, finite
 from launcher.monitor.readers import newest_events
 from launcher.runs.provenance import user
 from launcher.schedulers.base import ChainJobs, JobStatus
@@ -33,42 +32,39 @@ class Transitions:
     """The times of a job's changes of state in Unix seconds; ``None`` is unknown, or has not happened.
 
     `started` and `ended` of a chain are those of its current link, of an array those of its first and its
-    last task. `last` is the time of the change into the current state.
+    last task. `last_transition` is the time of the change into the current state.
     """
 
     submitted: float | None = None
     started: float | None = None
     ended: float | None = None
-    last: float | None = None
+    last_transition: float | None = None
 
     def to_json(self) -> dict[str, str | None]:
         """Return the times as ISO 8601 in UTC."""
-        return {
-            "submitted": _iso(self.submitted),
-            "started": _iso(self.started),
-            "ended": _iso(self.ended),
-            "last_transition": _iso(self.last),
-        }
+        return {name: _iso(when) for name, when in asdict(self).items()}
 
 
 def transitions_of(launch: Launch, status: JobStatus) -> Transitions:
     """Return the times of the changes of state, from the manifest, the marks and Slurm's elapsed time."""
-    created = _created(launch)
+    created = datetime.fromisoformat(launch.manifest.created).timestamp()  # checked when it was read
     if status.state is State.NOT_SUBMITTED:
-        return Transitions(last=created)
+        return Transitions(last_transition=created)
     job_id = status.chain.job_id if status.chain else launch.manifest.job_id
     if job_id is None:
         return Transitions(submitted=created)
-    lives = [life for life in launch.attempts if job_id in (life.job_id, life.job_id.partition("_")[0])]
-    newest = list({life.job_id: life for life in lives}.values())  # of each task, or of the one job
+    attempts = launch.attempts
     if status.state is State.PENDING:
         # The job may have been requeued, or the previous link has just ended.
-        return Transitions(created, last=_latest([created, *(life.ended for life in launch.attempts)]))
-    started, ended = _started(newest, status), None
+        last = _latest([created, *(life.ended for life in attempts)])
+        return Transitions(created, last_transition=last)
+    lives = [life for life in attempts if job_id in (life.job_id, life.job_id.partition("_")[0])]
+    newest = list({life.job_id: life for life in lives}.values())  # of each task, or of the one job
+    started = _started(newest, status)
     if status.state.is_final:
         ended = _ended(launch, job_id, newest, status, started)
         return Transitions(created, started, ended, ended)
-    return Transitions(created, started, last=None if status.state is State.UNKNOWN else started)
+    return Transitions(created, started, last_transition=None if status.state is State.UNKNOWN else started)
 
 
 def _started(lives: Sequence[JobAttempt], status: JobStatus) -> float | None:
@@ -86,16 +82,11 @@ def _ended(
     """Return the end on record: the job's own, its cancellation, start plus elapsed time, or Slurm's end."""
     if lives and all(life.ended is not None for life in lives):
         return _latest(life.ended for life in lives)
-    by_user = cancelled_at(launch.paths.directory, job_id)
-    if by_user is not None:
-        return by_user
     elapsed = _elapsed_seconds(status)
-    if started is not None and elapsed is not None:
-        return started + elapsed
-    if status.ended is not None:
-        return status.ended
+    computed = started + elapsed if started is not None and elapsed is not None else None
     end = chain_end(launch.paths.directory) if launch.is_chain else None
-    return end.ended if end is not None else None
+    ends = (cancelled_at(launch.paths.directory, job_id), computed, status.ended, end.ended if end else None)
+    return next((when for when in ends if when is not None), None)
 
 
 def _elapsed_seconds(status: JobStatus) -> int | None:
@@ -110,12 +101,6 @@ def _latest(times: Iterable[float | None]) -> float | None:
     return max((when for when in times if when is not None), default=None)
 
 
-def _created(launch: Launch) -> float | None:
-    with contextlib.suppress(ValueError, OverflowError):
-        return datetime.fromisoformat(launch.manifest.created).timestamp()
-    return None
-
-
 def _iso(when: float | None) -> str | None:
     if when is None:
         return None
@@ -124,28 +109,7 @@ def _iso(when: float | None) -> str | None:
     return None
 
 
-_GONE = JobStatus(State.UNKNOWN, "the run has no launch, or was removed")
-
 LINK = "LINK"
-COLUMNS = (
-    "RUN",
-    "LAUNCH",
-    "JOB",
-    LINK,
-    "STATE",
-    "SINCE",
-    "ELAPSED/LIMIT",
-    "NODES×TASKS",
-    "STEP",
-    "LOSS",
-    "VAL LOSS",
-    "TOKENS/S",
-    "ETA",
-    "RESTARTS",
-    "NODELIST",
-    "USER",
-    REASON,
-)
 
 
 @dataclass(frozen=True)
@@ -162,56 +126,39 @@ class StatusRow(LaunchStatus):
         return self.progress.eta if self.status.state is State.RUNNING else None
 
     @property
-    def _has_run(self) -> bool:
-        """True if the elapsed time means something: that of a pending job is 0."""
-        return self.status.elapsed is not None and self.status.state is not State.PENDING
-
-    @property
-    def other_user(self) -> str | None:
-        """The user who launched the run, if it is another one."""
-        return self.launch.manifest.user if self.launch and self.launch.manifest.user != _me() else None
-
-    def cells(self) -> list[str]:
-        """Return the values of `COLUMNS`."""
-        status, progress = self.status, self.progress
-        manifest = self.launch.manifest if self.launch else None
-        limit = tables.text(manifest.time_limit if manifest else None)
-        values = [
-            self.run,
-            tables.text(self.launch.paths.number if self.launch else None),
-            self.launch.job_in(status) if self.launch else tables.UNKNOWN,
-            tables.text(status.chain),
-            status.state.value,
-            since(self.transitions.last if status.state is not State.UNKNOWN else None, datetime.now()),
-            f"{status.elapsed}/{limit}" if self._has_run else tables.UNKNOWN,
-            self._size,
-            tables.steps(progress.step, progress.max_steps),
-            tables.loss(progress.loss),
-            tables.loss(progress.validation_loss),
-            tables.count(progress.tokens_per_second),
-            tables.duration(self.eta),
-            tables.text(status.restarts or None),
-            tables.text(status.nodes),
-            tables.text(self.other_user),
-            tables.text("; ".join(filter(None, self._reasons)) or None),
-        ]
-        return [one_line(value) for value in values]
-
-    @property
-    def _reasons(self) -> list[str | None]:
-        differs = self.differs.summary() if self.differs else None
-        return [self.status.full_reason, differs, summary(self.damaged)]
-
-    @property
     def differs(self) -> Difference | None:
         """The keys by which it is a different training than an earlier launch of the run."""
         return difference_of(self.launch.manifest) if self.launch else None
 
-    @property
-    def _size(self) -> str:
-        if self.launch is None:
-            return tables.UNKNOWN
-        return f"{self.launch.nodes}×{self.launch.manifest.tasks_per_node}"
+    def cells(self) -> dict[str, str]:
+        """Return the values of the columns of a table, by their names."""
+        status, progress, launch = self.status, self.progress, self.launch
+        manifest = launch.manifest if launch else None
+        is_known = status.state is not State.UNKNOWN
+        # The elapsed time of a pending job is 0, and means nothing.
+        has_run = status.elapsed is not None and status.state is not State.PENDING
+        limit = tables.text(manifest.time_limit if manifest else None)
+        differs = self.differs.summary() if self.differs else None
+        values = {
+            "RUN": self.run,
+            "LAUNCH": self.number,
+            "JOB": launch.job_in(status) if launch else None,
+            LINK: status.chain,
+            "STATE": status.state.value,
+            "SINCE": since(self.transitions.last_transition if is_known else None, datetime.now()),
+            "ELAPSED/LIMIT": f"{status.elapsed}/{limit}" if has_run else None,
+            "NODES×TASKS": f"{launch.nodes}×{launch.manifest.tasks_per_node}" if launch else None,
+            "STEP": tables.steps(progress.step, progress.max_steps),
+            "LOSS": tables.loss(progress.loss),
+            "VAL LOSS": tables.loss(progress.validation_loss),
+            "TOKENS/S": tables.count(progress.tokens_per_second),
+            "ETA": tables.duration(self.eta),
+            "RESTARTS": status.restarts or None,
+            "NODELIST": status.nodes,
+            "USER": manifest.user if manifest and manifest.user != _me() else None,
+            REASON: "; ".join(filter(None, [status.full_reason, differs, summary(self.damaged)])),
+        }
+        return {name: one_line(tables.text(value)) for name, value in values.items()}
 
     def to_json(self) -> dict[str, Any]:
         """Return the status for programs; a number that is not finite is a string, ``"nan"``."""
@@ -219,25 +166,23 @@ class StatusRow(LaunchStatus):
         return {
             "run": self.run,
             "run_dir": str(self.run_dir),
-            "launch": self.launch.paths.number if self.launch else None,
-            "stage": manifest.stage if manifest else None,
+            "launch": self.number,
+            **attributes(manifest, "stage"),
             "job_id": self.job_id,
-            "state": self.status.state.value,
-            "reason": self.status.reason,
-            "why": self.status.why,
-            "exit_code": self.status.exit_code,
+            "state": self.state.value,
+            **attributes(self.status, "reason", "why", "exit_code"),
             **self.transitions.to_json(),
-            "elapsed": self.status.elapsed,
-            "time_limit": manifest.time_limit if manifest else None,
-            "nodes": self.launch.nodes if self.launch else None,
-            "tasks_per_node": manifest.tasks_per_node if manifest else None,
+            **attributes(self.status, "elapsed"),
+            **attributes(manifest, "time_limit"),
+            **attributes(self.launch, "nodes"),
+            **attributes(manifest, "tasks_per_node"),
             "node_list": self.status.nodes,
             "restarts": self.status.restarts,
             "tasks": {task: state.value for task, state in self.status.tasks.items()},
-            "link": self.status.chain.current if self.status.chain else None,
-            "max_links": self.status.chain.max_links if self.status.chain else None,
-            "links": links_to_json(self.status.chain),
-            "user": manifest.user if manifest else None,
+            "link": self.chain.current if self.chain else None,
+            **attributes(self.chain, "max_links"),
+            "links": links_to_json(self.chain),
+            **attributes(manifest, "user"),
             "step": self.progress.step,
             "max_steps": self.progress.max_steps,
             "loss": finite(self.progress.loss),
@@ -249,20 +194,20 @@ class StatusRow(LaunchStatus):
         }
 
 
-@functools.cache
-def _me() -> str:
-    return user()
+_me = functools.cache(user)
 
 
-def finite(number: float | None) -> float | str | None:
-    """Return a number as JSON can have it: one that is not finite as a string, so that it stays visible."""
-    return number if number is None or math.isfinite(number) else str(number)
+def attributes(source: object, *names: str) -> dict[str, Any]:
+    """Return attributes by their names, each ``None`` without an object."""
+    return {name: getattr(source, name, None) for name in names}
 
 
 def as_table(rows: Sequence[StatusRow]) -> tuple[Sequence[str], list[list[str]]]:
     """Return the columns and their values; the column of links only if some row is a chain."""
-    names = [name for name in COLUMNS if name != LINK or any(row.status.chain for row in rows)]
-    cells = [dict(zip(COLUMNS, row.cells(), strict=True)) for row in rows]
+    cells = [row.cells() for row in rows]
+    has_links = any(row.chain for row in rows)
+    # A table without a row has its columns too.
+    names = [name for name in gone(Path()).cells() if name != LINK or has_links]
     return names, [[cell[name] for name in names] for cell in cells]
 
 
@@ -273,10 +218,7 @@ def links_to_json(links: ChainJobs | None) -> list[dict[str, Any]]:
             "link": number,
             "job_id": job_id,
             "state": status.state.value,
-            "reason": status.reason,
-            "why": status.why,
-            "exit_code": status.exit_code,
-            "elapsed": status.elapsed,
+            **attributes(status, "reason", "why", "exit_code", "elapsed"),
             "node_list": status.nodes,
         }
         for number, (job_id, status) in (zip(links.numbers, links.jobs.items(), strict=True) if links else ())
@@ -285,7 +227,7 @@ def links_to_json(links: ChainJobs | None) -> list[dict[str, Any]]:
 
 def gone(run_dir: Path) -> StatusRow:
     """Return the status of a requested run without a launch: it must not look as if it had completed."""
-    return StatusRow(run_dir, None, _GONE)
+    return StatusRow(run_dir, None, JobStatus(State.UNKNOWN, "the run has no launch, or was removed"))
 
 
 def collect_status(
@@ -296,21 +238,23 @@ def collect_status(
 
 
 def _with_progress(item: LaunchStatus) -> StatusRow:
+    row = StatusRow(item.run_dir, item.launch, item.status, item.unanswered)
+    if item.launch is None:
+        return row
     events: list[Event] = []
-    transitions = Transitions()
-    damaged: Sequence[DamagedCheckpoint] = ()
-    if item.launch:
-        transitions = transitions_of(item.launch, item.status)
-        damaged = damaged_checkpoints(item.launch)
-        with contextlib.suppress(OSError):  # another user's run that may not be read
-            events = newest_events(item.launch, restarted=item.status.has_restarted)
-    progress = Progress(events)
-    return StatusRow(
-        item.run_dir,
-        item.launch,
-        item.status,
-        item.unanswered,
-        progress=progress,
-        transitions=transitions,
-        damaged=damaged,
-    )
+    with contextlib.suppress(OSError):  # another user's run that may not be read
+        events = newest_events(item.launch, restarted=item.status.has_restarted)
+    transitions, damaged = transitions_of(item.launch, item.status), damaged_checkpoints(item.launch)
+    return replace(row, progress=Progress(events), transitions=transitions, damaged=damaged)
+
+
+def state_words(launch: Launch | None, status: JobStatus) -> list[str]:
+    """Return the words for the state of a job: its id, the state with its reason, its nodes, its duration."""
+    is_over = status.state.is_final
+    words = [
+        f"job {launch.job_in(status)}{f' (link {status.chain})' if status.chain else ''}" if launch else "",
+        status.state.value + (f" ({status.full_reason})" if status.full_reason else ""),
+        f"on {status.nodes}" if status.nodes and not is_over else "",
+        f"after {status.elapsed}" if status.elapsed and is_over else "",
+    ]
+    return [word for word in words if word]

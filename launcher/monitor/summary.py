@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from launcher.errors import UserError
-from launcher.jobs.launches import Launch, open_launches
+from launcher.jobs.launches import open_launches
 from launcher.jobs.status import poll
 from launcher.monitor.curves import Curves, evenly, finite_points, outline, smooth
 from launcher.monitor.evaluations import Evaluation, progress_rows, read_evaluations
 from launcher.monitor.events import Start
+from launcher.monitor.provenance_report import finite
 from launcher.monitor.readers import all_events
-from launcher.monitor.run_status import finite
+from launcher.monitor.run_status import attributes
 from launcher.ui import tables
 from launcher.ui.plotting import (
     FAINT,
@@ -66,14 +67,16 @@ class RunSummary:
 
     def to_json(self) -> dict[str, Any]:
         """Return the table for programs; a number that is not finite is a string, ``"nan"``."""
-        table = {
-            key: finite(value) if isinstance(value, float) else value for key, value in asdict(self).items()
-        }
-        return {**table, "evaluations": [evaluation.to_json() for evaluation in self.evaluations]}
+        values = asdict(self) | {"evaluations": [evaluation.to_json() for evaluation in self.evaluations]}
+        return {key: finite(value) if isinstance(value, float) else value for key, value in values.items()}
 
     def rows(self) -> list[tuple[str, str]]:
         """Return the table for people: names and values."""
         state = self.state + (f" ({self.reason})" if self.reason else "")
+        below = tables.UNKNOWN
+        if self.last_held_out_loss is not None and self.unigram_entropy is not None:
+            distance = abs(self.unigram_entropy - self.last_held_out_loss)
+            below = f"{'yes, by' if self.below_entropy else 'no, above by'} {distance:.4f} nats"
         return [
             ("run", self.run + (f", {self.launches} launches" if self.launches > 1 else "")),
             ("job", tables.text(self.job_id)),
@@ -86,73 +89,45 @@ class RunSummary:
             ("train loss", _arrow(self.first_loss, self.last_loss)),
             ("held-out loss", _arrow(self.first_held_out_loss, self.last_held_out_loss)),
             ("unigram entropy", f"{tables.loss(self.unigram_entropy)} nats of the {self.entropy_of}"),
-            ("below entropy", self._verdict()),
+            ("below entropy", below),
             *progress_rows(self.evaluations),
             ("throughput", f"{tables.count(self.tokens_per_second)} tokens/s, mean"),
             ("wall time", tables.duration(self.seconds)),
         ]
-
-    def _verdict(self) -> str:
-        if self.below_entropy is None or self.last_held_out_loss is None or self.unigram_entropy is None:
-            return tables.UNKNOWN
-        distance = abs(self.unigram_entropy - self.last_held_out_loss)
-        return f"yes, by {distance:.4f} nats" if self.below_entropy else f"no, above by {distance:.4f} nats"
 
 
 def _arrow(first: float | None, last: float | None) -> str:
     return tables.UNKNOWN if last is None else f"{tables.loss(first)} → {tables.loss(last)}"
 
 
-def load_curves(launches: Sequence[Launch]) -> Curves:
-    """Return the joined curves of the launches of a run."""
-    curves = Curves()
+def summarize(run_dir: Path) -> tuple[RunSummary, Curves]:
+    """Return the closing table and the curves of a run; raise UserError before its first step."""
+    launches, curves = open_launches(run_dir), Curves()
     for launch in launches:
         curves.add(all_events(launch))
-    return curves
-
-
-def summarize(run_dir: Path) -> tuple[RunSummary, Curves]:
-    """Return the closing table and the curves of a run.
-
-    Raises
-    ------
-    UserError
-        If no launch of the run has recorded a step yet.
-    """
-    launches = open_launches(run_dir)
-    curves = load_curves(launches)
     if not curves.train:
         raise UserError(
             f"{run_dir.name} has no training step yet",
             hint=f"show its state: slipway status {run_dir.name}",
         )
-    return replace(_summary(launches, curves), evaluations=read_evaluations(run_dir)), curves
-
-
-def _summary(launches: Sequence[Launch], curves: Curves) -> RunSummary:
-    manifest = launches[-1].manifest
-    status = poll(launches[-1:])[0].status
-    first, last, validations = curves.point(0), curves.point(-1), curves.validations
-    start, entropy = curves.start, curves.entropy
+    (current,) = poll(launches[-1:])
+    nodes, tasks = launches[-1].nodes, launches[-1].manifest.tasks_per_node
+    validations, entropy = curves.validations, curves.entropy
     held_out = validations[-1][1] if validations else None
-    return RunSummary(
-        run=manifest.run,
+    summary = RunSummary(
+        run=current.run,
         launches=len(launches),
-        job_id=status.chain.job_id if status.chain else manifest.job_id,
-        state=status.state.value,
-        reason=status.reason,
-        nodes=launches[-1].nodes,
-        tasks_per_node=manifest.tasks_per_node,
-        world=launches[-1].nodes * manifest.tasks_per_node,
-        tensor=start.tensor if start else None,
-        data=start.data if start else None,
-        layout=_layout(start),
-        parameters=start.parameters if start else None,
-        step=last.step,
-        max_steps=start.max_steps if start else None,
+        job_id=current.job_id,
+        state=current.state.value,
+        reason=current.status.reason,
+        nodes=nodes,
+        tasks_per_node=tasks,
+        world=nodes * tasks,
+        layout=_layout(curves.start),
+        step=curves.point(-1).step,
         tokens=curves.tokens,
-        first_loss=first.loss,
-        last_loss=last.loss,
+        first_loss=curves.point(0).loss,
+        last_loss=curves.point(-1).loss,
         first_held_out_loss=validations[0][1] if validations else None,
         last_held_out_loss=held_out,
         unigram_entropy=entropy,
@@ -160,7 +135,10 @@ def _summary(launches: Sequence[Launch], curves: Curves) -> RunSummary:
         below_entropy=None if held_out is None or entropy is None else held_out < entropy,
         tokens_per_second=curves.tokens_per_second,
         seconds=curves.seconds,
+        evaluations=read_evaluations(run_dir),
+        **attributes(curves.start, "tensor", "data", "parameters", "max_steps"),
     )
+    return summary, curves
 
 
 def _layout(start: Start | None) -> str:
@@ -234,12 +212,11 @@ def _legend(curves: Curves, has_evaluations: bool, coloured: bool) -> str:
         entries.append(("◆", _GREEN, "evaluated"))
     if curves.entropy is not None:
         entries.append(("┈┈", _GREY, f"unigram entropy {tables.loss(curves.entropy)}"))
-    parts = [f"{_paint(symbol, colour) if coloured else symbol} {name}" for symbol, colour, name in entries]
+    parts = []
+    for symbol, (red, green, blue), name in entries:
+        painted = f"\x1b[38;2;{red};{green};{blue}m{symbol}\x1b[0m" if coloured else symbol
+        parts.append(f"{painted} {name}")
     return "  loss [nats per token] by step:  " + "   ".join(parts)
-
-
-def _paint(text: str, colour: tuple[int, int, int]) -> str:
-    return f"\x1b[38;2;{colour[0]};{colour[1]};{colour[2]}m{text}\x1b[0m"
 
 
 def _set_ticks(figure: object, points: Points, entropy: float | None) -> None:
@@ -274,75 +251,48 @@ _COLUMNS = 1400
 def write_png(path: Path, summary: RunSummary, curves: Curves) -> None:
     """Draw the losses of a run into a PNG file, replacing an older one at once.
 
-    Raises
-    ------
-    UserError
-        If matplotlib is missing or the file cannot be written.
+    Raise UserError if matplotlib is missing or the file cannot be written.
     """
     figure = new_figure(9, 5.2)
     axes: Any = figure.add_subplot()
-    _draw_train(axes, curves)
-    _draw_held_out(axes, curves)
-    _draw_evaluated(axes, evaluated_losses(summary))
-    _draw_entropy(axes, curves)
-    _draw_resumes(axes, curves.resumed)
-    _label(axes, summary)
-    write_picture(path, rendered(figure, summary.run))
-
-
-def _draw_train(axes: Any, curves: Curves) -> None:
     steps, losses = finite_points(curves.steps, curves.losses)
-    _line(axes, steps, losses, outline(steps, losses, _COLUMNS), color=TRAIN, alpha=0.3, linewidth=1)
+    _draw(axes, steps, losses, color=TRAIN, alpha=0.3, linewidth=1)
     drawn = evenly(len(steps), 4 * _COLUMNS)
-    smoothed = smooth(losses, at=drawn)
-    axes.plot([steps[index] for index in drawn], smoothed, color=TRAIN, linewidth=2, label="train loss")
-
-
-def _line(
-    axes: Any, steps: Sequence[int], values: Sequence[float], drawn: Sequence[int], **style: Any
-) -> None:
-    axes.plot([steps[index] for index in drawn], [values[index] for index in drawn], **style)
-
-
-def _draw_held_out(axes: Any, curves: Curves) -> None:
+    means = smooth(losses, at=drawn)
+    axes.plot([steps[index] for index in drawn], means, color=TRAIN, linewidth=2, label="train loss")
     steps, losses = finite_points(curves.validation.steps, curves.validation.columns[0])
-    if not steps:
-        return
-    style = {"linewidth": 2, "marker": "o" if len(steps) <= 60 else None, "markersize": 5}
-    drawn = outline(steps, losses, _COLUMNS)
-    _line(axes, steps, losses, drawn, color=HELD_OUT, label="held-out loss", **style)
-    axes.annotate(
-        f"{losses[-1]:.2f}", (steps[-1], losses[-1]), xytext=(7, 0), textcoords="offset points",
-        color=HELD_OUT, fontweight="bold", va="center", annotation_clip=False,
-    )  # fmt: skip
-
-
-def _draw_evaluated(axes: Any, evaluated: Points) -> None:
-    if evaluated:
-        steps, losses = zip(*evaluated, strict=True)
-        axes.plot(steps, losses, color=EVALUATED, marker="D", markersize=5, linewidth=1, label="evaluated")
-
-
-def _draw_entropy(axes: Any, curves: Curves) -> None:
-    if curves.held_out is None or curves.entropy is None:
-        return
-    label = as_label(f"unigram entropy of the {curves.held_out.name} ({curves.entropy:.2f})")
-    axes.axhline(curves.entropy, color=ENTROPY, linewidth=1.5, linestyle=(0, (5, 3)), label=label, zorder=1)
-
-
-def _draw_resumes(axes: Any, steps: Sequence[int]) -> None:
-    for index, step in enumerate(steps[at] for at in evenly(len(steps), _COLUMNS)):
-        label = "resumed from a checkpoint" if index == 0 else None
-        axes.axvline(step, color=FAINT, linewidth=1, linestyle=":", label=label, zorder=0)
-
-
-def _label(axes: Any, summary: RunSummary) -> None:
+    if steps:
+        marker = "o" if len(steps) <= 60 else None
+        style = {"color": HELD_OUT, "linewidth": 2, "marker": marker, "markersize": 5}
+        _draw(axes, steps, losses, label="held-out loss", **style)
+        axes.annotate(
+            f"{losses[-1]:.2f}", (steps[-1], losses[-1]), xytext=(7, 0), textcoords="offset points",
+            color=HELD_OUT, fontweight="bold", va="center", annotation_clip=False,
+        )  # fmt: skip
+    if evaluated := evaluated_losses(summary):
+        style = {"color": EVALUATED, "linewidth": 1, "marker": "D", "markersize": 5}
+        axes.plot(*zip(*evaluated, strict=True), label="evaluated", **style)
+    if curves.held_out is not None:
+        entropy = curves.held_out.unigram_entropy
+        label = as_label(f"unigram entropy of the {curves.held_out.name} ({entropy:.2f})")
+        style = {"color": ENTROPY, "linewidth": 1.5, "linestyle": (0, (5, 3))}
+        axes.axhline(entropy, label=label, zorder=1, **style)
+    for index, at in enumerate(evenly(len(curves.resumed), _COLUMNS)):
+        note = None if index else "resumed from a checkpoint"
+        axes.axvline(curves.resumed[at], color=FAINT, linewidth=1, linestyle=":", label=note, zorder=0)
     style_axes(axes, summary.run, subtitle(summary))
     axes.set_xlabel("step", color=INK)
     axes.set_ylabel("loss [nats per token]", color=INK)
     axes.margins(x=0.02)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.legend(frameon=False, loc="upper right", labelcolor=INK)
+    write_picture(path, rendered(figure, summary.run))
+
+
+def _draw(axes: Any, steps: Sequence[int], losses: Sequence[float], **style: Any) -> None:
+    """Draw a curve by the points with which it looks the same."""
+    drawn = outline(steps, losses, _COLUMNS)
+    axes.plot([steps[index] for index in drawn], [losses[index] for index in drawn], **style)
 
 
 def subtitle(summary: RunSummary) -> str:

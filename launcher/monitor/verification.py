@@ -31,6 +31,11 @@ class RunVerdict(enum.Enum):
     NOT_APPLICABLE = "-"
 
 
+OK, FAILED, UNKNOWN, NOT_APPLICABLE = RunVerdict
+# The verdict of a check, and the evidence for it.
+Judgement = tuple[RunVerdict, str]
+
+
 @dataclass(frozen=True, slots=True)
 class RunCheck:
     """A check with its verdict and the evidence for it."""
@@ -40,14 +45,10 @@ class RunCheck:
     evidence: str
 
 
-def verify(seen: Evidence) -> list[RunCheck]:
-    """Run all checks of a run's stage."""
-    return [check(seen) for check in _BY_STAGE.get(seen.stage, _WRITING)]
-
-
-def verify_smoke(seen: Evidence) -> list[RunCheck]:
-    """Run the checks of a smoke test, a training of two steps."""
-    return [check(seen) for check in _SMOKE]
+def verify(seen: Evidence, *, is_smoke: bool = False) -> list[RunCheck]:
+    """Run all checks of a run's stage; of a smoke test, a training of two steps, those that apply to it."""
+    names = _SMOKE if is_smoke else _BY_STAGE.get(seen.launch.manifest.stage, _WRITING)
+    return [RunCheck(name, *_CHECKS[name](seen)) for name in names]
 
 
 def exit_code(seen: Evidence, checks: Iterable[RunCheck]) -> int:
@@ -55,40 +56,40 @@ def exit_code(seen: Evidence, checks: Iterable[RunCheck]) -> int:
     verdicts = {check.verdict for check in checks}
     if seen.status.state.is_live:
         return errors.UNDER_WAY
-    if RunVerdict.FAILED in verdicts:
+    if FAILED in verdicts:
         return errors.WENT_WRONG
-    return errors.NOT_KNOWN if RunVerdict.UNKNOWN in verdicts else errors.DONE
+    return errors.NOT_KNOWN if UNKNOWN in verdicts else errors.DONE
 
 
-def ended(seen: Evidence) -> RunCheck:
+def _ended_well(seen: Evidence) -> Judgement:
     """Check that the job completed, with exit code 0."""
     status = seen.status
     code = "" if status.exit_code is None else f", exit code {status.exit_code}"
     reason = f" ({status.reason})" if status.reason else ""
-    end = f"job {seen.job} {status.state.value}{reason}{code if code[2:] not in reason else ''}"
-    if status.state is State.COMPLETED:
-        return RunCheck("ended well", RunVerdict.FAILED if status.exit_code else RunVerdict.OK, end)
-    return RunCheck("ended well", RunVerdict.FAILED if seen.is_over else RunVerdict.UNKNOWN, end)
+    job = seen.launch.job_in(status)
+    end = f"job {job} {status.state.value}{reason}{code if code[2:] not in reason else ''}"
+    is_good = status.state is State.COMPLETED and not status.exit_code
+    return OK if is_good else _failed_if_over(seen), end
 
 
-def last_step(seen: Evidence) -> RunCheck:
+def _last_step(seen: Evidence) -> Judgement:
     """Check that the training reached its last step; one that a limit or a signal stopped earlier fails."""
     step = f"step {tables.steps(seen.step, seen.max_steps)}"
     if seen.step is None:
         # Our trainer records every step: without a record there was none.
-        verdict = _failed_if_over(seen) if seen.records_each_step else None
-        return _check("last step", verdict, "the trainer recorded no step")
+        verdict = _failed_if_over(seen) if seen.records_each_step else UNKNOWN
+        return verdict, "the trainer recorded no step"
     if seen.max_steps is None:
-        return _check("last step", None, f"{step}: the requested number of steps is unknown")
+        return UNKNOWN, f"{step}: the requested number of steps is unknown"
     if seen.step >= seen.max_steps:
-        return _check("last step", True, step)
-    why = f": stopped by {seen.end}" if seen.end and seen.end not in ("max_steps", "stop_after") else ""
+        return OK, step
     if not seen.is_over:
-        return _check("last step", None, f"{step} so far")
-    return _check("last step", False, step + why)
+        return UNKNOWN, f"{step} so far"
+    why = f": stopped by {seen.end}" if seen.end and seen.end not in ("max_steps", "stop_after") else ""
+    return FAILED, step + why
 
 
-def finite(seen: Evidence) -> RunCheck:
+def _losses_finite(seen: Evidence) -> Judgement:
     """Check that every loss is a finite number."""
     curves = seen.curves
     train = array("q", _not_finite(curves.steps, curves.losses))
@@ -99,130 +100,126 @@ def finite(seen: Evidence) -> RunCheck:
         if steps
     ]
     if seen.diverged:
-        return _check("losses finite", False, seen.diverged)
+        return FAILED, seen.diverged
     if wrong:
-        return _check("losses finite", False, f"not a finite number: {' and '.join(wrong)}")
+        return FAILED, f"not a finite number: {' and '.join(wrong)}"
     if not curves.train:
-        return _check("losses finite", None, "the trainer recorded no loss")
-    points, validations = len(curves.train), len(curves.validation)
-    return _check("losses finite", True, f"{points:,} of training, {validations:,} held-out")
+        return UNKNOWN, "the trainer recorded no loss"
+    return OK, f"{len(curves.train):,} of training, {len(curves.validation):,} held-out"
 
 
-def falling(seen: Evidence) -> RunCheck:
-    """Check that the loss falls over all launches of the run; see `launcher.monitor.verification`.
+def _loss_falling(seen: Evidence) -> Judgement:
+    """Check that the loss falls over all launches of the run.
 
     Of at least two held-out losses the last must be below the first; this alone decides as long as the
     training loss does not rise. Without held-out losses the training loss must fall.
     """
     _, losses = finite_points(seen.curves.steps, seen.curves.losses)
     _, held_out = finite_points(seen.curves.validation.steps, seen.curves.validation.columns[0])
-    training, evidence, verdict = measure_trend(losses), [], None
+    training, verdict = measure_trend(losses), UNKNOWN
+    evidence = f"training: {len(losses)} steps, and at least {FEWEST_STEPS} are needed"
     if training is not None:
         medians = f"{tables.loss(training.first)} → {tables.loss(training.last)}"
-        evidence.append(f"training {medians}, {training.trend.value} (noise {training.margin:.4f})")
-        verdict = training.trend is Trend.FALLS
-    else:
-        evidence.append(f"training: {len(losses)} steps, and at least {FEWEST_STEPS} are needed")
+        evidence = f"training {medians}, {training.trend.value} (noise {training.margin:.4f})"
+        verdict = OK if training.trend is Trend.FALLS else FAILED
     if len(held_out) > 1:
-        falls = held_out[-1] < held_out[0]
-        evidence.append(f"held-out {tables.loss(held_out[0])} → {tables.loss(held_out[-1])}")
-        verdict = falls and not (training and training.trend is Trend.RISES)
-    return _check("loss falling", verdict, "; ".join(evidence))
+        evidence += f"; held-out {tables.loss(held_out[0])} → {tables.loss(held_out[-1])}"
+        rises = training is not None and training.trend is Trend.RISES
+        verdict = OK if held_out[-1] < held_out[0] and not rises else FAILED
+    return verdict, evidence
 
 
-def complete(seen: Evidence) -> RunCheck:
+def _no_step_missing(seen: Evidence) -> Judgement:
     """Check that no step is missing, not even between one launch and the next."""
     steps = seen.curves.steps
     if not seen.records_each_step:
-        evidence = "this trainer does not record every step"
-        return RunCheck("no step missing", RunVerdict.NOT_APPLICABLE, evidence)
+        return NOT_APPLICABLE, "this trainer does not record every step"
     if not steps:
-        return _check("no step missing", None, "the trainer recorded no step")
+        return UNKNOWN, "the trainer recorded no step"
     # Steps before the first known launch are not of this run.
     before = seen.curves.first_step
-    gaps = [
-        (low + 1, high - 1)
-        for low, high in itertools.pairwise(itertools.chain([before], steps))
-        if high > low + 1
-    ]
-    if gaps:
-        return _check("no step missing", False, f"no record of {_listed(map(_span, gaps))}")
+    pairs = itertools.pairwise(itertools.chain([before], steps))
+    gaps = [(low + 1, high - 1) for low, high in pairs if high > low + 1]
     # The last ones are missing as well, if the trainer ended at a later step than the last recorded one.
-    if seen.step is not None and seen.step > steps[-1]:
-        return _check("no step missing", False, f"no record of {_span((steps[-1] + 1, seen.step))}")
-    return _check("no step missing", True, _span((before + 1, steps[-1])))
+    if not gaps and seen.step is not None and seen.step > steps[-1]:
+        gaps = [(steps[-1] + 1, seen.step)]
+    if gaps:
+        return FAILED, f"no record of {_listed(map(_span, gaps))}"
+    return OK, _span((before + 1, steps[-1]))
 
 
-def no_error(seen: Evidence) -> RunCheck:
+def _no_error(seen: Evidence) -> Judgement:
     """Check that no rank reported an error, nor a library or Slurm."""
     if seen.errors is None:
-        return _check("no error of a rank", None, "the job has no log")
+        return UNKNOWN, "the job has no log"
     if seen.errors:
         more = f"; and {len(seen.errors) - 1} more" if len(seen.errors) > 1 else ""
-        return _check("no error of a rank", False, f"{seen.errors[0]}{more}")
-    return _check("no error of a rank", True, f"none in the logs of {_ranks(seen.ranks)}")
+        return FAILED, f"{seen.errors[0]}{more}"
+    return OK, f"none in the logs of {_ranks(seen.ranks)}"
 
 
-def all_ranks(seen: Evidence) -> RunCheck:
+def _every_rank_ended(seen: Evidence) -> Judgement:
     """Check that every rank recorded its end."""
-    name = "every rank ended"
     if seen.ended_ranks is None:
-        return RunCheck(name, RunVerdict.NOT_APPLICABLE, "this trainer's ranks do not record their ends")
+        return NOT_APPLICABLE, "this trainer's ranks do not record their ends"
     missing = sorted(set(range(seen.ranks)) - seen.ended_ranks)
-    if missing:
-        ranks = f"{'rank' if len(missing) == 1 else 'ranks'} {_listed(missing)} of {seen.ranks}"
-        evidence = (
-            f"no record of {ranks}" if seen.ended_ranks else f"no record of any of {_ranks(seen.ranks)}"
-        )
-        return _check(name, _failed_if_over(seen), evidence)
-    return _check(name, True, f"records of {_ranks(seen.ranks)}")
+    if not missing:
+        return OK, f"records of {_ranks(seen.ranks)}"
+    ranks = f"{'rank' if len(missing) == 1 else 'ranks'} {_listed(missing)} of {seen.ranks}"
+    if not seen.ended_ranks:
+        ranks = f"any of {_ranks(seen.ranks)}"
+    return _failed_if_over(seen), f"no record of {ranks}"
 
 
-def saved(seen: Evidence) -> RunCheck:
+def _last_step_saved(seen: Evidence) -> Judgement:
     """Check that a complete checkpoint of the last step exists."""
-    name, checkpoint = "last step saved", seen.saved
+    checkpoint = seen.saved
     if checkpoint is None:
-        return RunCheck(name, RunVerdict.NOT_APPLICABLE, "the configuration writes no checkpoints")
+        return NOT_APPLICABLE, "the configuration writes no checkpoints"
     target = seen.max_steps if seen.max_steps is not None else seen.step
     if target is not None and checkpoint.step is not None and checkpoint.step >= target:
-        return _check(name, True, str(checkpoint.name))
+        return OK, str(checkpoint.name)
     newest = "no complete checkpoint"
     if checkpoint.step is not None:
         newest = f"the newest complete checkpoint is of step {checkpoint.step},"
     wrong = f"; {checkpoint.wrong}" if checkpoint.wrong else ""
-    verdict = None if target is None else _failed_if_over(seen)
-    return _check(name, verdict, f"{newest} in {checkpoint.directory}{wrong}")
+    verdict = UNKNOWN if target is None else _failed_if_over(seen)
+    return verdict, f"{newest} in {checkpoint.directory}{wrong}"
 
 
-def outputs(seen: Evidence) -> RunCheck:
+def _outputs_exist(seen: Evidence) -> Judgement:
     """Check that the output files exist and are not empty."""
     if seen.outputs is None:
-        return _check("outputs exist", None, "the configuration does not name the output files")
+        return UNKNOWN, "the configuration does not name the output files"
     if not seen.outputs:
-        evidence = "the merge that follows writes the files"
-        return RunCheck("outputs exist", RunVerdict.NOT_APPLICABLE, evidence)
+        return NOT_APPLICABLE, "the merge that follows writes the files"
     if seen.missing_outputs:
-        evidence = f"missing or empty: {_listed(seen.missing_outputs)}"
-        return _check("outputs exist", _failed_if_over(seen), evidence)
-    return _check("outputs exist", True, _listed(seen.outputs))
+        return _failed_if_over(seen), f"missing or empty: {_listed(seen.missing_outputs)}"
+    return OK, _listed(seen.outputs)
 
 
-_TRAINING: tuple[Callable[[Evidence], RunCheck], ...] = (
-    ended, last_step, finite, falling, complete, no_error, all_ranks, saved,
-)  # fmt: skip
-_WRITING = (ended, outputs, no_error)
-_BY_STAGE = {"training": _TRAINING, "command": (ended, no_error)}  # what a command writes is the site's
-_SMOKE = (ended, last_step, finite, no_error)
+_CHECKS: dict[str, Callable[[Evidence], Judgement]] = {
+    "ended well": _ended_well,
+    "outputs exist": _outputs_exist,
+    "last step": _last_step,
+    "losses finite": _losses_finite,
+    "loss falling": _loss_falling,
+    "no step missing": _no_step_missing,
+    "no error of a rank": _no_error,
+    "every rank ended": _every_rank_ended,
+    "last step saved": _last_step_saved,
+}
+_WRITING = ("ended well", "outputs exist", "no error of a rank")
+_BY_STAGE = {
+    "training": tuple(name for name in _CHECKS if name != "outputs exist"),
+    "command": ("ended well", "no error of a rank"),  # what a command writes is the site's
+}
+_SMOKE = ("ended well", "last step", "losses finite", "no error of a rank")
 
 
-def _failed_if_over(seen: Evidence) -> bool | None:
+def _failed_if_over(seen: Evidence) -> RunVerdict:
     """Return the verdict about something missing: failed if the job is over, else unknown."""
-    return False if seen.is_over else None
-
-
-def _check(name: str, verdict: bool | None, evidence: str) -> RunCheck:
-    verdicts = {True: RunVerdict.OK, False: RunVerdict.FAILED, None: RunVerdict.UNKNOWN}
-    return RunCheck(name, verdicts[verdict], evidence)
+    return FAILED if seen.is_over else UNKNOWN
 
 
 def _not_finite(steps: Iterable[int], losses: Iterable[float]) -> Iterator[int]:
@@ -283,7 +280,8 @@ def measure_trend(losses: Sequence[float]) -> LossTrend | None:
     differences = array("d", (abs(after - before) for before, after in itertools.pairwise(losses)))
     sigma = _SIGMA_OF_MAD * median(differences) / math.sqrt(2)
     margin = _STANDARD_ERRORS * _ERROR_OF_MEDIAN * sigma * math.sqrt(2 / count)
-    return LossTrend(_trend(last - first, margin), first, last, margin)
+    trend = Trend.FLAT if abs(last - first) <= margin else Trend.RISES if last > first else Trend.FALLS
+    return LossTrend(trend, first, last, margin)
 
 
 def median(values: Sequence[float]) -> float:
@@ -303,9 +301,3 @@ def median(values: Sequence[float]) -> float:
     if middle[0] < 0 or middle[1] >= len(between):
         return statistics.median(values)
     return between[middle[0]] if size % 2 else (between[middle[0]] + between[middle[1]]) / 2
-
-
-def _trend(change: float, margin: float) -> Trend:
-    if abs(change) <= margin:
-        return Trend.FLAT
-    return Trend.RISES if change > 0 else Trend.FALLS

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from launcher.errors import one_line
 from launcher.monitor.polling import Poller, backoff
-from launcher.monitor.run_status import StatusRow, as_table
+from launcher.monitor.run_status import StatusRow, as_table, state_words
 from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
 from launcher.ui import tables
@@ -23,16 +23,11 @@ from launcher.ui.terminal import open_console
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
-    from rich.text import Text
 
 
 # A state is out of date after this many unanswered questions, and at least this many seconds.
 _STALE_QUESTIONS = 3
 _STALE_SECONDS = 20.0
-# The longest time in seconds without the state of any live job before watching is given up: with a scheduler
-# that answers, and with one that does not (a controller that is restarted takes minutes).
-PATIENCE = 60.0
-BLIND_PATIENCE = 600.0
 
 
 @dataclass(frozen=True)
@@ -50,22 +45,24 @@ class Snapshot:
 
     @property
     def states(self) -> list[State]:
-        return [row.status.state for row in self.rows]
+        return [row.state for row in self.rows]
 
 
 class StatusPoller(Poller[Sequence[StatusRow]]):
     """The status of runs, polled every `interval` seconds, less often while the scheduler does not answer.
 
     Use it as a context. Without an answer the last known facts of a job stay, but its state is UNKNOWN: a
-    display that cannot see must not look healthy.
+    display that cannot see must not look healthy. Watching is given up after `patience` seconds without the
+    state of any live job, and after `blind_patience` without an answer: a controller that is restarted takes
+    minutes.
     """
 
     def __init__(
         self,
         collect: Callable[[], Sequence[StatusRow]],
         interval: float,
-        patience: float = PATIENCE,
-        blind_patience: float = BLIND_PATIENCE,
+        patience: float = 60.0,
+        blind_patience: float = 600.0,
     ) -> None:
         self._collect = collect
         self._interval = interval
@@ -126,20 +123,21 @@ _OTHER_LINES = 4  # the heading, the table's own, and the foot
 def watch(poller: StatusPoller, interval: float, *, lines_of_json: bool = False) -> Snapshot:
     """Show the status of the runs until they have ended: redrawn on a terminal, else as lines."""
     if lines_of_json:
-        return watch_in_lines(poller, as_json)
+        return watch_in_lines(poller, lambda row: json.dumps(row.to_json()))
     return watch_on_screen(poller, interval) if sys.stdout.isatty() else watch_in_lines(poller, as_line)
 
 
 def watch_in_lines(poller: StatusPoller, write: Callable[[StatusRow], str]) -> Snapshot:
     """Print a line for each launch, and again whenever its state, its reason or its nodes change."""
-    printed: dict[str, tuple[object, ...]] = {}
+    printed: dict[Path, tuple[object, ...]] = {}
     with poller:
         while True:
             snapshot = poller.snapshot()
             for row in snapshot.rows:
-                key, shown = f"{row.run_dir}/{_launch(row)}", _shown(row)
-                if printed.get(key) != shown:
-                    printed[key] = shown
+                status = row.status
+                shown = (status.state, status.reason, status.nodes, status.restarts, str(status.chain))
+                if printed.get(_directory(row)) != shown:
+                    printed[_directory(row)] = shown
                     print(write(row), flush=True)
             if snapshot.is_over:
                 return snapshot
@@ -148,28 +146,13 @@ def watch_in_lines(poller: StatusPoller, write: Callable[[StatusRow], str]) -> S
 
 def as_line(row: StatusRow) -> str:
     """Return a change as a line for people."""
-    status, progress = row.status, row.progress
-    link = f" (link {status.chain})" if status.chain else ""
-    parts = [
-        time.strftime("%H:%M:%S"),
-        row.run,
-        f"job {row.launch.job_in(status)}{link}" if row.launch else "",
-    ]
-    parts.append(status.state.value + (f" ({status.full_reason})" if status.full_reason else ""))
-    if status.nodes and not status.state.is_final:
-        parts.append(f"on {status.nodes}")
-    if status.elapsed and status.state.is_final:
-        parts.append(f"after {status.elapsed}")
+    progress = row.progress
+    parts = [time.strftime("%H:%M:%S"), row.run, *state_words(row.launch, row.status)]
     if progress.step is not None:
         parts.append(f"step {tables.steps(progress.step, progress.max_steps)}")
     if progress.loss is not None:
         parts.append(f"loss {tables.loss(progress.loss)}")
-    return one_line("  ".join(part for part in parts if part))
-
-
-def as_json(row: StatusRow) -> str:
-    """Return a change as a line of JSON."""
-    return json.dumps(row.to_json())
+    return one_line("  ".join(parts))
 
 
 def watch_on_screen(poller: StatusPoller, interval: float) -> Snapshot:
@@ -196,43 +179,23 @@ def draw(snapshot: Snapshot, console: Console, interval: float) -> Group:
     from rich.console import Group
     from rich.text import Text
 
-    head = _heading(snapshot)
-    live_first = sorted(snapshot.rows, key=lambda row: row.status.state.is_final)
-    cells, states = [row.cells() for row in live_first], [row.status.state for row in live_first]
-    below = reasons(cells, states)[:_MOST_REASONS]
-    room = max(console.height - len(below) - _OTHER_LINES, 2)
-    rows = snapshot.rows if len(snapshot.rows) <= room else _most_important(snapshot.rows, room - 1)
-    table = rich_table(*as_table(rows), [row.status.state for row in rows], console.width)
-    hidden = len(snapshot.rows) - len(rows)
-    parts: list[Text] = [Text(f"  and {hidden} more", "dim")] if hidden else []
-    foot = Text(f"every {interval:g} s; Ctrl-C stops watching, not the jobs", "dim")
-    for line in (head, *below, foot):
-        line.truncate(console.width, overflow="ellipsis")
-    return Group(head, table, *parts, *below, foot)
-
-
-def _heading(snapshot: Snapshot) -> Text:
-    from rich.text import Text
-
-    counts = Counter(sorted(snapshot.states, key=lambda state: state.is_final))
     head = Text.assemble((time.strftime("%H:%M:%S"), "dim"), "  ")
     if snapshot.silent is not None:
         why = f": {snapshot.why}" if snapshot.why else ""
         head.append(f"no answer for {snapshot.silent:.0f} s{why}  ", "bold magenta")
-    for state, count in counts.items():
+    for state, count in Counter(sorted(snapshot.states, key=lambda state: state.is_final)).items():
         head.append(f"{count} {state.value}  ", colour(state))
-    return head
-
-
-def _most_important(rows: Sequence[StatusRow], room: int) -> list[StatusRow]:
-    indices = sorted(range(len(rows)), key=lambda index: rows[index].status.state.is_final)[: max(room, 1)]
-    return [rows[index] for index in sorted(indices)]
-
-
-def _launch(row: StatusRow) -> int | None:
-    return row.launch.paths.number if row.launch else None
-
-
-def _shown(row: StatusRow) -> tuple[object, ...]:
-    status = row.status
-    return status.state, status.reason, status.nodes, status.restarts, str(status.chain)
+    live_first = sorted(snapshot.rows, key=lambda row: row.status.state.is_final)
+    cells = [list(row.cells().values()) for row in live_first]
+    below = reasons(cells, [row.state for row in live_first])[:_MOST_REASONS]
+    room = max(console.height - len(below) - _OTHER_LINES, 2)
+    # Those that fit, in the order of all.
+    kept = {id(row) for row in (live_first if len(live_first) <= room else live_first[: room - 1])}
+    rows = [row for row in snapshot.rows if id(row) in kept]
+    table = rich_table(*as_table(rows), [row.state for row in rows], console.width)
+    hidden = len(snapshot.rows) - len(rows)
+    parts = [Text(f"  and {hidden} more", "dim")] if hidden else []
+    foot = Text(f"every {interval:g} s; Ctrl-C stops watching, not the jobs", "dim")
+    for line in (head, *below, foot):
+        line.truncate(console.width, overflow="ellipsis")
+    return Group(head, table, *parts, *below, foot)

@@ -12,18 +12,15 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 from launcher.errors import UserError
 from launcher.runs.manifest import Manifest, read_manifest
 from launcher.runs.paths import LAUNCHES, MANIFEST
 from launcher.runs.trust import usable_slurm_conf
-
-if TYPE_CHECKING:
-    import sqlite3
 
 CACHE_VARIABLE = "SLIPWAY_CACHE_DIR"
 _SHARED = Path("/var/tmp")
@@ -59,8 +56,6 @@ def cache_directory() -> Path:
             raise NotTrusted(f"{directory} {why}, so runs are not remembered there: {hint}")
     return directory
 
-
-T = TypeVar("T")
 
 # Another version has another file: two versions of Slipway do not destroy each other's.
 FILE_NAME = "runs-1.sqlite3"
@@ -127,6 +122,10 @@ def entry_of(run_dir: Path, number: int, manifest: Manifest, job_id: str | None)
     return Entry(**own, **{name: getattr(manifest, name) for name in _COLUMNS if name not in own})
 
 
+# The text of a statement of SQL, and the rows of values to execute it with.
+Statement = tuple[str, Sequence[Sequence[Any]]]
+
+
 class Index:
     """The cache of this user. No method raises: unreadable data are empty, unwritable data are lost.
 
@@ -176,7 +175,7 @@ class Index:
         """Remember when a cluster did not answer; ``None`` means that it did."""
         blob = _blob(slurm_conf)
         rows = [] if moment is None else [(blob, moment)]
-        self._write(
+        self._execute(
             ("DELETE FROM silent WHERE slurm_conf = ?", [(blob,)]), ("INSERT INTO silent VALUES (?, ?)", rows)
         )
 
@@ -190,14 +189,14 @@ class Index:
         changed = [entry for tag, entry in seen.items() if _is_news(entry, known.get(tag))]
         paths = {*trees, *(entry.run_dir.parent for entry in changed)}.difference(self.trees())
         marks = ", ".join("?" * len(_COLUMNS))
-        self._write(
+        self._execute(
             (f"INSERT OR REPLACE INTO launches VALUES ({marks})", list(map(_row, changed))),
             ("INSERT OR IGNORE INTO trees VALUES (?)", [(_blob(path),) for path in paths]),
         )
 
     def forget(self, run_dirs: Iterable[Path] = (), trees: Iterable[Path] = ()) -> None:
         """Drop runs and trees that are gone."""
-        self._write(
+        self._execute(
             ("DELETE FROM launches WHERE run_dir = ?", [(_blob(path),) for path in run_dirs]),
             ("DELETE FROM trees WHERE path = ?", [(_blob(path),) for path in trees]),
         )
@@ -207,36 +206,25 @@ class Index:
         rows = self._ask(f"SELECT {', '.join(_COLUMNS)} FROM launches WHERE {condition}", blobs)
         return [_entry(row) for row in rows]
 
-    def _write(self, *changes: tuple[str, Sequence[Sequence[Any]]]) -> None:
-        """Execute each statement with each of its rows, all in one transaction."""
-
-        def execute(connection: sqlite3.Connection) -> None:
-            for statement, rows in changes:
-                connection.executemany(statement, rows)
-
-        if any(rows for _, rows in changes):
-            self._do(execute, None)
-
     def _ask(self, question: str, values: Sequence[bytes | None] = ()) -> list[tuple[Any, ...]]:
-        nothing: list[tuple[Any, ...]] = []
-        return self._do(lambda connection: connection.execute(question, values).fetchall(), nothing)
+        return self._execute((question, [values]))
 
-    def _do(self, action: Callable[[sqlite3.Connection], T], otherwise: T) -> T:
-        """Act on the file in one transaction; replace a broken file."""
-        if self.trouble is not None or self._is_locked:
-            return otherwise
+    def _execute(self, *statements: Statement) -> list[tuple[Any, ...]]:
+        """Execute each statement with each of its rows, in one transaction; replace a broken file."""
+        if self.trouble is not None or self._is_locked or not any(rows for _, rows in statements):
+            return []
         try:
             path = cache_directory() / FILE_NAME
         except NotTrusted as error:
             self.trouble = str(error)
-            return otherwise
+            return []
         except OSError:
-            return otherwise
+            return []
         import sqlite3
 
         for _ in range(2):
             try:
-                return _in_transaction(path, action)
+                return _in_transaction(path, statements)
             except sqlite3.Error as error:
                 code = getattr(error, "sqlite_errorcode", None)
                 if code not in _BROKEN:  # locked for too long, read-only, full
@@ -246,10 +234,10 @@ class Index:
                     path.unlink()
             except (OSError, OverflowError):
                 break
-        return otherwise
+        return []
 
 
-def _in_transaction(path: Path, action: Callable[[sqlite3.Connection], T]) -> T:
+def _in_transaction(path: Path, statements: Sequence[Statement]) -> list[tuple[Any, ...]]:
     import sqlite3
 
     with contextlib.closing(sqlite3.connect(os.fspath(path), timeout=_LOCK_SECONDS)) as connection:
@@ -257,7 +245,8 @@ def _in_transaction(path: Path, action: Callable[[sqlite3.Connection], T]) -> T:
         connection.execute("PRAGMA synchronous = OFF")
         connection.executescript(_SCHEMA)
         with connection:
-            return action(connection)
+            runs = [(text, values) for text, rows in statements for values in rows]
+            return [answer for text, values in runs for answer in connection.execute(text, values)]
 
 
 def _is_news(entry: Entry, known: Entry | None) -> bool:

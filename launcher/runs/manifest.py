@@ -54,9 +54,8 @@ class Manifest:
     checkpoints of that run too, as further jobs of the launch; `excluded` are the nodes to avoid at the
     launch (`supervisor.excluded`). `nodes` is the least number of nodes if `max_nodes` is set. `data` is the
     identity of the files that the training reads, as far as the launching machine sees them
-    (`launcher.checks.gathering.data`). `differs` has the
-    keys by which it is another training than that of an earlier launch of the run: ``{"launch": 1, "changes":
-    [{"key": ..., "old": ..., "new": ...}]}``.
+    (`launcher.checks.gathering.data`). `differs` has the keys by which it is another training than that of an
+    earlier launch of the run: ``{"launch": 1, "changes": [{"key": ..., "old": ..., "new": ...}]}``.
     """
 
     run: str
@@ -161,8 +160,13 @@ def _check(manifest: Manifest) -> None:
         value, kind = getattr(manifest, item.name), _TYPES[name.partition("[")[0]]
         if optional and value is None:
             continue
-        is_kind = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
-        if not is_kind or not _is_in_range(item.name, value):
+        is_valid = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+        if isinstance(value, int):
+            least, most = _RANGES.get(item.name, (0, _LARGEST_NUMBER))
+            is_valid = is_valid and least <= value <= most
+        elif isinstance(value, str) and item.name not in _MESSAGES:  # the scheduler's may be long
+            is_valid = is_valid and len(value) <= _LONGEST_TEXT
+        if not is_valid:
             raise ValueError(f"{item.name} is {shortened(repr(value))}")
     words = [*manifest.command, *manifest.overrides, *manifest.choices.values()]
     if not all(isinstance(word, str) for word in words):
@@ -177,14 +181,6 @@ def _check(manifest: Manifest) -> None:
     created = datetime.fromisoformat(manifest.created)
     if created.tzinfo is None or not _FIRST_YEAR <= created.year <= _LAST_YEAR:
         raise ValueError(f"created is {manifest.created!r}, which is no time with a time zone")
-
-
-def _is_in_range(field_name: str, value: Any) -> bool:
-    least, most = _RANGES.get(field_name, (0, _LARGEST_NUMBER))
-    if isinstance(value, int):
-        return least <= value <= most
-    # The scheduler's message may be long; all other texts are shown in a table.
-    return not isinstance(value, str) or field_name in _MESSAGES or len(value) <= _LONGEST_TEXT
 
 
 def newest_submitted(run_dir: Path) -> int | None:

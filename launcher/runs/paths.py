@@ -151,31 +151,23 @@ def short(path: Path) -> str:
 def launch_numbers(run_dir: Path) -> list[int]:
     """Return the numbers of the launches of a run, ascending; empty if there is no such run."""
     # No check before reading: each is a question to a file server, and the run may be gone afterwards.
-    try:
-        names = [entry.name for entry in (run_dir / LAUNCHES).iterdir()]
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    return sorted(int(name) for name in names if _NUMBER.fullmatch(name))
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        names = (entry.name for entry in (run_dir / LAUNCHES).iterdir())
+        return sorted(int(name) for name in names if _NUMBER.fullmatch(name))
+    return []
 
 
 def next_launch_number(run_dir: Path) -> int:
-    numbers = launch_numbers(run_dir)
-    return numbers[-1] + 1 if numbers else 1
+    return max(launch_numbers(run_dir), default=0) + 1
 
 
 def find_runs(base_results_dir: Path) -> list[Path]:
-    """Return the run directories directly below `base_results_dir`, the last launched first.
-
-    Unreadable directories are skipped, as is a run that is removed meanwhile.
-    """
-    try:
-        entries = list(base_results_dir.iterdir())
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+    """Return the readable run directories directly below `base_results_dir`, the last launched first."""
     runs: list[tuple[float, Path]] = []
-    for entry in entries:
-        with contextlib.suppress(OSError):
-            status = (entry / LAUNCHES).stat()
-            if stat.S_ISDIR(status.st_mode):
-                runs.append((status.st_mtime, entry))
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        for entry in base_results_dir.iterdir():
+            with contextlib.suppress(OSError):  # unreadable, or removed meanwhile
+                status = (entry / LAUNCHES).stat()
+                if stat.S_ISDIR(status.st_mode):
+                    runs.append((status.st_mtime, entry))
     return [run for _, run in sorted(runs, reverse=True)]

@@ -188,25 +188,25 @@ def _without_secrets(diff: str) -> str:
     """Return a diff with secrets masked; each line stays a line."""
     known = known_values()
     suspects = suspect_lines(diff, known)
-    found, program, binary, in_key = [], False, False, False
+    masked, program, binary, in_key = [], False, False, False
     for number, line in enumerate(diff.split("\n")):
         if line.startswith(_HEADINGS):
             binary, in_key = line == "GIT binary patch", False
             if line.startswith("diff --git "):
                 program = line.rstrip('"').endswith(_PROGRAMS)
         if binary:
-            found.append(line)
+            masked.append(line)
         elif in_key or (len(line) == _KEY_LENGTH and _KEY_LINE.fullmatch(line)):
             in_key = in_key and not _KEY_ENDS.search(line)
-            found.append(line[:1] + MASK)
+            masked.append(line[:1] + MASK)
         elif number not in suspects:
-            found.append(line)
+            masked.append(line)
         else:
             begins = _KEY_BEGINS.search(line)
             in_key = bool(begins) and not _KEY_ENDS.search(line)
             start = 1 if line[:1] in ("+", "-", " ") else 0
-            found.append(line[:start] + without_secrets(line[start:], literals=program, known=known))
-    return "\n".join(found)
+            masked.append(line[:start] + without_secrets(line[start:], literals=program, known=known))
+    return "\n".join(masked)
 
 
 def _git(directory: Path, *arguments: str) -> str | None:

@@ -50,13 +50,8 @@ def checkpoints_of(config: Mapping[str, Any], paths: LaunchPaths) -> Path:
 def training_of(path: Path) -> TrainingLaunch | None:
     """Return the training of the run that a directory is, or lies in; None if there is none."""
     path = path.absolute()
-    for run_dir in (path, *path.parents[:_LEVELS]):
-        if (run_dir / LAUNCHES).is_dir():
-            return _newest(run_dir)
-    return None
-
-
-def _newest(run_dir: Path) -> TrainingLaunch | None:
+    above = (path, *path.parents[:_LEVELS])
+    run_dir = next((directory for directory in above if (directory / LAUNCHES).is_dir()), path)
     for number in reversed(launch_numbers(run_dir)):
         try:
             manifest = read_manifest(run_dir / LAUNCHES / str(number))

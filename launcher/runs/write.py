@@ -83,7 +83,10 @@ def reserve_number(run_dir: Path, key: str) -> int:
     number = 0
     try:
         launches.mkdir(parents=True, exist_ok=True)
-        _sweep(launches)
+        for path in launches.glob(f"{_TEMPORARY}*"):
+            with contextlib.suppress(OSError):  # another user's, or gone by now
+                if time.time() - path.stat().st_mtime > _STALE_AGE:
+                    shutil.rmtree(path)
         while True:
             # Ever higher: over NFS the name of a directory may be taken before a listing shows it.
             number = max(number + 1, next_launch_number(run_dir))
@@ -156,14 +159,6 @@ def remove_empty(directories: Iterable[Path]) -> None:
     for directory in directories:
         with contextlib.suppress(OSError):
             directory.rmdir()
-
-
-def _sweep(launches: Path) -> None:
-    """Remove the temporary directories of killed launchers."""
-    for path in launches.glob(f"{_TEMPORARY}*"):
-        with contextlib.suppress(OSError):  # another user's, or gone by now
-            if time.time() - path.stat().st_mtime > _STALE_AGE:
-                shutil.rmtree(path)
 
 
 def link_newest(paths: LaunchPaths, names: Iterable[str], logs: Iterable[Path]) -> None:

@@ -10,15 +10,14 @@ import contextlib
 import json
 import shlex
 import shutil
-import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from launcher.drafting import Request
-from launcher.errors import UserError, explain_os_error, file_mode
+from launcher.errors import UserError, explain_os_error
 from launcher.launching.recovery import reconcile_unconfirmed
 from launcher.launching.submission import submit, validate
 from launcher.launching.writing import files_of, manifest_of, quoted_line, record_job, with_digest
@@ -45,8 +44,8 @@ from launcher.runs.write import (
 from launcher.schedulers.base import NoAnswer, PendingSubmission
 from launcher.schedulers.slurm import SlurmScheduler
 from launcher.secrecy import recorded
-from launcher.sweeps.points import Point, SweepDraft, SweepRequest, as_task
-from launcher.sweeps.record import ARRAYS, POINTS, ArrayRecord, write_record
+from launcher.sweeps.points import Point, SweepDraft, SweepRequest, annotated, as_task
+from launcher.sweeps.record import ARRAYS, POINTS, ArrayRecord, array_numbers, write_record
 from supervisor.files import write_atomic
 from supervisor.settings import NAME as SUPERVISOR_SETTINGS
 from supervisor.settings import SweepSettings
@@ -67,10 +66,6 @@ class Array:
     throttle: int | None
 
     @property
-    def header(self) -> list[RawShell]:
-        return _header(self.points[0])
-
-    @property
     def numbers(self) -> str:
         """The value of ``--array``."""
         limit = f"%{self.throttle}" if self.throttle is not None else ""
@@ -83,21 +78,21 @@ class Array:
 
 
 def plan_arrays(sweep: SweepDraft, throttle: int | None, largest: int) -> list[Array]:
-    """Put the points of a sweep into as few arrays as possible.
-
-    Parameters
-    ----------
-    largest
-        The most tasks that an array of this site may have.
-    """
+    """Put the points of a sweep into as few arrays as possible, none with more than `largest` tasks."""
     groups: dict[tuple[object, ...], list[Point]] = {}
     for point in sweep.points:
-        groups.setdefault(_request(point), []).append(point)
-    parts = [part for group in groups.values() for part in _split(group, largest)]
+        plan = point.plan
+        request = (*_header(point), plan.job.merge_stderr, plan.slurm_conf)  # what an array has once
+        groups.setdefault(request, []).append(point)
+    parts = [
+        group[start : start + largest] for group in groups.values() for start in range(0, len(group), largest)
+    ]
     arrays = []
     for number, points in enumerate(parts, start=1):
+        paths = points[0].plan.paths
         # With one name for all, `singleton` would let them run one after the other.
-        job_name = _job_name(points[0], sweep.name) + (f"-{number}" if number > 1 else "")
+        job_name = paths.job_name.removesuffix(paths.run_name) + sweep.name
+        job_name += f"-{number}" if number > 1 else ""
         named = [as_task(point, job_name, point.plan.paths.number) for point in points]
         arrays.append(Array(sweep.name, job_name, named, throttle))
     return arrays
@@ -105,11 +100,8 @@ def plan_arrays(sweep: SweepDraft, throttle: int | None, largest: int) -> list[A
 
 def render_array(array: Array, directory: Path, tag: str, template_dir: Path | None) -> str:
     """Render the script of an array in `directory`."""
-    values = {
-        "header_lines": [*_array_lines(array, directory), *array.header],
-        "tag": tag,
-        "directory": directory,
-    }
+    header = [*_array_lines(array, directory), *_header(array.points[0])]
+    values = {"header_lines": header, "tag": tag, "directory": directory}
     return render_template("sweep.sh.j2", values, template_dir)
 
 
@@ -121,7 +113,7 @@ def array_settings(array: Array, tag: str) -> SweepSettings:
 
 def differing(arrays: Sequence[Array]) -> list[str]:
     """Return the flags of sbatch in which the arrays of a sweep differ, without their values."""
-    headers = [set(array.header) for array in arrays]
+    headers = [set(_header(array.points[0])) for array in arrays]
     every, shared = set.union(*headers), set.intersection(*headers)
     return sorted({line.partition("=")[0] for line in every - shared})
 
@@ -137,23 +129,8 @@ def _array_lines(array: Array, directory: Path) -> Iterator[RawShell]:
         yield RawShell(f"--error={quote_header(f'{log}.err')}")
 
 
-def _request(point: Point) -> tuple[object, ...]:
-    """Return what the points of one array must share: their requests, and their Slurm."""
-    return (*_header(point), point.plan.job.merge_stderr, point.plan.slurm_conf)
-
-
 def _header(point: Point) -> list[RawShell]:
     return [line for line in header_lines(point.plan) if not line.startswith(_OF_THE_POINT)]
-
-
-def _split(points: Sequence[Point], largest: int) -> Iterator[list[Point]]:
-    for start in range(0, len(points), largest):
-        yield list(points[start : start + largest])
-
-
-def _job_name(point: Point, sweep: str) -> str:
-    paths = point.plan.paths
-    return paths.job_name.removesuffix(paths.run_name) + sweep
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +138,6 @@ class WrittenArray:
     """An array on disk, with the manifests of its points."""
 
     directory: Path
-    script: Path
     points: list[Point]
     manifests: list[Manifest]
     record: ArrayRecord
@@ -169,23 +145,11 @@ class WrittenArray:
 
 def next_array(sweep_dir: Path) -> Path:
     """Return the directory of a sweep's next array."""
-    numbers = [int(path.name) for path in _entries(sweep_dir / ARRAYS) if path.name.isdecimal()]
-    return sweep_dir / ARRAYS / str(max(numbers, default=0) + 1)
+    return sweep_dir / ARRAYS / str(max(array_numbers(sweep_dir), default=0) + 1)
 
 
-def write_array(array: Array, sweep: SweepDraft, request: SweepRequest, undo: ExitStack) -> WrittenArray:
-    """Write the launches of an array's points, and the array itself.
-
-    Parameters
-    ----------
-    undo
-        Gets what removes all of it again.
-
-    Raises
-    ------
-    OSError
-        If it cannot be written.
-    """
+def _write_array(array: Array, sweep: SweepDraft, request: SweepRequest, undo: ExitStack) -> WrittenArray:
+    """Write the launches of an array's points, and the array itself; `undo` gets what removes it again."""
     directory, tag = _reserve(sweep.directory), provenance.new_tag()
     undo.callback(remove_empty, [directory.parent, sweep.directory])
     undo.callback(shutil.rmtree, directory, ignore_errors=True)
@@ -213,25 +177,45 @@ def write_array(array: Array, sweep: SweepDraft, request: SweepRequest, undo: Ex
         points.append(point)
         manifests.append(manifest)
     array = replace(array, points=points)
-    script = directory / array.script_name
-    write_atomic(script, render_array(array, directory, tag, request.template_dir), 0o777)
+    script = render_array(array, directory, tag, request.template_dir)
+    write_atomic(directory / array.script_name, script, 0o777)
     settings = json.dumps(array_settings(array, tag)._asdict(), indent=2) + "\n"
     write_atomic(directory / SUPERVISOR_SETTINGS, settings)
-    record = _record(array, sweep, request, tag)
+    record = ArrayRecord(
+        sweep=sweep.name,
+        tag=tag,
+        script=array.script_name,
+        created=provenance.now(),
+        user=provenance.user(),
+        host=provenance.host(),
+        slurm_conf=points[0].plan.slurm_conf,
+        command=recorded(request.command),
+        overrides=recorded(sweep.grid.shared),
+        throttle=request.throttle,
+        labels=sweep.grid.labels,
+        points=[
+            {
+                "name": point.plan.paths.run_dir.name,
+                "launch": point.plan.paths.number,
+                "values": point.grid_point.values,
+            }
+            for point in points
+        ],
+    )
     write_record(directory, record)
-    return WrittenArray(directory, script, points, manifests, record)
+    return WrittenArray(directory, points, manifests, record)
 
 
 def _reserve(sweep_dir: Path) -> Path:
     """Make a directory that no other launcher has."""
     (sweep_dir / ARRAYS).mkdir(parents=True, exist_ok=True)
+    directory = next_array(sweep_dir)
     while True:
-        directory = next_array(sweep_dir)
         try:
             directory.mkdir()
-        except FileExistsError:
-            continue
-        return directory
+            return directory
+        except FileExistsError:  # ever higher, as a listing may be late over NFS
+            directory = directory.with_name(str(int(directory.name) + 1))
 
 
 def _write_point(
@@ -275,35 +259,6 @@ def _pasteable(point: Point, request: SweepRequest) -> str:
     )
 
 
-def _record(array: Array, sweep: SweepDraft, request: SweepRequest, tag: str) -> ArrayRecord:
-    points = [
-        {
-            "name": point.plan.paths.run_dir.name,
-            "launch": point.plan.paths.number,
-            "values": point.grid_point.values,
-        }
-        for point in array.points
-    ]
-    return ArrayRecord(
-        sweep=sweep.name,
-        tag=tag,
-        script=array.script_name,
-        created=provenance.now(),
-        user=provenance.user(),
-        host=provenance.host(),
-        slurm_conf=array.points[0].plan.slurm_conf,
-        command=recorded(request.command),
-        overrides=recorded(sweep.grid.shared),
-        throttle=request.throttle,
-        labels=sweep.grid.labels,
-        points=points,
-    )
-
-
-def _entries(directory: Path) -> list[Path]:
-    return list(directory.iterdir()) if stat.S_ISDIR(file_mode(directory)) else []
-
-
 # --- launching
 
 
@@ -326,13 +281,7 @@ class ReadySweep:
 
 
 def prepare_sweep(sweep: SweepDraft, request: SweepRequest) -> ReadySweep:
-    """Plan the arrays, check what they need of this machine, and show each to Slurm.
-
-    Raises
-    ------
-    UserError
-        If something would keep a point from running; nothing is written yet.
-    """
+    """Plan the arrays, check what they need of this machine, and show each to Slurm; write nothing yet."""
     scheduler = SlurmScheduler(sweep.points[0].plan.slurm_conf)
     warnings = [*scheduler.ignored_environment()]
     largest = scheduler.largest_array()
@@ -351,20 +300,18 @@ def prepare_sweep(sweep: SweepDraft, request: SweepRequest) -> ReadySweep:
 def launch_sweep(sweep: SweepDraft, ready: ReadySweep, request: SweepRequest) -> LaunchedSweep:
     """Write every point of a sweep, and submit its arrays.
 
-    Raises
-    ------
-    NoAnswer
-        If it is unknown whether an array became a job.
-    UserError
-        If something cannot be written, or Slurm refuses an array after all.
+    Raise `NoAnswer` if it is unknown whether an array became a job, and UserError if something cannot be
+    written, or Slurm refuses an array after all.
     """
     for point in sweep.again:
         reconcile_unconfirmed(point.plan.paths.run_dir)
-    try:
-        written = _write(sweep, ready, request)
-    except UserError as error:
-        sweep.points[0].draft.composition.annotate(error)
-        raise
+    with annotated(sweep.points[0].draft.composition), ExitStack() as undo:
+        undo.callback(remove_empty, missing_directories(sweep.directory))
+        try:
+            written = [_write_array(array, sweep, request, undo) for array in ready.arrays]
+        except OSError as error:
+            raise explain_os_error(error, sweep.directory, KEY) from error
+        undo.pop_all()
     job_ids: list[str] = []
     for array in written:
         # So that no more points run at once than were asked for, however many arrays they are.
@@ -372,45 +319,30 @@ def launch_sweep(sweep: SweepDraft, ready: ReadySweep, request: SweepRequest) ->
         try:
             job_ids.append(_submit(ready.scheduler, array, after))
         except UserError as error:
-            error.hint = _so_far(error.hint, sweep, written, job_ids)
+            results = f"how its points are: slipway sweep --results {shlex.quote(short(sweep.directory))}"
+            so_far = f"of {len(written)} arrays {len(job_ids)} are submitted: {', '.join(job_ids)}"
+            error.hint = "\n".join(filter(None, [error.hint, so_far if job_ids else None, results]))
             raise
     return LaunchedSweep(written, job_ids, [*ready.warnings, *_record_jobs(written, job_ids)])
-
-
-def _write(sweep: SweepDraft, ready: ReadySweep, request: SweepRequest) -> list[WrittenArray]:
-    with contextlib.ExitStack() as undo:
-        undo.callback(remove_empty, missing_directories(sweep.directory))
-        try:
-            written = [write_array(array, sweep, request, undo) for array in ready.arrays]
-        except OSError as error:
-            raise explain_os_error(error, sweep.directory, "base_results_dir") from error
-        undo.pop_all()
-    return written
 
 
 def _submit(scheduler: SlurmScheduler, array: WrittenArray, after: str | None) -> str:
     """Submit an array, and record for every point why there is no job, or why that is unknown."""
     record = array.record
-    submission = PendingSubmission(record.tag, array.script, record.user, record.created, after=after)
+    script = array.directory / record.script
+    submission = PendingSubmission(record.tag, script, record.user, record.created, after=after)
     try:
         return submit(scheduler, submission)
-    except NoAnswer as error:
-        _keep(array, Manifest.lost, error.message)
+    except (UserError, KeyboardInterrupt) as error:
+        is_refused = isinstance(error, UserError) and not isinstance(error, NoAnswer)
+        why = str(error) if is_refused else getattr(error, "message", "its launcher was interrupted")
+        # Otherwise the next launch of each point treats this one as abandoned.
+        with contextlib.suppress(OSError):
+            write_record(array.directory, replace(record, error=why))
+            for point, manifest in zip(array.points, array.manifests, strict=True):
+                result = manifest.refused(why) if is_refused else manifest.lost(why)
+                write_manifest(point.plan.paths.directory, result)
         raise
-    except KeyboardInterrupt:
-        _keep(array, Manifest.lost, "its launcher was interrupted")
-        raise
-    except UserError as error:
-        _keep(array, Manifest.refused, str(error))
-        raise
-
-
-def _keep(array: WrittenArray, change: Callable[[Manifest, str], Manifest], why: str) -> None:
-    # Otherwise the next launch of each point treats this one as abandoned.
-    with contextlib.suppress(OSError):
-        write_record(array.directory, array.record.failed(why))
-        for point, manifest in zip(array.points, array.manifests, strict=True):
-            write_manifest(point.plan.paths.directory, change(manifest, why))
 
 
 def _record_jobs(arrays: Sequence[WrittenArray], job_ids: Sequence[str]) -> list[str]:
@@ -418,7 +350,7 @@ def _record_jobs(arrays: Sequence[WrittenArray], job_ids: Sequence[str]) -> list
     entries, failed = [], set()
     for array, job_id in zip(arrays, job_ids, strict=True):
         try:
-            write_record(array.directory, array.record.submitted_as(job_id))
+            write_record(array.directory, replace(array.record, job_id=job_id))
         except OSError as error:
             failed.add(f"into {short(array.directory)}: {error.strerror}")
         for point, planned in zip(array.points, array.manifests, strict=True):
@@ -430,16 +362,3 @@ def _record_jobs(arrays: Sequence[WrittenArray], job_ids: Sequence[str]) -> list
             entries.append(entry_of(paths.run_dir, paths.number, manifest, manifest.job_id))
     Index().remember(entries)
     return [f"the job's id could not be written {place}" for place in sorted(failed)]
-
-
-def _so_far(
-    hint: str | None, sweep: SweepDraft, arrays: Sequence[WrittenArray], job_ids: Sequence[str]
-) -> str:
-    """Add to a hint which arrays are submitted already."""
-    directory = shlex.quote(short(sweep.directory))
-    submitted = (
-        f"of {len(arrays)} arrays {len(job_ids)} are submitted: {', '.join(job_ids)}" if job_ids else None
-    )
-    return "\n".join(
-        filter(None, [hint, submitted, f"how its points are: slipway sweep --results {directory}"])
-    )

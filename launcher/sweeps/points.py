@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import fnmatch
+import contextlib
 import hashlib
 import itertools
 import logging
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Glob, Override, QuotedString
+from hydra.core.override_parser.types import Glob, QuotedString
 from hydra.errors import HydraException
 
 from launcher.checks.findings import Finding, Severity
@@ -38,15 +38,7 @@ _NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class SweepRequest:
-    """The sweep that the user asked for.
-
-    Attributes
-    ----------
-    throttle
-        The number of points that may run at once; ``None`` for no limit.
-    config_dir, template_dir
-        The user's own trees, which are searched before ours.
-    """
+    """The sweep that the user asked for; at most `throttle` points may run at once."""
 
     overrides: Sequence[str]
     command: Sequence[str]
@@ -84,22 +76,13 @@ class SweepDraft:
 
 
 def draft_sweep(request: SweepRequest) -> SweepDraft:
-    """Draft every point of a sweep.
-
-    Raises
-    ------
-    UserError
-        At the first mistake in the request.
-    """
+    """Draft every point of a sweep; raise UserError at the first mistake in the request."""
     grid = read_grid(request.overrides, request.config_dir)
     grid_points = grid.points()
     sweep = BatchComposer(grid.shared, request.config_dir)
     first = sweep.compose(grid_points[0].overrides)
-    try:
+    with annotated(first):
         stage, name, directory = _place(first, request)
-    except UserError as error:
-        first.annotate(error)
-        raise
     points = []
     for grid_point in grid_points:
         # Last, so that nothing of the command line decides otherwise.
@@ -108,12 +91,24 @@ def draft_sweep(request: SweepRequest) -> SweepDraft:
             f"{stage}.run.results_dir={hydra_value(str(directory / grid_point.name))}",
         ]
         composition = sweep.compose([*grid_point.overrides, *place])
-        points.append(Point(grid_point, _draft_point(composition, request)))
+        with annotated(composition):
+            _require_one_job(composition.config)
+        launch = Request(composition.overrides, request.command, request.config_dir, request.template_dir)
+        points += [Point(grid_point, draft) for draft in drafts(launch, [composition])]
     if len({point.plan.slurm_conf for point in points}) > 1:
-        raise UserError(
-            "the points belong to several Slurms: a sweep is of one cluster", key="cluster.slurm_conf"
-        )
+        message = "the points belong to several Slurms: a sweep is of one cluster"
+        raise UserError(message, key="cluster.slurm_conf")
     return SweepDraft(name, directory, grid, points)
+
+
+@contextlib.contextmanager
+def annotated(composition: Composition) -> Iterator[None]:
+    """Add to a mistake where its value comes from."""
+    try:
+        yield
+    except UserError as error:
+        composition.annotate(error)
+        raise
 
 
 def _place(composition: Composition, request: SweepRequest) -> tuple[str, str, Path]:
@@ -141,11 +136,9 @@ def _place(composition: Composition, request: SweepRequest) -> tuple[str, str, P
 def _require_one_job(config: RunConfig) -> None:
     """Refuse a point that could not be one task of an array."""
     if config.cluster.scheduler != "slurm":
-        raise UserError(
-            f"cluster.scheduler={config.cluster.scheduler}: a sweep is a job array of Slurm's",
-            key="cluster.scheduler",
-            hint="a throw-away Slurm: `slipway sandbox up` and cluster=sandbox",
-        )
+        message = f"cluster.scheduler={config.cluster.scheduler}: a sweep is a job array of Slurm's"
+        hint = "a throw-away Slurm: `slipway sandbox up` and cluster=sandbox"
+        raise UserError(message, key="cluster.scheduler", hint=hint)
     if config.resilience.links > 1:
         message = f"resilience.links={config.resilience.links}: a point of a sweep is one job, and no chain"
         hint = "resilience.links=1; sweeping again goes on from the checkpoints"
@@ -157,17 +150,6 @@ def _require_one_job(config: RunConfig) -> None:
     if config.cluster.sbatch.get("array") is not None:
         message = f"cluster.sbatch.array={config.cluster.sbatch['array']}: a sweep is an array already"
         raise UserError(message, key="cluster.sbatch.array", hint="--throttle N is what %N says there")
-
-
-def _draft_point(composition: Composition, request: SweepRequest) -> Draft:
-    try:
-        _require_one_job(composition.config)
-    except UserError as error:
-        composition.annotate(error)
-        raise
-    launch = Request(composition.overrides, request.command, request.config_dir, request.template_dir)
-    (draft,) = drafts(launch, [composition])
-    return draft
 
 
 def as_task(point: Point, job_name: str, number: int) -> Point:
@@ -268,94 +250,62 @@ class Grid:
             pairs = list(zip(self.axes, values, strict=True))
             overrides = tuple(f"{axis.key}={value}" for axis, value in pairs)
             by_key = {axis.plain_key: value for axis, value in pairs}
-            name = "_".join(f"{labels[key]}={_safe(value)}" for key, value in by_key.items())
+            safe = {key: _UNSAFE.sub("-", value).strip("-") or "-" for key, value in by_key.items()}
+            name = "_".join(f"{labels[key]}={value}" for key, value in safe.items())
             points.append(GridPoint(name, overrides, by_key))
         # What the values have in letters that no file's name should have may be all that tells them apart.
         counted = Counter(point.name for point in points)
-        return [
-            _with_digest(point) if counted[point.name] > 1 or len(point.name) > _LONGEST_NAME else point
-            for point in points
-        ]
+        for index, point in enumerate(points):
+            if counted[point.name] > 1 or len(point.name) > _LONGEST_NAME:
+                content = "\n".join(point.overrides).encode("utf-8", "surrogateescape")
+                digest = hashlib.sha256(content).hexdigest()[:8]
+                points[index] = replace(point, name=f"{point.name[: _LONGEST_NAME - 9]}-{digest}")
+        return points
 
 
 def read_grid(overrides: Sequence[str], config_dir: Path | None = None) -> Grid:
-    """Take a command line apart into what is swept and what is not.
-
-    Raises
-    ------
-    UserError
-        If nothing is swept, or something that cannot be.
-    """
-    shared: list[str] = []
-    axes: list[Axis] = []
-    for text in overrides:
-        axis = _axis(text, config_dir)
-        if axis is None:
-            shared.append(text)
-        else:
-            axes.append(axis)
-    grid = Grid(tuple(shared), tuple(axes))
+    """Take a command line apart into what is swept and what is not; raise UserError if nothing is."""
+    axes = {text: _axis(text, config_dir) for text in overrides}
+    shared = tuple(text for text in overrides if axes[text] is None)
+    grid = Grid(shared, tuple(axis for text in overrides if (axis := axes[text]) is not None))
     _check(grid)
     return grid
 
 
 def _axis(text: str, config_dir: Path | None) -> Axis | None:
     """Return the axis of an override; ``None`` if it has one value, or a mistake that composing reports."""
-    parsed = _parsed(text)
-    if parsed is None or not parsed.is_sweep_override():
-        return None
-    key = parsed.get_key_element()
-    if not parsed.is_discrete_sweep():
-        raise UserError(
-            f"{one_line(text)}: an interval has no number of values",
-            key=key.lstrip("+~"),
-            hint=f"{one_line(key)}=1,2,4, choice(...) or range(START,STOP,STEP)",
-        )
-    return Axis(key, tuple(_values(text, parsed, config_dir)))
-
-
-def _parsed(text: str) -> Override | None:
-    """Parse an override as Hydra does; return ``None`` for text, or what is no override.
-
-    Of a key whose value is text a comma is a part of it, so that only ``choice(...)`` sweeps.
-    """
     try:
         override = parse_override(text)
+        # Of a key whose value is text a comma is a part of it, so that only `choice(...)` sweeps.
         if is_text(override) and not (override.value or "").startswith("choice("):
             return None
         (parsed,) = OverridesParser.create().parse_overrides([text])
-        return parsed
     except (UserError, HydraException):
         return None
-
-
-def _values(text: str, parsed: Override, config_dir: Path | None) -> list[str]:
+    if not parsed.is_sweep_override():
+        return None
+    key = parsed.get_key_element()
+    if not parsed.is_discrete_sweep():
+        message = f"{one_line(text)}: an interval has no number of values"
+        hint = f"{one_line(key)}=1,2,4, choice(...) or range(START,STOP,STEP)"
+        raise UserError(message, key=key.lstrip("+~"), hint=hint)
     value: object = parsed.value()
     if isinstance(value, Glob):
-        return _matching(text, parsed, value, config_dir)
-    typed = parse_override(text).value or ""
-    if is_text(parse_override(text)):
-        return [_text(item) for item in parsed.sweep_iterator()]
-    if _PLAIN.fullmatch(typed):
-        return [part.strip() for part in typed.split(",")]
-    return list(parsed.sweep_string_iterator())
+        values = _matching(text, parsed.key_or_group, value, config_dir)
+    elif is_text(override):
+        items = parsed.sweep_iterator()
+        values = [item.text if isinstance(item, QuotedString) else str(item) for item in items]
+    elif _PLAIN.fullmatch(override.value or ""):
+        values = [part.strip() for part in (override.value or "").split(",")]
+    else:
+        values = list(parsed.sweep_string_iterator())
+    return Axis(key, tuple(values))
 
 
-def _text(item: object) -> str:
-    return item.text if isinstance(item, QuotedString) else str(item)
-
-
-def _matching(text: str, parsed: Override, glob: Glob, config_dir: Path | None) -> list[str]:
-    group = parsed.key_or_group
+def _matching(text: str, group: str, glob: Glob, config_dir: Path | None) -> list[str]:
     if group not in GROUPS:
         raise UserError(f"{one_line(text)}: glob() chooses files, and {one_line(group)} is a value")
-    options = list_options(group, config_dir)
-    matches = [
-        name
-        for name in options
-        if any(fnmatch.fnmatch(name, pattern) for pattern in glob.include)
-        and not any(fnmatch.fnmatch(name, pattern) for pattern in glob.exclude)
-    ]
+    matches = glob.filter(list_options(group, config_dir))
     if not matches:
         raise UserError(f"{one_line(text)}: no choice is called so", key=group, hint=f"slipway list {group}")
     return matches
@@ -371,9 +321,8 @@ def _check(grid: Grid) -> None:
     for key in (parse_override(text).key for text in grid.shared):
         if key.endswith(".run.results_dir"):
             message = f"{one_line(key)}: each point has a directory of its own, below that of the sweep"
-            raise UserError(
-                message, key=key, hint="base_results_dir=DIR, and --name for the sweep's below it"
-            )
+            hint = "base_results_dir=DIR, and --name for the sweep's below it"
+            raise UserError(message, key=key, hint=hint)
     for axis in grid.axes:
         key = one_line(axis.plain_key)
         if f".{axis.plain_key}".endswith(_OURS):
@@ -397,12 +346,3 @@ def _shortest(key: str, keys: Sequence[str]) -> str:
         if sum(other == label or other.endswith(f".{label}") for other in keys) == 1:
             return label
     return key
-
-
-def _safe(value: str) -> str:
-    return _UNSAFE.sub("-", value).strip("-") or "-"
-
-
-def _with_digest(point: GridPoint) -> GridPoint:
-    digest = hashlib.sha256("\n".join(point.overrides).encode("utf-8", "surrogateescape")).hexdigest()[:8]
-    return GridPoint(f"{point.name[: _LONGEST_NAME - 9]}-{digest}", point.overrides, point.values)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields, replace
+import re
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from launcher.errors import UserError, one_line
-from supervisor.files import is_job_id, read_json, whole, write_atomic
+from supervisor.files import is_job_id, names_in, read_json, whole, write_atomic
 
 # The directory of a sweep's arrays, and in an array the links by the numbers of its tasks.
 ARRAYS = "arrays"
 POINTS = "points"
 SWEEP_FILE = "sweep.json"
+_NUMBER = re.compile("[1-9][0-9]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +42,6 @@ class ArrayRecord:
     job_id: str | None = None
     error: str | None = None
 
-    def submitted_as(self, job_id: str) -> ArrayRecord:
-        return replace(self, job_id=job_id)
-
-    def failed(self, error: str) -> ArrayRecord:
-        return replace(self, error=error)
-
 
 def write_record(array_dir: Path, record: ArrayRecord) -> None:
     write_atomic(array_dir / SWEEP_FILE, json.dumps(asdict(record), indent=2) + "\n")
@@ -64,7 +59,8 @@ def broken_records(sweep_dir: Path) -> list[Path]:
 
 def is_sweep(directory: Path) -> bool:
     """Return True if a directory is a sweep's; False also if it may not be read."""
-    return any((path / SWEEP_FILE).is_file() for _, path in _array_dirs(directory))
+    numbers = array_numbers(directory)
+    return any((directory / ARRAYS / str(number) / SWEEP_FILE).is_file() for number in numbers)
 
 
 def find_sweep(word: str, base_results_dir: Path) -> Path:
@@ -79,7 +75,7 @@ def find_sweep(word: str, base_results_dir: Path) -> Path:
 
 def sweeps_in(base_results_dir: Path) -> list[tuple[Path, int]]:
     """Return the sweeps directly below a directory, each with the number of its points."""
-    entries = sorted(_entries(base_results_dir))
+    entries = (base_results_dir / name for name in names_in(base_results_dir))
     return [(path, len(points_of(path))) for path in entries if is_sweep(path)]
 
 
@@ -91,9 +87,9 @@ def points_of(directory: Path) -> list[Path]:
 
 def _records(sweep_dir: Path) -> dict[Path, ArrayRecord | None]:
     """Return each array's record by its file, oldest first; None for a broken one."""
-    files = [path / SWEEP_FILE for _, path in sorted(_array_dirs(sweep_dir))]
     records: dict[Path, ArrayRecord | None] = {}
-    for path in files:
+    for number in array_numbers(sweep_dir):
+        path = sweep_dir / ARRAYS / str(number) / SWEEP_FILE
         try:
             records[path] = _read(path)
         except (FileNotFoundError, NotADirectoryError):
@@ -107,31 +103,19 @@ def _read(path: Path) -> ArrayRecord:
     content = read_json(path)
     known = {item.name for item in fields(ArrayRecord)}
     record = ArrayRecord(**{key: value for key, value in content.items() if key in known})
-    texts = (record.sweep, record.tag, record.created, *record.labels.values())
-    if not all(isinstance(text, str) for text in texts) or not isinstance(record.error or "", str):
-        raise ValueError(f"{path} is no record of an array")
-    if record.job_id is not None and not is_job_id(record.job_id):
-        raise ValueError(f"{path}: {record.job_id!r} is no job")
+    texts = (record.sweep, record.tag, record.created, record.error or "", *record.labels.values())
+    is_valid = all(isinstance(text, str) for text in texts)
+    is_valid &= record.job_id is None or is_job_id(record.job_id)
     for point in record.points:
-        if not _is_name(point["name"]) or not isinstance(point["values"], dict):
-            raise ValueError(f"{path}: {point!r} is no point")
-        if point.get("launch") is not None and whole(point["launch"], 1) is None:
-            raise ValueError(f"{path}: {point!r} is of no launch")
+        name, launch = point["name"], point.get("launch")
+        is_valid &= isinstance(name, str) and name not in ("", ".", "..") and "/" not in name
+        is_valid &= name.isprintable() and isinstance(point["values"], dict)
+        is_valid &= launch is None or whole(launch, 1) is not None
+    if not is_valid:
+        raise ValueError(f"{path} is no record of an array")
     return record
 
 
-def _is_name(name: object) -> bool:
-    return isinstance(name, str) and name not in ("", ".", "..") and "/" not in name and name.isprintable()
-
-
-def _array_dirs(sweep_dir: Path) -> Iterator[tuple[int, Path]]:
-    for path in _entries(sweep_dir / ARRAYS):
-        if path.name.isdecimal() and path.name.isascii():
-            yield int(path.name), path
-
-
-def _entries(directory: Path) -> list[Path]:
-    try:
-        return list(directory.iterdir())
-    except OSError:
-        return []
+def array_numbers(sweep_dir: Path) -> list[int]:
+    """Return the numbers of a sweep's arrays, ascending; none where they cannot be read."""
+    return sorted(int(name) for name in names_in(sweep_dir / ARRAYS) if _NUMBER.fullmatch(name))

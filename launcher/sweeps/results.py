@@ -28,14 +28,25 @@ class Result:
     status: StatusRow
 
     @property
-    def state(self) -> State:
-        return self.status.status.state
-
-    @property
     def rank(self) -> tuple[int, float, int, float]:
         """Sorts the best first: by the held-out loss, then by that of training; diverged and unknown last."""
         progress = self.status.progress
         return (*_goodness(progress.validation_loss), *_goodness(progress.loss))
+
+    @property
+    def cells(self) -> list[str | None]:
+        """The values of the columns that every sweep has."""
+        row, progress = self.status, self.status.progress
+        return [
+            row.status.state.value,
+            tables.steps(progress.step, progress.max_steps),
+            tables.loss(progress.validation_loss),
+            tables.loss(progress.loss),
+            tables.count(progress.tokens_per_second),
+            row.status.elapsed,
+            row.launch.job if row.launch else None,
+            row.status.full_reason,
+        ]
 
     def to_json(self) -> dict[str, Any]:
         return {"point": self.name, "values": self.values, **self.status.to_json()}
@@ -50,7 +61,7 @@ class Results:
 
     @property
     def states(self) -> list[State]:
-        return [point.state for point in self.points]
+        return [point.status.state for point in self.points]
 
     @property
     def columns(self) -> list[str]:
@@ -58,10 +69,11 @@ class Results:
 
     def rows(self) -> list[list[str]]:
         """Return the cells of `columns`; a point is identified by its values."""
-        return [
-            [one_line(cell) for cell in [str(place), *self._values(point), *_measured(point.status)]]
+        rows = [
+            (place, *map(point.values.get, self.labels), *point.cells)
             for place, point in enumerate(self.points, start=1)
         ]
+        return [[one_line(tables.text(cell)) for cell in row] for row in rows]
 
     def summary(self) -> str:
         """Return one line: the number of points in each state, and the best so far."""
@@ -74,28 +86,21 @@ class Results:
         loss = tables.loss(best.status.progress.validation_loss)
         return one_line(f"{states}; best so far: val loss {loss} with {values}")
 
-    def _values(self, point: Result) -> list[str]:
-        return [tables.text(point.values.get(key)) for key in self.labels]
-
 
 def gather(sweep_dir: Path) -> Results:
     """Look at all points of a sweep: each scheduler is asked once."""
-    records = read_records(sweep_dir)
     values: dict[str, dict[str, str]] = {}
     labels: dict[str, str] = {}
-    for record in records:
+    for record in read_records(sweep_dir):
         labels |= record.labels
         values |= {str(point["name"]): point["values"] for point in record.points}
+    counted = Counter(labels.values())  # of several launches of a sweep one label may mean different keys
+    labels = {key: label if counted[label] == 1 else key for key, label in labels.items()}
     run_dirs = [sweep_dir / name for name in values]
-    statuses: dict[Path, StatusRow] = {}
-    for status in collect_status(run_dirs):
-        # Of several launches that live the newest: it comes first.
-        statuses.setdefault(status.run_dir, status)
-    points = [
-        Result(path.name, values[path.name], statuses[path] if path in statuses else gone(path))
-        for path in run_dirs
-    ]
-    return Results(_apart(labels), sorted(points, key=lambda point: point.rank))
+    # Of several launches that live the newest: it comes first.
+    statuses = {status.run_dir: status for status in reversed(collect_status(run_dirs))}
+    points = [Result(path.name, values[path.name], statuses.get(path) or gone(path)) for path in run_dirs]
+    return Results(labels, sorted(points, key=lambda point: point.rank))
 
 
 def failures(sweep_dir: Path) -> list[str]:
@@ -111,27 +116,7 @@ def failures(sweep_dir: Path) -> list[str]:
     return [*refused, *broken]
 
 
-def _measured(status: StatusRow) -> list[str]:
-    progress = status.progress
-    return [
-        status.status.state.value,
-        tables.steps(progress.step, progress.max_steps),
-        tables.loss(progress.validation_loss),
-        tables.loss(progress.loss),
-        tables.count(progress.tokens_per_second),
-        tables.text(status.status.elapsed),
-        status.launch.job if status.launch else tables.UNKNOWN,
-        tables.text(status.status.full_reason),
-    ]
-
-
 def _goodness(loss: float | None) -> tuple[int, float]:
     if loss is None:
         return 2, 0.0
     return (0, loss) if math.isfinite(loss) else (1, 0.0)
-
-
-def _apart(labels: dict[str, str]) -> dict[str, str]:
-    """Labels of several launches of a sweep may mean different keys."""
-    counted = Counter(labels.values())
-    return {key: label if counted[label] == 1 else key for key, label in labels.items()}

@@ -185,11 +185,11 @@ def test_a_line_without_an_end_takes_no_memory(runs: Runs, monkeypatch: pytest.M
     reader = EventReader(path)
     with path.open("ab", buffering=0) as stream:
         stream.write(b" " * 5000)
-        assert [type(event) for event in reader.poll()] == [Start, Train]
+        assert [type(event) for event in list(reader.stream())] == [Start, Train]
         stream.write(b" " * 5000 + json.dumps(a_step(2)).encode() + b"\n")
-        assert reader.poll() == []
+        assert list(reader.stream()) == []
         stream.write(json.dumps(a_step(3)).encode() + b"\n" + b"x" * 10)
-        assert [event.step for event in reader.poll() if isinstance(event, Train)] == [3]
+        assert [event.step for event in reader.stream() if isinstance(event, Train)] == [3]
 
 
 def many_attempts() -> list[dict[str, Any]]:
@@ -207,7 +207,7 @@ def test_the_newest_events_tell_as_much_as_all(runs: Runs, steps: int) -> None:
     with path.open("a") as stream:
         stream.write(json.dumps(a_step(602))[:40] + json.dumps(start(601)) + "\n" + '{"kind": "train", "x"\n')
         stream.write(json.dumps(a_step(602)) + "\n")
-    whole, few = EventReader(path).poll(), EventReader(path).newest(steps)
+    whole, few = list(EventReader(path).stream()), EventReader(path).newest(steps)
     quick, plain = Progress(few), Progress(whole)
     for name in ("step", "max_steps", "loss", "validation_loss", "tokens_per_second", "eta", "end"):
         assert getattr(quick, name) == getattr(plain, name), name
@@ -306,11 +306,11 @@ def progress_lines(steps: int) -> str:
 def test_nemos_log_in_blocks(runs: Runs, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
     path = log(runs.launch(engine="nemo"))
     path.write_text("words\n" * 3000 + progress_lines(300) + "\rEpoch 0: :  40%|██  | 301/500 [05:01<")
-    whole = NemoReader(path, 2048).poll()
+    whole = list(NemoReader(path, 2048).stream())
     assert [event.step for event in whole if isinstance(event, Train)] == list(range(1, 301))
     monkeypatch.setattr(readers, "_BLOCK_BYTES", block)
     reader = NemoReader(path, 2048)
-    assert reader.poll() == whole and reader.poll() == []
+    assert list(reader.stream()) == whole and list(reader.stream()) == []
     assert events.newest(whole, 20) == events.newest(NemoReader(path, 2048).stream(), 20)
 
 
@@ -319,13 +319,14 @@ def test_a_log_without_progress_is_read_once(runs: Runs, monkeypatch: pytest.Mon
     path = log(runs.launch(engine="nemo"))
     path.write_text("words\n" * 3000)
     reader = NemoReader(path)
-    assert reader.poll() == [] and reader._offset == path.stat().st_size
+    assert list(reader.stream()) == [] and reader._offset == path.stat().st_size
     with path.open("a") as stream:
         stream.write(progress_lines(2))
-    assert [event.step for event in reader.poll() if isinstance(event, Train)] == [1, 2]
+    assert [event.step for event in reader.stream() if isinstance(event, Train)] == [1, 2]
 
 
 def test_no_log_and_no_metrics(tmp_path: Path) -> None:
     missing = tmp_path / "missing"
-    assert EventReader(missing).newest(10) == EventReader(missing).poll() == NemoReader(missing).poll() == []
+    assert EventReader(missing).newest(10) == []
+    assert [*EventReader(missing).stream(), *NemoReader(missing).stream()] == []
     assert find_errors(missing) == evidence.LogErrors()

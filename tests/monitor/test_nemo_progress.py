@@ -38,7 +38,7 @@ def line(step: int, clock: str = "00:10", loss: str = "9.030", validation: str =
 
 
 def test_a_recorded_log() -> None:
-    events = NemoReader(RECORDED, 128).poll()
+    events = list(NemoReader(RECORDED, 128).stream())
     starts = [event for event in events if isinstance(event, Start)]
     assert [(start.step, start.max_steps) for start in starts] == [(0, 400)]
     steps = [event.step for event in events if isinstance(event, Train)]
@@ -76,7 +76,7 @@ def test_the_end_of_a_long_log_tells_as_much(tmp_path: Path) -> None:
     seen = Progress(read_nemo_end(path))
     assert (seen.step, seen.max_steps, seen.loss, seen.steps_per_second) == (2999, 5000, 9.03, 1.0)
     assert len(read_nemo_end(path)) < 200
-    assert read_nemo_end(tmp_path / "none") == [] == NemoReader(tmp_path / "none").poll()
+    assert read_nemo_end(tmp_path / "none") == [] == list(NemoReader(tmp_path / "none").stream())
     path.write_text("no progress yet\n")
     assert read_nemo_end(path) == []
 
@@ -88,7 +88,7 @@ def test_torn_lines_tell_nothing_wrong(tmp_path: Path) -> None:
     whole = line(306, loss="7.330")
     for at in range(1, len(whole)):
         path.write_text(line(305, loss="7.000") + whole[:at] + message + whole[at:])
-        for event in NemoReader(path).poll():
+        for event in NemoReader(path).stream():
             assert event.step in (304, 305, 306), whole[:at]
             assert not isinstance(event, Train) or event.loss in (None, 7.0, 7.33), whole[:at]
 
@@ -96,18 +96,18 @@ def test_torn_lines_tell_nothing_wrong(tmp_path: Path) -> None:
 def test_reading_while_it_is_written(tmp_path: Path) -> None:
     path = tmp_path / "log"
     reader = NemoReader(path)
-    assert reader.poll() == []
+    assert list(reader.stream()) == []
     whole = line(1, "00:01") + line(2, "00:02") + line(2, "00:02", loss="8.000")
     with path.open("a") as stream:
         stream.write(whole[:-20])
         stream.flush()
-        assert [event.step for event in reader.poll() if isinstance(event, Train)] == [1, 2]
+        assert [event.step for event in reader.stream() if isinstance(event, Train)] == [1, 2]
         stream.write(whole[-20:])
-    assert [(event.step, event.loss) for event in reader.poll() if isinstance(event, Train)] == [(2, 8.0)]
+    assert [(event.step, event.loss) for event in reader.stream() if isinstance(event, Train)] == [(2, 8.0)]
     with path.open("a") as stream:  # requeued: from its checkpoint, with a clock of its own
         stream.write(line(2, "00:00") + line(3, "00:04"))
     os.utime(path, (5000.0, 5000.0))
-    start, *trains = reader.poll()
+    start, *trains = list(reader.stream())
     assert isinstance(start, Start) and start.step == 1
     assert [(event.time, event.step) for event in trains] == [(4996.0, 2), (5000.0, 3)]
 
@@ -115,7 +115,7 @@ def test_reading_while_it_is_written(tmp_path: Path) -> None:
 def test_a_loss_that_is_not_a_number(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text(line(7, loss="nan", validation=", val_loss=nan"))
-    assert str(Progress(NemoReader(path).poll()).loss) == "nan"
+    assert str(Progress(NemoReader(path).stream()).loss) == "nan"
 
 
 @pytest.mark.parametrize(

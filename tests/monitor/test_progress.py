@@ -31,24 +31,24 @@ def test_reading_while_it_is_written(runs: Runs) -> None:
     directory = runs.launch()
     path = directory / "results" / "metrics.jsonl"
     reader = EventReader(path)
-    assert reader.poll() == []
+    assert list(reader.stream()) == []
     append(directory, [start(), held_out(), train(1)])
-    assert [type(event) for event in reader.poll()] == [Start, HeldOut, Train]
-    assert reader.poll() == []
+    assert [type(event) for event in list(reader.stream())] == [Start, HeldOut, Train]
+    assert list(reader.stream()) == []
     line = json.dumps(train(2)) + "\n"
     with path.open("a") as stream:
         stream.write(line[:30])
         stream.flush()
-        assert reader.poll() == []
+        assert list(reader.stream()) == []
         stream.write(line[30:])
-    assert [event.step for event in reader.poll() if isinstance(event, Train)] == [2]
+    assert [event.step for event in reader.stream() if isinstance(event, Train)] == [2]
 
 
 def test_a_line_torn_by_a_kill_costs_only_itself(runs: Runs) -> None:
     path = append(runs.launch(), [start(), train(1)])
     with path.open("a") as stream:
         stream.write(json.dumps(train(2))[:25] + json.dumps(start(1)) + "\n" + json.dumps(train(2)) + "\n")
-    assert [type(event) for event in EventReader(path).poll()] == [Start, Train, Start, Train]
+    assert [type(event) for event in list(EventReader(path).stream())] == [Start, Train, Start, Train]
 
 
 def test_what_is_not_known_is_passed_over() -> None:
@@ -82,7 +82,7 @@ def long_training(last: int, every: int = 100) -> list[dict[str, object]]:
 @pytest.mark.parametrize("last", [1, 30, 99, 100, 101, 140, 400, 2399, 2400, 2401, 2450])
 def test_the_ends_of_a_file_tell_as_much_as_all_of_it(runs: Runs, last: int) -> None:
     path = append(runs.launch(), long_training(last))
-    quick, whole = Progress(read_head_and_tail(path)), Progress(EventReader(path).poll())
+    quick, whole = Progress(read_head_and_tail(path)), Progress(EventReader(path).stream())
     for name in ("step", "max_steps", "loss", "validation_loss", "tokens_per_second", "eta", "held_out"):
         assert getattr(quick, name) == getattr(whole, name), name
     assert len(read_head_and_tail(path)) < 100

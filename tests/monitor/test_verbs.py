@@ -127,7 +127,7 @@ def test_ctrl_c_leaves_the_job_alone(
     runs.launch()
     scheduler.set("11", RUNNING)
 
-    def interrupt(*args: object) -> None:
+    def interrupt(*args: object, **options: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(LinesView, "show", interrupt)

@@ -60,7 +60,7 @@ def sound(runs: Runs, number: int = 1, first: int = 0, last: int = 300, max_step
 
 
 def verified(launch: Path) -> tuple[int, dict[str, RunCheck]]:
-    evidence = gather(launch.parents[1]).evidence
+    evidence = gather(launch.parents[1])
     checks = verify(evidence)
     return exit_code(evidence, checks), {check.name: check for check in checks}
 

@@ -18,6 +18,7 @@ from launcher.drafting import Request, drafts
 from launcher.errors import Mistakes, UserError
 from launcher.launching import launch_stages
 from launcher.plan import Job
+from launcher.runs.trained import training_of
 from launcher.stages.planning import by_stage, plan_launch
 from tests.launching.fake_slurm import FakeSlurm, install, overrides
 
@@ -205,6 +206,16 @@ def test_a_run_tells_what_its_checkpoints_are(trained: Path, capsys: Capsys) -> 
     job_config = yaml.safe_load((trained / "gpt3_tiny_hydra.yaml").read_text())
     assert {**config["model"], "data": 0} == {**job_config["model"], "data": 0}  # type: ignore[dict-item]
     assert config["evaluation"]["results"] == f"{trained}/evaluations"  # type: ignore[index]
+
+
+def test_checkpoints_are_found_in_a_run_that_was_moved(trained: Path) -> None:
+    (path,) = (trained / "launches" / "1").glob("*_hydra.yaml")
+    config = yaml.safe_load(path.read_text())
+    config["exp_manager"]["checkpoint_callback_params"] = {"dirpath": str(trained / "checkpoints")}
+    path.write_text(yaml.safe_dump(config))
+    moved = trained.rename(trained.with_name("moved"))
+    training = training_of(moved)
+    assert training is not None and training.checkpoints == moved / "checkpoints"
 
 
 def test_convert_plans_here_by_default(trained: Path, capsys: Capsys) -> None:
