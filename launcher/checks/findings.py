@@ -64,15 +64,9 @@ class Check(NamedTuple):
     Its rule names as parameters what it reads: `plan`, `facts` or a field of them, NeMo's nodes as `values`,
     without which it does not apply, and the `engine` that reads these.
 
-    Attributes
-    ----------
-    id
-        Stable: users write it in ``--no-check=ID``.
-    tells
-        What it looks at, in one line of the documentation.
-    needs
-        Fields of `Facts` without which it is skipped. ``cluster.nodes`` is a part of one: it is skipped where
-        `missing` of ``cluster`` has the reason, and is not applicable where nobody asked.
+    `id` is stable: users write it in ``--no-check=ID``. `tells` is what it looks at, in one line of the
+    documentation. `needs` are fields of `Facts` without which it is skipped; ``cluster.nodes`` is a part of
+    one: it is skipped where `missing` of ``cluster`` has the reason, and not applicable where nobody asked.
     """
 
     id: str

@@ -36,11 +36,6 @@ class CheckReport:
     findings: tuple[Finding, ...]
     skipped: tuple[str, ...] = ()
 
-    @property
-    def applicable(self) -> list[str]:
-        """The ids of the checks that the facts are enough for, or that are reported as skipped."""
-        return [check.id for check in CHECKS if check.is_applicable(self.facts)]
-
     def of(self, severity: Severity) -> list[Finding]:
         """Return the findings of one severity."""
         return [finding for finding in self.findings if finding.severity is severity]
@@ -109,25 +104,21 @@ def show_to_scheduler(
         # Of a workspace what it asks for is shown: salloc itself cannot be asked beforehand.
         script = empty_script(plan) if plan.job.stage == WORKSPACE else report.draft.rendered.script
         validate = validate or scheduler_for(plan.scheduler, plan.slurm_conf).validate
-        answer = _ask(script, validate, must_answer)
+        try:
+            answer = SubmissionFacts(is_refused=False, message=validate(script))
+        except Unreachable as error:
+            if must_answer:
+                raise
+            # The places where the commands looked for a configuration are many, and the checks of the
+            # cluster have said why.
+            why = NO_SLURM if says_no_slurm(error.message) else error.message
+            answer = SubmissionFacts(None, missing={"is_refused": why})
+        except UserError as error:
+            answer = SubmissionFacts(is_refused=True, message=error.message, fix=error.hint)
     facts = replace(report.facts, submission=answer)
     others = [check.id for check in CHECKS if check.id != SCHEDULER]
     findings = [*report.findings, *run_checks(plan, facts, others)]
     return replace(report, facts=facts, findings=tuple(worst_first(findings)))
-
-
-def _ask(script: str, validate: Callable[[str], str | None], must_answer: bool) -> SubmissionFacts:
-    try:
-        return SubmissionFacts(is_refused=False, message=validate(script))
-    except Unreachable as error:
-        if must_answer:
-            raise
-        # The places where the commands looked for a configuration are many, and the checks of the cluster
-        # have said why.
-        why = NO_SLURM if says_no_slurm(error.message) else error.message
-        return SubmissionFacts(None, missing={"is_refused": why})
-    except UserError as error:
-        return SubmissionFacts(is_refused=True, message=error.message, fix=error.hint)
 
 
 def require_passed(reports: Sequence[CheckReport]) -> None:

@@ -9,14 +9,7 @@ from typing import Any
 
 from arithmetic.layout import ParallelConfig, fits
 from launcher.checks.findings import Finding
-from launcher.checks.rules.layout import (
-    context_problems,
-    layers_fit,
-    sequence_parallel_problems,
-    split_rank_problems,
-    tensor_sizes,
-    virtual_problems,
-)
+from launcher.checks.rules import layout as rules
 from launcher.checks.rules.training import rampup_problems_at
 from launcher.estimates import parallelism as keys
 from launcher.estimates.parallelism import (
@@ -60,7 +53,7 @@ def layouts(values: Values, parallel: ParallelConfig, counts: Sequence[int], eng
         return
     tried = 0
     splits = _Splits(values, engine)
-    for tensor in tensor_sizes(values):
+    for tensor in rules.tensor_sizes(values):
         if world % tensor or not (tensor == own.tensor or _is_near(tensor, parallel.devices)):
             continue
         for context in _contexts(values, own.context, world // tensor):
@@ -115,20 +108,21 @@ class _Splits:
         cannot be shared out otherwise: 126 layers have no useful pipeline, and 126 + 2 have. The engine has
         to know that (NeMo), and no key may set the first and last stage.
         """
-        ends = not layers_fit(self._with(self._pipeline(pipeline, ends=False)))
+        ends = not rules.layers_fit(self._with(self._pipeline(pipeline, ends=False)))
         of_ends = (*keys.COUNTED_ENDS, *_OWN_ENDS)
         if ends and (self._engine != "nemo" or any(self._values.raw(key) for key in of_ends)):
             return []
         plain = self._pipeline(pipeline, ends)
         values = self._with(plain)
-        if not layers_fit(values) or _has_any(split_rank_problems(values, self._engine)):
+        if not rules.layers_fit(values) or _has_any(rules.split_rank_problems(values, self._engine)):
             return []
         sizes: list[int | None] = [None]
         stacks = stacks_of(values)
         if pipeline > 1 and len(stacks) == 1:
             for size in divisors((stacks[0].layers or 1) + 2 * ends):
                 tried = self._with({**plain, keys.VIRTUAL: size})
-                if size > 1 and layers_fit(tried) and not _has_any(virtual_problems(tried, self._engine)):
+                is_refused = _has_any(rules.virtual_problems(tried, self._engine))
+                if size > 1 and rules.layers_fit(tried) and not is_refused:
                     sizes.append(size)
         return [(size, ends) for size in sizes]
 
@@ -162,8 +156,8 @@ class _Splits:
 
     def _can(self, tensor: int, context: int, flag: bool) -> bool:
         tried = self._with({keys.TENSOR: tensor, keys.CONTEXT: context, keys.SEQUENCE: flag})
-        problems = (*sequence_parallel_problems(tried, self._engine), *context_problems(tried, self._engine))
-        return not _has_any(problems)
+        tests = (rules.sequence_parallel_problems, rules.context_problems)
+        return not any(_has_any(test(tried, self._engine)) for test in tests)
 
 
 def _has_any(problems: Iterable[Finding]) -> bool:

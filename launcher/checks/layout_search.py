@@ -84,16 +84,12 @@ class LayoutSearch:
         # The least micro batch that did not fit, by layout: larger ones do not either.
         self._too_much: dict[Layout, int] = {}
         self._seconds = cache(self._seconds_of)
-        self._stages = cache(self._stages_of)
+        self._fullest = cache(self._fullest_of)
         self._has_hope = cache(self._may_fit)
-        self._speed = None
-        work = (
-            work_of(self._values, self.parallel.devices, plan.job.engine)
-            if self.parallel is not None
-            else None
-        )
+        self._speed, engine, parallel = None, plan.job.engine, self.parallel
+        work = work_of(self._values, parallel.devices, engine) if parallel is not None else None
         if work is not None:
-            running = running_of(self._values, plan.job.engine, work.vocabulary)
+            running = running_of(self._values, engine, work.vocabulary)
             constants = attained(plan.assumptions.attained)
             self._speed = Speed(work, running, self.counted.gpu, self.nodes, constants)
 
@@ -120,7 +116,7 @@ class LayoutSearch:
         There is one of each tensor × pipeline × context, from which the others differ in little. Layouts that
         leave little of the memory come later than their speed says.
         """
-        seen: set[tuple[int, ...]] = set()
+        seen: set[tuple[int, int, int]] = set()
 
         def unseen(suggestion: Suggestion) -> Iterator[Suggestion]:
             if _sizes(suggestion.layout) not in seen:
@@ -144,7 +140,7 @@ class LayoutSearch:
     @property
     def work(self) -> int:
         """The approximate work of the search so far, in layouts."""
-        return sum(map(len, self._groups.values())) + _ESTIMATE * self._stages.cache_info().currsize
+        return sum(map(len, self._groups.values())) + _ESTIMATE * self._fullest.cache_info().currsize
 
     def nearest(self) -> Suggestion | None:
         """Return the layout that fits with the fewest changes."""
@@ -171,28 +167,26 @@ class LayoutSearch:
     @cached_property
     def _layouts(self) -> list[Layout]:
         """All layouts that arithmetic allows, without those whose parameters alone exceed the limit."""
-        groups = self._groups.items()
-        return [layout for sizes, group in groups if not self._is_too_large(sizes) for layout in group]
+        speed = self._speed if has_gpus(self.plan) else None
+        return [
+            layout
+            for (tensor, pipeline, _), group in self._groups.items()
+            if speed is None or speed.bytes_at_least(tensor * pipeline) <= self.limit
+            for layout in group
+        ]
 
     @cached_property
-    def _groups(self) -> dict[tuple[int, ...], list[Layout]]:
+    def _groups(self) -> dict[tuple[int, int, int], list[Layout]]:
         """All layouts that arithmetic allows, by the sizes that divide a model."""
         if self.parallel is None:
             return {}
-        groups: dict[tuple[int, ...], list[Layout]] = {}
+        groups: dict[tuple[int, int, int], list[Layout]] = {}
         job = self.plan.job
         for layout in layouts(self._values, self.parallel, job.resources.node_counts, job.engine):
             groups.setdefault(_sizes(layout), []).append(layout)
         return groups
 
-    def _is_too_large(self, sizes: tuple[int, ...]) -> bool:
-        """Return True if the parameters on a GPU alone exceed the limit, without an estimate."""
-        if self._speed is None or not has_gpus(self.plan):
-            return False
-        tensor, pipeline, _ = sizes
-        return self._speed.bytes_at_least(tensor * pipeline) > self.limit
-
-    def _may_fit(self, sizes: tuple[int, ...]) -> bool:
+    def _may_fit(self, sizes: tuple[int, int, int]) -> bool:
         """Return True if a layout with these sizes may fit: the smallest one nearly does."""
         least = self._fullest(self._least(self._groups[sizes]))
         return least is None or least.total <= _HOPELESS * self.limit
@@ -206,14 +200,11 @@ class LayoutSearch:
 
     def _by_speed(self, layout: Layout) -> tuple[float, float]:
         seconds = self._seconds(layout)
-        return math.log(seconds) // EQUAL_STEPS if seconds else 0.0, self._distance(layout)
+        return math.log(seconds) // EQUAL_STEPS if seconds else 0.0, self._by_distance(layout)[0]
 
     def _by_distance(self, layout: Layout) -> tuple[float, float]:
-        return self._distance(layout), self._seconds(layout) or 0.0
-
-    def _distance(self, layout: Layout) -> float:
         assert self._own is not None
-        return distance(layout, self._own)
+        return distance(layout, self._own), self._seconds(layout) or 0.0
 
     def _fitting(self, layout: Layout) -> Suggestion | None:
         alike = layout._replace(micro=0)
@@ -249,19 +240,16 @@ class LayoutSearch:
     def _seconds_of(self, layout: Layout) -> float | None:
         if self._speed is None or self.parallel is None:
             return None
-        sizes = {
-            name: getattr(layout, name) for name in ("tensor", "pipeline", "virtual", "context", "micro")
-        }
-        return self._speed.step(layout, self.parallel._replace(**sizes))
+        names = ("tensor", "pipeline", "virtual", "context", "micro")
+        parallel = self.parallel._replace(**{name: getattr(layout, name) for name in names})
+        return self._speed.step(layout, parallel)
 
-    def _stages_of(self, layout: Layout) -> tuple[StageMemory, ...] | None:
-        return self._estimate(changes_to(self._values, layout))
-
-    def _fullest(self, layout: Layout) -> StageMemory | None:
-        return max(self._stages(layout) or (), key=lambda stage: stage.total, default=None)
+    def _fullest_of(self, layout: Layout) -> StageMemory | None:
+        stages = self._estimate(changes_to(self._values, layout))
+        return max(stages or (), key=lambda stage: stage.total, default=None)
 
 
-def _sizes(layout: Layout) -> tuple[int, ...]:
+def _sizes(layout: Layout) -> tuple[int, int, int]:
     """Return the sizes that divide a model."""
     return layout.tensor, layout.pipeline, layout.context
 
@@ -305,8 +293,10 @@ def on_least_nodes(plan: Plan, facts: Facts) -> Suggestion | None:
     parallel = read_parallel_config(Values(plan.job.config or {}))
     if parallel is None or plan.job.resources.is_elastic:
         return None
-    limit = LayoutSearch(plan, facts).limit
-    least, work = _least_bytes(plan) // (limit * parallel.devices), 0
+    model = model_size(Values(plan.job.config or {}))
+    # The least bytes of all GPUs together: weights, and Adam's copy of them and its two moments.
+    least_bytes = (2 + 3 * 4) * model.parameters if model is not None else 0
+    least, work = least_bytes // (LayoutSearch(plan, facts).limit * parallel.devices), 0
     for nodes in range(max(least, 1), keys.MOST_NODES + 1):
         if nodes != plan.job.resources.nodes:
             search = LayoutSearch(with_nodes(plan, nodes), facts)
@@ -319,12 +309,6 @@ def on_least_nodes(plan: Plan, facts: Facts) -> Suggestion | None:
     return None
 
 
-def _least_bytes(plan: Plan) -> int:
-    """Return the least bytes of all GPUs together: weights, and Adam's copy of them and its two moments."""
-    model = model_size(Values(plan.job.config or {}))
-    return (2 + 3 * 4) * model.parameters if model is not None else 0
-
-
 def gib(size: int) -> str:
     """Return a number of bytes in GiB."""
     return f"{size / 2**30:.1f}"
@@ -332,14 +316,9 @@ def gib(size: int) -> str:
 
 def overrides(config: Mapping[str, Any], suggestion: Suggestion) -> list[str]:
     """Return the overrides for a command line; a key that the tree does not show needs a ``+``."""
-    values = Values(config)
-    return [f"{_sign(values, key)}{full(key)}={_written(value)}" for key, value in suggestion.changes.items()]
-
-
-def _sign(values: Values, key: str) -> str:
-    parent, _, name = key.rpartition(".")
-    return "" if name in (values.node(parent) or {}) else "+"
-
-
-def _written(value: Any) -> str:
-    return "null" if value is None else str(value)
+    values, words = Values(config), []
+    for key, value in suggestion.changes.items():
+        parent, _, name = key.rpartition(".")
+        sign = "" if name in (values.node(parent) or {}) else "+"
+        words.append(f"{sign}{full(key)}={'null' if value is None else value}")
+    return words

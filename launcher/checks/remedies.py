@@ -8,25 +8,11 @@ from itertools import product
 from typing import Any
 
 from arithmetic.layout import ParallelConfig, fits
+from launcher.checks import layout_search
 from launcher.checks.facts import Facts
 from launcher.checks.findings import Finding, Severity
-from launcher.checks.layout_search import (
-    EQUAL_STEPS,
-    LayoutSearch,
-    Suggestion,
-    best_with_half_gradients,
-    gib,
-    on_least_nodes,
-    overrides,
-    own_with_half_gradients,
-)
-from launcher.checks.rules.layout import (
-    blamed,
-    context_problems,
-    layers_fit,
-    sequence_parallel_problems,
-    tensor_sizes,
-)
+from launcher.checks.layout_search import LayoutSearch, Suggestion
+from launcher.checks.rules import layout as rules
 from launcher.checks.rules.model import has_gpus
 from launcher.estimates import parallelism as keys
 from launcher.estimates.parallelism import is_encoder_decoder, node_counts, read_parallel_config, with_changes
@@ -71,11 +57,11 @@ def _fits(values: Values, nodes: int) -> bool:
 
 def _sizes(values: Values, shape: ParallelConfig, nodes: int) -> str | None:
     """Suggest other values of the size that does not divide the world, the others unchanged."""
-    key, _ = blamed(shape, nodes)
+    key, _ = rules.blamed(shape, nodes)
     if key == keys.CONTEXT:
         return _contexts(values, shape, nodes)
     if key == keys.TENSOR:
-        tensors = [size for size in tensor_sizes(values) if _fits(_changed(values, {key: size}), nodes)]
+        tensors = [size for size in rules.tensor_sizes(values) if _fits(_changed(values, {key: size}), nodes)]
         return f"valid tensor sizes: {listed(tensors)}" if tensors else None
     sizes = [
         size
@@ -103,7 +89,7 @@ def _contexts(values: Values, shape: ParallelConfig, nodes: int) -> str:
 
 def _is_sequence_cut(values: Values) -> bool:
     # NeMo's answer: without tensor parallel there is a warning alone, whatever the context size.
-    problems = (*context_problems(values, "nemo"), *sequence_parallel_problems(values, "nemo"))
+    problems = (*rules.context_problems(values, "nemo"), *rules.sequence_parallel_problems(values, "nemo"))
     return not any(problem.severity is Severity.ERROR for problem in problems)
 
 
@@ -119,7 +105,7 @@ def _layouts(values: Values, shape: ParallelConfig, search: LayoutSearch) -> str
     """
     nodes, world = count(search.nodes, "node"), search.nodes * shape.devices
     least = 2 if values.flag(keys.SEQUENCE) else 1
-    tensors = [size for size in tensor_sizes(values) if shape.devices % size == 0 and size >= least]
+    tensors = [size for size in rules.tensor_sizes(values) if shape.devices % size == 0 and size >= least]
     sizes = [
         (tensor, pipeline)
         for tensor, pipeline in product(tensors, divisors(world))
@@ -151,7 +137,7 @@ def _is_valid(values: Values, shape: ParallelConfig, tensor: int, pipeline: int,
     if shape.virtual is not None and pipeline == 1:
         return False
     tried = _changed(values, _split(values, tensor, pipeline))
-    return _fits(tried, nodes) and layers_fit(tried)
+    return _fits(tried, nodes) and rules.layers_fit(tried)
 
 
 def _micro_batches(values: Values, shape: ParallelConfig, nodes: int) -> str | None:
@@ -190,27 +176,27 @@ def would_fit(plan: Plan, facts: Facts) -> str:
     search = LayoutSearch(plan, facts)
     nearest = search.nearest()
     if nearest is None:
-        halved = next(best_with_half_gradients(plan, facts), None)
+        halved = next(layout_search.best_with_half_gradients(plan, facts), None)
         if halved is not None:
             return f"would fit, with gradients in bf16: {_pasted(config, halved)}"
-        return why_none(search, on_least_nodes(plan, facts), config)
+        return why_none(search, layout_search.on_least_nodes(plan, facts))
     lines = [f"would fit: {_pasted(config, nearest)}"]
     fastest = next(search.best(), None)
     if fastest and fastest.seconds and nearest.seconds:
         saved = 1 - fastest.seconds / nearest.seconds
-        if saved > 2 * EQUAL_STEPS:
+        if saved > 2 * layout_search.EQUAL_STEPS:
             lines.append(f"would fit, with {saved:.0%} less time for a step: {_pasted(config, fastest)}")
-    halved = own_with_half_gradients(search)
+    halved = layout_search.own_with_half_gradients(search)
     if halved is not None:
         lines.append(f"this layout would fit, with gradients in bf16: {_pasted(config, halved)}")
     return "\n".join(lines)
 
 
-def why_none(search: LayoutSearch, more: Suggestion | None, config: Mapping[str, Any]) -> str:
+def why_none(search: LayoutSearch, more: Suggestion | None) -> str:
     """Return lines that explain why nothing fits: the smallest layout, and the nodes on which one fits."""
-    resources, smallest = search.plan.job.resources, search.smallest
-    if resources.is_elastic:
-        counts = resources.node_counts
+    job, smallest = search.plan.job, search.smallest
+    if job.resources.is_elastic:
+        counts = job.resources.node_counts
         return f"no layout fits every number of nodes from {counts[0]} to {counts[-1]}"
     message = f"no layout fits on {count(search.nodes, 'node')}"
     if smallest is None:
@@ -218,15 +204,16 @@ def why_none(search: LayoutSearch, more: Suggestion | None, config: Mapping[str,
     elif search.fits(smallest):
         message += ", for other reasons than memory: slipway check names them"
     elif smallest.fullest is not None:
-        layout, memory = smallest.layout, search.counted.gpu.memory
+        layout, stage = smallest.layout, smallest.fullest
+        total, memory = map(layout_search.gib, (stage.total, search.counted.gpu.memory))
         message += (
             f": the smallest, tensor {layout.tensor} × pipeline {layout.pipeline} × context {layout.context},"
-            f" takes {gib(smallest.fullest.total)} of {gib(memory)} GiB on stage {smallest.fullest.stage}"
+            f" takes {total} of {memory} GiB on stage {stage.stage}"
         )
     if more is None:
         return f"{message}\nnor on another number of nodes up to {keys.MOST_NODES}, as far as was searched"
-    return f"{message}\nwould fit on {count(more.nodes, 'node')}: {_pasted(config, more)}"
+    return f"{message}\nwould fit on {count(more.nodes, 'node')}: {_pasted(job.config or {}, more)}"
 
 
 def _pasted(config: Mapping[str, Any], suggestion: Suggestion) -> str:
-    return " ".join(overrides(config, suggestion)) or "the layout as it is"
+    return " ".join(layout_search.overrides(config, suggestion)) or "the layout as it is"

@@ -195,7 +195,7 @@ def _print(
             pasted = " ".join(overrides(config, suggestion)) or "as it is"
             print_styled([((f"{number}  ", "bold"), (pasted, "green" if suggestion.changes else ""))])
         return
-    print_lines(*why_none(search, more, config).split("\n"))
+    print_lines(*why_none(search, more).split("\n"))
 
 
 def _heading(plan: Plan, search: LayoutSearch, fastest: float | None) -> Iterator[Line]:

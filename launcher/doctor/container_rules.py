@@ -67,12 +67,10 @@ def _program(machine: Machine, enroot: Enroot, needed: bool, is_node: bool) -> L
     return ok("enroot", text, needed=needed)
 
 
-# What may be wrong with a directory: if it is, how bad that is, and the words for it.
-_Troubles = Sequence[tuple[bool, Status, str]]
-
-
-def _directory(what: str, place: Directory, needed: bool, troubles: _Troubles, fix: str) -> Line:
-    """Return the line of a directory, with the first trouble that it has."""
+def _directory(
+    what: str, place: Directory, needed: bool, troubles: Sequence[tuple[bool, Status, str]], fix: str
+) -> Line:
+    """Return the line of a directory, with the first of the `troubles` that it has, by how bad that is."""
     mounted = "" if place.path == place.point else f", mounted at {place.point}"
     text = f"{place.path} ({place.kind}{mounted})"
     for is_so, status, trouble in troubles:

@@ -7,30 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from shlex import quote
 
+from launcher.doctor import container_rules as containers
 from launcher.doctor import gathering
-from launcher.doctor.container_rules import (
-    WITHOUT_GPU_TOOLS,
-    enroot_lines,
-    pyxis_line,
-    pyxis_node_lines,
-    slurm_lines,
-)
+from launcher.doctor import tool_rules as tools
 from launcher.doctor.facts import Credentials, Image, Machine, Requirements, Slurm
 from launcher.doctor.nodes import Answers, look, start
 from launcher.doctor.report import Line, Row, Status, missing, ok, rows
-from launcher.doctor.tool_rules import (
-    EXTRAS,
-    apptainer_line,
-    credential_line,
-    engine_line,
-    file_lines,
-    gpu_lines,
-    image_line,
-    mounting,
-    python_lines,
-    stage_lines,
-    tool_lines,
-)
 from launcher.drafting import Draft
 from launcher.errors import UserError
 from supervisor.settings import OLDEST_PYTHON
@@ -105,7 +87,7 @@ def _gather(draft: Draft, image: str | None, count: int, patience: float, starts
         image=chosen,
         credentials=tuple(gathering.credentials()),
         launcher=f"{sys.version.split()[0]}, {sys.executable}",
-        versions={name: gathering.version_of(name) for names, _ in EXTRAS.values() for name in names},
+        versions={name: gathering.version_of(name) for names, _ in tools.EXTRAS.values() for name in names},
         trainer=gathering.trainer_of(draft, needs),
         python=python,
         answers=answers,
@@ -143,8 +125,13 @@ def apply_rules(surroundings: Surroundings) -> list[Row]:
         started = answers.started or ()
         reports += [(name, [ok("container", "the image starts there", needed=True)]) for name in started]
         if answers.started is not None and len(started) < answers.requested:
+            why = answers.why_not_started or "no reason given"
+            text = f"the image starts on {len(started)} of {answers.requested} nodes: {why}"
+            fix = "see the lines of image, pyxis and enroot"
+            if "nvidia-container-cli" in why:
+                fix = containers.WITHOUT_GPU_TOOLS
             lost = [name for name in answers.names if name not in started] or [NODES]
-            reports += [(name, [_not_started(answers, len(started))]) for name in lost]
+            reports += [(name, [missing("container", text, fix, needed=True)]) for name in lost]
         if answers.silent:
             why = answers.why or "srun gives no reason"
             text = f"{answers.silent} of {answers.requested} did not answer: {why}"
@@ -159,40 +146,40 @@ def apply_rules(surroundings: Surroundings) -> list[Row]:
 def _of_this_machine(surroundings: Surroundings) -> Iterator[Line]:
     machine, needs, image = surroundings.here, surroundings.needs, surroundings.image
     if surroundings.slurm is not None:
-        yield from slurm_lines(surroundings.slurm, needs)
+        yield from containers.slurm_lines(surroundings.slurm, needs)
         if surroundings.slurm.why is None:
-            yield pyxis_line(surroundings.slurm, needs, machine)
-    yield from enroot_lines(machine, needs, image, is_node=False)
-    yield from tool_lines(machine)
-    line = apptainer_line(machine, needs, is_node=False)
+            yield containers.pyxis_line(surroundings.slurm, needs, machine)
+    yield from containers.enroot_lines(machine, needs, image, is_node=False)
+    yield from tools.tool_lines(machine)
+    line = tools.apptainer_line(machine, needs, is_node=False)
     if line is not None:
         yield line
     if image is not None:
-        yield image_line(image)
+        yield tools.image_line(image)
         if needs.engine is not None and image.contents is not None:
-            yield engine_line(image.contents, needs.engine)
-    yield credential_line(surroundings.credentials, image)
-    yield from gpu_lines(machine, image, is_node=False)
-    yield from python_lines(surroundings.launcher, surroundings.versions, surroundings.trainer)
+            yield tools.engine_line(image.contents, needs.engine)
+    yield tools.credential_line(surroundings.credentials, image)
+    yield from tools.gpu_lines(machine, image, is_node=False)
+    yield from tools.python_lines(surroundings.launcher, surroundings.versions, surroundings.trainer)
 
 
 def _of_node(node: Machine, surroundings: Surroundings) -> Iterator[Line]:
     needs, image = surroundings.needs, surroundings.image
     if needs.image:
-        yield from pyxis_node_lines(node, needs, image)
+        yield from containers.pyxis_node_lines(node, needs, image)
         if needs.enroot:
-            yield from enroot_lines(node, needs, image, is_node=True)
-        yield mounting(node, is_node=True)
-        yield from stage_lines(node, image)
-    line = apptainer_line(node, needs, is_node=True)
+            yield from containers.enroot_lines(node, needs, image, is_node=True)
+        yield tools.mounting(node, is_node=True)
+        yield from tools.stage_lines(node, image)
+    line = tools.apptainer_line(node, needs, is_node=True)
     if line is not None:
         yield line
-    yield from gpu_lines(node, image, is_node=True)
+    yield from tools.gpu_lines(node, image, is_node=True)
     if node.job_python == "":
         yield ok("python", f"{node.python} (which examined this node)")
     else:
         yield _job_python(node.job_python)
-    yield from file_lines(node, image if needs.image else None, surroundings.python)
+    yield from tools.file_lines(node, image if needs.image else None, surroundings.python)
 
 
 def _job_python(found: str | None) -> Line:
@@ -204,10 +191,3 @@ def _job_python(found: str | None) -> Line:
     if version:
         text = f"{path} is {version}: a job's supervisor needs {_OLDEST_PYTHON}"
     return missing(what, text, _INSTALL_PYTHON, needed=True)
-
-
-def _not_started(answers: Answers, count: int) -> Line:
-    why = answers.why_not_started or "no reason given"
-    text = f"the image starts on {count} of {answers.requested} nodes: {why}"
-    fix = WITHOUT_GPU_TOOLS if "nvidia-container-cli" in why else "see the lines of image, pyxis and enroot"
-    return missing("container", text, fix, needed=True)

@@ -12,14 +12,6 @@ from launcher.releases import Contents
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
-    """A program; `version` is None where it is unknown."""
-
-    path: str
-    version: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Directory:
     """A directory, and the file system that it is on, or would be; `there` is the part that exists."""
 
@@ -29,7 +21,6 @@ class Directory:
     point: str
     source: str
     free: int | None
-    size: int | None
     writable: bool
 
     @property
@@ -79,19 +70,18 @@ class Plugstack:
 class Machine:
     """A machine, as `probe` reports it.
 
-    `job_python` is version and path of the Python that keeps jobs; None where there is none, empty where it
-    was not looked for. `docker_daemon` is the version of the daemon that answers, or its error after a ``!``;
-    None without docker. `no_namespaces` is the error of unshare where the user may not have namespaces;
-    `subordinate_ids` is True if the user has ids for the other users of an image. `files` has the sizes of
-    the requested files, None for a missing one.
+    `tools` are the versions of programs, None where that is unknown. `job_python` is version and path of the
+    Python that keeps jobs; None where there is none, empty where it was not looked for. `docker_daemon` is
+    the version of the daemon that answers, or its error after a ``!``; None without docker. `no_namespaces`
+    is the error of unshare where the user may not have namespaces; `subordinate_ids` is True if the user has
+    ids for the other users of an image. `files` has the sizes of the requested files, None for a missing one.
     """
 
     host: str
     uid: int
-    kernel: str
     python: str | None
     job_python: str | None = ""
-    tools: Mapping[str, Program] = field(default_factory=dict)
+    tools: Mapping[str, str | None] = field(default_factory=dict)
     docker_daemon: str | None = None
     compressors: tuple[str, ...] = ()
     sysctls: Mapping[str, int] = field(default_factory=dict)
@@ -162,9 +152,8 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """A file of credentials: the program that reads it, the registries, and if others may not read it."""
+    """A file of credentials: the registries, and if others may not read it."""
 
-    owner: str
     path: str
     registries: tuple[str, ...]
     is_private: bool = True

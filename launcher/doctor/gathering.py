@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from launcher.checks.findings import Severity
+from launcher.checks.gathering.gather import ask_cluster
 from launcher.checks.gathering.host import host_facts
 from launcher.checks.rules.files import engine_of_image, machine_problems
 from launcher.doctor import probe
@@ -21,10 +22,8 @@ from launcher.errors import UserError, end_of, one_line
 from launcher.images.references import DOCKER_HUB
 from launcher.images.registry import HUB_MACHINES, login_file
 from launcher.plan import Plan
-from launcher.runs.provenance import user
 from launcher.slurm.commands import Unreachable, error_text, run
 from launcher.slurm.environment import clean_environment
-from launcher.slurm.questions import ask_at_once, facts_of, questions
 
 DEVICES = "NVIDIA_VISIBLE_DEVICES"
 PYXIS_RUNTIME = "pyxis runtime"
@@ -96,12 +95,9 @@ def probe_request(
 
 def slurm(plan: Plan) -> Slurm:
     """Ask Slurm for its configuration, its nodes and Pyxis."""
-    known = questions(plan.job.queue.partition, user())
-    selected = {name: known[name] for name in ("settings", "partitions", "nodes", "pyxis")}
-    replies = ask_at_once(selected, plan.slurm_conf)
+    replies, facts = ask_cluster(plan, ("settings", "partitions", "nodes", "pyxis"))
     if replies["settings"].why is not None:
         return Slurm(why=replies["settings"].why)
-    facts = facts_of(replies, of_default=plan.job.queue.partition is None)
     by_partition = facts.nodes or {}
     types = {name for nodes in by_partition.values() for node in nodes for name, _ in node.gpus}
     counts = {
@@ -184,21 +180,20 @@ def credentials() -> list[Credentials]:
     podman = [Path(named)] if named else []
     podman += [Path(runtime) / "containers" / "auth.json"] if runtime else []
     podman.append(Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config") / "containers" / "auth.json")
-    files = [("enroot", login_file(os.environ)), ("docker", docker)]
-    files += [("podman", path) for path in dict.fromkeys(podman)]
-    return [file for owner, path in files if (file := _credentials(owner, path)) is not None]
+    readers = {login_file(os.environ): _ENROOT_MACHINE.findall} | dict.fromkeys([docker, *podman], _auths)
+    return [file for path, read in readers.items() if (file := _credentials(path, read)) is not None]
 
 
-def _credentials(owner: str, path: Path) -> Credentials | None:
+def _credentials(path: Path, read: Callable[[str], list[str]]) -> Credentials | None:
     try:
         text, mode = path.read_text(encoding="utf-8", errors="replace"), path.stat().st_mode
     except OSError:
         return None
-    registries = _ENROOT_MACHINE.findall(text) if owner == "enroot" else _auths(text)
+    registries = read(text)
     if not registries:
         return None
     unique = tuple(dict.fromkeys(map(_registry, registries)))
-    return Credentials(owner, str(path), unique, is_private=not mode & 0o077)
+    return Credentials(str(path), unique, is_private=not mode & 0o077)
 
 
 def _registry(key: str) -> str:

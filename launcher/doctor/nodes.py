@@ -92,7 +92,15 @@ def look(
     source = Path(probe.__file__).read_text(encoding="utf-8")
     command = ["sh", "-c", _START, "sh", sys.executable, source, json.dumps(request), probe.MARK]
     out, why = _run(plan, count, command, environment, patience)
-    return _answers(count, out, why)
+    contents, blind = read(out.splitlines())
+    machines = []
+    for content in contents:
+        try:
+            machines.append(machine_of(content))
+        except ValueError:
+            why = why or f"{content.get('host')}: its answer cannot be read"
+    machines.sort(key=lambda machine: _natural(machine.host))
+    return Answers(count, tuple(machines), tuple(sorted(blind, key=_natural)), why)
 
 
 def start(
@@ -218,18 +226,6 @@ def _before_the_end(stderr: str) -> str:
     of_end = ("cancelled", "revoked", "unable to allocate", "terminated", "aborted")
     lines = [line for line in stderr.splitlines() if not any(word in line.lower() for word in of_end)]
     return end_of(one_line(error_text("\n".join(lines)))) if lines else ""
-
-
-def _answers(count: int, out: str, why: str | None) -> Answers:
-    contents, blind = read(out.splitlines())
-    machines = []
-    for content in contents:
-        try:
-            machines.append(machine_of(content))
-        except ValueError:
-            why = why or f"{content.get('host')}: its answer cannot be read"
-    machines.sort(key=lambda machine: _natural(machine.host))
-    return Answers(count, tuple(machines), tuple(sorted(blind, key=_natural)), why)
 
 
 def _natural(name: str) -> list[tuple[int, str]]:

@@ -28,28 +28,20 @@ _MOST_FILES = 100  # of a configuration
 # As in the script of a job, templates/supervisor.sh.j2.
 _JOB_PYTHONS = ("/usr/bin/python3", "/usr/libexec/platform-python", "python3")
 
-# The option by which each program prints its version.
-_VERSIONS = {
-    "docker": ["--version"],
-    "podman": ["--version"],
-    "buildah": ["--version"],
-    "skopeo": ["--version"],
-    "umoci": ["--version"],
-    "mksquashfs": ["-version"],
-    "unsquashfs": ["-version"],
-    "squashfuse": ["--version"],
-    "apptainer": ["--version"],
-    "singularity": ["--version"],
-    "nvidia-container-cli": ["--version"],
-}
+# The programs whose versions are asked for; those of squashfs take another option.
+_VERSIONED = [
+    *["docker", "podman", "buildah", "skopeo", "umoci", "squashfuse"],
+    *["apptainer", "singularity", "nvidia-container-cli"],
+]
+_SQUASHFS = ["mksquashfs", "unsquashfs"]
 # The programs that Enroot calls: its `checkcmd`s of 3.4 to 4.1.
 _ENROOT_CALLS = ["awk", "curl", "find", "flock", "grep", "jq", "parallel", "sed", "tar", "zstd"]
-_SYSCTLS = {
-    "unprivileged_userns_clone": "kernel/unprivileged_userns_clone",
-    "max_user_namespaces": "user/max_user_namespaces",
-    "max_mnt_namespaces": "user/max_mnt_namespaces",
-    "apparmor_restrict_unprivileged_userns": "kernel/apparmor_restrict_unprivileged_userns",
-}
+_SYSCTLS = [
+    "kernel/unprivileged_userns_clone",
+    "kernel/apparmor_restrict_unprivileged_userns",
+    "user/max_user_namespaces",
+    "user/max_mnt_namespaces",
+]
 _COMPRESSORS = re.compile(r"^\s+(gzip|lzma|lzo|lz4|xz|zstd)(?:\s+\(default\))?\s*$", re.MULTILINE)
 _NUMBER = re.compile(r"\d+\.\d[\w.+~-]*")
 _OCTAL = re.compile(r"\\([0-7]{3})")
@@ -75,14 +67,10 @@ if TYPE_CHECKING:
 
 
 def gather(request: "dict[str, dict[str, str]]", environment: "dict[str, str]") -> "dict[str, object]":
-    """Return the facts of this machine.
+    """Return the facts of this machine; the environment is that of the programs that it runs.
 
-    Parameters
-    ----------
-    request
-        `files`: paths whose sizes are reported; `places`: directories besides Enroot's, by their purpose.
-    environment
-        The environment of the programs that it runs.
+    In a request `files` are paths whose sizes are reported, `places` directories besides Enroot's by their
+    purpose.
     """
     path = environment.get("PATH", os.defpath)
     tools = _tools(path, environment)
@@ -93,13 +81,12 @@ def gather(request: "dict[str, dict[str, str]]", environment: "dict[str, str]") 
     return {
         "host": environment.get("SLURMD_NODENAME") or platform.node(),
         "uid": os.getuid(),
-        "kernel": platform.release(),
         "python": platform.python_version(),
         "job_python": _job_python(path, environment),
-        "tools": tools,
+        "tools": {name: tools[name]["version"] for name in tools},
         "docker_daemon": _docker_daemon(tools, environment),
         "compressors": _compressors(tools, environment),
-        "sysctls": {name: number for name in _SYSCTLS for number in _sysctl(_SYSCTLS[name])},
+        "sysctls": _sysctls(),
         "file_systems": [line.split()[-1] for line in _read("/proc/filesystems").splitlines() if line],
         "no_namespaces": _no_namespaces(path, environment),
         "fuse": os.access("/dev/fuse", os.R_OK | os.W_OK),
@@ -149,13 +136,14 @@ def _job_python(path: str, environment: "dict[str, str]") -> "str | None":
 
 def _tools(path: str, environment: "dict[str, str]") -> "Tools":
     tools = {}  # type: Tools
-    for name in [*_VERSIONS, "enroot", "bash", "pigz", "gzip", "newuidmap", "fuse-overlayfs", *_ENROOT_CALLS]:
+    others = ["enroot", "bash", "pigz", "gzip", "newuidmap", "fuse-overlayfs", *_ENROOT_CALLS]
+    for name in [*_VERSIONED, *_SQUASHFS, *others]:
         program = shutil.which(name, path=path)
         if program is None:
             continue
         version = None
-        if name in _VERSIONS:
-            code, out, err = _say([program, *_VERSIONS[name]], environment)
+        if name not in others:
+            code, out, err = _say([program, "-version" if name in _SQUASHFS else "--version"], environment)
             # unsquashfs exits with 1 after telling its version.
             number = _NUMBER.search(out + err) if code >= 0 else None
             version = number.group() if number else None
@@ -167,9 +155,8 @@ def _docker_daemon(tools: "Tools", environment: "dict[str, str]") -> "str | None
     """Return the version of the daemon that answers, or its error after a ``!``."""
     if "docker" not in tools:
         return None
-    code, out, err = _say(
-        [tools["docker"]["path"] or "", "version", "--format", "{{.Server.Version}}"], environment
-    )
+    command = [tools["docker"]["path"] or "", "version", "--format", "{{.Server.Version}}"]
+    code, out, err = _say(command, environment)
     if code == 0 and out.strip():
         return out.strip()
     return "!" + " ".join(err.split())
@@ -188,9 +175,9 @@ def _compressors(tools: "Tools", environment: "dict[str, str]") -> "list[str]":
     return []
 
 
-def _sysctl(name: str) -> "list[int]":
-    text = _read("/proc/sys/" + name).strip()
-    return [int(text)] if text.isdigit() else []
+def _sysctls() -> "dict[str, int]":
+    texts = {path.split("/")[1]: _read("/proc/sys/" + path).strip() for path in _SYSCTLS}
+    return {name: int(text) for name, text in texts.items() if text.isdigit()}
 
 
 def _read(path: "str | Path") -> str:
@@ -201,9 +188,9 @@ def _read(path: "str | Path") -> str:
         return ""
 
 
-def _listed(directory: str, suffix: str) -> "list[Path]":
+def _listed(directory: "str | Path", pattern: str) -> "list[Path]":
     try:
-        return sorted(path for path in Path(directory).iterdir() if path.name.endswith(suffix))
+        return sorted(Path(directory).glob(pattern))
     except OSError:
         return []
 
@@ -254,12 +241,12 @@ def _place(path: str) -> "dict[str, object]":
     for kind_of, point_of, source_of in _mounts():
         if f"{there}/".startswith(point_of.rstrip("/") + "/") and len(point_of) >= len(point):
             kind, point, source = kind_of, point_of, source_of
-    free = size = None
+    free = None
     with contextlib.suppress(OSError):
         room = os.statvfs(there)
-        free, size = room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize
+        free = room.f_bavail * room.f_frsize
     mount = {"path": path, "there": there, "kind": kind, "point": point, "source": source}
-    return {**mount, "free": free, "size": size, "writable": os.access(there, os.W_OK | os.X_OK)}
+    return {**mount, "free": free, "writable": os.access(there, os.W_OK | os.X_OK)}
 
 
 def _is_directory(path: str) -> bool:
@@ -298,7 +285,7 @@ def _enroot(
     }
     paths = {name: settings.get(f"ENROOT_{name}_PATH") or path for name, path in defaults.items()}
     both = (paths["SYSCONF"], paths["CONFIG"])
-    fstabs = [_read(file) for place in both for file in _listed(f"{place}/mounts.d", ".fstab")]
+    fstabs = [_read(file) for place in both for file in _listed(f"{place}/mounts.d", "*.fstab")]
     lines = [line.split() for text in fstabs for line in text.splitlines()]
     reported = [f"ENROOT_{name}" for name in _REPORTED.split()]
     facts = {
@@ -306,7 +293,7 @@ def _enroot(
         "conf": file if _size(file) is not None else None,
         "trouble": trouble,
         "settings": {name: settings[name] for name in reported if settings.get(name)},
-        "hooks": sorted({file.name for place in both for file in _listed(f"{place}/hooks.d", ".sh")}),
+        "hooks": sorted({file.name for place in both for file in _listed(f"{place}/hooks.d", "*.sh")}),
         # Enroot 3 binds it into every container, and fails where it is not mounted.
         "binds_mqueue": any(
             line[:1] == ["/dev/mqueue"] and "nofail" not in " ".join(line[3:]) for line in lines
@@ -358,20 +345,13 @@ def _plugstack(files: "list[str]", environment: "dict[str, str]") -> "dict[str, 
         for number, line in enumerate(_read(file).splitlines(), 1):
             words = line.partition("#")[0].split()
             if words[:1] == ["include"] and len(words) > 1:
-                waiting[:0] = sorted(map(str, _matching(Path(file).parent / words[1])))
+                included = Path(file).parent / words[1]  # with wildcards in its last part, mostly
+                waiting[:0] = map(str, _listed(included.parent, included.name))
             elif len(words) > 1 and "pyxis" in Path(words[1]).name:
                 options = dict(word.partition("=")[::2] for word in words[2:])
                 there = _size(words[1]) is not None if words[1].startswith("/") else None
                 return {"at": f"{file}:{number}", "plugin": words[1], "there": there, "options": options}
     return {"at": None, "plugin": None, "there": None, "options": {}}
-
-
-def _matching(pattern: Path) -> "list[Path]":
-    """Return the files of an ``include``, which mostly has wildcards in its last part."""
-    try:
-        return list(pattern.parent.glob(pattern.name))
-    except OSError:
-        return []
 
 
 def answer_lines(content: "dict[str, object]") -> "list[str]":

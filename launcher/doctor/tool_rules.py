@@ -57,7 +57,7 @@ def tool_lines(machine: Machine) -> Iterator[Line]:
 
 def _named(machine: Machine, name: str) -> str:
     """Return a program with its version."""
-    return f"{name} {machine.tools[name].version or ''}".strip()
+    return f"{name} {machine.tools[name] or ''}".strip()
 
 
 def _builders(machine: Machine) -> Line:

@@ -9,11 +9,13 @@ import pytest
 
 from launcher.checks.findings import Severity
 from launcher.checks.gate import check_drafts, check_launch, require_passed, show_to_scheduler
+from launcher.checks.registry import CHECKS
 from launcher.drafting import Draft, Request, draft
 from launcher.errors import Mistakes, UserError
 from launcher.launching import launch
 from tests.launching.fake_slurm import FakeSlurm, install, overrides
 
+SCHEDULER = next(check for check in CHECKS if check.id == "scheduler")
 ODD_BATCH = "training.model.global_batch_size=7"
 
 
@@ -57,9 +59,9 @@ def test_a_script_that_the_scheduler_judged_is_not_shown_again(tmp_path: Path, s
 def test_the_refusal_of_the_scheduler_is_an_error_of_its_own(tmp_path: Path, slurm: FakeSlurm) -> None:
     slurm.judge(gpt3_tiny="Invalid account")
     (report,) = check_drafts([drafted(tmp_path)[0]])
-    assert "scheduler" not in report.applicable
+    assert not SCHEDULER.is_applicable(report.facts)
     report = show_to_scheduler(report)
-    assert "scheduler" in report.applicable
+    assert SCHEDULER.is_applicable(report.facts)
     (error,) = report.of(Severity.ERROR)
     assert (error.id, "Invalid account" in error.message) == ("scheduler", True)
     with pytest.raises(Mistakes, match=r"Invalid account.*\[scheduler\]"):

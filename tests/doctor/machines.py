@@ -12,7 +12,6 @@ from launcher.doctor.facts import (
     Image,
     Machine,
     Plugstack,
-    Program,
     Requirements,
     Slurm,
 )
@@ -32,18 +31,15 @@ FILE = Image("/images/nemo.sqsh", path="/images/nemo.sqsh", size=10 * GIB)
 
 def place(path: str = "/scratch/enroot", **other: Any) -> Directory:
     given = {"there": "/scratch", "kind": "xfs", "point": "/scratch", "source": "/dev/sda1"}
-    return Directory(
-        **{"path": path, **given, "free": 500 * GIB, "size": 900 * GIB, "writable": True, **other}
-    )
+    return Directory(**{"path": path, **given, "free": 500 * GIB, "writable": True, **other})
 
 
 def machine(without: Iterable[str] = (), places: dict[str, Directory] | None = None, **other: Any) -> Machine:
-    tools = {name: Program(f"/usr/bin/{name}", "1.2") for name in _PROGRAMS if name not in set(without)}
+    tools = {name: "1.2" for name in _PROGRAMS if name not in set(without)}
     names = ("enroot runtime", "enroot data", "enroot cache", "enroot temp", "temporary")
     given = {
         "host": "n1",
         "uid": 1000,
-        "kernel": "6.1",
         "python": "3.9.2",
         "tools": tools,
         "compressors": ("gzip", "lz4", "zstd"),

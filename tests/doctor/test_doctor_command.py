@@ -107,7 +107,7 @@ def test_files_without_registries_are_no_credentials(nothing: Path) -> None:
         path.write_text(text)
     assert credentials() == []
     path.write_text('{"auths": {"a.io\\u001b[31m": {}}}')
-    assert credentials() == [Credentials("podman", str(path), ("a.io\\x1b[31m",), is_private=False)]
+    assert credentials() == [Credentials(str(path), ("a.io\\x1b[31m",), is_private=False)]
 
 
 def test_registries_are_named_as_in_images(nothing: Path) -> None:

@@ -300,7 +300,7 @@ def test_apptainer_is_needed_where_it_starts_the_tasks() -> None:
 
 
 def test_credentials_are_reported_by_registry() -> None:
-    own = Credentials("docker", "/home/me/.docker/config.json", ("ghcr.io", "nvcr.io/nvidia"))
+    own = Credentials("/home/me/.docker/config.json", ("ghcr.io", "nvcr.io/nvidia"))
     assert credential_line([own], NEMO).status is Status.OK
     line = credential_line([], NEMO)
     assert line.status is Status.WARNING

@@ -69,9 +69,9 @@ def test_versions_and_compressors_are_read(tmp_path: Path, programs: Callable[[s
         "docker", 'case "$1" in version) echo Cannot connect >&2; exit 1;; *) echo Docker version 28.2;; esac'
     )
     found = look(tmp_path)
-    assert found.tools["skopeo"].version == "1.18.0-dev"
-    assert found.tools["unsquashfs"].version == "4.6.1"
-    assert found.tools["umoci"].version is None
+    assert found.tools["skopeo"] == "1.18.0-dev"
+    assert found.tools["unsquashfs"] == "4.6.1"
+    assert found.tools["umoci"] is None
     assert found.compressors == ("gzip", "zstd")
     assert found.docker_daemon == "!Cannot connect"
 
@@ -117,7 +117,7 @@ def test_program_without_an_answer_is_ended(
     programs("docker", "exec /bin/sleep 600")
     found = look(tmp_path)
     assert found.docker_daemon == "!no answer within 0.2 s"
-    assert found.tools["docker"].version is None
+    assert found.tools["docker"] is None
 
 
 def enroot(tmp_path: Path, conf: str) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from launcher.checks.facts import MissingPath, SavedShards
-from launcher.checks.gathering.path_resolver import PathResolver, is_there, opened
+from launcher.checks.gathering.path_resolver import Fault, PathResolver, is_there, opened
 from launcher.errors import did_you_mean, nearest, nearest_files
 from launcher.estimates.values import Values, full
 from supervisor.checkpoints import MARKER, TRACKER
@@ -76,7 +76,7 @@ def chosen_checkpoint(resolver: PathResolver) -> Marked | None:
     """Return the checkpoint that our trainer would resume from: the newest, or the named one until it was."""
     values, directory = Values(resolver.plan.job.config or {}), checkpoint_directory(resolver)
     newest, given = next(reversed(marked_checkpoints(directory)), None), values.raw(_NAMED)
-    if not isinstance(given, str) or _was_made(values, newest):
+    if not isinstance(given, str) or (newest is not None and _was_made(values, newest)):
         return newest
     path = resolver.host(given) if "/" in given else directory / given if directory is not None else None
     content = _marker(path) if path is not None else None
@@ -100,53 +100,52 @@ def missing_checkpoint(resolver: PathResolver) -> tuple[MissingPath, ...] | None
     job = resolver.plan.job
     if job.config is None or job.stage != "training":
         return None
-    values, places = Values(job.config), [_newest]
+    values = Values(job.config)
+    lacks = _newest(resolver, values)
     if job.engine == "megatron":
-        places = [_named, _initial, _newest]
+        lacks = [*_named(resolver, values), *_initial(resolver, values), *lacks]
     elif job.engine == "nemo":
-        places = [_of_nemo, _newest]
-    return tuple(lack for look in places for lack in look(resolver, values))
+        lacks = [*_of_nemo(resolver, values), *lacks]
+    return tuple(lacks)
 
 
-def _named(resolver: PathResolver, values: Values) -> Iterator[MissingPath]:
+def _named(resolver: PathResolver, values: Values) -> list[MissingPath]:
     """Look for our trainer's `resume.checkpoint`: a name in the run's directory of checkpoints, or a path."""
     given, directory = values.raw(_NAMED), checkpoint_directory(resolver)
+    known = marked_checkpoints(directory)[::-1]
     if not isinstance(given, str):
-        return
+        return []
+
+    def fault(path: Path) -> Fault | None:
+        if known and _was_made(values, known[0]):
+            return None  # the newest checkpoint comes after it: the named one may be gone by now
+        why, names = _why_lost(path), [checkpoint.path.name for checkpoint in known]
+        return (why, _near(path, names, directory)) if why is not None else None
+
     path: Path | MissingPath | None = directory / given if directory is not None else None
     if "/" in given:
-        path = resolver.input(_NAMED, given, f"training.{_NAMED}={Path(given).absolute()}")
-    known = marked_checkpoints(directory)
-    if isinstance(path, MissingPath):
-        yield path
-    # If the newest checkpoint comes after it, the named one may be gone by now.
-    elif path is not None and not _was_made(values, next(reversed(known), None)):
-        names = [checkpoint.path.name for checkpoint in reversed(known)]
-        why = _why_lost(path)
-        if why is not None:
-            yield _missing(resolver, _NAMED, given, path, why, _near(path, names, directory))
+        path = resolver.input(_NAMED, given, f"training.{_NAMED}=")
+    return resolver.look(_NAMED, given, path, fault)
 
 
-def _initial(resolver: PathResolver, values: Values) -> Iterator[MissingPath]:
+def _initial(resolver: PathResolver, values: Values) -> list[MissingPath]:
     """Look for the weights that a run of our trainer starts from, unless it has a checkpoint of its own."""
     given = values.raw(_INITIAL)
     if not isinstance(given, str) or marked_checkpoints(checkpoint_directory(resolver)):
-        return
-    path = resolver.input(_INITIAL, given, f"training.{_INITIAL}={Path(given).absolute()}")
-    if not isinstance(path, Path):
-        yield from [path] if path is not None else []
-        return
-    why, fix = _why_lost(path), nearest_files(path)
-    known = marked_checkpoints(path) if why else []
-    content = known[-1].content if known else _marker(path)
-    if known:
-        why = None
-    elif why and is_there(path / "config.json"):
-        fix = f"slipway convert {path} --to slipway makes a checkpoint of a Hugging Face model"
-    if why is None and content is not None:
-        why, fix = _other_model(content, values), "a run starts from the weights of the same model"
-    if why is not None:
-        yield _missing(resolver, _INITIAL, given, path, why, fix)
+        return []
+
+    def fault(path: Path) -> Fault | None:
+        why = _why_lost(path)
+        known = marked_checkpoints(path) if why is not None else []
+        content = known[-1].content if known else _marker(path)
+        if why is None or known:
+            other = _other_model(content or {}, values)
+            return (other, "a run starts from the weights of the same model") if other is not None else None
+        if is_there(path / "config.json"):
+            return why, f"slipway convert {path} --to slipway makes a checkpoint of a Hugging Face model"
+        return why, nearest_files(path)
+
+    return resolver.look(_INITIAL, given, resolver.input(_INITIAL, given, f"training.{_INITIAL}="), fault)
 
 
 def _other_model(marker: Mapping[str, Any], values: Values) -> str | None:
@@ -162,10 +161,9 @@ def _other_model(marker: Mapping[str, Any], values: Values) -> str | None:
     return None
 
 
-def _was_made(values: Values, checkpoint: Marked | None) -> bool:
+def _was_made(values: Values, checkpoint: Marked) -> bool:
     """Return True if a checkpoint comes after this way to resume."""
-    recorded = checkpoint.content.get("resume") if checkpoint is not None else None
-    resume = values.node("resume") or {}
+    recorded, resume = checkpoint.content.get("resume"), values.node("resume") or {}
     given = {name: value for name, value in resume.items() if name in _RESUME}
     return isinstance(recorded, dict) and {**_RESUME, **given} == {**_RESUME, **recorded}
 
@@ -193,31 +191,34 @@ def _why_lost(path: Path) -> str | None:
 def _of_nemo(resolver: PathResolver, values: Values) -> Iterator[MissingPath]:
     for key in _OF_NEMO:
         given = values.raw(key)
-        if not isinstance(given, str) or not given.strip() or "://" in given:
-            continue
-        path = resolver.input(key, given, f"by its whole path: {Path(given).absolute()}")
-        if isinstance(path, MissingPath):
-            yield path
-        elif path is not None and is_there(path / MARKER):
-            why, fix = "a checkpoint of Slipway, which NeMo cannot read", "engine=megatron"
-            yield _missing(resolver, key, given, path, why, fix)
-        elif path is not None:
-            by_rank = [path.parent / rank / path.name for rank in _RANKS]
-            if not any(map(is_there, (path, *by_rank))):
-                yield _missing(resolver, key, given, path, "there is no such checkpoint", nearest_files(path))
+        if isinstance(given, str) and given.strip() and "://" not in given:
+            yield from resolver.look(key, given, resolver.input(key, given), _fault_of_nemo)
 
 
-def _newest(resolver: PathResolver, values: Values) -> Iterator[MissingPath]:
+def _fault_of_nemo(path: Path) -> Fault | None:
+    if is_there(path / MARKER):
+        return "a checkpoint of Slipway, which NeMo cannot read", "engine=megatron"
+    by_rank = [path.parent / rank / path.name for rank in _RANKS]
+    if any(map(is_there, (path, *by_rank))):
+        return None
+    return "there is no such checkpoint", nearest_files(path)
+
+
+def _newest(resolver: PathResolver, values: Values) -> list[MissingPath]:
     """Look for the checkpoint that must be there, and for the one that Megatron-LM's record names."""
-    directory, engine = checkpoint_directory(resolver), resolver.plan.job.engine
-    if directory is None or not values.flag("exp_manager.resume_if_exists"):
-        return
-    given, key = str(values.raw(_DIRECTORY)), "exp_manager.resume_ignore_no_checkpoint"
-    if engine == "megatron_lm" and (why := _why_not_newest(directory)) is not None:
-        yield _missing(resolver, _DIRECTORY, given, directory, why, nearest_files(directory / "iter_", ""))
-    elif values.raw(key) is False and not _holds_any(directory, engine):
+    engine, key = resolver.plan.job.engine, "exp_manager.resume_ignore_no_checkpoint"
+    if not values.flag("exp_manager.resume_if_exists"):
+        return []
+
+    def fault(directory: Path) -> Fault | None:
+        if engine == "megatron_lm" and (why := _why_not_newest(directory)) is not None:
+            return why, nearest_files(directory / "iter_", "")
+        if values.raw(key) is not False or _holds_any(directory, engine):
+            return None
         why = f"there is no complete checkpoint in it, and {full(key)}=False asks for one"
-        yield _missing(resolver, _DIRECTORY, given, directory, why, f"{full(key)}=True starts from step 0")
+        return why, f"{full(key)}=True starts from step 0"
+
+    return resolver.look(_DIRECTORY, str(values.raw(_DIRECTORY)), checkpoint_directory(resolver), fault)
 
 
 def _why_not_newest(directory: Path) -> str | None:
@@ -248,12 +249,6 @@ def has_entries(directory: Path) -> bool:
         return False
     except OSError:
         return True
-
-
-def _missing(resolver: PathResolver, key: str, given: str, path: Path, why: str, fix: str) -> MissingPath:
-    # The launcher itself writes the run's directory: what is not in it now is nowhere.
-    is_ours = path.is_relative_to(resolver.plan.paths.run_dir)
-    return resolver.missing(key, given, why, fix, at=None if is_ours else path)
 
 
 def _marker(checkpoint: Path) -> dict[str, Any] | None:
@@ -303,7 +298,8 @@ def missing_source(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
         return (resolver.missing(key, given, "no checkpoint in it"),)
     if job.stage != "conversion" or job.engine == "nemo":  # whose job looks for NeMo's own checkpoints
         return ()
-    if node["source_format"] == "auto" and not any(_WEIGHTS.search(name) for name in _names(path)):
+    files = (entry for folder in ("*", "*/*") for entry in path.glob(folder)) if path.is_dir() else ()
+    if node["source_format"] == "auto" and not any(_WEIGHTS.search(entry.name) for entry in files):
         fix = "a checkpoint of Slipway, Hugging Face, Megatron-LM, PyTorch DCP or DeepSpeed"
         return (resolver.missing(key, given, "no weights of a known format in it", fix),)
     newest = marked[-1].whole("step") if marked else None
@@ -314,15 +310,6 @@ def missing_source(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
 _WEIGHTS = re.compile(r"complete\.json|config\.json|common\.pt|\.metadata|.*_model_states\.pt|latest\w*")
 # What trainer/conversion/outputs.py writes beside a result.
 _RECORD = "conversion.json"
-
-
-def _names(directory: Path) -> Iterator[str]:
-    """Yield the names of the files of a directory, and of its directories."""
-    for path in (directory, *directory.iterdir()) if directory.is_dir() else ():
-        try:
-            yield from (entry.name for entry in path.iterdir())
-        except OSError:
-            continue
 
 
 def _taken_output(resolver: PathResolver, node: Mapping[str, Any], step: int | None) -> Iterator[MissingPath]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import stat
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -14,7 +13,9 @@ from typing import Any, NamedTuple
 from arithmetic import indexed
 from arithmetic.vocabulary import WAYS_TO_A_VOCABULARY
 from launcher.checks.facts import MissingPath
-from launcher.checks.gathering.path_resolver import PathResolver, opened, why_unreadable
+from launcher.checks.gathering.host import ask_module
+from launcher.checks.gathering.path_resolver import Fault, PathResolver, opened, why_unreadable
+from launcher.checks.rules.training import weight_of
 from launcher.drafting import Draft
 from launcher.errors import file_mode, nearest_files
 from launcher.estimates.values import Values
@@ -23,7 +24,6 @@ _PREFIX = "model.data.data_prefix"
 _SUFFIXES = (".bin", ".idx")
 _MAKE = "`slipway data tokenize` makes one from text files; data_impl=mock makes data of its own"
 
-_HOME = Path(__file__).resolve().parents[3]
 _PATIENCE_SECONDS = 120
 
 
@@ -42,16 +42,8 @@ def data_sets(resolver: PathResolver) -> list[tuple[str, str]]:
 def _prefixes(given: Any) -> Iterator[str]:
     for item in [given] if isinstance(given, str) else given if isinstance(given, list) else ():
         # Buckets are not looked into.
-        if isinstance(item, str) and item.strip() and not _is_number(item) and "://" not in item:
+        if isinstance(item, str) and item.strip() and weight_of(item) is None and "://" not in item:
             yield item
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def missing_data(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
@@ -62,7 +54,7 @@ def missing_data(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
 
 
 def _missing_set(resolver: PathResolver, key: str, given: str) -> MissingPath | None:
-    prefix = resolver.input(key, given, f"by its whole path: {Path(given).absolute()}")
+    prefix = resolver.input(key, given)
     if not isinstance(prefix, Path):
         return prefix
     files = {suffix: prefix.with_name(f"{prefix.name}{suffix}") for suffix in _SUFFIXES}
@@ -71,7 +63,8 @@ def _missing_set(resolver: PathResolver, key: str, given: str) -> MissingPath | 
     wrong: dict[str, str] = {}
     for suffix, path in files.items():
         try:
-            sizes[suffix] = _size(path)
+            with opened(path) as stream:
+                sizes[suffix] = stream.seek(0, 2)
         except OSError as error:
             wrong[suffix] = why_unreadable(error)
     if wrong:
@@ -83,12 +76,6 @@ def _missing_set(resolver: PathResolver, key: str, given: str) -> MissingPath | 
     except OSError as error:
         fault = f"its .idx: {why_unreadable(error)}"
     return resolver.missing(key, given, fault, _MAKE, certain=certain) if fault is not None else None
-
-
-def _size(path: Path) -> int:
-    """Return the bytes of a file that can be read."""
-    with opened(path) as stream:
-        return stream.seek(0, 2)
 
 
 def _instead(prefix: Path) -> str:
@@ -154,15 +141,7 @@ def ask_identity(draft: Draft, earlier: Sequence[object]) -> DataAnswer | None:
 @lru_cache(maxsize=16)
 def _ask(question: str, state: tuple[object, ...]) -> DataAnswer | None:
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", "trainer.data.identity"],
-            input=question,
-            capture_output=True,
-            text=True,
-            timeout=_PATIENCE_SECONDS,
-            cwd=_HOME,
-        )
-        answer = json.loads(done.stdout)
+        answer = json.loads(ask_module("trainer.data.identity", question, _PATIENCE_SECONDS))
         return DataAnswer(answer["identity"], tuple(answer["changed"]), answer["accept"])
     except (OSError, ValueError, TypeError, KeyError, subprocess.SubprocessError):
         return None
@@ -174,11 +153,11 @@ def _wanted(resolver: PathResolver) -> Iterator[dict[str, str]]:
     `name` is the path in the job, `path` that on this machine.
     """
     for key, given in data_sets(resolver):
-        prefix, path = Path(given.strip()), resolver.input(key, given.strip(), "")
+        prefix, path = Path(given.strip()), resolver.input(key, given.strip())
         for suffix in _SUFFIXES if isinstance(path, Path) else ():
             yield {"kind": "data", "key": _PREFIX, "name": f"{prefix}{suffix}", "path": f"{path}{suffix}"}
     for key, given in tokenizer_files(resolver):
-        path = resolver.input(key, given, "")
+        path = resolver.input(key, given)
         if isinstance(path, Path):
             yield {"kind": "tokenizer", "key": key, "name": str(Path(given)), "path": str(path)}
 
@@ -213,10 +192,10 @@ def missing_tokenizer(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
     # For mock data our trainer takes known sizes instead of files.
     if job.config is None or (job.engine == "megatron" and values.raw("model.data.data_impl") == "mock"):
         return None
-    lacks = [_missing_file(resolver, key, given) for key, given in tokenizer_files(resolver)]
+    lacks = [lack for key, given in tokenizer_files(resolver) for lack in _missing_file(resolver, key, given)]
     if job.engine != "nemo":  # which downloads those that are not named
         lacks += [_not_set(key, values) for key in _needed(values) if values.raw(key) is None]
-    return tuple(lack for lack in lacks if lack is not None)
+    return tuple(lacks)
 
 
 def tokenizer_files(resolver: PathResolver) -> Iterator[tuple[str, str]]:
@@ -254,16 +233,15 @@ def _not_set(key: str, values: Values) -> MissingPath:
     return MissingPath(key, "null", "it is not set", True, way_out)
 
 
-def _missing_file(resolver: PathResolver, key: str, given: str) -> MissingPath | None:
-    path = resolver.input(key, given, f"training.{key}={Path(given).absolute()}")
-    if not isinstance(path, Path):
-        return path
-    why = _why_no_tokenizer(path, key)
-    if why is None:
-        return None
-    ways_out = {"vocab.json": WAYS_TO_A_VOCABULARY, "merges.txt": _MERGES, "tokenizer.model": _PIECES}
-    fix = "\n".join(filter(None, (nearest_files(path, path.suffix), ways_out.get(path.name))))
-    return resolver.missing(key, given, why, fix, at=path)
+def _missing_file(resolver: PathResolver, key: str, given: str) -> list[MissingPath]:
+    def fault(path: Path) -> Fault | None:
+        why = _why_no_tokenizer(path, key)
+        if why is None:
+            return None
+        ways_out = {"vocab.json": WAYS_TO_A_VOCABULARY, "merges.txt": _MERGES, "tokenizer.model": _PIECES}
+        return why, "\n".join(filter(None, (nearest_files(path, path.suffix), ways_out.get(path.name))))
+
+    return resolver.look(key, given, resolver.input(key, given, f"training.{key}="), fault)
 
 
 def _why_no_tokenizer(path: Path, key: str) -> str | None:

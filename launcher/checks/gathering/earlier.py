@@ -16,6 +16,7 @@ from launcher.checks.gathering.checkpoints import (
 )
 from launcher.checks.gathering.data import ask_identity
 from launcher.checks.gathering.path_resolver import PathResolver
+from launcher.checks.rules.training import weight_of
 from launcher.drafting import Draft
 from launcher.errors import UserError
 from launcher.estimates.values import Values, full
@@ -61,16 +62,22 @@ def earlier_training(draft: Draft) -> EarlierTraining | None:
         return None
     paths, manifest = _newest(draft) or (None, None)
     resolver, training = PathResolver(draft), draft.composition.config.training
-    goes_on = _goes_on(resolver, manifest)
+    changes = _changes(resolver, paths, manifest) if paths is not None and manifest is not None else ()
     earlier = EarlierTraining(
         launch=manifest.launch if manifest is not None else None,
-        goes_on=goes_on,
-        changes=_changes(resolver, paths, manifest) if paths is not None and manifest is not None else (),
+        goes_on=_goes_on(resolver, manifest),
+        changes=changes,
         data=(),
         accepted=training.resume.accept_data if training is not None else None,
-        shards=saved_shards(resolver) if goes_on else None,
     )
-    return _with_data(earlier, draft, resolver, manifest) if goes_on else earlier
+    if not earlier.goes_on:
+        return earlier
+    earlier = replace(earlier, shards=saved_shards(resolver))
+    known, since = _trained_on(resolver, manifest)
+    answer = ask_identity(draft, known) if known else None
+    if answer is not None:
+        return replace(earlier, data=answer.changed, accept=answer.accept, data_since=since)
+    return replace(earlier, data=None, missing={"data": "the data could not be read"}) if known else earlier
 
 
 def differences_on_record(draft: Draft) -> dict[str, Any] | None:
@@ -118,18 +125,6 @@ def _goes_on(resolver: PathResolver, manifest: Manifest | None) -> bool:
     return not lives or any(life.exit_code in (None, 0) for life in lives)
 
 
-def _with_data(
-    earlier: EarlierTraining, draft: Draft, resolver: PathResolver, manifest: Manifest | None
-) -> EarlierTraining:
-    known, since = _trained_on(resolver, manifest)
-    if not known:
-        return earlier
-    answer = ask_identity(draft, known)
-    if answer is None:
-        return replace(earlier, data=None, missing={"data": "the data could not be read"})
-    return replace(earlier, data=answer.changed, accept=answer.accept, data_since=since)
-
-
 def _trained_on(resolver: PathResolver, manifest: Manifest | None) -> tuple[list[Any], str]:
     """Return the identity of the data so far and its source: the checkpoint's own before the launch's."""
     if resolver.plan.job.engine == "megatron":
@@ -155,11 +150,11 @@ def _changes(resolver: PathResolver, paths: LaunchPaths, manifest: Manifest) -> 
         same = _same_files(resolver, manifest, old, new)
         keys = [key for key in keys if key not in same]
     engine, before_it = resolver.plan.job.engine, manifest.engine
-    engines = () if engine == before_it else (Change("engine", before_it, engine, True),)
-    return engines + tuple(
-        Change(key, _kept(key, old.get(key)), _kept(key, new.get(key)), _is_grave(key, resolver))
-        for key in keys
-    )
+    changes = [] if engine == before_it else [Change("engine", before_it, engine, True)]
+    for key in keys:
+        before_it, now = (hidden(full(key), content.get(key)) for content in (old, new))
+        changes.append(Change(key, before_it, now, _is_grave(key, resolver)))
+    return tuple(changes)
 
 
 def _same_files(
@@ -167,11 +162,14 @@ def _same_files(
 ) -> frozenset[str]:
     """Return the keys whose files have the same content elsewhere, or that `data.identity` compares."""
     answer = ask_identity(resolver.draft, [])
+    before = [file for file in manifest.data if isinstance(file, dict)]
     now = answer.identity if answer is not None else []
-    moved = _contents(manifest.data) == _contents(now) != []
+    moved = _contents(before) == _contents(now) != []
     prefixes = {key for key in {**old, **new} if _is_prefix(key)}
     same = {key for key in prefixes if moved and _weights(old.get(key)) == _weights(new.get(key))}
-    return _compared_keys(manifest.data, now) | same
+    # Of the tokenizer the keys whose files both launches have seen.
+    seen = ({str(file.get("key")).partition("/")[0] for file in files} for files in (before, now))
+    return frozenset(filter(_is_file, set.intersection(*seen))) | same
 
 
 def _is_file(key: str) -> bool:
@@ -182,41 +180,20 @@ def _is_prefix(key: str) -> bool:
     return key == "model.data.data_prefix" or key.startswith("model.data.data_prefix.")
 
 
-def _compared_keys(before: Sequence[Any], now: Sequence[Any]) -> frozenset[str]:
-    """Return the tokenizer's keys whose files both launches have seen: `data.identity` compares these."""
-    seen = ({str(file.get("key")).partition("/")[0] for file in _files(each)} for each in (before, now))
-    return frozenset(filter(_is_file, set.intersection(*seen)))
-
-
-def _contents(files: Sequence[Any]) -> list[tuple[Any, Any]]:
+def _contents(files: Sequence[Mapping[str, Any]]) -> list[tuple[Any, Any]]:
     """Return what the data sets hold, in their order and without their names."""
-    return [(file.get("size"), file.get("checksum")) for file in _files(files) if file.get("kind") == "data"]
+    return [(file.get("size"), file.get("checksum")) for file in files if file.get("kind") == "data"]
 
 
-def _files(files: Sequence[Any]) -> list[dict[str, Any]]:
-    return [file for file in files if isinstance(file, dict)]
-
-
-def _weights(given: Any) -> list[Any]:
+def _weights(given: Any) -> list[float | None]:
     """Return a list of data sets without their names."""
-    return [_number(item) for item in given] if isinstance(given, list) else []
-
-
-def _number(item: Any) -> float | None:
-    try:
-        return float(item)
-    except (TypeError, ValueError):
-        return None
+    return [weight_of(item) for item in given] if isinstance(given, list) else []
 
 
 def _is_grave(key: str, resolver: PathResolver) -> bool:
     if key == "trainer.precision":
         return resolver.plan.job.engine == "megatron"  # whose checkpoints are of one precision
     return key == _KIND or bool(_SHAPE.fullmatch(key) or _TOKENIZER.fullmatch(key))
-
-
-def _kept(key: str, value: Any) -> Any:
-    return hidden(full(key), value)
 
 
 def _flat(node: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher.checks.facts import Facts
 from launcher.checks.gathering.earlier import earlier_training
 from launcher.checks.gathering.host import HostOf, host_facts, remembering, supervisor_python_problem
 from launcher.checks.gathering.images import image_facts
-from launcher.checks.gathering.path_resolver import PathResolver
+from launcher.checks.gathering.path_resolver import PathResolver, is_sandbox_of
 from launcher.checks.gathering.paths import missing_secrets, open_secrets, path_facts
 from launcher.checks.rules.cluster import ClusterRequest
 from launcher.checks.rules.keys import KEYS
@@ -24,9 +24,11 @@ from launcher.errors import file_mode
 from launcher.plan import Plan
 from launcher.runs.paths import LAUNCHES
 from launcher.runs.provenance import user
-from launcher.sandbox import is_sandbox
 from launcher.slurm.cluster import ClusterFacts
 from launcher.stages.common import stage_cluster
+
+if TYPE_CHECKING:
+    from launcher.slurm.questions import Reply
 
 ClusterOf = Callable[[Plan], ClusterFacts | None]
 
@@ -47,19 +49,21 @@ def gather(
     answer (`trainer_verdicts`), None if it was not asked. `cluster_of` and `host_of` may remember what
     several drafts share.
     """
-    plan, (added, shipped) = draft.plan, added_keys(draft)
+    plan, config, (added, shipped) = draft.plan, draft.composition.config, added_keys(draft)
+    changes = config.stage_cluster.get(plan.job.stage, {})  # type: ignore[call-overload]  # a name of a stage
+    cluster = stage_cluster(config.cluster, plan.job.stage, changes)
     facts = Facts(
         added_keys=added,
         shipped_keys=shipped,
         image=image_facts(PathResolver(draft), look=look),
-        node_gpus=_node_gpus(draft),
+        node_gpus=gpus_of(cluster.gpus_per_node, cluster.gres),
         trainer_verdict=verdict,
     )
     if not look:
         return facts
     return replace(
         facts,
-        same_job_name=same_job_name(plan, Path(draft.composition.config.base_results_dir)),
+        same_job_name=same_job_name(plan, Path(config.base_results_dir)),
         open_secrets=open_secrets(plan),
         missing_secrets=missing_secrets(draft),
         paths=path_facts(draft),
@@ -77,16 +81,7 @@ def _lacks_gpus(plan: Plan) -> str | None:
         return None
     if plan.scheduler == "local":
         return None if any(Path("/dev").glob("nvidia*")) else "this machine has no GPU (no /dev/nvidia*)"
-    is_in_sandbox = plan.slurm_conf is not None and is_sandbox(Path(plan.slurm_conf).parent.parent)
-    return "the GPUs of the sandbox are fake" if is_in_sandbox else None
-
-
-def _node_gpus(draft: Draft) -> int | None:
-    """Return the GPUs of a node, from whichever key names them."""
-    config, stage = draft.composition.config, draft.plan.job.stage
-    changes = config.stage_cluster.get(stage, {})  # type: ignore[call-overload]  # a name of a stage
-    cluster = stage_cluster(config.cluster, stage, changes)
-    return gpus_of(cluster.gpus_per_node, cluster.gres)
+    return "the GPUs of the sandbox are fake" if is_sandbox_of(plan.slurm_conf) else None
 
 
 def added_keys(draft: Draft) -> tuple[tuple[str, ...], frozenset[str]]:
@@ -119,17 +114,12 @@ def _shipped_keys() -> frozenset[str]:
         if not isinstance(content, dict):
             continue
         keys.update(_keys_below({name: content[name] for name in _NEMO_NODES if name in content}))
-        for name, package in _packaged(content):
-            keys.update((package, *_keys_below(files[name], f"{package}.")))
+        for entry in content.get("defaults", ()):
+            # A file included below one of NeMo's nodes, such as ``/training/t5/_stack@model.encoder``.
+            name, _, package = entry.partition("@") if isinstance(entry, str) else ("", "", "")
+            if package.startswith(tuple(f"{node}." for node in _NEMO_NODES)):
+                keys.update((package, *_keys_below(files[name], f"{package}.")))
     return frozenset(keys)
-
-
-def _packaged(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield files included below one of NeMo's nodes, such as ``/training/t5/_stack@model.encoder``."""
-    for entry in content.get("defaults", ()):
-        name, _, package = entry.partition("@") if isinstance(entry, str) else ("", "", "")
-        if package.startswith(tuple(f"{node}." for node in _NEMO_NODES)):
-            yield name, package
 
 
 def _keys_below(node: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
@@ -145,49 +135,52 @@ def same_job_name(plan: Plan, base: Path) -> tuple[str, ...] | None:
     Looked for beside this run, below `base_results_dir`, and in its like: `results-2` beside `results`.
     """
     run_dir, script = plan.paths.run_dir, plan.paths.script_name
+
     try:
         near = {other for folder in {base, run_dir.parent} for other in _entries(folder)}
-        near.update(other / run_dir.name for other in _entries(base.parent) if _stem(other) == _stem(base))
-        found = [other for other in near if other != run_dir and _is_run_with(other, script)]
+        likes = [other for other in _entries(base.parent) if _stem(other) == _stem(base)]
+        near.update(other / run_dir.name for other in likes)
+        runs = [other for other in near if other != run_dir and _is_directory(other / LAUNCHES)]
+        return tuple(sorted(str(other) for other in runs if (other / script).is_symlink()))
     except OSError:
         return None
-    return tuple(sorted(map(str, found)))
 
 
 def _entries(folder: Path) -> list[Path]:
-    return list(folder.iterdir()) if stat.S_ISDIR(file_mode(folder)) else []
+    return list(folder.iterdir()) if _is_directory(folder) else []
 
 
 def _stem(directory: Path) -> str:
     return directory.name.partition("-")[0]
 
 
-def _is_run_with(directory: Path, script: str) -> bool:
-    return stat.S_ISDIR(file_mode(directory / LAUNCHES)) and (directory / script).is_symlink()
+def _is_directory(path: Path) -> bool:
+    return stat.S_ISDIR(file_mode(path))
 
 
 # --- the cluster
+
+
+def ask_cluster(plan: Plan, parts: Iterable[str]) -> tuple[Mapping[str, Reply], ClusterFacts]:
+    """Ask the cluster about parts of it; return the answers, and what they say."""
+    # Imported late: a dry run does not look, and need not know how to run a cluster's commands.
+    from launcher.slurm.questions import ask_at_once, facts_of, questions
+
+    known = questions(plan.job.queue.partition, user())
+    replies = ask_at_once({part: known[part] for part in parts}, plan.slurm_conf)
+    return replies, facts_of(replies, of_default=plan.job.queue.partition is None)
 
 
 def cluster_facts(plan: Plan) -> ClusterFacts | None:
     """Ask the cluster what it has and what it allows; ``None`` where the job does not go to a Slurm."""
     if plan.scheduler != "slurm":
         return None
-    # Imported late: a dry run does not look, and need not know how to run a cluster's commands.
-    from launcher.slurm.questions import ask_at_once, facts_of, questions
-
-    commands = questions(plan.job.queue.partition, user())
-    if plan.job.container is None:
-        del commands["pyxis"]
-    found = facts_of(ask_at_once(commands, plan.slurm_conf), of_default=plan.job.queue.partition is None)
-    return _without_hidden_nodes(plan, found)
-
-
-def _without_hidden_nodes(plan: Plan, found: ClusterFacts) -> ClusterFacts:
-    """Drop the nodes where Slurm hides them (``PrivateData=nodes``): none shown is not none there."""
+    parts = ["settings", "partitions", "nodes", "associations", "qos"]
+    _, found = ask_cluster(plan, parts if plan.job.container is None else [*parts, "pyxis"])
+    # Where Slurm hides the nodes (``PrivateData=nodes``), none shown is not none there.
     mine = ClusterRequest(plan, found).partitions
-    hidden = [one for one in mine if one.total_nodes and not (found.nodes or {}).get(one.name)]
-    if found.nodes is None or not mine or len(hidden) < len(mine):
+    is_hidden = [each.total_nodes > 0 and not (found.nodes or {}).get(each.name) for each in mine]
+    if found.nodes is None or not mine or not all(is_hidden):
         return found
     missing = {**found.missing, "nodes": "Slurm does not show the nodes of the partition"}
     return replace(found, nodes=None, gpu_types=None, missing=missing)

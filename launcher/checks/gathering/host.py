@@ -167,31 +167,33 @@ def trainer_verdicts(plans: Sequence[Plan]) -> list[str | None]:
 
     A message is empty if the trainer is content or does not train the plan, None if it cannot be asked.
     """
-    asked = [plan for plan in plans if _is_asked(plan)]
-    message = iter(_ask_trainer(asked) if asked else ())
-    return [next(message) if _is_asked(plan) else "" for plan in plans]
+    asked = [plan.job.engine == "megatron" and plan.job.config is not None for plan in plans]
+    questions = [_trainer_question(plan) for plan, is_asked in zip(plans, asked, strict=True) if is_asked]
+    message = iter(_ask_trainer(questions) if questions else ())
+    return [next(message) if is_asked else "" for is_asked in asked]
 
 
-def _is_asked(plan: Plan) -> bool:
-    return plan.job.engine == "megatron" and plan.job.config is not None
-
-
-def _ask_trainer(plans: Sequence[Plan]) -> list[str | None]:
-    command = [sys.executable, "-m", "trainer.config.verdict"]
+def _ask_trainer(questions: Sequence[str]) -> list[str | None]:
+    seconds = _VERDICT_SECONDS + _VERDICT_SECONDS_EACH * len(questions)
     try:
-        done = subprocess.run(
-            command,
-            input="\n".join(map(_trainer_question, plans)),
-            capture_output=True,
-            text=True,
-            timeout=_VERDICT_SECONDS + _VERDICT_SECONDS_EACH * len(plans),
-            # Python looks for modules there first: for ours, and not for what the user's directory may hold.
-            cwd=_HOME,
-        )
-        answers = [json.loads(line)["mistake"] or "" for line in done.stdout.splitlines()]
+        lines = ask_module("trainer.config.verdict", "\n".join(questions), seconds).splitlines()
+        answers = [json.loads(line)["mistake"] or "" for line in lines]
     except (OSError, ValueError, TypeError, KeyError, subprocess.SubprocessError):
         answers = []
-    return answers if len(answers) == len(plans) else [None] * len(plans)
+    return answers if len(answers) == len(questions) else [None] * len(questions)
+
+
+def ask_module(module: str, question: str, seconds: float) -> str:
+    """Return what a program of the trainer answers; raise OSError or SubprocessError where it does not."""
+    return subprocess.run(
+        [sys.executable, "-m", module],
+        input=question,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        # Python looks for modules there first: for ours, and not for what the user's directory may hold.
+        cwd=_HOME,
+    ).stdout
 
 
 def _trainer_question(plan: Plan) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -19,6 +19,9 @@ from launcher.sandbox import is_sandbox
 from launcher.stages.checkpoint_source import directory_of
 from launcher.stages.planning import training_paths
 
+# Why a path is not what it should be, and what to do.
+Fault = tuple[str, str | None]
+
 
 class PathResolver:
     """The job of a draft as it stands on this machine."""
@@ -28,7 +31,11 @@ class PathResolver:
         self.plan: Plan = draft.plan
         # Without Slurm a job runs without its container.
         self.in_container = draft.plan.job.container is not None and draft.plan.scheduler != "local"
-        self.nodes_are_here = draft.plan.scheduler == "local" or _is_in_sandbox(draft)
+        self.nodes_are_here = (
+            draft.plan.scheduler == "local"
+            or draft.composition.choices.get("cluster") == "sandbox"
+            or is_sandbox_of(draft.plan.slurm_conf or os.environ.get("SLURM_CONF"))
+        )
 
     def host(self, given: str) -> Path | None:
         """Return a path of the job as this machine has it; None if it lies in the container's image."""
@@ -44,19 +51,29 @@ class PathResolver:
             return None
         return Path(closest.source) / path.relative_to(closest.target)
 
-    def input(self, key: str, given: str, whole: str) -> Path | MissingPath | None:
+    def input(self, key: str, given: str, prefix: str = "by its whole path: ") -> Path | MissingPath | None:
         """Return where to look for something that the job reads.
 
-        A lack where nothing can be there; ``None`` if a stage before this one is going to write it. `whole`
-        is what to write in place of a relative path.
+        A lack where nothing can be there; ``None`` if a stage before this one is going to write it. `prefix`
+        stands before what to write in place of a relative path.
         """
         if not Path(given).is_absolute():
-            return MissingPath(key, given, "a whole path is needed: the job starts elsewhere", True, whole)
+            why = "a whole path is needed: the job starts elsewhere"
+            return MissingPath(key, given, why, True, f"{prefix}{Path(given).absolute()}")
         path = self.host(given)
         if path is None:
             why = "no mount of the container has it, so that it must be in the image"
             return MissingPath(key, given, why, False, f"container_mounts=[{Path(given).parent}]")
         return None if self.comes_later(path) else path
+
+    def look(
+        self, key: str, given: str, path: Path | MissingPath | None, fault: Callable[[Path], Fault | None]
+    ) -> list[MissingPath]:
+        """Return what is wrong with an `input`: a lack, or the fault that a path has."""
+        if not isinstance(path, Path):
+            return [path] if path is not None else []
+        found = fault(path)
+        return [self.missing(key, given, *found, at=path)] if found is not None else []
 
     def makes(self, directory: Path) -> bool:
         """Return True if the launch makes a directory, or one below it, before the job begins."""
@@ -99,9 +116,12 @@ class PathResolver:
         at: Path | None = None,
         certain: bool = True,
     ) -> MissingPath:
-        """Return a missing path: uncertain if the nodes may have something else `at` its place."""
-        dependency = self.plan.job.queue.dependency
-        certain = certain and (at is None or self.tells_of(at))
+        """Return a missing path: uncertain if the nodes may have something else `at` its place.
+
+        The launcher itself writes the run's directory: what is not in it now is nowhere.
+        """
+        dependency, run_dir = self.plan.job.queue.dependency, self.plan.paths.run_dir
+        certain = certain and (at is None or at.is_relative_to(run_dir) or self.tells_of(at))
         if self.plan.scheduler == "local":
             certain = True
         elif dependency not in (None, "singleton"):
@@ -149,9 +169,6 @@ def why_unreadable(error: OSError) -> str:
     return f"it cannot be read: {(error.strerror or str(error)).lower()}"
 
 
-def _is_in_sandbox(draft: Draft) -> bool:
-    """Return True if the nodes are a sandbox's, which are this machine."""
-    if draft.composition.choices.get("cluster") == "sandbox":
-        return True
-    conf = draft.plan.slurm_conf or os.environ.get("SLURM_CONF")
-    return conf is not None and is_sandbox(Path(conf).parent.parent)
+def is_sandbox_of(slurm_conf: str | None) -> bool:
+    """Return True if a configuration of Slurm is that of a sandbox, whose nodes are this machine."""
+    return slurm_conf is not None and is_sandbox(Path(slurm_conf).parent.parent)

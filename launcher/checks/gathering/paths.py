@@ -7,7 +7,7 @@ import os
 import shlex
 import shutil
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from launcher.checks.facts import LocalPath, LocalPaths, MissingPath, PathFacts
 from launcher.checks.gathering.checkpoints import missing_checkpoint, missing_source
 from launcher.checks.gathering.data import data_sets, missing_data, missing_tokenizer, tokenizer_files
 from launcher.checks.gathering.images import fetched_at_once, missing_image
-from launcher.checks.gathering.path_resolver import PathResolver, is_there
+from launcher.checks.gathering.path_resolver import PathResolver, is_there, tells_of
 from launcher.drafting import Draft
 from launcher.errors import explain_os_error, nearest_files
 from launcher.file_systems import existing, is_shared, local_mount, mount_of, room_at
@@ -80,30 +80,26 @@ def _entries(directory: Path) -> int | None:
 
 def _not_writable(draft: Draft) -> tuple[MissingPath, ...]:
     """Return why the directory of the run cannot be written: the launcher itself writes it, here."""
-    run_dir, key = draft.plan.paths.run_dir, draft.results_key
-    code = _refusal(existing(run_dir))
+    run_dir, key, code = draft.plan.paths.run_dir, draft.results_key, None
+    place = existing(run_dir)
+    try:
+        found = os.statvfs(place)
+        # Some file systems count no files, and some in user space no blocks either.
+        is_full = (found.f_blocks and not found.f_bavail) or (found.f_files and not found.f_favail)
+        if not place.is_dir():
+            code = errno.ENOTDIR
+        elif found.f_flag & os.ST_RDONLY:
+            code = errno.EROFS
+        elif not os.access(place, os.W_OK | os.X_OK):
+            code = errno.EACCES
+        elif is_full:
+            code = errno.ENOSPC
+    except OSError as error:
+        code = error.errno
     if code is None:
         return ()
     report = explain_os_error(OSError(code, os.strerror(code)), run_dir, key)
     return (MissingPath(key, results_value(draft), report.message, True, report.hint),)
-
-
-def _refusal(place: Path) -> int | None:
-    """Return the number of the error that writing there would have."""
-    if not place.is_dir():
-        return errno.ENOTDIR
-    try:
-        found = os.statvfs(place)
-    except OSError as error:
-        return error.errno
-    if found.f_flag & os.ST_RDONLY:
-        return errno.EROFS
-    if not os.access(place, os.W_OK | os.X_OK):
-        return errno.EACCES
-    # Some file systems count no files, and some in user space no blocks either.
-    if (found.f_blocks and not found.f_bavail) or (found.f_files and not found.f_favail):
-        return errno.ENOSPC
-    return None
 
 
 def missing_mounts(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
@@ -183,9 +179,12 @@ def missing_script(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
     if checkout is None or not checkout.is_dir() or any(path is None or path.is_file() for path in paths):
         return ()
     why = f"there is no {' and no '.join(places)} in this checkout"
+    fix = "a checkout of NeMo up to v2.4.0"
+    if job.engine == "megatron_lm":
+        fix = f"a checkout of Megatron-LM from {megatron_lm()[0].tag} on, which has one of them"
     # A checkout on a disk of this machine alone may be another one on the nodes.
     certain = resolver.nodes_are_here or is_shared(checkout)
-    return (resolver.missing(key, root, why, _fix(job.engine), certain=certain),)
+    return (resolver.missing(key, root, why, fix, certain=certain),)
 
 
 def _missing_program(resolver: PathResolver, program: str) -> tuple[MissingPath, ...]:
@@ -219,12 +218,6 @@ def _places(plan: Plan) -> list[str]:
     return [word.removeprefix(f"{root}/") for word in argv if word.endswith(".py")][:1]
 
 
-def _fix(engine: str) -> str:
-    if engine == "nemo":
-        return "a checkout of NeMo up to v2.4.0"
-    return f"a checkout of Megatron-LM from {megatron_lm()[0].tag} on, which has one of them"
-
-
 def open_secrets(plan: Plan) -> dict[str, str]:
     """Return the files of secrets that others than the owner may read, as far as this machine has them."""
     found = {}
@@ -246,7 +239,7 @@ def missing_secrets(draft: Draft) -> tuple[MissingPath, ...]:
         why = _why_lost(path)
         if why is not None:
             key = f"env_files.{variable}" if variable in config.env_files else "wandb_api_key_file"
-            lost.append(MissingPath(key, path, why, certain=_holds(Path(path).parent.is_dir)))
+            lost.append(MissingPath(key, path, why, certain=tells_of(Path(path))))
     return tuple(lost)
 
 
@@ -263,14 +256,6 @@ def _why_lost(path: str) -> str | None:
     if not stat.S_ISREG(mode):
         return "a FIFO or a device, not a file: the job would wait for it"
     return None if os.access(path, os.R_OK) else "you may not read this file"
-
-
-def _holds(test: Callable[[], bool]) -> bool:
-    """Return the answer of a test of a path; False for one that cannot be looked at."""
-    try:
-        return test()
-    except OSError:
-        return False
 
 
 def local_paths(resolver: PathResolver) -> LocalPaths | None:
@@ -310,5 +295,5 @@ def _inputs(resolver: PathResolver) -> Iterator[tuple[str, str, Path]]:
         found.append((key, prefix, path.with_name(f"{path.name}.bin") if path is not None else None))
     found += [(key, given, resolver.host(given)) for key, given in tokenizer_files(resolver)]
     for key, given, path in found:
-        if path is not None and path.is_absolute() and _holds(path.exists):
+        if path is not None and path.is_absolute() and os.access(path, os.F_OK):
             yield key, given, path

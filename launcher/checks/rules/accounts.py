@@ -166,7 +166,10 @@ def _beyond(request: ClusterRequest, who: str, limits: Limits, key: str) -> Iter
     )
     nodes_key, value = request.nodes_key
     for resource, number in _totals(request).items():
-        message = f"{_amount(resource, number)} in all, and {who}"
+        amount = f"{number}M of memory"
+        if resource != "mem":
+            amount = count(number, {"node": "node", "cpu": "CPU"}.get(resource, "GPU"))
+        message = f"{amount} in all, and {who}"
         given = [
             (whom, allowed[resource]) for whom, allowed in by_whom if number > allowed.get(resource, number)
         ]
@@ -185,9 +188,3 @@ def _totals(request: ClusterRequest) -> dict[str, int]:
         each[f"gres/gpu:{wanted.gpu_type}"] = wanted.gpus or 0
     each["mem"] = wanted.memory or 0
     return {name: request.resources.nodes * number for name, number in each.items() if number}
-
-
-def _amount(resource: str, number: int) -> str:
-    if resource == "mem":
-        return f"{number}M of memory"
-    return count(number, {"node": "node", "cpu": "CPU"}.get(resource, "GPU"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from launcher.checks.facts import (
     HostFacts,
@@ -248,15 +248,19 @@ def engine_problems(plan: Plan, image: ImageFacts) -> Iterator[Finding]:
         yield from _lost_stages(job, contents)
     elif job.engine in JUDGED and not _brings_its_own(job):
         fit = engine_fit(contents, job.engine)
-        if fit.fits is not True:
-            tell = error if fit.fits is False and contents.is_certain else warning
-            yield tell("container", job.container.image, _told(contents, fit.why), fit.fix)
+        if fit.fits is False or (fit.fits is None and not contents.is_certain):
+            yield _wrong(contents, "container", job.container.image, fit.why, fit.fix)
+        elif fit.fits is None:
+            yield warning("container", job.container.image, fit.why, fit.fix)
         elif job.engine == "nemo":
             yield from _unknown_optimizer(Values(job.config), contents)
 
 
-def _told(contents: Contents, text: str) -> str:
-    return text if contents.is_certain else f"{text}, if it is what its name says"
+def _wrong(contents: Contents, key: str, value: Any, text: str, fix: str | None, *also: str) -> Finding:
+    """Return an error; a warning where the image is known by its name alone."""
+    if contents.is_certain:
+        return error(key, value, text, fix, also)
+    return warning(key, value, f"{text}, if it is what its name says", fix, also)
 
 
 def engine_of_image(plan: Plan) -> str | None:
@@ -285,8 +289,7 @@ def _unknown_optimizer(values: Values, contents: Contents) -> Iterator[Finding]:
         text = f"the NeMo of {contents.origin} does not know this optimizer, which is new with 24.05"
         newest = f"container={for_pyxis(newest_with_pretraining())}"
         fix = f"{full(_OPTIMIZER)}={_OLD_OPTIMIZER}; or the newest image that has the scripts: {newest}"
-        tell = error if contents.is_certain else warning
-        yield tell(_OPTIMIZER, _NEW_OPTIMIZER, _told(contents, text), fix, also=("container",))
+        yield _wrong(contents, _OPTIMIZER, _NEW_OPTIMIZER, text, fix, "container")
 
 
 def _lost_stages(job: Job, contents: Contents) -> Iterator[Finding]:
@@ -298,8 +301,7 @@ def _lost_stages(job: Job, contents: Contents) -> Iterator[Finding]:
         text = f"{contents.origin} has megatron-core {contents.megatron_core}, which has no pipeline for a T5"
         best = newest_with_core((0, 1), _NO_ENCODER_STAGES)
         fix = f"1; or the newest image that has one: container={for_pyxis(best)}"
-        tell = error if contents.is_certain else warning
-        yield tell(PIPELINE, stages, _told(contents, text), fix, also=("container",))
+        yield _wrong(contents, PIPELINE, stages, text, fix, "container")
 
 
 @check("image.network", "NCCL finds the plugin for EFA, where FI_PROVIDER=efa")

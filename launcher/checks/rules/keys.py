@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from launcher.checks.findings import Finding, Severity, check, error, warning
 from launcher.errors import one_line
@@ -61,35 +60,22 @@ _MODEL_FLAGS = (
 _LIKENESS = 0.8
 
 
-class Range(NamedTuple):
-    """The numbers that are valid: from `least` on, it included or not, and below `below`."""
+# Ranges of numbers: the words for them, and the test.
+_Range = tuple[str, Callable[[float], bool]]
+_AT_LEAST_0: _Range = ("a number of at least 0", lambda number: number >= 0)
+_ABOVE_0: _Range = ("a number above 0", lambda number: number > 0)
+_SHARE: _Range = ("a number of at least 0 and below 1", lambda number: 0 <= number < 1)
 
-    least: float = 0
-    included: bool = True
-    below: float | None = None
-
-    def holds(self, value: float) -> bool:
-        above = value >= self.least if self.included else value > self.least
-        return above and (self.below is None or value < self.below)
-
-    def __str__(self) -> str:
-        start = f"a number of at least {self.least:g}" if self.included else f"a number above {self.least:g}"
-        return start if self.below is None else f"{start} and below {self.below:g}"
-
-
-_DROPOUT = Range(below=1)
-_POSITIVE = Range(included=False)
-
-_NUMBERS: dict[str, Range] = {
-    "trainer.gradient_clip_val": Range(),
-    "model.optim.lr": _POSITIVE,
-    "model.optim.weight_decay": Range(),
-    "model.optim.sched.min_lr": Range(),
-    "model.init_method_std": _POSITIVE,
-    "model.layernorm_epsilon": _POSITIVE,
-    **{f"{stack}.{name}_dropout": _DROPOUT for stack in _STACKS for name in ("hidden", "attention", "ffn")},
-    "model.data.masked_lm_prob": Range(below=1),
-    "model.moe_expert_capacity_factor": _POSITIVE,
+_NUMBERS: dict[str, _Range] = {
+    "trainer.gradient_clip_val": _AT_LEAST_0,
+    "model.optim.lr": _ABOVE_0,
+    "model.optim.weight_decay": _AT_LEAST_0,
+    "model.optim.sched.min_lr": _AT_LEAST_0,
+    "model.init_method_std": _ABOVE_0,
+    "model.layernorm_epsilon": _ABOVE_0,
+    **{f"{stack}.{name}_dropout": _SHARE for stack in _STACKS for name in ("hidden", "attention", "ffn")},
+    "model.data.masked_lm_prob": _SHARE,
+    "model.moe_expert_capacity_factor": _ABOVE_0,
 }
 
 # Profilers that no shipped configuration names: their keys are near to those of `nsys_profile`.
@@ -140,9 +126,9 @@ def _if_absent(values: Values, key: str) -> str:
 @check("type.number", "rates, dropouts and the like are numbers in their range")
 def number_problems(values: Values) -> Iterator[Finding]:
     """Find numbers that are none, or out of range, and a model without an optimizer or a learning rate."""
-    for key, valid in _NUMBERS.items():
+    for key, (valid, holds) in _NUMBERS.items():
         value = values.raw(key)
-        if value is not None and not (is_number(value) and valid.holds(value)):
+        if value is not None and not (is_number(value) and holds(value)):
             endless = isinstance(value, float) and not is_number(value)
             yield error(key, value, f"expected {valid}{', and not infinite' if endless else ''}")
     optimizer, rate = "model.optim", "model.optim.lr"
@@ -191,12 +177,9 @@ def nearest_key(key: str, shipped: Iterable[str]) -> str | None:
 
     `trainer`, `exp_manager` and `model` have different readers: what is meant for one is no slip in another.
     """
-    node, _, name = key.rpartition(".")
-    top = f"{key.partition('.')[0]}."
+    (node, _, name), top = key.rpartition("."), f"{key.partition('.')[0]}."
     likeness = {}
-    for other in shipped:
-        if not other.startswith(top):
-            continue
+    for other in filter(lambda other: other.startswith(top), shipped):
         other_node, _, other_name = other.rpartition(".")
         ratio = difflib.SequenceMatcher(None, _plain(name), _plain(other_name)).ratio()
         if ratio >= _LIKENESS:

@@ -169,24 +169,19 @@ def _evenly_split(values: Values, stack: Stack, layers: int, stages: int) -> tup
 
 
 def _uneven(values: Values, stack: Stack, how: str) -> Finding:
-    layers_key = f"{stack.node}.num_layers"
+    layers_key, stages = f"{stack.node}.num_layers", stack.stages or 1
+    key, what = keys.SPLIT_RANK, f"pipeline stages of the {stack.node.removeprefix('model.')}"
+    fix = f"{layers_key} by the {stack.stages} stages that it has"
     if stack.node == "model":
         key, what = keys.PIPELINE, "pipeline"
-        fix = f"valid pipeline sizes: {listed(divisors(stack.layers or 1))}{_counting_ends(values, stack)}"
-    else:
-        key, what = keys.SPLIT_RANK, f"pipeline stages of the {stack.node.removeprefix('model.')}"
-        fix = f"{layers_key} by the {stack.stages} stages that it has"
+        fix = f"valid pipeline sizes: {listed(divisors(stack.layers or 1))}"
+        # Or the ends have room for the embedding and the loss.
+        layers, are_set = (stack.layers or 0) + 2, any(values.raw(end) for end in keys.COUNTED_ENDS)
+        if stages > 1 and layers % stages == 0 and not are_set:
+            pasted = " and ".join(f"+{full(end)}=True" for end in keys.COUNTED_ENDS)
+            fix += f"; or {pasted} (NeMo), which count as a layer each: {layers} / {stages}"
     text = f"{what} {stack.stages} does not divide {how} ({full(layers_key)})"
     return error(key, values.raw(key), text, fix, also=(layers_key,))
-
-
-def _counting_ends(values: Values, stack: Stack) -> str:
-    """Return what makes a pipeline even whose ends have room for the embedding and the loss."""
-    layers, stages = (stack.layers or 0) + 2, stack.stages or 1
-    if stages == 1 or layers % stages or any(values.raw(key) for key in keys.COUNTED_ENDS):
-        return ""
-    pasted = " and ".join(f"+{full(key)}=True" for key in keys.COUNTED_ENDS)
-    return f"; or {pasted} (NeMo), which count as a layer each: {layers} / {stages}"
 
 
 def _uneven_chunks(values: Values, stack: Stack, per_stage: int, virtual: int, how: str) -> Finding:

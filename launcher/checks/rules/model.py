@@ -357,7 +357,7 @@ def memory_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
     certain = not counted.is_assumed or fullest.total > max(gpu.memory for gpu in GPUS.values())
     tell = error if too_much and certain else warning
     key, value = _blamed(config, fullest)
-    text = f"{_needs(fullest, len(stages))}; {_has(counted, fullest, margin)}"
+    text = _compared(counted, fullest, len(stages), margin)
     others = (keys.TENSOR, keys.PIPELINE, keys.MICRO, keys.NODES)
     yield tell(key, value, text, also=[name for name in others if name != key])
 
@@ -388,20 +388,17 @@ def _blamed(config: Mapping[str, Any], stage: StageMemory) -> tuple[str, Any]:
     return keys.TENSOR, values.whole(keys.TENSOR, 1)
 
 
-def _needs(stage: StageMemory, stages: int) -> str:
+def _compared(counted: CountedGpu, stage: StageMemory, stages: int, margin: float) -> str:
+    """Say what the fullest stage needs, its parts from the largest on, and what its GPU has."""
     where = f"pipeline stage {stage.stage} of {stages} (from 0) needs" if stages > 1 else "a GPU needs"
     parts = {name: getattr(stage, name) for name in (*_STATES, "activations", "logits")}
     largest = sorted(parts.items(), key=lambda part: -part[1])
     told = ", ".join(f"{name} {size / _GIB:.1f}" for name, size in largest if size >= _GIB / 20)
-    return f"{where} {stage.total / _GIB:.1f} GiB ({told})"
-
-
-def _has(counted: CountedGpu, stage: StageMemory, margin: float) -> str:
     gpu, over = counted.gpu, (stage.total - counted.gpu.memory) / _GIB
     room = f"{gpu.name} has {gpu.memory / _GIB:.1f} GiB ({counted.source})"
     if counted.is_assumed:
         room = f"{gpu.name}, which is assumed, has {gpu.memory / _GIB:.1f} GiB (cluster.gpu=... says which)"
+    left = f"{-over:.1f} GiB are left for CUDA, NCCL and fragments, of {margin:.0%} that they should have"
     if over > 0:
-        return f"{room}: {over:.1f} GiB too little"
-    left = f"{-over:.1f} GiB are left for CUDA, NCCL and fragments"
-    return f"{room}: {left}, of {margin:.0%} that they should have"
+        left = f"{over:.1f} GiB too little"
+    return f"{where} {stage.total / _GIB:.1f} GiB ({told}); {room}: {left}"

@@ -153,7 +153,7 @@ def count_problems(plan: Plan) -> Iterator[Finding]:
     message = f"with {count(nodes, 'node')}, which Slurm may give it, {first.message}"
     ways = _ways_out(values, shape, counts, [nodes for nodes in counts if nodes not in wrong])
     also = [key for key in (first.key, *first.also) if key and key != full(keys.NODES)]
-    yield error(ELASTIC_NODES, _range_of(counts), message, "\n".join(ways), also)
+    yield error(ELASTIC_NODES, {"min": counts[0], "max": counts[-1]}, message, "\n".join(ways), also)
 
 
 @check("elastic.gpus", "GPUs are not asked for by task where the number of tasks is not known")
@@ -178,22 +178,18 @@ def _ways_out(values: Values, shape: ParallelConfig, counts: range, good: list[i
     yield f"counts of {counts[0]}-{counts[-1]} that fit: {listed(good) if good else 'none'}"
     longest = _longest(good)
     if len(longest) > 1:
-        yield f"'{ELASTIC_NODES}={_shown(_range_of(longest))}'"  # a shell would take such braces apart
+        # Quoted: a shell would take such braces apart.
+        yield f"'{ELASTIC_NODES}={{min: {longest[0]}, max: {longest[-1]}}}'"
     elif good:
         yield f"{ELASTIC_NODES}=null {full(keys.NODES)}={good[-1]}"
-    batch = _batch_for_all(shape, counts)
-    if batch is not None and not any(_problem(values, shape._replace(batch=batch), n) for n in counts):
-        yield f"{full(keys.GLOBAL)}={batch}, which fits every count"
-
-
-def _batch_for_all(shape: ParallelConfig, counts: range) -> int | None:
-    """Return the least global batch, from the given one on, that can be divided at every count."""
+    # The least global batch, from the given one on, that can be divided at every count.
     if any(nodes * shape.devices % shape.model for nodes in counts):
-        return None
-    group = shape.group if shape.virtual is not None and shape.pipeline > 1 else 1
-    step = math.lcm(*(shape.micro * shape.data(nodes) * group for nodes in counts))
+        return
+    step = math.lcm(*(shape.rampup_multiple(nodes) for nodes in counts))
     batch = -(-shape.batch // step) * step
-    return batch if batch <= _MOST_TIMES * shape.batch else None
+    is_near = batch <= _MOST_TIMES * shape.batch
+    if is_near and not any(_problem(values, shape._replace(batch=batch), nodes) for nodes in counts):
+        yield f"{full(keys.GLOBAL)}={batch}, which fits every count"
 
 
 def _longest(good: list[int]) -> range:
@@ -205,14 +201,6 @@ def _longest(good: list[int]) -> range:
         if index - start + 1 >= len(best):
             best = range(good[start], nodes + 1)
     return best
-
-
-def _range_of(counts: range) -> dict[str, int]:
-    return {"min": counts[0], "max": counts[-1]}
-
-
-def _shown(given: dict[str, int]) -> str:
-    return "{" + ", ".join(f"{name}: {nodes}" for name, nodes in given.items()) + "}"
 
 
 @check("profile.ranks", "profiled ranks are there")

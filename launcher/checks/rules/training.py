@@ -177,7 +177,7 @@ def _wrong(given: Any) -> str | None:
         return "no data is named"
     if not all((isinstance(name, str) and name.strip()) or is_number(name) for name in names):
         return "expected prefixes, and numbers for their weights"
-    weights = [_weight(name) for name in names]
+    weights = [weight_of(name) for name in names]
     if all(weight is None for weight in weights):
         return None
     if [weight is not None for weight in weights] != [True, False] * (len(names) // 2):
@@ -187,8 +187,9 @@ def _wrong(given: Any) -> str | None:
     return None
 
 
-def _weight(name: Any) -> float | None:
+def weight_of(item: Any) -> float | None:
+    """Return the weight that an item of a list of data sets is; None for a prefix."""
     try:
-        return float(name)
-    except ValueError:
+        return float(item)
+    except (TypeError, ValueError):
         return None
