@@ -100,7 +100,7 @@ def _shrink(draft: Draft) -> tuple[list[str], list[str]]:
     batch = small.micro * small.data(1) * shape.micro_batches(nodes)
     chosen = dict(chain(_run(draft), _steps(config, draft), _model(config, shape, small, batch)))
     overrides = [_override(config, key, value) for key, value in chosen.items()]
-    overrides += [*_nodelist(draft), *_one_job(draft)]
+    overrides += _one_job(draft)
     return overrides, list(_summary(draft, values, shape, small, batch))
 
 
@@ -193,30 +193,22 @@ def _override(config: Mapping[str, Any], key: str, value: Any) -> str:
 _MISSING = object()
 
 
-def _nodelist(draft: Draft) -> Iterator[str]:
-    """Return the first of the requested nodes: Slurm wants as many nodes as it has names of."""
-    nodelist = draft.plan.job.queue.nodelist
-    match = _FIRST_HOST.match(nodelist) if nodelist else None
-    if match:
-        where = "stage_cluster.training" if "nodelist" in _own_cluster(draft) else "cluster"
-        yield f"{where}.nodelist={hydra_value(''.join(part or '' for part in match.groups()))}"
-
-
 def _one_job(draft: Draft) -> Iterator[str]:
-    """Return overrides without chain and array: each of their jobs would repeat the two steps."""
-    if draft.plan.job.chain.links > 1:
-        yield "resilience.links=1"
-    if draft.plan.job.resources.max_nodes is not None:
-        yield "resilience.nodes=null"
-    if "array" in draft.plan.job.queue.further:
-        where = "stage_cluster.training" if "array" in _own_cluster(draft).get("sbatch", {}) else "cluster"
-        yield f"++{where}.sbatch.array=null"
-
-
-def _own_cluster(draft: Draft) -> Mapping[str, Any]:
-    """Return the stage's own settings in place of the cluster's."""
+    """Return overrides for one job on one node: each of a chain or an array would repeat the two steps."""
+    job = draft.plan.job
+    # The stage's own settings, in place of the cluster's.
     own: Mapping[str, Any] = draft.composition.config.stage_cluster.get("training", {})
-    return own
+    # Slurm wants as many nodes as it has names of.
+    if job.queue.nodelist and (match := _FIRST_HOST.match(job.queue.nodelist)):
+        where = "stage_cluster.training" if "nodelist" in own else "cluster"
+        yield f"{where}.nodelist={hydra_value(''.join(part or '' for part in match.groups()))}"
+    if job.chain.links > 1:
+        yield "resilience.links=1"
+    if job.resources.max_nodes is not None:
+        yield "resilience.nodes=null"
+    if "array" in job.queue.further:
+        where = "stage_cluster.training" if "array" in own.get("sbatch", {}) else "cluster"
+        yield f"++{where}.sbatch.array=null"
 
 
 def _summary(

@@ -64,6 +64,10 @@ _LONG = (
     "tests/integration/test_first_launch.py",
     "tests/trainer/test_continuation.py",
     "tests/runs/test_killed_launchers.py",
+    "tests/sweeps/test_sweep_on_slurm.py",
+    "tests/supervisor/test_every_python.py",
+    "tests/trainer/test_gpu_check.py",
+    "tests/trainer/test_resharding.py",
 )
 # What takes many seconds, and is no part of the inner loop: what needs one of these, and the files below.
 _SLOW_FIXTURES = {"sandbox", "plain_sandbox", "accounting_sandbox", "no_accounting_sandbox", "pool"}

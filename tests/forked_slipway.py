@@ -2,7 +2,7 @@
 
 Importing takes most of a short command. From there on a fork is the command: `launcher.main.main` with the
 arguments, the environment, the directory and the files of its caller, in a process of its own. Starting the
-program itself is tested by all that run it with `subprocess`.
+program itself is tested by all that run it with `subprocess`. What it asks the trainer is answered by a fork.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from __future__ import annotations
 import atexit
 import importlib
 import os
-import pkgutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, NoReturn
 
-from benchmarks.soak import zygote
+from benchmarks.soak import warm_launcher, zygote
 from tests import zygotes
 from tests.shipped_files import parse_shipped_files_once
 
@@ -59,33 +59,47 @@ def forked_command() -> list[str]:
 def main(arguments: Sequence[str]) -> int:
     """Be `slipway`."""
     sys.argv = [str(SLIPWAY), *arguments]
+    subprocess.run = _run  # type: ignore[assignment]
     try:
         return importlib.import_module("launcher.main").main()
     finally:
         atexit._run_exitfuncs()
 
 
+_QUESTIONS = ("trainer.config.verdict", "trainer.data.identity")
+_run_program = subprocess.run
+
+
+def _run(command: Any, **options: Any) -> subprocess.CompletedProcess[Any]:
+    """Run a command, as `subprocess.run`; the programs that answer questions are forked."""
+    if command[:2] != [sys.executable, "-m"] or command[2] not in _QUESTIONS:
+        return _run_program(command, **options)
+    with tempfile.TemporaryFile("w+") as question, tempfile.TemporaryFile("w+") as answer:
+        question.write(options["input"])
+        question.seek(0)
+        if (pid := os.fork()) == 0:
+            _answer(command[2], question.fileno(), answer.fileno(), options["cwd"])
+        _, status = os.waitpid(pid, 0)
+        answer.seek(0)
+        return subprocess.CompletedProcess(command, os.waitstatus_to_exitcode(status), answer.read(), "")
+
+
+def _answer(module: str, question: int, answer: int, directory: Path) -> NoReturn:
+    code = 1
+    try:
+        os.chdir(directory)
+        # No object of the launcher's: another of its threads may hold its lock.
+        sys.stdin, sys.stdout = os.fdopen(question, closefd=False), os.fdopen(answer, "w", closefd=False)
+        importlib.import_module(module).main()
+        sys.stdout.flush()
+        code = 0
+    finally:
+        os._exit(code)
+
+
 def warm_up() -> None:
-    """Import all of the launcher, and do what is the same for every command.
-
-    That is the grammar of overrides, what the shipped files hold, the compiled templates, the expressions
-    that find secrets, and the supervisor's archive.
-    """
-    import launcher
-    from launcher import attained, releases, secrecy
-    from launcher.config import schema
-    from launcher.config.compose import compose
-    from launcher.rendering import render, supervision
-
-    for module in pkgutil.walk_packages(launcher.__path__, "launcher."):
-        importlib.import_module(module.name)
+    """Warm the launcher up; parse the shipped files, and import what answers its questions."""
     parse_shipped_files_once()
-    compose([])
-    environment = render._environment(None)
-    for template in environment.list_templates(extensions=["j2"]):
-        environment.get_template(template)
-    supervision.supervisor_archive()
-    secrecy._suspect()
-    schema._any_of_the_cluster()
-    attained._shipped()
-    releases.images()
+    warm_launcher.warm_up()
+    for question in _QUESTIONS:
+        importlib.import_module(question)

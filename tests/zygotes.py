@@ -17,7 +17,7 @@ from benchmarks.soak.boot import TRAINING, served
 
 # Their directory, where they are shared.
 _SHARED = "SLIPWAY_TEST_ZYGOTES"
-_LAUNCHING = ("tests.warm_launcher",)
+_LAUNCHING = ("tests.forked_slipway",)
 
 _stack = ExitStack()
 _lock = RLock()

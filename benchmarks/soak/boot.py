@@ -24,13 +24,7 @@ TRAINING = (
     "trainer.loop.run", "trainer.loop.saving", "trainer.loop.session",
     "tensorboard.summary.writer.event_file_writer",
 )  # fmt: skip
-_LAUNCHING = (
-    "launcher.main", "launcher.cli.app", "launcher.cli.launch", "launcher.cli.status", "launcher.cli.history",
-    "launcher.launching", "launcher.drafting", "launcher.schedulers.submission",
-    "launcher.monitor.run_status",
-    "launcher.config.schema", "launcher.checks.registry", "launcher.checks.gathering.gather",
-    "launcher.rendering.render", "launcher.schedulers.slurm", "hydra.compose", "submitit",
-)  # fmt: skip
+_LAUNCHING = ("benchmarks.soak.warm_launcher",)
 
 
 @contextmanager

@@ -1,8 +1,9 @@
 """A process that has imported what is slow to import, and forks ranks and launchers that start at once.
 
-``python -m benchmarks.soak.zygote serve SOCKET JOURNAL MODULE ...`` serves until its stdin ends. In a job,
-``python zygote.py client SOCKET -u -m trainer.pretrain ...`` is the rank: what it asks for is forked with its
-environment, its files and its namespaces, gets its signals, and dies with it.
+``python -m benchmarks.soak.zygote serve SOCKET JOURNAL MODULE ...`` serves until its stdin ends; where a
+module has a ``warm_up``, it is called once. In a job, ``python zygote.py client SOCKET -u -m trainer.pretrain
+...`` is the rank: what it asks for is forked with its environment, its files and its namespaces, gets its
+signals, and dies with it.
 
 A fork runs the same entry with the same arguments as ``python -m`` would; no part of the product is replaced.
 A file in the directory that ``SOAK_CONTROL`` names holds a training before its next step (`hold_steps`).
@@ -318,7 +319,7 @@ def _serve(path: str, journal: str, modules: list[str]) -> None:
         logs.quiet()
         cpu_shim.install()
     for module in modules:
-        importlib.import_module(module)
+        getattr(importlib.import_module(module), "warm_up", lambda: None)()
     gc.freeze()
     gc.enable()
     zygote = Zygote(path, journal)

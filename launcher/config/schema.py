@@ -248,7 +248,7 @@ class RunConfig(StrictModel):
 
 
 @contextmanager
-def _without_plugins() -> Iterator[None]:
+def without_plugins() -> Iterator[None]:
     """Keep pydantic, which builds a model at its first use, from a search for plugins in all packages."""
     before = os.environ.get("PYDANTIC_DISABLE_PLUGINS")
     os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"
@@ -263,7 +263,7 @@ def _without_plugins() -> Iterator[None]:
 def parse(model: type[Model], node: Mapping[str, Any], path: str = "") -> Model:
     """Check a node against its schema; raise UserError with each wrong key, its value and what is valid."""
     try:
-        with _without_plugins():
+        with without_plugins():
             return model.model_validate(node)
     except ValidationError as error:
         # Imported late: most configurations have no mistake.

@@ -50,7 +50,7 @@ class TreeComposer:
 
     def __init__(self, roots: Sequence[Path], shared: Sequence[str], *, once: bool) -> None:
         self._loader = config_loader(roots)
-        self._files = (ConfigRepository if once else _ParsedFiles)(self._loader.config_search_path)
+        self._files = _TreeFiles(self._loader.config_search_path, once)
         self._parsed: dict[str, Override] = {}
         self._trees: dict[tuple[str, ...], tuple[DictConfig, Choices]] = {}
         self._shared = shared
@@ -111,18 +111,21 @@ class TreeComposer:
         }
 
 
-class _ParsedFiles(ConfigRepository):
+class _TreeFiles(ConfigRepository):
     """Hydra's view of the tree, in which each file is parsed once."""
 
-    def __init__(self, config_search_path: ConfigSearchPath) -> None:
+    def __init__(self, config_search_path: ConfigSearchPath, once: bool) -> None:
         super().__init__(config_search_path)
+        self._once = once
         self._results: dict[str, ConfigResult | None] = {}
         self._groups: dict[str, bool] = {}
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _ParsedFiles:
+    def __deepcopy__(self, memo: dict[int, Any]) -> _TreeFiles:
         return self  # each composition would copy, and so parse again
 
     def load_config(self, config_path: str) -> ConfigResult | None:
+        if self._once:
+            return super().load_config(config_path)
         if config_path not in self._results:
             self._results[config_path] = super().load_config(config_path)
         return copy.deepcopy(self._results[config_path])  # merging takes the nodes over

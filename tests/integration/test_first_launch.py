@@ -60,7 +60,8 @@ def test_a_training_on_slurm_and_its_continuation(
     assert (start["world_size"], start["tensor"], start["data"], start["step"]) == (4, 2, 2, 0)
 
     further = ["training.trainer.max_steps=6", f"cluster.python={warm_python}"]
-    again = run_command(*main, *further, "--follow", cwd=workplace, **conf)
+    launch = [SLIPWAY, "launch", "cluster=sandbox", *SMALL]
+    again = run_command(*launch, *further, "--follow", cwd=workplace, **conf)
     assert "COMPLETED" in again.stdout
     assert metrics(run)[0]["step"] == 4, "the second launch continues where the first ended"
     assert metrics(run)[-1]["step"] == 6
@@ -79,8 +80,8 @@ def test_a_training_on_slurm_and_its_continuation(
 
 
 @pytest.mark.trainer
-def test_the_same_plan_without_slurm(repository: Path, workplace: Path, warm_python: Path) -> None:
-    main = [sys.executable, repository / "launcher" / "main.py", "cluster=local", *SMALL]
+def test_the_same_plan_without_slurm(workplace: Path, warm_python: Path) -> None:
+    launch = [SLIPWAY, "launch", "cluster=local", *SMALL]
     name = [
         "training.run.name=local_run",
         "training.trainer.max_steps=2",
@@ -88,28 +89,28 @@ def test_the_same_plan_without_slurm(repository: Path, workplace: Path, warm_pyt
         "+training.model.override_vocab_size=512",
         f"cluster.python={warm_python}",
     ]
-    done = run_command(*main, *name, "--follow", cwd=workplace)
+    done = run_command(*launch, *name, "--follow", cwd=workplace)
     assert "COMPLETED" in done.stdout
     assert metrics(workplace / "results" / "local_run")[-1]["step"] == 2
 
 
 @pytest.mark.trainer
-def test_a_training_that_fails_is_told_with_its_reason(repository: Path, workplace: Path) -> None:
-    main = [sys.executable, repository / "launcher" / "main.py", "cluster=local", *SMALL]
+def test_a_training_that_fails_is_told_with_its_reason(workplace: Path) -> None:
+    launch = [SLIPWAY, "launch", "cluster=local", *SMALL]
     name = ["training.run.name=fails", "training.model.fsdp=True"]
-    refused = run_command(*main, *name, cwd=workplace, check=2)
+    refused = run_command(*launch, *name, cwd=workplace, check=2)
     assert "training.model.fsdp=True: FSDP is not in this version" in refused.stderr
-    done = run_command(*main, *name, "--no-check=engine.megatron", "--follow", cwd=workplace, check=1)
+    done = run_command(*launch, *name, "--no-check=engine.megatron", "--follow", cwd=workplace, check=1)
     assert "FAILED" in done.stdout
     assert "model.fsdp" in done.stdout + done.stderr
 
 
 @pytest.mark.slurm
-def test_what_slurm_would_refuse_is_not_written(repository: Path, tmp_path: Path, sandbox: Sandbox) -> None:
+def test_what_slurm_would_refuse_is_not_written(tmp_path: Path, sandbox: Sandbox) -> None:
     conf = {"SLURM_CONF": sandbox.environment()["SLURM_CONF"]}
-    main = [sys.executable, repository / "launcher" / "main.py", *SMALL, "cluster=sandbox"]
+    launch = [SLIPWAY, "launch", *SMALL, "cluster=sandbox"]
     nope = ["cluster.partition=nope", "--no-check=cluster.partition"]  # else it is told before Slurm is asked
-    done = run_command(*main, *nope, cwd=tmp_path, check=2, **conf)
+    done = run_command(*launch, *nope, cwd=tmp_path, check=2, **conf)
     assert "invalid partition" in done.stderr
     assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
@@ -118,27 +119,25 @@ def test_what_slurm_would_refuse_is_not_written(repository: Path, tmp_path: Path
 @pytest.mark.slurm
 @pytest.mark.parametrize("overrides", [["training=gpt3/126m"], ["training=gpt3/5b"], ["training=gpt3/175b"]])
 def test_slurm_accepts_the_scripts_of_large_clusters(
-    repository: Path, tmp_path: Path, sandbox: Sandbox, overrides: list[str]
+    tmp_path: Path, sandbox: Sandbox, overrides: list[str]
 ) -> None:
     conf = {"SLURM_CONF": sandbox.environment()["SLURM_CONF"]}
-    main = [sys.executable, repository / "launcher" / "main.py", "cluster=bcm", *overrides, "--dry-run"]
+    launch = [SLIPWAY, "launch", "cluster=bcm", *overrides, "--dry-run"]
     script = tmp_path / "script.sh"
-    script.write_text(run_command(*main, cwd=tmp_path, **conf).stdout)
+    script.write_text(run_command(*launch, cwd=tmp_path, **conf).stdout)
     told = run_command("sbatch", "--test-only", "--partition=cloud", script, cwd=tmp_path, **conf)
     assert "to start at" in told.stderr
 
 
 @pytest.mark.slurm
-def test_a_job_that_must_wait_is_submitted_with_a_warning(
-    repository: Path, tmp_path: Path, sandbox: Sandbox
-) -> None:
+def test_a_job_that_must_wait_is_submitted_with_a_warning(tmp_path: Path, sandbox: Sandbox) -> None:
     """`sbatch --test-only` rejects what the cluster cannot start now; sbatch queues it, and so do we."""
     conf = {"SLURM_CONF": sandbox.environment()["SLURM_CONF"]}
-    main = [sys.executable, repository / "launcher" / "main.py", *SMALL, "cluster=sandbox", "--json"]
+    launch = [SLIPWAY, "launch", *SMALL, "cluster=sandbox", "--json"]
     drained = ["scontrol", "update", "NodeName=n[1-3]"]
     run_command(*drained, "State=DRAIN", "Reason=test", cwd=tmp_path, **conf)
     try:
-        done = run_command(*main, "--no-check=cluster.nodes", cwd=tmp_path, **conf)
+        done = run_command(*launch, "--no-check=cluster.nodes", cwd=tmp_path, **conf)
         assert "the job would wait" in done.stderr
         job = json.loads(done.stdout)["job_id"]
         told = json.loads(run_command(SLIPWAY, "status", "gpt3_tiny", "--json", cwd=tmp_path, **conf).stdout)

@@ -9,6 +9,7 @@ warmed-up process, so that a hundred of them take seconds.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -16,6 +17,7 @@ from typing import Any
 
 from launcher.drafting import Request, draft
 from launcher.launching import launch
+from tests.forked_slipway import warm_up
 
 _STEPS = {"os.mkdir", "os.rename", "os.symlink", "os.chmod", "subprocess.Popen", "os.posix_spawn"}
 _WRITES = os.O_WRONLY | os.O_RDWR
@@ -65,9 +67,9 @@ def _launch(number: int, overrides: list[str]) -> None:
 def main() -> None:
     """Fork launchers until one gets through all of its steps."""
     first, last, overrides = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
-    import launcher.schedulers.submission  # noqa: F401  # warm: not a step of a launch
-
-    draft(_request(0, overrides))  # warm too: half of the time of each
+    warm_up()  # no step of a launch, and most of the time of each
+    draft(_request(0, overrides))
+    gc.freeze()
     for number in range(first, last + 1):
         pid = os.fork()
         if pid == 0:

@@ -15,6 +15,7 @@ from typing import Any
 
 from launcher.runs.manifest import Manifest, read_manifest
 from launcher.sandbox.lifecycle import Sandbox
+from tests.forked_slipway import run_forked
 from tests.runs.faulty_sbatch import accepted, install, plan
 
 SLIPWAY = Path(sys.executable).with_name("slipway")
@@ -100,14 +101,7 @@ class Site:
         return outcomes(self.start(*arguments))[0]
 
     def status(self) -> dict[str, dict[str, Any]]:
-        told = subprocess.run(
-            [SLIPWAY, "status", "--json"],
-            cwd=self.directory,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+        told = run_forked(["status", "--json"], cwd=self.directory, env=self.environment, timeout=120)
         return {row["run"]: row for row in json.loads(told.stdout)}
 
     def queue(self) -> dict[str, tuple[str, str]]:

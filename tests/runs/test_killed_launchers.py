@@ -16,6 +16,7 @@ import pytest
 
 from launcher.runs.manifest import read_manifest
 from launcher.sandbox.lifecycle import Sandbox
+from tests.forked_slipway import run_forked
 
 SLIPWAY = Path(sys.executable).with_name("slipway")
 # The job itself does nothing: what is tested ends with the submission.
@@ -50,8 +51,8 @@ def killed_launchers(cwd: Path, env: dict[str, str], *overrides: str) -> list[in
 
 def status(cwd: Path, env: dict[str, str]) -> dict[str, dict[str, Any]]:
     # Exits with 1 while some launch may still be at it.
-    told = json.loads(run(SLIPWAY, "status", "--json", cwd=cwd, env=env, check=False))
-    return {row["run"]: row for row in told}
+    told = run_forked(["status", "--json"], cwd=cwd, env=env, timeout=250).stdout
+    return {row["run"]: row for row in json.loads(told)}
 
 
 def assert_complete(launch: Path) -> None:

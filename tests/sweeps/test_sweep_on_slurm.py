@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,11 +18,11 @@ from typing import Any
 import pytest
 
 from launcher.sandbox.lifecycle import Sandbox
+from tests.forked_slipway import run_forked
 from tests.runs.faulty_sbatch import accepted, calls, install, plan
 
 pytestmark = pytest.mark.slurm
 
-SLIPWAY = Path(sys.executable).with_name("slipway")
 PATIENCE_SECONDS = 280
 # Nothing is trained: what is looked at are the jobs. One point fails, and one goes on until it is ended.
 PAYLOAD = """#!/bin/bash
@@ -86,7 +85,11 @@ class Site:
         return done
 
     def slipway(self, *words: object, code: int = 0, **variables: str) -> Done:
-        return self.run(SLIPWAY, *words, code=code, **variables)
+        """Run `slipway`, forked from a process that has imported it."""
+        environment = {**self.environment, **variables}
+        done = run_forked(words, cwd=self.directory, env=environment, timeout=PATIENCE_SECONDS)
+        assert done.returncode == code, f"{words}\n{done.stdout}{done.stderr}"
+        return done
 
     def sweep(self, name: str, *words: object, faults: tuple[str, ...] = (), **variables: str) -> Any:
         """Launch a sweep; what it told as JSON."""

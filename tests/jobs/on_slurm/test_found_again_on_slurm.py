@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,8 @@ from typing import Any
 import pytest
 
 from launcher.sandbox.lifecycle import Sandbox
+from tests.forked_slipway import run_forked
 
-SLIPWAY = Path(sys.executable).with_name("slipway")
 STAGE = ["stages=[data_preparation]", "data_preparation.inputs=[/etc/hostname]", "cluster=sandbox"]
 
 
@@ -29,10 +28,7 @@ class Shell:
         self._env = {**os.environ, "SLURM_CONF": conf, "SLIPWAY_CACHE_DIR": str(cache), **environment}
 
     def slipway(self, *words: object, code: int = 0) -> str:
-        command = [str(word) for word in (SLIPWAY, *words)]
-        done = subprocess.run(
-            command, cwd=self.directory, env=self._env, capture_output=True, text=True, timeout=100
-        )
+        done = run_forked(words, cwd=self.directory, env=self._env, timeout=100)
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout if code == 0 else done.stderr
 

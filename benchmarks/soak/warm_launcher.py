@@ -1,0 +1,31 @@
+"""A launcher that has done what is the same for every command: the process that forks launches is one."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+
+def warm_up() -> None:
+    """Import all of the launcher, and compute what its commands keep in memory.
+
+    That is the grammar of overrides, the compiled templates, the expressions that find secrets, and the
+    supervisor's archive.
+    """
+    import launcher
+    from launcher import attained, releases, secrecy
+    from launcher.config import schema
+    from launcher.config.compose import compose
+    from launcher.rendering import quoting, render, supervision
+
+    for module in pkgutil.walk_packages(launcher.__path__, "launcher."):
+        importlib.import_module(module.name)
+    compose([])
+    environment = quoting.template_environment(render.TEMPLATE_DIR, None)
+    for template in environment.list_templates(extensions=["j2"]):
+        environment.get_template(template)
+    supervision.supervisor_archive()
+    secrecy._suspect()
+    schema._any_of_the_cluster()
+    attained._shipped()
+    releases.images()
