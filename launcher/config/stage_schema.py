@@ -4,6 +4,7 @@
 schema would rot.
 """
 
+import os
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -34,6 +35,18 @@ SourceFormat = Literal["auto", "txt", "jsonl", "parquet", "wikipedia", "tar"]
 class StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
+    @classmethod
+    def model_rebuild(cls, **options: Any) -> bool | None:
+        """Build the model, at its first use, without pydantic's search for plugins in all packages."""
+        before = os.environ.get("PYDANTIC_DISABLE_PLUGINS")
+        os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"
+        try:
+            return super().model_rebuild(**options)
+        finally:
+            del os.environ["PYDANTIC_DISABLE_PLUGINS"]
+            if before is not None:
+                os.environ["PYDANTIC_DISABLE_PLUGINS"] = before
+
 
 class RunConfigNode(StrictModel):
     """The `run` node of a stage."""
@@ -53,10 +66,10 @@ class TrainingRunNode(RunConfigNode):
     blending_alpha: float | None = Field(default=None, ge=0)
 
 
-class TrainerNode(BaseModel):
+class TrainerNode(StrictModel):
     """The keys of NeMo's `trainer` node that the launcher itself needs."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True, defer_build=True)
+    model_config = ConfigDict(extra="ignore")
 
     num_nodes: Whole = Field(ge=1)
     devices: Whole = Field(ge=1)
