@@ -264,9 +264,7 @@ def queue(cluster: ClusterConfig, run: RunConfigNode) -> Queue:
     further = {
         flag: value for flag, value in cluster.sbatch.items() if value is not None and value is not False
     }
-    return Queue(
-        **{name: getattr(cluster, name) for name in same}, dependency=run.dependency, further=further
-    )
+    return Queue(**same, dependency=run.dependency, further=further)
 
 
 def environment(config: RunConfig) -> dict[str, str]:
