@@ -5,7 +5,8 @@ schema would rot.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
@@ -32,20 +33,27 @@ ModelType = Literal["gpt", "t5", "bert"]
 SourceFormat = Literal["auto", "txt", "jsonl", "parquet", "wikipedia", "tar"]
 
 
+@contextmanager
+def without_plugins() -> Iterator[None]:
+    """Keep pydantic, which builds a model at its first use, from a search for plugins in all packages."""
+    before = os.environ.get("PYDANTIC_DISABLE_PLUGINS")
+    os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"
+    try:
+        yield
+    finally:
+        del os.environ["PYDANTIC_DISABLE_PLUGINS"]
+        if before is not None:
+            os.environ["PYDANTIC_DISABLE_PLUGINS"] = before
+
+
 class StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     @classmethod
     def model_rebuild(cls, **options: Any) -> bool | None:
-        """Build the model, at its first use, without pydantic's search for plugins in all packages."""
-        before = os.environ.get("PYDANTIC_DISABLE_PLUGINS")
-        os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"
-        try:
+        """Build the model, as pydantic does at its first use."""
+        with without_plugins():
             return super().model_rebuild(**options)
-        finally:
-            del os.environ["PYDANTIC_DISABLE_PLUGINS"]
-            if before is not None:
-                os.environ["PYDANTIC_DISABLE_PLUGINS"] = before
 
 
 class RunConfigNode(StrictModel):
