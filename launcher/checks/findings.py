@@ -61,8 +61,8 @@ _Rule = TypeVar("_Rule", bound=Rule)
 class Check(NamedTuple):
     """A check: a pure function of a plan and of what is known of files and the cluster.
 
-    Its rule names as parameters what it reads: `plan`, `facts` or a field of them, NeMo's nodes as `values`,
-    without which it does not apply, and the `engine` that reads these.
+    Its rule names as parameters what it `reads`: `plan`, `facts` or a field of them, NeMo's nodes as
+    `values`, without which it does not apply, and the `engine` that reads these.
 
     `id` is stable: users write it in ``--no-check=ID``. `tells` is what it looks at, in one line of the
     documentation. `needs` are fields of `Facts` without which it is skipped; ``cluster.nodes`` is a part of
@@ -73,15 +73,16 @@ class Check(NamedTuple):
     tells: str
     needs: tuple[str, ...]
     rule: Rule
+    reads: tuple[str, ...]
 
     def find(self, plan: Plan, facts: Facts) -> Iterator[Finding]:
         """Yield what the rule finds; the facts that it needs are there."""
         config = plan.job.config
-        known = {"plan": plan, "facts": facts, "values": Values(config or {}), "engine": plan.job.engine}
-        names = _parameters(self.rule)
-        if config is None and "values" in names:
+        if config is None and "values" in self.reads:
             return
-        for finding in self.rule(*(known[name] if name in known else getattr(facts, name) for name in names)):
+        known = {"plan": plan, "facts": facts, "values": Values(config or {}), "engine": plan.job.engine}
+        arguments = [known[name] if name in known else getattr(facts, name) for name in self.reads]
+        for finding in self.rule(*arguments):
             yield replace(finding, id=self.id)
 
     def apply(self, plan: Plan, facts: Facts) -> Iterator[Finding]:
@@ -127,7 +128,7 @@ def check(check_id: str, tells: str, *needs: str) -> Callable[[_Rule], _Rule]:
     """Enter a rule into the table of checks."""
 
     def register(rule: _Rule) -> _Rule:
-        REGISTERED.append(Check(check_id, tells, needs, rule))
+        REGISTERED.append(Check(check_id, tells, needs, rule, _parameters(rule)))
         return rule
 
     return register

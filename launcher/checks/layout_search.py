@@ -15,10 +15,11 @@ from launcher.checks.findings import Finding, Severity
 from launcher.checks.layout_candidates import is_of_layout, layouts
 from launcher.checks.registry import CHECKS
 from launcher.checks.rules.model import has_gpus
-from launcher.estimates import parallelism as keys
 from launcher.estimates.memory import StageMemory, estimate_memory
 from launcher.estimates.model import model_size, precision_of
 from launcher.estimates.parallelism import (
+    MOST_NODES,
+    NODES,
     Layout,
     changes_to,
     distance,
@@ -200,11 +201,14 @@ class LayoutSearch:
 
     def _by_speed(self, layout: Layout) -> tuple[float, float]:
         seconds = self._seconds(layout)
-        return math.log(seconds) // EQUAL_STEPS if seconds else 0.0, self._by_distance(layout)[0]
+        return math.log(seconds) // EQUAL_STEPS if seconds else 0.0, self._distance(layout)
 
     def _by_distance(self, layout: Layout) -> tuple[float, float]:
+        return self._distance(layout), self._seconds(layout) or 0.0
+
+    def _distance(self, layout: Layout) -> float:
         assert self._own is not None
-        return distance(layout, self._own), self._seconds(layout) or 0.0
+        return distance(layout, self._own)
 
     def _fitting(self, layout: Layout) -> Suggestion | None:
         alike = layout._replace(micro=0)
@@ -240,9 +244,9 @@ class LayoutSearch:
     def _seconds_of(self, layout: Layout) -> float | None:
         if self._speed is None or self.parallel is None:
             return None
-        names = ("tensor", "pipeline", "virtual", "context", "micro")
-        parallel = self.parallel._replace(**{name: getattr(layout, name) for name in names})
-        return self._speed.step(layout, parallel)
+        names = ("tensor", "pipeline", "virtual", "context", "micro")  # as a layout has them
+        sizes: dict[str, Any] = dict(zip(names, layout, strict=False))
+        return self._speed.step(layout, self.parallel._replace(**sizes))
 
     def _fullest_of(self, layout: Layout) -> StageMemory | None:
         stages = self._estimate(changes_to(self._values, layout))
@@ -261,7 +265,7 @@ def _identity(finding: Finding) -> tuple[str, str]:
 def with_nodes(plan: Plan, nodes: int) -> Plan:
     """Return a plan on another number of nodes."""
     resources = replace(plan.job.resources, nodes=nodes, max_nodes=None)
-    config = with_changes(plan.job.config or {}, {keys.NODES: nodes})
+    config = with_changes(plan.job.config or {}, {NODES: nodes})
     return replace(plan, job=replace(plan.job, config=config, resources=resources))
 
 
@@ -297,12 +301,12 @@ def on_least_nodes(plan: Plan, facts: Facts) -> Suggestion | None:
     # The least bytes of all GPUs together: weights, and Adam's copy of them and its two moments.
     least_bytes = (2 + 3 * 4) * model.parameters if model is not None else 0
     least, work = least_bytes // (LayoutSearch(plan, facts).limit * parallel.devices), 0
-    for nodes in range(max(least, 1), keys.MOST_NODES + 1):
+    for nodes in range(max(least, 1), MOST_NODES + 1):
         if nodes != plan.job.resources.nodes:
             search = LayoutSearch(with_nodes(plan, nodes), facts)
             fastest = next(search.best(), None)
             if fastest is not None:
-                return replace(fastest, changes={keys.NODES: nodes, **fastest.changes})
+                return replace(fastest, changes={NODES: nodes, **fastest.changes})
             work += search.work
             if work > _MOST_WORK:
                 break

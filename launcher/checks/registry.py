@@ -41,11 +41,12 @@ _ORDER = (
 )
 
 
-def _place(check: Check) -> int:
-    return _ORDER.index(check.id if check.id in _ORDER else check.id.partition(".")[0])
-
-
-CHECKS: tuple[Check, ...] = tuple(sorted(REGISTERED, key=_place))
+CHECKS: tuple[Check, ...] = tuple(
+    sorted(
+        REGISTERED,
+        key=lambda check: _ORDER.index(check.id if check.id in _ORDER else check.id.partition(".")[0]),
+    )
+)
 
 
 def require_known(ids: Iterable[str], others: Sequence[str] = ()) -> None:

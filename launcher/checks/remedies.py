@@ -63,11 +63,8 @@ def _sizes(values: Values, shape: ParallelConfig, nodes: int) -> str | None:
     if key == keys.TENSOR:
         tensors = [size for size in rules.tensor_sizes(values) if _fits(_changed(values, {key: size}), nodes)]
         return f"valid tensor sizes: {listed(tensors)}" if tensors else None
-    sizes = [
-        size
-        for size in divisors(nodes * shape.devices)
-        if _is_valid(values, shape, shape.tensor, size, nodes)
-    ]
+    pipelines = divisors(nodes * shape.devices)
+    sizes = [size for size in pipelines if _is_valid(values, shape, shape.tensor, size, nodes)]
     return f"pipeline sizes that would do with tensor {shape.tensor}: {listed(sizes)}" if sizes else None
 
 
@@ -76,12 +73,8 @@ def _contexts(values: Values, shape: ParallelConfig, nodes: int) -> str:
 
     Another sequence length would do too, and then the data's and the positions would have to change.
     """
-    sizes = [
-        size
-        for size in divisors(nodes * shape.devices)
-        if fits(shape._replace(context=size), nodes)
-        and _is_sequence_cut(_changed(values, {keys.CONTEXT: size}))
-    ]
+    fitting = [size for size in divisors(nodes * shape.devices) if fits(shape._replace(context=size), nodes)]
+    sizes = [size for size in fitting if _is_sequence_cut(_changed(values, {keys.CONTEXT: size}))]
     if not sizes:
         return f"no context size would do on {count(nodes, 'node')} with these batch sizes"
     return f"context sizes that would do: {listed(sizes)}"

@@ -134,8 +134,7 @@ def describe(target: LaunchStatus) -> str:
 def _steps(target: LaunchStatus) -> tuple[int | None, int | None]:
     if target.launch is None or target.state in (State.PENDING, State.NOT_SUBMITTED):
         return None, None
-    restarted = target.status.has_restarted
-    progress = Progress(newest_events(target.launch, restarted=restarted))
+    progress = Progress(newest_events(target.launch, restarted=target.status.has_restarted))
     return progress.step, progress.max_steps
 
 

@@ -28,8 +28,7 @@ from launcher.errors import (
 )
 from launcher.runs.receipts import acts, forget_jobs, submitted_jobs
 from launcher.secrecy import MASK, printable, recorded, redacted, secrets_of
-from launcher.ui.tables import first_of
-from launcher.ui.terminal import ChangedStream, escaped_streams, tell
+from launcher.ui.terminal import ChangedStream, escaped_streams, first_of, tell
 
 _READER_GONE = 141  # as a shell tells a program that a closed pipe ended
 
@@ -102,7 +101,9 @@ def main(arguments: Sequence[str] | None = None, started: Callable[[], None] | N
     forget_jobs()
     _prepare_streams()
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
-    _mask_messages(words)
+    # Secrets are masked in all messages: Slipway's, argparse's and Python's.
+    stream = sys.stderr.unchanged if isinstance(sys.stderr, _MaskedStream) else sys.stderr
+    sys.stderr = cast("TextIO", _MaskedStream(stream, words))
     with escaped_streams():
         _show_warnings()
         return _run(words, started)
@@ -230,12 +231,6 @@ class _MaskedStream(ChangedStream):
         for secret in self._typed:
             text = text.replace(secret, MASK)
         return printable(text)
-
-
-def _mask_messages(words: Sequence[str]) -> None:
-    """Mask known secrets in all messages: Slipway's, argparse's and Python's."""
-    stream = sys.stderr.unchanged if isinstance(sys.stderr, _MaskedStream) else sys.stderr
-    sys.stderr = cast("TextIO", _MaskedStream(stream, words))
 
 
 def _show_warnings() -> None:

@@ -7,7 +7,7 @@ import glob
 import json
 import re
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +97,8 @@ def add_parser(verbs: Verbs) -> None:
     add_option(prepare, "--format FORMAT", f"{', '.join(_FORMATS)}; by default told from each file")
     _add_options(prepare, {**_OPTIONS, **_PREPARE_OPTIONS})
     text = "train a BPE tokenizer and write text files as Megatron's .bin/.idx"
-    tokenize = add_verb(verbs, "tokenize", run_tokenize, text, _TOKENIZE)
+    tokenize = add_verb(verbs, "tokenize", run_prepare, text, _TOKENIZE)
+    tokenize.set_defaults(format=None, choice="text")
     add_overrides(tokenize, "a file, a directory, or an override such as cluster=bcm", "INPUT")
     _add_options(tokenize, _OPTIONS)
     _add_audit(verbs)
@@ -110,20 +111,8 @@ def _add_options(parser: argparse.ArgumentParser, options: Mapping[str, tuple[ty
     add_launch_options(parser)
 
 
-def run_tokenize(args: argparse.Namespace) -> int:
-    """Prepare text files, and show the log until the end; return the exit code."""
-    return _run(args, ["data_preparation=text"], _OPTIONS)
-
-
 def run_prepare(args: argparse.Namespace) -> int:
-    """Prepare sources of any format, and show the logs of the jobs until the end; return the exit code."""
-    choice = [f"data_preparation={_CHOICES.get(args.format, _ANY)}"]
-    if args.format is not None:
-        choice.append(f"data_preparation.format={hydra_value(args.format)}")
-    return _run(args, choice, {**_OPTIONS, **_PREPARE_OPTIONS})
-
-
-def _run(args: argparse.Namespace, choice: Sequence[str], options: Iterable[str]) -> int:
+    """Prepare sources, and show the logs of the jobs until the end; return the exit code."""
     # ``cluster=bcm`` is none if a file of that name exists; a URL may hold a ``=`` too.
     inputs = [text for text in args.overrides if "=" not in text or _URL.match(text) or Path(text).exists()]
     overrides = [text for text in args.overrides if text not in inputs]
@@ -132,11 +121,12 @@ def _run(args: argparse.Namespace, choice: Sequence[str], options: Iterable[str]
     for text in inputs:
         if not (_URL.match(text) or glob.has_magic(text) or file_mode(Path(text))):
             raise UserError(f"{text}: no such file or directory", hint="an override has the form KEY=VALUE")
-    defaults = ["stages=[data_preparation]", "cluster=local", *choice]
+    choice = getattr(args, "choice", _CHOICES.get(args.format, _ANY))
+    defaults = ["stages=[data_preparation]", "cluster=local", f"data_preparation={choice}"]
     if inputs:
         defaults.append(f"data_preparation.inputs=[{','.join(map(hydra_value, inputs))}]")
-    for name in options:
-        value = getattr(args, name)
+    for name in ("format", *_OPTIONS, *_PREPARE_OPTIONS):
+        value = getattr(args, name, None)  # `tokenize` has not all of them
         if value is not None:
             text = str(value.absolute() if isinstance(value, Path) else value)
             text = text if isinstance(value, int) else hydra_value(text)
@@ -267,9 +257,6 @@ def _add_texts(answer: dict[str, Any], resolver: PathResolver) -> None:
         piece["text"] = text
 
 
-_WITHOUT_DOCUMENTS = "mock data: samples without documents"
-
-
 def _print(answer: dict[str, Any], *, with_text: bool) -> None:
     samples, first = answer["samples"], answer["first_sample"]
     pieces = [(sample, piece) for sample in samples for piece in sample["pieces"]]
@@ -277,10 +264,13 @@ def _print(answer: dict[str, Any], *, with_text: bool) -> None:
     sets = sorted({sample["data_set"] for sample in samples if sample["data_set"]})
     state = "" if answer["trained"] else ", not trained yet"
     last = first + answer["global_batch"] - 1
+    held = "mock data: samples without documents"
+    if sets:
+        held = f"{len(documents):,} documents of {', '.join(sets)}"
     print_lines(
         f"{answer['run']} step {answer['step']}: samples {first:,} to {last:,}, epoch {answer['epoch']}, "
         f"data generation {answer['data_generation']}, launch {answer['launch']}{state}",
-        f"{len(documents):,} documents of {', '.join(sets)}" if sets else _WITHOUT_DOCUMENTS,
+        held,
         "",
     )
     rows = []

@@ -269,6 +269,8 @@ def _read(prefix: Path) -> dict[str, Any]:
     path = manifest_path(prefix)
     try:
         content = json.loads(path.read_bytes())
+        if not isinstance(content, dict):
+            raise ValueError("expected an object")
     except FileNotFoundError:
         near = nearest_files(path, ".manifest.json")
         hint = near or "only data that `slipway data` prepared have a manifest"
@@ -277,6 +279,4 @@ def _read(prefix: Path) -> dict[str, Any]:
         raise UserError(f"{path}: {(error.strerror or str(error)).lower()}") from error
     except ValueError as error:
         raise UserError(f"{path}: not a manifest of data: {error}") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: not a manifest of data: expected an object")
     return content

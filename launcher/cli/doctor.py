@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from launcher.cli.options import Verbs, add_option
@@ -74,7 +74,9 @@ def run(args: argparse.Namespace) -> int:
 
     # The other stages serve the last one.
     draft = drafts(request_of(args, args.overrides))[-1]
-    with _waiting(args.nodes):
+    where = f", and at {count(args.nodes, 'compute node')} by a job" if args.nodes else ""
+    status = f"looking at this machine{where}"
+    with open_console(stderr=True).status(status) if sys.stderr.isatty() else nullcontext():
         gathered, report = examine(
             draft, image=args.image, count=args.nodes, patience=args.patience, starts=args.start
         )
@@ -87,14 +89,6 @@ def run(args: argparse.Namespace) -> int:
     if missing:
         return _MISSING
     return _NOT_KNOWN if unanswered else 0
-
-
-def _waiting(nodes: int) -> AbstractContextManager[object]:
-    """Show a status line on a terminal while the examination runs."""
-    if not sys.stderr.isatty():
-        return nullcontext()
-    where = f", and at {count(nodes, 'compute node')} by a job" if nodes else ""
-    return open_console(stderr=True).status(f"looking at this machine{where}")
 
 
 def _summary(report: Sequence[Row], missing: Sequence[Row], unanswered: Sequence[Row], *, nodes: int) -> str:

@@ -21,7 +21,7 @@ from launcher.config.stored import config_text
 from launcher.doctor.gathering import environment_here
 from launcher.doctor.nodes import srun_command
 from launcher.drafting import Draft
-from launcher.errors import UserError, one_line
+from launcher.errors import DONE, WENT_WRONG, UserError, one_line
 from launcher.estimates.cost import overview
 from launcher.images.tools import ending_cleanly
 from launcher.plan import Plan
@@ -52,7 +52,6 @@ exit code:
   2  a mistake in the arguments, or nothing could be started
 """
 
-_FAILED = 1
 _MINUTES = 60
 _OURS = (
     "training=gpt3/126m",
@@ -98,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
         print_json({"ok": report.ok, **asdict(report), "directory": str(report.directory)})
     else:
         print("\n".join(table(report)))
-    return 0 if report.ok else _FAILED
+    return DONE if report.ok else WENT_WRONG
 
 
 def table(report: GpuReport) -> Iterator[str]:
@@ -175,7 +174,12 @@ def check_gpus(draft: Draft, directory: Path, only: str | None, minutes: int) ->
     plan = draft.plan
     if plan.job.config is None or plan.job.engine != "megatron":
         raise UserError("gpu-check runs our own trainer: stages=[training] and engine=megatron are needed")
-    step, environment = _step(plan, minutes), _environment(plan, directory / CODE)
+    step = _step(plan, minutes)
+    environment = dict(os.environ) if plan.scheduler == "local" else environment_here(plan)
+    # The trainer reads a site's own GPUs as in a job.
+    environment |= plan.job.environment
+    paths = filter(None, [str(directory / CODE), environment.get("PYTHONPATH")])
+    environment["PYTHONPATH"] = ":".join(paths)
     result = directory / RESULT
     if result.exists() or (directory / CODE).exists():
         raise UserError(f"--directory {directory}: it holds an earlier check: choose another")
@@ -269,14 +273,6 @@ def _step(plan: Plan, minutes: int) -> list[str]:
             hint="cluster.gpus_per_task=null cluster.gpus_per_node=N, where N is the number of a node's GPUs",
         )
     return srun_command(plan, 1, "slipway-gpu-check", minutes, whole_node=True)
-
-
-def _environment(plan: Plan, code: Path) -> dict[str, str]:
-    environment = dict(os.environ) if plan.scheduler == "local" else environment_here(plan)
-    # The trainer reads a site's own GPUs as in a job.
-    environment |= plan.job.environment
-    before = [path] if (path := environment.get("PYTHONPATH")) else []
-    return {**environment, "PYTHONPATH": ":".join([str(code), *before])}
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str], cwd: Path) -> int:

@@ -21,7 +21,7 @@ from launcher.ui.tables import print_listing, print_styled
 from launcher.ui.terminal import print_json, say, tell
 
 if TYPE_CHECKING:
-    from launcher.images.inspecting import InspectedImage, VerifiedImage
+    from launcher.images.inspecting import InspectedImage
     from launcher.images.store import Stored
 
 _HELP = """\
@@ -250,7 +250,17 @@ def _verify(args: argparse.Namespace) -> int:
             images.append(verify(path, deep=args.deep, progress=progress))
             progress.done()
     if args.json:
-        print_json([_verified_to_json(image) for image in images])
+        rows = [
+            {
+                "path": str(image.path),
+                "is_whole": image.is_whole,
+                "checked": image.checked,
+                "problem": image.problem and image.problem.message,
+                "notes": image.notes,
+            }
+            for image in images
+        ]
+        print_json(rows)
     for image in () if args.json else images:
         result = ("whole", "green") if image.is_whole else ("not whole", "bold red")
         print_styled([((f"{one_line(str(image.path))}: ", ""), result)])
@@ -260,13 +270,3 @@ def _verify(args: argparse.Namespace) -> int:
     if problems and not args.json:
         raise Mistakes(problems)
     return 2 if problems else 0
-
-
-def _verified_to_json(image: VerifiedImage) -> dict[str, Any]:
-    return {
-        "path": str(image.path),
-        "is_whole": image.is_whole,
-        "checked": image.checked,
-        "problem": image.problem and image.problem.message,
-        "notes": image.notes,
-    }

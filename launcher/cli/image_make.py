@@ -239,14 +239,8 @@ def _reference_for_job(source: Reference) -> str:
 def _import_options(args: argparse.Namespace) -> ImportOptions:
     from launcher.images.importing import ImportOptions
 
-    return ImportOptions(
-        compression=args.compression,
-        temp_dir=args.temp_dir,
-        force=args.force,
-        via=getattr(args, "via", AUTO),
-        plain_http=args.plain_http,
-        authfile=args.authfile,
-    )
+    names = ("compression", "temp_dir", "force", "plain_http", "authfile")
+    return ImportOptions(via=getattr(args, "via", AUTO), **{name: getattr(args, name) for name in names})
 
 
 def _print_imported(imported: Imported, as_json: bool) -> None:
@@ -282,10 +276,7 @@ def _check_dry_run(args: argparse.Namespace) -> None:
 
 
 def _submit(args: argparse.Namespace, words: Sequence[str], target: Path, overrides: Sequence[str]) -> int:
-    """Submit a job that runs `slipway` with these words and the options of this call; return the exit code.
-
-    Raise UserError if there is no queue for it, or the scheduler refuses.
-    """
+    """Submit a job that runs `slipway` with these words and the options of the call; return the exit code."""
     # Imported late: most images are made on this machine.
     from launcher.cli.launch import print_outcomes
     from launcher.cli.requests import print_drafts, request_of

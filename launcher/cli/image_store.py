@@ -23,7 +23,6 @@ from launcher.ui.terminal import agrees, print_json, say, tell
 
 if TYPE_CHECKING:
     from launcher.images.pruning import PruneDecision
-    from launcher.images.recipes import Recipe
     from launcher.images.registry import Pushed
     from launcher.images.store import Store
 
@@ -229,12 +228,17 @@ def _push(args: argparse.Namespace) -> int:
     from launcher.images import registry
     from launcher.images.building import find_builder
     from launcher.images.progress import show_progress
+    from launcher.images.recipes import read_recipe
     from launcher.images.tools import NO_IMAGE, ToolError
 
     overrides = [word for word in args.targets if "=" in word]
     targets = [Reference.parse(text, "TO") for text in args.targets if text not in overrides]
     own, others = shared.split_overrides(overrides)
-    recipe = _recipe(args, own)
+    named, recipe = recipe_and_flavor(args.source), None
+    if named is not None:
+        recipe = read_recipe(*named, own, args.config_dir, args.template_dir)
+    elif own:
+        raise UserError(f"{own[0]}: {args.source} is no recipe, and has no such keys")
     if recipe is not None and not targets:
         names = filter(None, [recipe.config.registry, *recipe.config.registries])
         targets = [Reference.parse(recipe.name_in(name), "image.registries") for name in names]
@@ -260,18 +264,6 @@ def _push(args: argparse.Namespace) -> int:
             _record(shared.find_store(args, others), recipe.file_name, source, pushed)
         progress.done()
     return _print_pushed(pushed, args.json)
-
-
-def _recipe(args: argparse.Namespace, overrides: list[str]) -> Recipe | None:
-    """Return the recipe; ``None`` if the source is no recipe."""
-    named = recipe_and_flavor(args.source)
-    if named is None:
-        if overrides:
-            raise UserError(f"{overrides[0]}: {args.source} is no recipe, and has no such keys")
-        return None
-    from launcher.images.recipes import read_recipe
-
-    return read_recipe(*named, overrides, args.config_dir, args.template_dir)
 
 
 def _record(store: Store, file_name: str, source: Reference, pushed: Sequence[Pushed]) -> None:

@@ -54,10 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def write_starter(directory: Path) -> None:
-    """Write the starter tree into `directory`, all of it or nothing, without touching existing files.
-
-    Raise UserError if one of the files exists, or cannot be written.
-    """
+    """Write the starter tree, all of it or nothing; raise UserError if a file exists or cannot be written."""
     existing = [name for name in FILES if os.path.lexists(directory / name)]
     if existing:
         message = f"nothing was written, because {short(directory)} already has: {', '.join(existing)}"
@@ -95,15 +92,11 @@ def _print_next_steps(directory: Path) -> None:
     print(f"Written into {short(directory)}:")
     for name, purpose in FILES.items():
         print(f"  {name:<{width}}  {purpose}")
-    first, launch = (shlex.quote(_typed(directory / name)) for name in (next(iter(FILES)), "launch.sh"))
+    # As one types a path, also as a command.
+    typed = [path if "/" in path else f"./{path}" for path in (short(directory / name) for name in FILES)]
+    first, launch = shlex.quote(typed[0]), shlex.quote(typed[-1])
     print(f"Edit {first} first. Then:")
     print(f"  {launch} --dry-run    look at the script")
     print(f"  {launch}              submit it")
     ours = ((STARTER.parent / name).resolve() for name in ("conf", "templates"))
     print(f"They build on Slipway's own: {', '.join(map(short, ours))}")
-
-
-def _typed(path: Path) -> str:
-    """Return a path as one types it, also as a command."""
-    text = short(path)
-    return text if "/" in text else f"./{text}"

@@ -94,11 +94,8 @@ def run_smoke(args: argparse.Namespace) -> int:
         return _finish(args, drafted, reports, request)
     _refuse_for_workspace(drafted, "smoke")
     if len(drafted) > 1:
-        raise UserError(
-            "--smoke: the two steps would need what the stages before have not made yet",
-            key="stages",
-            hint="launch these first; then stages=[training] --smoke",
-        )
+        message = "--smoke: the two steps would need what the stages before have not made yet"
+        raise UserError(message, key="stages", hint="launch these first; then stages=[training] --smoke")
     report, code = _smoke(args, reports[0], request, dry=_is_dry(args, drafted))
     if code is not None:
         return code

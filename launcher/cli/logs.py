@@ -34,8 +34,7 @@ from launcher.runs.paths import short
 from launcher.schedulers.base import JobStatus
 from launcher.schedulers.job_status import declared_tasks
 from launcher.slurm.notations import compress_tasks
-from launcher.ui.tables import first_of
-from launcher.ui.terminal import LogWriter, say
+from launcher.ui.terminal import LogWriter, first_of, say
 
 # Of an array that failed.
 _FAILED_TASKS, _LAST_LINES = 3, 10

@@ -123,19 +123,14 @@ def _up(args: argparse.Namespace) -> int:
     from launcher.sandbox.prerequisites import find_plugin
     from launcher.sandbox.state import partition_table
 
+    same = ("nodes", "gpus", "cpus", "accounting", "cloud_nodes", "base_port", "gpu_type")
     options = SandboxOptions(
         directory=args.dir or default_directory(),
-        nodes=args.nodes,
-        gpus=args.gpus,
-        cpus=args.cpus,
-        accounting=args.accounting,
-        cloud_nodes=args.cloud_nodes,
-        base_port=args.base_port,
-        gpu_type=args.gpu_type,
         accounts=tuple(args.account),
         qos=tuple(args.qos),
         # Without a file, search the usual directories.
         pyxis=find_plugin() if args.pyxis == Path() else args.pyxis,
+        **{name: getattr(args, name) for name in same},
     )
     began = time.monotonic()
     with _StepDisplay() as progress:

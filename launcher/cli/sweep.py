@@ -23,7 +23,7 @@ from launcher.ui.terminal import print_json, tell
 
 if TYPE_CHECKING:
     from launcher.sweeps.arrays import Array, LaunchedSweep
-    from launcher.sweeps.points import SweepDraft, SweepRequest
+    from launcher.sweeps.points import SweepDraft
     from launcher.sweeps.results import Results
 
 _INTERVAL = 5.0  # seconds; a controller serves thousands of users
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     """Launch a sweep, or show the results of one; return the exit code."""
     if args.results is not None:
         return _show_results(args)
-    from launcher.sweeps.arrays import launch_sweep, prepare_sweep
+    from launcher.sweeps.arrays import launch_sweep, next_array, plan_arrays, prepare_sweep, render_array
     from launcher.sweeps.points import SweepRequest, check_sweep, draft_sweep
 
     require_skippable(args.no_check)
@@ -88,7 +88,11 @@ def run(args: argparse.Namespace) -> int:
     if not args.json:
         _preview(sweep, all_of_them=dry)
     if dry:
-        return _show_scripts(sweep, request)
+        for array in plan_arrays(sweep, request.throttle, len(sweep.points)):
+            script = render_array(array, next_array(sweep.directory), "TAG", request.template_dir)
+            print(f"\nthe script of an array of {len(array.points)}:")
+            print_code(script, "bash")
+        return 0
     ready = prepare_sweep(sweep, request)
     if sweep.again:
         tell(f"{len(sweep.again)} of these points were launched before, and resume from their checkpoints")
@@ -119,16 +123,6 @@ def _preview(sweep: SweepDraft, *, all_of_them: bool) -> None:
     rest = len(sweep.points) - len(preview)
     more = f"; {rest} more points, --dry-run shows all" if rest else ""
     print(f"{counts} = {len(sweep.points)} points, each a run in {short(sweep.directory)}{more}", flush=True)
-
-
-def _show_scripts(sweep: SweepDraft, request: SweepRequest) -> int:
-    from launcher.sweeps.arrays import next_array, plan_arrays, render_array
-
-    for array in plan_arrays(sweep, request.throttle, len(sweep.points)):
-        script = render_array(array, next_array(sweep.directory), "TAG", request.template_dir)
-        print(f"\nthe script of an array of {len(array.points)}:")
-        print_code(script, "bash")
-    return 0
 
 
 def _print_launched(

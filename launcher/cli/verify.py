@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from dataclasses import asdict
 
 from launcher import errors
 from launcher.cli.options import Verbs, add_option, add_verb
 from launcher.cli.runs import add_run, selected_run
 from launcher.errors import one_line
-from launcher.monitor.evidence import Evidence, gather
-from launcher.monitor.verification import RunCheck, RunVerdict, exit_code, verify
+from launcher.monitor.evidence import gather
+from launcher.monitor.verification import RunVerdict, exit_code, verify
 from launcher.ui.tables import print_listing, print_styled
 from launcher.ui.terminal import print_json
 
@@ -62,7 +61,17 @@ def run(args: argparse.Namespace) -> int:
     checks = verify(gathered)
     code = exit_code(gathered, checks)
     if args.json:
-        print_json(_object(gathered, checks, code))
+        launch, status = gathered.launch, gathered.status
+        content = {
+            "run": launch.paths.run_name,
+            "run_dir": str(launch.paths.run_dir),
+            "launch": launch.paths.number,
+            "job_id": None if launch.manifest.job_id is None else launch.job_in(status),
+            "state": status.state.value,
+            "verdict": _WORDS[code],
+            "checks": [{**asdict(check), "verdict": check.verdict.value} for check in checks],
+        }
+        print_json(content)
         return code
     rows = []
     for check in checks:
@@ -70,27 +79,11 @@ def run(args: argparse.Namespace) -> int:
         verdict = (check.verdict.value, _COLOURS[check.verdict])
         rows.append((check.name, verdict, (one_line(check.evidence), dim)))
     print_listing(("CHECK", "VERDICT", "EVIDENCE"), rows)
-    paths = gathered.launch.paths
-    line = one_line(f"{paths.run_name}, launch {paths.number}: {_WORDS[code]}{_why(checks, code)}")
-    print_styled([((line, _VERDICT_COLOURS.get(code, "bold magenta")),)])
-    return code
-
-
-def _object(gathered: Evidence, checks: Sequence[RunCheck], code: int) -> dict[str, object]:
-    launch = gathered.launch
-    return {
-        "run": launch.paths.run_name,
-        "run_dir": str(launch.paths.run_dir),
-        "launch": launch.paths.number,
-        "job_id": None if launch.manifest.job_id is None else launch.job_in(gathered.status),
-        "state": gathered.status.state.value,
-        "verdict": _WORDS[code],
-        "checks": [{**asdict(check), "verdict": check.verdict.value} for check in checks],
-    }
-
-
-def _why(checks: Sequence[RunCheck], code: int) -> str:
     deciding = RunVerdict.UNKNOWN if code == errors.NOT_KNOWN else RunVerdict.FAILED
     names = ", ".join(check.name for check in checks if check.verdict is deciding)
     so_far = "failed so far: " if code == errors.UNDER_WAY else ""
-    return f" ({so_far}{names})" if names else ""
+    why = f" ({so_far}{names})" if names else ""
+    paths = gathered.launch.paths
+    line = one_line(f"{paths.run_name}, launch {paths.number}: {_WORDS[code]}{why}")
+    print_styled([((line, _VERDICT_COLOURS.get(code, "bold magenta")),)])
+    return code

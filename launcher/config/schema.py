@@ -1,9 +1,7 @@
 """The configuration of a launch, read strictly; the nodes of its stages are in `stage_schema`."""
 
 import copy
-import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -247,24 +245,10 @@ class RunConfig(StrictModel):
     command: CommandConfig | None = None
 
 
-@contextmanager
-def _without_plugins() -> Iterator[None]:
-    """Keep pydantic, which builds a model at its first use, from a search for plugins in all packages."""
-    before = os.environ.get("PYDANTIC_DISABLE_PLUGINS")
-    os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"
-    try:
-        yield
-    finally:
-        del os.environ["PYDANTIC_DISABLE_PLUGINS"]
-        if before is not None:
-            os.environ["PYDANTIC_DISABLE_PLUGINS"] = before
-
-
 def parse(model: type[Model], node: Mapping[str, Any], path: str = "") -> Model:
     """Check a node against its schema; raise UserError with each wrong key, its value and what is valid."""
     try:
-        with _without_plugins():
-            return model.model_validate(node)
+        return model.model_validate(node)
     except ValidationError as error:
         # Imported late: most configurations have no mistake.
         from launcher.config.values import explain

@@ -4,7 +4,9 @@
 schema would rot.
 """
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
@@ -31,8 +33,27 @@ ModelType = Literal["gpt", "t5", "bert"]
 SourceFormat = Literal["auto", "txt", "jsonl", "parquet", "wikipedia", "tar"]
 
 
+@contextmanager
+def without_plugins() -> Iterator[None]:
+    """Keep pydantic, which builds a model at its first use, from a search for plugins in all packages."""
+    before = os.environ.get("PYDANTIC_DISABLE_PLUGINS")
+    os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"
+    try:
+        yield
+    finally:
+        del os.environ["PYDANTIC_DISABLE_PLUGINS"]
+        if before is not None:
+            os.environ["PYDANTIC_DISABLE_PLUGINS"] = before
+
+
 class StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+    @classmethod
+    def model_rebuild(cls, **options: Any) -> bool | None:
+        """Build the model, as pydantic does at its first use."""
+        with without_plugins():
+            return super().model_rebuild(**options)
 
 
 class RunConfigNode(StrictModel):
@@ -53,10 +74,10 @@ class TrainingRunNode(RunConfigNode):
     blending_alpha: float | None = Field(default=None, ge=0)
 
 
-class TrainerNode(BaseModel):
+class TrainerNode(StrictModel):
     """The keys of NeMo's `trainer` node that the launcher itself needs."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True, defer_build=True)
+    model_config = ConfigDict(extra="ignore")
 
     num_nodes: Whole = Field(ge=1)
     devices: Whole = Field(ge=1)

@@ -61,7 +61,10 @@ def _gather(draft: Draft, image: str | None, count: int, patience: float, starts
     needs = gathering.needs_of(plan)
     name = image or (plan.job.container.image if plan.job.container is not None and needs.image else None)
     key = "--image" if image else "container"
-    chosen = gathering.with_devices_of(gathering.image_named(name, key), plan) if name is not None else None
+    chosen = gathering.image_named(name, key) if name is not None else None
+    if chosen is not None:
+        # The GPUs of the launch come in place of the image's own.
+        chosen = replace(chosen, devices=plan.job.environment.get(gathering.DEVICES, chosen.devices))
     startable = _startable(needs, chosen) if starts else None
     slurm = gathering.slurm(plan) if plan.scheduler != "local" else None
     plugstack = slurm.settings.get("PlugStackConfig") if slurm is not None else None
@@ -69,7 +72,11 @@ def _gather(draft: Draft, image: str | None, count: int, patience: float, starts
     python = plan.job.payload.argv[0] if needs.trainer else None
     answers = None
     if count and (slurm is None or slurm.why is None):
-        _require_nodes(slurm, count)
+        nodes = slurm.nodes if slurm is not None else {}
+        have = sum(usable for _, usable in nodes.values())
+        if nodes and count > have:
+            text = f"--nodes {count}: {have} take jobs in partition {', '.join(nodes)}"
+            raise UserError(text, hint="cluster.partition=...")
         files = [path for path in (chosen.path if chosen else None, python) if path is not None]
         pyxis = machine.plugstack.options if needs.enroot else None
         stage = plan.job.container.options.stage_to if plan.job.container is not None else None
@@ -103,15 +110,6 @@ def _startable(needs: Requirements, image: Image | None) -> str:
         text = f"--start: {image.name}: nodes cannot fetch it by themselves"
         raise UserError(text, hint=f"slipway image import {quote(image.name)}, and then its file")
     return image.for_pyxis
-
-
-def _require_nodes(slurm: Slurm | None, count: int) -> None:
-    """Refuse to wait for more nodes than take jobs."""
-    nodes = slurm.nodes if slurm is not None else {}
-    have = sum(usable for _, usable in nodes.values())
-    if nodes and count > have:
-        text = f"--nodes {count}: {have} take jobs in partition {', '.join(nodes)}"
-        raise UserError(text, hint="cluster.partition=...")
 
 
 def apply_rules(surroundings: Surroundings) -> list[Row]:

@@ -65,11 +65,6 @@ def environment_of(plan: Plan) -> dict[str, str]:
     return {name: value for name, value in together.items() if name not in _KEPT_FROM_ENROOT}
 
 
-def with_devices_of(image: Image, plan: Plan) -> Image:
-    """Return the image with the GPUs of the launch in place of its own."""
-    return replace(image, devices=plan.job.environment.get(DEVICES, image.devices))
-
-
 def this_machine(plan: Plan, plugstack: str | None) -> Machine:
     """Probe the machine that the launcher runs on."""
     return machine_of(probe.gather(probe_request(plugstack=plugstack), environment_here(plan)))

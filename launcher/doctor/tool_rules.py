@@ -265,7 +265,14 @@ def python_lines(
     status, note = release_status(python, PYTHON)
     yield Line("python", status, f"{python}; {note}" if note else python, needed=True)
     if trainer is not None:
-        yield _trainer(*trainer)
+        is_usable, message = trainer
+        first, *rest = message.split("\n")
+        if not is_usable:
+            yield missing("trainer", first, "; ".join(map(str.strip, rest)) or None, needed=True)
+        elif message:
+            yield warning("trainer", message, "slipway doctor --nodes 1 looks there", needed=True)
+        else:
+            yield ok("trainer", "the tasks' interpreter finds torch and megatron-core", needed=True)
     for extra, (names, purpose) in EXTRAS.items():
         lost = ", ".join(name for name in names if versions.get(name) is None)
         if lost:
@@ -273,15 +280,6 @@ def python_lines(
             yield missing(f"extra {extra}", text, fix)
         else:
             yield ok(f"extra {extra}", ", ".join(f"{name} {versions[name]}" for name in names))
-
-
-def _trainer(is_usable: bool, message: str) -> Line:
-    first, *rest = message.split("\n")
-    if not is_usable:
-        return missing("trainer", first, "; ".join(map(str.strip, rest)) or None, needed=True)
-    if message:
-        return warning("trainer", message, "slipway doctor --nodes 1 looks there", needed=True)
-    return ok("trainer", "the tasks' interpreter finds torch and megatron-core", needed=True)
 
 
 class CudaSupport(NamedTuple):

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import TypeAdapter, WrapValidator
 
+from launcher.config.stage_schema import without_plugins
 from launcher.errors import UserError, one_line
 from launcher.images.references import SQUASHFS_SUFFIXES
 from launcher.images.squashfs import AUTO, SQUASH_OPTIONS, read_superblock
@@ -84,7 +85,8 @@ class Sidecar:
 
 @cache
 def _records() -> TypeAdapter[Sidecar]:
-    return TypeAdapter(Sidecar)
+    with without_plugins():
+        return TypeAdapter(Sidecar)
 
 
 @dataclass(frozen=True, slots=True)

@@ -259,11 +259,12 @@ def with_gpu_per_task(requested: Resources) -> Resources:
 
 def queue(cluster: ClusterConfig, run: RunConfigNode) -> Queue:
     """Return the queue options: the cluster's keys of the same names, and the run's dependency."""
-    same = {field.name for field in fields(Queue)} - {"dependency", "further"}
+    names = {field.name for field in fields(Queue)} - {"dependency", "further"}
+    same = {name: getattr(cluster, name) for name in names}
     further = {
         flag: value for flag, value in cluster.sbatch.items() if value is not None and value is not False
     }
-    return Queue(**cluster.model_dump(include=same), dependency=run.dependency, further=further)
+    return Queue(**same, dependency=run.dependency, further=further)
 
 
 def environment(config: RunConfig) -> dict[str, str]:

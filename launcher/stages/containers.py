@@ -60,7 +60,7 @@ def _container_options(options: ContainerOptionsConfig) -> ContainerOptions:
             whole_path(path, f"container_options.{key}")
     _check_container_name(options.name)
     _check_variable_names(options.env)
-    return ContainerOptions(**{**options.model_dump(), "env": tuple(options.env)})
+    return ContainerOptions(**{**dict(options), "env": tuple(options.env)})
 
 
 def _check_container_name(name: str | None) -> None:

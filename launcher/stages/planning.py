@@ -172,7 +172,7 @@ def plan_launch(config: RunConfig, *, number: int, tag: str, work: ImageWork | N
         scheduler=config.cluster.scheduler,
         slurm_conf=config.cluster.slurm_conf,
         job=replace(job, every=getattr(getattr(config, run.stage, None), "every", None)),
-        assumptions=Assumptions(**config.estimates.model_dump()),
+        assumptions=Assumptions(**dict(config.estimates)),
     )
 
 

@@ -134,7 +134,7 @@ def launch_config(config: RunConfig, training: TrainingConfig, paths: LaunchPath
         raise UserError(f"{message}engine=megatron and engine=nemo have", key=key)
     return {
         **(_roots(training) if engine == "nemo" else {}),
-        "run": training.run.model_dump(),
+        "run": dict(training.run),
         "trainer": trainer,
         "exp_manager": exp_manager,
         "model": model,
@@ -145,16 +145,17 @@ def launch_config(config: RunConfig, training: TrainingConfig, paths: LaunchPath
 def _start(training: TrainingConfig) -> dict[str, Any]:
     """Return what says from where our trainer starts; an earlier version of it knows no newer key."""
     path, resume = training.restore_from_path, training.resume
+    node = {name: value for name, value in resume if name != "accept_data" or value is not None}
     return {
-        "resume": resume.model_dump(exclude={"accept_data"} if resume.accept_data is None else None),
+        "resume": node,
         **({"restore_from_path": path} if path is not None else {}),
     }
 
 
 def _check_resume(resume: ResumeNode, engine: str) -> None:
     """Refuse what only our trainer does: NeMo ignores a node that it does not know."""
-    for name, value in resume.model_dump(exclude={"accept_data"}).items():
-        if value != getattr(ResumeNode(), name):
+    for name, value in resume:
+        if name != "accept_data" and value != ResumeNode.model_fields[name].default:
             key = f"training.resume.{name}"
             message = f"{key}={shown(value)}: engine={engine} has no such option; engine=megatron has"
             raise UserError(message, key=key)

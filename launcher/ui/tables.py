@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from launcher.errors import one_line
 from launcher.slurm.states import State
-from launcher.ui.terminal import open_console, unescaped
+from launcher.ui.terminal import first_of, open_console, unescaped
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -123,13 +123,6 @@ def reasons(rows: Sequence[Sequence[str]], states: Sequence[State]) -> list[Text
         Text.assemble(f"  {first_of(runs)} ", (f"{state.value} ", colour(state)), (reason, "dim"))
         for (state, reason), runs in runs_by_reason.items()
     ]
-
-
-def first_of(names: Sequence[str], most: int = 3) -> str:
-    """Return the first of some names, each once, and the number of the others."""
-    names = list(dict.fromkeys(names))
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
 
 
 def print_pairs(title: str, pairs: Sequence[tuple[str, str]]) -> None:
@@ -285,7 +278,10 @@ def moment(when: str | float | None) -> str:
     if when is None or when == "":
         return UNKNOWN
     try:
-        time = datetime.fromtimestamp(when) if isinstance(when, int | float) else _read(when)
+        if isinstance(when, str):
+            time = datetime.fromisoformat(when).astimezone()
+        else:
+            time = datetime.fromtimestamp(when)
     except (ValueError, OverflowError, OSError, TypeError):
         return str(when)
     return f"{time:%Y-%m-%d %H:%M}"
@@ -302,7 +298,3 @@ def since(when: float | None, now: datetime) -> str:
     if time.date() == now.date():
         return f"{time:%H:%M}"
     return f"{time.day} {_MONTHS[time.month - 1]}" if time.year == now.year else f"{time:%Y-%m}"
-
-
-def _read(text: str) -> datetime:
-    return datetime.fromisoformat(text).astimezone()

@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 if TYPE_CHECKING:
@@ -117,6 +117,13 @@ def print_plot(draw: Callable[[int, bool], str]) -> None:
     plot = draw(shutil.get_terminal_size().columns, coloured)
     # Unescaped: a plot has numbers and escaped names alone, and the colours are ours.
     print(f"\n{plot}", file=unescaped(sys.stdout))
+
+
+def first_of(names: Sequence[str], most: int = 3) -> str:
+    """Return the first of some names, each once, and the number of the others."""
+    names = list(dict.fromkeys(names))
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def say(line: str) -> None:

@@ -180,7 +180,6 @@ _PIECES = (
     "a SentencePiece model, such as the tokenizer.model of published weights; the text is tokenized with it "
     "by data_preparation.tokenizer.file=PATH"
 )
-_WORDPIECE = "BERT's vocab.txt has a token in each line"
 # What lies in the place of a large file of a repository until it is fetched.
 _LFS = b"version https://git-lfs"
 
@@ -224,12 +223,10 @@ def _needed(values: Values) -> tuple[str, ...]:
 
 
 def _not_set(key: str, values: Values) -> MissingPath:
+    ways_out = {"model": _PIECES, "merge_file": _MERGES}
+    way_out = ways_out.get(key.rpartition(".")[2], WAYS_TO_A_VOCABULARY)
     if values.raw(f"{_NODE}.type") in _WORDPIECES:
-        way_out = _WORDPIECE
-    elif key.endswith(".model"):
-        way_out = _PIECES
-    else:
-        way_out = _MERGES if key.endswith(".merge_file") else WAYS_TO_A_VOCABULARY
+        way_out = "BERT's vocab.txt has a token in each line"
     return MissingPath(key, "null", "it is not set", True, way_out)
 
 

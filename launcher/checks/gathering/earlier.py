@@ -8,12 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from launcher.checks.facts import Change, EarlierTraining
-from launcher.checks.gathering.checkpoints import (
-    checkpoint_directory,
-    chosen_checkpoint,
-    has_entries,
-    saved_shards,
-)
+from launcher.checks.gathering import checkpoints
 from launcher.checks.gathering.data import ask_identity
 from launcher.checks.gathering.path_resolver import PathResolver
 from launcher.checks.rules.training import weight_of
@@ -38,7 +33,6 @@ _SHAPE = re.compile(
 )
 _TOKENIZER = re.compile(r"model\.tokenizer\.(library|type|model|vocab_file|merge_file|num_sentinel_tokens)")
 _TOKENIZER_FILES = ("model", "vocab_file", "merge_file", "type")
-_KIND = "run.model_type"
 # What may change between two launches of one training: how many share it, where, for how long, what is told
 # of it and how it is computed.
 _FREE = re.compile(
@@ -72,7 +66,7 @@ def earlier_training(draft: Draft) -> EarlierTraining | None:
     )
     if not earlier.goes_on:
         return earlier
-    earlier = replace(earlier, shards=saved_shards(resolver))
+    earlier = replace(earlier, shards=checkpoints.saved_shards(resolver))
     known, since = _trained_on(resolver, manifest)
     answer = ask_identity(draft, known) if known else None
     if answer is not None:
@@ -112,8 +106,8 @@ def _goes_on(resolver: PathResolver, manifest: Manifest | None) -> bool:
     values = Values(resolver.plan.job.config or {})
     if not values.flag("exp_manager.resume_if_exists"):
         return False
-    directory = checkpoint_directory(resolver)
-    if directory is None or has_entries(directory) or values.raw("resume.checkpoint") is not None:
+    directory = checkpoints.checkpoint_directory(resolver)
+    if directory is None or checkpoints.has_entries(directory) or values.raw("resume.checkpoint") is not None:
         return True
     if manifest is None:
         return False
@@ -128,7 +122,7 @@ def _goes_on(resolver: PathResolver, manifest: Manifest | None) -> bool:
 def _trained_on(resolver: PathResolver, manifest: Manifest | None) -> tuple[list[Any], str]:
     """Return the identity of the data so far and its source: the checkpoint's own before the launch's."""
     if resolver.plan.job.engine == "megatron":
-        chosen = chosen_checkpoint(resolver)
+        chosen = checkpoints.chosen_checkpoint(resolver)
         data = chosen.content.get("data") if chosen is not None else None
         if chosen is not None and isinstance(data, list) and data:
             return data, f"the checkpoint {chosen.path.name}"
@@ -153,7 +147,10 @@ def _changes(resolver: PathResolver, paths: LaunchPaths, manifest: Manifest) -> 
     changes = [] if engine == before_it else [Change("engine", before_it, engine, True)]
     for key in keys:
         before_it, now = (hidden(full(key), content.get(key)) for content in (old, new))
-        changes.append(Change(key, before_it, now, _is_grave(key, resolver)))
+        is_grave = key == "run.model_type" or bool(_SHAPE.fullmatch(key) or _TOKENIZER.fullmatch(key))
+        # The checkpoints of our trainer are of one precision.
+        is_precision = key == "trainer.precision" and engine == "megatron"
+        changes.append(Change(key, before_it, now, is_grave or is_precision))
     return tuple(changes)
 
 
@@ -188,12 +185,6 @@ def _contents(files: Sequence[Mapping[str, Any]]) -> list[tuple[Any, Any]]:
 def _weights(given: Any) -> list[float | None]:
     """Return a list of data sets without their names."""
     return [weight_of(item) for item in given] if isinstance(given, list) else []
-
-
-def _is_grave(key: str, resolver: PathResolver) -> bool:
-    if key == "trainer.precision":
-        return resolver.plan.job.engine == "megatron"  # whose checkpoints are of one precision
-    return key == _KIND or bool(_SHAPE.fullmatch(key) or _TOKENIZER.fullmatch(key))
 
 
 def _flat(node: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

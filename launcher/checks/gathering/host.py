@@ -169,18 +169,14 @@ def trainer_verdicts(plans: Sequence[Plan]) -> list[str | None]:
     """
     asked = [plan.job.engine == "megatron" and plan.job.config is not None for plan in plans]
     questions = [_trainer_question(plan) for plan, is_asked in zip(plans, asked, strict=True) if is_asked]
-    message = iter(_ask_trainer(questions) if questions else ())
-    return [next(message) if is_asked else "" for is_asked in asked]
-
-
-def _ask_trainer(questions: Sequence[str]) -> list[str | None]:
-    seconds = _VERDICT_SECONDS + _VERDICT_SECONDS_EACH * len(questions)
+    seconds, answers = _VERDICT_SECONDS + _VERDICT_SECONDS_EACH * len(questions), list[str | None]()
     try:
-        lines = ask_module("trainer.config.verdict", "\n".join(questions), seconds).splitlines()
-        answers = [json.loads(line)["mistake"] or "" for line in lines]
+        lines = ask_module("trainer.config.verdict", "\n".join(questions), seconds) if questions else ""
+        answers += [json.loads(line)["mistake"] or "" for line in lines.splitlines()]
     except (OSError, ValueError, TypeError, KeyError, subprocess.SubprocessError):
         answers = []
-    return answers if len(answers) == len(questions) else [None] * len(questions)
+    message = iter(answers if len(answers) == len(questions) else [None] * len(questions))
+    return [next(message) if is_asked else "" for is_asked in asked]
 
 
 def ask_module(module: str, question: str, seconds: float) -> str:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 _SUFFIXES = (".sqsh", ".squashfs")
 _NOT_RECORDED = "nobody recorded what is in {}: slipway image inspect --deep looks, and writes it down"
-_REGISTRY = "an image of a registry is such as container=nvcr.io#nvidia/nemo:25.07"
 
 
 def missing_image(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
@@ -30,7 +29,8 @@ def missing_image(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
     if choice is None and not tells_of(path):
         why = "not on this machine; every node must have it"
         return (MissingPath("container", container.image, why, False),)
-    fix = f"{nearest_files(path, _SUFFIXES)}\n{_REGISTRY}"
+    registry = "an image of a registry is such as container=nvcr.io#nvidia/nemo:25.07"
+    fix = f"{nearest_files(path, _SUFFIXES)}\n{registry}"
     # Imported late: many launches have no image that is a file.
     from launcher.images.squashfs import SUPERBLOCK_BYTES, squashfs_fault
 

@@ -164,8 +164,12 @@ def _beyond(request: ClusterRequest, who: str, limits: Limits, key: str) -> Iter
         ("a user", limits.per_user),
         ("all of its jobs together", limits.per_group),
     )
-    nodes_key, value = request.nodes_key
-    for resource, number in _totals(request).items():
+    (nodes_key, value), wanted = request.nodes_key, wanted_of(request.job)
+    each = {"node": 1, "cpu": wanted.cpus, "gres/gpu": wanted.gpus or 0}
+    if wanted.gpu_type:
+        each[f"gres/gpu:{wanted.gpu_type}"] = wanted.gpus or 0
+    each["mem"] = wanted.memory or 0
+    for resource, number in ((name, resources.nodes * number) for name, number in each.items() if number):
         amount = f"{number}M of memory"
         if resource != "mem":
             amount = count(number, {"node": "node", "cpu": "CPU"}.get(resource, "GPU"))
@@ -178,13 +182,3 @@ def _beyond(request: ClusterRequest, who: str, limits: Limits, key: str) -> Iter
         least = limits.least.get(resource, number)
         if number < least:
             yield error(nodes_key, value, f"{message} is for jobs with {least} at least", None, (key,))
-
-
-def _totals(request: ClusterRequest) -> dict[str, int]:
-    """Return what a job asks for in all, in Slurm's words for resources."""
-    wanted = wanted_of(request.job)
-    each = {"node": 1, "cpu": wanted.cpus, "gres/gpu": wanted.gpus or 0}
-    if wanted.gpu_type:
-        each[f"gres/gpu:{wanted.gpu_type}"] = wanted.gpus or 0
-    each["mem"] = wanted.memory or 0
-    return {name: request.resources.nodes * number for name, number in each.items() if number}

@@ -10,16 +10,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from launcher.checks.facts import (
-    HostFacts,
-    ImageFacts,
-    Interpreter,
-    LocalPath,
-    LocalPaths,
-    MissingPath,
-    PathFacts,
-    SubmissionFacts,
-)
+from launcher.checks import facts
 from launcher.checks.findings import Finding, Severity, check, error, warning
 from launcher.errors import one_line
 from launcher.estimates.cost import KEEP, Checkpoints, checkpoints_of
@@ -36,9 +27,9 @@ _DIRECTORY = "exp_manager.checkpoint_callback_params.dirpath"
 _ELSEWHERE = "base_results_dir=... where there is more space"
 
 
-def missing_path_problems(paths: PathFacts, part: str) -> Iterator[Finding]:
+def missing_path_problems(paths: facts.PathFacts, part: str) -> Iterator[Finding]:
     """Find missing paths of one kind: an error where this machine can tell, else a warning."""
-    groups: dict[tuple[str, bool], list[MissingPath]] = {}
+    groups: dict[tuple[str, bool], list[facts.MissingPath]] = {}
     for lack in getattr(paths, part):
         groups.setdefault((lack.why, lack.certain), []).append(lack)
     for first, *rest in groups.values():
@@ -74,9 +65,9 @@ for _id, _part, _tells in (
 
 
 @check("path.shared", "what the nodes of a job share is on no disk of this machine's own", "paths.local")
-def shared_problems(plan: Plan, paths: PathFacts) -> Iterator[Finding]:
+def shared_problems(plan: Plan, paths: facts.PathFacts) -> Iterator[Finding]:
     """Find paths on disks of this machine that the nodes do not see."""
-    most, local = max(plan.job.resources.node_counts), paths.local or LocalPaths((), ())
+    most, local = max(plan.job.resources.node_counts), paths.local or facts.LocalPaths((), ())
     if most < 2:
         return
     nodes = count(most, "node")
@@ -91,12 +82,12 @@ def shared_problems(plan: Plan, paths: PathFacts) -> Iterator[Finding]:
         yield warning(first.key, first.path, text, fix, others)
 
 
-def _where(found: LocalPath) -> str:
+def _where(found: facts.LocalPath) -> str:
     return f"it lies on a file system of this machine's own ({found.kind}, mounted at {found.mount})"
 
 
 @check("secret.file", "files of secrets are there, and can be read", "missing_secrets")
-def file_problems(missing_secrets: tuple[MissingPath, ...]) -> Iterator[Finding]:
+def file_problems(missing_secrets: tuple[facts.MissingPath, ...]) -> Iterator[Finding]:
     """Find files of secrets that the job could not read as it starts."""
     for lost in missing_secrets:
         fix = f"the whole path of a file whose first line is the secret, or {lost.key}=null"
@@ -117,7 +108,7 @@ def permission_problems(open_secrets: Mapping[str, str]) -> Iterator[Finding]:
     "there is space for the next checkpoint, and for all that are kept",
     "paths.free_bytes",
 )
-def checkpoint_problems(plan: Plan, paths: PathFacts) -> Iterator[Finding]:
+def checkpoint_problems(plan: Plan, paths: facts.PathFacts) -> Iterator[Finding]:
     """Find too little space for the next checkpoint, or for all that are kept.
 
     Those that the run has already have their space.
@@ -143,7 +134,7 @@ def checkpoint_problems(plan: Plan, paths: PathFacts) -> Iterator[Finding]:
         yield warning(KEEP, values.raw(KEEP), text, fix, also=(_DIRECTORY,))
 
 
-def _free(paths: PathFacts) -> str:
+def _free(paths: facts.PathFacts) -> str:
     by_quota = " (by the quota)" if paths.free_by == "quota" else ""
     return f"{told_bytes(paths.free_bytes or 0)} are free{by_quota}"
 
@@ -156,7 +147,7 @@ def _fewer(saved: Checkpoints, room: int, engine: str) -> str:
 
 
 @check("space.output", "there is space for a converted model", "paths.free_bytes")
-def conversion_problems(plan: Plan, paths: PathFacts) -> Iterator[Finding]:
+def conversion_problems(plan: Plan, paths: facts.PathFacts) -> Iterator[Finding]:
     """Find too little space for a converted model."""
     node = (plan.job.stage_config or {}).get("conversion")
     if node is None or not isinstance(node["model"], Mapping):
@@ -181,8 +172,6 @@ def told_bytes(size: int) -> str:
 
 # The megatron-core that our trainer is written for: the extra `train` pins a release of it.
 TRAINER_CORE = (0, 16)
-_TRAINER_CORE = ".".join(map(str, TRAINER_CORE))
-_OWN_RECIPE = "container=megatron builds one"
 
 # Megatron-LM's option of an encoder's stages (megatron/training/arguments.py), and the first without it.
 ENCODER_STAGES = "--encoder-pipeline-model-parallel-size"
@@ -227,8 +216,8 @@ def _for_nemo(contents: Contents) -> Fit:
 
 def _for_our_trainer(contents: Contents) -> Fit:
     best = newest_with_core(TRAINER_CORE, (0, TRAINER_CORE[1] + 1))
-    fix = f"{_OWN_RECIPE}; the newest of NVIDIA's with it: container={for_pyxis(best)}"
-    core, wanted = contents.megatron_core, f"the trainer is written for {_TRAINER_CORE}"
+    fix = f"container=megatron builds one; the newest of NVIDIA's with it: container={for_pyxis(best)}"
+    core, wanted = contents.megatron_core, f"the trainer is written for {'.'.join(map(str, TRAINER_CORE))}"
     if core is None:
         if contents.was_asked:
             return Fit(False, f"{contents.origin} has no megatron-core; {wanted}", fix)
@@ -239,7 +228,7 @@ def _for_our_trainer(contents: Contents) -> Fit:
 
 
 @check("image.engine", "the image has what the engine runs", "image.contents")
-def engine_problems(plan: Plan, image: ImageFacts) -> Iterator[Finding]:
+def engine_problems(plan: Plan, image: facts.ImageFacts) -> Iterator[Finding]:
     """Find an image without the program that the engine runs, or without the optimizer."""
     job, contents = plan.job, image.contents
     if contents is None or job.config is None or job.container is None:
@@ -305,7 +294,7 @@ def _lost_stages(job: Job, contents: Contents) -> Iterator[Finding]:
 
 
 @check("image.network", "NCCL finds the plugin for EFA, where FI_PROVIDER=efa")
-def network_problems(plan: Plan, image: ImageFacts | None) -> Iterator[Finding]:
+def network_problems(plan: Plan, image: facts.ImageFacts | None) -> Iterator[Finding]:
     """Find an image with which NCCL would not use EFA through aws-ofi-nccl."""
     job, contents = plan.job, image.contents if image is not None else None
     is_efa = job.environment.get("FI_PROVIDER") == "efa" and max(job.resources.node_counts) > 1
@@ -347,7 +336,7 @@ _OF_TRAININGS = ("torch and megatron-core", "a training", "train")
     "this machine has what a launch needs: an interpreter with the trainer's libraries, an allocation",
     "host.in_allocation",
 )
-def machine_problems(plan: Plan, host: HostFacts) -> Iterator[Finding]:
+def machine_problems(plan: Plan, host: facts.HostFacts) -> Iterator[Finding]:
     """Find what a launch lacks on this machine: an interpreter with its libraries, an allocation."""
     container, resources = plan.job.container, plan.job.resources
     if container is not None and plan.scheduler == "local":
@@ -365,7 +354,7 @@ def machine_problems(plan: Plan, host: HostFacts) -> Iterator[Finding]:
         yield error(NODES, resources.nodes, text, fix)
 
 
-def _interpreter_problems(plan: Plan, python: Interpreter) -> Iterator[Finding]:
+def _interpreter_problems(plan: Plan, python: facts.Interpreter) -> Iterator[Finding]:
     libraries, work, extra = _NEEDS.get(plan.job.stage, _OF_TRAININGS)
     name = None if python.is_own else python.name
     if python.problem is not None:
@@ -385,7 +374,7 @@ def _interpreter_problems(plan: Plan, python: Interpreter) -> Iterator[Finding]:
 
 
 @check(SCHEDULER, "Slurm takes the script, by `sbatch --test-only`", "submission.is_refused")
-def submission_problems(submission: SubmissionFacts) -> Iterator[Finding]:
+def submission_problems(submission: facts.SubmissionFacts) -> Iterator[Finding]:
     """Repeat what the scheduler says of the script, in its own words."""
     if submission.message is not None:
         severity = Severity.ERROR if submission.is_refused else Severity.WARNING

@@ -168,29 +168,26 @@ def _lacks_specification(values: Values, engine: str) -> bool:
 
 
 @check(
-    "model.attention",
-    "multi-latent attention has its sizes, and a sliding window is one that the engine has",
+    "model.attention", "multi-latent attention has its sizes, and a sliding window is one that the engine has"
 )
 def attention_problems(values: Values, engine: str) -> Iterator[Finding]:
-    """Find sizes of latent attention that are missing, and windows that the engine does not have."""
+    """Find sizes of latent attention that are missing, and windows that the engine does not have.
+
+    Of the sizes megatron-core's configuration and Megatron-LM's options have different defaults.
+    """
     if values.flag(_LATENT):
-        yield from _latent_problems(values)
+        message = f"{full(_LATENT)}=True needs it, and the engines differ in what they assume"
+        for name in LATENT:
+            if values.raw(f"model.{name}") is None:
+                yield error(f"model.{name}", None, message, "a whole number", (_LATENT,))
+        if LATENT_QUERY not in (values.node("model") or {}):
+            valid = "a whole number, or null for queries without a narrow vector"
+            yield error(f"model.{LATENT_QUERY}", None, message, valid, (_LATENT,))
         if _lacks_specification(values, engine):
             message = f"NeMo has no {full(_LATENT)} without it"
             yield error("model.name", values.raw("model.name"), message, _SPECIFICATION, (_LATENT,))
     if values.raw(_WINDOW) is not None:
         yield from _window_problems(values, engine)
-
-
-def _latent_problems(values: Values) -> Iterator[Finding]:
-    """Find missing sizes: megatron-core's configuration and Megatron-LM's options have different defaults."""
-    message = f"{full(_LATENT)}=True needs it, and the engines differ in what they assume"
-    for name in LATENT:
-        if values.raw(f"model.{name}") is None:
-            yield error(f"model.{name}", None, message, "a whole number", (_LATENT,))
-    if LATENT_QUERY not in (values.node("model") or {}):
-        valid = "a whole number, or null for queries without a narrow vector"
-        yield error(f"model.{LATENT_QUERY}", None, message, valid, (_LATENT,))
 
 
 def _window_problems(values: Values, engine: str) -> Iterator[Finding]:

@@ -189,10 +189,7 @@ def _max_time_seconds(value: Any) -> int | None:
     return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
-_LENGTH = "a chain of jobs is as long as the training, and that not longer than a year"
-
-
-@check("time.training", _LENGTH)
+@check("time.training", "a chain of jobs is as long as the training, and that not longer than a year")
 def length_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
     """Find a chain that is shorter than the training, or a training that is longer than a year.
 
@@ -200,7 +197,11 @@ def length_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
     """
     cost = estimate_cost(plan, facts.gpu_types)
     if cost is None:
-        yield from _not_modelled(plan)
+        values, experts = Values(plan.job.config or {}), "model.num_moe_experts"
+        model = model_size(values)
+        if model is not None and model.has_experts and values.whole(_STEPS) and plan.assumptions.mfu is None:
+            why = "how long experts take is not modelled: estimates.mfu=... says it"
+            yield not_checked("how long the training takes", f"{full(experts)}={values.raw(experts)}: {why}")
         return
     key, links, limit = limit_key(plan), plan.job.chain.links, plan.job.resources.time_limit
     if cost.links is not None and 1 < links < cost.links:
@@ -212,15 +213,6 @@ def length_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
         text = f"more than a year: {_length(cost)} for {cost.tokens:,} tokens"
         fix = "fewer steps, or more nodes; estimates.mfu=... where it is known better"
         yield warning(_STEPS, cost.steps, text, fix, also=(NODES,))
-
-
-def _not_modelled(plan: Plan) -> Iterator[Finding]:
-    """Say that nothing is modelled of how fast experts are, where the rest of the estimate is there."""
-    values, key = Values(plan.job.config or {}), "model.num_moe_experts"
-    model = model_size(values)
-    if model is not None and model.has_experts and values.whole(_STEPS) and plan.assumptions.mfu is None:
-        why = "how long experts take is not modelled: estimates.mfu=... says it"
-        yield not_checked("how long the training takes", f"{full(key)}={values.raw(key)}: {why}")
 
 
 def _length(cost: Cost) -> str:

@@ -12,8 +12,6 @@ from launcher.estimates.parallelism import RAMPUP, read_parallel_config
 from launcher.estimates.values import Values, full, is_number, is_whole
 from launcher.plan import Plan
 
-_ACCUMULATE = "trainer.accumulate_grad_batches"
-
 _MAX_STEPS = "trainer.max_steps"
 _SCHED = "model.optim.sched"
 _WARMUP = f"{_SCHED}.warmup_steps"
@@ -80,10 +78,11 @@ def _rampup_fix(batch: int, step: int) -> str:
 @check("batch.accumulation", "gradients are accumulated once")
 def accumulation_problems(values: Values) -> Iterator[Finding]:
     """Find accumulated batches: NeMo accumulates itself (megatron_gpt_model.py, _validate_trainer)."""
-    given = values.raw(_ACCUMULATE)
+    key = "trainer.accumulate_grad_batches"
+    given = values.raw(key)
     if is_whole(given) and given > 1:
         text = "the micro batches of a global batch are accumulated already"
-        yield error(_ACCUMULATE, given, text, f"1, and a larger {full(keys.GLOBAL)}")
+        yield error(key, given, text, f"1, and a larger {full(keys.GLOBAL)}")
 
 
 @check("schedule.warmup", "the learning rate has steps to decay in")
