@@ -104,15 +104,15 @@ def slurm(plan: Plan) -> Slurm:
 
 def image_named(name: str, key: str) -> Image:
     """Return the image of a name, from its file or its registry; raise UserError if it is no image's name."""
-    from launcher.images import resolve
-    from launcher.images.references import Kind, Reference
+    from launcher.images.references import Kind, Reference, contents_of_reference
+    from launcher.images.resolve import contents_of_file
 
     reference = Reference.parse(name, key=key)
     image = Image(str(reference), registry=reference.registry, for_pyxis=reference.for_pyxis)
     if reference.kind is Kind.SQUASHFS:
-        known = resolve.contents_of_file(reference.path)
+        known = contents_of_file(reference.path)
         return _of_file(replace(image, path=str(reference.path), contents=known))
-    image = replace(image, contents=resolve.contents_of_reference(reference))
+    image = replace(image, contents=contents_of_reference(reference))
     return _of_registry(image, reference.for_skopeo)
 
 

@@ -12,6 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from launcher.errors import UserError, nearest, one_line, shown
+from launcher.releases import Contents, contents_by_file_name, contents_of
 
 DOCKER_HUB = "docker.io"
 _NVIDIA = "nvcr.io"
@@ -320,3 +321,10 @@ class _Parser:
 
     def _mistake(self, why: str, hint: str = _FORMS) -> UserError:
         return UserError(f"{self._key or 'image'}={shown(self._text)}: {why}", key=self._key, hint=hint)
+
+
+def contents_of_reference(reference: Reference) -> Contents | None:
+    """Return what is known of an image by its name; ``None`` for an image that is not NVIDIA's."""
+    if reference.kind is Kind.SQUASHFS:
+        return contents_by_file_name(reference.path.name)
+    return contents_of(reference.registry, reference.name, reference.tag, reference.digest)

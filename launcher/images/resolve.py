@@ -10,9 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.errors import UserError, file_mode, nearest, nearest_files, one_line, shown
-from launcher.images.references import SQUASHFS_SUFFIXES, Kind, Reference, absolute_path, recipe_and_flavor
+from launcher.images.references import (
+    SQUASHFS_SUFFIXES,
+    Kind,
+    Reference,
+    absolute_path,
+    contents_of_reference,
+    recipe_and_flavor,
+)
 from launcher.images.store import Sidecar, Store, read_sidecar
-from launcher.releases import Contents, contents_by_file_name, contents_of, with_installed
+from launcher.releases import Contents, contents_by_file_name, with_installed
 
 if TYPE_CHECKING:
     from launcher.images.recipes import Recipe
@@ -153,13 +160,6 @@ def _locate_recipe(store: Store, recipe: Recipe) -> Path:
 
 
 # --- contents of an image that is not opened
-
-
-def contents_of_reference(reference: Reference) -> Contents | None:
-    """Return what is known of an image by its name; ``None`` for an image that is not NVIDIA's."""
-    if reference.kind is Kind.SQUASHFS:
-        return contents_by_file_name(reference.path.name)
-    return contents_of(reference.registry, reference.name, reference.tag, reference.digest)
 
 
 def contents_of_recipe(recipe: Recipe) -> Contents:

@@ -9,15 +9,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from pydantic import TypeAdapter, WrapValidator
-
-from launcher.config.stage_schema import without_plugins
 from launcher.errors import UserError, one_line
 from launcher.images.references import SQUASHFS_SUFFIXES
 from launcher.images.squashfs import AUTO, SQUASH_OPTIONS, read_superblock
 from supervisor.files import write_atomic
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +45,6 @@ class ImageConfig:
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
-def _or_none(value: Any, validate: Any) -> Any:
-    """Take what another program wrote into a record for nothing if it is not valid."""
-    try:
-        return validate(value)
-    except ValueError:
-        return None
-
-
 @dataclass(frozen=True, slots=True)
 class Sidecar:
     """The record of an image: ``NAME.sqsh.json``; an older one may lack fields with a default."""
@@ -75,7 +67,7 @@ class Sidecar:
     # The digest that registries have of a built image.
     pushed: str | None = None
     # The versions that the image's own Python reported; ``None`` if it was not asked.
-    installed: Annotated[Mapping[str, str | None] | None, WrapValidator(_or_none)] = None
+    installed: Mapping[str, str | None] | None = None
     version: Literal[1] = 1
 
     def write(self, image: Path) -> None:
@@ -85,6 +77,11 @@ class Sidecar:
 
 @cache
 def _records() -> TypeAdapter[Sidecar]:
+    # Imported late: many images have no record.
+    from pydantic import TypeAdapter
+
+    from launcher.config.stage_schema import without_plugins
+
     with without_plugins():
         return TypeAdapter(Sidecar)
 
@@ -141,13 +138,21 @@ def read_sidecar(image: Path, *, exact: bool = False) -> Sidecar | None:
     With `exact`, the file's modification time is compared too, and not only its size: a copy has another.
     """
     try:
-        sidecar = _records().validate_json(sidecar_path(image).read_bytes())
+        record = json.loads(sidecar_path(image).read_bytes())
+        sidecar = _records().validate_python({**record, "installed": _versions(record.get("installed"))})
         status = image.stat()
-    except (OSError, ValueError):
+    except (OSError, ValueError, TypeError, AttributeError):
         return None
     if status.st_size != sidecar.size or (exact and sidecar.modified not in (None, int(status.st_mtime))):
         return None
     return sidecar
+
+
+def _versions(value: Any) -> dict[str, str | None] | None:
+    """Return versions as a record may have them; another program may have written anything there."""
+    if isinstance(value, dict) and all(isinstance(text, str | None) for text in value.values()):
+        return value
+    return None
 
 
 def record_installed(image: Path, installed: Mapping[str, str | None]) -> None:

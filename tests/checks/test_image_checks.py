@@ -14,8 +14,7 @@ from launcher.checks.gathering.images import image_facts
 from launcher.checks.gathering.path_resolver import PathResolver
 from launcher.checks.rules.files import ENCODER_STAGES, TRAINER_CORE
 from launcher.checks.runner import run_checks
-from launcher.images.references import Reference
-from launcher.images.resolve import contents_of_reference
+from launcher.images.references import Reference, contents_of_reference
 from launcher.plan import Container, Mount, Payload
 from launcher.releases import Contents, contents_of, with_installed
 from tests.checks.path_jobs import drafted

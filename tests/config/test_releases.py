@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from launcher.images.references import Reference
-from launcher.images.resolve import contents_of_reference
+from launcher.images.references import Reference, contents_of_reference
 from launcher.releases import (
     Contents,
     contents_by_file_name,

@@ -78,14 +78,15 @@ def image_facts(resolver: PathResolver, *, look: bool) -> ImageFacts | None:
 
 
 def _contents(resolver: PathResolver, image: str, *, look: bool) -> Contents | None:
-    # Imported late: many launches have no image whose contents are looked up there.
-    from launcher.images.references import Reference
-    from launcher.images.resolve import contents_of_file, contents_of_recipe, contents_of_reference
+    # Imported late: many launches have no image, and most images are known by their names.
+    from launcher.images.references import Reference, contents_of_reference
 
     draft = resolver.draft
     if not image.startswith("/"):
         # The job is told of a digest alone where the user named a tag as well.
         return contents_of_reference(Reference.parse(draft.composition.config.container or image))
+    from launcher.images.resolve import contents_of_file, contents_of_recipe
+
     if look:
         found = contents_of_file(Path(image))
         if found is not None and found.is_certain:
