@@ -30,6 +30,7 @@ from launcher.config.overrides import (
 )
 from launcher.config.secrets import Placeholder, placeholder_in
 from launcher.config.sources import locate_text
+from launcher.config.tree_composer import HydraTree
 from launcher.config.tree_mistakes import MissingValue, broken_trees, explain_value, mistakes_of_root
 from launcher.errors import Mistakes, UserError, did_you_mean, nearest, one_line
 from launcher.slurm.sbatch_options import key_hint
@@ -49,11 +50,11 @@ _MOST_TRIED = 8  # compositions that look for further mistakes
 
 @dataclass(frozen=True)
 class Attempt:
-    """A composition that failed."""
+    """A composition that failed; `check` composes other overrides, and holds them against the schema."""
 
     overrides: Sequence[str]
     roots: Sequence[Path]
-    compose: Callable[[Sequence[str]], DictConfig]
+    check: Callable[[Sequence[str]], object]
     primary: str = MAIN
 
     @cached_property
@@ -62,11 +63,9 @@ class Attempt:
         parsed = [parse_override(text) for text in self.overrides]
         choices = [item.text for item in parsed if item.key == "stages" or (item.is_choice and not item.sign)]
         try:
-            tree = self.compose(choices)
+            return HydraTree(choices, self.roots, self.primary).tree
         except (HydraException, OmegaConfBaseException, UserError):
             return None
-        tree.pop("hydra", None)
-        return tree
 
     @cached_property
     def keys(self) -> list[str]:
@@ -93,13 +92,11 @@ def _keys_of(mapping: Mapping[Any, Any], prefix: str = "") -> Iterator[str]:
             yield from _keys_of(value, f"{prefix}{name!s}.")
 
 
-def explain_all(
-    error: Exception, attempt: Attempt, check: Callable[[Sequence[str]], object]
-) -> UserError | None:
+def explain_all(error: Exception, attempt: Attempt) -> UserError | None:
     """Say what all mistakes of a command line are; ``None`` if there was none, but a mistake of ours.
 
     Hydra stops at the first override that it cannot apply. The composition is tried again without it, for as
-    long as there are others; `check` composes and holds them against the schema.
+    long as there are others.
     """
     first = last = explain(error, attempt)
     if first is None or last is None:
@@ -111,7 +108,7 @@ def explain_all(
             break
         left = rest
         try:
-            check(left)
+            attempt.check(left)
             break
         except Exception as another:
             last = explain(another, replace(attempt, overrides=left))
