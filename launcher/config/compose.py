@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
@@ -32,11 +32,9 @@ from launcher.config.overrides import (
 )
 from launcher.config.schema import Model, RunConfig, parse
 from launcher.config.secrets import check_references, check_secrets, placeholders_in, secret_references
+from launcher.config.sources import Sources
 from launcher.config.tree_composer import ComposedTree, HydraTree, TreeComposer
 from launcher.errors import Mistakes, UserError, check_directory, shown
-
-if TYPE_CHECKING:
-    from launcher.config.sources import Sources
 
 # In the wheel a directory, in a checkout a link; resolved, so that messages name a file once.
 CONF_DIR = (Path(__file__).parents[1] / "conf").resolve()
@@ -72,7 +70,7 @@ class Composition:
 
     def annotate(self, error: UserError) -> None:
         """Add the sources of the offending values to an error."""
-        annotate(error, self.overrides, self.config_dir)
+        self.sources().annotate(error)
 
     @contextmanager
     def annotated(self) -> Iterator[None]:
@@ -85,7 +83,7 @@ class Composition:
 
     def sources(self) -> Sources:
         """Return the sources of the values."""
-        return sources_of(self.overrides, self.config_dir)
+        return Sources(self.overrides, tree_roots(self.config_dir))
 
 
 def compose(overrides: Sequence[str], config_dir: Path | None = None) -> Composition:
@@ -117,6 +115,7 @@ class BatchComposer:
     def __init__(self, base: Sequence[str], config_dir: Path | None = None, *, once: bool = False) -> None:
         self.alone = 0
         self._base, self._config_dir, self._once = tuple(base), config_dir, once
+        self._roots = tree_roots(config_dir)
         self._trees: TreeComposer | None = None
         self._sources: dict[tuple[str, ...], Sources] = {}
 
@@ -133,7 +132,7 @@ class BatchComposer:
     def _compose(self, overrides: Sequence[str]) -> Composition:
         try:
             if self._trees is None:
-                self._trees = TreeComposer(_roots(self._config_dir), self._base, once=self._once)
+                self._trees = TreeComposer(self._roots, self._base, once=self._once)
             with self._trees.compose(overrides) as composed:
                 return self._check(composed, overrides)
         except (UserError, HydraException):
@@ -141,22 +140,17 @@ class BatchComposer:
         except Exception:
             # A mistake of another kind, or a case that the short way does not know.
             self.alone += 1
-            return self._check(HydraTree(overrides, _roots(self._config_dir)), overrides)
+            return self._check(HydraTree(overrides, self._roots), overrides)
 
     def _check(self, composed: ComposedTree, overrides: Sequence[str]) -> Composition:
         settle_directories(composed)
         derive_from_gpus(composed, overrides)
-        sources = partial(self._sources_of, composed.key, overrides)
+        sources = Sources(overrides, self._roots)
+        sources = Sources(overrides, self._roots, like=self._sources.setdefault(composed.key, sources))
         config, node = _checked_as(RunConfig, composed, sources)
         choices = {group: choice for group, choice in composed.choices.items() if group in node and choice}
         references = secret_references(composed.tree, node)
         return Composition(config, choices, tuple(overrides), self._config_dir, references=references)
-
-    def _sources_of(self, key: tuple[str, ...] | None, overrides: Sequence[str]) -> Sources:
-        sources = sources_of(overrides, self._config_dir)
-        if key is None:  # Hydra's own way tells none
-            return sources
-        return sources_of(overrides, self._config_dir, like=self._sources.setdefault(key, sources))
 
 
 def compose_file(
@@ -165,8 +159,8 @@ def compose_file(
     """Compose one file of the tree by itself, with what it builds on, and check it as `compose` does."""
 
     def compose_checked(texts: Sequence[str]) -> Model:
-        composed = HydraTree(texts, _roots(config_dir), name)
-        sources = partial(sources_of, texts, config_dir, primary=name)
+        composed = HydraTree(texts, tree_roots(config_dir), name)
+        sources = Sources(texts, tree_roots(config_dir), primary=name)
         config, node = _checked_as(model, composed, sources)
         check_references(secret_references(composed.tree, node))
         check_secrets(config)
@@ -176,9 +170,7 @@ def compose_file(
         return compose_checked(overrides)
 
 
-def _checked_as(
-    model: type[Model], composed: ComposedTree, sources: Callable[[], Sources]
-) -> tuple[Model, dict[str, Any]]:
+def _checked_as(model: type[Model], composed: ComposedTree, sources: Sources) -> tuple[Model, dict[str, Any]]:
     """Hold a tree against the schema; numbers that are meant as text are read as they were written."""
     node = composed.resolved()
     try:
@@ -190,13 +182,13 @@ def _checked_as(
         if not numbers:
             raise
     for number in numbers:
-        text = sources().written(number.path) or str(number.value)
+        text = sources.written(number.path) or str(number.value)
         composed.set(number.path, without_interpolation(text))
     node = composed.resolved()
     return _accepted(model, node, sources), node
 
 
-def _accepted(model: type[Model], node: Mapping[str, Any], sources: Callable[[], Sources]) -> Model:
+def _accepted(model: type[Model], node: Mapping[str, Any], sources: Sources) -> Model:
     placeholders = placeholders_in(node, sources)
     try:
         parsed = parse(model, node)
@@ -207,16 +199,6 @@ def _accepted(model: type[Model], node: Mapping[str, Any], sources: Callable[[],
     if placeholders:
         raise Mistakes(placeholders)
     return parsed
-
-
-def sources_of(
-    overrides: Sequence[str], config_dir: Path | None, like: Sources | None = None, primary: str = MAIN
-) -> Sources:
-    """Return the sources of values; `like` shares the files of a composition with the same choices."""
-    # Imported late: most launches do not ask.
-    from launcher.config.sources import Sources
-
-    return Sources(overrides, _roots(config_dir), like, primary)
 
 
 def settle_directories(composed: ComposedTree) -> None:
@@ -282,30 +264,25 @@ def _explained(
         # Imported late: most configurations have no mistake.
         from launcher.config.mistakes import Attempt, explain_all
 
-        explained = explain_all(error, Attempt(overrides, _roots(config_dir), check, primary)) or error
+        roots = tree_roots(config_dir)
+        explained = explain_all(error, Attempt(overrides, roots, check, primary)) or error
         if isinstance(explained, UserError):
-            annotate(explained, overrides, config_dir, primary)
+            Sources(overrides, roots, primary=primary).annotate(explained)
         if explained is error:
             raise
         raise explained from error
 
 
-def annotate(
-    error: UserError, overrides: Sequence[str], config_dir: Path | None, primary: str = MAIN
-) -> None:
-    """Add the sources of the offending values to an error of a composition."""
-    sources_of(overrides, config_dir, primary=primary).annotate(error)
-
-
-def _roots(config_dir: Path | None) -> list[Path]:
+def tree_roots(config_dir: Path | None) -> list[Path]:
+    """Return the directories of the trees, the user's own first."""
     return [root for root in (config_dir, CONF_DIR) if root is not None]
 
 
 def list_options(group: str, config_dir: Path | None = None) -> list[str]:
     """Return the choices of a configuration group, such as ``gpt3/126m`` of ``training``."""
-    return options_of(group, _roots(config_dir))
+    return options_of(group, tree_roots(config_dir))
 
 
 def describe_option(group: str, choice: str, config_dir: Path | None = None) -> str | None:
     """Return the sentence that describes a choice in its file."""
-    return about(group, choice, _roots(config_dir))
+    return about(group, choice, tree_roots(config_dir))

@@ -228,8 +228,8 @@ def _check_choice(override: Override, skipped: Sequence[str]) -> None:
 class NoSuchChoice(UserError):
     """A choice that its group does not have; the list of those it has is added on the way out."""
 
-    def __init__(self, group: str, choice: str) -> None:
-        super().__init__(f"{group}={one_line(choice)}: there is no such choice", key=group)
+    def __init__(self, group: str, choice: str, hint: str | None = None) -> None:
+        super().__init__(f"{group}={one_line(choice)}: there is no such choice", key=group, hint=hint)
         self.group, self.choice = group, choice
 
 

@@ -137,7 +137,7 @@ class _TreeFiles(ConfigRepository):
 class ComposedTree:
     """A tree, the choices of its groups, the overrides that chose them, and the changes to take back."""
 
-    def __init__(self, tree: DictConfig, choices: Choices, key: tuple[str, ...] | None = None) -> None:
+    def __init__(self, tree: DictConfig, choices: Choices, key: tuple[str, ...]) -> None:
         self.tree, self.choices, self.key = tree, choices, key
         self._before: list[tuple[DictConfig, dict[Any, Any]]] = []
 
@@ -188,7 +188,7 @@ class HydraTree(ComposedTree):
         typed = for_hydra(overrides, primary)
         tree = config_loader(roots).load_configuration(primary, typed, RunMode.RUN, from_shell=False)
         OmegaConf.set_struct(tree, False)
-        super().__init__(tree, tree.pop("hydra").runtime.choices)
+        super().__init__(tree, tree.pop("hydra").runtime.choices, tuple(overrides))
 
     def set(self, key: str, value: Any) -> None:
         OmegaConf.update(self.tree, key, value, force_add=True)
