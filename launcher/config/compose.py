@@ -15,7 +15,6 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue
@@ -140,10 +139,10 @@ class BatchComposer:
     def _compose(self, overrides: Sequence[str]) -> Composition:
         try:
             return self._compose_quickly(overrides)
-        except (UserError, HydraException):
+        except UserError:
             raise
         except Exception:
-            # A mistake of another kind, or a case that the short way does not know.
+            # A mistake of another kind, or a case that the short way does not know: Hydra's own node is one.
             self.alone += 1
             return compose_fully(overrides, self._config_dir)
 
