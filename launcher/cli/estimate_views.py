@@ -24,34 +24,22 @@ if TYPE_CHECKING:
 
 def cost_lines(plan: Plan, cost: Cost) -> Iterator[tuple[str, str]]:
     """Yield the lines of time, compute and space, each with its name."""
-    yield "time", _time(plan, cost)
-    yield "compute", _compute(plan, cost)
-    yield "space", _space(cost)
-    yield from _save(cost)
+    time = f"{told_days(cost.seconds)}: {cost.steps:,} steps of {cost.seconds_per_step:.3g} s"
+    limit, price = plan.job.resources.time_limit, plan.assumptions.gpu_hour_price
+    if cost.links is not None and limit is not None:
+        time += f"; {'one job' if cost.links == 1 else f'{cost.links:,} jobs'} of {limit}"
+    yield "time", time
+    mfu = f"MFU {cost.mfu:.0%} of {cost.peak / 1e12:,.0f} TFLOP/s ({cost.mfu_source})"
+    hours = f"{cost.gpu_hours:,.0f}" if cost.gpu_hours >= 10 else f"{cost.gpu_hours:.2g}"
+    total = "" if cost.price is None or price is None else f", {cost.price:,.0f} at {price:g} each"
+    yield "compute", f"{_amount(cost)} at {mfu}: {hours} GPU-hours{total}"
+    yield from _space(cost)
 
 
 def amount_lines(amount: TrainingAmount) -> Iterator[tuple[str, str]]:
     """Yield the lines without the time, for a training whose step time is not modelled."""
     yield "compute", _amount(amount)
-    yield "space", _space(amount)
-    yield from _save(amount)
-
-
-def _time(plan: Plan, cost: Cost) -> str:
-    time = f"{told_days(cost.seconds)}: {cost.steps:,} steps of {cost.seconds_per_step:.3g} s"
-    limit = plan.job.resources.time_limit
-    if cost.links is None or limit is None:
-        return time
-    jobs = "one job" if cost.links == 1 else f"{cost.links:,} jobs"
-    return f"{time}; {jobs} of {limit}"
-
-
-def _compute(plan: Plan, cost: Cost) -> str:
-    mfu = f"MFU {cost.mfu:.0%} of {cost.peak / 1e12:,.0f} TFLOP/s ({cost.mfu_source})"
-    hours = f"{cost.gpu_hours:,.0f}" if cost.gpu_hours >= 10 else f"{cost.gpu_hours:.2g}"
-    work = f"{_amount(cost)} at {mfu}: {hours} GPU-hours"
-    price = plan.assumptions.gpu_hour_price
-    return work if cost.price is None or price is None else f"{work}, {cost.price:,.0f} at {price:g} each"
+    yield from _space(amount)
 
 
 def _amount(amount: TrainingAmount) -> str:
@@ -61,19 +49,17 @@ def _amount(amount: TrainingAmount) -> str:
     )
 
 
-def _space(cost: TrainingAmount) -> str:
-    size_of_one = f"a checkpoint {told_bytes(cost.checkpoint_bytes)}"
-    kept = cost.kept_checkpoints
-    if cost.checkpoint_bytes == 0:
-        return "no checkpoint is written"
-    if kept is None:
-        return f"{size_of_one}, and all of them are kept"
-    if kept == 1:
-        return size_of_one
-    return f"{size_of_one}, {kept} kept: {told_bytes(kept * cost.checkpoint_bytes)}"
-
-
-def _save(amount: TrainingAmount) -> Iterator[tuple[str, str]]:
+def _space(amount: TrainingAmount) -> Iterator[tuple[str, str]]:
+    """Yield the disk space of checkpoints, and the memory that a save takes."""
+    bytes_of_one, kept = amount.checkpoint_bytes, amount.kept_checkpoints
+    text = f"a checkpoint {told_bytes(bytes_of_one)}"
+    if bytes_of_one == 0:
+        text = "no checkpoint is written"
+    elif kept is None:
+        text += ", and all of them are kept"
+    elif kept != 1:
+        text += f", {kept} kept: {told_bytes(kept * bytes_of_one)}"
+    yield "space", text
     if amount.save_bytes:
         yield "save", f"a checkpoint takes {size(amount.save_bytes)} of a node's memory, and none of a GPU's"
 

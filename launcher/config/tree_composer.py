@@ -5,8 +5,8 @@ interpolation with a full grammar whenever it is asked: nearly all of them are p
 ``${.b}`` or text around some, or calls of our own functions with such. These are looked up here, the others
 left to OmegaConf. Trees that differ in values are one tree, which is changed in place and changed back.
 
-What needs more than that raises `NeedsFullCompose`. The versions of Hydra and OmegaConf are pinned; the tests
-compare the results with Hydra's.
+What needs more than that raises `NeedsFullCompose`, and is composed by Hydra's own way (`HydraTree`). The
+versions of Hydra and OmegaConf are pinned; the tests compare the results with Hydra's.
 """
 
 from __future__ import annotations
@@ -25,10 +25,13 @@ from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.plugins.config_source import ConfigResult
+from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue
 
 from launcher.config.hydra_setup import PURE, config_loader
 from launcher.config.overrides import MAIN, for_hydra, keys_for_hydra, parse_override
+from launcher.errors import Mistakes
 
 Choices = Mapping[str, str | None]
 
@@ -57,12 +60,7 @@ class TreeComposer:
 
     @contextmanager
     def compose(self, overrides: Sequence[str]) -> Iterator[ComposedTree]:
-        """Compose a tree, whose changes are taken back in the end.
-
-        Raises
-        ------
-        NeedsFullCompose, UserError, HydraException, OmegaConfBaseException
-        """
+        """Compose a tree, whose changes are taken back in the end."""
         values, groups = self._sorted(for_hydra(overrides))
         shared, _ = self._sorted(keys_for_hydra([parse_override(text) for text in self._shared]))
         key = tuple(str(override.input_line) for override in groups)
@@ -139,7 +137,7 @@ class _TreeFiles(ConfigRepository):
 class ComposedTree:
     """A tree, the choices of its groups, the overrides that chose them, and the changes to take back."""
 
-    def __init__(self, tree: DictConfig, choices: Choices, key: tuple[str, ...] = ()) -> None:
+    def __init__(self, tree: DictConfig, choices: Choices, key: tuple[str, ...]) -> None:
         self.tree, self.choices, self.key = tree, choices, key
         self._before: list[tuple[DictConfig, dict[Any, Any]]] = []
 
@@ -183,6 +181,30 @@ class ComposedTree:
             node.__dict__["_content"] = content
 
 
+class HydraTree(ComposedTree):
+    """A tree that is composed by Hydra, and resolved by OmegaConf."""
+
+    def __init__(self, overrides: Sequence[str], roots: Sequence[Path], primary: str = MAIN) -> None:
+        typed = for_hydra(overrides, primary)
+        tree = config_loader(roots).load_configuration(primary, typed, RunMode.RUN, from_shell=False)
+        OmegaConf.set_struct(tree, False)
+        super().__init__(tree, tree.pop("hydra").runtime.choices, tuple(overrides))
+
+    def set(self, key: str, value: Any) -> None:
+        OmegaConf.update(self.tree, key, value, force_add=True)
+
+    def resolved(self) -> dict[str, Any]:
+        try:
+            return cast(
+                "dict[str, Any]", OmegaConf.to_container(self.tree, resolve=True, throw_on_missing=True)
+            )
+        except MissingMandatoryValue as error:
+            from launcher.config.tree_mistakes import MissingValue
+
+            missing = sorted(OmegaConf.missing_keys(self.tree))
+            raise Mistakes([MissingValue(key) for key in missing]) from error
+
+
 def _content(node: DictConfig) -> dict[Any, Any]:
     return cast("dict[Any, Any]", node.__dict__["_content"])
 
@@ -207,13 +229,7 @@ class _Resolution:
         self._resolving: list[KeyPath] = []
 
     def plain(self) -> dict[str, Any]:
-        """Resolve everything.
-
-        Raises
-        ------
-        NeedsFullCompose, OmegaConfBaseException
-            If a value is missing, or a reference leads nowhere.
-        """
+        """Resolve everything; raise NeedsFullCompose or OmegaConf's errors if a reference leads nowhere."""
         while self._open:
             self._resolve(next(reversed(self._open)))
         return self._plain

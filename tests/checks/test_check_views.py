@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from arithmetic.gpus import GPUS
-from launcher.cli.check import Looked, print_screen
+from launcher.cli.check import StageReport, print_screen
 from launcher.cli.estimate_views import (
     bar,
     cost_lines,
@@ -201,9 +201,9 @@ def test_without_a_time_limit_there_are_no_jobs_to_count() -> None:
 
 
 @cache
-def looked_at(training: str) -> Looked:
+def looked_at(training: str) -> StageReport:
     made = draft(Request([f"training={training}", "cluster.gpu=a100-80gb"], []))
-    return Looked(made, overview(made.plan), ["layout.world"], [])
+    return StageReport(made, overview(made.plan), ["layout.world"], [])
 
 
 @pytest.mark.parametrize("width", [40, 60, 72, 80, 100, 200])

@@ -155,7 +155,7 @@ def test_each_override_is_composed_as_by_hydra(override: str) -> None:
 )
 def test_value_that_refers_to_its_own_parent_is_refused(overrides: list[str]) -> None:
     for compose_points in (compose, SWEEP.compose):
-        with pytest.raises(UserError, match="interpolation to parent node detected|there is no key"):
+        with pytest.raises(UserError, match=r"interpolation to parent node detected|there is no key"):
             compose_points([*BASE, *overrides])
 
 

@@ -89,7 +89,7 @@ def test_file_of_a_group_may_not_choose_files_of_hydras(tmp_path: Path) -> None:
     (tmp_path / "training").mkdir()
     text = "defaults:\n  - gpt3/126m\n  - override /hydra/job_logging@hydra.job_logging: disabled\n"
     (tmp_path / "training/mine.yaml").write_text(text)
-    with pytest.raises(UserError, match="Did you mean to override hydra/job_logging?"):
+    with pytest.raises(UserError, match=r"Did you mean to override hydra/job_logging\?"):
         compose(["training=mine", "base_results_dir=/results"], tmp_path)
 
 
