@@ -88,7 +88,9 @@ def _act_at_once(action: Action, known: Known, run: Run, ask: Ask | None) -> dic
         return errors | dict.fromkeys(ids_of, error)
     errors |= {job_id: _refusal(action, job_id, text, known[job_id]) for job_id, text in complaints.items()}
     for job_id, records in left.items():
-        if any(_is_to_do(action, record) for record in records):
+        # That a job is held now does not say that it was held again, if it was held before.
+        was_held = action is Action.HOLD and not any(_is_to_do(action, record) for record in known[job_id])
+        if was_held or any(_is_to_do(action, record) for record in records):
             errors |= _act_at_once(action, {job_id: records}, run, None)
     return errors
 

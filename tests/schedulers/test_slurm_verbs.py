@@ -132,6 +132,22 @@ def test_save_that_no_job_got_is_refused() -> None:
     assert act(Action.SAVE, running, lambda command: Answer(1, "", "")) is None
 
 
+def test_save_that_none_of_several_jobs_got_is_refused_for_each() -> None:
+    known = {job_id: [record("RUNNING", None, job_id, job_id)] for job_id in ("7", "8")}
+    broken = Answer(1, "", "scancel: error: it broke")
+    errors = job_actions.act(Action.SAVE, ["7", "8"], lambda command: broken, lambda job_ids: known)
+    assert [error.message for error in errors.values()] == [
+        "job 7 was not told to save: it broke",
+        "job 8 was not told to save: it broke",
+    ]
+
+
+def test_hold_that_is_refused_is_no_success_where_the_job_is_held_already() -> None:
+    known = [record("PENDING", "JobHeldUser")]
+    error = act(Action.HOLD, known, lambda command: Answer(1, "", "Access/permission denied"))
+    assert error and error.message == "job 7 was not held: Access/permission denied"
+
+
 SCRIPT = """#!/bin/bash
 #SBATCH --output="{directory}/log-%j.out"
 #SBATCH --partition={partition}
