@@ -6,24 +6,13 @@ when it is requeued. The queue is therefore asked first.
 
 from __future__ import annotations
 
-import enum
 import re
 from collections.abc import Callable, Mapping, Sequence
 
 from launcher.errors import UserError
 from launcher.slurm.commands import Answer, Unreachable, error_text
 from launcher.slurm.records import Record
-from launcher.slurm.states import HELD_BY_ADMIN, HELD_BY_USER, HELD_STATES, State
-
-
-class Action(enum.Enum):
-    """An action of a scheduler on jobs; the value is its participle."""
-
-    CANCEL = "cancelled"
-    SAVE = "told to save"
-    HOLD = "held"
-    RELEASE = "released"
-
+from launcher.slurm.states import HELD_BY_ADMIN, HELD_BY_USER, HELD_STATES, Action, State
 
 # The records of jobs in the queue, by their ids.
 Known = Mapping[str, Sequence[Record]]

@@ -22,9 +22,8 @@ from launcher.schedulers.job_status import ANOTHER_JOB
 from launcher.schedulers.slurm import SlurmScheduler
 from launcher.slurm import job_actions
 from launcher.slurm.commands import Answer, Retry, SchedulerSilent
-from launcher.slurm.job_actions import Action
 from launcher.slurm.records import Record
-from launcher.slurm.states import State
+from launcher.slurm.states import Action, State
 
 
 def record(word: str, reason: str | None = None, job_id: str = "7", raw_id: str = "7") -> Record:
