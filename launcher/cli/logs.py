@@ -238,9 +238,9 @@ def _newest(launch: Launch, extension: str = "out") -> LogSelection:
 
 
 def _rank_log(launch: Launch, rank: int) -> LogSelection:
-    for path, failure in rank_failures(launch).items():
-        if failure.rank == rank:
-            say(f"rank {rank} failed: {one_line(failure.error)}: {short(path)}")
+    failure = next((failure for failure in rank_failures(launch) if failure.rank == rank), None)
+    if failure is not None:
+        say(f"rank {rank} failed: {one_line(failure.error)}: {short(Path(failure.path))}")
     logs = rank_logs(launch, rank)
     if logs:
         return LogSelection(logs[:1])
