@@ -23,11 +23,12 @@ from monitor_samples import (
     train,
 )
 
+from launcher.cli import logs as log_command
 from launcher.cli.app import main
 from launcher.jobs.launches import Launch, open_launch
 from launcher.monitor.events import Progress, Train
 from launcher.monitor.history import history
-from launcher.monitor.logs import rank_failures, tail_offsets
+from launcher.monitor.logs import job_logs, rank_failures, tail_offsets
 from launcher.monitor.readers import all_events, newest_events
 from launcher.schedulers.base import ChainJobs, JobStatus
 from launcher.slurm.states import State
@@ -124,6 +125,27 @@ def test_a_log_is_followed_from_link_to_link(
         f"log-{JOB_NAME}_12.out:", f"log-{JOB_NAME}_13.out:",
     ]  # fmt: skip
     assert "job 13 is COMPLETED" in told.err
+
+
+def test_a_first_log_may_appear_while_logs_are_listed(
+    launched: Callable[..., Path],
+    runs: Runs,
+    scheduler: FakeScheduler,
+    fast: None,
+    capsys: Capsys,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    directory = launched(jobs=1)
+    scheduler.set("11", chain(COMPLETED, current=1))
+
+    def listing(*arguments: Any) -> list[Path]:
+        logs = job_logs(*arguments)
+        log(directory, "11").write_text("first\n")
+        return logs
+
+    monkeypatch.setattr(log_command, "job_logs", listing)
+    assert slipway(runs, "logs", "gpt3_tiny", "-f") == 0
+    assert capsys.readouterr().out == "first\n"
 
 
 def test_one_link_alone(
