@@ -77,17 +77,17 @@ def run(args: argparse.Namespace) -> int:
     else:
         checked = check_drafts(drafted, args.no_check)
         reports = [show_to_scheduler(report, must_answer=False) for report in checked]
-    looked = [_looked(report, args.no_check, only_plan=args.estimate) for report in reports]
+    stages = [_report(report, args.no_check, only_plan=args.estimate) for report in reports]
     if args.json:
-        contents = [content(one) for one in looked]
+        contents = [content(stage) for stage in stages]
         print_json(contents[0] if len(contents) == 1 else contents)
     else:
-        for one in looked:
-            if len(looked) > 1:
-                print_styled([((f"stage {one.draft.stage_name}", "bold"),)])
-            print_screen(one)
-    drawn = args.plot is None or _draw(args.plot, looked)
-    return 2 if not drawn or any(one.errors for one in looked) else 0
+        for stage in stages:
+            if len(stages) > 1:
+                print_styled([((f"stage {stage.draft.stage_name}", "bold"),)])
+            print_screen(stage)
+    drawn = args.plot is None or _draw(args.plot, stages)
+    return 2 if not drawn or any(stage.errors for stage in stages) else 0
 
 
 def _estimates(drafted: Sequence[Draft], skipped: Sequence[str]) -> list[CheckReport]:
@@ -106,33 +106,35 @@ def _estimates(drafted: Sequence[Draft], skipped: Sequence[str]) -> list[CheckRe
     ]
 
 
-def _looked(report: CheckReport, skipped: Sequence[str], *, only_plan: bool) -> Looked:
+def _report(report: CheckReport, skipped: Sequence[str], *, only_plan: bool) -> StageReport:
     plan, facts = report.draft.plan, report.facts
     applied = [check.id for check in CHECKS if (check.has_facts if only_plan else check.is_applicable)(facts)]
     mistakes = as_mistakes(report.draft, report.findings)
-    text = [
-        Told(one.severity, one.id, one.message, one.key, mistake.source, one.fix, one.why)
-        for one, mistake in zip(report.findings, mistakes, strict=True)
+    printed = [
+        PrintedFinding(item.severity, item.id, item.message, item.key, mistake.source, item.fix, item.why)
+        for item, mistake in zip(report.findings, mistakes, strict=True)
     ]
-    text += [Told(Severity.SKIPPED, name, f"--no-check={name}") for name in skipped]
+    printed += [PrintedFinding(Severity.SKIPPED, name, f"--no-check={name}") for name in skipped]
     counted, estimates = gpu_of(plan.job.resources, facts.gpu_types), overview(plan, facts.gpu_types)
     if only_plan and counted.is_assumed and not counted.is_unclear and (estimates.memory or estimates.cost):
         message, fix = f"cluster.gpu=null: the estimates count with {counted.gpu.name}", counted.gpu.name
-        text.append(Told(Severity.WARNING, GPUS, message, "cluster.gpu", fix=f"cluster.gpu={fix}"))
+        printed.append(
+            PrintedFinding(Severity.WARNING, GPUS, message, "cluster.gpu", fix=f"cluster.gpu={fix}")
+        )
     order = list(Severity)
-    return Looked(report.draft, estimates, applied, sorted(text, key=lambda one: order.index(one.severity)))
+    printed.sort(key=lambda item: order.index(item.severity))
+    return StageReport(report.draft, estimates, applied, printed)
 
 
-def _draw(path: Path, looked: Sequence[Looked]) -> bool:
+def _draw(path: Path, stages: Sequence[StageReport]) -> bool:
     """Draw the memory of the stage that has one; say so if none has."""
-    for one in looked:
-        if one.overview.memory is not None:
-            write_figure(path, one.plan.paths.run_name, one.overview.memory)
+    for stage in stages:
+        if stage.overview.memory is not None:
+            write_figure(path, stage.plan.paths.run_name, stage.overview.memory)
             print(f"plot: {path}", file=sys.stderr)
             return True
-    why = next((text for one in looked if (text := why_not_told(one.plan)) is not None), None)
-    text = f" ({why})" if why is not None else ""
-    tell(f"--plot {path}: not drawn: the memory cannot be told{text}")
+    why = next((f" ({why})" for stage in stages if (why := why_not_told(stage.plan)) is not None), "")
+    tell(f"--plot {path}: not drawn: the memory cannot be told{why}")
     return False
 
 
@@ -141,63 +143,43 @@ def _draw(path: Path, looked: Sequence[Looked]) -> bool:
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.SKIPPED: "dim"}
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """The sizes of a layout that fits its node count, and what a step takes in.
+def layout_numbers(config: Mapping[str, Any], nodes: int) -> dict[str, Any] | None:
+    """Return the sizes of a layout and what a step takes in; None if it does not fit its nodes, or has none.
 
     `tokens` are those that the model reads in a step, global batch × sequence length (a T5's encoder alone);
-    ``None`` where the length is not known.
+    None where the length is not known.
     """
-
-    nodes: int
-    devices: int
-    world: int
-    tensor: int
-    pipeline: int
-    virtual: int | None
-    context: int
-    data: int
-    micro_batch: int
-    micro_batches: int
-    global_batch: int
-    tokens: int | None
-
-    def __str__(self) -> str:
-        virtual = f" (virtual {self.virtual})" if self.virtual else ""
-        tokens = f", {self.tokens:,} tokens a step" if self.tokens else ""
-        return (
-            f"{count(self.nodes, 'node')} × {self.devices} = {count(self.world, 'task')}:"
-            f" tensor {self.tensor} × pipeline {self.pipeline}{virtual} × context {self.context}"
-            f" × data {self.data}; global batch {self.global_batch} = micro batch {self.micro_batch}"
-            f" × data {self.data} × {self.micro_batches}{tokens}"
-        )
-
-
-def summarize(config: Mapping[str, Any], nodes: int) -> Summary | None:
-    """Return the numbers of a job's layout; None if it does not fit its nodes, or has none."""
     values = Values(config)
-    shape = read_parallel_config(values)
-    if shape is None or not fits(shape, nodes):
+    sizes = read_parallel_config(values)
+    if sizes is None or not fits(sizes, nodes):
         return None
     length = values.whole("model.seq_length" if is_encoder_decoder(values) else "model.encoder_seq_length")
-    return Summary(
-        nodes=nodes,
-        devices=shape.devices,
-        world=nodes * shape.devices,
-        tensor=shape.tensor,
-        pipeline=shape.pipeline,
-        virtual=shape.virtual,
-        context=shape.context,
-        data=shape.data(nodes),
-        micro_batch=shape.micro,
-        micro_batches=shape.micro_batches(nodes),
-        global_batch=shape.batch,
-        tokens=shape.batch * length if length is not None else None,
+    return {
+        "nodes": nodes,
+        "devices": sizes.devices,
+        "world": nodes * sizes.devices,
+        **{name: getattr(sizes, name) for name in ("tensor", "pipeline", "virtual", "context")},
+        "data": sizes.data(nodes),
+        "micro_batch": sizes.micro,
+        "micro_batches": sizes.micro_batches(nodes),
+        "global_batch": sizes.batch,
+        "tokens": None if length is None else sizes.batch * length,
+    }
+
+
+def _layout_text(layout: Mapping[str, Any]) -> str:
+    virtual = f" (virtual {layout['virtual']})" if layout["virtual"] else ""
+    tokens = f", {layout['tokens']:,} tokens a step" if layout["tokens"] else ""
+    return (
+        f"{count(layout['nodes'], 'node')} × {layout['devices']} = {count(layout['world'], 'task')}:"
+        f" tensor {layout['tensor']} × pipeline {layout['pipeline']}{virtual} × context {layout['context']}"
+        f" × data {layout['data']}; global batch {layout['global_batch']}"
+        f" = micro batch {layout['micro_batch']} × data {layout['data']} × {layout['micro_batches']}{tokens}"
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class PrintedFinding:
     """A finding as it is printed; `source` is where its values are from, `why` the reason of a skip."""
 
     severity: Severity
@@ -210,13 +192,13 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
-    """A draft, what it takes, the ids of the checks that looked at it, and their report, the worst first."""
+class StageReport:
+    """A draft, what it takes, the ids of the checks that applied, and their findings, the worst first."""
 
     draft: Draft
     overview: Overview
-    asked: Sequence[str]
-    report: Sequence[Told]
+    applied: Sequence[str]
+    findings: Sequence[PrintedFinding]
 
     @property
     def plan(self) -> Plan:
@@ -224,83 +206,80 @@ class Looked:
 
     @property
     def errors(self) -> int:
-        return sum(item.severity is Severity.ERROR for item in self.report)
+        return sum(item.severity is Severity.ERROR for item in self.findings)
 
 
-def content(looked: Looked) -> dict[str, Any]:
+def content(stage: StageReport) -> dict[str, Any]:
     """Return the object that ``--json`` prints."""
-    views = looked.overview
-    least, most = _summaries(looked.plan)
+    estimates = stage.overview
+    least, most = _layouts(stage.plan)
     return {
-        "run": looked.plan.paths.run_name,
-        "choices": looked.draft.composition.choices,
-        "layout": least and asdict(least),
-        "layout_at_most": most and asdict(most),
-        "memory": views.memory and views.memory.to_json(),
-        "amount": views.amount and asdict(views.amount),
-        "cost": views.cost and asdict(views.cost),
-        "errors": looked.errors,
-        "findings": [{**asdict(item), "severity": item.severity.value} for item in looked.report],
+        "run": stage.plan.paths.run_name,
+        "choices": stage.draft.composition.choices,
+        "layout": least,
+        "layout_at_most": most,
+        "memory": estimates.memory and estimates.memory.to_json(),
+        "amount": estimates.amount and asdict(estimates.amount),
+        "cost": estimates.cost and asdict(estimates.cost),
+        "errors": stage.errors,
+        "findings": [{**asdict(item), "severity": item.severity.value} for item in stage.findings],
     }
 
 
-def print_screen(looked: Looked) -> None:
+def print_screen(stage: StageReport) -> None:
     """Print the layout, the estimates, the findings, and the verdict last: nearest to the prompt."""
-    plan, memory = looked.plan, looked.overview.memory
-    for summary, to in zip(_summaries(plan), ("", "up to "), strict=True):
-        if summary is not None:
-            _print_named(plan.paths.run_name, f"{to}{summary}")
+    plan, memory = stage.plan, stage.overview.memory
+    for layout, to in zip(_layouts(plan), ("", "up to "), strict=True):
+        if layout is not None:
+            _print_named(plan.paths.run_name, f"{to}{_layout_text(layout)}")
     if memory is not None:
         _print_named("memory", headline(memory))
         if not sys.stdout.isatty() or not print_table(memory):
             print_styled([((f"  {line}", ""),) for line in plain_lines(memory)], wrap=True)
-    amount, cost = looked.overview.amount, looked.overview.cost
+    amount, cost = stage.overview.amount, stage.overview.cost
     lines = cost_lines(plan, cost) if cost is not None else amount_lines(amount) if amount else ()
     for name, text in lines:
         _print_named(name, text)
-    print_styled(_finding_lines(looked.report))
-    print_styled([((_verdict(looked), "bold"),)], wrap=True)
+    print_styled(_finding_lines(stage.findings))
+    print_styled([((_verdict(stage), "bold"),)], wrap=True)
 
 
 def _print_named(name: str, text: str) -> None:
     print_styled([((f"{name}: ", "bold"), (text, ""))], wrap=True)
 
 
-def _summaries(plan: Plan) -> tuple[Summary | None, Summary | None]:
-    """Return the layout with the least nodes of the job, and that with the most if they differ."""
-    config, resources = plan.job.config or {}, plan.job.resources
-    most = resources.max_nodes
-    return summarize(config, resources.nodes), summarize(config, most) if most is not None else None
+def _layouts(plan: Plan) -> Iterator[dict[str, Any] | None]:
+    """Yield the layout with the least nodes of the job, and that with the most if they differ."""
+    resources = plan.job.resources
+    for nodes in (resources.nodes, resources.max_nodes):
+        yield None if nodes is None else layout_numbers(plan.job.config or {}, nodes)
 
 
-def _finding_lines(report: Sequence[Told]) -> Iterator[Line]:
-    for item in together(report):
+def _finding_lines(findings: Sequence[PrintedFinding]) -> Iterator[Line]:
+    for item in _merged_skips(findings):
         severity = (f"{item.severity.value}: ", _STYLES[item.severity])
         yield severity, (item.message, ""), (f" [{item.id}]", "dim")
         for text, style in ((item.source, "dim"), (item.fix, "green")):
             yield from (((f"  {line}", style),) for line in (text.split("\n") if text else ()))
 
 
-def together(report: Sequence[Told]) -> list[Told]:
+def _merged_skips(findings: Sequence[PrintedFinding]) -> Iterator[PrintedFinding]:
     """Merge checks that were skipped for the same reason, such as a cluster that cannot be asked."""
-    found: list[Told] = []
-    for item in report:
-        same = [other for other in report if item.why is not None and other.why == item.why]
+    for item in findings:
+        same = [other for other in findings if item.why is not None and other.why == item.why]
         if len(same) < 2:
-            found.append(item)
+            yield item
         elif item is same[0]:
             ids = ", ".join(other.id for other in same)
-            found.append(replace(item, id=ids, message=f"not checked: {item.why}"))
-    return found
+            yield replace(item, id=ids, message=f"not checked: {item.why}")
 
 
-def _verdict(looked: Looked) -> str:
-    report = looked.report
+def _verdict(stage: StageReport) -> str:
     parts = []
     for severity in Severity:
-        number = sum(item.severity is severity for item in report)
+        number = sum(item.severity is severity for item in stage.findings)
         if number:
             word = severity.value
             parts.append(f"{number} {word}" if severity is Severity.SKIPPED else count(number, word))
-    good = len({*looked.asked} - {item.id for item in report})
-    return "; ".join(filter(None, [f"{good} of {len(looked.asked)} checks passed", ", ".join(parts)]))
+    passed = len({*stage.applied} - {item.id for item in stage.findings})
+    return "; ".join(filter(None, [f"{passed} of {len(stage.applied)} checks passed", ", ".join(parts)]))

@@ -24,34 +24,22 @@ if TYPE_CHECKING:
 
 def cost_lines(plan: Plan, cost: Cost) -> Iterator[tuple[str, str]]:
     """Yield the lines of time, compute and space, each with its name."""
-    yield "time", _time(plan, cost)
-    yield "compute", _compute(plan, cost)
-    yield "space", _space(cost)
-    yield from _save(cost)
+    time = f"{told_days(cost.seconds)}: {cost.steps:,} steps of {cost.seconds_per_step:.3g} s"
+    limit, price = plan.job.resources.time_limit, plan.assumptions.gpu_hour_price
+    if cost.links is not None and limit is not None:
+        time += f"; {'one job' if cost.links == 1 else f'{cost.links:,} jobs'} of {limit}"
+    yield "time", time
+    mfu = f"MFU {cost.mfu:.0%} of {cost.peak / 1e12:,.0f} TFLOP/s ({cost.mfu_source})"
+    hours = f"{cost.gpu_hours:,.0f}" if cost.gpu_hours >= 10 else f"{cost.gpu_hours:.2g}"
+    total = "" if cost.price is None or price is None else f", {cost.price:,.0f} at {price:g} each"
+    yield "compute", f"{_amount(cost)} at {mfu}: {hours} GPU-hours{total}"
+    yield from _space(cost)
 
 
 def amount_lines(amount: TrainingAmount) -> Iterator[tuple[str, str]]:
     """Yield the lines without the time, for a training whose step time is not modelled."""
     yield "compute", _amount(amount)
-    yield "space", _space(amount)
-    yield from _save(amount)
-
-
-def _time(plan: Plan, cost: Cost) -> str:
-    time = f"{told_days(cost.seconds)}: {cost.steps:,} steps of {cost.seconds_per_step:.3g} s"
-    limit = plan.job.resources.time_limit
-    if cost.links is None or limit is None:
-        return time
-    jobs = "one job" if cost.links == 1 else f"{cost.links:,} jobs"
-    return f"{time}; {jobs} of {limit}"
-
-
-def _compute(plan: Plan, cost: Cost) -> str:
-    mfu = f"MFU {cost.mfu:.0%} of {cost.peak / 1e12:,.0f} TFLOP/s ({cost.mfu_source})"
-    hours = f"{cost.gpu_hours:,.0f}" if cost.gpu_hours >= 10 else f"{cost.gpu_hours:.2g}"
-    work = f"{_amount(cost)} at {mfu}: {hours} GPU-hours"
-    price = plan.assumptions.gpu_hour_price
-    return work if cost.price is None or price is None else f"{work}, {cost.price:,.0f} at {price:g} each"
+    yield from _space(amount)
 
 
 def _amount(amount: TrainingAmount) -> str:
@@ -61,19 +49,17 @@ def _amount(amount: TrainingAmount) -> str:
     )
 
 
-def _space(cost: TrainingAmount) -> str:
-    size_of_one = f"a checkpoint {told_bytes(cost.checkpoint_bytes)}"
-    kept = cost.kept_checkpoints
-    if cost.checkpoint_bytes == 0:
-        return "no checkpoint is written"
-    if kept is None:
-        return f"{size_of_one}, and all of them are kept"
-    if kept == 1:
-        return size_of_one
-    return f"{size_of_one}, {kept} kept: {told_bytes(kept * cost.checkpoint_bytes)}"
-
-
-def _save(amount: TrainingAmount) -> Iterator[tuple[str, str]]:
+def _space(amount: TrainingAmount) -> Iterator[tuple[str, str]]:
+    """Yield the disk space of checkpoints, and the memory that a save takes."""
+    bytes_of_one, kept = amount.checkpoint_bytes, amount.kept_checkpoints
+    text = f"a checkpoint {told_bytes(bytes_of_one)}"
+    if bytes_of_one == 0:
+        text = "no checkpoint is written"
+    elif kept is None:
+        text += ", and all of them are kept"
+    elif kept != 1:
+        text += f", {kept} kept: {told_bytes(kept * bytes_of_one)}"
+    yield "space", text
     if amount.save_bytes:
         yield "save", f"a checkpoint takes {size(amount.save_bytes)} of a node's memory, and none of a GPU's"
 
@@ -109,7 +95,7 @@ PARTS = (
 )
 _OVER = "bold red"
 
-Row = StageMemory | tuple[StageMemory, ...]
+Row = tuple[StageMemory, ...]  # a stage, or several neighbours that share a row
 
 
 def headline(memory: MemoryEstimate) -> str:
@@ -136,24 +122,23 @@ def plain_lines(memory: MemoryEstimate) -> Iterator[str]:
     """Yield a line for each row of the table."""
     unit, name = _unit(memory)
     for row in folded(memory.stages):
-        if isinstance(row, tuple):
-            yield f"stages {row[0].stage} to {row[-1].stage}: {_range(row, unit)} {name}"
+        stage, *others = row
+        if others:
+            yield f"stages {stage.stage} to {others[-1].stage}: {_range(row, unit)} {name}"
             continue
-        parts = " + ".join(f"{part.name} {getattr(row, part.name) / unit:.1f}" for part in PARTS)
-        layers = f"{row.layers} layer{'s' * (row.layers != 1)}"
-        yield f"stage {row.stage} ({layers}): {row.total / unit:.1f} {name} = {parts}"
+        parts = " + ".join(f"{part.name} {getattr(stage, part.name) / unit:.1f}" for part in PARTS)
+        layers = f"{stage.layers} layer{'s' * (stage.layers != 1)}"
+        yield f"stage {stage.stage} ({layers}): {stage.total / unit:.1f} {name} = {parts}"
 
 
 def folded(stages: Sequence[StageMemory], most: int = MOST_ROWS) -> list[Row]:
-    """Return the rows of a table: a stage, or several neighbours that share a row."""
-    if len(stages) <= most:
-        return list(stages)
+    """Return the rows of a table: in a long one most stages share a row with their neighbours."""
     fullest = max(stages, key=lambda stage: stage.total)
-    own = {*stages[:_FIRST], fullest, *stages[-_LAST:]}
+    own = {*stages[:_FIRST], fullest, *stages[-_LAST:]} if len(stages) > most else {*stages}
     rows: list[Row] = []
     for has_own, group in groupby(stages, own.__contains__):
         neighbours = tuple(group)
-        rows += neighbours if has_own or len(neighbours) == 1 else [neighbours]
+        rows += [(stage,) for stage in neighbours] if has_own else [neighbours]
     return rows
 
 
@@ -190,10 +175,9 @@ def print_table(memory: MemoryEstimate) -> bool:
     end = round(memory.capacity * width / scale) + 1
     table.add_column(f"{name} of {memory.capacity / unit:.1f} │".rjust(end), no_wrap=True)
     for row, texts in zip(rows, cells, strict=True):
-        style = "dim" if isinstance(row, tuple) else ""
-        drawn = Text() if isinstance(row, tuple) else _drawn(row, memory, width, scale, terminal)
-        stages = row if isinstance(row, tuple) else (row,)
-        is_over = any(stage.total > memory.capacity for stage in stages)
+        style = "dim" if len(row) > 1 else ""
+        drawn = Text() if len(row) > 1 else _drawn(row[0], memory, width, scale, terminal)
+        is_over = any(stage.total > memory.capacity for stage in row)
         total = Text(texts[-1], _OVER if is_over else style or "bold")
         table.add_row(*(Text(text, style) for text in texts[:-1]), total, drawn)
     terminal.print(table)
@@ -223,11 +207,11 @@ def _drawn(stage: StageMemory, memory: MemoryEstimate, width: int, scale: int, c
 
 
 def _cells(row: Row, unit: int) -> list[str]:
-    if isinstance(row, tuple):
-        first, last = row[0].stage, row[-1].stage
-        return [f"{first}–{last}", "", *("" for _ in PARTS), _range(row, unit)]
-    parts = (f"{getattr(row, part.name) / unit:.1f}" for part in PARTS)
-    return [str(row.stage), str(row.layers), *parts, f"{row.total / unit:.1f}"]
+    stage, *others = row
+    if others:
+        return [f"{stage.stage}–{others[-1].stage}", "", *("" for _ in PARTS), _range(row, unit)]
+    parts = (f"{getattr(stage, part.name) / unit:.1f}" for part in PARTS)
+    return [str(stage.stage), str(stage.layers), *parts, f"{stage.total / unit:.1f}"]
 
 
 def _shade(part: Part, console: Console) -> str:

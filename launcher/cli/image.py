@@ -114,8 +114,7 @@ def _add_parsers(verbs: Verbs) -> None:
     add_overrides(verify, f"{shared.IMAGE_HELP} (default: all); and overrides", "IMAGE")
     add_option(verify, "--deep", "decompress every file")
     for parser in (inspect, verify):
-        shared.add_store(parser)
-        shared.add_template_dir(parser)
+        shared.add_store(parser, recipes=True)
 
 
 # --- list

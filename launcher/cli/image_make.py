@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.cli import image_options as shared
-from launcher.cli.options import Verbs, add_config_dir, add_option, add_overrides, add_verb
+from launcher.cli.options import Verbs, add_option, add_overrides, add_tree_options, add_verb
 from launcher.errors import UserError, one_line
 from launcher.images.backends import BACKENDS
 from launcher.images.references import Kind, Reference, absolute_path, recipe_and_flavor
@@ -122,8 +122,7 @@ def add_parsers(verbs: Verbs) -> None:
 def _add_recipe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", metavar="RECIPE", help=RECIPE_HELP)
     add_overrides(parser, "KEY=VALUE, such as image.digest=sha256:...")
-    add_config_dir(parser)
-    shared.add_template_dir(parser)
+    add_tree_options(parser, shared.DOCKERFILES)
 
 
 def _add_import_options(parser: argparse.ArgumentParser) -> None:

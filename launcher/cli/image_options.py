@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.cli.options import add_config_dir, add_option
+from launcher.cli.options import add_config_dir, add_option, add_tree_options
 from launcher.errors import UserError
 from launcher.images.references import absolute_path
 from launcher.secrecy import redacted
@@ -16,19 +16,21 @@ if TYPE_CHECKING:
     from launcher.images.store import Store
 
 IMAGE_HELP = "a path, a recipe such as nemo:dev, or a name that `slipway image list` shows"
+DOCKERFILES = "Dockerfiles"  # the templates of recipes
 OVERRIDES_HELP = "KEY=VALUE, such as images_dir=/shared/images or image.tag=2"
 
 
-def add_store(parser: argparse.ArgumentParser) -> None:
-    """Add the directory of the images, and the user's own tree, which may name another one."""
+def add_store(parser: argparse.ArgumentParser, *, recipes: bool = False) -> None:
+    """Add the directory of the images, and the user's own tree, which may name another one.
+
+    With `recipes` add the user's own Dockerfiles too, which decide the file name of a recipe.
+    """
     text = "the store (default: images_dir of the configuration)"
     add_option(parser, "--images-dir DIR", text, type=absolute_path)
-    add_config_dir(parser)
-
-
-def add_template_dir(parser: argparse.ArgumentParser) -> None:
-    """Add the user's own Dockerfiles, which decide the file name of a recipe."""
-    add_option(parser, "--template-dir DIR", "Dockerfiles of your own, read first")
+    if recipes:
+        add_tree_options(parser, DOCKERFILES)
+    else:
+        add_config_dir(parser)
 
 
 def add_access(parser: argparse.ArgumentParser) -> None:

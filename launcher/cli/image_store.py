@@ -215,8 +215,7 @@ def add_push(verbs: Verbs) -> None:
     parser.add_argument("source", metavar="IMAGE", help="a recipe that was built here, or a reference")
     text = "REGISTRY/NAME:TAG (default: the recipe's); and overrides such as image.tag=2 or images_dir=DIR"
     parser.add_argument("targets", nargs="*", metavar="TO", help=text)
-    shared.add_store(parser)
-    shared.add_template_dir(parser)
+    shared.add_store(parser, recipes=True)
     text = "where to pack (default: where there is room)"
     add_option(parser, "--temp-dir DIR", text, type=absolute_path)
     text = "the builder whose storage has a recipe's image"

@@ -59,7 +59,7 @@ def add_config_dir(parser: argparse.ArgumentParser) -> None:
     add_option(parser, "--config-dir DIR", "a conf tree of your own, read first")
 
 
-def add_tree_options(parser: argparse.ArgumentParser) -> None:
+def add_tree_options(parser: argparse.ArgumentParser, templates: str = "templates") -> None:
     """Add the user's own trees: of the configuration, and of templates."""
     add_config_dir(parser)
-    add_option(parser, "--template-dir DIR", "templates of your own, read first")
+    add_option(parser, "--template-dir DIR", f"{templates} of your own, read first")

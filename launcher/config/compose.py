@@ -11,36 +11,29 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hydra.errors import HydraException
-from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import MissingMandatoryValue
+from omegaconf import OmegaConf
 
-from launcher.config.hydra_setup import config_loader, with_gpus
+from launcher.config.hydra_setup import with_gpus
 from launcher.config.overrides import (
     DEVICES,
     GRES,
     MAIN,
     NODE_GPUS,
     about,
-    for_hydra,
     is_derived_from_gpus,
-    keys_for_hydra,
     options_of,
     parse_override,
     without_interpolation,
 )
 from launcher.config.schema import Model, RunConfig, parse
 from launcher.config.secrets import check_references, check_secrets, placeholders_in, secret_references
-from launcher.config.tree_composer import ComposedTree, TreeComposer
+from launcher.config.sources import Sources
+from launcher.config.tree_composer import ComposedTree, HydraTree, TreeComposer
 from launcher.errors import Mistakes, UserError, check_directory, shown
-
-if TYPE_CHECKING:
-    from launcher.config.sources import Sources
 
 # In the wheel a directory, in a checkout a link; resolved, so that messages name a file once.
 CONF_DIR = (Path(__file__).parents[1] / "conf").resolve()
@@ -76,7 +69,7 @@ class Composition:
 
     def annotate(self, error: UserError) -> None:
         """Add the sources of the offending values to an error."""
-        annotate(error, self.overrides, self.config_dir)
+        self.sources().annotate(error)
 
     @contextmanager
     def annotated(self) -> Iterator[None]:
@@ -89,7 +82,7 @@ class Composition:
 
     def sources(self) -> Sources:
         """Return the sources of the values."""
-        return sources_of(self.overrides, self.config_dir)
+        return Sources(self.overrides, tree_roots(self.config_dir))
 
 
 def compose(overrides: Sequence[str], config_dir: Path | None = None) -> Composition:
@@ -121,6 +114,7 @@ class BatchComposer:
     def __init__(self, base: Sequence[str], config_dir: Path | None = None, *, once: bool = False) -> None:
         self.alone = 0
         self._base, self._config_dir, self._once = tuple(base), config_dir, once
+        self._roots = tree_roots(config_dir)
         self._trees: TreeComposer | None = None
         self._sources: dict[tuple[str, ...], Sources] = {}
 
@@ -128,55 +122,34 @@ class BatchComposer:
         """Compose one point, as `compose` would compose the shared overrides and the point's."""
         overrides, config_dir = (*self._base, *point), self._config_dir
 
-        def again(texts: Sequence[str]) -> DictConfig:
-            return _compose_by_hydra(for_hydra(texts), config_dir).tree
-
         def check(texts: Sequence[str]) -> Composition:
-            return type(self)(texts, config_dir, once=True)._compose(texts)
+            return BatchComposer(texts, config_dir, once=True)._compose(texts)
 
-        with _explained(overrides, config_dir, again, check):
+        with _explained(overrides, config_dir, check):
             return self._compose(overrides)
 
     def _compose(self, overrides: Sequence[str]) -> Composition:
         try:
-            return self._compose_quickly(overrides)
-        except (UserError, HydraException):
+            if self._trees is None:
+                self._trees = TreeComposer(self._roots, self._base, once=self._once)
+            with self._trees.compose(overrides) as composed:
+                return self._check(composed, overrides)
+        except UserError:
             raise
         except Exception:
-            # A mistake of another kind, or a case that the short way does not know.
+            # A mistake of another kind, or a case that the short way does not know: Hydra's own node is one.
             self.alone += 1
-            return compose_fully(overrides, self._config_dir)
+            return self._check(HydraTree(overrides, self._roots), overrides)
 
-    def _compose_quickly(self, overrides: Sequence[str]) -> Composition:
-        if self._trees is None:
-            self._trees = TreeComposer(_roots(self._config_dir), self._base, once=self._once)
-        with self._trees.compose(overrides) as composed:
-            sources = partial(self._sources_of, composed.key, overrides)
-            return _checked_composition(composed, overrides, self._config_dir, sources)
-
-    def _sources_of(self, key: tuple[str, ...], overrides: Sequence[str]) -> Sources:
-        first = self._sources.setdefault(key, sources_of(overrides, self._config_dir))
-        return sources_of(overrides, self._config_dir, like=first)
-
-
-def compose_fully(overrides: Sequence[str], config_dir: Path | None) -> Composition:
-    """Compose as `compose` does, by Hydra's and OmegaConf's own ways; mistakes are their exceptions."""
-    composed = _compose_by_hydra(for_hydra(overrides), config_dir)
-    return _checked_composition(composed, overrides, config_dir, partial(sources_of, overrides, config_dir))
-
-
-def _checked_composition(
-    composed: ComposedTree,
-    overrides: Sequence[str],
-    config_dir: Path | None,
-    sources: Callable[[], Sources],
-) -> Composition:
-    settle_directories(composed)
-    derive_from_gpus(composed, overrides)
-    config, node = _checked_as(RunConfig, composed, sources)
-    choices = {group: choice for group, choice in composed.choices.items() if group in node and choice}
-    references = secret_references(composed.tree, node)
-    return Composition(config, choices, tuple(overrides), config_dir, references=references)
+    def _check(self, composed: ComposedTree, overrides: Sequence[str]) -> Composition:
+        settle_directories(composed)
+        derive_from_gpus(composed, overrides)
+        sources = Sources(overrides, self._roots)
+        sources = Sources(overrides, self._roots, like=self._sources.setdefault(composed.key, sources))
+        config, node = _checked_as(RunConfig, composed, sources)
+        choices = {group: choice for group, choice in composed.choices.items() if group in node and choice}
+        references = secret_references(composed.tree, node)
+        return Composition(config, choices, tuple(overrides), self._config_dir, references=references)
 
 
 def compose_file(
@@ -184,27 +157,19 @@ def compose_file(
 ) -> Model:
     """Compose one file of the tree by itself, with what it builds on, and check it as `compose` does."""
 
-    def again(texts: Sequence[str]) -> DictConfig:
-        return compose_tree(texts).tree
-
-    def compose_tree(texts: Sequence[str]) -> ComposedTree:
-        return _compose_by_hydra(keys_for_hydra([parse_override(text) for text in texts]), config_dir, name)
-
     def compose_checked(texts: Sequence[str]) -> Model:
-        composed = compose_tree(texts)
-        sources = partial(sources_of, texts, config_dir, primary=name)
+        composed = HydraTree(texts, tree_roots(config_dir), name)
+        sources = Sources(texts, tree_roots(config_dir), primary=name)
         config, node = _checked_as(model, composed, sources)
         check_references(secret_references(composed.tree, node))
         check_secrets(config)
         return config
 
-    with _explained(overrides, config_dir, again, compose_checked, name):
+    with _explained(overrides, config_dir, compose_checked, name):
         return compose_checked(overrides)
 
 
-def _checked_as(
-    model: type[Model], composed: ComposedTree, sources: Callable[[], Sources]
-) -> tuple[Model, dict[str, Any]]:
+def _checked_as(model: type[Model], composed: ComposedTree, sources: Sources) -> tuple[Model, dict[str, Any]]:
     """Hold a tree against the schema; numbers that are meant as text are read as they were written."""
     node = composed.resolved()
     try:
@@ -216,13 +181,13 @@ def _checked_as(
         if not numbers:
             raise
     for number in numbers:
-        text = sources().written(number.path) or str(number.value)
+        text = sources.written(number.path) or str(number.value)
         composed.set(number.path, without_interpolation(text))
     node = composed.resolved()
     return _accepted(model, node, sources), node
 
 
-def _accepted(model: type[Model], node: Mapping[str, Any], sources: Callable[[], Sources]) -> Model:
+def _accepted(model: type[Model], node: Mapping[str, Any], sources: Sources) -> Model:
     placeholders = placeholders_in(node, sources)
     try:
         parsed = parse(model, node)
@@ -233,41 +198,6 @@ def _accepted(model: type[Model], node: Mapping[str, Any], sources: Callable[[],
     if placeholders:
         raise Mistakes(placeholders)
     return parsed
-
-
-def sources_of(
-    overrides: Sequence[str], config_dir: Path | None, like: Sources | None = None, primary: str = MAIN
-) -> Sources:
-    """Return the sources of values; `like` shares the files of a composition with the same choices."""
-    # Imported late: most launches do not ask.
-    from launcher.config.sources import Sources
-
-    return Sources(overrides, _roots(config_dir), like, primary)
-
-
-def _compose_by_hydra(overrides: list[str], config_dir: Path | None, name: str = MAIN) -> ComposedTree:
-    loader = config_loader(_roots(config_dir))
-    tree = loader.load_configuration(name, overrides, RunMode.RUN, from_shell=False)
-    OmegaConf.set_struct(tree, False)
-    return HydraTree(tree, tree.pop("hydra").runtime.choices)
-
-
-class HydraTree(ComposedTree):
-    """A tree that is composed by Hydra, and resolved by OmegaConf."""
-
-    def set(self, key: str, value: Any) -> None:
-        OmegaConf.update(self.tree, key, value, force_add=True)
-
-    def resolved(self) -> dict[str, Any]:
-        try:
-            plain = OmegaConf.to_container(self.tree, resolve=True, throw_on_missing=True)
-        except MissingMandatoryValue as error:
-            from launcher.config.tree_mistakes import MissingValue
-
-            missing = sorted(OmegaConf.missing_keys(self.tree))
-            raise Mistakes([MissingValue(key) for key in missing]) from error
-        assert isinstance(plain, dict)
-        return {str(key): value for key, value in plain.items()}
 
 
 def settle_directories(composed: ComposedTree) -> None:
@@ -321,7 +251,6 @@ def _absolute(key: str, value: object) -> str:
 def _explained(
     overrides: Sequence[str],
     config_dir: Path | None,
-    again: Callable[[Sequence[str]], DictConfig],
     check: Callable[[Sequence[str]], object],
     primary: str = MAIN,
 ) -> Iterator[None]:
@@ -334,32 +263,25 @@ def _explained(
         # Imported late: most configurations have no mistake.
         from launcher.config.mistakes import Attempt, explain_all
 
-        explained = explain_all(error, Attempt(overrides, _roots(config_dir), again, primary), check) or error
+        roots = tree_roots(config_dir)
+        explained = explain_all(error, Attempt(overrides, roots, check, primary)) or error
         if isinstance(explained, UserError):
-            annotate(explained, overrides, config_dir, primary)
+            Sources(overrides, roots, primary=primary).annotate(explained)
         if explained is error:
             raise
         raise explained from error
 
 
-def annotate(
-    error: UserError, overrides: Sequence[str], config_dir: Path | None, primary: str = MAIN
-) -> None:
-    """Add the sources of the offending values to an error of a composition."""
-    from launcher.config.sources import name_sources
-
-    name_sources(error, overrides, _roots(config_dir), primary)
-
-
-def _roots(config_dir: Path | None) -> list[Path]:
+def tree_roots(config_dir: Path | None) -> list[Path]:
+    """Return the directories of the trees, the user's own first."""
     return [root for root in (config_dir, CONF_DIR) if root is not None]
 
 
 def list_options(group: str, config_dir: Path | None = None) -> list[str]:
     """Return the choices of a configuration group, such as ``gpt3/126m`` of ``training``."""
-    return options_of(group, _roots(config_dir))
+    return options_of(group, tree_roots(config_dir))
 
 
 def describe_option(group: str, choice: str, config_dir: Path | None = None) -> str | None:
     """Return the sentence that describes a choice in its file."""
-    return about(group, choice, _roots(config_dir))
+    return about(group, choice, tree_roots(config_dir))

@@ -13,8 +13,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator
 
-from launcher.config.compose import annotate, compose_file, list_options
+from launcher.config.compose import compose_file, list_options, tree_roots
 from launcher.config.overrides import choice_hint, parse_override
+from launcher.config.sources import Sources
 from launcher.config.stage_schema import StrictModel
 from launcher.config.values import Line, LineList, Text, Whole, matching
 from launcher.errors import UserError, did_you_mean, one_line
@@ -55,14 +56,6 @@ def _flat(value: Any) -> Any:
 
 
 _HOST = r"[A-Za-z0-9][\w.-]*(:\d+)?"
-
-_Template = Annotated[Line, matching(r"\w[\w-]*", "expected a template's name, such as nemo")]
-_Digest = Annotated[Text, matching(r"sha256:[0-9a-f]{64}", "expected sha256: and 64 digits")]
-_Owner = Annotated[Text, matching(r"[a-z0-9]+([._/-]+[a-z0-9]+)*", "expected lower case, as in me")]
-_Tag = Annotated[Text, matching(r"\w[\w.-]{0,127}", "expected a tag, such as 24.09-1")]
-_Registry = Annotated[Text, matching(_HOST, "expected HOST or HOST:PORT")]
-_Registries = Annotated[LineList, matching(_HOST, "expected HOST or HOST:PORT of each")]
-_Workdir = Annotated[Line, matching(r"/.*", "expected an absolute path")]
 _Debian = Annotated[
     LineList, matching(r"[a-z0-9][a-z0-9+.-]+(=\S+)?", "expected Debian packages, as in numactl")
 ]
@@ -75,15 +68,15 @@ class RecipeConfig(StrictModel):
     """The keys of a recipe; see `conf/image/_base.yaml`."""
 
     flavor: Literal["run", "dev"]
-    template: _Template
+    template: Annotated[Line, matching(r"\w[\w-]*", "expected a template's name, such as nemo")]
     base: Line
-    digest: _Digest | None
+    digest: Annotated[Text, matching(r"sha256:[0-9a-f]{64}", "expected sha256: and 64 digits")] | None
     platform: Literal["linux/amd64", "linux/arm64"]
     builder: Literal["docker", "podman", "buildah"] | None
-    registry: _Registry | None
-    registries: _Registries
-    owner: _Owner | None
-    tag: _Tag | None
+    registry: Annotated[Text, matching(_HOST, "expected HOST or HOST:PORT")] | None
+    registries: Annotated[LineList, matching(_HOST, "expected HOST or HOST:PORT of each")]
+    owner: Annotated[Text, matching(r"[a-z0-9]+([._/-]+[a-z0-9]+)*", "expected lower case, as in me")] | None
+    tag: Annotated[Text, matching(r"\w[\w.-]{0,127}", "expected a tag, such as 24.09-1")] | None
     packages: _Debian
     dev_packages: _Debian
     dev_script: Line | None
@@ -92,7 +85,7 @@ class RecipeConfig(StrictModel):
     versions: dict[_Variable, _Version | None]
     cuda_archs: list[Whole]
     env: Annotated[dict[_Variable, Text], AfterValidator(_without_secrets)]
-    workdir: _Workdir
+    workdir: Annotated[Line, matching(r"/.*", "expected an absolute path")]
     labels: Annotated[dict[_Label, Text], BeforeValidator(_flat)]
 
 
@@ -111,7 +104,8 @@ class RecipeComposition:
 
     def annotate(self, error: UserError) -> None:
         """Add the sources of the offending values to an error."""
-        annotate(error, self.overrides, self.config_dir, _file_of(self.name))
+        roots = tree_roots(self.config_dir)
+        Sources(self.overrides, roots, primary=_file_of(self.name)).annotate(error)
 
 
 def recipe_names(config_dir: Path | None = None) -> list[str]:

@@ -30,6 +30,7 @@ from launcher.config.overrides import (
 )
 from launcher.config.secrets import Placeholder, placeholder_in
 from launcher.config.sources import locate_text
+from launcher.config.tree_composer import HydraTree
 from launcher.config.tree_mistakes import MissingValue, broken_trees, explain_value, mistakes_of_root
 from launcher.errors import Mistakes, UserError, did_you_mean, nearest, one_line
 from launcher.slurm.sbatch_options import key_hint
@@ -49,11 +50,11 @@ _MOST_TRIED = 8  # compositions that look for further mistakes
 
 @dataclass(frozen=True)
 class Attempt:
-    """A composition that failed."""
+    """A composition that failed; `check` composes other overrides, and holds them against the schema."""
 
     overrides: Sequence[str]
     roots: Sequence[Path]
-    compose: Callable[[Sequence[str]], DictConfig]
+    check: Callable[[Sequence[str]], object]
     primary: str = MAIN
 
     @cached_property
@@ -62,11 +63,9 @@ class Attempt:
         parsed = [parse_override(text) for text in self.overrides]
         choices = [item.text for item in parsed if item.key == "stages" or (item.is_choice and not item.sign)]
         try:
-            tree = self.compose(choices)
+            return HydraTree(choices, self.roots, self.primary).tree
         except (HydraException, OmegaConfBaseException, UserError):
             return None
-        tree.pop("hydra", None)
-        return tree
 
     @cached_property
     def keys(self) -> list[str]:
@@ -79,6 +78,10 @@ class Attempt:
     def override_of(self, key: str) -> str:
         """Return the override that sets a key, as the user wrote it, or else the key."""
         return next((text for text in reversed(self.overrides) if parse_override(text).key == key), key)
+
+    def no_choice(self, group: str, choice: str) -> NoSuchChoice:
+        """Return the error about a choice that its group does not have, with those that it has."""
+        return NoSuchChoice(group, choice, choice_hint(choice, options_of(group, self.roots)))
 
     def as_written(self, typed: str) -> str:
         """Return the override that became `typed` for Hydra: text is quoted on the way."""
@@ -93,13 +96,11 @@ def _keys_of(mapping: Mapping[Any, Any], prefix: str = "") -> Iterator[str]:
             yield from _keys_of(value, f"{prefix}{name!s}.")
 
 
-def explain_all(
-    error: Exception, attempt: Attempt, check: Callable[[Sequence[str]], object]
-) -> UserError | None:
+def explain_all(error: Exception, attempt: Attempt) -> UserError | None:
     """Say what all mistakes of a command line are; ``None`` if there was none, but a mistake of ours.
 
     Hydra stops at the first override that it cannot apply. The composition is tried again without it, for as
-    long as there are others; `check` composes and holds them against the schema.
+    long as there are others.
     """
     first = last = explain(error, attempt)
     if first is None or last is None:
@@ -111,7 +112,7 @@ def explain_all(
             break
         left = rest
         try:
-            check(left)
+            attempt.check(left)
             break
         except Exception as another:
             last = explain(another, replace(attempt, overrides=left))
@@ -160,7 +161,7 @@ def explain(error: Exception, attempt: Attempt) -> UserError | None:
     if of_root:
         return Mistakes(of_root)
     if isinstance(error, NoSuchChoice):
-        return _no_choice(error.group, error.choice, attempt)
+        return attempt.no_choice(error.group, error.choice)
     if isinstance(error, UserError):
         return error
     if isinstance(error, MissingConfigException):
@@ -179,14 +180,9 @@ def explain(error: Exception, attempt: Attempt) -> UserError | None:
     return None
 
 
-def _as_told(error: Exception) -> UserError:
+def _as_told(error: HydraException) -> UserError:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return UserError(one_line(lines[0]), hint=" ".join(lines[1:3]) or None)
-
-
-def _no_choice(group: str, choice: str, attempt: Attempt) -> UserError:
-    hint = choice_hint(choice, options_of(group, attempt.roots))
-    return UserError(f"{group}={one_line(choice)}: there is no such choice", key=group, hint=hint)
 
 
 def _missing_file(error: MissingConfigException, attempt: Attempt) -> UserError:
@@ -197,21 +193,15 @@ def _missing_file(error: MissingConfigException, attempt: Attempt) -> UserError:
     is_requested = any(name == f"{item.key}/{item.value}" for item in parsed)
     choice = name.removeprefix(f"{group}/")
     if is_requested or parent is None or parent[1] == "config" or group == name:
-        return _no_choice(group, choice, attempt)
+        return attempt.no_choice(group, choice)
+    options = options_of(group, attempt.roots)
+    near = nearest_choice(choice, options) or ""
     return UserError(
         f"{one_line(name)}: there is no such file to build on",
         source=locate_text(parent[1], name.rpartition("/")[2], attempt.roots),
-        hint=_base_hint(group, choice, attempt),
+        # A family's file is built on by its whole path.
+        hint=f"did you mean '/{group}/{near}@_here_'?" if "/" in near else choice_hint(choice, options),
     )
-
-
-def _base_hint(group: str, choice: str, attempt: Attempt) -> str:
-    """Return how to build on the file nearest to a choice: a family's by its whole path."""
-    options = options_of(group, attempt.roots)
-    near = nearest_choice(choice, options)
-    if near is None or "/" not in near:
-        return choice_hint(choice, options)
-    return f"did you mean '/{group}/{near}@_here_'?"
 
 
 def _not_parsed(text: str) -> UserError:
@@ -324,7 +314,7 @@ def _nothing_to_delete(key: str, attempt: Attempt) -> UserError:
 def _several_values(text: str, attempt: Attempt) -> UserError:
     override = parse_override(text)
     if override.key in GROUPS:
-        return _no_choice(override.key, override.value or "", attempt)
+        return attempt.no_choice(override.key, override.value or "")
     value = override.value or ""
     return UserError(
         f"{one_line(text)}: several values for one key",

@@ -96,10 +96,12 @@ def without_interpolation(text: str) -> str:
     return re.sub(r"(\\*)\$\{", r"\1\1\\${", text)
 
 
-def for_hydra(texts: Sequence[str]) -> list[str]:
+def for_hydra(texts: Sequence[str], primary: str = MAIN) -> list[str]:
     """Return the overrides in Hydra's syntax; raise UserError if one has not the form of an override."""
     parsed = [parse_override(text) for text in texts]
     typed = keys_for_hydra(parsed)
+    if primary != MAIN:
+        return typed
     skipped = skipped_groups(parsed)
     counting = {override.key: override for override in parsed if override.is_choice}  # the last one does
     for override in counting.values():
@@ -226,8 +228,8 @@ def _check_choice(override: Override, skipped: Sequence[str]) -> None:
 class NoSuchChoice(UserError):
     """A choice that its group does not have; the list of those it has is added on the way out."""
 
-    def __init__(self, group: str, choice: str) -> None:
-        super().__init__(f"{group}={one_line(choice)}: there is no such choice", key=group)
+    def __init__(self, group: str, choice: str, hint: str | None = None) -> None:
+        super().__init__(f"{group}={one_line(choice)}: there is no such choice", key=group, hint=hint)
         self.group, self.choice = group, choice
 
 

@@ -1,6 +1,5 @@
 """The configuration of a launch, read strictly; the nodes of its stages are in `stage_schema`."""
 
-import copy
 from collections.abc import Mapping
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar
@@ -123,11 +122,10 @@ class ClusterConfig(StrictModel):
 @cache
 def _any_of_the_cluster() -> type[BaseModel]:
     """Make all of the cluster's keys optional; unknown keys are refused in the merged cluster."""
-    fields = {name: copy.copy(field) for name, field in ClusterConfig.model_fields.items()}
-    for field in fields.values():
-        field.default = None
-    given: dict[str, Any] = {name: (field.annotation, field) for name, field in fields.items()}
-    return create_model("StageChanges", __config__=ConfigDict(extra="ignore"), **given)
+    fields: dict[str, Any] = {
+        name: (field.rebuild_annotation(), None) for name, field in ClusterConfig.model_fields.items()
+    }
+    return create_model("StageChanges", __config__=ConfigDict(extra="ignore"), **fields)
 
 
 def _changes(value: Any) -> Any:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from omegaconf import DictConfig, Node
 from pydantic import BaseModel
 
+from launcher.config.sources import Sources
 from launcher.errors import UserError, one_line, setting, shortened
 from launcher.secrecy import (
     MASK,
@@ -25,9 +26,6 @@ from launcher.secrecy import (
     referred_variables,
     secrets_in,
 )
-
-if TYPE_CHECKING:
-    from launcher.config.sources import Sources
 
 _VARIABLE_OF = {"wandb_logger_kwargs": "WANDB_API_KEY"}
 # NeMo's nodes, which are written into the configuration of the launch.
@@ -183,27 +181,25 @@ class Placeholder(UserError):
         self.text = text
 
 
-def placeholders_in(node: Mapping[str, Any], sources: Callable[[], Sources]) -> list[Placeholder]:
+def placeholders_in(node: Mapping[str, Any], sources: Sources) -> list[Placeholder]:
     """Return a mistake for each value in which a placeholder was left.
 
     Values that only refer to such a placeholder are not texts again.
     """
-    texts = ((key, value) for key, value in _leaves(node) if isinstance(value, str))
     left = [
         Placeholder(key, value, text)
-        for key, value in texts
-        if (text := placeholder_in(key, value)) is not None
+        for key, value in _leaves(node)
+        if isinstance(value, str) and (text := placeholder_in(key, value)) is not None
     ]
     if len(left) < 2:
         return left
-    stated = sources().stated
-    written = [mistake for mistake in left if _stands_there(mistake, stated)]
+    written = [mistake for mistake in left if _stands_there(mistake, sources)]
     names = {mistake.text for mistake in written}
     return [mistake for mistake in left if mistake in written or mistake.text not in names]
 
 
-def _stands_there(mistake: Placeholder, stated: Callable[[str], str | None]) -> bool:
-    text = stated(str(mistake.key))
+def _stands_there(mistake: Placeholder, sources: Sources) -> bool:
+    text = sources.stated(str(mistake.key))
     return text is not None and (mistake.text in text or "oc.env" in text)
 
 

@@ -64,25 +64,7 @@ class Position(NamedTuple):
     value: str | None
 
 
-def name_sources(
-    error: UserError, overrides: Sequence[str], roots: Sequence[Path], primary: str = MAIN
-) -> None:
-    """Fill in where the values that an error is about are from, and mask the secrets among the overrides."""
-    sources = Sources(overrides, roots, primary=primary)
-    for mistake in error.mistakes:
-        if mistake.source is None and mistake.key is not None:
-            lines = [sources.locate(mistake.key)]
-            for key in mistake.also:
-                source = sources.locate(key)
-                lines.append(source and f"{key} is {source}")
-            mistake.source = "\n".join(line for line in lines if line) or None
-    for mistake in {error, *error.mistakes}:
-        mistake.message = _told_without_secrets(mistake.message, overrides)
-        mistake.source = mistake.source and _told_without_secrets(mistake.source, overrides)
-        mistake.hint = mistake.hint and _told_without_secrets(mistake.hint, overrides)
-
-
-def _told_without_secrets(message: str, overrides: Sequence[str]) -> str:
+def _without_secrets(message: str, overrides: Sequence[str]) -> str:
     """Mask the values of secrets in a message that quotes overrides, whole or in part."""
     for text in overrides:
         message = message.replace(one_line(text), one_line(redacted(text)))
@@ -110,6 +92,18 @@ class Sources:
     ) -> None:
         self._texts, self._roots, self._like, self._primary = overrides, roots, like, primary
         self._nodes: dict[Path, yaml.Node | None] = like._nodes if like else {}
+
+    def annotate(self, error: UserError) -> None:
+        """Fill in the sources of the values that an error is about, and mask secrets."""
+        for mistake in error.mistakes:
+            if mistake.source is None and mistake.key is not None:
+                lines = [self.locate(mistake.key)]
+                lines += [(source := self.locate(key)) and f"{key} is {source}" for key in mistake.also]
+                mistake.source = "\n".join(filter(None, lines)) or None
+        for mistake in {error, *error.mistakes}:
+            for part in ("message", "source", "hint"):
+                text = getattr(mistake, part)
+                setattr(mistake, part, text and _without_secrets(text, self._texts))
 
     def locate(self, key: str) -> str | None:
         """Return ``from the command line: ...``, ``from FILE:LINE``, or ``None`` if nothing sets the key."""

@@ -5,8 +5,8 @@ interpolation with a full grammar whenever it is asked: nearly all of them are p
 ``${.b}`` or text around some, or calls of our own functions with such. These are looked up here, the others
 left to OmegaConf. Trees that differ in values are one tree, which is changed in place and changed back.
 
-What needs more than that raises `NeedsFullCompose`. The versions of Hydra and OmegaConf are pinned; the tests
-compare the results with Hydra's.
+What needs more than that raises `NeedsFullCompose`, and is composed by Hydra's own way (`HydraTree`). The
+versions of Hydra and OmegaConf are pinned; the tests compare the results with Hydra's.
 """
 
 from __future__ import annotations
@@ -25,10 +25,13 @@ from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.plugins.config_source import ConfigResult
+from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue
 
 from launcher.config.hydra_setup import PURE, config_loader
 from launcher.config.overrides import MAIN, for_hydra, keys_for_hydra, parse_override
+from launcher.errors import Mistakes
 
 Choices = Mapping[str, str | None]
 
@@ -57,12 +60,7 @@ class TreeComposer:
 
     @contextmanager
     def compose(self, overrides: Sequence[str]) -> Iterator[ComposedTree]:
-        """Compose a tree, whose changes are taken back in the end.
-
-        Raises
-        ------
-        NeedsFullCompose, UserError, HydraException, OmegaConfBaseException
-        """
+        """Compose a tree, whose changes are taken back in the end."""
         values, groups = self._sorted(for_hydra(overrides))
         shared, _ = self._sorted(keys_for_hydra([parse_override(text) for text in self._shared]))
         key = tuple(str(override.input_line) for override in groups)
@@ -139,7 +137,7 @@ class _TreeFiles(ConfigRepository):
 class ComposedTree:
     """A tree, the choices of its groups, the overrides that chose them, and the changes to take back."""
 
-    def __init__(self, tree: DictConfig, choices: Choices, key: tuple[str, ...] = ()) -> None:
+    def __init__(self, tree: DictConfig, choices: Choices, key: tuple[str, ...]) -> None:
         self.tree, self.choices, self.key = tree, choices, key
         self._before: list[tuple[DictConfig, dict[Any, Any]]] = []
 
@@ -183,6 +181,30 @@ class ComposedTree:
             node.__dict__["_content"] = content
 
 
+class HydraTree(ComposedTree):
+    """A tree that is composed by Hydra, and resolved by OmegaConf."""
+
+    def __init__(self, overrides: Sequence[str], roots: Sequence[Path], primary: str = MAIN) -> None:
+        typed = for_hydra(overrides, primary)
+        tree = config_loader(roots).load_configuration(primary, typed, RunMode.RUN, from_shell=False)
+        OmegaConf.set_struct(tree, False)
+        super().__init__(tree, tree.pop("hydra").runtime.choices, tuple(overrides))
+
+    def set(self, key: str, value: Any) -> None:
+        OmegaConf.update(self.tree, key, value, force_add=True)
+
+    def resolved(self) -> dict[str, Any]:
+        try:
+            return cast(
+                "dict[str, Any]", OmegaConf.to_container(self.tree, resolve=True, throw_on_missing=True)
+            )
+        except MissingMandatoryValue as error:
+            from launcher.config.tree_mistakes import MissingValue
+
+            missing = sorted(OmegaConf.missing_keys(self.tree))
+            raise Mistakes([MissingValue(key) for key in missing]) from error
+
+
 def _content(node: DictConfig) -> dict[Any, Any]:
     return cast("dict[Any, Any]", node.__dict__["_content"])
 
@@ -204,22 +226,18 @@ class _Resolution:
         self._tree = tree
         self._plain: dict[str, Any] = OmegaConf.to_container(tree, resolve=False)  # type: ignore[assignment]
         self._open = dict.fromkeys(_interpolations(self._plain))
+        self._resolving: list[KeyPath] = []
 
     def plain(self) -> dict[str, Any]:
-        """Resolve everything.
-
-        Raises
-        ------
-        NeedsFullCompose, OmegaConfBaseException
-            If a value is missing, or a reference leads nowhere.
-        """
+        """Resolve everything; raise NeedsFullCompose or OmegaConf's errors if a reference leads nowhere."""
         while self._open:
             self._resolve(next(reversed(self._open)))
         return self._plain
 
     def _resolve(self, path: KeyPath) -> None:
         """Put the value in the place of the text that refers to it."""
-        del self._open[path]  # what refers to itself is found as text, below
+        del self._open[path]
+        self._resolving.append(path)
         parent = self._plain
         for name in path[:-1]:
             parent = parent[name]
@@ -231,6 +249,7 @@ class _Resolution:
             parent[path[-1]] = self._value(text, path)
         else:
             parent[path[-1]] = self._asked(path)
+        self._resolving.pop()
 
     def _arguments(self, text: str, path: KeyPath) -> Iterator[Any]:
         for part in map(str.strip, text.split(",")):
@@ -255,6 +274,8 @@ class _Resolution:
         if len(dots) > len(path):
             raise NeedsFullCompose(path)
         target = (*path[: len(path) - len(dots)], *names.split(".")) if dots else tuple(names.split("."))
+        if any(other[: len(target)] == target for other in self._resolving):
+            raise NeedsFullCompose(path)  # a circle, also by way of a parent
         node: Any = self._plain
         for depth, name in enumerate(target, 1):
             if not isinstance(node, dict) or name not in node:
@@ -265,7 +286,7 @@ class _Resolution:
         for below in [other for other in self._open if other[: len(target)] == target]:
             self._resolve(below)
         if isinstance(node, str) and "${" in node:
-            raise NeedsFullCompose(path)  # escaped, or a circle
+            raise NeedsFullCompose(path)  # escaped
         return node
 
     def _asked(self, path: KeyPath) -> Any:

@@ -183,24 +183,20 @@ def _unknown_groups(path: Path, node: yaml.MappingNode, roots: Sequence[Path]) -
 def _unknown_keys(path: Path, node: yaml.MappingNode) -> Iterator[UserError]:
     for key, _ in node.value:
         if key.value not in (*RunConfig.model_fields, "defaults", "hydra"):
+            near = nearest(key.value, RunConfig.model_fields)
+            # The NeMo launcher has training_config for the choice of training.
+            is_meant = near and not key.value.endswith("_config")
             yield UserError(
                 f"{one_line(key.value)}: there is no such key",
                 source=f"from {one_line(relative(path))}:{key.start_mark.line + 1}",
-                hint=_near(key.value),
+                hint=f"did you mean {near[0]!r}?" if is_meant else "take the line out",
             )
-
-
-def _near(name: str) -> str:
-    near = did_you_mean(name, RunConfig.model_fields) or ""
-    # The NeMo launcher has training_config for the choice of training.
-    return near if near.startswith("did") and not name.endswith("_config") else "take the line out"
 
 
 def _missing(path: Path, node: yaml.MappingNode, ours: Path) -> Iterator[UserError]:
     present = {key.value for key, _ in node.value} | {name for name, _, _ in _choices(node)}
     needed = [name for name, field in RunConfig.model_fields.items() if field.is_required()]
-    missing = [name for name in (*GROUPS, *needed) if name not in present]
-    missing = list(dict.fromkeys(missing))
+    missing = [name for name in dict.fromkeys((*GROUPS, *needed)) if name not in present]
     if missing:
         more = f" and {len(missing) - _LISTED} more" if len(missing) > _LISTED else ""
         yield UserError(

@@ -26,7 +26,7 @@ from launcher.checks.rules.layout import (
 from launcher.checks.rules.model import recompute_problems
 from launcher.checks.rules.training import rampup_problems_at
 from launcher.checks.runner import run_checks
-from launcher.cli.check import summarize
+from launcher.cli.check import layout_numbers
 from launcher.estimates.parallelism import node_counts, read_parallel_config
 from launcher.estimates.values import Values
 from tests.checks.plans import GPT, changed, plan_of
@@ -59,7 +59,7 @@ def test_a_layout_without_findings_divides_all_that_megatron_divides(
 ) -> None:
     config = changed(GPT, layout)
     if layout_problems(config, nodes):
-        assert summarize(config, nodes) is None
+        assert layout_numbers(config, nodes) is None
         return
     tensor, pipeline, context = (
         layout[f"model.{name}_size"]
@@ -74,10 +74,10 @@ def test_a_layout_without_findings_divides_all_that_megatron_divides(
     micro_batches = layout["model.global_batch_size"] // step
     if (layout["model.virtual_pipeline_model_parallel_size"] or 1) > 1 and pipeline > 1:
         assert micro_batches >= pipeline and micro_batches % pipeline == 0
-    summary = summarize(config, nodes)
-    assert summary is not None
-    assert (summary.data, summary.micro_batches) == (data, micro_batches)
-    assert summary.data * summary.micro_batch * summary.micro_batches == summary.global_batch
+    numbers = layout_numbers(config, nodes)
+    assert numbers is not None
+    assert (numbers["data"], numbers["micro_batches"]) == (data, micro_batches)
+    assert data * numbers["micro_batch"] * micro_batches == numbers["global_batch"]
 
 
 @given(LAYOUT)

@@ -6,7 +6,7 @@ import pytest
 
 from launcher.checks.findings import Severity
 from launcher.checks.runner import run_checks
-from launcher.cli.check import summarize
+from launcher.cli.check import layout_numbers
 from launcher.config.compose import compose, list_options
 from launcher.stages.planning import plan_launch
 from tests.checks.plans import KNOWN
@@ -24,9 +24,9 @@ def test_a_shipped_size_passes_on_its_stock_node_count(size: str) -> None:
     assert told <= {"schedule.warmup"}
     assert {finding.id for finding in found} - told <= {"time.training"}
     assert plan.job.config is not None
-    summary = summarize(plan.job.config, plan.job.resources.nodes)
-    assert summary is not None
-    assert summary.world == plan.job.resources.tasks
+    layout = layout_numbers(plan.job.config, plan.job.resources.nodes)
+    assert layout is not None
+    assert layout["world"] == plan.job.resources.tasks
 
 
 # On 4 nodes its layout can be divided; it has no room there, and would take two years.
