@@ -19,13 +19,13 @@ from monitor_samples import (
     Runs,
     append,
     end,
-    slipway,
     start,
     train,
     validation,
     whole_training,
 )
 
+from launcher.cli.app import main
 from launcher.errors import UserError
 from launcher.monitor.evidence import gather
 from launcher.monitor.verification import RunCheck, RunVerdict, Trend, exit_code, measure_trend, verify
@@ -319,7 +319,7 @@ def test_a_narrow_terminal_keeps_each_verdict_in_one_line(
     monkeypatch.setattr(sys, "stdout", terminal)
     for name, value in {"COLUMNS": "36", "TERM": "xterm", "NO_COLOR": "1"}.items():
         monkeypatch.setenv(name, value)
-    assert slipway(runs, "verify", "gpt3_tiny") == 1
+    assert main(["verify", "gpt3_tiny", "--base-results-dir", str(runs.base)]) == 1
     told = terminal.getvalue()
     assert "cannot tell" in told
     assert "losses finite" in told and "\x1b[1mlosses finite" not in told, "a name is plain"
