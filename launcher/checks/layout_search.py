@@ -30,7 +30,7 @@ from launcher.estimates.parallelism import (
     read_parallel_config,
     with_changes,
 )
-from launcher.estimates.speed import Speed, running_of, work_of
+from launcher.estimates.speed import Speed, work_of
 from launcher.estimates.values import Values, full
 from launcher.plan import Plan
 
@@ -87,12 +87,10 @@ class LayoutSearch:
         self._seconds = cache(self._seconds_of)
         self._fullest = cache(self._fullest_of)
         self._has_hope = cache(self._may_fit)
-        self._speed, engine, parallel = None, plan.job.engine, self.parallel
-        work = work_of(self._values, parallel.devices, engine) if parallel is not None else None
+        self._speed, parallel = None, self.parallel
+        work = work_of(self._values, parallel.devices, plan.job.engine) if parallel is not None else None
         if work is not None:
-            running = running_of(self._values, engine, work.vocabulary)
-            constants = attained(plan.assumptions.attained)
-            self._speed = Speed(work, running, self.counted.gpu, self.nodes, constants)
+            self._speed = Speed(work, self.counted.gpu, self.nodes, attained(plan.assumptions.attained))
 
     @cached_property
     def own(self) -> Suggestion | None:
@@ -244,9 +242,7 @@ class LayoutSearch:
     def _seconds_of(self, layout: Layout) -> float | None:
         if self._speed is None or self.parallel is None:
             return None
-        names = ("tensor", "pipeline", "virtual", "context", "micro")  # as a layout has them
-        sizes: dict[str, Any] = dict(zip(names, layout, strict=False))
-        return self._speed.step(layout, self.parallel._replace(**sizes))
+        return self._speed.step(layout, layout.of(self.parallel))
 
     def _fullest_of(self, layout: Layout) -> StageMemory | None:
         stages = self._estimate(changes_to(self._values, layout))

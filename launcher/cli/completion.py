@@ -36,7 +36,7 @@ exit code:
   2  there is no such shell
 """
 
-_QUERIES = ("words",)
+_QUERY = "words"  # the printed scripts run `slipway completion words KIND WORD OTHERS…`
 
 _TEMPLATES = Path(__file__).with_name("completions")
 
@@ -61,27 +61,33 @@ class Command:
     """
 
     name: str
-    options: tuple[str, ...]
-    valued: tuple[str, ...]
+    options: list[str]
+    valued: list[str]
     kind: str
+
+    def case(self) -> str:
+        """Return the branch of a `case`, the same in both shells."""
+        valued = f"|{'|'.join(self.valued)}|" if self.valued else ""
+        options = " ".join(self.options)
+        return f'    "{self.name}") options="{options}" valued="{valued}" kind="{self.kind}" ;;'
 
 
 def add_parser(verbs: Verbs) -> None:
     parser = add_verb(verbs, "completion", run, "print the completion script for bash or zsh", _HELP)
-    parser.add_argument("shell", choices=["bash", "zsh", *_QUERIES], metavar="bash|zsh")
-    # The scripts run `slipway completion words KIND WORD OTHERS…`.
+    parser.add_argument("shell", choices=["bash", "zsh", _QUERY], metavar="bash|zsh")
     parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the script, or the candidates that it requests; return the exit code."""
-    if args.shell in _QUERIES:
+    if args.shell == _QUERY:
         if len(args.words) < 2:
             raise UserError("completion words: only the printed scripts use this, choose bash or zsh")
-        print("\n".join(_completions(args.words[0], args.words[1], args.words[2:])))
+        kind, word, *others = args.words
+        print("\n".join(_completions(kind, word, others)))
         return 0
     script = (_TEMPLATES / f"slipway.{args.shell}").read_text(encoding="utf-8")
-    table = "\n".join(_case(command) for command in commands())
+    table = "\n".join(command.case() for command in commands())
     sys.stdout.write(script.replace("    # @commands", table))
     return 0
 
@@ -136,19 +142,10 @@ def _commands(name: str, parser: argparse.ArgumentParser) -> Iterator[Command]:
             options += [text for text in action.option_strings if text.startswith("--")]
             valued += action.option_strings if action.nargs != 0 else []
         elif action.help != argparse.SUPPRESS:
-            known = " ".join(choice for choice in action.choices or () if choice not in _QUERIES)
+            known = " ".join(choice for choice in action.choices or () if choice != _QUERY)
             # Overrides come after the other words.
             kind = kind or known or _KINDS.get(str(action.metavar), "")
-    yield Command(name, tuple(options), tuple(valued), kind)
-
-
-def _case(command: Command) -> str:
-    """Return the branch of a `case`, the same in both shells."""
-    valued = f"|{'|'.join(command.valued)}|" if command.valued else ""
-    return (
-        f'    "{command.name}") options="{" ".join(command.options)}"'
-        f' valued="{valued}" kind="{command.kind}" ;;'
-    )
+    yield Command(name, options, valued, kind)
 
 
 Tree = dict[str, Any]
@@ -237,7 +234,7 @@ def _merge(target: Tree, source: Tree) -> None:
 
 
 def runs(base: Path) -> Iterator[str]:
-    """Return the names of the runs below a directory, then of those in known trees, each once."""
+    """Yield the names of the runs below a directory, then of those in known trees, each once."""
     from launcher.runs.index import Index
     from launcher.runs.paths import find_runs
 

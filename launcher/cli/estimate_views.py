@@ -95,7 +95,7 @@ PARTS = (
 )
 _OVER = "bold red"
 
-Row = StageMemory | tuple[StageMemory, ...]
+Row = tuple[StageMemory, ...]  # a stage, or several neighbours that share a row
 
 
 def headline(memory: MemoryEstimate) -> str:
@@ -122,24 +122,23 @@ def plain_lines(memory: MemoryEstimate) -> Iterator[str]:
     """Yield a line for each row of the table."""
     unit, name = _unit(memory)
     for row in folded(memory.stages):
-        if isinstance(row, tuple):
-            yield f"stages {row[0].stage} to {row[-1].stage}: {_range(row, unit)} {name}"
+        stage, *others = row
+        if others:
+            yield f"stages {stage.stage} to {others[-1].stage}: {_range(row, unit)} {name}"
             continue
-        parts = " + ".join(f"{part.name} {getattr(row, part.name) / unit:.1f}" for part in PARTS)
-        layers = f"{row.layers} layer{'s' * (row.layers != 1)}"
-        yield f"stage {row.stage} ({layers}): {row.total / unit:.1f} {name} = {parts}"
+        parts = " + ".join(f"{part.name} {getattr(stage, part.name) / unit:.1f}" for part in PARTS)
+        layers = f"{stage.layers} layer{'s' * (stage.layers != 1)}"
+        yield f"stage {stage.stage} ({layers}): {stage.total / unit:.1f} {name} = {parts}"
 
 
 def folded(stages: Sequence[StageMemory], most: int = MOST_ROWS) -> list[Row]:
-    """Return the rows of a table: a stage, or several neighbours that share a row."""
-    if len(stages) <= most:
-        return list(stages)
+    """Return the rows of a table: in a long one most stages share a row with their neighbours."""
     fullest = max(stages, key=lambda stage: stage.total)
-    own = {*stages[:_FIRST], fullest, *stages[-_LAST:]}
+    own = {*stages[:_FIRST], fullest, *stages[-_LAST:]} if len(stages) > most else {*stages}
     rows: list[Row] = []
     for has_own, group in groupby(stages, own.__contains__):
         neighbours = tuple(group)
-        rows += neighbours if has_own or len(neighbours) == 1 else [neighbours]
+        rows += [(stage,) for stage in neighbours] if has_own else [neighbours]
     return rows
 
 
@@ -176,10 +175,9 @@ def print_table(memory: MemoryEstimate) -> bool:
     end = round(memory.capacity * width / scale) + 1
     table.add_column(f"{name} of {memory.capacity / unit:.1f} │".rjust(end), no_wrap=True)
     for row, texts in zip(rows, cells, strict=True):
-        style = "dim" if isinstance(row, tuple) else ""
-        drawn = Text() if isinstance(row, tuple) else _drawn(row, memory, width, scale, terminal)
-        stages = row if isinstance(row, tuple) else (row,)
-        is_over = any(stage.total > memory.capacity for stage in stages)
+        style = "dim" if len(row) > 1 else ""
+        drawn = Text() if len(row) > 1 else _drawn(row[0], memory, width, scale, terminal)
+        is_over = any(stage.total > memory.capacity for stage in row)
         total = Text(texts[-1], _OVER if is_over else style or "bold")
         table.add_row(*(Text(text, style) for text in texts[:-1]), total, drawn)
     terminal.print(table)
@@ -209,11 +207,11 @@ def _drawn(stage: StageMemory, memory: MemoryEstimate, width: int, scale: int, c
 
 
 def _cells(row: Row, unit: int) -> list[str]:
-    if isinstance(row, tuple):
-        first, last = row[0].stage, row[-1].stage
-        return [f"{first}–{last}", "", *("" for _ in PARTS), _range(row, unit)]
-    parts = (f"{getattr(row, part.name) / unit:.1f}" for part in PARTS)
-    return [str(row.stage), str(row.layers), *parts, f"{row.total / unit:.1f}"]
+    stage, *others = row
+    if others:
+        return [f"{stage.stage}–{others[-1].stage}", "", *("" for _ in PARTS), _range(row, unit)]
+    parts = (f"{getattr(stage, part.name) / unit:.1f}" for part in PARTS)
+    return [str(stage.stage), str(stage.layers), *parts, f"{stage.total / unit:.1f}"]
 
 
 def _shade(part: Part, console: Console) -> str:

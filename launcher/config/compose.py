@@ -15,7 +15,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
 from launcher.config.hydra_setup import with_gpus
@@ -124,10 +123,10 @@ class BatchComposer:
                 self._trees = TreeComposer(self._roots, self._base, once=self._once)
             with self._trees.compose(overrides) as composed:
                 return self._check(composed, overrides)
-        except (UserError, HydraException):
+        except UserError:
             raise
         except Exception:
-            # A mistake of another kind, or a case that the short way does not know.
+            # A mistake of another kind, or a case that the short way does not know: Hydra's own node is one.
             self.alone += 1
             return self._check(HydraTree(overrides, self._roots), overrides)
 

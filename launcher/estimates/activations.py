@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from arithmetic.parameters import expert_width
-from launcher.estimates.model import has_fused_attention
+from launcher.estimates.model import LATENT, LATENT_QUERY, has_fused_attention
 from launcher.estimates.parallelism import Stack
 from launcher.estimates.training import Training
 from launcher.estimates.values import Values
@@ -46,18 +46,6 @@ class Kept(NamedTuple):
         return self.split / tensor + self.whole / (tensor if sequence_parallel else 1) + self.fixed
 
 
-class Latent(NamedTuple):
-    """The widths of multi-latent attention: of the narrow vectors, and of all heads' keys and values.
-
-    `query` is that of the queries' narrow vector, 0 where they have none.
-    """
-
-    query: int
-    rank: int
-    rotated: int
-    values: int
-
-
 class Experts(NamedTuple):
     """A mixture of experts, for each token.
 
@@ -78,35 +66,43 @@ class Layer:
     """Properties of a layer that its activations depend on; widths are those of all tensor parallel ranks.
 
     `bytes` are those of an element, `residual` of one of the sum that runs through the layers, `factor` of
-    one that a matrix is multiplied with. `score` are the bytes for the attention of one token to another, 0
-    if they are never written; with `keeps_scores` they are kept. `rotated` are the widths of queries and keys
-    that are kept beside the unrotated ones, `angles` the bytes of a token's cosines and sines. `forgotten`
-    are the parts that selective recomputing computes again, as megatron-core names them.
+    one that a matrix is multiplied with, and `copy` of its copy in FP8, if it is needed in 16 bits too;
+    `mask` those of a dropout's mask. `score` are the bytes for the attention of one token to another, 0 if
+    they are never written; with `keeps_scores` they are kept. `result` is the width of attention's result,
+    `narrow` that of multi-latent attention's vectors, and `rotary` that of the part of its keys that all
+    heads share. `rotated` are the widths of queries and keys that are kept beside the unrotated ones,
+    `angles` the bytes of a token's cosines and sines. `forgotten` are the parts that selective recomputing
+    computes again, as megatron-core names them.
     """
 
     def __init__(self, training: Training, stack: Stack) -> None:
         values, node = training.values, stack.node
-        self.hidden, self.heads = stack.hidden or 0, stack.heads or 0
+        self.hidden, self.heads, self.inner = stack.hidden, stack.heads, stack.ffn
+        self.attends_to = stack.attends_to
         self.bytes = element = training.element
         self.factor = 1 if training.has_fp8 else element
+        self.copy = self.factor if self.factor < element else 0
         wide = values.flag(f"{node}.fp32_residual_connection") or not training.has_half_weights
         self.residual = 4 if wide else element
-        self.has_dropout = bool(values.number(f"{node}.hidden_dropout", _DROPOUT))
+        self.mask = _MASK if values.number(f"{node}.hidden_dropout", _DROPOUT) else 0
         self.forgotten = _forgotten(values, node)
         self.score = _score(training, node)
         self.keeps_scores = self.score > 0 and "core_attn" not in self.forgotten
-        head = stack.kv_channels or self.hidden // self.heads
-        self.query, self.keys = self.heads * head, (stack.groups or self.heads) * head
-        self.latent = _latent(training, self.heads)
-        if self.latent is not None:
-            head = values.whole("model.qk_pos_emb_head_dim") or 0
-            self.query = self.keys = self.heads * ((values.whole("model.qk_head_dim") or 0) + head)
-        keeps_both = self.latent is None and _keeps_unrotated(training, node)
+        self.query, self.keys, self.values = stack.width, stack.kv_width, stack.kv_width
+        self.result, self.narrow, self.rotary, head = stack.width, 0, 0, stack.head
+        self.is_latent = bool(values.raw("model.multi_latent_attention"))
+        if self.is_latent:
+            names = (LATENT_QUERY, *LATENT)
+            query, rank, plain, head, value = (values.whole(f"model.{name}") or 0 for name in names)
+            self.query = self.keys = self.heads * (plain + head)
+            self.values = self.result = self.heads * value
+            self.narrow, self.rotary = query + rank, head
+        is_rotary = values.raw(f"{node}.position_embedding_type") == "rope"
+        keeps_both = is_rotary and not self.is_latent and _keeps_unrotated(training)
         self.rotated = self.query + self.keys if keeps_both else 0
-        self.angles = _angles(training, node, head)
-        self.hidden_units = _hidden_units(training, node)
-        self.inner = stack.ffn or 4 * self.hidden
-        self.experts = _experts(training, self.forgotten)
+        self.angles = _angles(training, node, head) if is_rotary else 0
+        self.hidden_units = _hidden_units(training, stack)
+        self.experts = _experts(training, stack, self.forgotten)
 
 
 def _forgotten(values: Values, node: str) -> frozenset[str]:
@@ -117,17 +113,7 @@ def _forgotten(values: Values, node: str) -> frozenset[str]:
     return frozenset(map(str, modules)) if isinstance(modules, (list, tuple)) else frozenset({"core_attn"})
 
 
-def _latent(training: Training, heads: int) -> Latent | None:
-    values = training.values
-    if not values.raw("model.multi_latent_attention"):
-        return None
-    rank, rotated, value = (
-        values.whole(f"model.{name}") or 0 for name in ("kv_lora_rank", "qk_pos_emb_head_dim", "v_head_dim")
-    )
-    return Latent(values.whole("model.q_lora_rank") or 0, rank, rotated, heads * value)
-
-
-def _experts(training: Training, forgotten: frozenset[str]) -> Experts | None:
+def _experts(training: Training, stack: Stack, forgotten: frozenset[str]) -> Experts | None:
     """Return the mixture of experts, if there is one, each expert as busy as the others.
 
     With a capacity each expert takes as many copies as its share times the capacity, or no more than these.
@@ -147,51 +133,47 @@ def _experts(training: Training, forgotten: frozenset[str]) -> Experts | None:
         shared_by=training.parallel.expert_tensor,
         width=expert_width(model),
         shared_width=values.whole("model.moe_shared_expert_intermediate_size", 0, least=0) or 0,
-        hidden_units=_hidden_units(training, "model") + (0 if _is_fused(values, "model") else 1),
+        hidden_units=_hidden_units(training, stack) + (0 if _is_fused(values, stack) else 1),
         keeps_nothing="moe" in forgotten or values.flag("model.moe_layer_recompute"),
     )
 
 
-def _keeps_unrotated(training: Training, node: str) -> bool:
+def _keeps_unrotated(training: Training) -> bool:
     """Return True if the fused queries, keys and values are kept beside the rotated ones.
 
     The values are a view of the fused tensor, and keep all of it where attention is PyTorch's or
     megatron-core's. Transformer Engine copies views that are not contiguous (transformer_engine/pytorch/
     attention/dot_product_attention/utils.py, get_qkv_layout), which frees the fused tensor.
     """
-    values = training.values
-    has_engine = training.engine != "megatron" and values.flag("model.transformer_engine")
-    return values.raw(f"{node}.position_embedding_type") == "rope" and not has_engine
+    return training.engine == "megatron" or not training.values.flag("model.transformer_engine")
 
 
-def _hidden_units(training: Training, node: str) -> int:
+def _hidden_units(training: Training, stack: Stack) -> int:
     """Return the multiples of its width that an MLP keeps: the input and the output of its function.
 
     A gated MLP keeps two halves and their product; without the fused kernel also the half behind the
     function, and in megatron-core 0.16 the other half with its offset.
     """
-    activation = str(training.values.raw(f"{node}.activation") or "gelu")
-    if not activation.endswith("glu"):
+    if not stack.is_gated:
         return 2
-    if _is_fused(training.values, node):
+    if _is_fused(training.values, stack):
         return 3
     return 4 if training.engine == "nemo" else 5
 
 
-def _is_fused(values: Values, node: str) -> bool:
+def _is_fused(values: Values, stack: Stack) -> bool:
     """Return True if one kernel computes a gated function, and weighs the result of experts.
 
     Without it the weighing keeps its input (megatron/core/transformer/moe/experts.py).
     """
-    activation = str(values.raw(f"{node}.activation") or "gelu")
-    gated = activation.endswith("glu") and activation != "reglu"
-    return gated and values.flag(f"{node}.bias_activation_fusion", True)
+    has_kernel = stack.is_gated and stack.activation != "reglu"
+    return has_kernel and values.flag(f"{stack.node}.bias_activation_fusion", True)
 
 
 def _angles(training: Training, node: str, head: int) -> float:
     """Return the bytes of cosines and sines of a micro batch's positions, by token; 0 with a fused kernel."""
     values = training.values
-    if values.raw(f"{node}.position_embedding_type") != "rope" or values.flag("model.apply_rope_fusion"):
+    if values.flag("model.apply_rope_fusion"):
         return 0
     part = values.number(f"{node}.rotary_percentage", 1.0) or 1.0
     return 4 * training.element * head * part / training.parallel.micro
@@ -212,21 +194,19 @@ def _score(training: Training, node: str) -> int:
     return element + (dropout + element if dropout else 0)
 
 
-def kept_by_layer(layer: Layer, length: int) -> Kept:
-    """Return the bytes that a layer of self-attention and an MLP keeps, by token."""
-    return _self_attention(layer, length).plus(_mlp(layer))
+def kept_by_layer(layer: Layer) -> Kept:
+    """Return the bytes that a layer of attentions and an MLP keeps, by token."""
+    kept, length = _self_attention(layer).plus(_mlp(layer)), layer.attends_to[0]
+    for source in layer.attends_to[1:]:  # the tokens of the encoder, of a T5's decoder
+        memory = Kept(split=2 * layer.keys * layer.bytes * source / length)
+        queries = Kept(split=2 * layer.query * layer.bytes + _scores(layer, source))
+        kept = kept.plus(queries).plus(memory).plus(_around(layer))
+    return kept
 
 
-def kept_by_sparse_layer(layer: Layer, length: int) -> Kept:
+def kept_by_sparse_layer(layer: Layer) -> Kept:
     """Return the bytes that a layer with a mixture of experts keeps, by token."""
-    return _self_attention(layer, length).plus(_mixture(layer)) if layer.experts else Kept()
-
-
-def kept_by_decoder_layer(layer: Layer, length: int, source: int) -> Kept:
-    """Return the bytes of a T5's decoder layer, by token, with `source` tokens of the encoder."""
-    memory = Kept(split=2 * layer.keys * layer.bytes * source / length)
-    queries = Kept(split=2 * layer.query * layer.bytes + _scores(layer, source))
-    return kept_by_layer(layer, length).plus(queries).plus(memory).plus(_around(layer))
+    return _self_attention(layer).plus(_mixture(layer, layer.experts)) if layer.experts else Kept()
 
 
 def kept_by_output(layer: Layer) -> Kept:
@@ -236,10 +216,10 @@ def kept_by_output(layer: Layer) -> Kept:
 
 def kept_by_embedding(layer: Layer) -> Kept:
     """Return the bytes of the dropout's mask, by token; the sum itself is the first layer's input."""
-    return Kept(whole=layer.hidden * _MASK if layer.has_dropout else 0)
+    return Kept(whole=layer.hidden * layer.mask)
 
 
-def working_memory(layer: Layer, length: int) -> Kept:
+def working_memory(layer: Layer) -> Kept:
     """Estimate the bytes that the backward pass of a layer needs beside the kept ones, by token.
 
     The gradients of the MLP's hidden units and of its input and output, which are whole on each rank while it
@@ -247,38 +227,28 @@ def working_memory(layer: Layer, length: int) -> Kept:
     """
     inner = layer.hidden_units * layer.inner
     hidden_units = Kept(layer.bytes * inner, 3 * layer.bytes * layer.hidden)
-    if layer.experts is not None:
-        experts = layer.experts
+    if experts := layer.experts:
         of_experts = layer.bytes * experts.hidden_units * experts.copies * experts.width
         sent = 3 * layer.bytes * layer.hidden * experts.copies
         hidden_units = max(hidden_units, Kept(of_experts, sent), key=sum)
     again = 0 if layer.keeps_scores else layer.score
-    scores = Kept((again + 2 * layer.bytes) * layer.heads * length) if layer.score else Kept()
+    scores = Kept((again + 2 * layer.bytes) * layer.heads * layer.attends_to[0]) if layer.score else Kept()
     return max(hidden_units, scores, key=sum)
 
 
-def _self_attention(layer: Layer, length: int) -> Kept:
-    """Count queries, keys, values and the result, of which FP8 keeps a narrow copy too."""
-    if layer.latent is not None:
-        return _latent_attention(layer, layer.latent, length)
-    result = layer.query * (layer.bytes + _copy(layer))
-    split = layer.bytes * (layer.query + 2 * layer.keys + layer.rotated) + result + _scores(layer, length)
-    return Kept(split, fixed=layer.angles).plus(_around(layer))
+def _self_attention(layer: Layer) -> Kept:
+    """Count queries, keys, values and the result, of which FP8 keeps a narrow copy too.
 
-
-def _latent_attention(layer: Layer, latent: Latent, length: int) -> Kept:
-    """Count the narrow vectors, before and behind their norms; queries, keys and values of all heads.
-
-    These are concatenations, whose parts are not kept.
+    Multi-latent attention keeps its narrow vectors before and behind their norms; its queries, keys and
+    values are concatenations, whose parts are not kept.
     """
-    narrow = latent.query + latent.rank
-    whole = layer.bytes * (narrow + latent.rotated) + layer.factor * narrow
-    result = latent.values * (layer.bytes + _copy(layer))
-    heads = layer.bytes * (layer.query + layer.keys + latent.values)
-    if "mla_up_proj" in layer.forgotten:
+    heads = layer.bytes * (layer.query + layer.keys + layer.values + layer.rotated)
+    if layer.is_latent and "mla_up_proj" in layer.forgotten:
         heads = 0
-    split = heads + result + _scores(layer, length)
-    return Kept(split, whole, layer.angles).plus(_around(layer, "layernorm" in layer.forgotten))
+    narrow = layer.bytes * (layer.narrow + layer.rotary) + layer.factor * layer.narrow
+    split = heads + layer.result * (layer.bytes + layer.copy) + _scores(layer, layer.attends_to[0])
+    around = _around(layer, layer.is_latent and "layernorm" in layer.forgotten)
+    return Kept(split, narrow, layer.angles).plus(around)
 
 
 def _mlp(layer: Layer) -> Kept:
@@ -292,14 +262,12 @@ def _hidden_kept(layer: Layer, width: float, times: int) -> float:
     return width * (layer.bytes * (times - 1) + layer.factor)
 
 
-def _mixture(layer: Layer) -> Kept:
+def _mixture(layer: Layer, experts: Experts) -> Kept:
     """Count the router's scores, the copies of a token for its experts, and the experts' hidden units.
 
     megatron/core/transformer/moe: the router keeps logits, scores and probabilities in fp32 and a mask. The
     copies are those behind the last permutation, on each of the GPUs that share an expert.
     """
-    experts = layer.experts
-    assert experts is not None
     around = _around(layer, "layernorm" in layer.forgotten)
     if experts.keeps_nothing:
         return around
@@ -309,20 +277,14 @@ def _mixture(layer: Layer) -> Kept:
     kept = _hidden_kept(layer, width, experts.hidden_units)
     if "moe_act" in layer.forgotten:
         kept -= layer.factor * width
-    shared = Kept(_hidden_kept(layer, experts.shared_width, layer.hidden_units), _copy(layer) * layer.hidden)
+    shared = Kept(_hidden_kept(layer, experts.shared_width, layer.hidden_units), layer.copy * layer.hidden)
     return Kept(kept, router + given).plus(shared if experts.shared_width else Kept()).plus(around)
 
 
 def _around(layer: Layer, forgets_result: bool = False) -> Kept:
     """Count the norm's input and result in front of a part of a layer, and the dropout's mask behind it."""
-    mask = _MASK if layer.has_dropout else 0
     result = 0 if forgets_result else layer.factor
-    return Kept(whole=layer.hidden * (layer.residual + result + mask))
-
-
-def _copy(layer: Layer) -> int:
-    """Return the bytes of the FP8 copy of an element that is needed in 16 bits too."""
-    return layer.factor if layer.factor < layer.bytes else 0
+    return Kept(whole=layer.hidden * (layer.residual + result + layer.mask))
 
 
 def _scores(layer: Layer, length: int) -> float:

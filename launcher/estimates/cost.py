@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from arithmetic.layout import ParallelConfig, fits, is_rampup
+from arithmetic.layout import fits, is_rampup
 from launcher.attained import assumed, attained
 from launcher.estimates.memory import StageMemory, bytes_per_parameter, estimate_memory
 from launcher.estimates.model import ModelSize, model_size
 from launcher.estimates.parallelism import RAMPUP, CountedGpu, gpu_of, layout_of, read_parallel_config
-from launcher.estimates.speed import Running, Speed, running_of, work_of
+from launcher.estimates.speed import ModelWork, Speed, work_of
 from launcher.estimates.training import parameters_of, stages_of, training_of
 from launcher.estimates.values import Values, is_whole
 from launcher.plan import Plan
@@ -64,46 +64,27 @@ class Cost(TrainingAmount):
     links: int | None
 
 
-class _SizedTraining(NamedTuple):
-    """A training with all its sizes known."""
-
-    values: Values
-    model: ModelSize
-    parallel: ParallelConfig
-    samples: int
-    amount: TrainingAmount
-
-
 def amount_of(plan: Plan) -> TrainingAmount | None:
     """Return the work of a plan's training on GPUs, also for models whose steps are not timed."""
-    training = _sized_training(plan)
-    if training is None or training.values.raw("trainer.accelerator") == "cpu":
-        return None
-    return training.amount
-
-
-def _sized_training(plan: Plan) -> _SizedTraining | None:
     job, values = plan.job, Values(plan.job.config or {})
-    parallel, model, steps = (
-        read_parallel_config(values),
-        model_size(values),
-        values.whole("trainer.max_steps"),
-    )
-    if parallel is None or model is None or steps is None or not fits(parallel, job.resources.nodes):
+    parallel, model = read_parallel_config(values), model_size(values)
+    steps, nodes = values.whole("trainer.max_steps"), job.resources.nodes
+    if parallel is None or model is None or steps is None or not fits(parallel, nodes):
+        return None
+    if values.raw("trainer.accelerator") == "cpu":
         return None
     samples, saved = samples_in(values, parallel.batch, steps), checkpoints_of(values, model, job.engine)
-    amount = TrainingAmount(
+    return TrainingAmount(
         parameters=model.parameters,
         steps=steps,
         tokens=samples * model.tokens,
         flops_per_token=model.flops / model.tokens,
         flops=float(samples * model.flops),
-        gpus=job.resources.nodes * parallel.devices,
+        gpus=nodes * parallel.devices,
         checkpoint_bytes=saved.size if saved is not None else 0,
         kept_checkpoints=saved.kept if saved is not None else 0,
-        save_bytes=bytes_of_save(job.config or {}, job.resources.nodes, job.engine) if saved else None,
+        save_bytes=bytes_of_save(values.config, nodes, job.engine) if saved else None,
     )
-    return _SizedTraining(values, model, parallel, samples, amount)
 
 
 def estimate_cost(plan: Plan, gpu_types: Sequence[str] = ()) -> Cost | None:
@@ -112,25 +93,35 @@ def estimate_cost(plan: Plan, gpu_types: Sequence[str] = ()) -> Cost | None:
     None where it is unknown: the training has no GPUs, its layout does not fit its nodes, a value is missing
     or wrong, or the vocabulary is unknown.
     """
-    training = _sized_training(plan)
-    if training is None:
+    job, assumptions, amount = plan.job, plan.assumptions, amount_of(plan)
+    if amount is None:
         return None
-    values, model, parallel, samples, amount = training
-    pace = _pace(plan, gpu_types, values, model, parallel)
-    if pace is None:
-        return None
-    seconds = samples * pace.seconds / parallel.batch
-    hours, price = amount.gpus * seconds / 3600, plan.assumptions.gpu_hour_price
+    values = Values(job.config or {})
+    parallel, model = read_parallel_config(values), model_size(values)
+    assert parallel is not None and model is not None
+    gpu = gpu_of(job.resources, gpu_types).gpu
+    at_peak = parallel.batch * model.flops / (amount.gpus * gpu.peak)
+    if assumptions.mfu is not None:
+        step, mfu, source = at_peak / assumptions.mfu, assumptions.mfu, "estimates.mfu"
+    else:
+        work = work_of(values, parallel.devices, job.engine)
+        if work is None or str(values.raw("trainer.precision")).startswith("32"):
+            return None  # no tensor cores, and no published step times
+        speed = Speed(work, gpu, job.resources.nodes, attained(assumptions.attained))
+        step = speed.step(layout_of(values, parallel), parallel)
+        mfu, source = at_peak / step, _source(work, gpu.generation, speed, assumptions.attained)
+    seconds = amount.tokens // model.tokens * step / parallel.batch
+    hours, price = amount.gpus * seconds / 3600, assumptions.gpu_hour_price
     return Cost(
         **asdict(amount),
-        peak=pace.peak,
-        mfu=pace.mfu,
-        mfu_source=pace.source,
-        seconds_per_step=pace.seconds,
+        peak=gpu.peak,
+        mfu=mfu,
+        mfu_source=source,
+        seconds_per_step=step,
         seconds=seconds,
         gpu_hours=hours,
         price=hours * price if price is not None else None,
-        links=_links(seconds, plan.job.resources.time_limit),
+        links=_links(seconds, job.resources.time_limit),
     )
 
 
@@ -155,51 +146,21 @@ def samples_in(values: Values, batch: int, steps: int) -> int:
     return consumed + steps * batch
 
 
-class _Pace(NamedTuple):
-    """The seconds of a step with the whole batch, the MFU that they are of `peak`, and the source of that."""
-
-    seconds: float
-    mfu: float
-    peak: float
-    source: str
-
-
-def _pace(
-    plan: Plan, gpu_types: Sequence[str], values: Values, model: ModelSize, parallel: ParallelConfig
-) -> _Pace | None:
-    """Return the time of a step: from the MFU that the user states, else from the layout's speed model."""
-    if values.raw("trainer.accelerator") == "cpu":
-        return None
-    job, stated = plan.job, plan.assumptions.mfu
-    gpu = gpu_of(job.resources, gpu_types).gpu
-    at_peak = parallel.batch * model.flops / (job.resources.nodes * parallel.devices * gpu.peak)
-    if stated is not None:
-        return _Pace(at_peak / stated, stated, gpu.peak, "estimates.mfu")
-    work = work_of(values, parallel.devices, job.engine)
-    if work is None or str(values.raw("trainer.precision")).startswith("32"):
-        return None  # no tensor cores, and no published step times
-    running = running_of(values, job.engine, work.vocabulary)
-    speed = Speed(work, running, gpu, job.resources.nodes, attained(plan.assumptions.attained))
-    seconds = speed.step(layout_of(values, parallel), parallel)
-    source = _source(job.engine, gpu.generation, running, speed, plan.assumptions.attained)
-    return _Pace(seconds, at_peak / seconds, gpu.peak, source)
-
-
-def _source(engine: str, generation: str, running: Running, speed: Speed, changes: Mapping[str, Any]) -> str:
+def _source(work: ModelWork, generation: str, speed: Speed, changes: Mapping[str, Any]) -> str:
     """Return the trainings that a step's time is derived from, with assumptions and the site's changes."""
     measured, is_alike = speed.products.measured, speed.products.is_alike
-    whose, guesses = assumed(engine, measured, is_fp8=speed.counts_fp8)
+    whose, guesses = assumed(work.engine, measured, is_fp8=speed.counts_fp8)
     if not is_alike:
         guesses.insert(0, f"nobody publishes trainings on {generation}")
     # On other GPUs an engine's factor is that of the H100, and the rest NeMo's.
-    world = _WORLDS[engine] if measured == "h100" else "NeMo"
+    world = _WORLDS[work.engine] if measured == "h100" else "NeMo"
     parts = ["this layout's" if whose is None else f"this layout's, by {world} on {whose}"]
     parts += [f"assumed: {', '.join(guesses)}"] if guesses else []
     if generation in changes.get("like", {}):
         parts.append(f"{generation} taken for {measured} by estimates.attained")
     elif changes:
         parts.append("changed by estimates.attained")
-    parts += ["FP8 not counted"] if running.fp8 and not speed.counts_fp8 else []
+    parts += ["FP8 not counted"] if work.fp8 and not speed.counts_fp8 else []
     return "; ".join(parts)
 
 

@@ -27,19 +27,17 @@ from arithmetic.parameters import Size
 from launcher.estimates.activations import (
     Kept,
     Layer,
-    kept_by_decoder_layer,
     kept_by_embedding,
     kept_by_layer,
     kept_by_output,
     kept_by_sparse_layer,
     working_memory,
 )
-from launcher.estimates.parallelism import NOTHING, RECOMPUTE, Recompute, recompute_of
+from launcher.estimates.model import DISTRIBUTED, HALF
+from launcher.estimates.parallelism import NOTHING, RECOMPUTE, Recompute, Stack, recompute_of
 from launcher.estimates.training import Chunk, Training, layers_of, parameters_of, stages_of, training_of
 from launcher.estimates.values import Values
 
-_DISTRIBUTED = ("mcore_distributed_optim", "distributed_fused_adam")
-_HALF = ("bf16", "bfloat16")
 _MASTER = 4
 _REMAINDER = 2
 # The moments that an optimizer keeps of a parameter, in fp32: two for Adam, and for optimizers without a name
@@ -150,7 +148,7 @@ def bytes_per_parameter(training: Training) -> ParameterBytes:
 def _of_weights(training: Training) -> ParameterBytes:
     name = str(training.values.raw("model.optim.name") or "")
     shared_by = training.data * training.parallel.context, training.expert_data
-    if name not in _DISTRIBUTED:
+    if name not in DISTRIBUTED:
         shared_by = 1, 1
     moments = _MOMENTS.get(name, _ADAM)
     if not training.has_half_weights:
@@ -161,7 +159,7 @@ def _of_weights(training: Training) -> ParameterBytes:
         # Gradients in 16 bits, and again in fp32 beside the master weights: megatron/core/optimizer.
         return ParameterBytes(2, 2, 4 + _MASTER + moments, *shared_by)
     gradient = 4
-    if training.engine == "nemo" and training.values.raw("model.optim.grad_sync_dtype") in _HALF:
+    if training.engine == "nemo" and training.values.raw("model.optim.grad_sync_dtype") in HALF:
         gradient = 2
     master = _MASTER
     if training.engine == "nemo" and name == "distributed_fused_adam" and training.precision == "bf16":
@@ -174,18 +172,18 @@ def _of_weights(training: Training) -> ParameterBytes:
 class _Part(NamedTuple):
     """The activations of a stack, in bytes of one micro batch; `sparse` is a layer with experts."""
 
+    recompute: Recompute
     layer: Kept
     sparse: Kept
     input: Kept
     working: Kept
     embedding: Kept
     closing: Kept
-    recompute: Recompute
 
 
 def activations_of(training: Training, stages: tuple[tuple[Chunk, ...], ...]) -> Iterator[tuple[int, int]]:
     """Yield the bytes of each pipeline stage that are no parameters': of activations, and of logits."""
-    parts = [_part(training, number) for number in range(len(training.stacks))]
+    parts = [_part(training, stack) for stack in training.stacks]
     logits = _logits(training)
     known: dict[tuple[object, ...], tuple[int, int]] = {}
     for number, stage in enumerate(stages):
@@ -273,23 +271,18 @@ def _working(parts: list[_Part], chunk: Chunk) -> Kept:
     return most
 
 
-def _part(training: Training, number: int) -> _Part:
-    layer = Layer(training, training.stacks[number])
-    length = training.lengths[number]
-    tokens = training.parallel.micro * length / training.parallel.context
-    if number == 0:
-        kept = kept_by_layer(layer, length)
-    else:
-        kept = kept_by_decoder_layer(layer, length, training.lengths[0])
-    return _Part(
-        layer=kept.times(tokens),
-        sparse=kept_by_sparse_layer(layer, length).times(tokens),
-        input=Kept(whole=layer.hidden * layer.residual).times(tokens),
-        working=working_memory(layer, length).times(tokens),
-        embedding=kept_by_embedding(layer).times(tokens),
-        closing=kept_by_output(layer).times(tokens),
-        recompute=_full_recompute(training.values, training.stacks[number].node),
+def _part(training: Training, stack: Stack) -> _Part:
+    layer = Layer(training, stack)
+    tokens = training.parallel.micro * stack.length / training.parallel.context
+    by_token = (
+        kept_by_layer(layer),
+        kept_by_sparse_layer(layer),
+        Kept(whole=layer.hidden * layer.residual),
+        working_memory(layer),
+        kept_by_embedding(layer),
+        kept_by_output(layer),
     )
+    return _Part(_full_recompute(training.values, stack.node), *(kept.times(tokens) for kept in by_token))
 
 
 def _full_recompute(values: Values, node: str) -> Recompute:
@@ -304,7 +297,7 @@ def _full_recompute(values: Values, node: str) -> Recompute:
 def _logits(training: Training) -> int:
     """Return the bytes of the loss of one micro batch, which goes back at once."""
     parallel, values = training.parallel, training.values
-    tokens = parallel.micro * training.lengths[-1] / parallel.context
+    tokens = parallel.micro * training.stacks[-1].length / parallel.context
     width = training.vocabulary / parallel.tensor
     half = training.precision != "32"
     fused = values.flag("model.cross_entropy_loss_fusion")
@@ -322,7 +315,5 @@ def _deferred(training: Training, width: float) -> float:
     if not values.flag("model.defer_embedding_wgrad_compute") or training.parallel.pipeline == 1:
         return 0
     limit = values.whole("model.wgrad_deferral_limit", 0, least=0) or training.micro_batches
-    hidden = (training.stacks[-1].hidden or 0) / (
-        training.parallel.tensor if training.sequence_parallel else 1
-    )
+    hidden = training.stacks[-1].hidden / (training.parallel.tensor if training.sequence_parallel else 1)
     return min(limit, training.micro_batches) * training.element * (width + hidden)

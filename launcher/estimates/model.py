@@ -26,15 +26,18 @@ _OF_MODEL = (
 LATENT = ("kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
 LATENT_QUERY = "q_lora_rank"
 _NODES = ("model.tokenizer", "model.data")
-_LENGTH = "model.encoder_seq_length"
+# Optimizers that data parallel ranks share, and the types of gradients in 16 bits.
+DISTRIBUTED = ("mcore_distributed_optim", "distributed_fused_adam")
+HALF = ("bf16", "bfloat16")
 _PRECISIONS = ("bf16", "16", "32")
 
 
 def is_countable(values: Values) -> bool:
     """Return True if a model has all its sizes, and each is one: counting with them then never fails."""
     stacks = stacks_of(values)
-    needed = [size for stack in stacks for size in (stack.layers, stack.hidden, stack.heads, stack.ffn)]
-    needed.append(values.whole("model.seq_length" if is_encoder_decoder(values) else _LENGTH))
+    needed: list[int | None] = []
+    for stack in stacks:
+        needed += [stack.layers, stack.hidden, stack.heads, stack.ffn, len(stack.attends_to)]
     nodes = ("model", *(stack.node for stack in stacks))
     # A T5's embedding is its encoder's.
     first = {**(values.node("model") or {}), **(values.node(nodes[-len(stacks)]) or {})}
@@ -43,7 +46,7 @@ def is_countable(values: Values) -> bool:
     optional = [f"{node}.{name}" for node in nodes for name in _OF_STACK]
     return (
         bool(stacks)
-        and None not in needed
+        and all(needed)
         and all(_is_left_out(values, key) or values.whole(key) for key in (*optional, *_OF_MODEL))
         and all(_is_left_out(values, key) or values.node(key) is not None for key in _NODES)
         and (model_type_of(values) == "gpt" or not values.raw("model.num_moe_experts"))

@@ -32,18 +32,46 @@ DEVICES = "trainer.devices"
 class Stack(NamedTuple):
     """A stack of transformer layers: that of a GPT or BERT, or one of the two of a T5.
 
-    `node` is the node of its keys; `stages` counts its pipeline stages, None if unknown. `ffn`, `groups` and
-    `kv_channels` are None where they follow from the others.
+    `node` is the node of its keys; `stages` counts its pipeline stages. Sizes are 0 where they are unknown;
+    `groups`, `ffn` and `kv_channels` also where they follow from the others. `attends_to` are the lengths of
+    the sequences that its attentions look at, its own first; empty if unknown.
     """
 
     node: str
-    stages: int | None
-    layers: int | None
-    hidden: int | None
-    heads: int | None
-    groups: int | None
-    ffn: int | None
-    kv_channels: int | None
+    stages: int
+    activation: str
+    attends_to: tuple[int, ...]
+    layers: int
+    hidden: int
+    heads: int
+    groups: int
+    ffn: int
+    kv_channels: int
+
+    @property
+    def head(self) -> int:
+        """The width of one attention head."""
+        return self.kv_channels or max(self.hidden // self.heads, 1)
+
+    @property
+    def width(self) -> int:
+        """The width of all queries."""
+        return self.heads * self.head
+
+    @property
+    def kv_width(self) -> int:
+        """The width of all keys, and of all values."""
+        return (self.groups or self.heads) * self.head
+
+    @property
+    def is_gated(self) -> bool:
+        """True if two matrices lead into the MLP."""
+        return self.activation.endswith("glu")
+
+    @property
+    def length(self) -> int:
+        """The tokens of its sequence."""
+        return self.attends_to[0]
 
 
 # The keys of a stack's sizes, in the order of its fields.
@@ -53,26 +81,24 @@ _SIZES = (
 )
 
 
+# The sizes that every layout has: field, key, and what a missing key means.
+_LAYOUT = (
+    *(("tensor", TENSOR, 1), ("pipeline", PIPELINE, 1), ("context", CONTEXT, 1), ("expert", EXPERT, 1)),
+    *(("micro", MICRO, None), ("batch", GLOBAL, None), ("devices", DEVICES, None)),
+)
+
+
 def read_parallel_config(values: Values) -> ParallelConfig | None:
     """Return the sizes of a layout; None where one of them is not a size."""
-    tensor, pipeline = values.whole(TENSOR, 1), values.whole(PIPELINE, 1)
-    context, expert = values.whole(CONTEXT, 1), values.whole(EXPERT, 1)
-    micro, batch, devices = values.whole(MICRO), values.whole(GLOBAL), values.whole(DEVICES)
-    if None in (tensor, pipeline, context, expert, micro, batch, devices):
+    sizes: dict[str, Any] = {name: values.whole(key, default) for name, key, default in _LAYOUT}
+    if None in sizes.values():
         return None
-    assert tensor and pipeline and context and expert and micro and batch and devices
-    virtual = values.whole(VIRTUAL)
+    virtual, tensor, pipeline = values.whole(VIRTUAL), sizes["tensor"], sizes["pipeline"]
     return ParallelConfig(
-        devices=devices,
-        tensor=tensor,
-        pipeline=pipeline,
+        **sizes,
         virtual=virtual if virtual != 1 else None,  # NeMo reads 1 as none
-        context=context,
-        expert=expert,
         expert_tensor=values.whole(EXPERT_TENSOR, tensor) or tensor,
         group=values.whole(GROUP, pipeline) or pipeline,
-        micro=micro,
-        batch=batch,
     )
 
 
@@ -80,14 +106,20 @@ def stacks_of(values: Values) -> list[Stack]:
     """Return the stacks of the model: one, or an encoder and a decoder."""
     pipeline = values.whole(PIPELINE, 1)
     if not is_encoder_decoder(values):
-        return [_stack(values, "model", pipeline)] if values.node("model") is not None else []
-    first = pipeline
-    second = pipeline
+        length = values.whole("model.encoder_seq_length")
+        return [_stack(values, "model", pipeline, length)] if values.node("model") is not None else []
+    first = second = pipeline
     if pipeline is not None and pipeline > 1:
         # NeMo: the encoder has the stages before the split rank, the decoder those from it on.
         first = values.whole(SPLIT_RANK)
         second = pipeline - first if first is not None and first < pipeline else None
-    return [_stack(values, "model.encoder", first), _stack(values, "model.decoder", second)]
+    source = values.whole("model.seq_length")
+    target = values.whole("model.data.seq_length_dec", source) or source
+    # Both look at themselves, and the decoder at the encoder too.
+    return [
+        _stack(values, "model.encoder", first, source),
+        _stack(values, "model.decoder", second, target, source),
+    ]
 
 
 def is_encoder_decoder(values: Values) -> bool:
@@ -95,8 +127,10 @@ def is_encoder_decoder(values: Values) -> bool:
     return values.node("model.encoder") is not None and values.node("model.decoder") is not None
 
 
-def _stack(values: Values, node: str, stages: int | None) -> Stack:
-    return Stack(node, stages, *(values.whole(f"{node}.{name}") for name in _SIZES))
+def _stack(values: Values, node: str, stages: int | None, *lengths: int | None) -> Stack:
+    sizes = (values.whole(f"{node}.{name}", 0) or 0 for name in _SIZES)
+    activation = str(values.raw(f"{node}.activation") or "gelu")
+    return Stack(node, stages or 0, activation, tuple(filter(None, lengths)), *sizes)
 
 
 def node_counts(parallel: ParallelConfig) -> list[int]:
@@ -158,6 +192,7 @@ def _meant(name: str, source: str, table: Mapping[str, Gpu]) -> CountedGpu:
 
 SEQUENCE = "model.sequence_parallel"
 RECOMPUTE = "activations_checkpoint"
+_RECOMPUTE = tuple(f"{RECOMPUTE}_{name}" for name in ("granularity", "method", "num_layers"))
 # The embedding and the loss take the place of a layer each.
 COUNTED_ENDS = tuple(f"model.account_for_{part}_in_pipeline_split" for part in ("embedding", "loss"))
 
@@ -192,6 +227,12 @@ class Layout(NamedTuple):
     recompute: Recompute
     counts_ends: bool = False
 
+    def of(self, parallel: ParallelConfig) -> ParallelConfig:
+        """Return parallel sizes with those of the layout."""
+        names = ("tensor", "pipeline", "virtual", "context", "micro")  # its first fields
+        sizes: dict[str, Any] = dict(zip(names, self, strict=False))
+        return parallel._replace(**sizes)
+
 
 NOTHING = Recompute()
 SELECTIVE = Recompute("selective")
@@ -200,26 +241,14 @@ EVERYTHING = Recompute("full", "uniform", 1)
 
 def layout_of(values: Values, parallel: ParallelConfig) -> Layout:
     """Return the layout of a job's configuration."""
-    return Layout(
-        tensor=parallel.tensor,
-        pipeline=parallel.pipeline,
-        virtual=parallel.virtual,
-        context=parallel.context,
-        micro=parallel.micro,
-        sequence_parallel=values.flag(SEQUENCE),
-        recompute=own_recompute(values),
-    )
+    sizes = parallel.tensor, parallel.pipeline, parallel.virtual, parallel.context, parallel.micro
+    return Layout(*sizes, values.flag(SEQUENCE), own_recompute(values))
 
 
 def parallel_config_with(values: Values, parallel: ParallelConfig, layout: Layout) -> ParallelConfig:
     """Return the parallel sizes with those of a layout."""
     expert_tensor = values.whole(EXPERT_TENSOR)
-    return parallel._replace(
-        tensor=layout.tensor,
-        pipeline=layout.pipeline,
-        virtual=layout.virtual,
-        context=layout.context,
-        micro=layout.micro,
+    return layout.of(parallel)._replace(
         expert_tensor=layout.tensor if expert_tensor is None else expert_tensor,
         group=values.whole(GROUP, layout.pipeline) or layout.pipeline,
     )
@@ -227,24 +256,16 @@ def parallel_config_with(values: Values, parallel: ParallelConfig, layout: Layou
 
 def changes_to(values: Values, layout: Layout) -> dict[str, Any]:
     """Return the keys of a job's configuration that a layout changes, with their new values."""
-    layout_values: dict[str, Any] = {
-        TENSOR: layout.tensor,
-        PIPELINE: layout.pipeline,
-        VIRTUAL: layout.virtual,
-        CONTEXT: layout.context,
-        MICRO: layout.micro,
-        SEQUENCE: layout.sequence_parallel,
-    }
+    names = (TENSOR, PIPELINE, VIRTUAL, CONTEXT, MICRO, SEQUENCE)  # in the order of its fields
+    layout_values: dict[str, Any] = dict(zip(names, layout, strict=False))
     if is_encoder_decoder(values) and layout.pipeline != values.whole(PIPELINE, 1):
         layout_values[SPLIT_RANK] = layout.pipeline // 2
     if layout.counts_ends:
         layout_values.update(dict.fromkeys(COUNTED_ENDS, True))
     if layout.recompute != own_recompute(values):
         for stack in stacks_of(values):
-            start = f"{stack.node}.{RECOMPUTE}"
-            layout_values[f"{start}_granularity"] = layout.recompute.granularity
-            layout_values[f"{start}_method"] = layout.recompute.method
-            layout_values[f"{start}_num_layers"] = layout.recompute.layers
+            for name, value in zip(_RECOMPUTE, layout.recompute, strict=True):
+                layout_values[f"{stack.node}.{name}"] = value
     absent = {TENSOR: 1, PIPELINE: 1, CONTEXT: 1, SEQUENCE: False}
     return {
         key: value
@@ -270,12 +291,8 @@ def with_changes(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[
 
 def distance(layout: Layout, own: Layout) -> float:
     """Return the distance of two layouts: doublings of sizes, and steps of recomputing more or less."""
-    sizes = zip(
-        (layout.tensor, layout.pipeline, layout.context, layout.micro),
-        (own.tensor, own.pipeline, own.context, own.micro),
-        strict=True,
-    )
-    steps = sum(abs(math.log2(size / before)) for size, before in sizes)
+    sizes = [(one.tensor, one.pipeline, one.context, one.micro) for one in (layout, own)]
+    steps = sum(abs(math.log2(size / before)) for size, before in zip(*sizes, strict=True))
     # These two hardly change what a step does, and follow from other sizes as often as not.
     steps += abs(math.log2((layout.virtual or 1) / (own.virtual or 1))) / 2
     steps += (layout.sequence_parallel != own.sequence_parallel) / 2
@@ -291,18 +308,16 @@ def own_recompute(values: Values) -> Recompute:
 
 def recompute_of(values: Values, node: str) -> Recompute:
     """Return what is recomputed of the stack whose keys are below a node."""
-    start = f"{node}.{RECOMPUTE}"
-    granularity = values.raw(f"{start}_granularity")
-    if granularity is None:
+    granularity, method, layers = (f"{node}.{name}" for name in _RECOMPUTE)
+    if values.raw(granularity) is None:
         return NOTHING
-    layers = values.whole(f"{start}_num_layers", least=0)
-    return Recompute(str(granularity), values.raw(f"{start}_method"), layers)
+    return Recompute(str(values.raw(granularity)), values.raw(method), values.whole(layers, least=0))
 
 
 def effort(recompute: Recompute) -> float:
     """Return the steps from recomputing nothing."""
-    if recompute.granularity == "full":
-        if recompute.method != "block":
-            return 2.0
-        return 1.5 if recompute.layers else 0.0
-    return 1.0 if recompute.granularity == "selective" else 0.0
+    if recompute.granularity != "full":
+        return float(recompute.granularity == "selective")
+    if recompute.method != "block":
+        return 2.0
+    return 1.5 if recompute.layers else 0.0

@@ -8,16 +8,15 @@ comparison with published times; the constants are in `launcher/attained.json`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from math import log2
 from typing import NamedTuple
 
 from arithmetic.gpus import Gpu
 from arithmetic.layout import ParallelConfig
 from arithmetic.parameters import count_parameters, vocabulary_size
-from launcher.attained import Attained, Products
-from launcher.estimates.model import has_fused_attention, is_countable, model_type_of
-from launcher.estimates.parallelism import Layout, Stack, is_encoder_decoder, stacks_of
+from launcher.attained import Attained
+from launcher.estimates.model import DISTRIBUTED, HALF, has_fused_attention, is_countable, model_type_of
+from launcher.estimates.parallelism import COUNTED_ENDS, Layout, Stack, stacks_of
 from launcher.estimates.values import Values
 
 # GPUs without a published network get that of the A100's machines, 200 Gbit/s for each.
@@ -32,8 +31,6 @@ _OPTIMIZER_BYTES = 30
 _ADAM_AT_LEAST = 10
 # From here on a T5's vocabulary is that of mT5.
 _LARGE_VOCABULARY = 200_000
-_DISTRIBUTED = ("mcore_distributed_optim", "distributed_fused_adam")
-_HALF = ("bf16", "bfloat16")
 # Features whose step time is unknown, as people call them.
 _NOT_TIMED = {
     "model.num_moe_experts": "how long experts take is not estimated",
@@ -44,51 +41,32 @@ _NOT_TIMED = {
 _VOCABULARY = 50_304
 
 
-class TimedStack(NamedTuple):
-    """A stack of equal layers, whose attentions look at sequences of the lengths `attends_to`.
+class ModelWork(NamedTuple):
+    """A model, and the properties of its run that the speed of a step depends on.
 
-    `width` and `kv_width` are those of all queries and of all keys, `ways_in` the matrices on the way into
-    the MLP.
+    `gradient_bytes` are those of a gradient that is sent; with `shares_optimizer` data parallel ranks share
+    the optimizer. `own_ends` are the configured layers of the first and the last stage; `counted_ends` are
+    True where the embedding and the loss count as a layer. `overlaps_*` is communication that the
+    configuration overlaps with computing.
     """
 
-    layers: int
-    hidden: int
-    heads: int
-    width: int
-    kv_width: int
-    ffn: int
-    ways_in: int
-    length: int
-    attends_to: tuple[int, ...]
-    causal: bool
-
-    @property
-    def reductions(self) -> int:
-        """The sums over tensor parallel ranks in a forward pass."""
-        return len(self.attends_to) + 1
-
-    def products(self, tensor: int) -> Iterator[tuple[float, float]]:
-        """Yield the matrices of a layer on one tensor parallel rank: inner side × columns."""
-        for _ in self.attends_to:
-            yield self.hidden, (self.width + 2 * self.kv_width) / tensor
-            yield self.width / tensor, self.hidden
-        yield self.hidden, self.ways_in * self.ffn / tensor
-        yield self.ffn / tensor, self.hidden
-
-
-class ModelWork(NamedTuple):
-    """A model, and the communication that its configuration overlaps with computing."""
-
-    stacks: tuple[TimedStack, ...]
+    stacks: tuple[Stack, ...]
     vocabulary: int
     parameters: int
     devices: int
+    engine: str
+    family: str
     flash: bool
+    fp8: bool
+    gradient_bytes: int
+    shares_optimizer: bool
+    own_ends: tuple[int | None, int | None]
+    counted_ends: tuple[bool, bool]
     overlaps_tensor: bool
     overlaps_pipeline: bool
     overlaps_data: bool
 
-    def stages(self, stack: TimedStack, pipeline: int) -> int:
+    def stages(self, stack: Stack, pipeline: int) -> int:
         """Return the pipeline stages of a stack: a T5's encoder has the first half of them."""
         if len(self.stacks) == 1 or pipeline == 1:
             return pipeline
@@ -97,16 +75,25 @@ class ModelWork(NamedTuple):
 
 def work_of(values: Values, devices: int, engine: str) -> ModelWork | None:
     """Return the work of a job's model; None if one of its sizes is unknown, or it cannot be timed."""
-    model, stacks = values.node("model"), _stacks(values)
-    if model is None or not stacks or not is_countable(values) or untimed(values) is not None:
+    model, stacks, family = values.node("model"), tuple(stacks_of(values)), model_type_of(values)
+    if model is None or not is_countable(values) or untimed(values) is not None:
         return None
     vocabulary = vocabulary_size(model) or _VOCABULARY
+    first, last = (values.whole(f"model.num_layers_in_{end}_pipeline_stage") for end in ("first", "last"))
+    embedding, loss = map(values.flag, COUNTED_ENDS)
     return ModelWork(
         stacks=stacks,
         vocabulary=vocabulary,
-        parameters=count_parameters(model, vocabulary, model_type_of(values)),
+        parameters=count_parameters(model, vocabulary, family),
         devices=devices,
-        flash=all(has_fused_attention(values, stack.node, engine) for stack in stacks_of(values)),
+        engine=engine,
+        family="mt5" if family == "t5" and vocabulary >= _LARGE_VOCABULARY else family,
+        flash=all(has_fused_attention(values, stack.node, engine) for stack in stacks),
+        fp8=values.flag("model.fp8"),
+        gradient_bytes=2 if values.raw("model.optim.grad_sync_dtype") in HALF else 4,
+        shares_optimizer=values.raw("model.optim.name") in DISTRIBUTED,
+        own_ends=(first, last),
+        counted_ends=(embedding, loss),
         overlaps_tensor=values.flag("model.ub_tp_comm_overlap"),
         overlaps_pipeline=values.flag("model.overlap_p2p_comm"),
         overlaps_data=values.flag("model.optim.overlap_grad_sync"),
@@ -116,73 +103,6 @@ def work_of(values: Values, devices: int, engine: str) -> ModelWork | None:
 def untimed(values: Values) -> str | None:
     """Return why the steps of a valid configuration are not timed, with the key; None if they are."""
     return values.reason(_NOT_TIMED)
-
-
-def _stacks(values: Values) -> tuple[TimedStack, ...]:
-    is_t5 = is_encoder_decoder(values)
-    length = values.whole("model.seq_length" if is_t5 else "model.encoder_seq_length")
-    stacks = stacks_of(values)
-    if length is None or any(None in (stack.layers, stack.hidden, stack.heads) for stack in stacks):
-        return ()
-    if not is_t5:
-        return tuple(_stack(values, stack, length, (length,)) for stack in stacks)
-    inner = values.whole("model.data.seq_length_dec", length) or length
-    encoder, decoder = stacks
-    # Both look at themselves, and the decoder at the encoder too.
-    return _stack(values, encoder, length, (length,)), _stack(values, decoder, inner, (inner, length))
-
-
-def _stack(values: Values, stack: Stack, length: int, attends_to: tuple[int, ...]) -> TimedStack:
-    assert stack.layers and stack.hidden and stack.heads
-    head = stack.kv_channels or max(stack.hidden // stack.heads, 1)
-    return TimedStack(
-        layers=stack.layers,
-        hidden=stack.hidden,
-        heads=stack.heads,
-        width=head * stack.heads,
-        kv_width=head * (stack.groups or stack.heads),
-        ffn=stack.ffn or 4 * stack.hidden,
-        ways_in=2 if str(values.raw(f"{stack.node}.activation")).endswith("glu") else 1,
-        length=length,
-        attends_to=attends_to,
-        causal=stack.node != "model.encoder",
-    )
-
-
-class Running(NamedTuple):
-    """The properties of an engine's run that its speed depends on.
-
-    `gradient_bytes` are those of a gradient that is sent; with `shares_optimizer` data parallel ranks share
-    the optimizer. `own_ends` are the configured layers of the first and the last stage; `counted_ends` are
-    True where the embedding and the loss count as a layer.
-    """
-
-    engine: str
-    family: str
-    fp8: bool
-    gradient_bytes: int
-    shares_optimizer: bool
-    own_ends: tuple[int | None, int | None]
-    counted_ends: tuple[bool, bool]
-
-
-def running_of(values: Values, engine: str, vocabulary: int) -> Running:
-    """Return the properties of a job's run, from its configuration."""
-    family = model_type_of(values)
-    if family == "t5" and vocabulary >= _LARGE_VOCABULARY:
-        family = "mt5"
-    places, parts = ("first", "last"), ("embedding", "loss")
-    first, last = (values.whole(f"model.num_layers_in_{place}_pipeline_stage") for place in places)
-    embedding, loss = (values.flag(f"model.account_for_{part}_in_pipeline_split") for part in parts)
-    return Running(
-        engine=engine,
-        family=family,
-        fp8=values.flag("model.fp8"),
-        gradient_bytes=2 if values.raw("model.optim.grad_sync_dtype") in _HALF else 4,
-        shares_optimizer=values.raw("model.optim.name") in _DISTRIBUTED,
-        own_ends=(first, last),
-        counted_ends=(embedding, loss),
-    )
 
 
 class _Layer(NamedTuple):
@@ -196,35 +116,26 @@ class _Layer(NamedTuple):
 class Speed:
     """The seconds of a step of one model, on one number of nodes of one type of GPU."""
 
-    def __init__(self, work: ModelWork, running: Running, gpu: Gpu, nodes: int, attained: Attained) -> None:
-        self._work, self._running, self._nodes, self._attained = work, running, nodes, attained
+    def __init__(self, work: ModelWork, gpu: Gpu, nodes: int, attained: Attained) -> None:
+        self._work, self._nodes, self._attained = work, nodes, attained
         self._world = nodes * work.devices
-        self._products = attained.products(gpu.generation, gpu.capability)
-        self._half = gpu.peak * self._products.half
+        self.products = attained.products(gpu.generation, gpu.capability)
+        self._half = gpu.peak * self.products.half
         self._linear, self._tile = self._half, attained.tile_half
-        self._is_fp8 = running.fp8 and self._products.fp8 is not None and "fp8" in gpu.peaks
-        if self._is_fp8:
-            assert self._products.fp8 is not None
-            self._linear, self._tile = gpu.peaks["fp8"] * self._products.fp8, attained.tile_fp8
-        self._attention = gpu.peak * self._products.attention
+        # Products are in FP8 if the job asks for it, the GPU has it, and its rate is published.
+        self.counts_fp8 = work.fp8 and self.products.fp8 is not None and "fp8" in gpu.peaks
+        if self.counts_fp8:
+            assert self.products.fp8 is not None
+            self._linear, self._tile = gpu.peaks["fp8"] * self.products.fp8, attained.tile_fp8
+        self._attention = gpu.peak * self.products.attention
         self._memory = gpu.memory_bandwidth * attained.memory
         # NVLink joins a node's GPUs, of some machines those of several nodes; where it does not, PCIe does.
         self._joined = max(gpu.nvlink_gpus, work.devices) if gpu.nvlink else work.devices
         node = gpu.nvlink if gpu.nvlink and gpu.nvlink_gpus >= work.devices else _PCIE
         self._node = node * attained.links
         self._network = (_NETWORK if gpu.nic is None else gpu.nic) * attained.links
-        self._layers: dict[tuple[TimedStack, int, int, int, bool], _Layer] = {}
+        self._layers: dict[tuple[Stack, int, int, int, bool], _Layer] = {}
         self._ends: dict[tuple[int, int, int], float] = {}
-
-    @property
-    def products(self) -> Products:
-        """The rates that the GPU attains, and their source."""
-        return self._products
-
-    @property
-    def counts_fp8(self) -> bool:
-        """True if products are in FP8: the job asks for it, the GPU has it, and its rate is published."""
-        return self._is_fp8
 
     def bytes_at_least(self, parts: int) -> float:
         """Return the least bytes of parameters on a GPU, where so many GPUs share a copy of the model.
@@ -232,8 +143,8 @@ class Speed:
         A weight in 16 bits, its gradient, and Adam's states, of which Apex keeps the least: the 16 bits by
         which a weight differs from fp32.
         """
-        each = 2.0 + self._running.gradient_bytes
-        if self._running.shares_optimizer:
+        each = 2.0 + self._work.gradient_bytes
+        if self._work.shares_optimizer:
             each += _ADAM_AT_LEAST * parts / self._world
         return self._work.parameters / parts * each
 
@@ -250,7 +161,7 @@ class Speed:
         table = self._attained
         seconds += table.step
         seconds *= 1 + table.straggling * log2(self._nodes)
-        return seconds * table.engines[self._running.engine] * table.families[self._running.family]
+        return seconds * table.engines[self._work.engine] * table.families[self._work.family]
 
     def _slowest(self, layout: Layout) -> float:
         """Return the seconds of the slowest stage for a micro batch, forward and backward."""
@@ -266,17 +177,17 @@ class Speed:
             longest = max(longest, seconds + self._handing_over(stack, layout))
         return longest
 
-    def _layers_of(self, stack: TimedStack, layout: Layout) -> tuple[int, int]:
+    def _layers_of(self, stack: Stack, layout: Layout) -> tuple[int, int]:
         """Return the layers of most stages of a stack, and of its last one."""
         stages, total = self._work.stages(stack, layout.pipeline), stack.layers
-        embedding, loss = (True, True) if layout.counts_ends else self._running.counted_ends
-        first, last = self._running.own_ends
+        embedding, loss = (True, True) if layout.counts_ends else self._work.counted_ends
+        first, last = self._work.own_ends
         total += embedding + loss - (first or 0) - (last or 0)
         stages -= (first is not None) + (last is not None)
         most = -(-total // max(stages, 1))
         return max(most, first or 0), (most if last is None else last) - loss
 
-    def _stage(self, stack: TimedStack, layout: Layout, layers: int) -> float:
+    def _stage(self, stack: Stack, layout: Layout, layers: int) -> float:
         """Return the seconds of layers for a micro batch, forward and backward, with what is recomputed."""
         # The parts of a layout that a layer depends on, which thousands of layouts share.
         alike = stack, layout.tensor, layout.context, layout.micro, layout.sequence_parallel
@@ -289,23 +200,24 @@ class Speed:
             again = core
         return layers * (forward + backward + again)
 
-    def _layer(self, stack: TimedStack, layout: Layout) -> _Layer:
+    def _layer(self, stack: Stack, layout: Layout) -> _Layer:
         tensor = layout.tensor
         tokens = layout.micro * stack.length / layout.context
-        sides = list(stack.products(tensor))
+        sides = _matrices(stack, tensor)
         products = sum(_product(tokens, *side, self._linear, self._tile) for side in sides)
         core, core_backward = self._core(stack, layout)
         # Norms, dropouts and residuals, which sequence parallel shares out (Korthikanti et al. 2022, arXiv
         # 2205.05198, section 4.2.2), and the activation of the MLP.
         whole = 22 * tokens * stack.hidden / (tensor if layout.sequence_parallel else 1)
-        inner = (2 * stack.ways_in + 2) * tokens * stack.ffn / tensor
+        inner = (6 if stack.is_gated else 4) * tokens * stack.ffn / tensor
         moved = (whole + inner) / self._memory
         # FP8 casts what goes into a product: forward its input, backward the gradient of its output.
-        casts = self._attained.casts * tokens / self._memory if self._is_fp8 else 0.0
+        casts = self._attained.casts * tokens / self._memory if self.counts_fp8 else 0.0
         cast, cast_backward = (casts * sum(side[way] for side in sides) for way in (0, 1))
-        # Both schemes send as much: an all-reduce is a reduce-scatter and an all-gather; backward as forward.
-        sent = stack.reductions * 2 * tokens * stack.hidden * 2 * (tensor - 1) / tensor
-        if self._is_fp8 and layout.sequence_parallel:  # gathered in 8 bits, scattered in 16
+        # A sum over the ranks behind each attention and the MLP; both schemes send as much, as an all-reduce
+        # is a reduce-scatter and an all-gather; backward as forward.
+        sent = (len(stack.attends_to) + 1) * 2 * tokens * stack.hidden * 2 * (tensor - 1) / tensor
+        if self.counts_fp8 and layout.sequence_parallel:  # gathered in 8 bits, scattered in 16
             sent *= 0.75
         waits = sent / self._link(tensor)
         if self._work.overlaps_tensor:
@@ -316,7 +228,7 @@ class Speed:
         backward = max(2 * (products + moved) + core_backward + cast_backward, 2 * least) + waits
         return _Layer(forward, backward, core)
 
-    def _core(self, stack: TimedStack, layout: Layout) -> tuple[float, float]:
+    def _core(self, stack: Stack, layout: Layout) -> tuple[float, float]:
         """Return the seconds of attention's core, forward and backward, with the ring of keys and values."""
         tensor, context = layout.tensor, layout.context
         forward = backward = 0.0
@@ -324,7 +236,7 @@ class Speed:
             pairs = layout.micro * stack.length * attended / context
             flops = 4 * pairs * stack.width / tensor
             if self._work.flash:
-                computed = flops / (2 if stack.causal else 1) / self._attention
+                computed = flops / (1 if stack.node == "model.encoder" else 2) / self._attention
                 again = _FUSED_BACKWARD * computed
             else:
                 # Scores in 16 bits, their softmax and its dropout: Korthikanti et al. 2022, section 4.1.
@@ -354,7 +266,7 @@ class Speed:
             self._ends[key] = 3 * product + 16 * tokens * share / self._memory
         return self._ends[key]
 
-    def _handing_over(self, stack: TimedStack, layout: Layout) -> float:
+    def _handing_over(self, stack: Stack, layout: Layout) -> float:
         """Return the seconds that a stage waits for sending a micro batch on and back.
 
         Megatron numbers the ranks by tensor, context, data and pipeline (megatron/core/parallel_state.py):
@@ -376,8 +288,8 @@ class Speed:
             return 0.0
         link = self._ring(layout.tensor, group)
         each = self._work.parameters / (layout.tensor * layout.pipeline) * (group - 1) / group / link
-        gradients, parameters = self._running.gradient_bytes * each, 2 * each
-        if not self._running.shares_optimizer:  # an all-reduce, and nothing to gather
+        gradients, parameters = self._work.gradient_bytes * each, 2 * each
+        if not self._work.shares_optimizer:  # an all-reduce, and nothing to gather
             gradients, parameters = 2 * gradients, 0.0
         if not self._work.overlaps_data:
             return gradients + parameters
@@ -402,7 +314,7 @@ class Speed:
     def _optimizer(self, layout: Layout, parallel: ParallelConfig) -> float:
         """Return the seconds of the optimizer, which reads and writes its states once."""
         mine = self._work.parameters / (layout.tensor * layout.pipeline)
-        if self._running.shares_optimizer:
+        if self._work.shares_optimizer:
             mine /= parallel.data(self._nodes) * layout.context
         return _OPTIMIZER_BYTES * mine / self._memory
 
@@ -410,6 +322,14 @@ class Speed:
         """Return the slowest link of groups of so many neighbouring GPUs."""
         is_joined = self._world <= self._joined or self._joined % group == 0
         return self._node if group <= self._joined and is_joined else self._network
+
+
+def _matrices(stack: Stack, tensor: int) -> list[tuple[float, float]]:
+    """Return the matrices of a layer on one tensor parallel rank: inner side × columns."""
+    inputs, outputs = (stack.width + 2 * stack.kv_width) / tensor, stack.width / tensor
+    attentions = [(stack.hidden, inputs), (outputs, stack.hidden)] * len(stack.attends_to)
+    ways_in = 2 if stack.is_gated else 1
+    return [*attentions, (stack.hidden, ways_in * stack.ffn / tensor), (stack.ffn / tensor, stack.hidden)]
 
 
 def _product(rows: float, inner: float, columns: float, rate: float, tile: float) -> float:

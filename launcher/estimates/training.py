@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from arithmetic.layout import ParallelConfig, fits
 from arithmetic.parameters import Parts, Size, StackParameters, parts_of, sparse_layers, vocabulary_size
 from launcher.estimates.model import is_countable, model_type_of, precision_of
-from launcher.estimates.parallelism import Stack, is_encoder_decoder, read_parallel_config, stacks_of
+from launcher.estimates.parallelism import Stack, read_parallel_config, stacks_of
 from launcher.estimates.values import Values, full
 
 # Features whose weights or activations are not counted, as people call them.
@@ -32,8 +32,7 @@ _NOT_COUNTED = {
 class Training:
     """A training that can be counted with: its values, its layout, and the parts of its model.
 
-    `stacks` are those of the layout, in the order of `parts.stacks`; `lengths` are the tokens of their
-    sequences.
+    `stacks` are those of the layout, in the order of `parts.stacks`.
     """
 
     values: Values
@@ -44,7 +43,6 @@ class Training:
     vocabulary: int
     parts: Parts
     stacks: tuple[Stack, ...]
-    lengths: tuple[int, ...]
 
     @property
     def is_encoder_decoder(self) -> bool:
@@ -93,23 +91,12 @@ def training_of(config: Mapping[str, Any], nodes: int, engine: str) -> Training 
         return None
     if values.raw("trainer.accelerator") == "cpu" or values.reason(_NOT_COUNTED):
         return None
-    stacks, lengths = tuple(stacks_of(values)), _lengths(values)
-    if lengths is None or not all(stack.stages for stack in stacks):
+    stacks, vocabulary = tuple(stacks_of(values)), vocabulary_size(model)
+    if vocabulary is None or not all(stack.stages for stack in stacks):
         return None
-    vocabulary = vocabulary_size(model)
-    if vocabulary is None:
-        return None
-    parts = parts_of(model, vocabulary, model_type_of(values))
+    counts = parallel.data(nodes), parallel.micro_batches(nodes), vocabulary
     return Training(
-        values,
-        engine,
-        parallel,
-        parallel.data(nodes),
-        parallel.micro_batches(nodes),
-        vocabulary,
-        parts,
-        stacks,
-        lengths,
+        values, engine, parallel, *counts, parts_of(model, vocabulary, model_type_of(values)), stacks
     )
 
 
@@ -120,15 +107,6 @@ def uncounted(values: Values) -> str | None:
         key = "model.override_vocab_size"
         return f"the size of the tokenizer's vocabulary is not known here; {full(key)}=... says it"
     return reason
-
-
-def _lengths(values: Values) -> tuple[int, ...] | None:
-    if not is_encoder_decoder(values):
-        length = values.whole("model.encoder_seq_length")
-        return None if length is None else (length,)
-    encoder = values.whole("model.seq_length")
-    decoder = values.whole("model.data.seq_length_dec", encoder)
-    return None if encoder is None or decoder is None else (encoder, decoder)
 
 
 class Chunk(NamedTuple):
@@ -156,7 +134,7 @@ def stages_of(training: Training) -> tuple[tuple[Chunk, ...], ...] | None:
     if not training.is_encoder_decoder:
         return _of_one_stack(training.values, training.stacks[0], pipeline, training.parallel.virtual or 1)
     if pipeline == 1:
-        layers = tuple(stack.layers or 0 for stack in training.stacks)
+        layers = tuple(stack.layers for stack in training.stacks)
         return ((Chunk(layers, embeds=True, closes=(True, True)),),)
     return _of_two_stacks(training.stacks)
 
@@ -223,7 +201,7 @@ def _sparse_by_chunk(values: Values, counts: list[list[int]]) -> list[list[int]]
 
 
 def _layers_by_stage(values: Values, stack: Stack, pipeline: int) -> list[int] | None:
-    layers, node = stack.layers or 0, stack.node
+    layers, node = stack.layers, stack.node
     first = values.whole(f"{node}.num_layers_in_first_pipeline_stage")
     last = values.whole(f"{node}.num_layers_in_last_pipeline_stage")
     rest = layers - (first or 0) - (last or 0)
@@ -239,8 +217,6 @@ def _layers_by_stage(values: Values, stack: Stack, pipeline: int) -> list[int] |
 def _of_two_stacks(stacks: tuple[Stack, ...]) -> tuple[tuple[Chunk, ...], ...] | None:
     """Return the encoder's stages, then the decoder's, whose first one embeds too."""
     encoder, decoder = stacks
-    if not encoder.stages or not decoder.stages or not encoder.layers or not decoder.layers:
-        return None
     if encoder.layers % encoder.stages or decoder.layers % decoder.stages:
         return None
     first = encoder.layers // encoder.stages, 0

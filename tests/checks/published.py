@@ -14,7 +14,7 @@ from launcher.attained import Attained, attained
 from launcher.checks.facts import Facts
 from launcher.checks.layout_search import LayoutSearch
 from launcher.estimates.parallelism import Layout, layout_of, read_parallel_config
-from launcher.estimates.speed import ModelWork, Speed, running_of, work_of
+from launcher.estimates.speed import ModelWork, Speed, work_of
 from launcher.estimates.values import Values
 from tests.checks.plans import GPT, changed, plan_of
 
@@ -119,8 +119,7 @@ class Published:
 
     def estimate(self, constants: Attained | None = None) -> float:
         """Return the seconds that the speed model gives the step."""
-        running = running_of(self.values, "nemo", self.work.vocabulary)
-        speed = Speed(self.work, running, GPUS[self.gpu], self.nodes, constants or attained())
+        speed = Speed(self.work, GPUS[self.gpu], self.nodes, constants or attained())
         return speed.step(self.layout, self.shape)
 
 

@@ -122,15 +122,15 @@ def _divided_sizes(values: Values) -> Iterator[tuple[str, int, str]]:
     for stack in stacks_of(values):
         sizes = (stack.heads, stack.groups, stack.ffn)
         for (name, what), size in zip(_DIVIDED.items(), sizes, strict=True):
-            if size is not None:
+            if size:
                 yield f"{stack.node}.{name}", size, what
     for key, what in (
         ("model.moe_shared_expert_intermediate_size", "hidden units of the shared expert"),
         ("model.override_vocab_size", "tokens"),  # any other vocabulary is padded to a multiple
     ):
-        size = values.whole(key)
-        if size is not None:
-            yield key, size, what
+        width = values.whole(key)
+        if width is not None:
+            yield key, width, what
 
 
 @check("layout.layers", "pipeline divides the layers, and virtual those of a stage")
@@ -142,9 +142,9 @@ def layer_problems(values: Values) -> Iterator[Finding]:
     """
     virtual = values.whole(keys.VIRTUAL)
     for stack in stacks_of(values):
-        if stack.layers is None or stack.stages is None:
+        if not stack.layers or not stack.stages:
             continue
-        layers, stages, how = _evenly_split(values, stack, stack.layers, stack.stages)
+        layers, stages, how = _evenly_split(values, stack)
         if stages < 1 or layers < 1 or layers % stages:
             yield _uneven(values, stack, how)
         elif virtual is not None and layers // stages % virtual:
@@ -155,9 +155,9 @@ def layers_fit(values: Values) -> bool:
     return next(layer_problems(values), None) is None
 
 
-def _evenly_split(values: Values, stack: Stack, layers: int, stages: int) -> tuple[int, int, str]:
+def _evenly_split(values: Values, stack: Stack) -> tuple[int, int, str]:
     """Return the layers and the stages that share them evenly, and how they are counted."""
-    how = count(layers, "layer")
+    layers, stages, how = stack.layers, stack.stages, count(stack.layers, "layer")
     for place in ("first", "last"):
         own = values.whole(f"{stack.node}.num_layers_in_{place}_pipeline_stage")
         if own is not None:
@@ -169,14 +169,14 @@ def _evenly_split(values: Values, stack: Stack, layers: int, stages: int) -> tup
 
 
 def _uneven(values: Values, stack: Stack, how: str) -> Finding:
-    layers_key, stages = f"{stack.node}.num_layers", stack.stages or 1
+    layers_key, stages = f"{stack.node}.num_layers", stack.stages
     key, what = keys.SPLIT_RANK, f"pipeline stages of the {stack.node.removeprefix('model.')}"
     fix = f"{layers_key} by the {stack.stages} stages that it has"
     if stack.node == "model":
         key, what = keys.PIPELINE, "pipeline"
-        fix = f"valid pipeline sizes: {listed(divisors(stack.layers or 1))}"
+        fix = f"valid pipeline sizes: {listed(divisors(stack.layers))}"
         # Or the ends have room for the embedding and the loss.
-        layers, are_set = (stack.layers or 0) + 2, any(values.raw(end) for end in keys.COUNTED_ENDS)
+        layers, are_set = stack.layers + 2, any(values.raw(end) for end in keys.COUNTED_ENDS)
         if stages > 1 and layers % stages == 0 and not are_set:
             pasted = " and ".join(f"+{full(end)}=True" for end in keys.COUNTED_ENDS)
             fix += f"; or {pasted} (NeMo), which count as a layer each: {layers} / {stages}"
@@ -294,14 +294,14 @@ def width_problems(values: Values) -> Iterator[Finding]:
     """Find a hidden size that heads do not divide, where `kv_channels` does not say how wide a head is."""
     for stack in stacks_of(values):
         heads_key, hidden_key = f"{stack.node}.num_attention_heads", f"{stack.node}.hidden_size"
-        if stack.kv_channels is not None or stack.hidden is None or stack.heads is None:
+        if stack.kv_channels or not stack.hidden or not stack.heads:
             continue
         if stack.hidden % stack.heads:
             valid = f"valid: {listed(divisors(stack.hidden))}"
             fix = f"{valid}; or say how wide a head is: {full(stack.node)}.kv_channels"
             text = f"does not divide hidden size {stack.hidden}"
             yield error(heads_key, stack.heads, text, fix, also=(hidden_key,))
-        if stack.groups is not None and stack.heads % stack.groups:
+        if stack.groups and stack.heads % stack.groups:
             valid = f"valid: {listed(divisors(stack.heads))}"
             text = f"does not divide {stack.heads} attention heads"
             yield error(f"{stack.node}.num_query_groups", stack.groups, text, valid, also=(heads_key,))
