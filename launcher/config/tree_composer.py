@@ -41,15 +41,7 @@ class NeedsFullCompose(Exception):
 
 
 class TreeComposer:
-    """Composes trees that share their first overrides.
-
-    Parameters
-    ----------
-    roots
-        The directories of the user's own tree and of ours.
-    once
-        Keep no file of the tree for a further composition.
-    """
+    """Composes trees that share their first overrides; with `once`, keeps no file for a further one."""
 
     def __init__(self, roots: Sequence[Path], shared: Sequence[str], *, once: bool) -> None:
         self._loader = config_loader(roots)
