@@ -80,15 +80,15 @@ def run(args: argparse.Namespace) -> int:
 def _choices(name: str, config_dir: Path | None) -> Iterator[Row]:
     """Yield the choices of the configuration trees, as objects for programs."""
     # Imported late: it composes configurations, which listing runs does not need.
-    from launcher.config.compose import describe_option, list_options
-    from launcher.config.overrides import STAGES
+    from launcher.config.compose import list_options, tree_roots
+    from launcher.config.overrides import STAGES, about
 
     if name == "stages":
         for stage in STAGES:
             yield {"stage": stage, "choices": list_options(stage, config_dir)}
     elif name == "clusters":
         for cluster in list_options("cluster", config_dir):
-            yield {"cluster": cluster, "about": describe_option("cluster", cluster, config_dir)}
+            yield {"cluster": cluster, "about": about("cluster", cluster, tree_roots(config_dir))}
     elif name == "training":
         yield from _model_sizes(list_options("training", config_dir), config_dir)
     else:

@@ -197,15 +197,15 @@ def _link(launch: Launch, number: int | None, job_id: str | None) -> str | None:
     return links[number]
 
 
-def _require_stderr(launch: Launch, is_lacking: bool) -> None:
-    if is_lacking:
-        hint = "the cluster writes stderr to the same log as stdout (cluster.stderr_to_stdout)"
-        raise UserError(f"{_name(launch)} has no log of stderr", hint=hint)
+def _no_stderr(launch: Launch) -> UserError:
+    hint = "the cluster writes stderr to the same log as stdout (cluster.stderr_to_stdout)"
+    return UserError(f"{_name(launch)} has no log of stderr", hint=hint)
 
 
 def _chain_log(launch: Launch, link: str | None, extension: str = "out") -> LogSelection:
     logs = job_logs(launch, extension)
-    _require_stderr(launch, not logs and bool(job_logs(launch)))
+    if extension == "err" and not logs and job_logs(launch):
+        raise _no_stderr(launch)
     if link is not None:
         return LogSelection([link_log(launch, link, extension)], link=link)
     logs = logs or [launch.log(extension)]
@@ -228,8 +228,8 @@ def _job_log(launch: Launch, task: int | None, extension: str) -> LogSelection:
             hint = f"its tasks: {compress_tasks(declared)}"
             raise UserError(f"{_name(launch)} has no task {task}", hint=hint)
         selection = LogSelection([link_log(launch, f"{launch.job}_{task}", extension)], task=str(task))
-    is_lacking = not selection.logs[0].exists() and newest_log(launch).exists()
-    _require_stderr(launch, extension == "err" and is_lacking)
+    if extension == "err" and not selection.logs[0].exists() and newest_log(launch).exists():
+        raise _no_stderr(launch)
     return selection
 
 
@@ -238,9 +238,9 @@ def _newest(launch: Launch, extension: str = "out") -> LogSelection:
 
 
 def _rank_log(launch: Launch, rank: int) -> LogSelection:
-    for path, failure in rank_failures(launch).items():
-        if failure.rank == rank:
-            say(f"rank {rank} failed: {one_line(failure.error)}: {short(path)}")
+    failure = next((failure for failure in rank_failures(launch) if failure.rank == rank), None)
+    if failure is not None:
+        say(f"rank {rank} failed: {one_line(failure.error)}: {short(Path(failure.path))}")
     logs = rank_logs(launch, rank)
     if logs:
         return LogSelection(logs[:1])

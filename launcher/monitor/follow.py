@@ -98,8 +98,9 @@ def _failure_message(launch: Launch, status: JobStatus) -> str:
     lines.append(f"The end of {short(log)}:")
     lines += [f"  {line}" for line in last_lines(log, _FAILURE_LINES).splitlines()]
     lines.append(f"The full log: {short(log)}")
-    for path, failure in list(rank_failures(launch).items())[:1]:
-        lines.append(f"Rank {failure.rank} failed first: {one_line(failure.error)}: {short(path)}")
+    for failure in rank_failures(launch)[:1]:
+        path = short(Path(failure.path))
+        lines.append(f"Rank {failure.rank} failed first: {one_line(failure.error)}: {path}")
     return "\n".join(lines)
 
 

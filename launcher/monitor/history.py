@@ -340,7 +340,7 @@ def _first_failure(attempt: JobAttempt, failures: Path | None) -> str | None:
     # Marks have whole seconds; a rank of a later link overwrites the error of an earlier link.
     until = math.inf if attempt.ended is None else attempt.ended + 1
     for left in [] if failures is None else left_by_ranks(failures, attempt.started or 0.0, until):
-        return f"rank {left.rank} on {left.host} failed first: {left.error}"
+        return f"rank {left.rank}{f' on {left.host}' if left.host else ''} failed first: {left.error}"
     if attempt.rank is None:
         return None
     return f"rank {attempt.rank}{f' on {attempt.host}' if attempt.host else ''} failed first"

@@ -100,11 +100,9 @@ def began(launch: Launch) -> float:
     return (lives[-1].started or 0.0) if len(lives) > 1 else 0.0
 
 
-def rank_failures(launch: Launch) -> dict[Path, Left]:
-    """Return the failures of ranks since the job last began, by their files, in the order of their times."""
-    directory = launch.paths.results / FAILURES
-    failures = left_by_ranks(directory, began(launch))
-    return {directory / f"globalrank-{failure.rank}.json": failure for failure in failures}
+def rank_failures(launch: Launch) -> list[Left]:
+    """Return the failures of ranks since the job last began, in the order of their times."""
+    return left_by_ranks(launch.paths.results / FAILURES, began(launch))
 
 
 _BLOCK = 1 << 16

@@ -94,7 +94,8 @@ def draft_sweep(request: SweepRequest) -> SweepDraft:
         with annotated(composition):
             _require_one_job(composition.config)
         launch = Request(composition.overrides, request.command, request.config_dir, request.template_dir)
-        points += [Point(grid_point, draft) for draft in drafts(launch, [composition])]
+        (draft,) = drafts(launch, [composition])
+        points.append(Point(grid_point, draft))
     if len({point.plan.slurm_conf for point in points}) > 1:
         message = "the points belong to several Slurms: a sweep is of one cluster"
         raise UserError(message, key="cluster.slurm_conf")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -187,25 +187,40 @@ def print_lines(*lines: str) -> None:
     print_styled(((line, ""),) for line in lines)
 
 
-def print_listing(columns: Sequence[str], rows: Iterable[Sequence[Cell]], *, numbers: int = 0) -> None:
-    """Print a table; of the columns after the first, `numbers` are right-aligned."""
+def print_listing(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Cell]],
+    *,
+    numbers: int = 0,
+    unfolded: Container[int] = (0,),
+) -> None:
+    """Print a table; on a terminal that of `print_grid`."""
     rows = list(rows)
     if sys.stdout.isatty():
-        print_grid(columns, rows, numbers=numbers)
+        print_grid(columns, rows, numbers=numbers, unfolded=unfolded)
     else:
         texts = [[cell if isinstance(cell, str) else cell[0] for cell in row] for row in rows]
         print(*align([columns, *texts], numbers), sep="\n")
 
 
-def print_grid(columns: Sequence[str], rows: Iterable[Sequence[Cell | Text]], *, numbers: int = 0) -> None:
-    """Print a table with the lines and colours of a terminal."""
+def print_grid(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Cell | Text]],
+    *,
+    numbers: int = 0,
+    unfolded: Container[int] = (0,),
+) -> None:
+    """Print a table with the lines and colours of a terminal.
+
+    Of the columns after the first, `numbers` are right-aligned. In a narrow terminal the cells of `unfolded`
+    keep their line as long as possible, the others are folded, and nothing else is cut off.
+    """
     from rich.text import Text
 
     grid = new_table(pad_edge=False)
     for index, name in enumerate(columns):
         justify: Literal["left", "right"] = "right" if 0 < index <= numbers else "left"
-        # In a narrow terminal the name keeps its line as long as possible, and nothing is cut off.
-        grid.add_column(name.lower(), justify=justify, no_wrap=index == 0, overflow="fold")
+        grid.add_column(name.lower(), justify=justify, no_wrap=index in unfolded, overflow="fold")
     for row in rows:
         first, *others = (Text(*cell) if isinstance(cell, tuple) else cell for cell in row)
         texts = (Text(cell) if isinstance(cell, str) else cell for cell in others)
