@@ -191,7 +191,7 @@ _MISSING = object()
 
 
 def _one_job_on_one_node(draft: Draft) -> Iterator[str]:
-    """Yield overrides for one node of a list, and no chain or array, whose jobs would repeat the two steps."""
+    """Yield overrides for one named node, and no chain or array: their jobs would repeat the two steps."""
     job = draft.plan.job
     # The stage's own settings, in place of the cluster's.
     own: Mapping[str, Any] = draft.composition.config.stage_cluster.get("training", {})
