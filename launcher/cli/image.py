@@ -162,7 +162,9 @@ def _entry_to_json(entry: Stored) -> dict[str, Any]:
         "is_whole": compression != "not whole",
         "compression": record.compression if record else compression,
         "created": created,
-        **{name: getattr(record, name, None) for name in ("source", "digest", "sha256")},
+        **{
+            name: None if record is None else getattr(record, name) for name in ("source", "digest", "sha256")
+        },
         "recipe": asdict(record.recipe) if record and record.recipe else None,
     }
 
@@ -260,11 +262,12 @@ def _verify(args: argparse.Namespace) -> int:
             for image in images
         ]
         print_json(rows)
-    for image in () if args.json else images:
-        result = ("whole", "green") if image.is_whole else ("not whole", "bold red")
-        print_styled([((f"{one_line(str(image.path))}: ", ""), result)])
-        for words in (*image.checked, *(f"not checked: {words}" for words in image.notes)):
-            print(f"  {words}")
+    else:
+        for image in images:
+            result = ("whole", "green") if image.is_whole else ("not whole", "bold red")
+            print_styled([((f"{one_line(str(image.path))}: ", ""), result)])
+            for words in (*image.checked, *(f"not checked: {note}" for note in image.notes)):
+                print(f"  {words}")
     problems = [image.problem for image in images if image.problem is not None]
     if problems and not args.json:
         raise Mistakes(problems)

@@ -124,7 +124,9 @@ def _prune_named(args: argparse.Namespace) -> int:
         _ask(args, len(removals))
         removed, silent = pruning.remove_containers(cluster, removals)
         states = {(item.node, item.container): item.state for item in removed}
-        containers = [replace(c, state=states.get((c.node, c.container), c.state)) for c in containers]
+        containers = [
+            replace(item, state=states.get((item.node, item.container), item.state)) for item in containers
+        ]
         skipped += silent
     failed = [container for container in containers if container in removals and not args.dry_run]
     for place in skipped:

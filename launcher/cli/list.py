@@ -168,9 +168,9 @@ def list_runs(base_results_dir: Path, *, everywhere: bool, as_json: bool) -> int
     runs = [(entries[-1], len(entries)) for entries in launches.values()]
     runs.sort(key=lambda run: run[0].created, reverse=True)
     if as_json:
-        print_json([_run_to_json(newest, count) for newest, count in runs])
+        print_json([_run_to_json(newest, number) for newest, number in runs])
     elif runs:
-        print_listing(_COLUMNS, [_run_cells(newest, count) for newest, count in runs], numbers=1)
+        print_listing(_COLUMNS, [_run_cells(newest, number) for newest, number in runs], numbers=1)
     if not runs:
         where = "in the known directories" if everywhere else f"in {base_results_dir}"
         say(f"no run was launched {where} yet")

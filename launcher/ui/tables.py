@@ -23,8 +23,16 @@ Line = tuple[tuple[str, str], ...]
 REASON = "REASON"
 # The columns that a narrow terminal leaves out, the most dispensable first.
 _DROPPED_FIRST = (
-    "NODES×TASKS", "NODELIST", "VAL LOSS", "TOKENS/S", "LAUNCH", "ELAPSED/LIMIT", "USER", "LOSS", "SINCE",
-)  # fmt: skip
+    "NODES×TASKS",
+    "NODELIST",
+    "VAL LOSS",
+    "TOKENS/S",
+    "LAUNCH",
+    "ELAPSED/LIMIT",
+    "USER",
+    "LOSS",
+    "SINCE",
+)
 # The full list of a hundred nodes is in --json and in piped output.
 _LONGEST = {"NODELIST": 20, "RUN": 40}
 _GAP = 2  # between two columns of a rich table, and at its edges together
