@@ -18,7 +18,7 @@ from launcher.images.squashfs import read_superblock
 from launcher.images.tools import ending_cleanly
 from launcher.secrecy import without_secrets
 from launcher.ui.tables import print_listing, print_styled
-from launcher.ui.terminal import print_json, say, tell
+from launcher.ui.terminal import print_json, print_message, print_stderr
 
 if TYPE_CHECKING:
     from launcher.images.inspecting import InspectedImage
@@ -129,7 +129,7 @@ def _list(args: argparse.Namespace) -> int:
         head = ("IMAGE", "SIZE", "COMPRESSION", "FROM", "CREATED")
         print_listing(head, [_cells(entry) for entry in entries], numbers=1)
     if not entries:
-        say(f"there is no image in {one_line(str(store.directory))} yet")
+        print_stderr(f"there is no image in {one_line(str(store.directory))} yet")
     return 0
 
 
@@ -197,7 +197,7 @@ def _inspect(args: argparse.Namespace) -> int:
         width = max(len(name) for name, _ in rows)
         print_styled(((f"{name:{width}}  ", "bold"), (one_line(value or "-"), "")) for name, value in rows)
     for note in image.notes:
-        tell(note)
+        print_message(note)
     return 0
 
 
@@ -244,7 +244,7 @@ def _verify(args: argparse.Namespace) -> int:
 
     paths = shared.find_images(args)
     if not paths:
-        say("there is no image yet")
+        print_stderr("there is no image yet")
     with show_progress(quiet=args.json) as progress:
         images = []
         for path in paths:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from launcher.errors import one_line
 from launcher.slurm.states import State
-from launcher.ui.terminal import first_of, open_console, unescaped
+from launcher.ui.terminal import open_console, unescaped
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -131,6 +131,13 @@ def reasons(rows: Sequence[Sequence[str]], states: Sequence[State]) -> list[Text
         Text.assemble(f"  {first_of(runs)} ", (f"{state.value} ", colour(state)), (reason, "dim"))
         for (state, reason), runs in runs_by_reason.items()
     ]
+
+
+def first_of(names: Sequence[str], most: int = 3) -> str:
+    """Return the first of some names, each once, and the number of the others."""
+    names = list(dict.fromkeys(names))
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def print_pairs(title: str, pairs: Sequence[tuple[str, str]]) -> None:
