@@ -193,6 +193,8 @@ def _meant(name: str, source: str, table: Mapping[str, Gpu]) -> CountedGpu:
 SEQUENCE = "model.sequence_parallel"
 RECOMPUTE = "activations_checkpoint"
 _RECOMPUTE = tuple(f"{RECOMPUTE}_{name}" for name in ("granularity", "method", "num_layers"))
+# The layers of the first and the last stage, where these are configured.
+OWN_ENDS = tuple(f"model.num_layers_in_{place}_pipeline_stage" for place in ("first", "last"))
 # The embedding and the loss take the place of a layer each.
 COUNTED_ENDS = tuple(f"model.account_for_{part}_in_pipeline_split" for part in ("embedding", "loss"))
 
