@@ -38,8 +38,8 @@ _BOUNDS: tuple[tuple[str, float, float, bool, str], ...] = (
 _BY_CAPABILITY = {7: "v100", 8: "a100", 9: "h100", 10: "b200", 12: "b200"}
 
 
-class InvalidConstant(ValueError):
-    """An invalid change to the constants; `key` is the one below `estimates.attained`."""
+class InvalidEntry(ValueError):
+    """An invalid entry of a mapping of the configuration; `key` is the one below the mapping's."""
 
     def __init__(self, key: str, problem: str, *value: Any) -> None:
         super().__init__(f"{key}{''.join(f'={part}' for part in value)}: {problem}")
@@ -94,13 +94,13 @@ class Attained(NamedTuple):
 
 
 def attained(changes: Mapping[str, Any] | None = None) -> Attained:
-    """Return the shipped constants, with a site's changes; raise `InvalidConstant` if one is not valid."""
+    """Return the shipped constants, with a site's changes; raise `InvalidEntry` if one is not valid."""
     if not changes:
         return _shipped()
     table = _merged(_read(), changes, "")
     for name, alike in table["like"].items():
         if not isinstance(alike, str) or alike not in table["gpus"]:
-            raise InvalidConstant(f"like.{name}", f"expected one of {', '.join(table['gpus'])}", alike)
+            raise InvalidEntry(f"like.{name}", f"expected one of {', '.join(table['gpus'])}", alike)
     return _of(table)
 
 
@@ -151,7 +151,7 @@ def _merged(table: Mapping[str, Any], changes: Mapping[str, Any], parent: str) -
         if name not in table and parent.rstrip(".") not in _OPEN:
             close = get_close_matches(str(name), table, n=1)
             hint = f"did you mean {close[0]}?" if close else f"valid: {', '.join(table)}"
-            raise InvalidConstant(key, f"no such key; {hint}")
+            raise InvalidEntry(key, f"no such key; {hint}")
         merged[str(name)] = _changed(key, table.get(name), value)
     return merged
 
@@ -161,18 +161,18 @@ def _changed(key: str, before: Any, value: Any) -> Any:
         return value  # checked when all GPUs are known
     if isinstance(before, Mapping) or (key.startswith("gpus.") and key.count(".") == 1):
         if not isinstance(value, Mapping):
-            raise InvalidConstant(key, "expected a mapping", value)
+            raise InvalidEntry(key, "expected a mapping", value)
         if not key.startswith("gpus."):
             return _merged(before, value, f"{key}.")
         row = _merged(before or dict.fromkeys(_ROWS), value, f"{key}.")
         row = {name: part for name, part in row.items() if part is not None}
         missing = {"half", "attention"} - set(row)
         if missing:
-            raise InvalidConstant(key, f"needed too: {', '.join(sorted(missing))}")
+            raise InvalidEntry(key, f"needed too: {', '.join(sorted(missing))}")
         return row
     _, least, most, is_least_valid, meaning = next(bounds for bounds in _BOUNDS if key.startswith(bounds[0]))
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_number or not least <= value <= most or (value == least and not is_least_valid):
         start = f"from {least:g}" if is_least_valid else f"above {least:g}"
-        raise InvalidConstant(key, f"expected {meaning}, {start} and up to {most:g}", value)
+        raise InvalidEntry(key, f"expected {meaning}, {start} and up to {most:g}", value)
     return float(value)

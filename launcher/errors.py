@@ -159,7 +159,7 @@ def explain_os_error(error: OSError, path: Path, key: str, *, verb: str = "write
     return UserError(
         f"cannot {verb} {shortened(one_line(str(path)))}: {reason}",
         key=key,
-        hint=remedy.format(key=key, there=_existing(path)),
+        hint=remedy.format(key=key, there=next(filter(os.path.isdir, (path, *path.parents)), path)),
     )
 
 
@@ -211,16 +211,6 @@ def file_mode(path: Path) -> int:
         if error.errno in _NOTHING_THERE:
             return 0
         raise
-
-
-def _existing(path: Path) -> Path:
-    for candidate in (path, *path.parents):
-        try:
-            if candidate.is_dir():
-                return candidate
-        except OSError:
-            continue
-    return path
 
 
 # --- exit codes of the verbs about jobs

@@ -10,7 +10,7 @@ import os
 import re
 from typing import Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
-from supervisor.files import AnyPath, open_regular, read_text
+from supervisor.files import AnyPath, open_regular, read_text, unix_time, whole
 
 # Of each log; what ended a job stands at its end.
 TAIL_BYTES = 1 << 20
@@ -29,13 +29,17 @@ _STEP = re.compile(
 
 
 class Left(NamedTuple):
-    """The record that a rank left when it failed, at `time` in Unix seconds; `line` is all of it."""
+    """The record that a rank left in the file `path` when it failed, at `time` in Unix seconds.
+
+    `host` is its node if the record names it, and `line` all of the record in one line.
+    """
 
     time: float
     rank: int
-    host: str
+    host: Optional[str]
     error: str
     line: str
+    path: str
 
 
 def evidence(logs: Iterable[AnyPath], failures: Optional[AnyPath] = None, since: float = 0.0) -> List[str]:
@@ -60,8 +64,8 @@ def left_by_ranks(failures: AnyPath, since: float = 0.0, until: float = math.inf
         names = [name for name in os.listdir(failures) if _LEFT.fullmatch(name)]
     except (OSError, ValueError):
         return []
-    all_left = filter(None, (_left(os.path.join(failures, name)) for name in names))
-    return sorted(left for left in all_left if since <= left.time <= until)
+    all_left = filter(None, (_left(os.path.join(os.fspath(failures), name)) for name in names))
+    return sorted((left for left in all_left if since <= left.time <= until), key=lambda left: left[:2])
 
 
 def first_failure(
@@ -93,14 +97,17 @@ def named_in(line: str, hosts: Sequence[str], tasks_per_node: int) -> Tuple[str,
     return (hosts[node],) if node < len(hosts) else ()
 
 
-def _left(path: AnyPath) -> Optional[Left]:
+def _left(path: str) -> Optional[Left]:
     try:
-        line = read_text(path, TAIL_BYTES).partition("\n")[0]
-        content = json.loads(line)
-        rank, host, error = int(content["rank"]), str(content["host"]), str(content["error"])
-        return Left(float(content["time"]), rank, host, error, line)
-    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        text = read_text(path, TAIL_BYTES).strip()
+        content = json.loads(text)
+        time, rank = unix_time(content["time"]), whole(content["rank"], 0)
+        host, error = content.get("host"), str(content["error"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
+    if time is None or rank is None:
+        return None
+    return Left(time, rank, None if host is None else str(host), error, text.replace("\n", " "), path)
 
 
 def _tail(path: AnyPath) -> str:

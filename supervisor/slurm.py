@@ -151,29 +151,21 @@ class Slurm:
         return [host for host in hosts if host in down]
 
     def find_submitted(self, link: int) -> Optional[str]:
-        """Return the job of a link that the queue has, where the answer to its submission was lost."""
-        job = (self.queued_jobs(self._job.settings.tag) or {}).get(link)
+        """Return the job of a link that the queue has, where the answer to its submission was lost.
+
+        A squeue that fails may have shown it before: the link would be submitted twice.
+        """
+        job = _jobs_by_link(self._queue().output, self._job.settings.tag).get(link)
         return job.job_id if job else None
 
     def queued_jobs(self, tag: str) -> Optional[Dict[int, QueuedJob]]:
-        """Return a launch's jobs in the queue, by their links; ``None`` where it does not answer.
+        """Return a launch's jobs in the queue, by their links; ``None`` where it does not answer."""
+        answer = self._queue()
+        return _jobs_by_link(answer.output, tag) if answer.code == 0 else None
 
-        Slurm tells a job's path in every version, its arguments only before 23.02: the path has the tag.
-        """
+    def _queue(self) -> Answer:
         command = ["squeue", "--noheader", f"--user={os.getuid()}", "--format=%A|%T|%E|%o"]
-        answer = self._run(command, _ACTION_SECONDS)
-        if answer.code != 0:
-            return None
-        pattern = "/submitted/" + re.escape(tag) + _SUBMITTED_LINK
-        jobs: Dict[int, QueuedJob] = {}
-        for line in answer.output.splitlines():
-            job_id, _, rest = line.strip().partition("|")
-            match = re.search(pattern, rest)
-            if match and job_id.isdigit():
-                state, dependency = rest.split("|")[:2]
-                waits_for = re.sub(r"\([^)]*\)|\(null\)", "", dependency)
-                jobs.setdefault(int(match.group(1)), QueuedJob(job_id, plain_word(state), waits_for))
-        return jobs
+        return self._run(command, _ACTION_SECONDS)
 
     def test_only(self, exclude: str) -> Answer:
         """Ask whether this launch's script could start without some nodes; code 0 is yes."""
@@ -259,6 +251,23 @@ class Slurm:
     def _submit_dir(self) -> Optional[str]:
         directory = self._job.environment.get("SLURM_SUBMIT_DIR")
         return directory if directory and os.access(directory, os.X_OK) else None
+
+
+def _jobs_by_link(output: str, tag: str) -> Dict[int, QueuedJob]:
+    """Return the jobs of a launch among those that squeue shows, by their links.
+
+    Slurm tells a job's path in every version, its arguments only before 23.02: the path has the tag.
+    """
+    pattern = "/submitted/" + re.escape(tag) + _SUBMITTED_LINK
+    jobs: Dict[int, QueuedJob] = {}
+    for line in output.splitlines():
+        job_id, _, rest = line.strip().partition("|")
+        match = re.search(pattern, rest)
+        if match and job_id.isdigit():
+            state, dependency = rest.split("|")[:2]
+            waits_for = re.sub(r"\([^)]*\)|\(null\)", "", dependency)
+            jobs.setdefault(int(match.group(1)), QueuedJob(job_id, plain_word(state), waits_for))
+    return jobs
 
 
 def submitted_id(answer: Answer) -> Optional[str]:

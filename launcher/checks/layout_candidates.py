@@ -25,7 +25,6 @@ from launcher.estimates.parallelism import (
 )
 from launcher.estimates.values import Values, divisors, full
 
-_OWN_ENDS = tuple(f"model.num_layers_in_{place}_pipeline_stage" for place in ("first", "last"))
 _OF_LAYOUT = (
     *(keys.TENSOR, keys.PIPELINE, keys.VIRTUAL, keys.CONTEXT, keys.MICRO, keys.SPLIT_RANK, keys.SEQUENCE),
     *keys.COUNTED_ENDS,
@@ -109,7 +108,7 @@ class _Splits:
         to know that (NeMo), and no key may set the first and last stage.
         """
         ends = not rules.layers_fit(self._with(self._pipeline(pipeline, ends=False)))
-        of_ends = (*keys.COUNTED_ENDS, *_OWN_ENDS)
+        of_ends = (*keys.COUNTED_ENDS, *keys.OWN_ENDS)
         if ends and (self._engine != "nemo" or any(self._values.raw(key) for key in of_ends)):
             return []
         plain = self._pipeline(pipeline, ends)
@@ -119,10 +118,11 @@ class _Splits:
         sizes: list[int | None] = [None]
         stacks = stacks_of(values)
         if pipeline > 1 and len(stacks) == 1:
-            for size in divisors((stacks[0].layers or 1) + 2 * ends):
+            for size in divisors(max(stacks[0].layers, 1) + 2 * ends):
                 tried = self._with({**plain, keys.VIRTUAL: size})
-                is_refused = _has_any(rules.virtual_problems(tried, self._engine))
-                if size > 1 and rules.layers_fit(tried) and not is_refused:
+                if size == 1 or not rules.layers_fit(tried):
+                    continue
+                if not _has_any(rules.virtual_problems(tried, self._engine)):
                     sizes.append(size)
         return [(size, ends) for size in sizes]
 
@@ -139,7 +139,7 @@ class _Splits:
     def _recomputes(self, pipeline: int, virtual: int | None, ends: bool) -> list[Recompute]:
         """Return the user's own, nothing, attention's core, half of a chunk's layers, and all layers."""
         stack = stacks_of(self._with(self._pipeline(pipeline, ends)))[0]
-        chunk = ((stack.layers or 1) + 2 * ends) // ((stack.stages or 1) * (virtual or 1))
+        chunk = (max(stack.layers, 1) + 2 * ends) // (max(stack.stages, 1) * (virtual or 1))
         own = own_recompute(self._values)
         half = [Recompute("full", "block", chunk // 2)] if chunk > 1 else []
         others = (keys.NOTHING, keys.SELECTIVE, *half, keys.EVERYTHING)

@@ -135,14 +135,16 @@ def _print_table(report: Sequence[Row], *, has_nodes: bool) -> None:
         if (fix := _fix(row)) is not None:
             text.append(f"\n→ {fix}", "cyan")
         rows.append((what, *where, (status, _STYLES[row.line.status]), text))
-    print_grid(("what", *(["where"] if has_nodes else []), "status", "found, and what to do"), rows)
+    columns = ("what", *(["where"] if has_nodes else []), "status", "found, and what to do")
+    print_grid(columns, rows, unfolded=(0, columns.index("status")))
 
 
 def plain_lines(report: Sequence[Row], *, has_nodes: bool) -> list[str]:
     """Return the lines of the report for a pipe."""
     rows = []
     for row in report:
-        rows.append([*(cells := _cells(row, has_nodes)), _found(row)])
+        cells = _cells(row, has_nodes)
+        rows.append([*cells, _found(row)])
         if (fix := _fix(row)) is not None:
             rows.append([*("" for _ in cells), f"-> {fix}"])
     return align(rows)

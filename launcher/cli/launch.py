@@ -21,7 +21,7 @@ from launcher.runs.paths import short
 from launcher.runs.receipts import submitted_jobs
 from launcher.stages.workspace import STAGE as WORKSPACE
 from launcher.ui.tables import print_code
-from launcher.ui.terminal import tell
+from launcher.ui.terminal import print_message
 
 if TYPE_CHECKING:
     from launcher.launching import Launched
@@ -75,58 +75,41 @@ def add_parser(verbs: Verbs) -> None:
     add_option(parser, f"--build={_JOB}", text, const=_JOB, **build)
     text = "run two steps on one node first, as run <name>_smoke, and launch only if they succeed."
     text = f"{text} With --dry-run: print the script of the smoke test"
-    add_option(parser, OPTION, text, dest="run", action="store_const", const=run_smoke)
+    add_option(parser, OPTION, text)
     add_launch_options(parser)
     add_option(parser, "--print", "the same as --dry-run: of a workspace, its command", dest="dry_run")
 
 
 def run(args: argparse.Namespace) -> int:
     """Launch, or print what would be launched; return the exit code."""
-    return _finish(args, *_drafted(args))
-
-
-def run_smoke(args: argparse.Namespace) -> int:
-    """Launch as `run` does, after a smoke test that succeeded; return the exit code."""
-    if args.build == _JOB:
-        raise UserError("--smoke: it would not wait for the job of --build=job", hint="--smoke --build=host")
-    drafted, reports, request = _drafted(args)
-    if request.launch_dir is not None:
-        return _finish(args, drafted, reports, request)
-    _refuse_for_workspace(drafted, "smoke")
-    if len(drafted) > 1:
-        message = "--smoke: the two steps would need what the stages before have not made yet"
-        raise UserError(message, key="stages", hint="launch these first; then stages=[training] --smoke")
-    report, code = _smoke(args, reports[0], request, dry=_is_dry(args, drafted))
-    if code is not None:
-        return code
-    request = replace(request, command=without_smoke(request.command))
-    return _finish(args, drafted, [report], request)
-
-
-def _finish(
-    args: argparse.Namespace, drafted: list[Draft], reports: list[CheckReport], request: Request
-) -> int:
-    for option in ("follow", "json"):
-        if getattr(args, option):
-            _refuse_for_workspace(drafted, option)
+    request = request_of(args, args.overrides)
+    is_stored = request.launch_dir is not None  # rendered again as it was launched
+    if args.build is None or is_stored:
+        drafted = drafts(request)
+        reports = _checked(args, drafted, request)
+    else:
+        drafted, reports, request = _built(args, request)
+    if is_workspace(drafted):
+        _refuse_job_options(args)
+    if args.smoke and not is_stored:
+        if len(drafted) > 1:
+            message = "--smoke: the two steps would need what the stages before have not made yet"
+            raise UserError(message, key="stages", hint="launch these first; then stages=[training] --smoke")
+        report, code = _smoke(args, reports[0], request, dry=_is_dry(args, drafted))
+        if code is not None:
+            return code
+        reports, request = [report], replace(request, command=without_smoke(request.command))
     launched = _launch(args, drafted, reports, request)
     print_outcomes(launched, as_json=args.json)
     return _follow(launched) if args.follow else 0
 
 
-def _refuse_for_workspace(drafted: Sequence[Draft], option: str) -> None:
-    if is_workspace(drafted):
-        message = f"--{option}: stages=[{WORKSPACE}] is a shell to sit at, and no job that is submitted"
-        raise UserError(message, key="stages")
-
-
-def _drafted(args: argparse.Namespace) -> tuple[list[Draft], list[CheckReport], Request]:
-    """Draft and check the launch of a command line, with `--build` after making its image."""
-    request = request_of(args, args.overrides)
-    if args.build is not None and request.launch_dir is None:
-        return _built(args, request)
-    drafted = drafts(request)
-    return drafted, _checked(args, drafted, request), request
+def _refuse_job_options(args: argparse.Namespace) -> None:
+    """Refuse options that only apply to jobs for a workspace."""
+    for option in ("smoke", "follow", "json"):
+        if getattr(args, option):
+            message = f"--{option}: stages=[{WORKSPACE}] is a shell to sit at, and no job that is submitted"
+            raise UserError(message, key="stages")
 
 
 def launch_and_follow(
@@ -164,16 +147,18 @@ def _built(args: argparse.Namespace, request: Request) -> tuple[list[Draft], lis
     from launcher.images.progress import show_progress
     from launcher.launching.building import draft_with_image, make_here
 
+    if args.smoke and args.build == _JOB:
+        raise UserError("--smoke: it would not wait for the job of --build=job", hint="--smoke --build=host")
     building = draft_with_image(request, as_job=args.build == _JOB)
     dry = _is_dry(args, building.drafts)
     reports = check_launch(building.drafts, (*args.no_check, *building.skipped), look=not dry)
     if building.needed is not None:
         if dry:
-            tell(f"first: slipway {shlex.join(building.needed.command)}")
+            print_message(f"first: slipway {shlex.join(building.needed.command)}")
         else:
             with show_progress(quiet=args.json) as progress:
                 done = make_here(building.needed, progress)
-            tell(f"image {done.path}: {'another one made it meanwhile' if done.reused else 'made'}")
+            print_message(f"image {done.path}: {'another one made it meanwhile' if done.reused else 'made'}")
     return building.drafts, reports, building.request
 
 
@@ -202,10 +187,10 @@ def _launch(
         launched = launch_stages(drafted, request, reports=reports)
     except KeyboardInterrupt:
         runs = shlex.join(short(draft.plan.paths.run_dir) for draft in drafted)
-        tell(f"interrupted; whether there is a job: slipway status {runs}")
+        print_message(f"interrupted; whether there is a job: slipway status {runs}")
         raise
     for warning in dict.fromkeys(warning for launch in launched for warning in launch.warnings):
-        tell(warning)
+        print_message(warning)
     return launched
 
 
@@ -228,8 +213,12 @@ def print_outcomes(launched: Sequence[Launched], *, as_json: bool) -> None:
             _print_submitted(launch.paths, launch.manifest)
     elif launched:
         content = [
-            {"job_id": it.manifest.job_id, "run_dir": str(it.paths.run_dir), "launch": it.paths.number}
-            for it in launched
+            {
+                "job_id": launch.manifest.job_id,
+                "run_dir": str(launch.paths.run_dir),
+                "launch": launch.paths.number,
+            }
+            for launch in launched
         ]
         print(json.dumps(content[0] if len(content) == 1 else content))
 
@@ -282,7 +271,7 @@ def _smoke(
     require_passed([report])
     launched = launch_smoke(smoke)
     for warning in launched.warnings:
-        tell(warning)
+        print_message(warning)
     first, *others = smoke.summary
     for line in (f"run {launched.paths.run_name}, job {launched.manifest.job_id}: {first}", *others):
         _say(line)

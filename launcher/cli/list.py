@@ -14,7 +14,7 @@ from launcher.jobs.locator import RunLocator
 from launcher.runs.index import Entry
 from launcher.runs.paths import short
 from launcher.ui.tables import UNKNOWN, count, moment, print_listing, text
-from launcher.ui.terminal import print_json, say, tell
+from launcher.ui.terminal import print_json, print_message, print_stderr
 
 _HELP = """\
 List the configuration's choices (stages, model families and sizes, clusters), or runs.
@@ -73,22 +73,22 @@ def run(args: argparse.Namespace) -> int:
             _print_choices(name, rows)
     errors = [row["error"] for rows in lists.values() for row in rows if "error" in row]
     for error in errors:
-        tell(error)
+        print_message(error)
     return 1 if errors else 0
 
 
 def _choices(name: str, config_dir: Path | None) -> Iterator[Row]:
     """Yield the choices of the configuration trees, as objects for programs."""
     # Imported late: it composes configurations, which listing runs does not need.
-    from launcher.config.compose import describe_option, list_options
-    from launcher.config.overrides import STAGES
+    from launcher.config.compose import list_options, tree_roots
+    from launcher.config.overrides import STAGES, about
 
     if name == "stages":
         for stage in STAGES:
             yield {"stage": stage, "choices": list_options(stage, config_dir)}
     elif name == "clusters":
         for cluster in list_options("cluster", config_dir):
-            yield {"cluster": cluster, "about": describe_option("cluster", cluster, config_dir)}
+            yield {"cluster": cluster, "about": about("cluster", cluster, tree_roots(config_dir))}
     elif name == "training":
         yield from _model_sizes(list_options("training", config_dir), config_dir)
     else:
@@ -168,14 +168,14 @@ def list_runs(base_results_dir: Path, *, everywhere: bool, as_json: bool) -> int
     runs = [(entries[-1], len(entries)) for entries in launches.values()]
     runs.sort(key=lambda run: run[0].created, reverse=True)
     if as_json:
-        print_json([_run_to_json(newest, count) for newest, count in runs])
+        print_json([_run_to_json(newest, number) for newest, number in runs])
     elif runs:
-        print_listing(_COLUMNS, [_run_cells(newest, count) for newest, count in runs], numbers=1)
+        print_listing(_COLUMNS, [_run_cells(newest, number) for newest, number in runs], numbers=1)
     if not runs:
         where = "in the known directories" if everywhere else f"in {base_results_dir}"
-        say(f"no run was launched {where} yet")
+        print_stderr(f"no run was launched {where} yet")
     if known.index.trouble:
-        tell(one_line(known.index.trouble))
+        print_message(one_line(known.index.trouble))
     return 0
 
 

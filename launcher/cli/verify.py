@@ -77,8 +77,8 @@ def run(args: argparse.Namespace) -> int:
     for check in checks:
         dim = "dim" if check.verdict is RunVerdict.NOT_APPLICABLE else ""
         verdict = (check.verdict.value, _COLOURS[check.verdict])
-        rows.append((check.name, verdict, (one_line(check.evidence), dim)))
-    print_listing(("CHECK", "VERDICT", "EVIDENCE"), rows)
+        rows.append(((check.name, ""), verdict, (one_line(check.evidence), dim)))
+    print_listing(("CHECK", "VERDICT", "EVIDENCE"), rows, unfolded=(0, 1))
     deciding = RunVerdict.UNKNOWN if code == errors.NOT_KNOWN else RunVerdict.FAILED
     names = ", ".join(check.name for check in checks if check.verdict is deciding)
     so_far = "failed so far: " if code == errors.UNDER_WAY else ""

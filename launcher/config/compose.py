@@ -15,7 +15,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
 from launcher.config.hydra_setup import with_gpus
@@ -24,7 +23,6 @@ from launcher.config.overrides import (
     GRES,
     MAIN,
     NODE_GPUS,
-    about,
     is_derived_from_gpus,
     options_of,
     parse_override,
@@ -34,6 +32,7 @@ from launcher.config.schema import Model, RunConfig, parse
 from launcher.config.secrets import check_references, check_secrets, placeholders_in, secret_references
 from launcher.config.sources import Sources
 from launcher.config.tree_composer import ComposedTree, HydraTree, TreeComposer
+from launcher.config.values import NumberForText
 from launcher.errors import Mistakes, UserError, check_directory, shown
 
 # In the wheel a directory, in a checkout a link; resolved, so that messages name a file once.
@@ -49,23 +48,16 @@ PATH_KEYS = ("launcher_scripts_path", "data_dir", "base_results_dir", "images_di
 
 @dataclass(frozen=True, slots=True)
 class Composition:
-    """A composed and checked configuration.
-
-    Attributes
-    ----------
-    choices
-        The option chosen in each group, such as ``{"training": "gpt3/126m"}``.
-    before
-        Of one of several stages, the configurations of those that are launched before it.
-    references
-        The keys whose values refer to variables with a secret's name, and these variables.
-    """
+    """A composed and checked configuration."""
 
     config: RunConfig
+    # The option chosen in each group, such as {"training": "gpt3/126m"}.
     choices: dict[str, str]
     overrides: tuple[str, ...]
     config_dir: Path | None = None
+    # The configurations of the stages that are launched before this one.
     before: tuple[RunConfig, ...] = ()
+    # The keys whose values refer to variables with a secret's name, and these variables.
     references: Mapping[str, str] = field(default_factory=dict)
 
     def annotate(self, error: UserError) -> None:
@@ -104,12 +96,8 @@ def compose_many(
 class BatchComposer:
     """Composes points that share their first overrides, each in a tenth of the time that `compose` takes.
 
-    Files of the tree that change meanwhile are not looked at again.
-
-    Attributes
-    ----------
-    alone
-        The number of points that Hydra had to compose from the beginning.
+    Files of the tree that change meanwhile are not looked at again. `alone` counts the points that Hydra had
+    to compose from the beginning.
     """
 
     def __init__(self, base: Sequence[str], config_dir: Path | None = None, *, once: bool = False) -> None:
@@ -135,10 +123,10 @@ class BatchComposer:
                 self._trees = TreeComposer(self._roots, self._base, once=self._once)
             with self._trees.compose(overrides) as composed:
                 return self._check(composed, overrides)
-        except (UserError, HydraException):
+        except UserError:
             raise
         except Exception:
-            # A mistake of another kind, or a case that the short way does not know.
+            # A mistake of another kind, or a case that the short way does not know: Hydra's own node is one.
             self.alone += 1
             return self._check(HydraTree(overrides, self._roots), overrides)
 
@@ -176,8 +164,6 @@ def _checked_as(model: type[Model], composed: ComposedTree, sources: Sources) ->
     try:
         return _accepted(model, node, sources), node
     except Mistakes as error:
-        from launcher.config.values import NumberForText
-
         numbers = [mistake for mistake in error.mistakes if isinstance(mistake, NumberForText)]
         if not numbers:
             raise
@@ -281,8 +267,3 @@ def tree_roots(config_dir: Path | None) -> list[Path]:
 def list_options(group: str, config_dir: Path | None = None) -> list[str]:
     """Return the choices of a configuration group, such as ``gpt3/126m`` of ``training``."""
     return options_of(group, tree_roots(config_dir))
-
-
-def describe_option(group: str, choice: str, config_dir: Path | None = None) -> str | None:
-    """Return the sentence that describes a choice in its file."""
-    return about(group, choice, tree_roots(config_dir))

@@ -18,7 +18,7 @@ from launcher.config.overrides import choice_hint, parse_override
 from launcher.config.sources import Sources
 from launcher.config.stage_schema import StrictModel
 from launcher.config.values import Line, LineList, Text, Whole, matching
-from launcher.errors import UserError, did_you_mean, one_line
+from launcher.errors import UserError, nearest, one_line
 from launcher.secrecy import is_secret_name
 
 GROUP = "image"
@@ -132,10 +132,8 @@ def _check_override(text: str) -> None:
     override = parse_override(text)
     if override.key.startswith(f"{GROUP}."):
         return
-    hint: Any = f"keys of a recipe are such as {GROUP}.flavor=dev"
-    if override.key in RecipeConfig.model_fields:
-        hint = f"did you mean '{GROUP}.{one_line(text)}'?"
-    elif override.key != GROUP:
-        near = did_you_mean(override.key, RecipeConfig.model_fields) or ""
-        hint = near.replace("did you mean '", f"did you mean '{GROUP}.") if "did" in near else hint
+    near = nearest(override.key, RecipeConfig.model_fields) if override.key != GROUP else []
+    hint = f"keys of a recipe are such as {GROUP}.flavor=dev"
+    if near:
+        hint = f"did you mean '{GROUP}.{one_line(text) if near[0] == override.key else near[0]}'?"
     raise UserError(f"{one_line(text)}: a recipe has no such key", key=override.key, hint=hint)

@@ -28,18 +28,16 @@ from launcher.config.overrides import (
     options_of,
     parse_override,
 )
-from launcher.config.secrets import Placeholder, placeholder_in
+from launcher.config.secrets import NEMO_NODES, Placeholder, placeholder_in
 from launcher.config.sources import locate_text
 from launcher.config.tree_composer import HydraTree
 from launcher.config.tree_mistakes import MissingValue, broken_trees, explain_value, mistakes_of_root
 from launcher.errors import Mistakes, UserError, did_you_mean, nearest, one_line
 from launcher.slurm.sbatch_options import key_hint
 
-# NeMo's own nodes may be given keys that our tree does not show.
 _OPEN = ("image.versions",)  # what a template of the user's own may build
 # Mappings that a site fills with its own figures, which have shapes of their own.
 _SITES = ("estimates.attained", "cluster.gpu_types")
-_PASS_THROUGH = ("training.trainer", "training.exp_manager", "training.model")
 
 # What Hydra's grammar takes for a key, or for a group.
 _KEY = re.compile(r"[A-Za-z_$][\w$-]*([./]([A-Za-z_$][\w$-]*|\d+))*", re.ASCII)
@@ -299,7 +297,8 @@ def _near_keys(parent: str, name: str, valid: Sequence[str], attempt: Attempt) -
     elsewhere = elsewhere[:_MOST_NEAR]
     if elsewhere and not nearest(name, valid):
         hint = f"did you mean {' or '.join(map(repr, elsewhere))}?"
-    if parent.startswith(_PASS_THROUGH) or parent in _OPEN:
+    # NeMo's own nodes may be given keys that our tree does not show.
+    if parent.startswith(NEMO_NODES) or parent in _OPEN:
         hint += f"\nto add it all the same: +{parent}.{name}=..."
     return hint
 

@@ -45,6 +45,7 @@ from launcher.config.values import (
     Utilization,
     Whole,
     Words,
+    explain,
 )
 from launcher.errors import Mistakes
 
@@ -248,9 +249,5 @@ def parse(model: type[Model], node: Mapping[str, Any], path: str = "") -> Model:
     try:
         return model.model_validate(node)
     except ValidationError as error:
-        # Imported late: most configurations have no mistake.
-        from launcher.config.values import explain
-
-        raise Mistakes(
-            [explain(detail, model, path) for detail in error.errors(include_url=False)]
-        ) from error
+        details = error.errors(include_url=False)
+        raise Mistakes([explain(detail, model, path) for detail in details]) from error

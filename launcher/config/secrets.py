@@ -27,9 +27,8 @@ from launcher.secrecy import (
     secrets_in,
 )
 
-_VARIABLE_OF = {"wandb_logger_kwargs": "WANDB_API_KEY"}
 # NeMo's nodes, which are written into the configuration of the launch.
-_IN_CONFIGURATION = ("training.trainer", "training.exp_manager", "training.model")
+NEMO_NODES = ("training.trainer", "training.exp_manager", "training.model")
 # What Slurm shows to all who ask for the job.
 _SHOWN_BY_SLURM = ("comment", "job_name_prefix", "mail_user", "licenses", "account", "reservation")
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
@@ -114,18 +113,18 @@ def _check(key: str, value: str | int, known: Known) -> None:
 
 def _variable_of(key: str) -> str:
     """Return the variable that a key's value would be read from instead."""
-    path = key.split(".")
-    variable = next((_VARIABLE_OF[part] for part in path if part in _VARIABLE_OF), None)
-    if variable is not None or any(part == "env_vars" for part in path[:-1]):
-        return variable or path[-1]
-    name = path[-1].upper()
-    return name if is_secret_name(name) and _NAME.fullmatch(name) else "A_TOKEN"
+    *parents, name = key.split(".")
+    if "wandb_logger_kwargs" in (*parents, name):
+        return "WANDB_API_KEY"
+    if "env_vars" in parents:
+        return name
+    return name.upper() if is_secret_name(name.upper()) and _NAME.fullmatch(name) else "A_TOKEN"
 
 
 def _refusal(key: str, what: str | None, variable: str, further: str | None = None) -> UserError:
     """Say why a value is refused, without the value."""
     printed = printable(one_line(key))
-    file = "a configuration file" if key.startswith(_IN_CONFIGURATION) else "a script"
+    file = "a configuration file" if key.startswith(NEMO_NODES) else "a script"
     if key.startswith("image."):
         file = "an image, which others may read"
     because = f": {what}" if what else ""

@@ -77,10 +77,7 @@ def _without_secrets(message: str, overrides: Sequence[str]) -> str:
 class Sources:
     """The sources of the values of one composition; each file is read once.
 
-    Parameters
-    ----------
-    like
-        Those of a composition with the same choices, whose files are not read again.
+    `like` are those of a composition with the same choices, whose files are not read again.
     """
 
     def __init__(
@@ -105,10 +102,15 @@ class Sources:
                 text = getattr(mistake, part)
                 setattr(mistake, part, text and _without_secrets(text, self._texts))
 
-    def locate(self, key: str) -> str | None:
+    def locate(self, key: str, depth: int = _REFERENCES_FOLLOWED) -> str | None:
         """Return ``from the command line: ...``, ``from FILE:LINE``, or ``None`` if nothing sets the key."""
         with suppress(*LOST):
-            return self._locate(key, _REFERENCES_FOLLOWED)
+            setting = self._setting(NODE_GPUS if is_derived_from_gpus(key, self._overrides) else key)
+            if isinstance(setting, Override):
+                return f"from the command line: {shortened(one_line(redacted(setting.text)))}"
+            reference = _reference_in(setting)
+            further = self.locate(reference, depth - 1) if reference is not None and depth else None
+            return further or (setting and f"from {relative(setting.file.path)}:{setting.line}")
         return None
 
     @cached_property
@@ -124,10 +126,14 @@ class Sources:
         """Return the place that states a key first, which the other files build on."""
         return next(self._positions(key, self.files), None)
 
-    def written(self, key: str) -> str | None:
+    def written(self, key: str, depth: int = _REFERENCES_FOLLOWED) -> str | None:
         """Return a value as it was written, before it was parsed as a number; ``None`` if that is unclear."""
         with suppress(*LOST):
-            return self._written(key, _REFERENCES_FOLLOWED)
+            setting = self._setting(key)
+            reference = _reference_in(setting)
+            if reference is None:
+                return _value_of(setting, key)
+            return self.written(reference, depth - 1) if depth else None
         return None
 
     def stated(self, key: str) -> str | None:
@@ -135,23 +141,6 @@ class Sources:
         with suppress(*LOST):
             return _value_of(self._setting(key), key)
         return None
-
-    def _written(self, key: str, depth: int) -> str | None:
-        setting = self._setting(key)
-        reference = _reference_in(setting)
-        if reference is not None:
-            return self._written(reference, depth - 1) if depth else None
-        return _value_of(setting, key)
-
-    def _locate(self, key: str, depth: int) -> str | None:
-        setting = self._setting(NODE_GPUS if is_derived_from_gpus(key, self._overrides) else key)
-        if setting is None:
-            return None
-        if isinstance(setting, Override):
-            return f"from the command line: {shortened(one_line(redacted(setting.text)))}"
-        reference = _reference_in(setting)
-        further = self._locate(reference, depth - 1) if reference is not None and depth else None
-        return further or f"from {relative(setting.file.path)}:{setting.line}"
 
     def _setting(self, key: str) -> Override | Position | None:
         """Return the override that sets a key, or else the place in the last file that does."""

@@ -5,6 +5,7 @@ schema would rot.
 """
 
 import os
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal
@@ -32,18 +33,24 @@ from launcher.config.values import (
 ModelType = Literal["gpt", "t5", "bert"]
 SourceFormat = Literal["auto", "txt", "jsonl", "parquet", "wikipedia", "tar"]
 
+_building = threading.RLock()
+
 
 @contextmanager
 def without_plugins() -> Iterator[None]:
-    """Keep pydantic, which builds a model at its first use, from a search for plugins in all packages."""
-    before = os.environ.get("PYDANTIC_DISABLE_PLUGINS")
-    os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"
-    try:
-        yield
-    finally:
-        del os.environ["PYDANTIC_DISABLE_PLUGINS"]
-        if before is not None:
-            os.environ["PYDANTIC_DISABLE_PLUGINS"] = before
+    """Keep pydantic, which builds a model at its first use, from a search for plugins in all packages.
+
+    One thread at a time: the variable is the whole process's.
+    """
+    with _building:
+        before = os.environ.get("PYDANTIC_DISABLE_PLUGINS")
+        os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"
+        try:
+            yield
+        finally:
+            os.environ.pop("PYDANTIC_DISABLE_PLUGINS", None)
+            if before is not None:
+                os.environ["PYDANTIC_DISABLE_PLUGINS"] = before
 
 
 class StrictModel(BaseModel):

@@ -41,15 +41,7 @@ class NeedsFullCompose(Exception):
 
 
 class TreeComposer:
-    """Composes trees that share their first overrides.
-
-    Parameters
-    ----------
-    roots
-        The directories of the user's own tree and of ours.
-    once
-        Keep no file of the tree for a further composition.
-    """
+    """Composes trees that share their first overrides; with `once`, keeps no file for a further one."""
 
     def __init__(self, roots: Sequence[Path], shared: Sequence[str], *, once: bool) -> None:
         self._loader = config_loader(roots)
@@ -226,6 +218,7 @@ class _Resolution:
         self._tree = tree
         self._plain: dict[str, Any] = OmegaConf.to_container(tree, resolve=False)  # type: ignore[assignment]
         self._open = dict.fromkeys(_interpolations(self._plain))
+        self._resolving: list[KeyPath] = []
 
     def plain(self) -> dict[str, Any]:
         """Resolve everything; raise NeedsFullCompose or OmegaConf's errors if a reference leads nowhere."""
@@ -235,7 +228,8 @@ class _Resolution:
 
     def _resolve(self, path: KeyPath) -> None:
         """Put the value in the place of the text that refers to it."""
-        del self._open[path]  # what refers to itself is found as text, below
+        del self._open[path]
+        self._resolving.append(path)
         parent = self._plain
         for name in path[:-1]:
             parent = parent[name]
@@ -247,6 +241,7 @@ class _Resolution:
             parent[path[-1]] = self._value(text, path)
         else:
             parent[path[-1]] = self._asked(path)
+        self._resolving.pop()
 
     def _arguments(self, text: str, path: KeyPath) -> Iterator[Any]:
         for part in map(str.strip, text.split(",")):
@@ -271,6 +266,8 @@ class _Resolution:
         if len(dots) > len(path):
             raise NeedsFullCompose(path)
         target = (*path[: len(path) - len(dots)], *names.split(".")) if dots else tuple(names.split("."))
+        if any(other[: len(target)] == target for other in self._resolving):
+            raise NeedsFullCompose(path)  # a circle, also by way of a parent
         node: Any = self._plain
         for depth, name in enumerate(target, 1):
             if not isinstance(node, dict) or name not in node:
@@ -281,7 +278,7 @@ class _Resolution:
         for below in [other for other in self._open if other[: len(target)] == target]:
             self._resolve(below)
         if isinstance(node, str) and "${" in node:
-            raise NeedsFullCompose(path)  # escaped, or a circle
+            raise NeedsFullCompose(path)  # escaped
         return node
 
     def _asked(self, path: KeyPath) -> Any:

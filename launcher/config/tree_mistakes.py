@@ -19,7 +19,7 @@ from launcher.config.sources import LOST, files_of, relative
 from launcher.errors import Mistakes, UserError, did_you_mean, nearest, one_line
 
 _MAPPING = "a file of the tree holds KEY: VALUE lines"
-_RESOLVERS = ("oc.env", "oc.select", "oc.decode", "multiply", "divide_ceil", "divide_floor", "max_time")
+_RESOLVERS = ("divide_ceil", "divide_floor", "max_time", "multiply", "oc.decode", "oc.env", "oc.select")
 
 
 def broken_trees(
@@ -111,8 +111,7 @@ def explain_value(error: OmegaConfBaseException, keys: Sequence[str]) -> UserErr
         )
     match = re.search(r"Unsupported interpolation type (\S+)", message)
     if match:
-        near = nearest(match[1], _RESOLVERS)
-        hint = f"did you mean {near[0]!r}?" if near else f"valid: {', '.join(_RESOLVERS)}"
+        hint = did_you_mean(match[1], _RESOLVERS)
         return UserError(f"{start}there is no resolver {match[1]!r}", key=key, hint=hint)
     if "Recursive interpolation" in message:
         return UserError(f"{start}it refers to itself", key=key, hint="give it a value of its own")

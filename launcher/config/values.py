@@ -7,10 +7,10 @@ import shlex
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ValidationError
-from pydantic_core import InitErrorDetails, PydanticCustomError
+from pydantic import AfterValidator, BaseModel, BeforeValidator
+from pydantic_core import PydanticCustomError
 
-from launcher.attained import InvalidConstant, attained
+from launcher.attained import InvalidEntry, attained
 from launcher.errors import UserError, did_you_mean, nearest, one_line, setting
 from launcher.slurm.notations import parse_time_limit
 from launcher.slurm.sbatch_options import check_array, checked_name, key_hint
@@ -105,11 +105,7 @@ def _with_array(flags: dict[str, bool | str | None]) -> dict[str, bool | str | N
     try:
         check_array(flags.get("array"))
     except ValueError as error:
-        # With the flag's own key, which a mapping's validator does not have.
-        detail = InitErrorDetails(
-            type="value_error", loc=("array",), input=flags["array"], ctx={"error": error}
-        )
-        raise ValidationError.from_exception_data("flags", [detail]) from error
+        raise InvalidEntry("array", str(error), flags["array"]) from error
     return flags
 
 
@@ -338,7 +334,7 @@ def explain(detail: Any, model: type[BaseModel], path: str) -> UserError:
     if detail["type"] == "number_for_text":
         return NumberForText(key, detail["input"])
     inner = detail.get("ctx", {}).get("error")
-    if isinstance(inner, InvalidConstant):  # of all that the key holds, one value
+    if isinstance(inner, InvalidEntry):
         key = f"{key}.{inner.key}"
         start = setting(key, inner.value[0]) if inner.value else one_line(key)
         return UserError(f"{start}: {inner.problem}", key=key)

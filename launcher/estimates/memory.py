@@ -135,29 +135,25 @@ class ParameterBytes(NamedTuple):
     optimizer: int
     shared_by: int
     experts_shared_by: int
-    quantized: int = 0
+    quantized: int
 
 
 def bytes_per_parameter(training: Training) -> ParameterBytes:
     """Return the bytes that the engine allocates for a parameter."""
-    each = _of_weights(training)
-    has_copies = training.has_fp8 and not training.values.flag("model.fp8_params")
-    return each._replace(quantized=_QUANTIZED) if has_copies else each
-
-
-def _of_weights(training: Training) -> ParameterBytes:
     name = str(training.values.raw("model.optim.name") or "")
     shared_by = training.data * training.parallel.context, training.expert_data
     if name not in DISTRIBUTED:
         shared_by = 1, 1
+    has_copies = training.has_fp8 and not training.values.flag("model.fp8_params")
+    others = *shared_by, _QUANTIZED if has_copies else 0
     moments = _MOMENTS.get(name, _ADAM)
     if not training.has_half_weights:
         # NeMo without `megatron_amp_O2` keeps the 16-bit copies that autocast makes until the backward pass.
         copy = 2 if training.precision != "32" else 0
-        return ParameterBytes(4 + copy, 4, moments, *shared_by)
+        return ParameterBytes(4 + copy, 4, moments, *others)
     if training.precision == "16" and training.engine != "nemo":
         # Gradients in 16 bits, and again in fp32 beside the master weights: megatron/core/optimizer.
-        return ParameterBytes(2, 2, 4 + _MASTER + moments, *shared_by)
+        return ParameterBytes(2, 2, 4 + _MASTER + moments, *others)
     gradient = 4
     if training.engine == "nemo" and training.values.raw("model.optim.grad_sync_dtype") in HALF:
         gradient = 2
@@ -166,7 +162,7 @@ def _of_weights(training: Training) -> ParameterBytes:
         # Apex keeps the 16 bits by which an fp32 weight differs from a bf16 one (NeMo's
         # megatron_base_model.py: store_param_remainders).
         master = _REMAINDER
-    return ParameterBytes(2, gradient, master + moments, *shared_by)
+    return ParameterBytes(2, gradient, master + moments, *others)
 
 
 class _Part(NamedTuple):

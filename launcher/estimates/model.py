@@ -106,12 +106,10 @@ def has_fused_attention(values: Values, node: str, engine: str) -> bool:
 class ModelSize(NamedTuple):
     """A model's sizes, all of them known.
 
-    `vocabulary` is padded. `flops` are the model FLOPs of one sample, forward and backward, and `tokens`
-    those that it counts as. `parameters` include all experts of a mixture.
+    `flops` are the model FLOPs of one sample, forward and backward, and `tokens` those that it counts as.
+    `parameters` include all experts of a mixture.
     """
 
-    model_type: str
-    vocabulary: int
     parameters: int
     flops: int
     tokens: int
@@ -127,8 +125,6 @@ def model_size(values: Values) -> ModelSize | None:
     if vocabulary is None:
         return None
     return ModelSize(
-        model_type,
-        vocabulary,
         count_parameters(model, vocabulary, model_type),
         sample_flops(model, vocabulary, model_type),
         sample_tokens(model, model_type),

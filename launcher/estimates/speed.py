@@ -16,7 +16,7 @@ from arithmetic.layout import ParallelConfig
 from arithmetic.parameters import count_parameters, vocabulary_size
 from launcher.attained import Attained
 from launcher.estimates.model import DISTRIBUTED, HALF, has_fused_attention, is_countable, model_type_of
-from launcher.estimates.parallelism import COUNTED_ENDS, Layout, Stack, stacks_of
+from launcher.estimates.parallelism import COUNTED_ENDS, OWN_ENDS, Layout, Stack, stacks_of
 from launcher.estimates.values import Values
 
 # GPUs without a published network get that of the A100's machines, 200 Gbit/s for each.
@@ -79,7 +79,7 @@ def work_of(values: Values, devices: int, engine: str) -> ModelWork | None:
     if model is None or not is_countable(values) or untimed(values) is not None:
         return None
     vocabulary = vocabulary_size(model) or _VOCABULARY
-    first, last = (values.whole(f"model.num_layers_in_{end}_pipeline_stage") for end in ("first", "last"))
+    first, last = map(values.whole, OWN_ENDS)
     embedding, loss = map(values.flag, COUNTED_ENDS)
     return ModelWork(
         stacks=stacks,

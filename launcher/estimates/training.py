@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from arithmetic.layout import ParallelConfig, fits
 from arithmetic.parameters import Parts, Size, StackParameters, parts_of, sparse_layers, vocabulary_size
 from launcher.estimates.model import is_countable, model_type_of, precision_of
-from launcher.estimates.parallelism import Stack, read_parallel_config, stacks_of
+from launcher.estimates.parallelism import COUNTED_ENDS, OWN_ENDS, Stack, read_parallel_config, stacks_of
 from launcher.estimates.values import Values, full
 
 # Features whose weights or activations are not counted, as people call them.
@@ -132,7 +132,7 @@ def stages_of(training: Training) -> tuple[tuple[Chunk, ...], ...] | None:
     """Return the chunks of each pipeline stage; None if the layers cannot be shared out."""
     pipeline = training.parallel.pipeline
     if not training.is_encoder_decoder:
-        return _of_one_stack(training.values, training.stacks[0], pipeline, training.parallel.virtual or 1)
+        return _of_one_stack(training)
     if pipeline == 1:
         layers = tuple(stack.layers for stack in training.stacks)
         return ((Chunk(layers, embeds=True, closes=(True, True)),),)
@@ -165,53 +165,30 @@ def layers_of(stack: StackParameters, layers: int, sparse: int) -> Size:
     return stack.layer * (layers - sparse) + stack.sparse * sparse
 
 
-def _of_one_stack(
-    values: Values, stack: Stack, pipeline: int, virtual: int
-) -> tuple[tuple[Chunk, ...], ...] | None:
-    per_stage = _layers_by_stage(values, stack, pipeline)
-    if per_stage is None or any(layers % virtual for layers in per_stage):
-        return None
-    counts = [[layers // virtual] * virtual for layers in per_stage]
+def _of_one_stack(training: Training) -> tuple[tuple[Chunk, ...], ...] | None:
+    values, pipeline, virtual = training.values, training.parallel.pipeline, training.parallel.virtual or 1
+    first, last = ([] if end is None else [end] for end in map(values.whole, OWN_ENDS))
     # The embedding, or the loss, may take the place of a layer.
-    if values.flag(f"{stack.node}.account_for_embedding_in_pipeline_split"):
-        counts[0][0] -= 1
-    if values.flag(f"{stack.node}.account_for_loss_in_pipeline_split"):
-        counts[-1][-1] -= 1
-    last = (pipeline - 1, virtual - 1)
-    sparse = _sparse_by_chunk(values, counts)
-    return tuple(
-        tuple(
-            Chunk((layers,), (stage, chunk) == (0, 0), ((stage, chunk) == last,), sparse[stage][chunk])
-            for chunk, layers in enumerate(chunks)
-        )
-        for stage, chunks in enumerate(counts)
-    )
-
-
-def _sparse_by_chunk(values: Values, counts: list[list[int]]) -> list[list[int]]:
-    """Count the layers with experts of each stage's chunks: the first chunks of all stages come first."""
-    model, sparse, start = values.node("model") or {}, [[0] * len(chunks) for chunks in counts], 0
-    if not model.get("num_moe_experts"):
-        return sparse
-    for chunk in range(len(counts[0])):
-        for stage, chunks in enumerate(counts):
-            sparse[stage][chunk] = sparse_layers(model, start, start + chunks[chunk])
-            start += chunks[chunk]
-    return sparse
-
-
-def _layers_by_stage(values: Values, stack: Stack, pipeline: int) -> list[int] | None:
-    layers, node = stack.layers, stack.node
-    first = values.whole(f"{node}.num_layers_in_first_pipeline_stage")
-    last = values.whole(f"{node}.num_layers_in_last_pipeline_stage")
-    rest = layers - (first or 0) - (last or 0)
-    stages = pipeline - (first is not None) - (last is not None)
-    for part in ("embedding", "loss"):
-        rest += values.flag(f"{node}.account_for_{part}_in_pipeline_split")
+    embedding, loss = map(values.flag, COUNTED_ENDS)
+    rest = training.stacks[0].layers + embedding + loss - sum(first) - sum(last)
+    stages = pipeline - len(first) - len(last)
     if stages < 0 or rest < 0 or (rest % stages if stages else rest):
         return None
-    ends = ([first] if first is not None else [], [last] if last is not None else [])
-    return [*ends[0], *[rest // stages if stages else 0] * stages, *ends[1]]
+    per_stage = [*first, *[rest // stages if stages else 0] * stages, *last]
+    if any(layers % virtual for layers in per_stage):
+        return None
+    counts = [[layers // virtual] * virtual for layers in per_stage]
+    counts[0][0] -= embedding
+    counts[-1][-1] -= loss
+    chunks: list[list[Chunk]] = [[] for _ in counts]
+    model, start, ends = values.node("model") or {}, 0, (pipeline - 1, virtual - 1)
+    for chunk in range(virtual):  # the first chunks of all stages come first
+        for stage, layers in enumerate(counts):
+            end, place = start + layers[chunk], (stage, chunk)
+            sparse = sparse_layers(model, start, end)
+            chunks[stage].append(Chunk((layers[chunk],), place == (0, 0), (place == ends,), sparse))
+            start = end
+    return tuple(map(tuple, chunks))
 
 
 def _of_two_stacks(stacks: tuple[Stack, ...]) -> tuple[tuple[Chunk, ...], ...] | None:

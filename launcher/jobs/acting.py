@@ -14,8 +14,8 @@ from launcher.jobs.status import LaunchStatus, poll, state_of_task
 from launcher.runs.receipts import acts
 from launcher.schedulers.base import JobStatus, NoAnswer
 from launcher.slurm.commands import Unreachable
-from launcher.slurm.job_actions import Action, NotHeld
-from launcher.slurm.states import State
+from launcher.slurm.job_actions import NotHeld
+from launcher.slurm.states import Action, State
 from supervisor.marks import GIVEN_UP, claim
 
 # The seconds between two questions for the end of a job: the first, and the largest.

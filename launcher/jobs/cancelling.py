@@ -16,8 +16,7 @@ from launcher.jobs.status import LaunchStatus, poll
 from launcher.runs.provenance import user
 from launcher.runs.receipts import acts
 from launcher.schedulers.base import ChainJobs, FoundJobs, Scheduler
-from launcher.slurm.job_actions import Action
-from launcher.slurm.states import State
+from launcher.slurm.states import Action, State
 from supervisor.following import read_stages
 from supervisor.marks import ChainEnd, claim, end_chain, note_cancelled, take_back_end
 
@@ -45,6 +44,11 @@ class _Ending:
     def directory(self) -> Path:
         assert self.target.launch is not None
         return self.target.launch.paths.directory
+
+    @property
+    def saves_first(self) -> bool:
+        """Return True for a chain whose link is to save before any other is ended."""
+        return self.saves and self.target.chain is not None
 
     @property
     def tasks_that_wait(self) -> list[str]:
@@ -133,8 +137,8 @@ def _without_live_job(target: LaunchStatus) -> Outcome | None:
 
 
 def _end(scheduler: Scheduler, endings: Sequence[_Ending]) -> None:
-    saving = [ending for ending in endings if ending.saves and ending.target.chain is not None]
-    others = [ending for ending in endings if not (ending.saves and ending.target.chain is not None)]
+    saving = [ending for ending in endings if ending.saves_first]
+    others = [ending for ending in endings if not ending.saves_first]
     _end_chains(scheduler, others)
     _cancel(scheduler, others, _that_wait)
     _cancel(scheduler, others, _that_run)

@@ -301,7 +301,7 @@ def entries_of(run_dir: Path, newest: int | None = None) -> list[Entry]:
 
 
 def _directories(directory: Path) -> list[Path]:
-    """Return the directories that may be or hold runs, links last."""
+    """Return the directories that may be or hold runs, links last; of a scan that fails, those before."""
     names: list[tuple[bool, str]] = []
     with contextlib.suppress(OSError), os.scandir(directory) as entries:
         for count, entry in enumerate(entries):

@@ -17,7 +17,7 @@ from launcher.errors import UserError
 from launcher.runs.receipts import submitted_jobs
 from launcher.schedulers.base import NoAnswer, PendingSubmission, Scheduler
 from launcher.slurm.commands import SchedulerSilent
-from launcher.slurm.job_actions import Action
+from launcher.slurm.states import Action
 from supervisor.marks import GIVEN_UP, claim
 
 _LONGEST_WAIT_SECONDS = 16.0

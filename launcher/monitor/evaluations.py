@@ -51,9 +51,9 @@ def read_evaluations(run_dir: Path) -> list[Evaluation]:
     for step in sorted(int(match[1]) for match in map(_NAME.fullmatch, names_in(directory)) if match):
         with contextlib.suppress(OSError, ValueError):
             content = read_json(directory / f"step-{step}.json")
-            tasks = {name: node(node(content, "lm_eval"), name) for name in node(content, "lm_eval")}
-            mains = {one_line(task): _main_metric(values) for task, values in tasks.items()}
-            metrics = {task: main for task, main in mains.items() if main is not None}
+            tasks = node(content, "lm_eval")
+            mains = [(one_line(task), _main_metric(node(tasks, task))) for task in tasks]
+            metrics = {task: main for task, main in mains if main is not None}
             evaluations.append(Evaluation(step, _finite(node(content, "perplexity").get("loss")), metrics))
     return evaluations
 

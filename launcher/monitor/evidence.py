@@ -180,7 +180,7 @@ def _earlier_curves(launch: Launch) -> Curves:
 
 def _errors(launch: Launch, logs: Mapping[Path, LogErrors]) -> list[str] | None:
     """Return the failures that ranks recorded, and then the errors in the logs."""
-    failures = [f"rank {failure.rank}: {failure.error}" for failure in rank_failures(launch).values()]
+    failures = [f"rank {failure.rank}: {failure.error}" for failure in rank_failures(launch)]
     if not failures:
         # Our trainer's error log repeats the failures that ranks recorded.
         error_log = launch.paths.results / _ERROR_LOG

@@ -271,9 +271,16 @@ def _end_of(life: JobAttempt, status: JobStatus, *, is_last: bool) -> tuple[str,
 
 # The machine, or whoever ended the job, is the cause of these, and the errors of ranks explain nothing.
 _NOT_OF_RANKS = (
-    "done", "saved", "cancelled", "ended_by_user", "deadline",
-    "preempted", "node_failed", "time_limit", "lost",
-)  # fmt: skip
+    "done",
+    "saved",
+    "cancelled",
+    "ended_by_user",
+    "deadline",
+    "preempted",
+    "node_failed",
+    "time_limit",
+    "lost",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,7 +347,7 @@ def _first_failure(attempt: JobAttempt, failures: Path | None) -> str | None:
     # Marks have whole seconds; a rank of a later link overwrites the error of an earlier link.
     until = math.inf if attempt.ended is None else attempt.ended + 1
     for left in [] if failures is None else left_by_ranks(failures, attempt.started or 0.0, until):
-        return f"rank {left.rank} on {left.host} failed first: {left.error}"
+        return f"rank {left.rank}{f' on {left.host}' if left.host else ''} failed first: {left.error}"
     if attempt.rank is None:
         return None
     return f"rank {attempt.rank}{f' on {attempt.host}' if attempt.host else ''} failed first"

@@ -100,11 +100,9 @@ def began(launch: Launch) -> float:
     return (lives[-1].started or 0.0) if len(lives) > 1 else 0.0
 
 
-def rank_failures(launch: Launch) -> dict[Path, Left]:
-    """Return the failures of ranks since the job last began, by their files, in the order of their times."""
-    directory = launch.paths.results / FAILURES
-    failures = left_by_ranks(directory, began(launch))
-    return {directory / f"globalrank-{failure.rank}.json": failure for failure in failures}
+def rank_failures(launch: Launch) -> list[Left]:
+    """Return the failures of ranks since the job last began, in the order of their times."""
+    return left_by_ranks(launch.paths.results / FAILURES, began(launch))
 
 
 _BLOCK = 1 << 16
@@ -166,7 +164,8 @@ def tail_offsets(paths: Sequence[Path], lines: int) -> list[tuple[Path, int]]:
             with contextlib.suppress(FileNotFoundError), open_regular(path) as stream:
                 while block := stream.read(_BLOCK):
                     lines, last = lines - block.count(b"\n"), block[-1:]
-            lines -= last != b"\n"
+            if last != b"\n":  # the last line has no end
+                lines -= 1
         if offset > 0 or lines <= 0:
             break
     return offsets

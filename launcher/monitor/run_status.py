@@ -82,11 +82,16 @@ def _ended(
     """Return the end on record: the job's own, its cancellation, start plus elapsed time, or Slurm's end."""
     if lives and all(life.ended is not None for life in lives):
         return _latest(life.ended for life in lives)
+    by_user = cancelled_at(launch.paths.directory, job_id)
+    if by_user is not None:
+        return by_user
     elapsed = _elapsed_seconds(status)
-    computed = started + elapsed if started is not None and elapsed is not None else None
+    if started is not None and elapsed is not None:
+        return started + elapsed
+    if status.ended is not None:
+        return status.ended
     end = chain_end(launch.paths.directory) if launch.is_chain else None
-    ends = (cancelled_at(launch.paths.directory, job_id), computed, status.ended, end.ended if end else None)
-    return next((when for when in ends if when is not None), None)
+    return end.ended if end is not None else None
 
 
 def _elapsed_seconds(status: JobStatus) -> int | None:
@@ -110,6 +115,25 @@ def _iso(when: float | None) -> str | None:
 
 
 LINK = "LINK"
+COLUMNS = (
+    "RUN",
+    "LAUNCH",
+    "JOB",
+    LINK,
+    "STATE",
+    "SINCE",
+    "ELAPSED/LIMIT",
+    "NODES×TASKS",
+    "STEP",
+    "LOSS",
+    "VAL LOSS",
+    "TOKENS/S",
+    "ETA",
+    "RESTARTS",
+    "NODELIST",
+    "USER",
+    REASON,
+)
 
 
 @dataclass(frozen=True)
@@ -131,7 +155,7 @@ class StatusRow(LaunchStatus):
         return difference_of(self.launch.manifest) if self.launch else None
 
     def cells(self) -> dict[str, str]:
-        """Return the values of the columns of a table, by their names."""
+        """Return the values of `COLUMNS`, by their names."""
         status, progress, launch = self.status, self.progress, self.launch
         manifest = launch.manifest if launch else None
         is_known = status.state is not State.UNKNOWN
@@ -199,15 +223,14 @@ _me = functools.cache(user)
 
 def attributes(source: object, *names: str) -> dict[str, Any]:
     """Return attributes by their names, each ``None`` without an object."""
-    return {name: getattr(source, name, None) for name in names}
+    return {name: None if source is None else getattr(source, name) for name in names}
 
 
 def as_table(rows: Sequence[StatusRow]) -> tuple[Sequence[str], list[list[str]]]:
     """Return the columns and their values; the column of links only if some row is a chain."""
     cells = [row.cells() for row in rows]
     has_links = any(row.chain for row in rows)
-    # A table without a row has its columns too.
-    names = [name for name in gone(Path()).cells() if name != LINK or has_links]
+    names = [name for name in COLUMNS if name != LINK or has_links]
     return names, [[cell[name] for name in names] for cell in cells]
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from launcher.errors import NOT_KNOWN, UserError
-from launcher.slurm.job_actions import Action
-from launcher.slurm.states import State
+from launcher.slurm.states import Action, State
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,7 @@ from launcher.runs.provenance import host
 from launcher.schedulers.base import FoundJobs, JobRef, JobStatus, PendingSubmission
 from launcher.schedulers.job_status import from_marks, or_cancelled
 from launcher.slurm.environment import clean_environment
-from launcher.slurm.job_actions import Action
-from launcher.slurm.states import State
+from launcher.slurm.states import Action, State
 from supervisor import settings
 from supervisor.files import read_json
 

@@ -19,10 +19,11 @@ from launcher.slurm import commands
 from launcher.slurm.cluster import parse_settings
 from launcher.slurm.commands import Answer, Retry, SchedulerSilent, Unreachable, error_text
 from launcher.slurm.environment import clean_environment, describe_ignored, inherited_variables
-from launcher.slurm.job_actions import Action, act
+from launcher.slurm.job_actions import act
 from launcher.slurm.notations import expand_tasks
 from launcher.slurm.questions import JobQuestions
 from launcher.slurm.records import Record, by_job, script_of
+from launcher.slurm.states import Action
 from supervisor.marks import cancelled_at, read_attempts
 
 # Messages of `sbatch --test-only` about jobs that sbatch itself queues: nodes are drained, busy or too few.

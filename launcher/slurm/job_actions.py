@@ -6,24 +6,13 @@ when it is requeued. The queue is therefore asked first.
 
 from __future__ import annotations
 
-import enum
 import re
 from collections.abc import Callable, Mapping, Sequence
 
 from launcher.errors import UserError
 from launcher.slurm.commands import Answer, Unreachable, error_text
 from launcher.slurm.records import Record
-from launcher.slurm.states import HELD_BY_ADMIN, HELD_BY_USER, HELD_STATES, State
-
-
-class Action(enum.Enum):
-    """An action of a scheduler on jobs; the value is its participle."""
-
-    CANCEL = "cancelled"
-    SAVE = "told to save"
-    HOLD = "held"
-    RELEASE = "released"
-
+from launcher.slurm.states import HELD_BY_ADMIN, HELD_BY_USER, HELD_STATES, Action, State
 
 # The records of jobs in the queue, by their ids.
 Known = Mapping[str, Sequence[Record]]
@@ -88,7 +77,9 @@ def _act_at_once(action: Action, known: Known, run: Run, ask: Ask | None) -> dic
         return errors | dict.fromkeys(ids_of, error)
     errors |= {job_id: _refusal(action, job_id, text, known[job_id]) for job_id, text in complaints.items()}
     for job_id, records in left.items():
-        if any(_is_to_do(action, record) for record in records):
+        # That a job is held now does not say that it was held again, if it was held before.
+        was_held = action is Action.HOLD and not any(_is_to_do(action, record) for record in known[job_id])
+        if was_held or any(_is_to_do(action, record) for record in records):
             errors |= _act_at_once(action, {job_id: records}, run, None)
     return errors
 

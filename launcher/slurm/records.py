@@ -111,12 +111,20 @@ def parse_squeue(text: str) -> list[Record]:
     records = []
     for job_id, raw_id, word, reason, nodes, elapsed, code, *rest in _rows(text, len(_SQUEUE)):
         restarts, user, command = rest
-        exit_code = _exit_and_signal(code) if ":" in code else _wait_status(code)
-        # The rest is not Slurm's: a notice that a site's wrapper prints.
-        command = command.rpartition(SEPARATOR)[0] or command
-        times = int(restarts) if restarts.isdigit() else 0
-        values = _why(reason, code), _value(nodes), normalize_elapsed(elapsed), exit_code
-        records.append(Record(job_id, raw_id, word, *values, times, user, command))
+        record = Record(
+            job_id=job_id,
+            raw_id=raw_id,
+            word=word,
+            reason=_why(reason, code),
+            nodes=_value(nodes),
+            elapsed=normalize_elapsed(elapsed),
+            exit_code=_exit_and_signal(code) if ":" in code else _wait_status(code),
+            restarts=int(restarts) if restarts.isdigit() else 0,
+            user=user,
+            # The rest is not Slurm's: a notice that a site's wrapper prints.
+            command=command.rpartition(SEPARATOR)[0] or command,
+        )
+        records.append(record)
     return records
 
 
@@ -125,8 +133,20 @@ def parse_sacct(text: str) -> list[Record]:
     dated = []
     for job_id, raw_id, word, reason, nodes, elapsed, code, submit, *rest in _rows(text, len(_SACCT)):
         user, work_dir, command = rest
-        values = _why(reason, code), _value(nodes), normalize_elapsed(elapsed), _exit_and_signal(code)
-        dated.append((submit, Record(job_id, raw_id, word, *values, 0, user, command, work_dir)))
+        record = Record(
+            job_id=job_id,
+            raw_id=raw_id,
+            word=word,
+            reason=_why(reason, code),
+            nodes=_value(nodes),
+            elapsed=normalize_elapsed(elapsed),
+            exit_code=_exit_and_signal(code),
+            restarts=0,
+            user=user,
+            command=command,
+            work_dir=work_dir,
+        )
+        dated.append((submit, record))
     # Slurm writes a new submit time for each attempt.
     return [record for _, record in sorted(dated, key=lambda item: item[0])]
 

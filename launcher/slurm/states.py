@@ -1,4 +1,4 @@
-"""The states of a job, and Slurm's words for them and for why a job waits."""
+"""The states of a job, Slurm's words for them and for why a job waits, and the actions on jobs."""
 
 from __future__ import annotations
 
@@ -56,6 +56,15 @@ class State(enum.Enum):
 
 
 _FINAL = {State(word) for word in FINAL} | {State.NOT_SUBMITTED, State.INTERRUPTED}
+
+
+class Action(enum.Enum):
+    """An action of a scheduler on jobs; the value is its participle."""
+
+    CANCEL = "cancelled"
+    SAVE = "told to save"
+    HOLD = "held"
+    RELEASE = "released"
 
 
 def worst_exit_code(states: Iterable[State]) -> int:

@@ -45,7 +45,7 @@ from launcher.schedulers.base import NoAnswer, PendingSubmission
 from launcher.schedulers.slurm import SlurmScheduler
 from launcher.secrecy import recorded
 from launcher.sweeps.points import Point, SweepDraft, SweepRequest, annotated, as_task
-from launcher.sweeps.record import ARRAYS, POINTS, ArrayRecord, array_numbers, write_record
+from launcher.sweeps.record import ARRAYS, POINTS, ArrayRecord, write_record
 from supervisor.files import write_atomic
 from supervisor.settings import NAME as SUPERVISOR_SETTINGS
 from supervisor.settings import SweepSettings
@@ -144,8 +144,11 @@ class WrittenArray:
 
 
 def next_array(sweep_dir: Path) -> Path:
-    """Return the directory of a sweep's next array."""
-    return sweep_dir / ARRAYS / str(max(array_numbers(sweep_dir), default=0) + 1)
+    """Return the directory of a sweep's next array; raise OSError if the others cannot be listed."""
+    directory = sweep_dir / ARRAYS
+    entries = directory.iterdir() if directory.is_dir() else ()
+    numbers = [int(path.name) for path in entries if path.name.isdecimal()]
+    return directory / str(max(numbers, default=0) + 1)
 
 
 def _write_array(array: Array, sweep: SweepDraft, request: SweepRequest, undo: ExitStack) -> WrittenArray:

@@ -94,7 +94,8 @@ def draft_sweep(request: SweepRequest) -> SweepDraft:
         with annotated(composition):
             _require_one_job(composition.config)
         launch = Request(composition.overrides, request.command, request.config_dir, request.template_dir)
-        points += [Point(grid_point, draft) for draft in drafts(launch, [composition])]
+        (draft,) = drafts(launch, [composition])
+        points.append(Point(grid_point, draft))
     if len({point.plan.slurm_conf for point in points}) > 1:
         message = "the points belong to several Slurms: a sweep is of one cluster"
         raise UserError(message, key="cluster.slurm_conf")
@@ -264,7 +265,10 @@ class Grid:
 
 
 def read_grid(overrides: Sequence[str], config_dir: Path | None = None) -> Grid:
-    """Take a command line apart into what is swept and what is not; raise UserError if nothing is."""
+    """Take a command line apart into what is swept and what is not.
+
+    Raise UserError if nothing is swept, or something that cannot be.
+    """
     axes = {text: _axis(text, config_dir) for text in overrides}
     shared = tuple(text for text in overrides if axes[text] is None)
     grid = Grid(shared, tuple(axis for text in overrides if (axis := axes[text]) is not None))

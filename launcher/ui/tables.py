@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from launcher.errors import one_line
 from launcher.slurm.states import State
-from launcher.ui.terminal import first_of, open_console, unescaped
+from launcher.ui.terminal import open_console, unescaped
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -23,8 +23,16 @@ Line = tuple[tuple[str, str], ...]
 REASON = "REASON"
 # The columns that a narrow terminal leaves out, the most dispensable first.
 _DROPPED_FIRST = (
-    "NODES×TASKS", "NODELIST", "VAL LOSS", "TOKENS/S", "LAUNCH", "ELAPSED/LIMIT", "USER", "LOSS", "SINCE",
-)  # fmt: skip
+    "NODES×TASKS",
+    "NODELIST",
+    "VAL LOSS",
+    "TOKENS/S",
+    "LAUNCH",
+    "ELAPSED/LIMIT",
+    "USER",
+    "LOSS",
+    "SINCE",
+)
 # The full list of a hundred nodes is in --json and in piped output.
 _LONGEST = {"NODELIST": 20, "RUN": 40}
 _GAP = 2  # between two columns of a rich table, and at its edges together
@@ -125,6 +133,13 @@ def reasons(rows: Sequence[Sequence[str]], states: Sequence[State]) -> list[Text
     ]
 
 
+def first_of(names: Sequence[str], most: int = 3) -> str:
+    """Return the first of some names, each once, and the number of the others."""
+    names = list(dict.fromkeys(names))
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
 def print_pairs(title: str, pairs: Sequence[tuple[str, str]]) -> None:
     """Print names and values in two columns, each value in one line."""
     pairs = [(name, one_line(value)) for name, value in pairs]
@@ -187,25 +202,40 @@ def print_lines(*lines: str) -> None:
     print_styled(((line, ""),) for line in lines)
 
 
-def print_listing(columns: Sequence[str], rows: Iterable[Sequence[Cell]], *, numbers: int = 0) -> None:
-    """Print a table; of the columns after the first, `numbers` are right-aligned."""
+def print_listing(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Cell]],
+    *,
+    numbers: int = 0,
+    unfolded: Container[int] = (0,),
+) -> None:
+    """Print a table; on a terminal that of `print_grid`."""
     rows = list(rows)
     if sys.stdout.isatty():
-        print_grid(columns, rows, numbers=numbers)
+        print_grid(columns, rows, numbers=numbers, unfolded=unfolded)
     else:
         texts = [[cell if isinstance(cell, str) else cell[0] for cell in row] for row in rows]
         print(*align([columns, *texts], numbers), sep="\n")
 
 
-def print_grid(columns: Sequence[str], rows: Iterable[Sequence[Cell | Text]], *, numbers: int = 0) -> None:
-    """Print a table with the lines and colours of a terminal."""
+def print_grid(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Cell | Text]],
+    *,
+    numbers: int = 0,
+    unfolded: Container[int] = (0,),
+) -> None:
+    """Print a table with the lines and colours of a terminal.
+
+    Of the columns after the first, `numbers` are right-aligned. In a narrow terminal the cells of `unfolded`
+    keep their line as long as possible, the others are folded, and nothing else is cut off.
+    """
     from rich.text import Text
 
     grid = new_table(pad_edge=False)
     for index, name in enumerate(columns):
         justify: Literal["left", "right"] = "right" if 0 < index <= numbers else "left"
-        # In a narrow terminal the name keeps its line as long as possible, and nothing is cut off.
-        grid.add_column(name.lower(), justify=justify, no_wrap=index == 0, overflow="fold")
+        grid.add_column(name.lower(), justify=justify, no_wrap=index in unfolded, overflow="fold")
     for row in rows:
         first, *others = (Text(*cell) if isinstance(cell, tuple) else cell for cell in row)
         texts = (Text(cell) if isinstance(cell, str) else cell for cell in others)

@@ -12,7 +12,7 @@ import pytest
 
 import launcher.attained as module
 from arithmetic.gpus import GPUS
-from launcher.attained import InvalidConstant, attained
+from launcher.attained import InvalidEntry, attained
 from launcher.config.compose import compose
 
 DOCS = Path(__file__).parents[2] / "docs" / "time.md"
@@ -78,7 +78,7 @@ def test_site_changes_some_constants() -> None:
     ],
 )
 def test_invalid_constants_are_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidConstant, match="^" + re.escape(message)):
+    with pytest.raises(InvalidEntry, match="^" + re.escape(message)):
         attained(changes)
 
 

@@ -142,6 +142,23 @@ def test_each_override_is_composed_as_by_hydra(override: str) -> None:
     assert attempt(compose, [*BASE, override]) == expected
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["+training.model.a=${training.model}"],
+        ["training.trainer=${training}"],
+        ["+training.model.a=[${training.model}]"],
+        ["+training.model.a.b=${training.model.a}"],
+        ["cluster.comment=${cluster}"],
+        ["+training.model.a={x: ${training.model.b}}", "+training.model.b={y: ${training.model.a}}"],
+    ],
+)
+def test_value_that_refers_to_its_own_parent_is_refused(overrides: list[str]) -> None:
+    for compose_points in (compose, SWEEP.compose):
+        with pytest.raises(UserError, match=r"interpolation to parent node detected|there is no key"):
+            compose_points([*BASE, *overrides])
+
+
 def test_values_and_groups_are_composed_quickly() -> None:
     """Neither is left to `compose`, or this would be no faster."""
     sweep = BatchComposer(["cluster=bcm"])

@@ -77,6 +77,22 @@ def test_a_group_in_other_words_is_near(tmp_path: Path) -> None:
     assert "did you mean 'training'?" in told[0]
 
 
+@pytest.mark.parametrize("line", ["override hydra/job_logging: disabled", "override /hydra/launcher: basic"])
+def test_copy_of_ours_may_choose_files_of_hydras(line: str, tmp_path: Path) -> None:
+    ours = (CONF_DIR / "config.yaml").read_text()
+    (tmp_path / "config.yaml").write_text(ours.replace("  - _self_\n", f"  - _self_\n  - {line}\n"))
+    overrides = ["base_results_dir=/results"]
+    assert compose(overrides, tmp_path).config == compose(overrides).config
+
+
+def test_file_of_a_group_may_not_choose_files_of_hydras(tmp_path: Path) -> None:
+    (tmp_path / "training").mkdir()
+    text = "defaults:\n  - gpt3/126m\n  - override /hydra/job_logging@hydra.job_logging: disabled\n"
+    (tmp_path / "training/mine.yaml").write_text(text)
+    with pytest.raises(UserError, match=r"Did you mean to override hydra/job_logging\?"):
+        compose(["training=mine", "base_results_dir=/results"], tmp_path)
+
+
 def test_a_copy_of_ours_is_right(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text((CONF_DIR / "config.yaml").read_text())
     assert compose([], tmp_path).config == compose([]).config

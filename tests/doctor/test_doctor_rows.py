@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
 import random
 import subprocess
+import sys
 
 import pytest
 
+from launcher.cli import doctor
 from launcher.cli.doctor import plain_lines
 from launcher.doctor.examination import Surroundings, apply_rules
 from launcher.doctor.facts import machine_of
@@ -61,6 +64,23 @@ def test_pipe_gets_a_line_for_each_thing_and_its_fix() -> None:
     ]
     many = rows([(f"n{number}", told[:1]) for number in range(1, 9)])
     assert list(plain_lines(many, has_nodes=True)) == ["slurm  n1, n2, ... (8)  ok  23.11"]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_narrow_terminal_keeps_the_status_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    for name, value in {"COLUMNS": "44", "TERM": "xterm", "NO_COLOR": "1"}.items():
+        monkeypatch.setenv(name, value)
+    found = "no directory /var/lib/enroot/data on this node at all"
+    line = Line("enroot directories", Status.MISSING, found, "ENROOT_DATA_PATH=/scratch", needed=True)
+    for has_nodes in (False, True):
+        doctor._print_table([Row(line, ("login-node-01",))], has_nodes=has_nodes)
+    assert terminal.getvalue().count("missing!") == 2
 
 
 def test_mixed_lines_of_several_nodes_are_sorted_out() -> None:

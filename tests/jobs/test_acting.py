@@ -15,8 +15,7 @@ from launcher.cli.app import main
 from launcher.errors import UserError
 from launcher.jobs import acting
 from launcher.schedulers.base import ChainJobs, JobRef, JobStatus, NoAnswer
-from launcher.slurm.job_actions import Action
-from launcher.slurm.states import State
+from launcher.slurm.states import Action, State
 from supervisor.following import NAME, Stage, Stages, to_json
 
 Capsys = pytest.CaptureFixture[str]

@@ -17,8 +17,7 @@ from launcher.runs.manifest import read_manifest, write_manifest
 from launcher.runs.provenance import user
 from launcher.schedulers.base import FoundJobs, JobRef, JobStatus, NoAnswer, PendingSubmission
 from launcher.schedulers.chain_status import status_of_chain
-from launcher.slurm.job_actions import Action
-from launcher.slurm.states import State
+from launcher.slurm.states import Action, State
 from supervisor.marks import cancelled_by, chain_end, claim, link_jobs
 
 Capsys = pytest.CaptureFixture[str]

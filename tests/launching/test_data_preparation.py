@@ -92,8 +92,11 @@ def test_each_part_again_byte_for_byte(
         options = ["--dry-run", f"--stage=data_preparation.{name}", f"--tag={one.manifest.tag}"]
         assert main(["launch", *stages(tmp_path, PREPARE, TASKS), *options, "--launch-number=1"]) == 0
         assert capsys.readouterr().out == one.paths.script.read_text()
-        assert main(["render", "--launch-dir", str(one.paths.directory)]) == 0
-        assert capsys.readouterr().out == one.paths.script.read_text()
+        stored = ["--launch-dir", str(one.paths.directory)]
+        # What was launched is neither tried nor built again.
+        for words in (["render"], ["launch", "--dry-run", "--smoke", "--build=job"]):
+            assert main([*words, *stored]) == 0
+            assert capsys.readouterr().out == one.paths.script.read_text()
 
 
 def test_where_a_part_is_refused_the_user_is_told_how_to_go_on(tmp_path: Path, slurm: FakeSlurm) -> None:

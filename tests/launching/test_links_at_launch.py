@@ -13,9 +13,9 @@ from launcher.launching import Launched, launch, launch_stages
 from launcher.launching.submission import Backoff, submit
 from launcher.runs.manifest import read_manifest
 from launcher.schedulers.base import FoundJobs, NoAnswer, PendingSubmission
-from launcher.slurm.job_actions import Action
 from launcher.slurm.records import Record
 from launcher.slurm.sbatch_options import combined_dependency
+from launcher.slurm.states import Action
 from supervisor.marks import GIVEN_UP, claim, link_jobs
 from tests.launching.fake_slurm import FakeSlurm, install, overrides, stages
 

@@ -17,8 +17,7 @@ from launcher.runs.provenance import user
 from launcher.sandbox.lifecycle import Sandbox
 from launcher.schedulers.base import JobRef, PendingSubmission
 from launcher.schedulers.slurm import SlurmScheduler
-from launcher.slurm.job_actions import Action
-from launcher.slurm.states import State
+from launcher.slurm.states import Action, State
 
 
 class Waiting:

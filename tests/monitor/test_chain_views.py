@@ -23,11 +23,12 @@ from monitor_samples import (
     train,
 )
 
+from launcher.cli import logs as log_command
 from launcher.cli.app import main
 from launcher.jobs.launches import Launch, open_launch
 from launcher.monitor.events import Progress, Train
 from launcher.monitor.history import history
-from launcher.monitor.logs import rank_failures, tail_offsets
+from launcher.monitor.logs import job_logs, rank_failures, tail_offsets
 from launcher.monitor.readers import all_events, newest_events
 from launcher.schedulers.base import ChainJobs, JobStatus
 from launcher.slurm.states import State
@@ -126,6 +127,27 @@ def test_a_log_is_followed_from_link_to_link(
     assert "job 13 is COMPLETED" in told.err
 
 
+def test_a_first_log_may_appear_while_logs_are_listed(
+    launched: Callable[..., Path],
+    runs: Runs,
+    scheduler: FakeScheduler,
+    fast: None,
+    capsys: Capsys,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    directory = launched(jobs=1)
+    scheduler.set("11", chain(COMPLETED, current=1))
+
+    def listing(*arguments: Any) -> list[Path]:
+        logs = job_logs(*arguments)
+        log(directory, "11").write_text("first\n")
+        return logs
+
+    monkeypatch.setattr(log_command, "job_logs", listing)
+    assert slipway(runs, "logs", "gpt3_tiny", "-f") == 0
+    assert capsys.readouterr().out == "first\n"
+
+
 def test_one_link_alone(
     launched: Callable[..., Path], runs: Runs, scheduler: FakeScheduler, capsys: Capsys
 ) -> None:
@@ -217,13 +239,13 @@ def test_what_failed_in_an_earlier_link_is_no_longer_true(launched: Callable[...
     failures = directory / "results" / "failures"
     failures.mkdir()
     for rank, at in ((0, 1005.0), (1, 1011.0)):
-        told = {"time": at, "rank": rank, "host": "n1", "error": f"of rank {rank}"}
+        told = {"time": at, "rank": rank, "error": f"of rank {rank}"}
         (failures / f"globalrank-{rank}.json").write_text(json.dumps(told))
     launch = open_launch(runs.base / "gpt3_tiny")
     mark(directory, 1, 1000.0, 1006.0, exit_code=1)
-    assert [failure.rank for failure in rank_failures(launch).values()] == [0, 1]
+    assert [failure.rank for failure in rank_failures(launch)] == [0, 1]
     mark(directory, 2, 1010.0, None)
-    assert [failure.rank for failure in rank_failures(launch).values()] == [1]
+    assert [failure.rank for failure in rank_failures(launch)] == [1]
 
 
 def test_nemos_progress_goes_on_in_the_next_log(launched: Callable[..., Path], runs: Runs) -> None:

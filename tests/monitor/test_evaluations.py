@@ -41,6 +41,12 @@ def test_results_are_in_the_order_of_their_steps(tmp_path: Path) -> None:
     ]
 
 
+def test_of_tasks_of_one_printed_name_the_one_with_a_metric_stays(tmp_path: Path) -> None:
+    write(tmp_path, 7, lm_eval={"a\x1b": {"acc": 0.5}, "a\\x1b": {"alias": "x"}})
+    (evaluation,) = read_evaluations(tmp_path)
+    assert evaluation.metrics == {"a\\x1b": ("acc", 0.5, None)}
+
+
 @pytest.mark.parametrize(
     "content",
     [

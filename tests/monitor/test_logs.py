@@ -226,3 +226,35 @@ def test_ctrl_c_ends_the_following_alone(
     assert slipway(runs, "logs", "gpt3_tiny", "-f") == 130
     told = capsys.readouterr().err
     assert "job 11 continues" in told and "cancel it:  slipway cancel" in told
+
+
+def test_records_of_failed_ranks_have_any_form(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:
+    """Without a host, of several lines, two of one rank; what cannot be a rank or a time is left out."""
+    directory = runs.launch()
+    results = directory / "results"
+    (results / "failures").mkdir()
+    log(directory).write_text("srun: error\n")
+    scheduler.set("11", FAILED)
+    for name, record in {
+        "2": json.dumps({"time": 5.0, "rank": 2, "error": "ValueError: no token"}, indent=1),
+        "20": json.dumps({"time": 6.0, "rank": 2, "host": "n2", "error": "a later one"}),
+        "3": json.dumps({"time": 1.0, "rank": -3, "host": "n2", "error": "no such rank"}),
+        "4": '{"time": 1e999, "rank": 4, "host": "n2", "error": "never"}',
+    }.items():
+        (results / "failures" / f"globalrank-{name}.json").write_text(record)
+    for rank in ("2", "4"):
+        (results / f"nemo_log_globalrank-{rank}_localrank-0.txt").write_text("text\n")
+        assert slipway(runs, "logs", "gpt3_tiny", "--rank", rank) == 0
+    (told,) = capsys.readouterr().err.splitlines()
+    assert told.startswith("rank 2 failed: ValueError: no token: ") and told.endswith("/globalrank-2.json")
+    assert slipway(runs, "follow", "gpt3_tiny") == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("Rank 2 failed first: ValueError: no token: ") and last.endswith(
+        "/globalrank-2.json"
+    )
+    # The record that is read last has its own path, although its rank names another file.
+    (results / "failures" / "globalrank-2.json").unlink()
+    assert slipway(runs, "logs", "gpt3_tiny", "--rank", "2") == 0
+    assert capsys.readouterr().err.endswith(
+        "a later one: " + last.rpartition(": ")[2].replace("-2.", "-20.") + "\n"
+    )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import random
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +25,7 @@ from monitor_samples import (
     whole_training,
 )
 
+from launcher.cli.app import main
 from launcher.errors import UserError
 from launcher.monitor.evidence import gather
 from launcher.monitor.verification import RunCheck, RunVerdict, Trend, exit_code, measure_trend, verify
@@ -300,6 +303,26 @@ def test_no_steps_at_all(runs: Runs, scheduler: FakeScheduler) -> None:
     launch = runs.launch()
     code, checks = verified(launch)
     assert (code, checks["last step"].evidence) == (1, "the trainer recorded no step")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_narrow_terminal_keeps_each_verdict_in_one_line(
+    runs: Runs, scheduler: FakeScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs.launch()
+    scheduler.set("11", COMPLETED)
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    for name, value in {"COLUMNS": "36", "TERM": "xterm", "NO_COLOR": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert main(["verify", "gpt3_tiny", "--base-results-dir", str(runs.base)]) == 1
+    told = terminal.getvalue()
+    assert "cannot tell" in told
+    assert "losses finite" in told and "\x1b[1mlosses finite" not in told, "a name is plain"
 
 
 def test_nemos_run_is_told_from_its_log(runs: Runs, scheduler: FakeScheduler) -> None:

@@ -28,8 +28,7 @@ from launcher.runs.provenance import checkout_of, host
 from launcher.runs.write import link_atomic, link_newest, release_number, reserve_number, write_launch
 from launcher.schedulers.base import JobRef, PendingSubmission
 from launcher.schedulers.local import LocalScheduler
-from launcher.slurm.job_actions import Action
-from launcher.slurm.states import State
+from launcher.slurm.states import Action, State
 from supervisor.files import write_atomic
 
 

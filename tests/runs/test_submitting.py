@@ -10,7 +10,7 @@ import pytest
 from launcher.errors import NOT_KNOWN, UserError
 from launcher.launching import submission
 from launcher.schedulers.base import FoundJobs, NoAnswer, PendingSubmission
-from launcher.slurm.job_actions import Action
+from launcher.slurm.states import Action
 from supervisor.marks import GIVEN_UP, claim, job_of
 
 LOST = NoAnswer("Slurm did not answer: Socket timed out")

@@ -14,8 +14,7 @@ import pytest
 from launcher.runs.provenance import host, new_tag
 from launcher.schedulers.base import JobRef, PendingSubmission
 from launcher.schedulers.local import LocalScheduler
-from launcher.slurm.job_actions import Action
-from launcher.slurm.states import State
+from launcher.slurm.states import Action, State
 from tests.job_marks import leave
 
 # Says what it was told, in its own directory; the sleep is a child that has to end with it.

@@ -22,9 +22,8 @@ from launcher.schedulers.job_status import ANOTHER_JOB
 from launcher.schedulers.slurm import SlurmScheduler
 from launcher.slurm import job_actions
 from launcher.slurm.commands import Answer, Retry, SchedulerSilent
-from launcher.slurm.job_actions import Action
 from launcher.slurm.records import Record
-from launcher.slurm.states import State
+from launcher.slurm.states import Action, State
 
 
 def record(word: str, reason: str | None = None, job_id: str = "7", raw_id: str = "7") -> Record:
@@ -130,6 +129,22 @@ def test_save_that_no_job_got_is_refused() -> None:
     error = act(Action.SAVE, running, lambda command: Answer(1, "", "scancel: error: it broke"))
     assert error and error.message == "job 7 was not told to save: it broke"
     assert act(Action.SAVE, running, lambda command: Answer(1, "", "")) is None
+
+
+def test_save_that_none_of_several_jobs_got_is_refused_for_each() -> None:
+    known = {job_id: [record("RUNNING", None, job_id, job_id)] for job_id in ("7", "8")}
+    broken = Answer(1, "", "scancel: error: it broke")
+    errors = job_actions.act(Action.SAVE, ["7", "8"], lambda command: broken, lambda job_ids: known)
+    assert [error.message for error in errors.values()] == [
+        "job 7 was not told to save: it broke",
+        "job 8 was not told to save: it broke",
+    ]
+
+
+def test_hold_that_is_refused_is_no_success_where_the_job_is_held_already() -> None:
+    known = [record("PENDING", "JobHeldUser")]
+    error = act(Action.HOLD, known, lambda command: Answer(1, "", "Access/permission denied"))
+    assert error and error.message == "job 7 was not held: Access/permission denied"
 
 
 SCRIPT = """#!/bin/bash

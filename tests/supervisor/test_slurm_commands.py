@@ -149,10 +149,15 @@ def test_a_lost_job_is_found_by_its_tag_and_link(tmp_path: Path, commands: Path)
         "x|PENDING|(null)|/x/submitted/0123abcd.2_submission.sh",
         "22|PENDING|(null)|/x/submitted/0123abcd.2_submission.sh 2 0123abcd",
     ]
-    play(commands, "squeue", "cat <<'END'\n" + "\n".join(lines) + "\nEND")
+    queue = "cat <<'END'\n" + "\n".join(lines) + "\nEND"
+    play(commands, "squeue", queue)
     assert slurm(tmp_path, SQUEUE_STATES="RUNNING").find_submitted(2) == "22"
     assert "SQUEUE_STATES" not in (commands / "squeue.env").read_text()
     assert slurm(tmp_path).find_submitted(4) is None
+    # Of a squeue that fails: what it has is there, what it has not may be there.
+    play(commands, "squeue", f"{queue}\nexit 1")
+    assert slurm(tmp_path).find_submitted(2) == "22"
+    assert slurm(tmp_path).queued_jobs("0123abcd") is None
 
 
 @pytest.mark.parametrize("output", ["", "sbatch: error: 17", "18 19", "0x12", "18\nPending job allocation"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ import pytest
 
 from launcher.errors import UserError
 from launcher.rendering.supervision import supervisor_archive
-from launcher.sweeps.arrays import Array, array_settings, differing, plan_arrays, render_array
+from launcher.sweeps.arrays import Array, array_settings, differing, next_array, plan_arrays, render_array
 from launcher.sweeps.points import SweepDraft, SweepRequest, check_sweep, draft_sweep
 
 LR = "training.model.optim.lr=5e-3,6e-3,7e-3"
@@ -142,6 +143,26 @@ def test_what_no_sweep_can_have_is_refused(tmp_path: Path, overrides: Sequence[s
 def test_a_name_that_is_no_directorys_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(UserError, match="--name"):
         drafted(tmp_path, LR, name=name)
+
+
+def test_no_array_is_numbered_where_the_others_cannot_be_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert next_array(Path()) == Path("arrays/1")
+    (tmp_path / "arrays" / "7").mkdir(parents=True)
+    assert next_array(Path()) == Path("arrays/8")
+    tmp_path.chmod(0o755)
+    (tmp_path / "arrays").chmod(0o311)
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65534)  # root may list everything
+    try:
+        with pytest.raises(PermissionError):
+            next_array(Path())
+    finally:
+        os.seteuid(user)
+        (tmp_path / "arrays").chmod(0o755)
 
 
 def test_a_run_is_not_made_a_sweep(tmp_path: Path) -> None:

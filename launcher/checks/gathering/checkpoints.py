@@ -113,9 +113,9 @@ def missing_checkpoint(resolver: PathResolver) -> tuple[MissingPath, ...] | None
 def _named(resolver: PathResolver, values: Values) -> list[MissingPath]:
     """Look for our trainer's `resume.checkpoint`: a name in the run's directory of checkpoints, or a path."""
     given, directory = values.raw(_NAMED), checkpoint_directory(resolver)
-    known = marked_checkpoints(directory)[::-1]
     if not isinstance(given, str):
         return []
+    known = marked_checkpoints(directory)[::-1]
 
     def fault(path: Path) -> Fault | None:
         if known and _was_made(values, known[0]):

@@ -1,0 +1,31 @@
+"""pydantic's search for plugins, which is off while a model is built."""
+
+from __future__ import annotations
+
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+from launcher.config.stage_schema import without_plugins
+
+NAME = "PYDANTIC_DISABLE_PLUGINS"
+
+
+def test_models_may_be_built_in_several_threads() -> None:
+    """One thread is within when another comes, and leaves before it."""
+    before = os.environ.get(NAME)
+    other_is_within, leave = threading.Event(), threading.Event()
+
+    def build() -> str | None:
+        with without_plugins():
+            other_is_within.set()
+            leave.wait(5)
+            return os.environ.get(NAME)
+
+    with ThreadPoolExecutor() as pool:
+        with without_plugins():
+            other = pool.submit(build)
+            other_is_within.wait(0.05)  # for as long as it takes, where nothing keeps it out
+        leave.set()
+        assert other.result() == "__all__"
+    assert os.environ.get(NAME) == before
