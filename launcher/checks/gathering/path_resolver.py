@@ -72,8 +72,8 @@ class PathResolver:
         """Return what is wrong with an `input`: a lack, or the fault that a path has."""
         if not isinstance(path, Path):
             return [path] if path is not None else []
-        found = fault(path)
-        return [self.missing(key, given, *found, at=path)] if found is not None else []
+        problem = fault(path)
+        return [self.missing(key, given, *problem, at=path)] if problem is not None else []
 
     def makes(self, directory: Path) -> bool:
         """Return True if the launch makes a directory, or one below it, before the job begins."""
