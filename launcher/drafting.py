@@ -99,10 +99,8 @@ class Draft:
     @property
     def stored_config(self) -> RunConfig:
         """The configuration to store with the launch, with the image and interpreter resolved here."""
-        config, job = self.composition.config, self.plan.job
-        if job.container is not None:
-            return config.model_copy(update={"container": job.container.image})
-        if config.cluster.python is None and config.workspace is None:
+        config, job = _with_image(self.composition, self.template_dir), self.plan.job
+        if config.cluster.python is None and job.container is None and config.workspace is None:
             cluster = config.cluster.model_copy(update={"python": job.payload.argv[0]})
             return config.model_copy(update={"cluster": cluster})
         return config
@@ -229,15 +227,22 @@ def _plan(
     composition: Composition, number: int, tag: str, template_dir: Path | None, work: ImageWork | None
 ) -> Draft:
     """Plan one launch; the same arguments give the same plan."""
-    config = composition.config
     check_references(composition.references)
-    # Files, and names as Pyxis takes them, need no resolving; nor does the image that a job makes.
-    if work is None and not re.match(r"\s*$|[/~.]|[^:/]*#", config.container or ""):
-        choice = choice_of(composition, template_dir)
-        assert choice is not None
-        config = config.model_copy(update={"container": choice.image})
+    # The job that makes an image runs without it.
+    config = _with_image(composition, template_dir) if work is None else composition.config
     plan = plan_launch(config, number=number, tag=tag, work=work)
     return Draft(composition, plan, template_dir, work)
+
+
+def _with_image(composition: Composition, template_dir: Path | None) -> RunConfig:
+    """Return the configuration with `container` as the job reads it."""
+    config = composition.config
+    # Files, and names as Pyxis takes them, need no resolving.
+    if re.match(r"\s*$|[/~.]|[^:/]*#", config.container or ""):
+        return config
+    choice = choice_of(composition, template_dir)
+    assert choice is not None
+    return config.model_copy(update={"container": choice.image})
 
 
 def _stored_draft(launch_dir: Path, number: int | None = None, tag: str | None = None) -> Draft:

@@ -46,11 +46,8 @@ class Smoke:
 
 def plan_smoke(drafted: Draft, request: Request, skipped: Sequence[str] = ()) -> Smoke:
     """Plan the smoke of a launch; nothing is written."""
-    try:
+    with drafted.composition.annotated():
         overrides, summary = _shrink(drafted)
-    except UserError as error:
-        drafted.composition.annotate(error)
-        raise
     smaller = replace(request, overrides=[*request.overrides, *overrides])
     smoke = draft(smaller)
     # This machine is looked at for the launch itself.
@@ -100,7 +97,7 @@ def _shrink(draft: Draft) -> tuple[list[str], list[str]]:
     batch = small.micro * small.data(1) * shape.micro_batches(nodes)
     chosen = dict(chain(_run(draft), _steps(config, draft), _model(config, shape, small, batch)))
     overrides = [_override(config, key, value) for key, value in chosen.items()]
-    overrides += _one_job(draft)
+    overrides += _one_job_on_one_node(draft)
     return overrides, list(_summary(draft, values, shape, small, batch))
 
 
@@ -193,8 +190,8 @@ def _override(config: Mapping[str, Any], key: str, value: Any) -> str:
 _MISSING = object()
 
 
-def _one_job(draft: Draft) -> Iterator[str]:
-    """Return overrides for one job on one node: each of a chain or an array would repeat the two steps."""
+def _one_job_on_one_node(draft: Draft) -> Iterator[str]:
+    """Yield overrides for one named node, and no chain or array: their jobs would repeat the two steps."""
     job = draft.plan.job
     # The stage's own settings, in place of the cluster's.
     own: Mapping[str, Any] = draft.composition.config.stage_cluster.get("training", {})

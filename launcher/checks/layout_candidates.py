@@ -120,8 +120,9 @@ class _Splits:
         if pipeline > 1 and len(stacks) == 1:
             for size in divisors(max(stacks[0].layers, 1) + 2 * ends):
                 tried = self._with({**plain, keys.VIRTUAL: size})
-                is_refused = _has_any(rules.virtual_problems(tried, self._engine))
-                if size > 1 and rules.layers_fit(tried) and not is_refused:
+                if size == 1 or not rules.layers_fit(tried):
+                    continue
+                if not _has_any(rules.virtual_problems(tried, self._engine)):
                     sizes.append(size)
         return [(size, ends) for size in sizes]
 

@@ -21,32 +21,26 @@ from launcher.checks.rules import (  # noqa: F401
 )
 from launcher.errors import UserError, did_you_mean
 
-# The order in which findings are told: by the first part of an id, or by the whole of it.
-_ORDER = (
-    *("type", "layout", "memory", "batch", "elastic", "batch.accumulation", "model", "data", "profile"),
-    *(
-        "schedule",
-        "time",
-        "chain",
-        "keys",
-        "engine",
-        "job",
-        "run",
-        "data.identity",
-        "secret",
-        "path",
-        "image",
-    ),
-    *("space", "cluster", "cluster.array", "cluster.pyxis", "machine", "scheduler"),
-)
+# The order in which they are applied and their findings told.
+_ORDER = """
+    type.whole type.number type.flag
+    layout.world layout.tensor layout.layers layout.virtual layout.sequence_parallel layout.context
+    layout.split_rank layout.experts layout.gpus memory.fits
+    batch.global batch.interleaved batch.rampup elastic.counts elastic.gpus batch.accumulation
+    model.heads model.experts model.attention model.sequence model.recompute
+    data.prefix profile.ranks schedule.warmup schedule.min_lr schedule.validation
+    time.limit time.max_time time.training time.save chain.requeue chain.dependency chain.resume
+    keys.unknown engine.megatron job.python run.singleton run.training run.shards data.identity
+    secret.file secret.permissions
+    path.tokenizer path.data path.sources path.checkpoint path.image
+    image.fetch image.engine image.network
+    path.script path.mounts path.writable path.shared space.checkpoints space.output
+    cluster.partition cluster.time_limit cluster.nodes cluster.gpus cluster.cpus cluster.memory
+    cluster.account cluster.qos cluster.array cluster.pyxis machine scheduler
+"""
+_PLACES = {name: place for place, name in enumerate(_ORDER.split())}
 
-
-CHECKS: tuple[Check, ...] = tuple(
-    sorted(
-        REGISTERED,
-        key=lambda check: _ORDER.index(check.id if check.id in _ORDER else check.id.partition(".")[0]),
-    )
-)
+CHECKS: tuple[Check, ...] = tuple(sorted(REGISTERED, key=lambda check: _PLACES[check.id]))
 
 
 def require_known(ids: Iterable[str], others: Sequence[str] = ()) -> None:

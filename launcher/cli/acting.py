@@ -23,7 +23,7 @@ from launcher.monitor.run_status import links_to_json
 from launcher.slurm.commands import WITHOUT_SLURM
 from launcher.slurm.states import State
 from launcher.ui import tables
-from launcher.ui.terminal import agrees, print_json, say, tell
+from launcher.ui.terminal import agrees, print_json, print_message, print_stderr
 
 
 def add_targets(parser: argparse.ArgumentParser) -> None:
@@ -140,7 +140,7 @@ def _steps(target: LaunchStatus) -> tuple[int | None, int | None]:
 
 def _complain(line: str, message: str | None = None) -> None:
     lines = [*line.splitlines(), *(message or "").splitlines()]
-    tell("\n  ".join(line.strip() for line in lines))
+    print_message("\n  ".join(line.strip() for line in lines))
 
 
 def _to_json(outcome: Outcome) -> dict[str, Any]:
@@ -254,7 +254,7 @@ def run_cancel(args: argparse.Namespace) -> int:
     if args.wait:
         outcomes = _wait(outcomes, args.json)
     elif any(outcome.effect is Effect.SAVING for outcome in outcomes) and not args.json:
-        say("to watch it save: slipway logs -f RUN; launching it again resumes it")
+        print_stderr("to watch it save: slipway logs -f RUN; launching it again resumes it")
     return finish(args, outcomes)
 
 
@@ -275,7 +275,7 @@ def _wait(outcomes: list[Outcome], quiet: bool) -> list[Outcome]:
             if not quiet:
                 print_end(outcome)
     except KeyboardInterrupt:
-        say("stopped waiting; the jobs still end")
+        print_stderr("stopped waiting; the jobs still end")
         raise SystemExit(WATCHING_ENDED) from None
     return [ended.get((o.target.run_dir, o.target.number, o.target.task), o) for o in outcomes]
 

@@ -28,7 +28,7 @@ from launcher.errors import (
 )
 from launcher.runs.receipts import acts, forget_jobs, submitted_jobs
 from launcher.secrecy import MASK, printable, recorded, redacted, secrets_of
-from launcher.ui.terminal import ChangedStream, escaped_streams, first_of, tell
+from launcher.ui.terminal import ChangedStream, escaped_streams, print_message
 
 _READER_GONE = 141  # as a shell tells a program that a closed pipe ended
 
@@ -137,13 +137,13 @@ def _print_done() -> bool:
     """Print what was submitted and done to jobs before the failure; return True if anything was."""
     jobs = dict(submitted_jobs)
     if jobs:
-        tell(f"submitted before the failure: {_jobs(list(jobs))}")
+        print_message(f"submitted before the failure: {_jobs(list(jobs))}")
         for directory in list(dict.fromkeys(jobs.values()))[:_NAMED]:
             print(f"  on record in {one_line(str(directory))}", file=sys.stderr)
         print(f"  show the state: slipway status {shlex.join(list(jobs)[:_NAMED])}", file=sys.stderr)
     done = [action.format(_jobs(job_ids)) for action, job_ids in acts.items()]
     if done:
-        tell(f"done before the failure: {'; '.join(done)}")
+        print_message(f"done before the failure: {'; '.join(done)}")
     return bool(jobs or done)
 
 
@@ -151,6 +151,9 @@ _NAMED = 5  # jobs in a message
 
 
 def _jobs(job_ids: Sequence[str]) -> str:
+    # Imported late: only a command that failed names jobs here.
+    from launcher.ui.tables import first_of
+
     return f"job{'s' * (len(job_ids) > 1)} {first_of(job_ids, _NAMED)}"
 
 
@@ -260,7 +263,7 @@ def _drop_output() -> None:
 def _print_error(error: UserError) -> int:
     for mistake in error.mistakes:
         # A scheduler's message and another user's file may have control sequences.
-        tell("\n".join(map(one_line, str(mistake).split("\n"))))
+        print_message("\n".join(map(one_line, str(mistake).split("\n"))))
     return error.exit_code
 
 

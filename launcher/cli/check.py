@@ -33,7 +33,7 @@ from launcher.estimates.parallelism import gpu_of, is_encoder_decoder, read_para
 from launcher.estimates.values import Values, count
 from launcher.plan import Plan
 from launcher.ui.tables import Line, print_styled
-from launcher.ui.terminal import print_json, tell
+from launcher.ui.terminal import print_json, print_message
 
 _HELP = """\
 Compose the configuration, check it, estimate the memory, the time and the space that it takes, look at what
@@ -134,7 +134,7 @@ def _draw(path: Path, stages: Sequence[StageReport]) -> bool:
             print(f"plot: {path}", file=sys.stderr)
             return True
     why = next((f" ({why})" for stage in stages if (why := why_not_told(stage.plan)) is not None), "")
-    tell(f"--plot {path}: not drawn: the memory cannot be told{why}")
+    print_message(f"--plot {path}: not drawn: the memory cannot be told{why}")
     return False
 
 

@@ -25,7 +25,7 @@ from launcher.errors import DONE, WENT_WRONG, UserError, file_mode, one_line
 from launcher.jobs.launches import open_launches
 from launcher.monitor.readers import Segment, segment_with, segments
 from launcher.ui.tables import print_lines, print_listing, print_styled
-from launcher.ui.terminal import tell
+from launcher.ui.terminal import print_message
 
 _EXIT_CODES = """
 exit code:
@@ -190,7 +190,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         _print(answer, with_text=args.text)
     for change in answer["changed"]:
-        tell(f"the data are not those of launch {launch.paths.number}: {change}")
+        print_message(f"the data are not those of launch {launch.paths.number}: {change}")
     return WENT_WRONG if answer["changed"] else DONE
 
 

@@ -172,7 +172,7 @@ _PREFIX = "error: "
 
 
 def ask(module: str, arguments: Sequence[str], question: object = None) -> Any:
-    """Return the answer of a program: the JSON that it prints; raises as `answers`."""
+    """Return the answer of a program: the JSON that it prints; raise the errors of `answers`."""
     with answers(module, arguments, question) as lines:
         text = "".join(lines)
     return json.loads(text)

@@ -79,12 +79,13 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--minutes {args.minutes}: a number of minutes, from 1 on")
     from launcher.drafting import draft
 
+    names = {text.partition("=")[0] for text in args.overrides}
+
     def drafted(extra: Sequence[str]) -> Draft:
         # The user's own overrides win.
         ours = [text for text in (*_OURS, *extra) if text.partition("=")[0] not in names]
         return draft(request_of(args, [*ours, *args.overrides]))
 
-    names = {text.partition("=")[0] for text in args.overrides}
     launch = drafted(())
     batch = batch_overrides(launch.plan.job.config)
     if batch:

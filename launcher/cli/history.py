@@ -19,7 +19,7 @@ from launcher.monitor.provenance_report import provenance, provenance_rows
 from launcher.slurm.states import State
 from launcher.ui import tables
 from launcher.ui.tables import Line, moment, print_listing, print_pairs, print_styled
-from launcher.ui.terminal import print_json, print_plot, say
+from launcher.ui.terminal import print_json, print_plot, print_stderr
 
 _HISTORY = """\
 List the launches of a run, each with the reason for its end and the overrides that differ from those of the
@@ -103,7 +103,7 @@ def run_history(args: argparse.Namespace) -> int:
             columns, cells = evaluation_table(evaluations)
             print_listing(columns, cells, numbers=len(columns) - 1)
     else:
-        say(f"the run in {one_line(str(run_dir))} has no launch yet")
+        print_stderr(f"the run in {one_line(str(run_dir))} has no launch yet")
     return NOT_KNOWN if any(row.status.state is State.UNKNOWN for row in rows) else DONE
 
 

@@ -18,7 +18,7 @@ from launcher.images.squashfs import read_superblock
 from launcher.images.tools import ending_cleanly
 from launcher.secrecy import without_secrets
 from launcher.ui.tables import print_listing, print_styled
-from launcher.ui.terminal import print_json, say, tell
+from launcher.ui.terminal import print_json, print_message, print_stderr
 
 if TYPE_CHECKING:
     from launcher.images.inspecting import InspectedImage
@@ -129,7 +129,7 @@ def _list(args: argparse.Namespace) -> int:
         head = ("IMAGE", "SIZE", "COMPRESSION", "FROM", "CREATED")
         print_listing(head, [_cells(entry) for entry in entries], numbers=1)
     if not entries:
-        say(f"there is no image in {one_line(str(store.directory))} yet")
+        print_stderr(f"there is no image in {one_line(str(store.directory))} yet")
     return 0
 
 
@@ -162,7 +162,9 @@ def _entry_to_json(entry: Stored) -> dict[str, Any]:
         "is_whole": compression != "not whole",
         "compression": record.compression if record else compression,
         "created": created,
-        **{name: getattr(record, name, None) for name in ("source", "digest", "sha256")},
+        **{
+            name: None if record is None else getattr(record, name) for name in ("source", "digest", "sha256")
+        },
         "recipe": asdict(record.recipe) if record and record.recipe else None,
     }
 
@@ -195,7 +197,7 @@ def _inspect(args: argparse.Namespace) -> int:
         width = max(len(name) for name, _ in rows)
         print_styled(((f"{name:{width}}  ", "bold"), (one_line(value or "-"), "")) for name, value in rows)
     for note in image.notes:
-        tell(note)
+        print_message(note)
     return 0
 
 
@@ -242,7 +244,7 @@ def _verify(args: argparse.Namespace) -> int:
 
     paths = shared.find_images(args)
     if not paths:
-        say("there is no image yet")
+        print_stderr("there is no image yet")
     with show_progress(quiet=args.json) as progress:
         images = []
         for path in paths:
@@ -260,11 +262,12 @@ def _verify(args: argparse.Namespace) -> int:
             for image in images
         ]
         print_json(rows)
-    for image in () if args.json else images:
-        result = ("whole", "green") if image.is_whole else ("not whole", "bold red")
-        print_styled([((f"{one_line(str(image.path))}: ", ""), result)])
-        for words in (*image.checked, *(f"not checked: {words}" for words in image.notes)):
-            print(f"  {words}")
+    else:
+        for image in images:
+            result = ("whole", "green") if image.is_whole else ("not whole", "bold red")
+            print_styled([((f"{one_line(str(image.path))}: ", ""), result)])
+            for words in (*image.checked, *(f"not checked: {note}" for note in image.notes)):
+                print(f"  {words}")
     problems = [image.problem for image in images if image.problem is not None]
     if problems and not args.json:
         raise Mistakes(problems)

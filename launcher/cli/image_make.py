@@ -17,7 +17,7 @@ from launcher.images.squashfs import AUTO, COMPRESSIONS
 from launcher.images.tools import BUILDERS
 from launcher.secrecy import redacted
 from launcher.ui.tables import print_code
-from launcher.ui.terminal import print_json, tell
+from launcher.ui.terminal import print_json, print_message
 
 if TYPE_CHECKING:
     from launcher.images.importing import Imported, ImportOptions
@@ -164,7 +164,7 @@ def _read_recipe(args: argparse.Namespace, overrides: list[str]) -> Recipe:
         )
     recipe = read_recipe(*named, overrides, args.config_dir, args.template_dir)
     for warning in recipe.warnings:
-        tell(f"warning: {warning}")
+        print_message(f"warning: {warning}")
     return recipe
 
 

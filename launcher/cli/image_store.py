@@ -19,7 +19,7 @@ from launcher.images.progress import format_size
 from launcher.images.references import Reference, absolute_path, recipe_and_flavor
 from launcher.images.tools import BUILDERS, ending_cleanly
 from launcher.ui.tables import print_listing
-from launcher.ui.terminal import agrees, print_json, say, tell
+from launcher.ui.terminal import agrees, print_json, print_message, print_stderr
 
 if TYPE_CHECKING:
     from launcher.images.pruning import PruneDecision
@@ -98,7 +98,7 @@ def _prune(args: argparse.Namespace) -> int:
             removals = [decision for decision in removals if decision.entry.path in free]
         failed |= _remove(removals)
         for message in failed.values():
-            tell(message)
+            print_message(message)
     if args.json:
         print_json([_decision_to_json(decision, args.dry_run, failed) for decision in decisions])
     return 1 if failed else 0
@@ -119,18 +119,20 @@ def _prune_named(args: argparse.Namespace) -> int:
         rows = [(item.node, one_line(item.name), words.get(item.state, item.state)) for item in containers]
         print_listing(("NODE", "CONTAINER", ""), rows)
     elif not args.json:
-        say(f"no launch of yours left a container named {one_line(args.named)}")
+        print_stderr(f"no launch of yours left a container named {one_line(args.named)}")
     if removals and not args.dry_run:
         _ask(args, len(removals))
         removed, silent = pruning.remove_containers(cluster, removals)
         states = {(item.node, item.container): item.state for item in removed}
-        containers = [replace(c, state=states.get((c.node, c.container), c.state)) for c in containers]
+        containers = [
+            replace(item, state=states.get((item.node, item.container), item.state)) for item in containers
+        ]
         skipped += silent
     failed = [container for container in containers if container in removals and not args.dry_run]
     for place in skipped:
-        tell(f"{place.node}: skipped: {place.why}")
+        print_message(f"{place.node}: skipped: {place.why}")
     for container in failed:
-        tell(f"{container.node}: {container.name} was not removed")
+        print_message(f"{container.node}: {container.name} was not removed")
     if args.json:
         print_json([{"node": item.node, "name": item.name, "state": item.state} for item in containers])
     return 1 if skipped or failed else 0
@@ -138,7 +140,7 @@ def _prune_named(args: argparse.Namespace) -> int:
 
 def _print_decisions(decisions: Sequence[PruneDecision], directory: Path) -> None:
     if not decisions:
-        say(f"there is no image in {one_line(str(directory))}")
+        print_stderr(f"there is no image in {one_line(str(directory))}")
         return
     rows = []
     for decision in decisions:
@@ -283,7 +285,7 @@ def _record(store: Store, file_name: str, source: Reference, pushed: Sequence[Pu
             replace(record, pushed=digest).write(image)
         except OSError as error:
             place = one_line(str(image))
-            tell(f"warning: {place}: its record does not get the digest: {error.strerror}")
+            print_message(f"warning: {place}: its record does not get the digest: {error.strerror}")
 
 
 def _print_pushed(pushed: Sequence[Pushed], as_json: bool) -> int:
@@ -306,5 +308,5 @@ def _print_pushed(pushed: Sequence[Pushed], as_json: bool) -> int:
     if len(errors) == len(pushed):
         raise Mistakes(errors)
     for error in errors:
-        tell(str(error))
+        print_message(str(error))
     return 1 if errors else 0

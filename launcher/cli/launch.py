@@ -21,7 +21,7 @@ from launcher.runs.paths import short
 from launcher.runs.receipts import submitted_jobs
 from launcher.stages.workspace import STAGE as WORKSPACE
 from launcher.ui.tables import print_code
-from launcher.ui.terminal import tell
+from launcher.ui.terminal import print_message
 
 if TYPE_CHECKING:
     from launcher.launching import Launched
@@ -154,11 +154,11 @@ def _built(args: argparse.Namespace, request: Request) -> tuple[list[Draft], lis
     reports = check_launch(building.drafts, (*args.no_check, *building.skipped), look=not dry)
     if building.needed is not None:
         if dry:
-            tell(f"first: slipway {shlex.join(building.needed.command)}")
+            print_message(f"first: slipway {shlex.join(building.needed.command)}")
         else:
             with show_progress(quiet=args.json) as progress:
                 done = make_here(building.needed, progress)
-            tell(f"image {done.path}: {'another one made it meanwhile' if done.reused else 'made'}")
+            print_message(f"image {done.path}: {'another one made it meanwhile' if done.reused else 'made'}")
     return building.drafts, reports, building.request
 
 
@@ -187,10 +187,10 @@ def _launch(
         launched = launch_stages(drafted, request, reports=reports)
     except KeyboardInterrupt:
         runs = shlex.join(short(draft.plan.paths.run_dir) for draft in drafted)
-        tell(f"interrupted; whether there is a job: slipway status {runs}")
+        print_message(f"interrupted; whether there is a job: slipway status {runs}")
         raise
     for warning in dict.fromkeys(warning for launch in launched for warning in launch.warnings):
-        tell(warning)
+        print_message(warning)
     return launched
 
 
@@ -271,7 +271,7 @@ def _smoke(
     require_passed([report])
     launched = launch_smoke(smoke)
     for warning in launched.warnings:
-        tell(warning)
+        print_message(warning)
     first, *others = smoke.summary
     for line in (f"run {launched.paths.run_name}, job {launched.manifest.job_id}: {first}", *others):
         _say(line)

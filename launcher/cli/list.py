@@ -14,7 +14,7 @@ from launcher.jobs.locator import RunLocator
 from launcher.runs.index import Entry
 from launcher.runs.paths import short
 from launcher.ui.tables import UNKNOWN, count, moment, print_listing, text
-from launcher.ui.terminal import print_json, say, tell
+from launcher.ui.terminal import print_json, print_message, print_stderr
 
 _HELP = """\
 List the configuration's choices (stages, model families and sizes, clusters), or runs.
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
             _print_choices(name, rows)
     errors = [row["error"] for rows in lists.values() for row in rows if "error" in row]
     for error in errors:
-        tell(error)
+        print_message(error)
     return 1 if errors else 0
 
 
@@ -168,14 +168,14 @@ def list_runs(base_results_dir: Path, *, everywhere: bool, as_json: bool) -> int
     runs = [(entries[-1], len(entries)) for entries in launches.values()]
     runs.sort(key=lambda run: run[0].created, reverse=True)
     if as_json:
-        print_json([_run_to_json(newest, count) for newest, count in runs])
+        print_json([_run_to_json(newest, number) for newest, number in runs])
     elif runs:
-        print_listing(_COLUMNS, [_run_cells(newest, count) for newest, count in runs], numbers=1)
+        print_listing(_COLUMNS, [_run_cells(newest, number) for newest, number in runs], numbers=1)
     if not runs:
         where = "in the known directories" if everywhere else f"in {base_results_dir}"
-        say(f"no run was launched {where} yet")
+        print_stderr(f"no run was launched {where} yet")
     if known.index.trouble:
-        tell(one_line(known.index.trouble))
+        print_message(one_line(known.index.trouble))
     return 0
 
 

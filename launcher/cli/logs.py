@@ -34,7 +34,8 @@ from launcher.runs.paths import short
 from launcher.schedulers.base import JobStatus
 from launcher.schedulers.job_status import declared_tasks
 from launcher.slurm.notations import compress_tasks
-from launcher.ui.terminal import LogWriter, first_of, say
+from launcher.ui.tables import first_of
+from launcher.ui.terminal import LogWriter, print_stderr
 
 # Of an array that failed.
 _FAILED_TASKS, _LAST_LINES = 3, 10
@@ -153,18 +154,18 @@ def _follow(launch: Launch, selection: LogSelection, lines: int | None) -> int:
     try:
         reader = _write_earlier(selection, lines)
         status = follow_log(
-            launch, reader, selection.after, _write, say, task=selection.task, link=selection.link
+            launch, reader, selection.after, _write, print_stderr, task=selection.task, link=selection.link
         )
     except KeyboardInterrupt:
-        say(f"\nstopped following; job {launch.job} continues")
-        say(f"  cancel it:  {shlex.join(['slipway', 'cancel', short(launch.paths.run_dir)])}")
+        print_stderr(f"\nstopped following; job {launch.job} continues")
+        print_stderr(f"  cancel it:  {shlex.join(['slipway', 'cancel', short(launch.paths.run_dir)])}")
         return WATCHING_ENDED
     if selection.task is None:
         # An array's tasks run beside each other, and one log at a time is shown.
         for task, log in list(failed_task_logs(launch, status).items())[:_FAILED_TASKS]:
-            say(f"the end of the log of task {task}, {short(log)}:")
+            print_stderr(f"the end of the log of task {task}, {short(log)}:")
             _write(last_lines(log, _LAST_LINES))
-    say(f"job {_job(launch, selection, status)} is {_words(status)}")
+    print_stderr(f"job {_job(launch, selection, status)} is {_words(status)}")
     return status.state.exit_code
 
 
@@ -173,10 +174,10 @@ def _write_earlier(selection: LogSelection, lines: int | None) -> LogReader:
     starts = [(log, 0) for log in selection.logs] if lines is None else tail_offsets(selection.logs, lines)
     readers = [LogReader(log, offset) for log, offset in starts]
     for reader in readers[:-1]:
-        say(f"{reader.path.name}:")
+        print_stderr(f"{reader.path.name}:")
         read_all(reader, _write)
     if readers[1:]:
-        say(f"{readers[-1].path.name}:")
+        print_stderr(f"{readers[-1].path.name}:")
     return readers[-1]
 
 
@@ -218,7 +219,7 @@ def _job_log(launch: Launch, task: int | None, extension: str) -> LogSelection:
         if len(tasks) > 1:
             newest = max(tasks)
             others = first_of([str(task) for task in sorted(tasks) if task != newest], 8)
-            say(f"task {newest} of an array; other tasks that have started: {others} (--task N)")
+            print_stderr(f"task {newest} of an array; other tasks that have started: {others} (--task N)")
         selection = _newest(launch, extension)
     else:
         if not tasks and launch.log().exists():
@@ -240,7 +241,7 @@ def _newest(launch: Launch, extension: str = "out") -> LogSelection:
 def _rank_log(launch: Launch, rank: int) -> LogSelection:
     failure = next((failure for failure in rank_failures(launch) if failure.rank == rank), None)
     if failure is not None:
-        say(f"rank {rank} failed: {one_line(failure.error)}: {short(Path(failure.path))}")
+        print_stderr(f"rank {rank} failed: {one_line(failure.error)}: {short(Path(failure.path))}")
     logs = rank_logs(launch, rank)
     if logs:
         return LogSelection(logs[:1])
@@ -256,7 +257,7 @@ def _print(launch: Launch, selection: LogSelection, lines: int | None) -> int:
     path = selection.logs[-1]
     if not path.is_file():
         status = of_part(poll([launch])[0].status, selection.task, selection.link)
-        say(f"no log yet, job {_job(launch, selection, status)} is {_words(status)}: {short(path)}")
+        print_stderr(f"no log yet, job {_job(launch, selection, status)} is {_words(status)}: {short(path)}")
         return WENT_WRONG
     read_all(_write_earlier(selection, lines), _write)
     return DONE

@@ -13,7 +13,7 @@ from launcher.errors import UserError, one_line
 from launcher.jobs.lookup import RunRef, find_run
 from launcher.runs.paths import short
 from launcher.sweeps.record import points_of, read_records
-from launcher.ui.terminal import tell
+from launcher.ui.terminal import print_message
 
 RUN_HELP = "a run's name, a path in it, or the id of one of its jobs"
 RUNS_HELP = f"{RUN_HELP}; a sweep stands for all of its points"
@@ -45,7 +45,7 @@ def find_all(words: Sequence[str], base_results_dir: Path) -> list[RunRef]:
     """
     runs = [run for word in words for run in _named(word, base_results_dir)]
     for note in dict.fromkeys(note for run in runs for note in run.notes):
-        tell(one_line(note))
+        print_message(one_line(note))
     return runs
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from launcher.cli.options import Verbs, add_option, add_verb
 from launcher.sandbox import DIRECTORY_VARIABLE, Reporter, default_directory, slurm_conf_path
-from launcher.ui.terminal import open_console, print_json, say
+from launcher.ui.terminal import open_console, print_json, print_stderr
 
 if TYPE_CHECKING:
     from launcher.sandbox.state import SandboxStatus
@@ -174,7 +174,7 @@ def _env(args: argparse.Namespace) -> int:
     sandbox = status(directory)
     # With a dead node Slurm still answers; with a dead controller it does not.
     if not sandbox.nodes:
-        say(f"the sandbox in {directory} is {sandbox.phase}: slipway sandbox up")
+        print_stderr(f"the sandbox in {directory} is {sandbox.phase}: slipway sandbox up")
         return DOWN
     print(f"export SLURM_CONF={shlex.quote(str(slurm_conf_path(sandbox.directory)))}")
     if args.dir is not None:

@@ -124,11 +124,13 @@ def _leaves(
 def _lines(leaves: Iterable[Leaf]) -> Iterator[Line]:
     """Yield the lines of YAML: the new parents, then the value and its comment."""
     before: list[str] = []
-    for (*parents, last), leaf, source in leaves:
-        shared = [old == new for old, new in zip(before, parents, strict=False)]
-        for depth in range([*shared, False].index(False), len(parents)):
-            yield (("  " * depth, ""), (f"{_yaml(parents[depth])}:", "bold"))
-        name, value = f"{'  ' * len(parents)}{_yaml(last)}", _yaml(leaf)
+    for (*parents, key), content, source in leaves:
+        is_new = False
+        for depth, parent in enumerate(parents):
+            is_new = is_new or before[depth : depth + 1] != [parent]
+            if is_new:
+                yield (("  " * depth, ""), (f"{_yaml(parent)}:", "bold"))
+        name, value = f"{'  ' * len(parents)}{_yaml(key)}", _yaml(content)
         room = " " * max(2, _COLUMN - len(name) - len(value) - 2)
         comment = f"{room}# from {source}" if source else ""
         yield ((f"{name}:", ""), (f" {value}", "cyan"), (comment, "dim"))

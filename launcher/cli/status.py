@@ -17,7 +17,7 @@ from launcher.runs.paths import short
 from launcher.slurm.states import State, worst_exit_code
 from launcher.sweeps.record import sweeps_in
 from launcher.ui.tables import print_table
-from launcher.ui.terminal import print_json, say, tell
+from launcher.ui.terminal import print_json, print_message, print_stderr
 
 _INTERVAL, _LEAST_INTERVAL = 5.0, 2.0  # seconds; a controller serves thousands of users
 
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
         # A hundred points would hide all other runs.
         for directory, count in sweeps_in(args.base_results_dir):
             where = one_line(shlex.quote(short(directory)))
-            tell(f"a sweep of {count} points: slipway sweep --results {where}")
+            print_message(f"a sweep of {count} points: slipway sweep --results {where}")
     states = [row.status.state for row in rows]
     if args.exit_code:
         return worst_exit_code(states)
@@ -116,11 +116,11 @@ def _watch(args: argparse.Namespace, look: partial[Sequence[StatusRow]]) -> int:
     try:
         last = watch(poller, args.interval, lines_of_json=args.json)
     except KeyboardInterrupt:
-        say("the jobs go on without being watched")
+        print_stderr("the jobs go on without being watched")
         return WATCHING_ENDED
     return worst_exit_code(last.states)
 
 
 def _print_no_runs(base: Path) -> None:
     if not sweeps_in(base):
-        say(f"no run was launched in {base} yet")
+        print_stderr(f"no run was launched in {base} yet")

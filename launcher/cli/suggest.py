@@ -61,8 +61,17 @@ exit code:
 
 _SHORT = "nodes="
 _COLUMNS = (
-    "#", "TENSOR", "PIPELINE", "VIRTUAL", "CONTEXT", "DATA", "MICRO", "RECOMPUTE", "GIB", "STEP",
-)  # fmt: skip
+    "#",
+    "TENSOR",
+    "PIPELINE",
+    "VIRTUAL",
+    "CONTEXT",
+    "DATA",
+    "MICRO",
+    "RECOMPUTE",
+    "GIB",
+    "STEP",
+)
 # The checks of the sizes that a layout divides.
 _SIZES = ("type.", "model.heads")
 # Our trainer may refuse a layout that the checks accept: it is asked about so many for each requested

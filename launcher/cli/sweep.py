@@ -19,7 +19,7 @@ from launcher.errors import DONE, NOT_KNOWN, WATCHING_ENDED, UserError, one_line
 from launcher.runs.paths import short
 from launcher.slurm.states import State, worst_exit_code
 from launcher.ui.tables import print_code, print_listing, print_table
-from launcher.ui.terminal import print_json, tell
+from launcher.ui.terminal import print_json, print_message
 
 if TYPE_CHECKING:
     from launcher.sweeps.arrays import Array, LaunchedSweep
@@ -95,15 +95,17 @@ def run(args: argparse.Namespace) -> int:
         return 0
     ready = prepare_sweep(sweep, request)
     if sweep.again:
-        tell(f"{len(sweep.again)} of these points were launched before, and resume from their checkpoints")
+        print_message(
+            f"{len(sweep.again)} of these points were launched before, and resume from their checkpoints"
+        )
     try:
         launched = launch_sweep(sweep, ready, request)
     except KeyboardInterrupt:
         where = shlex.quote(short(sweep.directory))
-        tell(f"interrupted; to show the submitted jobs: slipway sweep --results {where}")
+        print_message(f"interrupted; to show the submitted jobs: slipway sweep --results {where}")
         raise
     for warning in launched.warnings:
-        tell(warning)
+        print_message(warning)
     _print_launched(args, sweep, ready.arrays, launched)
     return _wait(args, sweep.directory) if args.wait else 0
 
@@ -202,5 +204,5 @@ def _print(results: Results, directory: Path, *, as_json: bool) -> bool:
     else:
         print_table(results.columns, results.rows(), results.states)
     for failure in failures(directory):
-        tell(failure)
+        print_message(failure)
     return bool(broken_records(directory))

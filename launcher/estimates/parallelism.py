@@ -231,9 +231,13 @@ class Layout(NamedTuple):
 
     def of(self, parallel: ParallelConfig) -> ParallelConfig:
         """Return parallel sizes with those of the layout."""
-        names = ("tensor", "pipeline", "virtual", "context", "micro")  # its first fields
-        sizes: dict[str, Any] = dict(zip(names, self, strict=False))
-        return parallel._replace(**sizes)
+        return parallel._replace(
+            tensor=self.tensor,
+            pipeline=self.pipeline,
+            virtual=self.virtual,
+            context=self.context,
+            micro=self.micro,
+        )
 
 
 NOTHING = Recompute()
@@ -258,8 +262,14 @@ def parallel_config_with(values: Values, parallel: ParallelConfig, layout: Layou
 
 def changes_to(values: Values, layout: Layout) -> dict[str, Any]:
     """Return the keys of a job's configuration that a layout changes, with their new values."""
-    names = (TENSOR, PIPELINE, VIRTUAL, CONTEXT, MICRO, SEQUENCE)  # in the order of its fields
-    layout_values: dict[str, Any] = dict(zip(names, layout, strict=False))
+    layout_values: dict[str, Any] = {
+        TENSOR: layout.tensor,
+        PIPELINE: layout.pipeline,
+        VIRTUAL: layout.virtual,
+        CONTEXT: layout.context,
+        MICRO: layout.micro,
+        SEQUENCE: layout.sequence_parallel,
+    }
     if is_encoder_decoder(values) and layout.pipeline != values.whole(PIPELINE, 1):
         layout_values[SPLIT_RANK] = layout.pipeline // 2
     if layout.counts_ends:

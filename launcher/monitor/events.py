@@ -275,7 +275,8 @@ def last_line_with(stream: BinaryIO, words: bytes, before: int) -> list[Event]:
     for start, block in blocks_back(stream, least, before, _BLOCK_BYTES, growth=4, overlap=overlap):
         if (place := block.rfind(words)) >= 0:
             at = start + place
-            stream.seek(begin := max(at - _LONGEST_LINE, 0))
+            begin = max(at - _LONGEST_LINE, 0)
+            stream.seek(begin)
             content = stream.read(2 * _LONGEST_LINE)
             line = content.rfind(b"\n", 0, at - begin) + 1
             return parse_events(content[line:].partition(b"\n")[0])

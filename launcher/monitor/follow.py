@@ -6,7 +6,7 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -107,13 +107,12 @@ def _failure_message(launch: Launch, status: JobStatus) -> str:
 _EVERY = 5.0
 
 
-class LinesView(nullcontext[None]):
+class LinesView:
     """A view that prints a line for each change of state, each validation, and a step every five seconds."""
 
     interval = 1.0
 
     def __init__(self, launch: Launch) -> None:
-        super().__init__()
         self._launch = launch
         self._printed: tuple[object, ...] = ()
         self._last_step = float("-inf")
@@ -123,6 +122,9 @@ class LinesView(nullcontext[None]):
         manifest = self._launch.manifest
         launch = f"{manifest.run}, launch {self._launch.paths.number}, job {self._launch.job}"
         print(one_line(launch), flush=True)
+
+    def __exit__(self, *exception: object) -> None:
+        """Leave what was printed."""
 
     def show(
         self, status: JobStatus, progress: Progress, new: Sequence[Event], *, is_over: bool = False

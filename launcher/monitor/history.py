@@ -271,9 +271,16 @@ def _end_of(life: JobAttempt, status: JobStatus, *, is_last: bool) -> tuple[str,
 
 # The machine, or whoever ended the job, is the cause of these, and the errors of ranks explain nothing.
 _NOT_OF_RANKS = (
-    "done", "saved", "cancelled", "ended_by_user", "deadline",
-    "preempted", "node_failed", "time_limit", "lost",
-)  # fmt: skip
+    "done",
+    "saved",
+    "cancelled",
+    "ended_by_user",
+    "deadline",
+    "preempted",
+    "node_failed",
+    "time_limit",
+    "lost",
+)
 
 
 @dataclass(frozen=True, slots=True)

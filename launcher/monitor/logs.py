@@ -164,7 +164,8 @@ def tail_offsets(paths: Sequence[Path], lines: int) -> list[tuple[Path, int]]:
             with contextlib.suppress(FileNotFoundError), open_regular(path) as stream:
                 while block := stream.read(_BLOCK):
                     lines, last = lines - block.count(b"\n"), block[-1:]
-            lines -= last != b"\n"
+            if last != b"\n":  # the last line has no end
+                lines -= 1
         if offset > 0 or lines <= 0:
             break
     return offsets

@@ -32,6 +32,7 @@ class Changes:
     changed: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     def lines(self) -> list[str]:
+        """Return the changes as lines for people."""
         lines = [f"- {override}" for override in self.removed]
         lines += [f"+ {override}" for override in self.added]
         for key, (old, new) in self.changed.items():
@@ -53,6 +54,7 @@ class Difference:
         return f"a different training than launch {self.launch}: {', '.join(keys[:2])}{more} changed"
 
     def lines(self) -> list[str]:
+        """Return the difference as lines for people."""
         changes = [f"{key}: {shown(old)} → {shown(new)}" for key, (old, new) in self.changes.items()]
         more = [f"and {len(changes) - _MOST_SHOWN} more"] if len(changes) > _MOST_SHOWN else []
         first = f"a different training than launch {self.launch}:"
@@ -89,7 +91,7 @@ def changes_between(before: Iterable[str], after: Iterable[str]) -> Changes:
     return Changes(
         added=[redacted(new[key]) for key in new if key not in old],
         removed=[redacted(old[key]) for key in old if key not in new],
-        changed={key: (_value(old), _value(new)) for key, (old, new) in changed.items()},
+        changed={key: (_value(earlier), _value(later)) for key, (earlier, later) in changed.items()},
     )
 
 

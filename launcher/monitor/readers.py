@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -221,7 +220,10 @@ def _metrics(text: bytes) -> dict[str, float]:
 
 
 def _seconds(clock: bytes) -> int:
-    return functools.reduce(lambda seconds, part: 60 * seconds + int(part), clock.split(b":"), 0)
+    seconds = 0
+    for part in clock.split(b":"):
+        seconds = 60 * seconds + int(part)
+    return seconds
 
 
 # --- the steps of a run

@@ -31,7 +31,8 @@ class RunVerdict(enum.Enum):
     NOT_APPLICABLE = "-"
 
 
-OK, FAILED, UNKNOWN, NOT_APPLICABLE = RunVerdict
+OK, FAILED = RunVerdict.OK, RunVerdict.FAILED
+UNKNOWN, NOT_APPLICABLE = RunVerdict.UNKNOWN, RunVerdict.NOT_APPLICABLE
 # The verdict of a check, and the evidence for it.
 Judgement = tuple[RunVerdict, str]
 

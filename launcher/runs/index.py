@@ -33,7 +33,8 @@ class NotTrusted(Exception):
 def cache_directory() -> Path:
     """Return the directory of the cache; create it if it is missing.
 
-    Raise `NotTrusted` if others can write it, as they may have put anything there; OSError if there is none.
+    Raise `NotTrusted` if others can write it, as they may have put anything there; OSError if it cannot be
+    created.
     """
     path = os.environ.get(CACHE_VARIABLE)
     if path:

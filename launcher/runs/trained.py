@@ -26,6 +26,7 @@ class TrainingLaunch:
 
     @property
     def checkpoints(self) -> Path:
+        """The directory of the checkpoints, which `exp_manager` may have elsewhere."""
         return checkpoints_of(self.config, self.paths)
 
     @property

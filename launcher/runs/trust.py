@@ -81,8 +81,10 @@ def why_untrusted(path: Path, *, may_be_missing: bool = False) -> str | None:
             if links > _MOST_LINKS:
                 return f"{path} leads through too many links"
             target = Path(entry).readlink()
-            at = "/" if target.is_absolute() else at
-            left += reversed(target.parts[target.is_absolute() :])
+            names = target.parts
+            if target.is_absolute():
+                at, names = "/", names[1:]
+            left += reversed(names)
     except OSError as error:
         return f"{path}: {(error.strerror or str(error)).lower()}"
     return None

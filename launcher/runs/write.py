@@ -78,7 +78,10 @@ _STALE_AGE = 86400.0
 
 
 def reserve_number(run_dir: Path, key: str) -> int:
-    """Reserve the run's next launch number: make the directory that `write_launch` writes into, or raise."""
+    """Reserve the run's next launch number: make the directory that `write_launch` writes into.
+
+    Raise UserError if it cannot be made.
+    """
     launches = run_dir / LAUNCHES
     number = 0
     try:
@@ -114,10 +117,10 @@ def _partial(run_dir: Path, number: int) -> Path:
 def write_launch(
     paths: LaunchPaths, files: Mapping[Path, str | bytes], code: Sequence[Path], key: str
 ) -> None:
-    """Write a launch into the directory that reserves its number, and rename that into place, or raise.
+    """Write a launch into the directory that reserves its number, and rename that into place.
 
     `files` are contents by their paths, each below ``paths.directory``. The Python packages of `code` are
-    copied, so that the job runs them as they are now.
+    copied, so that the job runs them as they are now. Raise UserError if something cannot be written.
     """
     temporary = _partial(paths.run_dir, paths.number)
     try:

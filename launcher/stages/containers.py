@@ -57,7 +57,7 @@ def _container_options(options: ContainerOptionsConfig) -> ContainerOptions:
     for key in ("stage_to", "workdir", "save"):
         path = getattr(options, key)
         if path is not None:
-            whole_path(path, f"container_options.{key}")
+            whole_path(path, f"container_options.{key}", is_on_host=False)
     _check_container_name(options.name)
     _check_variable_names(options.env)
     return ContainerOptions(**{**dict(options), "env": tuple(options.env)})

@@ -44,14 +44,17 @@ def check_variables(key: str, names: Iterable[str]) -> None:
             raise UserError(f"{path}: {message}", key=path, hint=hint)
 
 
-def whole_path(value: str, key: str) -> str:
-    """Require an absolute path, as tasks start in another directory than the user's; raise UserError."""
+def whole_path(value: str, key: str, *, is_on_host: bool = True) -> str:
+    """Require an absolute path, as tasks start in another directory than the user's; raise UserError.
+
+    For a path that is not `is_on_host` but in the container no path of this machine is suggested.
+    """
     if not Path(value).is_absolute():
         secret = hidden(key, value) == MASK  # in the place of its file's path
         raise UserError(
             f"{key}={MASK if secret else shown(value)}: a whole path is needed",
             key=key,
-            hint=f"{key}={'/path/of/the/file' if secret else _absolute(value)}",
+            hint=f"{key}={'/path/of/the/file' if secret else _absolute(value)}" if is_on_host else None,
         )
     return value.rstrip("/") or "/"
 
@@ -61,13 +64,16 @@ def is_program(value: str) -> bool:
     return bool(value) and ("/" not in value or Path(value).is_absolute())
 
 
-def required_program(value: str, key: str) -> str:
-    """Require a program that is found wherever the job starts; raise UserError for a relative path."""
+def required_program(value: str, key: str, *, is_on_host: bool = True) -> str:
+    """Require a program that is found wherever the job starts; raise UserError for a relative path.
+
+    For one that is not `is_on_host` but in the container no path of this machine is suggested.
+    """
     if not is_program(value):
         raise UserError(
             f"{key}={shown(value)}: a name or a whole path is needed",
             key=key,
-            hint=f"{key}={_absolute(value)}" if value else None,
+            hint=f"{key}={_absolute(value)}" if value and is_on_host else None,
         )
     return value
 

@@ -27,8 +27,9 @@ def workspace_job(run: StageRun, workspace: WorkspaceConfig, training: TrainingC
     """Plan the shell: the job of the training, on one node, with another payload."""
     config, job = run.config, training_job(run, training)
     container = _container(job, config.engine)
+    shell = required_program(workspace.shell, "workspace.shell", is_on_host=container is None)
     payload = Payload(
-        argv=(required_program(workspace.shell, "workspace.shell"),),
+        argv=(shell,),
         working_dir=_working_dir(config, workspace, job),
         python_path=_python_path(config, job),
     )

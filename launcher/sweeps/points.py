@@ -265,7 +265,10 @@ class Grid:
 
 
 def read_grid(overrides: Sequence[str], config_dir: Path | None = None) -> Grid:
-    """Take a command line apart into what is swept and what is not; raise UserError if nothing is."""
+    """Take a command line apart into what is swept and what is not.
+
+    Raise UserError if nothing is swept, or something that cannot be.
+    """
     axes = {text: _axis(text, config_dir) for text in overrides}
     shared = tuple(text for text in overrides if axes[text] is None)
     grid = Grid(shared, tuple(axis for text in overrides if (axis := axes[text]) is not None))

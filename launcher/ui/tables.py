@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from launcher.errors import one_line
 from launcher.slurm.states import State
-from launcher.ui.terminal import first_of, open_console, unescaped
+from launcher.ui.terminal import open_console, unescaped
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -23,8 +23,16 @@ Line = tuple[tuple[str, str], ...]
 REASON = "REASON"
 # The columns that a narrow terminal leaves out, the most dispensable first.
 _DROPPED_FIRST = (
-    "NODES×TASKS", "NODELIST", "VAL LOSS", "TOKENS/S", "LAUNCH", "ELAPSED/LIMIT", "USER", "LOSS", "SINCE",
-)  # fmt: skip
+    "NODES×TASKS",
+    "NODELIST",
+    "VAL LOSS",
+    "TOKENS/S",
+    "LAUNCH",
+    "ELAPSED/LIMIT",
+    "USER",
+    "LOSS",
+    "SINCE",
+)
 # The full list of a hundred nodes is in --json and in piped output.
 _LONGEST = {"NODELIST": 20, "RUN": 40}
 _GAP = 2  # between two columns of a rich table, and at its edges together
@@ -123,6 +131,13 @@ def reasons(rows: Sequence[Sequence[str]], states: Sequence[State]) -> list[Text
         Text.assemble(f"  {first_of(runs)} ", (f"{state.value} ", colour(state)), (reason, "dim"))
         for (state, reason), runs in runs_by_reason.items()
     ]
+
+
+def first_of(names: Sequence[str], most: int = 3) -> str:
+    """Return the first of some names, each once, and the number of the others."""
+    names = list(dict.fromkeys(names))
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def print_pairs(title: str, pairs: Sequence[tuple[str, str]]) -> None:

@@ -12,7 +12,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 if TYPE_CHECKING:
@@ -120,21 +120,14 @@ def print_plot(draw: Callable[[int, bool], str]) -> None:
     print(f"\n{plot}", file=unescaped(sys.stdout))
 
 
-def first_of(names: Sequence[str], most: int = 3) -> str:
-    """Return the first of some names, each once, and the number of the others."""
-    names = list(dict.fromkeys(names))
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
-
-
-def say(line: str) -> None:
+def print_stderr(line: str) -> None:
     """Print a line to the user, on stderr as stdout may be for a program."""
     print(line, file=sys.stderr, flush=True)
 
 
-def tell(line: str) -> None:
+def print_message(line: str) -> None:
     """Print a message of Slipway's on stderr."""
-    say(f"slipway: {line}")
+    print_stderr(f"slipway: {line}")
 
 
 def agrees(stream: TextIO) -> bool:

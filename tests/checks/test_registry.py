@@ -9,7 +9,7 @@ import pytest
 
 from launcher.checks.facts import Facts
 from launcher.checks.findings import Severity
-from launcher.checks.registry import require_known
+from launcher.checks.registry import CHECKS, require_known
 from launcher.checks.runner import run_checks
 from launcher.errors import UserError
 from launcher.estimates.values import divisors
@@ -48,6 +48,20 @@ def test_errors_come_first() -> None:
     severities = [finding.severity for finding in run_checks(plan, Facts())]
     assert severities == sorted(severities, key=list(Severity).index)
     assert severities[:2] == [Severity.ERROR, Severity.WARNING]
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        ["layout.split_rank", "layout.experts", "layout.gpus", "memory.fits"],
+        ["job.python", "run.singleton", "run.training", "run.shards", "data.identity"],
+        ["path.image", "image.fetch", "image.engine", "image.network", "path.script"],
+    ],
+)
+def test_order_of_checks_is_that_of_their_topics(ids: list[str]) -> None:
+    order = [check.id for check in CHECKS]
+    start = order.index(ids[0])
+    assert order[start : start + len(ids)] == ids
 
 
 def test_an_unknown_id_names_the_nearest() -> None:

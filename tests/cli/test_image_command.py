@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from launcher.cli.app import main
+from launcher.drafting import Request, draft
+from launcher.stages.image import ImageWork
 
 Capsys = pytest.CaptureFixture[str]
 
@@ -115,6 +117,16 @@ def test_the_job_that_builds(capsys: Capsys, tmp_path: Path) -> None:
     assert {f"--images-dir={tmp_path}/images", "--force", "--builder=buildah"} <= set(given)
     # It has no cluster to ask, nor a further job to become.
     assert not any("cluster" in word or word == "--dry-run" for word in given)
+
+
+def test_job_stores_the_container_as_resolved(tmp_path: Path) -> None:
+    overrides = ["container=megatron", f"images_dir={tmp_path}/images"]
+    work = ImageWork("megatron", ("image", "build", "megatron"), tmp_path / "images/megatron.sqsh")
+    stored = draft(Request(overrides, [], work=work)).stored_config
+    assert stored.container is not None
+    image = Path(stored.container)
+    assert (image.parent, image.suffix) == (tmp_path / "images", ".sqsh")
+    assert stored.cluster.python == sys.executable
 
 
 def test_the_store_is_that_of_the_configuration(capsys: Capsys, tmp_path: Path) -> None:

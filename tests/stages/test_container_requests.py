@@ -67,6 +67,21 @@ def test_what_fails_on_the_nodes_is_refused_before(override: str, words: list[st
     assert "abc" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "key", ["container_options.workdir", "container_options.stage_to", "workspace.shell"]
+)
+def test_no_path_of_this_machine_is_suggested_for_one_in_the_container(key: str) -> None:
+    with pytest.raises(UserError, match="a whole path is needed") as caught:
+        planned(f"{key}=./here", "stages=[workspace]")
+    assert (caught.value.key, caught.value.hint) == (key, None)
+
+
+def test_shell_without_container_is_suggested_by_its_whole_path() -> None:
+    with pytest.raises(UserError) as caught:
+        planned("workspace.shell=./here", "stages=[workspace]", "container=null")
+    assert caught.value.hint == f"workspace.shell={Path('here').absolute()}"
+
+
 def test_one_node_may_save_its_container_and_several_may_not() -> None:
     save = "container_options.save=/shared/saved.sqsh"
     assert "--container-save=/shared/saved.sqsh" in render(planned(save)).script

@@ -148,8 +148,10 @@ def _limit_seconds(plan: Plan) -> int | None:
 def limit_problems(plan: Plan) -> Iterator[Finding]:
     """Find a time limit that Slurm does not read."""
     limit = plan.job.resources.time_limit
+    if limit is None:
+        return
     try:
-        parse_time_limit(limit if limit is not None else "0")
+        parse_time_limit(limit)
     except ValueError:
         yield error(limit_key(plan), limit, "not a time limit", f"valid: {TIME_FORMS}")
 
