@@ -20,7 +20,7 @@ from launcher.images import tools
 from launcher.images.progress import ImageProgress
 from launcher.images.references import DOCKER_HUB, Kind, Reference
 from launcher.images.scratch import SpaceNeeds, choose_scratch, scratch_directory
-from launcher.images.store import ImageConfig
+from launcher.images.store import ImageConfig, text_labels
 
 # The hosts that Docker Hub's images are requested from.
 HUB_MACHINES = ("auth.docker.io", "registry-1.docker.io", DOCKER_HUB)
@@ -251,7 +251,7 @@ def _image_config(record: Mapping[str, Any]) -> ImageConfig:
         entrypoint=tuple(config.get("Entrypoint") or ()),
         cmd=tuple(config.get("Cmd") or ()),
         volumes=tuple(config.get("Volumes") or ()),
-        labels={name: str(value or "") for name, value in (config.get("Labels") or {}).items()},
+        labels=text_labels(config.get("Labels")),
     )
 
 

@@ -137,11 +137,16 @@ def read_sidecar(image: Path, *, exact: bool = False) -> Sidecar | None:
 
 
 def _parse_record(record: dict[str, Any]) -> Sidecar:
-    """Return a record; values of the image's own configuration, which may be odd, are taken as they are."""
+    """Return a record; raise an error of Python's own if it is none."""
     if record["version"] != _VERSION:
         raise ValueError(f"a record of version {record['version']}")
     values = _fields_of(Sidecar, record)
-    values["config"] = ImageConfig(**_fields_of(ImageConfig, values["config"]))
+    # The image's own configuration may have nulls, and labels that are no text.
+    config = {
+        name: value for name, value in _fields_of(ImageConfig, values["config"]).items() if value is not None
+    }
+    config["labels"] = text_labels(config.get("labels"))
+    values["config"] = ImageConfig(**config)
     if values["recipe"] is not None:
         values["recipe"] = RecipeOrigin(**_fields_of(RecipeOrigin, values["recipe"]))
     installed = values.get("installed")
@@ -151,6 +156,11 @@ def _parse_record(record: dict[str, Any]) -> Sidecar:
     ):
         values["installed"] = None
     return Sidecar(**values)
+
+
+def text_labels(labels: Mapping[str, Any] | None) -> dict[str, str]:
+    """Return an image's labels as text."""
+    return {name: "" if value is None else str(value) for name, value in (labels or {}).items()}
 
 
 def _fields_of(kind: type[Any], record: Mapping[str, Any]) -> dict[str, Any]:
