@@ -71,9 +71,10 @@ def mount_of(path: Path) -> MountedFileSystem | None:
 def local_mount(path: Path) -> MountedFileSystem | None:
     """Return the file system of a path if it is local to this machine; else ``None``."""
     mount = mount_of(path)
+    if mount is None or not mount.is_local:
+        return None
     place = existing(path)
-    is_exported = any(place.is_relative_to(directory) for directory in _exported())
-    return mount if mount is not None and mount.is_local and not is_exported else None
+    return None if any(place.is_relative_to(directory) for directory in _exported()) else mount
 
 
 def is_shared(path: Path) -> bool:

@@ -16,13 +16,15 @@ from typing import Any
 
 @contextlib.contextmanager
 def no_garbage() -> Iterator[None]:
-    """Look for no garbage while modules are imported: what they make stays. A third less."""
+    """Look for no garbage while modules are imported, in two thirds of the time: what they make stays."""
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         gc.freeze()
-        gc.enable()
+        if was_enabled:
+            gc.enable()
 
 
 def skip_s3() -> None:

@@ -94,7 +94,7 @@ def compose_many(
 
 
 class BatchComposer:
-    """Composes points that share their first overrides, each in a tenth of the time that `compose` takes.
+    """Composes points that share their first overrides, all after the first in a fraction of its time.
 
     Files of the tree that change meanwhile are not looked at again. `alone` counts the points that Hydra had
     to compose from the beginning.
@@ -108,7 +108,7 @@ class BatchComposer:
         self._sources: dict[tuple[str, ...], Sources] = {}
 
     def compose(self, point: Sequence[str] = ()) -> Composition:
-        """Compose one point, as `compose` would compose the shared overrides and the point's."""
+        """Compose one point: the shared overrides, and then its own."""
         overrides, config_dir = (*self._base, *point), self._config_dir
 
         def check(texts: Sequence[str]) -> Composition:
@@ -144,7 +144,7 @@ class BatchComposer:
 def compose_file(
     name: str, overrides: Sequence[str], model: type[Model], config_dir: Path | None = None
 ) -> Model:
-    """Compose one file of the tree by itself, with what it builds on, and check it as `compose` does."""
+    """Compose one file of the tree by itself, with what it builds on, and check it against a schema."""
 
     def compose_checked(texts: Sequence[str]) -> Model:
         composed = HydraTree(texts, tree_roots(config_dir), name)

@@ -235,7 +235,8 @@ def _natural(name: str) -> list[tuple[int, str]]:
 
 def read(lines: Sequence[str]) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the reports in the lines of all tasks, and the names of nodes without a Python."""
-    parts: dict[tuple[str, int], dict[int, str]] = {}
+    parts: dict[str, dict[int, str]] = {}
+    lengths: dict[str, int] = {}
     blind = []
     for line in lines:
         words = line.split(" ")
@@ -245,10 +246,11 @@ def read(lines: Sequence[str]) -> tuple[list[dict[str, Any]], list[str]]:
         if total == "0":
             blind.append(host)
         else:
-            parts.setdefault((host, int(total)), {})[int(number)] = part
+            lengths[host] = int(total)
+            parts.setdefault(host, {})[int(number)] = part
     contents = []
-    for (_, length), chunks in parts.items():
-        if len(chunks) == length:
+    for host, chunks in parts.items():
+        if len(chunks) == lengths[host]:
             with contextlib.suppress(ValueError, zlib.error):
                 packed = "".join(chunks[number] for number in sorted(chunks))
                 contents.append(json.loads(zlib.decompress(base64.b64decode(packed))))

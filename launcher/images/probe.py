@@ -60,7 +60,8 @@ def cuda() -> str | None:
 def nemo_files() -> dict[str, str | None]:
     """Return the types of models in NeMo's package, and those that have training programs."""
     spec = util.find_spec("nemo")
-    packages = [Path(place) for place in (spec and spec.submodule_search_locations) or ()]
+    places = spec.submodule_search_locations if spec is not None else None
+    packages = [Path(place) for place in places or ()]
     return {
         "nemo_models": _types(packages, _MODELS),
         "nemo_scripts": _types([_NEMO, *(package.parent for package in packages)], _SCRIPTS),

@@ -49,12 +49,12 @@ def images_in_use(base_results_dir: Path, directory: Path) -> dict[Path, list[Im
     entries = known.originals(known.launches())
     if known.index.trouble:
         raise UserError(f"the known runs cannot be listed: {known.index.trouble}")
-    launches = []
+    directory, launches = directory.resolve(), []
     for entry in entries:
         with suppress(UserError):  # removed, or broken, since it was listed
             launch = read_launch(entry.run_dir, entry.number)
             image = Path(launch.manifest.image or "")
-            if image.is_absolute() and image.resolve().parent == directory.resolve():
+            if image.is_absolute() and image.resolve().parent == directory:
                 launches.append(launch)
     jobs = [launch for launch in adopt(launches) if not launch.is_without_job]
     uses: dict[Path, list[ImageUse]] = defaultdict(list)

@@ -241,16 +241,25 @@ def render_dockerfile(template: str, values: Mapping[str, Any], template_dir: Pa
     return text
 
 
-class _Versions(dict[str, str | None]):
-    """The versions of a recipe, recording which of them a template used: a misspelt one is found."""
+class _Versions(Mapping[str, str | None]):
+    """The versions of a recipe, recording which of them a template used: a misspelt one is found.
+
+    All methods of a Mapping read by `__getitem__`; those of a dict do not.
+    """
 
     def __init__(self, versions: Mapping[str, str | None]) -> None:
-        super().__init__(versions)
+        self._versions = versions
         self.used: set[str] = set()
 
     def __getitem__(self, name: str) -> str | None:
         self.used.add(name)
-        return super().__getitem__(name)
+        return self._versions[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._versions)
+
+    def __len__(self) -> int:
+        return len(self._versions)
 
 
 def quote_for_dockerfile(value: Any) -> RawShell:

@@ -190,7 +190,7 @@ def look_up(source: Reference, access: Access) -> RemoteImage:
     for layer in manifest.get("layers") or ():
         size, kind = int(layer.get("size") or 0), str(layer.get("mediaType") or "")
         unpacked += size * next((part for end, part in _UNPACKED_RATIO.items() if kind.endswith(end)), 1.0)
-    return RemoteImage(_digest_of(raw), _layer_bytes(manifest), int(unpacked), _image_config(config))
+    return RemoteImage(_digest_of(raw), _layer_bytes(raw), int(unpacked), _image_config(config))
 
 
 def list_tags(source: Reference, access: Access) -> list[str]:
@@ -251,7 +251,7 @@ def _image_config(record: Mapping[str, Any]) -> ImageConfig:
         entrypoint=tuple(config.get("Entrypoint") or ()),
         cmd=tuple(config.get("Cmd") or ()),
         volumes=tuple(config.get("Volumes") or ()),
-        labels=dict(config.get("Labels") or {}),
+        labels={name: str(value or "") for name, value in (config.get("Labels") or {}).items()},
     )
 
 
@@ -308,7 +308,7 @@ def _packed_once(source: Reference, temp_dir: Path | None, progress: ImageProgre
     if source.kind in _PACKED:
         yield name
         return
-    size = _layer_bytes(_parse(_inspect(source, Access(), f"read {source}", "--raw"), source))
+    size = _layer_bytes(_inspect(source, Access(), f"read {source}", "--raw"))
     parent = choose_scratch(SpaceNeeds(size, 0), Path.cwd() / "image", temp_dir)
     with scratch_directory(parent) as scratch:
         # This kind of directory keeps the image's own format: Enroot does not read OCI's from every registry.
@@ -334,7 +334,7 @@ def _push(
             with suppress(UserError):  # a registry that lacks the image
                 if _digest_of(_inspect(target, writing, f"look up {target}", "--raw")) == digest:
                     return Pushed(target, digest, was_there=True)
-            progress.step(f"pushing to {target}", _layer_bytes(_parse(manifest, target)) or None)
+            progress.step(f"pushing to {target}", _layer_bytes(manifest) or None)
             # All architectures, unchanged: otherwise the digests would differ.
             command = ["skopeo", "copy", "--all", "--preserve-digests"]
             command += [*reading.options("src-"), *writing.options("dest-"), name, target.for_skopeo or ""]
@@ -355,6 +355,10 @@ def _push(
     return Pushed(target, digest)
 
 
-def _layer_bytes(manifest: Mapping[str, Any]) -> int:
-    """Return the bytes of an image's layers; 0 for a list of images."""
-    return sum(int(layer.get("size") or 0) for layer in manifest.get("layers") or ())
+def _layer_bytes(manifest: str) -> int:
+    """Return the bytes of an image's layers; 0 for a list of images, and for what is no manifest."""
+    try:
+        layers = json.loads(manifest).get("layers") or ()
+    except (ValueError, AttributeError):
+        return 0
+    return sum(int(layer.get("size") or 0) for layer in layers)

@@ -6,18 +6,18 @@ import contextlib
 import json
 import stat
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
-from functools import cache
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from launcher.errors import UserError, one_line
 from launcher.images.references import SQUASHFS_SUFFIXES
 from launcher.images.squashfs import AUTO, SQUASH_OPTIONS, read_superblock
 from supervisor.files import write_atomic
 
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter
+_VERSION = 1
+# Fields that earlier versions did not write.
+_OPTIONAL = ("modified", "pushed", "installed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class ImageConfig:
 
 @dataclass(frozen=True, slots=True)
 class Sidecar:
-    """The record of an image: ``NAME.sqsh.json``; an older one may lack fields with a default."""
+    """The record of an image: ``NAME.sqsh.json``."""
 
     source: str
     # Of the manifest for this architecture, ``sha256:...``; ``None`` if it is unknown.
@@ -68,22 +68,11 @@ class Sidecar:
     pushed: str | None = None
     # The versions that the image's own Python reported; ``None`` if it was not asked.
     installed: Mapping[str, str | None] | None = None
-    version: Literal[1] = 1
 
     def write(self, image: Path) -> None:
         """Write it beside its image."""
-        write_atomic(sidecar_path(image), f"{json.dumps(asdict(self), indent=2, ensure_ascii=False)}\n")
-
-
-@cache
-def _records() -> TypeAdapter[Sidecar]:
-    # Imported late: many images have no record.
-    from pydantic import TypeAdapter
-
-    from launcher.config.stage_schema import without_plugins
-
-    with without_plugins():
-        return TypeAdapter(Sidecar)
+        record = {"version": _VERSION, **asdict(self)}
+        write_atomic(sidecar_path(image), f"{json.dumps(record, indent=2, ensure_ascii=False)}\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,21 +127,36 @@ def read_sidecar(image: Path, *, exact: bool = False) -> Sidecar | None:
     With `exact`, the file's modification time is compared too, and not only its size: a copy has another.
     """
     try:
-        record = json.loads(sidecar_path(image).read_bytes())
-        sidecar = _records().validate_python({**record, "installed": _versions(record.get("installed"))})
+        sidecar = _parse_record(json.loads(sidecar_path(image).read_bytes()))
         status = image.stat()
-    except (OSError, ValueError, TypeError, AttributeError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
     if status.st_size != sidecar.size or (exact and sidecar.modified not in (None, int(status.st_mtime))):
         return None
     return sidecar
 
 
-def _versions(value: Any) -> dict[str, str | None] | None:
-    """Return versions as a record may have them; another program may have written anything there."""
-    if isinstance(value, dict) and all(isinstance(text, str | None) for text in value.values()):
-        return value
-    return None
+def _parse_record(record: dict[str, Any]) -> Sidecar:
+    """Return a record; values of the image's own configuration, which may be odd, are taken as they are."""
+    if record["version"] != _VERSION:
+        raise ValueError(f"a record of version {record['version']}")
+    values = _fields_of(Sidecar, record)
+    values["config"] = ImageConfig(**_fields_of(ImageConfig, values["config"]))
+    if values["recipe"] is not None:
+        values["recipe"] = RecipeOrigin(**_fields_of(RecipeOrigin, values["recipe"]))
+    installed = values.get("installed")
+    # Another program may have written anything there.
+    if not isinstance(installed, dict) or not all(
+        isinstance(text, str | None) for text in installed.values()
+    ):
+        values["installed"] = None
+    return Sidecar(**values)
+
+
+def _fields_of(kind: type[Any], record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a class in a record; those that a later version adds are ignored."""
+    names = [item.name for item in fields(kind) if item.name in record or item.name not in _OPTIONAL]
+    return {name: tuple(record[name]) if isinstance(record[name], list) else record[name] for name in names}
 
 
 def record_installed(image: Path, installed: Mapping[str, str | None]) -> None:

@@ -23,8 +23,9 @@ from launcher.secrecy import without_secrets
 # The first that works builds: who has a docker that works has layers in its cache.
 BUILDERS = ("docker", "podman", "buildah")
 
-# The packages of Debian and Ubuntu that have them, where the name is another.
-_PACKAGES = {"docker": "docker.io", "mksquashfs": "squashfs-tools", "unsquashfs": "squashfs-tools"}
+# The packages of Debian and Ubuntu that have them.
+_PACKAGES = {name: name for name in ("podman", "buildah", "skopeo", "umoci")}
+_PACKAGES |= {"docker": "docker.io", "mksquashfs": "squashfs-tools", "unsquashfs": "squashfs-tools"}
 _ELSEWHERE = {
     "enroot": "Enroot is at https://github.com/NVIDIA/enroot/blob/master/doc/installation.md",
     "apptainer": "Apptainer is at https://apptainer.org/docs/admin/main/installation.html",
@@ -73,7 +74,7 @@ def missing(*names: str) -> tuple[str, ...]:
 
 def how_to_get(*names: str) -> str:
     """Return how to install programs."""
-    packages = dict.fromkeys(_PACKAGES.get(name, name) for name in names if name not in _ELSEWHERE)
+    packages = dict.fromkeys(_PACKAGES[name] for name in names if name in _PACKAGES)
     steps = [f"on Debian and Ubuntu: apt-get install {' '.join(packages)}"] if packages else []
     return "\n".join(steps + [text for name, text in _ELSEWHERE.items() if name in names])
 

@@ -199,8 +199,8 @@ def _start_accounting(starter: DaemonStarter) -> None:
     starter.reporter.done("mariadbd")
 
     _write_secret(paths.slurmdbd_conf, configuration.slurmdbd_conf(paths, starter.record.ports).encode())
-    where = str(paths.database_socket)
-    starter.start("slurmdbd", ["slurmdbd", "-D"], lambda: not is_free(port), MYSQL_UNIX_PORT=where)
+    socket_path = str(paths.database_socket)
+    starter.start("slurmdbd", ["slurmdbd", "-D"], lambda: not is_free(port), MYSQL_UNIX_PORT=socket_path)
     starter.reporter.done(f"slurmdbd on port {port}")
 
 

@@ -70,12 +70,16 @@ def load(directory: Path) -> SandboxRecord | None:
     path = SandboxPaths(directory).state_file
     try:
         record = json.loads(path.read_text())
+        options = record["options"]
         return SandboxRecord(
-            options=SandboxOptions(**record["options"]),
+            # Without its directory it would be taken for the default sandbox, which `down` would then remove.
+            options=SandboxOptions(**{**options, "directory": Path(options["directory"])}),
             ports=Ports(**record["ports"]),
             phase=record["phase"],
             boot_id=record["boot_id"],
-            daemons={name: Process(**numbers) for name, numbers in record["daemons"].items()},
+            daemons={
+                name: Process(each["pid"], each["start_time"]) for name, each in record["daemons"].items()
+            },
         )
     except (FileNotFoundError, NotADirectoryError):
         return None

@@ -42,7 +42,7 @@ class Reply:
 
 
 def questions(partition: str | None, user: str) -> dict[str, list[str]]:
-    """Return the commands that ask about a cluster, by the part that each tells; by default of all nodes."""
+    """Return a command for each part of the facts about a cluster; of one partition's nodes or of all."""
     # Only this cluster of a federation; hidden partitions too, which accept jobs. sinfo shows these anyway if
     # a partition is named, and then refuses --all.
     nodes = ["sinfo", "--local", "--Node", "--noheader", "--format=%P|%N|%T|%c|%m|%G|%f"]
@@ -58,19 +58,19 @@ def questions(partition: str | None, user: str) -> dict[str, list[str]]:
 
 
 def ask_at_once(
-    commands: Mapping[str, Sequence[str]], slurm_conf: str | None, patience: float = PATIENCE_SECONDS
+    queries: Mapping[str, Sequence[str]], slurm_conf: str | None, patience: float = PATIENCE_SECONDS
 ) -> dict[str, Reply]:
     """Ask the first question and, if it is answered, all others at once; `patience` is in seconds for all."""
     if slurm_conf is not None and not file_mode(Path(slurm_conf)):
-        return dict.fromkeys(commands, Reply(why=f"there is no {slurm_conf}"))
+        return dict.fromkeys(queries, Reply(why=f"there is no {slurm_conf}"))
     environment, deadline = clean_environment(slurm_conf), time.monotonic() + patience
-    first, *others = commands
-    replies = dict.fromkeys(commands, _silent(patience))
+    first, *others = queries
+    replies = dict.fromkeys(queries, _silent(patience))
 
     def ask(names: Sequence[str]) -> None:
         def ask_one(name: str) -> None:
             left = max(0.1, deadline - time.monotonic())
-            replies[name] = _reply(commands[name], environment, left, patience)
+            replies[name] = _reply(queries[name], environment, left, patience)
 
         # Daemons: neither an interrupt nor a command that cannot be killed keeps the user waiting.
         threads = [threading.Thread(target=ask_one, args=(name,), daemon=True) for name in names]
@@ -81,7 +81,7 @@ def ask_at_once(
 
     ask([first])
     if replies[first].why is not None:
-        return dict.fromkeys(commands, replies[first])
+        return dict.fromkeys(queries, replies[first])
     ask(others)
     return dict(replies)
 

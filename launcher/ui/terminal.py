@@ -11,7 +11,6 @@ import functools
 import json
 import os
 import re
-import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TextIO, cast
@@ -113,6 +112,8 @@ def print_json(content: object) -> None:
 
 def print_plot(draw: Callable[[int, bool], str]) -> None:
     """Print a plot that `draw` makes of the terminal's width in characters, and if it has colours."""
+    import shutil  # late: it imports every kind of compression
+
     coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     plot = draw(shutil.get_terminal_size().columns, coloured)
     # Unescaped: a plot has numbers and escaped names alone, and the colours are ours.

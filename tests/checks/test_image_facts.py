@@ -66,6 +66,16 @@ def test_an_image_of_a_registry_is_known_by_its_name_in_a_dry_run_too(name: str,
     assert (known.contents.month, known.contents.pretraining) == ("26.04", False)
 
 
+@pytest.mark.parametrize("look", [True, False])
+@pytest.mark.parametrize(
+    "name", ["nvcr.io#NVIDIA/nemo:25.07", "nvcr.io#nvidia/nemo:", "nvcr.io#nvidia/nemo:25.07@sha256:abc"]
+)
+def test_nothing_is_known_of_an_image_with_an_odd_name(name: str, look: bool) -> None:
+    known = facts(*SLURM, f"container='{name}'", look=look)
+    assert known is not None and known.contents is None
+    assert f"nobody recorded what is in {name}" in known.missing["contents"]
+
+
 @pytest.mark.parametrize("overrides", [BARE, LOCAL, (*LOCAL, "container=nvcr.io#nvidia/nemo:26.04")])
 def test_jobs_that_run_in_no_image_have_none(overrides: tuple[str, ...]) -> None:
     assert facts(*overrides) is None

@@ -97,6 +97,13 @@ def test_mixed_lines_of_several_nodes_are_sorted_out() -> None:
     assert sorted(content["host"] for content in torn) == ["n1", "n3"]
 
 
+def test_answers_of_different_lengths_of_one_node_are_no_second_node() -> None:
+    contents = [{"host": "n1", "text": text} for text in ("short", random.Random(2).randbytes(600).hex())]
+    few, many = map(answer_lines, contents)
+    assert len(few) != len(many)
+    assert len(read([*few, *many])[0]) < 2
+
+
 def gathered(answers: Answers | None) -> Surroundings:
     return Surroundings(ON_PYXIS, slurm(), machine(host="login"), FILE, (), "3.11", {}, None, None, answers)
 

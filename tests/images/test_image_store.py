@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from launcher.images.registry import _image_config
 from launcher.images.store import (
     ImageConfig,
     RecipeOrigin,
@@ -90,3 +92,52 @@ def test_a_record_of_another_file_is_ignored(image: Path, change: dict[str, obje
 def test_a_broken_record_is_ignored(image: Path, text: str) -> None:
     sidecar_path(image).write_text(text)
     assert read_sidecar(image) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"workdir": None},
+        {"architecture": None},
+        {"env": None},
+        {"labels": {"maintainer": None, "layers": 3, "x": "y"}},
+    ],
+)
+def test_a_record_with_odd_values_of_the_image_is_read(image: Path, change: dict[str, object]) -> None:
+    record = json.loads(sidecar_path(image).read_text())
+    record["config"] |= change
+    sidecar_path(image).write_text(json.dumps(record))
+    sidecar = read_sidecar(image)
+    assert sidecar is not None and sidecar.digest == RECORD.digest
+
+
+@pytest.mark.parametrize("change", [{"created": None}, {"made_by": None}, {"modified": 1.5}])
+def test_a_record_with_odd_values_is_read(image: Path, change: dict[str, object]) -> None:
+    record = json.loads(sidecar_path(image).read_text())
+    sidecar_path(image).write_text(json.dumps(record | change))
+    sidecar = read_sidecar(image)
+    assert sidecar is not None and sidecar.digest == RECORD.digest
+
+
+@pytest.mark.parametrize("name", ["version", "config", "recipe"])
+def test_a_record_without_what_each_version_writes_is_ignored(image: Path, name: str) -> None:
+    record = json.loads(sidecar_path(image).read_text())
+    del record[name]
+    sidecar_path(image).write_text(json.dumps(record))
+    assert read_sidecar(image) is None
+
+
+@pytest.mark.parametrize("name", ["modified", "pushed", "installed"])
+def test_a_record_of_an_earlier_version_is_read(image: Path, name: str) -> None:
+    record = json.loads(sidecar_path(image).read_text())
+    del record[name]
+    sidecar_path(image).write_text(json.dumps(record))
+    assert read_sidecar(image) == RECORD
+
+
+def test_labels_of_an_image_are_text_in_its_record(image: Path) -> None:
+    config = _image_config({"config": {"Labels": {"maintainer": None, "layers": 3, "x": "y"}}})
+    assert config.labels == {"maintainer": "", "layers": "3", "x": "y"}
+    replace(RECORD, config=config).write(image)
+    sidecar = read_sidecar(image)
+    assert sidecar is not None and sidecar.config == config

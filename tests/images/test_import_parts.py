@@ -264,6 +264,11 @@ def test_a_programs_failure_is_explained(output: str, why: str, hint: str) -> No
     assert "[ERROR]" not in error.message
 
 
+def test_only_known_packages_are_suggested() -> None:
+    assert tools.how_to_get("pigz") == ""
+    assert tools.how_to_get("pigz", "skopeo", "docker").endswith("apt-get install skopeo docker.io")
+
+
 def test_hints_can_be_pasted() -> None:
     names = {"REGISTRY": "localhost:5000", "NAME": "team/x"}
     error = explain_failure("look up x", "skopeo", 1, ["unauthorized"], names)

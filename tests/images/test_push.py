@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from launcher.cli.app import main
+from launcher.images.progress import LineProgress
 from launcher.images.references import Reference
-from launcher.images.registry import Access, look_up
+from launcher.images.registry import Access, look_up, push
 from tests.images.tiny import PASSWORD, USER, Registry, need, run
 
 Capsys = pytest.CaptureFixture[str]
@@ -58,6 +60,29 @@ def test_a_refusal_does_not_stop_other_registries(
     assert "the registry refuses access" in complaint and "skopeo login" in complaint
     assert main(["image", "push", source, refusing, "--plain-http"]) == 2
     assert "the registry refuses access" in capsys.readouterr().err
+
+
+def test_a_manifest_that_is_no_json_is_pushed_without_a_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # skopeo writes the manifest of an image as it is, whatever it is.
+    (tmp_path / "skopeo").write_text(
+        f"""#!/bin/sh
+cd {tmp_path}
+case "$*" in
+    inspect*new*) [ -e copied ] || exit 1; echo '<manifest/>' ;;
+    inspect*) echo '<manifest/>' ;;
+    copy*) touch copied ;;
+    *) exit 1 ;;
+esac
+"""
+    )
+    (tmp_path / "skopeo").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    source, target = (Reference.parse(f"registry.example/team/{name}:1") for name in ("old", "new"))
+    [result] = push(source, [target], LineProgress(), Access())
+    assert (result.error, result.was_there) == (None, False)
 
 
 def test_an_archive_is_packed_once(

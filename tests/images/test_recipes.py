@@ -203,6 +203,35 @@ def test_a_user_recipe_and_template_are_rendered(mine: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
+    "line",
+    [
+        "{{ versions.get('te') }}",
+        "{% for name, version in versions.items() %}{{ name }}={{ version }} {% endfor %}",
+        "{% for name, version in versions|dictsort %}{{ name }}={{ version }} {% endfor %}",
+        "{{ versions.values()|join(' ') }}",
+        "{{ 'te' in versions }}",
+    ],
+)
+def test_a_template_uses_versions_as_any_mapping(line: str, mine: Path, tmp_path: Path) -> None:
+    templates = tmp_path / "templates"
+    templates.mkdir()
+    (templates / "ours.Dockerfile.j2").write_text(f"FROM scratch\nRUN echo {line}\n")
+    (mine / "image" / "alone.yaml").write_text(
+        "defaults:\n  - _base\n  - _self_\nbase: example.org/nemo:1\ntemplate: ours\nversions: {te: '2.1'}\n"
+    )
+    assert re.search(r"RUN echo .*(2\.1|True)", read_recipe("alone", None, (), mine, templates).dockerfile)
+
+
+def test_a_version_that_a_template_only_lists_is_refused(mine: Path, tmp_path: Path) -> None:
+    templates = tmp_path / "templates"
+    templates.mkdir()
+    (templates / "ours.Dockerfile.j2").write_text("FROM scratch\nRUN echo {{ versions|length }}\n")
+    write(mine, "mine", "template: ours", "versions: {te: '2.1'}")
+    with pytest.raises(UserError, match="the template ours builds no such thing"):
+        read_recipe("mine", None, (), mine, templates)
+
+
+@pytest.mark.parametrize(
     ("name", "overrides", "message"),
     [
         (

@@ -14,7 +14,8 @@ from launcher.errors import UserError
 from launcher.sandbox import prerequisites
 from launcher.sandbox.lifecycle import down, mounts_under, up
 from launcher.sandbox.options import SandboxOptions
-from launcher.sandbox.state import load, locked
+from launcher.sandbox.state import Process, load, locked
+from tests.sandbox.fixtures import recorded
 
 
 def run(*arguments: str) -> int:
@@ -144,6 +145,26 @@ def test_a_record_that_is_not_ours_is_not_guessed_at(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not the record of a sandbox"):
         down(tmp_path)
     assert (tmp_path / "sandbox.json").exists()
+
+
+def test_a_record_without_a_directory_is_of_no_sandbox(tmp_path: Path) -> None:
+    recorded(SandboxOptions(tmp_path))
+    path = tmp_path / "sandbox.json"
+    record = json.loads(path.read_text())
+    del record["options"]["directory"]
+    path.write_text(json.dumps(record))
+    with pytest.raises(UserError, match=r"not the record of a sandbox.*directory"):
+        load(tmp_path)
+
+
+def test_fields_of_daemons_that_a_later_version_records_are_ignored(tmp_path: Path) -> None:
+    recorded(SandboxOptions(tmp_path))
+    path = tmp_path / "sandbox.json"
+    daemons = {"munged": {"pid": 1, "start_time": 2, "binary": "/usr/sbin/munged"}}
+    path.write_text(json.dumps({**json.loads(path.read_text()), "daemons": daemons}))
+    loaded = load(tmp_path)
+    assert loaded is not None
+    assert loaded.daemons == {"munged": Process(1, 2)}
 
 
 def test_only_one_at_a_time(tmp_path: Path) -> None:

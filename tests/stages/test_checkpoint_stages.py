@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import shlex
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -295,6 +299,25 @@ def test_a_source_without_weights_is_refused_before_the_launch(
 ) -> None:
     (tmp_path / "tokens").mkdir()
     (tmp_path / "tokens" / "x.bin").touch()
+    assert main(["convert", str(tmp_path / "tokens"), f"base_results_dir={tmp_path}/results"]) == 2
+    assert "tokens': no weights of a known format in it" in capsys.readouterr().err
+
+
+def test_a_directory_that_cannot_be_listed_does_not_end_the_checks_of_a_source(
+    tmp_path: Path, slurm: FakeSlurm, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tokens" / "stale").mkdir(parents=True)
+
+    def failing(list_: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def call(path: Any = ".") -> Any:
+            if Path(path) == tmp_path / "tokens" / "stale":
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+            return list_(path)
+
+        return call
+
+    for name in ("listdir", "scandir"):  # as of a file system whose server has gone
+        monkeypatch.setattr(os, name, failing(getattr(os, name)))
     assert main(["convert", str(tmp_path / "tokens"), f"base_results_dir={tmp_path}/results"]) == 2
     assert "tokens': no weights of a known format in it" in capsys.readouterr().err
 

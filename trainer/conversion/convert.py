@@ -20,7 +20,7 @@ from trainer.checkpoint.tensor_files import TensorFiles
 from trainer.conversion import export, huggingface, outputs, safetensors_files, sources
 from trainer.conversion.importing import import_weights
 from trainer.conversion.megatron_lm import MegatronLmFiles
-from trainer.conversion.origin import describe, training_of
+from trainer.conversion.origin import describe, provenance
 from trainer.conversion.safetensors_files import Entry
 from trainer.conversion.sources import SourceFormat
 from trainer.conversion.spec import Conversion
@@ -181,7 +181,7 @@ def convert_checkpoint(conversion: Conversion, checkpoint: Checkpoint) -> Result
 
 
 def checked(
-    result: Result, conversion: Conversion, weights: Path, description: Callable[[], Description]
+    result: Result, conversion: Conversion, weights: Path, describe_model: Callable[[], Description]
 ) -> Result:
     """Compare a converted model with ours, unless there is a report of the same text already.
 
@@ -193,8 +193,8 @@ def checked(
         What was asked for.
     weights
         The directory of the checkpoint's files.
-    description
-        Returns that of the model.
+    describe_model
+        Returns the model's description.
     """
     # Imported late: a conversion without it needs neither transformers nor megatron-core.
     from trainer.conversion import check
@@ -202,7 +202,7 @@ def checked(
     options = conversion.check
     is_equal = check.verdict(result.output, options.text, options.sequences)
     if is_equal is None:
-        is_equal = check.check(weights, result.output, description(), options.text, options.sequences)
+        is_equal = check.check(weights, result.output, describe_model(), options.text, options.sequences)
     return replace(result, is_equal=is_equal)
 
 
@@ -230,7 +230,7 @@ def _convert_checkpoint(conversion: Conversion, checkpoint: Checkpoint) -> Resul
         entries = export.model_entries(files, description, dtype, str(checkpoint.path))
         if note:
             print(f"{checkpoint.path.name}: {note}", flush=True)
-        return result.write(entries, description, training_of(conversion, checkpoint))
+        return result.write(entries, description, provenance(conversion, checkpoint))
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ def _configuration(conversion: Conversion, checkpoint: Checkpoint) -> dict[str, 
     return {**flat, _T5: True} if conversion.model_type == "t5" else flat
 
 
-def training_of(conversion: Conversion, checkpoint: Checkpoint) -> dict[str, Any]:
+def provenance(conversion: Conversion, checkpoint: Checkpoint) -> dict[str, Any]:
     """Return what is known of a checkpoint's training: from its marker, and from the launcher's records."""
     marker = checkpoint.marker
     given = conversion.training.get("directory")

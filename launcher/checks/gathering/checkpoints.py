@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -298,8 +299,7 @@ def missing_source(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
         return (resolver.missing(key, source, "no checkpoint in it"),)
     if job.stage != "conversion" or job.engine == "nemo":  # whose job looks for NeMo's own checkpoints
         return ()
-    files = (entry for folder in ("*", "*/*") for entry in path.glob(folder)) if path.is_dir() else ()
-    if node["source_format"] == "auto" and not any(_WEIGHTS.search(entry.name) for entry in files):
+    if node["source_format"] == "auto" and not any(map(_WEIGHTS.search, _names(path))):
         fix = "a checkpoint of Slipway, Hugging Face, Megatron-LM, PyTorch DCP or DeepSpeed"
         return (resolver.missing(key, source, "no weights of a known format in it", fix),)
     newest = marked[-1].whole("step") if marked else None
@@ -310,6 +310,13 @@ def missing_source(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
 _WEIGHTS = re.compile(r"complete\.json|config\.json|common\.pt|\.metadata|.*_model_states\.pt|latest\w*")
 # What trainer/conversion/outputs.py writes beside a result.
 _RECORD = "conversion.json"
+
+
+def _names(directory: Path) -> Iterator[str]:
+    """Yield the names of the files of a directory, and of its directories."""
+    for path in (directory, *directory.iterdir()) if directory.is_dir() else ():
+        with suppress(OSError):  # a file, or a directory that cannot be listed
+            yield from [entry.name for entry in path.iterdir()]
 
 
 def _taken_output(resolver: PathResolver, node: Mapping[str, Any], step: int | None) -> Iterator[MissingPath]:

@@ -73,9 +73,10 @@ def remembering(ask: Callable[[Plan], _Facts], key: Callable[[Plan], object]) ->
     known: dict[object, _Facts] = {}
 
     def remembered(plan: Plan) -> _Facts:
-        if key(plan) not in known:
-            known[key(plan)] = ask(plan)
-        return known[key(plan)]
+        each = key(plan)
+        if each not in known:
+            known[each] = ask(plan)
+        return known[each]
 
     return remembered
 

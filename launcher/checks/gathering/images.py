@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from launcher.checks.facts import ImageFacts, MissingPath
 from launcher.checks.gathering.path_resolver import PathResolver, opened, tells_of, why_unreadable
-from launcher.errors import nearest_files
+from launcher.errors import UserError, nearest_files
 from launcher.releases import contents_by_file_name
 
 if TYPE_CHECKING:
@@ -84,13 +84,16 @@ def _contents(resolver: PathResolver, image: str, *, look: bool) -> Contents | N
     draft = resolver.draft
     if not image.startswith("/"):
         # The job is told of a digest alone where the user named a tag as well.
-        return contents_of_reference(Reference.parse(draft.composition.config.container or image))
+        try:
+            return contents_of_reference(Reference.parse(draft.composition.config.container or image))
+        except UserError:  # Enroot judges a name that is none of ours
+            return None
     from launcher.images.resolve import contents_of_file, contents_of_recipe
 
     if look:
-        found = contents_of_file(Path(image))
-        if found is not None and found.is_certain:
-            return found
+        contents = contents_of_file(Path(image))
+        if contents is not None and contents.is_certain:
+            return contents
     choice = _made_by_us(resolver)
     if choice is None:
         return contents_by_file_name(Path(image).name)

@@ -1,0 +1,23 @@
+"""Needless work of a start, and what it leaves as it was."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from trainer.needless import no_garbage
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_search_for_garbage_is_on_afterwards_if_it_was_before(is_on: bool) -> None:
+    assert gc.isenabled()
+    try:
+        if not is_on:
+            gc.disable()
+        with no_garbage():
+            assert not gc.isenabled()
+        assert gc.isenabled() is is_on
+    finally:
+        gc.enable()
+        gc.unfreeze()
