@@ -56,14 +56,14 @@ def _program(machine: Machine, enroot: Enroot, needed: bool, is_node: bool) -> L
     if enroot.trouble is not None:
         return warning("enroot", f"{text}: {enroot.trouble}", "bash -n shows the error", needed=needed)
     tools = {*machine.tools, *(["gzip"] if "pigz" in machine.tools else [])}
-    lost = [name for name in _CALLS if name not in tools]
-    lost_to_start = [name for name in lost if name in _STARTS]
-    if is_node and lost_to_start:
-        text += f"; without {_listed(lost_to_start)} it starts nothing"
+    lacking = [name for name in _CALLS if name not in tools]
+    lacking_to_start = [name for name in lacking if name in _STARTS]
+    if is_node and lacking_to_start:
+        text += f"; without {_listed(lacking_to_start)} it starts nothing"
         return missing("enroot", text, "install what is missing on the nodes", needed=needed)
-    if lost and not is_node:
-        fix = f"install {' '.join(lost)}; or leave imports to skopeo and umoci"
-        return warning("enroot", f"{text}; without {_listed(lost)} it imports nothing", fix, needed=needed)
+    if lacking and not is_node:
+        fix = f"install {' '.join(lacking)}; or leave imports to skopeo and umoci"
+        return warning("enroot", f"{text}; without {_listed(lacking)} it imports nothing", fix, needed=needed)
     return ok("enroot", text, needed=needed)
 
 
@@ -156,12 +156,12 @@ def _hooks(machine: Machine, enroot: Enroot, image: Image | None, needed: bool) 
         text, fix = f"no {_NVIDIA_HOOK}: containers see none of the GPUs", "put it into hooks.d"
         return missing(what, text, f"it is in Enroot's conf/hooks: {fix}", needed=needed)
     if _NVIDIA_HOOK in enroot.hooks and "nvidia-container-cli" not in machine.tools:
-        lost = "calls nvidia-container-cli, which is not there"
+        fault = "calls nvidia-container-cli, which is not there"
         if has_gpus:
-            text = f"{_NVIDIA_HOOK} {lost}: containers do not start"
+            text = f"{_NVIDIA_HOOK} {fault}: containers do not start"
             return missing(what, text, _GPU_TOOLS, needed=needed)
         if image is not None and image.wants_gpus:
-            text = f"the image has NVIDIA_VISIBLE_DEVICES={image.devices}, for which {_NVIDIA_HOOK} {lost}"
+            text = f"the image has NVIDIA_VISIBLE_DEVICES={image.devices}, for which {_NVIDIA_HOOK} {fault}"
             return missing(what, f"{text}: the image does not start", WITHOUT_GPU_TOOLS, needed=needed)
     names = [name for name in (_NVIDIA_HOOK, _PYTORCH_HOOK) if name in enroot.hooks]
     text = f"{len(enroot.hooks)} hooks{', with ' + _listed(names) if names else ''}"
@@ -269,14 +269,14 @@ def pyxis_line(slurm: Slurm, needs: Requirements, this_machine: Machine) -> Line
     """Report Pyxis on this machine: the options of srun, and its line in plugstack.conf."""
     what, at, needed = "pyxis", this_machine.plugstack, needs.enroot
     options = [f"{name}={value}" for name, value in at.options.items()]
-    where = f"; {at.at}: {' '.join([at.plugin or '', *options])}" if at.at else ""
+    line = f"; {at.at}: {' '.join([at.plugin or '', *options])}" if at.at else ""
     if slurm.pyxis:
-        return ok(what, f"srun takes --container-image{where}", needed=needed)
+        return ok(what, f"srun takes --container-image{line}", needed=needed)
     if slurm.pyxis is None:
         text = "srun does not say whether it takes --container-image"
         return Line(what, Status.UNKNOWN, text, None, needed)
     if at.at:
-        text = f"srun does not take --container-image, although plugstack.conf has Pyxis{where}"
+        text = f"srun does not take --container-image, although plugstack.conf has Pyxis{line}"
         gone = f"{at.plugin} is not there" if at.there is False else "`srun --help` says why it is not loaded"
         return missing(what, text, f"{gone}: it is built for one release of Slurm", needed=needed)
     fix = (

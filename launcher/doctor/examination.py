@@ -128,8 +128,8 @@ def apply_rules(surroundings: Surroundings) -> list[Row]:
             fix = "see the lines of image, pyxis and enroot"
             if "nvidia-container-cli" in why:
                 fix = containers.WITHOUT_GPU_TOOLS
-            lost = [name for name in answers.names if name not in started] or [NODES]
-            reports += [(name, [missing("container", text, fix, needed=True)]) for name in lost]
+            not_started = [name for name in answers.names if name not in started] or [NODES]
+            reports += [(name, [missing("container", text, fix, needed=True)]) for name in not_started]
         if answers.silent:
             why = answers.why or "srun gives no reason"
             text = f"{answers.silent} of {answers.requested} did not answer: {why}"
@@ -180,9 +180,9 @@ def _of_node(node: Machine, surroundings: Surroundings) -> Iterator[Line]:
     yield from tools.file_lines(node, image if needs.image else None, surroundings.python)
 
 
-def _job_python(found: str | None) -> Line:
+def _job_python(answer: str | None) -> Line:
     """Report the Python of a node, version and path, which runs the supervisor of a job."""
-    what, (version, _, path) = "python", (found or "").partition(" ")
+    what, (version, _, path) = "python", (answer or "").partition(" ")
     if tuple(int(part) for part in version.split(".") if part.isdecimal()) >= OLDEST_PYTHON:
         return ok(what, f"{version} ({path}), which keeps jobs", needed=True)
     text = "no python3: nothing keeps a job here"

@@ -54,16 +54,16 @@ class Line:
     free: int | None = None
 
 
-def ok(what: str, found: str, *, needed: bool = False, free: int | None = None) -> Line:
-    return Line(what, Status.OK, found, None, needed, free)
+def ok(what: str, text: str, *, needed: bool = False, free: int | None = None) -> Line:
+    return Line(what, Status.OK, text, None, needed, free)
 
 
-def warning(what: str, found: str, fix: str | None = None, *, needed: bool = False) -> Line:
-    return Line(what, Status.WARNING, found, fix, needed)
+def warning(what: str, text: str, fix: str | None = None, *, needed: bool = False) -> Line:
+    return Line(what, Status.WARNING, text, fix, needed)
 
 
-def missing(what: str, found: str, fix: str | None = None, *, needed: bool = False) -> Line:
-    return Line(what, Status.MISSING, found, fix, needed)
+def missing(what: str, text: str, fix: str | None = None, *, needed: bool = False) -> Line:
+    return Line(what, Status.MISSING, text, fix, needed)
 
 
 @dataclass(frozen=True, slots=True)

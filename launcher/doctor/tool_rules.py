@@ -81,9 +81,9 @@ def _builders(machine: Machine) -> Line:
 
 
 def _tools(machine: Machine, what: str, names: Sequence[str], purpose: str) -> Line:
-    lost = [name for name in names if name not in machine.tools]
-    if lost:
-        return missing(what, f"no {', '.join(lost)}, which {purpose}", how_to_get(*lost))
+    lacking = [name for name in names if name not in machine.tools]
+    if lacking:
+        return missing(what, f"no {', '.join(lacking)}, which {purpose}", how_to_get(*lacking))
     return ok(what, ", ".join(_named(machine, name) for name in names))
 
 
@@ -92,10 +92,10 @@ def _squashfs(machine: Machine) -> Line:
     if line.status is not Status.OK or not machine.compressors:
         return line
     text = f"{line.found}; compressors: {', '.join(machine.compressors)}"
-    lost = [name for name in _WANTED_COMPRESSORS if name not in machine.compressors]
-    if lost:
+    lacking = [name for name in _WANTED_COMPRESSORS if name not in machine.compressors]
+    if lacking:
         fix = "compression: gzip of the image, or squashfs-tools of a newer system"
-        return warning(line.what, f"{text}; without {' and '.join(lost)}", fix)
+        return warning(line.what, f"{text}; without {' and '.join(lacking)}", fix)
     return ok(line.what, text)
 
 
@@ -274,9 +274,9 @@ def python_lines(
         else:
             yield ok("trainer", "the tasks' interpreter finds torch and megatron-core", needed=True)
     for extra, (names, purpose) in EXTRAS.items():
-        lost = ", ".join(name for name in names if versions.get(name) is None)
-        if lost:
-            text, fix = f"{lost}: not installed; {purpose}", f"pip install 'slipway[{extra}]'"
+        absent = ", ".join(name for name in names if versions.get(name) is None)
+        if absent:
+            text, fix = f"{absent}: not installed; {purpose}", f"pip install 'slipway[{extra}]'"
             yield missing(f"extra {extra}", text, fix)
         else:
             yield ok(f"extra {extra}", ", ".join(f"{name} {versions[name]}" for name in names))

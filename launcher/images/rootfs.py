@@ -74,9 +74,9 @@ def configure(root: Path, config: ImageConfig, source: str) -> list[str]:
         ("rc.local", _RC_LOCAL),
     ):
         _write(etc / name, text)
-    lost = [word.partition("=")[0] for word in config.env if word not in environment]
+    broken = [word.partition("=")[0] for word in config.env if word not in environment]
     odd = [path for path in config.volumes if path not in volumes]
-    notes = [f"the variable {one_line(name)} has a line break in it: left out" for name in lost]
+    notes = [f"the variable {one_line(name)} has a line break in it: left out" for name in broken]
     return notes + [f"the volume {one_line(path)} is no plain path: left out" for path in odd]
 
 
