@@ -111,8 +111,8 @@ class Check(NamedTuple):
             elif value is None:
                 yield None, None
             else:
-                found = getattr(value, part)
-                yield found, value.missing.get(part) if found is None else None
+                known = getattr(value, part)
+                yield known, value.missing.get(part) if known is None else None
 
 
 def _parameters(rule: Any) -> tuple[str, ...]:

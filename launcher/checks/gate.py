@@ -81,8 +81,8 @@ def check_drafts(
     for draft, verdict in zip(drafts, verdicts, strict=True):
         facts = gather(draft, look=look, verdict=verdict, cluster_of=cluster_of, host_of=host_of)
         facts = replace(facts, **known)
-        found = run_checks(draft.plan, facts, skipped)
-        reports.append(CheckReport(draft, facts, tuple(found), tuple(skipped)))
+        findings = run_checks(draft.plan, facts, skipped)
+        reports.append(CheckReport(draft, facts, tuple(findings), tuple(skipped)))
     return reports
 
 

@@ -88,11 +88,11 @@ def _find_jobs(launches: Sequence[Launch]) -> Mapping[str, Sequence[str]]:
     jobs: dict[str, Sequence[str]] = {}
     for group in by_scheduler(launches, lambda launch: launch):
         try:
-            found = scheduler_of(group[0]).find([launch.submission for launch in group])
+            matches = scheduler_of(group[0]).find([launch.submission for launch in group])
         except UserError as error:
             raise _not_known(group[-1], error.message.splitlines()[0]) from error
         # A point of a sweep is looked for by the tag of its array.
-        jobs |= {launch.manifest.tag: found.get(launch.submission.tag, {}).get(1, ()) for launch in group}
+        jobs |= {launch.manifest.tag: matches.get(launch.submission.tag, {}).get(1, ()) for launch in group}
     return jobs
 
 

@@ -152,8 +152,8 @@ def _submit(scheduler: Scheduler, submission: PendingSubmission) -> str:
 
 
 def _find(scheduler: Scheduler, submission: PendingSubmission) -> list[str]:
-    found = scheduler.find([submission]).get(submission.tag, {})
-    return list(found.get(submission.link or 1, ()))
+    jobs_by_link = scheduler.find([submission]).get(submission.tag, {})
+    return list(jobs_by_link.get(submission.link or 1, ()))
 
 
 def _find_if_possible(scheduler: Scheduler, submission: PendingSubmission) -> list[str]:

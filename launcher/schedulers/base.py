@@ -198,7 +198,11 @@ class PendingSubmission:
 
 
 class Scheduler(Protocol):
-    """The place where jobs run; all but `act` raise UserError if it refuses or cannot be asked."""
+    """The place where jobs run.
+
+    All but `act`, which returns the errors, raise UserError if it refuses or cannot be asked. An error of the
+    file system, in which jobs leave their marks, stays an OSError.
+    """
 
     def ignored_environment(self) -> list[str]:
         """Describe the variables of the user's shell that would have changed the submission, and do not."""

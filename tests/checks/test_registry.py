@@ -43,6 +43,22 @@ def test_what_is_not_known_skips_a_check() -> None:
     assert [finding.id for finding in found] == skipped
 
 
+def test_explicit_expert_tensor_size_stays_beside_suggested_sizes() -> None:
+    experts = {"model.num_moe_experts": 4, "model.moe_grouped_gemm": True, "trainer.num_nodes": 1}
+    sizes = {"model.tensor_model_parallel_size": 16, "model.expert_tensor_parallel_size": 16}
+    config = changed(GPT, {**experts, **sizes})
+    (free,) = _fixes(changed(config, {"model.expert_tensor_parallel_size": None}))
+    assert "valid tensor sizes: 1, 2, 4, 8" in free
+    # With any of these sizes, the experts of 16 would not divide the 8 GPUs.
+    (own,) = _fixes(config)
+    assert "valid tensor sizes" not in own
+
+
+def _fixes(config: dict[str, Any]) -> list[str]:
+    found = run_checks(plan_of(config, engine="megatron_lm"), KNOWN)
+    return [finding.fix or "" for finding in found if finding.id == "layout.world"]
+
+
 def test_errors_come_first() -> None:
     plan = plan_of(changed(GPT, {"model.optim.sched.warmup_steps": 5000, GLOBAL: 100}))
     severities = [finding.severity for finding in run_checks(plan, Facts())]

@@ -280,12 +280,12 @@ def missing_source(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
     if job.stage not in ("conversion", "evaluation") or job.stage_config is None:
         return None
     node, key = job.stage_config[job.stage], f"{job.stage}.source"
-    given, path = node["source"], resolver.host(node["source"])
+    source, path = node["source"], resolver.host(node["source"])
     if path is None or resolver.comes_later(path):
         return ()
     if not is_there(path):
         why, fix = "there is no such file or directory", nearest_files(path)
-        return (resolver.missing(key, given, why, fix, at=path),)
+        return (resolver.missing(key, source, why, fix, at=path),)
     marked = sorted(marked_checkpoints(path), key=lambda checkpoint: checkpoint.whole("serial"))
     steps = {checkpoint.whole("step") for checkpoint in marked}
     wanted = node["step"] if isinstance(node["step"], list) else [node["step"]]
@@ -296,12 +296,12 @@ def missing_source(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
             resolver.missing(f"{job.stage}.step", str(step), why, f"steps: {there}") for step in lost
         )
     if path.is_dir() and not any(not entry.name.startswith(".") for entry in path.iterdir()):
-        return (resolver.missing(key, given, "no checkpoint in it"),)
+        return (resolver.missing(key, source, "no checkpoint in it"),)
     if job.stage != "conversion" or job.engine == "nemo":  # whose job looks for NeMo's own checkpoints
         return ()
     if node["source_format"] == "auto" and not any(map(_WEIGHTS.search, _names(path))):
         fix = "a checkpoint of Slipway, Hugging Face, Megatron-LM, PyTorch DCP or DeepSpeed"
-        return (resolver.missing(key, given, "no weights of a known format in it", fix),)
+        return (resolver.missing(key, source, "no weights of a known format in it", fix),)
     newest = marked[-1].whole("step") if marked else None
     return tuple(_taken_output(resolver, node, newest if node["step"] is None else node["step"]))
 

@@ -143,14 +143,14 @@ def _changes(resolver: PathResolver, paths: LaunchPaths, manifest: Manifest) -> 
     if any(_is_file(key) or _is_prefix(key) for key in keys):
         same = _same_files(resolver, manifest, old, new)
         keys = [key for key in keys if key not in same]
-    engine, before_it = resolver.plan.job.engine, manifest.engine
-    changes = [] if engine == before_it else [Change("engine", before_it, engine, True)]
+    engine = resolver.plan.job.engine
+    changes = [] if engine == manifest.engine else [Change("engine", manifest.engine, engine, True)]
     for key in keys:
-        before_it, now = (hidden(full(key), content.get(key)) for content in (old, new))
+        earlier, now = (hidden(full(key), content.get(key)) for content in (old, new))
         is_grave = key == "run.model_type" or bool(_SHAPE.fullmatch(key) or _TOKENIZER.fullmatch(key))
         # The checkpoints of our trainer are of one precision.
         is_precision = key == "trainer.precision" and engine == "megatron"
-        changes.append(Change(key, before_it, now, is_grave or is_precision))
+        changes.append(Change(key, earlier, now, is_grave or is_precision))
     return tuple(changes)
 
 

@@ -170,10 +170,11 @@ def trainer_verdicts(plans: Sequence[Plan]) -> list[str | None]:
     """
     asked = [plan.job.engine == "megatron" and plan.job.config is not None for plan in plans]
     questions = [_trainer_question(plan) for plan, is_asked in zip(plans, asked, strict=True) if is_asked]
-    seconds, answers = _VERDICT_SECONDS + _VERDICT_SECONDS_EACH * len(questions), list[str | None]()
+    seconds = _VERDICT_SECONDS + _VERDICT_SECONDS_EACH * len(questions)
+    answers: list[str | None] = []
     try:
         lines = ask_module("trainer.config.verdict", "\n".join(questions), seconds) if questions else ""
-        answers += [json.loads(line)["mistake"] or "" for line in lines.splitlines()]
+        answers = [json.loads(line)["mistake"] or "" for line in lines.splitlines()]
     except (OSError, ValueError, TypeError, KeyError, subprocess.SubprocessError):
         answers = []
     message = iter(answers if len(answers) == len(questions) else [None] * len(questions))

@@ -77,12 +77,12 @@ class PathResolver:
 
     def makes(self, directory: Path) -> bool:
         """Return True if the launch makes a directory, or one below it, before the job begins."""
-        made = (self.plan.paths.run_dir, *self.plan.job.directories, *self._made_before())
-        return any(path.is_relative_to(directory) for path in made)
+        directories = (self.plan.paths.run_dir, *self.plan.job.directories, *self._made_before())
+        return any(path.is_relative_to(directory) for path in directories)
 
     def comes_later(self, path: Path) -> bool:
         """Return True if a previous stage of the same launch is going to write a file."""
-        return any(path.is_relative_to(made) for made in self._made_before())
+        return any(path.is_relative_to(output) for output in self._made_before())
 
     def _made_before(self) -> Iterator[Path]:
         for config in self.draft.composition.before:

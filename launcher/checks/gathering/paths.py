@@ -83,12 +83,12 @@ def _not_writable(draft: Draft) -> tuple[MissingPath, ...]:
     run_dir, key, code = draft.plan.paths.run_dir, draft.results_key, None
     place = existing(run_dir)
     try:
-        found = os.statvfs(place)
+        system = os.statvfs(place)
         # Some file systems count no files, and some in user space no blocks either.
-        is_full = (found.f_blocks and not found.f_bavail) or (found.f_files and not found.f_favail)
+        is_full = (system.f_blocks and not system.f_bavail) or (system.f_files and not system.f_favail)
         if not place.is_dir():
             code = errno.ENOTDIR
-        elif found.f_flag & os.ST_RDONLY:
+        elif system.f_flag & os.ST_RDONLY:
             code = errno.EROFS
         elif not os.access(place, os.W_OK | os.X_OK):
             code = errno.EACCES

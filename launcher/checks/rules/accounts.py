@@ -81,8 +81,9 @@ def _all_closed(
     """Return the job's first partition if none takes a name, by their `lists` of those allowed or denied."""
     for partition in request.partitions:
         taken, denied = lists(partition)
-        is_named = name.lower() in map(str.lower, denied if taken is None else taken)
-        if is_named is (taken is not None):
+        is_denied = name.lower() in map(str.lower, denied)
+        is_taken = not is_denied if taken is None else name.lower() in map(str.lower, taken)
+        if is_taken:
             return None
     return next(iter(request.partitions), None)
 
@@ -139,13 +140,19 @@ def _holding(request: ClusterRequest) -> list[Qos]:
 def _left_open(limits: Limits, before: Sequence[Limits]) -> Limits:
     """Return the limits that no earlier ones set: the first that sets a resource decides."""
 
-    def left(name: str, value: object) -> object:
-        earlier = [getattr(each, name) for each in before]
-        if not isinstance(value, Mapping):
-            return value if all(each is None for each in earlier) else None
-        return {key: number for key, number in value.items() if not any(key in each for each in earlier)}
+    def left(numbers: Mapping[str, int], earlier: Sequence[Mapping[str, int]]) -> dict[str, int]:
+        return {name: number for name, number in numbers.items() if not any(name in each for each in earlier)}
 
-    return Limits(**{name: left(name, value) for name, value in limits._asdict().items()})  # type: ignore[arg-type]
+    is_timed = any(each.max_seconds is not None for each in before)
+    is_counted = any(each.max_submitted is not None for each in before)
+    return Limits(
+        max_seconds=None if is_timed else limits.max_seconds,
+        max_submitted=None if is_counted else limits.max_submitted,
+        least=left(limits.least, [each.least for each in before]),
+        per_job=left(limits.per_job, [each.per_job for each in before]),
+        per_user=left(limits.per_user, [each.per_user for each in before]),
+        per_group=left(limits.per_group, [each.per_group for each in before]),
+    )
 
 
 def _beyond(request: ClusterRequest, who: str, limits: Limits, key: str) -> Iterator[Finding]:

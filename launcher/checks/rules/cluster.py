@@ -64,14 +64,14 @@ class ClusterRequest:
     @cached_property
     def associations(self) -> list[Association]:
         """The associations that the job may be charged to, its own partition's first, as in Slurm."""
-        given, names = self.queue.account, {partition.name for partition in self.partitions}
-        found = [
+        account, names = self.queue.account, {partition.name for partition in self.partitions}
+        usable = [
             mine
             for mine in self.cluster.associations or ()
-            if (mine.account == given.lower() if given is not None else mine.is_default)
+            if (mine.account == account.lower() if account is not None else mine.is_default)
             and (mine.partition is None or mine.partition in names)
         ]
-        return sorted(found, key=lambda mine: mine.partition is None)
+        return sorted(usable, key=lambda mine: mine.partition is None)
 
     @cached_property
     def qos(self) -> Qos | None:
@@ -102,12 +102,12 @@ class ClusterRequest:
         """The job's time limit, infinite where it says so; None where the cluster's default holds."""
         # Of a range Slurm looks for as much as there is.
         least = self.queue.further.get("time-min")
-        given = str(least) if least is not None else self.resources.time_limit
+        text = str(least) if least is not None else self.resources.time_limit
         try:
-            limit = parse_time_limit(given) if given is not None else None
+            limit = parse_time_limit(text) if text is not None else None
         except ValueError:
             return None  # time.limit tells
-        return None if given is None else _FOREVER if limit is None else limit
+        return None if text is None else _FOREVER if limit is None else limit
 
 
 Rule = Callable[[ClusterRequest], Iterable[Finding]]
@@ -126,13 +126,13 @@ def cluster_check(check_id: str, tells: str, *parts: str) -> Callable[[Rule], Ru
             assert facts.cluster is not None
             settings, is_open = facts.cluster.settings, plan.job.queue.partition is None
             has_filters = settings is not None and settings.has_filters
-            for found in rule(ClusterRequest(plan, facts.cluster, facts.array_tasks)):
-                is_of_names = found.key == PARTITION or check_id in (ACCOUNT, QOS)
-                if has_filters and found.severity is Severity.ERROR and (is_of_names or is_open):
-                    text = f"{found.message}; plugins of this Slurm may change what a job asks for"
-                    yield replace(found, severity=Severity.WARNING, message=text)
+            for finding in rule(ClusterRequest(plan, facts.cluster, facts.array_tasks)):
+                is_of_names = finding.key == PARTITION or check_id in (ACCOUNT, QOS)
+                if has_filters and finding.severity is Severity.ERROR and (is_of_names or is_open):
+                    text = f"{finding.message}; plugins of this Slurm may change what a job asks for"
+                    yield replace(finding, severity=Severity.WARNING, message=text)
                 else:
-                    yield found
+                    yield finding
 
         check(check_id, tells, *(f"cluster.{part}" for part in parts))(find)
         return rule
@@ -143,14 +143,14 @@ def cluster_check(check_id: str, tells: str, *parts: str) -> Callable[[Rule], Ru
 @cluster_check("cluster.partition", "the partition is there, and takes jobs", "partitions")
 def partition_problems(request: ClusterRequest) -> Iterator[Finding]:
     """Find a partition that does not exist, or takes no jobs."""
-    there, given, partitions = request.cluster.partitions or (), request.queue.partition, request.partitions
+    there, chosen, partitions = request.cluster.partitions or (), request.queue.partition, request.partitions
     visible = [partition.name for partition in there if partition.is_open]
     for name in request.named:
         if name not in {partition.name for partition in there}:
             text = f"this Slurm has no partition {name}, or none that you may see"
-            yield error(PARTITION, given, text, did_you_mean(name, visible))
-    if given is None and not partitions:
-        yield error(PARTITION, given, "this Slurm has no default partition", f"one of: {', '.join(visible)}")
+            yield error(PARTITION, chosen, text, did_you_mean(name, visible))
+    if chosen is None and not partitions:
+        yield error(PARTITION, chosen, "this Slurm has no default partition", f"one of: {', '.join(visible)}")
     if not partitions or any(partition.state == "UP" for partition in partitions):
         return
     first = min(partitions, key=lambda partition: partition.state != "DOWN")
@@ -158,10 +158,10 @@ def partition_problems(request: ClusterRequest) -> Iterator[Finding]:
     fix = f"partitions that are up: {up}" if up else None
     if first.state == "DOWN":
         text = f"partition {first.name} is down: it queues jobs, and starts none"
-        yield warning(PARTITION, given, text, fix)
+        yield warning(PARTITION, chosen, text, fix)
     else:
         text = f"partition {first.name} takes no new jobs: its state is {first.state}"
-        yield error(PARTITION, given, text, fix)
+        yield error(PARTITION, chosen, text, fix)
 
 
 @cluster_check(

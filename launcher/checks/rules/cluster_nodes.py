@@ -50,8 +50,8 @@ def wanted_of(job: Job) -> Wanted:
 def _has_gpus(node: Node, wanted: Wanted) -> bool:
     if wanted.gpus is None:
         return True
-    asked = wanted.gpu_type.lower() if wanted.gpu_type is not None else None
-    return sum(number for type_, number in node.gpus if asked in (None, type_.lower())) >= wanted.gpus
+    wanted_type = wanted.gpu_type.lower() if wanted.gpu_type is not None else None
+    return sum(number for type_, number in node.gpus if wanted_type in (None, type_.lower())) >= wanted.gpus
 
 
 def _has_cpus(node: Node, wanted: Wanted) -> bool:
@@ -194,17 +194,17 @@ def cpu_problems(request: ClusterRequest) -> Iterator[Finding]:
     """Find too few nodes with the processors that the tasks ask for."""
     resources = request.resources
     what = f"{wanted_of(request.job).cpus} CPUs for {count(resources.tasks_per_node, 'task')}"
-    asked: tuple[str, object] = ("cluster.cpus_per_task", resources.cpus_per_task)
+    setting: tuple[str, object] = ("cluster.cpus_per_task", resources.cpus_per_task)
     if resources.cpus_per_task is None:
-        asked = (DEVICES, resources.tasks_per_node)
-    yield from _lacking(request, _has_cpus, lambda node: f"{node.cpus} CPUs", what, asked)
+        setting = (DEVICES, resources.tasks_per_node)
+    yield from _lacking(request, _has_cpus, lambda node: f"{node.cpus} CPUs", what, setting)
 
 
 @cluster_check("cluster.memory", "the nodes have the memory that is asked for", "partitions", "nodes")
 def memory_problems(request: ClusterRequest) -> Iterator[Finding]:
     """Find too few nodes with the requested memory."""
-    what, asked = f"{wanted_of(request.job).memory}M of memory", ("cluster.mem", request.resources.memory)
-    yield from _lacking(request, _has_memory, lambda node: f"{node.memory}M", what, asked)
+    what, setting = f"{wanted_of(request.job).memory}M of memory", ("cluster.mem", request.resources.memory)
+    yield from _lacking(request, _has_memory, lambda node: f"{node.memory}M", what, setting)
 
 
 def _lacking(
@@ -212,7 +212,7 @@ def _lacking(
     test: Callable[[Node, Wanted], bool],
     has: Callable[[Node], str],
     what: str,
-    asked: tuple[str, object],
+    setting: tuple[str, object],
     also: tuple[str, ...] = (),
 ) -> Iterator[Finding]:
     """Report that fewer nodes than requested pass a test, with what they have.
@@ -229,7 +229,7 @@ def _lacking(
     number = f"{suited} of the {len(best.nodes)} nodes" if suited else "no node"
     among = f"{number} of partition {best.partition.name}{_that_are(request)}"
     text = f"{among} can give {what}, and the job wants {nodes}"
-    yield error(*asked, text, f"there: {listed}", (PARTITION, *also))
+    yield error(*setting, text, f"there: {listed}", (PARTITION, *also))
 
 
 def _other_gpu(request: ClusterRequest) -> Iterator[Finding]:

@@ -78,10 +78,8 @@ def _cut_experts(values: Values) -> Iterator[Finding]:
         message = f"does not divide {width} hidden units of an expert ({full(key)})"
         yield error(named, cut, message, f"valid expert tensor sizes: {listed(divisors(width))}", also=(key,))
     if tensor is not None and tensor > 1 and not values.flag(keys.SEQUENCE):  # moe/moe_layer.py raises
-        message, valid = (
-            f"experts with tensor {tensor} need sequence parallel",
-            f"True, or {full(keys.TENSOR)}=1",
-        )
+        message = f"experts with tensor {tensor} need sequence parallel"
+        valid = f"True, or {full(keys.TENSOR)}=1"
         yield error(keys.SEQUENCE, values.raw(keys.SEQUENCE), message, valid, also=(keys.TENSOR,))
 
 
@@ -89,10 +87,8 @@ def _layout_of_nemo(values: Values, expert: int) -> Iterator[Finding]:
     """Find what NeMo 2.4 lacks (nlp_overrides.py, and what megatron_gpt_model.py raises)."""
     cut, tensor = values.whole(keys.EXPERT_TENSOR), values.whole(keys.TENSOR, 1)
     if cut is not None and tensor is not None and cut != tensor:
-        message, valid = (
-            f"NeMo cuts experts by the tensor size, {tensor}",
-            f"{tensor} or null; or engine=megatron_lm",
-        )
+        message = f"NeMo cuts experts by the tensor size, {tensor}"
+        valid = f"{tensor} or null; or engine=megatron_lm"
         yield error(keys.EXPERT_TENSOR, cut, message, valid, also=(keys.TENSOR,))
     if expert == 1:
         return
@@ -152,10 +148,8 @@ def _options(values: Values) -> Iterator[Finding]:
     if values.flag(bias) and values.raw(score) != "sigmoid":
         yield error(score, values.raw(score), f"{full(bias)}=True needs sigmoid", "sigmoid", (bias,))
     if values.flag(_GROUPED) and values.flag("model.bias", True):
-        message, valid = (
-            "experts whose products are grouped have no biases",
-            f"False, or {full(_GROUPED)}=False",
-        )
+        message = "experts whose products are grouped have no biases"
+        valid = f"False, or {full(_GROUPED)}=False"
         yield error("model.bias", values.raw("model.bias"), message, valid, (_GROUPED,))
     padded, capacity = "model.moe_pad_expert_input_to_capacity", "model.moe_expert_capacity_factor"
     if values.flag(padded) and values.raw(capacity) is None:
@@ -204,10 +198,8 @@ def _window_problems(values: Values, engine: str) -> Iterator[Finding]:
         valid = f"null, or {full(transformer_engine)}=True"
         yield error(_WINDOW, window, message, valid, (transformer_engine,))
     if not has_layer_flags(values, "window_attn_skip_freq", True):
-        key, expected = (
-            "model.window_attn_skip_freq",
-            "a whole number N, for each N-th layer without, or a list",
-        )
+        key = "model.window_attn_skip_freq"
+        expected = "a whole number N, for each N-th layer without, or a list"
         message = f"expected {expected} of a 0 or 1 for each layer"
         yield error(key, values.raw(key), message, also=("model.num_layers",))
 
@@ -390,7 +382,7 @@ def _compared(counted: CountedGpu, stage: StageMemory, stages: int, margin: floa
     where = f"pipeline stage {stage.stage} of {stages} (from 0) needs" if stages > 1 else "a GPU needs"
     parts = {name: getattr(stage, name) for name in (*_STATES, "activations", "logits")}
     largest = sorted(parts.items(), key=lambda part: -part[1])
-    told = ", ".join(f"{name} {size / _GIB:.1f}" for name, size in largest if size >= _GIB / 20)
+    shares = ", ".join(f"{name} {size / _GIB:.1f}" for name, size in largest if size >= _GIB / 20)
     gpu, over = counted.gpu, (stage.total - counted.gpu.memory) / _GIB
     room = f"{gpu.name} has {gpu.memory / _GIB:.1f} GiB ({counted.source})"
     if counted.is_assumed:
@@ -398,4 +390,4 @@ def _compared(counted: CountedGpu, stage: StageMemory, stages: int, margin: floa
     left = f"{-over:.1f} GiB are left for CUDA, NCCL and fragments, of {margin:.0%} that they should have"
     if over > 0:
         left = f"{over:.1f} GiB too little"
-    return f"{where} {stage.total / _GIB:.1f} GiB ({told}); {room}: {left}"
+    return f"{where} {stage.total / _GIB:.1f} GiB ({shares}); {room}: {left}"
