@@ -90,6 +90,14 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
         time.sleep(0.02)
 
 
+def has_ended(pid: int, patience: float = 20.0) -> bool:
+    """Return True as soon as a process has ended; a killed one may need a moment on a busy machine."""
+    deadline = time.monotonic() + patience
+    while is_running(pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not is_running(pid)
+
+
 def is_running(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

@@ -15,7 +15,7 @@ from launcher.images.references import Reference
 from launcher.images.scratch import is_locked, lock_path, locked
 from launcher.images.squashfs import read_superblock
 from launcher.images.store import Store, read_sidecar, sidecar_path
-from tests.images.importer import end, is_running, start, wait_for, wrapped
+from tests.images.importer import end, has_ended, is_running, start, wait_for, wrapped
 from tests.images.tiny import need
 
 
@@ -152,13 +152,13 @@ def test_an_interrupted_import_leaves_no_target(
     packer = int(mark.read_text())
     if number is not signal.SIGKILL:
         assert list(images.iterdir()) == []
-        assert not is_running(packer)
+        assert has_ended(packer)
     # The next one does it, and removes what is left of the one before.
     done, out, err = end(start(f"oci:{tiny_layout}:1", target))
     assert (done, out.split()[0]) == (0, "made"), err
     assert {path.name for path in images.iterdir()} == {"tiny.sqsh", "tiny.sqsh.json"}
     assert list(work.iterdir()) == []
-    assert not is_running(packer)
+    assert has_ended(packer)
     assert read_superblock(target)
     assert read_sidecar(target)
 
