@@ -48,7 +48,7 @@ NODES = st.integers(1, 48)
 
 
 def layout_problems(config: dict[str, Any], nodes: int) -> list[Finding]:
-    """What keeps a configuration from running on a number of nodes, by arithmetic."""
+    """Return the layout problems of a configuration on a number of nodes, by arithmetic."""
     shape = read_parallel_config(Values(config))
     return [] if shape is None else list(problems_at(shape, nodes))
 
