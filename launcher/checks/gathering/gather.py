@@ -25,7 +25,7 @@ from launcher.plan import Plan
 from launcher.runs.paths import LAUNCHES
 from launcher.runs.provenance import user
 from launcher.slurm.cluster import ClusterFacts
-from launcher.stages.common import stage_cluster
+from launcher.stages.stage import stage_cluster
 
 if TYPE_CHECKING:
     from launcher.slurm.questions import Reply
@@ -50,8 +50,7 @@ def gather(
     several drafts share.
     """
     plan, config, (added, shipped) = draft.plan, draft.composition.config, added_keys(draft)
-    changes = config.stage_cluster.get(plan.job.stage, {})  # type: ignore[call-overload]  # a name of a stage
-    cluster = stage_cluster(config.cluster, plan.job.stage, changes)
+    cluster = stage_cluster(config, plan.job.stage)
     facts = Facts(
         added_keys=added,
         shipped_keys=shipped,
