@@ -122,6 +122,9 @@ def _parameters(rule: Any) -> tuple[str, ...]:
 
 
 REGISTERED: list[Check] = []
+# By the id of a check: what would be valid instead, found by search for the findings that are reported.
+Remedy = Callable[[Plan, Facts], str | None]
+REMEDIES: dict[str, Remedy] = {}
 
 
 def check(check_id: str, tells: str, *needs: str) -> Callable[[_Rule], _Rule]:
@@ -130,5 +133,14 @@ def check(check_id: str, tells: str, *needs: str) -> Callable[[_Rule], _Rule]:
     def register(rule: _Rule) -> _Rule:
         REGISTERED.append(Check(check_id, tells, needs, rule, _parameters(rule)))
         return rule
+
+    return register
+
+
+def remedy(check_id: str) -> Callable[[Remedy], Remedy]:
+    """Enter the remedy of a check's findings, where these name none themselves."""
+
+    def register(function: Remedy) -> Remedy:
+        return REMEDIES.setdefault(check_id, function)
 
     return register
