@@ -13,7 +13,6 @@ from launcher.checks.findings import Finding, Severity
 # Each enters its functions into the table of gatherers.
 from launcher.checks.gathering import (  # noqa: F401
     GATHERERS,
-    cluster,
     configuration,
     earlier,
     host,

@@ -7,8 +7,8 @@ from itertools import accumulate, groupby, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from launcher.checks.rules.files import told_bytes
-from launcher.checks.rules.runs import told_days
+from launcher.checks.rules.files import bytes_text
+from launcher.checks.rules.runs import days_text
 from launcher.errors import UserError, shown
 from launcher.estimates.cost import Cost, MemoryEstimate, TrainingAmount
 from launcher.estimates.memory import StageMemory
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def cost_lines(plan: Plan, cost: Cost) -> Iterator[tuple[str, str]]:
     """Yield the lines of time, compute and space, each with its name."""
-    time = f"{told_days(cost.seconds)}: {cost.steps:,} steps of {cost.seconds_per_step:.3g} s"
+    time = f"{days_text(cost.seconds)}: {cost.steps:,} steps of {cost.seconds_per_step:.3g} s"
     limit, price = plan.job.resources.time_limit, plan.assumptions.gpu_hour_price
     if cost.links is not None and limit is not None:
         time += f"; {'one job' if cost.links == 1 else f'{cost.links:,} jobs'} of {limit}"
@@ -52,13 +52,13 @@ def _amount(amount: TrainingAmount) -> str:
 def _space(amount: TrainingAmount) -> Iterator[tuple[str, str]]:
     """Yield the disk space of checkpoints, and the memory that a save takes."""
     bytes_of_one, kept = amount.checkpoint_bytes, amount.kept_checkpoints
-    text = f"a checkpoint {told_bytes(bytes_of_one)}"
+    text = f"a checkpoint {bytes_text(bytes_of_one)}"
     if bytes_of_one == 0:
         text = "no checkpoint is written"
     elif kept is None:
         text += ", and all of them are kept"
     elif kept != 1:
-        text += f", {kept} kept: {told_bytes(kept * bytes_of_one)}"
+        text += f", {kept} kept: {bytes_text(kept * bytes_of_one)}"
     yield "space", text
     if amount.save_bytes:
         yield "save", f"a checkpoint takes {size(amount.save_bytes)} of a node's memory, and none of a GPU's"

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.checks.findings import Severity
-from launcher.checks.gathering.cluster import ask_cluster
-from launcher.checks.gathering.host import host_facts
+from launcher.checks.gathering.host import ask_cluster, host_facts
 from launcher.checks.rules.files import engine_of_image, machine_problems
 from launcher.doctor import probe
 from launcher.doctor.facts import Credentials, Image, Machine, Requirements, Slurm, machine_of

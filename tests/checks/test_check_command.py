@@ -157,7 +157,7 @@ def blindfolded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("an estimate looks at nothing")
 
     for name in (
-        "gathering.cluster.cluster_facts",
+        "gathering.host.cluster_facts",
         "gathering.earlier._entries",
         "gathering.earlier._newest",
         "gathering.host.host_facts",

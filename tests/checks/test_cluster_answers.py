@@ -9,7 +9,7 @@ import pytest
 
 from launcher.checks.findings import Severity
 from launcher.checks.gate import gather
-from launcher.checks.gathering.cluster import cluster_facts
+from launcher.checks.gathering.host import cluster_facts
 from launcher.drafting import Request, draft
 from launcher.plan import Plan
 from launcher.slurm import cluster
@@ -198,7 +198,7 @@ def test_the_points_of_a_sweep_ask_once(monkeypatch: pytest.MonkeyPatch) -> None
         partitions.append(plan.job.queue.partition)
         return ClusterFacts()
 
-    monkeypatch.setattr("launcher.checks.gathering.cluster.cluster_facts", ask)
+    monkeypatch.setattr("launcher.checks.gathering.host.cluster_facts", ask)
     first, second, other = (
         draft(Request(overrides=["cluster=bcm", "container=null", *words], command=[]))
         for words in ([], ["training.model.seed=2"], ["cluster.partition=low"])

@@ -13,7 +13,7 @@ import pytest
 
 from launcher.checks.findings import Finding, Severity
 from launcher.checks.gate import gather, refuse
-from launcher.checks.gathering.cluster import cluster_facts
+from launcher.checks.gathering.host import cluster_facts
 from launcher.checks.registry import CHECKS
 from launcher.checks.runner import run_checks
 from launcher.drafting import Draft, Request, draft
