@@ -19,9 +19,8 @@ from launcher.checks.gathering import (  # noqa: F401
     images,
     paths,
 )
-from launcher.checks.registry import CHECKS, require_known
+from launcher.checks.registry import CHECKS, require_known, run_checks, worst_first
 from launcher.checks.rules.files import MACHINE, SCHEDULER
-from launcher.checks.runner import run_checks, worst_first
 from launcher.drafting import Draft
 from launcher.errors import Mistakes, UserError
 from launcher.rendering.slurm_flags import empty_script

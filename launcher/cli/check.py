@@ -12,10 +12,9 @@ from typing import Any
 from arithmetic.layout import fits
 from launcher.checks.findings import Finding, Severity, warning
 from launcher.checks.gate import CheckReport, as_mistakes, check_drafts, show_to_scheduler
-from launcher.checks.registry import CHECKS, require_known
+from launcher.checks.registry import CHECKS, require_known, worst_first
 from launcher.checks.rules.model import why_not_estimated
 from launcher.checks.rules.resources import GPUS
-from launcher.checks.runner import worst_first
 from launcher.cli.estimate_views import (
     amount_lines,
     cost_lines,

@@ -21,11 +21,10 @@ from launcher.checks.layout_search import (
     overrides,
     own_with_half_gradients,
 )
-from launcher.checks.registry import CHECKS
+from launcher.checks.registry import CHECKS, run_checks
 from launcher.checks.remedies import why_none
 from launcher.checks.rules.keys import TRAINER
 from launcher.checks.rules.model import has_gpus, why_not_estimated
-from launcher.checks.runner import run_checks
 from launcher.cli.options import Verbs, add_option
 from launcher.cli.requests import add_examining_verb, request_of
 from launcher.drafting import Draft, draft

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -11,11 +10,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from launcher.checks.facts import MissingPath, SavedShards
-from launcher.checks.gathering.path_resolver import Fault, PathResolver, is_there, opened
+from launcher.checks.gathering.path_resolver import Fault, PathResolver, is_there
 from launcher.errors import did_you_mean, nearest, nearest_files
 from launcher.estimates.values import Values, full
 from supervisor.checkpoints import MARKER, TRACKER
-from supervisor.files import read_text
+from supervisor.files import read_json, read_text
 
 _NAMED = "resume.checkpoint"
 _INITIAL = "restore_from_path"
@@ -253,12 +252,10 @@ def has_entries(directory: Path) -> bool:
 
 
 def _marker(checkpoint: Path) -> dict[str, Any] | None:
-    try:
-        with opened(checkpoint / MARKER) as stream:
-            content = json.loads(stream.read(_LARGEST_MARKER))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return content if isinstance(content, dict) and isinstance(content.get("step"), int) else None
+    with suppress(OSError, ValueError):
+        content = read_json(checkpoint / MARKER, _LARGEST_MARKER)
+        return content if isinstance(content.get("step"), int) else None
+    return None
 
 
 def _damage(checkpoint: Marked) -> str | None:
@@ -328,7 +325,7 @@ def _taken_output(resolver: PathResolver, node: Mapping[str, Any], step: int | N
     if output is None or not output.is_dir() or not any(output.iterdir()):
         return
     try:
-        made_of = json.loads(read_text(output / _RECORD))["made_of"]
+        made_of = read_json(output / _RECORD)["made_of"]
         differences = [f"{key}={made_of[key]}" for key in ("to", "dtype") if made_of[key] != node[key]]
     except (OSError, ValueError, KeyError, TypeError):
         differences = [f"it has no {_RECORD}"]

@@ -54,16 +54,6 @@ SUPERVISOR_PYTHONS = ("/usr/bin/python3", "/usr/libexec/platform-python", "pytho
 _ASK_VERSION = "import sys; print('%d.%d.%d' % sys.version_info[:3])"
 
 
-def host_facts(plan: Plan) -> HostFacts:
-    """Return what a launch needs of this machine."""
-    nodes = os.environ.get("SLURM_JOB_NUM_NODES", "")
-    return HostFacts(
-        in_allocation=bool(os.environ.get("SLURM_JOB_ID")),
-        allocation_nodes=int(nodes) if nodes.isdecimal() else None,
-        interpreter=_interpreter(plan),
-    )
-
-
 def _question(draft: Draft) -> object:
     job = draft.plan.job
     libraries = _libraries(job) if job.stage in _LIBRARIES else ()
@@ -73,8 +63,14 @@ def _question(draft: Draft) -> object:
 
 
 @gathers("host", same=_question)
-def _host(draft: Draft) -> HostFacts:
-    return host_facts(draft.plan)
+def host_facts(draft: Draft) -> HostFacts:
+    """Return what a launch needs of this machine."""
+    nodes = os.environ.get("SLURM_JOB_NUM_NODES", "")
+    return HostFacts(
+        in_allocation=bool(os.environ.get("SLURM_JOB_ID")),
+        allocation_nodes=int(nodes) if nodes.isdecimal() else None,
+        interpreter=_interpreter(draft.plan),
+    )
 
 
 @gathers("lacks_gpus")
@@ -232,8 +228,15 @@ def ask_cluster(plan: Plan, parts: Iterable[str]) -> tuple[Mapping[str, Reply], 
     return replies, facts_of(replies, of_default=plan.job.queue.partition is None)
 
 
-def cluster_facts(plan: Plan) -> ClusterFacts | None:
+def _cluster_question(draft: Draft) -> object:
+    plan = draft.plan
+    return plan.scheduler, plan.slurm_conf, plan.job.queue.partition, plan.job.container is None
+
+
+@gathers("cluster", same=_cluster_question)
+def cluster_facts(draft: Draft) -> ClusterFacts | None:
     """Ask the cluster what it has and what it allows; ``None`` where the job does not go to a Slurm."""
+    plan = draft.plan
     if plan.scheduler != "slurm":
         return None
     parts = ["settings", "partitions", "nodes", "associations", "qos"]
@@ -245,13 +248,3 @@ def cluster_facts(plan: Plan) -> ClusterFacts | None:
         return cluster
     missing = {**cluster.missing, "nodes": "Slurm does not show the nodes of the partition"}
     return replace(cluster, nodes=None, gpu_types=None, missing=missing)
-
-
-def _cluster_question(draft: Draft) -> object:
-    plan = draft.plan
-    return plan.scheduler, plan.slurm_conf, plan.job.queue.partition, plan.job.container is None
-
-
-@gathers("cluster", same=_cluster_question)
-def _cluster(draft: Draft) -> ClusterFacts | None:
-    return cluster_facts(draft.plan)
