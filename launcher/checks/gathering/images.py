@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import shlex
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.checks.facts import ImageFacts, MissingPath
+from launcher.checks.gathering import gathers
 from launcher.checks.gathering.path_resolver import PathResolver, opened, tells_of, why_unreadable
+from launcher.drafting import Draft
 from launcher.errors import UserError, nearest_files
 from launcher.releases import contents_by_file_name
 
@@ -61,11 +64,12 @@ def _made_by(choice: ResolvedImage) -> str:
     return f"slipway {shlex.join(choice.command)}; or the same launch with --build"
 
 
-def image_facts(resolver: PathResolver, *, look: bool) -> ImageFacts | None:
+def image_facts(draft: Draft, *, look: bool) -> ImageFacts | None:
     """Return what is known to be in the job's image, if the job trains in one.
 
     Without `look` the record beside an image that is a file is not read, and nothing is told of it.
     """
+    resolver = PathResolver(draft)
     container = resolver.plan.job.container
     if container is None or not resolver.in_container or resolver.plan.job.config is None:
         return None
@@ -74,6 +78,10 @@ def image_facts(resolver: PathResolver, *, look: bool) -> ImageFacts | None:
         return None
     missing = {} if contents is not None else {"contents": _NOT_RECORDED.format(container.image)}
     return ImageFacts(contents, missing)
+
+
+gathers("image", looks=False)(partial(image_facts, look=False))
+gathers("image")(partial(image_facts, look=True))
 
 
 def _contents(resolver: PathResolver, image: str, *, look: bool) -> Contents | None:
