@@ -14,7 +14,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from launcher.checks.gathering.gather import gather
 from launcher.cli.options import Verbs, add_option
 from launcher.cli.requests import add_examining_verb, request_of
 from launcher.config.stored import config_text
@@ -232,7 +231,7 @@ def read_report(result: Path, estimate: Mapping[str, Any]) -> GpuReport:
 
 def estimate_of(draft: Draft) -> dict[str, Any]:
     """Return the estimates of the measured configuration, without unknown ones."""
-    estimates = overview(draft.plan, gather(draft, look=False).gpu_types)
+    estimates = overview(draft.plan)
     values: dict[str, Any] = {}
     if estimates.memory is not None:
         values["gpu"] = estimates.memory.counted.gpu.name

@@ -9,8 +9,7 @@ from itertools import islice
 from typing import Any
 
 from launcher.checks.facts import Facts
-from launcher.checks.gate import refuse
-from launcher.checks.gathering.gather import gather
+from launcher.checks.gate import gather, refuse
 from launcher.checks.gathering.host import trainer_verdicts
 from launcher.checks.layout_search import (
     GRADIENTS,
@@ -94,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
     if launch.plan.job.config is None:
         stage = launch.plan.job.stage
         raise UserError(f"stages=[{stage}]: it trains nothing, and has no layout", key="stages")
-    facts = gather(launch)
+    (facts,) = gather([launch], trainer_verdict=None)
     # A model without its sizes has no layout.
     others = [check.id for check in CHECKS if not check.id.startswith(_SIZES)]
     refuse(launch, run_checks(launch.plan, facts, others))

@@ -33,9 +33,17 @@ from launcher.estimates.activations import (
     kept_by_sparse_layer,
     working_memory,
 )
-from launcher.estimates.model import DISTRIBUTED, HALF
 from launcher.estimates.parallelism import NOTHING, RECOMPUTE, Recompute, Stack, recompute_of
-from launcher.estimates.training import Chunk, Training, layers_of, parameters_of, stages_of, training_of
+from launcher.estimates.training import (
+    DISTRIBUTED,
+    HALF,
+    Chunk,
+    Training,
+    layers_of,
+    parameters_of,
+    stages_of,
+    training_of,
+)
 from launcher.estimates.values import Values
 
 _MASTER = 4

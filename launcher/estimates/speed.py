@@ -15,8 +15,8 @@ from arithmetic.gpus import Gpu
 from arithmetic.layout import ParallelConfig
 from arithmetic.parameters import count_parameters, vocabulary_size
 from launcher.attained import Attained
-from launcher.estimates.model import DISTRIBUTED, HALF, has_fused_attention, is_countable, model_type_of
 from launcher.estimates.parallelism import COUNTED_ENDS, OWN_ENDS, Layout, Stack, stacks_of
+from launcher.estimates.training import DISTRIBUTED, HALF, countable_model, has_fused_attention, model_type_of
 from launcher.estimates.values import Values
 
 # GPUs without a published network get that of the A100's machines, 200 Gbit/s for each.
@@ -75,8 +75,8 @@ class ModelWork(NamedTuple):
 
 def work_of(values: Values, devices: int, engine: str) -> ModelWork | None:
     """Return the work of a job's model; None if one of its sizes is unknown, or it cannot be timed."""
-    model, stacks, family = values.node("model"), tuple(stacks_of(values)), model_type_of(values)
-    if model is None or not is_countable(values) or untimed(values) is not None:
+    model, stacks, family = countable_model(values), tuple(stacks_of(values)), model_type_of(values)
+    if model is None or untimed(values) is not None:
         return None
     vocabulary = vocabulary_size(model) or _VOCABULARY
     first, last = map(values.whole, OWN_ENDS)
