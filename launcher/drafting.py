@@ -25,9 +25,7 @@ from launcher.runs import provenance
 from launcher.runs.manifest import read_manifest, read_stored_text
 from launcher.runs.paths import LAUNCHES, ROOT_CONFIG, LaunchPaths, next_launch_number
 from launcher.runs.trust import why_untrusted
-from launcher.stages.checkpoint_source import with_training
 from launcher.stages.planning import by_stage, plan_launch, prepare_launch, stage_name
-from launcher.stages.workspace import STAGE as WORKSPACE
 
 if TYPE_CHECKING:
     from launcher.images.resolve import ResolvedImage
@@ -153,7 +151,7 @@ def compose_stages(request: Request) -> list[Composition]:
     if request.work is not None:
         return [composition]
     with composition.annotated():
-        configs = [with_training(part) for part in by_stage(_with_workspace_image(composition.config))]
+        configs = by_stage(composition.config)
         names = [stage_name(config) for config in configs]
         if stage is not None and stage not in names:
             raise UserError(
@@ -191,19 +189,6 @@ def choice_of(composition: Composition, template_dir: Path | None = None) -> Res
 
     with composition.annotated():
         return resolve_container(config.container, config.images_dir, composition.config_dir, template_dir)
-
-
-def _with_workspace_image(config: RunConfig) -> RunConfig:
-    """Use the workspace's own image, or the recipe's `dev` flavor."""
-    if config.stages != [WORKSPACE] or config.workspace is None:
-        return config
-    image = config.workspace.container or config.container
-    if config.workspace.container is None and image is not None:
-        from launcher.images.references import recipe_and_flavor  # late: few launches are workspaces
-
-        name, flavor = recipe_and_flavor(image) or (None, None)
-        image = f"{name}:dev" if name is not None and flavor in (None, "run") else image
-    return config.model_copy(update={"container": image})
 
 
 def _draft(composition: Composition, request: Request) -> Draft:

@@ -121,15 +121,17 @@ def _add_parsers(verbs: Verbs) -> None:
 
 
 def _list(args: argparse.Namespace) -> int:
+    from launcher.images.store import stored_images
+
     store = shared.find_store(args, args.overrides)
-    entries = store.entries()
+    entries = stored_images(store)
     if args.json:
         print_json([_entry_to_json(entry) for entry in entries])
     elif entries:
         head = ("IMAGE", "SIZE", "COMPRESSION", "FROM", "CREATED")
         print_listing(head, [_cells(entry) for entry in entries], numbers=1)
     if not entries:
-        print_stderr(f"there is no image in {one_line(str(store.directory))} yet")
+        print_stderr(f"there is no image in {one_line(str(store))} yet")
     return 0
 
 

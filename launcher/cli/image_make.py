@@ -22,7 +22,6 @@ from launcher.ui.terminal import print_json, print_message
 if TYPE_CHECKING:
     from launcher.images.importing import Imported, ImportOptions
     from launcher.images.recipes import Recipe
-    from launcher.images.store import Store
 
 _RENDER = """\
 Print the Dockerfile of a recipe.
@@ -182,8 +181,8 @@ def _build(args: argparse.Namespace) -> int:
     if args.on_cluster:
         # The recipe may change while the job waits.
         expected = f"--expect={recipe.file_name}"
-        words = ("build", args.recipe, *own, f"--images-dir={store.directory}", expected)
-        return _submit(args, words, store.path(recipe.file_name), others)
+        words = ("build", args.recipe, *own, f"--images-dir={store}", expected)
+        return _submit(args, words, store / recipe.file_name, others)
     with show_progress(quiet=args.json) as progress:
         options = _import_options(args)
         imported = build_into_store(
@@ -193,13 +192,13 @@ def _build(args: argparse.Namespace) -> int:
     return 0
 
 
-def _built_before(expected: str, store: Store, recipe: Recipe) -> Imported:
+def _built_before(expected: str, store: Path, recipe: Recipe) -> Imported:
     """Return the expected file of a recipe that has changed since."""
     from launcher.images.importing import reuse
     from launcher.images.squashfs import is_squashfs
     from launcher.images.store import stored
 
-    entry = stored(store.path(expected))
+    entry = stored(store / expected)
     if entry is None or not is_squashfs(entry.path):
         raise UserError(
             f"--expect={expected}: the recipe {recipe.name} becomes {recipe.file_name} now: it has changed"
@@ -215,7 +214,7 @@ def _import(args: argparse.Namespace) -> int:
 
     _check_dry_run(args)
     source = Reference.parse(args.source, "image")
-    target = (args.output or shared.find_store(args, args.overrides).path(source.file_name)).absolute()
+    target = (args.output or shared.find_store(args, args.overrides) / source.file_name).absolute()
     if args.on_cluster:
         words = ("import", _reference_for_job(source), f"--output={target}")
         return _submit(args, words, target, args.overrides)

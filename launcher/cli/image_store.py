@@ -24,7 +24,6 @@ from launcher.ui.terminal import agrees, print_json, print_message, print_stderr
 if TYPE_CHECKING:
     from launcher.images.pruning import PruneDecision
     from launcher.images.registry import Pushed
-    from launcher.images.store import Store
 
 _PRUNE = """\
 Remove the images of the store that no run was launched with, and ask before.
@@ -71,6 +70,7 @@ def add_prune(verbs: Verbs) -> None:
 
 def _prune(args: argparse.Namespace) -> int:
     from launcher.images.pruning import PruneRules, decide, decide_leftovers, images_in_use, parse_age
+    from launcher.images.store import stored_images
 
     if args.named is not None:
         return _prune_named(args)
@@ -80,14 +80,14 @@ def _prune(args: argparse.Namespace) -> int:
     store = shared.find_store(args, args.overrides)
 
     def decide_now() -> list[PruneDecision]:
-        uses = images_in_use(args.base_results_dir, store.directory)
-        decisions = decide(store.entries(), uses, PruneRules(args.keep, older, args.ended), time.time())
-        return decisions + decide_leftovers(store.directory, uses)
+        uses = images_in_use(args.base_results_dir, store)
+        decisions = decide(stored_images(store), uses, PruneRules(args.keep, older, args.ended), time.time())
+        return decisions + decide_leftovers(store, uses)
 
     decisions = decide_now()
     removals = [decision for decision in decisions if decision.remove]
     if not args.json:
-        _print_decisions(decisions, store.directory)
+        _print_decisions(decisions, store)
     failed: dict[Path, str] = {}
     if removals and not args.dry_run:
         if _ask(args, len(removals)):
@@ -267,7 +267,7 @@ def _push(args: argparse.Namespace) -> int:
     return _print_pushed(pushed, args.json)
 
 
-def _record(store: Store, file_name: str, source: Reference, pushed: Sequence[Pushed]) -> None:
+def _record(store: Path, file_name: str, source: Reference, pushed: Sequence[Pushed]) -> None:
     """Write the digest that registries have into the record of the file that was made of the same image.
 
     A builder's storage and a registry pack an image differently, so that its digests differ.
@@ -275,7 +275,7 @@ def _record(store: Store, file_name: str, source: Reference, pushed: Sequence[Pu
     from launcher.images.registry import Access, look_up
     from launcher.images.store import read_sidecar
 
-    image = store.path(file_name)
+    image = store / file_name
     record = read_sidecar(image)
     digest = next((push.digest for push in pushed if push.digest is not None), None)
     if record is None or digest in (None, record.pushed):

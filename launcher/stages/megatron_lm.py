@@ -12,12 +12,12 @@ from typing import Any
 
 from pydantic import ConfigDict, Field
 
-from launcher.config.schema import parse
-from launcher.config.stage_schema import ModelType, StrictModel
+from launcher.config.schema import RunConfig, parse
+from launcher.config.stage_schema import ModelType, StrictModel, TrainingConfig
 from launcher.config.values import Whole
 from launcher.errors import UserError, shown
-from launcher.plan import Payload
-from launcher.stages.common import StageRun, python
+from launcher.plan import Payload, Resources
+from launcher.stages.common import python
 from launcher.stages.megatron_lm_model import (
     Option,
     argument_vector,
@@ -29,6 +29,7 @@ from launcher.stages.megatron_lm_model import (
     values,
 )
 from launcher.stages.names_and_paths import whole_path
+from launcher.stages.stage import Engine, StageRun, refuse_resume
 
 # NeMo's schedules, and the curve of Megatron-LM that each is after its warm-up.
 _DECAY = {
@@ -99,12 +100,22 @@ class _Trainer(_Computed):
     max_steps: Whole
 
 
-def megatron_lm_payload(run: StageRun, model_type: ModelType, written: Mapping[str, Any]) -> Payload:
+def _configure(config: RunConfig, training: TrainingConfig, written: dict[str, Any]) -> dict[str, Any]:
+    """Refuse what no option says to Megatron-LM."""
+    refuse_resume(config, training.resume)
+    if training.restore_from_path is not None:
+        key = "training.restore_from_path"
+        message = f"{key}={shown(training.restore_from_path)}: engine=megatron_lm has no such option; "
+        raise UserError(f"{message}engine=megatron and engine=nemo have", key=key)
+    return written
+
+
+def _payload(run: StageRun, training: TrainingConfig, written: Mapping[str, Any]) -> Payload:
     """Return a script of Megatron-LM's, which reads no file of ours: `written` becomes its arguments.
 
     Raise UserError if the configuration asks for what Megatron-LM has no option for.
     """
-    root = whole_path(run.config.megatron_lm_path, "megatron_lm_path")
+    root, model_type = whole_path(run.config.megatron_lm_path, "megatron_lm_path"), training.run.model_type
     start = (python(run.config), "-u", str(run.paths.megatron_lm), root, model_type)
     return Payload(
         argv=(*start, *megatron_lm_arguments(written, model_type)),
@@ -185,9 +196,11 @@ def _precision(
         yield from values(_FP8, model)
 
 
-def megatron_lm_environment(written: Mapping[str, Any], model_type: ModelType) -> dict[str, str]:
+def _environment(
+    written: Mapping[str, Any], training: TrainingConfig, _requested: Resources
+) -> dict[str, str]:
     """Return the variables for Transformer Engine, as NeMo sets them."""
-    scales = _scales_scores(written["trainer"], written["model"], model_type)
+    scales = _scales_scores(written["trainer"], written["model"], training.run.model_type)
     return {"NVTE_APPLY_QK_LAYER_SCALING": "1"} if scales else {}
 
 
@@ -338,3 +351,6 @@ def _minutes(text: str) -> int:
         )
     days, hours, minutes, _ = map(int, parts)
     return (days * 24 + hours) * 60 + minutes
+
+
+MEGATRON_LM = Engine(_configure, _payload, _environment)

@@ -12,7 +12,7 @@ from launcher.checks.rules.resources import gpus_of
 from launcher.config.compose import CONF_DIR
 from launcher.config.overrides import parse_override
 from launcher.drafting import Draft
-from launcher.stages.common import stage_cluster
+from launcher.stages.stage import stage_cluster
 
 _NEMO_NODES = ("trainer", "exp_manager", "model")
 
@@ -21,8 +21,7 @@ _NEMO_NODES = ("trainer", "exp_manager", "model")
 def node_gpus(draft: Draft) -> int | None:
     """Return the GPUs of a node, where the cluster's configuration says it."""
     config, stage = draft.composition.config, draft.plan.job.stage
-    changes = config.stage_cluster.get(stage, {})  # type: ignore[call-overload]  # a name of a stage
-    cluster = stage_cluster(config.cluster, stage, changes)
+    cluster = stage_cluster(config, stage)
     return gpus_of(cluster.gpus_per_node, cluster.gres)
 
 
