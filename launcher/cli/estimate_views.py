@@ -13,7 +13,7 @@ from launcher.errors import UserError, shown
 from launcher.estimates.cost import Cost, MemoryEstimate, TrainingAmount
 from launcher.estimates.memory import StageMemory
 from launcher.plan import Plan
-from launcher.ui.plotting import FAINT, INK, new_figure, rendered, style_axes, write_picture
+from launcher.ui.plotting import FAINT, INK, new_figure, style_axes, write_picture
 from launcher.ui.tables import count, new_table
 from launcher.ui.terminal import open_console
 
@@ -257,7 +257,7 @@ def write_figure(path: Path, run: str, memory: MemoryEstimate) -> None:
     figure.legend(
         handles[::-1], labels[::-1], loc="outside right center", frameon=False, labelcolor=INK, fontsize=9.5
     )
-    write_picture(path, rendered(figure, run, path.suffix.lower().removeprefix(".")))
+    write_picture(path, figure, run, path.suffix.lower().removeprefix("."))
 
 
 def _draw_stages(axes: Any, memory: MemoryEstimate) -> None:

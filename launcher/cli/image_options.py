@@ -5,15 +5,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from launcher.cli.options import add_config_dir, add_option, add_tree_options
 from launcher.errors import UserError
 from launcher.images.references import absolute_path
+from launcher.images.store import Store
 from launcher.secrecy import redacted
-
-if TYPE_CHECKING:
-    from launcher.images.store import Store
 
 IMAGE_HELP = "a path, a recipe such as nemo:dev, or a name that `slipway image list` shows"
 DOCKERFILES = "Dockerfiles"  # the templates of recipes
@@ -48,8 +45,6 @@ def split_overrides(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def find_store(args: argparse.Namespace, overrides: Sequence[str] = ()) -> Store:
     """Return the store that the options and the configuration name; raise UserError if one has a mistake."""
-    from launcher.images.store import Store
-
     stray = [word for word in overrides if "=" not in word]
     if stray:
         raise UserError(f"{redacted(stray[0])}: this is no override", hint="an override is KEY=VALUE")
