@@ -180,13 +180,10 @@ def print_outcomes(launched: Sequence[Launched], *, as_json: bool) -> None:
         for launch in launched:
             _print_submitted(launch.paths, launch.manifest)
     elif launched:
+        jobs = [(launch.manifest.job_id, launch.paths) for launch in launched]
         content = [
-            {
-                "job_id": launch.manifest.job_id,
-                "run_dir": str(launch.paths.run_dir),
-                "launch": launch.paths.number,
-            }
-            for launch in launched
+            {"job_id": job_id, "run_dir": str(paths.run_dir), "launch": paths.number}
+            for job_id, paths in jobs
         ]
         print(json.dumps(content[0] if len(content) == 1 else content))
 
