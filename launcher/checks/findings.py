@@ -13,7 +13,7 @@ from launcher.estimates.values import Values, full
 from launcher.plan import Plan
 
 
-class Severity(enum.Enum):
+class Severity(enum.StrEnum):
     """An error stops a launch, a warning is told; what was not looked at is `skipped`."""
 
     ERROR = "error"
@@ -27,7 +27,8 @@ class Finding:
 
     `key` is the key of the configuration to change first, such as ``training.model.global_batch_size``; `fix`
     says what would be valid, in several lines where there are several ways out. `why` is the reason of a
-    skipped check, which the message has too. `id` is that of the check, which sets it.
+    skipped check, which the message has too. `id` is that of the check, which sets it; `source` is where the
+    values are from, which a report adds.
     """
 
     severity: Severity
@@ -37,6 +38,7 @@ class Finding:
     also: tuple[str, ...] = ()
     why: str | None = None
     id: str = ""
+    source: str | None = None
 
 
 def error(key: str, value: Any, text: str, fix: str | None = None, also: Sequence[str] = ()) -> Finding:

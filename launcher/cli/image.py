@@ -16,7 +16,7 @@ from launcher.errors import Mistakes, UserError, one_line
 from launcher.images.inspecting import InspectedImage, inspect, installed_versions, printable_env, verify
 from launcher.images.progress import format_size, show_progress
 from launcher.images.squashfs import read_superblock
-from launcher.images.store import Stored, record_installed
+from launcher.images.store import Stored, record_installed, stored_images
 from launcher.images.tools import ending_cleanly
 from launcher.secrecy import without_secrets
 from launcher.ui.tables import print_listing, print_styled
@@ -119,15 +119,16 @@ def _add_parsers(verbs: Verbs) -> None:
 
 
 def _list(args: argparse.Namespace) -> int:
+
     store = shared.find_store(args, args.overrides)
-    entries = store.entries()
+    entries = stored_images(store)
     if args.json:
         print_json([_entry_to_json(entry) for entry in entries])
     elif entries:
         head = ("IMAGE", "SIZE", "COMPRESSION", "FROM", "CREATED")
         print_listing(head, [_cells(entry) for entry in entries], numbers=1)
     if not entries:
-        print_stderr(f"there is no image in {one_line(str(store.directory))} yet")
+        print_stderr(f"there is no image in {one_line(str(store))} yet")
     return 0
 
 

@@ -16,7 +16,7 @@ from launcher.images.importing import Imported, ImportOptions, import_image, reu
 from launcher.images.progress import format_size, show_progress
 from launcher.images.references import Kind, Reference, absolute_path, recipe_and_flavor
 from launcher.images.squashfs import AUTO, COMPRESSIONS, is_squashfs
-from launcher.images.store import Store, stored
+from launcher.images.store import stored
 from launcher.images.tools import BUILDERS
 from launcher.secrecy import redacted
 from launcher.ui.tables import print_code
@@ -182,8 +182,8 @@ def _build(args: argparse.Namespace) -> int:
     if args.on_cluster:
         # The recipe may change while the job waits.
         expected = f"--expect={recipe.file_name}"
-        words = ("build", args.recipe, *own, f"--images-dir={store.directory}", expected)
-        return _submit(args, words, store.path(recipe.file_name), others)
+        words = ("build", args.recipe, *own, f"--images-dir={store}", expected)
+        return _submit(args, words, store / recipe.file_name, others)
     with show_progress(quiet=args.json) as progress:
         options = _import_options(args)
         imported = build_into_store(
@@ -193,9 +193,9 @@ def _build(args: argparse.Namespace) -> int:
     return 0
 
 
-def _built_before(expected: str, store: Store, recipe: Recipe) -> Imported:
+def _built_before(expected: str, store: Path, recipe: Recipe) -> Imported:
     """Return the expected file of a recipe that has changed since."""
-    entry = stored(store.path(expected))
+    entry = stored(store / expected)
     if entry is None or not is_squashfs(entry.path):
         raise UserError(
             f"--expect={expected}: the recipe {recipe.name} becomes {recipe.file_name} now: it has changed"
@@ -208,7 +208,7 @@ def _built_before(expected: str, store: Store, recipe: Recipe) -> Imported:
 def _import(args: argparse.Namespace) -> int:
     _check_dry_run(args)
     source = Reference.parse(args.source, "image")
-    target = (args.output or shared.find_store(args, args.overrides).path(source.file_name)).absolute()
+    target = (args.output or shared.find_store(args, args.overrides) / source.file_name).absolute()
     if args.on_cluster:
         words = ("import", _reference_for_job(source), f"--output={target}")
         return _submit(args, words, target, args.overrides)

@@ -18,7 +18,7 @@ from launcher.errors import Mistakes, UserError, explain_refusal, one_line
 from launcher.images import registry
 from launcher.images.progress import format_size, show_progress
 from launcher.images.references import Reference, absolute_path, recipe_and_flavor
-from launcher.images.store import Store, read_sidecar
+from launcher.images.store import read_sidecar, stored_images
 from launcher.images.tools import BUILDERS, NO_IMAGE, ToolError, ending_cleanly
 from launcher.ui.tables import print_listing
 from launcher.ui.terminal import agrees, print_json, print_message, print_stderr
@@ -80,14 +80,14 @@ def _prune(args: argparse.Namespace) -> int:
     store = shared.find_store(args, args.overrides)
 
     def decide_now() -> list[PruneDecision]:
-        uses = images_in_use(args.base_results_dir, store.directory)
-        decisions = decide(store.entries(), uses, PruneRules(args.keep, older, args.ended), time.time())
-        return decisions + decide_leftovers(store.directory, uses)
+        uses = images_in_use(args.base_results_dir, store)
+        decisions = decide(stored_images(store), uses, PruneRules(args.keep, older, args.ended), time.time())
+        return decisions + decide_leftovers(store, uses)
 
     decisions = decide_now()
     removals = [decision for decision in decisions if decision.remove]
     if not args.json:
-        _print_decisions(decisions, store.directory)
+        _print_decisions(decisions, store)
     failed: dict[Path, str] = {}
     if removals and not args.dry_run:
         if _ask(args, len(removals)):
@@ -265,12 +265,12 @@ def _push(args: argparse.Namespace) -> int:
     return _print_pushed(pushed, args.json)
 
 
-def _record(store: Store, file_name: str, source: Reference, pushed: Sequence[registry.Pushed]) -> None:
+def _record(store: Path, file_name: str, source: Reference, pushed: Sequence[registry.Pushed]) -> None:
     """Write the digest that registries have into the record of the file that was made of the same image.
 
     A builder's storage and a registry pack an image differently, so that its digests differ.
     """
-    image = store.path(file_name)
+    image = store / file_name
     record = read_sidecar(image)
     digest = next((push.digest for push in pushed if push.digest is not None), None)
     if record is None or digest in (None, record.pushed):

@@ -188,7 +188,7 @@ def _name(launch: Launch) -> str:
 def _link(launch: Launch, number: int | None, job_id: str | None) -> str | None:
     """Return the job of the requested link, by its number or its id."""
     if number is None:
-        return job_id if job_id in launch.jobs else None
+        return job_id if job_id in launch.links.values() else None
     links = launch.links
     if number not in links:
         known = f"{len(links)} of {launch.manifest.links} links exist so far"

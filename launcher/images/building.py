@@ -18,7 +18,7 @@ from launcher.images.recipes import Recipe, build_labels
 from launcher.images.references import Kind, Reference
 from launcher.images.registry import Access, architecture, borrowed_login, hint_names
 from launcher.images.scratch import locked, scratch_directory
-from launcher.images.store import RecipeOrigin, Store, match_stored, stored
+from launcher.images.store import RecipeOrigin, match_stored, stored
 from launcher.images.tools import NO_SPACE, ToolError
 
 # Where the kernel lets nobody mount an overlay, plain copies of the layers do: slower, and they always work.
@@ -186,7 +186,7 @@ def build_recipe(
 
 def build_into_store(
     recipe: Recipe,
-    store: Store,
+    store: Path,
     options: ImportOptions | None = None,
     progress: ImageProgress = SILENT,
     *,
@@ -197,7 +197,7 @@ def build_into_store(
 
     `options` are of the import; `force` also builds again. The store is unchanged if it fails.
     """
-    target = store.path(recipe.file_name)
+    target = store / recipe.file_name
     origin = RecipeOrigin(recipe.name, recipe.flavor, recipe.hash)
     options = replace(options or ImportOptions(), recipe=origin)
 

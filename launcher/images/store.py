@@ -86,23 +86,14 @@ class Stored:
     sidecar: Sidecar | None
 
 
-@dataclass(frozen=True, slots=True)
-class Store:
-    """A directory of images. It need not exist yet."""
-
-    directory: Path
-
-    def path(self, file_name: str) -> Path:
-        return self.directory / file_name
-
-    def entries(self) -> list[Stored]:
-        """Return all images by name; partial files have hidden names and are none."""
-        try:
-            paths = sorted(self.directory.iterdir())
-        except FileNotFoundError:
-            return []
-        images = (path for path in paths if path.name.endswith(SQUASHFS_SUFFIXES) and path.name[0] != ".")
-        return [entry for path in images if (entry := stored(path)) is not None]
+def stored_images(store: Path) -> list[Stored]:
+    """Return all images of a store, which need not exist, by name; partial files are hidden, and are none."""
+    try:
+        paths = sorted(store.iterdir())
+    except FileNotFoundError:
+        return []
+    images = (path for path in paths if path.name.endswith(SQUASHFS_SUFFIXES) and path.name[0] != ".")
+    return [entry for path in images if (entry := stored(path)) is not None]
 
 
 def stored(path: Path) -> Stored | None:

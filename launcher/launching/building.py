@@ -49,7 +49,7 @@ class ImageRequirement:
     @property
     def command(self) -> tuple[str, ...]:
         """The arguments with which `slipway` makes the file."""
-        words = self.choice.command(self.request.config_dir, self.request.template_dir)
+        words = self.choice.command
         return (*words, "--plain-http") if words and _allows_plain_http() else words
 
 
@@ -148,11 +148,10 @@ def _make(needed: ImageRequirement, progress: ImageProgress) -> Imported:
         assert choice.source is not None
         return import_image(choice.source, needed.file, options, progress)
     from launcher.images.building import build_into_store
-    from launcher.images.store import Store
 
     for warning in choice.recipe.warnings:
         progress.note(warning)
-    store = Store(needed.file.parent)
+    store = needed.file.parent
     return build_into_store(choice.recipe, store, options, progress, config_dir=request.config_dir)
 
 

@@ -48,7 +48,7 @@ def link_log(launch: Launch, job_id: str, extension: str = "out") -> Path:
 
 def job_logs(launch: Launch, extension: str = "out") -> list[Path]:
     """Return the existing logs: the job's, those of an array's tasks, or of a chain's links in order."""
-    logs = [link_log(launch, job_id, extension) for job_id in launch.jobs]
+    logs = [link_log(launch, job_id, extension) for job_id in launch.links.values()]
     return [log for log in [*logs, *task_logs(launch, extension).values()] if log.is_file()]
 
 
