@@ -192,7 +192,7 @@ def _print_submitted(paths: LaunchPaths, manifest: Manifest) -> None:
     from launcher.schedulers.job_status import declared_tasks
 
     task = "".join(f"_{number}" for number in declared_tasks(paths.directory)[:1])  # an array's first
-    log = paths.run_dir / paths.log_name(f"{manifest.job_id}{task}")
+    log = paths.run_dir / paths.log(f"{manifest.job_id}{task}").name
     places = {"local": "on this machine", "allocation": "in this allocation"}
     place = places.get(manifest.scheduler, "to Slurm")
     nodes = f"{manifest.nodes}" if manifest.max_nodes is None else f"{manifest.nodes}-{manifest.max_nodes}"
