@@ -12,7 +12,7 @@ from typing import TypeVar
 from launcher import schedulers
 from launcher.errors import UserError
 from launcher.runs.manifest import Manifest, read_manifest
-from launcher.runs.paths import LAUNCHES, METRICS, LaunchPaths, launch_numbers
+from launcher.runs.paths import LAUNCHES, LaunchPaths, launch_numbers
 from launcher.runs.trust import usable_slurm_conf
 from launcher.schedulers.base import JobRef, JobStatus, Scheduler, Submission
 from supervisor.marks import JobAttempt, job_of, later_jobs, read_attempts
@@ -41,10 +41,6 @@ class Launch:
             return False
         age = datetime.now(UTC) - datetime.fromisoformat(self.manifest.created)
         return self.manifest.error is not None or age.total_seconds() > _SUBMITTING_SECONDS
-
-    @property
-    def metrics(self) -> Path:
-        return self.paths.results / METRICS
 
     @property
     def slurm_conf(self) -> str | None:
@@ -116,7 +112,7 @@ class Launch:
                 f"launch {self.paths.number} of {self.paths.run_name} has no job, and so no log",
                 hint=self.manifest.error,
             )
-        return self.paths.directory / self.paths.log_name(self.manifest.job_id, extension)
+        return self.paths.log(self.manifest.job_id, extension)
 
 
 def read_launch(run_dir: Path, number: int) -> Launch:

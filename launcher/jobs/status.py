@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from launcher.schedulers.base import ChainJobs, JobRef, JobStatus, Scheduler
 from launcher.schedulers.chain_status import from_marks_alone, may_go_on
 from launcher.slurm.notations import compress_tasks
 from launcher.slurm.states import State, why_waiting
+from supervisor.following import read_stages
 from supervisor.marks import chain_end, read_attempts
 
 # A launch that waits longer than this for its requeue does not count beside a newer one of its run.
@@ -138,11 +140,21 @@ def _ask_scheduler(launches: Sequence[Launch]) -> dict[Path, LaunchStatus]:
         statuses = [status if status and status.state.is_final else unknown for status in marked]
     answers = {}
     for (launch, _), status in zip(tracked, statuses, strict=True):
-        if launch.manifest.waits_for is not None and status.reason == _WAITS_FOR_JOB:
-            why = f"Dependency: it waits for the end of {launch.manifest.waits_for}"
-            status = replace(status, reason=why)
+        waits_for = launch.manifest.waits_for
+        if waits_for is not None and (status.reason == _WAITS_FOR_JOB or _waits_silently(launch, status)):
+            status = replace(status, reason=f"Dependency: it waits for the end of {waits_for}")
         answers[launch.paths.directory] = LaunchStatus(launch.paths.run_dir, launch, status, unanswered)
     return answers
+
+
+def _waits_silently(launch: Launch, status: JobStatus) -> bool:
+    """Return True if a stage waits for a chain, but Slurm has no word for why: its dependency is new."""
+    if status.state is not State.PENDING or status.reason is not None:
+        return False
+    with contextlib.suppress(OSError, ValueError):
+        before = read_stages(launch.paths.directory).before
+        return before is not None and chain_end(before.directory) is None
+    return False
 
 
 def _statuses(scheduler: Scheduler, tracked: Sequence[tuple[Launch, JobRef]]) -> list[JobStatus]:

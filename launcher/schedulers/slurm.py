@@ -214,7 +214,8 @@ def _records_of(
     by_parent = by_job(records)
     parts = {job_id: job_id.partition("_") for job_id in job_ids}
     # Slurm has one record for all tasks that wait together: each array is taken apart once.
-    tasks = {parent: _by_task(by_parent.get(parent, ())) for parent, _, task in parts.values() if task}
+    arrays = {parent for parent, _, task in parts.values() if task}
+    tasks = {parent: _by_task(by_parent.get(parent, ())) for parent in arrays}
     records_of: dict[str, Sequence[Record]] = {}
     for job_id, (parent, _, task) in parts.items():
         whole = by_parent.get(parent, ())

@@ -32,6 +32,7 @@ from launcher.monitor.logs import job_logs, rank_failures, tail_offsets
 from launcher.monitor.readers import all_events, newest_events
 from launcher.schedulers.base import ChainJobs, JobStatus
 from launcher.slurm.states import State
+from supervisor.following import NAME, Stage, Stages, to_json
 from supervisor.marks import ChainEnd, claim, end_chain
 
 Capsys = pytest.CaptureFixture[str]
@@ -265,3 +266,17 @@ def test_nemos_progress_goes_on_in_the_next_log(launched: Callable[..., Path], r
     assert Progress(newest_events(launch)).step == 4
     steps = [event.step for event in all_events(launch) if isinstance(event, Train)]
     assert steps == [1, 2, 3, 4]
+
+
+def test_stage_is_said_to_wait_before_slurm_has_looked_at_its_new_dependency(
+    runs: Runs, scheduler: FakeScheduler, launched: Callable[..., Path], capsys: Capsys
+) -> None:
+    """Each link gives the stage another dependency, and Slurm then has no word for why it waits."""
+    chain, stage = launched(name="a"), runs.launch("after", 2, waits_for="a")
+    (stage / NAME).write_text(to_json(Stages(before=Stage("a", str(chain), "a-1"))))
+    scheduler.set("12", State.PENDING)
+    slipway(runs, "status", "after")
+    assert "Dependency: it waits for the end of a" in capsys.readouterr().out
+    end_chain(chain, ChainEnd("job 13", "done"))
+    slipway(runs, "status", "after")
+    assert "it waits" not in capsys.readouterr().out

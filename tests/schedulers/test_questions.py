@@ -12,6 +12,7 @@ import pytest
 from launcher.schedulers.base import JobRef, Submission
 from launcher.schedulers.slurm import SlurmScheduler
 from launcher.slurm.commands import Answer, Retry, Unreachable
+from launcher.slurm.notations import expand_tasks
 from launcher.slurm.records import SEPARATOR, parse_ends
 from launcher.slurm.states import State
 from supervisor.marks import note_cancelled
@@ -217,3 +218,19 @@ def test_a_busy_controller_while_looking_for_a_job_is_told() -> None:
     slurm = Slurm(None)
     with pytest.raises(Unreachable, match="Slurm does not answer"):
         slurm.scheduler.find([submission("t")])
+
+
+def test_array_that_waits_as_one_record_is_taken_apart_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expanded: list[str] = []
+
+    def expand(text: str) -> list[int]:
+        expanded.append(text)
+        return expand_tasks(text)
+
+    monkeypatch.setattr("launcher.schedulers.slurm.expand_tasks", expand)
+    slurm = Slurm(Answer(0, queue_line("7_[0-49]", "PENDING", "a-tag"), ""))
+    points = [JobRef({1: f"7_{number}"}, tmp_path, ["a-point", "a-tag"]) for number in range(50)]
+    assert {status.state for status in slurm.scheduler.statuses(points)} == {State.PENDING}
+    assert expanded == ["0-49"]
