@@ -16,7 +16,6 @@ from launcher.checks.registry import CHECKS, require_known, worst_first
 from launcher.checks.rules.model import why_not_estimated
 from launcher.checks.rules.resources import GPUS
 from launcher.cli.estimate_views import (
-    amount_lines,
     cost_lines,
     headline,
     plain_lines,
@@ -223,9 +222,8 @@ def print_screen(stage: StageReport) -> None:
         _print_named("memory", headline(memory))
         if not sys.stdout.isatty() or not print_table(memory):
             print_styled([((f"  {line}", ""),) for line in plain_lines(memory)], wrap=True)
-    amount, cost = stage.overview.amount, stage.overview.cost
-    lines = cost_lines(plan, cost) if cost is not None else amount_lines(amount) if amount else ()
-    for name, text in lines:
+    amount = stage.overview.cost or stage.overview.amount
+    for name, text in cost_lines(plan, amount) if amount is not None else ():
         _print_named(name, text)
     print_styled(_finding_lines(stage.findings))
     print_styled([((_verdict(stage), "bold"),)], wrap=True)

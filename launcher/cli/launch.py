@@ -180,13 +180,10 @@ def print_outcomes(launched: Sequence[Launched], *, as_json: bool) -> None:
         for launch in launched:
             _print_submitted(launch.paths, launch.manifest)
     elif launched:
+        jobs = [(launch.manifest.job_id, launch.paths) for launch in launched]
         content = [
-            {
-                "job_id": launch.manifest.job_id,
-                "run_dir": str(launch.paths.run_dir),
-                "launch": launch.paths.number,
-            }
-            for launch in launched
+            {"job_id": job_id, "run_dir": str(paths.run_dir), "launch": paths.number}
+            for job_id, paths in jobs
         ]
         print(json.dumps(content[0] if len(content) == 1 else content))
 
@@ -195,7 +192,7 @@ def _print_submitted(paths: LaunchPaths, manifest: Manifest) -> None:
     from launcher.schedulers.job_status import declared_tasks
 
     task = "".join(f"_{number}" for number in declared_tasks(paths.directory)[:1])  # an array's first
-    log = paths.run_dir / paths.log_name(f"{manifest.job_id}{task}")
+    log = paths.run_dir / paths.log(f"{manifest.job_id}{task}").name
     places = {"local": "on this machine", "allocation": "in this allocation"}
     place = places.get(manifest.scheduler, "to Slurm")
     nodes = f"{manifest.nodes}" if manifest.max_nodes is None else f"{manifest.nodes}-{manifest.max_nodes}"

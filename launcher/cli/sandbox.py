@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 from launcher.cli.options import Verbs, add_option, add_verb
 from launcher.sandbox import DIRECTORY_VARIABLE, Reporter, default_directory, slurm_conf_path
+from launcher.sandbox.options import SandboxOptions
+from launcher.sandbox.prerequisites import find_plugin
 from launcher.ui.terminal import open_console, print_json, print_stderr
 
 if TYPE_CHECKING:
@@ -119,8 +121,6 @@ def _add_verb(
 
 def _up(args: argparse.Namespace) -> int:
     from launcher.sandbox.lifecycle import up
-    from launcher.sandbox.options import SandboxOptions
-    from launcher.sandbox.prerequisites import find_plugin
     from launcher.sandbox.state import partition_table
 
     same = ("nodes", "gpus", "cpus", "accounting", "cloud_nodes", "base_port", "gpu_type")

@@ -47,7 +47,7 @@ def missing_image(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
         return ()
     if choice is not None:
         why = f"its image is {path}: {fault}"
-        return (resolver.missing("container", choice.text, why, _made_by(choice, resolver)),)
+        return (resolver.missing("container", choice.text, why, _made_by(choice)),)
     return (resolver.missing("container", container.image, fault, fix, at=path),)
 
 
@@ -60,9 +60,8 @@ def _made_by_us(resolver: PathResolver) -> ResolvedImage | None:
     return resolver.draft.image
 
 
-def _made_by(choice: ResolvedImage, resolver: PathResolver) -> str:
-    words = choice.command(resolver.draft.composition.config_dir, resolver.draft.template_dir)
-    return f"slipway {shlex.join(words)}; or the same launch with --build"
+def _made_by(choice: ResolvedImage) -> str:
+    return f"slipway {shlex.join(choice.command)}; or the same launch with --build"
 
 
 def image_facts(draft: Draft, *, look: bool) -> ImageFacts | None:
@@ -122,7 +121,7 @@ def fetched_at_once(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
     if choice is None or choice.stored is None:
         return ()
     why = f"each of the job's {most} nodes fetches and unpacks it by itself, all at once"
-    fix = f"once for all of them: {_made_by(choice, resolver)}"
+    fix = f"once for all of them: {_made_by(choice)}"
     if choice.stored.is_file():
         fix = f"it is a file already: container={choice.stored}"
     return (MissingPath("container", choice.text, why, False, fix),)
