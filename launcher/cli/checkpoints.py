@@ -23,7 +23,7 @@ from launcher.errors import UserError, one_line
 from launcher.monitor.evidence import expected_outputs
 from launcher.runs.manifest import read_yaml
 from launcher.runs.paths import LAUNCHES, short
-from launcher.runs.trained import TrainingLaunch, training_of
+from launcher.runs.trained import TrainingLaunch, newest_training
 from launcher.secrecy import MASK
 
 if TYPE_CHECKING:
@@ -213,8 +213,8 @@ def _find_checkpoints(word: str, base_results_dir: Path) -> NamedCheckpoints:
     steps = [str(int(step)) for step in steps]
     path = Path(name).absolute()
     if path.is_dir() and not (path / LAUNCHES).is_dir():
-        return NamedCheckpoints(path, steps, training_of(path))
-    training = training_of(find_one(name, base_results_dir).run_dir)
+        return NamedCheckpoints(path, steps, newest_training(path))
+    training = newest_training(find_one(name, base_results_dir).run_dir)
     if training is None:
         message = f"{one_line(name)}: no launch of this run is a training's"
         raise UserError(message, hint="the run of the training, or a directory of checkpoints")
