@@ -31,7 +31,7 @@ from launcher.cli.requests import add_examining_verb, request_of
 from launcher.drafting import Draft, draft
 from launcher.errors import UserError
 from launcher.estimates.parallelism import NODES, Recompute, with_changes
-from launcher.estimates.speed import untimed
+from launcher.estimates.speed import NOT_TIMED
 from launcher.estimates.training import uncounted
 from launcher.estimates.values import Values, count
 from launcher.plan import Plan
@@ -145,7 +145,7 @@ def _content(
         "gpu_source": source,
         "gpu_memory_bytes": gpu.memory,
         "memory_limit_bytes": search.limit,
-        "steps_not_timed": untimed(Values(config)),
+        "steps_not_timed": Values(config).reason(NOT_TIMED),
         "yours": _to_json(config, own, fastest) | {"fits": search.fits(own)} if own is not None else None,
         "suggestions": [_to_json(config, suggestion, fastest) for suggestion in suggestions],
         "on_other_nodes": _to_json(config, more, None) if more is not None else None,
@@ -207,7 +207,7 @@ def _heading(plan: Plan, search: LayoutSearch, fastest: float | None) -> Iterato
         return
     counted = f"{gpu.name} ({source})"
     yield (f"{plan.paths.run_name}: ", "bold"), (f"{where} ", ""), (counted, "yellow" if is_assumed else "")
-    why = untimed(Values(plan.job.config or {}))
+    why = Values(plan.job.config or {}).reason(NOT_TIMED)
     if why is not None:
         yield ((f"{why}: the layouts that fit with the fewest changes come first", "yellow"),)
     if own is None or own.fullest is None:
