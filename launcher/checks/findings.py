@@ -13,7 +13,7 @@ from launcher.estimates.values import Values, full
 from launcher.plan import Plan
 
 
-class Severity(enum.Enum):
+class Severity(enum.StrEnum):
     """An error stops a launch, a warning is told; what was not looked at is `skipped`."""
 
     ERROR = "error"
@@ -27,7 +27,8 @@ class Finding:
 
     `key` is the key of the configuration to change first, such as ``training.model.global_batch_size``; `fix`
     says what would be valid, in several lines where there are several ways out. `why` is the reason of a
-    skipped check, which the message has too. `id` is that of the check, which sets it.
+    skipped check, which the message has too. `id` is that of the check, which sets it; `source` is where the
+    values are from, which a report adds.
     """
 
     severity: Severity
@@ -37,6 +38,7 @@ class Finding:
     also: tuple[str, ...] = ()
     why: str | None = None
     id: str = ""
+    source: str | None = None
 
 
 def error(key: str, value: Any, text: str, fix: str | None = None, also: Sequence[str] = ()) -> Finding:
@@ -122,6 +124,9 @@ def _parameters(rule: Any) -> tuple[str, ...]:
 
 
 REGISTERED: list[Check] = []
+# By the id of a check: what would be valid instead, found by search for the findings that are reported.
+Remedy = Callable[[Plan, Facts], str | None]
+REMEDIES: dict[str, Remedy] = {}
 
 
 def check(check_id: str, tells: str, *needs: str) -> Callable[[_Rule], _Rule]:
@@ -130,5 +135,14 @@ def check(check_id: str, tells: str, *needs: str) -> Callable[[_Rule], _Rule]:
     def register(rule: _Rule) -> _Rule:
         REGISTERED.append(Check(check_id, tells, needs, rule, _parameters(rule)))
         return rule
+
+    return register
+
+
+def remedy(check_id: str) -> Callable[[Remedy], Remedy]:
+    """Enter the remedy of a check's findings, where these name none themselves."""
+
+    def register(function: Remedy) -> Remedy:
+        return REMEDIES.setdefault(check_id, function)
 
     return register

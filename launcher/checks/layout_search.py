@@ -16,7 +16,6 @@ from launcher.checks.layout_candidates import is_of_layout, layouts
 from launcher.checks.registry import CHECKS
 from launcher.checks.rules.model import has_gpus
 from launcher.estimates.memory import StageMemory, estimate_memory
-from launcher.estimates.model import model_size, precision_of
 from launcher.estimates.parallelism import (
     MOST_NODES,
     NODES,
@@ -31,6 +30,7 @@ from launcher.estimates.parallelism import (
     with_changes,
 )
 from launcher.estimates.speed import Speed, work_of
+from launcher.estimates.training import model_size, precision_of
 from launcher.estimates.values import Values, full
 from launcher.plan import Plan
 

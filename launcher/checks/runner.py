@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from launcher.checks.facts import Facts
-from launcher.checks.findings import Finding, Severity
+from launcher.checks.findings import REMEDIES, Finding, Severity
 from launcher.checks.registry import CHECKS
 from launcher.checks.rules.keys import TRAINER
 from launcher.plan import Plan
@@ -16,16 +17,27 @@ _OF_OTHERS = ("path.", "image.", "secret.", "cluster.", "memory.", "space.", "ru
 
 def run_checks(plan: Plan, facts: Facts, skipped: Sequence[str] = ()) -> list[Finding]:
     """Apply every check that is not to be skipped, and return what they find, the worst first."""
-    found = [finding for check in CHECKS if check.id not in skipped for finding in check.apply(plan, facts)]
-    if any(finding.severity is Severity.ERROR and not finding.id.startswith(_OF_OTHERS) for finding in found):
+    checks = [check for check in CHECKS if check.id not in skipped]
+    findings = [finding for check in checks for finding in check.apply(plan, facts)]
+    if any(
+        finding.severity is Severity.ERROR and not finding.id.startswith(_OF_OTHERS) for finding in findings
+    ):
         # Our trainer, which sees the keys alone, stops at the first mistake, which is among the others.
-        found = [finding for finding in found if finding.id != TRAINER]
-    if any(finding.severity is not Severity.SKIPPED for finding in found):
+        findings = [finding for finding in findings if finding.id != TRAINER]
+    if any(finding.severity is not Severity.SKIPPED for finding in findings):
         # Imported late: looking for layouts is a good part of this package, and most launches need none.
-        from launcher.checks.remedies import add_remedies
+        import launcher.checks.remedies  # noqa: F401 - enters them into their table
 
-        found = add_remedies(found, plan, facts)
-    return worst_first(found)
+        findings = [_remedied(finding, plan, facts) for finding in findings]
+    return worst_first(findings)
+
+
+def _remedied(finding: Finding, plan: Plan, facts: Facts) -> Finding:
+    """Return a finding with the remedy of its check, unless it names its own."""
+    find_remedy = REMEDIES.get(finding.id)
+    if find_remedy is None or finding.fix is not None or finding.severity is Severity.SKIPPED:
+        return finding
+    return replace(finding, fix=find_remedy(plan, facts))
 
 
 def worst_first(findings: Iterable[Finding]) -> list[Finding]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from shlex import quote
 
@@ -12,7 +12,7 @@ from launcher.doctor import gathering
 from launcher.doctor import tool_rules as tools
 from launcher.doctor.facts import Credentials, Image, Machine, Requirements, Slurm
 from launcher.doctor.nodes import Answers, look, start
-from launcher.doctor.report import Line, Row, Status, missing, ok, rows
+from launcher.doctor.report import Line, merged, missing, ok, unknown
 from launcher.drafting import Draft
 from launcher.errors import UserError
 from supervisor.settings import OLDEST_PYTHON
@@ -46,7 +46,7 @@ class Surroundings:
 
 def examine(
     draft: Draft, *, image: str | None, count: int, patience: float, starts: bool = False
-) -> tuple[Surroundings, list[Row]]:
+) -> tuple[Surroundings, list[Line]]:
     """Examine this machine, the cluster and `count` of its nodes for everything that a launch needs.
 
     `image` is another one than the launch's own, and `patience` the seconds to wait for the nodes. Raise
@@ -112,14 +112,14 @@ def _startable(needs: Requirements, image: Image | None) -> str:
     return image.for_pyxis
 
 
-def apply_rules(surroundings: Surroundings) -> list[Row]:
+def apply_rules(surroundings: Surroundings) -> list[Line]:
     """Return the report of what was gathered."""
-    reports: list[tuple[str, list[Line]]] = [(HERE, list(_of_this_machine(surroundings)))]
+    reports: list[tuple[str, Iterable[Line]]] = [(HERE, _of_this_machine(surroundings))]
     answers = surroundings.answers
     if answers is not None:
         blind = missing("python", "no Python: nothing keeps a job here", _INSTALL_PYTHON, needed=True)
         reports += [(name, [blind]) for name in answers.blind]
-        reports += [(machine.host, list(_of_node(machine, surroundings))) for machine in answers.machines]
+        reports += [(machine.host, _of_node(machine, surroundings)) for machine in answers.machines]
         started = answers.started or ()
         reports += [(name, [ok("container", "the image starts there", needed=True)]) for name in started]
         if answers.started is not None and len(started) < answers.requested:
@@ -134,11 +134,11 @@ def apply_rules(surroundings: Surroundings) -> list[Row]:
             why = answers.why or "srun gives no reason"
             text = f"{answers.silent} of {answers.requested} did not answer: {why}"
             fix = "sinfo tells what is free; cluster.partition=..."
-            reports.append((SILENT, [Line(NODES, Status.UNKNOWN, text, fix, True)]))
+            reports.append((SILENT, [unknown(NODES, text, fix, needed=True)]))
     elif surroundings.needs.scheduler != "local":
         fix = "slipway doctor --nodes 1, or as many as a launch has"
-        reports.append((NODES, [Line(NODES, Status.UNKNOWN, "not examined", fix)]))
-    return rows(reports)
+        reports.append((NODES, [unknown(NODES, "not examined", fix)]))
+    return merged(reports)
 
 
 def _of_this_machine(surroundings: Surroundings) -> Iterator[Line]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.checks.findings import Severity
-from launcher.checks.gathering.gather import ask_cluster
+from launcher.checks.gathering.cluster import ask_cluster
 from launcher.checks.gathering.host import host_facts
 from launcher.checks.rules.files import engine_of_image, machine_problems
 from launcher.doctor import probe

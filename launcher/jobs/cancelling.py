@@ -6,7 +6,7 @@ import contextlib
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from launcher.errors import UserError
@@ -161,11 +161,7 @@ def _end_chains(scheduler: Scheduler, endings: Sequence[_Ending]) -> None:
             ending.is_ended_now = end_chain(ending.directory, ChainEnd(user(), f"cancelled by {user()}"))
         except OSError:
             ending.is_marked = False
-    growing = [
-        replace(launch.submission, link=None)
-        for _, launch, links in chains
-        if len(links.jobs) < links.max_links
-    ]
+    growing = [launch.submission for _, launch, links in chains if len(links.jobs) < links.max_links]
     jobs_of_tag: FoundJobs = {}
     is_known = True
     if growing:

@@ -112,7 +112,7 @@ def provenance(launch: Launch) -> dict[str, Any]:
         "command": recorded(manifest.command),
         "overrides": recorded(manifest.overrides),
         "image_digest": manifest.image_digest or image_digest(launch.paths.directory),
-        "jobs": list(launch.jobs),
+        "jobs": list(launch.links.values()),
         "run_dir": str(launch.paths.run_dir),
         "directory": str(launch.paths.directory),
         "job_packages": _job_packages(launch),
@@ -133,7 +133,7 @@ def provenance_rows(launch: Launch) -> list[tuple[str, str]]:
     size = tables.tasks(launch.nodes, manifest.tasks_per_node)
     pairs = [
         ("run", f"{manifest.run}, launch {launch.paths.number}"),
-        ("job", f"{', '.join(launch.jobs) or tables.UNKNOWN}, {manifest.stage}, {size}"),
+        ("job", f"{', '.join(record['jobs']) or tables.UNKNOWN}, {manifest.stage}, {size}"),
         ("launched", f"{moment(manifest.created)} by {manifest.user} on {manifest.host}"),
         ("command", shlex.join(record["command"])),
         *(("override", override) for override in record["overrides"]),

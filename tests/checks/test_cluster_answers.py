@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from launcher.checks.findings import Severity
-from launcher.checks.gathering.gather import cluster_facts, gather, remembered
+from launcher.checks.gate import gather
+from launcher.checks.gathering.cluster import cluster_facts
 from launcher.drafting import Request, draft
 from launcher.plan import Plan
 from launcher.slurm import cluster
@@ -190,17 +191,22 @@ def test_other_schedulers_are_no_cluster() -> None:
         assert cluster_facts(replace(plan_of(GPT), scheduler=scheduler)) is None
 
 
-def test_the_points_of_a_sweep_ask_once() -> None:
-    asked = []
+def test_the_points_of_a_sweep_ask_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    partitions = []
 
     def ask(plan: Plan) -> ClusterFacts:
-        asked.append(plan.job.queue.partition)
+        partitions.append(plan.job.queue.partition)
         return ClusterFacts()
 
-    plan, cluster_of = plan_of(GPT), remembered(ask)
-    other = replace(plan, job=replace(plan.job, queue=replace(plan.job.queue, partition="low")))
-    assert cluster_of(plan) is cluster_of(plan) is not cluster_of(other)
-    assert asked == [None, "low"]
+    monkeypatch.setattr("launcher.checks.gathering.cluster.cluster_facts", ask)
+    first, second, other = (
+        draft(Request(overrides=["cluster=bcm", "container=null", *words], command=[]))
+        for words in ([], ["training.model.seed=2"], ["cluster.partition=low"])
+    )
+    unasked = dict.fromkeys(("paths", "earlier", "host", "trainer_verdict"))
+    of_first, of_second, of_other = gather([first, second, other], **unasked)
+    assert of_first.cluster is of_second.cluster is not of_other.cluster
+    assert partitions == [None, "low"]
 
 
 @pytest.fixture
@@ -234,4 +240,4 @@ def test_without_a_slurm_the_checks_of_the_cluster_are_skipped_and_say_so(progra
     assert {(one.severity, one.why) for one in told} == {
         (Severity.SKIPPED, "scontrol is not on this machine: there is no Slurm here")
     }
-    assert gather(made, look=False).cluster is None
+    assert gather([made], look=False)[0].cluster is None

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from launcher.checks.findings import Finding, Severity
-from launcher.checks.gate import refuse
-from launcher.checks.gathering.gather import cluster_facts, gather
+from launcher.checks.gate import gather, refuse
+from launcher.checks.gathering.cluster import cluster_facts
 from launcher.checks.registry import CHECKS
 from launcher.checks.runner import run_checks
 from launcher.drafting import Draft, Request, draft
@@ -91,7 +91,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_cluster_tells_what_it_has(cluster: Cluster) -> None:
-    facts = gather(cluster.drafted()).cluster
+    facts = gather([cluster.drafted()])[0].cluster
     assert facts is not None
     assert facts.missing == {}
     assert facts.gpu_types == ("a100",)

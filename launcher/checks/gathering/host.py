@@ -13,17 +13,16 @@ import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 from launcher.checks.facts import HostFacts, Interpreter
+from launcher.checks.gathering import GATHERERS, Gatherer, gathers
+from launcher.checks.gathering.path_resolver import is_sandbox_of
+from launcher.drafting import Draft
 from launcher.errors import file_mode, nearest_files
 from launcher.plan import Job, Plan
 from supervisor.settings import OLDEST_PYTHON
-
-HostOf = Callable[[Plan], HostFacts]
-_Facts = TypeVar("_Facts")
 
 # The libraries that each stage cannot do without: of the extra `train`, and of `data`.
 _LIBRARIES = {
@@ -56,29 +55,27 @@ def host_facts(plan: Plan) -> HostFacts:
     )
 
 
-def remembered_host() -> HostOf:
-    """Return `host_facts` that ask one interpreter once: the points of a sweep share theirs."""
-
-    def key(plan: Plan) -> object:
-        job = plan.job
-        libraries = _libraries(job) if job.stage in _LIBRARIES else ()
-        environment = tuple(sorted(job.environment.items()))
-        return plan.scheduler, libraries, job.engine, job.container is None, job.payload.argv[0], environment
-
-    return remembering(host_facts, key)
+def _question(draft: Draft) -> object:
+    job = draft.plan.job
+    libraries = _libraries(job) if job.stage in _LIBRARIES else ()
+    environment = tuple(sorted(job.environment.items()))
+    container, program = job.container is None, job.payload.argv[0]
+    return draft.plan.scheduler, libraries, job.engine, container, program, environment
 
 
-def remembering(ask: Callable[[Plan], _Facts], key: Callable[[Plan], object]) -> Callable[[Plan], _Facts]:
-    """Return a function that asks once for all plans of one key."""
-    known: dict[object, _Facts] = {}
+@gathers("host", same=_question)
+def _host(draft: Draft) -> HostFacts:
+    return host_facts(draft.plan)
 
-    def remembered(plan: Plan) -> _Facts:
-        each = key(plan)
-        if each not in known:
-            known[each] = ask(plan)
-        return known[each]
 
-    return remembered
+@gathers("lacks_gpus")
+def _lacks_gpus(draft: Draft) -> str | None:
+    """Return why our trainer finds no GPU, where this machine can tell."""
+    if draft.plan.job.engine != "megatron":
+        return None
+    if draft.plan.scheduler == "local":
+        return None if any(Path("/dev").glob("nvidia*")) else "this machine has no GPU (no /dev/nvidia*)"
+    return "the GPUs of the sandbox are fake" if is_sandbox_of(draft.plan.slurm_conf) else None
 
 
 def _interpreter(plan: Plan) -> Interpreter | None:
@@ -134,6 +131,11 @@ def _missing_libraries(
     return tuple(answers[-1].removeprefix(_ANSWER).split())
 
 
+@gathers("supervisor_python", same=lambda draft: None)
+def _supervisor_python(_: Draft) -> str:
+    return supervisor_python_problem()
+
+
 def supervisor_python_problem(names: Sequence[str] = SUPERVISOR_PYTHONS) -> str:
     """Return why this machine's Python cannot run a job's supervisor; an empty string if it can."""
     path = next((found for found in map(shutil.which, names) if found), None)
@@ -179,6 +181,13 @@ def trainer_verdicts(plans: Sequence[Plan]) -> list[str | None]:
         answers = []
     message = iter(answers if len(answers) == len(questions) else [None] * len(questions))
     return [next(message) if is_asked else "" for is_asked in asked]
+
+
+def _verdicts(drafts: Sequence[Draft]) -> list[str | None]:
+    return trainer_verdicts([draft.plan for draft in drafts])
+
+
+GATHERERS.append(Gatherer("trainer_verdict", _verdicts, looks=False))
 
 
 def ask_module(module: str, question: str, seconds: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -14,10 +14,8 @@ from launcher.drafting import Draft
 from launcher.errors import file_mode
 from launcher.file_systems import is_shared
 from launcher.plan import SOURCES_WITHOUT_PATH, Plan
-from launcher.runs.trained import checkpoints_of
 from launcher.sandbox import is_sandbox
-from launcher.stages.checkpoint_source import directory_of
-from launcher.stages.planning import training_paths
+from launcher.stages.planning import outputs_of
 
 # Why a path is not what it should be, and what to do.
 Fault = tuple[str, str | None]
@@ -77,27 +75,16 @@ class PathResolver:
 
     def makes(self, directory: Path) -> bool:
         """Return True if the launch makes a directory, or one below it, before the job begins."""
-        directories = (self.plan.paths.run_dir, *self.plan.job.directories, *self._made_before())
+        directories = (
+            self.plan.paths.run_dir,
+            *self.plan.job.directories,
+            *outputs_of(self.draft.composition.before),
+        )
         return any(path.is_relative_to(directory) for path in directories)
 
     def comes_later(self, path: Path) -> bool:
         """Return True if a previous stage of the same launch is going to write a file."""
-        return any(path.is_relative_to(output) for output in self._made_before())
-
-    def _made_before(self) -> Iterator[Path]:
-        for config in self.draft.composition.before:
-            preparation = config.data_preparation
-            if preparation is not None:
-                prefix = preparation.output_prefix
-                yield from (Path(prefix), Path(preparation.tokenizer_dir))
-                yield from (Path(f"{prefix}_{split}") for split in preparation.splits or ())
-            if config.training is not None:
-                yield Path(config.training.run.results_dir)
-                yield checkpoints_of(dict(config.training), training_paths(config, config.training))
-            if config.conversion is not None:
-                yield directory_of(Path(config.conversion.output).absolute())
-            if config.command is not None:
-                yield from (Path(config.command.run.results_dir), *map(Path, config.command.writable))
+        return any(path.is_relative_to(output) for output in outputs_of(self.draft.composition.before))
 
     def tells_of(self, path: Path) -> bool:
         """Return True if the nodes have at a path what this machine has, and lack what it lacks.

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher.checks.facts import LocalPath, LocalPaths, MissingPath, PathFacts
+from launcher.checks.gathering import gathers
 from launcher.checks.gathering.checkpoints import missing_checkpoint, missing_source
 from launcher.checks.gathering.data import data_sets, missing_data, missing_tokenizer, tokenizer_files
 from launcher.checks.gathering.images import fetched_at_once, missing_image
@@ -31,6 +32,7 @@ MEGATRON_LM_PLACES = ("pretrain_{0}.py", "examples/{0}/pretrain_{0}.py")
 _INSTALLED = ("/bin/", "/opt/", "/usr/")
 
 
+@gathers("paths")
 def path_facts(draft: Draft) -> PathFacts:
     """Find out what this machine has of a job's files and directories."""
     resolver = PathResolver(draft)
@@ -218,19 +220,21 @@ def _places(plan: Plan) -> list[str]:
     return [word.removeprefix(f"{root}/") for word in argv if word.endswith(".py")][:1]
 
 
-def open_secrets(plan: Plan) -> dict[str, str]:
+@gathers("open_secrets")
+def open_secrets(draft: Draft) -> dict[str, str]:
     """Return the files of secrets that others than the owner may read, as far as this machine has them."""
-    found = {}
-    for variable, path in plan.job.environment_files.items():
+    files = {}
+    for variable, path in draft.plan.job.environment_files.items():
         try:
             mode = Path(path).stat().st_mode
         except OSError:
             continue
         if mode & (stat.S_IRGRP | stat.S_IROTH):
-            found[variable] = path
-    return found
+            files[variable] = path
+    return files
 
 
+@gathers("missing_secrets")
 def missing_secrets(draft: Draft) -> tuple[MissingPath, ...]:
     """Return the files of secrets that do not exist, or that the user may not read."""
     config = draft.composition.config

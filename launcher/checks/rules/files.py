@@ -14,8 +14,8 @@ from launcher.checks import facts
 from launcher.checks.findings import Finding, Severity, check, error, warning
 from launcher.errors import one_line
 from launcher.estimates.cost import KEEP, Checkpoints, checkpoints_of
-from launcher.estimates.model import model_size
 from launcher.estimates.parallelism import NODES, PIPELINE
+from launcher.estimates.training import model_size
 from launcher.estimates.values import Values, count, full
 from launcher.plan import Job, Plan
 from launcher.releases import Contents, for_pyxis, newest_with_core, newest_with_pretraining, version

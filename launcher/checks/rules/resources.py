@@ -13,8 +13,8 @@ from launcher.checks.findings import Finding, check, error, warning
 from launcher.checks.rules.layout import problems_at
 from launcher.checks.rules.training import rampup_problems_at
 from launcher.estimates import parallelism as keys
-from launcher.estimates.model import precision_of
 from launcher.estimates.parallelism import DEVICES, NODES, CountedGpu, gpu_of, read_parallel_config
+from launcher.estimates.training import precision_of
 from launcher.estimates.values import Values, count, full, listed
 from launcher.plan import Plan, Resources
 

@@ -11,8 +11,8 @@ from launcher.checks.facts import Change, EarlierTraining, Facts
 from launcher.checks.findings import Finding, Severity, check, error, not_checked, warning
 from launcher.errors import one_line, shown
 from launcher.estimates.cost import Cost, estimate_cost
-from launcher.estimates.model import model_size
 from launcher.estimates.parallelism import NODES, PIPELINE, TENSOR, VIRTUAL
+from launcher.estimates.training import model_size
 from launcher.estimates.values import Values, count, full
 from launcher.plan import Plan
 from launcher.slurm.notations import TIME_FORMS, format_days, margin_of, parse_time_limit
