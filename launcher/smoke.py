@@ -154,7 +154,7 @@ def _shrink(draft: Draft) -> tuple[list[str], list[str]]:
         raise UserError("--smoke: the sizes of the layout cannot be read")
     small = _on_one_node(shape, values)
     batch = small.micro * small.data(1) * shape.micro_batches(nodes)
-    chosen = dict(chain(_run(draft), _steps(config, draft), _model(config, shape, small, batch)))
+    chosen = dict(chain(_steps(config, draft), _model(config, shape, small, batch)))
     overrides = [_override(config, key, value) for key, value in chosen.items()]
     overrides += _one_job_on_one_node(draft)
     return overrides, list(_summary(draft, values, shape, small, batch))
@@ -185,17 +185,13 @@ def _on_one_node(shape: ParallelConfig, values: Values) -> ParallelConfig:
     )
 
 
-def _run(draft: Draft) -> Iterator[tuple[str, Any]]:
-    """Return overrides for a run of its own beside the real one, with its own directory."""
-    paths = draft.plan.paths
+def _steps(config: Mapping[str, Any], draft: Draft) -> Iterator[tuple[str, Any]]:
+    """Yield what makes two steps, in a run of its own beside the real one, with its own directory."""
+    paths, trainer, exp_manager = draft.plan.paths, config["trainer"], config["exp_manager"]
     directory = paths.run_dir.with_name(f"{paths.run_dir.name}{SUFFIX}")
     yield "run.name", f"{paths.run_name}{SUFFIX}"
     yield "run.results_dir", str(directory)
     yield "exp_manager.explicit_log_dir", f"{directory}/results"
-
-
-def _steps(config: Mapping[str, Any], draft: Draft) -> Iterator[tuple[str, Any]]:
-    trainer, exp_manager = config["trainer"], config["exp_manager"]
     time_limit = draft.plan.job.resources.time_limit
     limit = min(_SECONDS, (parse_time_limit(time_limit) if time_limit else None) or _SECONDS)
     yield "run.time_limit", format_time_limit(limit)

@@ -17,7 +17,6 @@ from launcher.checks.rules.model import why_not_told
 from launcher.checks.rules.resources import GPUS
 from launcher.checks.runner import worst_first
 from launcher.cli.estimate_views import (
-    amount_lines,
     cost_lines,
     headline,
     plain_lines,
@@ -68,7 +67,6 @@ def add_parser(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check and tell; return the exit code."""
     require_known(args.no_check)
     if args.plot is not None:
         require_suffix(args.plot)
@@ -224,9 +222,8 @@ def print_screen(stage: StageReport) -> None:
         _print_named("memory", headline(memory))
         if not sys.stdout.isatty() or not print_table(memory):
             print_styled([((f"  {line}", ""),) for line in plain_lines(memory)], wrap=True)
-    amount, cost = stage.overview.amount, stage.overview.cost
-    lines = cost_lines(plan, cost) if cost is not None else amount_lines(amount) if amount else ()
-    for name, text in lines:
+    amount = stage.overview.cost or stage.overview.amount
+    for name, text in cost_lines(plan, amount) if amount is not None else ():
         _print_named(name, text)
     print_styled(_finding_lines(stage.findings))
     print_styled([((_verdict(stage), "bold"),)], wrap=True)

@@ -6,17 +6,15 @@ import argparse
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
 
 from launcher.cli.options import Verbs, add_option
 from launcher.cli.requests import add_examining_verb, request_of
-from launcher.errors import UserError, one_line
+from launcher.doctor.report import Line, Status, lacking
+from launcher.drafting import drafts
+from launcher.errors import DONE, NOT_KNOWN, WENT_WRONG, UserError, one_line
 from launcher.estimates.values import count
 from launcher.ui.tables import Cell, align, print_grid
 from launcher.ui.terminal import open_console, print_json
-
-if TYPE_CHECKING:
-    from launcher.doctor.report import Line
 
 _HELP = """\
 Examine everything that a launch needs, and print one table: Slurm, Pyxis, Enroot and its directories, the
@@ -44,7 +42,6 @@ exit code:
 
 _PATIENCE_SECONDS = 300.0
 _MOST_PATIENCE_SECONDS = 7 * 86400.0
-_MISSING, _NOT_KNOWN = 1, 3
 _SHOWN_NODES = 3
 
 
@@ -60,7 +57,6 @@ def add_parser(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Examine and print the report; return the exit code."""
     if args.nodes < 0:
         raise UserError(f"--nodes {args.nodes}: a number of nodes, from 1 on")
     if args.start and not args.nodes:
@@ -68,9 +64,7 @@ def run(args: argparse.Namespace) -> int:
     if not 0 < args.patience <= _MOST_PATIENCE_SECONDS:
         most = f"{_MOST_PATIENCE_SECONDS:.0f}"
         raise UserError(f"--patience {args.patience:g}: a number of seconds, above 0 and up to {most}")
-    from launcher.doctor.examination import examine
-    from launcher.doctor.report import Status, lacking
-    from launcher.drafting import drafts
+    from launcher.doctor.examination import examine  # late, as it takes long
 
     # The other stages serve the last one.
     draft = drafts(request_of(args, args.overrides))[-1]
@@ -87,9 +81,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         _print_table(report, has_nodes=args.nodes > 0)
         print(_summary(report, missing, unanswered, args.nodes))
-    if missing:
-        return _MISSING
-    return _NOT_KNOWN if unanswered else 0
+    return WENT_WRONG if missing else NOT_KNOWN if unanswered else DONE
 
 
 def _summary(report: Sequence[Line], missing: Sequence[Line], unanswered: Sequence[Line], nodes: int) -> str:

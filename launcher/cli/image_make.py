@@ -12,15 +12,17 @@ from launcher.cli import image_options as shared
 from launcher.cli.options import Verbs, add_option, add_overrides, add_tree_options, add_verb
 from launcher.errors import UserError, one_line
 from launcher.images.backends import BACKENDS
+from launcher.images.importing import Imported, ImportOptions, import_image, reuse
+from launcher.images.progress import format_size, show_progress
 from launcher.images.references import Kind, Reference, absolute_path, recipe_and_flavor
-from launcher.images.squashfs import AUTO, COMPRESSIONS
+from launcher.images.squashfs import AUTO, COMPRESSIONS, is_squashfs
+from launcher.images.store import stored
 from launcher.images.tools import BUILDERS
 from launcher.secrecy import redacted
 from launcher.ui.tables import print_code
 from launcher.ui.terminal import print_json, print_message
 
 if TYPE_CHECKING:
-    from launcher.images.importing import Imported, ImportOptions
     from launcher.images.recipes import Recipe
 
 _RENDER = """\
@@ -168,8 +170,7 @@ def _read_recipe(args: argparse.Namespace, overrides: list[str]) -> Recipe:
 
 
 def _build(args: argparse.Namespace) -> int:
-    from launcher.images.building import build_into_store
-    from launcher.images.progress import show_progress
+    from launcher.images.building import build_into_store  # late, as it composes configurations
 
     _check_dry_run(args)
     own, others = shared.split_overrides(args.overrides)
@@ -194,10 +195,6 @@ def _build(args: argparse.Namespace) -> int:
 
 def _built_before(expected: str, store: Path, recipe: Recipe) -> Imported:
     """Return the expected file of a recipe that has changed since."""
-    from launcher.images.importing import reuse
-    from launcher.images.squashfs import is_squashfs
-    from launcher.images.store import stored
-
     entry = stored(store / expected)
     if entry is None or not is_squashfs(entry.path):
         raise UserError(
@@ -209,9 +206,6 @@ def _built_before(expected: str, store: Path, recipe: Recipe) -> Imported:
 
 
 def _import(args: argparse.Namespace) -> int:
-    from launcher.images.importing import import_image
-    from launcher.images.progress import show_progress
-
     _check_dry_run(args)
     source = Reference.parse(args.source, "image")
     target = (args.output or shared.find_store(args, args.overrides) / source.file_name).absolute()
@@ -235,16 +229,12 @@ def _reference_for_job(source: Reference) -> str:
 
 
 def _import_options(args: argparse.Namespace) -> ImportOptions:
-    from launcher.images.importing import ImportOptions
-
     names = ("compression", "temp_dir", "force", "plain_http", "authfile")
     return ImportOptions(via=getattr(args, "via", AUTO), **{name: getattr(args, name) for name in names})
 
 
 def _print_imported(imported: Imported, as_json: bool) -> None:
     """Print the image, and how to launch with it."""
-    from launcher.images.progress import format_size
-
     record, size = imported.sidecar, imported.path.stat().st_size
     if as_json:
         values = {

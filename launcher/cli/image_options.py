@@ -9,6 +9,7 @@ from pathlib import Path
 from launcher.cli.options import add_config_dir, add_option, add_tree_options
 from launcher.errors import UserError
 from launcher.images.references import absolute_path
+from launcher.images.store import stored_images
 from launcher.secrecy import redacted
 
 IMAGE_HELP = "a path, a recipe such as nemo:dev, or a name that `slipway image list` shows"
@@ -58,7 +59,6 @@ def find_store(args: argparse.Namespace, overrides: Sequence[str] = ()) -> Path:
 def find_images(args: argparse.Namespace) -> list[Path]:
     """Return the files that the words mean; without words all of the store."""
     from launcher.images.resolve import locate
-    from launcher.images.store import stored_images
 
     # A path needs no store, and so no configuration.
     words = args.overrides

@@ -16,14 +16,13 @@ from launcher.cli.options import Verbs, add_option, add_overrides, add_verb
 from launcher.cli.requests import add_launch_options, is_workspace, print_drafts, request_of
 from launcher.drafting import Draft, Request, drafts
 from launcher.errors import UserError
-from launcher.runs.paths import short
+from launcher.runs.manifest import Manifest
+from launcher.runs.paths import LaunchPaths, short
 from launcher.stages.workspace import STAGE as WORKSPACE
 from launcher.ui.terminal import print_message
 
 if TYPE_CHECKING:
     from launcher.launching import Launched
-    from launcher.runs.manifest import Manifest
-    from launcher.runs.paths import LaunchPaths
 
 # Where --build makes the image.
 _HOST, _JOB = "host", "job"
@@ -180,13 +179,10 @@ def print_outcomes(launched: Sequence[Launched], *, as_json: bool) -> None:
         for launch in launched:
             _print_submitted(launch.paths, launch.manifest)
     elif launched:
+        jobs = [(launch.manifest.job_id, launch.paths) for launch in launched]
         content = [
-            {
-                "job_id": launch.manifest.job_id,
-                "run_dir": str(launch.paths.run_dir),
-                "launch": launch.paths.number,
-            }
-            for launch in launched
+            {"job_id": job_id, "run_dir": str(paths.run_dir), "launch": paths.number}
+            for job_id, paths in jobs
         ]
         print(json.dumps(content[0] if len(content) == 1 else content))
 

@@ -18,6 +18,7 @@ from launcher.cli.runs import add_base_results_dir
 from launcher.errors import DONE, NOT_KNOWN, WATCHING_ENDED, UserError, one_line, worst_code
 from launcher.runs.paths import short
 from launcher.slurm.states import State, worst_exit_code
+from launcher.sweeps.record import broken_records, find_sweep
 from launcher.ui.tables import print_code, print_listing, print_table
 from launcher.ui.terminal import print_json, print_message
 
@@ -160,7 +161,6 @@ def _print_launched(
 
 
 def _show_results(args: argparse.Namespace) -> int:
-    from launcher.sweeps.record import find_sweep
     from launcher.sweeps.results import gather
 
     if args.overrides:
@@ -196,7 +196,6 @@ def _wait(args: argparse.Namespace, directory: Path) -> int:
 
 def _print(results: Results, directory: Path, *, as_json: bool) -> bool:
     """Print the table and what failed; return True if a record of the sweep cannot be read."""
-    from launcher.sweeps.record import broken_records
     from launcher.sweeps.results import failures
 
     if as_json:

@@ -7,7 +7,7 @@ Most compositions take a short way (`tree_composer`), the others Hydra's own.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -79,18 +79,8 @@ class Composition:
 
 
 def compose(overrides: Sequence[str], config_dir: Path | None = None) -> Composition:
-    """Compose the configuration tree and check it.
-
-    Raise UserError if an override is not understood, or a value is missing or not valid.
-    """
+    """Compose the configuration tree and check it; raise UserError for the mistakes in it."""
     return BatchComposer(overrides, config_dir, once=True).compose()
-
-
-def compose_many(
-    base: Sequence[str], points: Iterable[Sequence[str]], config_dir: Path | None = None
-) -> Iterator[Composition]:
-    """Compose each point of a sweep; raise UserError at the first that has a mistake."""
-    return map(BatchComposer(base, config_dir).compose, points)
 
 
 class BatchComposer:
@@ -188,10 +178,7 @@ def _accepted(model: type[Model], node: Mapping[str, Any], sources: Sources) -> 
 
 
 def settle_directories(composed: ComposedTree) -> None:
-    """Make the keys that hold paths absolute, and the results' unique if wanted.
-
-    Other keys refer to them, and are resolved afterwards.
-    """
+    """Make the keys that hold paths absolute, and the results' unique if wanted: other keys refer to them."""
     tree = composed.tree
     for key in PATH_KEYS:
         if OmegaConf.is_missing(tree, key) or key not in tree:

@@ -31,7 +31,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue, OmegaConfBaseException
 
 from launcher.config.hydra_setup import PURE, config_loader
-from launcher.config.overrides import MAIN, for_hydra, keys_for_hydra, parse_override
+from launcher.config.overrides import MAIN, NoSuchChoice, for_hydra, keys_for_hydra, parse_override
 from launcher.errors import Mistakes, UserError
 
 Choices = Mapping[str, str | None]
@@ -88,8 +88,14 @@ class TreeComposer:
         groups: list[Override] = []
         for text in texts:
             override = self._parse(text)
-            is_group = self._files.group_exists(override.key_or_group)
-            (groups if is_group and not isinstance(override.value(), dict) else values).append(override)
+            key, value = override.key_or_group, override.value()
+            if isinstance(value, dict) or not self._files.group_exists(key):
+                values.append(override)
+                continue
+            names = value if isinstance(value, list) else [value or ""]
+            if not all(isinstance(name, str) for name in names):  # Hydra fails
+                raise NoSuchChoice(key, text.partition("=")[2])
+            groups.append(override)
         return values, groups
 
     def _parse(self, text: str) -> Override:

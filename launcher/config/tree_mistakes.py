@@ -1,7 +1,4 @@
-"""Mistakes in files of the tree: unreadable files, broken references, an outdated `config.yaml`.
-
-Imported only after a mistake was found.
-"""
+"""Mistakes in files of the tree, such as broken references. Imported only after a mistake was found."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from pydantic import AfterValidator, BeforeValidator
 
 from launcher import __version__
 from launcher.config.compose import compose_file, list_options, tree_roots
-from launcher.config.overrides import choice_hint, parse_override
+from launcher.config.overrides import choice_hint
 from launcher.config.sources import Sources
 from launcher.config.stage_schema import StrictModel
 from launcher.config.values import Line, LineList, Text, Whole, matching
@@ -171,8 +171,6 @@ def read_recipe(
     names = recipe_names(config_dir)
     if name not in names:
         raise UserError(f"{one_line(name)}: there is no such recipe", hint=choice_hint(name, names))
-    for text in overrides:
-        _check_override(text)
     file, texts = f"{GROUP}/{name}", [*overrides, *([f"{GROUP}.flavor={flavor}"] if flavor else [])]
     config = compose_file(file, texts, _Tree, config_dir).image
     try:
@@ -180,17 +178,6 @@ def read_recipe(
     except UserError as error:
         Sources(texts, tree_roots(config_dir), primary=file).annotate(error)
         raise
-
-
-def _check_override(text: str) -> None:
-    override = parse_override(text)
-    if override.key.startswith(f"{GROUP}."):
-        return
-    near = nearest(override.key, RecipeConfig.model_fields) if override.key != GROUP else []
-    hint = f"keys of a recipe are such as {GROUP}.flavor=dev"
-    if near:
-        hint = f"did you mean '{GROUP}.{one_line(text) if near[0] == override.key else near[0]}'?"
-    raise UserError(f"{one_line(text)}: a recipe has no such key", key=override.key, hint=hint)
 
 
 def build_labels(config_dir: Path | None = None) -> dict[str, str]:
@@ -299,9 +286,6 @@ def _recipe_labels(name: str, config: RecipeConfig, base: Reference) -> dict[str
         labels["org.opencontainers.image.base.digest"] = base.digest
     versions = {f"slipway.versions.{part}": value for part, value in config.versions.items() if value}
     return labels | versions | config.labels
-
-
-# --- Dockerfiles
 
 
 def render_dockerfile(template: str, values: Mapping[str, Any], template_dir: Path | None = None) -> str:

@@ -12,10 +12,9 @@ from enum import StrEnum
 from pathlib import Path
 
 from launcher.errors import UserError, nearest, one_line, shown
-from launcher.releases import Contents, contents_by_file_name, contents_of
+from launcher.releases import NVIDIA, Contents, contents_by_file_name, contents_of
 
 DOCKER_HUB = "docker.io"
-_NVIDIA = "nvcr.io"
 _HUB_NAMES = (DOCKER_HUB, "index.docker.io", "registry-1.docker.io")
 _HUB_LIBRARY = "library/"  # where Docker Hub keeps the images without an owner
 
@@ -131,7 +130,9 @@ class Reference:
     @property
     def for_build(self) -> str:
         """The name as in a Dockerfile's FROM: registry, name, tag and digest, whatever the kind."""
-        return self._by_digest(f"{self.registry}/{self.name}" if self.registry else self.name)
+        name = f"{self.registry}/{self.name}" if self.registry else self.name
+        # A digest decides; skopeo does not read a tag as well.
+        return f"{name}@{self.digest}" if self.digest else self._tagged(name)
 
     @property
     def file_name(self) -> str:
@@ -147,7 +148,7 @@ class Reference:
             return _as_file_name([stem, self.tag])
         name = self._short
         # Docker Hub's own images and NVIDIA's are known by their names alone.
-        is_nvidia = self.registry == _NVIDIA and not _is_registry(name.split("/")[0])
+        is_nvidia = self.registry == NVIDIA and not _is_registry(name.split("/")[0])
         if self.kind is Kind.REGISTRY and name == self.name and not is_nvidia:
             name = f"{self.registry}/{name}"
         algorithm, _, digits = (self.digest or "").partition(":")
@@ -180,10 +181,6 @@ class Reference:
 
     def _tagged(self, name: str) -> str:
         return f"{name}:{self.tag}" if self.tag else name
-
-    def _by_digest(self, name: str) -> str:
-        """Leave the tag out if there is a digest, which decides: skopeo does not read both."""
-        return f"{name}@{self.digest}" if self.digest else self._tagged(name)
 
 
 def recipe_and_flavor(text: str) -> tuple[str, str | None] | None:

@@ -49,10 +49,7 @@ class ResolvedImage:
 def resolve_container(
     text: str, images_dir: str, config_dir: Path | None = None, template_dir: Path | None = None
 ) -> ResolvedImage:
-    """Return the image that a `container` stands for; only the files of a recipe are read.
-
-    `config_dir` and `template_dir` are trees of the user's own, read before ours.
-    """
+    """Return the image that a `container` stands for; only the files of a recipe are read."""
     named = recipe_and_flavor(text)
     if named is not None:
         recipe = cached_recipe(*named, config_dir, template_dir)
@@ -102,14 +99,8 @@ def recorded_digest(image: str | None) -> str | None:
     return None if record is None else record.pushed or record.digest or f"sha256:{record.sha256}"
 
 
-# --- a file of the store
-
-
 def locate(text: str, store: Path, config_dir: Path | None = None, template_dir: Path | None = None) -> Path:
-    """Return the squashfs of a path, of a name in the store, of a recipe or of a registry's image.
-
-    Raise UserError if there is none, with what there is, or what makes it.
-    """
+    """Return the squashfs of a path, of a name in the store, of a recipe or image; or raise UserError."""
     if "/" in text or Path(text).is_file():
         # A registry's image has slashes too.
         path = absolute_path(text)
@@ -152,9 +143,6 @@ def _locate_recipe(store: Path, recipe: Recipe) -> Path:
         f"{recipe.file_name} is not in {one_line(str(store))}{changed}",
         hint=f"slipway image build {recipe.name}:{recipe.flavor}",
     )
-
-
-# --- contents of an image that is not opened
 
 
 def contents_of_recipe(recipe: Recipe) -> Contents:

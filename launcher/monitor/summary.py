@@ -24,7 +24,6 @@ from launcher.ui.plotting import (
     as_label,
     missing_plot_extra,
     new_figure,
-    rendered,
     style_axes,
     write_picture,
 )
@@ -283,7 +282,7 @@ def write_png(path: Path, summary: RunSummary, curves: Curves) -> None:
     axes.margins(x=0.02)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.legend(frameon=False, loc="upper right", labelcolor=INK)
-    write_picture(path, rendered(figure, summary.run))
+    write_picture(path, figure, summary.run)
 
 
 def _draw(axes: Any, steps: Sequence[int], losses: Sequence[float], **style: Any) -> None:

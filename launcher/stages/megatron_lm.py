@@ -10,8 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from launcher.config.schema import RunConfig
-from launcher.config.stage_schema import ModelType, TrainingConfig
+from pydantic import ConfigDict, Field
+
+from launcher.config.schema import RunConfig, parse
+from launcher.config.stage_schema import ModelType, StrictModel, TrainingConfig
+from launcher.config.values import Whole
 from launcher.errors import UserError, shown
 from launcher.plan import Payload, Resources
 from launcher.stages.common import python
@@ -53,6 +56,50 @@ _FP8 = same_names("fp8_recipe", "fp8_margin", "fp8_amax_history_len", "fp8_amax_
 _RESETS = same_names("reset_position_ids", "reset_attention_mask", "eod_mask_loss")
 
 
+class _Computed(StrictModel):
+    """Keys of NeMo's that options are computed from, whose types therefore count."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class _Schedule(_Computed):
+    warmup_steps: Whole | None = None
+    warmup_ratio: float | None = None
+    constant_steps: Whole | None = None
+
+
+class _Optimizer(_Computed):
+    betas: list[float] | None = Field(default=None, min_length=2)
+    sched: _Schedule | None = None
+
+
+class _Stack(_Computed):
+    num_layers: Whole
+
+
+class _Model(_Computed):
+    tensor_model_parallel_size: Whole
+    pipeline_model_parallel_size: Whole
+    virtual_pipeline_model_parallel_size: Whole | None = None
+    pipeline_model_parallel_split_rank: Whole | None = None
+    context_parallel_size: Whole = 1
+    optim: _Optimizer
+    data: dict[str, Any]
+    tokenizer: dict[str, Any]
+
+
+class _ModelOfOneStack(_Model, _Stack): ...
+
+
+class _ModelOfTwoStacks(_Model):
+    encoder: _Stack
+    decoder: _Stack
+
+
+class _Trainer(_Computed):
+    max_steps: Whole
+
+
 def _configure(config: RunConfig, training: TrainingConfig, written: dict[str, Any]) -> dict[str, Any]:
     """Refuse what no option says to Megatron-LM."""
     refuse_resume(config, training.resume)
@@ -83,7 +130,10 @@ def megatron_lm_arguments(written: Mapping[str, Any], model_type: ModelType) -> 
 
     `written` is the launch's configuration: its nodes ``trainer``, ``exp_manager`` and ``model``.
     """
-    return argument_vector(_options(written["trainer"], written["exp_manager"], written["model"], model_type))
+    trainer, exp_manager, model = (written[name] for name in ("trainer", "exp_manager", "model"))
+    parse(_Trainer, trainer, "training.trainer")
+    parse(_ModelOfTwoStacks if model_type == "t5" else _ModelOfOneStack, model, "training.model")
+    return argument_vector(_options(trainer, exp_manager, model, model_type))
 
 
 def _options(
@@ -95,10 +145,10 @@ def _options(
     yield from model_options(model, model_type)
     yield from _parallelism(model, model_type)
     yield from _precision(trainer, model, model_type)
-    yield from _optimizer(trainer, model.get("optim", {}))
-    yield from _schedule(trainer, model.get("optim", {}))
+    yield from _optimizer(trainer, model["optim"])
+    yield from _schedule(trainer, model["optim"])
     yield from _data(model, model_type)
-    yield from _tokenizer(model.get("tokenizer", {}), model_type)
+    yield from _tokenizer(model["tokenizer"], model_type)
     yield from _saving_and_logging(trainer, exp_manager, model)
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from launcher.config.compose import BatchComposer, Composition, compose, compose_many
+from launcher.config.compose import BatchComposer, Composition, compose
 from launcher.config.stored import stored_text
 from launcher.config.tree_composer import HydraTree
 from launcher.errors import UserError
@@ -178,7 +178,7 @@ def test_values_and_groups_are_composed_quickly() -> None:
 
 def test_a_point_leaves_nothing_to_the_next() -> None:
     points = [["training.model.hidden_size=64", "+training.model.a=1"], ["~training.model.nsys_profile"], []]
-    first, second, third = compose_many(BASE, points)
+    first, second, third = map(BatchComposer(BASE).compose, points)
     assert first.config.training and second.config.training and third.config.training
     assert first.config.training.model["ffn_hidden_size"] == 256
     assert "a" not in second.config.training.model
@@ -204,7 +204,7 @@ def test_numbers_that_are_meant_as_text(tmp_path: Path) -> None:
 
 
 def test_a_mistake_names_its_source() -> None:
-    points = iter(compose_many(BASE, [[], ["cluster.mem=[1]"]]))
+    points = map(BatchComposer(BASE).compose, [[], ["cluster.mem=[1]"]])
     next(points)
     with pytest.raises(UserError, match=r"from the command line: cluster.mem=\[1\]"):
         next(points)
@@ -214,7 +214,7 @@ def test_a_tree_of_the_users_own(tmp_path: Path) -> None:
     (tmp_path / "cluster").mkdir()
     (tmp_path / "cluster/ours.yaml").write_text("defaults: [bcm, _self_]\npartition: ${oc.env:USER,p5}x\n")
     points = [["cluster=ours"], ["cluster=bcm"], ["cluster=ours", "cluster.mem=1"]]
-    compositions = compose_many(BASE, points, tmp_path)
+    compositions = map(BatchComposer(BASE, tmp_path).compose, points)
     for point, composed in zip(points, compositions, strict=True):
         assert outcome(composed) == outcome(compose_by_hydra([*BASE, *point], tmp_path))
         compose(BASE)  # another tree meanwhile
@@ -227,5 +227,5 @@ def test_a_search_path_in_the_users_tree_is_looked_at(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(
         f"{config.read_text()}\nhydra:\n  searchpath: ['file://{tmp_path}/more']\n"
     )
-    (composed,) = compose_many(BASE, [["cluster=far"]], tmp_path)
+    composed = BatchComposer(BASE, tmp_path).compose(["cluster=far"])
     assert outcome(composed) == outcome(compose_by_hydra([*BASE, "cluster=far"], tmp_path))
