@@ -20,7 +20,7 @@ from launcher.cli.options import Verbs, add_option, add_overrides, add_verb, who
 from launcher.cli.requests import add_launch_options
 from launcher.cli.runs import add_run, selected_run
 from launcher.config.overrides import hydra_value
-from launcher.drafting import Request, draft
+from launcher.drafting import StoredRequest, draft
 from launcher.errors import DONE, WENT_WRONG, UserError, file_mode, one_line
 from launcher.jobs.launches import open_launches
 from launcher.monitor.readers import Segment, segment_with, segments
@@ -169,7 +169,7 @@ def run_audit(args: argparse.Namespace) -> int:
     ref = selected_run(args)
     segment = _segment(ref.run_dir, ref.launch, args.step)
     launch = segment.launch
-    resolver = PathResolver(draft(Request(overrides=[], command=[], launch_dir=launch.paths.directory)))
+    resolver = PathResolver(draft(StoredRequest.of(launch.paths.directory)))
     answer = _ask(segment, resolver, args.step, with_tokens=args.text)
     answer = {"run": launch.paths.run_name, "launch": launch.paths.number, **answer}
     answer["trained"] = args.step <= segment.last
@@ -260,13 +260,11 @@ def _print(answer: dict[str, Any], *, with_text: bool) -> None:
     sets = sorted({sample["data_set"] for sample in samples if sample["data_set"]})
     state = "" if answer["trained"] else ", not trained yet"
     last = first + answer["global_batch"] - 1
-    held = "mock data: samples without documents"
-    if sets:
-        held = f"{len(documents):,} documents of {', '.join(sets)}"
+    held = f"{len(documents):,} documents of {', '.join(sets)}"
     print_lines(
         f"{answer['run']} step {answer['step']}: samples {first:,} to {last:,}, epoch {answer['epoch']}, "
         f"data generation {answer['data_generation']}, launch {answer['launch']}{state}",
-        held,
+        held if sets else "mock data: samples without documents",
         "",
     )
     rows = []

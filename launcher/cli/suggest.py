@@ -31,7 +31,7 @@ from launcher.cli.requests import add_examining_verb, request_of
 from launcher.drafting import Draft, draft
 from launcher.errors import UserError
 from launcher.estimates.parallelism import NODES, Recompute, with_changes
-from launcher.estimates.speed import untimed
+from launcher.estimates.speed import NOT_TIMED
 from launcher.estimates.training import uncounted
 from launcher.estimates.values import Values, count
 from launcher.plan import Plan
@@ -59,18 +59,7 @@ exit code:
 """
 
 _SHORT = "nodes="
-_COLUMNS = (
-    "#",
-    "TENSOR",
-    "PIPELINE",
-    "VIRTUAL",
-    "CONTEXT",
-    "DATA",
-    "MICRO",
-    "RECOMPUTE",
-    "GIB",
-    "STEP",
-)
+_COLUMNS = ("#", "TENSOR", "PIPELINE", "VIRTUAL", "CONTEXT", "DATA", "MICRO", "RECOMPUTE", "GIB", "STEP")
 # The checks of the sizes that a layout divides.
 _SIZES = ("type.", "model.heads")
 # Our trainer may refuse a layout that the checks accept: it is asked about so many for each requested
@@ -86,7 +75,6 @@ def add_parser(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Search and print layouts; return the exit code."""
     if args.top < 1:
         raise UserError(f"--top {args.top}: a number of layouts, from 1 on")
     launch = draft(request_of(args, [_spelled_out(word) for word in args.overrides]))
@@ -157,7 +145,7 @@ def _content(
         "gpu_source": source,
         "gpu_memory_bytes": gpu.memory,
         "memory_limit_bytes": search.limit,
-        "steps_not_timed": untimed(Values(config)),
+        "steps_not_timed": Values(config).reason(NOT_TIMED),
         "yours": _to_json(config, own, fastest) | {"fits": search.fits(own)} if own is not None else None,
         "suggestions": [_to_json(config, suggestion, fastest) for suggestion in suggestions],
         "on_other_nodes": _to_json(config, more, None) if more is not None else None,
@@ -219,7 +207,7 @@ def _heading(plan: Plan, search: LayoutSearch, fastest: float | None) -> Iterato
         return
     counted = f"{gpu.name} ({source})"
     yield (f"{plan.paths.run_name}: ", "bold"), (f"{where} ", ""), (counted, "yellow" if is_assumed else "")
-    why = untimed(Values(plan.job.config or {}))
+    why = Values(plan.job.config or {}).reason(NOT_TIMED)
     if why is not None:
         yield ((f"{why}: the layouts that fit with the fewest changes come first", "yellow"),)
     if own is None or own.fullest is None:

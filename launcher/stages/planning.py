@@ -132,23 +132,24 @@ def _check_every(config: RunConfig) -> None:
             )
 
 
-def prepare_launch(config: RunConfig, number: int = 1, work: ImageWork | None = None) -> StageRun:
+def prepare_launch(config: RunConfig, work: ImageWork | None = None) -> StageRun:
     """Prepare a launch of the one stage of a configuration (see `by_stage`), or of the work on an image.
 
     Raise UserError if the group of the stage is not in the configuration, or a name cannot be a file's.
     """
-    return (work or stage_of(config)).prepare(config, number)
+    return (work or stage_of(config)).prepare(config, number=1)
 
 
 def plan_launch(config: RunConfig, *, number: int, tag: str, work: ImageWork | None = None) -> Plan:
     """Plan one launch of one stage, or of the work on an image. A pure function of its arguments."""
-    run = prepare_launch(config, number, work)
+    stage = work or stage_of(config)
+    run = stage.prepare(config, number)
     check_secrets(run.config)
     return Plan(
         paths=run.paths,
         tag=tag,
         scheduler=run.config.cluster.scheduler,
         slurm_conf=run.config.cluster.slurm_conf,
-        job=(work or stage_of(config)).job(run),
+        job=stage.job(run),
         assumptions=Assumptions(**dict(run.config.estimates)),
     )

@@ -43,6 +43,12 @@ class StageRun:
         """The stage's own changes to the cluster, which win over what the stage asks for by itself."""
         return stage_changes(self.config, self.stage)
 
+    @property
+    def results_key(self) -> str:
+        """The configuration key that determines the run's directory."""
+        is_ours = self.paths.run_dir.is_relative_to(self.config.base_results_dir)
+        return "base_results_dir" if is_ours else f"{self.stage}.run.results_dir"
+
 
 def _unchanged(config: RunConfig, _node: StageConfig) -> Sequence[RunConfig]:
     return [config]
