@@ -66,7 +66,6 @@ def add_parser(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check and tell; return the exit code."""
     require_known(args.no_check)
     if args.plot is not None:
         require_suffix(args.plot)

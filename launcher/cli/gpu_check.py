@@ -73,7 +73,6 @@ def add_parser(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check and print the table; return the exit code."""
     if args.minutes < 1:
         raise UserError(f"--minutes {args.minutes}: a number of minutes, from 1 on")
     names = {text.partition("=")[0] for text in args.overrides}

@@ -58,18 +58,7 @@ exit code:
 """
 
 _SHORT = "nodes="
-_COLUMNS = (
-    "#",
-    "TENSOR",
-    "PIPELINE",
-    "VIRTUAL",
-    "CONTEXT",
-    "DATA",
-    "MICRO",
-    "RECOMPUTE",
-    "GIB",
-    "STEP",
-)
+_COLUMNS = ("#", "TENSOR", "PIPELINE", "VIRTUAL", "CONTEXT", "DATA", "MICRO", "RECOMPUTE", "GIB", "STEP")
 # The checks of the sizes that a layout divides.
 _SIZES = ("type.", "model.heads")
 # Our trainer may refuse a layout that the checks accept: it is asked about so many for each requested
@@ -85,7 +74,6 @@ def add_parser(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Search and print layouts; return the exit code."""
     if args.top < 1:
         raise UserError(f"--top {args.top}: a number of layouts, from 1 on")
     launch = draft(request_of(args, [_spelled_out(word) for word in args.overrides]))
