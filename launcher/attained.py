@@ -18,7 +18,7 @@ _TABLE = Path(__file__).resolve().with_name("attained.json")
 _TEXTS = frozenset({"about", "fitted", "sources", "assumed"})
 # Keys whose values are tables that a site may add rows to.
 _OPEN = frozenset({"gpus", "like"})
-_ROWS = frozenset({"half", "fp8", "attention"})
+_ROWS = ("half", "fp8", "attention")
 # Bounds of a number, by the beginning of its key: from, to, whether `from` itself is valid, and its meaning.
 _BOUNDS: tuple[tuple[str, float, float, bool, str], ...] = (
     ("gpus.", 0, 1, False, "a part of the peak"),
@@ -95,20 +95,21 @@ class Attained(NamedTuple):
 
 def attained(changes: Mapping[str, Any] | None = None) -> Attained:
     """Return the shipped constants, with a site's changes; raise `InvalidEntry` if one is not valid."""
-    if not changes:
-        return _shipped()
-    table = _merged(_read(), changes, "")
+    table = {key: value for key, value in _table().items() if key not in _TEXTS}
+    table = _merged(table, changes or {}, "")
     for name, alike in table["like"].items():
         if not isinstance(alike, str) or alike not in table["gpus"]:
             raise InvalidEntry(f"like.{name}", f"expected one of {', '.join(table['gpus'])}", alike)
-    return _of(table)
+    for key in ("tile", "exposed"):
+        table |= {f"{key}_{part}": value for part, value in table.pop(key).items()}
+    return Attained(**table)
 
 
 def assumed(engine: str, measured: str, *, is_fp8: bool) -> tuple[str | None, list[str]]:
     """Return the GPU of published trainings for the row of an estimate, if any, and the assumptions."""
     table, assumptions = _table()["assumed"], []
     whose: str | None = measured
-    if measured not in _read()["gpus"]:
+    if measured not in _table()["gpus"]:
         whose = None  # a row of the site's own
     elif measured in table["gpus"] and not is_fp8:
         whose = table["gpus"][measured]
@@ -124,23 +125,6 @@ def assumed(engine: str, measured: str, *, is_fp8: bool) -> tuple[str | None, li
 @cache
 def _table() -> Mapping[str, Any]:
     return MappingProxyType(json.loads(_TABLE.read_text(encoding="utf-8")))
-
-
-@cache
-def _read() -> Mapping[str, Any]:
-    return MappingProxyType({key: value for key, value in _table().items() if key not in _TEXTS})
-
-
-@cache
-def _shipped() -> Attained:
-    return _of(_read())
-
-
-def _of(table: Mapping[str, Any]) -> Attained:
-    constants = dict(table)
-    for key in ("tile", "exposed"):
-        constants |= {f"{key}_{part}": value for part, value in constants.pop(key).items()}
-    return Attained(**constants)
 
 
 def _merged(table: Mapping[str, Any], changes: Mapping[str, Any], parent: str) -> dict[str, Any]:

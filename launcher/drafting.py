@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,11 +23,9 @@ from launcher.plan import Plan
 from launcher.rendering.render import Rendered, render
 from launcher.runs import provenance
 from launcher.runs.manifest import read_manifest, read_stored_text
-from launcher.runs.paths import LAUNCHES, ROOT_CONFIG, LaunchPaths, next_launch_number
+from launcher.runs.paths import LAUNCHES, ROOT_CONFIG, TEMPLATES, next_launch_number
 from launcher.runs.trust import why_untrusted
-from launcher.stages.checkpoint_source import with_training
 from launcher.stages.planning import by_stage, plan_launch, prepare_launch, stage_name
-from launcher.stages.workspace import STAGE as WORKSPACE
 
 if TYPE_CHECKING:
     from launcher.images.resolve import ResolvedImage
@@ -39,7 +37,7 @@ class Request:
     """The launch that the user asked for.
 
     `config_dir` and `template_dir` are the user's own trees, searched before ours. To render the script of an
-    earlier launch again, `number` and `tag` are its own, or `launch_dir` has all that is stored with it.
+    earlier launch again, `number` and `tag` are its own; see also `StoredRequest`, which has a `launch_dir`.
     `stage` is the only stage to draft, of several in the overrides; `work` is an image to make instead.
     """
 
@@ -53,13 +51,89 @@ class Request:
     launch_dir: Path | None = None
     work: ImageWork | None = None
 
+    def compositions(self) -> list[Composition]:
+        """Compose the configuration, once for each requested stage, or for the job that makes an image.
+
+        Raise UserError if the stages cannot be launched one after the other, or `stage` is none of them.
+        """
+        composition, stage = compose(self.overrides, self.config_dir), self.stage
+        if self.work is not None:
+            return [composition]
+        with composition.annotated():
+            configs = by_stage(composition.config)
+            names = [stage_name(config) for config in configs]
+            if stage is not None and stage not in names:
+                raise UserError(
+                    f"--stage={stage}: not one of stages=[{','.join(names)}]", hint=did_you_mean(stage, names)
+                )
+        if len(configs) == 1:
+            return [replace(composition, config=configs[0])]
+        return [
+            replace(
+                composition,
+                config=config,
+                # Without the choices of other stages' groups.
+                choices={
+                    group: choice
+                    for group, choice in composition.choices.items()
+                    if group in config.stages or group not in STAGES
+                },
+                before=tuple(configs[:position]),
+            )
+            for position, (config, name) in enumerate(zip(configs, names, strict=True))
+            if stage in (None, name)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRequest(Request):
+    """A launch to draft again from what is stored in its `launch_dir`, whatever the trees say now."""
+
+    choices: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, launch_dir: Path, command: Sequence[str] = (), number: int | None = None, tag: str | None = None
+    ) -> StoredRequest:
+        """Read the record of a launch; raise UserError if there is none, or its templates are not trusted."""
+        launch_dir = launch_dir.absolute()
+        manifest, templates = read_manifest(launch_dir), launch_dir / TEMPLATES
+        return cls(
+            manifest.overrides,
+            command,
+            template_dir=_require_trusted(templates) if templates.is_dir() else None,
+            number=number or manifest.launch,
+            tag=tag or manifest.tag,
+            launch_dir=launch_dir,
+            choices=manifest.choices,
+        )
+
+    def compositions(self) -> list[Composition]:
+        """Read the configuration; raise UserError if none is stored."""
+        assert self.launch_dir is not None
+        stored = self.launch_dir / ROOT_CONFIG
+        try:
+            text = read_stored_text(stored)
+        except OSError as error:
+            raise UserError(
+                f"{stored}: {(error.strerror or str(error)).lower()}: this launch was stored without it",
+                hint="without --launch-dir the launch is composed again, from the trees as they are now",
+            ) from error
+        return [Composition(read_stored(text, str(stored)), self.choices, tuple(self.overrides))]
+
 
 @dataclass(frozen=True)
 class Draft:
-    """A planned launch, not written anywhere yet; `work` is the image that its job makes, if it does that."""
+    """A planned launch, not written anywhere yet; `work` is the image that its job makes, if it does that.
+
+    `config` is the one that is planned: the composition's, with `container` as the job reads it.
+    `results_key` is its key that determines the run's directory.
+    """
 
     composition: Composition
+    config: RunConfig
     plan: Plan
+    results_key: str
     template_dir: Path | None = None
     work: ImageWork | None = None
 
@@ -80,11 +154,6 @@ class Draft:
         """The image that `container` stands for; ``None`` on bare metal."""
         return choice_of(self.composition, self.template_dir)
 
-    @property
-    def results_key(self) -> str:
-        """The configuration key that determines the run's directory."""
-        return _results_key(self.composition.config, self.plan.paths.run_dir)
-
     def directory_key(self, directory: Path) -> str:
         """Return the key of a directory that the job writes to."""
         if directory.is_relative_to(Path(self.composition.config.data_dir).absolute()):
@@ -99,7 +168,7 @@ class Draft:
     @property
     def stored_config(self) -> RunConfig:
         """The configuration to store with the launch, with the image and interpreter resolved here."""
-        config, job = _with_image(self.composition, self.template_dir), self.plan.job
+        config, job = self.config, self.plan.job
         if config.cluster.python is None and job.container is None and config.workspace is None:
             cluster = config.cluster.model_copy(update={"python": job.payload.argv[0]})
             return config.model_copy(update={"cluster": cluster})
@@ -111,7 +180,7 @@ class Draft:
         if (number, tag) == (self.plan.paths.number, self.plan.tag):
             return self
         with self.composition.annotated():
-            return _plan(self.composition, number, tag, self.template_dir, self.work)
+            return replace(self, plan=plan_launch(self.config, number=number, tag=tag, work=self.work))
 
 
 def draft(request: Request) -> Draft:
@@ -129,11 +198,9 @@ def draft(request: Request) -> Draft:
 def drafts(request: Request, staged: Sequence[Composition] | None = None) -> list[Draft]:
     """Draft the next launch of each requested stage; raise UserError if the request has a mistake.
 
-    `staged` are the compositions of the stages, if they are composed already: see `compose_stages`.
+    `staged` are the compositions of the stages, if they are composed already.
     """
-    if request.launch_dir is not None:
-        return [_stored_draft(request.launch_dir, request.number, request.tag)]
-    staged = compose_stages(request) if staged is None else staged
+    staged = request.compositions() if staged is None else staged
     if len(staged) > 1 and (request.number is not None or request.tag is not None):
         names = [stage_name(composition.config) for composition in staged]
         raise UserError(
@@ -142,40 +209,6 @@ def drafts(request: Request, staged: Sequence[Composition] | None = None) -> lis
             hint=f"--stage={names[-1]}",
         )
     return [_draft(composition, request) for composition in staged]
-
-
-def compose_stages(request: Request) -> list[Composition]:
-    """Compose the configuration, once for each requested stage, or for the job that makes an image.
-
-    Raise UserError if the stages cannot be launched one after the other, or `request.stage` is none of them.
-    """
-    composition, stage = compose(request.overrides, request.config_dir), request.stage
-    if request.work is not None:
-        return [composition]
-    with composition.annotated():
-        configs = [with_training(part) for part in by_stage(_with_workspace_image(composition.config))]
-        names = [stage_name(config) for config in configs]
-        if stage is not None and stage not in names:
-            raise UserError(
-                f"--stage={stage}: not one of stages=[{','.join(names)}]", hint=did_you_mean(stage, names)
-            )
-    if len(configs) == 1:
-        return [replace(composition, config=configs[0])]
-    return [
-        replace(
-            composition,
-            config=config,
-            # Without the choices of other stages' groups.
-            choices={
-                group: choice
-                for group, choice in composition.choices.items()
-                if group in config.stages or group not in STAGES
-            },
-            before=tuple(configs[:position]),
-        )
-        for position, (config, name) in enumerate(zip(configs, names, strict=True))
-        if stage in (None, name)
-    ]
 
 
 def choice_of(composition: Composition, template_dir: Path | None = None) -> ResolvedImage | None:
@@ -193,78 +226,29 @@ def choice_of(composition: Composition, template_dir: Path | None = None) -> Res
         return resolve_container(config.container, config.images_dir, composition.config_dir, template_dir)
 
 
-def _with_workspace_image(config: RunConfig) -> RunConfig:
-    """Use the workspace's own image, or the recipe's `dev` flavor."""
-    if config.stages != [WORKSPACE] or config.workspace is None:
-        return config
-    image = config.workspace.container or config.container
-    if config.workspace.container is None and image is not None:
-        from launcher.images.references import recipe_and_flavor  # late: few launches are workspaces
-
-        name, flavor = recipe_and_flavor(image) or (None, None)
-        image = f"{name}:dev" if name is not None and flavor in (None, "run") else image
-    return config.model_copy(update={"container": image})
-
-
 def _draft(composition: Composition, request: Request) -> Draft:
+    config = composition.config
     number, tag, work = request.number, request.tag, request.work
     with composition.annotated():
-        run_dir = prepare_launch(composition.config, work=work).paths.run_dir
-        if work is None and number is not None and tag is not None:
+        run = prepare_launch(config, work)
+        run_dir = run.paths.run_dir
+        if number is not None and tag is not None and (work, request.launch_dir) == (None, None):
             launch_dir = run_dir / LAUNCHES / str(number)
             with contextlib.suppress(UserError, OSError):
                 if (launch_dir / ROOT_CONFIG).is_file() and read_manifest(launch_dir).tag == tag:
-                    return _stored_draft(launch_dir)
+                    return draft(StoredRequest.of(launch_dir))
         try:
             number = number or next_launch_number(run_dir)
         except OSError as error:
-            key = _results_key(composition.config, run_dir)
-            raise explain_os_error(error, run_dir, key, verb="read") from error
-        return _plan(composition, number, tag or provenance.new_tag(), request.template_dir, work)
-
-
-def _plan(
-    composition: Composition, number: int, tag: str, template_dir: Path | None, work: ImageWork | None
-) -> Draft:
-    """Plan one launch; the same arguments give the same plan."""
-    check_references(composition.references)
-    # The job that makes an image runs without it.
-    config = _with_image(composition, template_dir) if work is None else composition.config
-    plan = plan_launch(config, number=number, tag=tag, work=work)
-    return Draft(composition, plan, template_dir, work)
-
-
-def _with_image(composition: Composition, template_dir: Path | None) -> RunConfig:
-    """Return the configuration with `container` as the job reads it."""
-    config = composition.config
-    # Files, and names as Pyxis takes them, need no resolving.
-    if re.match(r"\s*$|[/~.]|[^:/]*#", config.container or ""):
-        return config
-    choice = choice_of(composition, template_dir)
-    assert choice is not None
-    return config.model_copy(update={"container": choice.image})
-
-
-def _stored_draft(launch_dir: Path, number: int | None = None, tag: str | None = None) -> Draft:
-    """Draft a launch again from what is stored with it, whatever the trees say now.
-
-    Raise UserError if there is no such launch, or nothing is stored with it.
-    """
-    launch_dir = launch_dir.absolute()
-    manifest = read_manifest(launch_dir)
-    paths = LaunchPaths(launch_dir.parents[1], manifest.run, manifest.job_name, manifest.launch)
-    stored, templates = launch_dir / paths.root_config.name, launch_dir / paths.templates.name
-    try:
-        text = read_stored_text(stored)
-    except OSError as error:
-        raise UserError(
-            f"{stored}: {(error.strerror or str(error)).lower()}: this launch was stored without it",
-            hint="without --launch-dir the launch is composed again, from the trees as they are now",
-        ) from error
-    composition = Composition(read_stored(text, str(stored)), manifest.choices, tuple(manifest.overrides))
-    template_dir = _require_trusted(templates) if templates.is_dir() else None
-    with composition.annotated():
-        return _plan(composition, number or manifest.launch, tag or manifest.tag, template_dir, None)
+            raise explain_os_error(error, run_dir, run.results_key, verb="read") from error
+        check_references(composition.references)
+        # Files, and names as Pyxis takes them, need no resolving; the job that makes an image has none.
+        if work is None and not re.match(r"\s*$|[/~.]|[^:/]*#", config.container or ""):
+            choice = choice_of(composition, request.template_dir)
+            assert choice is not None
+            config = config.model_copy(update={"container": choice.image})
+        plan = plan_launch(config, number=number, tag=tag or provenance.new_tag(), work=work)
+    return Draft(composition, config, plan, run.results_key, request.template_dir, work)
 
 
 def _require_trusted(templates: Path) -> Path:
@@ -276,9 +260,3 @@ def _require_trusted(templates: Path) -> Path:
                 hint="read them; then copy the run to a directory that only you may write, and render there",
             )
     return templates
-
-
-def _results_key(config: RunConfig, run_dir: Path) -> str:
-    if run_dir.is_relative_to(config.base_results_dir):
-        return "base_results_dir"
-    return f"{config.stages[0]}.run.results_dir"

@@ -63,9 +63,9 @@ def existing(path: Path) -> Path:
 def mount_of(path: Path) -> MountedFileSystem | None:
     """Return the file system that a path is on, or would be."""
     place = existing(path)
-    mounts = [mount for mount in _mounts() if place.is_relative_to(mount.point)]
+    above = [mount for mount in mounts() if place.is_relative_to(mount.point)]
     # Of two at the same point the later one covers the other.
-    return max(reversed(mounts), key=lambda mount: len(mount.point.parts), default=None)
+    return max(reversed(above), key=lambda mount: len(mount.point.parts), default=None)
 
 
 def local_mount(path: Path) -> MountedFileSystem | None:
@@ -82,7 +82,7 @@ def is_shared(path: Path) -> bool:
     return mount_of(path) is not None and local_mount(path) is None
 
 
-def _mounts() -> Iterator[MountedFileSystem]:
+def mounts() -> Iterator[MountedFileSystem]:
     """Yield Linux's mounts, proc_pid_mountinfo(5): type and source are the fields after the lone dash."""
     try:
         lines = MOUNTS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()

@@ -7,25 +7,32 @@ and a night in the queue.
 
 from __future__ import annotations
 
+import contextlib
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
 from arithmetic.layout import ParallelConfig, fits
-from launcher.checks.gate import CheckReport, check_drafts, require_passed
+from launcher.checks.gate import CheckReport, check_drafts, require_passed, show_to_scheduler
 from launcher.checks.rules.files import MACHINE
 from launcher.config.overrides import hydra_value
 from launcher.drafting import Draft, Request, draft
-from launcher.errors import UserError
+from launcher.errors import DONE, WATCHING_ENDED, WENT_WRONG, UserError, one_line
 from launcher.estimates import parallelism as keys
 from launcher.estimates.parallelism import is_encoder_decoder, read_parallel_config
 from launcher.estimates.values import Values, full
 from launcher.launching import Launched, launch
 from launcher.monitor.evidence import gather
-from launcher.monitor.verification import RunCheck, verify
+from launcher.monitor.follow import follow_and_tell
+from launcher.monitor.verification import RunVerdict, verify
+from launcher.runs.paths import short
+from launcher.runs.receipts import submitted_jobs
 from launcher.slurm.notations import format_days, format_time_limit, margin_of, parse_time_limit
+from launcher.ui.tables import print_code
+from launcher.ui.terminal import print_message, print_stderr
 
 # The schedule of a whole training does not fit into two steps, and need not: its first two are the same.
 _OF_WHOLE_TRAININGS = ("schedule.warmup", "schedule.validation")
@@ -56,14 +63,66 @@ def plan_smoke(drafted: Draft, request: Request, skipped: Sequence[str] = ()) ->
     return Smoke(report, smaller, summary)
 
 
-def launch_smoke(smoke: Smoke) -> Launched:
-    """Launch the smoke as any run is launched."""
-    return launch(smoke.draft, smoke.request, report=smoke.report)
+def try_smoke(
+    report: CheckReport, request: Request, skipped: Sequence[str], *, dry: bool, is_for_program: bool
+) -> tuple[CheckReport, int | None]:
+    """Run the smoke of a launch, and say how it went; nothing is written if one of the two would be refused.
+
+    In a dry run print its script. Return the report of the launch with the scheduler's answer, and the exit
+    code: None to go on.
+    """
+    smoke = plan_smoke(report.draft, request, skipped)
+    if dry:
+        for line in smoke.summary:
+            _say(line)
+        print_code(smoke.draft.rendered.script, "bash")
+        return report, DONE
+    # The launch itself is judged before its smoke takes its time.
+    report = show_to_scheduler(report)
+    require_passed([report])
+    launched = launch(smoke.draft, smoke.request, report=smoke.report)
+    for warning in launched.warnings:
+        print_message(warning)
+    first, *others = smoke.summary
+    for line in (f"run {launched.paths.run_name}, job {launched.manifest.job_id}: {first}", *others):
+        _say(line)
+    # For a program on stderr, as it reads stdout.
+    with contextlib.redirect_stdout(sys.stderr) if is_for_program else contextlib.nullcontext():
+        code = follow_and_tell(launched.paths.run_dir, launched.paths.number)
+    name = report.draft.plan.paths.run_name
+    if code == WATCHING_ENDED:
+        _say(f"{name} itself was not launched")
+        return report, code
+    submitted_jobs.pop(str(launched.manifest.job_id), None)
+    return report, None if _has_passed(name, launched, code) else WENT_WRONG
 
 
-def checks_of(launched: Launched) -> list[RunCheck]:
-    """Return the verification of a smoke that ended: `launcher.monitor.verification`."""
-    return verify(gather(launched.paths.run_dir, launched.paths.number), is_smoke=True)
+def _has_passed(name: str, launched: Launched, code: int) -> bool:
+    """Verify a smoke that ended (`launcher.monitor.verification`), and print what is wrong."""
+    checks = verify(gather(launched.paths.run_dir, launched.paths.number), is_smoke=True)
+    failed = [check for check in checks if check.verdict is RunVerdict.FAILED]
+    if failed or code:
+        for check in failed if code == DONE else ():  # after a failed job, the end of its log was printed
+            _say(f"{check.name}: failed: {check.evidence}")
+        where = short(launched.paths.run_dir)
+        _say(f"failed, and {name} was not launched; the files of the smoke test are in {where}")
+        return False
+    for check in checks:
+        if check.verdict is RunVerdict.UNKNOWN:
+            _say(f"{check.name}: cannot tell: {check.evidence}")
+    _say(f"passed; launching {name}")
+    return True
+
+
+def without_smoke(command: Sequence[str]) -> list[str]:
+    """Return the command line without `--smoke`, also shortened, for the record of the launch itself."""
+    end = command.index("--") if "--" in command else len(command)
+    kept = [word for word in command[:end] if not (word.startswith("--s") and "--smoke".startswith(word))]
+    return [*kept, *command[end:]]
+
+
+def _say(line: str) -> None:
+    print_stderr(f"smoke: {one_line(line)}")
 
 
 # --- shrinking a training
@@ -95,7 +154,7 @@ def _shrink(draft: Draft) -> tuple[list[str], list[str]]:
         raise UserError("--smoke: the sizes of the layout cannot be read")
     small = _on_one_node(shape, values)
     batch = small.micro * small.data(1) * shape.micro_batches(nodes)
-    chosen = dict(chain(_run(draft), _steps(config, draft), _model(config, shape, small, batch)))
+    chosen = dict(chain(_steps(config, draft), _model(config, shape, small, batch)))
     overrides = [_override(config, key, value) for key, value in chosen.items()]
     overrides += _one_job_on_one_node(draft)
     return overrides, list(_summary(draft, values, shape, small, batch))
@@ -126,17 +185,13 @@ def _on_one_node(shape: ParallelConfig, values: Values) -> ParallelConfig:
     )
 
 
-def _run(draft: Draft) -> Iterator[tuple[str, Any]]:
-    """Return overrides for a run of its own beside the real one, with its own directory."""
-    paths = draft.plan.paths
+def _steps(config: Mapping[str, Any], draft: Draft) -> Iterator[tuple[str, Any]]:
+    """Yield what makes two steps, in a run of its own beside the real one, with its own directory."""
+    paths, trainer, exp_manager = draft.plan.paths, config["trainer"], config["exp_manager"]
     directory = paths.run_dir.with_name(f"{paths.run_dir.name}{SUFFIX}")
     yield "run.name", f"{paths.run_name}{SUFFIX}"
     yield "run.results_dir", str(directory)
     yield "exp_manager.explicit_log_dir", f"{directory}/results"
-
-
-def _steps(config: Mapping[str, Any], draft: Draft) -> Iterator[tuple[str, Any]]:
-    trainer, exp_manager = config["trainer"], config["exp_manager"]
     time_limit = draft.plan.job.resources.time_limit
     limit = min(_SECONDS, (parse_time_limit(time_limit) if time_limit else None) or _SECONDS)
     yield "run.time_limit", format_time_limit(limit)

@@ -25,11 +25,11 @@ from pydantic import BaseModel  # noqa: E402
 from pydantic.fields import FieldInfo  # noqa: E402
 
 from launcher.config.compose import CONF_DIR  # noqa: E402
-from launcher.config.image import GROUP as IMAGE  # noqa: E402
-from launcher.config.image import RecipeConfig  # noqa: E402
 from launcher.config.overrides import STAGES  # noqa: E402
 from launcher.config.schema import RunConfig  # noqa: E402
 from launcher.config.sources import Sources, TreeFile  # noqa: E402
+from launcher.images.recipes import GROUP as IMAGE  # noqa: E402
+from launcher.images.recipes import RecipeConfig  # noqa: E402
 
 PAGE = ROOT / "docs" / "reference.md"
 

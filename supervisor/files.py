@@ -152,7 +152,7 @@ def names_in(directory: AnyPath) -> List[str]:
         return []
 
 
-def write_atomic(path: AnyPath, text: str, mode: int = 0o666, *, sync: bool = True) -> None:
+def write_atomic(path: AnyPath, text: Union[str, bytes], mode: int = 0o666, *, sync: bool = True) -> None:
     """Write a file so that a reader, or a crash, meets either the old content or the new.
 
     The user's umask decides, as ever, what of `mode` is given. A path in the text that is not UTF-8 is
@@ -221,7 +221,7 @@ def sync_directory(directory: AnyPath) -> None:
         os.close(descriptor)
 
 
-def _write_temporary(directory: str, name: str, text: str, mode: int, sync: bool = True) -> str:
+def _write_temporary(directory: str, name: str, text: Union[str, bytes], mode: int, sync: bool = True) -> str:
     """Write a file of a hidden name that no other has, and with `sync` make its content durable."""
     temporary = os.path.join(directory, f".{name}.{os.urandom(4).hex()}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
@@ -229,11 +229,11 @@ def _write_temporary(directory: str, name: str, text: str, mode: int, sync: bool
     return temporary
 
 
-def _write(descriptor: int, text: str, path: AnyPath, sync: bool = True) -> None:
+def _write(descriptor: int, text: Union[str, bytes], path: AnyPath, sync: bool = True) -> None:
     """Write a new file and with `sync` make its content durable; remove it if that fails."""
     try:
-        with open(descriptor, "w", encoding="utf-8", errors="surrogateescape") as stream:
-            stream.write(text)
+        with open(descriptor, "wb") as stream:
+            stream.write(text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text)
             stream.flush()
             if sync:
                 os.fsync(stream.fileno())

@@ -140,7 +140,7 @@ def main() -> None:
     compared = sum(compare(points) for points in sweeps.values())
     print(f"{compared} points are the same as composed and rendered alone, byte for byte.")
     print(f"CPU ms per point; Python {sys.version.split()[0]}, {os.cpu_count()} cores\n")
-    head = ("points", "hydra", "compose()", "compose_many()", "hydra / many", "+ the scripts")
+    head = ("points", "hydra", "compose()", "BatchComposer", "hydra / many", "+ the scripts")
     print(f"{'':20}{head[0]:>8}{head[1]:>9}{head[2]:>12}{head[3]:>17}{head[4]:>15}{head[5]:>17}")
     for name, points in sweeps.items():
         cost = measure(points)

@@ -27,5 +27,5 @@ def warm_up() -> None:
     supervision.supervisor_archive()
     secrecy._suspect()
     schema._any_of_the_cluster()
-    attained._shipped()
+    attained.attained()
     releases.images()

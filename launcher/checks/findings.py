@@ -13,7 +13,7 @@ from launcher.estimates.values import Values, full
 from launcher.plan import Plan
 
 
-class Severity(enum.Enum):
+class Severity(enum.StrEnum):
     """An error stops a launch, a warning is told; what was not looked at is `skipped`."""
 
     ERROR = "error"
@@ -27,7 +27,8 @@ class Finding:
 
     `key` is the key of the configuration to change first, such as ``training.model.global_batch_size``; `fix`
     says what would be valid, in several lines where there are several ways out. `why` is the reason of a
-    skipped check, which the message has too. `id` is that of the check, which sets it.
+    skipped check, which the message has too. `id` is that of the check, which sets it; `source` is where the
+    values are from, which a report adds.
     """
 
     severity: Severity
@@ -37,6 +38,7 @@ class Finding:
     also: tuple[str, ...] = ()
     why: str | None = None
     id: str = ""
+    source: str | None = None
 
 
 def error(key: str, value: Any, text: str, fix: str | None = None, also: Sequence[str] = ()) -> Finding:
@@ -87,7 +89,7 @@ class Check(NamedTuple):
 
     def apply(self, plan: Plan, facts: Facts) -> Iterator[Finding]:
         """Yield what the check finds, or why it is skipped."""
-        reasons = [why for value, why in self._facts(facts) if value is None]
+        reasons = self._reasons(facts)
         if not reasons:
             yield from self.find(plan, facts)
         elif None not in reasons:
@@ -95,24 +97,23 @@ class Check(NamedTuple):
 
     def has_facts(self, facts: Facts) -> bool:
         """Return True if each fact that it needs is there."""
-        return all(value is not None for value, _ in self._facts(facts))
+        return not self._reasons(facts)
 
     def is_applicable(self, facts: Facts) -> bool:
         """Return True if it has something to look at, or is reported as skipped."""
-        return all(value is not None or why is not None for value, why in self._facts(facts))
+        return None not in self._reasons(facts)
 
-    def _facts(self, facts: Facts) -> Iterator[tuple[Any, str | None]]:
-        """Yield each fact, and why it is missing: None where nobody asked for it."""
+    def _reasons(self, facts: Facts) -> list[str | None]:
+        """Return why facts are missing that it needs: None where nobody asked for one."""
+        reasons: list[str | None] = []
         for name in self.needs:
             whole, _, part = name.partition(".")
             value = getattr(facts, whole)
-            if not part:
-                yield value, ""
-            elif value is None:
-                yield None, None
-            else:
-                known = getattr(value, part)
-                yield known, value.missing.get(part) if known is None else None
+            if value is None:
+                reasons.append(None if part else "")
+            elif part and getattr(value, part) is None:
+                reasons.append(value.missing.get(part))
+        return reasons
 
 
 def _parameters(rule: Any) -> tuple[str, ...]:
@@ -122,6 +123,9 @@ def _parameters(rule: Any) -> tuple[str, ...]:
 
 
 REGISTERED: list[Check] = []
+# By the id of a check: what would be valid instead, found by search for the findings that are reported.
+Remedy = Callable[[Plan, Facts], str | None]
+REMEDIES: dict[str, Remedy] = {}
 
 
 def check(check_id: str, tells: str, *needs: str) -> Callable[[_Rule], _Rule]:
@@ -130,5 +134,14 @@ def check(check_id: str, tells: str, *needs: str) -> Callable[[_Rule], _Rule]:
     def register(rule: _Rule) -> _Rule:
         REGISTERED.append(Check(check_id, tells, needs, rule, _parameters(rule)))
         return rule
+
+    return register
+
+
+def remedy(check_id: str) -> Callable[[Remedy], Remedy]:
+    """Enter the remedy of a check's findings, where these name none themselves."""
+
+    def register(function: Remedy) -> Remedy:
+        return REMEDIES.setdefault(check_id, function)
 
     return register

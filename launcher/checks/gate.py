@@ -9,11 +9,18 @@ from typing import Any
 
 from launcher.checks.facts import Facts, SubmissionFacts
 from launcher.checks.findings import Finding, Severity
-from launcher.checks.gathering.gather import gather, remembered
-from launcher.checks.gathering.host import remembered_host, trainer_verdicts
-from launcher.checks.registry import CHECKS, require_known
+
+# Each enters its functions into the table of gatherers.
+from launcher.checks.gathering import (  # noqa: F401
+    GATHERERS,
+    configuration,
+    earlier,
+    host,
+    images,
+    paths,
+)
+from launcher.checks.registry import CHECKS, require_known, run_checks, worst_first
 from launcher.checks.rules.files import MACHINE, SCHEDULER
-from launcher.checks.runner import run_checks, worst_first
 from launcher.drafting import Draft
 from launcher.errors import Mistakes, UserError
 from launcher.rendering.slurm_flags import empty_script
@@ -74,16 +81,23 @@ def require_skippable(skipped: Sequence[str]) -> None:
 def check_drafts(
     drafts: Sequence[Draft], skipped: Sequence[str] = (), *, look: bool = True, **known: Any
 ) -> list[CheckReport]:
-    """Check drafts; what several of them need to know is asked once."""
-    verdicts = trainer_verdicts([draft.plan for draft in drafts])
-    cluster_of, host_of = remembered(), remembered_host()
-    reports = []
-    for draft, verdict in zip(drafts, verdicts, strict=True):
-        facts = gather(draft, look=look, verdict=verdict, cluster_of=cluster_of, host_of=host_of)
-        facts = replace(facts, **known)
-        findings = run_checks(draft.plan, facts, skipped)
-        reports.append(CheckReport(draft, facts, tuple(findings), tuple(skipped)))
-    return reports
+    """Check drafts against their facts; those that are known already are not gathered."""
+    return [
+        CheckReport(draft, facts, tuple(run_checks(draft.plan, facts, skipped)), tuple(skipped))
+        for draft, facts in zip(drafts, gather(drafts, look=look, **known), strict=True)
+    ]
+
+
+def gather(drafts: Sequence[Draft], *, look: bool = True, **known: Any) -> list[Facts]:
+    """Find out, by reading alone, what the checks need to know of each draft beside what is `known`.
+
+    Without `look` that is nothing of files, of this machine and of the cluster.
+    """
+    allowed = (gatherer for gatherer in GATHERERS if look or not gatherer.looks)
+    gatherers = {gatherer.field: gatherer for gatherer in allowed if gatherer.field not in known}
+    answers = [gatherer.ask(drafts) for gatherer in gatherers.values()]
+    facts = [dict(zip(gatherers, values, strict=True)) for values in zip(*answers, strict=True)]
+    return [Facts(**known, **fields) for fields in facts]
 
 
 def show_to_scheduler(

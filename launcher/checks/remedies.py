@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import product
 from typing import Any
 
 from arithmetic.layout import ParallelConfig, fits
 from launcher.checks import layout_search
 from launcher.checks.facts import Facts
-from launcher.checks.findings import Finding, Severity
+from launcher.checks.findings import Severity, remedy
 from launcher.checks.layout_search import LayoutSearch, Suggestion
 from launcher.checks.rules import layout as rules
 from launcher.checks.rules.model import has_gpus
@@ -22,28 +22,6 @@ from launcher.plan import Plan
 
 _LAYOUTS_SHOWN = 6
 _NEAREST_SHOWN = 4
-
-
-def add_remedies(findings: Iterable[Finding], plan: Plan, facts: Facts) -> list[Finding]:
-    """Return the findings, those about layouts with what would be valid instead."""
-    return [_remedied(finding, plan, facts) for finding in findings]
-
-
-def _remedied(finding: Finding, plan: Plan, facts: Facts) -> Finding:
-    if finding.fix is not None or finding.severity is Severity.SKIPPED:
-        return finding
-    if finding.id == "memory.fits":
-        return replace(finding, fix=would_fit(plan, facts))
-    values = Values(plan.job.config or {})
-    parallel = read_parallel_config(values)
-    if finding.id not in _WAYS or parallel is None:
-        return finding
-    lines = [way(values, parallel, plan.job.resources.nodes) for way in _WAYS[finding.id]]
-    if finding.id == "layout.world":
-        # What has room first: of what divides, much has not.
-        best = [would_fit(plan, facts), _layouts(values, parallel, LayoutSearch(plan, facts))]
-        lines = [*best, "by arithmetic alone, whether or not the memory is enough:", *lines]
-    return replace(finding, fix="\n".join(line for line in lines if line is not None))
 
 
 def _changed(values: Values, changes: Mapping[str, Any]) -> Values:
@@ -91,11 +69,13 @@ def _node_counts(values: Values, shape: ParallelConfig, nodes: int) -> str:
     return f"node counts that would do: {listed(counts) if counts else f'none up to {keys.MOST_NODES}'}"
 
 
-def _layouts(values: Values, shape: ParallelConfig, search: LayoutSearch) -> str:
+def _layouts(search: LayoutSearch) -> str:
     """Suggest tensor × pipeline sizes, all else unchanged: those that fit into memory, else the world.
 
     Tensor parallel GPUs share a node.
     """
+    values, shape = Values(search.plan.job.config or {}), search.parallel
+    assert shape is not None
     nodes, world = count(search.nodes, "node"), search.nodes * shape.devices
     least = 2 if values.flag(keys.SEQUENCE) else 1
     tensors = [size for size in rules.tensor_sizes(values) if shape.devices % size == 0 and size >= least]
@@ -148,15 +128,38 @@ def _global_batches(values: Values, shape: ParallelConfig, nodes: int) -> str | 
     return f"global batches near it: {listed(near[:_NEAREST_SHOWN])}, ... (multiples of {step})"
 
 
-_WAYS: Mapping[str, tuple[Callable[[Values, ParallelConfig, int], str | None], ...]] = {
-    "layout.world": (_sizes, _node_counts),  # and layouts
-    "layout.context": (_contexts,),
-    "layout.experts": (_node_counts,),
-    "batch.global": (_global_batches, _micro_batches, _node_counts),
-    "batch.interleaved": (_global_batches, _micro_batches, _node_counts),
+_Way = Callable[[Values, ParallelConfig, int], str | None]
+
+
+def _by_arithmetic(ways: Sequence[_Way], plan: Plan, _: Facts) -> str | None:
+    """Suggest other values of single sizes; None where the layout has no numbers."""
+    values = Values(plan.job.config or {})
+    parallel = read_parallel_config(values)
+    if parallel is None:
+        return None
+    lines = [way(values, parallel, plan.job.resources.nodes) for way in ways]
+    return "\n".join(line for line in lines if line is not None)
+
+
+_WAYS: Mapping[str, Sequence[_Way]] = {
+    "layout.context": [_contexts],
+    "layout.experts": [_node_counts],
+    "batch.global": [_global_batches, _micro_batches, _node_counts],
+    "batch.interleaved": [_global_batches, _micro_batches, _node_counts],
 }
+for _id, _ways in _WAYS.items():
+    remedy(_id)(partial(_by_arithmetic, _ways))
 
 
+@remedy("layout.world")
+def _world(plan: Plan, facts: Facts) -> str:
+    """Suggest layouts, first those that have room: of what divides, much has not."""
+    best = f"{would_fit(plan, facts)}\n{_layouts(LayoutSearch(plan, facts))}"
+    numbers = _by_arithmetic([_sizes, _node_counts], plan, facts)
+    return f"{best}\nby arithmetic alone, whether or not the memory is enough:\n{numbers}"
+
+
+@remedy("memory.fits")
 def would_fit(plan: Plan, facts: Facts) -> str:
     """Return lines that name the nearest and the fastest layout that fit, or explain why none does.
 

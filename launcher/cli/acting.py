@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
 from launcher.cli.options import Verbs, add_option, add_verb
 from launcher.cli.runs import RUN_HELP, add_base_results_dir, add_run, find_all, selected_run
 from launcher.errors import WATCHING_ENDED, UserError
-from launcher.jobs.acting import Effect, Outcome, exit_code, hold, in_order, release, wait_for_ends
+from launcher.jobs.acting import Effect, Outcome, act_on_waiting, exit_code, in_order, wait_for_ends
 from launcher.jobs.attaching import AttachPoint, attach
 from launcher.jobs.cancelling import cancel, with_followers
 from launcher.jobs.lookup import RunRef
@@ -21,7 +21,7 @@ from launcher.monitor.events import Progress
 from launcher.monitor.readers import newest_events
 from launcher.monitor.run_status import links_to_json
 from launcher.slurm.commands import WITHOUT_SLURM
-from launcher.slurm.states import State
+from launcher.slurm.states import Action, State
 from launcher.ui import tables
 from launcher.ui.terminal import agrees, print_json, print_message, print_stderr
 
@@ -202,7 +202,7 @@ def add_parser(verbs: Verbs) -> None:
     add_option(parser, "--save", text)
     add_option(parser, "--wait", "wait until the scheduler confirms the end")
     add_option(parser, "-i --interactive", "ask before each job")
-    run_hold, run_release = partial(_act, hold, "held"), partial(_act, release, "released")
+    run_hold, run_release = partial(_act, Action.HOLD), partial(_act, Action.RELEASE)
     add_targets(add_verb(verbs, "hold", run_hold, "keep pending jobs from starting", _HOLD))
     add_targets(add_verb(verbs, "release", run_release, "let held jobs start", _RELEASE))
     parser = add_verb(verbs, "attach", run_attach, "open a shell beside a running job", _ATTACH)
@@ -215,8 +215,8 @@ def add_parser(verbs: Verbs) -> None:
     add_option(parser, "--print", "print the command line to stdout, and run nothing")
 
 
-def _act(act: Callable[[Sequence[LaunchStatus]], list[Outcome]], verb: str, args: argparse.Namespace) -> int:
-    return finish(args, print_outcomes(args, act(chosen(args)), verb))
+def _act(action: Action, args: argparse.Namespace) -> int:
+    return finish(args, print_outcomes(args, act_on_waiting(chosen(args), action), action.value))
 
 
 # --- cancel
@@ -245,7 +245,6 @@ exit code:
 
 
 def run_cancel(args: argparse.Namespace) -> int:
-    """Cancel the jobs."""
     if args.interactive and not sys.stdin.isatty():
         raise UserError("--interactive: stdin is not a terminal")
     targets = with_followers(chosen(args))

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from arithmetic.layout import fits
-from launcher.checks.findings import Severity
+from launcher.checks.findings import Finding, Severity, warning
 from launcher.checks.gate import CheckReport, as_mistakes, check_drafts, show_to_scheduler
-from launcher.checks.registry import CHECKS, require_known
-from launcher.checks.rules.model import why_not_told
+from launcher.checks.registry import CHECKS, require_known, worst_first
+from launcher.checks.rules.model import why_not_estimated
 from launcher.checks.rules.resources import GPUS
 from launcher.cli.estimate_views import (
-    amount_lines,
     cost_lines,
     headline,
     plain_lines,
@@ -67,7 +66,6 @@ def add_parser(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check and tell; return the exit code."""
     require_known(args.no_check)
     if args.plot is not None:
         require_suffix(args.plot)
@@ -110,20 +108,17 @@ def _report(report: CheckReport, skipped: Sequence[str], *, only_plan: bool) -> 
     plan, facts = report.draft.plan, report.facts
     applied = [check.id for check in CHECKS if (check.has_facts if only_plan else check.is_applicable)(facts)]
     mistakes = as_mistakes(report.draft, report.findings)
-    printed = [
-        PrintedFinding(item.severity, item.id, item.message, item.key, mistake.source, item.fix, item.why)
-        for item, mistake in zip(report.findings, mistakes, strict=True)
+    findings = [
+        replace(finding, source=mistake.source)
+        for finding, mistake in zip(report.findings, mistakes, strict=True)
     ]
-    printed += [PrintedFinding(Severity.SKIPPED, name, f"--no-check={name}") for name in skipped]
+    findings += [Finding(Severity.SKIPPED, None, f"--no-check={name}", id=name) for name in skipped]
     counted, estimates = gpu_of(plan.job.resources, facts.gpu_types), overview(plan, facts.gpu_types)
     if only_plan and counted.is_assumed and not counted.is_unclear and (estimates.memory or estimates.cost):
-        message, fix = f"cluster.gpu=null: the estimates count with {counted.gpu.name}", counted.gpu.name
-        printed.append(
-            PrintedFinding(Severity.WARNING, GPUS, message, "cluster.gpu", fix=f"cluster.gpu={fix}")
-        )
-    order = list(Severity)
-    printed.sort(key=lambda item: order.index(item.severity))
-    return StageReport(report.draft, estimates, applied, printed)
+        gpu, key = counted.gpu.name, "cluster.gpu"
+        assumed = warning(key, None, f"the estimates count with {gpu}", f"{key}={gpu}")
+        findings.append(replace(assumed, id=GPUS))
+    return StageReport(report.draft, estimates, applied, worst_first(findings))
 
 
 def _draw(path: Path, stages: Sequence[StageReport]) -> bool:
@@ -133,7 +128,7 @@ def _draw(path: Path, stages: Sequence[StageReport]) -> bool:
             write_figure(path, stage.plan.paths.run_name, stage.overview.memory)
             print(f"plot: {path}", file=sys.stderr)
             return True
-    why = next((f" ({why})" for stage in stages if (why := why_not_told(stage.plan)) is not None), "")
+    why = next((f" ({why})" for stage in stages if (why := why_not_estimated(stage.plan)) is not None), "")
     print_message(f"--plot {path}: not drawn: the memory cannot be told{why}")
     return False
 
@@ -179,26 +174,13 @@ def _layout_text(layout: Mapping[str, Any]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class PrintedFinding:
-    """A finding as it is printed; `source` is where its values are from, `why` the reason of a skip."""
-
-    severity: Severity
-    id: str
-    message: str
-    key: str | None = None
-    source: str | None = None
-    fix: str | None = None
-    why: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class StageReport:
     """A draft, what it takes, the ids of the checks that applied, and their findings, the worst first."""
 
     draft: Draft
     overview: Overview
     applied: Sequence[str]
-    findings: Sequence[PrintedFinding]
+    findings: Sequence[Finding]
 
     @property
     def plan(self) -> Plan:
@@ -207,6 +189,9 @@ class StageReport:
     @property
     def errors(self) -> int:
         return sum(item.severity is Severity.ERROR for item in self.findings)
+
+
+_PRINTED = ("severity", "id", "message", "key", "source", "fix", "why")
 
 
 def content(stage: StageReport) -> dict[str, Any]:
@@ -222,7 +207,7 @@ def content(stage: StageReport) -> dict[str, Any]:
         "amount": estimates.amount and asdict(estimates.amount),
         "cost": estimates.cost and asdict(estimates.cost),
         "errors": stage.errors,
-        "findings": [{**asdict(item), "severity": item.severity.value} for item in stage.findings],
+        "findings": [{name: getattr(finding, name) for name in _PRINTED} for finding in stage.findings],
     }
 
 
@@ -236,9 +221,8 @@ def print_screen(stage: StageReport) -> None:
         _print_named("memory", headline(memory))
         if not sys.stdout.isatty() or not print_table(memory):
             print_styled([((f"  {line}", ""),) for line in plain_lines(memory)], wrap=True)
-    amount, cost = stage.overview.amount, stage.overview.cost
-    lines = cost_lines(plan, cost) if cost is not None else amount_lines(amount) if amount else ()
-    for name, text in lines:
+    amount = stage.overview.cost or stage.overview.amount
+    for name, text in cost_lines(plan, amount) if amount is not None else ():
         _print_named(name, text)
     print_styled(_finding_lines(stage.findings))
     print_styled([((_verdict(stage), "bold"),)], wrap=True)
@@ -255,15 +239,15 @@ def _layouts(plan: Plan) -> Iterator[dict[str, Any] | None]:
         yield None if nodes is None else layout_numbers(plan.job.config or {}, nodes)
 
 
-def _finding_lines(findings: Sequence[PrintedFinding]) -> Iterator[Line]:
+def _finding_lines(findings: Sequence[Finding]) -> Iterator[Line]:
     for item in _merged_skips(findings):
-        severity = (f"{item.severity.value}: ", _STYLES[item.severity])
+        severity = (f"{item.severity}: ", _STYLES[item.severity])
         yield severity, (item.message, ""), (f" [{item.id}]", "dim")
         for text, style in ((item.source, "dim"), (item.fix, "green")):
             yield from (((f"  {line}", style),) for line in (text.split("\n") if text else ()))
 
 
-def _merged_skips(findings: Sequence[PrintedFinding]) -> Iterator[PrintedFinding]:
+def _merged_skips(findings: Sequence[Finding]) -> Iterator[Finding]:
     """Merge checks that were skipped for the same reason, such as a cluster that cannot be asked."""
     for item in findings:
         same = [other for other in findings if item.why is not None and other.why == item.why]

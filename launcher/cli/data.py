@@ -20,7 +20,7 @@ from launcher.cli.options import Verbs, add_option, add_overrides, add_verb, who
 from launcher.cli.requests import add_launch_options
 from launcher.cli.runs import add_run, selected_run
 from launcher.config.overrides import hydra_value
-from launcher.drafting import Request, draft
+from launcher.drafting import StoredRequest, draft
 from launcher.errors import DONE, WENT_WRONG, UserError, file_mode, one_line
 from launcher.jobs.launches import open_launches
 from launcher.monitor.readers import Segment, segment_with, segments
@@ -64,6 +64,28 @@ their sources beside them. The same again does only what is missing. With --task
 follow each other: one that downloads, an array that tokenizes, one that merges.
 {_EXIT_CODES}"""
 
+_AUDIT = """\
+Print the documents of the global batch of a training step: data set, document, tokens of it, source file and
+the place in it. This is arithmetic on the configuration of the launch and the .idx files, for any step, done
+or to come: it needs neither a GPU nor torch, and starts no training.
+
+Of a step that several launches trained, the last one counts, as it does for the model: after going back to an
+earlier checkpoint these are the documents of the steps since then; --launch names another one.
+
+Source and offset are known of data that `slipway data` prepared. OFFSET is the byte of a JSON line, the row
+of a Parquet file, or the number of a page or member.
+
+examples:
+  slipway data audit gpt3_126m --step 4000
+  slipway data audit gpt3_126m --step 4000 --text        with the text of the documents
+  slipway data audit gpt3_126m --step 4000 --launch 2    as launch 2 trained it
+  slipway data audit gpt3_126m --step 4000 --json | jq -r '.samples[].pieces[].source' | sort | uniq -c
+
+exit code:
+  0  printed
+  1  printed, but the data are no longer those of the launch
+  2  there is no such run or step, the run has another engine, or the data cannot be read"""
+
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 # By the name of the key: the type of its value, and its help.
@@ -101,7 +123,12 @@ def add_parser(verbs: Verbs) -> None:
     tokenize.set_defaults(format=None, choice="text")
     add_overrides(tokenize, "a file, a directory, or an override such as cluster=bcm", "INPUT")
     _add_options(tokenize, _OPTIONS)
-    _add_audit(verbs)
+    parser = add_verb(verbs, "audit", run_audit, "print the documents that a training step sees", _AUDIT)
+    add_run(parser)
+    add_option(parser, "--step N", "the training step, from 1", type=whole_number(1), required=True)
+    add_option(parser, "--sample I", "only this sample of the global batch, from 0", type=int)
+    add_option(parser, "--text", "print the text that the tokens stand for")
+    add_option(parser, "--json", "print one object, as a program would read it")
     data_lint.add_parsers(verbs)
 
 
@@ -136,44 +163,13 @@ def run_prepare(args: argparse.Namespace) -> int:
 
 # --- audit
 
-_AUDIT = """\
-Print the documents of the global batch of a training step: data set, document, tokens of it, source file and
-the place in it. This is arithmetic on the configuration of the launch and the .idx files, for any step, done
-or to come: it needs neither a GPU nor torch, and starts no training.
 
-Of a step that several launches trained, the last one counts, as it does for the model: after going back to an
-earlier checkpoint these are the documents of the steps since then; --launch names another one.
-
-Source and offset are known of data that `slipway data` prepared. OFFSET is the byte of a JSON line, the row
-of a Parquet file, or the number of a page or member.
-
-examples:
-  slipway data audit gpt3_126m --step 4000
-  slipway data audit gpt3_126m --step 4000 --text        with the text of the documents
-  slipway data audit gpt3_126m --step 4000 --launch 2    as launch 2 trained it
-  slipway data audit gpt3_126m --step 4000 --json | jq -r '.samples[].pieces[].source' | sort | uniq -c
-
-exit code:
-  0  printed
-  1  printed, but the data are no longer those of the launch
-  2  there is no such run or step, the run has another engine, or the data cannot be read"""
-
-
-def _add_audit(verbs: Verbs) -> None:
-    parser = add_verb(verbs, "audit", run, "print the documents that a training step sees", _AUDIT)
-    add_run(parser)
-    add_option(parser, "--step N", "the training step, from 1", type=whole_number(1), required=True)
-    add_option(parser, "--sample I", "only this sample of the global batch, from 0", type=int)
-    add_option(parser, "--text", "print the text that the tokens stand for")
-    add_option(parser, "--json", "print one object, as a program would read it")
-
-
-def run(args: argparse.Namespace) -> int:
+def run_audit(args: argparse.Namespace) -> int:
     """Ask the trainer's program, and print its answer."""
     ref = selected_run(args)
     segment = _segment(ref.run_dir, ref.launch, args.step)
     launch = segment.launch
-    resolver = PathResolver(draft(Request(overrides=[], command=[], launch_dir=launch.paths.directory)))
+    resolver = PathResolver(draft(StoredRequest.of(launch.paths.directory)))
     answer = _ask(segment, resolver, args.step, with_tokens=args.text)
     answer = {"run": launch.paths.run_name, "launch": launch.paths.number, **answer}
     answer["trained"] = args.step <= segment.last
@@ -264,13 +260,11 @@ def _print(answer: dict[str, Any], *, with_text: bool) -> None:
     sets = sorted({sample["data_set"] for sample in samples if sample["data_set"]})
     state = "" if answer["trained"] else ", not trained yet"
     last = first + answer["global_batch"] - 1
-    held = "mock data: samples without documents"
-    if sets:
-        held = f"{len(documents):,} documents of {', '.join(sets)}"
+    held = f"{len(documents):,} documents of {', '.join(sets)}"
     print_lines(
         f"{answer['run']} step {answer['step']}: samples {first:,} to {last:,}, epoch {answer['epoch']}, "
         f"data generation {answer['data_generation']}, launch {answer['launch']}{state}",
-        held,
+        held if sets else "mock data: samples without documents",
         "",
     )
     rows = []

@@ -6,17 +6,15 @@ import argparse
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
 
 from launcher.cli.options import Verbs, add_option
 from launcher.cli.requests import add_examining_verb, request_of
-from launcher.errors import UserError, one_line
+from launcher.doctor.report import Line, Status, lacking
+from launcher.drafting import drafts
+from launcher.errors import DONE, NOT_KNOWN, WENT_WRONG, UserError, one_line
 from launcher.estimates.values import count
 from launcher.ui.tables import Cell, align, print_grid
 from launcher.ui.terminal import open_console, print_json
-
-if TYPE_CHECKING:
-    from launcher.doctor.report import Row
 
 _HELP = """\
 Examine everything that a launch needs, and print one table: Slurm, Pyxis, Enroot and its directories, the
@@ -44,7 +42,6 @@ exit code:
 
 _PATIENCE_SECONDS = 300.0
 _MOST_PATIENCE_SECONDS = 7 * 86400.0
-_MISSING, _NOT_KNOWN = 1, 3
 _SHOWN_NODES = 3
 
 
@@ -60,7 +57,6 @@ def add_parser(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Examine and print the report; return the exit code."""
     if args.nodes < 0:
         raise UserError(f"--nodes {args.nodes}: a number of nodes, from 1 on")
     if args.start and not args.nodes:
@@ -68,9 +64,7 @@ def run(args: argparse.Namespace) -> int:
     if not 0 < args.patience <= _MOST_PATIENCE_SECONDS:
         most = f"{_MOST_PATIENCE_SECONDS:.0f}"
         raise UserError(f"--patience {args.patience:g}: a number of seconds, above 0 and up to {most}")
-    from launcher.doctor.examination import examine
-    from launcher.doctor.report import lacking, unknown
-    from launcher.drafting import drafts
+    from launcher.doctor.examination import examine  # late, as it takes long
 
     # The other stages serve the last one.
     draft = drafts(request_of(args, args.overrides))[-1]
@@ -80,48 +74,44 @@ def run(args: argparse.Namespace) -> int:
         gathered, report = examine(
             draft, image=args.image, count=args.nodes, patience=args.patience, starts=args.start
         )
-    missing, unanswered = lacking(report), unknown(report)
+    missing, unanswered = lacking(report), lacking(report, Status.UNKNOWN)
     if args.json:
-        print_json(_content(report, missing, gathered.here.host))
+        lines = list(map(_content, report))
+        print_json({"host": gathered.here.host, "ok": not missing, "lines": lines})
     else:
         _print_table(report, has_nodes=args.nodes > 0)
-        print(_summary(report, missing, unanswered, nodes=args.nodes))
-    if missing:
-        return _MISSING
-    return _NOT_KNOWN if unanswered else 0
+        print(_summary(report, missing, unanswered, args.nodes))
+    return WENT_WRONG if missing else NOT_KNOWN if unanswered else DONE
 
 
-def _summary(report: Sequence[Row], missing: Sequence[Row], unanswered: Sequence[Row], *, nodes: int) -> str:
-    warnings = sum(row.line.status == "warning" for row in report)
+def _summary(report: Sequence[Line], missing: Sequence[Line], unanswered: Sequence[Line], nodes: int) -> str:
+    warnings = sum(line.status == "warning" for line in report)
     more = f"; {count(warnings, 'warning')}" if warnings else ""
-    for verdict, rows in (("missing", missing), ("unknown, and needed", unanswered)):
-        if rows:
-            names = ", ".join(dict.fromkeys(row.line.what for row in rows))
+    for verdict, lines in (("missing", missing), ("unknown, and needed", unanswered)):
+        if lines:
+            names = ", ".join(dict.fromkeys(line.what for line in lines))
             return f"{verdict} for this launch: {names}{more}"
     where = "" if nodes else ", as far as can be seen from here"
     return f"nothing is missing for this launch{where}{more}"
 
 
-def _content(report: Sequence[Row], missing: Sequence[Row], host: str) -> dict[str, object]:
-    lines = [
-        {
-            "what": row.line.what,
-            "status": str(row.line.status),
-            "needed": row.line.needed,
-            "where": list(row.where),
-            "found": row.line.found,
-            "fix": row.line.fix,
-            "free_bytes": row.line.free,
-        }
-        for row in report
-    ]
-    return {"host": host, "ok": not missing, "lines": lines}
+def _content(line: Line) -> dict[str, object]:
+    """Return the object that ``--json`` prints of a line."""
+    return {
+        "what": line.what,
+        "status": line.status,
+        "needed": line.needed,
+        "where": line.where,
+        "found": line.text,
+        "fix": line.fix,
+        "free_bytes": line.free,
+    }
 
 
 _STYLES = {"ok": "green", "warning": "yellow", "missing": "red", "unknown": "magenta"}
 
 
-def _print_table(report: Sequence[Row], *, has_nodes: bool) -> None:
+def _print_table(report: Sequence[Line], *, has_nodes: bool) -> None:
     """Print a table on a terminal; in a pipe a line for each thing, and one for its fix."""
     if not sys.stdout.isatty():
         print("\n".join(plain_lines(report, has_nodes=has_nodes)))
@@ -129,44 +119,37 @@ def _print_table(report: Sequence[Row], *, has_nodes: bool) -> None:
     from rich.text import Text
 
     rows: list[Sequence[Cell | Text]] = []
-    for row in report:
-        what, *where, status = _cells(row, has_nodes)
-        text = Text(_found(row))
-        if (fix := _fix(row)) is not None:
+    for line in report:
+        (what, *where, status), content, fix = _cells(line, has_nodes)
+        text = Text(content)
+        if fix is not None:
             text.append(f"\n→ {fix}", "cyan")
-        rows.append((what, *where, (status, _STYLES[row.line.status]), text))
+        rows.append((what, *where, (status, _STYLES[line.status]), text))
     columns = ("what", *(["where"] if has_nodes else []), "status", "found, and what to do")
     print_grid(columns, rows, unfolded=(0, columns.index("status")))
 
 
-def plain_lines(report: Sequence[Row], *, has_nodes: bool) -> list[str]:
+def plain_lines(report: Sequence[Line], *, has_nodes: bool) -> list[str]:
     """Return the lines of the report for a pipe."""
     rows = []
-    for row in report:
-        cells = _cells(row, has_nodes)
-        rows.append([*cells, _found(row)])
-        if (fix := _fix(row)) is not None:
+    for line in report:
+        cells, text, fix = _cells(line, has_nodes)
+        rows.append([*cells, text])
+        if fix is not None:
             rows.append([*("" for _ in cells), f"-> {fix}"])
     return align(rows)
 
 
-def _cells(row: Row, has_nodes: bool) -> list[str]:
-    line, where = row.line, ", ".join(row.where)
-    if len(row.where) > _SHOWN_NODES:
-        where = f"{', '.join(row.where[: _SHOWN_NODES - 1])}, ... ({len(row.where)})"
+def _cells(line: Line, has_nodes: bool) -> tuple[list[str], str, str | None]:
+    """Return the narrow cells of a line, its text, and its remedy, unless all is well.
+
+    An image's variables, and the errors of a tool, may hold control characters of a terminal.
+    """
+    where = ", ".join(line.where)
+    if len(line.where) > _SHOWN_NODES:
+        where = f"{', '.join(line.where[: _SHOWN_NODES - 1])}, ... ({len(line.where)})"
     mark = "!" if line.needed and line.status in ("missing", "unknown") else ""
-    return [line.what, *([where] if has_nodes else []), f"{line.status}{mark}"]
-
-
-def _found(row: Row) -> str:
-    # An image's variables, and the errors of a tool, may hold control characters of a terminal.
-    text, free = one_line(row.line.found), row.line.free
-    return text if free is None else f"{text}; {free / 2**30:,.1f} GiB free"
-
-
-def _fix(row: Row) -> str | None:
-    """Return the remedy, unless all is well."""
-    line = row.line
-    if not line.fix or line.status == "ok":
-        return None
-    return "\n".join(map(one_line, line.fix.split("\n")))
+    room = "" if line.free is None else f"; {line.free / 2**30:,.1f} GiB free"
+    fix = "\n".join(map(one_line, line.fix.split("\n"))) if line.fix and line.status != "ok" else None
+    cells = [line.what, *([where] if has_nodes else []), f"{line.status}{mark}"]
+    return cells, f"{one_line(line.text)}{room}", fix

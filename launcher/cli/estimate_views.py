@@ -7,13 +7,13 @@ from itertools import accumulate, groupby, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from launcher.checks.rules.files import told_bytes
-from launcher.checks.rules.runs import told_days
+from launcher.checks.rules.files import bytes_text
+from launcher.checks.rules.runs import days_text
 from launcher.errors import UserError, shown
 from launcher.estimates.cost import Cost, MemoryEstimate, TrainingAmount
 from launcher.estimates.memory import StageMemory
 from launcher.plan import Plan
-from launcher.ui.plotting import FAINT, INK, new_figure, rendered, style_axes, write_picture
+from launcher.ui.plotting import FAINT, INK, new_figure, style_axes, write_picture
 from launcher.ui.tables import count, new_table
 from launcher.ui.terminal import open_console
 
@@ -22,43 +22,32 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 
-def cost_lines(plan: Plan, cost: Cost) -> Iterator[tuple[str, str]]:
-    """Yield the lines of time, compute and space, each with its name."""
-    time = f"{told_days(cost.seconds)}: {cost.steps:,} steps of {cost.seconds_per_step:.3g} s"
-    limit, price = plan.job.resources.time_limit, plan.assumptions.gpu_hour_price
-    if cost.links is not None and limit is not None:
-        time += f"; {'one job' if cost.links == 1 else f'{cost.links:,} jobs'} of {limit}"
-    yield "time", time
-    mfu = f"MFU {cost.mfu:.0%} of {cost.peak / 1e12:,.0f} TFLOP/s ({cost.mfu_source})"
-    hours = f"{cost.gpu_hours:,.0f}" if cost.gpu_hours >= 10 else f"{cost.gpu_hours:.2g}"
-    total = "" if cost.price is None or price is None else f", {cost.price:,.0f} at {price:g} each"
-    yield "compute", f"{_amount(cost)} at {mfu}: {hours} GPU-hours{total}"
-    yield from _space(cost)
+def cost_lines(plan: Plan, amount: TrainingAmount) -> Iterator[tuple[str, str]]:
+    """Yield the lines of time, compute and space, each with its name; without a `Cost` none of the time.
 
-
-def amount_lines(amount: TrainingAmount) -> Iterator[tuple[str, str]]:
-    """Yield the lines without the time, for a training whose step time is not modelled."""
-    yield "compute", _amount(amount)
-    yield from _space(amount)
-
-
-def _amount(amount: TrainingAmount) -> str:
-    return (
-        f"{count(amount.parameters)} parameters, {count(amount.tokens)} tokens, {amount.flops:.3g} FLOPs"
-        f" on {amount.gpus:,} GPUs"
-    )
-
-
-def _space(amount: TrainingAmount) -> Iterator[tuple[str, str]]:
-    """Yield the disk space of checkpoints, and the memory that a save takes."""
+    The space is that of the checkpoints on disk, and of a save in memory.
+    """
+    compute = f"{count(amount.parameters)} parameters, {count(amount.tokens)} tokens"
+    compute += f", {amount.flops:.3g} FLOPs on {amount.gpus:,} GPUs"
+    if isinstance(amount, Cost):
+        time = f"{days_text(amount.seconds)}: {amount.steps:,} steps of {amount.seconds_per_step:.3g} s"
+        limit, price = plan.job.resources.time_limit, plan.assumptions.gpu_hour_price
+        if amount.links is not None and limit is not None:
+            time += f"; {'one job' if amount.links == 1 else f'{amount.links:,} jobs'} of {limit}"
+        yield "time", time
+        mfu = f"MFU {amount.mfu:.0%} of {amount.peak / 1e12:,.0f} TFLOP/s ({amount.mfu_source})"
+        hours = f"{amount.gpu_hours:,.0f}" if amount.gpu_hours >= 10 else f"{amount.gpu_hours:.2g}"
+        total = "" if amount.price is None or price is None else f", {amount.price:,.0f} at {price:g} each"
+        compute += f" at {mfu}: {hours} GPU-hours{total}"
+    yield "compute", compute
     bytes_of_one, kept = amount.checkpoint_bytes, amount.kept_checkpoints
-    text = f"a checkpoint {told_bytes(bytes_of_one)}"
+    text = f"a checkpoint {bytes_text(bytes_of_one)}"
     if bytes_of_one == 0:
         text = "no checkpoint is written"
     elif kept is None:
         text += ", and all of them are kept"
     elif kept != 1:
-        text += f", {kept} kept: {told_bytes(kept * bytes_of_one)}"
+        text += f", {kept} kept: {bytes_text(kept * bytes_of_one)}"
     yield "space", text
     if amount.save_bytes:
         yield "save", f"a checkpoint takes {size(amount.save_bytes)} of a node's memory, and none of a GPU's"
@@ -257,7 +246,7 @@ def write_figure(path: Path, run: str, memory: MemoryEstimate) -> None:
     figure.legend(
         handles[::-1], labels[::-1], loc="outside right center", frameon=False, labelcolor=INK, fontsize=9.5
     )
-    write_picture(path, rendered(figure, run, path.suffix.lower().removeprefix(".")))
+    write_picture(path, figure, run, path.suffix.lower().removeprefix("."))
 
 
 def _draw_stages(axes: Any, memory: MemoryEstimate) -> None:

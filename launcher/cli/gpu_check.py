@@ -14,13 +14,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from launcher.checks.gathering.gather import gather
 from launcher.cli.options import Verbs, add_option
 from launcher.cli.requests import add_examining_verb, request_of
 from launcher.config.stored import config_text
-from launcher.doctor.gathering import environment_here
+from launcher.doctor.examination import environment_here
 from launcher.doctor.nodes import srun_command
-from launcher.drafting import Draft
+from launcher.drafting import Draft, draft
 from launcher.errors import DONE, WENT_WRONG, UserError, one_line
 from launcher.estimates.cost import overview
 from launcher.images.tools import ending_cleanly
@@ -74,11 +73,8 @@ def add_parser(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check and print the table; return the exit code."""
     if args.minutes < 1:
         raise UserError(f"--minutes {args.minutes}: a number of minutes, from 1 on")
-    from launcher.drafting import draft
-
     names = {text.partition("=")[0] for text in args.overrides}
 
     def drafted(extra: Sequence[str]) -> Draft:
@@ -232,7 +228,7 @@ def read_report(result: Path, estimate: Mapping[str, Any]) -> GpuReport:
 
 def estimate_of(draft: Draft) -> dict[str, Any]:
     """Return the estimates of the measured configuration, without unknown ones."""
-    estimates = overview(draft.plan, gather(draft, look=False).gpu_types)
+    estimates = overview(draft.plan)
     values: dict[str, Any] = {}
     if estimates.memory is not None:
         values["gpu"] = estimates.memory.counted.gpu.name

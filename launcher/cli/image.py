@@ -7,22 +7,20 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from launcher.cli import image_make, image_store
 from launcher.cli import image_options as shared
 from launcher.cli.options import Verbs, add_option, add_overrides, add_verb
 from launcher.errors import Mistakes, UserError, one_line
+from launcher.images.inspecting import InspectedImage, inspect, installed_versions, printable_env, verify
 from launcher.images.progress import format_size, show_progress
 from launcher.images.squashfs import read_superblock
+from launcher.images.store import Stored, record_installed, stored_images
 from launcher.images.tools import ending_cleanly
 from launcher.secrecy import without_secrets
 from launcher.ui.tables import print_listing, print_styled
 from launcher.ui.terminal import print_json, print_message, print_stderr
-
-if TYPE_CHECKING:
-    from launcher.images.inspecting import InspectedImage
-    from launcher.images.store import Stored
 
 _HELP = """\
 Make container images, and keep them as squashfs files that Pyxis and Enroot start.
@@ -104,17 +102,17 @@ def _add_parsers(verbs: Verbs) -> None:
     add_overrides(parser, shared.OVERRIDES_HELP)
     shared.add_store(parser)
 
-    inspect = add_verb(verbs, "inspect", _inspect, "show what an image is", _INSPECT)
-    add_option(inspect, "--json", "print an object")
-    add_overrides(inspect, f"{shared.IMAGE_HELP}; and overrides", "IMAGE")
-    add_option(inspect, "--deep", "ask its Python for the versions in it")
+    parser = add_verb(verbs, "inspect", _inspect, "show what an image is", _INSPECT)
+    add_option(parser, "--json", "print an object")
+    add_overrides(parser, f"{shared.IMAGE_HELP}; and overrides", "IMAGE")
+    add_option(parser, "--deep", "ask its Python for the versions in it")
+    shared.add_store(parser, recipes=True)
 
-    verify = add_verb(verbs, "verify", _verify, "check that images are complete", _VERIFY)
-    add_option(verify, "--json", "print a list of objects")
-    add_overrides(verify, f"{shared.IMAGE_HELP} (default: all); and overrides", "IMAGE")
-    add_option(verify, "--deep", "decompress every file")
-    for parser in (inspect, verify):
-        shared.add_store(parser, recipes=True)
+    parser = add_verb(verbs, "verify", _verify, "check that images are complete", _VERIFY)
+    add_option(parser, "--json", "print a list of objects")
+    add_overrides(parser, f"{shared.IMAGE_HELP} (default: all); and overrides", "IMAGE")
+    add_option(parser, "--deep", "decompress every file")
+    shared.add_store(parser, recipes=True)
 
 
 # --- list
@@ -122,14 +120,14 @@ def _add_parsers(verbs: Verbs) -> None:
 
 def _list(args: argparse.Namespace) -> int:
     store = shared.find_store(args, args.overrides)
-    entries = store.entries()
+    entries = stored_images(store)
     if args.json:
         print_json([_entry_to_json(entry) for entry in entries])
     elif entries:
         head = ("IMAGE", "SIZE", "COMPRESSION", "FROM", "CREATED")
         print_listing(head, [_cells(entry) for entry in entries], numbers=1)
     if not entries:
-        print_stderr(f"there is no image in {one_line(str(store.directory))} yet")
+        print_stderr(f"there is no image in {one_line(str(store))} yet")
     return 0
 
 
@@ -173,9 +171,6 @@ def _entry_to_json(entry: Stored) -> dict[str, Any]:
 
 
 def _inspect(args: argparse.Namespace) -> int:
-    from launcher.images.inspecting import inspect, installed_versions
-    from launcher.images.store import record_installed
-
     paths = shared.find_images(args)
     if len(paths) != 1 or all("=" in word for word in args.overrides):
         raise UserError("one image at a time: slipway image inspect IMAGE")
@@ -212,8 +207,6 @@ def judge_engines(path: Path, versions: dict[str, str | None]) -> dict[str, dict
 
 
 def _rows(image: InspectedImage) -> Iterator[tuple[str, str | None]]:
-    from launcher.images.inspecting import printable_env
-
     config, record, block = image.config, image.record, image.block
     yield "image", str(image.path)
     yield "from", image.source
@@ -240,8 +233,6 @@ def _rows(image: InspectedImage) -> Iterator[tuple[str, str | None]]:
 
 
 def _verify(args: argparse.Namespace) -> int:
-    from launcher.images.inspecting import verify
-
     paths = shared.find_images(args)
     if not paths:
         print_stderr("there is no image yet")

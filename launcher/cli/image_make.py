@@ -10,19 +10,20 @@ from typing import TYPE_CHECKING
 
 from launcher.cli import image_options as shared
 from launcher.cli.options import Verbs, add_option, add_overrides, add_tree_options, add_verb
-from launcher.errors import UserError, one_line
+from launcher.errors import UserError, absolute_path, one_line
 from launcher.images.backends import BACKENDS
-from launcher.images.references import Kind, Reference, absolute_path, recipe_and_flavor
-from launcher.images.squashfs import AUTO, COMPRESSIONS
+from launcher.images.importing import Imported, ImportOptions, import_image, reuse
+from launcher.images.progress import format_size, show_progress
+from launcher.images.references import Kind, Reference, recipe_and_flavor
+from launcher.images.squashfs import AUTO, COMPRESSIONS, is_squashfs
+from launcher.images.store import stored
 from launcher.images.tools import BUILDERS
 from launcher.secrecy import redacted
 from launcher.ui.tables import print_code
 from launcher.ui.terminal import print_json, print_message
 
 if TYPE_CHECKING:
-    from launcher.images.importing import Imported, ImportOptions
     from launcher.images.recipes import Recipe
-    from launcher.images.store import Store
 
 _RENDER = """\
 Print the Dockerfile of a recipe.
@@ -169,8 +170,7 @@ def _read_recipe(args: argparse.Namespace, overrides: list[str]) -> Recipe:
 
 
 def _build(args: argparse.Namespace) -> int:
-    from launcher.images.building import build_into_store
-    from launcher.images.progress import show_progress
+    from launcher.images.building import build_into_store  # late, as it composes configurations
 
     _check_dry_run(args)
     own, others = shared.split_overrides(args.overrides)
@@ -182,8 +182,8 @@ def _build(args: argparse.Namespace) -> int:
     if args.on_cluster:
         # The recipe may change while the job waits.
         expected = f"--expect={recipe.file_name}"
-        words = ("build", args.recipe, *own, f"--images-dir={store.directory}", expected)
-        return _submit(args, words, store.path(recipe.file_name), others)
+        words = ("build", args.recipe, *own, f"--images-dir={store}", expected)
+        return _submit(args, words, store / recipe.file_name, others)
     with show_progress(quiet=args.json) as progress:
         options = _import_options(args)
         imported = build_into_store(
@@ -193,13 +193,9 @@ def _build(args: argparse.Namespace) -> int:
     return 0
 
 
-def _built_before(expected: str, store: Store, recipe: Recipe) -> Imported:
+def _built_before(expected: str, store: Path, recipe: Recipe) -> Imported:
     """Return the expected file of a recipe that has changed since."""
-    from launcher.images.importing import reuse
-    from launcher.images.squashfs import is_squashfs
-    from launcher.images.store import stored
-
-    entry = stored(store.path(expected))
+    entry = stored(store / expected)
     if entry is None or not is_squashfs(entry.path):
         raise UserError(
             f"--expect={expected}: the recipe {recipe.name} becomes {recipe.file_name} now: it has changed"
@@ -210,12 +206,9 @@ def _built_before(expected: str, store: Store, recipe: Recipe) -> Imported:
 
 
 def _import(args: argparse.Namespace) -> int:
-    from launcher.images.importing import import_image
-    from launcher.images.progress import show_progress
-
     _check_dry_run(args)
     source = Reference.parse(args.source, "image")
-    target = (args.output or shared.find_store(args, args.overrides).path(source.file_name)).absolute()
+    target = (args.output or shared.find_store(args, args.overrides) / source.file_name).absolute()
     if args.on_cluster:
         words = ("import", _reference_for_job(source), f"--output={target}")
         return _submit(args, words, target, args.overrides)
@@ -236,16 +229,12 @@ def _reference_for_job(source: Reference) -> str:
 
 
 def _import_options(args: argparse.Namespace) -> ImportOptions:
-    from launcher.images.importing import ImportOptions
-
     names = ("compression", "temp_dir", "force", "plain_http", "authfile")
     return ImportOptions(via=getattr(args, "via", AUTO), **{name: getattr(args, name) for name in names})
 
 
 def _print_imported(imported: Imported, as_json: bool) -> None:
     """Print the image, and how to launch with it."""
-    from launcher.images.progress import format_size
-
     record, size = imported.sidecar, imported.path.stat().st_size
     if as_json:
         values = {

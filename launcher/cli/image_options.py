@@ -5,15 +5,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from launcher.cli.options import add_config_dir, add_option, add_tree_options
-from launcher.errors import UserError
-from launcher.images.references import absolute_path
+from launcher.errors import UserError, absolute_path
+from launcher.images.store import stored_images
 from launcher.secrecy import redacted
-
-if TYPE_CHECKING:
-    from launcher.images.store import Store
 
 IMAGE_HELP = "a path, a recipe such as nemo:dev, or a name that `slipway image list` shows"
 DOCKERFILES = "Dockerfiles"  # the templates of recipes
@@ -46,19 +42,17 @@ def split_overrides(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
     return own, [word for word in overrides if word not in own]
 
 
-def find_store(args: argparse.Namespace, overrides: Sequence[str] = ()) -> Store:
+def find_store(args: argparse.Namespace, overrides: Sequence[str] = ()) -> Path:
     """Return the store that the options and the configuration name; raise UserError if one has a mistake."""
-    from launcher.images.store import Store
-
     stray = [word for word in overrides if "=" not in word]
     if stray:
         raise UserError(f"{redacted(stray[0])}: this is no override", hint="an override is KEY=VALUE")
     if args.images_dir is not None:
-        return Store(args.images_dir)
+        return Path(args.images_dir)
     # Imported late: composing takes longer than looking at a file.
     from launcher.config.compose import compose
 
-    return Store(Path(compose(list(overrides), args.config_dir).config.images_dir))
+    return Path(compose(list(overrides), args.config_dir).config.images_dir)
 
 
 def find_images(args: argparse.Namespace) -> list[Path]:
@@ -73,5 +67,5 @@ def find_images(args: argparse.Namespace) -> list[Path]:
     names = [word for word in words if word not in overrides]
     store = find_store(args, overrides)
     if not names:
-        return [entry.path for entry in store.entries()]
+        return [entry.path for entry in stored_images(store)]
     return [locate(name, store, args.config_dir, args.template_dir) for name in names]

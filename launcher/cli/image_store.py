@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 from launcher.cli import image_options as shared
 from launcher.cli.options import Verbs, add_option, add_overrides, add_verb
 from launcher.cli.runs import add_base_results_dir
-from launcher.errors import Mistakes, UserError, explain_refusal, one_line
-from launcher.images.progress import format_size
-from launcher.images.references import Reference, absolute_path, recipe_and_flavor
-from launcher.images.tools import BUILDERS, ending_cleanly
+from launcher.errors import Mistakes, UserError, absolute_path, explain_refusal, one_line
+from launcher.images import registry
+from launcher.images.progress import format_size, show_progress
+from launcher.images.references import Reference, recipe_and_flavor
+from launcher.images.store import read_sidecar, stored_images
+from launcher.images.tools import BUILDERS, NO_IMAGE, ToolError, ending_cleanly
 from launcher.ui.tables import print_listing
 from launcher.ui.terminal import agrees, print_json, print_message, print_stderr
 
 if TYPE_CHECKING:
     from launcher.images.pruning import PruneDecision
-    from launcher.images.registry import Pushed
-    from launcher.images.store import Store
 
 _PRUNE = """\
 Remove the images of the store that no run was launched with, and ask before.
@@ -80,14 +80,14 @@ def _prune(args: argparse.Namespace) -> int:
     store = shared.find_store(args, args.overrides)
 
     def decide_now() -> list[PruneDecision]:
-        uses = images_in_use(args.base_results_dir, store.directory)
-        decisions = decide(store.entries(), uses, PruneRules(args.keep, older, args.ended), time.time())
-        return decisions + decide_leftovers(store.directory, uses)
+        uses = images_in_use(args.base_results_dir, store)
+        decisions = decide(stored_images(store), uses, PruneRules(args.keep, older, args.ended), time.time())
+        return decisions + decide_leftovers(store, uses)
 
     decisions = decide_now()
     removals = [decision for decision in decisions if decision.remove]
     if not args.json:
-        _print_decisions(decisions, store.directory)
+        _print_decisions(decisions, store)
     failed: dict[Path, str] = {}
     if removals and not args.dry_run:
         if _ask(args, len(removals)):
@@ -226,11 +226,9 @@ def add_push(verbs: Verbs) -> None:
 
 
 def _push(args: argparse.Namespace) -> int:
-    from launcher.images import registry
+    # Imported late: they compose configurations.
     from launcher.images.building import find_builder
-    from launcher.images.progress import show_progress
     from launcher.images.recipes import read_recipe
-    from launcher.images.tools import NO_IMAGE, ToolError
 
     overrides = [word for word in args.targets if "=" in word]
     targets = [Reference.parse(text, "TO") for text in args.targets if text not in overrides]
@@ -267,20 +265,17 @@ def _push(args: argparse.Namespace) -> int:
     return _print_pushed(pushed, args.json)
 
 
-def _record(store: Store, file_name: str, source: Reference, pushed: Sequence[Pushed]) -> None:
+def _record(store: Path, file_name: str, source: Reference, pushed: Sequence[registry.Pushed]) -> None:
     """Write the digest that registries have into the record of the file that was made of the same image.
 
     A builder's storage and a registry pack an image differently, so that its digests differ.
     """
-    from launcher.images.registry import Access, look_up
-    from launcher.images.store import read_sidecar
-
-    image = store.path(file_name)
+    image = store / file_name
     record = read_sidecar(image)
     digest = next((push.digest for push in pushed if push.digest is not None), None)
     if record is None or digest in (None, record.pushed):
         return
-    if look_up(source, Access()).digest == record.digest:
+    if registry.look_up(source, registry.Access()).digest == record.digest:
         try:
             replace(record, pushed=digest).write(image)
         except OSError as error:
@@ -288,7 +283,7 @@ def _record(store: Store, file_name: str, source: Reference, pushed: Sequence[Pu
             print_message(f"warning: {place}: its record does not get the digest: {error.strerror}")
 
 
-def _print_pushed(pushed: Sequence[Pushed], as_json: bool) -> int:
+def _print_pushed(pushed: Sequence[registry.Pushed], as_json: bool) -> int:
     errors = [push.error for push in pushed if push.error is not None]
     if as_json:
         rows = [

@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import shlex
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from launcher import errors
+from launcher.checks.facts import Facts
 from launcher.checks.gate import CheckReport, check_launch
 from launcher.cli.options import Verbs, add_option, add_overrides, add_verb
 from launcher.cli.requests import add_launch_options, is_workspace, print_drafts, request_of
 from launcher.drafting import Draft, Request, drafts
-from launcher.errors import UserError, one_line
-from launcher.runs.paths import short
-from launcher.runs.receipts import submitted_jobs
+from launcher.errors import UserError
+from launcher.runs.manifest import Manifest
+from launcher.runs.paths import LaunchPaths, short
 from launcher.stages.workspace import STAGE as WORKSPACE
-from launcher.ui.tables import print_code
 from launcher.ui.terminal import print_message
 
 if TYPE_CHECKING:
     from launcher.launching import Launched
-    from launcher.runs.manifest import Manifest
-    from launcher.runs.paths import LaunchPaths
 
 # Where --build makes the image.
 _HOST, _JOB = "host", "job"
@@ -75,41 +71,26 @@ def add_parser(verbs: Verbs) -> None:
     add_option(parser, f"--build={_JOB}", text, const=_JOB, **build)
     text = "run two steps on one node first, as run <name>_smoke, and launch only if they succeed."
     text = f"{text} With --dry-run: print the script of the smoke test"
-    add_option(parser, OPTION, text)
+    add_option(parser, "--smoke", text)
     add_launch_options(parser)
     add_option(parser, "--print", "the same as --dry-run: of a workspace, its command", dest="dry_run")
 
 
 def run(args: argparse.Namespace) -> int:
     """Launch, or print what would be launched; return the exit code."""
-    request = request_of(args, args.overrides)
-    is_stored = request.launch_dir is not None  # rendered again as it was launched
-    if args.build is None or is_stored:
-        drafted = drafts(request)
-        reports = _checked(args, drafted, request)
+    if args.launch_dir is None and (args.build or args.smoke):
+        launched, code = _build_and_try(args)
     else:
-        drafted, reports, request = _built(args, request)
-    if is_workspace(drafted):
-        _refuse_job_options(args)
-    if args.smoke and not is_stored:
-        if len(drafted) > 1:
-            message = "--smoke: the two steps would need what the stages before have not made yet"
-            raise UserError(message, key="stages", hint="launch these first; then stages=[training] --smoke")
-        report, code = _smoke(args, reports[0], request, dry=_is_dry(args, drafted))
-        if code is not None:
-            return code
-        reports, request = [report], replace(request, command=without_smoke(request.command))
-    launched = _launch(args, drafted, reports, request)
+        launched, code = draft_and_launch(args, args.overrides), errors.DONE
     print_outcomes(launched, as_json=args.json)
-    return _follow(launched) if args.follow else 0
+    return _follow(launched) if args.follow and launched else code
 
 
-def _refuse_job_options(args: argparse.Namespace) -> None:
-    """Refuse options that only apply to jobs for a workspace."""
-    for option in ("smoke", "follow", "json"):
-        if getattr(args, option):
-            message = f"--{option}: stages=[{WORKSPACE}] is a shell to sit at, and no job that is submitted"
-            raise UserError(message, key="stages")
+def draft_and_launch(args: argparse.Namespace, overrides: list[str]) -> list[Launched]:
+    """Draft the launches of some overrides, check them and submit them; in a dry run print their scripts."""
+    request = request_of(args, overrides)
+    reports = _check(args, drafts(request), request)
+    return _launch(args, reports, request)
 
 
 def launch_and_follow(
@@ -119,63 +100,49 @@ def launch_and_follow(
 ) -> int:
     """Launch the jobs of a stage, and show their logs until the end, or the first failure; return its code.
 
-    A dry run prints the scripts. The lines are printed after a job that completed.
+    The lines are printed after a job that completed.
     """
     from launcher.cli.logs import follow_to_end
     from launcher.jobs.launches import open_launch
 
-    request = request_of(args, overrides)
-    drafted = drafts(request)
-    for launched in _launch(args, drafted, _checked(args, drafted, request), request):
+    for launched in draft_and_launch(args, overrides):
         code = follow_to_end(open_launch(launched.paths.run_dir, launched.paths.number))
         if code:
             return code
         for line in lines_after(launched):
             print(line)
-    return 0
+    return errors.DONE
 
 
-def _checked(args: argparse.Namespace, drafted: Sequence[Draft], request: Request) -> list[CheckReport]:
-    if request.launch_dir is not None:  # which was checked when it was launched
-        return []
-    return check_launch(drafted, args.no_check, look=not _is_dry(args, drafted))
-
-
-def _built(args: argparse.Namespace, request: Request) -> tuple[list[Draft], list[CheckReport], Request]:
-    """Check a launch and make its image, or draft the job that makes it first."""
-    # Imported late: most launches make no image.
-    from launcher.images.progress import show_progress
-    from launcher.launching.building import draft_with_image, make_here
-
-    if args.smoke and args.build == _JOB:
-        raise UserError("--smoke: it would not wait for the job of --build=job", hint="--smoke --build=host")
-    building = draft_with_image(request, as_job=args.build == _JOB)
-    dry = _is_dry(args, building.drafts)
-    reports = check_launch(building.drafts, (*args.no_check, *building.skipped), look=not dry)
-    if building.needed is not None:
-        if dry:
-            print_message(f"first: slipway {shlex.join(building.needed.command)}")
-        else:
-            with show_progress(quiet=args.json) as progress:
-                done = make_here(building.needed, progress)
-            print_message(f"image {done.path}: {'another one made it meanwhile' if done.reused else 'made'}")
-    return building.drafts, reports, building.request
+def _check(
+    args: argparse.Namespace, drafted: Sequence[Draft], request: Request, skipped: Sequence[str] = ()
+) -> list[CheckReport]:
+    """Check drafts, and the options against them; a stored launch was checked when it was launched."""
+    dry = _is_dry(args, drafted)
+    if request.launch_dir is None:
+        reports = check_launch(drafted, (*args.no_check, *skipped), look=not dry)
+    else:
+        reports = [CheckReport(draft, Facts(), ()) for draft in drafted]
+    for option in ("smoke", "follow", "json") if is_workspace(drafted) else ():
+        if getattr(args, option, False):
+            message = f"--{option}: stages=[{WORKSPACE}] is a shell to sit at, and no job that is submitted"
+            raise UserError(message, key="stages")
+    if not dry and (request.number, request.tag, request.stage, request.launch_dir) != (None,) * 4:
+        options = "--launch-dir, --launch-number, --tag and --stage"
+        raise UserError(f"{options} render a launch again: they need --dry-run")
+    return reports
 
 
 def _is_dry(args: argparse.Namespace, drafted: Sequence[Draft]) -> bool:
     return bool(args.dry_run or drafted[0].composition.config.dry_run)
 
 
-def _launch(
-    args: argparse.Namespace, drafted: Sequence[Draft], reports: Sequence[CheckReport], request: Request
-) -> list[Launched]:
+def _launch(args: argparse.Namespace, reports: Sequence[CheckReport], request: Request) -> list[Launched]:
+    """Submit checked drafts, or become the shell of a workspace; in a dry run print their scripts."""
+    drafted = [report.draft for report in reports]
     if _is_dry(args, drafted):
         print_drafts([(draft, draft.rendered.script) for draft in drafted], "bash")
         return []
-    if (request.number, request.tag, request.stage, request.launch_dir) != (None, None, None, None):
-        raise UserError(
-            "--launch-dir, --launch-number, --tag and --stage render a launch again: they need --dry-run"
-        )
     # Imported late: a dry run neither writes nor submits.
     if is_workspace(drafted):
         from launcher.launching.workspace import open_workspace
@@ -212,13 +179,10 @@ def print_outcomes(launched: Sequence[Launched], *, as_json: bool) -> None:
         for launch in launched:
             _print_submitted(launch.paths, launch.manifest)
     elif launched:
+        jobs = [(launch.manifest.job_id, launch.paths) for launch in launched]
         content = [
-            {
-                "job_id": launch.manifest.job_id,
-                "run_dir": str(launch.paths.run_dir),
-                "launch": launch.paths.number,
-            }
-            for launch in launched
+            {"job_id": job_id, "run_dir": str(paths.run_dir), "launch": paths.number}
+            for job_id, paths in jobs
         ]
         print(json.dumps(content[0] if len(content) == 1 else content))
 
@@ -227,7 +191,7 @@ def _print_submitted(paths: LaunchPaths, manifest: Manifest) -> None:
     from launcher.schedulers.job_status import declared_tasks
 
     task = "".join(f"_{number}" for number in declared_tasks(paths.directory)[:1])  # an array's first
-    log = paths.run_dir / paths.log_name(f"{manifest.job_id}{task}")
+    log = paths.run_dir / paths.log(f"{manifest.job_id}{task}").name
     places = {"local": "on this machine", "allocation": "in this allocation"}
     place = places.get(manifest.scheduler, "to Slurm")
     nodes = f"{manifest.nodes}" if manifest.max_nodes is None else f"{manifest.nodes}-{manifest.max_nodes}"
@@ -242,76 +206,48 @@ def _print_submitted(paths: LaunchPaths, manifest: Manifest) -> None:
     print(f"  follow it  slipway follow {shlex.quote(short(paths.run_dir))}", flush=True)
 
 
-# --- --smoke
-
-OPTION = "--smoke"
+# --- --build and --smoke
 
 
-def _smoke(
-    args: argparse.Namespace, report: CheckReport, request: Request, *, dry: bool
-) -> tuple[CheckReport, int | None]:
-    """Run the smoke of a launch, and say how it went; nothing is written if one of the two would be refused.
+def _build_and_try(args: argparse.Namespace) -> tuple[list[Launched], int]:
+    """Launch with an image that is made first, after a smoke, or both.
 
-    Return the report of the launch with the scheduler's answer, and the exit code: None to go on.
+    Return the launches, and the exit code: after a smoke alone that failed, or in a dry run, its own.
     """
-    from launcher.checks.gate import require_passed, show_to_scheduler
-    from launcher.monitor.follow import follow_and_tell
-    from launcher.smoke import launch_smoke, plan_smoke
+    request = request_of(args, args.overrides)
+    if args.build:
+        reports, request = _built(args, request)
+    else:
+        reports = _check(args, drafts(request), request)
+    if args.smoke:
+        # Imported late, as all that only a mode of a launch needs.
+        from launcher.smoke import try_smoke, without_smoke
 
-    smoke = plan_smoke(report.draft, request, args.no_check)
-    if dry:
-        for line in smoke.summary:
-            _say(line)
-        print_code(smoke.draft.rendered.script, "bash")
-        return report, 0
-    if request.number is not None or request.tag is not None:
-        raise UserError("--launch-number and --tag render a launch again: they need --dry-run")
-    # The launch itself is judged before its smoke takes its time.
-    report = show_to_scheduler(report)
-    require_passed([report])
-    launched = launch_smoke(smoke)
-    for warning in launched.warnings:
-        print_message(warning)
-    first, *others = smoke.summary
-    for line in (f"run {launched.paths.run_name}, job {launched.manifest.job_id}: {first}", *others):
-        _say(line)
-    # With --json on stderr, as stdout is for programs.
-    with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
-        code = follow_and_tell(launched.paths.run_dir, launched.paths.number)
-    if code != errors.WATCHING_ENDED:
-        submitted_jobs.pop(str(launched.manifest.job_id), None)
-    return report, _tell_smoke(report.draft, launched, code)
+        if len(reports) > 1:
+            message = "--smoke: the two steps would need what the stages before have not made yet"
+            raise UserError(message, key="stages", hint="launch these first; then stages=[training] --smoke")
+        dry = _is_dry(args, [reports[0].draft])
+        report, code = try_smoke(reports[0], request, args.no_check, dry=dry, is_for_program=args.json)
+        if code is not None:
+            return [], code
+        reports, request = [report], replace(request, command=without_smoke(request.command))
+    return _launch(args, reports, request), errors.DONE
 
 
-def _tell_smoke(draft: Draft, launched: Launched, code: int) -> int | None:
-    from launcher.monitor.verification import RunCheck, RunVerdict
-    from launcher.smoke import checks_of
+def _built(args: argparse.Namespace, request: Request) -> tuple[list[CheckReport], Request]:
+    """Check a launch and make its image, or draft the job that makes it first."""
+    from launcher.images.progress import show_progress
+    from launcher.launching.building import draft_with_image, make_here
 
-    name = draft.plan.paths.run_name
-    if code == errors.WATCHING_ENDED:
-        _say(f"{name} itself was not launched")
-        return code
-    checks: list[RunCheck] = checks_of(launched)
-    failed = [check for check in checks if check.verdict is RunVerdict.FAILED]
-    if failed or code:
-        for check in failed if code == 0 else ():  # after a failed job, the end of its log was printed
-            _say(f"{check.name}: failed: {check.evidence}")
-        where = short(launched.paths.run_dir)
-        _say(f"failed, and {name} was not launched; the files of the smoke test are in {where}")
-        return errors.WENT_WRONG
-    for check in checks:
-        if check.verdict is RunVerdict.UNKNOWN:
-            _say(f"{check.name}: cannot tell: {check.evidence}")
-    _say(f"passed; launching {name}")
-    return None
-
-
-def without_smoke(command: Sequence[str]) -> list[str]:
-    """Return the command line without `--smoke`, also shortened, for the record of the launch itself."""
-    end = command.index("--") if "--" in command else len(command)
-    kept = [word for word in command[:end] if not (word.startswith("--s") and OPTION.startswith(word))]
-    return [*kept, *command[end:]]
-
-
-def _say(line: str) -> None:
-    print(f"smoke: {one_line(line)}", file=sys.stderr, flush=True)
+    if args.smoke and args.build == _JOB:
+        raise UserError("--smoke: it would not wait for the job of --build=job", hint="--smoke --build=host")
+    building = draft_with_image(request, as_job=args.build == _JOB)
+    reports = _check(args, building.drafts, building.request, building.skipped)
+    if building.needed is not None:
+        if _is_dry(args, building.drafts):
+            print_message(f"first: slipway {shlex.join(building.needed.command)}")
+        else:
+            with show_progress(quiet=args.json) as progress:
+                done = make_here(building.needed, progress)
+            print_message(f"image {done.path}: {'another one made it meanwhile' if done.reused else 'made'}")
+    return reports, building.request

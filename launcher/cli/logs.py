@@ -20,7 +20,6 @@ from launcher.monitor.logs import (
     follow_log,
     job_logs,
     last_lines,
-    link_log,
     newest_log,
     next_log,
     of_part,
@@ -120,7 +119,6 @@ def _lines(text: str) -> int | None:
 
 
 def run_follow(args: argparse.Namespace) -> int:
-    """Follow the launch; return the exit code."""
     run = selected_run(args)
     return follow_and_tell(run.run_dir, run.launch)
 
@@ -188,7 +186,7 @@ def _name(launch: Launch) -> str:
 def _link(launch: Launch, number: int | None, job_id: str | None) -> str | None:
     """Return the job of the requested link, by its number or its id."""
     if number is None:
-        return job_id if job_id in launch.jobs else None
+        return job_id if job_id in launch.links.values() else None
     links = launch.links
     if number not in links:
         known = f"{len(links)} of {launch.manifest.links} links exist so far"
@@ -208,7 +206,7 @@ def _chain_log(launch: Launch, link: str | None, extension: str = "out") -> LogS
     if extension == "err" and not logs and job_logs(launch):
         raise _no_stderr(launch)
     if link is not None:
-        return LogSelection([link_log(launch, link, extension)], link=link)
+        return LogSelection([launch.paths.log(link, extension)], link=link)
     logs = logs or [launch.log(extension)]
     return LogSelection(logs, lambda current: next_log(launch, current, extension))
 
@@ -228,7 +226,7 @@ def _job_log(launch: Launch, task: int | None, extension: str) -> LogSelection:
         if declared and task not in declared:
             hint = f"its tasks: {compress_tasks(declared)}"
             raise UserError(f"{_name(launch)} has no task {task}", hint=hint)
-        selection = LogSelection([link_log(launch, f"{launch.job}_{task}", extension)], task=str(task))
+        selection = LogSelection([launch.paths.log(f"{launch.job}_{task}", extension)], task=str(task))
     if extension == "err" and not selection.logs[0].exists() and newest_log(launch).exists():
         raise _no_stderr(launch)
     return selection

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from launcher.cli.options import Verbs, add_option, add_overrides, add_tree_options, add_verb
-from launcher.drafting import Draft, Request
+from launcher.drafting import Draft, Request, StoredRequest
 from launcher.errors import UserError
 from launcher.stages.workspace import STAGE as WORKSPACE
 from launcher.ui.tables import print_code
@@ -60,6 +60,8 @@ def request_of(args: argparse.Namespace, overrides: list[str]) -> Request:
     number = replay.pop("launch_number")
     if number is not None and number < 1:
         raise UserError(f"--launch-number {number}: launches are numbered from 1")
+    if replay["launch_dir"] is not None:
+        return StoredRequest.of(replay["launch_dir"], this_command(), number, replay["tag"])
     trees = {"config_dir": args.config_dir, "template_dir": getattr(args, "template_dir", None)}
     return Request(overrides, this_command(), number=number, **trees, **replay)
 

@@ -13,6 +13,7 @@ from launcher.cli.runs import RUNS_HELP, add_base_results_dir, find_all
 from launcher.errors import DONE, NOT_KNOWN, WATCHING_ENDED, one_line
 from launcher.jobs.lookup import RunRef, runs_in
 from launcher.monitor.run_status import StatusRow, as_table, collect_status, gone
+from launcher.monitor.watching import StatusPoller, watch
 from launcher.runs.paths import short
 from launcher.slurm.states import State, worst_exit_code
 from launcher.sweeps.record import sweeps_in
@@ -70,7 +71,6 @@ def _seconds(text: str) -> float:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the table, once or continuously."""
     look = partial(_look, find_all(args.runs, args.base_results_dir), args.base_results_dir)
     if args.watch:
         return _watch(args, look)
@@ -107,8 +107,6 @@ def _look(wanted: Sequence[RunRef], base: Path) -> Sequence[StatusRow]:
 
 
 def _watch(args: argparse.Namespace, look: partial[Sequence[StatusRow]]) -> int:
-    from launcher.monitor.watching import StatusPoller, watch
-
     poller = StatusPoller(look, args.interval)
     if not poller.snapshot().rows:
         _print_no_runs(args.base_results_dir)

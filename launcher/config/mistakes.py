@@ -174,13 +174,9 @@ def explain(error: Exception, attempt: Attempt) -> UserError | None:
     if isinstance(error, OmegaConfBaseException):
         return explain_value(error, attempt.keys)
     if isinstance(error, HydraException):
-        return _composition(error, attempt) or _as_told(error)
+        first, *rest = [line.strip() for line in str(error).splitlines() if line.strip()]
+        return _composition(error, attempt) or UserError(one_line(first), hint=" ".join(rest[:2]) or None)
     return None
-
-
-def _as_told(error: HydraException) -> UserError:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return UserError(one_line(lines[0]), hint=" ".join(lines[1:3]) or None)
 
 
 def _missing_file(error: MissingConfigException, attempt: Attempt) -> UserError:

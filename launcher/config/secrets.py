@@ -49,10 +49,7 @@ def check_references(references: Mapping[str, str]) -> None:
 
 
 def check_texts(texts: Mapping[Path, str], origin: str) -> None:
-    """Raise UserError for a secret in a file that is to be written, though the configuration has none.
-
-    `origin` is what the text comes from: templates of the user's own.
-    """
+    """Raise UserError for a secret in a file that is to be written; its text comes from `origin`."""
     for path, text in texts.items():
         for number, line in enumerate(text.splitlines(), 1):
             for secret in secrets_in(line):
@@ -181,10 +178,7 @@ class Placeholder(UserError):
 
 
 def placeholders_in(node: Mapping[str, Any], sources: Sources) -> list[Placeholder]:
-    """Return a mistake for each value in which a placeholder was left.
-
-    Values that only refer to such a placeholder are not texts again.
-    """
+    """Return a mistake for each value in which a placeholder was left, but not for references to one."""
     left = [
         Placeholder(key, value, text)
         for key, value in _leaves(node)
@@ -198,7 +192,7 @@ def placeholders_in(node: Mapping[str, Any], sources: Sources) -> list[Placehold
 
 
 def _stands_there(mistake: Placeholder, sources: Sources) -> bool:
-    text = sources.stated(str(mistake.key))
+    text = sources.written(str(mistake.key), depth=0)
     return text is not None and (mistake.text in text or "oc.env" in text)
 
 

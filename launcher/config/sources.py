@@ -127,19 +127,16 @@ class Sources:
         return next(self._positions(key, self.files), None)
 
     def written(self, key: str, depth: int = _REFERENCES_FOLLOWED) -> str | None:
-        """Return a value as it was written, before it was parsed as a number; ``None`` if that is unclear."""
+        """Return a value as it was written, before it was parsed; ``None`` if that is unclear.
+
+        A value that is only a reference is the value of that key, unless `depth` is 0.
+        """
         with suppress(*LOST):
             setting = self._setting(key)
             reference = _reference_in(setting)
             if reference is None:
                 return _value_of(setting, key)
             return self.written(reference, depth - 1) if depth else None
-        return None
-
-    def stated(self, key: str) -> str | None:
-        """Return the text that sets a key, references and quotes included; ``None`` where it is no scalar."""
-        with suppress(*LOST):
-            return _value_of(self._setting(key), key)
         return None
 
     def _setting(self, key: str) -> Override | Position | None:

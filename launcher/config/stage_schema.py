@@ -72,6 +72,12 @@ class RunConfigNode(StrictModel):
     dependency: Option
 
 
+class StageConfig(StrictModel):
+    """The node of a stage."""
+
+    run: RunConfigNode
+
+
 class TrainingRunNode(RunConfigNode):
     """The `run` node of the training stage; `model_type` chooses the script that trains."""
 
@@ -104,7 +110,7 @@ class ResumeNode(StrictModel):
     accept_data: Line | None = None
 
 
-class TrainingConfig(StrictModel):
+class TrainingConfig(StageConfig):
     """The `training` node: `run` and `resume` are ours, the others are NeMo's."""
 
     run: TrainingRunNode
@@ -168,10 +174,9 @@ class TokenizerConfig(StrictModel):
     end_of_document: Line | None
 
 
-class DataPreparationConfig(StrictModel):
+class DataPreparationConfig(StageConfig):
     """The `data_preparation` node: sources to a tokenizer and Megatron's .bin/.idx."""
 
-    run: RunConfigNode
     inputs: list[Source] = Field(min_length=1)
     pattern: Line
     format: SourceFormat
@@ -211,13 +216,12 @@ class ConversionCheckConfig(StrictModel):
     sequences: Whole = Field(ge=1)
 
 
-class ConversionConfig(StrictModel):
+class ConversionConfig(StageConfig):
     """The `conversion` node: weights in one format to weights in another.
 
     `model_type` and `training` describe the training that the weights are from, where the launcher knows it.
     """
 
-    run: RunConfigNode
     source: Line | None
     step: Whole | None = Field(ge=0)
     source_format: Literal["auto", "slipway", "huggingface", "megatron_lm", "dcp", "deepspeed"]
@@ -264,10 +268,9 @@ class LmEvalConfig(StrictModel):
     dtype: Line
 
 
-class EvaluationConfig(StrictModel):
+class EvaluationConfig(StageConfig):
     """The `evaluation` node: a checkpoint measured on held-out data and on lm-eval's tasks."""
 
-    run: RunConfigNode
     source: Line | None
     step: Steps
     every: Whole | None = Field(ge=1)
@@ -280,20 +283,18 @@ class EvaluationConfig(StrictModel):
     cpus_per_task: Whole | None = Field(ge=1)
 
 
-class WorkspaceConfig(StrictModel):
+class WorkspaceConfig(StageConfig):
     """The `workspace` node: a shell on one node, with what a training would see there."""
 
-    run: RunConfigNode
     container: Line | None
     gpus: Whole | None = Field(ge=0)
     shell: Line
     workdir: Line | None
 
 
-class CommandConfig(StrictModel):
+class CommandConfig(StageConfig):
     """The `command` node: a program of the site's own."""
 
-    run: RunConfigNode
     argv: list[Text] = Field(min_length=1)
     container: Line | None
     nodes: Whole = Field(ge=1)
@@ -305,13 +306,3 @@ class CommandConfig(StrictModel):
     every: Whole | None = Field(ge=1)
     env_vars: dict[Line, Text | None]
     writable: LineList
-
-
-StageConfig = (
-    DataPreparationConfig
-    | TrainingConfig
-    | ConversionConfig
-    | EvaluationConfig
-    | WorkspaceConfig
-    | CommandConfig
-)

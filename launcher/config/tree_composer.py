@@ -14,7 +14,8 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,17 +28,31 @@ from hydra.core.override_parser.types import Override
 from hydra.plugins.config_source import ConfigResult
 from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf
-from omegaconf.errors import MissingMandatoryValue
+from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue, OmegaConfBaseException
 
 from launcher.config.hydra_setup import PURE, config_loader
-from launcher.config.overrides import MAIN, for_hydra, keys_for_hydra, parse_override
-from launcher.errors import Mistakes
+from launcher.config.overrides import MAIN, NoSuchChoice, for_hydra, keys_for_hydra, parse_override
+from launcher.errors import Mistakes, UserError
 
 Choices = Mapping[str, str | None]
+KeyPath = tuple[Any, ...]
+
+# OmegaConf's words for a circle of references, and Python's.
+_CIRCULAR = re.compile(r"recursive interpolation|parent node|recursion depth", re.IGNORECASE)
 
 
 class NeedsFullCompose(Exception):
     """A case that needs Hydra and OmegaConf: unknown to this module, or a mistake."""
+
+
+class CircularReference(UserError):
+    """A key whose value refers to itself, perhaps by way of others."""
+
+    def __init__(self, circle: Sequence[KeyPath]) -> None:
+        *others, key = [".".join(map(str, path)) for path in circle]
+        way = f", by way of {' and '.join(others)}" if others else ""
+        hint = "give it a value of its own"
+        super().__init__(f"{key}: it refers to itself{way}", key=key, also=others, hint=hint)
 
 
 class TreeComposer:
@@ -73,8 +88,14 @@ class TreeComposer:
         groups: list[Override] = []
         for text in texts:
             override = self._parse(text)
-            is_group = self._files.group_exists(override.key_or_group)
-            (groups if is_group and not isinstance(override.value(), dict) else values).append(override)
+            key, value = override.key_or_group, override.value()
+            if isinstance(value, dict) or not self._files.group_exists(key):
+                values.append(override)
+                continue
+            names = value if isinstance(value, list) else [value or ""]
+            if not all(isinstance(name, str) for name in names):  # Hydra fails
+                raise NoSuchChoice(key, text.partition("=")[2])
+            groups.append(override)
         return values, groups
 
     def _parse(self, text: str) -> Override:
@@ -161,7 +182,10 @@ class ComposedTree:
 
     def resolved(self) -> dict[str, Any]:
         """Return the values, with every interpolation resolved."""
-        return _Resolution(self.tree).plain()
+        try:
+            return _Resolution(self.tree).plain()
+        except CircularReference as error:
+            raise NeedsFullCompose from error  # OmegaConf resolves no more of a mapping than is referred to
 
     def set(self, key: str, value: Any) -> None:
         """Set a key, which need not be there."""
@@ -195,13 +219,16 @@ class HydraTree(ComposedTree):
 
             missing = sorted(OmegaConf.missing_keys(self.tree))
             raise Mistakes([MissingValue(key) for key in missing]) from error
+        except InterpolationResolutionError as error:
+            if _CIRCULAR.search(str(error)):
+                with suppress(NeedsFullCompose, OmegaConfBaseException):
+                    _Resolution(self.tree).plain()  # raises the error that names the circle
+            raise
 
 
 def _content(node: DictConfig) -> dict[Any, Any]:
     return cast("dict[Any, Any]", node.__dict__["_content"])
 
-
-KeyPath = tuple[Any, ...]
 
 _REFERENCE = re.compile(r"\$\{(\.*)([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\}", re.ASCII)
 # Text and references; an escape or a resolver makes it another matter.
@@ -266,8 +293,8 @@ class _Resolution:
         if len(dots) > len(path):
             raise NeedsFullCompose(path)
         target = (*path[: len(path) - len(dots)], *names.split(".")) if dots else tuple(names.split("."))
-        if any(other[: len(target)] == target for other in self._resolving):
-            raise NeedsFullCompose(path)  # a circle, also by way of a parent
+        if circle := list(dropwhile(lambda other: other[: len(target)] != target, self._resolving)):
+            raise CircularReference(circle)
         node: Any = self._plain
         for depth, name in enumerate(target, 1):
             if not isinstance(node, dict) or name not in node:

@@ -259,8 +259,6 @@ Margin = Annotated[int | Literal["auto"], BeforeValidator(_seconds_or_auto)]
 TimeLimit = Annotated[Text, _read_by(parse_time_limit)]
 Constants = Annotated[dict[str, Any], _read_by(attained)]
 Pattern = Annotated[Text, _read_by(re.compile)]
-
-
 Utilization = Annotated[float, AfterValidator(_utilization)]
 Share = Annotated[float, AfterValidator(_share)]
 GpuCount = Annotated[int, BeforeValidator(_gpu_count)]
@@ -339,7 +337,10 @@ def explain(detail: Any, model: type[BaseModel], path: str) -> UserError:
         start = setting(key, inner.value[0]) if inner.value else one_line(key)
         return UserError(f"{start}: {inner.problem}", key=key)
     value = one_line(key) if "[key]" in detail["loc"] else setting(key, detail["input"])
-    return UserError(f"{value}: {_told(detail)}", key=key, hint=_hint(detail))
+    valid = re.findall(r"'([^']*)'", detail["ctx"]["expected"]) if detail["type"] == "literal_error" else []
+    meant = nearest(str(detail["input"]), valid)
+    hint = f"did you mean {meant[0]!r}?" if meant else None
+    return UserError(f"{value}: {_told(detail)}", key=key, hint=hint)
 
 
 def _told(detail: Any) -> str:
@@ -352,13 +353,6 @@ def _told(detail: Any) -> str:
         if detail["type"].startswith(beginning):
             return f"expected {words.format_map(context)}"
     return str(detail["msg"][:1].lower() + detail["msg"][1:])
-
-
-def _hint(detail: Any) -> str | None:
-    if detail["type"] != "literal_error":
-        return None
-    near = nearest(str(detail["input"]), re.findall(r"'([^']*)'", detail["ctx"]["expected"]))
-    return f"did you mean {near[0]!r}?" if near else None
 
 
 def _fields_at(model: type[BaseModel], location: list[Any]) -> Iterator[str]:

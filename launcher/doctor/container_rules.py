@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from launcher.doctor.facts import Directory, Enroot, Image, Machine, Requirements, Slurm
-from launcher.doctor.report import SLURM, Line, Status, gib, missing, ok, release_status, warning
+from launcher.doctor.report import SLURM, Line, Status, gib, missing, ok, release_status, unknown, warning
 from launcher.images.tools import how_to_get
 from launcher.slurm.commands import WITHOUT_SLURM
 
@@ -75,7 +75,7 @@ def _directory(
     text = f"{place.path} ({place.kind}{mounted})"
     for is_so, status, trouble in troubles:
         if is_so:
-            return Line(what, status, f"{text}: {trouble}", fix, needed, place.free)
+            return Line(what, f"{text}: {trouble}", fix, status=status, needed=needed, free=place.free)
     return ok(what, text, needed=needed, free=place.free)
 
 
@@ -214,7 +214,7 @@ def slurm_lines(slurm: Slurm, needs: Requirements) -> Iterator[Line]:
     version = settings.get("SLURM_VERSION", "of unknown version")
     status, note = release_status(version, SLURM)
     answers = f"{version}, cluster {settings.get('ClusterName', 'of no name')}: the controller answers"
-    yield Line("slurm", status, f"{answers}; {note}" if note else answers, needed=needed)
+    yield Line("slurm", f"{answers}; {note}" if note else answers, status=status, needed=needed)
     yield _accounting(settings.get("AccountingStorageType", ""))
     yield _select(settings.get("SelectType", ""), settings.get("SelectTypeParameters", ""))
     yield _cgroups(settings.get("ProctrackType", ""), settings.get("TaskPlugin", ""))
@@ -274,7 +274,7 @@ def pyxis_line(slurm: Slurm, needs: Requirements, this_machine: Machine) -> Line
         return ok(what, f"srun takes --container-image{line}", needed=needed)
     if slurm.pyxis is None:
         text = "srun does not say whether it takes --container-image"
-        return Line(what, Status.UNKNOWN, text, None, needed)
+        return unknown(what, text, needed=needed)
     if at.at:
         text = f"srun does not take --container-image, although plugstack.conf has Pyxis{line}"
         gone = f"{at.plugin} is not there" if at.there is False else "`srun --help` says why it is not loaded"
@@ -300,7 +300,7 @@ def pyxis_node_lines(node: Machine, needs: Requirements, image: Image | None) ->
     text = f"{place.path} ({place.kind}): Pyxis writes a registry's image there, on each node"
     if place.is_memory:
         fix = f"once for all: slipway image import '{image.name}'"
-        yield Line("pyxis.runtime", Status.WARNING, f"{text}, in memory", fix, free=place.free)
+        yield warning("pyxis.runtime", f"{text}, in memory", fix, free=place.free)
     else:
         yield ok("pyxis.runtime", text, free=place.free)
 

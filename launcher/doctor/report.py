@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from enum import StrEnum
+from functools import partial
 
 # Lines about one thing stand together, whichever machine they are about.
 _ORDER = (
     *("slurm", "slurm.accounting", "slurm.select", "slurm.cgroups", "slurm.nodes", "nodes"),
     *("pyxis", "pyxis.plugin", "pyxis.runtime", "image", "image.engine", "image.stage"),
-    *(
-        "enroot",
-        "enroot.runtime",
-        "enroot.data",
-        "enroot.cache",
-        "enroot.temp",
-        "enroot.mqueue",
-        "enroot.hooks",
-    ),
-    *("user namespaces", "container", "apptainer", "images.build", "images.copy", "images.unpack"),
-    *("squashfs.make", "squashfs.mount", "credentials", "gpu", "gpu.image", "python", "trainer"),
-    *("extra containers", "extra plot"),
+    *("enroot", "enroot.runtime", "enroot.data", "enroot.cache", "enroot.temp", "enroot.mqueue"),
+    *("enroot.hooks", "user namespaces", "container", "apptainer", "images.build", "images.copy"),
+    *("images.unpack", "squashfs.make", "squashfs.mount", "credentials", "gpu", "gpu.image"),
+    *("python", "trainer", "extra containers", "extra plot"),
 )
 # Releases of Slurm and of Python that the tests were run on: the tables of docs/versions.md.
 SLURM = ("22.05", "24.11", "26.05")
@@ -41,55 +34,44 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One thing on one machine, such as ``enroot.runtime``; `needed` if the launch cannot do without it.
+    """One thing, such as ``enroot.runtime``, on the machines `where` it is so.
 
-    `free` are free bytes, which are not part of `found` because they differ on every machine.
+    It is `needed` if the launch cannot do without it. `free` are free bytes, which are not part of the text
+    because they differ on every machine.
     """
 
     what: str
-    status: Status
-    found: str
+    text: str
     fix: str | None = None
+    _: KW_ONLY
+    status: Status
     needed: bool = False
     free: int | None = None
+    where: tuple[str, ...] = ()
 
 
-def ok(what: str, text: str, *, needed: bool = False, free: int | None = None) -> Line:
-    return Line(what, Status.OK, text, None, needed, free)
+ok = partial(Line, status=Status.OK)
+warning = partial(Line, status=Status.WARNING)
+missing = partial(Line, status=Status.MISSING)
+unknown = partial(Line, status=Status.UNKNOWN)
 
 
-def warning(what: str, text: str, fix: str | None = None, *, needed: bool = False) -> Line:
-    return Line(what, Status.WARNING, text, fix, needed)
-
-
-def missing(what: str, text: str, fix: str | None = None, *, needed: bool = False) -> Line:
-    return Line(what, Status.MISSING, text, fix, needed)
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A line, and the machines that it is true of."""
-
-    line: Line
-    where: tuple[str, ...]
-
-
-def rows(reports: Iterable[tuple[str, Sequence[Line]]]) -> list[Row]:
-    """Put equal lines of several machines into one row, with the least of their free bytes."""
-    groups: dict[tuple[object, ...], list[tuple[str, Line]]] = {}
-    for where, lines in reports:
+def merged(reports: Iterable[tuple[str, Iterable[Line]]]) -> list[Line]:
+    """Merge equal lines of several machines into one, with the least of their free bytes."""
+    groups: dict[object, list[Line]] = {}
+    for name, lines in reports:
         for line in lines:
             # For a thing that is there it does not matter which machine needs it.
             is_lacking = line.needed and line.status in (Status.MISSING, Status.UNKNOWN)
-            key = (line.what, line.status, line.found, line.fix, is_lacking)
-            groups.setdefault(key, []).append((where, line))
-    merged = []
+            key = (line.what, line.status, line.text, line.fix, is_lacking)
+            groups.setdefault(key, []).append(replace(line, where=(name,)))
+    together = []
     for group in groups.values():
-        least = min((line for _, line in group), key=lambda line: line.free or 0)
-        is_needed = any(line.needed for _, line in group)
-        merged.append(Row(replace(least, needed=is_needed), tuple(where for where, _ in group)))
-    # sorted() keeps the order of machines among rows about the same thing.
-    return sorted(merged, key=lambda row: _ORDER.index(row.line.what))
+        least, names = min(group, key=lambda line: line.free or 0), [line.where[0] for line in group]
+        is_needed = any(line.needed for line in group)
+        together.append(replace(least, needed=is_needed, where=tuple(names)))
+    # sorted() keeps the order of machines among lines about the same thing.
+    return sorted(together, key=lambda line: _ORDER.index(line.what))
 
 
 def gib(size: int) -> str:
@@ -97,14 +79,9 @@ def gib(size: int) -> str:
     return f"{size / 2**30:.0f} GiB" if size >= 10 * 2**30 else f"{size / 2**20:,.0f} MiB"
 
 
-def lacking(report: Iterable[Row]) -> list[Row]:
-    """Return the rows of things that are missing, and that the launch needs."""
-    return [row for row in report if row.line.needed and row.line.status is Status.MISSING]
-
-
-def unknown(report: Iterable[Row]) -> list[Row]:
-    """Return the rows of things that are unknown, and that the launch needs."""
-    return [row for row in report if row.line.needed and row.line.status is Status.UNKNOWN]
+def lacking(report: Iterable[Line], status: Status = Status.MISSING) -> list[Line]:
+    """Return the lines of things that are missing, or have another status, and that the launch needs."""
+    return [line for line in report if line.needed and line.status is status]
 
 
 def release_status(release: str, tested: Sequence[str]) -> tuple[Status, str]:

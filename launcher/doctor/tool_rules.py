@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from launcher.checks.rules.files import engine_fit
 from launcher.doctor.facts import Credentials, Gpus, Image, Machine, Requirements
-from launcher.doctor.report import PYTHON, Line, Status, gib, missing, ok, release_status, warning
+from launcher.doctor.report import PYTHON, Line, Status, gib, missing, ok, release_status, unknown, warning
 from launcher.images.tools import how_to_get
 from launcher.releases import Contents, version
 
@@ -91,7 +91,7 @@ def _squashfs(machine: Machine) -> Line:
     line = _tools(machine, "squashfs.make", ("mksquashfs", "unsquashfs"), "write and read images")
     if line.status is not Status.OK or not machine.compressors:
         return line
-    text = f"{line.found}; compressors: {', '.join(machine.compressors)}"
+    text = f"{line.text}; compressors: {', '.join(machine.compressors)}"
     lacking = [name for name in _WANTED_COMPRESSORS if name not in machine.compressors]
     if lacking:
         fix = "compression: gzip of the image, or squashfs-tools of a newer system"
@@ -172,7 +172,7 @@ def _driver_and_image(driver: str, gpus: Gpus, image: Image, needed: bool) -> Li
         needed = needed and image.contents.is_certain
     if cuda is None:
         why = image.why or "its environment has no CUDA_VERSION"
-        return Line(what, Status.UNKNOWN, f"the CUDA of {image.name} is unknown: {why}")
+        return unknown(what, f"the CUDA of {image.name} is unknown: {why}")
     wants = f"the image's CUDA {cuda}{origin}"
     runs, least = cuda_support(driver, cuda)
     carries = image.compat_driver is not None and version(image.compat_driver) > version(driver)
@@ -184,7 +184,7 @@ def _driver_and_image(driver: str, gpus: Gpus, image: Image, needed: bool) -> Li
         fix = f"a newer driver; or NVIDIA_DISABLE_REQUIRE=1 in env_vars, and {compat}"
         return missing(what, f"{wants}: {text}", fix, needed=needed)
     if runs is None:
-        return Line(what, Status.UNKNOWN, f"{wants}: NVIDIA's table does not have it", f"see {_COMPAT}")
+        return unknown(what, f"{wants}: NVIDIA's table does not have it", f"see {_COMPAT}")
     if not runs:
         text = f"{wants} needs driver {least} or newer; here is {driver}"
         return warning(what, text, compat) if carries else missing(what, text, compat, needed=needed)
@@ -204,7 +204,7 @@ def image_line(image: Image) -> Line:
     if image.why is not None:
         is_elsewhere = image.path is not None and image.size is None
         fix = "nodes may have it: slipway doctor --nodes 1" if is_elsewhere else None
-        return Line("image", Status.UNKNOWN, f"{image.name}: {image.why}", fix)
+        return unknown("image", f"{image.name}: {image.why}", fix)
     cuda = f"CUDA {image.cuda}" if image.cuda else "no CUDA_VERSION in its environment"
     size = f"{gib(image.size)}, " if image.size is not None else ""
     return ok("image", f"{image.name}: {size}{cuda}")
@@ -255,7 +255,7 @@ def stage_lines(node: Machine, image: Image | None) -> Iterator[Line]:
         yield ok(what, text, free=place.free)
     else:
         fix = "container_options.stage_to=... on a local disk, or null"
-        yield Line(what, Status.WARNING, f"{text}: {trouble}", fix, free=place.free)
+        yield warning(what, f"{text}: {trouble}", fix, free=place.free)
 
 
 def python_lines(
@@ -263,7 +263,7 @@ def python_lines(
 ) -> Iterator[Line]:
     """Report Slipway's own Python, its extras, and the tasks' interpreter."""
     status, note = release_status(python, PYTHON)
-    yield Line("python", status, f"{python}; {note}" if note else python, needed=True)
+    yield Line("python", f"{python}; {note}" if note else python, status=status, needed=True)
     if trainer is not None:
         is_usable, message = trainer
         first, *rest = message.split("\n")

@@ -14,9 +14,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from arithmetic.parameters import expert_width
-from launcher.estimates.model import LATENT, LATENT_QUERY, has_fused_attention
 from launcher.estimates.parallelism import Stack
-from launcher.estimates.training import Training
+from launcher.estimates.training import LATENT, LATENT_QUERY, Training, has_fused_attention
 from launcher.estimates.values import Values
 
 # A mask of a dropout; a logarithm of a softmax's sum, in fp32.

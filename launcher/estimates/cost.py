@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 from arithmetic.layout import fits, is_rampup
 from launcher.attained import assumed, attained
 from launcher.estimates.memory import StageMemory, bytes_per_parameter, estimate_memory
-from launcher.estimates.model import ModelSize, model_size
 from launcher.estimates.parallelism import RAMPUP, CountedGpu, gpu_of, layout_of, read_parallel_config
 from launcher.estimates.speed import ModelWork, Speed, work_of
-from launcher.estimates.training import parameters_of, stages_of, training_of
+from launcher.estimates.training import ModelSize, model_size, parameters_of, stages_of, training_of
 from launcher.estimates.values import Values, is_whole
 from launcher.plan import Plan
 from launcher.slurm.notations import training_seconds

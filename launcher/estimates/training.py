@@ -1,4 +1,4 @@
-"""A training whose memory can be estimated, and the layers of each of its pipeline stages.
+"""The model of a training: its kind, sizes and FLOPs, and the layers of each of its pipeline stages.
 
 The interleaved order is that of Narayanan et al. 2021 (arXiv:2104.04473, section 2.2): with v model chunks a
 stage, stage i of p has chunks i, p + i, 2 p + i, ... Uneven stages as in megatron/core/transformer/
@@ -12,11 +12,149 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from arithmetic.flops import sample_flops, sample_tokens
 from arithmetic.layout import ParallelConfig, fits
-from arithmetic.parameters import Parts, Size, StackParameters, parts_of, sparse_layers, vocabulary_size
-from launcher.estimates.model import is_countable, model_type_of, precision_of
-from launcher.estimates.parallelism import COUNTED_ENDS, OWN_ENDS, Stack, read_parallel_config, stacks_of
+from arithmetic.parameters import (
+    Parts,
+    Size,
+    StackParameters,
+    count_parameters,
+    has_learned_positions,
+    parts_of,
+    sparse_layers,
+    vocabulary_size,
+)
+from launcher.estimates.parallelism import (
+    COUNTED_ENDS,
+    OWN_ENDS,
+    Stack,
+    is_encoder_decoder,
+    read_parallel_config,
+    stacks_of,
+)
 from launcher.estimates.values import Values, full
+
+# Sizes that may be left out, and are whole numbers where they are not.
+_OF_STACK = ("num_query_groups", "kv_channels", "relative_attention_num_buckets")
+# Sizes of multi-latent attention: those that it needs, and one that may be missing.
+LATENT = ("kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
+LATENT_QUERY = "q_lora_rank"
+_OF_MODEL = (
+    "model.make_vocab_size_divisible_by",
+    "model.override_vocab_size",
+    "model.tensor_model_parallel_size",
+    "model.data.seq_length_dec",
+    "model.tokenizer.num_sentinel_tokens",
+    "model.num_moe_experts",
+    "model.moe_router_topk",
+    "model.moe_ffn_hidden_size",
+    "model.moe_shared_expert_intermediate_size",
+    f"model.{LATENT_QUERY}",
+)
+_NODES = ("model.tokenizer", "model.data")
+# Optimizers that data parallel ranks share, and the types of gradients in 16 bits.
+DISTRIBUTED = ("mcore_distributed_optim", "distributed_fused_adam")
+HALF = ("bf16", "bfloat16")
+_PRECISIONS = ("bf16", "16", "32")
+
+
+def countable_model(values: Values) -> Mapping[str, Any] | None:
+    """Return the `model` node; None if one of its sizes is missing or none: counting then never fails."""
+    model, stacks = values.node("model"), stacks_of(values)
+    if model is None or not stacks:
+        return None
+    needed: list[int | None] = []
+    for stack in stacks:
+        needed += [stack.layers, stack.hidden, stack.heads, stack.ffn, len(stack.attends_to)]
+    # A T5's embedding is its encoder's.
+    first = {**model, **(values.node(stacks[0].node) or {})}
+    if has_learned_positions(first):
+        needed.append(Values(first).whole("max_position_embeddings"))
+    if latent := latent_switches(values):
+        needed += [values.whole(f"model.{name}") for name in LATENT]
+    nodes = ("model", *(stack.node for stack in stacks))
+    optional = [f"{node}.{name}" for node in nodes for name in _OF_STACK]
+    experts = values.raw("model.num_moe_experts")
+    is_countable = (
+        all(needed)
+        # Megatron reads 0 as none.
+        and all(values.whole(key, 0, least=0) is not None for key in (*optional, *_OF_MODEL))
+        and all(values.raw(key) is None or values.node(key) is not None for key in _NODES)
+        and (model_type_of(values) == "gpt" or not (experts or latent))
+        and has_layer_flags(values, "moe_layer_freq", experts)
+        and has_layer_flags(values, "window_attn_skip_freq", values.raw("model.window_size"))
+    )
+    return model if is_countable else None
+
+
+def latent_switches(values: Values) -> list[str]:
+    """Return the keys, of the model and of a T5's stacks, that switch multi-latent attention on."""
+    nodes = dict.fromkeys(("model", *(stack.node for stack in stacks_of(values))))
+    return [key for node in nodes if values.raw(key := f"{node}.multi_latent_attention")]
+
+
+def has_layer_flags(values: Values, name: str, is_used: object) -> bool:
+    """Return True if a key that selects layers is a number, or has a flag for each layer."""
+    value = values.raw(f"model.{name}")
+    if not is_used or value is None or values.whole(f"model.{name}") is not None:
+        return True
+    are_flags = isinstance(value, (list, tuple)) and all(flag in (0, 1) for flag in value)
+    return are_flags and len(value) == values.whole("model.num_layers")
+
+
+def model_type_of(values: Values) -> str:
+    """Return ``gpt``, ``t5`` or ``bert``, by the keys that only these have."""
+    if is_encoder_decoder(values):
+        return "t5"
+    return "bert" if "bert_binary_head" in (values.node("model") or {}) else "gpt"
+
+
+def precision_of(values: Values) -> str:
+    """Return ``bf16``, ``16`` or ``32``."""
+    precision = str(values.raw("trainer.precision") or 32)
+    return next((name for name in _PRECISIONS if precision.startswith(name)), "32")
+
+
+def has_fused_attention(values: Values, node: str, engine: str) -> bool:
+    """Return True if a kernel computes the core of attention without writing its scores.
+
+    Our trainer has PyTorch's fused attention on GPUs without Transformer Engine, unless the configuration
+    asks for megatron-core's own. `node` is that of a stack.
+    """
+    if engine == "megatron":
+        return bool(values.raw("model.attention_backend") != "local")
+    switches = ("model.use_flash_attention", f"{node}.use_flash_attention", "model.transformer_engine")
+    return precision_of(values) != "32" and any(values.flag(key) for key in switches)
+
+
+class ModelSize(NamedTuple):
+    """A model's sizes, all of them known.
+
+    `flops` are the model FLOPs of one sample, forward and backward, and `tokens` those that it counts as.
+    `parameters` include all experts of a mixture.
+    """
+
+    parameters: int
+    flops: int
+    tokens: int
+    has_experts: bool = False
+
+
+def model_size(values: Values) -> ModelSize | None:
+    """Return the sizes of a job's model; None where one is missing or invalid, or the vocabulary unknown."""
+    model, model_type = countable_model(values), model_type_of(values)
+    vocabulary = vocabulary_size(model) if model is not None else None
+    if model is None or vocabulary is None:
+        return None
+    return ModelSize(
+        count_parameters(model, vocabulary, model_type),
+        sample_flops(model, vocabulary, model_type),
+        sample_tokens(model, model_type),
+        bool(model.get("num_moe_experts")),
+    )
+
+
+# --- a training
 
 # Features whose weights or activations are not counted, as people call them.
 _NOT_COUNTED = {
@@ -45,19 +183,9 @@ class Training:
     stacks: tuple[Stack, ...]
 
     @property
-    def is_encoder_decoder(self) -> bool:
-        """True for a T5."""
-        return len(self.stacks) > 1
-
-    @property
     def sequence_parallel(self) -> bool:
         """True if tensor parallel ranks share norms and dropouts too."""
         return self.parallel.tensor > 1 and self.values.flag("model.sequence_parallel")
-
-    @property
-    def expert_data(self) -> int:
-        """The copies of each routed expert (megatron/core/parallel_state.py: expert data parallel)."""
-        return max(self.data * self.parallel.model // self.parallel.experts, 1)
 
     @property
     def precision(self) -> str:
@@ -86,24 +214,23 @@ class Training:
 def training_of(config: Mapping[str, Any], nodes: int, engine: str) -> Training | None:
     """Return the training of a job's configuration; None if it cannot be counted with."""
     values = Values(config)
-    parallel, model = read_parallel_config(values), values.node("model")
-    if parallel is None or model is None or not is_countable(values) or not fits(parallel, nodes):
+    parallel, model = read_parallel_config(values), countable_model(values)
+    if parallel is None or model is None or not fits(parallel, nodes):
         return None
     if values.raw("trainer.accelerator") == "cpu" or values.reason(_NOT_COUNTED):
         return None
     stacks, vocabulary = tuple(stacks_of(values)), vocabulary_size(model)
     if vocabulary is None or not all(stack.stages for stack in stacks):
         return None
+    parts = parts_of(model, vocabulary, model_type_of(values))
     counts = parallel.data(nodes), parallel.micro_batches(nodes), vocabulary
-    return Training(
-        values, engine, parallel, *counts, parts_of(model, vocabulary, model_type_of(values)), stacks
-    )
+    return Training(values, engine, parallel, *counts, parts, stacks)
 
 
 def uncounted(values: Values) -> str | None:
     """Return why a training of a valid configuration cannot be counted with; None if it can."""
-    reason, model = values.reason(_NOT_COUNTED), values.node("model")
-    if reason is None and model is not None and is_countable(values) and vocabulary_size(model) is None:
+    reason, model = values.reason(_NOT_COUNTED), countable_model(values)
+    if reason is None and model is not None and vocabulary_size(model) is None:
         key = "model.override_vocab_size"
         return f"the size of the tokenizer's vocabulary is not known here; {full(key)}=... says it"
     return reason
@@ -131,7 +258,7 @@ class Chunk(NamedTuple):
 def stages_of(training: Training) -> tuple[tuple[Chunk, ...], ...] | None:
     """Return the chunks of each pipeline stage; None if the layers cannot be shared out."""
     pipeline = training.parallel.pipeline
-    if not training.is_encoder_decoder:
+    if len(training.stacks) == 1:
         return _of_one_stack(training)
     if pipeline == 1:
         layers = tuple(stack.layers for stack in training.stacks)

@@ -84,15 +84,8 @@ def _has_runner() -> bool:
     return importlib.util.find_spec("enroot") is not None
 
 
-# --- looking up
-
-
 def look_up(backend: str, source: Reference, access: Access) -> RemoteImage:
-    """Return what is known of an image.
-
-    Raise UserError if there is no such image, or access is refused, with the nearest tags and the login that
-    was used.
-    """
+    """Return what is known of an image; raise UserError with the nearest tags, or the login that was used."""
     has_skopeo, refusal = tools.which("skopeo") is not None, None
     try:
         if has_skopeo:
@@ -131,9 +124,6 @@ def _add_advice(error: ToolError, source: Reference, access: Access) -> None:
     if error.why == NO_IMAGE:
         private = "or it is private: registries give the same answer to a login that may not read it"
         error.hint = f"{error.hint}\n{private}\n{fill_names(CREDENTIALS, hint_names(source))}"
-
-
-# --- making the squashfs
 
 
 def make_squashfs(backend: str, context: ImportContext, via: str) -> str:

@@ -18,7 +18,7 @@ from launcher.images.recipes import Recipe, build_labels
 from launcher.images.references import Kind, Reference
 from launcher.images.registry import Access, architecture, borrowed_login, hint_names
 from launcher.images.scratch import locked, scratch_directory
-from launcher.images.store import RecipeOrigin, Store, match_stored, stored
+from launcher.images.store import RecipeOrigin, match_stored, stored
 from launcher.images.tools import NO_SPACE, ToolError
 
 # Where the kernel lets nobody mount an overlay, plain copies of the layers do: slower, and they always work.
@@ -58,39 +58,32 @@ class Builder:
                 os.environ.pop(name, None)
             os.environ.update(before)
 
-    def command(
-        self,
-        context: Path,
-        dockerfile: Path,
-        name: str,
-        *,
-        base: Reference,
-        labels: Mapping[str, str],
-        platform: str,
-        access: Access | None = None,
-    ) -> list[str]:
-        """Return the command that builds a directory into an image of that name."""
+    def command(self, recipe: Recipe, directory: Path, labels: dict[str, str], access: Access) -> list[str]:
+        """Return the command that builds a recipe, whose Dockerfile and context are in a directory."""
         # Without --force-rm a build that fails leaves its containers, and their mounts.
-        options = ["--format", "docker", "--force-rm", self._layers]
+        options = ["--format", "docker", "--force-rm"]
+        # One layer for each instruction is a cache, and a full disk where each is a copy of all.
+        options += [f"--layers={str(not self.copies).lower()}"]
         words = {
             "docker": ["docker", "build", "--progress", "plain"],
             "podman": ["podman", "build", *options],
             "buildah": ["buildah", "bud", *options],
         }[self.name]
+        base, platform = recipe.base, recipe.config.platform
         host = (base.registry or "").partition(":")[0]
         if base.kind is Kind.REGISTRY and not base.is_pinned and host not in _LOCAL_HOSTS:
             # Its tag may have moved: a cache gives a base of months ago otherwise.
             words += ["--pull=newer" if self.name == "podman" else "--pull"]
-        login = (access or Access()).options()
+        login = access.options()
         if login and self.name == "docker":
             raise UserError(
                 f"docker build does not take {login[0].partition('=')[0]}",
                 hint="docker's own settings count: `docker login`, insecure-registries; or --builder buildah",
             )
-        words += [*login, "--file", str(dockerfile), "--tag", name]
+        words += [*login, "--file", str(directory / "Dockerfile"), "--tag", recipe.image_name]
         words += [word for label in labels.items() for word in ("--label", "=".join(label))]
         words += ["--platform", platform] if platform != f"linux/{architecture()}" else []
-        return [*words, str(context)]
+        return [*words, str(directory / "context")]
 
     @property
     def cleanup(self) -> str:
@@ -98,11 +91,6 @@ class Builder:
         # `buildah prune` is not in 1.28 (Debian 12).
         prunes = {"docker": "docker builder prune", "podman": "podman image prune"}
         return prunes.get(self.name, "buildah rmi --prune")
-
-    @property
-    def _layers(self) -> str:
-        """One layer for each instruction is a cache, and a full disk where each is a copy of all."""
-        return f"--layers={str(not self.copies).lower()}"
 
 
 def find_builder(preferred: str | None = None) -> Builder:
@@ -155,21 +143,11 @@ def build_recipe(
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
         # Beside the context, so that no instruction can copy it.
-        dockerfile = scratch.path / "Dockerfile"
-        dockerfile.write_text(recipe.dockerfile, encoding="utf-8")
-        command = builder.command(
-            context,
-            dockerfile,
-            recipe.image_name,
-            base=recipe.base,
-            labels=labels,
-            platform=recipe.config.platform,
-            access=access,
-        )
+        (scratch.path / "Dockerfile").write_text(recipe.dockerfile, encoding="utf-8")
         progress.step(f"building {recipe.image_name} with {builder.name}")
         try:
             tools.run(
-                command,
+                builder.command(recipe, scratch.path, labels, access),
                 doing=f"build {recipe.image_name}",
                 env=builder.env,
                 names=hint_names(recipe.base),
@@ -186,7 +164,7 @@ def build_recipe(
 
 def build_into_store(
     recipe: Recipe,
-    store: Store,
+    store: Path,
     options: ImportOptions | None = None,
     progress: ImageProgress = SILENT,
     *,
@@ -197,7 +175,7 @@ def build_into_store(
 
     `options` are of the import; `force` also builds again. The store is unchanged if it fails.
     """
-    target = store.path(recipe.file_name)
+    target = store / recipe.file_name
     origin = RecipeOrigin(recipe.name, recipe.flavor, recipe.hash)
     options = replace(options or ImportOptions(), recipe=origin)
 

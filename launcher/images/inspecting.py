@@ -38,9 +38,6 @@ _ARGUMENTS = '"$@"'
 _IMPORT_AGAIN = "make it again: slipway image import ... --force, or slipway image build ... --force"
 
 
-# --- inspect
-
-
 @dataclass(frozen=True, slots=True)
 class InspectedImage:
     """An image in a file; `release` is the system in it, such as ``Ubuntu 22.04.4 LTS``."""
@@ -144,9 +141,6 @@ def _split(text: str) -> tuple[str, ...]:
         return tuple(shlex.split(text))
     except ValueError:  # a script that somebody wrote
         return ()
-
-
-# --- verify
 
 
 @dataclass(slots=True)

@@ -115,11 +115,7 @@ def decide(
 
 
 def decide_leftovers(directory: Path, uses: Mapping[Path, Sequence[ImageUse]]) -> list[PruneDecision]:
-    """Decide about the hidden files of imports.
-
-    These are files that an import replaced while jobs on other machines may have had them open, and partial
-    files of imports that were killed.
-    """
+    """Decide about hidden files: replaced images that jobs may have open, and parts of killed imports."""
     decisions: list[PruneDecision] = []
     for path in sorted(directory.glob(".*")):
         image, entry = _image_of(path), stored(path)

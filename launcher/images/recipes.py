@@ -15,17 +15,34 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator
 
 from launcher import __version__
-from launcher.config.image import RecipeComposition, RecipeConfig, compose_recipe, recipe_names
-from launcher.errors import UserError, check_directory, did_you_mean, nearest, nearest_files, one_line, shown
-from launcher.images.references import Kind, Reference, absolute_path
+from launcher.config.compose import compose_file, list_options, tree_roots
+from launcher.config.overrides import choice_hint
+from launcher.config.sources import Sources
+from launcher.config.stage_schema import StrictModel
+from launcher.config.values import Line, LineList, Text, Whole, matching
+from launcher.errors import (
+    UserError,
+    absolute_path,
+    check_directory,
+    did_you_mean,
+    nearest,
+    nearest_files,
+    one_line,
+    shown,
+)
+from launcher.images.references import Kind, Reference
 from launcher.rendering.quoting import RawShell, blaming_templates, quote, template_environment
 from launcher.runs.paths import TASK_PACKAGES
 from launcher.runs.provenance import checkout_of, user
+from launcher.secrecy import is_secret_name
 
-__all__ = ["Recipe", "build_labels", "read_recipe", "recipe_names"]
+GROUP = "image"  # of the configuration tree: one file for each recipe, which no launch composes
+_RECIPE = r"[A-Za-z0-9][\w-]*"  # what may be in the names of images and files, and in container=NAME
 
 # In the wheel a directory, in a checkout a link.
 TEMPLATE_DIR = (Path(__file__).parents[1] / "dockerfiles").resolve()
@@ -34,6 +51,73 @@ _SCRIPT = "dev-script.sh"
 _SHORT = 12
 _HASH_LABEL = "slipway.recipe.hash"
 _LOCAL_REGISTRY = "localhost"  # podman and buildah call images of this machine so
+
+# `git@` of an address of ssh is no secret.
+_LOGIN = re.compile(r"(?<!ssh)://[^/\s@]*@|://[^/\s@]*:[^/\s@]*@", re.IGNORECASE)
+
+
+def _without_password(value: Any) -> Any:
+    if any(map(_LOGIN.search, [value] if isinstance(value, str) else value)):
+        raise ValueError("a name or a password in it would be in the image for all to read")
+    return value
+
+
+def _without_secrets(env: dict[str, str]) -> dict[str, str]:
+    for name, value in env.items():
+        if value and is_secret_name(name.upper()):
+            raise ValueError(
+                f"{name} would be in the image for all to read: give it to the job, in env_files"
+            )
+    return env
+
+
+def _flat(value: Any) -> Any:
+    """Join nested keys: labels have dots in their names, which Hydra's overrides take for keys below keys."""
+    if not isinstance(value, dict):
+        return value
+    flat: dict[str, Any] = {}
+    for name, below in value.items():
+        inner = _flat(below)
+        flat |= {f"{name}.{end}": inner[end] for end in inner} if isinstance(inner, dict) else {name: inner}
+    return flat
+
+
+_HOST = r"[A-Za-z0-9][\w.-]*(:\d+)?"
+_Debian = Annotated[
+    LineList, matching(r"[a-z0-9][a-z0-9+.-]+(=\S+)?", "expected Debian packages, as in numactl")
+]
+_Variable = Annotated[Line, matching(r"[A-Za-z_]\w*", "expected a name that a variable can have")]
+_Label = Annotated[Line, matching(r"[A-Za-z0-9][\w./-]*", "expected a label's name, as in org.team")]
+_Version = Annotated[Text, matching(r"\w[\w.+-]*", "expected a version, such as 2.27.7-1")]
+
+
+class RecipeConfig(StrictModel):
+    """The keys of a recipe; see `conf/image/_base.yaml`."""
+
+    flavor: Literal["run", "dev"]
+    template: Annotated[Line, matching(r"\w[\w-]*", "expected a template's name, such as nemo")]
+    base: Line
+    digest: Annotated[Text, matching(r"sha256:[0-9a-f]{64}", "expected sha256: and 64 digits")] | None
+    platform: Literal["linux/amd64", "linux/arm64"]
+    builder: Literal["docker", "podman", "buildah"] | None
+    registry: Annotated[Text, matching(_HOST, "expected HOST or HOST:PORT")] | None
+    registries: Annotated[LineList, matching(_HOST, "expected HOST or HOST:PORT of each")]
+    owner: Annotated[Text, matching(r"[a-z0-9]+([._/-]+[a-z0-9]+)*", "expected lower case, as in me")] | None
+    tag: Annotated[Text, matching(r"\w[\w.-]{0,127}", "expected a tag, such as 24.09-1")] | None
+    packages: _Debian
+    dev_packages: _Debian
+    dev_script: Line | None
+    python_packages: Annotated[LineList, AfterValidator(_without_password)]
+    pip_index: Annotated[Line, AfterValidator(_without_password)] | None
+    versions: dict[_Variable, _Version | None]
+    cuda_archs: list[Whole]
+    env: Annotated[dict[_Variable, Text], AfterValidator(_without_secrets)]
+    workdir: Annotated[Line, matching(r"/.*", "expected an absolute path")]
+    labels: Annotated[dict[_Label, Text], BeforeValidator(_flat)]
+
+
+class _Tree(StrictModel):
+    image: RecipeConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +160,11 @@ class Recipe:
         return f"{registry}/{owner}/{self.name.lower()}:{tag}"
 
 
+def recipe_names(config_dir: Path | None = None) -> list[str]:
+    """Return the names of all recipes, the user's own among them."""
+    return [name for name in list_options(GROUP, config_dir) if re.fullmatch(_RECIPE, name, re.ASCII)]
+
+
 def read_recipe(
     name: str,
     flavor: str | None = None,
@@ -85,15 +174,18 @@ def read_recipe(
 ) -> Recipe:
     """Read a recipe, and render its Dockerfile; `flavor` wins over what the configuration says.
 
-    `config_dir` and `template_dir` are trees of the user's own, read before ours.
+    `config_dir` and `template_dir` are trees of the user's own, read before ours. Raise UserError for a
+    mistake in the configuration, in an override or in a template.
     """
-    composition = compose_recipe(
-        name, [*overrides, *([f"image.flavor={flavor}"] if flavor else [])], config_dir
-    )
+    names = recipe_names(config_dir)
+    if name not in names:
+        raise UserError(f"{one_line(name)}: there is no such recipe", hint=choice_hint(name, names))
+    file, texts = f"{GROUP}/{name}", [*overrides, *([f"{GROUP}.flavor={flavor}"] if flavor else [])]
+    config = compose_file(file, texts, _Tree, config_dir).image
     try:
-        return _render_recipe(composition, template_dir)
+        return _render_recipe(name, config, template_dir)
     except UserError as error:
-        composition.annotate(error)
+        Sources(texts, tree_roots(config_dir), primary=file).annotate(error)
         raise
 
 
@@ -109,8 +201,7 @@ def build_labels(config_dir: Path | None = None) -> dict[str, str]:
     return labels
 
 
-def _render_recipe(composition: RecipeComposition, template_dir: Path | None) -> Recipe:
-    config, name = composition.config, composition.name
+def _render_recipe(name: str, config: RecipeConfig, template_dir: Path | None) -> Recipe:
     base = _base(config)
     is_dev = config.flavor == "dev"
     context = _dev_script(config) if is_dev and config.dev_script else {}
@@ -204,9 +295,6 @@ def _recipe_labels(name: str, config: RecipeConfig, base: Reference) -> dict[str
         labels["org.opencontainers.image.base.digest"] = base.digest
     versions = {f"slipway.versions.{part}": value for part, value in config.versions.items() if value}
     return labels | versions | config.labels
-
-
-# --- Dockerfiles
 
 
 def render_dockerfile(template: str, values: Mapping[str, Any], template_dir: Path | None = None) -> str:

@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
-from launcher.errors import UserError, nearest, one_line, shown
-from launcher.releases import Contents, contents_by_file_name, contents_of
+from launcher.errors import UserError, absolute_path, nearest, shown
+from launcher.releases import NVIDIA, Contents, contents_by_file_name, contents_of
 
 DOCKER_HUB = "docker.io"
-_NVIDIA = "nvcr.io"
 _HUB_NAMES = (DOCKER_HUB, "index.docker.io", "registry-1.docker.io")
 _HUB_LIBRARY = "library/"  # where Docker Hub keeps the images without an owner
 
@@ -131,7 +130,9 @@ class Reference:
     @property
     def for_build(self) -> str:
         """The name as in a Dockerfile's FROM: registry, name, tag and digest, whatever the kind."""
-        return self._by_digest(f"{self.registry}/{self.name}" if self.registry else self.name)
+        name = f"{self.registry}/{self.name}" if self.registry else self.name
+        # A digest decides; skopeo does not read a tag as well.
+        return f"{name}@{self.digest}" if self.digest else self._tagged(name)
 
     @property
     def file_name(self) -> str:
@@ -147,7 +148,7 @@ class Reference:
             return _as_file_name([stem, self.tag])
         name = self._short
         # Docker Hub's own images and NVIDIA's are known by their names alone.
-        is_nvidia = self.registry == _NVIDIA and not _is_registry(name.split("/")[0])
+        is_nvidia = self.registry == NVIDIA and not _is_registry(name.split("/")[0])
         if self.kind is Kind.REGISTRY and name == self.name and not is_nvidia:
             name = f"{self.registry}/{name}"
         algorithm, _, digits = (self.digest or "").partition(":")
@@ -181,24 +182,11 @@ class Reference:
     def _tagged(self, name: str) -> str:
         return f"{name}:{self.tag}" if self.tag else name
 
-    def _by_digest(self, name: str) -> str:
-        """Leave the tag out if there is a digest, which decides: skopeo does not read both."""
-        return f"{name}@{self.digest}" if self.digest else self._tagged(name)
-
 
 def recipe_and_flavor(text: str) -> tuple[str, str | None] | None:
     """Parse `NAME[:FLAVOR]`, which names a recipe; return ``None`` for a text with a `/`, `#` or `.`."""
     match = _RECIPE.fullmatch(text)
     return (match["name"], match["flavor"]) if match else None
-
-
-def absolute_path(path: str | Path, key: str | None = None) -> Path:
-    """Return a path from the root on, with `~` expanded; `key` is the configuration's, for the message."""
-    try:
-        return Path(path).expanduser().absolute()
-    except RuntimeError as error:
-        value = f"{key}={shown(str(path))}" if key else one_line(str(path))
-        raise UserError(f"{value}: there is no such user's home", key=key) from error
 
 
 def _as_file_name(parts: list[str | None]) -> str:

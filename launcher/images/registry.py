@@ -172,9 +172,6 @@ def _skopeo_login(registry: str, authfile: Path | None = None) -> str | None:
         return None
 
 
-# --- looking up
-
-
 def look_up(source: Reference, access: Access) -> RemoteImage:
     """Return an image's manifest and configuration; nothing of its layers is fetched."""
     doing = f"look up {source}"
@@ -253,9 +250,6 @@ def _image_config(record: Mapping[str, Any]) -> ImageConfig:
         volumes=tuple(config.get("Volumes") or ()),
         labels=text_labels(config.get("Labels")),
     )
-
-
-# --- pushing
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,16 +9,15 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.errors import UserError, file_mode, nearest, nearest_files, one_line, shown
+from launcher.errors import UserError, absolute_path, file_mode, nearest, nearest_files, one_line, shown
 from launcher.images.references import (
     SQUASHFS_SUFFIXES,
     Kind,
     Reference,
-    absolute_path,
     contents_of_reference,
     recipe_and_flavor,
 )
-from launcher.images.store import Sidecar, Store, read_sidecar
+from launcher.images.store import Sidecar, read_sidecar, stored_images
 from launcher.releases import Contents, contents_by_file_name, with_installed
 
 if TYPE_CHECKING:
@@ -42,30 +41,22 @@ class ResolvedImage:
     # What that file is imported from; ``None`` if a recipe is built, or `container` is a file.
     source: Reference | None = None
     recipe: Recipe | None = None
-
-    def command(self, config_dir: Path | None = None, template_dir: Path | None = None) -> tuple[str, ...]:
-        """Return the words of `slipway` that make the file, wherever it is run; empty if none makes it."""
-        if self.stored is None:
-            return ()
-        if self.recipe is None:
-            return ("image", "import", str(self.source), f"--output={self.stored}")
-        trees = {"--config-dir": config_dir, "--template-dir": template_dir}
-        options = (f"{option}={tree.absolute()}" for option, tree in trees.items() if tree is not None)
-        return ("image", "build", self.text, f"--images-dir={self.stored.parent}", *options)
+    # The words of `slipway` that make the file, wherever it is run; empty if none makes it.
+    command: tuple[str, ...] = ()
 
 
 def resolve_container(
     text: str, images_dir: str, config_dir: Path | None = None, template_dir: Path | None = None
 ) -> ResolvedImage:
-    """Return the image that a `container` stands for; only the files of a recipe are read.
-
-    `config_dir` and `template_dir` are trees of the user's own, read before ours.
-    """
+    """Return the image that a `container` stands for; only the files of a recipe are read."""
     named = recipe_and_flavor(text)
     if named is not None:
         recipe = cached_recipe(*named, config_dir, template_dir)
         file = Path(images_dir, recipe.file_name)
-        return ResolvedImage(text, str(file), file, recipe=recipe)
+        trees = {"--config-dir": config_dir, "--template-dir": template_dir}
+        options = (f"{option}={tree.absolute()}" for option, tree in trees.items() if tree is not None)
+        command = ("image", "build", text, f"--images-dir={file.parent}", *options)
+        return ResolvedImage(text, str(file), file, recipe=recipe, command=command)
     source = Reference.parse(text, KEY)
     if source.kind is Kind.SQUASHFS:
         return ResolvedImage(text, text)
@@ -73,7 +64,8 @@ def resolve_container(
         source = replace(source, name=str(source.path))  # a job starts in another directory
     file = Path(images_dir, source.file_name)
     # An image that nodes cannot fetch by themselves is imported here.
-    return ResolvedImage(text, source.for_pyxis or str(file), file, source)
+    command = ("image", "import", str(source), f"--output={file}")
+    return ResolvedImage(text, source.for_pyxis or str(file), file, source, command=command)
 
 
 @cache
@@ -106,14 +98,8 @@ def recorded_digest(image: str | None) -> str | None:
     return None if record is None else record.pushed or record.digest or f"sha256:{record.sha256}"
 
 
-# --- a file of the store
-
-
-def locate(text: str, store: Store, config_dir: Path | None = None, template_dir: Path | None = None) -> Path:
-    """Return the squashfs of a path, of a name in the store, of a recipe or of a registry's image.
-
-    Raise UserError if there is none, with what there is, or what makes it.
-    """
+def locate(text: str, store: Path, config_dir: Path | None = None, template_dir: Path | None = None) -> Path:
+    """Return the squashfs of a path, of a name in the store, of a recipe or image; or raise UserError."""
     if "/" in text or Path(text).is_file():
         # A registry's image has slashes too.
         path = absolute_path(text)
@@ -123,43 +109,39 @@ def locate(text: str, store: Store, config_dir: Path | None = None, template_dir
         if mode or text.endswith(SQUASHFS_SUFFIXES):
             raise UserError(f"{one_line(text)}: no such file", hint=nearest_files(path, SQUASHFS_SUFFIXES))
     for suffix in ("", *SQUASHFS_SUFFIXES):
-        path = store.path(f"{text}{suffix}")
+        path = store / f"{text}{suffix}"
         if path.is_file() and path.name.endswith(SQUASHFS_SUFFIXES):
             return path
     # Imported late: most images are named by their files.
-    from launcher.config.image import recipe_names
+    from launcher.images.recipes import recipe_names
 
     named, recipes = recipe_and_flavor(text), recipe_names(config_dir)
     if named is not None and named[0] in recipes:
         return _locate_recipe(store, cached_recipe(*named, config_dir, template_dir))
     if text.endswith(SQUASHFS_SUFFIXES) or (named is not None and ":" not in text):
-        files = [entry.path.name for entry in store.entries()]
+        files = [entry.path.name for entry in stored_images(store)]
         known = [*files, *recipes]
         near = nearest(text, known) or nearest(text, [Path(name).stem for name in files])
         hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(known) or 'none'}"
         raise UserError(f"image={shown(text)}: there is no such image and no such recipe", hint=hint)
     reference = Reference.parse(text, "image")
-    path = store.path(reference.file_name)
+    path = store / reference.file_name
     if path.is_file():
         return path
-    where = one_line(str(path.parent))
-    raise UserError(f"{path.name} is not in {where}", hint=f"slipway image import {reference}")
+    raise UserError(f"{path.name} is not in {one_line(str(store))}", hint=f"slipway image import {reference}")
 
 
-def _locate_recipe(store: Store, recipe: Recipe) -> Path:
-    path = store.path(recipe.file_name)
+def _locate_recipe(store: Path, recipe: Recipe) -> Path:
+    path = store / recipe.file_name
     if path.is_file():
         return path
     prefix = f"{recipe.name}-{recipe.flavor}-"
-    older = [entry.path.name for entry in store.entries() if entry.path.name.startswith(prefix)]
+    older = [entry.path.name for entry in stored_images(store) if entry.path.name.startswith(prefix)]
     changed = f", but of the recipe as it was before: {', '.join(older)}" if older else ""
     raise UserError(
-        f"{recipe.file_name} is not in {one_line(str(store.directory))}{changed}",
+        f"{recipe.file_name} is not in {one_line(str(store))}{changed}",
         hint=f"slipway image build {recipe.name}:{recipe.flavor}",
     )
-
-
-# --- contents of an image that is not opened
 
 
 def contents_of_recipe(recipe: Recipe) -> Contents:

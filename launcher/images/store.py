@@ -16,8 +16,6 @@ from launcher.images.squashfs import AUTO, SQUASH_OPTIONS, read_superblock
 from supervisor.files import write_atomic
 
 _VERSION = 1
-# Fields that earlier versions did not write.
-_OPTIONAL = ("modified", "pushed", "installed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +29,7 @@ class RecipeOrigin:
 
 @dataclass(frozen=True, slots=True)
 class ImageConfig:
-    """The image's own configuration (OCI image specification, config.md).
-
-    `env` are words such as ``PATH=/usr/bin``.
-    """
+    """The image's own configuration (OCI image specification, config.md); `env` are words ``NAME=VALUE``."""
 
     architecture: str = ""
     env: tuple[str, ...] = ()
@@ -86,23 +81,14 @@ class Stored:
     sidecar: Sidecar | None
 
 
-@dataclass(frozen=True, slots=True)
-class Store:
-    """A directory of images. It need not exist yet."""
-
-    directory: Path
-
-    def path(self, file_name: str) -> Path:
-        return self.directory / file_name
-
-    def entries(self) -> list[Stored]:
-        """Return all images by name; partial files have hidden names and are none."""
-        try:
-            paths = sorted(self.directory.iterdir())
-        except FileNotFoundError:
-            return []
-        images = (path for path in paths if path.name.endswith(SQUASHFS_SUFFIXES) and path.name[0] != ".")
-        return [entry for path in images if (entry := stored(path)) is not None]
+def stored_images(store: Path) -> list[Stored]:
+    """Return all images of a store, which need not exist, by name; partial files are hidden, and are none."""
+    try:
+        paths = sorted(store.iterdir())
+    except FileNotFoundError:
+        return []
+    images = (path for path in paths if path.name.endswith(SQUASHFS_SUFFIXES) and path.name[0] != ".")
+    return [entry for path in images if (entry := stored(path)) is not None]
 
 
 def stored(path: Path) -> Stored | None:
@@ -165,8 +151,8 @@ def text_labels(labels: Mapping[str, Any] | None) -> dict[str, str]:
 
 def _fields_of(kind: type[Any], record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a class in a record; those that a later version adds are ignored."""
-    names = [item.name for item in fields(kind) if item.name in record or item.name not in _OPTIONAL]
-    return {name: tuple(record[name]) if isinstance(record[name], list) else record[name] for name in names}
+    values = {item.name: record[item.name] for item in fields(kind) if item.name in record}
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
 def record_installed(image: Path, installed: Mapping[str, str | None]) -> None:

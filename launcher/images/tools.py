@@ -110,16 +110,10 @@ def run(
     ``setpriv`` (util-linux) is installed. Raise ToolError if it fails: ``cannot DOING``, with its last lines
     and what can be done about it.
 
-    Parameters
-    ----------
-    program, names
-        Its name in messages, if not its first word; what fills in the hints (`explain_failure`).
-    env, keep
-        Further variables, and descriptors that it inherits, such as a lock to last as long as it runs.
-    on_line
-        Called with each line of both outputs while it runs; ``\r`` ends a line too. Returns nothing then.
-    on_tick
-        Called with its process id twice a second.
+    `program` is its name in messages, if not its first word; `names` fill in the hints (`explain_failure`).
+    It gets the further variables `env`, and inherits the descriptors `keep`, such as a lock to last as long
+    as it runs. `on_line` is called with each line of both outputs (``\r`` ends a line too), and nothing is
+    returned then; `on_tick` is called with the process id twice a second.
     """
     command = [os.fspath(part) for part in argv]
     setpriv = which("setpriv")

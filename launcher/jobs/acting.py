@@ -99,10 +99,11 @@ def is_unanswered(error: UserError) -> bool:
 
 def failures(refused: Sequence[tuple[LaunchStatus, UserError]]) -> list[Outcome]:
     """Return the outcomes of actions that failed: the jobs may have moved on since they were asked about."""
-    asked = [target for target, error in refused if not is_unanswered(error)]
-    statuses = poll([target.launch for target in asked if target.launch])
+    answered = [target for target, error in refused if not is_unanswered(error)]
+    statuses = poll([target.launch for target in answered if target.launch])
     now = {
-        id(target): replace(status, task=target.task) for target, status in zip(asked, statuses, strict=True)
+        id(target): replace(status, task=target.task)
+        for target, status in zip(answered, statuses, strict=True)
     }
     outcomes = []
     for target, error in refused:
@@ -137,17 +138,9 @@ def give_up(target: LaunchStatus) -> Outcome:
     return Outcome(target, Effect.GIVEN_UP, message)
 
 
-def hold(targets: Sequence[LaunchStatus]) -> list[Outcome]:
-    """Keep waiting jobs from starting."""
-    return _act_on_waiting(targets, Action.HOLD, Effect.HELD)
-
-
-def release(targets: Sequence[LaunchStatus]) -> list[Outcome]:
-    """Let held jobs start."""
-    return _act_on_waiting(targets, Action.RELEASE, Effect.RELEASED)
-
-
-def _act_on_waiting(targets: Sequence[LaunchStatus], action: Action, effect: Effect) -> list[Outcome]:
+def act_on_waiting(targets: Sequence[LaunchStatus], action: Action) -> list[Outcome]:
+    """Hold waiting jobs, so that they do not start, or release held ones."""
+    effect = Effect(action.value)
     # A launch of a run that does not wait is no mistake if another one does.
     waiting = {target.run_dir for target in targets if target.waits}
     outcomes = {
@@ -168,10 +161,10 @@ def _act_on_waiting(targets: Sequence[LaunchStatus], action: Action, effect: Eff
             elif refusal is not None:
                 refused.append((target, refusal))
             else:
-                acts[f"{effect.value} {{}}"].append(job_id)
+                acts[f"{action.value} {{}}"].append(job_id)
                 outcomes[id(target)] = Outcome(target, effect)
     for (target, _), failure in zip(refused, failures(refused), strict=True):
-        current, began = failure.target, effect is Effect.HELD and not failure.target.waits
+        current, began = failure.target, action is Action.HOLD and not failure.target.waits
         is_late = began and failure.effect is Effect.REFUSED
         outcomes[id(target)] = (
             Outcome(current, Effect.NOT_VALID, _why_not(current, effect)) if is_late else failure

@@ -12,9 +12,9 @@ from typing import TypeVar
 from launcher import schedulers
 from launcher.errors import UserError
 from launcher.runs.manifest import Manifest, read_manifest
-from launcher.runs.paths import LAUNCHES, METRICS, LaunchPaths, launch_numbers
+from launcher.runs.paths import LAUNCHES, LaunchPaths, launch_numbers
 from launcher.runs.trust import usable_slurm_conf
-from launcher.schedulers.base import JobRef, JobStatus, PendingSubmission, Scheduler
+from launcher.schedulers.base import JobRef, JobStatus, Scheduler, Submission
 from supervisor.marks import JobAttempt, job_of, later_jobs, read_attempts
 
 T = TypeVar("T")
@@ -43,10 +43,6 @@ class Launch:
         return self.manifest.error is not None or age.total_seconds() > _SUBMITTING_SECONDS
 
     @property
-    def metrics(self) -> Path:
-        return self.paths.results / METRICS
-
-    @property
     def slurm_conf(self) -> str | None:
         """Return the configuration of its Slurm; ``None``, the site's, if the manifest is not trusted."""
         return usable_slurm_conf(self.paths.manifest, self.manifest.slurm_conf)
@@ -67,18 +63,13 @@ class Launch:
 
     @property
     def links(self) -> dict[int, str]:
-        """Return the ids of its known jobs by the numbers of their links; only one if it is no chain."""
+        """Return the ids of its known jobs by the numbers of their links, in order; one if it is no chain."""
         if self.manifest.job_id is None:
             return {}
         later = later_jobs(self.paths.directory, self.manifest.tags) if self.is_chain else {}
         most = None if self.manifest.is_repeated else self.manifest.links
         known = {link: job_id for link, job_id in later.items() if most is None or link <= most}
         return {1: self.manifest.job_id, **known}
-
-    @property
-    def jobs(self) -> tuple[str, ...]:
-        """Return the ids of its jobs: of a chain those of all known links."""
-        return tuple(self.links.values())
 
     @property
     def nodes(self) -> int:
@@ -97,25 +88,17 @@ class Launch:
     @property
     def ref(self) -> JobRef | None:
         """Return the reference to its job; ``None`` without a job."""
-        manifest = self.manifest
-        if manifest.job_id is None:
+        links, manifest = self.links, self.manifest
+        if not links:
             return None
-        return JobRef(
-            job_id=manifest.job_id,
-            launch_dir=self.paths.directory,
-            tag=manifest.tag,
-            host=manifest.host,
-            array_tag=manifest.array_tag,
-            links=manifest.links,
-            is_repeated=manifest.is_repeated,
-            tags=manifest.tags,
-        ).with_links(self.links)
+        directory, host = self.paths.directory, manifest.host
+        return JobRef(links, directory, manifest.tags, host, manifest.links, manifest.is_repeated)
 
     @property
-    def submission(self) -> PendingSubmission:
-        """Return the description by which its job is found while the manifest does not know it."""
-        tag = self.manifest.array_tag or self.manifest.tag
-        return PendingSubmission(tag, self.paths.script, self.manifest.user, self.manifest.created)
+    def submission(self) -> Submission:
+        """Return the submission of its job, of a point of a sweep that of the array."""
+        manifest = self.manifest
+        return Submission(manifest.tags[-1], self.paths.script, manifest.user, manifest.created)
 
     @property
     def may_be_unknown_job(self) -> bool:
@@ -129,7 +112,7 @@ class Launch:
                 f"launch {self.paths.number} of {self.paths.run_name} has no job, and so no log",
                 hint=self.manifest.error,
             )
-        return self.paths.directory / self.paths.log_name(self.manifest.job_id, extension)
+        return self.paths.log(self.manifest.job_id, extension)
 
 
 def read_launch(run_dir: Path, number: int) -> Launch:
@@ -193,19 +176,20 @@ def by_scheduler(items: Iterable[T], launch_of: Callable[[T], Launch | None]) ->
 
 def scheduler_of(launch: Launch) -> Scheduler:
     """Return the scheduler that a launch was submitted to."""
-    return schedulers.open_scheduler(replace(launch.manifest, slurm_conf=launch.slurm_conf))
+    manifest = launch.manifest
+    return schedulers.scheduler_for(manifest.scheduler, launch.slurm_conf, manifest.host)
 
 
 def _adopt_asked(group: Sequence[Launch]) -> dict[Path, Launch]:
     try:
-        found = scheduler_of(group[0]).find([launch.submission for launch in group])
+        jobs_of = scheduler_of(group[0]).find([launch.submission for launch in group])
     except UserError as error:
         why = error.message.splitlines()[0]
         return {launch.paths.directory: replace(launch, unanswered=why) for launch in group}
     return {
         launch.paths.directory: _as_job(launch, jobs[0])
         for launch in group
-        if (jobs := found.get(launch.submission.tag, {}).get(1))
+        if (jobs := jobs_of.get(launch.submission.tag, {}).get(1))
     }
 
 

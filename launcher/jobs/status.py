@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from launcher.schedulers.base import ChainJobs, JobRef, JobStatus, Scheduler
 from launcher.schedulers.chain_status import from_marks_alone, may_go_on
 from launcher.slurm.notations import compress_tasks
 from launcher.slurm.states import State, why_waiting
+from supervisor.following import read_stages
 from supervisor.marks import chain_end, read_attempts
 
 # A launch that waits longer than this for its requeue does not count beside a newer one of its run.
@@ -124,65 +126,52 @@ def poll(launches: Sequence[Launch]) -> list[LaunchStatus]:
 
 
 def _ask_scheduler(launches: Sequence[Launch]) -> dict[Path, LaunchStatus]:
-    by_directory = {launch.paths.directory: launch for launch in launches}
     # Read anew each time: a chain gets further links while it is watched.
-    refs = _with_unique_tags([ref for launch in launches if (ref := launch.ref)])
-    if not refs:
+    tracked = [(launch, ref) for launch in launches if (ref := launch.ref)]
+    if not tracked:
         return {}
-    statuses: dict[str, JobStatus] = {}
-    unanswered, unknown = None, JobStatus(State.UNKNOWN, "the scheduler did not tell of this job")
+    unanswered = None
     try:
-        scheduler = scheduler_of(launches[0])
-        statuses |= scheduler.statuses(refs)
-        if more := _with_lost_links(scheduler, by_directory, refs, statuses):
-            statuses |= scheduler.statuses(more)
+        statuses = _statuses(scheduler_of(launches[0]), tracked)
     except UserError as error:
         unanswered = error.message.splitlines()[0]
-        statuses, unknown = {}, JobStatus(State.UNKNOWN, unanswered)
+        unknown = JobStatus(State.UNKNOWN, unanswered)
+        marked = (from_marks_alone(ref) for _, ref in tracked)
+        statuses = [status if status and status.state.is_final else unknown for status in marked]
     answers = {}
-    for ref in refs:
-        launch = by_directory[ref.launch_dir]
-        marked = None if ref.tag in statuses else from_marks_alone(ref)
-        status = statuses.get(ref.tag) or (marked if marked and marked.state.is_final else unknown)
-        if launch.manifest.waits_for is not None and status.reason == _WAITS_FOR_JOB:
-            why = f"Dependency: it waits for the end of {launch.manifest.waits_for}"
-            status = replace(status, reason=why)
-        answers[ref.launch_dir] = LaunchStatus(launch.paths.run_dir, launch, status, unanswered)
+    for (launch, _), status in zip(tracked, statuses, strict=True):
+        waits_for = launch.manifest.waits_for
+        if waits_for is not None and (status.reason == _WAITS_FOR_JOB or _waits_silently(launch, status)):
+            status = replace(status, reason=f"Dependency: it waits for the end of {waits_for}")
+        answers[launch.paths.directory] = LaunchStatus(launch.paths.run_dir, launch, status, unanswered)
     return answers
 
 
-def _with_unique_tags(refs: Sequence[JobRef]) -> list[JobRef]:
-    """Give each reference its own tag: a manifest may be a copy, or claim another's tag."""
-    seen: set[str] = set()
-    unique = []
-    for number, ref in enumerate(refs):
-        if ref.tag in seen:
-            ref = replace(ref, tag=f"{ref.tag} {number}", array_tag=ref.submitted_tag)
-        seen.add(ref.tag)
-        unique.append(ref)
-    return unique
+def _waits_silently(launch: Launch, status: JobStatus) -> bool:
+    """Return True if a stage waits for a chain, but Slurm has no word for why: its dependency is new."""
+    if status.state is not State.PENDING or status.reason is not None:
+        return False
+    with contextlib.suppress(OSError, ValueError):
+        before = read_stages(launch.paths.directory).before
+        return before is not None and chain_end(before.directory) is None
+    return False
 
 
-def _with_lost_links(
-    scheduler: Scheduler,
-    by_directory: Mapping[Path, Launch],
-    refs: Sequence[JobRef],
-    statuses: Mapping[str, JobStatus],
-) -> list[JobRef]:
-    """Return chains that seem to have ended, with a further link whose submission was not answered."""
-    open_ended = [ref for ref in refs if (status := statuses.get(ref.tag)) and may_go_on(ref, status)]
-    if not open_ended:
-        return []
-    # All links: the claims of several in a row may be missing.
-    submissions = [replace(by_directory[ref.launch_dir].submission, link=None) for ref in open_ended]
-    jobs_of = scheduler.find(submissions)
-    extended = []
-    for ref in open_ended:
-        links = dict(zip(ref.numbers, ref.jobs, strict=True))
-        more = {link: jobs[0] for link, jobs in jobs_of.get(ref.tag, {}).items() if link not in links}
-        if more:
-            extended.append(ref.with_links(links | more))
-    return extended
+def _statuses(scheduler: Scheduler, tracked: Sequence[tuple[Launch, JobRef]]) -> list[JobStatus]:
+    """Ask for the statuses, and again for chains with a further link whose submission was not answered."""
+    statuses = list(scheduler.statuses([ref for _, ref in tracked]))
+    open_ended = [index for index, (_, ref) in enumerate(tracked) if may_go_on(ref, statuses[index])]
+    jobs_of = scheduler.find([tracked[index][0].submission for index in open_ended]) if open_ended else {}
+    extended: dict[int, JobRef] = {}
+    for index in open_ended:
+        launch, ref = tracked[index]
+        further = {link: jobs[0] for link, jobs in jobs_of.get(launch.submission.tag, {}).items()}
+        if further.keys() - ref.links.keys():
+            extended[index] = replace(ref, links=dict(sorted((further | dict(ref.links)).items())))
+    if extended:
+        for index, status in zip(extended, scheduler.statuses([*extended.values()]), strict=True):
+            statuses[index] = status
+    return statuses
 
 
 def _without_job(launch: Launch) -> JobStatus:
@@ -216,10 +205,7 @@ def current_statuses(
 def possible_statuses(
     run_dirs: Sequence[Path], only: Mapping[Path, Sequence[int]] | None = None
 ) -> dict[Path, list[LaunchStatus]]:
-    """Return of each run all launches that may live, the newest first, and always the newest launch.
-
-    `only` is as in `current_statuses`.
-    """
+    """Return the launches of each run that may live, newest first, and its newest; `only` is as above."""
     only = only or {}
     read = {
         run_dir: _read(run_dir, only[run_dir]) if run_dir in only else _candidates(run_dir)

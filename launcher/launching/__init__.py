@@ -15,6 +15,7 @@ from launcher.checks.gate import CheckReport, check_launch, require_passed, show
 from launcher.checks.rules.files import SCHEDULER
 from launcher.drafting import Draft, Request
 from launcher.errors import UserError, explain_os_error
+from launcher.jobs.launches import Launch
 from launcher.launching.recovery import reconcile_unconfirmed
 from launcher.launching.submission import submit, validate
 from launcher.launching.writing import record_job, write_draft
@@ -30,14 +31,14 @@ from launcher.runs.write import (
     reserve_number,
 )
 from launcher.schedulers import scheduler_for
-from launcher.schedulers.base import NoAnswer, PendingSubmission, Scheduler
+from launcher.schedulers.base import NoAnswer, Scheduler
 from launcher.slurm.sbatch_options import combined_dependency
 from launcher.stages.image import STAGE as IMAGE
 from supervisor.excluded import ExcludedNode, read_excluded
 from supervisor.files import write_atomic
 from supervisor.following import NAME as STAGES_FILE
 from supervisor.following import Repeated, Stage, Stages, to_json
-from supervisor.marks import GIVEN_UP, claim, claimant, later_jobs
+from supervisor.marks import GIVEN_UP, claim, claimant
 
 __all__ = ["Launched", "launch", "launch_stages", "nodes_to_avoid"]
 
@@ -223,7 +224,7 @@ def _submit_stage(
 ) -> Launched:
     paths, warnings = stage.paths, list(stage.warnings)
     if stage_before is not None and before is not None:
-        after = stage.depending_on(stage_before, _jobs_of(before))
+        after = stage.depending_on(stage_before, list(Launch(before.paths, before.manifest).links.values()))
         manifest = replace(manifest, after=after, waits_for=before.manifest.run)
     manifest, further = _submit(stage, manifest)
     warnings += further
@@ -240,27 +241,14 @@ def _submit_stage(
     return Launched(paths, manifest, warnings)
 
 
-def _jobs_of(launched: Launched) -> list[str]:
-    """Return the ids of a launch's jobs, as far as they are known by now."""
-    manifest = launched.manifest
-    assert manifest.job_id is not None
-    later = later_jobs(launched.paths.directory, manifest.tags) if manifest.links > 1 else {}
-    return [manifest.job_id, *later.values()]
-
-
 def _submit(stage: _Ready, manifest: Manifest) -> tuple[Manifest, list[str]]:
     """Submit, and record why there is no job, or why that is unknown.
 
     Return the manifest with the job's id, and a warning if the nodes to avoid could not be avoided.
     """
     paths = stage.paths
-    submission = PendingSubmission(
-        manifest.tag,
-        paths.script,
-        manifest.user,
-        manifest.created,
-        after=manifest.after,
-        exclude=_excluded(stage, manifest),
+    submission = replace(
+        Launch(paths, manifest).submission, after=manifest.after, exclude=_excluded(stage, manifest)
     )
     try:
         try:
@@ -298,15 +286,13 @@ def _submit_links(stage: _Ready, manifest: Manifest, first: str) -> list[str]:
     # What the first waits for they wait for as well: where that never comes true, it is cancelled, and the
     # next one must not begin in its place.
     own, key = manifest.after or stage.dependency, f"{manifest.stage}.run.dependency"
-    paths, before, exclude = stage.paths, first, _excluded(stage, manifest)
+    paths, before = stage.paths, first
+    submission = replace(Launch(paths, manifest).submission, exclude=_excluded(stage, manifest))
     for link in range(2, manifest.links + 1):
         after = combined_dependency(own, f"afterany:{before}", key)
-        submission = PendingSubmission(
-            manifest.tag, paths.script, manifest.user, manifest.created, link, after, exclude
-        )
         which = f"link {link} of {manifest.links}"
         try:
-            before = submit(stage.scheduler, submission)
+            before = submit(stage.scheduler, replace(submission, link=link, after=after))
         except NoAnswer as error:
             # Later links cannot depend on an unknown job id, so the chain ends here.
             return [f"whether {which} became a job is not known, and no further one was submitted: {error}"]

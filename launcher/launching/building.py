@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from launcher.config.compose import Composition
 from launcher.config.overrides import hydra_value
-from launcher.drafting import Draft, Request, choice_of, compose_stages, draft, drafts
+from launcher.drafting import Draft, Request, choice_of, draft, drafts
 from launcher.errors import UserError
 from launcher.images.resolve import KEY, ResolvedImage
 from launcher.images.squashfs import is_squashfs
@@ -49,7 +49,7 @@ class ImageRequirement:
     @property
     def command(self) -> tuple[str, ...]:
         """The arguments with which `slipway` makes the file."""
-        words = self.choice.command(self.request.config_dir, self.request.template_dir)
+        words = self.choice.command
         return (*words, "--plain-http") if words and _allows_plain_http() else words
 
 
@@ -71,7 +71,7 @@ def draft_with_image(request: Request, *, as_job: bool) -> Building:
     """Draft a launch and the job that makes its image, if there is one to make; nothing is written."""
     of_image = request.stage == STAGE  # of two jobs the one that is rendered again
     launch = replace(request, stage=None, number=None, tag=None) if of_image else request
-    staged = compose_stages(launch)
+    staged = launch.compositions()
     if as_job:
         _refuse_job(staged[0])
     needed = required_image(staged[0], launch)
@@ -148,11 +148,10 @@ def _make(needed: ImageRequirement, progress: ImageProgress) -> Imported:
         assert choice.source is not None
         return import_image(choice.source, needed.file, options, progress)
     from launcher.images.building import build_into_store
-    from launcher.images.store import Store
 
     for warning in choice.recipe.warnings:
         progress.note(warning)
-    store = Store(needed.file.parent)
+    store = needed.file.parent
     return build_into_store(choice.recipe, store, options, progress, config_dir=request.config_dir)
 
 

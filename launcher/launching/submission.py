@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from launcher.errors import UserError
 from launcher.runs.receipts import submitted_jobs
-from launcher.schedulers.base import NoAnswer, PendingSubmission, Scheduler
+from launcher.schedulers.base import NoAnswer, Scheduler, Submission
 from launcher.slurm.commands import SchedulerSilent
 from launcher.slurm.states import Action
 from supervisor.marks import GIVEN_UP, claim
@@ -68,7 +68,7 @@ def validate(scheduler: Scheduler, script_text: str) -> str | None:
     raise UserError(silence.message, hint="nothing was launched; try again when it does") from silence
 
 
-def submit(scheduler: Scheduler, submission: PendingSubmission) -> str:
+def submit(scheduler: Scheduler, submission: Submission) -> str:
     """Submit a script that lies in its launch directory; return the id of the one job that it became.
 
     Raise NoAnswer if it is not known whether there is a job, after all patience; UserError if the scheduler
@@ -79,9 +79,9 @@ def submit(scheduler: Scheduler, submission: PendingSubmission) -> str:
     return job
 
 
-def _submit_with_retries(scheduler: Scheduler, submission: PendingSubmission) -> str:
+def _submit_with_retries(scheduler: Scheduler, submission: Submission) -> str:
     try:
-        return _submit(scheduler, submission)
+        return scheduler.submit(submission)
     except NoAnswer as error:
         lost = error
     logged = ""
@@ -98,7 +98,7 @@ def _submit_with_retries(scheduler: Scheduler, submission: PendingSubmission) ->
             return keep_one(scheduler, submission, jobs)
         _logger.warning("there is no such job; submitting it again ...")
         try:
-            newest = _submit(scheduler, submission)
+            newest = scheduler.submit(submission)
         except NoAnswer as error:
             lost = error
         except UserError as refusal:
@@ -111,13 +111,13 @@ def _submit_with_retries(scheduler: Scheduler, submission: PendingSubmission) ->
     raise lost
 
 
-def keep_one(scheduler: Scheduler, submission: PendingSubmission, jobs: Sequence[str]) -> str:
+def keep_one(scheduler: Scheduler, submission: Submission, jobs: Sequence[str]) -> str:
     """Keep one of the jobs of a submission, the oldest if none began, and cancel the others.
 
     Raise UserError if a later launcher has given this launch up: its jobs leave without doing anything.
     """
     # Not the oldest whatever it is: a younger one may have begun, and the oldest would then leave.
-    kept = claim(submission.script.parent, jobs[0], submission.link or 1)
+    kept = claim(submission.script.parent, jobs[0], submission.link)
     for job in dict.fromkeys(jobs):
         if job == kept:
             continue
@@ -130,33 +130,23 @@ def keep_one(scheduler: Scheduler, submission: PendingSubmission, jobs: Sequence
     return kept
 
 
-def _after_refusal(scheduler: Scheduler, submission: PendingSubmission, refusal: UserError) -> str:
+def _after_refusal(scheduler: Scheduler, submission: Submission, refusal: UserError) -> str:
     """Return the job of the first submission, or raise the refusal of the second if there is none."""
     jobs = _find_if_possible(scheduler, submission)
     if jobs:
         return keep_one(scheduler, submission, jobs)
-    kept = claim(submission.script.parent, GIVEN_UP, submission.link or 1)
+    kept = claim(submission.script.parent, GIVEN_UP, submission.link)
     if kept == GIVEN_UP:
         raise refusal
     return kept
 
 
-def _submit(scheduler: Scheduler, submission: PendingSubmission) -> str:
-    return scheduler.submit(
-        submission.script,
-        submission.tag,
-        link=submission.link or 1,
-        after=submission.after,
-        exclude=submission.exclude,
-    )
-
-
-def _find(scheduler: Scheduler, submission: PendingSubmission) -> list[str]:
+def _find(scheduler: Scheduler, submission: Submission) -> list[str]:
     jobs_by_link = scheduler.find([submission]).get(submission.tag, {})
-    return list(jobs_by_link.get(submission.link or 1, ()))
+    return list(jobs_by_link.get(submission.link, ()))
 
 
-def _find_if_possible(scheduler: Scheduler, submission: PendingSubmission) -> list[str]:
+def _find_if_possible(scheduler: Scheduler, submission: Submission) -> list[str]:
     with contextlib.suppress(UserError):
         return _find(scheduler, submission)
     return []

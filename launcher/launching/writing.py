@@ -62,7 +62,7 @@ def record_job(paths: LaunchPaths, manifest: Manifest) -> None:
     write_atomic(paths.directory / names.JOB_ID_LOG, f"Submitted batch job {job_id}\n")
     extensions = ["out", "err"] if _keeps_stderr_apart(paths) else ["out"]
     jobs = [f"{job_id}_{task}" for task in declared_tasks(paths.directory)] or [job_id]
-    logs = [paths.directory / paths.log_name(job, extension) for job in jobs for extension in extensions]
+    logs = [paths.log(job, extension) for job in jobs for extension in extensions]
     link_newest(paths, _familiar_names(paths), logs)
 
 

@@ -13,16 +13,6 @@ from typing import Any
 from launcher.monitor.events import Event, HeldOut, Start, Train, Validation
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A point of the training curve; tokens are those of one step."""
-
-    step: int
-    loss: float | None
-    tokens_per_step: int | None
-    tokens_per_second: float | None
-
-
 class Points:
     """Points by their steps, in columns: a million of them take eight megabytes a column."""
 
@@ -138,10 +128,10 @@ class Curves:
         """The losses of these steps; an unknown one is NaN."""
         return self.train.columns[0]
 
-    def point(self, index: int) -> Step:
-        """Return one point of the training curve; -1 is the last one."""
-        loss, is_missing, tokens, speed = (column[index] for column in self.train.columns)
-        return Step(self.steps[index], None if is_missing else loss, int(tokens) or None, speed or None)
+    def loss(self, index: int) -> float | None:
+        """Return the loss of one point of the training curve; -1 is the last one."""
+        losses, is_missing = self.train.columns[:2]
+        return None if is_missing[index] else float(losses[index])
 
     @property
     def validations(self) -> Sequence[tuple[int, float]]:
@@ -217,7 +207,7 @@ def outline(steps: Sequence[int], losses: Sequence[float], columns: int) -> Sequ
     low, high, indices = steps[0], steps[-1], []
     begin = 0
     for column in range(1, columns + 1):
-        end = bisect_left(steps, low + (high - low + 1) * column // columns)
+        end = bisect_left(steps, low - (low - high - 1) * column // columns)  # rounded up
         if end > begin:
             part = losses[begin:end]
             lowest, highest = (begin + part.index(extreme(part)) for extreme in (min, max))

@@ -15,7 +15,7 @@ from launcher.jobs.launches import Launch, adopt, read_launch
 from launcher.jobs.status import LaunchStatus, poll
 from launcher.monitor.checkpoints import DamagedCheckpoint, damaged_checkpoints
 from launcher.monitor.events import Event, HeldOut, Progress, Start
-from launcher.monitor.logs import FAILURES, link_log
+from launcher.monitor.logs import FAILURES
 from launcher.monitor.provenance_report import Changes, Difference, changes_between, difference_of, finite
 from launcher.monitor.readers import all_events, newest_events
 from launcher.monitor.run_status import attributes, links_to_json
@@ -242,7 +242,7 @@ def _reading(launch: Launch, life: JobAttempt, status: JobStatus) -> Diagnosis |
     """Return the diagnosis of a link's end; ``None`` if its state says enough."""
     if status.state.is_live or status.state.is_good:
         return None
-    logs = [link_log(launch, life.job_id, extension) for extension in ("out", "err")]
+    logs = [launch.paths.log(life.job_id, extension) for extension in ("out", "err")]
     is_known = status.state.is_final
     return diagnose(
         life,

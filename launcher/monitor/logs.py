@@ -41,14 +41,9 @@ def failed_task_logs(launch: Launch, status: JobStatus) -> dict[int, Path]:
     return {number: log for number, log in task_logs(launch).items() if str(number) in bad}
 
 
-def link_log(launch: Launch, job_id: str, extension: str = "out") -> Path:
-    """Return the log of a job, a task of an array or a link of a chain; it need not exist yet."""
-    return launch.paths.directory / launch.paths.log_name(job_id, extension)
-
-
 def job_logs(launch: Launch, extension: str = "out") -> list[Path]:
     """Return the existing logs: the job's, those of an array's tasks, or of a chain's links in order."""
-    logs = [link_log(launch, job_id, extension) for job_id in launch.jobs]
+    logs = [launch.paths.log(job_id, extension) for job_id in launch.links.values()]
     return [log for log in [*logs, *task_logs(launch, extension).values()] if log.is_file()]
 
 
@@ -92,10 +87,7 @@ def modified(path: Path) -> float:
 
 
 def began(launch: Launch) -> float:
-    """Return the start of the newest attempt or link in Unix seconds; 0 if there was only one.
-
-    Errors before it are no longer current.
-    """
+    """Return the start of the newest of several attempts in Unix seconds, else 0: earlier errors are old."""
     lives = launch.attempts
     return (lives[-1].started or 0.0) if len(lives) > 1 else 0.0
 

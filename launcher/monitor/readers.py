@@ -27,7 +27,7 @@ from supervisor.files import open_regular, read_text
 
 def open_reader(launch: Launch) -> EventReader | LogsReader:
     """Return a reader of all events of a launch that became a job; its files need not exist yet."""
-    return LogsReader(launch) if _has_events_in_log(launch) else EventReader(launch.metrics)
+    return LogsReader(launch) if _has_events_in_log(launch) else EventReader(launch.paths.metrics)
 
 
 def all_events(launch: Launch) -> Iterator[Event]:
@@ -38,7 +38,7 @@ def all_events(launch: Launch) -> Iterator[Event]:
 def newest_events(launch: Launch, *, restarted: bool = False) -> list[Event]:
     """Return the events that `launcher.monitor.events.Progress` needs, read quickly."""
     if not _has_events_in_log(launch):
-        return read_head_and_tail(launch.metrics, restarted=restarted)
+        return read_head_and_tail(launch.paths.metrics, restarted=restarted)
     tokens = tokens_per_step(launch.paths.config)
     # The log of a link that has just begun has no step yet.
     logs = reversed(job_logs(launch)) if launch.is_chain else [newest_log(launch)]

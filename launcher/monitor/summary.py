@@ -24,7 +24,6 @@ from launcher.ui.plotting import (
     as_label,
     missing_plot_extra,
     new_figure,
-    rendered,
     style_axes,
     write_picture,
 )
@@ -124,10 +123,10 @@ def summarize(run_dir: Path) -> tuple[RunSummary, Curves]:
         tasks_per_node=tasks,
         world=nodes * tasks,
         layout=_layout(curves.start),
-        step=curves.point(-1).step,
+        step=curves.steps[-1],
         tokens=curves.tokens,
-        first_loss=curves.point(0).loss,
-        last_loss=curves.point(-1).loss,
+        first_loss=curves.loss(0),
+        last_loss=curves.loss(-1),
         first_held_out_loss=validations[0][1] if validations else None,
         last_held_out_loss=held_out,
         unigram_entropy=entropy,
@@ -249,10 +248,7 @@ _COLUMNS = 1400
 
 
 def write_png(path: Path, summary: RunSummary, curves: Curves) -> None:
-    """Draw the losses of a run into a PNG file, replacing an older one at once.
-
-    Raise UserError if matplotlib is missing or the file cannot be written.
-    """
+    """Draw the losses into a PNG file; raise UserError without matplotlib, or if it cannot be written."""
     figure = new_figure(9, 5.2)
     axes: Any = figure.add_subplot()
     steps, losses = finite_points(curves.steps, curves.losses)
@@ -286,7 +282,7 @@ def write_png(path: Path, summary: RunSummary, curves: Curves) -> None:
     axes.margins(x=0.02)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.legend(frameon=False, loc="upper right", labelcolor=INK)
-    write_picture(path, rendered(figure, summary.run))
+    write_picture(path, figure, summary.run)
 
 
 def _draw(axes: Any, steps: Sequence[int], losses: Sequence[float], **style: Any) -> None:

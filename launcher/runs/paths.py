@@ -39,7 +39,6 @@ RESULTS = "results"
 CHECKPOINTS = "checkpoints"
 EVALUATIONS = "evaluations"
 SUBMITTED = "submitted"
-METRICS = "metrics.jsonl"
 SUPERVISOR = "supervisor.pyz"
 SCRIPT_SUFFIX = "_submission.sh"
 _NUMBER = re.compile("[1-9][0-9]*")
@@ -82,6 +81,7 @@ class LaunchPaths:
     manifest = _Below("directory", MANIFEST)
     marks = _Below("directory", MARKS)
     results = _Below("directory", RESULTS)
+    metrics = _Below("results", "metrics.jsonl")
     profiles = _Below("results", "profile_logs")
 
     @property
@@ -109,8 +109,9 @@ class LaunchPaths:
         """Return the name of a log up to the job's id, which ``.out`` or ``.err`` follows."""
         return _log_prefix(self.job_name)
 
-    def log_name(self, job_id: str, extension: str = "out") -> str:
-        return f"{self.log_prefix}{job_id}.{extension}"
+    def log(self, job_id: str, extension: str = "out") -> Path:
+        """Return the log of a job, a task of an array or a link of a chain."""
+        return self.directory / f"{self.log_prefix}{job_id}.{extension}"
 
 
 def submitted_name(script: Path, tag: str, link: int = 1) -> Path:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import UserError
+from launcher.file_systems import mounts
 from launcher.sandbox import Reporter, daemons, prerequisites, state
 from launcher.sandbox.daemons import MARKER, DaemonStarter, StartError
 from launcher.sandbox.options import Ports, SandboxOptions, SandboxPaths, choose_ports
@@ -95,10 +96,9 @@ def stop(record: SandboxRecord) -> None:
 
 def remove_files(paths: SandboxPaths) -> None:
     """Remove the content of a sandbox's directory; raise UserError if something is mounted in it."""
-    mounts = mounts_under(paths.directory)
-    if mounts:
+    if mounts_below := mounts_under(paths.directory):
         raise UserError(
-            f"something is mounted in the sandbox's directory: {', '.join(map(str, mounts))}",
+            f"something is mounted in the sandbox's directory: {', '.join(map(str, mounts_below))}",
             hint="unmount it first; removing the directory would remove the mounted files",
         )
     for entry in paths.directory.iterdir():
@@ -114,8 +114,7 @@ def remove_files(paths: SandboxPaths) -> None:
 
 def mounts_under(directory: Path) -> list[Path]:
     """Return the mount points below a directory, as this process sees them."""
-    lines = Path("/proc/self/mountinfo").read_text().splitlines()
-    points = (Path(line.split()[4]) for line in lines)
+    points = (mount.point for mount in mounts())
     return [point for point in points if point != directory and point.is_relative_to(directory)]
 
 

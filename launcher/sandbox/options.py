@@ -28,10 +28,7 @@ _LIMITS = {"nodes": (1, 256), "gpus": (1, 64), "cpus": (1, 1024), "cloud_nodes":
 
 @dataclass(frozen=True, slots=True)
 class SandboxOptions:
-    """The size and the place of a sandbox.
-
-    GPUs and processors are claims: jobs share the processors of this machine.
-    """
+    """The size and the place of a sandbox; GPUs and processors are claims: jobs share the machine's."""
 
     # Holds everything that the sandbox writes, and is removed with it.
     directory: Path = field(default_factory=default_directory)

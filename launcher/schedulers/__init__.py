@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from launcher.runs.manifest import Manifest
 from launcher.schedulers.base import Scheduler
 
 
@@ -16,8 +15,3 @@ def scheduler_for(name: str, slurm_conf: str | None, host: str = "") -> Schedule
     from launcher.schedulers.local import LocalScheduler
 
     return LocalScheduler(in_allocation=name == "allocation", host=host)
-
-
-def open_scheduler(manifest: Manifest) -> Scheduler:
-    """Return the scheduler that a launch was submitted to."""
-    return scheduler_for(manifest.scheduler, manifest.slurm_conf, manifest.host)

@@ -15,26 +15,21 @@ from launcher.slurm.states import Action, State
 class ChainJobs:
     """The statuses of the known jobs of a chain by their ids, in the order of their links.
 
-    `current` is the number of the link that counts now, from 1 on; `link_numbers` are those of the jobs, if
-    the job of a link between them is not known. With `is_repeated` the jobs are those of a stage that is
+    `numbers` are those of their links, from 1 on; the job of a link between them may not be known. `current`
+    is the number of the link that counts now. With `is_repeated` the jobs are those of a stage that is
     submitted again and again; the first one comes last.
     """
 
     current: int
     max_links: int
     jobs: Mapping[str, JobStatus]
-    link_numbers: tuple[int, ...] = ()
+    numbers: Sequence[int]
     is_repeated: bool = False
-
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        """Return the number of each job's link."""
-        return self.link_numbers or tuple(range(1, len(self.jobs) + 1))
 
     @property
     def job_id(self) -> str:
         """Return the id of the current job."""
-        return list(self.jobs)[self._index]
+        return list(self.jobs)[self.numbers.index(self.current)]
 
     @property
     def waiting(self) -> list[str]:
@@ -46,11 +41,7 @@ class ChainJobs:
         """Return the ids of the jobs after the current one."""
         if self.is_repeated:
             return [job_id for job_id in self.jobs if job_id != self.job_id]
-        return list(self.jobs)[self._index + 1 :]
-
-    @property
-    def _index(self) -> int:
-        return self.numbers.index(self.current)
+        return list(self.jobs)[self.numbers.index(self.current) + 1 :]
 
     def __str__(self) -> str:
         return f"{self.current}" if self.is_repeated else f"{self.current}/{self.max_links}"
@@ -60,22 +51,11 @@ class ChainJobs:
 class JobStatus:
     """A job as its scheduler sees it.
 
-    Attributes
-    ----------
-    reason
-        The scheduler's own word: why a job waits, how it ended.
-    elapsed
-        The time it ran, as ``[D-]HH:MM:SS``.
-    restarts
-        The number of times the job was requeued.
-    tasks
-        The state of each task of an array by its number; the other fields summarize them.
-    chain
-        The jobs of a chain; the other fields are about the current one.
-    why
-        The job's own judgement of its end, if it says more.
-    ended
-        When a job that left no mark of its end ended, in Unix seconds, if the scheduler was asked for that.
+    `reason` is the scheduler's own word: why a job waits, how it ended; `why` is the job's own judgement of
+    its end, if it says more. `elapsed` is the time it ran, as ``[D-]HH:MM:SS``, `restarts` how often it was
+    requeued. `tasks` are the states of an array's tasks by their numbers, which the other fields summarize;
+    of the jobs of a `chain` they are about the current one. `ended` is the time in Unix seconds at which a
+    job that left no mark of its end ended, if the scheduler was asked for that.
     """
 
     state: State
@@ -102,55 +82,32 @@ class JobStatus:
 
 @dataclass(frozen=True, slots=True)
 class JobRef:
-    """A job to ask about, which leaves its marks in `launch_dir`; of a chain the first, with `later_jobs`.
+    """A job to ask about, or all known jobs of a chain, which leave their marks in `launch_dir`.
 
-    Attributes
-    ----------
-    job_id
-        A point of a sweep is one task of an array, ``17_2``.
-    tag, array_tag
-        The tags of the launch and of its sweep's array, in the name of the submitted script: a job of the
-        same id without it is another one, of a Slurm whose ids began again.
-    host
-        The host of the submission, on which the job runs if there is no queue.
-    links, link_numbers
-        The largest number of jobs of a chain, and the numbers of all known ones if one between is not known.
-    tags
-        All tags that the job's marks may have.
-    is_repeated
-        The further jobs are those of a stage that is submitted again and again while a training goes on.
+    `links` are their ids by the numbers of their links, ``{1: "17"}`` without a chain; a point of a sweep is
+    one task of an array, ``17_2``. `tags` are those that the marks may have, first the launch's own. The last
+    one is in the name of the submitted script: a job of the same id without it is another one, of a Slurm
+    whose ids began again. Without a queue the job runs on `host`, from which it was submitted. A chain has
+    `max_links` jobs at most; with `is_repeated` its further ones are those of a stage that is submitted again
+    and again while a training goes on.
     """
 
-    job_id: str
+    links: Mapping[int, str]
     launch_dir: Path
-    tag: str
-    host: str
-    array_tag: str | None = None
-    later_jobs: tuple[str, ...] = ()
-    links: int = 1
-    link_numbers: tuple[int, ...] = ()
-    tags: tuple[str, ...] = ()
+    tags: Sequence[str]
+    host: str = ""
+    max_links: int = 1
     is_repeated: bool = False
 
     @property
-    def jobs(self) -> tuple[str, ...]:
-        """Return the ids of all known jobs of a chain, or of the only job."""
-        return (self.job_id, *self.later_jobs)
+    def job_id(self) -> str:
+        """Return the id of the job, of a chain that of its first one."""
+        return self.links[1]
 
     @property
-    def numbers(self) -> tuple[int, ...]:
-        """Return the number of each job's link."""
-        return self.link_numbers or tuple(range(1, len(self.jobs) + 1))
-
-    def with_links(self, links: Mapping[int, str]) -> JobRef:
-        """Return a copy with the jobs of a chain by the numbers of their links; the first is its own."""
-        later = {link: links[link] for link in sorted(links) if link > 1}
-        return replace(self, later_jobs=tuple(later.values()), link_numbers=(1, *later))
-
-    @property
-    def link_refs(self) -> list[JobRef]:
-        """Return a reference for each job of a chain."""
-        return [replace(self, job_id=job_id, later_jobs=(), links=1, link_numbers=()) for job_id in self.jobs]
+    def jobs(self) -> list[JobRef]:
+        """Return a reference to each job of a chain."""
+        return [replace(self, links={1: job_id}, max_links=1) for job_id in self.links.values()]
 
     @property
     def parent_id(self) -> str:
@@ -166,7 +123,7 @@ class JobRef:
     @property
     def submitted_tag(self) -> str:
         """Return the tag in the name of the submitted script."""
-        return self.array_tag or self.tag
+        return self.tags[-1]
 
 
 class NoAnswer(UserError):
@@ -180,19 +137,21 @@ FoundJobs = Mapping[str, Mapping[int, Sequence[str]]]
 
 
 @dataclass(frozen=True, slots=True)
-class PendingSubmission:
-    """A submission that may have become a job: its launcher died before it recorded the answer.
+class Submission:
+    """A script in its launch directory to submit, or that was submitted, and may have become a job.
 
-    The `tag` in the name of the submitted script identifies the job; `since` is the earliest time of the
-    submission (UTC, ISO 8601); without a `link` all of a chain are meant. `after` and `exclude` are as in
-    `Scheduler.submit`.
+    The `tag` in the name that the script is submitted under identifies the job if the answer is lost; it is
+    the script's last argument too, before which the second `link` of a chain and later ones get their number.
+    `since` is the earliest time of the submission (UTC, ISO 8601). `after` is a dependency, such as
+    ``afterok:17``, that replaces the header's: if it can never be satisfied, the job is cancelled. `exclude`
+    are the nodes to avoid, in place of the header's.
     """
 
     tag: str
     script: Path
     user: str
     since: str
-    link: int | None = 1
+    link: int = 1
     after: str | None = None
     exclude: str | None = None
 
@@ -208,32 +167,13 @@ class Scheduler(Protocol):
         """Describe the variables of the user's shell that would have changed the submission, and do not."""
 
     def validate(self, script_text: str) -> str | None:
-        """Show the script to the scheduler without submitting it; raise UserError if it would be refused.
+        """Return what would keep a job of this script waiting; raise UserError if it would be refused."""
 
-        Return what would keep the job waiting, as the cluster is now.
-        """
+    def submit(self, submission: Submission) -> str:
+        """Submit a script; return the job's id."""
 
-    def submit(
-        self, script: Path, tag: str, *, link: int = 1, after: str | None = None, exclude: str | None = None
-    ) -> str:
-        """Submit a script that lies in its launch directory; return the job's id.
-
-        Parameters
-        ----------
-        tag
-            In the name that the script is submitted under, which identifies the job if this answer is lost;
-            and the script's last argument.
-        link
-            The number of the job in its chain; from the second on the script gets it as an argument too.
-        after
-            A dependency, such as ``afterok:17``, that replaces the header's. If it can never be satisfied,
-            the job is cancelled.
-        exclude
-            The nodes to avoid, in place of the header's.
-        """
-
-    def find(self, submissions: Sequence[PendingSubmission]) -> FoundJobs:
-        """Return the jobs that submissions became, with one question for all."""
+    def find(self, submissions: Sequence[Submission]) -> FoundJobs:
+        """Return the jobs that submissions became, those of all links of a chain, with one question."""
 
     def locate(self, job_id: str) -> Path | None:
         """Return the script that a job was submitted with; ``None`` for a job that is not known."""
@@ -241,8 +181,8 @@ class Scheduler(Protocol):
     def scripts(self) -> Sequence[Path]:
         """Return the scripts of this user's jobs that the scheduler still knows."""
 
-    def statuses(self, refs: Sequence[JobRef]) -> Mapping[str, JobStatus]:
-        """Return the status of each job, by tag, with one question for all of them."""
+    def statuses(self, refs: Sequence[JobRef]) -> Sequence[JobStatus]:
+        """Return the status of each job, with one question for all of them."""
 
     def act(self, action: Action, job_ids: Sequence[str]) -> Mapping[str, UserError]:
         """Act on jobs, in no order, with few questions; return the errors by job.

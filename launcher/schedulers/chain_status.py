@@ -25,9 +25,9 @@ def status_of_chain(ref: JobRef, statuses: Sequence[JobStatus]) -> JobStatus:
     It is that of the current link: the one that runs, or else the next one that waits; when the chain has
     ended, the last one that did something.
     """
-    if ref.is_repeated and ref.later_jobs:
+    if ref.is_repeated and len(ref.links) > 1:
         return _status_of_repeated(ref, statuses)
-    if ref.links == 1:
+    if ref.max_links == 1:
         # Its marks are read only if they may count.
         attempts = read_attempts(ref.launch_dir, ref.job_id) if statuses[0].state is State.NODE_FAIL else []
         own = [life for life in attempts if life.is_of(ref.tags)]
@@ -56,21 +56,18 @@ def status_of_chain(ref: JobRef, statuses: Sequence[JobStatus]) -> JobStatus:
     status = replace(status, reason=status.full_reason)
     if status.state is State.CANCELLED and links.job_id not in lives:
         return status  # before it began, and so before it could submit the next one
-    if links.current == ref.links:
-        return _with(status, f"the last of {ref.links} links")
-    return _with(status, f"link {links.current} of {ref.links}, and the next one is not known")
+    if links.current == ref.max_links:
+        return _with(status, f"the last of {ref.max_links} links")
+    return _with(status, f"link {links.current} of {ref.max_links}, and the next one is not known")
 
 
 def _status_of_repeated(ref: JobRef, statuses: Sequence[JobStatus]) -> JobStatus:
-    """Return the status of a stage that is repeated: of the job that runs, or else of its first job.
-
-    That one waits for the end of the training, and the others ran while it went on.
-    """
+    """Return the status of the job that runs, or of the first, which waits for the end of the training."""
     runs = [index for index, status in enumerate(statuses) if status.state.is_live]
     running = [index for index in runs if statuses[index].state is not State.PENDING]
     index = running[-1] if running else 0
-    jobs = dict(zip(ref.jobs, statuses, strict=True))
-    links = ChainJobs(ref.numbers[index], len(jobs), jobs, ref.numbers, is_repeated=True)
+    jobs, numbers = dict(zip(ref.links.values(), statuses, strict=True)), list(ref.links)
+    links = ChainJobs(numbers[index], len(jobs), jobs, numbers, is_repeated=True)
     return replace(statuses[index], chain=links)
 
 
@@ -85,10 +82,10 @@ def _own_links(ref: JobRef, statuses: Sequence[JobStatus]) -> tuple[ChainJobs, d
     foreign = {life.job_id for life in lives}.difference(own)
     known = {
         number: (job, status)
-        for number, job, status in zip(ref.numbers, ref.jobs, statuses, strict=True)
+        for (number, job), status in zip(ref.links.items(), statuses, strict=True)
         if number == 1 or (job not in foreign and status.reason != ANOTHER_JOB)
     }
-    return ChainJobs(1, ref.links, dict(known.values()), tuple(known)), own
+    return ChainJobs(1, ref.max_links, dict(known.values()), list(known)), own
 
 
 def _or_done(status: JobStatus, life: JobAttempt | None) -> JobStatus:
@@ -99,10 +96,7 @@ def _or_done(status: JobStatus, life: JobAttempt | None) -> JobStatus:
 
 
 def _unless_it_left(status: JobStatus, life: JobAttempt | None, end: ChainEnd | None) -> JobStatus:
-    """Return the status of a link; CANCELLED if it left without doing anything, whatever its exit code.
-
-    `life` is its last attempt that left marks.
-    """
+    """Return the status of a link, by its last attempt; CANCELLED if it left without doing anything."""
     is_good = status.state.is_good
     left = end is not None and (is_good if life is None else life.number < status.restarts)
     if life is not None and (left or (is_good and life.verdict not in (None, "done"))):
@@ -116,14 +110,14 @@ def _unless_it_left(status: JobStatus, life: JobAttempt | None, end: ChainEnd | 
 
 def from_marks_alone(ref: JobRef) -> JobStatus | None:
     """Return how a launch's job, or its chain, ended by its marks alone; ``None`` if they do not tell."""
-    marked = [from_marks(ref.launch_dir, job_id) for job_id in ref.jobs]
-    if ref.links == 1:
+    marked = [from_marks(ref.launch_dir, job_id) for job_id in ref.links.values()]
+    if ref.max_links == 1:
         return marked[0]  # of a stage that is repeated the one after the training
     if not any(marked):
         return None
     unknown = JobStatus(State.UNKNOWN, "it left no mark")
     chain = status_of_chain(ref, [status or unknown for status in marked])
-    ended = chain_end(ref.launch_dir) is not None or ref.numbers[-1] == ref.links
+    ended = chain_end(ref.launch_dir) is not None or max(ref.links) == ref.max_links
     # Otherwise there may be a next link.
     return chain if chain.state.is_good or (chain.state.is_final and ended) else None
 
@@ -131,7 +125,7 @@ def from_marks_alone(ref: JobRef) -> JobStatus | None:
 def may_go_on(ref: JobRef, status: JobStatus) -> bool:
     """Return True if a chain that has ended may have a link that nobody has recorded."""
     is_over = status.state.is_final and not status.state.is_good
-    return is_over and len(ref.jobs) < ref.links and chain_end(ref.launch_dir) is None
+    return is_over and len(ref.links) < ref.max_links and chain_end(ref.launch_dir) is None
 
 
 def _current(

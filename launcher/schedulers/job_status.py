@@ -115,31 +115,19 @@ def _of_job(ref: JobRef, live: Sequence[Record], past: Sequence[Record]) -> JobS
     is_alive = any(record.state.is_live and record.task is None for record in live)
     marked = {} if is_alive else _marked(ref.launch_dir, ref.job_id)
     by_live, by_past = _by_task(live), _by_task(past)
-    if ref.task is not None:
-        return _of_task(ref.task, by_live, by_past, marked)
+
+    def resolved(number: int | None) -> JobStatus:
+        return resolve(by_live.get(number), by_past.get(number), marked.get(number))
+
+    if (task := ref.task) is not None:
+        # The accounting has one record for tasks that wait together, and does not learn that one is gone.
+        is_past = task in by_past and not (by_live and by_past[task].state is State.PENDING)
+        return resolved(task) if is_past or task in by_live or task in marked else _CANCELLED_BEFORE
     numbers = {*by_live, *by_past, *marked}
     if numbers == {None}:
-        return resolve(by_live.get(None), by_past.get(None), marked.get(None))
-    tasks = {
-        number: resolve(by_live.get(number), by_past.get(number), marked.get(number))
-        for number in numbers
-        if number is not None
-    }
+        return resolved(None)
+    tasks = {number: resolved(number) for number in numbers if number is not None}
     return sum_up({**dict.fromkeys(declared_tasks(ref.launch_dir), _CANCELLED_BEFORE), **tasks})
-
-
-def _of_task(
-    number: int,
-    live: Mapping[int | None, JobStatus],
-    past: Mapping[int | None, JobStatus],
-    marked: Mapping[int | None, JobStatus],
-) -> JobStatus:
-    """Return the status of one task of an array that Slurm knows."""
-    waits = number in past and past[number].state is State.PENDING
-    # The accounting has one record for tasks that wait together, and does not learn that one of them is gone.
-    if number not in live and number not in marked and (number not in past or (live and waits)):
-        return _CANCELLED_BEFORE
-    return resolve(live.get(number), past.get(number), marked.get(number))
 
 
 def resolve(live: JobStatus | None, accounted: JobStatus | None, marked: JobStatus | None) -> JobStatus:

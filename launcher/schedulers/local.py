@@ -11,7 +11,7 @@ from pathlib import Path
 from launcher.errors import UserError
 from launcher.runs.paths import SCRIPT_SUFFIX, SUPERVISOR, log_prefix_beside
 from launcher.runs.provenance import host
-from launcher.schedulers.base import FoundJobs, JobRef, JobStatus, PendingSubmission
+from launcher.schedulers.base import FoundJobs, JobRef, JobStatus, Submission
 from launcher.schedulers.job_status import from_marks, or_cancelled
 from launcher.slurm.environment import clean_environment
 from launcher.slurm.states import Action, State
@@ -43,26 +43,25 @@ class LocalScheduler:
         """Return nothing: no option is read from the shell's environment."""
         return []
 
-    def submit(
-        self, script: Path, tag: str, *, link: int = 1, after: str | None = None, exclude: str | None = None
-    ) -> str:
+    def submit(self, submission: Submission) -> str:
         """Start a script in a session of its own, so that it outlives the launcher and its terminal."""
-        assert link == 1 and after is None and exclude is None, "without a queue nothing waits for another"
-        script = script.resolve()
+        is_plain = submission.link == 1 and submission.after is None and submission.exclude is None
+        assert is_plain, "without a queue nothing waits for another"
+        script = submission.script.resolve()
         with Path(os.devnull).open("r+b") as null:
             # Not Popen, which warns of a child that nobody waits for.
             pid = os.posix_spawn(
                 "/bin/bash",
-                ["bash", "-c", _START, "bash", str(log_prefix_beside(script)), str(script), tag],
+                ["bash", "-c", _START, "bash", str(log_prefix_beside(script)), str(script), submission.tag],
                 dict(os.environ) if self._in_allocation else clean_environment(None),
                 file_actions=[(os.POSIX_SPAWN_DUP2, null.fileno(), number) for number in range(3)],
                 setsid=True,
             )
         return str(pid)
 
-    def find(self, submissions: Sequence[PendingSubmission]) -> FoundJobs:
+    def find(self, submissions: Sequence[Submission]) -> FoundJobs:
         """Find the processes that run the scripts with their tags."""
-        wanted = {(one.script.resolve().parent, one.tag) for one in submissions}
+        wanted = {(submission.script.resolve().parent, submission.tag) for submission in submissions}
         pids_of: dict[str, list[str]] = {}
         for pid in _pids():
             job = _job(_command(pid))
@@ -79,9 +78,9 @@ class LocalScheduler:
         """Return the scripts of the jobs that run on this machine, of any user."""
         return [script for pid in _pids() if (script := _script(pid)) is not None]
 
-    def statuses(self, refs: Sequence[JobRef]) -> Mapping[str, JobStatus]:
+    def statuses(self, refs: Sequence[JobRef]) -> list[JobStatus]:
         """Look at the processes of this host; for a job of another host only its marks tell."""
-        return {ref.tag: _status(ref) for ref in refs}
+        return [_status(ref) for ref in refs]
 
     def act(self, action: Action, job_ids: Sequence[str]) -> Mapping[str, UserError]:
         """Act on one job after the other: signals cost nothing."""
@@ -147,10 +146,7 @@ def _script(pid: str) -> Path | None:
 
 
 def _job(command: list[bytes]) -> tuple[Path, str] | None:
-    """Return the launch directory and the tag of a job that was not started by hand, by its command.
-
-    The command is the script's until it becomes the supervisor's.
-    """
+    """Return a job's launch directory and tag by its command; ``None`` if it was started by hand."""
     directory = _supervised(command)
     if directory is not None:
         tag, argument = (os.fsdecode(word) for word in command[_TAG : _TAG + 2])
@@ -192,7 +188,7 @@ def _runs_script_of(ref: JobRef) -> bool:
     directory = ref.launch_dir.resolve()
     for _ in range(100):
         command = _command(ref.job_id)
-        if command or not _is_alive(ref.job_id):
+        if command or not is_alive(ref.job_id):
             break
         time.sleep(0.005)  # during an exec a process has no arguments
     return _supervised(command) == directory or any(
@@ -208,7 +204,7 @@ def _command(pid: str) -> list[bytes]:
         return []
 
 
-def _is_alive(pid: str) -> bool:
+def is_alive(pid: str) -> bool:
     """Return True if there is such a process, and it is no zombie."""
     return _stat(pid)[:1] not in ([], ["Z"], ["X"])
 

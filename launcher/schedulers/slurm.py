@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from launcher.errors import UserError, file_mode
-from launcher.runs.paths import submitted_name
 from launcher.runs.provenance import user
-from launcher.runs.write import link_or_copy
-from launcher.schedulers.base import FoundJobs, JobRef, JobStatus, PendingSubmission
+from launcher.schedulers.base import FoundJobs, JobRef, JobStatus, Submission
 from launcher.schedulers.chain_status import status_of_chain
 from launcher.schedulers.job_status import status_of_job
 from launcher.slurm import commands
 from launcher.slurm.cluster import parse_settings
 from launcher.slurm.commands import Answer, Retry, SchedulerSilent, Unreachable, error_text
-from launcher.slurm.environment import clean_environment, describe_ignored, inherited_variables
+from launcher.slurm.environment import clean_environment, describe_ignored
 from launcher.slurm.job_actions import act
 from launcher.slurm.notations import expand_tasks
 from launcher.slurm.questions import JobQuestions
@@ -79,38 +78,30 @@ class SlurmScheduler:
         """Describe the variables that sbatch would have read; see `Scheduler.ignored_environment`."""
         return describe_ignored(os.environ)
 
-    def submit(
-        self, script: Path, tag: str, *, link: int = 1, after: str | None = None, exclude: str | None = None
-    ) -> str:
+    def submit(self, submission: Submission) -> str:
         """Submit a script; see `Scheduler.submit`."""
         # Imported late: a dry run needs no submitit.
         from launcher.schedulers.submission import submit_script
 
-        unset = inherited_variables(os.environ)
-        arguments = [tag] if link == 1 else [str(link), tag]
-        named = submitted_name(script, tag, link)
-        try:
-            link_or_copy(named, script)
-        except OSError as error:
-            raise UserError(f"cannot write {named}: {error.strerror}") from error
-        return submit_script(named, arguments, unset, self._slurm_conf, after, exclude)
+        return submit_script(submission, self._slurm_conf)
 
-    def find(self, submissions: Sequence[PendingSubmission]) -> FoundJobs:
+    def find(self, submissions: Sequence[Submission]) -> FoundJobs:
         """Find jobs by the names of their scripts, in the queue and in the accounting."""
         if not submissions:
             return {}
         self._require_configuration()
-        queued = self._questions.queue_of({one.user for one in submissions})
-        recent = self._questions.accounting_since([(one.user, one.since) for one in submissions])
-        wanted = {(one.tag, one.link) for one in submissions}
-        jobs_of: dict[str, dict[int, set[str]]] = {}
-        for record in (*queued, *recent):
-            tag = record.tag
-            if tag is not None and not wanted.isdisjoint(((tag, record.link), (tag, None))):
-                jobs_of.setdefault(tag, {}).setdefault(record.link, set()).add(record.parent_id)
+        dated = [(submission.user, submission.since) for submission in submissions]
+        queued = self._questions.queue_of({user for user, _ in dated})
+        jobs_of: dict[str, dict[int, set[str]]] = {submission.tag: {} for submission in submissions}
+        for record in (*queued, *self._questions.accounting_since(dated)):
+            if record.tag in jobs_of:
+                jobs_of[record.tag].setdefault(record.link, set()).add(record.parent_id)
         return {
-            tag: {link: sorted(jobs, key=_in_order) for link, jobs in links.items()}
+            tag: {
+                link: sorted(jobs, key=lambda job_id: (len(job_id), job_id)) for link, jobs in links.items()
+            }
             for tag, links in jobs_of.items()
+            if links
         }
 
     def locate(self, job_id: str) -> Path | None:
@@ -125,12 +116,12 @@ class SlurmScheduler:
         scripts = map(script_of, self._questions.queue_of({user()}))
         return [script for script in scripts if script is not None]
 
-    def statuses(self, refs: Sequence[JobRef]) -> Mapping[str, JobStatus]:
+    def statuses(self, refs: Sequence[JobRef]) -> list[JobStatus]:
         """Ask squeue once and, for jobs of which it does not know all, sacct once."""
         if not refs:
-            return {}
+            return []
         self._require_configuration()
-        jobs = [job for ref in refs for job in ref.link_refs]
+        jobs = [job for ref in refs for job in ref.jobs]
         job_ids = [job.job_id for job in jobs]
         # An array is asked for once, however many of its tasks are points of a sweep.
         queued = self._questions.queue([job.parent_id for job in jobs])
@@ -139,30 +130,31 @@ class SlurmScheduler:
         ended = [
             job.parent_id
             for ref in refs
-            if not any(_queue_tells_all(job, live[job.job_id]) for job in ref.link_refs)
-            for job in ref.link_refs
+            if not any(_queue_tells_all(job, live[job.job_id]) for job in ref.jobs)
+            for job in ref.jobs
         ]
         past = self._questions.accounting(ended) if ended else ()
         accounted = _records_of(job_ids, past, or_array=True)
         blind = self._questions.unaccounted
-        statuses = {job: status_of_job(job, live[job.job_id], accounted[job.job_id], blind) for job in jobs}
-        statuses = self._with_ends(statuses)
-        return {ref.tag: status_of_chain(ref, [statuses[job] for job in ref.link_refs]) for ref in refs}
+        by_job = (status_of_job(job, live[job.job_id], accounted[job.job_id], blind) for job in jobs)
+        statuses = iter(self._with_ends(jobs, list(by_job)))
+        return [status_of_chain(ref, list(itertools.islice(statuses, len(ref.links)))) for ref in refs]
 
-    def _with_ends(self, statuses: Mapping[JobRef, JobStatus]) -> dict[JobRef, JobStatus]:
+    def _with_ends(self, jobs: Sequence[JobRef], statuses: Sequence[JobStatus]) -> list[JobStatus]:
         """Add when jobs without a mark of their end ended, such as one that was cancelled while it waited."""
-        unknown = {
-            job: (self._slurm_conf, job.launch_dir, job.job_id)
-            for job, status in statuses.items()
-            if _left_no_mark(job, status)
-        }
-        fresh = {key: job.job_id for job, key in unknown.items() if key not in _ends}
+        keys = [
+            (self._slurm_conf, job.launch_dir, job.job_id) if _left_no_mark(job, status) else None
+            for job, status in zip(jobs, statuses, strict=True)
+        ]
+        fresh = {key for key in keys if key is not None and key not in _ends}
         if fresh:
             with contextlib.suppress(UserError):  # without an answer the time stays unknown
-                ends = self._questions.ends([*fresh.values()])
-                _ends.update({key: ends.get(job_id) for key, job_id in fresh.items()})
-        ended = {job: replace(statuses[job], ended=_ends.get(key)) for job, key in unknown.items()}
-        return {**statuses, **ended}
+                ends = self._questions.ends([job_id for _, _, job_id in fresh])
+                _ends.update({key: ends.get(key[2]) for key in fresh})
+        return [
+            status if key is None else replace(status, ended=_ends.get(key))
+            for key, status in zip(keys, statuses, strict=True)
+        ]
 
     def largest_array(self) -> int:
         """Return the largest number of tasks of a job array; raise UserError if Slurm cannot be asked."""
@@ -212,11 +204,6 @@ def _queue_tells_all(ref: JobRef, records: Sequence[Record]) -> bool:
     return any(record.state.is_live and record.task == task for record in ours)
 
 
-def _in_order(job_id: str) -> tuple[int, str]:
-    """Return a key that sorts ids of jobs by age."""
-    return (int(job_id) if job_id.isdigit() else 0, job_id)
-
-
 def _records_of(
     job_ids: Sequence[str], records: Iterable[Record], or_array: bool = False
 ) -> dict[str, Sequence[Record]]:
@@ -227,7 +214,8 @@ def _records_of(
     by_parent = by_job(records)
     parts = {job_id: job_id.partition("_") for job_id in job_ids}
     # Slurm has one record for all tasks that wait together: each array is taken apart once.
-    tasks = {parent: _by_task(by_parent.get(parent, ())) for parent, _, task in parts.values() if task}
+    arrays = {parent for parent, _, task in parts.values() if task}
+    tasks = {parent: _by_task(by_parent.get(parent, ())) for parent in arrays}
     records_of: dict[str, Sequence[Record]] = {}
     for job_id, (parent, _, task) in parts.items():
         whole = by_parent.get(parent, ())

@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 from submitit import SlurmExecutor
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 
 from launcher.errors import UserError
-from launcher.schedulers.base import NoAnswer
+from launcher.runs.paths import submitted_name
+from launcher.runs.write import link_or_copy
+from launcher.schedulers.base import NoAnswer, Submission
 from launcher.slurm.commands import Unreachable, error_text, says_unanswered
+from launcher.slurm.environment import inherited_variables
 
 # What sbatch is run with.
 _ENV = "env"
@@ -28,10 +31,7 @@ _ACCEPTED = re.compile(r"^Submitted batch job ([0-9]+)\b", re.MULTILINE)
 
 
 class SbatchExecutor(SlurmExecutor):  # type: ignore[misc]  # submitit is untyped here
-    """A submitit executor that submits a script with a command instead of a pickled function.
-
-    `folder` is for submitit's own copy of the script.
-    """
+    """A submitit executor that submits a script, copied into `folder`, instead of a pickled function."""
 
     def __init__(self, folder: str, script: Path, command: list[str]) -> None:
         super().__init__(folder=folder)
@@ -56,33 +56,27 @@ class SbatchExecutor(SlurmExecutor):  # type: ignore[misc]  # submitit is untype
         return self._command
 
 
-def submit_script(
-    script: Path,
-    arguments: Sequence[str],
-    unset: Sequence[str],
-    slurm_conf: str | None,
-    after: str | None = None,
-    exclude: str | None = None,
-) -> str:
-    """Submit a written script with its arguments; return the job's id.
+def submit_script(submission: Submission, slurm_conf: str | None) -> str:
+    """Submit a written script; return the job's id.
 
-    sbatch does not see the variables to `unset`; `after` and `exclude` are as in `Scheduler.submit`.
-
-    Raises
-    ------
-    NoAnswer
-        If Slurm may have the job all the same: its controller is busy, or its answer was lost.
-    UserError
-        With Slurm's own words, if it refuses.
+    Raise NoAnswer if Slurm may have the job all the same: its controller is busy, or its answer was lost;
+    UserError with Slurm's own words if it refuses.
     """
+    tag, link = submission.tag, submission.link
+    script = submitted_name(submission.script, tag, link)
+    try:
+        link_or_copy(script, submission.script)
+    except OSError as error:
+        raise UserError(f"cannot write {script}: {error.strerror}") from error
     # `env` and not os.environ: submitting must not change the launcher's own environment.
-    command = [_ENV, *(word for name in unset for word in ("-u", name))]
+    command = [_ENV, *(word for name in inherited_variables(os.environ) for word in ("-u", name))]
     command += [] if slurm_conf is None else [f"SLURM_CONF={slurm_conf}"]
     command.append("sbatch")
     # Without it a job whose dependency can never be satisfied would wait for ever.
+    after, exclude = submission.after, submission.exclude
     command += [] if after is None else [f"--dependency={after}", "--kill-on-invalid-dep=yes"]
     command += [] if exclude is None else [f"--exclude={exclude}"]
-    command += [str(script), *arguments]
+    command += [str(script), *([tag] if link == 1 else [str(link), tag])]
     try:
         # Not beside the script: submitit would interpret a % in the name of a run's directory. The message of
         # a failure is printed once its meaning is known.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from launcher.errors import UserError
 from launcher.slurm.commands import Answer, Unreachable, error_text
 from launcher.slurm.records import Record
-from launcher.slurm.states import HELD_BY_ADMIN, HELD_BY_USER, HELD_STATES, Action, State
+from launcher.slurm.states import HELD_STATES, Action, State
 
 # The records of jobs in the queue, by their ids.
 Known = Mapping[str, Sequence[Record]]
@@ -130,15 +130,8 @@ def _complaints(answer: Answer, ids_of: Mapping[str, Sequence[str]]) -> dict[str
 
 def is_held(record: Record) -> bool:
     """Return True if a job waits until somebody releases it."""
-    if record.state is not State.PENDING:
-        return False
-    reason = record.reason or ""
-    return _has_reason(record, HELD_BY_ADMIN + HELD_BY_USER) or "held" in reason or record.word in HELD_STATES
-
-
-def _has_reason(record: Record, names: Sequence[str]) -> bool:
-    # Tasks that wait together may have several reasons.
-    return not set(names).isdisjoint((record.reason or "").split(","))
+    is_held = "held" in (record.reason or "").lower() or record.word in HELD_STATES
+    return record.state is State.PENDING and is_held
 
 
 def _for_scontrol(record: Record) -> str:
@@ -149,7 +142,8 @@ def _for_scontrol(record: Record) -> str:
 
 def _refusal(action: Action, job_id: str, stderr: str, known: Sequence[Record]) -> UserError:
     message = error_text(stderr)
-    by_admin = action is Action.RELEASE and any(_has_reason(record, HELD_BY_ADMIN) for record in known)
+    # Tasks that wait together may have several reasons.
+    by_admin = action is Action.RELEASE and any("JobHeldAdmin" in (record.reason or "") for record in known)
     hint = "an administrator held it" if by_admin else None
     if any(words in message for words in _NOT_ALLOWED):
         owner = known[0].user

@@ -9,7 +9,7 @@ The commands run in an environment without the user's own ``SQUEUE_*`` and ``SAC
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -108,47 +108,43 @@ class Record:
 
 def parse_squeue(text: str) -> list[Record]:
     """Parse squeue's answer in `SQUEUE_FORMAT`; skip what is no record."""
-    records = []
-    for job_id, raw_id, word, reason, nodes, elapsed, code, *rest in _rows(text, len(_SQUEUE)):
-        restarts, user, command = rest
-        record = Record(
-            job_id=job_id,
-            raw_id=raw_id,
-            word=word,
-            reason=_why(reason, code),
-            nodes=_value(nodes),
-            elapsed=normalize_elapsed(elapsed),
-            exit_code=_exit_and_signal(code) if ":" in code else _wait_status(code),
-            restarts=int(restarts) if restarts.isdigit() else 0,
-            user=user,
-            # The rest is not Slurm's: a notice that a site's wrapper prints.
-            command=command.rpartition(SEPARATOR)[0] or command,
-        )
-        records.append(record)
-    return records
+    return [
+        # Behind the command is nothing of Slurm's: a notice that a site's wrapper prints.
+        _record(shared, user, command.rpartition(SEPARATOR)[0] or command, restarts=restarts)
+        for *shared, restarts, user, command in _rows(text, len(_SQUEUE))
+    ]
 
 
 def parse_sacct(text: str) -> list[Record]:
     """Parse sacct's answer in `SACCT_FORMAT` or `SACCT_OLD_FORMAT`: all attempts, oldest first."""
-    dated = []
-    for job_id, raw_id, word, reason, nodes, elapsed, code, submit, *rest in _rows(text, len(_SACCT)):
-        user, work_dir, command = rest
-        record = Record(
-            job_id=job_id,
-            raw_id=raw_id,
-            word=word,
-            reason=_why(reason, code),
-            nodes=_value(nodes),
-            elapsed=normalize_elapsed(elapsed),
-            exit_code=_exit_and_signal(code),
-            restarts=0,
-            user=user,
-            command=command,
-            work_dir=work_dir,
-        )
-        dated.append((submit, record))
+    dated = [
+        (submitted, _record(shared, user, command, work_dir=work_dir))
+        for *shared, submitted, user, work_dir, command in _rows(text, len(_SACCT))
+    ]
     # Slurm writes a new submit time for each attempt.
     return [record for _, record in sorted(dated, key=lambda item: item[0])]
+
+
+def _record(
+    shared: Sequence[str], user: str, command: str, *, restarts: str = "0", work_dir: str | None = None
+) -> Record:
+    """Return the record of a row, whose first fields are the same in both answers."""
+    job_id, raw_id, word, reason, nodes, elapsed, code = shared
+    # Slurm tells a failed launch by its exit code.
+    why = LAUNCH_FAILURE if code == f"0:{_LAUNCH_FAILED}" else _value(reason)
+    return Record(
+        job_id=job_id,
+        raw_id=raw_id,
+        word=word,
+        reason=why,
+        nodes=_value(nodes),
+        elapsed=normalize_elapsed(elapsed),
+        exit_code=_exit_code(code),
+        restarts=int(restarts) if restarts.isdigit() else 0,
+        user=user,
+        command=command,
+        work_dir=work_dir,
+    )
 
 
 def parse_ends(text: str) -> dict[str, float]:
@@ -199,27 +195,16 @@ def _rows(text: str, fields: int) -> Iterator[list[str]]:
     return (row if len(row) == fields else [*row, ""] for row in rows)
 
 
-def _why(reason: str, code: str) -> str | None:
-    """Return Slurm's reason; for a failed launch `LAUNCH_FAILURE`, which Slurm tells by its exit code."""
-    return LAUNCH_FAILURE if code == f"0:{_LAUNCH_FAILED}" else _value(reason)
-
-
 def _value(text: str) -> str | None:
     return None if text in _NOTHING else text
 
 
-def _wait_status(text: str) -> int | None:
-    """Convert the raw wait status of squeue before 23.02 to a shell's exit code: 768 is 3, 9 is 137."""
-    return _as_shell(int(text) >> 8, int(text) & 0x7F) if text.isdigit() else None
-
-
-def _exit_and_signal(text: str) -> int | None:
-    """Convert ``exit:signal`` to a shell's exit code."""
-    code, _, number = text.partition(":")
-    return _as_shell(int(code), int(number)) if code.isdigit() and number.isdigit() else None
-
-
-def _as_shell(code: int, number: int) -> int | None:
-    if number == 0:
-        return code
-    return 128 + number if number in _SIGNALS and number != _LAUNCH_FAILED else None
+def _exit_code(text: str) -> int | None:
+    """Convert ``exit:signal``, or a wait status (768 is 3, 9 is 137), to a shell's."""
+    code, colon, number = text.partition(":")  # without a colon in squeue before 23.02
+    if not code.isdigit() or (colon and not number.isdigit()):
+        return None
+    exit_code, signal = (int(code), int(number)) if colon else (int(code) >> 8, int(code) & 0x7F)
+    if signal == 0:
+        return exit_code
+    return 128 + signal if signal in _SIGNALS and signal != _LAUNCH_FAILED else None

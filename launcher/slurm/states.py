@@ -107,8 +107,6 @@ _PENDING_STATES: Mapping[str, str] = {
     "SPECIAL_EXIT": f"its site requeued it for how it ended; {_HELD}",
 }
 
-HELD_BY_USER = ("JobHeldUser",)
-HELD_BY_ADMIN = ("JobHeldAdmin",)
 # States in which a job is held whatever its reason.
 HELD_STATES = ("REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 

@@ -6,54 +6,20 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from launcher.config.schema import RunConfig
-from launcher.config.stage_schema import ConversionConfig, EvaluationConfig, TrainedRun
 from launcher.errors import UserError, explain_os_error, shown
 from launcher.runs.manifest import read_yaml
-from launcher.runs.trained import TrainingLaunch, training_of
+from launcher.runs.trained import TrainingLaunch, newest_training
 
 # In paths, replaced by the step of each checkpoint.
 STEP = "{step}"
 
 
-def with_training(config: RunConfig) -> RunConfig:
-    """Return the configuration of one stage with what the run of its source says of the training."""
-    if config.conversion is not None:
-        return config.model_copy(update={"conversion": _conversion(config.conversion)})
-    if config.evaluation is not None:
-        return config.model_copy(update={"evaluation": _evaluation(config.evaluation)})
-    return config
+def training_of_source(source: str | None) -> TrainingLaunch | None:
+    """Return the training whose checkpoints a source has, if that is of a run."""
+    return newest_training(Path(source)) if source is not None else None
 
 
-def _conversion(conversion: ConversionConfig) -> ConversionConfig:
-    model = _configuration(conversion.model, "conversion.model")
-    changes: dict[str, Any] = {"model": model.get("model", model) if model is not None else None}
-    training = _training_of(conversion.source)
-    if training is not None and conversion.training is None:
-        changes |= {
-            "model": changes["model"] or training.config.get("model"),
-            "model_type": conversion.model_type or training.model_type,
-            "training": TrainedRun(run=training.manifest.run, directory=str(training.paths.run_dir)),
-        }
-    return conversion.model_copy(update=changes)
-
-
-def _evaluation(evaluation: EvaluationConfig) -> EvaluationConfig:
-    changes: dict[str, Any] = {"training": _configuration(evaluation.training, "evaluation.training")}
-    training = _training_of(evaluation.source)
-    if training is not None:
-        changes = {
-            "training": changes["training"] or dict(training.config),
-            "results": evaluation.results or str(training.paths.evaluations),
-        }
-    return evaluation.model_copy(update=changes)
-
-
-def _training_of(source: str | None) -> TrainingLaunch | None:
-    return training_of(Path(source)) if source is not None else None
-
-
-def _configuration(value: str | dict[str, Any] | None, key: str) -> dict[str, Any] | None:
+def configuration_of(value: str | dict[str, Any] | None, key: str) -> dict[str, Any] | None:
     """Return the keys of a node that may be the path of a file with them."""
     if not isinstance(value, str):
         return value

@@ -14,7 +14,6 @@ from launcher.errors import UserError, shown
 from launcher.plan import Job, Payload
 from launcher.stages.common import (
     WITHOUT_GPUS,
-    StageRun,
     cpu_environment,
     environment,
     gpus_in_words,
@@ -22,18 +21,12 @@ from launcher.stages.common import (
     stage_job,
 )
 from launcher.stages.names_and_paths import check_variables, is_program, whole_path
+from launcher.stages.stage import Stage, StageRun
 
 STAGE: Final = "command"
 
 
-def with_own_container(config: RunConfig) -> RunConfig:
-    """Return the configuration of one stage with the image that its `container` names."""
-    if config.stages != [STAGE] or config.command is None:
-        return config
-    return config.model_copy(update={"container": config.command.container})
-
-
-def command_job(run: StageRun, command: CommandConfig) -> Job:
+def _plan(run: StageRun, command: CommandConfig) -> Job:
     """Plan a site's own program: as many tasks as asked for, without GPUs unless it asks for them."""
     config, paths = run.config, run.paths
     cluster = config.cluster.model_copy(update=_changes(command, run.changes))
@@ -81,3 +74,14 @@ def _argv(command: CommandConfig) -> tuple[str, ...]:
             hint=f"command.argv=[{', '.join(map(shlex.quote, whole))}]" if program else None,
         )
     return tuple(command.argv)
+
+
+def _with_own_container(config: RunConfig, command: CommandConfig) -> list[RunConfig]:
+    return [config.model_copy(update={"container": command.container})]
+
+
+def _writes(_config: RunConfig, command: CommandConfig) -> list[Path]:
+    return [Path(command.run.results_dir), *map(Path, command.writable)]
+
+
+COMMAND = Stage(STAGE, CommandConfig, _plan, split=_with_own_container, writes=_writes)

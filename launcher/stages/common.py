@@ -5,21 +5,19 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from arithmetic.gpus import GPUS, Gpu, MissingFigures, gres_type, named, plain_name, with_site
-from launcher.config.schema import ClusterConfig, RunConfig, parse
+from launcher.config.schema import ClusterConfig, RunConfig
 from launcher.config.stage_schema import RunConfigNode
 from launcher.errors import UserError, nearest, shown
 from launcher.plan import Chain, Job, Payload, Queue, Resources
 from launcher.runs.paths import LaunchPaths
 from launcher.stages.containers import container
-from launcher.stages.names_and_paths import SAFE_NAME, check_variables, required_program
-
-# File systems take names of 255 bytes; those of the files have a prefix, a suffix and a job's id besides.
-_LONGEST_NAME = 200
+from launcher.stages.names_and_paths import check_variables, required_program
+from launcher.stages.stage import StageRun
 
 # GPUs that are not in the table, with names as near as a slip: an A10, of 24 GB of GDDR6, is no A100
 # (https://www.baseten.co/blog/nvidia-a10-vs-a10g-for-ml-model-inference/, read in November 2026).
@@ -36,36 +34,6 @@ WITHOUT_GPUS = {
     "gpu_request": None,
     "exclusive": False,
 }
-
-# What the whole launch has; the root's keys of the same names were derived from them.
-_OF_THE_LAUNCH = ("scheduler", "slurm_conf", "engine", "container")
-
-_MAPPINGS = ("env_vars", "sbatch", "gpu_types")
-
-
-@dataclass(frozen=True, slots=True)
-class StageRun:
-    """One stage as planning prepares it for the function that plans its job.
-
-    `config` has the cluster as `stage_cluster` changes it for the stage, `node` is the stage's own `run`.
-    """
-
-    stage: str
-    config: RunConfig
-    node: RunConfigNode
-    paths: LaunchPaths
-
-    @property
-    def changes(self) -> Mapping[str, Any]:
-        """The stage's own changes to the cluster, which win over what the stage asks for by itself."""
-        return stage_changes(self.config, self.stage)
-
-
-def prepare(stage: str, node: RunConfigNode, config: RunConfig, number: int) -> StageRun:
-    """Prepare a launch of a stage; raise UserError if its names or its changes to the cluster are wrong."""
-    cluster = stage_cluster(config.cluster, stage, stage_changes(config, stage))
-    paths = launch_paths(stage, node, cluster, number)
-    return StageRun(stage, config.model_copy(update={"cluster": cluster}), node, paths)
 
 
 def stage_job(
@@ -116,28 +84,6 @@ def trainer_payload(run: StageRun, *module: str, options: Sequence[str] = ()) ->
     code = str(run.paths.code)
     argv = (python(run.config), "-u", "-m", *module, *config_arguments(run.paths), *options)
     return Payload(argv, working_dir=code, python_path=(code,))
-
-
-def launch_paths(stage: str, run: RunConfigNode, cluster: ClusterConfig, number: int) -> LaunchPaths:
-    """Return the paths of a launch; raise UserError if the run's name, or the job's, is no file name."""
-    job_name = f"{cluster.job_name_prefix}{run.name}"
-    for key, value, name in (
-        (f"{stage}.run.name", run.name, run.name),
-        ("cluster.job_name_prefix", cluster.job_name_prefix, job_name),
-    ):
-        if not SAFE_NAME.fullmatch(name):
-            raise UserError(
-                f"{key}={shown(value)}: not a safe file name",
-                key=key,
-                hint="valid: letters, digits and . _ + = - with a letter or digit first",
-            )
-        if len(name) > _LONGEST_NAME:
-            raise UserError(
-                f"{key}={shown(value)}: {len(name)} characters are too many for the names of its files",
-                key=key,
-                hint=f"valid: up to {_LONGEST_NAME}, cluster.job_name_prefix included",
-            )
-    return LaunchPaths(Path(run.results_dir).absolute(), run.name, job_name, number)
 
 
 def resources(cluster: ClusterConfig, run: RunConfigNode, *, nodes: int, tasks: int) -> Resources:
@@ -306,27 +252,3 @@ def python(config: RunConfig) -> str:
 def config_arguments(paths: LaunchPaths) -> tuple[str, str]:
     """Return Hydra's arguments for the configuration of a launch."""
     return f"--config-path={paths.directory}", f"--config-name={paths.config_name}"
-
-
-def stage_changes(config: RunConfig, stage: str) -> Mapping[str, Any]:
-    """Return the changes of `stage_cluster` for a stage."""
-    return next((changes for name, changes in config.stage_cluster.items() if name == stage), {})
-
-
-def stage_cluster(cluster: ClusterConfig, stage: str, changes: Mapping[str, Any]) -> ClusterConfig:
-    """Lay the changes of `stage_cluster` over the cluster; mappings are merged key by key."""
-    if not changes:
-        return cluster
-    path = f"stage_cluster.{stage}"
-    for key in _OF_THE_LAUNCH:
-        if key in changes:
-            other = f"cluster.{key}" if key in ("scheduler", "slurm_conf") else key
-            raise UserError(
-                f"{path}.{key}: not a stage's own, but the launch's", key=f"{path}.{key}", hint=f"{other}=..."
-            )
-    ours = cluster.model_dump()
-    merged = {**ours, **changes}
-    for key in _MAPPINGS:
-        if isinstance(changes.get(key), Mapping):
-            merged[key] = {**ours[key], **changes[key]}
-    return parse(ClusterConfig, merged, path)

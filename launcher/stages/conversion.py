@@ -6,19 +6,20 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from launcher.config.stage_schema import ConversionConfig, TrainedRun, TrainingConfig
+from launcher.config.schema import RunConfig
+from launcher.config.stage_schema import ConversionConfig, TrainedRun
 from launcher.errors import UserError, shown
 from launcher.plan import Job
-from launcher.runs.paths import LaunchPaths
 from launcher.runs.trained import checkpoints_of
 from launcher.stages.checkpoint_source import (
     STEP,
+    configuration_of,
     directory_of,
     required_source,
     tokenizer_directories,
+    training_of_source,
 )
 from launcher.stages.common import (
-    StageRun,
     cpu_cluster,
     cpu_environment,
     resources,
@@ -26,6 +27,7 @@ from launcher.stages.common import (
     trainer_payload,
 )
 from launcher.stages.nemo import nemo_conversion_job
+from launcher.stages.stage import Stage, StageRun, training_paths
 
 STAGE: Final = "conversion"
 # One thread copies tensors; the other loads and writes.
@@ -33,12 +35,12 @@ _CORES = 2
 _PATHS = ("source", "output", "tokenizer_dir")
 
 
-def behind_training(
-    conversion: ConversionConfig, training: TrainingConfig, paths: LaunchPaths
-) -> ConversionConfig:
-    """Return a conversion of the checkpoints of the training before it; `paths` are any launch's of that."""
-    if conversion.source is not None:
+def _follow(conversion: ConversionConfig, before: RunConfig) -> ConversionConfig:
+    """Return a conversion of the checkpoints of the training before it, if there is one."""
+    training = before.training
+    if training is None or conversion.source is not None:
         return conversion
+    paths = training_paths(before, training)
     changes = {
         "source": str(checkpoints_of(dict(training), paths)),
         "model": training.model if conversion.model is None else conversion.model,
@@ -48,7 +50,21 @@ def behind_training(
     return conversion.model_copy(update=changes)
 
 
-def conversion_job(run: StageRun, conversion: ConversionConfig) -> Job:
+def _with_training(config: RunConfig, conversion: ConversionConfig) -> list[RunConfig]:
+    """Return the configuration with what the run of the source says of its training."""
+    model = configuration_of(conversion.model, f"{STAGE}.model")
+    changes: dict[str, Any] = {"model": model.get("model", model) if model is not None else None}
+    training = training_of_source(conversion.source)
+    if training is not None and conversion.training is None:
+        changes |= {
+            "model": changes["model"] or training.config.get("model"),
+            "model_type": conversion.model_type or training.model_type,
+            "training": TrainedRun(run=training.manifest.run, directory=str(training.paths.run_dir)),
+        }
+    return [config.model_copy(update={STAGE: conversion.model_copy(update=changes)})]
+
+
+def _plan(run: StageRun, conversion: ConversionConfig) -> Job:
     """Plan a conversion: one task on one node, without GPUs.
 
     Raise UserError if nothing says what to convert, or the engine's own programs would have to.
@@ -122,3 +138,10 @@ def _readable(node: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
         yield Path(node["check"]["text"]), f"{STAGE}.check.text"
     if node["training"] is not None:
         yield Path(node["training"]["directory"]), f"{STAGE}.training.directory"
+
+
+def _writes(_config: RunConfig, conversion: ConversionConfig) -> list[Path]:
+    return [directory_of(Path(conversion.output).absolute())]
+
+
+CONVERSION = Stage(STAGE, ConversionConfig, _plan, split=_with_training, follow=_follow, writes=_writes)

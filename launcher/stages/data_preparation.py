@@ -18,13 +18,13 @@ from launcher.config.stage_schema import DataPreparationConfig, SourceConfig
 from launcher.errors import UserError
 from launcher.plan import Job, Queue
 from launcher.stages.common import (
-    StageRun,
     cpu_cluster,
     cpu_environment,
     resources,
     stage_job,
     trainer_payload,
 )
+from launcher.stages.stage import Stage, StageRun
 
 STAGE: Final = "data_preparation"
 # The parts, in their order, with what is added to the name of the run.
@@ -36,14 +36,11 @@ _MODEL = "model"
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
-def by_phase(config: RunConfig) -> list[RunConfig]:
-    """Return one configuration for each job that a stage takes: several for an array of tasks.
+def _by_phase(config: RunConfig, preparation: DataPreparationConfig) -> list[RunConfig]:
+    """Return one configuration for each job: several for an array of tasks.
 
     Without a queue in which a job could wait, a single process does the work of all tasks.
     """
-    preparation = config.data_preparation
-    if config.stages != [STAGE] or preparation is None:
-        return [config]
     if preparation.phase is not None:
         return [_of_phase(config, preparation, preparation.phase)]
     if preparation.tasks == 1 or config.cluster.scheduler != "slurm":
@@ -62,7 +59,7 @@ def _of_phase(config: RunConfig, preparation: DataPreparationConfig, phase: str)
     return config.model_copy(update={STAGE: own})
 
 
-def data_preparation_job(run: StageRun, preparation: DataPreparationConfig) -> Job:
+def _plan(run: StageRun, preparation: DataPreparationConfig) -> Job:
     """Plan a preparation, or a part of it: one task on one node, or an array of such, without GPUs."""
     outputs: dict[Path, str | None] = {Path(preparation.output_prefix).parent: f"{STAGE}.output_prefix"}
     outputs.setdefault(Path(preparation.work_dir).parent, f"{STAGE}.work_dir")
@@ -162,3 +159,12 @@ def directory_of(path: Path) -> Path:
     while glob.has_magic(str(path)):
         path = path.parent
     return path
+
+
+def _writes(_config: RunConfig, preparation: DataPreparationConfig) -> Iterator[Path]:
+    prefix = preparation.output_prefix
+    yield from (Path(prefix), Path(preparation.tokenizer_dir))
+    yield from (Path(f"{prefix}_{split}") for split in preparation.splits or ())
+
+
+DATA_PREPARATION = Stage(STAGE, DataPreparationConfig, _plan, split=_by_phase, writes=_writes)

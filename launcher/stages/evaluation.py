@@ -10,19 +10,20 @@ from pathlib import Path
 from typing import Any, Final
 
 from launcher.config.schema import RunConfig, parse
-from launcher.config.stage_schema import ConversionConfig, EvaluationConfig, TrainerNode, TrainingConfig
+from launcher.config.stage_schema import EvaluationConfig, TrainerNode
 from launcher.errors import UserError
 from launcher.plan import Job
 from launcher.runs.paths import LaunchPaths
 from launcher.runs.trained import checkpoints_of
 from launcher.stages.checkpoint_source import (
     STEP,
+    configuration_of,
     directory_of,
     required_source,
     tokenizer_directories,
+    training_of_source,
 )
 from launcher.stages.common import (
-    StageRun,
     cpu_cluster,
     cpu_environment,
     resources,
@@ -30,6 +31,7 @@ from launcher.stages.common import (
     trainer_payload,
     with_gpu_per_task,
 )
+from launcher.stages.stage import Stage, StageRun, training_paths
 from launcher.stages.training import launch_config, reads_data_dir
 
 STAGE: Final = "evaluation"
@@ -45,26 +47,35 @@ _CORES = 2
 _PATHS = ("source", "converted", "results")
 
 
-def behind_training(
-    evaluation: EvaluationConfig, config: RunConfig, training: TrainingConfig, paths: LaunchPaths
-) -> EvaluationConfig:
-    """Return an evaluation of the checkpoints of the training before it; `paths` are any launch's of that."""
-    changes = {
-        "source": evaluation.source or str(checkpoints_of(dict(training), paths)),
-        "training": evaluation.training or launch_config(config, training, paths),
-        "results": evaluation.results or str(paths.evaluations),
-    }
+def _with_training(config: RunConfig, evaluation: EvaluationConfig) -> list[RunConfig]:
+    """Return the configuration with what the run of the source says of its training."""
+    changes: dict[str, Any] = {"training": configuration_of(evaluation.training, f"{STAGE}.training")}
+    training = training_of_source(evaluation.source)
+    if training is not None:
+        changes = {
+            "training": changes["training"] or dict(training.config),
+            "results": evaluation.results or str(training.paths.evaluations),
+        }
+    return [config.model_copy(update={STAGE: evaluation.model_copy(update=changes)})]
+
+
+def _follow(evaluation: EvaluationConfig, before: RunConfig) -> EvaluationConfig:
+    """Return an evaluation of the checkpoints of the training before it, and of the converted model."""
+    changes: dict[str, Any] = {}
+    training, conversion = before.training, before.conversion
+    if training is not None:
+        paths = training_paths(before, training)
+        changes = {
+            "source": evaluation.source or str(checkpoints_of(dict(training), paths)),
+            "training": evaluation.training or launch_config(before, training, paths),
+            "results": evaluation.results or str(paths.evaluations),
+        }
+    if conversion is not None and conversion.to == "huggingface":
+        changes["converted"] = evaluation.converted or conversion.output
     return evaluation.model_copy(update=changes)
 
 
-def behind_conversion(evaluation: EvaluationConfig, conversion: ConversionConfig) -> EvaluationConfig:
-    """Return an evaluation of the model that the conversion before it writes."""
-    if conversion.to != "huggingface" or evaluation.converted is not None:
-        return evaluation
-    return evaluation.model_copy(update={"converted": conversion.output})
-
-
-def evaluation_job(run: StageRun, evaluation: EvaluationConfig) -> Job:
+def _plan(run: StageRun, evaluation: EvaluationConfig) -> Job:
     """Plan an evaluation: as many tasks as the model's layout needs.
 
     Raise UserError if nothing says what to evaluate or how it was trained, our trainer cannot read it, or its
@@ -190,3 +201,6 @@ def _readable(
     for name in lm_eval["tasks"]:
         if Path(name).is_absolute():
             yield Path(name).parent, f"{STAGE}.lm_eval.tasks"
+
+
+EVALUATION = Stage(STAGE, EvaluationConfig, _plan, split=_with_training, follow=_follow)

@@ -12,7 +12,8 @@ from launcher.config.schema import RunConfig
 from launcher.config.stage_schema import RunConfigNode
 from launcher.errors import UserError
 from launcher.plan import Job, Payload
-from launcher.stages.common import WITHOUT_GPUS, StageRun, prepare, resources, stage_changes, stage_job
+from launcher.stages.common import WITHOUT_GPUS, resources, stage_job
+from launcher.stages.stage import StageRun, prepare, stage_changes
 
 STAGE = "image"
 
@@ -28,50 +29,49 @@ _LONGEST_NAME = 100
 class ImageWork:
     """The work of the job: to run `slipway` with `arguments`, whose paths are absolute, which makes `target`.
 
-    `name` is the stem of the file: the run is called ``image_<name>``, or nearly so.
+    `name` is the stem of the file: the run is called ``image_<name>``, or nearly so. It is planned as a stage
+    is, see `launcher.stages.stage.Stage`.
     """
 
     name: str
     arguments: tuple[str, ...]
     target: Path
 
+    def prepare(self, config: RunConfig, number: int) -> StageRun:
+        """Prepare a launch that makes an image; its run's directory lies beside those of trainings.
 
-def image_job(run: StageRun, work: ImageWork) -> Job:
-    """Plan the job that makes an image; raise UserError if there is no queue for it."""
-    cluster = run.config.cluster
-    if cluster.scheduler != "slurm":
-        raise UserError(
-            f"cluster.scheduler={cluster.scheduler}: a job of Slurm's makes an image, or this machine",
-            key="cluster.scheduler",
-            hint="slipway image build|import without --on-cluster, or launch --build=host",
+        `stage_cluster.image` wins over the job's own changes to the cluster.
+        """
+        name = _run_name(self.name)
+        node = RunConfigNode(
+            name=name,
+            results_dir=f"{config.base_results_dir}/{name}",
+            time_limit=config.image_job.time_limit,
+            # Of two that make the same image the second one finds it made.
+            dependency="singleton",
         )
-    argv = (sys.executable, "-u", "-m", "launcher.cli.app", *work.arguments)
-    payload = Payload(argv, str(run.paths.directory), python_path=(str(_PACKAGE_ROOT),))
-    return stage_job(run, resources(cluster, run.node, nodes=1, tasks=1), payload, engine=STAGE)
+        requested = {"cpus_per_task": config.image_job.cpus_per_task, "mem": config.image_job.mem}
+        changes = {**WITHOUT_GPUS, **{key: value for key, value in requested.items() if value is not None}}
+        own = stage_changes(config, STAGE)
+        cluster = config.cluster.model_copy(
+            update={key: value for key, value in changes.items() if key not in own}
+        )
+        # The launcher itself runs in it, whatever the trainings run in.
+        changed = config.model_copy(update={"cluster": cluster, "container": None})
+        return prepare(STAGE, node, changed, number)
 
-
-def prepare_image(config: RunConfig, work: ImageWork, number: int) -> StageRun:
-    """Prepare a launch that makes an image; its run's directory lies beside those of trainings.
-
-    `image_job` changes the cluster, and `stage_cluster.image` wins over it.
-    """
-    name = _run_name(work.name)
-    node = RunConfigNode(
-        name=name,
-        results_dir=f"{config.base_results_dir}/{name}",
-        time_limit=config.image_job.time_limit,
-        # Of two that make the same image the second one finds it made.
-        dependency="singleton",
-    )
-    requested = {"cpus_per_task": config.image_job.cpus_per_task, "mem": config.image_job.mem}
-    changes = {**WITHOUT_GPUS, **{key: value for key, value in requested.items() if value is not None}}
-    own = stage_changes(config, STAGE)
-    cluster = config.cluster.model_copy(
-        update={key: value for key, value in changes.items() if key not in own}
-    )
-    # The launcher itself runs in it, whatever the trainings run in.
-    changed = config.model_copy(update={"cluster": cluster, "container": None})
-    return prepare(STAGE, node, changed, number)
+    def job(self, run: StageRun) -> Job:
+        """Plan the job that makes an image; raise UserError if there is no queue for it."""
+        cluster = run.config.cluster
+        if cluster.scheduler != "slurm":
+            raise UserError(
+                f"cluster.scheduler={cluster.scheduler}: a job of Slurm's makes an image, or this machine",
+                key="cluster.scheduler",
+                hint="slipway image build|import without --on-cluster, or launch --build=host",
+            )
+        argv = (sys.executable, "-u", "-m", "launcher.cli.app", *self.arguments)
+        payload = Payload(argv, str(run.paths.directory), python_path=(str(_PACKAGE_ROOT),))
+        return stage_job(run, resources(cluster, run.node, nodes=1, tasks=1), payload, engine=STAGE)
 
 
 def _run_name(image: str) -> str:

@@ -10,10 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from launcher.config.stage_schema import ModelType
+from pydantic import ConfigDict, Field
+
+from launcher.config.schema import RunConfig, parse
+from launcher.config.stage_schema import ModelType, StrictModel, TrainingConfig
+from launcher.config.values import Whole
 from launcher.errors import UserError, shown
-from launcher.plan import Payload
-from launcher.stages.common import StageRun, python
+from launcher.plan import Payload, Resources
+from launcher.stages.common import python
 from launcher.stages.megatron_lm_model import (
     Option,
     argument_vector,
@@ -25,6 +29,7 @@ from launcher.stages.megatron_lm_model import (
     values,
 )
 from launcher.stages.names_and_paths import whole_path
+from launcher.stages.stage import Engine, StageRun, refuse_resume
 
 # NeMo's schedules, and the curve of Megatron-LM that each is after its warm-up.
 _DECAY = {
@@ -51,12 +56,66 @@ _FP8 = same_names("fp8_recipe", "fp8_margin", "fp8_amax_history_len", "fp8_amax_
 _RESETS = same_names("reset_position_ids", "reset_attention_mask", "eod_mask_loss")
 
 
-def megatron_lm_payload(run: StageRun, model_type: ModelType, written: Mapping[str, Any]) -> Payload:
+class _Computed(StrictModel):
+    """Keys of NeMo's that options are computed from, whose types therefore count."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class _Schedule(_Computed):
+    warmup_steps: Whole | None = None
+    warmup_ratio: float | None = None
+    constant_steps: Whole | None = None
+
+
+class _Optimizer(_Computed):
+    betas: list[float] | None = Field(default=None, min_length=2)
+    sched: _Schedule | None = None
+
+
+class _Stack(_Computed):
+    num_layers: Whole
+
+
+class _Model(_Computed):
+    tensor_model_parallel_size: Whole
+    pipeline_model_parallel_size: Whole
+    virtual_pipeline_model_parallel_size: Whole | None = None
+    pipeline_model_parallel_split_rank: Whole | None = None
+    context_parallel_size: Whole = 1
+    optim: _Optimizer
+    data: dict[str, Any]
+    tokenizer: dict[str, Any]
+
+
+class _ModelOfOneStack(_Model, _Stack): ...
+
+
+class _ModelOfTwoStacks(_Model):
+    encoder: _Stack
+    decoder: _Stack
+
+
+class _Trainer(_Computed):
+    max_steps: Whole
+
+
+def _configure(config: RunConfig, training: TrainingConfig, written: dict[str, Any]) -> dict[str, Any]:
+    """Refuse what no option says to Megatron-LM."""
+    refuse_resume(config, training.resume)
+    if training.restore_from_path is not None:
+        key = "training.restore_from_path"
+        message = f"{key}={shown(training.restore_from_path)}: engine=megatron_lm has no such option; "
+        raise UserError(f"{message}engine=megatron and engine=nemo have", key=key)
+    return written
+
+
+def _payload(run: StageRun, training: TrainingConfig, written: Mapping[str, Any]) -> Payload:
     """Return a script of Megatron-LM's, which reads no file of ours: `written` becomes its arguments.
 
     Raise UserError if the configuration asks for what Megatron-LM has no option for.
     """
-    root = whole_path(run.config.megatron_lm_path, "megatron_lm_path")
+    root, model_type = whole_path(run.config.megatron_lm_path, "megatron_lm_path"), training.run.model_type
     start = (python(run.config), "-u", str(run.paths.megatron_lm), root, model_type)
     return Payload(
         argv=(*start, *megatron_lm_arguments(written, model_type)),
@@ -71,7 +130,10 @@ def megatron_lm_arguments(written: Mapping[str, Any], model_type: ModelType) -> 
 
     `written` is the launch's configuration: its nodes ``trainer``, ``exp_manager`` and ``model``.
     """
-    return argument_vector(_options(written["trainer"], written["exp_manager"], written["model"], model_type))
+    trainer, exp_manager, model = (written[name] for name in ("trainer", "exp_manager", "model"))
+    parse(_Trainer, trainer, "training.trainer")
+    parse(_ModelOfTwoStacks if model_type == "t5" else _ModelOfOneStack, model, "training.model")
+    return argument_vector(_options(trainer, exp_manager, model, model_type))
 
 
 def _options(
@@ -83,10 +145,10 @@ def _options(
     yield from model_options(model, model_type)
     yield from _parallelism(model, model_type)
     yield from _precision(trainer, model, model_type)
-    yield from _optimizer(trainer, model.get("optim", {}))
-    yield from _schedule(trainer, model.get("optim", {}))
+    yield from _optimizer(trainer, model["optim"])
+    yield from _schedule(trainer, model["optim"])
     yield from _data(model, model_type)
-    yield from _tokenizer(model.get("tokenizer", {}), model_type)
+    yield from _tokenizer(model["tokenizer"], model_type)
     yield from _saving_and_logging(trainer, exp_manager, model)
 
 
@@ -134,9 +196,11 @@ def _precision(
         yield from values(_FP8, model)
 
 
-def megatron_lm_environment(written: Mapping[str, Any], model_type: ModelType) -> dict[str, str]:
+def _environment(
+    written: Mapping[str, Any], training: TrainingConfig, _requested: Resources
+) -> dict[str, str]:
     """Return the variables for Transformer Engine, as NeMo sets them."""
-    scales = _scales_scores(written["trainer"], written["model"], model_type)
+    scales = _scales_scores(written["trainer"], written["model"], training.run.model_type)
     return {"NVTE_APPLY_QK_LAYER_SCALING": "1"} if scales else {}
 
 
@@ -287,3 +351,6 @@ def _minutes(text: str) -> int:
         )
     days, hours, minutes, _ = map(int, parts)
     return (days * 24 + hours) * 60 + minutes
+
+
+MEGATRON_LM = Engine(_configure, _payload, _environment)

@@ -169,11 +169,11 @@ def _shape(model: Mapping[str, Any], stack: Mapping[str, Any], model_type: Model
     yield flag("--group-query-attention", groups is not None)
     yield "--num-query-groups", groups
     if model_type == "t5":
-        yield "--encoder-seq-length", data["seq_length"]
-        yield "--decoder-seq-length", data["seq_length_dec"]
+        yield "--encoder-seq-length", data.get("seq_length")
+        yield "--decoder-seq-length", data.get("seq_length_dec")
     else:
-        yield "--seq-length", data["seq_length"]
-    yield "--max-position-embeddings", model["max_position_embeddings"]
+        yield "--seq-length", data.get("seq_length")
+    yield "--max-position-embeddings", model.get("max_position_embeddings")
     yield "--make-vocab-size-divisible-by", model.get("make_vocab_size_divisible_by")
     shared = "share_decoder_tokens_head_embeddings" if model_type == "t5" else _SHARED_EMBEDDINGS
     yield flag("--untie-embeddings-and-output-weights", not model.get(shared, True))

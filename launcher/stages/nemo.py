@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from launcher.config.schema import RunConfig
 from launcher.config.stage_schema import ConversionConfig, TrainingConfig
 from launcher.errors import UserError, shown
 from launcher.plan import Job, Payload
 from launcher.stages.checkpoint_source import directory_of
 from launcher.stages.common import (
-    StageRun,
     config_arguments,
     python,
     resources,
@@ -21,6 +21,7 @@ from launcher.stages.common import (
     with_gpu_per_task,
 )
 from launcher.stages.names_and_paths import whole_path
+from launcher.stages.stage import Engine, StageRun, refuse_resume
 
 _SCRIPTS = "examples/nlp/language_modeling"
 
@@ -44,7 +45,7 @@ _LLAMA: Mapping[str, tuple[Any, ...]] = {
 }
 
 
-def nemo_payload(run: StageRun, training: TrainingConfig) -> Payload:
+def _payload(run: StageRun, training: TrainingConfig, _written: Mapping[str, Any]) -> Payload:
     """Return a payload of NeMo's own script, which reads the launch's configuration.
 
     Raise UserError if the script builds no such model, or the job has a name that Lightning misreads.
@@ -86,15 +87,22 @@ def _check_model(model_type: str, model: Mapping[str, Any]) -> None:
         )
 
 
-def adapt_to_nemo(trainer: dict[str, Any], exp_manager: dict[str, Any]) -> None:
-    """Change the nodes of a launch's configuration to what NeMo needs in order to resume.
+def _configure(config: RunConfig, training: TrainingConfig, written: dict[str, Any]) -> dict[str, Any]:
+    """Change the nodes to what NeMo needs in order to resume, and add the keys beside them.
 
     `trainer.max_time` is of all launches of a run together for Lightning, whose clock is part of the
     checkpoint; NeMo's own `max_time_per_run` starts anew with each.
     """
+    refuse_resume(config, training.resume)
+    trainer, exp_manager = written["trainer"], written["exp_manager"]
     if exp_manager.get("max_time_per_run") is None and trainer.get("max_time") is not None:
         exp_manager["max_time_per_run"] = trainer["max_time"]
         trainer["max_time"] = None
+    roots = {"name": training.name, "restore_from_path": training.restore_from_path}
+    return {**{key: value for key, value in roots.items() if value is not None}, **written}
+
+
+NEMO = Engine(_configure, _payload)
 
 
 def nemo_conversion_job(

@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.config.overrides import STAGES
 from launcher.config.schema import RunConfig
 from launcher.config.secrets import check_secrets
-from launcher.config.stage_schema import StageConfig, TrainingConfig
 from launcher.errors import UserError
-from launcher.plan import Assumptions, Job, Plan
-from launcher.runs.paths import LaunchPaths
-from launcher.stages.command import command_job, with_own_container
-from launcher.stages.common import StageRun, launch_paths, prepare
-from launcher.stages.conversion import STAGE as CONVERSION
-from launcher.stages.conversion import behind_training as conversion_behind_training
-from launcher.stages.conversion import conversion_job
-from launcher.stages.data_preparation import by_phase, data_preparation_job
-from launcher.stages.evaluation import STAGE as EVALUATION
-from launcher.stages.evaluation import behind_conversion as evaluation_behind_conversion
-from launcher.stages.evaluation import behind_training as evaluation_behind_training
-from launcher.stages.evaluation import evaluation_job
-from launcher.stages.job_environment import add_environment
-from launcher.stages.training import training_job
-from launcher.stages.workspace import STAGE as WORKSPACE
-from launcher.stages.workspace import workspace_job
+from launcher.plan import Assumptions, Plan
+from launcher.stages.command import COMMAND
+from launcher.stages.conversion import CONVERSION
+from launcher.stages.data_preparation import DATA_PREPARATION
+from launcher.stages.evaluation import EVALUATION
+from launcher.stages.stage import Stage, StageRun
+from launcher.stages.training import TRAINING
+from launcher.stages.workspace import WORKSPACE
 
 if TYPE_CHECKING:
     from launcher.stages.image import ImageWork
+
+# Every stage by its name.
+_STAGES: Mapping[str, Stage[Any]] = {
+    stage.name: stage for stage in (DATA_PREPARATION, TRAINING, CONVERSION, EVALUATION, WORKSPACE, COMMAND)
+}
 
 
 def by_stage(config: RunConfig) -> list[RunConfig]:
@@ -37,7 +33,7 @@ def by_stage(config: RunConfig) -> list[RunConfig]:
 
     Raise UserError if the stages cannot be launched one after the other.
     """
-    configs = [part for stage in _apart(config) for part in by_phase(with_own_container(stage))]
+    configs = [part for stage in _apart(config) for part in _split(stage)]
     directories = [prepare_launch(part).paths.run_dir for part in configs] if len(configs) > 1 else []
     double = next((path for position, path in enumerate(directories) if path in directories[:position]), None)
     if double is not None:
@@ -51,10 +47,28 @@ def by_stage(config: RunConfig) -> list[RunConfig]:
 
 
 def stage_name(config: RunConfig) -> str:
-    """Return the name of a launch among those of one command: its stage, with the part of a preparation."""
+    """Return the name of a launch among those of one command: its stage, with its part of several jobs."""
     (stage,) = config.stages
-    phase = config.data_preparation.phase if config.data_preparation is not None else None
+    phase = getattr(getattr(config, stage), "phase", None)
     return f"{stage}.{phase}" if phase is not None else stage
+
+
+def outputs_of(configs: Iterable[RunConfig]) -> Iterator[Path]:
+    """Yield the files and directories that launches leave to later stages."""
+    for config in configs:
+        stage = stage_of(config)
+        yield from stage.writes(config, stage.node(config))
+
+
+def stage_of(config: RunConfig) -> Stage[Any]:
+    """Return the one stage of a configuration."""
+    (name,) = config.stages
+    return _STAGES[name]
+
+
+def _split(config: RunConfig) -> Iterable[RunConfig]:
+    stage = stage_of(config)
+    return stage.split(config, stage.node(config))
 
 
 def _apart(config: RunConfig) -> list[RunConfig]:
@@ -63,47 +77,27 @@ def _apart(config: RunConfig) -> list[RunConfig]:
     if len(config.stages) == 1:
         return [config]
     _check_order(config)
-    # What does not belong to a stage is taken out: nothing later on has to know that there are others.
-    nodes = {stage: getattr(config, stage) for stage in STAGES}
-    return [
-        config.model_copy(
-            update={
-                "stages": [stage],
-                **dict.fromkeys(STAGES),
-                stage: _behind(config, nodes, config.stages[:position], stage),
-            }
-        )
-        for position, stage in enumerate(config.stages)
-    ]
+    return [_behind(config, position) for position in range(len(config.stages))]
 
 
-def _behind(config: RunConfig, nodes: Mapping[str, Any], before: Sequence[str], stage: str) -> Any:
-    """Return the node of a stage, with what it takes from the stages before it."""
-    node, training = nodes[stage], config.training if "training" in before else None
-    if node is None:
-        return node
-    if stage == CONVERSION and training is not None:
-        return conversion_behind_training(node, training, training_paths(config, training))
-    if stage == EVALUATION and training is not None:
-        node = evaluation_behind_training(node, config, training, training_paths(config, training))
-    if stage == EVALUATION and CONVERSION in before and config.conversion is not None:
-        node = evaluation_behind_conversion(node, config.conversion)
-    return node
+def _behind(config: RunConfig, position: int) -> RunConfig:
+    """Return the configuration of a stage alone, with what it takes from the stages before it.
 
-
-def training_paths(config: RunConfig, training: TrainingConfig) -> LaunchPaths:
-    """Return the paths of the training's first launch: those of its run are all that a later stage needs."""
-    return launch_paths("training", training.run, config.cluster, number=1)
+    What belongs to other stages is taken out: nothing later on has to know that there are others.
+    """
+    before, name = config.stages[:position], config.stages[position]
+    earlier: dict[str, Any] = dict.fromkeys(STAGES) | {stage: getattr(config, stage) for stage in before}
+    stage = _STAGES[name]
+    node = stage.follow(stage.node(config), config.model_copy(update=earlier))
+    return config.model_copy(update={**dict.fromkeys(STAGES), "stages": [name], name: node})
 
 
 def _check_order(config: RunConfig) -> None:
     stages, setting = config.stages, f"stages=[{','.join(config.stages)}]"
-    if WORKSPACE in stages:
-        raise UserError(
-            f"{setting}: a workspace is a shell to sit at; nothing waits for its end",
-            key="stages",
-            hint=f"by itself: stages=[{WORKSPACE}]",
-        )
+    for stage in stages:
+        why = _STAGES[stage].alone
+        if why is not None:
+            raise UserError(f"{setting}: {why}", key="stages", hint=f"by itself: stages=[{stage}]")
     if len(set(stages)) < len(stages):
         raise UserError(f"{setting}: a stage is named twice", key="stages")
     if config.cluster.scheduler != "slurm":
@@ -138,55 +132,24 @@ def _check_every(config: RunConfig) -> None:
             )
 
 
-def prepare_launch(config: RunConfig, number: int = 1, work: ImageWork | None = None) -> StageRun:
+def prepare_launch(config: RunConfig, work: ImageWork | None = None) -> StageRun:
     """Prepare a launch of the one stage of a configuration (see `by_stage`), or of the work on an image.
 
     Raise UserError if the group of the stage is not in the configuration, or a name cannot be a file's.
     """
-    if work is not None:
-        from launcher.stages.image import prepare_image  # late: few launches make an image
-
-        return prepare_image(config, work, number)
-    (stage,) = config.stages
-    node: StageConfig | None = getattr(config, stage)
-    if node is None:
-        message = f"stages=[{stage}]: the group {stage} is not in the configuration"
-        raise UserError(message, key="stages", also=(stage,), hint=f"choose: {stage}=...")
-    return prepare(stage, node.run, config, number)
+    return (work or stage_of(config)).prepare(config, number=1)
 
 
 def plan_launch(config: RunConfig, *, number: int, tag: str, work: ImageWork | None = None) -> Plan:
     """Plan one launch of one stage, or of the work on an image. A pure function of its arguments."""
-    run = prepare_launch(config, number, work)
-    config = run.config
-    check_secrets(config)
-    if work is None:
-        job = add_environment(_job(run), config, run.paths)
-    else:
-        from launcher.stages.image import image_job  # late, as above
-
-        job = image_job(run, work)
+    stage = work or stage_of(config)
+    run = stage.prepare(config, number)
+    check_secrets(run.config)
     return Plan(
         paths=run.paths,
         tag=tag,
-        scheduler=config.cluster.scheduler,
-        slurm_conf=config.cluster.slurm_conf,
-        job=replace(job, every=getattr(getattr(config, run.stage, None), "every", None)),
-        assumptions=Assumptions(**dict(config.estimates)),
+        scheduler=run.config.cluster.scheduler,
+        slurm_conf=run.config.cluster.slurm_conf,
+        job=stage.job(run),
+        assumptions=Assumptions(**dict(run.config.estimates)),
     )
-
-
-def _job(run: StageRun) -> Job:
-    config = run.config
-    if config.workspace is not None and config.training is not None:
-        return workspace_job(run, config.workspace, config.training)
-    if config.training is not None:
-        return training_job(run, config.training)
-    if config.conversion is not None:
-        return conversion_job(run, config.conversion)
-    if config.evaluation is not None:
-        return evaluation_job(run, config.evaluation)
-    if config.command is not None:
-        return command_job(run, config.command)
-    assert config.data_preparation is not None
-    return data_preparation_job(run, config.data_preparation)

@@ -11,33 +11,35 @@ from typing import Any
 
 from arithmetic.gpus import trainer_rows
 from launcher.config.schema import RunConfig, parse
-from launcher.config.stage_schema import ResumeNode, TrainerNode, TrainingConfig
+from launcher.config.stage_schema import TrainerNode, TrainingConfig
 from launcher.errors import Mistakes, UserError, shown
 from launcher.plan import Chain, Job, Payload, Resources
 from launcher.runs.paths import LaunchPaths
+from launcher.runs.trained import checkpoints_of
 from launcher.slurm.notations import parse_time_limit
-from launcher.stages.common import StageRun, environment, resources, stage_job, trainer_payload
-from launcher.stages.megatron_lm import megatron_lm_environment, megatron_lm_payload
-from launcher.stages.nemo import adapt_to_nemo, nemo_payload
+from launcher.stages.common import environment, resources, stage_job, trainer_payload
+from launcher.stages.megatron_lm import MEGATRON_LM
+from launcher.stages.nemo import NEMO
+from launcher.stages.stage import Engine, Stage, StageRun, training_paths
 
 # Long enough for the last checkpoint of most; of a short limit a part, so that there is something to save.
 _LONGEST_MARGIN = 300
 _MARGIN_PART = 4
 
 
-def training_job(run: StageRun, training: TrainingConfig) -> Job:
+def plan_training(run: StageRun, training: TrainingConfig) -> Job:
     """Plan the pretraining of one model."""
     config, paths = run.config, run.paths
     _check_range(config)
     trainer = parse(TrainerNode, training.trainer, "training.trainer")
-    written = launch_config(config, training, paths)
+    written, engine = launch_config(config, training, paths), _ENGINES[config.engine]
     requested = _resources(config, training, trainer)
     job = stage_job(
         run,
         requested,
-        _payload(run, training, written),
+        engine.payload(run, training, written),
         engine=config.engine,
-        variables={**_environment(config, training, written, requested), **environment(config)},
+        variables={**engine.environment(written, training, requested), **environment(config)},
         readable={Path(config.data_dir): "data_dir"} if reads_data_dir(config, written) else {},
         directories={paths.results: None, paths.checkpoints: None},
     )
@@ -75,31 +77,8 @@ def reads_data_dir(config: RunConfig, written: Mapping[str, Any]) -> bool:
     model = written["model"]
     if model["data"].get("data_impl") != "mock":
         return True
-    # Mock data come from no file, and our trainer needs no tokenizer for them.
-    unread = {"data", "tokenizer"} if config.engine == "megatron" else {"data"}
-    rest = {name: value for name, value in model.items() if name not in unread}
+    rest = {name: value for name, value in model.items() if name not in _ENGINES[config.engine].unread}
     return config.data_dir in str([{**written, "model": rest}, config.env_vars])
-
-
-def _payload(run: StageRun, training: TrainingConfig, written: dict[str, Any]) -> Payload:
-    match run.config.engine:
-        case "nemo":
-            return nemo_payload(run, training)
-        case "megatron_lm":
-            return megatron_lm_payload(run, training.run.model_type, written)
-        case "megatron":
-            return trainer_payload(run, "trainer.pretrain")
-
-
-def _environment(
-    config: RunConfig, training: TrainingConfig, written: dict[str, Any], requested: Resources
-) -> dict[str, str]:
-    if config.engine == "megatron":
-        rows = trainer_rows(requested.gpu_types)
-        return {"SLIPWAY_GPUS": json.dumps(rows)} if rows else {}
-    if config.engine == "megatron_lm":
-        return megatron_lm_environment(written, training.run.model_type)
-    return {}
 
 
 def launch_config(config: RunConfig, training: TrainingConfig, paths: LaunchPaths) -> dict[str, Any]:
@@ -107,7 +86,7 @@ def launch_config(config: RunConfig, training: TrainingConfig, paths: LaunchPath
 
     Only what the user left at its default is filled in.
     """
-    engine, nodes = config.engine, _node_range(config)
+    nodes = _node_range(config)
     trainer, exp_manager = copy.deepcopy(training.trainer), copy.deepcopy(training.exp_manager)
     model = copy.deepcopy(training.model)
     data = _node(model, "data", "training.model")
@@ -121,50 +100,9 @@ def launch_config(config: RunConfig, training: TrainingConfig, paths: LaunchPath
         # NeMo would write its index files beside the data, which the container sees read-only.
         data["index_mapping_dir"] = str(paths.run_dir / "index_mapping")
     if nodes is not None:
-        # Our trainer counts the nodes itself where it is told no number; NeMo is told it in the job.
-        least, most = nodes
-        trainer["num_nodes"] = None if engine == "megatron" and most is not None else least
-    if engine == "nemo":
-        adapt_to_nemo(trainer, exp_manager)
-    if engine != "megatron":
-        _check_resume(training.resume, engine)
-    if engine == "megatron_lm" and training.restore_from_path is not None:
-        key = "training.restore_from_path"
-        message = f"{key}={shown(training.restore_from_path)}: engine=megatron_lm has no such option; "
-        raise UserError(f"{message}engine=megatron and engine=nemo have", key=key)
-    return {
-        **(_roots(training) if engine == "nemo" else {}),
-        "run": dict(training.run),
-        "trainer": trainer,
-        "exp_manager": exp_manager,
-        "model": model,
-        **(_start(training) if engine == "megatron" else {}),
-    }
-
-
-def _start(training: TrainingConfig) -> dict[str, Any]:
-    """Return what says from where our trainer starts; an earlier version of it knows no newer key."""
-    path, resume = training.restore_from_path, training.resume
-    node = {name: value for name, value in resume if name != "accept_data" or value is not None}
-    return {
-        "resume": node,
-        **({"restore_from_path": path} if path is not None else {}),
-    }
-
-
-def _check_resume(resume: ResumeNode, engine: str) -> None:
-    """Refuse what only our trainer does: NeMo ignores a node that it does not know."""
-    for name, value in resume:
-        if name != "accept_data" and value != ResumeNode.model_fields[name].default:
-            key = f"training.resume.{name}"
-            message = f"{key}={shown(value)}: engine={engine} has no such option; engine=megatron has"
-            raise UserError(message, key=key)
-
-
-def _roots(training: TrainingConfig) -> dict[str, str]:
-    """Return the keys that NeMo's files have beside their nodes."""
-    roots = {"name": training.name, "restore_from_path": training.restore_from_path}
-    return {key: value for key, value in roots.items() if value is not None}
+        trainer["num_nodes"], _ = nodes
+    written = {"run": dict(training.run), "trainer": trainer, "exp_manager": exp_manager, "model": model}
+    return _ENGINES[config.engine].configure(config, training, written)
 
 
 def _node(parent: dict[str, Any], name: str, path: str) -> dict[str, Any]:
@@ -248,3 +186,39 @@ def _margin(time_limit: str | None) -> int | None:
     except ValueError:
         return None  # the checks tell
     return None if limit is None else max(1, min(_LONGEST_MARGIN, limit // _MARGIN_PART))
+
+
+# --- engine=megatron: our trainer
+
+
+def _configure(config: RunConfig, training: TrainingConfig, written: dict[str, Any]) -> dict[str, Any]:
+    """Add what says from where our trainer starts; an earlier version of it knows no newer key."""
+    if (nodes := _node_range(config)) is not None and nodes[1] is not None:
+        written["trainer"]["num_nodes"] = None  # it counts them itself
+    path, resume = training.restore_from_path, training.resume
+    node = {name: value for name, value in resume if name != "accept_data" or value is not None}
+    return {**written, "resume": node, **({"restore_from_path": path} if path is not None else {})}
+
+
+def _payload(run: StageRun, _training: TrainingConfig, _written: Mapping[str, Any]) -> Payload:
+    return trainer_payload(run, "trainer.pretrain")
+
+
+def _environment(
+    _written: Mapping[str, Any], _training: TrainingConfig, requested: Resources
+) -> dict[str, str]:
+    rows = trainer_rows(requested.gpu_types)
+    return {"SLIPWAY_GPUS": json.dumps(rows)} if rows else {}
+
+
+# It needs no tokenizer for data that it makes up.
+_OURS = Engine(_configure, _payload, _environment, unread=("data", "tokenizer"))
+_ENGINES: Mapping[str, Engine] = {"megatron": _OURS, "nemo": NEMO, "megatron_lm": MEGATRON_LM}
+
+
+def _writes(config: RunConfig, training: TrainingConfig) -> tuple[Path, ...]:
+    checkpoints = checkpoints_of(dict(training), training_paths(config, training))
+    return Path(training.run.results_dir), checkpoints
+
+
+TRAINING = Stage("training", TrainingConfig, plan_training, writes=_writes)

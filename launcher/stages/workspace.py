@@ -2,37 +2,59 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from launcher.config.schema import RunConfig
-from launcher.config.stage_schema import TrainingConfig, WorkspaceConfig
+from launcher.config.stage_schema import WorkspaceConfig
 from launcher.plan import Chain, Container, Job, Mount, Payload, Resources
 from launcher.runs.paths import TASK_PACKAGES, TRAINER, LaunchPaths
-from launcher.stages.common import StageRun, gpus_in_words
+from launcher.stages.common import gpus_in_words
 from launcher.stages.names_and_paths import required_program, whole_path
-from launcher.stages.training import training_job
+from launcher.stages.stage import Stage, StageRun
+from launcher.stages.training import plan_training
 
 STAGE = "workspace"
 
 # Where our trainer is in the container: below a directory that has nothing else.
 _TRAINER_IN_CONTAINER = "/opt/slipway"
+# A name alone is a recipe's, in its flavor for jobs; images of registries have a `/`, a `#` or a `.`.
+_RECIPE = re.compile(r"([A-Za-z0-9][\w-]*)(?::run)?", re.ASCII)
 _SITE_DIRECTORIES = ("site-packages", "dist-packages")
 
 _OF_SBATCH = "array batch export export-file ignore-pbs input kill-on-invalid-dep propagate"
 _NOT_OF_SALLOC = frozenset(_OF_SBATCH.split())
 
 
-def workspace_job(run: StageRun, workspace: WorkspaceConfig, training: TrainingConfig) -> Job:
+def _with_own_image(config: RunConfig, workspace: WorkspaceConfig) -> list[RunConfig]:
+    """Use the workspace's own image, or the recipe's `dev` flavor."""
+    image = workspace.container or config.container
+    if workspace.container is None and image is not None and (recipe := _RECIPE.fullmatch(image)):
+        image = f"{recipe[1]}:dev"
+    return [config.model_copy(update={"container": image})]
+
+
+def _plan(run: StageRun, workspace: WorkspaceConfig) -> Job:
     """Plan the shell: the job of the training, on one node, with another payload."""
-    config, job = run.config, training_job(run, training)
-    container = _container(job, config.engine)
-    shell = required_program(workspace.shell, "workspace.shell", is_on_host=container is None)
-    payload = Payload(
-        argv=(shell,),
-        working_dir=_working_dir(config, workspace, job),
-        python_path=_python_path(config, job),
-    )
+    config = run.config
+    assert config.training is not None  # it is composed with each workspace
+    job = plan_training(run, config.training)
+    container, payload = job.container, job.payload
+    has_trainer = str(run.paths.code) in payload.python_path
+    shell = required_program(workspace.shell, f"{STAGE}.shell", is_on_host=container is None)
+    working_dir, python_path = payload.working_dir, payload.python_path
+    # The tasks of a training start in their launch's copy of our trainer; here there is no launch.
+    if has_trainer and container is not None and config.cluster.scheduler != "local":
+        working_dir, python_path = _TRAINER_IN_CONTAINER, (_TRAINER_IN_CONTAINER,)
+    elif has_trainer:
+        # Of what is installed the interpreter knows; other ones are not to take all that is beside it.
+        root = TRAINER.parent
+        python_path = () if root.name in _SITE_DIRECTORIES else (str(root),)
+        working_dir = config.launcher_scripts_path
+    if workspace.workdir is not None:
+        working_dir = whole_path(workspace.workdir, f"{STAGE}.workdir")
     return replace(
         job,
         stage=STAGE,
@@ -43,48 +65,27 @@ def workspace_job(run: StageRun, workspace: WorkspaceConfig, training: TrainingC
             signal=None,
             further={flag: value for flag, value in job.queue.further.items() if flag not in _NOT_OF_SALLOC},
         ),
-        payload=payload,
-        container=container,
+        payload=Payload((shell,), working_dir, python_path),
+        container=_container(container, TASK_PACKAGES if has_trainer else ()),
         config=None,
         chain=Chain(exclude_hours=config.resilience.exclude_hours),
         directories=_directories(config, run.paths) if container is not None else {},
     )
 
 
-def _container(job: Job, engine: str) -> Container | None:
+def _container(container: Container | None, packages: Sequence[Path]) -> Container | None:
     """Return the training's container, with the current trainer in place of a launch's copy."""
-    if job.container is None:
+    if container is None:
         return None
-    options = job.container.options
+    options = container.options
     # Pyxis takes an unpacked image by its name alone: the training's is not to be changed here.
     name = f"{options.name}_{STAGE}" if options.name is not None else None
-    packages = TASK_PACKAGES if engine == "megatron" else ()
     trainer = [Mount(str(package), f"{_TRAINER_IN_CONTAINER}/{package.name}") for package in packages]
     return replace(
-        job.container,
-        mounts=(*job.container.mounts, *trainer),
+        container,
+        mounts=(*container.mounts, *trainer),
         options=replace(options, name=name, save=None, stage_to=None),
     )
-
-
-def _python_path(config: RunConfig, job: Job) -> tuple[str, ...]:
-    if config.engine != "megatron":
-        return job.payload.python_path
-    if job.container is not None and config.cluster.scheduler != "local":
-        return (_TRAINER_IN_CONTAINER,)
-    # Of what is installed the interpreter knows; other ones are not to take all that is beside it.
-    root = TRAINER.parent
-    return () if root.name in _SITE_DIRECTORIES else (str(root),)
-
-
-def _working_dir(config: RunConfig, workspace: WorkspaceConfig, job: Job) -> str:
-    if workspace.workdir is not None:
-        return whole_path(workspace.workdir, "workspace.workdir")
-    if config.engine != "megatron":
-        return job.payload.working_dir
-    # The tasks of a training start in their launch's copy of the trainer; here there is no launch.
-    is_inside = job.container is not None and config.cluster.scheduler != "local"
-    return _TRAINER_IN_CONTAINER if is_inside else config.launcher_scripts_path
 
 
 def _resources(requested: Resources, workspace: WorkspaceConfig) -> Resources:
@@ -116,3 +117,12 @@ def _directories(config: RunConfig, paths: LaunchPaths) -> dict[Path, str | None
     base = Path(config.base_results_dir)
     own: dict[Path, str | None] = {} if paths.run_dir.is_relative_to(base) else {paths.run_dir: None}
     return {base: "base_results_dir", **own}
+
+
+WORKSPACE = Stage(
+    STAGE,
+    WorkspaceConfig,
+    _plan,
+    split=_with_own_image,
+    alone="a workspace is a shell to sit at; nothing waits for its end",
+)

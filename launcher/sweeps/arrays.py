@@ -41,7 +41,7 @@ from launcher.runs.write import (
     reserve_number,
     write_launch,
 )
-from launcher.schedulers.base import NoAnswer, PendingSubmission
+from launcher.schedulers.base import NoAnswer, Submission
 from launcher.schedulers.slurm import SlurmScheduler
 from launcher.secrecy import recorded
 from launcher.sweeps.points import Point, SweepDraft, SweepRequest, annotated, as_task
@@ -333,7 +333,7 @@ def _submit(scheduler: SlurmScheduler, array: WrittenArray, after: str | None) -
     """Submit an array, and record for every point why there is no job, or why that is unknown."""
     record = array.record
     script = array.directory / record.script
-    submission = PendingSubmission(record.tag, script, record.user, record.created, after=after)
+    submission = Submission(record.tag, script, record.user, record.created, after=after)
     try:
         return submit(scheduler, submission)
     except (UserError, KeyboardInterrupt) as error:

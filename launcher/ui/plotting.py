@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +11,7 @@ from typing import Any
 
 from launcher.errors import UserError, one_line
 from launcher.ui.tables import count
+from supervisor.files import write_atomic
 
 INK = "#22272b"
 FAINT = "#6f7880"
@@ -69,28 +68,15 @@ def _fit_font_size(text: str, size: float, most: int) -> float:
     return size * min(1.0, most / max(len(text), 1))
 
 
-def rendered(figure: Any, title: str, suffix: str = "png") -> bytes:
-    """Return the bytes of a figure as a png, svg or pdf."""
+def write_picture(path: Path, figure: Any, title: str, suffix: str = "png") -> None:
+    """Write a figure as a png, svg or pdf, replacing an older file at once; raise UserError if that fails."""
     content = BytesIO()
     with warnings.catch_warnings():
         # A letter that no font has is drawn as a box, which needs no warning.
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
         figure.savefig(content, format=suffix, metadata={"Title": one_line(title)})
-    return content.getvalue()
-
-
-def write_picture(path: Path, content: bytes) -> None:
-    """Write a picture, replacing an older one atomically; raise UserError if the file cannot be written."""
     try:
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        try:
-            with os.fdopen(descriptor, "wb") as stream:
-                stream.write(content)
-                os.fchmod(stream.fileno(), 0o644)
-            Path(temporary).replace(path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        write_atomic(path, content.getvalue())
     except OSError as error:
         raise UserError(f"cannot write the plot {path}: {error.strerror}") from error
 
@@ -210,7 +196,7 @@ def write_png(path: Path, data: DataCounts) -> None:
     _draw_lengths(plots[0], data)
     if dropped:
         _draw_dropped(plots[1], dropped)
-    write_picture(path, rendered(figure, data.name))
+    write_picture(path, figure, data.name)
 
 
 def _draw_lengths(axes: Any, data: DataCounts) -> None:

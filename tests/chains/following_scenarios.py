@@ -47,16 +47,9 @@ def continued(yard: Yard, run: str) -> None:
     for link in (1, 2, 3):
         yard.until_ready(run, link)
         if link == 2:
-            # Slurm has no word for why a job waits until it has looked at it after its dependency changed.
-            yard.until(f"{run} is waited for", lambda: says_that_it_waits(yard, run), run, every=1)
+            yard.said[run] = yard.slipway("status", AFTER.format(run))
         (yard.work(run) / f"go.{link}").touch()
     both_over(yard, run)
-
-
-def says_that_it_waits(yard: Yard, run: str) -> bool:
-    """Keep what `slipway status` says of the stage behind a chain; return True if that is why it waits."""
-    yard.said[run] = yard.slipway("status", AFTER.format(run))
-    return "Dependency" in yard.said[run].stdout
 
 
 def given_up(yard: Yard, run: str) -> None:

@@ -202,6 +202,8 @@ MODEL_CASES = [
         {f"{RECOMPUTE}_granularity": "selective", "model.recompute_modules": ["mla_up_proj"]},
         "mla_up_proj needs training.model.multi_latent_attention=True",
     ),
+    bad("model.attention", {"model.encoder.multi_latent_attention": True}, "of the type t5 has no", base=T5),
+    bad("model.attention", {"model.multi_latent_attention": True}, "of the type t5 has no", base=T5),
     good("model.experts", MOE),
     bad("model.experts", {**MOE, "model.moe_router_topk": 9}, "as many of 8 experts", "1 to 8"),
     bad("model.experts", {**MOE, "model.moe_layer_freq": "([0]*1+[1]*23)"}, "a 0 or 1 for each layer"),

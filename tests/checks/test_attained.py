@@ -55,6 +55,7 @@ def test_site_changes_some_constants() -> None:
         ({"link": 0.7}, "link: no such key; did you mean links?"),
         ({"gpus": {"h100": {"bf16": 0.5}}}, "gpus.h100.bf16: no such key; valid: "),
         ({"gpus": {"h100": {"half": 1.5}}}, "gpus.h100.half=1.5: expected a part of the peak"),
+        ({"gpus": {"new": {"bf16": 0.5}}}, "gpus.new.bf16: no such key; valid: half, fp8, attention"),
         ({"gpus": {"h100": 0.5}}, "gpus.h100=0.5: expected a mapping"),
         ({"gpus": {"new": {"half": 0.5}}}, "gpus.new: needed too: attention"),
         ({"gpus": {"h100": {"half": None}}}, "gpus.h100.half=None: expected a part of the peak"),

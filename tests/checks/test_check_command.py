@@ -157,17 +157,17 @@ def blindfolded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("an estimate looks at nothing")
 
     for name in (
-        "path_facts",
-        "earlier_training",
-        "same_job_name",
-        "open_secrets",
-        "missing_secrets",
-        "cluster_facts",
+        "gathering.host.ask_cluster",
+        "gathering.earlier._entries",
+        "gathering.earlier._newest",
+        "gathering.host._interpreter",
+        "gathering.host.supervisor_python_problem",
+        "gathering.paths._why_lost",
+        "gathering.paths.local_paths",
+        "gathering.paths.room_at",
+        "gate.scheduler_for",
     ):
-        monkeypatch.setattr(f"launcher.checks.gathering.gather.{name}", look)
-    monkeypatch.setattr("launcher.checks.gathering.host.host_facts", look)
-    monkeypatch.setattr("launcher.checks.gate.scheduler_for", look)
-    monkeypatch.setattr("launcher.checks.gathering.paths.room_at", look)
+        monkeypatch.setattr(f"launcher.checks.{name}", look)
 
 
 ESTIMATE = ["check", "training=gpt3/5b", "--estimate"]

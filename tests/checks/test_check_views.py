@@ -31,7 +31,7 @@ from launcher.estimates.cost import Cost, MemoryEstimate, overview
 from launcher.estimates.memory import StageMemory
 from launcher.estimates.parallelism import CountedGpu
 from launcher.plan import Assumptions, Plan
-from launcher.ui.plotting import write_picture
+from launcher.ui.plotting import new_figure, write_picture
 from tests.checks.plans import GPT, plan_of
 from tests.checks.screens import Terminal
 
@@ -243,11 +243,10 @@ def test_a_long_name_ends_within_the_picture_and_beside_the_legend(
 ) -> None:
     seen = []
 
-    def caught(figure: Any, title: str, suffix: str) -> bytes:
+    def caught(path: Path, figure: Any, title: str, suffix: str) -> None:
         seen.append(figure)
-        return b""
 
-    monkeypatch.setattr("launcher.cli.estimate_views.rendered", caught)
+    monkeypatch.setattr("launcher.cli.estimate_views.write_picture", caught)
     name = "40b_h100_precbf16_nodes16_cp1_tp8_pp4_vp12_gbs32_mbs1_ckptNone_seq65536_mmap"
     assumed = CountedGpu(A100.gpu, "assumed: cluster.gpu is null", is_assumed=True)
     stages = replace(memory(stage(0, 60), stage(1, 90)), counted=assumed)
@@ -264,7 +263,7 @@ def test_a_long_name_ends_within_the_picture_and_beside_the_legend(
 
 def test_a_picture_that_cannot_be_written_is_a_mistake(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"cannot write the plot .*none/memory.png: No such file"):
-        write_picture(tmp_path / "none" / "memory.png", b"")
+        write_picture(tmp_path / "none" / "memory.png", new_figure(1, 1), "a run")
 
 
 def test_a_name_that_is_no_pictures_is_refused() -> None:

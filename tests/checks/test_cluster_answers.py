@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from launcher.checks.findings import Severity
-from launcher.checks.gathering.gather import cluster_facts, gather, remembered
+from launcher.checks.gate import gather
+from launcher.checks.gathering.host import cluster_facts
 from launcher.drafting import Request, draft
 from launcher.plan import Plan
 from launcher.slurm import cluster
 from launcher.slurm.cluster import Association, ClusterFacts, Limits, Partition, Qos, Settings
 from launcher.slurm.questions import Reply, facts_of
-from tests.checks.plans import GPT, findings_of, plan_of
+from tests.checks.plans import GPT, draft_of, findings_of, plan_of
 
 PARTITIONS = """\
 PartitionName=gpu AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL AllocNodes=ALL Default=YES QoS=N/A \
@@ -105,11 +107,11 @@ def test_nodes_that_slurm_does_not_show_skip_their_checks(monkeypatch: pytest.Mo
     shown = {"partitions": Reply("PartitionName=gpu Default=YES TotalNodes=4\n"), "nodes": Reply("\n")}
     monkeypatch.setattr("launcher.slurm.questions.ask_at_once", lambda asked, conf: shown)
     plan = plan_of(GPT)
-    made = cluster_facts(plan)
+    made = cluster_facts(draft_of(plan))
     assert made is not None
     assert (made.nodes, made.missing["nodes"]) == (None, "Slurm does not show the nodes of the partition")
     unknown = replace(plan, job=replace(plan.job, queue=replace(plan.job.queue, partition="no")))
-    made = cluster_facts(unknown)
+    made = cluster_facts(draft_of(unknown))
     assert made is not None
     assert made.missing == {}
 
@@ -187,20 +189,25 @@ def test_without_accounting_it_is_known_that_there_are_no_accounts() -> None:
 
 def test_other_schedulers_are_no_cluster() -> None:
     for scheduler in ("local", "allocation"):
-        assert cluster_facts(replace(plan_of(GPT), scheduler=scheduler)) is None
+        assert cluster_facts(draft_of(replace(plan_of(GPT), scheduler=scheduler))) is None
 
 
-def test_the_points_of_a_sweep_ask_once() -> None:
-    asked = []
+def test_the_points_of_a_sweep_ask_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    partitions = []
 
-    def ask(plan: Plan) -> ClusterFacts:
-        asked.append(plan.job.queue.partition)
-        return ClusterFacts()
+    def ask(plan: Plan, parts: Iterable[str]) -> tuple[None, ClusterFacts]:
+        partitions.append(plan.job.queue.partition)
+        return None, ClusterFacts()
 
-    plan, cluster_of = plan_of(GPT), remembered(ask)
-    other = replace(plan, job=replace(plan.job, queue=replace(plan.job.queue, partition="low")))
-    assert cluster_of(plan) is cluster_of(plan) is not cluster_of(other)
-    assert asked == [None, "low"]
+    monkeypatch.setattr("launcher.checks.gathering.host.ask_cluster", ask)
+    first, second, other = (
+        draft(Request(overrides=["cluster=bcm", "container=null", *words], command=[]))
+        for words in ([], ["training.model.seed=2"], ["cluster.partition=low"])
+    )
+    unasked = dict.fromkeys(("paths", "earlier", "host", "trainer_verdict"))
+    of_first, of_second, of_other = gather([first, second, other], **unasked)
+    assert of_first.cluster is of_second.cluster is not of_other.cluster
+    assert partitions == [None, "low"]
 
 
 @pytest.fixture
@@ -234,4 +241,4 @@ def test_without_a_slurm_the_checks_of_the_cluster_are_skipped_and_say_so(progra
     assert {(one.severity, one.why) for one in told} == {
         (Severity.SKIPPED, "scontrol is not on this machine: there is no Slurm here")
     }
-    assert gather(made, look=False).cluster is None
+    assert gather([made], look=False)[0].cluster is None

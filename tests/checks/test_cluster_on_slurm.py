@@ -12,15 +12,14 @@ from typing import Any
 import pytest
 
 from launcher.checks.findings import Finding, Severity
-from launcher.checks.gate import refuse
-from launcher.checks.gathering.gather import cluster_facts, gather
-from launcher.checks.registry import CHECKS
-from launcher.checks.runner import run_checks
+from launcher.checks.gate import gather, refuse
+from launcher.checks.gathering.host import cluster_facts
+from launcher.checks.registry import CHECKS, run_checks
 from launcher.drafting import Draft, Request, draft
 from launcher.errors import Mistakes
 from launcher.plan import Chain, Container, Plan, Queue
 from launcher.sandbox.lifecycle import Sandbox
-from tests.checks.plans import GPT, KNOWN, findings_of, plan_of
+from tests.checks.plans import GPT, KNOWN, draft_of, findings_of, plan_of
 from tests.sandbox.fixtures import booted, slurm_is_at_least
 
 pytestmark = pytest.mark.slurm
@@ -63,7 +62,7 @@ class Cluster:
     def found(self, *, tasks: int | None = None, **asked: Any) -> list[Finding]:
         """What the checks of the cluster find."""
         plan = self.plan(asked)
-        facts = replace(KNOWN, cluster=cluster_facts(plan), array_tasks=tasks)
+        facts = replace(KNOWN, cluster=cluster_facts(draft_of(plan)), array_tasks=tasks)
         return [one for one in run_checks(plan, facts) if one.id in OURS]
 
     def drafted(self, *overrides: str) -> Draft:
@@ -91,7 +90,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_cluster_tells_what_it_has(cluster: Cluster) -> None:
-    facts = gather(cluster.drafted()).cluster
+    facts = gather([cluster.drafted()])[0].cluster
     assert facts is not None
     assert facts.missing == {}
     assert facts.gpu_types == ("a100",)

@@ -11,9 +11,8 @@ import pytest
 from launcher.checks.facts import Facts, ImageFacts
 from launcher.checks.findings import Finding, Severity
 from launcher.checks.gathering.images import image_facts
-from launcher.checks.gathering.path_resolver import PathResolver
+from launcher.checks.registry import run_checks
 from launcher.checks.rules.files import ENCODER_STAGES, TRAINER_CORE
-from launcher.checks.runner import run_checks
 from launcher.images.references import Reference, contents_of_reference
 from launcher.plan import Container, Mount, Payload
 from launcher.releases import Contents, contents_of, with_installed
@@ -208,7 +207,7 @@ def of_a_t5(pipeline: int, image: str, *words: str) -> list[Finding]:
     ]
     given = ("training=t5/220m", "engine=megatron_lm", "cluster=bcm", f"container={image}", *sizes, *words)
     made = drafted(*given)
-    facts: Facts = replace(KNOWN, image=image_facts(PathResolver(made), look=False))
+    facts: Facts = replace(KNOWN, image=image_facts(made, look=False))
     return [each for each in run_checks(made.plan, facts) if each.id == "image.engine"]
 
 

@@ -14,7 +14,6 @@ import pytest
 from launcher.checks.facts import ImageFacts
 from launcher.checks.findings import Severity
 from launcher.checks.gathering.images import image_facts
-from launcher.checks.gathering.path_resolver import PathResolver
 from launcher.checks.gathering.paths import MEGATRON_LM_PLACES
 from launcher.cli.image import judge_engines
 from launcher.images import probe
@@ -41,7 +40,7 @@ RECORD = Sidecar(
 
 
 def facts(*overrides: str, look: bool = True) -> ImageFacts | None:
-    return image_facts(PathResolver(drafted(*overrides)), look=look)
+    return image_facts(drafted(*overrides), look=look)
 
 
 def recorded(path: Path, **changes: object) -> Path:

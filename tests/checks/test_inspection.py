@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from launcher.checks.findings import Finding, Severity
-from launcher.checks.gate import as_mistakes, check_drafts, refuse
-from launcher.checks.gathering.gather import gather
+from launcher.checks.gate import as_mistakes, check_drafts, gather, refuse
 from launcher.drafting import Draft, Request, draft
 from launcher.errors import Mistakes
 from tests.checks.plans import findings_of
@@ -49,7 +48,7 @@ def test_runs_with_the_same_job_name_are_found(here: Path) -> None:
     run_with_script(here / "results/elsewhere", name)
     run_with_script(here / "results/another", "nemo-megatron-another")
     made = drafted(f"container={here}/nemo.sqsh")  # that of a registry would be fetched by all nodes at once
-    assert gather(made).same_job_name == (str(here / "results/elsewhere"),)
+    assert gather([made])[0].same_job_name == (str(here / "results/elsewhere"),)
     (found,) = looked_at(made)
     assert (found.id, found.severity) == ("run.singleton", Severity.WARNING)
     assert f"jobs of {here}/results/elsewhere are called {name} too" in found.message
@@ -62,17 +61,17 @@ def test_runs_of_another_results_directory_are_found(here: Path) -> None:
         run_with_script(here / base / "gpt3_126m", name)
     made = drafted(f"base_results_dir={here}/results-20260202-120000")
     others = [here / "results-20260101-120000/gpt3_126m", here / "results/gpt3_126m"]
-    assert gather(made).same_job_name == tuple(map(str, others))
+    assert gather([made])[0].same_job_name == tuple(map(str, others))
 
 
 def test_a_dry_run_looks_at_no_run_directories() -> None:
-    facts = gather(drafted(), look=False)
+    facts = gather([drafted()], look=False)[0]
     assert facts.same_job_name is None
     assert facts.added_keys == ()
 
 
 def test_keys_that_an_override_adds_are_known() -> None:
-    facts = gather(drafted("+training.model.micro_batchsize=4", "++training.model.num_layers=6"))
+    facts = gather([drafted("+training.model.micro_batchsize=4", "++training.model.num_layers=6")])[0]
     assert facts.added_keys == ("model.micro_batchsize",)
     assert facts.shipped_keys is not None
     assert {"model.micro_batch_size", "model.optim.sched.min_lr", "trainer.num_nodes"} <= facts.shipped_keys
@@ -84,7 +83,7 @@ def test_keys_of_a_tree_of_the_users_own_are_known(here: Path) -> None:
     text = "defaults: [gpt3/126m@_here_, _self_]\nmodel:\n  optim:\n    weigth_decay: 0.1\n"
     (folder / "mine.yaml").write_text(text)
     made = drafted("training=mine", f"container={here}/nemo.sqsh", config_dir=here / "tree")
-    assert gather(made).added_keys == ("model.optim.weigth_decay",)
+    assert gather([made])[0].added_keys == ("model.optim.weigth_decay",)
     (found,) = looked_at(made)
     (mistake,) = as_mistakes(made, [found])
     assert str(mistake) == (
@@ -115,7 +114,7 @@ def test_secrets_that_others_may_read_are_found(here: Path) -> None:
     files = {"A_TOKEN": str(here / "open"), "B_TOKEN": str(here / "closed"), "C_TOKEN": "/no/such/file"}
     job = replace(made.plan.job, environment_files=files)
     made = replace(made, plan=replace(made.plan, job=job))
-    assert gather(made).open_secrets == {"A_TOKEN": str(here / "open")}
+    assert gather([made])[0].open_secrets == {"A_TOKEN": str(here / "open")}
 
 
 @pytest.mark.parametrize(
@@ -124,13 +123,13 @@ def test_secrets_that_others_may_read_are_found(here: Path) -> None:
 def test_the_keys_of_a_shipped_size_are_no_news(size: str) -> None:
     """Those of a T5's stacks are in a file that is taken in twice, below other nodes."""
     made = drafted(f"training={size}", "+training.model.foo_bar=1")
-    assert gather(made).added_keys == ("model.foo_bar",)
+    assert gather([made])[0].added_keys == ("model.foo_bar",)
 
 
 def test_keys_that_checks_read_are_known() -> None:
     experts = ("num_moe_experts=8", "expert_model_parallel_size=2", "override_vocab_size=50304")
     made = drafted(*(f"+training.model.{text}" for text in experts), "+training.model.num_moe_expert=8")
-    assert gather(made).added_keys == ("model.num_moe_expert",)
+    assert gather([made])[0].added_keys == ("model.num_moe_expert",)
     hints = [found.fix for found in findings_of(made) if found.id == "keys.unknown"]
     assert hints == ["did you mean training.model.num_moe_experts?"]
 
@@ -148,7 +147,7 @@ def test_secrets_that_are_not_there_are_found(here: Path, monkeypatch: pytest.Mo
         f"env_files.E={here}/fifo",
         "wandb_api_key_file=/nonexist/x",
     )
-    lost = gather(made).missing_secrets
+    lost = gather([made])[0].missing_secrets
     assert lost is not None
     assert [(secret.key, secret.why, secret.certain) for secret in lost] == [
         ("env_files.A", "there is no such file", True),
@@ -157,7 +156,7 @@ def test_secrets_that_are_not_there_are_found(here: Path, monkeypatch: pytest.Mo
         ("env_files.E", "a FIFO or a device, not a file: the job would wait for it", True),
         ("wandb_api_key_file", "there is no such file", False),
     ]
-    assert gather(made, look=False).missing_secrets is None
+    assert gather([made], look=False)[0].missing_secrets is None
     severities = [found.severity for found in findings_of(made) if found.id == "secret.file"]
     assert severities == [Severity.ERROR] * 4 + [Severity.WARNING]
 
@@ -168,7 +167,7 @@ def test_gpus_by_the_task_are_held_against_those_of_a_node() -> None:
     assert (found.severity, found.key) == (Severity.ERROR, "cluster.gpus_per_task")
     assert "need 16 GPUs, and it has 8" in found.message
     wider = drafted(*by_task, "+stage_cluster.training={gpus_per_node: 16, gres: null}")
-    assert gather(wider).node_gpus == 16
+    assert gather([wider])[0].node_gpus == 16
 
 
 @pytest.mark.parametrize(

@@ -14,14 +14,14 @@ from launcher.checks import layout_search
 from launcher.checks.facts import PathFacts
 from launcher.checks.findings import Finding, Severity
 from launcher.checks.layout_search import LayoutSearch
+from launcher.checks.registry import run_checks
 from launcher.checks.remedies import would_fit
 from launcher.checks.rules.keys import KEYS
-from launcher.checks.runner import run_checks
 from launcher.estimates.cost import estimate_cost
 from launcher.estimates.memory import estimate_memory
-from launcher.estimates.model import has_fused_attention, is_countable
 from launcher.estimates.parallelism import with_changes
 from launcher.estimates.speed import work_of
+from launcher.estimates.training import countable_model, has_fused_attention
 from launcher.estimates.values import Values
 from launcher.plan import Plan
 from tests.checks.cases import LATENT, MOE
@@ -87,19 +87,38 @@ def test_whatever_a_key_holds_nothing_fails(base: dict[str, Any], engine: str) -
 )
 def test_sizes_that_are_none_are_not_counted_with(changes: dict[str, Any]) -> None:
     values = Values(changed(GPT, changes))
-    assert is_countable(Values(GPT))
-    assert not is_countable(values)
+    assert countable_model(Values(GPT))
+    assert not countable_model(values)
     assert estimate_memory(values.config, 2, "nemo") is None
     assert estimate_cost(plan_of(dict(values.config))) is None
     assert work_of(values, 8, "nemo") is None
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model.multi_latent_attention": True, **LATENT},
+        {"model.encoder.multi_latent_attention": True},
+        {"model.decoder.multi_latent_attention": True},
+        {"model.encoder.max_position_embeddings": "x"},
+        {"model.encoder.max_position_embeddings": None},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_sizes_of_a_stack_that_are_none_are_not_counted_with(changes: dict[str, Any]) -> None:
+    """A key of the encoder or the decoder replaces that of the model."""
+    config = changed(T5, changes)
+    assert countable_model(Values(config)) is None
+    assert estimate_memory(config, 2, "nemo") is None
+    assert estimate_cost(plan_of(config)) is None
+
+
 def test_positions_that_are_not_learned_need_no_size() -> None:
     rotary = {"model.position_embedding_type": "rope", "model.max_position_embeddings": None}
-    assert is_countable(Values(changed(GPT, rotary)))
+    assert countable_model(Values(changed(GPT, rotary)))
     relative = {"model.encoder.position_embedding_type": "relative", "model.max_position_embeddings": None}
-    assert is_countable(Values(changed(T5, relative)))
-    assert not is_countable(Values(changed(T5, {"model.max_position_embeddings": None})))
+    assert countable_model(Values(changed(T5, relative)))
+    assert not countable_model(Values(changed(T5, {"model.max_position_embeddings": None})))
 
 
 @pytest.mark.parametrize(

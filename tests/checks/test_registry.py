@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
 
 from launcher.checks.facts import Facts
 from launcher.checks.findings import Severity
-from launcher.checks.registry import CHECKS, require_known
-from launcher.checks.runner import run_checks
+from launcher.checks.gathering import GATHERERS
+from launcher.checks.registry import CHECKS, require_known, run_checks
 from launcher.errors import UserError
 from launcher.estimates.values import divisors
 from tests.checks.plans import GPT, KNOWN, T5, changed, plan_of
@@ -78,6 +81,23 @@ def test_order_of_checks_is_that_of_their_topics(ids: list[str]) -> None:
     order = [check.id for check in CHECKS]
     start = order.index(ids[0])
     assert order[start : start + len(ids)] == ids
+
+
+def test_each_fact_is_gathered_by_a_function_of_its_type() -> None:
+    types = get_type_hints(Facts)
+    assert types.keys() - {gatherer.field for gatherer in GATHERERS} == {"array_tasks", "submission"}
+    for field, ask, _ in GATHERERS:
+        find = inspect.unwrap(ask)
+        answer = get_type_hints(getattr(find, "func", find))["return"]
+        if field == "trainer_verdict":  # asked of all drafts at once
+            (answer,) = get_args(answer)
+        assert _members(answer) <= _members(types[field]), field
+
+
+def _members(answer: Any) -> set[Any]:
+    """Return the members of a union, mappings for dictionaries."""
+    members = get_args(answer) if isinstance(answer, UnionType) else [answer]
+    return {Mapping[get_args(member)] if get_origin(member) is dict else member for member in members}
 
 
 def test_an_unknown_id_names_the_nearest() -> None:

@@ -11,7 +11,7 @@ from launcher.checks.facts import Facts
 from launcher.checks.findings import Severity
 from launcher.checks.layout_search import LayoutSearch
 from launcher.checks.rules.runs import length_problems
-from launcher.cli.estimate_views import amount_lines
+from launcher.cli.estimate_views import cost_lines
 from launcher.estimates.cost import Cost, amount_of, estimate_cost, samples_in
 from launcher.estimates.values import Values
 from launcher.plan import Assumptions, Chain, Plan
@@ -253,7 +253,7 @@ def test_experts_need_a_stated_mfu() -> None:
     amount = amount_of(planned(experts))
     assert amount is not None
     assert {field: getattr(sparse, field) for field in asdict(amount)} == asdict(amount)
-    assert [name for name, _ in amount_lines(amount)] == ["compute", "space"]
+    assert [name for name, _ in cost_lines(planned(experts), amount)] == ["compute", "space"]
 
 
 def test_a_stated_mfu_counts_in_any_precision() -> None:

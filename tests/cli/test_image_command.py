@@ -119,14 +119,19 @@ def test_the_job_that_builds(capsys: Capsys, tmp_path: Path) -> None:
     assert not any("cluster" in word or word == "--dry-run" for word in given)
 
 
-def test_job_stores_the_container_as_resolved(tmp_path: Path) -> None:
+def test_launch_stores_the_container_as_resolved(tmp_path: Path) -> None:
     overrides = ["container=megatron", f"images_dir={tmp_path}/images"]
-    work = ImageWork("megatron", ("image", "build", "megatron"), tmp_path / "images/megatron.sqsh")
-    stored = draft(Request(overrides, [], work=work)).stored_config
+    stored = draft(Request(overrides, [])).stored_config
     assert stored.container is not None
     image = Path(stored.container)
     assert (image.parent, image.suffix) == (tmp_path / "images", ".sqsh")
-    assert stored.cluster.python == sys.executable
+
+
+def test_job_of_an_image_needs_no_container(tmp_path: Path) -> None:
+    overrides = ["container=megatron", f"images_dir={tmp_path}/images"]
+    work = ImageWork("megatron", ("image", "build", "megatron"), tmp_path / "images/megatron.sqsh")
+    job = draft(Request(overrides, [], work=work)).plan.job
+    assert (job.container, job.payload.argv[0]) == (None, sys.executable)
 
 
 def test_the_store_is_that_of_the_configuration(capsys: Capsys, tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from launcher.config.compose import CONF_DIR, BatchComposer, compose, list_options
-from launcher.config.image import compose_recipe, recipe_names
 from launcher.config.overrides import hydra_value
 from launcher.config.secrets import placeholder_in
 from launcher.errors import UserError
+from launcher.images.recipes import read_recipe, recipe_names
 
 STARTER = Path(__file__).parents[2] / "launcher/starter/conf"
 
@@ -92,7 +92,7 @@ def test_what_is_none(key: str, value: str) -> None:
 
 def test_our_own_configurations_have_none() -> None:
     for recipe in recipe_names():
-        compose_recipe(recipe, [])
+        read_recipe(recipe)
     sweep = BatchComposer([])
     for cluster in list_options("cluster"):
         sweep.compose([f"cluster={cluster}"])

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from launcher.config.image import RecipeConfig
 from launcher.config.schema import ClusterConfig, RunConfig
+from launcher.images.recipes import RecipeConfig
 
 
 def test_the_page_is_not_stale(repository: Path) -> None:

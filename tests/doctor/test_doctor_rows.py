@@ -7,17 +7,17 @@ import json
 import random
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from launcher.cli import doctor
 from launcher.cli.doctor import plain_lines
-from launcher.doctor.examination import Surroundings, apply_rules
+from launcher.doctor.examination import Surroundings, apply_rules, environment_here, environment_of
 from launcher.doctor.facts import machine_of
-from launcher.doctor.gathering import environment_here, environment_of
 from launcher.doctor.nodes import Answers, pyxis_words, read, srun_command, start
 from launcher.doctor.probe import MARK, answer_lines, gather
-from launcher.doctor.report import Line, Row, Status, lacking, rows, unknown
+from launcher.doctor.report import Line, Status, lacking, merged, missing, ok, unknown, warning
 from launcher.drafting import Request, drafts
 from launcher.errors import UserError
 from tests.doctor.machines import FILE, GIB, ON_PYXIS, machine, slurm
@@ -25,44 +25,42 @@ from tests.doctor.machines import FILE, GIB, ON_PYXIS, machine, slurm
 
 def test_equal_lines_are_one_row_with_the_least_room() -> None:
     def line(free: int, status: Status = Status.OK) -> Line:
-        return Line("enroot.data", status, "/scratch (xfs)", free=free)
+        return Line("enroot.data", "/scratch (xfs)", status=status, free=free)
 
-    found = rows(
-        [("here", [Line("slurm", Status.OK, "yes")]), ("n1", [line(7)]), ("n2", [line(5)]), ("n3", [line(6)])]
-    )
-    assert [(row.line.what, row.where, row.line.free) for row in found] == [
+    found = merged([("here", [ok("slurm", "yes")]), ("n1", [line(7)]), ("n2", [line(5)]), ("n3", [line(6)])])
+    assert [(row.what, row.where, row.free) for row in found] == [
         ("slurm", ("here",), None),
         ("enroot.data", ("n1", "n2", "n3"), 5),
     ]
-    apart = rows([("n1", [line(7)]), ("n2", [line(7, Status.WARNING)])])
+    apart = merged([("n1", [line(7)]), ("n2", [line(7, Status.WARNING)])])
     assert [row.where for row in apart] == [("n1",), ("n2",)]
 
 
 def test_needed_rows_are_lacking_or_unknown() -> None:
     told = [
-        Line("pyxis", Status.MISSING, "not there", needed=True),
-        Line("enroot", Status.MISSING, "not there"),
-        Line("nodes", Status.UNKNOWN, "silent", needed=True),
-        Line("slurm", Status.OK, "there", needed=True),
+        missing("pyxis", "not there", needed=True),
+        missing("enroot", "not there"),
+        unknown("nodes", "silent", needed=True),
+        ok("slurm", "there", needed=True),
     ]
-    found = rows([("here", told)])
-    assert [row.line.what for row in lacking(found)] == ["pyxis"]
-    assert [row.line.what for row in unknown(found)] == ["nodes"]
+    found = merged([("here", told)])
+    assert [row.what for row in lacking(found)] == ["pyxis"]
+    assert [row.what for row in lacking(found, Status.UNKNOWN)] == ["nodes"]
 
 
 def test_pipe_gets_a_line_for_each_thing_and_its_fix() -> None:
     told = [
-        Line("slurm", Status.OK, "23.11", "not shown"),
-        Line("enroot.data", Status.WARNING, "/scratch", "move it", free=3 * GIB),
-        Line("pyxis", Status.MISSING, "none", needed=True),
+        ok("slurm", "23.11", "not shown"),
+        warning("enroot.data", "/scratch", "move it", free=3 * GIB),
+        missing("pyxis", "none", needed=True),
     ]
-    assert list(plain_lines(rows([("here", told)]), has_nodes=False)) == [
+    assert list(plain_lines(merged([("here", told)]), has_nodes=False)) == [
         "slurm        ok        23.11",
         "pyxis        missing!  none",
         "enroot.data  warning   /scratch; 3.0 GiB free",
         "                       -> move it",
     ]
-    many = rows([(f"n{number}", told[:1]) for number in range(1, 9)])
+    many = merged([(f"n{number}", told[:1]) for number in range(1, 9)])
     assert list(plain_lines(many, has_nodes=True)) == ["slurm  n1, n2, ... (8)  ok  23.11"]
 
 
@@ -77,9 +75,9 @@ def test_narrow_terminal_keeps_the_status_in_one_line(monkeypatch: pytest.Monkey
     for name, value in {"COLUMNS": "44", "TERM": "xterm", "NO_COLOR": "1"}.items():
         monkeypatch.setenv(name, value)
     found = "no directory /var/lib/enroot/data on this node at all"
-    line = Line("enroot directories", Status.MISSING, found, "ENROOT_DATA_PATH=/scratch", needed=True)
+    line = missing("enroot directories", found, "ENROOT_DATA_PATH=/scratch", needed=True)
     for has_nodes in (False, True):
-        doctor._print_table([Row(line, ("login-node-01",))], has_nodes=has_nodes)
+        doctor._print_table([replace(line, where=("login-node-01",))], has_nodes=has_nodes)
     assert terminal.getvalue().count("missing!") == 2
 
 
@@ -124,20 +122,20 @@ def gathered(answers: Answers | None) -> Surroundings:
 def test_a_node_needs_a_python_that_keeps_jobs(job_python: str | None, lacks: bool, words: str) -> None:
     node = machine(files={"/images/nemo.sqsh": FILE.size}, job_python=job_python)
     rows = apply_rules(gathered(Answers(1, (node,), (), None)))
-    (row,) = (row for row in rows if row.line.what == "python" and row.where == (node.host,))
-    assert (row.line.found, row in lacking(rows)) == (words, lacks)
+    (row,) = (row for row in rows if row.what == "python" and row.where == (node.host,))
+    assert (row.text, row in lacking(rows)) == (words, lacks)
 
 
 def test_silent_nodes_do_not_count_as_healthy() -> None:
     good = machine(files={"/images/nemo.sqsh": FILE.size})
     found = apply_rules(gathered(Answers(3, (good,), ("n2",), "srun: killed")))
-    (silent,) = unknown(found)
-    assert silent.line.found == "1 of 3 did not answer: srun: killed"
-    assert [(row.where, row.line.what, row.line.found) for row in lacking(found)] == [
+    (silent,) = lacking(found, Status.UNKNOWN)
+    assert silent.text == "1 of 3 did not answer: srun: killed"
+    assert [(row.where, row.what, row.text) for row in lacking(found)] == [
         (("n2",), "python", "no Python: nothing keeps a job here")
     ]
-    assert not unknown(apply_rules(gathered(None)))
-    assert "not examined" in [row.line.found for row in apply_rules(gathered(None))]
+    assert not lacking(apply_rules(gathered(None)), Status.UNKNOWN)
+    assert "not examined" in [row.text for row in apply_rules(gathered(None))]
 
 
 _OF_PYXIS = """\
@@ -157,18 +155,18 @@ def test_image_that_starts_on_some_nodes_alone_is_missing() -> None:
     good = machine(files={"/images/nemo.sqsh": FILE.size})
     both = (good, machine(host="n2", files=good.files))
     found = apply_rules(gathered(Answers(2, both, started=("n1",), why_not_started=why)))
-    assert [(row.where, row.line.status) for row in found if row.line.what == "container"] == [
+    assert [(row.where, row.status) for row in found if row.what == "container"] == [
         (("n1",), Status.OK),
         (("n2",), Status.MISSING),
     ]
     (lost,) = lacking(found)
-    assert "starts on 1 of 2 nodes: failed to create" in lost.line.found
+    assert "starts on 1 of 2 nodes: failed to create" in lost.text
     assert not lacking(apply_rules(gathered(Answers(2, both, started=("n1", "n2")))))
 
 
 def test_control_characters_of_an_image_do_not_reach_the_terminal() -> None:
-    line = Line("image", Status.UNKNOWN, "CUDA \x1b]0;mine\x07", "as root:\nrm \x1b[2J")
-    assert list(plain_lines([Row(line, ("here",))], has_nodes=False)) == [
+    line = unknown("image", "CUDA \x1b]0;mine\x07", "as root:\nrm \x1b[2J")
+    assert list(plain_lines([replace(line, where=("here",))], has_nodes=False)) == [
         "image  unknown  CUDA \\x1b]0;mine\\x07",
         "                -> as root:\nrm \\x1b[2J",
     ]
@@ -193,8 +191,8 @@ def test_node_that_differs_has_a_row_of_its_own() -> None:
     good = machine(files={"/images/nemo.sqsh": FILE.size})
     bad = machine(host="n2", files={"/images/nemo.sqsh": None})
     found = apply_rules(gathered(Answers(2, (good, bad))))
-    assert [(row.line.what, row.where) for row in lacking(found)] == [("image", ("n2",))]
-    assert [row.where for row in found if row.line.what == "enroot.data"] == [("here", "n1", "n2")]
+    assert [(row.what, row.where) for row in lacking(found)] == [("image", ("n2",))]
+    assert [row.where for row in found if row.what == "enroot.data"] == [("here", "n1", "n2")]
 
 
 @pytest.mark.parametrize(

@@ -48,8 +48,8 @@ def test_complete_slurm_is_ok() -> None:
         "slurm.cgroups": "ok",
         "slurm.nodes": "ok!",
     }
-    assert one(lines, "slurm").found == "24.11.5, cluster big: the controller answers"
-    assert one(lines, "slurm.nodes").found == "nodes that take jobs: gpu: 3 of 4; GPUs: a100"
+    assert one(lines, "slurm").text == "24.11.5, cluster big: the controller answers"
+    assert one(lines, "slurm.nodes").text == "nodes that take jobs: gpu: 3 of 4; GPUs: a100"
     assert all(line.fix is None for line in lines)
 
 
@@ -75,7 +75,7 @@ def test_missing_plugins_of_slurm_are_warnings(what: str, settings: dict[str, st
     lines = list(slurm_lines(slurm(**settings), ON_PYXIS))
     line = one(lines, what)
     assert line.status is Status.WARNING
-    assert says in line.found
+    assert says in line.text
     assert line.fix
     assert [other.status for other in lines if other.what != what] == [Status.OK] * 4
 
@@ -90,7 +90,7 @@ def test_pyxis_of_srun_is_reported() -> None:
     there = machine(plugstack=plugstack(runtime_path="/run/pyxis"))
     line = pyxis_line(slurm(), ON_PYXIS, there)
     assert (line.status, line.needed) == (Status.OK, True)
-    assert line.found.endswith("plugstack.conf:3: /usr/lib/slurm/spank_pyxis.so runtime_path=/run/pyxis")
+    assert line.text.endswith("plugstack.conf:3: /usr/lib/slurm/spank_pyxis.so runtime_path=/run/pyxis")
     line = pyxis_line(replace(slurm(), pyxis=False), ON_PYXIS, machine())
     assert (line.status, line.needed) == (Status.MISSING, True)
     assert "container_options.runtime=apptainer" in (line.fix or "")
@@ -103,7 +103,7 @@ def test_pyxis_of_srun_is_reported() -> None:
 def test_pyxis_that_is_configured_and_not_loaded_is_missing() -> None:
     line = pyxis_line(replace(slurm(), pyxis=False), ON_PYXIS, machine(plugstack=plugstack()))
     assert line.status is Status.MISSING
-    assert "although plugstack.conf has Pyxis" in line.found
+    assert "although plugstack.conf has Pyxis" in line.text
     gone = replace(plugstack(), there=False)
     line = pyxis_line(replace(slurm(), pyxis=False), ON_PYXIS, machine(plugstack=gone))
     assert "spank_pyxis.so is not there" in (line.fix or "")
@@ -129,7 +129,7 @@ def test_complete_enroot_is_ok() -> None:
     lines = list(enroot_lines(machine(), ON_PYXIS, FILE, is_node=True))
     assert {line.status for line in lines} == {Status.OK}
     assert one(lines, "enroot.data").free == 500 * GIB
-    assert "no 50-slurm-pytorch.sh" in one(lines, "enroot.hooks").found
+    assert "no 50-slurm-pytorch.sh" in one(lines, "enroot.hooks").text
 
 
 def test_only_nodes_need_enroot() -> None:
@@ -145,7 +145,7 @@ def test_missing_programs_of_enroot_are_reported() -> None:
     without = machine(without=("jq", "parallel"))
     line = one(enroot_lines(without, ON_PYXIS, FILE, is_node=False), "enroot")
     assert line.status is Status.WARNING
-    assert "without jq and parallel it imports nothing" in line.found
+    assert "without jq and parallel it imports nothing" in line.text
     assert one(enroot_lines(without, ON_PYXIS, FILE, is_node=True), "enroot").status is Status.OK
     line = one(enroot_lines(machine(without=["unsquashfs"]), ON_PYXIS, FILE, is_node=True), "enroot")
     assert (line.status, line.needed) == (Status.MISSING, True)
@@ -182,8 +182,8 @@ def test_directories_of_enroot_are_reported(
         of_a_file = enroot_lines(node, ON_PYXIS, FILE, is_node=True)
         assert not any(each.what == line.what for each in of_a_file), "nothing is imported there"
     assert line.status == status
-    assert says in line.found
-    assert "/there/enroot" in line.found
+    assert says in line.text
+    assert "/there/enroot" in line.text
     assert (line.fix is None) == (status == "ok")
     assert all(other.status is Status.OK for other in lines if other is not line)
 
@@ -194,7 +194,7 @@ def test_image_with_gpus_needs_nvidia_container_cli() -> None:
     node = machine(enroot=enroot, without=("nvidia-container-cli",), gpus=None)
     line = one(enroot_lines(node, ON_PYXIS, image, is_node=True), "enroot.hooks")
     assert (line.status, line.needed) == (Status.MISSING, True)
-    assert "NVIDIA_VISIBLE_DEVICES=all" in line.found and "98-nvidia.sh" in line.found
+    assert "NVIDIA_VISIBLE_DEVICES=all" in line.text and "98-nvidia.sh" in line.text
     assert "env_vars.NVIDIA_VISIBLE_DEVICES=void" in (line.fix or "")
     for devices in ("void", None):
         harmless = replace(FILE, devices=devices)
@@ -216,11 +216,11 @@ def test_gpus_need_the_hook_of_nvidia() -> None:
     with_gpus = machine(gpus=gpus())
     line = one(enroot_lines(with_gpus, ON_PYXIS, FILE, is_node=True), "enroot.hooks")
     assert (line.status, line.needed) == (Status.MISSING, True)
-    assert "nvidia-container-cli, which is not there" in line.found
+    assert "nvidia-container-cli, which is not there" in line.text
     line = one(
         enroot_lines(replace(with_gpus, enroot=Enroot()), ON_PYXIS, FILE, is_node=True), "enroot.hooks"
     )
-    assert "see none of the GPUs" in line.found
+    assert "see none of the GPUs" in line.text
 
 
 @pytest.mark.parametrize(
@@ -238,14 +238,14 @@ def test_sysctls_that_forbid_namespaces_are_reported(sysctls: dict[str, int], st
     assert fix in (line.fix or "")
     as_root = one(enroot_lines(replace(node, uid=0), ON_PYXIS, FILE, is_node=True), "user namespaces")
     assert as_root.status is Status.OK
-    assert "others may not" in as_root.found
+    assert "others may not" in as_root.text
 
 
 def test_refused_namespaces_are_reported_with_the_error() -> None:
     node = machine(no_namespaces="unshare failed: Operation not permitted")
     line = one(enroot_lines(node, ON_PYXIS, FILE, is_node=True), "user namespaces")
     assert (line.status, line.needed) == (Status.MISSING, True)
-    assert "Operation not permitted" in line.found
+    assert "Operation not permitted" in line.text
 
 
 def test_programs_that_build_images_are_reported() -> None:
@@ -260,19 +260,19 @@ def test_programs_that_build_images_are_reported() -> None:
     }
     assert "apt-get install buildah" in (one(nothing, "images.build").fix or "")
     old = one(tool_lines(machine(compressors=("gzip", "xz"))), "squashfs.make")
-    assert "without lz4 and zstd" in old.found
+    assert "without lz4 and zstd" in old.text
 
 
 def test_docker_without_a_daemon_is_a_warning() -> None:
     tools = {"docker": machine().tools["buildah"]}
     alone = replace(machine(), tools=tools, docker_daemon="!cannot connect")
     line = one(tool_lines(alone), "images.build")
-    assert (line.status, line.found) == (Status.WARNING, "docker 1.2 without a daemon that answers")
+    assert (line.status, line.text) == (Status.WARNING, "docker 1.2 without a daemon that answers")
     works = replace(alone, docker_daemon="28.2.2")
     assert one(tool_lines(works), "images.build").status is Status.OK
     line = one(tool_lines(machine(subordinate_ids=False)), "images.build")
     assert line.status is Status.WARNING
-    assert "/etc/subuid" in line.found
+    assert "/etc/subuid" in line.text
 
 
 def test_squashfs_without_a_way_to_mount_it_is_reported() -> None:
@@ -284,7 +284,7 @@ def test_squashfs_without_a_way_to_mount_it_is_reported() -> None:
 
 
 def test_both_ways_to_mount_a_squashfs_are_named() -> None:
-    assert mounting(machine()).found == "mounted by the kernel or squashfuse 1.2"
+    assert mounting(machine()).text == "mounted by the kernel or squashfuse 1.2"
 
 
 def test_apptainer_is_needed_where_it_starts_the_tasks() -> None:
@@ -304,7 +304,7 @@ def test_credentials_are_reported_by_registry() -> None:
     assert credential_line([own], NEMO).status is Status.OK
     line = credential_line([], NEMO)
     assert line.status is Status.WARNING
-    assert "none for nvcr.io" in line.found
+    assert "none for nvcr.io" in line.text
     assert "$oauthtoken" in (line.fix or "")
     line = credential_line([replace(own, registries=("nvcr.io",))], replace(NEMO, registry="nvcr.io:443"))
     assert line.status is Status.OK
@@ -318,17 +318,17 @@ def test_driver_that_runs_the_cuda_of_the_image_is_ok() -> None:
     node = machine(gpus=gpus("560.35.03", "12.6"))
     lines = list(gpu_lines(node, NEMO, is_node=True))
     assert told(lines) == {"gpu": "ok", "gpu.image": "ok"}
-    assert one(lines, "gpu").found == "driver 560.35.03, CUDA 12.6: 8 × NVIDIA A100-SXM4-80GB"
+    assert one(lines, "gpu").text == "driver 560.35.03, CUDA 12.6: 8 × NVIDIA A100-SXM4-80GB"
     older = one(gpu_lines(machine(gpus=gpus("535.104.05", "12.2")), NEMO, is_node=True), "gpu.image")
     assert older.status is Status.OK
-    assert "minor version compatibility" in older.found
+    assert "minor version compatibility" in older.text
 
 
 def test_driver_that_is_too_old_for_the_image_is_missing() -> None:
     node = machine(gpus=gpus("470.82.01", "11.4"))
     carried = one(gpu_lines(node, NEMO, is_node=True), "gpu.image")
     assert (carried.status, carried.needed) == (Status.WARNING, False)
-    assert "needs driver 525.60.13 or newer; here is 470.82.01" in carried.found
+    assert "needs driver 525.60.13 or newer; here is 470.82.01" in carried.text
     assert "libraries of 555.42.02" in (carried.fix or "")
     line = one(gpu_lines(node, replace(NEMO, compat_driver=None), is_node=True), "gpu.image")
     assert (line.status, line.needed) == (Status.MISSING, True)
@@ -343,7 +343,7 @@ def test_unknown_cuda_is_unknown() -> None:
     node = machine(gpus=gpus())
     untold = one(gpu_lines(node, Image("x", why="the registry did not answer"), is_node=True), "gpu.image")
     assert (untold.status, untold.needed) == (Status.UNKNOWN, False)
-    assert "the registry did not answer" in untold.found
+    assert "the registry did not answer" in untold.text
     ancient = one(gpu_lines(node, replace(NEMO, cuda="9.2"), is_node=True), "gpu.image")
     assert ancient.status is Status.UNKNOWN
 
@@ -353,7 +353,7 @@ def test_node_without_gpus_is_a_warning() -> None:
     assert told(gpu_lines(machine(), NEMO, is_node=False)) == {}  # a login node has none, as a rule
     broken = machine(gpus=Gpus(trouble="Driver/library version mismatch"))
     line = one(gpu_lines(broken, NEMO, is_node=True), "gpu")
-    assert (line.status, "version mismatch" in line.found) == (Status.WARNING, True)
+    assert (line.status, "version mismatch" in line.text) == (Status.WARNING, True)
 
 
 def test_missing_files_on_a_node_are_reported() -> None:
@@ -365,8 +365,8 @@ def test_missing_files_on_a_node_are_reported() -> None:
 
 
 def test_image_is_reported_as_this_machine_sees_it() -> None:
-    assert image_line(FILE).found == "/images/nemo.sqsh: 10 GiB, no CUDA_VERSION in its environment"
-    assert image_line(NEMO).found == "nvcr.io#nvidia/nemo:24.07: CUDA 12.5.0.023"
+    assert image_line(FILE).text == "/images/nemo.sqsh: 10 GiB, no CUDA_VERSION in its environment"
+    assert image_line(NEMO).text == "nvcr.io#nvidia/nemo:24.07: CUDA 12.5.0.023"
     elsewhere = image_line(replace(FILE, why="no such file or directory"))
     assert (elsewhere.status, elsewhere.needed) == (Status.UNKNOWN, False)
     torn = image_line(replace(FILE, why="not a squashfs image", is_broken=True))
@@ -389,7 +389,7 @@ def test_directory_of_the_copied_image_is_reported(
 ) -> None:
     node = machine(places={"stage": place("/local/images", **changes)})
     (line,) = stage_lines(node, FILE)
-    assert (line.status, says in line.found) == (status, True)
+    assert (line.status, says in line.text) == (status, True)
     assert not list(stage_lines(node, NEMO))  # of a registry: nothing is copied
     assert not list(stage_lines(machine(), FILE))
 
@@ -409,13 +409,13 @@ def test_directory_of_the_copied_image_is_reported(
 def test_untested_slurm_is_noted(version: str, status: str, is_noted: bool) -> None:
     line = one(list(slurm_lines(slurm(SLURM_VERSION=version), ON_PYXIS)), "slurm")
     assert told([line]) == {"slurm": status}
-    assert ("; the tests were run on 22.05, 24.11, 26.05" in line.found) == is_noted
+    assert ("; the tests were run on 22.05, 24.11, 26.05" in line.text) == is_noted
 
 
 def test_untested_python_is_a_warning() -> None:
     (line, *_) = python_lines("3.19.0, /bin/python", {}, None)
     assert line.status is Status.WARNING
-    assert "the tests were run on 3.11, 3.12, 3.13, 3.14" in line.found
+    assert "the tests were run on 3.11, 3.12, 3.13, 3.14" in line.text
 
 
 def test_page_of_versions_names_each_tested_release(repository: Path) -> None:
@@ -464,7 +464,7 @@ def test_a_driver_is_compared_with_the_cuda_of_the_table() -> None:
     old, new = (machine(gpus=gpus(driver=driver)) for driver in ("550.54.15", "580.65.06"))
     line = one(gpu_lines(old, known, is_node=True), "gpu.image")
     assert (line.status, line.needed) == (Status.MISSING, True)
-    assert "CUDA 13.1.1, as nvcr.io/nvidia/nemo:26.04 has it needs driver 580 or newer" in line.found
+    assert "CUDA 13.1.1, as nvcr.io/nvidia/nemo:26.04 has it needs driver 580 or newer" in line.text
     assert one(gpu_lines(new, known, is_node=True), "gpu.image").status is Status.OK
     # What the image itself tells counts for more.
     assert one(gpu_lines(old, replace(known, cuda="12.4.1"), is_node=True), "gpu.image").status is Status.OK

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from launcher.cli.app import main
 from launcher.errors import UserError
 from launcher.images import building
 from launcher.images.building import Builder, find_builder
+from launcher.images.recipes import read_recipe
 from launcher.images.references import Reference
 from launcher.images.registry import Access, architecture, look_up
 from launcher.images.resolve import recorded_digest
@@ -135,7 +137,7 @@ def test_a_failing_instruction_is_quoted_and_leaves_nothing(
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     # As on a disk of overlays: without layers of their own instructions leave no container.
-    monkeypatch.setattr(Builder, "_layers", "--layers=true")
+    monkeypatch.setattr(building, "find_builder", lambda name: replace(find_builder(name), copies=False))
     template = kitchen / "templates/failing.Dockerfile.j2"
     template.write_text(TEMPLATE.replace("> /etc/made", "; nosuchprogram --now"))
     assert main(["image", "build", "small", "image.template=failing", *options]) == 2
@@ -273,30 +275,26 @@ def test_each_builder_says_why_it_does_not_work(tmp_path: Path, monkeypatch: pyt
 )
 def test_a_base_named_by_a_tag_is_pulled_again(base: str, words: dict[str, str], tmp_path: Path) -> None:
     for name in ("docker", "podman", "buildah"):
-        command = Builder(name).command(
-            tmp_path,
-            tmp_path / "Dockerfile",
-            "localhost/me/a:1",
-            base=Reference.parse(base),
-            labels={"a b": "c=d"},
-            platform=f"linux/{architecture()}",
-        )
+        recipe = read_recipe("nemo", None, [f"image.base={base}", f"image.platform=linux/{architecture()}"])
+        command = Builder(name).command(recipe, tmp_path, {"a b": "c=d"}, Access())
         assert [word for word in command if word.startswith("--pull")] == [
             word for builder, word in words.items() if builder == name
         ]
-        assert command[-1] == str(tmp_path) and "a b=c=d" in command and "--platform" not in command
+        assert (
+            command[-1] == str(tmp_path / "context") and "a b=c=d" in command and "--platform" not in command
+        )
         assert ("--layers=true" in command) == ("--force-rm" in command) == (name != "docker")
 
 
 def test_builders_get_the_options_of_the_registry(tmp_path: Path) -> None:
     access = Access(plain_http=True, authfile=tmp_path / "auth.json")
-    options: dict[str, Any] = {"base": Reference.parse("a.b/c:1"), "labels": {}, "platform": "linux/amd64"}
+    recipe = read_recipe("nemo")
     for name in ("podman", "buildah"):
-        words = Builder(name).command(tmp_path, tmp_path / "Dockerfile", "a:1", access=access, **options)
+        words = Builder(name).command(recipe, tmp_path, {}, access)
         assert words[words.index("--authfile") + 1] == str(tmp_path / "auth.json")
         assert "--tls-verify=false" in words
     with pytest.raises(UserError, match="does not take --authfile"):
-        Builder("docker").command(tmp_path, tmp_path / "Dockerfile", "a:1", access=access, **options)
+        Builder("docker").command(recipe, tmp_path, {}, access)
 
 
 def test_an_image_built_meanwhile_is_reused(

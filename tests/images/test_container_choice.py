@@ -292,8 +292,8 @@ def test_a_file_needs_no_build(here: Path) -> None:
     composition = draft(request).composition
     assert required_image(composition, request) is None
     chosen = choice_of(composition)
-    assert chosen is not None and (chosen.stored, chosen.command()) == (None, ())
-    own = resolve_container("nemo", str(here), template_dir=here).command(template_dir=here)
+    assert chosen is not None and (chosen.stored, chosen.command) == (None, ())
+    own = resolve_container("nemo", str(here), template_dir=here).command
     assert own == ("image", "build", "nemo", f"--images-dir={here}", f"--template-dir={here}")
 
 

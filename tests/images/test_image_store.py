@@ -13,10 +13,10 @@ from launcher.images.store import (
     ImageConfig,
     RecipeOrigin,
     Sidecar,
-    Store,
     read_sidecar,
     sidecar_path,
     stored,
+    stored_images,
 )
 
 RECORD = Sidecar(
@@ -56,12 +56,12 @@ def test_only_whole_files_are_images(image: Path) -> None:
     (directory / "unpacked.sqsh").mkdir()
     (directory / "gone.sqsh").symlink_to(directory / "nowhere")
     (directory / "colleague.squashfs").write_bytes(b"hsqs")
-    found = Store(directory).entries()
+    found = stored_images(directory)
     assert [(entry.path.name, entry.sidecar is None) for entry in found] == [
         ("colleague.squashfs", True),
         ("nemo.sqsh", False),
     ]
-    assert Store(directory / "none").entries() == []
+    assert stored_images(directory / "none") == []
     assert stored(directory / "none.sqsh") is None
 
 
@@ -85,7 +85,7 @@ def test_a_record_of_another_file_is_ignored(image: Path, change: dict[str, obje
     record = json.loads(sidecar_path(image).read_text())
     sidecar_path(image).write_text(json.dumps({**record, **change}))
     assert read_sidecar(image) is None
-    assert [entry.sidecar for entry in Store(image.parent).entries()] == [None]
+    assert [entry.sidecar for entry in stored_images(image.parent)] == [None]
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "null"])

@@ -14,7 +14,7 @@ from launcher.images.importing import import_image
 from launcher.images.references import Reference
 from launcher.images.scratch import is_locked, lock_path, locked
 from launcher.images.squashfs import read_superblock
-from launcher.images.store import Store, read_sidecar, sidecar_path
+from launcher.images.store import read_sidecar, sidecar_path, stored_images
 from tests.images.importer import end, has_ended, is_running, start, wait_for, wrapped
 from tests.images.tiny import need
 
@@ -144,11 +144,11 @@ def test_an_interrupted_import_leaves_no_target(
     environment = wrapped(tmp_path / "bin", "mksquashfs", _HANGING.format(mark=mark))
     process = start(f"oci:{tiny_layout}:1", target, environment=environment)
     wait_for(mark, process)
-    assert Store(images).entries() == []
+    assert stored_images(images) == []
     process.send_signal(number)
     assert end(process)[0] == code
     assert not target.exists()
-    assert Store(images).entries() == []
+    assert stored_images(images) == []
     packer = int(mark.read_text())
     if number is not signal.SIGKILL:
         assert list(images.iterdir()) == []

@@ -23,7 +23,7 @@ from launcher.images.inspecting import inspect, installed_versions, verify
 from launcher.images.references import Reference
 from launcher.images.resolve import locate
 from launcher.images.squashfs import read_superblock
-from launcher.images.store import Store, sidecar_path
+from launcher.images.store import sidecar_path
 from tests.images import tiny
 from tests.images.tiny import need, run
 
@@ -208,7 +208,7 @@ def test_the_whole_store_is_verified_by_default(imported: Path, tmp_path: Path, 
 
 
 def test_images_are_located_by_path_name_recipe_and_reference(imported: Path, tmp_path: Path) -> None:
-    store = Store(imported.parent)
+    store = imported.parent
     for text in ("tiny", "tiny.sqsh", str(imported)):
         assert locate(text, store) == imported
     for text, message, hint in (
@@ -219,7 +219,7 @@ def test_images_are_located_by_path_name_recipe_and_reference(imported: Path, tm
             "slipway image import nvcr.io#nvidia",
         ),
         ("megatron", "is not in", "slipway image build megatron:run"),
-        (str(store.directory / "tin.sqsh"), "no such file", "tiny.sqsh"),
+        (str(store / "tin.sqsh"), "no such file", "tiny.sqsh"),
     ):
         with pytest.raises(UserError, match=re.escape(message)) as refused:
             locate(text, store)

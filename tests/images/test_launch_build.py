@@ -84,9 +84,9 @@ class Yard:
         manifest = self.manifest(run_name)
         log = launch_dir / f"log-{manifest['job_name']}_{manifest['job_id']}.out"
         scheduler = SlurmScheduler(self.conf)
-        ref = JobRef(manifest["job_id"], launch_dir, manifest["tag"], manifest["host"])
+        ref = JobRef({1: manifest["job_id"]}, launch_dir, [manifest["tag"]], manifest["host"])
         for _ in range(1200):
-            state = scheduler.statuses([ref])[ref.tag].state
+            state = scheduler.statuses([ref])[0].state
             if state in _ENDED:
                 return state
             time.sleep(0.1)

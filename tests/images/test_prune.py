@@ -17,7 +17,7 @@ from launcher.cli.app import main
 from launcher.errors import UserError
 from launcher.images.pruning import ImageUse, PruneRules, decide, decide_leftovers, parse_age, remove
 from launcher.images.scratch import locked
-from launcher.images.store import RecipeOrigin, Sidecar, Store, Stored, sidecar_path, stored
+from launcher.images.store import RecipeOrigin, Sidecar, Stored, sidecar_path, stored, stored_images
 from launcher.runs.manifest import Manifest, write_manifest
 from launcher.runs.provenance import host
 
@@ -43,7 +43,7 @@ def put(store: Path, name: str, *, record: bool = True, age: float = 0.0) -> Pat
 
 
 def chosen(store: Path, uses: dict[Path, list[ImageUse]], rules: PruneRules) -> dict[str, bool]:
-    found = decide(Store(store).entries(), uses, rules, NOW)
+    found = decide(stored_images(store), uses, rules, NOW)
     return {one.entry.path.name: one.remove for one in found}
 
 
@@ -62,9 +62,7 @@ def test_images_that_runs_need_stay(tmp_path: Path) -> None:
     old = PruneRules(ended=True, older_than=38 * DAY)
     assert chosen(tmp_path, uses, old) == {**kept, "free.sqsh": True}
     assert chosen(tmp_path, uses, PruneRules(older_than=41 * DAY)) == {**kept, "free.sqsh": False}
-    whys = {
-        one.entry.path.name: one.why for one in decide(Store(tmp_path).entries(), uses, PruneRules(), NOW)
-    }
+    whys = {one.entry.path.name: one.why for one in decide(stored_images(tmp_path), uses, PruneRules(), NOW)}
     assert whys["live.sqsh"] == "c waits or runs, or may"
     assert whys["theirs.sqsh"] == "not made by slipway: it has no record"
 

@@ -250,13 +250,9 @@ def test_a_version_that_a_template_only_lists_is_refused(mine: Path, tmp_path: P
             ["image.flavour=dev"],
             ["image.flavour=dev: there is no such key", "did you mean 'flavor'?"],
         ),
-        ("nemo", ["flavor=dev"], ["did you mean 'image.flavor=dev'?"]),
+        ("nemo", ["flavor=dev"], ["did you mean 'image.flavor'?"]),
         ("nemo", ["image.digest=sha256:12"], ["image.digest='sha256:12': expected sha256: and 64 digits"]),
-        (
-            "nemo",
-            ["training=gpt3/5b"],
-            ["training=gpt3/5b: a recipe has no such key", "image.flavor=dev"],
-        ),
+        ("nemo", ["training=gpt3/5b"], ["training=gpt3/5b: there is no such key"]),
         ("nemo-aws", ["image.versions.ncll=2"], ["image.versions.ncll=2", "did you mean 'nccl'?"]),
         ("nemo", ["image.template=nmeo"], ["image.template='nmeo'", "did you mean 'nemo'?", "command line"]),
         ("nemo", ["image.base=oci:/a"], ["image.base='oci:/a'", "podman load", "command line"]),
@@ -374,6 +370,6 @@ def test_the_megatron_image_keeps_the_torch_of_its_base() -> None:
 def test_a_launch_without_a_recipe_reads_none() -> None:
     code = (
         "import sys; from launcher.config.compose import compose; compose(['cluster=bcm']); "
-        "sys.exit(any(name in sys.modules for name in ('launcher.config.image', 'launcher.images')))"
+        "sys.exit('launcher.images' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

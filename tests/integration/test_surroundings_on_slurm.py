@@ -51,7 +51,7 @@ def test_a_job_with_everything_around_it(tmp_path: Path, sandbox: Sandbox) -> No
         text=True,
         timeout=120,
     )
-    log = (plan.paths.directory / plan.paths.log_name(submitted.stdout.strip())).read_text()
+    log = plan.paths.log(submitted.stdout.strip()).read_text()
     assert submitted.returncode == 0, log + submitted.stderr
     assert sorted(re.findall(r"task (\d): 1, HUNTER2", log)) == ["0", "1", "2", "3"], log
     boosted = sorted(tmp_path.glob("boosted-*"))

@@ -33,11 +33,11 @@ class FakeScheduler:
     acts: list[tuple[str, str]] = field(default_factory=list)
     silent: str | None = None
 
-    def statuses(self, refs: Sequence[JobRef]) -> Mapping[str, JobStatus]:
+    def statuses(self, refs: Sequence[JobRef]) -> list[JobStatus]:
         if self.silent:
             raise NoAnswer(self.silent)
-        rows = {ref.tag: self.table[ref.job_id] for ref in refs}
-        return {tag: row.pop(0) if len(row) > 1 else row[0] for tag, row in rows.items()}
+        rows = [self.table[ref.job_id] for ref in refs]
+        return [row.pop(0) if len(row) > 1 else row[0] for row in rows]
 
     def act(self, action: Action, job_ids: Sequence[str]) -> Mapping[str, UserError]:
         self.acts += [(action.name.lower(), job_id) for job_id in job_ids]
@@ -47,7 +47,7 @@ class FakeScheduler:
 @pytest.fixture
 def scheduler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeScheduler:
     fake = FakeScheduler()
-    monkeypatch.setattr("launcher.schedulers.open_scheduler", lambda manifest: fake)
+    monkeypatch.setattr("launcher.schedulers.scheduler_for", lambda *_: fake)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     return fake
@@ -141,7 +141,7 @@ def test_stage_that_waits_for_a_chain_is_cancelled_with_it(
     """Also one that looks at a checkpoint just now: its first job waits for the chain."""
     chain, stage = manifest_of("a", 1), manifest_of("after", 2)
     (chain / NAME).write_text(to_json(Stages(after=(Stage("after", str(stage), "tag"),))))
-    first = replace(RUNNING, chain=ChainJobs(1, 1, {"1": RUNNING}))
+    first = replace(RUNNING, chain=ChainJobs(1, 1, {"1": RUNNING}, [1]))
     jobs = {"2": PENDING, "3": RUNNING}
     further = replace(RUNNING, chain=ChainJobs(2, 2, jobs, (1, 2), is_repeated=True))
     scheduler.table = {"1": [first], "2": [further if is_repeated else PENDING]}

@@ -15,7 +15,7 @@ from launcher.cli.app import main
 from launcher.errors import UserError
 from launcher.runs.manifest import read_manifest, write_manifest
 from launcher.runs.provenance import user
-from launcher.schedulers.base import FoundJobs, JobRef, JobStatus, NoAnswer, PendingSubmission
+from launcher.schedulers.base import FoundJobs, JobRef, JobStatus, NoAnswer, Submission
 from launcher.schedulers.chain_status import status_of_chain
 from launcher.slurm.states import Action, State
 from supervisor.marks import cancelled_by, chain_end, claim, link_jobs
@@ -39,10 +39,10 @@ class ChainScheduler:
     acts: list[tuple[str, str]] = field(default_factory=list)
     ended_first: list[bool] = field(default_factory=list)
 
-    def statuses(self, refs: Sequence[JobRef]) -> Mapping[str, JobStatus]:
-        return {ref.tag: status_of_chain(ref, [self.jobs[job] for job in ref.jobs]) for ref in refs}
+    def statuses(self, refs: Sequence[JobRef]) -> list[JobStatus]:
+        return [status_of_chain(ref, [self.jobs[job] for job in ref.links.values()]) for ref in refs]
 
-    def find(self, submissions: Sequence[PendingSubmission]) -> FoundJobs:
+    def find(self, submissions: Sequence[Submission]) -> FoundJobs:
         """Say that the links are in the order of all jobs."""
         (submission,) = submissions
         return {submission.tag: {link: [job] for link, job in enumerate([*self.jobs, *self.lost], 1)}}
@@ -65,7 +65,7 @@ DIRECTORY = Path("results/a/launches/17")
 def scheduler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ChainScheduler:
     """The run `a` here is a chain of at most five jobs, of which 18 runs and 19 waits."""
     fake = ChainScheduler({"17": TIMEOUT, "18": RUNNING, "19": PENDING})
-    monkeypatch.setattr("launcher.schedulers.open_scheduler", lambda manifest: fake)
+    monkeypatch.setattr("launcher.schedulers.scheduler_for", lambda *_: fake)
     monkeypatch.chdir(tmp_path)
     manifest_of("a", 17)
     write_manifest(DIRECTORY, replace(read_manifest(DIRECTORY), links=5))

@@ -12,7 +12,7 @@ from launcher.errors import UserError
 from launcher.launching import Launched, launch, launch_stages
 from launcher.launching.submission import Backoff, submit
 from launcher.runs.manifest import read_manifest
-from launcher.schedulers.base import FoundJobs, NoAnswer, PendingSubmission
+from launcher.schedulers.base import FoundJobs, NoAnswer, Submission
 from launcher.slurm.records import Record
 from launcher.slurm.sbatch_options import combined_dependency
 from launcher.slurm.states import Action
@@ -118,17 +118,14 @@ class Lossy:
         self.taken: list[tuple[int, str | None]] = []
         self.cancelled: list[str] = []
 
-    def submit(
-        self, script: Path, tag: str, *, link: int = 1, after: str | None = None, exclude: str | None = None
-    ) -> str:
-        self.taken.append((link, after))
+    def submit(self, submission: Submission) -> str:
+        self.taken.append((submission.link, submission.after))
         raise NoAnswer("Slurm did not answer: Socket timed out")
 
-    def find(self, submissions: Sequence[PendingSubmission]) -> FoundJobs:
+    def find(self, submissions: Sequence[Submission]) -> FoundJobs:
         (submission,) = submissions
-        link = submission.link or 1
-        jobs = [str(100 + i) for i, (taken, _) in enumerate(self.taken) if taken == link]
-        return {submission.tag: {link: jobs}} if jobs else {}
+        jobs = [str(100 + i) for i, (taken, _) in enumerate(self.taken) if taken == submission.link]
+        return {submission.tag: {submission.link: jobs}} if jobs else {}
 
     def act(self, action: Action, job_ids: Sequence[str]) -> Mapping[str, UserError]:
         assert action is Action.CANCEL
@@ -148,7 +145,7 @@ def test_a_link_whose_answer_was_lost_is_found_among_the_others(tmp_path: Path) 
     jobs = [
         submit(
             scheduler,  # type: ignore[arg-type]
-            PendingSubmission("a-tag", script, "me", "2026-11-21T00:00:00Z", link, after),
+            Submission("a-tag", script, "me", "2026-11-21T00:00:00Z", link, after),
         )
         for link, after in ((1, None), (2, "afterany:100"))
     ]
@@ -163,7 +160,7 @@ def test_a_link_that_was_given_up_is_cancelled_and_leaves_the_others_alone(tmp_p
     claim(tmp_path, "99")
     claim(tmp_path, GIVEN_UP, 2)
     scheduler = Lossy()
-    submission = PendingSubmission("a-tag", tmp_path / "x_submission.sh", "me", "2026-11-21T00:00:00Z", 2)
+    submission = Submission("a-tag", tmp_path / "x_submission.sh", "me", "2026-11-21T00:00:00Z", 2)
     with pytest.raises(UserError, match="given this one up"):
         submit(scheduler, submission)  # type: ignore[arg-type]
     assert scheduler.cancelled == ["100"]

@@ -287,6 +287,13 @@ def test_no_smoke_of_what_is_not_prepared_yet(slurm: FakeSlurm, slipway: object)
     assert slurm.calls() == []
 
 
+def test_launch_that_needs_dry_run_is_refused_before_its_smoke(slurm: FakeSlurm, slipway: object) -> None:
+    result = slipway("launch", "--smoke", "--stage=training")  # type: ignore[operator]
+    assert result.code == 2
+    assert "they need --dry-run" in result.err
+    assert "sbatch" not in str(slurm.calls())
+
+
 def test_check_tells_of_each_stage(slurm: FakeSlurm, slipway: object) -> None:
     told = slipway("check", "--json", "training.model.global_batch_size=7")  # type: ignore[operator]
     assert told.code == 2

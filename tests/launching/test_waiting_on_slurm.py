@@ -15,7 +15,7 @@ from launcher.launching import Launched, launch_stages
 from launcher.runs.paths import submitted_name
 from launcher.runs.provenance import user
 from launcher.sandbox.lifecycle import Sandbox
-from launcher.schedulers.base import JobRef, PendingSubmission
+from launcher.schedulers.base import JobRef, Submission
 from launcher.schedulers.slurm import SlurmScheduler
 from launcher.slurm.states import Action, State
 
@@ -49,12 +49,12 @@ class Waiting:
 
     def jobs(self, one: Launched, link: int | None = None) -> list[str]:
         manifest = one.manifest
-        submission = PendingSubmission(manifest.tag, one.paths.script, manifest.user, manifest.created, link)
+        submission = Submission(manifest.tag, one.paths.script, manifest.user, manifest.created)
         found = self.scheduler.find([submission]).get(manifest.tag, {})
-        return [job for _, jobs in sorted(found.items()) for job in jobs]
+        return [job for number, jobs in sorted(found.items()) for job in jobs if link in (None, number)]
 
     def state(self, ref: JobRef) -> State:
-        return self.scheduler.statuses([ref])[ref.tag].state
+        return self.scheduler.statuses([ref])[0].state
 
     def dependency(self, job_id: str) -> str:
         told = self.run("squeue", "--noheader", "--Format=Dependency:200", f"--jobs={job_id}")
@@ -73,9 +73,7 @@ def waiting(plain_sandbox: Sandbox, tmp_path: Path) -> Iterator[Waiting]:
     try:
         yield one
     finally:
-        submissions = [
-            PendingSubmission(tag, tmp_path, user(), "2026-01-01T00:00:00Z", None) for tag in one.tags
-        ]
+        submissions = [Submission(tag, tmp_path, user(), "2026-01-01T00:00:00Z") for tag in one.tags]
         found = one.scheduler.find(submissions)
         jobs = [job for links in found.values() for some in links.values() for job in some]
         if jobs:
@@ -105,7 +103,7 @@ def test_a_stage_whose_parent_failed_does_not_wait_for_ever(waiting: Waiting, tm
     jobs = waiting.jobs(child)
     assert len(jobs) == 2
     assert f"afterok:{parent.manifest.job_id}" in waiting.dependency(jobs[0])
-    refs = [JobRef(job, child.paths.directory, child.manifest.tag, "") for job in jobs]
+    refs = [JobRef({1: job}, child.paths.directory, child.manifest.tags) for job in jobs]
     assert {waiting.state(ref) for ref in refs} == {State.PENDING}
     assert waiting.scheduler.act(Action.CANCEL, [parent.manifest.job_id]) == {}
     deadline = time.monotonic() + 120

@@ -15,9 +15,9 @@ from launcher.monitor.follow import LinesView
 
 @pytest.fixture
 def scheduler(monkeypatch: pytest.MonkeyPatch) -> FakeScheduler:
-    """The scheduler that `open_scheduler` returns for every manifest."""
+    """The scheduler that `scheduler_for` returns for every manifest."""
     fake = FakeScheduler()
-    monkeypatch.setattr(schedulers, "open_scheduler", lambda manifest: fake)
+    monkeypatch.setattr(schedulers, "scheduler_for", lambda *_: fake)
     return fake
 
 

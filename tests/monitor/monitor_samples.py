@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,15 +35,15 @@ class FakeScheduler:
     def set(self, job_id: str, *statuses: JobStatus | State) -> None:
         self.table[job_id] = [s if isinstance(s, JobStatus) else JobStatus(s) for s in statuses]
 
-    def statuses(self, refs: Iterable[JobRef]) -> Mapping[str, JobStatus]:
+    def statuses(self, refs: Iterable[JobRef]) -> list[JobStatus]:
         if self.error:
             raise UserError(self.error)
         asked = list(refs)
         self.questions.append([ref.job_id for ref in asked])
-        return {ref.tag: self._next(ref.job_id) for ref in asked if ref.job_id in self.table}
+        return [self._next(ref.job_id) for ref in asked]
 
     def _next(self, job_id: str) -> JobStatus:
-        row = self.table[job_id]
+        row = self.table.get(job_id, [JobStatus(State.UNKNOWN, "the scheduler does not know this job")])
         return row.pop(0) if len(row) > 1 else row[0]
 
 

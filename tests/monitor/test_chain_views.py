@@ -32,6 +32,7 @@ from launcher.monitor.logs import job_logs, rank_failures, tail_offsets
 from launcher.monitor.readers import all_events, newest_events
 from launcher.schedulers.base import ChainJobs, JobStatus
 from launcher.slurm.states import State
+from supervisor.following import NAME, Stage, Stages, to_json
 from supervisor.marks import ChainEnd, claim, end_chain
 
 Capsys = pytest.CaptureFixture[str]
@@ -44,7 +45,7 @@ def chain(*statuses: JobStatus, current: int, most: int = 4) -> JobStatus:
     """What a scheduler tells of a chain whose first job is 11."""
     jobs = {str(10 + number): status for number, status in enumerate(statuses, 1)}
     told = statuses[current - 1]
-    links = ChainJobs(current, most, jobs)
+    links = ChainJobs(current, most, jobs, range(1, len(jobs) + 1))
     return JobStatus(told.state, told.reason, told.nodes, told.elapsed, told.exit_code, chain=links)
 
 
@@ -187,7 +188,8 @@ def test_status_is_one_line(
         (1, "11", "INTERRUPTED"), (2, "12", "RUNNING"), (3, "13", "PENDING"),
     ]  # fmt: skip
     # Claims are read anew each time: a chain gets links while it is watched.
-    assert scheduler.questions and open_launch(runs.base / "gpt3_tiny").jobs == ("11", "12", "13")
+    assert scheduler.questions
+    assert open_launch(runs.base / "gpt3_tiny").links == {1: "11", 2: "12", 3: "13"}
 
 
 def test_history_tells_of_each_link(
@@ -228,7 +230,7 @@ def test_history_tells_once_why_a_chain_stopped(
     mark(directory, 1, 1000.0, 1004.0, exit_code=1, verdict="stop", rule="import_error", why=why)
     end_chain(directory, ChainEnd("job 11", why, 1004.0))
     ended = JobStatus(State.FAILED, f"exit code 1; {why}", "n1", "00:00:04", 1)
-    scheduler.set("11", replace(ended, chain=ChainJobs(1, 4, {"11": FAILED})))
+    scheduler.set("11", replace(ended, chain=ChainJobs(1, 4, {"11": FAILED}, [1])))
     assert main(["history", "gpt3_tiny", "--base-results-dir", str(runs.base)]) == 0
     told = capsys.readouterr().out.splitlines()
     assert [line.strip() for line in told if why in line] == [f"exit code 1; {why}"]
@@ -264,3 +266,17 @@ def test_nemos_progress_goes_on_in_the_next_log(launched: Callable[..., Path], r
     assert Progress(newest_events(launch)).step == 4
     steps = [event.step for event in all_events(launch) if isinstance(event, Train)]
     assert steps == [1, 2, 3, 4]
+
+
+def test_stage_is_said_to_wait_before_slurm_has_looked_at_its_new_dependency(
+    runs: Runs, scheduler: FakeScheduler, launched: Callable[..., Path], capsys: Capsys
+) -> None:
+    """Each link gives the stage another dependency, and Slurm then has no word for why it waits."""
+    chain, stage = launched(name="a"), runs.launch("after", 2, waits_for="a")
+    (stage / NAME).write_text(to_json(Stages(before=Stage("a", str(chain), "a-1"))))
+    scheduler.set("12", State.PENDING)
+    slipway(runs, "status", "after")
+    assert "Dependency: it waits for the end of a" in capsys.readouterr().out
+    end_chain(chain, ChainEnd("job 13", "done"))
+    slipway(runs, "status", "after")
+    assert "it waits" not in capsys.readouterr().out

@@ -44,7 +44,7 @@ def test_a_later_launch_overrides_what_it_repeats() -> None:
 
 def test_a_launch_that_never_trained_forgets_nothing() -> None:
     curves = joined(whole_training(0, 50), [start(50, time=9000.0)], [])
-    assert curves.point(-1).step == 50 and curves.resumed == []
+    assert curves.steps[-1] == 50 and curves.resumed == []
 
 
 def test_starting_afresh_begins_the_curve_anew() -> None:

@@ -92,7 +92,7 @@ def test_history_tells_below_the_link(runs: Runs, scheduler: FakeScheduler, caps
     leave(launch, 8, 2010.0)
     leave(launch, 6, 2011.0, moved=False)
     jobs = {"11": JobStatus(State.INTERRUPTED, "saved", "n1", "00:08:20", 75), "12": RUNNING}
-    scheduler.set("11", JobStatus(State.RUNNING, chain=ChainJobs(2, 4, jobs)))
+    scheduler.set("11", JobStatus(State.RUNNING, chain=ChainJobs(2, 4, jobs, [1, 2])))
     slipway(runs, "history", "a")
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
     at = next(index for index, line in enumerate(lines) if line.startswith("link 2"))

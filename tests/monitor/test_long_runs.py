@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from monitor_samples import Runs, append, end, held_out, log, start, validation
 
@@ -115,13 +115,10 @@ def test_columns_say_what_dictionaries_say(told: list[Event]) -> None:
     assert list(curves.steps) == sorted(plain.train)
     for index, step in enumerate(curves.steps):
         loss, tokens, speed = plain.train[step]
-        point = curves.point(index)
-        assert (point.step, point.tokens_per_step or 0, point.tokens_per_second or 0.0) == (
-            step,
-            tokens,
-            speed,
+        assert [column[index] for column in curves.train.columns[2:]] == [tokens, speed]
+        assert same(curves.loss(index), loss) and same(
+            curves.losses[index], math.nan if loss is None else loss
         )
-        assert same(point.loss, loss) and same(curves.losses[index], math.nan if loss is None else loss)
     assert curves.validations == sorted(plain.validation.items())
     assert (curves.resumed, curves.seconds) == (plain.resumed, plain.seconds)
     assert curves.tokens == (sum(tokens for tokens, _ in plain.spans) or None)
@@ -246,6 +243,9 @@ def test_some_means_are_those_of_all(values: list[float], most: int) -> None:
 @given(
     st.dictionaries(st.integers(0, 10_000), st.floats(-9, 9), min_size=1, max_size=400), st.integers(1, 20)
 )
+@example(
+    {**dict.fromkeys(range(14), 0.0), 3257: 1.0, 3258: 1.0, 4342: 0.0}, 4
+)  # the third ends after 3257.25
 def test_an_outline_has_the_extremes_of_each_column(points: dict[int, float], columns: int) -> None:
     steps = sorted(points)
     losses = [points[step] for step in steps]

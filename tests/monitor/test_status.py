@@ -335,7 +335,7 @@ def test_watching_gives_up_on_what_nobody_can_tell(
     runs.launch("done", job_id="2")
     scheduler.set("2", COMPLETED)
     assert slipway(runs, "status", "--watch", "--interval", "0.05") == 3
-    assert "UNKNOWN (the scheduler did not tell of this job)" in capsys.readouterr().out
+    assert "UNKNOWN (the scheduler does not know this job)" in capsys.readouterr().out
 
 
 def test_ctrl_c_ends_the_watching_alone(

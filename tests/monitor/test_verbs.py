@@ -140,7 +140,7 @@ def test_ctrl_c_leaves_the_job_alone(
 def test_a_bug_in_the_watching_thread_is_not_hidden(runs: Runs, scheduler: FakeScheduler) -> None:
     runs.launch()
     scheduler.set("11", RUNNING)
-    calls = iter([{"gpt3_tiny-1": RUNNING}])
+    calls = iter([[RUNNING]])
     scheduler.statuses = lambda refs: next(calls)  # type: ignore[method-assign]
     with pytest.raises(StopIteration):
         slipway(runs, "follow", "gpt3_tiny")
@@ -148,11 +148,11 @@ def test_a_bug_in_the_watching_thread_is_not_hidden(runs: Runs, scheduler: FakeS
 
 def test_a_scheduler_that_hangs_is_not_taken_for_a_running_job(runs: Runs, scheduler: FakeScheduler) -> None:
     runs.launch()
-    answers, hang = iter([{"gpt3_tiny-1": RUNNING}]), threading.Event()
+    answers, hang = iter([[RUNNING]]), threading.Event()
 
-    def hanging(refs: object) -> dict[str, JobStatus]:
-        answer = next(answers, {})
-        if not answer:
+    def hanging(refs: object) -> list[JobStatus]:
+        answer = next(answers, [JobStatus(State.UNKNOWN)])
+        if answer != [RUNNING]:
             hang.wait(10)
         return answer
 

@@ -55,7 +55,7 @@ class ScriptedChain:
         calls = self.root / "calls"
         calls.write_text("")
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
-        log = self.directory / self.plan.paths.log_name(job)
+        log = self.plan.paths.log(job)
         with log.open("a") as output:
             done = subprocess.run(
                 ["bash", self.plan.paths.script, *(arguments or (TAG,))],

@@ -26,7 +26,7 @@ from launcher.runs.manifest import read_manifest, write_manifest
 from launcher.runs.paths import LaunchPaths, launch_numbers
 from launcher.runs.provenance import checkout_of, host
 from launcher.runs.write import link_atomic, link_newest, release_number, reserve_number, write_launch
-from launcher.schedulers.base import JobRef, PendingSubmission
+from launcher.schedulers.base import JobRef, Submission
 from launcher.schedulers.local import LocalScheduler
 from launcher.slurm.states import Action, State
 from supervisor.files import write_atomic
@@ -146,7 +146,7 @@ def test_a_file_of_the_users_is_not_replaced_by_a_link(tmp_path: Path) -> None:
 
 
 def test_a_refused_submission_is_on_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_: object, script: Path, tag: str, **_more: object) -> str:
+    def refuse(_: object, submission: Submission) -> str:
         raise UserError("no thanks")
 
     monkeypatch.setattr("launcher.schedulers.local.LocalScheduler.submit", refuse)
@@ -163,7 +163,7 @@ def test_a_refused_launch_does_not_hide_the_one_before(
     first = launched(tmp_path).paths
     wait_for_end(first)
 
-    def refuse(_: object, script: Path, tag: str, **_more: object) -> str:
+    def refuse(_: object, submission: Submission) -> str:
         raise UserError("no thanks")
 
     monkeypatch.setattr("launcher.schedulers.local.LocalScheduler.submit", refuse)
@@ -191,7 +191,7 @@ def test_the_commit_is_that_of_our_own_checkout_only(tmp_path: Path, repository:
 def test_an_interrupted_submission_is_not_told_as_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(_: object, script: Path, tag: str, **_more: object) -> str:
+    def interrupt(_: object, submission: Submission) -> str:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("launcher.schedulers.local.LocalScheduler.submit", interrupt)
@@ -207,11 +207,11 @@ def test_a_local_job_is_found_through_a_link(tmp_path: Path) -> None:
     script.write_text("trap 'exit 0' TERM; sleep 60 & wait")
     (tmp_path / "link").symlink_to(tmp_path / "real")
     scheduler = LocalScheduler()
-    job = scheduler.submit(script, "a-tag")
-    ref = JobRef(job, tmp_path / "link" / "1", "a-tag", host())
+    job = scheduler.submit(Submission("a-tag", script, "", ""))
+    ref = JobRef({1: job}, tmp_path / "link" / "1", ["a-tag"], host())
     try:
         for _ in range(300):  # also while the shell starts
-            assert scheduler.statuses([ref])[ref.tag].state is State.RUNNING
+            assert scheduler.statuses([ref])[0].state is State.RUNNING
     finally:
         assert scheduler.act(Action.CANCEL, [job]) == {}
 
@@ -220,16 +220,16 @@ def test_of_two_jobs_with_one_script_the_tag_tells_which(tmp_path: Path) -> None
     script = tmp_path / "job_submission.sh"
     script.write_text("sleep 60 & wait")
     scheduler = LocalScheduler()
-    jobs = {tag: scheduler.submit(script, tag) for tag in ("one", "two")}
+    jobs = {tag: scheduler.submit(Submission(tag, script, "", "")) for tag in ("one", "two")}
     try:
         for tag, job in jobs.items():
             # A process has no command line for a moment, while one program takes the place of another.
             deadline = time.monotonic() + 10
-            while not (found := scheduler.find([PendingSubmission(tag, script, "", "")])):
+            while not (found := scheduler.find([Submission(tag, script, "", "")])):
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
             assert found == {tag: {1: [job]}}
-        assert scheduler.find([PendingSubmission("three", script, "", "")]) == {}
+        assert scheduler.find([Submission("three", script, "", "")]) == {}
     finally:
         assert scheduler.act(Action.CANCEL, [*jobs.values()]) == {}
 

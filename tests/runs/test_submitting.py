@@ -9,7 +9,7 @@ import pytest
 
 from launcher.errors import NOT_KNOWN, UserError
 from launcher.launching import submission
-from launcher.schedulers.base import FoundJobs, NoAnswer, PendingSubmission
+from launcher.schedulers.base import FoundJobs, NoAnswer, Submission
 from launcher.slurm.states import Action
 from supervisor.marks import GIVEN_UP, claim, job_of
 
@@ -41,16 +41,14 @@ class Answers:
         self.submissions, self.looks = list(submissions), list(looks)
         self.calls: list[str] = []
 
-    def submit(
-        self, script: Path, tag: str, *, link: int = 1, after: str | None = None, exclude: str | None = None
-    ) -> str:
+    def submit(self, submission: Submission) -> str:
         self.calls.append("submit")
         answer = self.submissions.pop(0) if len(self.submissions) > 1 else self.submissions[0]
         if isinstance(answer, UserError):
             raise answer
         return answer
 
-    def find(self, submissions: Sequence[PendingSubmission]) -> FoundJobs:
+    def find(self, submissions: Sequence[Submission]) -> FoundJobs:
         self.calls.append("find")
         answer = self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
         if isinstance(answer, UserError):
@@ -66,7 +64,7 @@ class Answers:
 def go(scheduler: Answers, directory: Path, seconds: float = 60.0) -> tuple[str, list[str]]:
     """Submit, and return the job and what was logged meanwhile."""
     clock, messages = Clock(), list[str]()
-    pending = PendingSubmission("a-tag", directory / "job_submission.sh", "me", "2026-11-21T00:00:00Z")
+    pending = Submission("a-tag", directory / "job_submission.sh", "me", "2026-11-21T00:00:00Z")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(submission, "BACKOFF", submission.Backoff(seconds, clock, clock.sleep))
         patch.setattr(submission._logger, "warning", lambda text, *values: messages.append(text % values))

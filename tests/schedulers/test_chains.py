@@ -30,7 +30,7 @@ JOBS = ("17", "18", "19", "20", "21")
 
 
 def ref(directory: Path, jobs: int, links: int = 5) -> JobRef:
-    return JobRef("17", directory, "a-tag", "login", later_jobs=JOBS[1:jobs], links=links)
+    return JobRef(dict(enumerate(JOBS[:jobs], 1)), directory, ["a-tag"], "login", max_links=links)
 
 
 def mark(directory: Path, link: int, code: int | None = None, at: float = 100.0, **ended: Any) -> None:
@@ -206,11 +206,10 @@ def test_chain_of_which_no_link_began_is_no_success(tmp_path: Path) -> None:
 
 
 def test_links_whose_jobs_are_not_known(tmp_path: Path) -> None:
-    links = ref(tmp_path, 1).with_links({5: "21", 1: "17", 3: "19"})
-    assert (links.jobs, links.numbers) == (("17", "19", "21"), (1, 3, 5))
+    links = replace(ref(tmp_path, 1), links={1: "17", 3: "19", 5: "21"})
     status = status_of_chain(links, statuses(S.FAILED, S.TIMEOUT, S.PENDING))
     assert status.chain and (str(status.chain), status.chain.job_id) == ("5/5", "21")
-    assert (status.chain.numbers, status.reason) == ((1, 3, 5), "link 3 was TIMEOUT")
+    assert (status.chain.numbers, status.reason) == ([1, 3, 5], "link 3 was TIMEOUT")
     status = status_of_chain(links, statuses(S.FAILED, S.RUNNING, S.PENDING))
     assert status.chain and (str(status.chain), status.chain.after_current) == ("3/5", ["21"])
     assert status_of_chain(links, statuses(S.FAILED, S.FAILED, S.FAILED)).reason == "the last of 5 links"
@@ -221,10 +220,10 @@ def test_jobs_of_another_launch_are_no_links(tmp_path: Path) -> None:
     """Its run was removed and launched anew while its chain waited; the marks, or Slurm, tell its tag."""
     mark(tmp_path, 1)
     mark(tmp_path, 2, code=0, tag="of-old")
-    links = replace(ref(tmp_path, 3), tags=("a-tag",))
+    links = ref(tmp_path, 3)
     told = [JobStatus(S.RUNNING), JobStatus(S.COMPLETED), JobStatus(S.UNKNOWN, ANOTHER_JOB)]
     status = status_of_chain(links, told)
-    assert (status.state, status.chain) == (S.RUNNING, ChainJobs(1, 5, {"17": told[0]}, (1,)))
+    assert (status.state, status.chain) == (S.RUNNING, ChainJobs(1, 5, {"17": told[0]}, [1]))
     assert [life.job_id for life in read_attempts(tmp_path, tags=("a-tag",))] == ["17"]
     assert [life.tag for life in read_attempts(tmp_path)] == [None, "of-old"]
 

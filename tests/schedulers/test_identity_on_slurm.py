@@ -17,7 +17,7 @@ from launcher.runs.provenance import new_tag, user
 from launcher.sandbox import Reporter, daemons, state
 from launcher.sandbox.daemons import DaemonStarter
 from launcher.sandbox.lifecycle import Sandbox
-from launcher.schedulers.base import JobRef, PendingSubmission
+from launcher.schedulers.base import JobRef, Submission
 from launcher.schedulers.job_status import ANOTHER_JOB
 from launcher.schedulers.slurm import SlurmScheduler
 from launcher.slurm.states import State
@@ -49,14 +49,15 @@ class ChainOfJobs:
 
     @property
     def ref(self) -> JobRef:
-        first, *later = self.jobs
-        return JobRef(first, self.script.parent, self.tag, "", later_jobs=tuple(later), links=LINKS)
+        links = dict(enumerate(self.jobs, 1))
+        return JobRef(links, self.script.parent, [self.tag], max_links=LINKS)
 
     def links(self, most: int = LINKS) -> dict[int, list[str]]:
         return {link: [job] for link, job in enumerate(self.jobs[:most], 1)}
 
-    def submission(self, link: int | None) -> PendingSubmission:
-        return PendingSubmission(self.tag, self.script, self.user, self.since, link)
+    @property
+    def submission(self) -> Submission:
+        return Submission(self.tag, self.script, self.user, self.since)
 
 
 class Cluster:
@@ -79,7 +80,7 @@ class Cluster:
         chain = ChainOfJobs(script, user, begins)
         for link in range(1, LINKS + 1):
             after = f"afterany:{chain.jobs[-1]}" if chain.jobs else None
-            chain.jobs.append(self.scheduler.submit(script, chain.tag, link=link, after=after))
+            chain.jobs.append(self.scheduler.submit(replace(chain.submission, link=link, after=after)))
         return chain
 
     def launch_ten(self, prefix: str, beginning: int) -> list[ChainOfJobs]:
@@ -90,9 +91,9 @@ class Cluster:
         """State and reason of each job, by the tag of its launch, with one call for all."""
         told = self.scheduler.statuses([chain.ref for chain in chains])
         found = {}
-        for tag, status in told.items():
+        for chain, status in zip(chains, told, strict=True):
             assert status.chain is not None
-            found[tag] = {job: (each.state, each.reason) for job, each in status.chain.jobs.items()}
+            found[chain.tag] = {job: (each.state, each.reason) for job, each in status.chain.jobs.items()}
         return found
 
     def lose_state(self) -> None:
@@ -126,13 +127,11 @@ def test_each_job_is_known_or_told_unknown(cluster: Cluster) -> None:
     jobs = [job for chain in chains for job in chain.jobs]
     assert len(set(jobs)) == 40
 
-    # Lost answers: one link of each launch is looked for, by one question for all.
-    links = [1 + n % LINKS for n in range(10)]
-    lost = {chain.tag: {link: [chain.jobs[link - 1]]} for chain, link in zip(chains, links, strict=True)}
-    submissions = [chain.submission(link) for chain, link in zip(chains, links, strict=True)]
-    assert scheduler.find([*submissions, replace(submissions[0], tag=new_tag())]) == lost
-    assert scheduler.find([chain.submission(None) for chain in chains]) == {c.tag: c.links() for c in chains}
-    assert scheduler.find([chain.submission(LINKS + 1) for chain in chains]) == {}
+    # Lost answers: the links of all launches are looked for by one question.
+    submissions = [chain.submission for chain in chains]
+    known = {chain.tag: chain.links() for chain in chains}
+    assert scheduler.find([*submissions, replace(submissions[0], tag=new_tag())]) == known
+    assert scheduler.find([replace(submissions[0], tag=new_tag())]) == {}
 
     def as_expected() -> bool:
         told = cluster.states(chains)
@@ -172,4 +171,4 @@ def test_each_job_is_known_or_told_unknown(cluster: Cluster) -> None:
     # Asked for a span of time, sacct leaves out jobs whose turn never came: those after a first that waits.
     old = {c.tag: c.links(LINKS if c.begins else 1) for c in chains} if cluster.accounting else {}
     new = {chain.tag: chain.links() for chain in again}
-    assert scheduler.find([chain.submission(None) for chain in (*chains, *again)]) == old | new
+    assert scheduler.find([chain.submission for chain in (*chains, *again)]) == old | new

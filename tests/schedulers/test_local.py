@@ -7,12 +7,13 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from launcher.runs.provenance import host, new_tag
-from launcher.schedulers.base import JobRef, PendingSubmission
+from launcher.schedulers.base import JobRef, Submission
 from launcher.schedulers.local import LocalScheduler
 from launcher.slurm.states import Action, State
 from tests.job_marks import leave
@@ -29,16 +30,20 @@ sleep 100 & echo $! >child
 scheduler = LocalScheduler()
 
 
+def submission(script: Path, tag: str) -> Submission:
+    return Submission(tag, script, "me", "2026-01-01T00:00:00Z")
+
+
 @pytest.fixture
 def ref(tmp_path: Path) -> Iterator[JobRef]:
     script = tmp_path / "with space" / "x_submission.sh"
     script.parent.mkdir()
     script.write_text(SCRIPT)
     tag = new_tag()
-    job_id = scheduler.submit(script, tag)
+    job_id = scheduler.submit(submission(script, tag))
     until(lambda: (script.parent / "child").exists() and (script.parent / "child").read_text() != "")
     try:
-        yield JobRef(job_id, script.parent, tag, host())
+        yield JobRef({1: job_id}, script.parent, [tag], host())
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(int(job_id), signal.SIGKILL)
@@ -52,18 +57,19 @@ def until(is_so: Callable[[], bool]) -> None:
 
 
 def ended(ref: JobRef) -> bool:
-    return scheduler.statuses([ref])[ref.tag].state is not State.RUNNING
+    return scheduler.statuses([ref])[0].state is not State.RUNNING
 
 
 def test_a_job_is_found_once_by_its_tag(ref: JobRef) -> None:
     """Its subshells have the same command line."""
     script = ref.launch_dir / "x_submission.sh"
-    wanted = [PendingSubmission(tag, script, "me", "2026-01-01T00:00:00Z") for tag in (ref.tag, new_tag())]
-    assert scheduler.find(wanted) == {ref.tag: {1: [ref.job_id]}}
-    second = scheduler.submit(script, ref.tag)
+    (tag,) = ref.tags
+    wanted = [submission(script, each) for each in (tag, new_tag())]
+    assert scheduler.find(wanted) == {tag: {1: [ref.job_id]}}
+    second = scheduler.submit(wanted[0])
     try:
         until(lambda: scheduler.locate(second) == script)
-        assert scheduler.find(wanted) == {ref.tag: {1: [ref.job_id, second]}}
+        assert scheduler.find(wanted) == {tag: {1: [ref.job_id, second]}}
     finally:
         os.killpg(int(second), signal.SIGKILL)
 
@@ -76,14 +82,14 @@ def test_a_script_that_became_its_supervisor_is_still_the_job(tmp_path: Path) ->
     (directory / "supervisor.pyz").write_text("import time\nprint('begun', flush=True)\ntime.sleep(100)\n")
     (tmp_path / "link").symlink_to(directory)
     script.write_text(f'exec python3 -IS "{tmp_path}/link/supervisor.pyz" {tag} "$@" -- true\n')
-    job_id = scheduler.submit(script, tag)
+    job_id = scheduler.submit(submission(script, tag))
     log = directory / f"log-x_{job_id}.out"
     try:
         until(lambda: log.exists() and "begun" in log.read_text())
-        wanted = [PendingSubmission(each, script, "me", "2026-01-01T00:00:00Z") for each in (tag, new_tag())]
+        wanted = [submission(script, each) for each in (tag, new_tag())]
         assert scheduler.find(wanted) == {tag: {1: [job_id]}}
         assert scheduler.locate(job_id) == script
-        status = scheduler.statuses([JobRef(job_id, directory, tag, host())])[tag]
+        (status,) = scheduler.statuses([JobRef({1: job_id}, directory, [tag], host())])
         assert status.state is State.RUNNING
         # Of a Slurm whose node is this machine it is Slurm's.
         (directory / "supervisor.json").write_text('{"scheduler": "slurm"}')
@@ -135,8 +141,8 @@ def test_a_process_that_is_no_job_of_ours_is_left_alone() -> None:
 
 def test_a_job_of_another_host_is_asked_for_there(ref: JobRef) -> None:
     """The same number is another process here."""
-    elsewhere = JobRef(ref.job_id, ref.launch_dir, ref.tag, "login7")
-    status = scheduler.statuses([elsewhere])[ref.tag]
+    elsewhere = replace(ref, host="login7")
+    (status,) = scheduler.statuses([elsewhere])
     assert (status.state, status.reason) == (
         State.UNKNOWN,
         "it runs on login7, without Slurm: ask there",
@@ -145,4 +151,4 @@ def test_a_job_of_another_host_is_asked_for_there(ref: JobRef) -> None:
     assert "runs on login7, without Slurm: do this there" in errors[ref.job_id].message
     assert not ended(ref)
     leave(ref.launch_dir, ref.job_id, started=1.0, ended=2.0)
-    assert scheduler.statuses([elsewhere])[ref.tag].state is State.COMPLETED
+    assert scheduler.statuses([elsewhere])[0].state is State.COMPLETED

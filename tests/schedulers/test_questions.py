@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.schedulers.base import JobRef, PendingSubmission
+from launcher.schedulers.base import JobRef, Submission
 from launcher.schedulers.slurm import SlurmScheduler
 from launcher.slurm.commands import Answer, Retry, Unreachable
+from launcher.slurm.notations import expand_tasks
 from launcher.slurm.records import SEPARATOR, parse_ends
 from launcher.slurm.states import State
 from supervisor.marks import note_cancelled
@@ -57,12 +58,12 @@ class Slurm:
 
 
 def refs(count: int, directory: Path) -> list[JobRef]:
-    return [JobRef(str(number), directory / str(number), f"tag-{number}", "") for number in range(count)]
+    return [JobRef({1: str(number)}, directory / str(number), [f"tag-{number}"]) for number in range(count)]
 
 
-def submission(tag: str, *, user: str | None = None, days: float = 0.0) -> PendingSubmission:
+def submission(tag: str, *, user: str | None = None, days: float = 0.0) -> Submission:
     since = (datetime.now(UTC) - timedelta(days=days)).isoformat()
-    return PendingSubmission(tag, Path("/x_submission.sh"), user or getpass.getuser(), since)
+    return Submission(tag, Path("/x_submission.sh"), user or getpass.getuser(), since)
 
 
 def test_one_question_each_however_many_jobs(tmp_path: Path) -> None:
@@ -71,14 +72,14 @@ def test_one_question_each_however_many_jobs(tmp_path: Path) -> None:
     slurm = Slurm(Answer(0, live, ""), Answer(0, past, ""))
     told = slurm.scheduler.statuses(refs(500, tmp_path))
     assert slurm.programs == ["squeue", "sacct"]
-    assert [told[f"tag-{number}"].state for number in (0, 249, 250, 499)] == [
+    assert [told[number].state for number in (0, 249, 250, 499)] == [
         *[State.RUNNING] * 2,
         *[State.COMPLETED] * 2,
     ]
     (jobs,) = [option for option in slurm.asked[1] if option.startswith("--jobs=")]
     assert jobs == "--jobs=" + ",".join(map(str, range(250, 500)))
     slurm.asked.clear()
-    assert slurm.scheduler.statuses([]) == {}
+    assert slurm.scheduler.statuses([]) == []
     slurm.scheduler.statuses(refs(250, tmp_path))
     assert slurm.programs == ["squeue"], "nothing has ended that the accounting could tell of"
 
@@ -97,7 +98,7 @@ def test_a_list_too_long_for_one_argument(tmp_path: Path) -> None:
 def test_an_id_that_the_queue_has_forgotten_is_no_failure(tmp_path: Path) -> None:
     invalid = Answer(1, "", "slurm_load_jobs error: Invalid job id specified\n")
     slurm = Slurm(invalid, Answer(0, sacct_line("0", "TIMEOUT", "tag-0"), ""))
-    assert slurm.scheduler.statuses(refs(1, tmp_path))["tag-0"].state is State.TIMEOUT
+    assert slurm.scheduler.statuses(refs(1, tmp_path))[0].state is State.TIMEOUT
     slurm = Slurm(Answer(1, "", "squeue: error: Something else\n"))
     with pytest.raises(Unreachable, match="squeue failed: Something else"):
         slurm.scheduler.statuses(refs(1, tmp_path))
@@ -109,10 +110,10 @@ def test_a_dead_accounting_does_not_hide_what_the_queue_tells(
     live = queue_line("0", "RUNNING", "tag-0") + queue_line("1", "FAILED", "tag-1")
     slurm = Slurm(Answer(0, live, ""), None)
     told = slurm.scheduler.statuses(refs(3, tmp_path))
-    states = [told[f"tag-{number}"].state for number in range(3)]
+    states = [told[number].state for number in range(3)]
     assert states == [State.RUNNING, State.FAILED, State.UNKNOWN]
     assert slurm.timeouts[1] == 10.0
-    reason = told["tag-2"].reason or ""
+    reason = told[2].reason or ""
     assert reason.startswith("not in the queue; Slurm's accounting does not answer: nothing within 10 s")
     assert "Slurm's accounting does not answer" in caplog.text
     slurm.scheduler.statuses(refs(3, tmp_path))
@@ -142,7 +143,7 @@ def test_the_end_of_a_job_without_marks_is_asked_for_once(tmp_path: Path) -> Non
     leave(began.launch_dir, "3", started=1.0)
     for _ in range(2):
         told = slurm.scheduler.statuses(refs(4, tmp_path))
-        assert [told[f"tag-{number}"].ended for number in range(4)] == [1000.0, 1001.0, None, None]
+        assert [told[number].ended for number in range(4)] == [1000.0, 1001.0, None, None]
     assert slurm.programs == ["squeue", "sacct", "squeue", "sacct", "squeue", "sacct"]
     asked = [option for command in slurm.asked[2:4] for option in command if option.startswith("--jobs")]
     assert asked == ["--jobs=0,1", "--jobs=1"]
@@ -159,7 +160,7 @@ def test_without_accounting_the_marks_tell(tmp_path: Path) -> None:
     _, ref = refs(2, tmp_path)
     ref.launch_dir.mkdir()
     leave(ref.launch_dir, "1", started=1.0, ended=2.0, code=3)
-    assert slurm.scheduler.statuses([ref])["tag-1"].exit_code == 3
+    assert slurm.scheduler.statuses([ref])[0].exit_code == 3
 
 
 def test_an_accounting_that_keeps_no_command_lines(tmp_path: Path) -> None:
@@ -174,7 +175,7 @@ def test_an_accounting_that_keeps_no_command_lines(tmp_path: Path) -> None:
             return Answer(0, told, "") if command[0] == "sacct" else EMPTY
 
     slurm = Old()
-    assert slurm.scheduler.statuses(refs(1, tmp_path))["tag-0"].state is State.COMPLETED
+    assert slurm.scheduler.statuses(refs(1, tmp_path))[0].state is State.COMPLETED
     slurm.asked.clear()
     slurm.scheduler.statuses(refs(1, tmp_path))
     assert slurm.programs == ["squeue", "sacct"], "it is known by now"
@@ -217,3 +218,19 @@ def test_a_busy_controller_while_looking_for_a_job_is_told() -> None:
     slurm = Slurm(None)
     with pytest.raises(Unreachable, match="Slurm does not answer"):
         slurm.scheduler.find([submission("t")])
+
+
+def test_array_that_waits_as_one_record_is_taken_apart_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expanded: list[str] = []
+
+    def expand(text: str) -> list[int]:
+        expanded.append(text)
+        return expand_tasks(text)
+
+    monkeypatch.setattr("launcher.schedulers.slurm.expand_tasks", expand)
+    slurm = Slurm(Answer(0, queue_line("7_[0-49]", "PENDING", "a-tag"), ""))
+    points = [JobRef({1: f"7_{number}"}, tmp_path, ["a-point", "a-tag"]) for number in range(50)]
+    assert {status.state for status in slurm.scheduler.statuses(points)} == {State.PENDING}
+    assert expanded == ["0-49"]

@@ -17,7 +17,7 @@ from tests.job_marks import leave
 
 @pytest.fixture
 def ref(tmp_path: Path) -> JobRef:
-    return JobRef("12", tmp_path, "a-tag", "login")
+    return JobRef({1: "12"}, tmp_path, ["a-tag"], "login")
 
 
 def queued(word: str, *, job_id: str = "12", tag: str = "a-tag", restarts: int = 0, code: int = 0) -> Record:

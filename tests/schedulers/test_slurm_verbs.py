@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from launcher.errors import UserError
 from launcher.runs.paths import submitted_name
 from launcher.runs.provenance import new_tag, user
 from launcher.sandbox.lifecycle import Sandbox
-from launcher.schedulers.base import JobRef, JobStatus, PendingSubmission
+from launcher.schedulers.base import JobRef, JobStatus, Submission
 from launcher.schedulers.job_status import ANOTHER_JOB
 from launcher.schedulers.slurm import SlurmScheduler
 from launcher.slurm import job_actions
@@ -176,12 +177,13 @@ class Real:
             SCRIPT.format(directory=directory, partition=partition, header=header, seconds=seconds)
         )
         tag = tag or new_tag()
-        job_id = self.scheduler.submit(script, tag)
+        job_id = self.scheduler.submit(Submission(tag, script, user(), datetime.now(UTC).isoformat()))
         self.jobs.append(job_id)
-        return JobRef(job_id, directory, tag, "")
+        return JobRef({1: job_id}, directory, [tag])
 
     def status(self, ref: JobRef) -> JobStatus:
-        return self.scheduler.statuses([ref])[ref.tag]
+        (status,) = self.scheduler.statuses([ref])
+        return status
 
     def act(self, action: Action, job_id: str) -> None:
         """Act on a job; raise the error of that."""
@@ -214,7 +216,7 @@ def real(plain_sandbox: Sandbox, tmp_path: Path) -> Iterator[Real]:
 def test_a_job_that_waits(real: Real) -> None:
     scheduler, ref = real.scheduler, real.submit()
     job = ref.job_id
-    assert scheduler.locate(job) == submitted_name(ref.launch_dir / "x_submission.sh", ref.tag)
+    assert scheduler.locate(job) == submitted_name(ref.launch_dir / "x_submission.sh", ref.submitted_tag)
     real.act(Action.HOLD, job)
     assert real.status(ref).reason == "JobHeldUser: held, `slipway release RUN` lets it go"
     with pytest.raises(UserError, match="nothing runs that could save"):
@@ -232,7 +234,7 @@ def test_a_job_that_waits(real: Real) -> None:
     assert scheduler.locate("3") is None
     with pytest.raises(UserError, match="Slurm's queue does not have job 3"):
         real.act(Action.CANCEL, "3")
-    reused = real.status(JobRef(job, ref.launch_dir, new_tag(), ""))
+    reused = real.status(replace(ref, tags=[new_tag()]))
     assert (reused.state, reused.reason) == (State.UNKNOWN, ANOTHER_JOB)
 
 
@@ -279,7 +281,7 @@ def test_an_array(real: Real) -> None:
     real.act(Action.CANCEL, job)
     ended = real.wait(ref, State.CANCELLED)
     assert list(ended.tasks) == ["0", "1", "2", "3"]
-    assert scheduler.locate(job) == submitted_name(ref.launch_dir / "x_submission.sh", ref.tag)
+    assert scheduler.locate(job) == submitted_name(ref.launch_dir / "x_submission.sh", ref.submitted_tag)
 
 
 @pytest.mark.slurm
@@ -288,11 +290,15 @@ def test_all_jobs_of_a_tag_are_found(real: Real) -> None:
     refs = [real.submit(tag=tag), real.submit(tag=tag), real.submit(header="#SBATCH --array=0-1%1")]
     now = datetime.now(UTC).isoformat()
     wanted = [
-        PendingSubmission(asked, Path("/x_submission.sh"), whose, now)
-        for asked, whose in ((tag, user()), (refs[2].tag, user()), (new_tag(), "nobody-of-that-name"))
+        Submission(asked, Path("/x_submission.sh"), whose, now)
+        for asked, whose in (
+            (tag, user()),
+            (refs[2].submitted_tag, user()),
+            (new_tag(), "nobody-of-that-name"),
+        )
     ]
     first, second, array = (ref.job_id for ref in refs)
-    assert real.scheduler.find(wanted) == {tag: {1: [first, second]}, refs[2].tag: {1: [array]}}
+    assert real.scheduler.find(wanted) == {tag: {1: [first, second]}, refs[2].submitted_tag: {1: [array]}}
 
 
 @pytest.mark.slurm
@@ -336,6 +342,10 @@ def test_what_only_the_accounting_knows(accounting_sandbox: Sandbox, tmp_path: P
     assert real.status(ref) == JobStatus(
         State.COMPLETED, None, real.status(ref).nodes, real.status(ref).elapsed, 0
     )
-    assert real.scheduler.locate(ref.job_id) == submitted_name(ref.launch_dir / "x_submission.sh", ref.tag)
-    submission = PendingSubmission(ref.tag, Path("/x_submission.sh"), user(), datetime.now(UTC).isoformat())
-    assert real.scheduler.find([submission]) == {ref.tag: {1: [ref.job_id]}}
+    assert real.scheduler.locate(ref.job_id) == submitted_name(
+        ref.launch_dir / "x_submission.sh", ref.submitted_tag
+    )
+    submission = Submission(
+        ref.submitted_tag, Path("/x_submission.sh"), user(), datetime.now(UTC).isoformat()
+    )
+    assert real.scheduler.find([submission]) == {ref.submitted_tag: {1: [ref.job_id]}}

@@ -11,7 +11,7 @@ import submitit
 from submitit.core.core import PicklingExecutor
 
 from launcher.errors import UserError
-from launcher.schedulers.base import NoAnswer
+from launcher.schedulers.base import NoAnswer, Submission
 from launcher.schedulers.slurm import SlurmScheduler
 from launcher.slurm.environment import clean_environment
 
@@ -45,6 +45,10 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
+def submission(script: Path) -> Submission:
+    return Submission("a-tag", script, "me", "2026-01-01T00:00:00Z")
+
+
 def test_the_hooks_that_we_override_are_there() -> None:
     for name in ("_make_submission_file_text", "_make_submission_command"):
         assert callable(getattr(submitit.SlurmExecutor, name))
@@ -52,7 +56,7 @@ def test_the_hooks_that_we_override_are_there() -> None:
 
 
 def test_our_own_script_is_submitted(record: Path, script: Path) -> None:
-    assert SlurmScheduler(None).submit(script, "a-tag") == "4242"
+    assert SlurmScheduler(None).submit(submission(script)) == "4242"
     named = script.parent / "submitted" / "a-tag.1_submission.sh"
     assert (record / "arguments").read_text() == f"{named}\na-tag\n"
     assert named.resolve() == script
@@ -67,7 +71,7 @@ def test_variables_that_would_change_the_submission_do_not_reach_sbatch(
     monkeypatch.setenv("SBATCH_PARTITION", "elsewhere")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     scheduler = SlurmScheduler(None)
-    scheduler.submit(script, "a-tag")
+    scheduler.submit(submission(script))
     seen = (record / "environment").read_text()
     assert "SBATCH_PARTITION" not in seen
     assert "SLURM_JOB_ID" not in seen
@@ -79,7 +83,7 @@ def test_variables_that_would_change_the_submission_do_not_reach_sbatch(
 
 
 def test_the_cluster_chosen_is_the_one_submitted_to(record: Path, script: Path) -> None:
-    SlurmScheduler("/site/slurm.conf").submit(script, "a-tag")
+    SlurmScheduler("/site/slurm.conf").submit(submission(script))
     assert "SLURM_CONF=/site/slurm.conf\n" in (record / "environment").read_text()
 
 
@@ -88,7 +92,7 @@ def test_a_refusal_is_told_in_slurms_words(
 ) -> None:
     monkeypatch.setenv("REFUSE", "nope")
     with pytest.raises(UserError, match="invalid partition specified: nope"):
-        SlurmScheduler(None).submit(script, "a-tag")
+        SlurmScheduler(None).submit(submission(script))
 
 
 @pytest.mark.parametrize("told", ["Socket timed out on send", "Unable to contact slurm controller"])
@@ -97,7 +101,7 @@ def test_a_controller_that_says_nothing_has_not_refused(
 ) -> None:
     monkeypatch.setenv("REFUSE", f"{told} (connect failure)")
     with pytest.raises(NoAnswer, match=told):
-        SlurmScheduler(None).submit(script, "a-tag")
+        SlurmScheduler(None).submit(submission(script))
 
 
 def test_what_was_not_even_started_left_no_job(
@@ -105,7 +109,7 @@ def test_what_was_not_even_started_left_no_job(
 ) -> None:
     monkeypatch.setenv("PATH", f"{record}/bin")
     with pytest.raises(UserError, match="sbatch cannot be run: env: no such file or directory") as raised:
-        SlurmScheduler(None).submit(script, "a-tag")
+        SlurmScheduler(None).submit(submission(script))
     assert not isinstance(raised.value, NoAnswer)
 
 

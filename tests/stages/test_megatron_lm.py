@@ -229,6 +229,17 @@ def test_a_t5_with_sentencepiece_has_masks() -> None:
             "training.model.rope_type",
         ),
         (["training.trainer.max_time=90"], "training.trainer.max_time"),
+        (["training.trainer.max_steps=many"], "training.trainer.max_steps"),
+        (["training.model.tokenizer=x"], "training.model.tokenizer"),
+        (["training.model.pipeline_model_parallel_size=x"], "training.model.pipeline_model_parallel_size"),
+        (["training.model.context_parallel_size=null"], "training.model.context_parallel_size"),
+        (["training.model.optim.betas=[0.9]"], "training.model.optim.betas"),
+        (["training.model.optim.sched=5"], "training.model.optim.sched"),
+        (["~training.model.num_layers"], "training.model.num_layers"),
+        (
+            ["training=t5/220m", *_GELU, "training.model.decoder.num_layers=x"],
+            "training.model.decoder.num_layers",
+        ),
         (["megatron_lm_path=Megatron-LM"], "megatron_lm_path"),
         (
             ["training=t5/220m", *_GELU, "training.model.decoder.hidden_size=512"],
@@ -239,4 +250,4 @@ def test_a_t5_with_sentencepiece_has_masks() -> None:
 def test_what_megatron_lm_cannot_do_is_refused(overrides: list[str], key: str) -> None:
     with pytest.raises(UserError) as caught:
         job_of(*overrides)
-    assert caught.value.key == key
+    assert caught.value.mistakes[0].key == key

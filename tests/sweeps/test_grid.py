@@ -6,7 +6,7 @@ import pytest
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from launcher.config.compose import compose_many
+from launcher.config.compose import BatchComposer
 from launcher.errors import UserError
 from launcher.sweeps.points import MOST_POINTS, read_grid
 
@@ -57,7 +57,7 @@ def test_of_a_text_a_comma_is_a_part_and_choice_sweeps() -> None:
     assert grid.shared == ("env_vars.LIST=a,b",)
     found = [
         point.config.env_vars["ALGO"]
-        for point in compose_many(grid.shared, [s.overrides for s in grid.points()])
+        for point in map(BatchComposer(grid.shared).compose, [s.overrides for s in grid.points()])
     ]
     assert found[:2] == ["Ring", "a b"]
 

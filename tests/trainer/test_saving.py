@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from launcher.estimates import cost
-from launcher.estimates.model import model_size
+from launcher.estimates.training import model_size
 from launcher.estimates.values import Values
 from tests.trainer.conftest import edited
 from tests.trainer.ranks import Run

@@ -1,19 +1,21 @@
-"""The newest launch of a run beside the planned one: whether it is the same training, on the same data."""
+"""Launches that are there already: the newest of the run, and those of other runs with the job's name."""
 
 from __future__ import annotations
 
 import re
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from launcher.checks.facts import Change, EarlierTraining
-from launcher.checks.gathering import checkpoints
+from launcher.checks.gathering import checkpoints, gathers
 from launcher.checks.gathering.data import ask_identity
 from launcher.checks.gathering.path_resolver import PathResolver
 from launcher.checks.rules.training import weight_of
 from launcher.drafting import Draft
-from launcher.errors import UserError
+from launcher.errors import UserError, file_mode
 from launcher.estimates.values import Values, full
 from launcher.runs.manifest import Manifest, newest_submitted, read_manifest, read_yaml
 from launcher.runs.paths import LAUNCHES, LaunchPaths
@@ -49,6 +51,7 @@ _FREE = re.compile(
 )
 
 
+@gathers("earlier")
 def earlier_training(draft: Draft) -> EarlierTraining | None:
     """Compare a planned training with the newest launch of its run; ``None`` for what is no training."""
     plan = draft.plan
@@ -76,10 +79,10 @@ def earlier_training(draft: Draft) -> EarlierTraining | None:
 
 def differences_on_record(draft: Draft) -> dict[str, Any] | None:
     """Return how a launch differs from the one before, for its manifest; None if it is the same training."""
-    found = _newest(draft)
-    if found is None or draft.plan.job.config is None:
+    newest = _newest(draft)
+    if newest is None or draft.plan.job.config is None:
         return None
-    paths, manifest = found
+    paths, manifest = newest
     changes = _changes(PathResolver(draft), paths, manifest)
     if not changes:
         return None
@@ -182,9 +185,9 @@ def _contents(files: Sequence[Mapping[str, Any]]) -> list[tuple[Any, Any]]:
     return [(file.get("size"), file.get("checksum")) for file in files if file.get("kind") == "data"]
 
 
-def _weights(given: Any) -> list[float | None]:
+def _weights(value: Any) -> list[float | None]:
     """Return a list of data sets without their names."""
-    return [weight_of(item) for item in given] if isinstance(given, list) else []
+    return [weight_of(item) for item in value] if isinstance(value, list) else []
 
 
 def _flat(node: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -205,3 +208,36 @@ def _same(old: Any, new: Any) -> bool:
         return float(old) == float(new)
     except (TypeError, ValueError, OverflowError):
         return str(old) == str(new)
+
+
+# --- other runs
+
+
+@gathers("same_job_name")
+def same_job_name(draft: Draft) -> tuple[str, ...] | None:
+    """Return the run directories whose newest launch, by the script at their top, has this job's name.
+
+    Looked for beside this run, below `base_results_dir`, and in its like: `results-2` beside `results`.
+    """
+    base, paths = Path(draft.composition.config.base_results_dir), draft.plan.paths
+    run_dir, script = paths.run_dir, paths.script_name
+    try:
+        near = {other for folder in {base, run_dir.parent} for other in _entries(folder)}
+        likes = [other for other in _entries(base.parent) if _stem(other) == _stem(base)]
+        near.update(other / run_dir.name for other in likes)
+        runs = [other for other in near if other != run_dir and _is_directory(other / LAUNCHES)]
+        return tuple(sorted(str(other) for other in runs if (other / script).is_symlink()))
+    except OSError:
+        return None
+
+
+def _entries(folder: Path) -> list[Path]:
+    return list(folder.iterdir()) if _is_directory(folder) else []
+
+
+def _stem(directory: Path) -> str:
+    return directory.name.partition("-")[0]
+
+
+def _is_directory(path: Path) -> bool:
+    return stat.S_ISDIR(file_mode(path))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import shlex
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.checks.facts import ImageFacts, MissingPath
+from launcher.checks.gathering import gathers
 from launcher.checks.gathering.path_resolver import PathResolver, opened, tells_of, why_unreadable
+from launcher.drafting import Draft
 from launcher.errors import UserError, nearest_files
 from launcher.releases import contents_by_file_name
 
@@ -44,7 +47,7 @@ def missing_image(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
         return ()
     if choice is not None:
         why = f"its image is {path}: {fault}"
-        return (resolver.missing("container", choice.text, why, _made_by(choice, resolver)),)
+        return (resolver.missing("container", choice.text, why, _made_by(choice)),)
     return (resolver.missing("container", container.image, fault, fix, at=path),)
 
 
@@ -57,16 +60,16 @@ def _made_by_us(resolver: PathResolver) -> ResolvedImage | None:
     return resolver.draft.image
 
 
-def _made_by(choice: ResolvedImage, resolver: PathResolver) -> str:
-    words = choice.command(resolver.draft.composition.config_dir, resolver.draft.template_dir)
-    return f"slipway {shlex.join(words)}; or the same launch with --build"
+def _made_by(choice: ResolvedImage) -> str:
+    return f"slipway {shlex.join(choice.command)}; or the same launch with --build"
 
 
-def image_facts(resolver: PathResolver, *, look: bool) -> ImageFacts | None:
+def image_facts(draft: Draft, *, look: bool) -> ImageFacts | None:
     """Return what is known to be in the job's image, if the job trains in one.
 
     Without `look` the record beside an image that is a file is not read, and nothing is told of it.
     """
+    resolver = PathResolver(draft)
     container = resolver.plan.job.container
     if container is None or not resolver.in_container or resolver.plan.job.config is None:
         return None
@@ -75,6 +78,10 @@ def image_facts(resolver: PathResolver, *, look: bool) -> ImageFacts | None:
         return None
     missing = {} if contents is not None else {"contents": _NOT_RECORDED.format(container.image)}
     return ImageFacts(contents, missing)
+
+
+gathers("image", looks=False)(partial(image_facts, look=False))
+gathers("image")(partial(image_facts, look=True))
 
 
 def _contents(resolver: PathResolver, image: str, *, look: bool) -> Contents | None:
@@ -114,7 +121,7 @@ def fetched_at_once(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
     if choice is None or choice.stored is None:
         return ()
     why = f"each of the job's {most} nodes fetches and unpacks it by itself, all at once"
-    fix = f"once for all of them: {_made_by(choice, resolver)}"
+    fix = f"once for all of them: {_made_by(choice)}"
     if choice.stored.is_file():
         fix = f"it is a file already: container={choice.stored}"
     return (MissingPath("container", choice.text, why, False, fix),)

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from launcher.checks.findings import Finding, Severity, check, error, warning
 from launcher.errors import one_line
 from launcher.estimates import parallelism as keys
-from launcher.estimates.model import LATENT, LATENT_QUERY
 from launcher.estimates.parallelism import is_encoder_decoder
+from launcher.estimates.training import LATENT, LATENT_QUERY
 from launcher.estimates.values import Values, full, is_number, is_whole
 
 _SIZES = "tensor_model_parallel pipeline_model_parallel virtual_pipeline_model_parallel context_parallel"

@@ -14,9 +14,15 @@ from launcher.checks.findings import Finding, check, error, not_checked, warning
 from launcher.checks.rules.layout import node_count_problems
 from launcher.estimates import parallelism as keys
 from launcher.estimates.memory import StageMemory, estimate_memory
-from launcher.estimates.model import LATENT, LATENT_QUERY, has_layer_flags, model_type_of
 from launcher.estimates.parallelism import CountedGpu, gpu_of, is_encoder_decoder, stacks_of
-from launcher.estimates.training import uncounted
+from launcher.estimates.training import (
+    LATENT,
+    LATENT_QUERY,
+    has_layer_flags,
+    latent_switches,
+    model_type_of,
+    uncounted,
+)
 from launcher.estimates.values import Values, divisors, full, is_whole, listed
 from launcher.plan import Plan
 
@@ -165,11 +171,17 @@ def _lacks_specification(values: Values, engine: str) -> bool:
     "model.attention", "multi-latent attention has its sizes, and a sliding window is one that the engine has"
 )
 def attention_problems(values: Values, engine: str) -> Iterator[Finding]:
-    """Find sizes of latent attention that are missing, and windows that the engine does not have.
+    """Find sizes of latent attention that are missing, and attention that the model or engine does not have.
 
-    Of the sizes megatron-core's configuration and Megatron-LM's options have different defaults.
+    Of the sizes megatron-core's configuration and Megatron-LM's options have different defaults. Its layers
+    of T5 and BERT have plain attention alone (megatron/core/models/T5/t5_spec.py, bert/bert_layer_specs.py).
     """
-    if values.flag(_LATENT):
+    kind = model_type_of(values)
+    if kind != "gpt":
+        for key in latent_switches(values):
+            message = f"a model of the type {kind} has no multi-latent attention"
+            yield error(key, values.raw(key), message, "False")
+    elif values.flag(_LATENT):
         message = f"{full(_LATENT)}=True needs it, and the engines differ in what they assume"
         for name in LATENT:
             if values.raw(f"model.{name}") is None:
@@ -354,11 +366,11 @@ def memory_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
 def has_gpus(plan: Plan) -> bool:
     """Return False for tasks on this machine that ask for no GPU: they may do without."""
     resources = plan.job.resources
-    asked = resources.gpus_per_node, resources.gpus_per_task, resources.gres, resources.gpu
-    return plan.scheduler != "local" or any(asked)
+    requested = resources.gpus_per_node, resources.gpus_per_task, resources.gres, resources.gpu
+    return plan.scheduler != "local" or any(requested)
 
 
-def why_not_told(plan: Plan) -> str | None:
+def why_not_estimated(plan: Plan) -> str | None:
     """Return why the memory of a plan with a valid layout is not estimated; None if it is."""
     if plan.job.config is None:
         return f"stages=[{plan.job.stage}] trains nothing"

@@ -1,0 +1,74 @@
+"""The keys that a configuration adds to the shipped tree, and the GPUs that it says a node has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any
+
+from launcher.checks.gathering import gathers
+from launcher.checks.rules.keys import KEYS
+from launcher.checks.rules.resources import gpus_of
+from launcher.config.compose import CONF_DIR
+from launcher.config.overrides import parse_override
+from launcher.drafting import Draft
+from launcher.stages.stage import stage_cluster
+
+_NEMO_NODES = ("trainer", "exp_manager", "model")
+
+
+@gathers("node_gpus", looks=False)
+def node_gpus(draft: Draft) -> int | None:
+    """Return the GPUs of a node, where the cluster's configuration says it."""
+    config, stage = draft.composition.config, draft.plan.job.stage
+    cluster = stage_cluster(config, stage)
+    return gpus_of(cluster.gpus_per_node, cluster.gres)
+
+
+@gathers("added_keys", looks=False)
+def added_keys(draft: Draft) -> tuple[str, ...]:
+    """Return the keys of NeMo's nodes that the user added to the shipped tree."""
+    known, training = known_keys(draft), draft.composition.config.training
+    nodes = {name: getattr(training, name) for name in _NEMO_NODES} if known else {}
+    return tuple(key for key in _keys_below(nodes) if key not in known)
+
+
+@gathers("shipped_keys", looks=False)
+def known_keys(draft: Draft) -> frozenset[str]:
+    """Return the keys that shipped files show or checks read; none where nothing can have been added."""
+    composition = draft.composition
+    overrides = map(parse_override, composition.overrides)
+    adds = any(item.sign.startswith("+") and item.key.startswith("training.") for item in overrides)
+    can_add = composition.config.training is not None and (adds or composition.config_dir)
+    return _shipped_keys() | KEYS if can_add else frozenset()
+
+
+@cache
+def _shipped_keys() -> frozenset[str]:
+    """Return the keys of the shipped files of all families: they build on each other."""
+    # Imported late: most launches add no key.
+    import yaml
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    keys: set[str] = set()
+    files = {
+        f"/{path.relative_to(CONF_DIR).with_suffix('')}": yaml.load(path.read_text(encoding="utf-8"), loader)
+        for path in (CONF_DIR / "training").rglob("*.yaml")
+    }
+    for content in files.values():
+        if not isinstance(content, dict):
+            continue
+        keys.update(_keys_below({name: content[name] for name in _NEMO_NODES if name in content}))
+        for entry in content.get("defaults", ()):
+            # A file included below one of NeMo's nodes, such as ``/training/t5/_stack@model.encoder``.
+            name, _, package = entry.partition("@") if isinstance(entry, str) else ("", "", "")
+            if package.startswith(tuple(f"{node}." for node in _NEMO_NODES)):
+                keys.update((package, *_keys_below(files[name], f"{package}.")))
+    return frozenset(keys)
+
+
+def _keys_below(node: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for name, child in node.items():
+        yield f"{prefix}{name}"
+        if isinstance(child, Mapping):
+            yield from _keys_below(child, f"{prefix}{name}.")
