@@ -245,7 +245,6 @@ exit code:
 
 
 def run_cancel(args: argparse.Namespace) -> int:
-    """Cancel the jobs."""
     if args.interactive and not sys.stdin.isatty():
         raise UserError("--interactive: stdin is not a terminal")
     targets = with_followers(chosen(args))

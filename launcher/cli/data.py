@@ -260,13 +260,11 @@ def _print(answer: dict[str, Any], *, with_text: bool) -> None:
     sets = sorted({sample["data_set"] for sample in samples if sample["data_set"]})
     state = "" if answer["trained"] else ", not trained yet"
     last = first + answer["global_batch"] - 1
-    held = "mock data: samples without documents"
-    if sets:
-        held = f"{len(documents):,} documents of {', '.join(sets)}"
+    held = f"{len(documents):,} documents of {', '.join(sets)}"
     print_lines(
         f"{answer['run']} step {answer['step']}: samples {first:,} to {last:,}, epoch {answer['epoch']}, "
         f"data generation {answer['data_generation']}, launch {answer['launch']}{state}",
-        held,
+        held if sets else "mock data: samples without documents",
         "",
     )
     rows = []

@@ -14,13 +14,7 @@ import yaml
 
 from launcher.checks.gate import check_launch
 from launcher.cli.options import Verbs, add_option, add_overrides, add_tree_options, add_verb
-from launcher.cli.requests import (
-    add_no_check,
-    add_replay_options,
-    is_workspace,
-    print_drafts,
-    request_of,
-)
+from launcher.cli.requests import add_no_check, add_replay_options, is_workspace, print_drafts, request_of
 from launcher.config.stored import config_text, stored_text
 from launcher.drafting import Draft, Request, drafts
 from launcher.errors import UserError, explain_os_error, one_line
@@ -62,7 +56,6 @@ def add_parser(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the file; return the exit code."""
     request = request_of(args, args.overrides)
     launches = drafts(request)
     if request.launch_dir is None:  # which was checked when it was launched
@@ -110,7 +103,6 @@ _STYLES = (("---", "bold"), ("+++", "bold"), ("@@", "cyan"), ("-", "red"), ("+",
 
 
 def run_diff(args: argparse.Namespace) -> int:
-    """Print the differences; return the exit code."""
     launches = drafts(Request(args.overrides, [], config_dir=args.config_dir, template_dir=args.template_dir))
     if len(launches) > 1 and args.launch is not None:
         hint = f"stages=[{launches[-1].plan.job.stage}]"

@@ -21,17 +21,16 @@ from launcher.checks.layout_search import (
     overrides,
     own_with_half_gradients,
 )
-from launcher.checks.registry import CHECKS
+from launcher.checks.registry import CHECKS, run_checks
 from launcher.checks.remedies import why_none
 from launcher.checks.rules.keys import TRAINER
-from launcher.checks.rules.model import has_gpus, why_not_told
-from launcher.checks.runner import run_checks
+from launcher.checks.rules.model import has_gpus, why_not_estimated
 from launcher.cli.options import Verbs, add_option
 from launcher.cli.requests import add_examining_verb, request_of
 from launcher.drafting import Draft, draft
 from launcher.errors import UserError
 from launcher.estimates.parallelism import NODES, Recompute, with_changes
-from launcher.estimates.speed import untimed
+from launcher.estimates.speed import NOT_TIMED
 from launcher.estimates.training import uncounted
 from launcher.estimates.values import Values, count
 from launcher.plan import Plan
@@ -59,18 +58,7 @@ exit code:
 """
 
 _SHORT = "nodes="
-_COLUMNS = (
-    "#",
-    "TENSOR",
-    "PIPELINE",
-    "VIRTUAL",
-    "CONTEXT",
-    "DATA",
-    "MICRO",
-    "RECOMPUTE",
-    "GIB",
-    "STEP",
-)
+_COLUMNS = ("#", "TENSOR", "PIPELINE", "VIRTUAL", "CONTEXT", "DATA", "MICRO", "RECOMPUTE", "GIB", "STEP")
 # The checks of the sizes that a layout divides.
 _SIZES = ("type.", "model.heads")
 # Our trainer may refuse a layout that the checks accept: it is asked about so many for each requested
@@ -86,7 +74,6 @@ def add_parser(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Search and print layouts; return the exit code."""
     if args.top < 1:
         raise UserError(f"--top {args.top}: a number of layouts, from 1 on")
     launch = draft(request_of(args, [_spelled_out(word) for word in args.overrides]))
@@ -157,7 +144,7 @@ def _content(
         "gpu_source": source,
         "gpu_memory_bytes": gpu.memory,
         "memory_limit_bytes": search.limit,
-        "steps_not_timed": untimed(Values(config)),
+        "steps_not_timed": Values(config).reason(NOT_TIMED),
         "yours": _to_json(config, own, fastest) | {"fits": search.fits(own)} if own is not None else None,
         "suggestions": [_to_json(config, suggestion, fastest) for suggestion in suggestions],
         "on_other_nodes": _to_json(config, more, None) if more is not None else None,
@@ -212,14 +199,14 @@ def _heading(plan: Plan, search: LayoutSearch, fastest: float | None) -> Iterato
     where = f"{count(search.nodes, 'node')} × {tasks}"
     own = search.own
     if own is not None and own.fullest is None:
-        why = why_not_told(plan)
+        why = why_not_estimated(plan)
         message = f"{why}: " if why is not None else ""
         message = f" tasks; {message}their memory is unknown, and was not checked"
         yield (f"{plan.paths.run_name}: ", "bold"), (where, ""), (message, "yellow")
         return
     counted = f"{gpu.name} ({source})"
     yield (f"{plan.paths.run_name}: ", "bold"), (f"{where} ", ""), (counted, "yellow" if is_assumed else "")
-    why = untimed(Values(plan.job.config or {}))
+    why = Values(plan.job.config or {}).reason(NOT_TIMED)
     if why is not None:
         yield ((f"{why}: the layouts that fit with the fewest changes come first", "yellow"),)
     if own is None or own.fullest is None:

@@ -149,9 +149,11 @@ class ParameterBytes(NamedTuple):
 def bytes_per_parameter(training: Training) -> ParameterBytes:
     """Return the bytes that the engine allocates for a parameter."""
     name = str(training.values.raw("model.optim.name") or "")
-    shared_by = training.data * training.parallel.context, training.expert_data
-    if name not in DISTRIBUTED:
-        shared_by = 1, 1
+    parallel, shared_by = training.parallel, (1, 1)
+    if name in DISTRIBUTED:
+        # The copies of a routed expert: megatron/core/parallel_state.py, expert data parallel.
+        experts = max(training.data * parallel.model // parallel.experts, 1)
+        shared_by = training.data * parallel.context, experts
     has_copies = training.has_fp8 and not training.values.flag("model.fp8_params")
     others = *shared_by, _QUANTIZED if has_copies else 0
     moments = _MOMENTS.get(name, _ADAM)

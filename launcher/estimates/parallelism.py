@@ -157,28 +157,20 @@ class CountedGpu(NamedTuple):
         return self.is_assumed and self.source != _NOBODY
 
 
-def known_gpus(resources: Resources) -> Mapping[str, Gpu]:
-    """Return the table of GPUs with what the site adds to it, or changes."""
-    return {**GPUS, **resources.gpu_types} if resources.gpu_types else GPUS
-
-
 def gpu_of(resources: Resources, cluster_types: Sequence[str] = ()) -> CountedGpu:
     """Return `cluster.gpu`, else what `cluster.gres` or the cluster names, else an assumption.
 
     `cluster_types` are the types of GPU that the cluster has, as far as they are known.
     """
-    table = known_gpus(resources)
+    table = {**GPUS, **resources.gpu_types}
     if resources.gpu is not None:
         return CountedGpu(table[resources.gpu], "cluster.gpu")
     if resources.gpu_type is not None:
-        return _meant(resources.gpu_type, f"cluster.gres=gpu:{resources.gpu_type}", table)
-    if len(cluster_types) == 1:
-        return _meant(cluster_types[0], f"the cluster's {cluster_types[0]}", table)
-    return CountedGpu(table[ASSUMED.name], _NOBODY, is_assumed=True)
-
-
-def _meant(name: str, source: str, table: Mapping[str, Gpu]) -> CountedGpu:
-    """Return the GPU that a name means; for an unclear name an assumption that says so."""
+        name, source = resources.gpu_type, f"cluster.gres=gpu:{resources.gpu_type}"
+    elif len(cluster_types) == 1:
+        name, source = cluster_types[0], f"the cluster's {cluster_types[0]}"
+    else:
+        return CountedGpu(table[ASSUMED.name], _NOBODY, is_assumed=True)
     matches = named(name, table)
     if len(matches) == 1:
         return CountedGpu(matches[0], source)
@@ -230,14 +222,9 @@ class Layout(NamedTuple):
     counts_ends: bool = False
 
     def of(self, parallel: ParallelConfig) -> ParallelConfig:
-        """Return parallel sizes with those of the layout."""
-        return parallel._replace(
-            tensor=self.tensor,
-            pipeline=self.pipeline,
-            virtual=self.virtual,
-            context=self.context,
-            micro=self.micro,
-        )
+        """Return parallel sizes with those of the layout, which are its first fields."""
+        sizes: dict[str, Any] = dict(zip(self._fields[:5], self[:5], strict=True))
+        return parallel._replace(**sizes)
 
 
 NOTHING = Recompute()

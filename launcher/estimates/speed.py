@@ -32,7 +32,7 @@ _ADAM_AT_LEAST = 10
 # From here on a T5's vocabulary is that of mT5.
 _LARGE_VOCABULARY = 200_000
 # Features whose step time is unknown, as people call them.
-_NOT_TIMED = {
+NOT_TIMED = {
     "model.num_moe_experts": "how long experts take is not estimated",
     "model.multi_latent_attention": "how long multi-latent attention takes is not estimated",
     "model.window_size": "how long attention to a sliding window takes is not estimated",
@@ -76,7 +76,7 @@ class ModelWork(NamedTuple):
 def work_of(values: Values, devices: int, engine: str) -> ModelWork | None:
     """Return the work of a job's model; None if one of its sizes is unknown, or it cannot be timed."""
     model, stacks, family = countable_model(values), tuple(stacks_of(values)), model_type_of(values)
-    if model is None or untimed(values) is not None:
+    if model is None or values.reason(NOT_TIMED) is not None:
         return None
     vocabulary = vocabulary_size(model) or _VOCABULARY
     first, last = map(values.whole, OWN_ENDS)
@@ -98,11 +98,6 @@ def work_of(values: Values, devices: int, engine: str) -> ModelWork | None:
         overlaps_pipeline=values.flag("model.overlap_p2p_comm"),
         overlaps_data=values.flag("model.optim.overlap_grad_sync"),
     )
-
-
-def untimed(values: Values) -> str | None:
-    """Return why the steps of a valid configuration are not timed, with the key; None if they are."""
-    return values.reason(_NOT_TIMED)
 
 
 class _Layer(NamedTuple):

@@ -183,19 +183,9 @@ class Training:
     stacks: tuple[Stack, ...]
 
     @property
-    def is_encoder_decoder(self) -> bool:
-        """True for a T5."""
-        return len(self.stacks) > 1
-
-    @property
     def sequence_parallel(self) -> bool:
         """True if tensor parallel ranks share norms and dropouts too."""
         return self.parallel.tensor > 1 and self.values.flag("model.sequence_parallel")
-
-    @property
-    def expert_data(self) -> int:
-        """The copies of each routed expert (megatron/core/parallel_state.py: expert data parallel)."""
-        return max(self.data * self.parallel.model // self.parallel.experts, 1)
 
     @property
     def precision(self) -> str:
@@ -268,7 +258,7 @@ class Chunk(NamedTuple):
 def stages_of(training: Training) -> tuple[tuple[Chunk, ...], ...] | None:
     """Return the chunks of each pipeline stage; None if the layers cannot be shared out."""
     pipeline = training.parallel.pipeline
-    if not training.is_encoder_decoder:
+    if len(training.stacks) == 1:
         return _of_one_stack(training)
     if pipeline == 1:
         layers = tuple(stack.layers for stack in training.stacks)

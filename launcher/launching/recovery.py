@@ -16,6 +16,7 @@ from launcher.launching.writing import record_job
 from launcher.runs import provenance
 from launcher.runs.manifest import Manifest, write_manifest
 from launcher.runs.paths import launch_numbers, short
+from launcher.schedulers.local import is_alive
 from supervisor.marks import GIVEN_UP, claim, job_of
 
 _logger = logging.getLogger(__name__)
@@ -65,7 +66,11 @@ def _is_being_submitted(launch: Launch) -> bool:
     manifest = launch.manifest
     if manifest.unanswered is not None or launch.is_without_job:
         return False
-    return manifest.host != provenance.host() or not manifest.launcher_pid or _is_alive(manifest.launcher_pid)
+    return (
+        manifest.host != provenance.host()
+        or not manifest.launcher_pid
+        or is_alive(str(manifest.launcher_pid))
+    )
 
 
 def _find_jobs(launches: Sequence[Launch]) -> Mapping[str, Sequence[str]]:
@@ -115,13 +120,6 @@ def _not_known(launch: Launch, why: str) -> UserError:
         hint="launching now could double it: try again once that can be told\n"
         f"if you know that there is none, remove that launch: rm -r {directory}",
     )
-
-
-def _is_alive(pid: int) -> bool:
-    with contextlib.suppress(OSError):
-        state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(") ")[2]
-        return state[:1] not in ("", "Z", "X")
-    return False
 
 
 def _submitter(manifest: Manifest) -> str | None:

@@ -147,10 +147,7 @@ class Index:
         return self._entries("TRUE ORDER BY created, tag")
 
     def with_job(self, job_id: str) -> list[Entry]:
-        """Return the launches that had a job of this id, or that are points of an array of this id.
-
-        Ids are reused: the launches may be of different jobs.
-        """
+        """Return the launches that had a job of this id, or are points of such an array: ids are reused."""
         # The bytes after all that begin with the id and "_" begin with the id and "`".
         condition = "job_id = ? OR (job_id > ? AND job_id < ?) ORDER BY created"
         return self._entries(condition, (job_id, f"{job_id}_", f"{job_id}`"))

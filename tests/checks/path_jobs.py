@@ -10,7 +10,7 @@ from launcher import file_systems as systems
 from launcher.checks.facts import Facts, PathFacts
 from launcher.checks.findings import Finding
 from launcher.checks.gathering.paths import path_facts
-from launcher.checks.runner import run_checks
+from launcher.checks.registry import run_checks
 from launcher.config.compose import BatchComposer
 from launcher.drafting import Draft
 from launcher.stages.planning import plan_launch, prepare_launch

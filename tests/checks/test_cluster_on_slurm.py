@@ -13,9 +13,8 @@ import pytest
 
 from launcher.checks.findings import Finding, Severity
 from launcher.checks.gate import gather, refuse
-from launcher.checks.gathering.cluster import cluster_facts
-from launcher.checks.registry import CHECKS
-from launcher.checks.runner import run_checks
+from launcher.checks.gathering.host import cluster_facts
+from launcher.checks.registry import CHECKS, run_checks
 from launcher.drafting import Draft, Request, draft
 from launcher.errors import Mistakes
 from launcher.plan import Chain, Container, Plan, Queue
@@ -63,7 +62,7 @@ class Cluster:
     def found(self, *, tasks: int | None = None, **asked: Any) -> list[Finding]:
         """What the checks of the cluster find."""
         plan = self.plan(asked)
-        facts = replace(KNOWN, cluster=cluster_facts(plan), array_tasks=tasks)
+        facts = replace(KNOWN, cluster=cluster_facts(Draft(None, plan)), array_tasks=tasks)
         return [one for one in run_checks(plan, facts) if one.id in OURS]
 
     def drafted(self, *overrides: str) -> Draft:

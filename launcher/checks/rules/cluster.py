@@ -142,7 +142,6 @@ def cluster_check(check_id: str, tells: str, *parts: str) -> Callable[[Rule], Ru
 
 @cluster_check("cluster.partition", "the partition is there, and takes jobs", "partitions")
 def partition_problems(request: ClusterRequest) -> Iterator[Finding]:
-    """Find a partition that does not exist, or takes no jobs."""
     there, chosen, partitions = request.cluster.partitions or (), request.queue.partition, request.partitions
     visible = [partition.name for partition in there if partition.is_open]
     for name in request.named:
@@ -168,7 +167,6 @@ def partition_problems(request: ClusterRequest) -> Iterator[Finding]:
     "cluster.time_limit", "the time limit is not longer than what the partition gives", "partitions"
 )
 def time_problems(request: ClusterRequest) -> Iterator[Finding]:
-    """Find a time limit that is longer than the partition's."""
     partitions, wanted = request.partitions, request.seconds
     if not partitions or wanted is None or request.overrules("partitiontimelimit"):
         return
@@ -190,7 +188,6 @@ def _seconds_of(partition: Partition) -> float:
 
 @check("cluster.array", "the cluster takes as many jobs as are submitted at once", "cluster.settings")
 def array_problems(plan: Plan, cluster: ClusterFacts, array_tasks: int | None) -> Iterator[Finding]:
-    """Find more jobs submitted at once than the cluster takes."""
     assert cluster.settings is not None
     request = ClusterRequest(plan, cluster, array_tasks)
     tasks, room, array = request.own_tasks, cluster.settings.max_jobs, cluster.settings.max_array
@@ -214,7 +211,6 @@ def array_problems(plan: Plan, cluster: ClusterFacts, array_tasks: int | None) -
 
 @check("cluster.pyxis", "srun has Pyxis' options where there is a container", "cluster.pyxis")
 def pyxis_problems(plan: Plan, cluster: ClusterFacts) -> Iterator[Finding]:
-    """Find a container where srun has no options of Pyxis."""
     container = plan.job.container
     if container is not None and container.options.runtime == "pyxis" and not cluster.pyxis:
         text = "srun on this machine knows no --container-image: NVIDIA's Pyxis plugin seems to be missing"

@@ -104,7 +104,6 @@ def _offers(request: ClusterRequest) -> list[_Offer]:
     *("partitions", "nodes"),
 )
 def node_problems(request: ClusterRequest) -> Iterator[Finding]:
-    """Find fewer nodes than the job asks for, or fewer that can be used now."""
     unknown = list(_unknown_names(request))
     yield from unknown
     partitions, resources = request.partitions, request.resources
@@ -172,7 +171,6 @@ def _unknown_names(request: ClusterRequest) -> Iterator[Finding]:
     "cluster.gpus", "the nodes have as many GPUs, of the type that is asked for", "partitions", "nodes"
 )
 def gpu_problems(request: ClusterRequest) -> Iterator[Finding]:
-    """Find too few nodes with as many GPUs of the requested type."""
     resources, wanted = request.resources, wanted_of(request.job)
     yield from _other_gpu(request)
     if not wanted.gpus:
@@ -191,7 +189,6 @@ def gpu_problems(request: ClusterRequest) -> Iterator[Finding]:
 
 @cluster_check("cluster.cpus", "the nodes have the processors that the tasks ask for", "partitions", "nodes")
 def cpu_problems(request: ClusterRequest) -> Iterator[Finding]:
-    """Find too few nodes with the processors that the tasks ask for."""
     resources = request.resources
     what = f"{wanted_of(request.job).cpus} CPUs for {count(resources.tasks_per_node, 'task')}"
     setting: tuple[str, object] = ("cluster.cpus_per_task", resources.cpus_per_task)
@@ -202,7 +199,6 @@ def cpu_problems(request: ClusterRequest) -> Iterator[Finding]:
 
 @cluster_check("cluster.memory", "the nodes have the memory that is asked for", "partitions", "nodes")
 def memory_problems(request: ClusterRequest) -> Iterator[Finding]:
-    """Find too few nodes with the requested memory."""
     what, setting = f"{wanted_of(request.job).memory}M of memory", ("cluster.mem", request.resources.memory)
     yield from _lacking(request, _has_memory, lambda node: f"{node.memory}M", what, setting)
 
