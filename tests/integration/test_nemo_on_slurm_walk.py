@@ -289,12 +289,13 @@ $TEST_CASE_PATH/bmk-pretrain-gpt3-126m2.sh --dry-run
     assert not (Path(reader["TARGET_PATH"]) / "results/gpt3_126m").exists()
 
 
-def test_5_pretraining_126m_on_two_nodes(reader: Reader, sandbox: Sandbox) -> None:
-    # The sandbox's nodes have no image and no GPU, and the machine two cores.
+def test_5_pretraining_126m_on_two_nodes(reader: Reader, sandbox: Sandbox, warm_python: Path) -> None:
+    # The sandbox's nodes have no image and no GPU, and the machine two cores: the ranks are forked.
     reader.types(f"export SLURM_CONF={sandbox.environment()['SLURM_CONF']}; export ENROOT_IMAGE=null")
+    forked = f"{SHRUNK} cluster.python={warm_python}"
     told = reader.types(f"""
 cd $TARGET_PATH
-MAX_STEPS=3 GLOBAL_BATCH_SIZE=16 $TEST_CASE_PATH/bmk-pretrain-gpt3-126m2.sh {SHRUNK} --follow
+MAX_STEPS=3 GLOBAL_BATCH_SIZE=16 $TEST_CASE_PATH/bmk-pretrain-gpt3-126m2.sh {forked} --follow
 """)
     assert "COMPLETED" in told
     run = Path(reader["TARGET_PATH"]) / "results/gpt3_126m"
