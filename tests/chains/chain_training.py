@@ -12,7 +12,7 @@ from tests.chains import paced_trainer
 from tests.chains.chain_yard import PREFIX, Yard
 from tests.chains.paced_trainer import PACE
 
-STEPS, EVERY = 100, 4
+STEPS, EVERY = 72, 4
 CHECKPOINTS = "training.exp_manager.checkpoint_callback_params"
 # Dropout, so that a random generator which is not put back shows.
 TRAINING = [
@@ -28,6 +28,7 @@ TRAINING = [
     "training.model.global_batch_size=4",
     "training.model.encoder_seq_length=32",
     "training.model.max_position_embeddings=32",
+    "training.model.num_layers=1",
     "training.model.hidden_size=32",
     "training.model.hidden_dropout=0.1",
     "training.model.attention_dropout=0.1",
@@ -36,6 +37,8 @@ TRAINING = [
     f"{CHECKPOINTS}.every_n_train_steps={EVERY}",
 ]
 SLOW, FAST = "0.7", "0"
+# Of the link that comes near its time limit, in 45 seconds.
+SLOWEST = "1.4"
 STAGES_AFTER = ("conversion", "evaluation")
 
 
@@ -132,11 +135,12 @@ def interrupted(yard: Yard, run: str) -> None:
     calm.launch(pace=FAST)
     tried = Training(yard, run, "n9,n10")
     chain = ["resilience.links=9", "resilience.max_failures=2"]
-    tried.launch(*chain, "stages=[training,conversion,evaluation]", pace=SLOW)
+    tried.launch(*chain, "stages=[training,conversion,evaluation]", pace=SLOWEST)
 
     yard.near_its_limit(tried.at_work(1))
 
     preempted = tried.at_work(2)
+    tried.set_pace(SLOW)
     preemptor = yard.preempt(preempted)
     yard.until_gone(run, preempted)
     yard.slurm("scancel", preemptor)

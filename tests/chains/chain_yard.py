@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from threading import Semaphore
+from threading import Lock, Semaphore
 from typing import Any
 
 from launcher.runs.paths import launch_numbers
@@ -46,6 +46,9 @@ CHAIN = [
 HEADER = r"""#!/bin/bash
 [[ ${SLURM_JOB_ID:-} ]] || exit 0
 set -u
+# As the program, without a process: dozens of payloads wait at a time.
+exec {silence}<> <(:)
+sleep() { read -rt "$1" -u "$silence" || true; }
 work=${0%.sh}
 if [[ $RANK == 0 ]]; then
     echo "$SLURM_JOB_ID" >>"$work/begun"
@@ -75,7 +78,8 @@ wait_to_save() { # wait_to_save STEP: until it is told that its end is near
     trap "save $1; exit 75" USR1
     trap 'exit 143' TERM
     ready
-    while :; do sleep 0.2; done
+    # A process: bash then runs the traps of signals that came meanwhile by their numbers, USR1 before TERM.
+    while :; do command sleep 0.2; done
 }
 be_deaf() {
     trap '' USR1 TERM
@@ -94,6 +98,10 @@ class Yard(Zoo):
     # A launch takes a processor for a second, and there may be two.
     turns: Semaphore = field(default_factory=lambda: Semaphore(2))
     is_closed: bool = False
+    # The job and the name of each that waits or runs, as of the last look at the queue, and when that began.
+    _queue: list[list[str]] = field(default_factory=list)
+    _looked: float = 0
+    _looking: Lock = field(default_factory=Lock)
 
     def chain(
         self, run: str, body: str, *overrides: str, nodes: str | None = None, programs: Path | None = None
@@ -168,15 +176,25 @@ class Yard(Zoo):
 
     def until_over(self, run: str) -> None:
         """Wait until no job of a chain is left in the queue, and none will come."""
-        self.until(f"{run} has ended", lambda: not self.queued(run), run, SQUEUE_SECONDS)
+        began = time.monotonic()
+        self.until(f"{run} has ended", lambda: not self.queued(run, began), run, SQUEUE_SECONDS)
 
     def until_gone(self, run: str, job: str) -> None:
-        self.until(f"{job} is gone", lambda: job not in self.queued(run), run, SQUEUE_SECONDS)
+        began = time.monotonic()
+        self.until(f"{job} is gone", lambda: job not in self.queued(run, began), run, SQUEUE_SECONDS)
 
-    def queued(self, run: str) -> list[str]:
-        """The jobs of a run that wait or run, as Slurm tells."""
-        name = f"--name={PREFIX}{run}"
-        return self.slurm("squeue", "--noheader", "--format=%i", ACTIVE, name).split()
+    def queued(self, run: str, since: float | None = None) -> list[str]:
+        """Return the jobs of a run that wait or run, as Slurm tells now.
+
+        Those who wait for a change share a look, one since then that is younger than the next of theirs.
+        """
+        now = time.monotonic()
+        with self._looking:
+            if self._looked <= (now if since is None else max(since, now - SQUEUE_SECONDS)):
+                began = time.monotonic()
+                told = self.slurm("squeue", "--noheader", "--format=%i %j", ACTIVE)
+                self._queue, self._looked = [line.split(maxsplit=1) for line in told.splitlines()], began
+            return [job for job, name in self._queue if name == f"{PREFIX}{run}"]
 
     def job(self, run: str, link: int) -> str:
         """The job of a link that has begun."""
