@@ -148,7 +148,6 @@ def opened(path: Path) -> BinaryIO:
 
 
 def why_unreadable(error: OSError) -> str:
-    """Return the reason of a failed read."""
     if isinstance(error, (FileNotFoundError, NotADirectoryError)):
         return "there is no such file"
     if isinstance(error, IsADirectoryError):

@@ -7,7 +7,6 @@ from typing import Any
 
 from launcher.checks.findings import Finding, error, warning
 from launcher.checks.rules.cluster import ACCOUNT, PARTITION, QOS, ClusterRequest, cluster_check
-from launcher.checks.rules.cluster_nodes import wanted_of
 from launcher.checks.rules.runs import limit_key
 from launcher.errors import did_you_mean
 from launcher.estimates.values import count
@@ -58,7 +57,6 @@ def account_problems(request: ClusterRequest) -> Iterator[Finding]:
 
 
 def _closed_to_account(request: ClusterRequest, account: str) -> Iterator[Finding]:
-    """Find partitions that are for other accounts alone."""
     first = _all_closed(request, account, lambda each: (each.accounts, each.denied_accounts))
     if first is None:
         return
@@ -150,7 +148,6 @@ def _left_open(limits: Limits, before: Sequence[Limits]) -> Limits:
 
 
 def _beyond(request: ClusterRequest, who: str, limits: Limits, key: str) -> Iterator[Finding]:
-    """Find each request of a job that is beyond its limits."""
     resources, seconds, limit = request.resources, request.seconds, limit_key(request.plan)
     if seconds is not None and limits.max_seconds is not None and seconds > limits.max_seconds:
         most = format_time_limit(limits.max_seconds)
@@ -165,7 +162,7 @@ def _beyond(request: ClusterRequest, who: str, limits: Limits, key: str) -> Iter
         ("a user", limits.per_user),
         ("all of its jobs together", limits.per_group),
     )
-    (nodes_key, value), wanted = request.nodes_key, wanted_of(request.job)
+    (nodes_key, value), wanted = request.nodes_key, request.wanted
     each = {"node": 1, "cpu": wanted.cpus, "gres/gpu": wanted.gpus or 0}
     if wanted.gpu_type:
         each[f"gres/gpu:{wanted.gpu_type}"] = wanted.gpus or 0

@@ -60,7 +60,6 @@ def python_problems(plan: Plan, supervisor_python: str) -> Iterator[Finding]:
 
 
 def _type(resources: Resources, counted: CountedGpu) -> Iterator[Finding]:
-    """Find a type of GPU that is not known, or not asked for."""
     if counted.is_unclear:
         message = f"{counted.source.removeprefix('assumed: ')}; estimates count with {counted.gpu.name}"
         fix = f"cluster.gpu={counted.gpu.name}, or another of docs/memory.md; cluster.gpu_types adds one"
@@ -169,7 +168,6 @@ def request_problems(plan: Plan) -> Iterator[Finding]:
 
 
 def _problem(values: Values, shape: ParallelConfig, nodes: int) -> Finding | None:
-    """Return what keeps a job from running on so many nodes."""
     return next(chain(problems_at(shape, nodes), rampup_problems_at(values, shape, nodes)), None)
 
 
