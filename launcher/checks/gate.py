@@ -13,16 +13,14 @@ from launcher.checks.findings import Finding, Severity
 # Each enters its functions into the table of gatherers.
 from launcher.checks.gathering import (  # noqa: F401
     GATHERERS,
-    cluster,
     configuration,
     earlier,
     host,
     images,
     paths,
 )
-from launcher.checks.registry import CHECKS, require_known
+from launcher.checks.registry import CHECKS, require_known, run_checks, worst_first
 from launcher.checks.rules.files import MACHINE, SCHEDULER
-from launcher.checks.runner import run_checks, worst_first
 from launcher.drafting import Draft
 from launcher.errors import Mistakes, UserError
 from launcher.rendering.slurm_flags import empty_script
