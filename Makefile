@@ -44,10 +44,7 @@ test: .venv/test.done
 	    mksquashfs:squashfs-tools docker-registry:docker-registry envsubst:gettext-base
 	$(MAKE) --no-print-directory --jobs=2 lint pytest
 
-# Once by itself, so that not each worker translates the assertions of all tests.
 pytest: .venv/test.done
-	@mkdir -p .cache
-	@$(BIN)/pytest --ignore=tests/nemo --collect-only --quiet --quiet >.cache/collected || { cat .cache/collected; false; }
 	$(BIN)/pytest --ignore=tests/nemo -n $(WORKERS)
 
 test-fast: .venv/test.done

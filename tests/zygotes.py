@@ -1,23 +1,29 @@
-"""The processes that fork trainings and launches: one each, for all workers of pytest-xdist."""
+"""The processes that fork trainings, launches and workers: one each, for all workers of pytest-xdist."""
 
 from __future__ import annotations
 
 import atexit
+import json
 import os
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import RLock
+from typing import Any
 
 import pytest
 
+from benchmarks.soak import zygote
 from benchmarks.soak.boot import TRAINING, served
+from tests import collected
 
 # Their directory, where they are shared.
 _SHARED = "SLIPWAY_TEST_ZYGOTES"
 _LAUNCHING = ("tests.forked_slipway",)
+_COLLECTED = collected.__name__
 
 _stack = ExitStack()
 _lock = RLock()
@@ -56,3 +62,26 @@ def pytest_configure(config: pytest.Config) -> None:
     if has_workers and config.option.markexpr != "not slow":
         ranks(), launchers()
         os.environ[_SHARED] = str(_directory())
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
+    """Have the workers forked by a process that has collected the tests."""
+    path = _directory() / "workers"
+    arguments = json.dumps([str(argument) for argument in config.invocation_params.args])
+    try:
+        _stack.enter_context(
+            served(path, path.with_suffix(".jsonl"), (_COLLECTED,), {collected.ARGUMENTS: arguments})
+        )
+    except RuntimeError as error:
+        reason = str(error).strip().rpartition("\n")[2]
+        config.get_terminal_writer().line(f"Each worker collects the tests itself: {reason}")
+        return
+    config.pluginmanager.register(_ForkedWorkers())
+    for spec in specs:
+        spec.python = f"{sys.executable} -ISE {zygote.__file__} client {path} -m {_COLLECTED}"
+
+
+class _ForkedWorkers:
+    def pytest_xdist_getremotemodule(self) -> str:
+        return f"import {_COLLECTED}; {_COLLECTED}.work(channel)"

@@ -23,7 +23,7 @@ from launcher.errors import UserError, one_line
 from launcher.monitor.evidence import expected_outputs
 from launcher.runs.manifest import read_yaml
 from launcher.runs.paths import LAUNCHES, short
-from launcher.runs.trained import TrainingLaunch, training_of
+from launcher.runs.trained import TrainingLaunch, newest_training
 from launcher.secrecy import MASK
 
 if TYPE_CHECKING:
@@ -187,15 +187,12 @@ class NamedCheckpoints:
     steps: list[str]
     training: TrainingLaunch | None
 
-    @property
-    def name(self) -> str:
-        """The name of the model, safe in the name of a run."""
-        name = self.training.manifest.run if self.training is not None else self.source.resolve().name
-        return _UNSAFE.sub("_", name).lstrip("._+=-") or "model"
-
 
 def _named_checkpoints(args: argparse.Namespace) -> tuple[str, NamedCheckpoints, list[str]]:
-    """Return the word for the source, what it names, and the overrides; raise UserError if it is not one."""
+    """Return the word for the source, what it names, and the overrides.
+
+    The word is a directory, else a run; raise UserError if it is neither, or a run that trained nothing.
+    """
     overrides = [word for word in args.overrides if "=" in word and not Path(word).exists()]
     sources = [word for word in args.overrides if word not in overrides]
     if not sources:
@@ -203,22 +200,18 @@ def _named_checkpoints(args: argparse.Namespace) -> tuple[str, NamedCheckpoints,
     if len(sources) > 1:
         message = f"{', '.join(map(one_line, sources))}: one source at a time"
         raise UserError(message, hint="an override has the form KEY=VALUE")
-    return sources[0], _find_checkpoints(sources[0], args.base_results_dir), overrides
-
-
-def _find_checkpoints(word: str, base_results_dir: Path) -> NamedCheckpoints:
-    """Find the checkpoints that a word names: a directory, else a run; raise UserError if it trained none."""
+    (word,) = sources
     match = None if Path(word).exists() else _AT_STEPS.fullmatch(word)
     name, steps = (match["word"], match["steps"].split(",")) if match else (word, [])
     steps = [str(int(step)) for step in steps]
     path = Path(name).absolute()
     if path.is_dir() and not (path / LAUNCHES).is_dir():
-        return NamedCheckpoints(path, steps, training_of(path))
-    training = training_of(find_one(name, base_results_dir).run_dir)
+        return word, NamedCheckpoints(path, steps, newest_training(path)), overrides
+    training = newest_training(find_one(name, args.base_results_dir).run_dir)
     if training is None:
         message = f"{one_line(name)}: no launch of this run is a training's"
         raise UserError(message, hint="the run of the training, or a directory of checkpoints")
-    return NamedCheckpoints(training.checkpoints, steps, training)
+    return word, NamedCheckpoints(training.checkpoints, steps, training), overrides
 
 
 def _stage_overrides(
@@ -230,12 +223,14 @@ def _stage_overrides(
         words.append("cluster=local")
     elif training is not None:  # the nodes and the image that the run's jobs found
         words += [word for word in training.manifest.overrides if _PLACES.match(word) and MASK not in word]
+    model = checkpoints.source.resolve().name if training is None else training.manifest.run
+    model = _UNSAFE.sub("_", model).lstrip("._+=-") or "model"
     if training is not None:
         base = hydra_value(str(training.paths.run_dir.parent))
         words += [f"engine={training.manifest.engine}", f"base_results_dir={base}"]
     elif not on_cluster or not any(word.startswith("engine=") for word in overrides):
         words.append("engine=megatron")
-    words.append(f"{stage}.run.name={hydra_value(f'{checkpoints.name}_{stage}')}")
+    words.append(f"{stage}.run.name={hydra_value(f'{model}_{stage}')}")
     words.append(f"{stage}.source={hydra_value(str(checkpoints.source))}")
     if checkpoints.steps:
         steps = ",".join(checkpoints.steps)

@@ -191,10 +191,7 @@ def run_audit(args: argparse.Namespace) -> int:
 
 
 def _segment(run_dir: Path, number: int | None, step: int) -> Segment:
-    """Return the steps of a run that the requested one belongs to.
-
-    Raise UserError if no launch is of our own trainer, or none begins before the step.
-    """
+    """Return the steps that the requested one belongs to; raise UserError if our trainer has none such."""
     launches = [launch for launch in open_launches(run_dir) if launch.manifest.stage == "training"]
     wanted = [launch for launch in launches if number in (None, launch.paths.number)]
     if not wanted:
@@ -260,13 +257,11 @@ def _print(answer: dict[str, Any], *, with_text: bool) -> None:
     sets = sorted({sample["data_set"] for sample in samples if sample["data_set"]})
     state = "" if answer["trained"] else ", not trained yet"
     last = first + answer["global_batch"] - 1
-    held = "mock data: samples without documents"
-    if sets:
-        held = f"{len(documents):,} documents of {', '.join(sets)}"
+    held = f"{len(documents):,} documents of {', '.join(sets)}"
     print_lines(
         f"{answer['run']} step {answer['step']}: samples {first:,} to {last:,}, epoch {answer['epoch']}, "
         f"data generation {answer['data_generation']}, launch {answer['launch']}{state}",
-        held,
+        held if sets else "mock data: samples without documents",
         "",
     )
     rows = []

@@ -83,7 +83,6 @@ def add_parsers(verbs: Verbs) -> None:
 
 
 def run_lint(args: argparse.Namespace) -> int:
-    """Print a line for each file; return 1 if something is wrong with one."""
     options = {"--format": args.format, "--text-key": args.text_key, "--tokenizer": args.tokenizer}
     words = [word for name, value in options.items() if value is not None for word in (name, value)]
     with (
@@ -133,18 +132,14 @@ def _results(report: Mapping[str, Any]) -> list[str]:
     texts = []
     for reason, problem in report["problems"].items():
         places, count = problem["first"], problem["count"]
-        text = reason
-        if count > 1:
-            text += f" ({count:,} times)"
-        if places:
-            more = ", ..." if count > len(places) else ""
-            text += f": {report['place']} {', '.join(map(str, places))}{more}"
-        texts.append(text)
+        times = f" ({count:,} times)" if count > 1 else ""
+        more = ", ..." if count > len(places) else ""
+        where = f": {report['place']} {', '.join(map(str, places))}{more}" if places else ""
+        texts.append(f"{reason}{times}{where}")
     return texts or ["ok"]
 
 
 def run_show(args: argparse.Namespace) -> int:
-    """Print a document."""
     words = [args.prefix, f"--document={args.document}"]
     # The program runs where the user is, so that relative paths mean the same.
     words += ["--tokenizer", str(Path(args.tokenizer))] if args.tokenizer is not None else []
@@ -242,7 +237,6 @@ exit code:
 
 
 def run_plot(args: argparse.Namespace) -> int:
-    """Print and draw the counts of a data set."""
     ending = next((suffix for suffix in _SUFFIXES if args.prefix.endswith(suffix)), "")
     prefix = Path(args.prefix.removesuffix(ending))
     manifest = _read(prefix)

@@ -57,7 +57,6 @@ def add_parser(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Examine and print the report; return the exit code."""
     if args.nodes < 0:
         raise UserError(f"--nodes {args.nodes}: a number of nodes, from 1 on")
     if args.start and not args.nodes:

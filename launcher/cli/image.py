@@ -119,7 +119,6 @@ def _add_parsers(verbs: Verbs) -> None:
 
 
 def _list(args: argparse.Namespace) -> int:
-
     store = shared.find_store(args, args.overrides)
     entries = stored_images(store)
     if args.json:

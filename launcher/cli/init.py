@@ -46,10 +46,20 @@ def add_parser(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the tree and print the next steps; return the exit code."""
     directory = args.directory.expanduser().absolute()
     write_starter(directory)
-    _print_next_steps(directory)
+    width = max(map(len, FILES))
+    print(f"Written into {short(directory)}:")
+    for name, purpose in FILES.items():
+        print(f"  {name:<{width}}  {purpose}")
+    # As one types a path, also as a command.
+    typed = [path if "/" in path else f"./{path}" for path in (short(directory / name) for name in FILES)]
+    first, launch = shlex.quote(typed[0]), shlex.quote(typed[-1])
+    print(f"Edit {first} first. Then:")
+    print(f"  {launch} --dry-run    look at the script")
+    print(f"  {launch}              submit it")
+    ours = ((STARTER.parent / name).resolve() for name in ("conf", "templates"))
+    print(f"They build on Slipway's own: {', '.join(map(short, ours))}")
     return 0
 
 
@@ -85,18 +95,3 @@ def _write_new(path: Path, text: str, created: list[Path]) -> None:
     if path.suffix == ".sh":
         # Executable for everyone who may read it.
         path.chmod(path.stat().st_mode | (path.stat().st_mode & 0o444) >> 2)
-
-
-def _print_next_steps(directory: Path) -> None:
-    width = max(map(len, FILES))
-    print(f"Written into {short(directory)}:")
-    for name, purpose in FILES.items():
-        print(f"  {name:<{width}}  {purpose}")
-    # As one types a path, also as a command.
-    typed = [path if "/" in path else f"./{path}" for path in (short(directory / name) for name in FILES)]
-    first, launch = shlex.quote(typed[0]), shlex.quote(typed[-1])
-    print(f"Edit {first} first. Then:")
-    print(f"  {launch} --dry-run    look at the script")
-    print(f"  {launch}              submit it")
-    ours = ((STARTER.parent / name).resolve() for name in ("conf", "templates"))
-    print(f"They build on Slipway's own: {', '.join(map(short, ours))}")

@@ -16,14 +16,13 @@ from launcher.cli.options import Verbs, add_option, add_overrides, add_verb
 from launcher.cli.requests import add_launch_options, is_workspace, print_drafts, request_of
 from launcher.drafting import Draft, Request, drafts
 from launcher.errors import UserError
-from launcher.runs.paths import short
+from launcher.runs.manifest import Manifest
+from launcher.runs.paths import LaunchPaths, short
 from launcher.stages.workspace import STAGE as WORKSPACE
 from launcher.ui.terminal import print_message
 
 if TYPE_CHECKING:
     from launcher.launching import Launched
-    from launcher.runs.manifest import Manifest
-    from launcher.runs.paths import LaunchPaths
 
 # Where --build makes the image.
 _HOST, _JOB = "host", "job"

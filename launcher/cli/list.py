@@ -57,7 +57,6 @@ def add_parser(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the tables; return the exit code."""
     if args.all and args.what not in (None, _RUNS):
         raise UserError(f"--all lists runs: slipway list --all, not slipway list {args.what} --all")
     if args.all or args.what == _RUNS:

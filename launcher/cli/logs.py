@@ -119,7 +119,6 @@ def _lines(text: str) -> int | None:
 
 
 def run_follow(args: argparse.Namespace) -> int:
-    """Follow the launch; return the exit code."""
     run = selected_run(args)
     return follow_and_tell(run.run_dir, run.launch)
 

@@ -7,6 +7,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -204,21 +205,13 @@ def _describe(sandbox: SandboxStatus) -> str:
     return "\n".join(lines + [f"  {name:10}  {value}" for name, value in rows.items()])
 
 
-class _StepDisplay(Reporter):
+class _StepDisplay(ExitStack, Reporter):
     """The display of steps: one changing line on a terminal, a line for each completed step elsewhere."""
 
     def __init__(self) -> None:
-        is_terminal = sys.stdout.isatty()
-        self._spinner = open_console(highlight=False).status("") if is_terminal else None
-
-    def __enter__(self) -> _StepDisplay:
-        if self._spinner:
-            self._spinner.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._spinner:
-            self._spinner.stop()
+        super().__init__()
+        spinner = open_console(highlight=False).status("") if sys.stdout.isatty() else None
+        self._spinner = self.enter_context(spinner) if spinner else None
 
     def step(self, what: str) -> None:
         if self._spinner:

@@ -52,7 +52,6 @@ def add_parser(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the tree; return the exit code."""
     overrides = [word for word in args.overrides if _is_override(word)]
     keys = [word.strip(".") for word in args.overrides if not _is_override(word)]
     composition = compose(overrides, args.config_dir)

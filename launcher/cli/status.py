@@ -71,7 +71,6 @@ def _seconds(text: str) -> float:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the table, once or continuously."""
     look = partial(_look, find_all(args.runs, args.base_results_dir), args.base_results_dir)
     if args.watch:
         return _watch(args, look)

@@ -55,7 +55,6 @@ def add_parser(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the checks and the verdict; return the exit code."""
     selected = selected_run(args)
     gathered = gather(selected.run_dir, selected.launch)
     checks = verify(gathered)

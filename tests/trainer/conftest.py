@@ -10,8 +10,9 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -207,14 +208,16 @@ def environment(rank: int, world: int, port: int) -> dict[str, str]:
 
 # Below those of sandboxes, jobs and outgoing connections, which could take one before rank 0 listens.
 # Two sessions without workers, each in a checkout of its own, begin elsewhere: ranks would meet the other's.
-_WORKER = os.environ.get("PYTEST_XDIST_WORKER")
-_PORTS = count(10000 + (750 * (int(_WORKER.removeprefix("gw")) % 8) if _WORKER else os.getpid() * 37 % 5000))
+@cache
+def _ports() -> Iterator[int]:
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    return count(10000 + (750 * (int(worker.removeprefix("gw")) % 8) if worker else os.getpid() * 37 % 5000))
 
 
 def free_port() -> int:
     """Return a port that nothing listens on, each time another, and to each of several workers its own."""
     while True:
-        port = next(_PORTS)
+        port = next(_ports())
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
