@@ -131,8 +131,8 @@ class Draft:
     """
 
     composition: Composition
-    config: RunConfig
     plan: Plan
+    config: RunConfig
     results_key: str
     template_dir: Path | None = None
     work: ImageWork | None = None
@@ -248,7 +248,7 @@ def _draft(composition: Composition, request: Request) -> Draft:
             assert choice is not None
             config = config.model_copy(update={"container": choice.image})
         plan = plan_launch(config, number=number, tag=tag or provenance.new_tag(), work=work)
-    return Draft(composition, config, plan, run.results_key, request.template_dir, work)
+    return Draft(composition, plan, config, run.results_key, request.template_dir, work)
 
 
 def _require_trusted(templates: Path) -> Path:

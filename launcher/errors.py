@@ -185,6 +185,15 @@ def explain_refusal(error: OSError) -> UserError | None:
     return UserError(f"{what}: {(error.strerror or str(error)).lower()}", hint=hint)
 
 
+def absolute_path(path: str | Path, key: str | None = None) -> Path:
+    """Return a path from the root on, with `~` expanded; `key` is the configuration's, for the message."""
+    try:
+        return Path(path).expanduser().absolute()
+    except RuntimeError as error:
+        value = f"{key}={shown(str(path))}" if key else one_line(str(path))
+        raise UserError(f"{value}: there is no such user's home", key=key) from error
+
+
 def check_directory(option: str, path: Path) -> None:
     """Raise UserError for a directory that does not exist or cannot be read: it must not be skipped."""
     if not stat.S_ISDIR(file_mode(path)):

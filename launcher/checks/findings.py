@@ -89,7 +89,7 @@ class Check(NamedTuple):
 
     def apply(self, plan: Plan, facts: Facts) -> Iterator[Finding]:
         """Yield what the check finds, or why it is skipped."""
-        reasons = [why for value, why in self._facts(facts) if value is None]
+        reasons = self._reasons(facts)
         if not reasons:
             yield from self.find(plan, facts)
         elif None not in reasons:
@@ -97,24 +97,23 @@ class Check(NamedTuple):
 
     def has_facts(self, facts: Facts) -> bool:
         """Return True if each fact that it needs is there."""
-        return all(value is not None for value, _ in self._facts(facts))
+        return not self._reasons(facts)
 
     def is_applicable(self, facts: Facts) -> bool:
         """Return True if it has something to look at, or is reported as skipped."""
-        return all(value is not None or why is not None for value, why in self._facts(facts))
+        return None not in self._reasons(facts)
 
-    def _facts(self, facts: Facts) -> Iterator[tuple[Any, str | None]]:
-        """Yield each fact, and why it is missing: None where nobody asked for it."""
+    def _reasons(self, facts: Facts) -> list[str | None]:
+        """Return why facts are missing that it needs: None where nobody asked for one."""
+        reasons: list[str | None] = []
         for name in self.needs:
             whole, _, part = name.partition(".")
             value = getattr(facts, whole)
-            if not part:
-                yield value, ""
-            elif value is None:
-                yield None, None
-            else:
-                known = getattr(value, part)
-                yield known, value.missing.get(part) if known is None else None
+            if value is None:
+                reasons.append(None if part else "")
+            elif part and getattr(value, part) is None:
+                reasons.append(value.missing.get(part))
+        return reasons
 
 
 def _parameters(rule: Any) -> tuple[str, ...]:

@@ -9,11 +9,11 @@ from functools import cache, cached_property
 from heapq import heappop, heappush
 from typing import Any
 
+import launcher.checks.rules.resources  # noqa: F401 - its checks have a part in layouts, as those imported below
 from launcher.attained import attained
 from launcher.checks.facts import Facts
-from launcher.checks.findings import Finding, Severity
+from launcher.checks.findings import REGISTERED, Finding, Severity
 from launcher.checks.layout_candidates import is_of_layout, layouts
-from launcher.checks.registry import CHECKS
 from launcher.checks.rules.model import has_gpus
 from launcher.estimates.memory import StageMemory, estimate_memory
 from launcher.estimates.parallelism import (
@@ -154,7 +154,7 @@ class LayoutSearch:
 
     def _findings(self, config: Mapping[str, Any]) -> list[Finding]:
         plan = replace(self.plan, job=replace(self.plan.job, config=config))
-        checks = [check for check in CHECKS if check.id.startswith(_CHECKS)]
+        checks = [check for check in REGISTERED if check.id.startswith(_CHECKS)]
         return [finding for check in checks for finding in check.find(plan, self.facts)]
 
     @cached_property
@@ -310,7 +310,6 @@ def on_least_nodes(plan: Plan, facts: Facts) -> Suggestion | None:
 
 
 def gib(size: int) -> str:
-    """Return a number of bytes in GiB."""
     return f"{size / 2**30:.1f}"
 
 

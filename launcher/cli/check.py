@@ -12,10 +12,9 @@ from typing import Any
 from arithmetic.layout import fits
 from launcher.checks.findings import Finding, Severity, warning
 from launcher.checks.gate import CheckReport, as_mistakes, check_drafts, show_to_scheduler
-from launcher.checks.registry import CHECKS, require_known
-from launcher.checks.rules.model import why_not_told
+from launcher.checks.registry import CHECKS, require_known, worst_first
+from launcher.checks.rules.model import why_not_estimated
 from launcher.checks.rules.resources import GPUS
-from launcher.checks.runner import worst_first
 from launcher.cli.estimate_views import (
     cost_lines,
     headline,
@@ -129,7 +128,7 @@ def _draw(path: Path, stages: Sequence[StageReport]) -> bool:
             write_figure(path, stage.plan.paths.run_name, stage.overview.memory)
             print(f"plot: {path}", file=sys.stderr)
             return True
-    why = next((f" ({why})" for stage in stages if (why := why_not_told(stage.plan)) is not None), "")
+    why = next((f" ({why})" for stage in stages if (why := why_not_estimated(stage.plan)) is not None), "")
     print_message(f"--plot {path}: not drawn: the memory cannot be told{why}")
     return False
 

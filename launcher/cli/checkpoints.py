@@ -23,7 +23,7 @@ from launcher.errors import UserError, one_line
 from launcher.monitor.evidence import expected_outputs
 from launcher.runs.manifest import read_yaml
 from launcher.runs.paths import LAUNCHES, short
-from launcher.runs.trained import TrainingLaunch, training_of
+from launcher.runs.trained import TrainingLaunch, newest_training
 from launcher.secrecy import MASK
 
 if TYPE_CHECKING:
@@ -206,8 +206,8 @@ def _named_checkpoints(args: argparse.Namespace) -> tuple[str, NamedCheckpoints,
     steps = [str(int(step)) for step in steps]
     path = Path(name).absolute()
     if path.is_dir() and not (path / LAUNCHES).is_dir():
-        return word, NamedCheckpoints(path, steps, training_of(path)), overrides
-    training = training_of(find_one(name, args.base_results_dir).run_dir)
+        return word, NamedCheckpoints(path, steps, newest_training(path)), overrides
+    training = newest_training(find_one(name, args.base_results_dir).run_dir)
     if training is None:
         message = f"{one_line(name)}: no launch of this run is a training's"
         raise UserError(message, hint="the run of the training, or a directory of checkpoints")

@@ -7,8 +7,8 @@ from itertools import accumulate, groupby, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from launcher.checks.rules.files import told_bytes
-from launcher.checks.rules.runs import told_days
+from launcher.checks.rules.files import bytes_text
+from launcher.checks.rules.runs import days_text
 from launcher.errors import UserError, shown
 from launcher.estimates.cost import Cost, MemoryEstimate, TrainingAmount
 from launcher.estimates.memory import StageMemory
@@ -30,7 +30,7 @@ def cost_lines(plan: Plan, amount: TrainingAmount) -> Iterator[tuple[str, str]]:
     compute = f"{count(amount.parameters)} parameters, {count(amount.tokens)} tokens"
     compute += f", {amount.flops:.3g} FLOPs on {amount.gpus:,} GPUs"
     if isinstance(amount, Cost):
-        time = f"{told_days(amount.seconds)}: {amount.steps:,} steps of {amount.seconds_per_step:.3g} s"
+        time = f"{days_text(amount.seconds)}: {amount.steps:,} steps of {amount.seconds_per_step:.3g} s"
         limit, price = plan.job.resources.time_limit, plan.assumptions.gpu_hour_price
         if amount.links is not None and limit is not None:
             time += f"; {'one job' if amount.links == 1 else f'{amount.links:,} jobs'} of {limit}"
@@ -41,13 +41,13 @@ def cost_lines(plan: Plan, amount: TrainingAmount) -> Iterator[tuple[str, str]]:
         compute += f" at {mfu}: {hours} GPU-hours{total}"
     yield "compute", compute
     bytes_of_one, kept = amount.checkpoint_bytes, amount.kept_checkpoints
-    text = f"a checkpoint {told_bytes(bytes_of_one)}"
+    text = f"a checkpoint {bytes_text(bytes_of_one)}"
     if bytes_of_one == 0:
         text = "no checkpoint is written"
     elif kept is None:
         text += ", and all of them are kept"
     elif kept != 1:
-        text += f", {kept} kept: {told_bytes(kept * bytes_of_one)}"
+        text += f", {kept} kept: {bytes_text(kept * bytes_of_one)}"
     yield "space", text
     if amount.save_bytes:
         yield "save", f"a checkpoint takes {size(amount.save_bytes)} of a node's memory, and none of a GPU's"

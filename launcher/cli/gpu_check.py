@@ -17,7 +17,7 @@ from typing import Any
 from launcher.cli.options import Verbs, add_option
 from launcher.cli.requests import add_examining_verb, request_of
 from launcher.config.stored import config_text
-from launcher.doctor.gathering import environment_here
+from launcher.doctor.examination import environment_here
 from launcher.doctor.nodes import srun_command
 from launcher.drafting import Draft, draft
 from launcher.errors import DONE, WENT_WRONG, UserError, one_line

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.cli.options import add_config_dir, add_option, add_tree_options
-from launcher.errors import UserError
-from launcher.images.references import absolute_path
+from launcher.errors import UserError, absolute_path
 from launcher.images.store import stored_images
 from launcher.secrecy import redacted
 

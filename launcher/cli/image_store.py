@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from launcher.cli import image_options as shared
 from launcher.cli.options import Verbs, add_option, add_overrides, add_verb
 from launcher.cli.runs import add_base_results_dir
-from launcher.errors import Mistakes, UserError, explain_refusal, one_line
+from launcher.errors import Mistakes, UserError, absolute_path, explain_refusal, one_line
 from launcher.images import registry
 from launcher.images.progress import format_size, show_progress
-from launcher.images.references import Reference, absolute_path, recipe_and_flavor
+from launcher.images.references import Reference, recipe_and_flavor
 from launcher.images.store import read_sidecar, stored_images
 from launcher.images.tools import BUILDERS, NO_IMAGE, ToolError, ending_cleanly
 from launcher.ui.tables import print_listing

@@ -21,11 +21,10 @@ from launcher.checks.layout_search import (
     overrides,
     own_with_half_gradients,
 )
-from launcher.checks.registry import CHECKS
+from launcher.checks.registry import CHECKS, run_checks
 from launcher.checks.remedies import why_none
 from launcher.checks.rules.keys import TRAINER
-from launcher.checks.rules.model import has_gpus, why_not_told
-from launcher.checks.runner import run_checks
+from launcher.checks.rules.model import has_gpus, why_not_estimated
 from launcher.cli.options import Verbs, add_option
 from launcher.cli.requests import add_examining_verb, request_of
 from launcher.drafting import Draft, draft
@@ -200,7 +199,7 @@ def _heading(plan: Plan, search: LayoutSearch, fastest: float | None) -> Iterato
     where = f"{count(search.nodes, 'node')} × {tasks}"
     own = search.own
     if own is not None and own.fullest is None:
-        why = why_not_told(plan)
+        why = why_not_estimated(plan)
         message = f"{why}: " if why is not None else ""
         message = f" tasks; {message}their memory is unknown, and was not checked"
         yield (f"{plan.paths.run_name}: ", "bold"), (where, ""), (message, "yellow")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,12 +19,11 @@ from launcher.runs.paths import short
 from launcher.slurm.states import State, worst_exit_code
 from launcher.sweeps.record import broken_records, find_sweep
 from launcher.ui.tables import print_code, print_listing, print_table
-from launcher.ui.terminal import print_json, print_message
+from launcher.ui.terminal import print_json, print_message, print_stderr
 
 if TYPE_CHECKING:
     from launcher.sweeps.arrays import Array, LaunchedSweep
     from launcher.sweeps.points import SweepDraft
-    from launcher.sweeps.results import Results
 
 _INTERVAL = 5.0  # seconds; a controller serves thousands of users
 _SHOWN = 20  # points of the preview; --dry-run shows all
@@ -75,7 +73,9 @@ def add_parser(verbs: Verbs) -> None:
 def run(args: argparse.Namespace) -> int:
     """Launch a sweep, or show the results of one; return the exit code."""
     if args.results is not None:
-        return _show_results(args)
+        if args.overrides:
+            raise UserError("--results shows a launched sweep: it takes no overrides")
+        return _show_results(args, find_sweep(args.results, args.base_results_dir))
     from launcher.sweeps.arrays import launch_sweep, next_array, plan_arrays, prepare_sweep, render_array
     from launcher.sweeps.points import SweepRequest, check_sweep, draft_sweep
 
@@ -108,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
     for warning in launched.warnings:
         print_message(warning)
     _print_launched(args, sweep, ready.arrays, launched)
-    return _wait(args, sweep.directory) if args.wait else 0
+    return _show_results(args, sweep.directory) if args.wait else DONE
 
 
 def _preview(sweep: SweepDraft, *, all_of_them: bool) -> None:
@@ -160,48 +160,30 @@ def _print_launched(
     print(f"  states          slipway status {where}", flush=True)
 
 
-def _show_results(args: argparse.Namespace) -> int:
-    from launcher.sweeps.results import gather
-
-    if args.overrides:
-        raise UserError("--results shows a launched sweep: it takes no overrides")
-    directory = find_sweep(args.results, args.base_results_dir)
-    if args.wait:
-        return _wait(args, directory)
-    results = gather(directory)
-    broken = _print(results, directory, as_json=args.json)
-    return NOT_KNOWN if State.UNKNOWN in results.states or broken else DONE
-
-
-def _wait(args: argparse.Namespace, directory: Path) -> int:
-    """Print changes until every point has ended, then the table; return the exit code."""
-    from launcher.sweeps.results import gather
+def _show_results(args: argparse.Namespace, directory: Path) -> int:
+    """Print the table and what failed; with --wait print changes first until every point has ended."""
+    from launcher.sweeps.results import failures, gather
 
     printed = ""
     try:
         while True:
             results = gather(directory)
-            if (summary := results.summary()) != printed:
-                print(summary, file=sys.stderr, flush=True)
+            if args.wait and (summary := results.summary()) != printed:
+                print_stderr(summary)
                 printed = summary
-            if not any(state.is_live for state in results.states):
+            if not (args.wait and any(state.is_live for state in results.states)):
                 break
             time.sleep(_INTERVAL)
     except KeyboardInterrupt:
-        print("stopped waiting; the jobs continue", file=sys.stderr)
+        print_stderr("stopped waiting; the jobs continue")
         return WATCHING_ENDED
-    broken = _print(results, directory, as_json=args.json)
-    return worst_code([worst_exit_code(results.states), *([NOT_KNOWN] if broken else [])])
-
-
-def _print(results: Results, directory: Path, *, as_json: bool) -> bool:
-    """Print the table and what failed; return True if a record of the sweep cannot be read."""
-    from launcher.sweeps.results import failures
-
-    if as_json:
+    if args.json:
         print_json([point.to_json() for point in results.points])
     else:
         print_table(results.columns, results.rows(), results.states)
     for failure in failures(directory):
         print_message(failure)
-    return bool(broken_records(directory))
+    codes = [NOT_KNOWN] if broken_records(directory) else []
+    if args.wait:
+        return worst_code([worst_exit_code(results.states), *codes])
+    return NOT_KNOWN if codes or State.UNKNOWN in results.states else DONE

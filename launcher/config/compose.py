@@ -33,7 +33,7 @@ from launcher.config.secrets import check_references, check_secrets, placeholder
 from launcher.config.sources import Sources
 from launcher.config.tree_composer import ComposedTree, HydraTree, TreeComposer
 from launcher.config.values import NumberForText
-from launcher.errors import Mistakes, UserError, check_directory, shown
+from launcher.errors import Mistakes, UserError, absolute_path, check_directory, shown
 
 # In the wheel a directory, in a checkout a link; resolved, so that messages name a file once.
 CONF_DIR = (Path(__file__).parents[1] / "conf").resolve()
@@ -183,7 +183,9 @@ def settle_directories(composed: ComposedTree) -> None:
     for key in PATH_KEYS:
         if OmegaConf.is_missing(tree, key) or key not in tree:
             raise UserError(f"{key}: a directory is needed", key=key, hint=f"give one: {key}=DIR")
-        composed.set(key, _absolute(key, tree[key]))
+        if tree[key] in (None, ""):
+            raise UserError(f"{key}={shown(tree[key])}: a directory is needed", key=key)
+        composed.set(key, without_interpolation(str(absolute_path(str(tree[key]), key))))
     if "unique_output_dir" not in tree:  # in a config.yaml that is older than the key
         composed.set("unique_output_dir", "${oc.env:UNIQUE_OUTPUT_DIR,False}")
     results = tree["base_results_dir"]
@@ -210,15 +212,6 @@ def derive_from_gpus(composed: ComposedTree, overrides: Sequence[str]) -> None:
     gres = OmegaConf.select(tree, GRES) if GRES in following else None
     if isinstance(gres, str):
         composed.set(GRES, with_gpus(gres, gpus))
-
-
-def _absolute(key: str, value: object) -> str:
-    if value is None or value == "":
-        raise UserError(f"{key}={shown(value)}: a directory is needed", key=key)
-    try:
-        return without_interpolation(str(Path(str(value)).expanduser().absolute()))
-    except RuntimeError as error:
-        raise UserError(f"{key}={shown(value)}: there is no such user's home", key=key) from error
 
 
 @contextmanager

@@ -7,6 +7,7 @@ have them.
 from __future__ import annotations
 
 import io
+import math
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -102,13 +103,6 @@ def _environment_variable(name: str, default: Any = _NO_DEFAULT) -> str | None:
     raise KeyError(f"Environment variable '{name}' {'not found' if value is None else 'is empty'}")
 
 
-def _multiply(*factors: float) -> float:
-    product: float = 1
-    for factor in factors:
-        product *= factor
-    return product
-
-
 def _max_time(time_limit: Any) -> str | None:
     """Return the job's time limit as Lightning's ``DD:HH:MM:SS``, less a margin for the last checkpoint."""
     try:
@@ -139,7 +133,7 @@ def with_gpus(gres: str, gpus: int) -> str:
 
 # Functions of their arguments alone.
 PURE: dict[str, Callable[..., Any]] = {
-    "multiply": _multiply,
+    "multiply": lambda *factors: math.prod(factors),
     "divide_ceil": lambda a, b: -(-a // b),
     "divide_floor": lambda a, b: a // b,
     "max_time": _max_time,

@@ -203,15 +203,10 @@ def _check_form(override: Override) -> None:
     if not override.key.strip():
         raise UserError(f"{one_line(text)}: a key is missing", hint=_FORM)
     if override.value is None and override.sign != "~":
-        raise UserError(f"{one_line(text)}: a value is missing", key=override.key, hint=_form_of(override))
-
-
-def _form_of(override: Override) -> str:
-    if override.key in GROUPS:
-        return f"{override.key}=CHOICE"
-    if "/" in override.key:
-        return f"a model size is chosen with training={one_line(override.key)}"
-    return _FORM
+        hint = f"{override.key}=CHOICE" if override.key in GROUPS else _FORM
+        if "/" in override.key:
+            hint = f"a model size is chosen with training={one_line(override.key)}"
+        raise UserError(f"{one_line(text)}: a value is missing", key=override.key, hint=hint)
 
 
 def _check_choice(override: Override, skipped: Sequence[str]) -> None:

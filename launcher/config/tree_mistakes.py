@@ -61,7 +61,10 @@ def _broken(path: Path) -> UserError | None:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f":{mark.line + 1}" if mark else ""
-        return UserError(f"{name}{line}: not valid YAML: {error.problem}", hint=_yaml_hint(error))
+        hint = f"{error.context}, line {error.context_mark.line + 1}" if error.context_mark else None
+        if "\\t" in (error.problem or ""):
+            hint = "indent with spaces, not with tabs"
+        return UserError(f"{name}{line}: not valid YAML: {error.problem}", hint=hint)
     except UnicodeDecodeError:
         return UserError(f"{name}: not valid UTF-8", hint="save it as UTF-8")
     except OmegaConfBaseException as error:
@@ -80,12 +83,6 @@ def _broken(path: Path) -> UserError | None:
         hint = "such as defaults: [_base, _self_]"
         return UserError(f"{name}: defaults={defaults!r}: expected a list", hint=hint)
     return None
-
-
-def _yaml_hint(error: yaml.MarkedYAMLError) -> str | None:
-    if "\\t" in (error.problem or ""):
-        return "indent with spaces, not with tabs"
-    return f"{error.context}, line {error.context_mark.line + 1}" if error.context_mark else None
 
 
 def explain_value(error: OmegaConfBaseException, keys: Sequence[str]) -> UserError:
@@ -149,18 +146,13 @@ def mistakes_of_root(roots: Sequence[Path]) -> list[UserError]:
     """Return what is wrong with the root file of the user's own tree, if there is one."""
     ours = roots[-1] / f"{MAIN}.yaml"
     path = next((file for root in roots[:-1] if (file := root / f"{MAIN}.yaml").is_file()), None)
-    node = _mapping(path) if path is not None else None
-    if path is None or node is None:
+    try:
+        node = yaml.compose(path.read_text(encoding="utf-8")) if path is not None else None
+    except (OSError, ValueError, yaml.YAMLError):  # told by others
+        return []
+    if path is None or not isinstance(node, yaml.MappingNode):
         return []
     return [*_unknown_groups(path, node, roots), *_unknown_keys(path, node), *_missing(path, node, ours)]
-
-
-def _mapping(path: Path) -> yaml.MappingNode | None:
-    try:
-        node = yaml.compose(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):  # told by others
-        return None
-    return node if isinstance(node, yaml.MappingNode) else None
 
 
 def _unknown_groups(path: Path, node: yaml.MappingNode, roots: Sequence[Path]) -> Iterator[UserError]:

@@ -259,8 +259,6 @@ Margin = Annotated[int | Literal["auto"], BeforeValidator(_seconds_or_auto)]
 TimeLimit = Annotated[Text, _read_by(parse_time_limit)]
 Constants = Annotated[dict[str, Any], _read_by(attained)]
 Pattern = Annotated[Text, _read_by(re.compile)]
-
-
 Utilization = Annotated[float, AfterValidator(_utilization)]
 Share = Annotated[float, AfterValidator(_share)]
 GpuCount = Annotated[int, BeforeValidator(_gpu_count)]

@@ -12,18 +12,10 @@ from functools import partial
 _ORDER = (
     *("slurm", "slurm.accounting", "slurm.select", "slurm.cgroups", "slurm.nodes", "nodes"),
     *("pyxis", "pyxis.plugin", "pyxis.runtime", "image", "image.engine", "image.stage"),
-    *(
-        "enroot",
-        "enroot.runtime",
-        "enroot.data",
-        "enroot.cache",
-        "enroot.temp",
-        "enroot.mqueue",
-        "enroot.hooks",
-    ),
-    *("user namespaces", "container", "apptainer", "images.build", "images.copy", "images.unpack"),
-    *("squashfs.make", "squashfs.mount", "credentials", "gpu", "gpu.image", "python", "trainer"),
-    *("extra containers", "extra plot"),
+    *("enroot", "enroot.runtime", "enroot.data", "enroot.cache", "enroot.temp", "enroot.mqueue"),
+    *("enroot.hooks", "user namespaces", "container", "apptainer", "images.build", "images.copy"),
+    *("images.unpack", "squashfs.make", "squashfs.mount", "credentials", "gpu", "gpu.image"),
+    *("python", "trainer", "extra containers", "extra plot"),
 )
 # Releases of Slurm and of Python that the tests were run on: the tables of docs/versions.md.
 SLURM = ("22.05", "24.11", "26.05")

@@ -16,17 +16,7 @@ from typing import NamedTuple
 
 from launcher.checks.rules.files import engine_fit
 from launcher.doctor.facts import Credentials, Gpus, Image, Machine, Requirements
-from launcher.doctor.report import (
-    PYTHON,
-    Line,
-    Status,
-    gib,
-    missing,
-    ok,
-    release_status,
-    unknown,
-    warning,
-)
+from launcher.doctor.report import PYTHON, Line, Status, gib, missing, ok, release_status, unknown, warning
 from launcher.images.tools import how_to_get
 from launcher.releases import Contents, version
 
@@ -66,7 +56,6 @@ def tool_lines(machine: Machine) -> Iterator[Line]:
 
 
 def _named(machine: Machine, name: str) -> str:
-    """Return a program with its version."""
     return f"{name} {machine.tools[name] or ''}".strip()
 
 

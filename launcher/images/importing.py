@@ -142,11 +142,12 @@ class _Import:
         self._check()
         source, options = self._source, self._options
         before = stored(self._target)
-        record = before.sidecar if before else None
+        usable = None if options.force else before
+        record = usable.sidecar if usable else None
         # The digest in the reference may say already that it is this image.
-        is_same = record is not None and record.source == str(source) and not options.force
-        if before and record and is_same and source.is_pinned and self._serves(before, record.digest):
-            return self._reuse(before)
+        is_same = record is not None and record.source == str(source)
+        if usable and record and is_same and source.is_pinned and self._serves(usable, record.digest):
+            return self._reuse(usable)
         backend = backends.choose_backend(source, options.via, self._note)
         self._progress.step(f"looking up {source}")
         with borrowed_login(Access(options.plain_http, options.authfile), source) as access:
@@ -154,20 +155,15 @@ class _Import:
                 remote = backends.look_up(backend, source, access)
             except UserError as error:
                 # A former import of the same reference serves while the registry does not answer.
-                if not (before and record and is_same):
+                if not (usable and record and is_same):
                     raise
-                if not match_stored(before, record.digest, options.compression).serves:
+                if not match_stored(usable, record.digest, options.compression).serves:
                     raise
                 used = f"{self._target.name} is used as it was imported at {record.created}"
                 self._note(f"{error.message}\n{used}")
-                return self._reuse(before)
-            if (
-                before
-                and not options.force
-                and self._has_settled(before)
-                and self._serves(before, remote.digest)
-            ):
-                return self._reuse(before)
+                return self._reuse(usable)
+            if usable and self._has_settled(usable) and self._serves(usable, remote.digest):
+                return self._reuse(usable)
             make_directory(self._target.parent)
             with locked(self._target, self._on_wait) as lock:
                 # Another process may have imported it meanwhile, even if this one did not wait.

@@ -25,8 +25,17 @@ from launcher.config.overrides import choice_hint
 from launcher.config.sources import Sources
 from launcher.config.stage_schema import StrictModel
 from launcher.config.values import Line, LineList, Text, Whole, matching
-from launcher.errors import UserError, check_directory, did_you_mean, nearest, nearest_files, one_line, shown
-from launcher.images.references import Kind, Reference, absolute_path
+from launcher.errors import (
+    UserError,
+    absolute_path,
+    check_directory,
+    did_you_mean,
+    nearest,
+    nearest_files,
+    one_line,
+    shown,
+)
+from launcher.images.references import Kind, Reference
 from launcher.rendering.quoting import RawShell, blaming_templates, quote, template_environment
 from launcher.runs.paths import TASK_PACKAGES
 from launcher.runs.provenance import checkout_of, user

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
-from launcher.errors import UserError, nearest, one_line, shown
+from launcher.errors import UserError, absolute_path, nearest, shown
 from launcher.releases import NVIDIA, Contents, contents_by_file_name, contents_of
 
 DOCKER_HUB = "docker.io"
@@ -187,15 +187,6 @@ def recipe_and_flavor(text: str) -> tuple[str, str | None] | None:
     """Parse `NAME[:FLAVOR]`, which names a recipe; return ``None`` for a text with a `/`, `#` or `.`."""
     match = _RECIPE.fullmatch(text)
     return (match["name"], match["flavor"]) if match else None
-
-
-def absolute_path(path: str | Path, key: str | None = None) -> Path:
-    """Return a path from the root on, with `~` expanded; `key` is the configuration's, for the message."""
-    try:
-        return Path(path).expanduser().absolute()
-    except RuntimeError as error:
-        value = f"{key}={shown(str(path))}" if key else one_line(str(path))
-        raise UserError(f"{value}: there is no such user's home", key=key) from error
 
 
 def _as_file_name(parts: list[str | None]) -> str:

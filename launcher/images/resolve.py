@@ -9,12 +9,11 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.errors import UserError, file_mode, nearest, nearest_files, one_line, shown
+from launcher.errors import UserError, absolute_path, file_mode, nearest, nearest_files, one_line, shown
 from launcher.images.references import (
     SQUASHFS_SUFFIXES,
     Kind,
     Reference,
-    absolute_path,
     contents_of_reference,
     recipe_and_flavor,
 )

@@ -52,10 +52,7 @@ class _Ending:
 
     @property
     def tasks_that_wait(self) -> list[str]:
-        """Return the waiting tasks of an array whose running task saves: none may start after it.
-
-        None for a suspended task, whose saving will be refused.
-        """
+        """Return an array's waiting tasks, of which none may start after the running one has saved."""
         tasks = {} if self.target.task or not self.saves else self.target.status.tasks
         waiting = [f"{self.job_id}_{task}" for task, state in tasks.items() if state is State.PENDING]
         return waiting if State.RUNNING in tasks.values() else []
@@ -87,9 +84,7 @@ def cancel(targets: Sequence[LaunchStatus], save: bool = False) -> list[Outcome]
         except UserError as error:
             for ending in group:
                 ending.error = ending.error or error
-    outcomes = {
-        id(ending.target): outcome for ending, outcome in zip(endings, _outcomes(endings), strict=True)
-    }
+    outcomes = _outcomes(endings)
     return [
         outcomes.get(id(target)) or outcome or over(target)
         for target, outcome in zip(targets, decided, strict=True)
@@ -243,14 +238,16 @@ def _note(ending: _Ending, job_id: str, error: UserError | None) -> None:
         note_cancelled(ending.directory, job_id, user())
 
 
-def _outcomes(endings: Sequence[_Ending]) -> list[Outcome]:
+def _outcomes(endings: Sequence[_Ending]) -> dict[int, Outcome]:
+    """Return the outcomes by the identities of their targets."""
     refused = [(ending, ending.error) for ending in endings if ending.error is not None]
     failed = failures([(ending.target, error) for ending, error in refused])
-    outcomes = dict(zip((id(ending) for ending, _ in refused), failed, strict=True))
-    for ending, _ in refused:
-        if outcomes[id(ending)].effect is Effect.REFUSED and ending.is_ended_now and not ending.cancelled:
+    outcomes = {id(ending.target): _success(ending) for ending in endings if ending.error is None}
+    for (ending, _), outcome in zip(refused, failed, strict=True):
+        outcomes[id(ending.target)] = outcome
+        if outcome.effect is Effect.REFUSED and ending.is_ended_now and not ending.cancelled:
             take_back_end(ending.directory)
-    return [outcomes.get(id(ending)) or _success(ending) for ending in endings]
+    return outcomes
 
 
 def _success(ending: _Ending) -> Outcome:

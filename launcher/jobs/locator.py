@@ -102,10 +102,7 @@ class RunLocator:
         return list(by_tag.values())
 
     def located(self, job_id: str) -> list[Entry]:
-        """Return the launch whose script a scheduler says the job has, whoever submitted it.
-
-        Raise UserError if the launch was removed: no other job of that id is meant.
-        """
+        """Return the launch that a scheduler says a job is of; raise UserError if the launch was removed."""
         removed: Path | None = None
         for script in self._ask_all(lambda scheduler: scheduler.locate(job_id)):
             entry = _launch_of(script) if script is not None else None
@@ -199,10 +196,7 @@ class RunLocator:
 
 @dataclass(frozen=True, slots=True)
 class _Cluster:
-    """A scheduler to ask for a job, and the seconds to wait for it.
-
-    `slurm_conf` is the configuration of a Slurm, ``None`` for the machine's own; empty without Slurm.
-    """
+    """A scheduler to ask for a job within some seconds; without Slurm its `slurm_conf` is empty."""
 
     slurm_conf: str | None
     scheduler: Scheduler

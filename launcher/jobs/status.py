@@ -205,10 +205,7 @@ def current_statuses(
 def possible_statuses(
     run_dirs: Sequence[Path], only: Mapping[Path, Sequence[int]] | None = None
 ) -> dict[Path, list[LaunchStatus]]:
-    """Return of each run all launches that may live, the newest first, and always the newest launch.
-
-    `only` is as in `current_statuses`.
-    """
+    """Return the launches of each run that may live, newest first, and its newest; `only` is as above."""
     only = only or {}
     read = {
         run_dir: _read(run_dir, only[run_dir]) if run_dir in only else _candidates(run_dir)

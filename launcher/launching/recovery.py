@@ -7,7 +7,6 @@ import logging
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import UserError
@@ -16,7 +15,8 @@ from launcher.launching.submission import keep_one
 from launcher.launching.writing import record_job
 from launcher.runs import provenance
 from launcher.runs.manifest import Manifest, write_manifest
-from launcher.runs.paths import LaunchPaths, launch_numbers, short
+from launcher.runs.paths import launch_numbers, short
+from launcher.schedulers.local import is_alive
 from supervisor.marks import GIVEN_UP, claim, job_of
 
 _logger = logging.getLogger(__name__)
@@ -24,19 +24,6 @@ _logger = logging.getLogger(__name__)
 # Upper bound on unconfirmed launches to examine.
 _NEWEST = 20
 _DIED = "its launcher died before it submitted"
-
-
-@dataclass(frozen=True, slots=True)
-class _FoundJob:
-    """The job that an unconfirmed launch turned out to be."""
-
-    launch: Launch
-    job_id: str
-
-    def __str__(self) -> str:
-        name, number = self.launch.manifest.run, self.launch.paths.number
-        job_id = self.launch.manifest.id_in(self.job_id)
-        return f"launch {number} of {name} was submitted as job {job_id} after all"
 
 
 def reconcile_unconfirmed(run_dir: Path) -> None:
@@ -54,12 +41,11 @@ def reconcile_unconfirmed(run_dir: Path) -> None:
         **marked,
         **_find_jobs([launch for launch in unconfirmed if launch.manifest.tag not in marked]),
     }
-    results = [_reconcile(launch, jobs_by_tag) for launch in unconfirmed]
-    jobs = [job for job in results if job is not None]
+    jobs = [job for launch in unconfirmed if (job := _reconcile(launch, jobs_by_tag)) is not None]
     if jobs:
         where = shlex.quote(short(run_dir))
         raise UserError(
-            "; ".join(map(str, jobs)),
+            "; ".join(jobs),
             hint=f"how it is: slipway status {where}\n"
             "to launch once more all the same: the same command again",
         )
@@ -80,7 +66,11 @@ def _is_being_submitted(launch: Launch) -> bool:
     manifest = launch.manifest
     if manifest.unanswered is not None or launch.is_without_job:
         return False
-    return manifest.host != provenance.host() or not manifest.launcher_pid or _is_alive(manifest.launcher_pid)
+    return (
+        manifest.host != provenance.host()
+        or not manifest.launcher_pid
+        or is_alive(str(manifest.launcher_pid))
+    )
 
 
 def _find_jobs(launches: Sequence[Launch]) -> Mapping[str, Sequence[str]]:
@@ -96,8 +86,8 @@ def _find_jobs(launches: Sequence[Launch]) -> Mapping[str, Sequence[str]]:
     return jobs
 
 
-def _reconcile(launch: Launch, jobs_by_tag: Mapping[str, Sequence[str]]) -> _FoundJob | None:
-    """Record the job of a launch, or that it has none."""
+def _reconcile(launch: Launch, jobs_by_tag: Mapping[str, Sequence[str]]) -> str | None:
+    """Record the job of a launch, or that it has none; return what its user does not know of it."""
     manifest, directory = launch.manifest, launch.paths.directory
     jobs = jobs_by_tag.get(manifest.tag)
     if jobs:
@@ -110,20 +100,16 @@ def _reconcile(launch: Launch, jobs_by_tag: Mapping[str, Sequence[str]]) -> _Fou
     else:
         # Should the scheduler take it yet, its script finds the launch claimed, and leaves.
         kept = claim(directory, GIVEN_UP)
-    job = None if kept == GIVEN_UP else _FoundJob(launch, kept)
     try:
-        _record(launch.paths, manifest, job)
+        if kept == GIVEN_UP:
+            write_manifest(directory, manifest.refused(manifest.unanswered or _DIED))
+        else:
+            record_job(launch.paths, manifest.submitted_as(kept))
     except OSError as error:  # a colleague's launch, or a full disk
         message = "what became of launch %s could not be written down: %s"
         _logger.warning(message, manifest.launch, error.strerror)
-    return job
-
-
-def _record(paths: LaunchPaths, manifest: Manifest, job: _FoundJob | None) -> None:
-    if job is not None:
-        record_job(paths, manifest.submitted_as(job.job_id))
-    else:
-        write_manifest(paths.directory, manifest.refused(manifest.unanswered or _DIED))
+    name, number, job_id = manifest.run, launch.paths.number, manifest.id_in(kept)
+    return None if kept == GIVEN_UP else f"launch {number} of {name} was submitted as job {job_id} after all"
 
 
 def _not_known(launch: Launch, why: str) -> UserError:
@@ -134,16 +120,6 @@ def _not_known(launch: Launch, why: str) -> UserError:
         hint="launching now could double it: try again once that can be told\n"
         f"if you know that there is none, remove that launch: rm -r {directory}",
     )
-
-
-def _is_alive(pid: int) -> bool:
-    return _stat(pid)[:1] not in ("", "Z", "X")
-
-
-def _stat(pid: int) -> str:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(") ")[2]
-    return ""
 
 
 def _submitter(manifest: Manifest) -> str | None:

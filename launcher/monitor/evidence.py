@@ -112,10 +112,7 @@ _ATTEMPT_BEGINS = b"; rendezvous at "
 
 
 def gather(run_dir: Path, number: int | None = None) -> Evidence:
-    """Gather the evidence about a run up to one of its launches, by default the current one.
-
-    Raise UserError if there is no such launch, or it cannot be read.
-    """
+    """Gather the evidence up to a launch (default: the current one); raise UserError if there is none."""
     statuses = current_statuses([run_dir]) if number is None else []
     tracked = (statuses or poll([open_launch(run_dir, number)]))[0]
     launch, status = tracked.launch, tracked.status

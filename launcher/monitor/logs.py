@@ -87,10 +87,7 @@ def modified(path: Path) -> float:
 
 
 def began(launch: Launch) -> float:
-    """Return the start of the newest attempt or link in Unix seconds; 0 if there was only one.
-
-    Errors before it are no longer current.
-    """
+    """Return the start of the newest of several attempts in Unix seconds, else 0: earlier errors are old."""
     lives = launch.attempts
     return (lives[-1].started or 0.0) if len(lives) > 1 else 0.0
 

@@ -107,17 +107,18 @@ _LONGEST_LINE = 4096
 
 def provenance(launch: Launch) -> dict[str, Any]:
     """Return the manifest of a launch with secrets masked, and the job's own record, for programs."""
-    manifest = launch.manifest
+    manifest, directory = launch.manifest, launch.paths.directory
     content = asdict(manifest) | {
         "command": recorded(manifest.command),
         "overrides": recorded(manifest.overrides),
-        "image_digest": manifest.image_digest or image_digest(launch.paths.directory),
+        "image_digest": manifest.image_digest or image_digest(directory),
         "jobs": list(launch.links.values()),
         "run_dir": str(launch.paths.run_dir),
-        "directory": str(launch.paths.directory),
+        "directory": str(directory),
         "job_packages": _job_packages(launch),
         "job_git": _job_git(launch),
-        "files": [str(path) for path in _files(launch)],
+        # Those of the launch itself; the job's are in folders, except its logs.
+        "files": [str(directory / name) for name in names_in(directory) if not name.startswith(".")],
     }
     return {key: value for key, value in content.items() if key != "launcher_pid"}
 
@@ -150,7 +151,7 @@ def provenance_rows(launch: Launch) -> list[tuple[str, str]]:
         ("tag", manifest.tag),
         ("refused", tables.text(manifest.error)),
         ("directory", short(launch.paths.directory)),
-        *(("file", path.name) for path in _files(launch)),
+        *(("file", Path(path).name) for path in record["files"]),
     ]
     known = [(name, value) for name, value in pairs if value != tables.UNKNOWN]
     names = ["", *(name for name, _ in known)]
@@ -190,9 +191,3 @@ def _job_git(launch: Launch) -> str | None:
     with contextlib.suppress(OSError), open_regular(launch.paths.results / _GIT_INFO) as lines:
         return lines.readline(_LONGEST_LINE).decode("utf-8", errors="replace").strip() or None
     return None
-
-
-def _files(launch: Launch) -> list[Path]:
-    """Return the files of the launch itself; the job's are in folders, except its logs."""
-    directory = launch.paths.directory
-    return [directory / name for name in names_in(directory) if not name.startswith(".")]

@@ -248,10 +248,7 @@ _COLUMNS = 1400
 
 
 def write_png(path: Path, summary: RunSummary, curves: Curves) -> None:
-    """Draw the losses of a run into a PNG file, replacing an older one at once.
-
-    Raise UserError if matplotlib is missing or the file cannot be written.
-    """
+    """Draw the losses into a PNG file; raise UserError without matplotlib, or if it cannot be written."""
     figure = new_figure(9, 5.2)
     axes: Any = figure.add_subplot()
     steps, losses = finite_points(curves.steps, curves.losses)

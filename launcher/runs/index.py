@@ -147,10 +147,7 @@ class Index:
         return self._entries("TRUE ORDER BY created, tag")
 
     def with_job(self, job_id: str) -> list[Entry]:
-        """Return the launches that had a job of this id, or that are points of an array of this id.
-
-        Ids are reused: the launches may be of different jobs.
-        """
+        """Return the launches that had a job of this id, or are points of such an array: ids are reused."""
         # The bytes after all that begin with the id and "_" begin with the id and "`".
         condition = "job_id = ? OR (job_id > ? AND job_id < ?) ORDER BY created"
         return self._entries(condition, (job_id, f"{job_id}_", f"{job_id}`"))
@@ -181,10 +178,7 @@ class Index:
         )
 
     def remember(self, entries: Iterable[Entry], trees: Iterable[Path] = ()) -> None:
-        """Add launches that were seen just now, and the directories of their runs.
-
-        A launch that is known from another place is a copy, while the other one exists.
-        """
+        """Add launches that were seen just now, and the directories of their runs."""
         seen = {entry.tag: entry for entry in entries}
         known = self.with_tags(list(seen))
         changed = [entry for tag, entry in seen.items() if _is_news(entry, known.get(tag))]
@@ -251,6 +245,7 @@ def _in_transaction(path: Path, statements: Sequence[Statement]) -> list[tuple[A
 
 
 def _is_news(entry: Entry, known: Entry | None) -> bool:
+    """Return True for an entry to add: one known from another place is a copy, while the other one exists."""
     if known is None or known == entry:
         return known is None
     return known.run_dir == entry.run_dir or not known.is_there

@@ -48,7 +48,7 @@ def checkpoints_of(config: Mapping[str, Any], paths: LaunchPaths) -> Path:
     return paths.run_dir / directory.relative_to(run_dir) if directory.is_relative_to(run_dir) else directory
 
 
-def training_of(path: Path) -> TrainingLaunch | None:
+def newest_training(path: Path) -> TrainingLaunch | None:
     """Return the training of the run that a directory is, or lies in; None if there is none."""
     path = path.absolute()
     above = (path, *path.parents[:_LEVELS])

@@ -31,10 +31,7 @@ _logged: set[str] = set()
 
 
 def usable_slurm_conf(manifest: Path, slurm_conf: str | None) -> str | None:
-    """Return the configuration of Slurm that a manifest names, or ``None``, the site's, if it is not trusted.
-
-    An untrusted configuration is logged once.
-    """
+    """Return the configuration of Slurm that a manifest names; ``None``, and warn once, without trust."""
     if slurm_conf is None or slurm_conf == os.environ.get("SLURM_CONF"):
         return slurm_conf
     why = why_untrusted(manifest) or why_untrusted(Path(slurm_conf), may_be_missing=True)

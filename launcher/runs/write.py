@@ -23,10 +23,7 @@ def umask() -> int:
 
 
 def link_or_copy(link: Path, target: Path) -> None:
-    """Link to a file from a folder, created if needed; copy the file if links are not possible.
-
-    A link that exists already is left alone.
-    """
+    """Link to a file from a folder, created if needed, or else copy it; leave a link that exists alone."""
     link.parent.mkdir(exist_ok=True)
     try:
         link.symlink_to(os.path.relpath(target, link.parent))
@@ -37,10 +34,7 @@ def link_or_copy(link: Path, target: Path) -> None:
 
 
 def link_atomic(link: Path, target: Path) -> None:
-    """Point a symbolic link at `target` (relative to the link's folder), replacing an older link.
-
-    A regular file or directory of that name is left alone: it is the user's.
-    """
+    """Point a symbolic link at `target`, replacing an older link; leave the user's own file or directory."""
     if link.exists() and not link.is_symlink():
         return
     temporary = link.with_name(f".{link.name}.{os.getpid()}.{os.urandom(4).hex()}")
@@ -49,13 +43,10 @@ def link_atomic(link: Path, target: Path) -> None:
 
 
 def copy_package(source: Path, target: Path) -> None:
-    """Copy the files of a Python package, and make the copy durable.
-
-    Bytecode and hidden files are left out: those of editors may be dangling links.
-    """
+    """Copy the files of a Python package durably, without bytecode and hidden files."""
     target.mkdir(parents=True)
     for entry in sorted(source.iterdir()):
-        if entry.name == "__pycache__" or entry.name.startswith("."):
+        if entry.name == "__pycache__" or entry.name.startswith("."):  # an editor's may be a dangling link
             continue
         if entry.is_dir():
             copy_package(entry, target / entry.name)
@@ -78,10 +69,7 @@ _STALE_AGE = 86400.0
 
 
 def reserve_number(run_dir: Path, key: str) -> int:
-    """Reserve the run's next launch number: make the directory that `write_launch` writes into.
-
-    Raise UserError if it cannot be made.
-    """
+    """Reserve the run's next launch number by making its directory; raise UserError if that fails."""
     launches = run_dir / LAUNCHES
     number = 0
     try:

@@ -109,7 +109,8 @@ def add_accounts(starter: DaemonStarter) -> None:
     """Add the requested accounts and QOS, once slurmctld has registered with slurmdbd."""
     options, conf = starter.record.options, starter.paths.slurm_conf
     starter.reporter.step("adding accounts")
-    starter.wait("slurmctld", lambda: bool(ask(conf, *_SHOW_ROOT)))
+    show = ("sacctmgr", "--noheader", "--parsable2", "show", "assoc", f"user={_USER}", f"cluster={CLUSTER}")
+    starter.wait("slurmctld", lambda: bool(ask(conf, *show)))
     own = [*options.qos, "normal"]
     commands = [["add", "qos", name] for name in options.qos]
     commands += [["add", "account", name, f"cluster={CLUSTER}"] for name in options.accounts]
@@ -122,9 +123,6 @@ def add_accounts(starter: DaemonStarter) -> None:
             raise StartError(f"sacctmgr {' '.join(command)} failed")
     added = {"accounts": options.accounts, "QOS": options.qos}
     starter.reporter.done("; ".join(f"{kind}: {', '.join(names)}" for kind, names in added.items() if names))
-
-
-_SHOW_ROOT = ("sacctmgr", "--noheader", "--parsable2", "show", "assoc", f"user={_USER}", f"cluster={CLUSTER}")
 
 
 def write_files(record: SandboxRecord) -> None:

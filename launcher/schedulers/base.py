@@ -167,10 +167,7 @@ class Scheduler(Protocol):
         """Describe the variables of the user's shell that would have changed the submission, and do not."""
 
     def validate(self, script_text: str) -> str | None:
-        """Show the script to the scheduler without submitting it; raise UserError if it would be refused.
-
-        Return what would keep the job waiting, as the cluster is now.
-        """
+        """Return what would keep a job of this script waiting; raise UserError if it would be refused."""
 
     def submit(self, submission: Submission) -> str:
         """Submit a script; return the job's id."""

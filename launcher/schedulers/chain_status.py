@@ -62,10 +62,7 @@ def status_of_chain(ref: JobRef, statuses: Sequence[JobStatus]) -> JobStatus:
 
 
 def _status_of_repeated(ref: JobRef, statuses: Sequence[JobStatus]) -> JobStatus:
-    """Return the status of a stage that is repeated: of the job that runs, or else of its first job.
-
-    That one waits for the end of the training, and the others ran while it went on.
-    """
+    """Return the status of the job that runs, or of the first, which waits for the end of the training."""
     runs = [index for index, status in enumerate(statuses) if status.state.is_live]
     running = [index for index in runs if statuses[index].state is not State.PENDING]
     index = running[-1] if running else 0
@@ -99,10 +96,7 @@ def _or_done(status: JobStatus, life: JobAttempt | None) -> JobStatus:
 
 
 def _unless_it_left(status: JobStatus, life: JobAttempt | None, end: ChainEnd | None) -> JobStatus:
-    """Return the status of a link; CANCELLED if it left without doing anything, whatever its exit code.
-
-    `life` is its last attempt that left marks.
-    """
+    """Return the status of a link, by its last attempt; CANCELLED if it left without doing anything."""
     is_good = status.state.is_good
     left = end is not None and (is_good if life is None else life.number < status.restarts)
     if life is not None and (left or (is_good and life.verdict not in (None, "done"))):

@@ -146,10 +146,7 @@ def _script(pid: str) -> Path | None:
 
 
 def _job(command: list[bytes]) -> tuple[Path, str] | None:
-    """Return the launch directory and the tag of a job that was not started by hand, by its command.
-
-    The command is the script's until it becomes the supervisor's.
-    """
+    """Return a job's launch directory and tag by its command; ``None`` if it was started by hand."""
     directory = _supervised(command)
     if directory is not None:
         tag, argument = (os.fsdecode(word) for word in command[_TAG : _TAG + 2])
@@ -191,7 +188,7 @@ def _runs_script_of(ref: JobRef) -> bool:
     directory = ref.launch_dir.resolve()
     for _ in range(100):
         command = _command(ref.job_id)
-        if command or not _is_alive(ref.job_id):
+        if command or not is_alive(ref.job_id):
             break
         time.sleep(0.005)  # during an exec a process has no arguments
     return _supervised(command) == directory or any(
@@ -207,7 +204,7 @@ def _command(pid: str) -> list[bytes]:
         return []
 
 
-def _is_alive(pid: str) -> bool:
+def is_alive(pid: str) -> bool:
     """Return True if there is such a process, and it is no zombie."""
     return _stat(pid)[:1] not in ([], ["Z"], ["X"])
 

@@ -31,10 +31,7 @@ _ACCEPTED = re.compile(r"^Submitted batch job ([0-9]+)\b", re.MULTILINE)
 
 
 class SbatchExecutor(SlurmExecutor):  # type: ignore[misc]  # submitit is untyped here
-    """A submitit executor that submits a script with a command instead of a pickled function.
-
-    `folder` is for submitit's own copy of the script.
-    """
+    """A submitit executor that submits a script, copied into `folder`, instead of a pickled function."""
 
     def __init__(self, folder: str, script: Path, command: list[str]) -> None:
         super().__init__(folder=folder)

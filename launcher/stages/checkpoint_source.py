@@ -8,7 +8,7 @@ from typing import Any
 
 from launcher.errors import UserError, explain_os_error, shown
 from launcher.runs.manifest import read_yaml
-from launcher.runs.trained import TrainingLaunch, training_of
+from launcher.runs.trained import TrainingLaunch, newest_training
 
 # In paths, replaced by the step of each checkpoint.
 STEP = "{step}"
@@ -16,7 +16,7 @@ STEP = "{step}"
 
 def training_of_source(source: str | None) -> TrainingLaunch | None:
     """Return the training whose checkpoints a source has, if that is of a run."""
-    return training_of(Path(source)) if source is not None else None
+    return newest_training(Path(source)) if source is not None else None
 
 
 def configuration_of(value: str | dict[str, Any] | None, key: str) -> dict[str, Any] | None:

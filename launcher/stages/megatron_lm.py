@@ -19,6 +19,7 @@ from launcher.errors import UserError, shown
 from launcher.plan import Payload, Resources
 from launcher.stages.common import python
 from launcher.stages.megatron_lm_model import (
+    Node,
     Option,
     argument_vector,
     flag,
@@ -125,7 +126,7 @@ def _payload(run: StageRun, training: TrainingConfig, written: Mapping[str, Any]
     )
 
 
-def megatron_lm_arguments(written: Mapping[str, Any], model_type: ModelType) -> list[str]:
+def megatron_lm_arguments(written: Node, model_type: ModelType) -> list[str]:
     """Return the arguments that describe the same training to Megatron-LM.
 
     `written` is the launch's configuration: its nodes ``trainer``, ``exp_manager`` and ``model``.
@@ -136,12 +137,7 @@ def megatron_lm_arguments(written: Mapping[str, Any], model_type: ModelType) -> 
     return argument_vector(_options(trainer, exp_manager, model, model_type))
 
 
-def _options(
-    trainer: Mapping[str, Any],
-    exp_manager: Mapping[str, Any],
-    model: Mapping[str, Any],
-    model_type: ModelType,
-) -> Iterator[Option]:
+def _options(trainer: Node, exp_manager: Node, model: Node, model_type: ModelType) -> Iterator[Option]:
     yield from model_options(model, model_type)
     yield from _parallelism(model, model_type)
     yield from _precision(trainer, model, model_type)
@@ -152,7 +148,7 @@ def _options(
     yield from _saving_and_logging(trainer, exp_manager, model)
 
 
-def _parallelism(model: Mapping[str, Any], model_type: ModelType) -> Iterator[Option]:
+def _parallelism(model: Node, model_type: ModelType) -> Iterator[Option]:
     pipeline = model["pipeline_model_parallel_size"]
     virtual = model.get("virtual_pipeline_model_parallel_size")
     yield "--tensor-model-parallel-size", model["tensor_model_parallel_size"]
@@ -175,9 +171,7 @@ def _parallelism(model: Mapping[str, Any], model_type: ModelType) -> Iterator[Op
         raise UserError(message, key="training.model.fsdp", hint="training.model.fsdp=False")
 
 
-def _precision(
-    trainer: Mapping[str, Any], model: Mapping[str, Any], model_type: ModelType
-) -> Iterator[Option]:
+def _precision(trainer: Node, model: Node, model_type: ModelType) -> Iterator[Option]:
     precision = str(trainer.get("precision"))
     if precision in ("bf16", "bf16-mixed"):
         yield flag("--bf16", True)
@@ -196,21 +190,19 @@ def _precision(
         yield from values(_FP8, model)
 
 
-def _environment(
-    written: Mapping[str, Any], training: TrainingConfig, _requested: Resources
-) -> dict[str, str]:
+def _environment(written: Node, training: TrainingConfig, _requested: Resources) -> dict[str, str]:
     """Return the variables for Transformer Engine, as NeMo sets them."""
     scales = _scales_scores(written["trainer"], written["model"], training.run.model_type)
     return {"NVTE_APPLY_QK_LAYER_SCALING": "1"} if scales else {}
 
 
-def _scales_scores(trainer: Mapping[str, Any], model: Mapping[str, Any], model_type: ModelType) -> bool:
+def _scales_scores(trainer: Node, model: Node, model_type: ModelType) -> bool:
     """Return True if attention scores are scaled by layer: as in NeMo, in fp16 alone."""
     narrow = str(trainer.get("precision")) in _NARROW
     return narrow and bool(stack_of(model, model_type).get("apply_query_key_layer_scaling"))
 
 
-def _optimizer(trainer: Mapping[str, Any], optim: Mapping[str, Any]) -> Iterator[Option]:
+def _optimizer(trainer: Node, optim: Node) -> Iterator[Option]:
     betas = optim.get("betas") or (None, None)
     yield "--weight-decay", optim.get("weight_decay")
     yield "--adam-beta1", betas[0]
@@ -227,7 +219,7 @@ def _optimizer(trainer: Mapping[str, Any], optim: Mapping[str, Any]) -> Iterator
         yield flag("--overlap-param-gather", gather)
 
 
-def _schedule(trainer: Mapping[str, Any], optim: Mapping[str, Any]) -> Iterator[Option]:
+def _schedule(trainer: Node, optim: Node) -> Iterator[Option]:
     """Yield the schedule's options: NeMo counts the steps at its lowest value, Megatron-LM those before.
 
     Where the warm-up and those leave none to fall in, NeMo warms up and falls at once; Megatron-LM wants one.
@@ -251,7 +243,7 @@ def _schedule(trainer: Mapping[str, Any], optim: Mapping[str, Any]) -> Iterator[
     yield "--lr-warmup-iters", warmup
 
 
-def _data(model: Mapping[str, Any], model_type: ModelType) -> Iterator[Option]:
+def _data(model: Node, model_type: ModelType) -> Iterator[Option]:
     data = model["data"]
     if data.get("data_impl") == "mock":
         if model_type != "gpt":
@@ -273,7 +265,7 @@ def _data(model: Mapping[str, Any], model_type: ModelType) -> Iterator[Option]:
         yield "--short-seq-prob", data.get("short_seq_prob")
 
 
-def _tokenizer(tokenizer: Mapping[str, Any], model_type: ModelType) -> Iterator[Option]:
+def _tokenizer(tokenizer: Node, model_type: ModelType) -> Iterator[Option]:
     library, kind = tokenizer.get("library"), tokenizer.get("type")
     if library == "megatron" and kind == _OF_GPT and model_type != "gpt":
         raise UserError(
@@ -303,9 +295,7 @@ def _tokenizer(tokenizer: Mapping[str, Any], model_type: ModelType) -> Iterator[
     yield "--vocab-extra-ids", tokenizer.get("num_sentinel_tokens")
 
 
-def _saving_and_logging(
-    trainer: Mapping[str, Any], exp_manager: Mapping[str, Any], model: Mapping[str, Any]
-) -> Iterator[Option]:
+def _saving_and_logging(trainer: Node, exp_manager: Node, model: Node) -> Iterator[Option]:
     checkpoint = exp_manager["checkpoint_callback_params"]
     interval = _whole(trainer, "val_check_interval")
     if exp_manager.get("create_checkpoint_callback", True):
@@ -326,7 +316,7 @@ def _saving_and_logging(
     yield flag("--exit-signal-handler", True)
 
 
-def _whole(trainer: Mapping[str, Any], key: str) -> int | None:
+def _whole(trainer: Node, key: str) -> int | None:
     """Return a number of steps; Lightning takes fractions too, of which only none is a number of steps."""
     value = trainer.get(key)
     if value is None or isinstance(value, int):

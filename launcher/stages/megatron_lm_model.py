@@ -13,6 +13,8 @@ from launcher.errors import UserError, shown
 
 # An option and its value: None leaves it out, and a tuple gives it several values, or none.
 Option = tuple[str, object]
+# A node of the configuration.
+Node = Mapping[str, Any]
 
 
 def same_names(*keys: str) -> dict[str, str]:
@@ -59,18 +61,14 @@ _FIXED = {
     "override_vocab_size": None,
 }
 
-_ACTIVATIONS = {
-    "gelu": None,
-    "swiglu": "--swiglu",
-    "fast-swiglu": "--swiglu",
-    "squared-relu": "--squared-relu",
-}
+_SWIGLU, _SQUARED_RELU = [("--swiglu", ())], [("--squared-relu", ())]
+_ACTIVATIONS = {"gelu": [], "swiglu": _SWIGLU, "fast-swiglu": _SWIGLU, "squared-relu": _SQUARED_RELU}
 
-_NORMS: dict[str, Option | None] = {
-    "layernorm": None,
-    "low_precision_layernorm": None,
-    "layernorm1p": ("--apply-layernorm-1p", ()),
-    "rmsnorm": ("--normalization", "RMSNorm"),
+_NORMS = {
+    "layernorm": [],
+    "low_precision_layernorm": [],
+    "layernorm1p": [("--apply-layernorm-1p", ())],
+    "rmsnorm": [("--normalization", "RMSNorm")],
 }
 
 _POSITIONS = {name: name for name in ("learned_absolute", "rope", "none")}
@@ -96,19 +94,19 @@ def flag(name: str, is_set: object) -> Option:
     return name, () if is_set else None
 
 
-def values(names: Mapping[str, str], node: Mapping[str, Any]) -> Iterator[Option]:
+def values(names: Mapping[str, str], node: Node) -> Iterator[Option]:
     """Yield options with the values of a node's keys."""
     for key, name in names.items():
         yield name, node.get(key)
 
 
-def flags(names: Mapping[str, str], node: Mapping[str, Any]) -> Iterator[Option]:
+def flags(names: Mapping[str, str], node: Node) -> Iterator[Option]:
     """Yield the flags whose keys are true in a node."""
     for key, name in names.items():
         yield flag(name, node.get(key))
 
 
-def stack_of(model: Mapping[str, Any], model_type: ModelType) -> Mapping[str, Any]:
+def stack_of(model: Node, model_type: ModelType) -> Node:
     """Return the node that describes the layers; a T5 has one for each stack, and they must agree.
 
     Megatron-LM builds both from the same options: raise UserError if they do not.
@@ -127,7 +125,7 @@ def stack_of(model: Mapping[str, Any], model_type: ModelType) -> Mapping[str, An
     return dict(encoder)
 
 
-def model_options(model: Mapping[str, Any], model_type: ModelType) -> Iterator[Option]:
+def model_options(model: Node, model_type: ModelType) -> Iterator[Option]:
     """Yield the options of the model's shape and batches, and how its layers are computed."""
     stack = stack_of(model, model_type)
     path = "training.model.encoder" if model_type == "t5" else "training.model"
@@ -147,17 +145,18 @@ def model_options(model: Mapping[str, Any], model_type: ModelType) -> Iterator[O
         yield "--recompute-modules", tuple(model.get("recompute_modules") or ()) or None
 
 
-def _check_fixed(node: Mapping[str, Any], path: str) -> None:
+def _check_fixed(node: Node, path: str) -> None:
     for key, only in _FIXED.items():
         if node.get(key) not in (only, None):
-            raise UserError(
-                f"{path}.{key}={shown(node[key])}: Megatron-LM has no option for that",
-                key=f"{path}.{key}",
-                hint=f"with engine=megatron_lm: {path}.{key}={'null' if only is None else only}",
-            )
+            hint = f"with engine=megatron_lm: {path}.{key}={'null' if only is None else only}"
+            raise _no_option(f"{path}.{key}", node[key], hint)
 
 
-def _shape(model: Mapping[str, Any], stack: Mapping[str, Any], model_type: ModelType) -> Iterator[Option]:
+def _no_option(key: str, value: object, hint: str) -> UserError:
+    return UserError(f"{key}={shown(value)}: Megatron-LM has no option for that", key=key, hint=hint)
+
+
+def _shape(model: Node, stack: Node, model_type: ModelType) -> Iterator[Option]:
     data, groups = model["data"], stack.get("num_query_groups")
     if model_type == "t5":
         yield "--encoder-num-layers", stack["num_layers"]
@@ -179,7 +178,7 @@ def _shape(model: Mapping[str, Any], stack: Mapping[str, Any], model_type: Model
     yield flag("--untie-embeddings-and-output-weights", not model.get(shared, True))
 
 
-def _batches(model: Mapping[str, Any]) -> Iterator[Option]:
+def _batches(model: Node) -> Iterator[Option]:
     rampup = model.get("rampup_batch_size")
     if rampup is not None:
         raise UserError(
@@ -191,18 +190,15 @@ def _batches(model: Mapping[str, Any]) -> Iterator[Option]:
     yield from values(same_names("micro_batch_size", "global_batch_size"), model)
 
 
-def _layers(stack: Mapping[str, Any], path: str) -> Iterator[Option]:
+def _layers(stack: Node, path: str) -> Iterator[Option]:
     yield from values(_VALUES, stack)
     norm = "layernorm1p" if stack.get("layernorm_zero_centered_gamma") else "layernorm"
-    normalization = _one_of(_NORMS, stack, path, "normalization", norm)
-    if normalization is not None:
-        yield normalization
+    yield from _one_of(_NORMS, stack, path, "normalization", norm)
     activation = _one_of(_ACTIVATIONS, stack, path, "activation", "gelu")
-    if activation is not None:
-        yield flag(activation, True)
-    fusion = "--no-bias-swiglu-fusion" if activation == "--swiglu" else "--no-bias-gelu-fusion"
+    yield from activation
+    fusion = "--no-bias-swiglu-fusion" if activation is _SWIGLU else "--no-bias-gelu-fusion"
     # There is no such kernel for a squared ReLU, and megatron-core refuses to look for one.
-    yield flag(fusion, stack.get("bias_activation_fusion") is False or activation == "--squared-relu")
+    yield flag(fusion, stack.get("bias_activation_fusion") is False or activation is _SQUARED_RELU)
     positions = _one_of(_POSITIONS, stack, path, "position_embedding_type", "learned_absolute")
     yield "--position-embedding-type", positions
     if positions == "rope":
@@ -214,7 +210,7 @@ def _layers(stack: Mapping[str, Any], path: str) -> Iterator[Option]:
         yield flag(name, stack.get(key) is False)
 
 
-def _implementation(model: Mapping[str, Any]) -> Iterator[Option]:
+def _implementation(model: Node) -> Iterator[Option]:
     yield "--transformer-impl", "transformer_engine" if model.get("transformer_engine") else "local"
     yield flag("--no-gradient-accumulation-fusion", model.get("gradient_accumulation_fusion") is False)
     yield from flags(same_names("use_cpu_initialization", "fp16_lm_cross_entropy"), model)
@@ -223,7 +219,7 @@ def _implementation(model: Mapping[str, Any]) -> Iterator[Option]:
         yield "--manual-gc-interval", model["gc_interval"]
 
 
-def _recomputation(stack: Mapping[str, Any]) -> Iterator[Option]:
+def _recomputation(stack: Node) -> Iterator[Option]:
     prefix = "activations_checkpoint"
     granularity, layers = stack.get(f"{prefix}_granularity"), stack.get(f"{prefix}_num_layers")
     if granularity is None or (granularity == "full" and layers == 0):
@@ -234,14 +230,10 @@ def _recomputation(stack: Mapping[str, Any]) -> Iterator[Option]:
         yield "--recompute-num-layers", layers
 
 
-def _one_of(known: Mapping[str, Any], stack: Mapping[str, Any], path: str, key: str, default: str) -> Any:
+def _one_of(known: Mapping[str, Any], stack: Node, path: str, key: str, default: str) -> Any:
     value = stack.get(key) or default
     if value not in known:
-        raise UserError(
-            f"{path}.{key}={shown(value)}: Megatron-LM has no option for that",
-            key=f"{path}.{key}",
-            hint=f"valid with engine=megatron_lm: {', '.join(known)}",
-        )
+        raise _no_option(f"{path}.{key}", value, f"valid with engine=megatron_lm: {', '.join(known)}")
     return known[value]
 
 
@@ -280,16 +272,12 @@ _KNOWN = {*_EXPERT_VALUES, *_EXPERT_FLAGS, "moe_layer_freq"}
 _LATENT_VALUES = same_names("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
 
 
-def _experts(model: Mapping[str, Any]) -> Iterator[Option]:
+def _experts(model: Node) -> Iterator[Option]:
     if not model.get("num_moe_experts"):
         return
     for key, value in model.items():
         if key.startswith("moe_") and key not in _KNOWN and value:
-            raise UserError(
-                f"training.model.{key}={shown(value)}: Megatron-LM has no option for that",
-                key=f"training.model.{key}",
-                hint="null, or engine=nemo",
-            )
+            raise _no_option(f"training.model.{key}", value, "null, or engine=nemo")
     yield from values(_EXPERT_VALUES, model)
     # Megatron-LM reads a list without spaces.
     frequency = model.get("moe_layer_freq")
@@ -298,7 +286,7 @@ def _experts(model: Mapping[str, Any]) -> Iterator[Option]:
     yield from values(same_names("expert_model_parallel_size", "expert_tensor_parallel_size"), model)
 
 
-def _latent_attention(model: Mapping[str, Any]) -> Iterator[Option]:
+def _latent_attention(model: Node) -> Iterator[Option]:
     """Yield the options of attention whose queries and keys have norms, or come out of narrow vectors.
 
     Its rotary positions are YaRN's there, which are the plain ones with the scaling factor of 1 that the
@@ -308,10 +296,7 @@ def _latent_attention(model: Mapping[str, Any]) -> Iterator[Option]:
     if not model.get("multi_latent_attention"):
         return
     if model.get("rope_type") != "rope":
-        raise UserError(
-            f"training.model.rope_type={shown(model.get('rope_type'))}: Megatron-LM has no option for that",
-            key="training.model.rope_type",
-            hint="training.model.rope_type=rope",
-        )
+        key = "training.model.rope_type"
+        raise _no_option(key, model.get("rope_type"), f"{key}=rope")
     yield flag("--multi-latent-attention", True)
     yield from values(_LATENT_VALUES, model)

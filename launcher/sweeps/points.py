@@ -265,10 +265,7 @@ class Grid:
 
 
 def read_grid(overrides: Sequence[str], config_dir: Path | None = None) -> Grid:
-    """Take a command line apart into what is swept and what is not.
-
-    Raise UserError if nothing is swept, or something that cannot be.
-    """
+    """Split a command line into what is swept and the rest; raise UserError if nothing is, or cannot be."""
     axes = {text: _axis(text, config_dir) for text in overrides}
     shared = tuple(text for text in overrides if axes[text] is None)
     grid = Grid(shared, tuple(axis for text in overrides if (axis := axes[text]) is not None))

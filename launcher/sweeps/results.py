@@ -36,17 +36,9 @@ class Result:
     @property
     def cells(self) -> list[str | None]:
         """The values of the columns that every sweep has."""
-        row, progress = self.status, self.status.progress
-        return [
-            row.status.state.value,
-            tables.steps(progress.step, progress.max_steps),
-            tables.loss(progress.validation_loss),
-            tables.loss(progress.loss),
-            tables.count(progress.tokens_per_second),
-            row.status.elapsed,
-            row.launch.job if row.launch else None,
-            row.status.full_reason,
-        ]
+        status = self.status.status
+        cells = {**self.status.cells(), "ELAPSED": status.elapsed, REASON: status.full_reason}
+        return [cells[name] for name in _MEASURED]
 
     def to_json(self) -> dict[str, Any]:
         return {"point": self.name, "values": self.values, **self.status.to_json()}

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from launcher.checks.findings import Finding
-from launcher.checks.runner import run_checks
+from launcher.checks.registry import run_checks
 from launcher.plan import Chain, Plan
 from launcher.slurm.cluster import (
     Association,

@@ -10,10 +10,10 @@ from launcher import file_systems as systems
 from launcher.checks.facts import Facts, PathFacts
 from launcher.checks.findings import Finding
 from launcher.checks.gathering.paths import path_facts
-from launcher.checks.runner import run_checks
+from launcher.checks.registry import run_checks
 from launcher.config.compose import BatchComposer
 from launcher.drafting import Draft
-from launcher.stages.planning import plan_launch
+from launcher.stages.planning import plan_launch, prepare_launch
 
 SLURM = ("training=gpt3/126m", "cluster=bcm")
 BARE = (*SLURM, "container=null")
@@ -35,7 +35,7 @@ TREE = BatchComposer(())
 def drafted(*overrides: str) -> Draft:
     composition = TREE.compose((f"launcher_scripts_path={Path.cwd()}", *overrides))
     plan = plan_launch(composition.config, number=1, tag="tag")
-    return Draft(composition, plan)
+    return Draft(composition, plan, composition.config, prepare_launch(composition.config).results_key)
 
 
 def facts(*overrides: str) -> PathFacts:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from launcher.checks.facts import Facts
 from launcher.checks.findings import Finding
 from launcher.checks.gate import check_drafts
-from launcher.drafting import Draft
+from launcher.drafting import Draft, Request, draft
 from launcher.plan import Job, Payload, Plan, Queue, Resources
 from launcher.runs.paths import LaunchPaths
 
@@ -145,6 +147,16 @@ def plan_of(
             config=config,
         ),
     )
+
+
+@cache
+def _drafted() -> Draft:
+    return draft(Request(overrides=["cluster=bcm"], command=[]))
+
+
+def draft_of(plan: Plan) -> Draft:
+    """A draft of a plan that nobody composed."""
+    return replace(_drafted(), plan=plan)
 
 
 def findings_of(draft: Draft, skipped: Sequence[str] = (), *, look: bool = True) -> list[Finding]:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from launcher.checks.facts import Facts
 from launcher.checks.findings import Finding, Severity
+from launcher.checks.registry import run_checks
 from launcher.checks.rules.layout import (
     context_problems,
     layer_problems,
@@ -25,7 +26,6 @@ from launcher.checks.rules.layout import (
 )
 from launcher.checks.rules.model import recompute_problems
 from launcher.checks.rules.training import rampup_problems_at
-from launcher.checks.runner import run_checks
 from launcher.cli.check import layout_numbers
 from launcher.estimates.parallelism import node_counts, read_parallel_config
 from launcher.estimates.values import Values

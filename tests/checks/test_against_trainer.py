@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from launcher.checks.facts import Facts
 from launcher.checks.findings import Severity
-from launcher.checks.runner import run_checks
+from launcher.checks.registry import run_checks
 from tests.checks.plans import GPT, T5, changed, plan_of
 from trainer.config.check import check_keys
 from trainer.config.layout import make_layout

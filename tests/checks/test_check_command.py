@@ -157,10 +157,10 @@ def blindfolded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("an estimate looks at nothing")
 
     for name in (
-        "gathering.cluster.cluster_facts",
+        "gathering.host.ask_cluster",
         "gathering.earlier._entries",
         "gathering.earlier._newest",
-        "gathering.host.host_facts",
+        "gathering.host._interpreter",
         "gathering.host.supervisor_python_problem",
         "gathering.paths._why_lost",
         "gathering.paths.local_paths",

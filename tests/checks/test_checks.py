@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from launcher.checks.findings import Finding
-from launcher.checks.registry import CHECKS
-from launcher.checks.runner import run_checks
+from launcher.checks.registry import CHECKS, run_checks
 from launcher.plan import Chain, Profile
 from tests.checks.cases import Case
 from tests.checks.job_cases import JOB_CASES

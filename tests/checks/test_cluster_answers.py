@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,13 +10,13 @@ import pytest
 
 from launcher.checks.findings import Severity
 from launcher.checks.gate import gather
-from launcher.checks.gathering.cluster import cluster_facts
+from launcher.checks.gathering.host import cluster_facts
 from launcher.drafting import Request, draft
 from launcher.plan import Plan
 from launcher.slurm import cluster
 from launcher.slurm.cluster import Association, ClusterFacts, Limits, Partition, Qos, Settings
 from launcher.slurm.questions import Reply, facts_of
-from tests.checks.plans import GPT, findings_of, plan_of
+from tests.checks.plans import GPT, draft_of, findings_of, plan_of
 
 PARTITIONS = """\
 PartitionName=gpu AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL AllocNodes=ALL Default=YES QoS=N/A \
@@ -106,11 +107,11 @@ def test_nodes_that_slurm_does_not_show_skip_their_checks(monkeypatch: pytest.Mo
     shown = {"partitions": Reply("PartitionName=gpu Default=YES TotalNodes=4\n"), "nodes": Reply("\n")}
     monkeypatch.setattr("launcher.slurm.questions.ask_at_once", lambda asked, conf: shown)
     plan = plan_of(GPT)
-    made = cluster_facts(plan)
+    made = cluster_facts(draft_of(plan))
     assert made is not None
     assert (made.nodes, made.missing["nodes"]) == (None, "Slurm does not show the nodes of the partition")
     unknown = replace(plan, job=replace(plan.job, queue=replace(plan.job.queue, partition="no")))
-    made = cluster_facts(unknown)
+    made = cluster_facts(draft_of(unknown))
     assert made is not None
     assert made.missing == {}
 
@@ -188,17 +189,17 @@ def test_without_accounting_it_is_known_that_there_are_no_accounts() -> None:
 
 def test_other_schedulers_are_no_cluster() -> None:
     for scheduler in ("local", "allocation"):
-        assert cluster_facts(replace(plan_of(GPT), scheduler=scheduler)) is None
+        assert cluster_facts(draft_of(replace(plan_of(GPT), scheduler=scheduler))) is None
 
 
 def test_the_points_of_a_sweep_ask_once(monkeypatch: pytest.MonkeyPatch) -> None:
     partitions = []
 
-    def ask(plan: Plan) -> ClusterFacts:
+    def ask(plan: Plan, parts: Iterable[str]) -> tuple[None, ClusterFacts]:
         partitions.append(plan.job.queue.partition)
-        return ClusterFacts()
+        return None, ClusterFacts()
 
-    monkeypatch.setattr("launcher.checks.gathering.cluster.cluster_facts", ask)
+    monkeypatch.setattr("launcher.checks.gathering.host.ask_cluster", ask)
     first, second, other = (
         draft(Request(overrides=["cluster=bcm", "container=null", *words], command=[]))
         for words in ([], ["training.model.seed=2"], ["cluster.partition=low"])

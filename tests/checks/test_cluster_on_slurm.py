@@ -13,14 +13,13 @@ import pytest
 
 from launcher.checks.findings import Finding, Severity
 from launcher.checks.gate import gather, refuse
-from launcher.checks.gathering.cluster import cluster_facts
-from launcher.checks.registry import CHECKS
-from launcher.checks.runner import run_checks
+from launcher.checks.gathering.host import cluster_facts
+from launcher.checks.registry import CHECKS, run_checks
 from launcher.drafting import Draft, Request, draft
 from launcher.errors import Mistakes
 from launcher.plan import Chain, Container, Plan, Queue
 from launcher.sandbox.lifecycle import Sandbox
-from tests.checks.plans import GPT, KNOWN, findings_of, plan_of
+from tests.checks.plans import GPT, KNOWN, draft_of, findings_of, plan_of
 from tests.sandbox.fixtures import booted, slurm_is_at_least
 
 pytestmark = pytest.mark.slurm
@@ -63,7 +62,7 @@ class Cluster:
     def found(self, *, tasks: int | None = None, **asked: Any) -> list[Finding]:
         """What the checks of the cluster find."""
         plan = self.plan(asked)
-        facts = replace(KNOWN, cluster=cluster_facts(plan), array_tasks=tasks)
+        facts = replace(KNOWN, cluster=cluster_facts(draft_of(plan)), array_tasks=tasks)
         return [one for one in run_checks(plan, facts) if one.id in OURS]
 
     def drafted(self, *overrides: str) -> Draft:

@@ -8,8 +8,8 @@ import pytest
 
 from arithmetic.layout import fits
 from launcher.checks.findings import Finding
+from launcher.checks.registry import run_checks
 from launcher.checks.rules.resources import count_problems
-from launcher.checks.runner import run_checks
 from launcher.estimates.parallelism import read_parallel_config
 from launcher.estimates.values import Values
 from launcher.plan import Plan

@@ -19,8 +19,8 @@ BARE = ["training=gpt3/tiny", "cluster=local"]
 
 
 def found(*overrides: str) -> list[Finding]:
-    plan = draft(Request(overrides=overrides, command=[])).plan
-    return list(machine_problems(plan, host_facts(plan)))
+    launch = draft(Request(overrides=overrides, command=[]))
+    return list(machine_problems(launch.plan, host_facts(launch)))
 
 
 def warnings(*overrides: str) -> list[str]:

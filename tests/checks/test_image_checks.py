@@ -11,8 +11,8 @@ import pytest
 from launcher.checks.facts import Facts, ImageFacts
 from launcher.checks.findings import Finding, Severity
 from launcher.checks.gathering.images import image_facts
+from launcher.checks.registry import run_checks
 from launcher.checks.rules.files import ENCODER_STAGES, TRAINER_CORE
-from launcher.checks.runner import run_checks
 from launcher.images.references import Reference, contents_of_reference
 from launcher.plan import Container, Mount, Payload
 from launcher.releases import Contents, contents_of, with_installed

@@ -23,8 +23,8 @@ from launcher.checks.layout_search import (
     with_half_gradients,
     with_nodes,
 )
+from launcher.checks.registry import run_checks
 from launcher.checks.remedies import would_fit
-from launcher.checks.runner import run_checks
 from launcher.drafting import Request, draft
 from launcher.estimates.memory import estimate_memory
 from launcher.estimates.parallelism import (

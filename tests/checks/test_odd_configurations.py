@@ -14,9 +14,9 @@ from launcher.checks import layout_search
 from launcher.checks.facts import PathFacts
 from launcher.checks.findings import Finding, Severity
 from launcher.checks.layout_search import LayoutSearch
+from launcher.checks.registry import run_checks
 from launcher.checks.remedies import would_fit
 from launcher.checks.rules.keys import KEYS
-from launcher.checks.runner import run_checks
 from launcher.estimates.cost import estimate_cost
 from launcher.estimates.memory import estimate_memory
 from launcher.estimates.parallelism import with_changes

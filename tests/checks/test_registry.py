@@ -13,8 +13,7 @@ import pytest
 from launcher.checks.facts import Facts
 from launcher.checks.findings import Severity
 from launcher.checks.gathering import GATHERERS
-from launcher.checks.registry import CHECKS, require_known
-from launcher.checks.runner import run_checks
+from launcher.checks.registry import CHECKS, require_known, run_checks
 from launcher.errors import UserError
 from launcher.estimates.values import divisors
 from tests.checks.plans import GPT, KNOWN, T5, changed, plan_of

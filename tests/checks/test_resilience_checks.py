@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from launcher.checks.findings import Severity
-from launcher.checks.runner import run_checks
+from launcher.checks.registry import run_checks
 from launcher.config.compose import compose
 from launcher.errors import Mistakes, UserError
 from launcher.plan import Chain, Plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launcher.checks.findings import Severity
-from launcher.checks.runner import run_checks
+from launcher.checks.registry import run_checks
 from launcher.cli.check import layout_numbers
 from launcher.config.compose import compose, list_options
 from launcher.stages.planning import plan_launch

@@ -10,7 +10,7 @@ import pytest
 from arithmetic.gpus import GPUS
 from launcher.checks.findings import Finding, Severity
 from launcher.checks.layout_search import LayoutSearch, overrides
-from launcher.checks.runner import run_checks
+from launcher.checks.registry import run_checks
 from launcher.config.compose import compose, list_options
 from launcher.plan import Plan
 from launcher.stages.planning import plan_launch

@@ -15,8 +15,8 @@ import pytest
 
 from launcher.cli.app import main
 from launcher.doctor import nodes
+from launcher.doctor.examination import credentials, image_named
 from launcher.doctor.facts import Credentials
-from launcher.doctor.gathering import credentials, image_named
 from launcher.doctor.tool_rules import image_line
 from launcher.sandbox.lifecycle import Sandbox
 

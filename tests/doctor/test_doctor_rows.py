@@ -13,9 +13,8 @@ import pytest
 
 from launcher.cli import doctor
 from launcher.cli.doctor import plain_lines
-from launcher.doctor.examination import Surroundings, apply_rules
+from launcher.doctor.examination import Surroundings, apply_rules, environment_here, environment_of
 from launcher.doctor.facts import machine_of
-from launcher.doctor.gathering import environment_here, environment_of
 from launcher.doctor.nodes import Answers, pyxis_words, read, srun_command, start
 from launcher.doctor.probe import MARK, answer_lines, gather
 from launcher.doctor.report import Line, Status, lacking, merged, missing, ok, unknown, warning

@@ -22,7 +22,7 @@ from launcher.drafting import Request, drafts
 from launcher.errors import Mistakes, UserError
 from launcher.launching import launch_stages
 from launcher.plan import Job
-from launcher.runs.trained import training_of
+from launcher.runs.trained import newest_training
 from launcher.stages.planning import by_stage, plan_launch
 from tests.launching.fake_slurm import FakeSlurm, install, overrides
 
@@ -218,7 +218,7 @@ def test_checkpoints_are_found_in_a_run_that_was_moved(trained: Path) -> None:
     config["exp_manager"]["checkpoint_callback_params"] = {"dirpath": str(trained / "checkpoints")}
     path.write_text(yaml.safe_dump(config))
     moved = trained.rename(trained.with_name("moved"))
-    training = training_of(moved)
+    training = newest_training(moved)
     assert training is not None and training.checkpoints == moved / "checkpoints"
 
 

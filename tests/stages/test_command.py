@@ -152,7 +152,8 @@ def test_writable_directory_is_named_by_its_key(tmp_path: Path) -> None:
 
 def found(*overrides: str) -> list[tuple[str, bool]]:
     composition = compose(["stages=[command]", "cluster=local", "container=null", *overrides])
-    facts = path_facts(Draft(composition, plan_launch(composition.config, number=1, tag="tag")))
+    plan = plan_launch(composition.config, number=1, tag="tag")
+    facts = path_facts(Draft(composition, plan, composition.config, "base_results_dir"))
     return [(lost.why, lost.certain) for lost in facts.script or ()]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -11,11 +10,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from launcher.checks.facts import MissingPath, SavedShards
-from launcher.checks.gathering.path_resolver import Fault, PathResolver, is_there, opened
+from launcher.checks.gathering.path_resolver import Fault, PathResolver, is_there
 from launcher.errors import did_you_mean, nearest, nearest_files
 from launcher.estimates.values import Values, full
 from supervisor.checkpoints import MARKER, TRACKER
-from supervisor.files import read_text
+from supervisor.files import read_json, read_text
 
 _NAMED = "resume.checkpoint"
 _INITIAL = "restore_from_path"
@@ -57,8 +56,8 @@ class Marked(NamedTuple):
 
 def checkpoint_directory(resolver: PathResolver) -> Path | None:
     """Return where a training saves, as this machine has it; None if that is in the container's image."""
-    given = resolver.plan.job.chain.checkpoints
-    return resolver.host(given) if given is not None else resolver.plan.paths.checkpoints
+    value = resolver.plan.job.chain.checkpoints
+    return resolver.host(value) if value is not None else resolver.plan.paths.checkpoints
 
 
 def marked_checkpoints(directory: Path | None) -> list[Marked]:
@@ -68,18 +67,18 @@ def marked_checkpoints(directory: Path | None) -> list[Marked]:
     except OSError:
         return []
     visible = (path for path in paths if not path.name.startswith(".") and not path.is_symlink())
-    found = [Marked(path, content) for path in visible if (content := _marker(path)) is not None]
-    complete = [checkpoint for checkpoint in found if _damage(checkpoint) is None]
+    checkpoints = [Marked(path, content) for path in visible if (content := _marker(path)) is not None]
+    complete = [checkpoint for checkpoint in checkpoints if _damage(checkpoint) is None]
     return sorted(complete, key=lambda checkpoint: (checkpoint.whole("serial"), checkpoint.whole("step")))
 
 
 def chosen_checkpoint(resolver: PathResolver) -> Marked | None:
     """Return the checkpoint that our trainer would resume from: the newest, or the named one until it was."""
     values, directory = Values(resolver.plan.job.config or {}), checkpoint_directory(resolver)
-    newest, given = next(reversed(marked_checkpoints(directory)), None), values.raw(_NAMED)
-    if not isinstance(given, str) or (newest is not None and _was_made(values, newest)):
+    newest, value = next(reversed(marked_checkpoints(directory)), None), values.raw(_NAMED)
+    if not isinstance(value, str) or (newest is not None and _was_made(values, newest)):
         return newest
-    path = resolver.host(given) if "/" in given else directory / given if directory is not None else None
+    path = resolver.host(value) if "/" in value else directory / value if directory is not None else None
     content = _marker(path) if path is not None else None
     return Marked(path, content) if path is not None and content is not None else None
 
@@ -112,8 +111,8 @@ def missing_checkpoint(resolver: PathResolver) -> tuple[MissingPath, ...] | None
 
 def _named(resolver: PathResolver, values: Values) -> list[MissingPath]:
     """Look for our trainer's `resume.checkpoint`: a name in the run's directory of checkpoints, or a path."""
-    given, directory = values.raw(_NAMED), checkpoint_directory(resolver)
-    if not isinstance(given, str):
+    value, directory = values.raw(_NAMED), checkpoint_directory(resolver)
+    if not isinstance(value, str):
         return []
     known = marked_checkpoints(directory)[::-1]
 
@@ -123,16 +122,16 @@ def _named(resolver: PathResolver, values: Values) -> list[MissingPath]:
         why, names = _why_lost(path), [checkpoint.path.name for checkpoint in known]
         return (why, _near(path, names, directory)) if why is not None else None
 
-    path: Path | MissingPath | None = directory / given if directory is not None else None
-    if "/" in given:
-        path = resolver.input(_NAMED, given, f"training.{_NAMED}=")
-    return resolver.look(_NAMED, given, path, fault)
+    path: Path | MissingPath | None = directory / value if directory is not None else None
+    if "/" in value:
+        path = resolver.input(_NAMED, value, f"training.{_NAMED}=")
+    return resolver.look(_NAMED, value, path, fault)
 
 
 def _initial(resolver: PathResolver, values: Values) -> list[MissingPath]:
     """Look for the weights that a run of our trainer starts from, unless it has a checkpoint of its own."""
-    given = values.raw(_INITIAL)
-    if not isinstance(given, str) or marked_checkpoints(checkpoint_directory(resolver)):
+    value = values.raw(_INITIAL)
+    if not isinstance(value, str) or marked_checkpoints(checkpoint_directory(resolver)):
         return []
 
     def fault(path: Path) -> Fault | None:
@@ -146,7 +145,7 @@ def _initial(resolver: PathResolver, values: Values) -> list[MissingPath]:
             return why, f"slipway convert {path} --to slipway makes a checkpoint of a Hugging Face model"
         return why, nearest_files(path)
 
-    return resolver.look(_INITIAL, given, resolver.input(_INITIAL, given, f"training.{_INITIAL}="), fault)
+    return resolver.look(_INITIAL, value, resolver.input(_INITIAL, value, f"training.{_INITIAL}="), fault)
 
 
 def _other_model(marker: Mapping[str, Any], values: Values) -> str | None:
@@ -165,8 +164,8 @@ def _other_model(marker: Mapping[str, Any], values: Values) -> str | None:
 def _was_made(values: Values, checkpoint: Marked) -> bool:
     """Return True if a checkpoint comes after this way to resume."""
     recorded, resume = checkpoint.content.get("resume"), values.node("resume") or {}
-    given = {name: value for name, value in resume.items() if name in _RESUME}
-    return isinstance(recorded, dict) and {**_RESUME, **given} == {**_RESUME, **recorded}
+    settings = {name: value for name, value in resume.items() if name in _RESUME}
+    return isinstance(recorded, dict) and {**_RESUME, **settings} == {**_RESUME, **recorded}
 
 
 def _near(path: Path, names: list[str], directory: Path | None) -> str:
@@ -191,9 +190,9 @@ def _why_lost(path: Path) -> str | None:
 
 def _of_nemo(resolver: PathResolver, values: Values) -> Iterator[MissingPath]:
     for key in _OF_NEMO:
-        given = values.raw(key)
-        if isinstance(given, str) and given.strip() and "://" not in given:
-            yield from resolver.look(key, given, resolver.input(key, given), _fault_of_nemo)
+        value = values.raw(key)
+        if isinstance(value, str) and value.strip() and "://" not in value:
+            yield from resolver.look(key, value, resolver.input(key, value), _fault_of_nemo)
 
 
 def _fault_of_nemo(path: Path) -> Fault | None:
@@ -253,20 +252,18 @@ def has_entries(directory: Path) -> bool:
 
 
 def _marker(checkpoint: Path) -> dict[str, Any] | None:
-    try:
-        with opened(checkpoint / MARKER) as stream:
-            content = json.loads(stream.read(_LARGEST_MARKER))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return content if isinstance(content, dict) and isinstance(content.get("step"), int) else None
+    with suppress(OSError, ValueError):
+        content = read_json(checkpoint / MARKER, _LARGEST_MARKER)
+        return content if isinstance(content.get("step"), int) else None
+    return None
 
 
-def _damage(found: Marked) -> str | None:
+def _damage(checkpoint: Marked) -> str | None:
     """Return what is wrong with the files that a marker lists by name and size."""
-    files = found.content.get("files")
+    files = checkpoint.content.get("files")
     for name, size in files.items() if isinstance(files, dict) else ():
         try:
-            there = (found.path / name).stat().st_size
+            there = (checkpoint.path / name).stat().st_size
         except (OSError, ValueError):
             return f"{name} is missing"
         if isinstance(size, int) and there != size:
@@ -321,14 +318,14 @@ def _names(directory: Path) -> Iterator[str]:
 
 def _taken_output(resolver: PathResolver, node: Mapping[str, Any], step: int | None) -> Iterator[MissingPath]:
     """Yield an output that exists and is none of this conversion: it is not overwritten."""
-    given = str(node["output"])
-    if node["every"] or ("{step}" in given and step is None):
+    value = str(node["output"])
+    if node["every"] or ("{step}" in value and step is None):
         return
-    output = resolver.host(given.replace("{step}", str(step)))
+    output = resolver.host(value.replace("{step}", str(step)))
     if output is None or not output.is_dir() or not any(output.iterdir()):
         return
     try:
-        made_of = json.loads(read_text(output / _RECORD))["made_of"]
+        made_of = read_json(output / _RECORD)["made_of"]
         differences = [f"{key}={made_of[key]}" for key in ("to", "dtype") if made_of[key] != node[key]]
     except (OSError, ValueError, KeyError, TypeError):
         differences = [f"it has no {_RECORD}"]

@@ -32,15 +32,15 @@ def data_sets(resolver: PathResolver) -> list[tuple[str, str]]:
     values = Values(resolver.plan.job.config or {})
     if values.raw("model.data.data_impl") != "mmap":
         return []
-    given = values.raw(_PREFIX)
-    named = {_PREFIX: given}
-    if isinstance(given, Mapping):
-        named = {f"{_PREFIX}.{split}": value for split, value in given.items()}
+    prefixes = values.raw(_PREFIX)
+    named = {_PREFIX: prefixes}
+    if isinstance(prefixes, Mapping):
+        named = {f"{_PREFIX}.{split}": value for split, value in prefixes.items()}
     return list(dict.fromkeys((key, prefix) for key, value in named.items() for prefix in _prefixes(value)))
 
 
-def _prefixes(given: Any) -> Iterator[str]:
-    for item in [given] if isinstance(given, str) else given if isinstance(given, list) else ():
+def _prefixes(value: Any) -> Iterator[str]:
+    for item in [value] if isinstance(value, str) else value if isinstance(value, list) else ():
         # Buckets are not looked into.
         if isinstance(item, str) and item.strip() and weight_of(item) is None and "://" not in item:
             yield item
@@ -53,8 +53,8 @@ def missing_data(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
     return tuple(lack for lack in lacks if lack is not None) if named else None
 
 
-def _missing_set(resolver: PathResolver, key: str, given: str) -> MissingPath | None:
-    prefix = resolver.input(key, given)
+def _missing_set(resolver: PathResolver, key: str, value: str) -> MissingPath | None:
+    prefix = resolver.input(key, value)
     if not isinstance(prefix, Path):
         return prefix
     files = {suffix: prefix.with_name(f"{prefix.name}{suffix}") for suffix in _SUFFIXES}
@@ -70,19 +70,15 @@ def _missing_set(resolver: PathResolver, key: str, given: str) -> MissingPath | 
     if wrong:
         reasons = {reason: [name for name in wrong if wrong[name] == reason] for reason in wrong.values()}
         why = "; ".join(f"its {' and '.join(names)}: {reason}" for reason, names in reasons.items())
-        return resolver.missing(key, given, why, _instead(prefix), certain=certain)
+        fix = f"{nearest_files(files['.idx'], '.idx')}\n{_MAKE}"
+        if prefix.suffix in _SUFFIXES:
+            fix = "without the suffix: a prefix names both files"
+        return resolver.missing(key, value, why, fix, certain=certain)
     try:
         fault = why_no_data_set(files[".idx"], sizes[".bin"])
     except OSError as error:
         fault = f"its .idx: {why_unreadable(error)}"
-    return resolver.missing(key, given, fault, _MAKE, certain=certain) if fault is not None else None
-
-
-def _instead(prefix: Path) -> str:
-    if prefix.suffix in _SUFFIXES:
-        return "without the suffix: a prefix names both files"
-    near = nearest_files(prefix.with_name(f"{prefix.name}.idx"), ".idx")
-    return f"{near}\n{_MAKE}"
+    return resolver.missing(key, value, fault, _MAKE, certain=certain) if fault is not None else None
 
 
 def why_no_data_set(idx: Path, bin_size: int) -> str | None:
@@ -152,23 +148,23 @@ def _wanted(resolver: PathResolver) -> Iterator[dict[str, str]]:
 
     `name` is the path in the job, `path` that on this machine.
     """
-    for key, given in data_sets(resolver):
-        prefix, path = Path(given.strip()), resolver.input(key, given.strip())
+    for key, value in data_sets(resolver):
+        prefix, path = Path(value.strip()), resolver.input(key, value.strip())
         for suffix in _SUFFIXES if isinstance(path, Path) else ():
             yield {"kind": "data", "key": _PREFIX, "name": f"{prefix}{suffix}", "path": f"{path}{suffix}"}
-    for key, given in tokenizer_files(resolver):
-        path = resolver.input(key, given)
+    for key, value in tokenizer_files(resolver):
+        path = resolver.input(key, value)
         if isinstance(path, Path):
-            yield {"kind": "tokenizer", "key": key, "name": str(Path(given)), "path": str(path)}
+            yield {"kind": "tokenizer", "key": key, "name": str(Path(value)), "path": str(path)}
 
 
 def _state(path: str) -> tuple[int, ...] | None:
     """Return what shows that a file was not written to meanwhile."""
     try:
-        found = Path(path).stat()
+        status = Path(path).stat()
     except (OSError, ValueError):
         return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 # --- the files of a tokenizer
@@ -191,7 +187,7 @@ def missing_tokenizer(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
     # For mock data our trainer takes known sizes instead of files.
     if job.config is None or (job.engine == "megatron" and values.raw("model.data.data_impl") == "mock"):
         return None
-    lacks = [lack for key, given in tokenizer_files(resolver) for lack in _missing_file(resolver, key, given)]
+    lacks = [lack for key, value in tokenizer_files(resolver) for lack in _missing_file(resolver, key, value)]
     if job.engine != "nemo":  # which downloads those that are not named
         lacks += [_not_set(key, values) for key in _needed(values) if values.raw(key) is None]
     return tuple(lacks)
@@ -201,9 +197,9 @@ def tokenizer_files(resolver: PathResolver) -> Iterator[tuple[str, str]]:
     """Yield keys and paths of the tokenizer's files, or of its directory."""
     config = resolver.plan.job.config
     for key in _needed(Values(config)) if config is not None else ():
-        given = Values(config or {}).raw(key)
-        if isinstance(given, str) and given and "://" not in given:
-            yield key, given
+        value = Values(config or {}).raw(key)
+        if isinstance(value, str) and value and "://" not in value:
+            yield key, value
 
 
 def _needed(values: Values) -> tuple[str, ...]:
@@ -230,7 +226,7 @@ def _not_set(key: str, values: Values) -> MissingPath:
     return MissingPath(key, "null", "it is not set", True, way_out)
 
 
-def _missing_file(resolver: PathResolver, key: str, given: str) -> list[MissingPath]:
+def _missing_file(resolver: PathResolver, key: str, value: str) -> list[MissingPath]:
     def fault(path: Path) -> Fault | None:
         why = _why_no_tokenizer(path, key)
         if why is None:
@@ -238,7 +234,7 @@ def _missing_file(resolver: PathResolver, key: str, given: str) -> list[MissingP
         ways_out = {"vocab.json": WAYS_TO_A_VOCABULARY, "merges.txt": _MERGES, "tokenizer.model": _PIECES}
         return why, "\n".join(filter(None, (nearest_files(path, path.suffix), ways_out.get(path.name))))
 
-    return resolver.look(key, given, resolver.input(key, given, f"training.{key}="), fault)
+    return resolver.look(key, value, resolver.input(key, value, f"training.{key}="), fault)
 
 
 def _why_no_tokenizer(path: Path, key: str) -> str | None:

@@ -79,10 +79,10 @@ def earlier_training(draft: Draft) -> EarlierTraining | None:
 
 def differences_on_record(draft: Draft) -> dict[str, Any] | None:
     """Return how a launch differs from the one before, for its manifest; None if it is the same training."""
-    found = _newest(draft)
-    if found is None or draft.plan.job.config is None:
+    newest = _newest(draft)
+    if newest is None or draft.plan.job.config is None:
         return None
-    paths, manifest = found
+    paths, manifest = newest
     changes = _changes(PathResolver(draft), paths, manifest)
     if not changes:
         return None
@@ -185,9 +185,9 @@ def _contents(files: Sequence[Mapping[str, Any]]) -> list[tuple[Any, Any]]:
     return [(file.get("size"), file.get("checksum")) for file in files if file.get("kind") == "data"]
 
 
-def _weights(given: Any) -> list[float | None]:
+def _weights(value: Any) -> list[float | None]:
     """Return a list of data sets without their names."""
-    return [weight_of(item) for item in given] if isinstance(given, list) else []
+    return [weight_of(item) for item in value] if isinstance(value, list) else []
 
 
 def _flat(node: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

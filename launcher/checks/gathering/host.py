@@ -1,4 +1,4 @@
-"""The machine that launches: interpreter of the tasks, allocation of the shell, verdict of our trainer.
+"""The machine that launches, and what it is told there: by our trainer, and by the cluster that it knows.
 
 The trainer is asked in a process of its own, as the launcher imports nothing of it: a job that it would
 refuse need not wait for it.
@@ -13,16 +13,25 @@ import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import compress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from launcher.checks.facts import HostFacts, Interpreter
 from launcher.checks.gathering import GATHERERS, Gatherer, gathers
 from launcher.checks.gathering.path_resolver import is_sandbox_of
+from launcher.checks.rules.cluster import ClusterRequest
 from launcher.drafting import Draft
 from launcher.errors import file_mode, nearest_files
 from launcher.plan import Job, Plan
+from launcher.runs.provenance import user
+from launcher.slurm.cluster import ClusterFacts
 from supervisor.settings import OLDEST_PYTHON
+
+if TYPE_CHECKING:
+    from launcher.slurm.questions import Reply
 
 # The libraries that each stage cannot do without: of the extra `train`, and of `data`.
 _LIBRARIES = {
@@ -45,16 +54,6 @@ SUPERVISOR_PYTHONS = ("/usr/bin/python3", "/usr/libexec/platform-python", "pytho
 _ASK_VERSION = "import sys; print('%d.%d.%d' % sys.version_info[:3])"
 
 
-def host_facts(plan: Plan) -> HostFacts:
-    """Return what a launch needs of this machine."""
-    nodes = os.environ.get("SLURM_JOB_NUM_NODES", "")
-    return HostFacts(
-        in_allocation=bool(os.environ.get("SLURM_JOB_ID")),
-        allocation_nodes=int(nodes) if nodes.isdecimal() else None,
-        interpreter=_interpreter(plan),
-    )
-
-
 def _question(draft: Draft) -> object:
     job = draft.plan.job
     libraries = _libraries(job) if job.stage in _LIBRARIES else ()
@@ -64,8 +63,14 @@ def _question(draft: Draft) -> object:
 
 
 @gathers("host", same=_question)
-def _host(draft: Draft) -> HostFacts:
-    return host_facts(draft.plan)
+def host_facts(draft: Draft) -> HostFacts:
+    """Return what a launch needs of this machine."""
+    nodes = os.environ.get("SLURM_JOB_NUM_NODES", "")
+    return HostFacts(
+        in_allocation=bool(os.environ.get("SLURM_JOB_ID")),
+        allocation_nodes=int(nodes) if nodes.isdecimal() else None,
+        interpreter=_interpreter(draft.plan),
+    )
 
 
 @gathers("lacks_gpus")
@@ -86,10 +91,9 @@ def _interpreter(plan: Plan) -> Interpreter | None:
         return None
     name = job.payload.argv[0]
     is_own = name == sys.executable
-    found = shutil.which(name)
-    if found is not None:
-        missing = _missing_libraries(found, _libraries(job), job.environment)
-        return Interpreter(name, is_own, found, missing=missing)
+    if (program := shutil.which(name)) is not None:
+        missing = _missing_libraries(program, _libraries(job), job.environment)
+        return Interpreter(name, is_own, program, missing=missing)
     path = Path(name)
     if not path.is_absolute() or not stat.S_ISDIR(file_mode(path.parent)):
         return Interpreter(name, is_own)  # the nodes may have it
@@ -138,7 +142,7 @@ def _supervisor_python(_: Draft) -> str:
 
 def supervisor_python_problem(names: Sequence[str] = SUPERVISOR_PYTHONS) -> str:
     """Return why this machine's Python cannot run a job's supervisor; an empty string if it can."""
-    path = next((found for found in map(shutil.which, names) if found), None)
+    path = next(filter(None, map(shutil.which, names)), None)
     if path is None:
         return f"this machine has no {', '.join(names[:-1])}, and no {names[-1]} on PATH"
     if re.fullmatch(r"python3\.([7-9]|[1-9]\d)", Path(path).resolve().name):
@@ -170,8 +174,8 @@ def trainer_verdicts(plans: Sequence[Plan]) -> list[str | None]:
 
     A message is empty if the trainer is content or does not train the plan, None if it cannot be asked.
     """
-    asked = [plan.job.engine == "megatron" and plan.job.config is not None for plan in plans]
-    questions = [_trainer_question(plan) for plan, is_asked in zip(plans, asked, strict=True) if is_asked]
+    trained = [plan.job.engine == "megatron" and plan.job.config is not None for plan in plans]
+    questions = [_trainer_question(plan) for plan in compress(plans, trained)]
     seconds = _VERDICT_SECONDS + _VERDICT_SECONDS_EACH * len(questions)
     answers: list[str | None] = []
     try:
@@ -180,7 +184,7 @@ def trainer_verdicts(plans: Sequence[Plan]) -> list[str | None]:
     except (OSError, ValueError, TypeError, KeyError, subprocess.SubprocessError):
         answers = []
     message = iter(answers if len(answers) == len(questions) else [None] * len(questions))
-    return [next(message) if is_asked else "" for is_asked in asked]
+    return [next(message) if is_trained else "" for is_trained in trained]
 
 
 def _verdicts(drafts: Sequence[Draft]) -> list[str | None]:
@@ -209,3 +213,38 @@ def _trainer_question(plan: Plan) -> str:
     nodes = sorted({resources.nodes, resources.max_nodes or resources.nodes})
     worlds = [each * resources.tasks_per_node for each in nodes]
     return json.dumps({"config": plan.job.config, "worlds": worlds})
+
+
+# --- the cluster
+
+
+def ask_cluster(plan: Plan, parts: Iterable[str]) -> tuple[Mapping[str, Reply], ClusterFacts]:
+    """Ask the cluster about parts of it; return the answers, and what they say."""
+    # Imported late: a dry run does not look, and need not know how to run a cluster's commands.
+    from launcher.slurm.questions import ask_at_once, facts_of, questions
+
+    known = questions(plan.job.queue.partition, user())
+    replies = ask_at_once({part: known[part] for part in parts}, plan.slurm_conf)
+    return replies, facts_of(replies, of_default=plan.job.queue.partition is None)
+
+
+def _cluster_question(draft: Draft) -> object:
+    plan = draft.plan
+    return plan.scheduler, plan.slurm_conf, plan.job.queue.partition, plan.job.container is None
+
+
+@gathers("cluster", same=_cluster_question)
+def cluster_facts(draft: Draft) -> ClusterFacts | None:
+    """Ask the cluster what it has and what it allows; ``None`` where the job does not go to a Slurm."""
+    plan = draft.plan
+    if plan.scheduler != "slurm":
+        return None
+    parts = ["settings", "partitions", "nodes", "associations", "qos"]
+    _, cluster = ask_cluster(plan, parts if plan.job.container is None else [*parts, "pyxis"])
+    # Where Slurm hides the nodes (``PrivateData=nodes``), none shown is not none there.
+    mine = ClusterRequest(plan, cluster).partitions
+    is_hidden = [each.total_nodes > 0 and not (cluster.nodes or {}).get(each.name) for each in mine]
+    if cluster.nodes is None or not mine or not all(is_hidden):
+        return cluster
+    missing = {**cluster.missing, "nodes": "Slurm does not show the nodes of the partition"}
+    return replace(cluster, nodes=None, gpu_types=None, missing=missing)

@@ -35,9 +35,9 @@ class PathResolver:
             or is_sandbox_of(draft.plan.slurm_conf or os.environ.get("SLURM_CONF"))
         )
 
-    def host(self, given: str) -> Path | None:
+    def host(self, value: str) -> Path | None:
         """Return a path of the job as this machine has it; None if it lies in the container's image."""
-        path, container = Path(given), self.plan.job.container
+        path, container = Path(value), self.plan.job.container
         if container is None or not self.in_container:
             return path
         inside = [mount for mount in container.mounts if path.is_relative_to(mount.target)]
@@ -49,29 +49,29 @@ class PathResolver:
             return None
         return Path(closest.source) / path.relative_to(closest.target)
 
-    def input(self, key: str, given: str, prefix: str = "by its whole path: ") -> Path | MissingPath | None:
+    def input(self, key: str, value: str, prefix: str = "by its whole path: ") -> Path | MissingPath | None:
         """Return where to look for something that the job reads.
 
         A lack where nothing can be there; ``None`` if a stage before this one is going to write it. `prefix`
         stands before what to write in place of a relative path.
         """
-        if not Path(given).is_absolute():
+        if not Path(value).is_absolute():
             why = "a whole path is needed: the job starts elsewhere"
-            return MissingPath(key, given, why, True, f"{prefix}{Path(given).absolute()}")
-        path = self.host(given)
+            return MissingPath(key, value, why, True, f"{prefix}{Path(value).absolute()}")
+        path = self.host(value)
         if path is None:
             why = "no mount of the container has it, so that it must be in the image"
-            return MissingPath(key, given, why, False, f"container_mounts=[{Path(given).parent}]")
+            return MissingPath(key, value, why, False, f"container_mounts=[{Path(value).parent}]")
         return None if self.comes_later(path) else path
 
     def look(
-        self, key: str, given: str, path: Path | MissingPath | None, fault: Callable[[Path], Fault | None]
+        self, key: str, value: str, path: Path | MissingPath | None, fault: Callable[[Path], Fault | None]
     ) -> list[MissingPath]:
         """Return what is wrong with an `input`: a lack, or the fault that a path has."""
         if not isinstance(path, Path):
             return [path] if path is not None else []
         problem = fault(path)
-        return [self.missing(key, given, *problem, at=path)] if problem is not None else []
+        return [self.missing(key, value, *problem, at=path)] if problem is not None else []
 
     def makes(self, directory: Path) -> bool:
         """Return True if the launch makes a directory, or one below it, before the job begins."""
@@ -96,7 +96,7 @@ class PathResolver:
     def missing(
         self,
         key: str,
-        given: str,
+        value: str,
         why: str,
         fix: str | None = None,
         *,
@@ -115,7 +115,7 @@ class PathResolver:
             why, certain = f"{why} yet; the job waits for {dependency}", False
         elif not certain:
             why = f"{why} on this machine; every node must have it"
-        return MissingPath(key, given, why, certain, fix or None)
+        return MissingPath(key, value, why, certain, fix or None)
 
 
 def is_there(path: Path) -> bool:
@@ -148,7 +148,6 @@ def opened(path: Path) -> BinaryIO:
 
 
 def why_unreadable(error: OSError) -> str:
-    """Return the reason of a failed read."""
     if isinstance(error, (FileNotFoundError, NotADirectoryError)):
         return "there is no such file"
     if isinstance(error, IsADirectoryError):

@@ -63,9 +63,9 @@ def path_facts(draft: Draft) -> PathFacts:
 def _checkpoints(resolver: PathResolver) -> Path:
     """Return the directory of a training's checkpoints, or that of a conversion's outputs."""
     job = resolver.plan.job
-    given = job.chain.checkpoints if job.stage != "conversion" else str(next(iter(job.directories)))
-    found = resolver.host(given) if given is not None else None
-    return found if found is not None else resolver.plan.paths.checkpoints
+    value = job.chain.checkpoints if job.stage != "conversion" else str(next(iter(job.directories)))
+    directory = resolver.host(value) if value is not None else None
+    return directory if directory is not None else resolver.plan.paths.checkpoints
 
 
 def _entries(directory: Path) -> int | None:
@@ -122,9 +122,9 @@ def missing_mounts(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
 def _named(resolver: PathResolver, path: Path) -> tuple[str, str | None]:
     """Return the key that a mount comes from, and a remedy."""
     config = resolver.draft.composition.config
-    for key, given in (("data_dir", config.data_dir), ("base_results_dir", config.base_results_dir)):
-        if path == Path(given):
-            return key, f"mkdir -p {shlex.quote(given)}, or {key}=..."
+    for key, value in (("data_dir", config.data_dir), ("base_results_dir", config.base_results_dir)):
+        if path == Path(value):
+            return key, f"mkdir -p {shlex.quote(value)}, or {key}=..."
     preparation = config.data_preparation
     if preparation is not None and path in map(directory_of, local_inputs(preparation)):
         return "data_preparation.inputs", nearest_files(path)
@@ -280,24 +280,24 @@ def results_value(draft: Draft) -> str:
 
 
 def _local(paths: Iterable[tuple[str, str, Path]]) -> Iterator[LocalPath]:
-    for key, given, path in paths:
+    for key, value, path in paths:
         mount = local_mount(path)
         if mount is not None:
-            yield LocalPath(key, given, mount.kind, str(mount.point))
+            yield LocalPath(key, value, mount.kind, str(mount.point))
 
 
 def _inputs(resolver: PathResolver) -> Iterator[tuple[str, str, Path]]:
     """Yield what the job reads, as far as this machine has it: other checks report what is missing."""
     job = resolver.plan.job
-    found: list[tuple[str, str, Path | None]] = []
+    inputs: list[tuple[str, str, Path | None]] = []
     if job.container is not None and resolver.in_container:
-        found.append(("container", job.container.image, Path(job.container.image)))
+        inputs.append(("container", job.container.image, Path(job.container.image)))
     elif not job.payload.argv[0].startswith(_INSTALLED):
-        found.append(("cluster.python", job.payload.argv[0], Path(job.payload.argv[0])))
+        inputs.append(("cluster.python", job.payload.argv[0], Path(job.payload.argv[0])))
     for key, prefix in data_sets(resolver):
         path = resolver.host(prefix)
-        found.append((key, prefix, path.with_name(f"{path.name}.bin") if path is not None else None))
-    found += [(key, given, resolver.host(given)) for key, given in tokenizer_files(resolver)]
-    for key, given, path in found:
+        inputs.append((key, prefix, path.with_name(f"{path.name}.bin") if path is not None else None))
+    inputs += [(key, value, resolver.host(value)) for key, value in tokenizer_files(resolver)]
+    for key, value, path in inputs:
         if path is not None and path.is_absolute() and os.access(path, os.F_OK):
-            yield key, given, path
+            yield key, value, path

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from launcher.checks.findings import Finding, error, warning
 from launcher.checks.rules.cluster import ACCOUNT, PARTITION, QOS, ClusterRequest, cluster_check
-from launcher.checks.rules.cluster_nodes import wanted_of
 from launcher.checks.rules.runs import limit_key
 from launcher.errors import did_you_mean
 from launcher.estimates.values import count
@@ -27,38 +27,36 @@ _WITH_ACCOUNTS_BELOW = (23, 2)
     *("settings", "associations", "partitions"),
 )
 def account_problems(request: ClusterRequest) -> Iterator[Finding]:
-    """Find an account that the user does not have, or that its partition does not take."""
     settings, mine = request.cluster.settings, request.cluster.associations or ()
-    given, names = request.queue.account, sorted({association.account for association in mine})
+    value, names = request.queue.account, sorted({association.account for association in mine})
     if settings is None or not settings.has_accounting:
         return
-    are_enforced, found = bool(settings.enforced & _ASSOCIATIONS), request.associations
+    are_enforced, associations = bool(settings.enforced & _ASSOCIATIONS), request.associations
     yours = ", ".join(names)
-    if given is not None and given.lower() not in names:
+    if value is not None and value.lower() not in names:
         # What nobody enforces is bookkeeping alone.
         tell = error if are_enforced else warning
         message = "you have no such account" + (f"; yours: {yours}" if names else "")
-        yield tell(ACCOUNT, given, message, did_you_mean(given, names))
+        yield tell(ACCOUNT, value, message, did_you_mean(value, names))
         return
-    if not are_enforced or (given is None and any(each.is_default is None for each in mine)):
+    if not are_enforced or (value is None and any(each.is_default is None for each in mine)):
         return  # in the second case there is a default, and nobody tells which
-    if found:
-        yield from _closed_to_account(request, found[0].account)
+    if associations:
+        yield from _closed_to_account(request, associations[0].account)
         if settings.enforced & _LIMITS:
-            limits = _left_open(found[0].limits, [qos.limits for qos in _holding(request)])
-            yield from _beyond(request, f"account {found[0].account}", limits, ACCOUNT)
-    elif given is not None:
-        partitions = {each.partition for each in mine if each.account == given.lower() and each.partition}
+            limits = _left_open(associations[0].limits, [qos.limits for qos in _holding(request)])
+            yield from _beyond(request, f"account {associations[0].account}", limits, ACCOUNT)
+    elif value is not None:
+        partitions = {each.partition for each in mine if each.account == value.lower() and each.partition}
         message = f"it is yours in other partitions alone: {', '.join(sorted(partitions))}"
-        yield error(ACCOUNT, given, message)
+        yield error(ACCOUNT, value, message)
     else:
         message = "you have no account of your own that jobs are charged to without it"
         fix = f"{ACCOUNT}={yours}" if len(names) == 1 else f"one of yours: {yours}"
-        yield error(ACCOUNT, given, message, fix if names else None)
+        yield error(ACCOUNT, value, message, fix if names else None)
 
 
 def _closed_to_account(request: ClusterRequest, account: str) -> Iterator[Finding]:
-    """Find partitions that are for other accounts alone."""
     first = _all_closed(request, account, lambda each: (each.accounts, each.denied_accounts))
     if first is None:
         return
@@ -95,27 +93,27 @@ def _all_closed(
 )
 def qos_problems(request: ClusterRequest) -> Iterator[Finding]:
     """Find a QOS that does not exist, that the account may not use, or that gives less than requested."""
-    settings, mine, found = request.cluster.settings, request.qos, request.associations
-    given = request.queue.qos
+    settings, mine, associations = request.cluster.settings, request.qos, request.associations
+    value = request.queue.qos
     if settings is None or not settings.has_accounting:
         return
     are_enforced = "qos" in settings.enforced
     tell = error if are_enforced else warning
-    if given is not None and mine is None:
+    if value is not None and mine is None:
         names = [qos.name for qos in request.cluster.qos or ()]
-        yield tell(QOS, given, "this Slurm has no such QOS", did_you_mean(given, names))
+        yield tell(QOS, value, "this Slurm has no such QOS", did_you_mean(value, names))
         return
-    usable = {name.lower() for association in found for name in association.qos}
-    if given is not None and found and given.lower() not in usable:
-        fix = f"it may use: {', '.join(found[0].qos)}" if found[0].qos else None
-        yield tell(QOS, given, f"account {found[0].account} may not use it", fix, (ACCOUNT,))
+    usable = {name.lower() for association in associations for name in association.qos}
+    if value is not None and associations and value.lower() not in usable:
+        fix = f"it may use: {', '.join(associations[0].qos)}" if associations[0].qos else None
+        yield tell(QOS, value, f"account {associations[0].account} may not use it", fix, (ACCOUNT,))
         return
     if mine is not None and are_enforced:
         first = _all_closed(request, mine.name, lambda each: (each.qos, each.denied_qos))
         if first is not None:
             message = f"partition {first.name} takes no jobs of QOS {mine.name}"
             fix = f"it takes: {', '.join(first.qos)}" if first.qos else None
-            yield error(QOS, given, message, fix, also=(PARTITION,))
+            yield error(QOS, value, message, fix, also=(PARTITION,))
     if settings.enforced & _LIMITS:
         before: list[Limits] = []
         for qos in _holding(request):
@@ -139,24 +137,17 @@ def _holding(request: ClusterRequest) -> list[Qos]:
 
 def _left_open(limits: Limits, before: Sequence[Limits]) -> Limits:
     """Return the limits that no earlier ones set: the first that sets a resource decides."""
-
-    def left(numbers: Mapping[str, int], earlier: Sequence[Mapping[str, int]]) -> dict[str, int]:
-        return {name: number for name, number in numbers.items() if not any(name in each for each in earlier)}
-
-    is_timed = any(each.max_seconds is not None for each in before)
-    is_counted = any(each.max_submitted is not None for each in before)
-    return Limits(
-        max_seconds=None if is_timed else limits.max_seconds,
-        max_submitted=None if is_counted else limits.max_submitted,
-        least=left(limits.least, [each.least for each in before]),
-        per_job=left(limits.per_job, [each.per_job for each in before]),
-        per_user=left(limits.per_user, [each.per_user for each in before]),
-        per_group=left(limits.per_group, [each.per_group for each in before]),
-    )
+    left: dict[str, Any] = {}
+    for field, value in limits._asdict().items():
+        earlier = [getattr(each, field) for each in before]
+        if isinstance(value, Mapping):
+            left[field] = {name: value[name] for name in value if not any(name in each for each in earlier)}
+        else:
+            left[field] = value if all(each is None for each in earlier) else None
+    return Limits(**left)
 
 
 def _beyond(request: ClusterRequest, who: str, limits: Limits, key: str) -> Iterator[Finding]:
-    """Find each request of a job that is beyond its limits."""
     resources, seconds, limit = request.resources, request.seconds, limit_key(request.plan)
     if seconds is not None and limits.max_seconds is not None and seconds > limits.max_seconds:
         most = format_time_limit(limits.max_seconds)
@@ -171,7 +162,7 @@ def _beyond(request: ClusterRequest, who: str, limits: Limits, key: str) -> Iter
         ("a user", limits.per_user),
         ("all of its jobs together", limits.per_group),
     )
-    (nodes_key, value), wanted = request.nodes_key, wanted_of(request.job)
+    (nodes_key, value), wanted = request.nodes_key, request.wanted
     each = {"node": 1, "cpu": wanted.cpus, "gres/gpu": wanted.gpus or 0}
     if wanted.gpu_type:
         each[f"gres/gpu:{wanted.gpu_type}"] = wanted.gpus or 0
@@ -181,10 +172,10 @@ def _beyond(request: ClusterRequest, who: str, limits: Limits, key: str) -> Iter
         if resource != "mem":
             amount = count(number, {"node": "node", "cpu": "CPU"}.get(resource, "GPU"))
         message = f"{amount} in all, and {who}"
-        given = [
+        beyond = [
             (whom, allowed[resource]) for whom, allowed in by_whom if number > allowed.get(resource, number)
         ]
-        for whom, most_of_it in given[:1]:
+        for whom, most_of_it in beyond[:1]:
             yield error(nodes_key, value, f"{message} gives {whom} {most_of_it} at most", None, (key,))
         least = limits.least.get(resource, number)
         if number < least:

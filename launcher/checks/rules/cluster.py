@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property, wraps
+from typing import NamedTuple
 
 from launcher.checks.facts import Facts
 from launcher.checks.findings import Finding, Severity, check, error, warning
@@ -14,12 +16,23 @@ from launcher.errors import did_you_mean
 from launcher.estimates.parallelism import NODES
 from launcher.estimates.values import count
 from launcher.plan import Plan
-from launcher.slurm.cluster import Association, ClusterFacts, Partition, Qos
+from launcher.slurm.cluster import Association, ClusterFacts, Partition, Qos, gpus_in_gres
 from launcher.slurm.notations import format_time_limit, parse_time_limit
 
 _TASKS = "data_preparation.tasks"
 PARTITION, ACCOUNT, QOS = "cluster.partition", "cluster.account", "cluster.qos"
 _FOREVER = float("inf")
+_MEMORY = re.compile(r"(\d+)([KMGT]?)B?", re.IGNORECASE)
+_MIB = {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2}
+
+
+class Wanted(NamedTuple):
+    """The resources that a job asks of each node; memory in MiB, ``None`` where it asks for none."""
+
+    gpus: int | None
+    gpu_type: str | None
+    cpus: int
+    memory: int | None
 
 
 class ClusterRequest:
@@ -87,6 +100,22 @@ class ClusterRequest:
         """Return True if the job's QOS overrules a limit of its partition, by Slurm's `flag` for that."""
         return self.qos is not None and flag in self.qos.flags
 
+    @cached_property
+    def wanted(self) -> Wanted:
+        """The resources that the job asks of each of its nodes."""
+        resources = self.resources
+        gpus, gpu_type = resources.gpus_per_node, None
+        if resources.gpus_per_task is not None:
+            gpus = resources.gpus_per_task * resources.tasks_per_node
+        elif gpus is None and (named := gpus_in_gres(resources.gres or "")):
+            gpu_type, gpus = named[0][0] or None, named[0][1]
+        number = _MEMORY.fullmatch(resources.memory or "")
+        memory = int(int(number[1]) * _MIB[number[2].upper()]) if number else 0
+        # Tasks that share processors are content with one.
+        is_shared = self.queue.further.get("overcommit")
+        cpus = 1 if is_shared else resources.tasks_per_node * (resources.cpus_per_task or 1)
+        return Wanted(gpus, gpu_type, cpus, memory or None)
+
     @property
     def nodes_key(self) -> tuple[str, object]:
         """The key that says how many nodes the job asks for, with its value."""
@@ -142,7 +171,6 @@ def cluster_check(check_id: str, tells: str, *parts: str) -> Callable[[Rule], Ru
 
 @cluster_check("cluster.partition", "the partition is there, and takes jobs", "partitions")
 def partition_problems(request: ClusterRequest) -> Iterator[Finding]:
-    """Find a partition that does not exist, or takes no jobs."""
     there, chosen, partitions = request.cluster.partitions or (), request.queue.partition, request.partitions
     visible = [partition.name for partition in there if partition.is_open]
     for name in request.named:
@@ -168,7 +196,6 @@ def partition_problems(request: ClusterRequest) -> Iterator[Finding]:
     "cluster.time_limit", "the time limit is not longer than what the partition gives", "partitions"
 )
 def time_problems(request: ClusterRequest) -> Iterator[Finding]:
-    """Find a time limit that is longer than the partition's."""
     partitions, wanted = request.partitions, request.seconds
     if not partitions or wanted is None or request.overrules("partitiontimelimit"):
         return
@@ -190,7 +217,6 @@ def _seconds_of(partition: Partition) -> float:
 
 @check("cluster.array", "the cluster takes as many jobs as are submitted at once", "cluster.settings")
 def array_problems(plan: Plan, cluster: ClusterFacts, array_tasks: int | None) -> Iterator[Finding]:
-    """Find more jobs submitted at once than the cluster takes."""
     assert cluster.settings is not None
     request = ClusterRequest(plan, cluster, array_tasks)
     tasks, room, array = request.own_tasks, cluster.settings.max_jobs, cluster.settings.max_array
@@ -214,7 +240,6 @@ def array_problems(plan: Plan, cluster: ClusterFacts, array_tasks: int | None) -
 
 @check("cluster.pyxis", "srun has Pyxis' options where there is a container", "cluster.pyxis")
 def pyxis_problems(plan: Plan, cluster: ClusterFacts) -> Iterator[Finding]:
-    """Find a container where srun has no options of Pyxis."""
     container = plan.job.container
     if container is not None and container.options.runtime == "pyxis" and not cluster.pyxis:
         text = "srun on this machine knows no --container-image: NVIDIA's Pyxis plugin seems to be missing"

@@ -2,49 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from launcher.checks.findings import Finding, error, warning
-from launcher.checks.rules.cluster import PARTITION, ClusterRequest, cluster_check
+from launcher.checks.rules.cluster import PARTITION, ClusterRequest, Wanted, cluster_check
 from launcher.errors import did_you_mean
 from launcher.estimates.parallelism import DEVICES, gpu_of
 from launcher.estimates.values import count, full
-from launcher.plan import Job, Resources
-from launcher.slurm.cluster import Node, Partition, gpus_in_gres
+from launcher.plan import Resources
+from launcher.slurm.cluster import Node, Partition
 from launcher.slurm.notations import expand_hostlist, feature_names, has_features, is_plain
 
-_MEMORY = re.compile(r"(\d+)([KMGT]?)B?", re.IGNORECASE)
-_MIB = {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2}
 # So many kinds of nodes, and names of nodes, are told.
 _KINDS = 6
-
-
-class Wanted(NamedTuple):
-    """The resources that a job asks of each node; memory in MiB, ``None`` where it asks for none."""
-
-    gpus: int | None
-    gpu_type: str | None
-    cpus: int
-    memory: int | None
-
-
-def wanted_of(job: Job) -> Wanted:
-    """Return what a job asks of each of its nodes."""
-    resources = job.resources
-    gpus, gpu_type = resources.gpus_per_node, None
-    if resources.gpus_per_task is not None:
-        gpus = resources.gpus_per_task * resources.tasks_per_node
-    elif gpus is None and (named := gpus_in_gres(resources.gres or "")):
-        gpu_type, gpus = named[0][0] or None, named[0][1]
-    number = _MEMORY.fullmatch(resources.memory or "")
-    memory = int(int(number[1]) * _MIB[number[2].upper()]) if number else 0
-    # Tasks that share processors are content with one.
-    is_shared = job.queue.further.get("overcommit")
-    cpus = 1 if is_shared else resources.tasks_per_node * (resources.cpus_per_task or 1)
-    return Wanted(gpus, gpu_type, cpus, memory or None)
 
 
 def _has_gpus(node: Node, wanted: Wanted) -> bool:
@@ -104,7 +76,6 @@ def _offers(request: ClusterRequest) -> list[_Offer]:
     *("partitions", "nodes"),
 )
 def node_problems(request: ClusterRequest) -> Iterator[Finding]:
-    """Find fewer nodes than the job asks for, or fewer that can be used now."""
     unknown = list(_unknown_names(request))
     yield from unknown
     partitions, resources = request.partitions, request.resources
@@ -126,7 +97,7 @@ def node_problems(request: ClusterRequest) -> Iterator[Finding]:
 
 
 def _too_few(request: ClusterRequest) -> Iterator[Finding]:
-    nodes, wanted, (key, value) = request.resources.nodes, wanted_of(request.job), request.nodes_key
+    nodes, wanted, (key, value) = request.resources.nodes, request.wanted, request.nodes_key
     best = max(_offers(request), key=lambda offer: offer.most)
     among = f"partition {best.partition.name} has {count(best.most, 'node')}{_that_are(request)}"
     if best.most < nodes:
@@ -149,7 +120,6 @@ def _too_few(request: ClusterRequest) -> Iterator[Finding]:
 
 
 def _unknown_names(request: ClusterRequest) -> Iterator[Finding]:
-    """Find names of nodes and features that do not exist."""
     there = [node for nodes in (request.cluster.nodes or {}).values() for node in nodes]
     if not there or any(offer.hidden for offer in _offers(request)):
         return
@@ -172,8 +142,7 @@ def _unknown_names(request: ClusterRequest) -> Iterator[Finding]:
     "cluster.gpus", "the nodes have as many GPUs, of the type that is asked for", "partitions", "nodes"
 )
 def gpu_problems(request: ClusterRequest) -> Iterator[Finding]:
-    """Find too few nodes with as many GPUs of the requested type."""
-    resources, wanted = request.resources, wanted_of(request.job)
+    resources, wanted = request.resources, request.wanted
     yield from _other_gpu(request)
     if not wanted.gpus:
         return
@@ -191,9 +160,8 @@ def gpu_problems(request: ClusterRequest) -> Iterator[Finding]:
 
 @cluster_check("cluster.cpus", "the nodes have the processors that the tasks ask for", "partitions", "nodes")
 def cpu_problems(request: ClusterRequest) -> Iterator[Finding]:
-    """Find too few nodes with the processors that the tasks ask for."""
     resources = request.resources
-    what = f"{wanted_of(request.job).cpus} CPUs for {count(resources.tasks_per_node, 'task')}"
+    what = f"{request.wanted.cpus} CPUs for {count(resources.tasks_per_node, 'task')}"
     setting: tuple[str, object] = ("cluster.cpus_per_task", resources.cpus_per_task)
     if resources.cpus_per_task is None:
         setting = (DEVICES, resources.tasks_per_node)
@@ -202,8 +170,7 @@ def cpu_problems(request: ClusterRequest) -> Iterator[Finding]:
 
 @cluster_check("cluster.memory", "the nodes have the memory that is asked for", "partitions", "nodes")
 def memory_problems(request: ClusterRequest) -> Iterator[Finding]:
-    """Find too few nodes with the requested memory."""
-    what, setting = f"{wanted_of(request.job).memory}M of memory", ("cluster.mem", request.resources.memory)
+    what, setting = f"{request.wanted.memory}M of memory", ("cluster.mem", request.resources.memory)
     yield from _lacking(request, _has_memory, lambda node: f"{node.memory}M", what, setting)
 
 
@@ -219,7 +186,7 @@ def _lacking(
 
     With too few nodes whatever they have, cluster.nodes tells.
     """
-    nodes, wanted = request.resources.nodes, wanted_of(request.job)
+    nodes, wanted = request.resources.nodes, request.wanted
     good = [(offer, sum(test(node, wanted) for node in offer.nodes)) for offer in _offers(request)]
     best, suited = max(good, key=lambda pair: pair[1] + pair[0].hidden, default=(None, 0))
     if best is None or suited + best.hidden >= nodes or best.most < nodes:

@@ -66,7 +66,6 @@ for _id, _part, _tells in (
 
 @check("path.shared", "what the nodes of a job share is on no disk of this machine's own", "paths.local")
 def shared_problems(plan: Plan, paths: facts.PathFacts) -> Iterator[Finding]:
-    """Find paths on disks of this machine that the nodes do not see."""
     most, local = max(plan.job.resources.node_counts), paths.local or facts.LocalPaths((), ())
     if most < 2:
         return
@@ -82,13 +81,12 @@ def shared_problems(plan: Plan, paths: facts.PathFacts) -> Iterator[Finding]:
         yield warning(first.key, first.path, text, fix, others)
 
 
-def _where(found: facts.LocalPath) -> str:
-    return f"it lies on a file system of this machine's own ({found.kind}, mounted at {found.mount})"
+def _where(path: facts.LocalPath) -> str:
+    return f"it lies on a file system of this machine's own ({path.kind}, mounted at {path.mount})"
 
 
 @check("secret.file", "files of secrets are there, and can be read", "missing_secrets")
 def file_problems(missing_secrets: tuple[facts.MissingPath, ...]) -> Iterator[Finding]:
-    """Find files of secrets that the job could not read as it starts."""
     for lost in missing_secrets:
         fix = f"the whole path of a file whose first line is the secret, or {lost.key}=null"
         tell, where = (error, "") if lost.certain else (warning, " on this machine; every node must have it")
@@ -97,7 +95,6 @@ def file_problems(missing_secrets: tuple[facts.MissingPath, ...]) -> Iterator[Fi
 
 @check("secret.permissions", "files of secrets are their owner's alone", "open_secrets")
 def permission_problems(open_secrets: Mapping[str, str]) -> Iterator[Finding]:
-    """Find files of secrets that others may read."""
     for variable, path in open_secrets.items():
         text = f"{one_line(path)}, which {variable} is read from, may be read by others than its owner"
         yield Finding(Severity.WARNING, None, text, f"chmod 600 {shlex.quote(path)}")
@@ -119,7 +116,7 @@ def checkpoint_problems(plan: Plan, paths: facts.PathFacts) -> Iterator[Finding]
     if saved is None:
         return
     there = paths.checkpoints_there or 0
-    more, size = max(1, saved.most - there), told_bytes(saved.size)
+    more, size = max(1, saved.most - there), bytes_text(saved.size)
     if saved.size > free:
         # A disk of a laptop is not the one that the nodes of the job write to.
         is_own = paths.local is not None and paths.local.results and max(plan.job.resources.node_counts) > 1
@@ -129,14 +126,14 @@ def checkpoint_problems(plan: Plan, paths: facts.PathFacts) -> Iterator[Finding]
     elif more * saved.size > free:
         need = f"{count(more, 'more checkpoint' if there else 'checkpoint')} of about {size} take"
         room = free // saved.size
-        text = f"{need} {told_bytes(more * saved.size)}, and {_free(paths)}: enough for {room}"
+        text = f"{need} {bytes_text(more * saved.size)}, and {_free(paths)}: enough for {room}"
         fix = _fewer(saved, there + room, plan.job.engine)
         yield warning(KEEP, values.raw(KEEP), text, fix, also=(_DIRECTORY,))
 
 
 def _free(paths: facts.PathFacts) -> str:
     by_quota = " (by the quota)" if paths.free_by == "quota" else ""
-    return f"{told_bytes(paths.free_bytes or 0)} are free{by_quota}"
+    return f"{bytes_text(paths.free_bytes or 0)} are free{by_quota}"
 
 
 def _fewer(saved: Checkpoints, room: int, engine: str) -> str:
@@ -148,19 +145,18 @@ def _fewer(saved: Checkpoints, room: int, engine: str) -> str:
 
 @check("space.output", "there is space for a converted model", "paths.free_bytes")
 def conversion_problems(plan: Plan, paths: facts.PathFacts) -> Iterator[Finding]:
-    """Find too little space for a converted model."""
     node = (plan.job.stage_config or {}).get("conversion")
     if node is None or not isinstance(node["model"], Mapping):
         return
     model = model_size(Values({"model": node["model"], "run": {"model_type": node["model_type"]}}))
     size = model.parameters * (4 if node["dtype"] in (None, "float32") else 2) if model is not None else 0
     if size > (paths.free_bytes or 0):
-        text = f"the converted model takes about {told_bytes(size)}, and {_free(paths)}"
+        text = f"the converted model takes about {bytes_text(size)}, and {_free(paths)}"
         fix = "conversion.output=... where there is more space, or conversion.dtype=bfloat16"
         yield error("conversion.output", node["output"], text, fix)
 
 
-def told_bytes(size: int) -> str:
+def bytes_text(size: int) -> str:
     """Format a size as disks are sold, in powers of ten."""
     for unit, bytes_ in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
         if size >= bytes_:
@@ -337,7 +333,6 @@ _OF_TRAININGS = ("torch and megatron-core", "a training", "train")
     "host.in_allocation",
 )
 def machine_problems(plan: Plan, host: facts.HostFacts) -> Iterator[Finding]:
-    """Find what a launch lacks on this machine: an interpreter with its libraries, an allocation."""
     container, resources = plan.job.container, plan.job.resources
     if container is not None and plan.scheduler == "local":
         text = "not used: cluster.scheduler=local runs without containers"

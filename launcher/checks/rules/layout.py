@@ -34,31 +34,31 @@ def problems_at(shape: ParallelConfig, nodes: int) -> Iterator[Finding]:
     gpus = f"{count(nodes, 'node')} × {count(shape.devices, 'GPU')} = {nodes * shape.devices}"
     copy = f"tensor {shape.tensor} × pipeline {shape.pipeline} × context {shape.context} = {shape.model}"
     if not divides_world(shape, nodes):
-        found = error(*blamed(shape, nodes), f"{copy} does not divide {gpus}", also=(keys.NODES,))
-        yield replace(found, id="layout.world")
+        finding = error(*blamed(shape, nodes), f"{copy} does not divide {gpus}", also=(keys.NODES,))
+        yield replace(finding, id="layout.world")
     elif not experts_divide_world(shape, nodes):
         text = (
             f"expert tensor {shape.expert_tensor} × expert {shape.expert} × pipeline {shape.pipeline}"
             f" = {shape.experts} does not divide {gpus}"
         )
-        found = error(keys.EXPERT, shape.expert, text, also=(keys.NODES,))
-        yield replace(found, id="layout.experts")
+        finding = error(keys.EXPERT, shape.expert, text, also=(keys.NODES,))
+        yield replace(finding, id="layout.experts")
     elif not divides_batch(shape, nodes):
         data = shape.data(nodes)
         text = (
             f"not a multiple of micro batch {shape.micro} × data parallel {data} = {shape.micro * data};"
             f" data parallel {data} is {gpus} / ({copy})"
         )
-        found = error(keys.GLOBAL, shape.batch, text, also=(keys.MICRO, keys.NODES))
-        yield replace(found, id="batch.global")
+        finding = error(keys.GLOBAL, shape.batch, text, also=(keys.MICRO, keys.NODES))
+        yield replace(finding, id="batch.global")
     elif not interleaves(shape, nodes):
         text = (
             f"/ (micro batch {shape.micro} × data parallel {shape.data(nodes)}) is"
             f" {shape.micro_batches(nodes)} micro batches, and virtual pipeline {shape.virtual} wants them in"
             f" groups of {shape.group}"
         )
-        found = error(keys.GLOBAL, shape.batch, text, also=(keys.VIRTUAL, keys.NODES))
-        yield replace(found, id="batch.interleaved")
+        finding = error(keys.GLOBAL, shape.batch, text, also=(keys.VIRTUAL, keys.NODES))
+        yield replace(finding, id="batch.interleaved")
 
 
 def blamed(shape: ParallelConfig, nodes: int) -> tuple[str, int]:
@@ -79,7 +79,7 @@ def node_count_problems(values: Values, plan: Plan, check_id: str) -> Iterator[F
     parallel = read_parallel_config(values)
     if parallel is not None and not plan.job.resources.is_elastic:
         yield from (
-            found for found in problems_at(parallel, plan.job.resources.nodes) if found.id == check_id
+            finding for finding in problems_at(parallel, plan.job.resources.nodes) if finding.id == check_id
         )
 
 

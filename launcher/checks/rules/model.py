@@ -366,11 +366,11 @@ def memory_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
 def has_gpus(plan: Plan) -> bool:
     """Return False for tasks on this machine that ask for no GPU: they may do without."""
     resources = plan.job.resources
-    asked = resources.gpus_per_node, resources.gpus_per_task, resources.gres, resources.gpu
-    return plan.scheduler != "local" or any(asked)
+    requested = resources.gpus_per_node, resources.gpus_per_task, resources.gres, resources.gpu
+    return plan.scheduler != "local" or any(requested)
 
 
-def why_not_told(plan: Plan) -> str | None:
+def why_not_estimated(plan: Plan) -> str | None:
     """Return why the memory of a plan with a valid layout is not estimated; None if it is."""
     if plan.job.config is None:
         return f"stages=[{plan.job.stage}] trains nothing"

@@ -32,7 +32,6 @@ _CAPABILITIES = {"blockwise": (9, 0), "mxfp8": (10, 0)}
 
 @check(GPUS, "there are as many GPUs on a node as tasks, with the types that they compute in")
 def gpu_problems(values: Values, plan: Plan, facts: Facts) -> Iterator[Finding]:
-    """Find tasks without a GPU each, and GPUs without the precision."""
     resources, key = plan.job.resources, "trainer.accelerator"
     accelerator = values.raw(key)
     if accelerator == "cpu":
@@ -61,16 +60,15 @@ def python_problems(plan: Plan, supervisor_python: str) -> Iterator[Finding]:
 
 
 def _type(resources: Resources, counted: CountedGpu) -> Iterator[Finding]:
-    """Find a type of GPU that is not known, or not asked for."""
     if counted.is_unclear:
         message = f"{counted.source.removeprefix('assumed: ')}; estimates count with {counted.gpu.name}"
         fix = f"cluster.gpu={counted.gpu.name}, or another of docs/memory.md; cluster.gpu_types adds one"
         yield warning("cluster.gpu", None, message, fix)
-    key, asked = "cluster.gpus_per_node", resources.gpus_per_node
+    key, number = "cluster.gpus_per_node", resources.gpus_per_node
     if resources.gpus_per_task is not None:
-        key, asked = _PER_TASK, resources.gpus_per_task
-    if resources.gpu_type is not None and resources.gres is None and asked is not None:
-        message = f"the job asks with {key}={asked}, of any type"
+        key, number = _PER_TASK, resources.gpus_per_task
+    if resources.gpu_type is not None and resources.gres is None and number is not None:
+        message = f"the job asks with {key}={number}, of any type"
         fix = "cluster.gpu_request=gres"
         yield warning("cluster.gres", f"gpu:{resources.gpu_type}", message, fix, (key,))
 
@@ -124,14 +122,14 @@ def _per_task(tasks: int, each: int, node: int | None) -> Iterator[Finding]:
 
 
 def _per_node(resources: Resources) -> Iterator[Finding]:
-    tasks, given = resources.tasks_per_node, gpus_of(resources.gpus_per_node, resources.gres)
+    tasks, gpus = resources.tasks_per_node, gpus_of(resources.gpus_per_node, resources.gres)
     key, value = "cluster.gpus_per_node", resources.gpus_per_node
     shown: tuple[str, object] = (key, value) if value is not None else ("cluster.gres", resources.gres)
-    if given is not None and given < tasks:
-        message = f"{count(tasks, 'task')} to a node ({full(DEVICES)}), and {count(given, 'GPU')} for them"
-        yield error(*shown, message, f"{full(DEVICES)}={given or 1}", (DEVICES,))
-    elif given is not None and given > tasks:
-        yield _idle(*shown, tasks, given)
+    if gpus is not None and gpus < tasks:
+        message = f"{count(tasks, 'task')} to a node ({full(DEVICES)}), and {count(gpus, 'GPU')} for them"
+        yield error(*shown, message, f"{full(DEVICES)}={gpus or 1}", (DEVICES,))
+    elif gpus is not None and gpus > tasks:
+        yield _idle(*shown, tasks, gpus)
 
 
 def _idle(key: str, value: object, tasks: int, node: int) -> Finding:
@@ -146,7 +144,7 @@ def count_problems(plan: Plan) -> Iterator[Finding]:
     shape = read_parallel_config(values)
     if shape is None or not plan.job.resources.is_elastic:
         return
-    wrong = {nodes: found for nodes in counts if (found := _problem(values, shape, nodes)) is not None}
+    wrong = {nodes: finding for nodes in counts if (finding := _problem(values, shape, nodes)) is not None}
     if not wrong:
         return
     nodes, first = next(iter(wrong.items()))
@@ -170,7 +168,6 @@ def request_problems(plan: Plan) -> Iterator[Finding]:
 
 
 def _problem(values: Values, shape: ParallelConfig, nodes: int) -> Finding | None:
-    """Return what keeps a job from running on so many nodes."""
     return next(chain(problems_at(shape, nodes), rampup_problems_at(values, shape, nodes)), None)
 
 
@@ -205,7 +202,6 @@ def _longest(good: list[int]) -> range:
 
 @check("profile.ranks", "profiled ranks are there")
 def rank_problems(plan: Plan) -> Iterator[Finding]:
-    """Find profiled ranks that the job does not have."""
     ranks, tasks = plan.job.profile.ranks if plan.job.profile is not None else (), plan.job.resources.tasks
     beyond = [rank for rank in ranks if rank >= tasks]
     if beyond:

@@ -19,8 +19,8 @@ from launcher.slurm.notations import TIME_FORMS, format_days, margin_of, parse_t
 
 _RUN = "training.run.name"
 _ACCEPT = "training.resume.accept_data"
-# So many keys are told; the manifest has them all.
-_TOLD = 8
+# So many keys are named; the manifest has them all.
+_SHOWN = 8
 _RUNS_SHOWN = 3
 _ELSEWHERE = (
     f"a training of its own: {_RUN}=..., or unique_output_dir=true\n"
@@ -39,23 +39,23 @@ def training_problems(plan: Plan, earlier: EarlierTraining) -> Iterator[Finding]
     grave = [change for change in changes if change.is_grave]
     launch = f"launch {earlier.launch} of this run"
     if grave and earlier.goes_on:
-        text = f"{launch} trains another model or tokenizer: {_told(grave)}"
+        text = f"{launch} trains another model or tokenizer: {_changes_text(grave)}"
         yield error(_RUN, plan.paths.run_name, text, _ELSEWHERE, _keys(grave))
     elif changes:
-        text = f"{launch} was another training: {_told(changes)}"
+        text = f"{launch} was another training: {_changes_text(changes)}"
         if earlier.goes_on:
             text += "; this one goes on from its checkpoints"
         yield warning(_RUN, plan.paths.run_name, text, _ELSEWHERE, _keys(changes))
 
 
-def _told(changes: Sequence[Change]) -> str:
-    text = [f"{full(change.key)} {shown(change.old)} → {shown(change.new)}" for change in changes[:_TOLD]]
-    more = f", and {len(changes) - _TOLD} more" if len(changes) > _TOLD else ""
+def _changes_text(changes: Sequence[Change]) -> str:
+    text = [f"{full(change.key)} {shown(change.old)} → {shown(change.new)}" for change in changes[:_SHOWN]]
+    more = f", and {len(changes) - _SHOWN} more" if len(changes) > _SHOWN else ""
     return f"{', '.join(text)}{more}"
 
 
 def _keys(changes: Sequence[Change]) -> list[str]:
-    return [change.key for change in changes[:_TOLD]]
+    return [change.key for change in changes[:_SHOWN]]
 
 
 @check("data.identity", "the data are those that the run was trained on", "earlier.data")
@@ -146,7 +146,6 @@ def _limit_seconds(plan: Plan) -> int | None:
 
 @check("time.limit", "the time limit is in one of Slurm's forms")
 def limit_problems(plan: Plan) -> Iterator[Finding]:
-    """Find a time limit that Slurm does not read."""
     limit = plan.job.resources.time_limit
     if limit is None:
         return
@@ -162,18 +161,18 @@ def max_time_problems(values: Values, plan: Plan) -> Iterator[Finding]:
 
     The first of the two times counts: `trainer.max_time` may well be that of a whole chain of jobs.
     """
-    given = {name: values.raw(name) for name in _MAX_TIMES if values.raw(name) is not None}
-    times = {name: time for name, value in given.items() if (time := _max_time_seconds(value)) is not None}
-    for name in (name for name in given if name not in times):
+    written = {name: values.raw(name) for name in _MAX_TIMES if values.raw(name) is not None}
+    times = {name: time for name, value in written.items() if (time := _max_time_seconds(value)) is not None}
+    for name in (name for name in written if name not in times):
         expected = "days:hours:minutes:seconds in quotes, such as '00:03:30:00'"
-        yield error(_as_written(values, name), given[name], f"expected {expected}")
+        yield error(_as_written(values, name), written[name], f"expected {expected}")
     ends, key = _limit_seconds(plan), limit_key(plan)
     if not times or ends is None or min(times.values()) < ends:
         return
     first, limit = min(times, key=lambda name: times[name]), plan.job.resources.time_limit
     text = f"not before the job's time limit, {limit}: the job would end without a last checkpoint"
     fix = f"'{format_days(max(1, ends - margin_of(ends)))}' or less, or a longer {key}"
-    yield warning(_as_written(values, first), given[first], text, fix, also=(key,))
+    yield warning(_as_written(values, first), written[first], text, fix, also=(key,))
 
 
 def _as_written(values: Values, name: str) -> str:
@@ -184,10 +183,10 @@ def _as_written(values: Values, name: str) -> str:
 
 def _max_time_seconds(value: Any) -> int | None:
     """Read Lightning's DD:HH:MM:SS; YAML reads an unquoted one with two parts as a number."""
-    found = _DURATION.fullmatch(value) if isinstance(value, str) else None
-    if found is None:
+    match = _DURATION.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
         return None
-    days, hours, minutes, seconds = (int(part) for part in found.groups())
+    days, hours, minutes, seconds = (int(part) for part in match.groups())
     return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
@@ -218,10 +217,10 @@ def length_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
 
 
 def _length(cost: Cost) -> str:
-    return f"about {told_days(cost.seconds)} on {count(cost.gpus, 'GPU')} at MFU {cost.mfu:.2f}"
+    return f"about {days_text(cost.seconds)} on {count(cost.gpus, 'GPU')} at MFU {cost.mfu:.2f}"
 
 
-def told_days(seconds: float) -> str:
+def days_text(seconds: float) -> str:
     """Format a duration: in days, in hours below two days, or in minutes."""
     if seconds < 5400:
         return f"{seconds / 60:.1f} minutes"
@@ -239,10 +238,10 @@ def requeue_problems(plan: Plan) -> Iterator[Finding]:
     if links == 1 or (queue.requeue is False and not by_flag):
         return
     key, fix = ("cluster.sbatch.requeue", "null") if by_flag else ("cluster.requeue", "False")
-    given = True if by_flag else queue.requeue
-    who = "whatever the site's default is" if given is None else "Slurm would start a job again that it ended"
+    value = True if by_flag else queue.requeue
+    who = "whatever the site's default is" if value is None else "Slurm would start a job again that it ended"
     text = f"{who}, and so does the chain of {links} jobs: there can be one of them"
-    yield error(key, given, text, f"{key}={fix}, or {_LINKS}=1", also=(_LINKS,))
+    yield error(key, value, text, f"{key}={fix}, or {_LINKS}=1", also=(_LINKS,))
 
 
 @check("chain.dependency", "the next job of a chain can wait for the one before it")
@@ -256,7 +255,6 @@ def dependency_problems(plan: Plan) -> Iterator[Finding]:
 
 @check("chain.resume", "the jobs of a chain go on from each other's checkpoints")
 def resume_problems(values: Values, plan: Plan) -> Iterator[Finding]:
-    """Find a chain whose jobs do not resume from the last one's checkpoint."""
     for key in _NEEDED if plan.job.chain.links > 1 else ():
         if values.raw(key) is False:
             text = f"each of the {plan.job.chain.links} jobs of the chain would begin anew"
@@ -265,14 +263,13 @@ def resume_problems(values: Values, plan: Plan) -> Iterator[Finding]:
 
 @check("time.save", "jobs are told to save before they end, and not as soon as they begin")
 def save_problems(plan: Plan) -> Iterator[Finding]:
-    """Find a job that is not told to save before its limit, or is told as soon as it begins."""
-    key, given = limit_key(plan), plan.job.resources.time_limit
+    key, value = limit_key(plan), plan.job.resources.time_limit
     limit, signal = _limit_seconds(plan), plan.job.queue.signal
-    found = _SIGNAL.fullmatch(signal or "")
-    if found and limit is not None and int(found[1]) >= limit:
-        text = f"not less than the time limit, {given}: the job would be told to save as soon as it begins"
+    match = _SIGNAL.fullmatch(signal or "")
+    if match and limit is not None and int(match[1]) >= limit:
+        text = f"not less than the time limit, {value}: the job would be told to save as soon as it begins"
         fix = f"less than {limit} seconds, or {_SAVE}=auto; where cluster.signal is set, that is {signal}"
-        yield error(_SAVE, int(found[1]), text, fix, also=(key, "cluster.signal"))
+        yield error(_SAVE, int(match[1]), text, fix, also=(key, "cluster.signal"))
     if plan.job.chain.links > 1 and limit is None and signal is None:
         text = "without a limit of its own no job of the chain is told to save before the partition's ends it"
-        yield warning(key, given, text, f"{key}=1-00:00:00, or {_SAVE}=300", also=(_LINKS,))
+        yield warning(key, value, text, f"{key}=1-00:00:00, or {_SAVE}=300", also=(_LINKS,))

@@ -79,10 +79,10 @@ def _rampup_fix(batch: int, step: int) -> str:
 def accumulation_problems(values: Values) -> Iterator[Finding]:
     """Find accumulated batches: NeMo accumulates itself (megatron_gpt_model.py, _validate_trainer)."""
     key = "trainer.accumulate_grad_batches"
-    given = values.raw(key)
-    if is_whole(given) and given > 1:
+    value = values.raw(key)
+    if is_whole(value) and value > 1:
         text = "the micro batches of a global batch are accumulated already"
-        yield error(key, given, text, f"1, and a larger {full(keys.GLOBAL)}")
+        yield error(key, value, text, f"1, and a larger {full(keys.GLOBAL)}")
 
 
 @check("schedule.warmup", "the learning rate has steps to decay in")
@@ -154,22 +154,22 @@ def prefix_problems(values: Values) -> Iterator[Finding]:
     """
     if values.raw("model.data.data_impl") != "mmap":
         return
-    given = values.raw(_PREFIX)
-    named = {_PREFIX: given}
-    if isinstance(given, Mapping):
-        splits = [split for split in _SPLITS if split == "train" or given.get(split) is not None]
-        named = {f"{_PREFIX}.{split}": given.get(split) for split in splits}
-        for split in (split for split in given if split not in _SPLITS):
+    value = values.raw(_PREFIX)
+    named = {_PREFIX: value}
+    if isinstance(value, Mapping):
+        splits = [split for split in _SPLITS if split == "train" or value.get(split) is not None]
+        named = {f"{_PREFIX}.{split}": value.get(split) for split in splits}
+        for split in (split for split in value if split not in _SPLITS):
             text = "expected the splits train, validation and test"
-            yield error(f"{_PREFIX}.{split}", given[split], text, _FORMS)
+            yield error(f"{_PREFIX}.{split}", value[split], text, _FORMS)
     for key, prefixes in named.items():
         wrong = _wrong(prefixes)
         if wrong is not None:
             yield error(key, prefixes, wrong, _FORMS)
 
 
-def _wrong(given: Any) -> str | None:
-    names = [given] if isinstance(given, str) else given
+def _wrong(value: Any) -> str | None:
+    names = [value] if isinstance(value, str) else value
     if not isinstance(names, list):
         return "expected a list of prefixes"
     if not names:
