@@ -136,10 +136,7 @@ _FIRST_HOST = re.compile(r"([^,\[]*)(?:\[(\d+)[^\]]*\]([^,\[]*))?")
 
 
 def _shrink(draft: Draft) -> tuple[list[str], list[str]]:
-    """Return the overrides that make a smoke of a launch, and a summary for people.
-
-    Raise UserError if the launch is no training, or one node cannot hold its layout.
-    """
+    """Return the overrides of a smoke, and its summary; raise UserError if no node holds the training."""
     training, nodes = draft.composition.config.training, draft.plan.job.resources.nodes
     if training is None:
         raise UserError(

@@ -11,14 +11,7 @@ from launcher.checks.facts import Facts, SubmissionFacts
 from launcher.checks.findings import Finding, Severity
 
 # Each enters its functions into the table of gatherers.
-from launcher.checks.gathering import (  # noqa: F401
-    GATHERERS,
-    configuration,
-    earlier,
-    host,
-    images,
-    paths,
-)
+from launcher.checks.gathering import GATHERERS, configuration, earlier, host, images, paths  # noqa: F401
 from launcher.checks.registry import CHECKS, require_known, run_checks, worst_first
 from launcher.checks.rules.files import MACHINE, SCHEDULER
 from launcher.drafting import Draft
@@ -44,7 +37,6 @@ class CheckReport:
     skipped: tuple[str, ...] = ()
 
     def of(self, severity: Severity) -> list[Finding]:
-        """Return the findings of one severity."""
         return [finding for finding in self.findings if finding.severity is severity]
 
     def mistakes(self, severity: Severity) -> list[UserError]:

@@ -310,7 +310,6 @@ def on_least_nodes(plan: Plan, facts: Facts) -> Suggestion | None:
 
 
 def gib(size: int) -> str:
-    """Return a number of bytes in GiB."""
     return f"{size / 2**30:.1f}"
 
 

@@ -36,10 +36,7 @@ def add_targets(parser: argparse.ArgumentParser) -> None:
 
 
 def chosen(args: argparse.Namespace) -> list[LaunchStatus]:
-    """Return the jobs that the command line names, in the order in which to act on them.
-
-    Raise UserError if one of them is not known: then nothing is done to the others either.
-    """
+    """Return the named jobs in the order in which to act on them; raise UserError if one is not known."""
     refs = find_all(args.runs, args.base_results_dir)
     if args.launch is not None:
         if len(refs) > 1:
@@ -49,10 +46,7 @@ def chosen(args: argparse.Namespace) -> list[LaunchStatus]:
 
 
 def print_outcomes(args: argparse.Namespace, outcomes: Iterable[Outcome], verb: str) -> list[Outcome]:
-    """Print each outcome as soon as it is there, unless JSON is to be printed at the end; return them all.
-
-    The verb is the participle of the action, as in `was not cancelled`.
-    """
+    """Print each outcome as it comes, unless as JSON; `verb` is a participle, as in `was not cancelled`."""
     printed = []
     for outcome in outcomes:
         printed.append(outcome)

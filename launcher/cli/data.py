@@ -191,10 +191,7 @@ def run_audit(args: argparse.Namespace) -> int:
 
 
 def _segment(run_dir: Path, number: int | None, step: int) -> Segment:
-    """Return the steps of a run that the requested one belongs to.
-
-    Raise UserError if no launch is of our own trainer, or none begins before the step.
-    """
+    """Return the steps that the requested one belongs to; raise UserError if our trainer has none such."""
     launches = [launch for launch in open_launches(run_dir) if launch.manifest.stage == "training"]
     wanted = [launch for launch in launches if number in (None, launch.paths.number)]
     if not wanted:

@@ -83,7 +83,6 @@ def add_parsers(verbs: Verbs) -> None:
 
 
 def run_lint(args: argparse.Namespace) -> int:
-    """Print a line for each file; return 1 if something is wrong with one."""
     options = {"--format": args.format, "--text-key": args.text_key, "--tokenizer": args.tokenizer}
     words = [word for name, value in options.items() if value is not None for word in (name, value)]
     with (

@@ -117,23 +117,19 @@ def _of_stage(draft: Draft, launch: int | None) -> list[str]:
     """Return the differences of one stage's run."""
     run_dir = draft.plan.paths.run_dir
     try:
-        number = _chosen(run_dir, launch)
+        numbers = launch_numbers(run_dir)
+        if not numbers:
+            where = f"there is nothing in {short(run_dir)} to compare with"
+            hint = "`slipway render` with the same words shows the script"
+            raise UserError(f"{run_dir.name} was never launched: {where}", hint=hint)
+        if launch is not None and launch not in numbers:
+            hint = f"launches: {', '.join(map(str, numbers))}"
+            raise UserError(f"--launch {launch}: {run_dir.name} has no such launch", hint=hint)
+        number = launch or numbers[-1]
         manifest = read_manifest(LaunchPaths(run_dir, run_dir.name, "", number).directory)
         return list(_differences(manifest, draft.numbered(number, manifest.tag)))
     except OSError as error:
         raise explain_os_error(error, run_dir, "base_results_dir", verb="read") from error
-
-
-def _chosen(run_dir: Path, launch: int | None) -> int:
-    """Return the number of the launch to compare with."""
-    numbers = launch_numbers(run_dir)
-    if not numbers:
-        message = f"{run_dir.name} was never launched: there is nothing in {short(run_dir)} to compare with"
-        raise UserError(message, hint="`slipway render` with the same words shows the script")
-    if launch is not None and launch not in numbers:
-        hint = f"launches: {', '.join(map(str, numbers))}"
-        raise UserError(f"--launch {launch}: {run_dir.name} has no such launch", hint=hint)
-    return launch or numbers[-1]
 
 
 def _differences(manifest: Manifest, draft: Draft) -> Iterator[str]:

@@ -39,10 +39,7 @@ def selected_run(args: argparse.Namespace) -> RunRef:
 
 
 def find_all(words: Sequence[str], base_results_dir: Path) -> list[RunRef]:
-    """Return the runs that the words name, in their order, and print notes about ambiguous words.
-
-    A sweep, or the id of its job array, stands for all of its points.
-    """
+    """Return the runs that the words name, of a sweep all points; print notes about ambiguous words."""
     runs = [run for word in words for run in _named(word, base_results_dir)]
     for note in dict.fromkeys(note for run in runs for note in run.notes):
         print_message(one_line(note))

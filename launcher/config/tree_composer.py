@@ -12,6 +12,7 @@ versions of Hydra and OmegaConf are pinned; the tests compare the results with H
 from __future__ import annotations
 
 import copy
+import pickle
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -128,7 +129,7 @@ class _TreeFiles(ConfigRepository):
     def __init__(self, config_search_path: ConfigSearchPath, once: bool) -> None:
         super().__init__(config_search_path)
         self._once = once
-        self._results: dict[str, ConfigResult | None] = {}
+        self._results: dict[str, bytes] = {}
         self._groups: dict[str, bool] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _TreeFiles:
@@ -138,8 +139,10 @@ class _TreeFiles(ConfigRepository):
         if self._once:
             return super().load_config(config_path)
         if config_path not in self._results:
-            self._results[config_path] = super().load_config(config_path)
-        return copy.deepcopy(self._results[config_path])  # merging takes the nodes over
+            self._results[config_path] = pickle.dumps(super().load_config(config_path))
+        # Merging takes the nodes over: a copy each time, in a fifth of the time of `copy.deepcopy`.
+        result: ConfigResult | None = pickle.loads(self._results[config_path])
+        return result
 
     def group_exists(self, config_path: str) -> bool:
         if config_path not in self._groups:

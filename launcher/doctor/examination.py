@@ -310,18 +310,14 @@ def _of_registry(image: Image, name: str | None) -> Image:
     except TimeoutError:
         return replace(image, why="the registry did not answer")
     if answer.code != 0:
-        return replace(image, why=f"the registry's error: {end_of(one_line(_complaint(answer.stderr)))}")
+        match = re.search(r'msg="(.*)"', answer.stderr)  # behind the time and the level
+        text = match[1].rpartition(": ")[2] if match else error_text(answer.stderr)
+        return replace(image, why=f"the registry's error: {end_of(one_line(text))}")
     try:
         variables = json.loads(answer.stdout)["config"].get("Env") or []
     except (ValueError, KeyError, TypeError, AttributeError):
         return replace(image, why="the registry's answer cannot be read")
     return _with_cuda(image, dict(str(pair).partition("=")[::2] for pair in variables))
-
-
-def _complaint(stderr: str) -> str:
-    """Return the error of skopeo, without its time and level."""
-    match = re.search(r'msg="(.*)"', stderr)
-    return match[1].rpartition(": ")[2] if match else error_text(stderr)
 
 
 def _with_cuda(image: Image, environment: Mapping[str, str]) -> Image:

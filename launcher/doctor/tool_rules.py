@@ -56,7 +56,6 @@ def tool_lines(machine: Machine) -> Iterator[Line]:
 
 
 def _named(machine: Machine, name: str) -> str:
-    """Return a program with its version."""
     return f"{name} {machine.tools[name] or ''}".strip()
 
 

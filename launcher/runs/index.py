@@ -178,10 +178,7 @@ class Index:
         )
 
     def remember(self, entries: Iterable[Entry], trees: Iterable[Path] = ()) -> None:
-        """Add launches that were seen just now, and the directories of their runs.
-
-        A launch that is known from another place is a copy, while the other one exists.
-        """
+        """Add launches that were seen just now, and the directories of their runs."""
         seen = {entry.tag: entry for entry in entries}
         known = self.with_tags(list(seen))
         changed = [entry for tag, entry in seen.items() if _is_news(entry, known.get(tag))]
@@ -248,6 +245,7 @@ def _in_transaction(path: Path, statements: Sequence[Statement]) -> list[tuple[A
 
 
 def _is_news(entry: Entry, known: Entry | None) -> bool:
+    """Return True for an entry to add: one known from another place is a copy, while the other one exists."""
     if known is None or known == entry:
         return known is None
     return known.run_dir == entry.run_dir or not known.is_there

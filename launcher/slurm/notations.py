@@ -119,10 +119,7 @@ _MARGIN_PART = 6
 
 
 def parse_time_limit(text: str) -> int | None:
-    """Convert a time limit in Slurm's notation to seconds; ``None`` if it is no limit, as 0 is for sbatch.
-
-    Raise ValueError if Slurm would not read it.
-    """
+    """Convert Slurm's time limit to seconds, ``None`` for 0 or no limit; raise ValueError if invalid."""
     if text.lower() in _UNLIMITED:
         return None
     with_days = _WITH_DAYS.fullmatch(text)

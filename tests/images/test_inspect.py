@@ -327,7 +327,7 @@ def test_a_signal_ends_an_inspection_cleanly(tmp_path: Path, monkeypatch: pytest
         assert callable(handler)
         handler(signal.SIGTERM, None)
 
-    monkeypatch.setattr("launcher.images.inspecting.installed_versions", told_to_end)
+    monkeypatch.setattr("launcher.cli.image.installed_versions", told_to_end)
     with pytest.raises(SystemExit) as ended:
         main(["image", "inspect", str(tmp_path / "x.sqsh"), "--deep"])
     assert ended.value.code == 128 + signal.SIGTERM

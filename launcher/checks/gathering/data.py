@@ -70,19 +70,15 @@ def _missing_set(resolver: PathResolver, key: str, value: str) -> MissingPath | 
     if wrong:
         reasons = {reason: [name for name in wrong if wrong[name] == reason] for reason in wrong.values()}
         why = "; ".join(f"its {' and '.join(names)}: {reason}" for reason, names in reasons.items())
-        return resolver.missing(key, value, why, _instead(prefix), certain=certain)
+        fix = f"{nearest_files(files['.idx'], '.idx')}\n{_MAKE}"
+        if prefix.suffix in _SUFFIXES:
+            fix = "without the suffix: a prefix names both files"
+        return resolver.missing(key, value, why, fix, certain=certain)
     try:
         fault = why_no_data_set(files[".idx"], sizes[".bin"])
     except OSError as error:
         fault = f"its .idx: {why_unreadable(error)}"
     return resolver.missing(key, value, fault, _MAKE, certain=certain) if fault is not None else None
-
-
-def _instead(prefix: Path) -> str:
-    if prefix.suffix in _SUFFIXES:
-        return "without the suffix: a prefix names both files"
-    near = nearest_files(prefix.with_name(f"{prefix.name}.idx"), ".idx")
-    return f"{near}\n{_MAKE}"
 
 
 def why_no_data_set(idx: Path, bin_size: int) -> str | None:
