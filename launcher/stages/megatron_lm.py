@@ -78,14 +78,19 @@ class _Stack(_Computed):
     num_layers: Whole
 
 
+class _Data(_Computed):
+    seq_length: Whole | None
+
+
 class _Model(_Computed):
     tensor_model_parallel_size: Whole
     pipeline_model_parallel_size: Whole
     virtual_pipeline_model_parallel_size: Whole | None = None
     pipeline_model_parallel_split_rank: Whole | None = None
     context_parallel_size: Whole = 1
+    max_position_embeddings: Whole | None
     optim: _Optimizer
-    data: dict[str, Any]
+    data: _Data
     tokenizer: dict[str, Any]
 
 

@@ -236,6 +236,8 @@ def test_a_t5_with_sentencepiece_has_masks() -> None:
         (["training.model.optim.betas=[0.9]"], "training.model.optim.betas"),
         (["training.model.optim.sched=5"], "training.model.optim.sched"),
         (["~training.model.num_layers"], "training.model.num_layers"),
+        (["~training.model.data.seq_length"], "training.model.data.seq_length"),
+        (["~training.model.max_position_embeddings"], "training.model.max_position_embeddings"),
         (
             ["training=t5/220m", *_GELU, "training.model.decoder.num_layers=x"],
             "training.model.decoder.num_layers",
