@@ -57,9 +57,10 @@ class Request:
         Raise UserError if the stages cannot be launched one after the other, or `stage` is none of them.
         """
         composition, stage = compose(self.overrides, self.config_dir), self.stage
-        if self.work is not None:
-            return [composition]
         with composition.annotated():
+            check_references(composition.references)
+            if self.work is not None:
+                return [composition]
             configs = by_stage(composition.config)
             names = [stage_name(config) for config in configs]
             if stage is not None and stage not in names:
@@ -241,7 +242,6 @@ def _draft(composition: Composition, request: Request) -> Draft:
             number = number or next_launch_number(run_dir)
         except OSError as error:
             raise explain_os_error(error, run_dir, run.results_key, verb="read") from error
-        check_references(composition.references)
         # Files, and names as Pyxis takes them, need no resolving; the job that makes an image has none.
         if work is None and not re.match(r"\s*$|[/~.]|[^:/]*#", config.container or ""):
             choice = choice_of(composition, request.template_dir)

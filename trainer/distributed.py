@@ -61,46 +61,18 @@ def process_group(world: World, accelerator: str, timeouts: Timeouts = _TIMEOUTS
     # On a port that another training has as well, its ranks and ours wait for other keys, and never meet.
     store = dist.PrefixStore(world.name, store)
     compare_devices(store, world, device)
-    with _shared_gloo_device():
-        dist.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo",
-            store=store,
-            rank=rank,
-            world_size=size,
-            timeout=timeout,
-        )
-        yield device
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        store=store,
+        rank=rank,
+        world_size=size,
+        timeout=timeout,
+    )
+    yield device
     # All is done by now: a rank that has left before, at a signal, takes nothing from that.
     with contextlib.suppress(RuntimeError):
         dist.barrier()
         dist.destroy_process_group()
-
-
-@contextlib.contextmanager
-def _shared_gloo_device() -> Iterator[None]:
-    """Have groups of gloo use the first one's device.
-
-    Each opens its own otherwise, whose thread wakes a hundred times a second (gloo/transport/tcp/loop.cc):
-    megatron-core's groups are two dozen on each rank.
-    """
-    gloo = dist.ProcessGroupGloo
-    create, first = gloo.__init__, gloo._Options()
-
-    def create_beside(self: Any, store: Any, rank: int, size: int, timeout: timedelta) -> None:
-        if not first._devices:
-            create(self, store, rank, size, timeout)
-            first._devices, first._threads = self.options._devices, self.options._threads
-            return
-        options = gloo._Options()
-        options._devices, options._threads, options._timeout = first._devices, first._threads, timeout
-        create(self, store, rank, size, options)
-
-    gloo.__init__ = create_beside
-    try:
-        yield
-    finally:
-        gloo.__init__ = create
-        first._devices = []
 
 
 def make_rank_context(

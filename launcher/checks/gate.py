@@ -87,7 +87,7 @@ def gather(drafts: Sequence[Draft], *, look: bool = True, **known: Any) -> list[
     """
     allowed = (gatherer for gatherer in GATHERERS if look or not gatherer.looks)
     gatherers = {gatherer.field: gatherer for gatherer in allowed if gatherer.field not in known}
-    answers = [gatherer.ask(drafts) for gatherer in gatherers.values()]
+    answers = [gatherer.gather(drafts) for gatherer in gatherers.values()]
     facts = [dict(zip(gatherers, values, strict=True)) for values in zip(*answers, strict=True)]
     return [Facts(**known, **fields) for fields in facts]
 

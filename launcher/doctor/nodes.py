@@ -27,7 +27,7 @@ from launcher.runs.provenance import new_tag
 from launcher.slurm.commands import WITHOUT_SLURM, error_text
 
 # The flags that select a launch's nodes, so that the same nodes are examined.
-_QUEUE = ("partition", "account", "qos", "reservation", "constraint", "nodelist", "exclude")
+_CHOOSING_NODES = ("partition", "account", "qos", "reservation", "constraint", "nodelist", "exclude")
 _MINUTES = 5
 _MEMORY = "500M"  # where memory is shared out, the default may be all that a node has
 _ENDING_SECONDS = 15.0
@@ -190,7 +190,7 @@ def srun_command(
         # Other steps may run, such as the user's shell; srun takes no --exclusive beside it.
         return [*command, "--overlap", *([f"--nodelist={chosen}"] if chosen else [])]
     command += ["--exclusive"] if whole_node else []
-    values = {flag: value(plan.job) for flag, value in FLAGS if flag in _QUEUE}
+    values = {flag: value(plan.job) for flag, value in FLAGS if flag in _CHOOSING_NODES}
     values["nodelist"] = chosen or values["nodelist"]
     command += [f"--{flag}={value}" for flag, value in values.items() if value is not None]
     resources = plan.job.resources

@@ -50,7 +50,10 @@ class Attachment:
 
 
 def attach(ref: RunRef, point: AttachPoint, command: Sequence[str], terminal: bool) -> Attachment:
-    """Return the command line that attaches to a run; raise UserError if no job, or no such rank, runs."""
+    """Return the command line that attaches to the running launch of a run.
+
+    Raise UserError if none runs, or several do, or the job has no such rank or node.
+    """
     target, launch = _running(ref)
     manifest = launch.manifest
     world = launch.nodes * manifest.tasks_per_node

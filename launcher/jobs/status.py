@@ -151,7 +151,7 @@ def _waits_silently(launch: Launch, status: JobStatus) -> bool:
     """Return True if a stage waits for a chain, but Slurm has no word for why: its dependency is new."""
     if status.state is not State.PENDING or status.reason is not None:
         return False
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, TypeError):  # a damaged file hides no status
         before = read_stages(launch.paths.directory).before
         return before is not None and chain_end(before.directory) is None
     return False
@@ -205,7 +205,7 @@ def current_statuses(
 def possible_statuses(
     run_dirs: Sequence[Path], only: Mapping[Path, Sequence[int]] | None = None
 ) -> dict[Path, list[LaunchStatus]]:
-    """Return the launches of each run that may live, newest first, and its newest; `only` is as above."""
+    """Return each run's launches that may live, and its newest, newest first; or those in `only`."""
     only = only or {}
     read = {
         run_dir: _read(run_dir, only[run_dir]) if run_dir in only else _candidates(run_dir)

@@ -26,11 +26,10 @@ _PROGRAMS = {"slurm": "salloc", "allocation": "srun"}
 
 def open_workspace(report: CheckReport) -> NoReturn:
     """Become the shell: its exit code is that of this process; raise UserError if it cannot begin."""
-    draft = report.draft
+    script, announcement = report.draft.rendered.script, _announcement(report.draft.plan)
     for warning in _prepare(report):
         _logger.warning(warning)
-    script = draft.rendered.script
-    _logger.info(_announcement(draft.plan))
+    _logger.info(announcement)
     sys.stdout.flush()
     sys.stderr.flush()
     os.execvp("bash", ["bash", "-c", in_place(script)])

@@ -130,8 +130,9 @@ def _complaints(answer: Answer, ids_of: Mapping[str, Sequence[str]]) -> dict[str
 
 def is_held(record: Record) -> bool:
     """Return True if a job waits until somebody releases it."""
-    is_held = "held" in (record.reason or "").lower() or record.word in HELD_STATES
-    return record.state is State.PENDING and is_held
+    if record.state is not State.PENDING:
+        return False
+    return "held" in (record.reason or "").lower() or record.word in HELD_STATES
 
 
 def _for_scontrol(record: Record) -> str:

@@ -16,7 +16,7 @@ from launcher.stages.common import (
     WITHOUT_GPUS,
     cpu_environment,
     environment,
-    gpus_in_words,
+    gpus_as_requested,
     resources,
     stage_job,
 )
@@ -36,7 +36,7 @@ def _plan(run: StageRun, command: CommandConfig) -> Job:
     written = [Path(whole_path(path, "command.writable")) for path in command.writable]
     requested = resources(cluster, command.run, nodes=command.nodes, tasks=command.tasks_per_node)
     if command.gpus_per_node:
-        gpus, gres = gpus_in_words(command.gpus_per_node, requested.gres)
+        gpus, gres = gpus_as_requested(command.gpus_per_node, requested.gres)
         requested = replace(requested, gpus_per_node=gpus, gpus_per_task=None, gres=gres)
     argv, workdir = _argv(command), str(paths.results)
     if command.workdir is not None:

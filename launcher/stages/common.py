@@ -88,7 +88,7 @@ def trainer_payload(run: StageRun, *module: str, options: Sequence[str] = ()) ->
 
 def resources(cluster: ClusterConfig, run: RunConfigNode, *, nodes: int, tasks: int) -> Resources:
     """Return the resources of a job on this cluster, with `tasks` tasks per node."""
-    request, table = _gpu_request(cluster), _gpu_types(cluster)
+    request, table = _requesting_key(cluster), _gpu_types(cluster)
     return Resources(
         nodes=nodes,
         tasks_per_node=tasks,
@@ -156,7 +156,7 @@ def _parts(name: str) -> tuple[str, str]:
     return re.sub(r"\d", "", model), re.sub(r"\D", "", model)
 
 
-def _gpu_request(cluster: ClusterConfig) -> str:
+def _requesting_key(cluster: ClusterConfig) -> str:
     """Return the key that requests GPUs, or ``none``; raise UserError if two keys contradict each other."""
     gpus = cluster.gpus_per_node
     named = re.fullmatch(r"gpu(?::[\w.-]+)?:(\d+)", cluster.gres or "")
@@ -183,7 +183,7 @@ def _gpu_request(cluster: ClusterConfig) -> str:
     return request
 
 
-def gpus_in_words(gpus: int, gres: str | None) -> tuple[int | None, str | None]:
+def gpus_as_requested(gpus: int, gres: str | None) -> tuple[int | None, str | None]:
     """Return a number of GPUs in the words in which the cluster requests them."""
     parts = (gres or "").split(",")
     kinds = [match[1] for part in parts if (match := _OF_GPUS.fullmatch(part))]
@@ -197,7 +197,7 @@ def with_gpu_per_task(requested: Resources) -> Resources:
     """Return a request for a GPU for each task: a small job does not need the whole node."""
     if requested.gpus_per_task is not None:
         return requested
-    gpus, gres = gpus_in_words(requested.tasks_per_node, requested.gres)
+    gpus, gres = gpus_as_requested(requested.tasks_per_node, requested.gres)
     return replace(
         requested, gpus_per_node=gpus if requested.gpus_per_node else None, gres=gres, exclusive=False
     )

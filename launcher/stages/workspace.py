@@ -11,7 +11,7 @@ from launcher.config.schema import RunConfig
 from launcher.config.stage_schema import WorkspaceConfig
 from launcher.plan import Chain, Container, Job, Mount, Payload, Resources
 from launcher.runs.paths import TASK_PACKAGES, TRAINER, LaunchPaths
-from launcher.stages.common import gpus_in_words
+from launcher.stages.common import gpus_as_requested
 from launcher.stages.names_and_paths import required_program, whole_path
 from launcher.stages.stage import Stage, StageRun
 from launcher.stages.training import plan_training
@@ -98,7 +98,7 @@ def _resources(requested: Resources, workspace: WorkspaceConfig) -> Resources:
     if requested.gpus_per_task is not None:
         gpus = requested.gpus_per_task * tasks
     if wanted is not None:
-        gpus, gres = gpus_in_words(wanted, gres)
+        gpus, gres = gpus_as_requested(wanted, gres)
     return replace(
         requested,
         nodes=1,

@@ -249,7 +249,7 @@ def test_pending_job_is_cancelled_when_patience_ends(
     environment = plain_sandbox.environment()
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(nodes, "_QUEUE", (*nodes._QUEUE, "begin"))
+    monkeypatch.setattr(nodes, "_CHOOSING_NODES", (*nodes._CHOOSING_NODES, "begin"))
     late = ["cluster=sandbox", "cluster.begin=now+1hour", "--nodes", "1"]
     assert main(["doctor", *late, "--patience", "1"]) == 3
     out = capsys.readouterr().out
@@ -262,7 +262,7 @@ _WAITS = """\
 import sys
 from launcher.cli.app import main
 from launcher.doctor import nodes
-nodes._QUEUE += ("begin",)
+nodes._CHOOSING_NODES += ("begin",)
 sys.exit(main(["doctor", "cluster=sandbox", "cluster.begin=now+1hour", "--nodes", "1"]))
 """
 

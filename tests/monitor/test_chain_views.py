@@ -280,3 +280,11 @@ def test_stage_is_said_to_wait_before_slurm_has_looked_at_its_new_dependency(
     end_chain(chain, ChainEnd("job 13", "done"))
     slipway(runs, "status", "after")
     assert "it waits" not in capsys.readouterr().out
+
+
+def test_stages_that_are_damaged_hide_no_status(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:
+    stage = runs.launch("after", 2, waits_for="a")
+    (stage / NAME).write_text('{"before": {"run": "a", "directory": 5, "tag": "a-1"}}')
+    scheduler.set("12", State.PENDING)
+    assert slipway(runs, "status", "after") == 0
+    assert "PENDING" in capsys.readouterr().out

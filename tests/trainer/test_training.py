@@ -238,12 +238,9 @@ def test_one_dead_rank_ends_the_job_and_the_other_tells(trainings: Any) -> None:
     for line in processes[0].stdout:
         if line.startswith("step"):
             break
-    threads = [path.read_text().strip() for path in Path(f"/proc/{processes[0].pid}/task").glob("*/comm")]
     processes[1].send_signal(signal.SIGKILL)
     outcome = trainings.finish(processes, log_dir)
     assert outcome.codes == [1, -signal.SIGKILL]
-    # Each wakes a hundred times a second, whatever there is to do.
-    assert threads.count("gloo_tcp_loop") == 1
     assert outcome.stderr[0].startswith("rank 0 (local rank 0): rank 1 on ")
     assert len(outcome.stderr[0].splitlines()) == 1
     assert (log_dir / "nemo_error_log.txt").read_text() == outcome.stderr[0]

@@ -21,7 +21,7 @@ class Gatherer(NamedTuple):
     """
 
     field: str
-    ask: Callable[[Sequence[Draft]], Sequence[object]]
+    gather: Callable[[Sequence[Draft]], Sequence[object]]
     looks: bool = True
 
 
@@ -38,14 +38,14 @@ def gathers(
 
     def register(find: Callable[[Draft], _Answer]) -> Callable[[Draft], _Answer]:
         @wraps(find)
-        def ask(drafts: Sequence[Draft]) -> list[_Answer]:
+        def gather(drafts: Sequence[Draft]) -> list[_Answer]:
             answers: dict[object, _Answer] = {}
             for draft in drafts:
                 if same(draft) not in answers:
                     answers[same(draft)] = find(draft)
             return [answers[same(draft)] for draft in drafts]
 
-        GATHERERS.append(Gatherer(field, ask, looks))
+        GATHERERS.append(Gatherer(field, gather, looks))
         return find
 
     return register
