@@ -212,7 +212,8 @@ def _print_submitted(paths: LaunchPaths, manifest: Manifest) -> None:
 def _build_and_try(args: argparse.Namespace) -> tuple[list[Launched], int]:
     """Launch with an image that is made first, after a smoke, or both.
 
-    Return the launches, and the exit code: after a smoke alone that failed, or in a dry run, its own.
+    Return the launches and the exit code. A smoke that failed, or that is only printed, ends the way: there
+    are no launches then, and the code is the smoke's.
     """
     request = request_of(args, args.overrides)
     if args.build:

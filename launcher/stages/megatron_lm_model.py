@@ -61,8 +61,8 @@ _FIXED = {
     "override_vocab_size": None,
 }
 
-_SWIGLU, _SQUARED_RELU = [("--swiglu", ())], [("--squared-relu", ())]
-_ACTIVATIONS = {"gelu": [], "swiglu": _SWIGLU, "fast-swiglu": _SWIGLU, "squared-relu": _SQUARED_RELU}
+_SWIGLU, _SQUARED_RELU = "--swiglu", "--squared-relu"
+_ACTIVATIONS = {"gelu": None, "swiglu": _SWIGLU, "fast-swiglu": _SWIGLU, "squared-relu": _SQUARED_RELU}
 
 _NORMS = {
     "layernorm": [],
@@ -195,10 +195,11 @@ def _layers(stack: Node, path: str) -> Iterator[Option]:
     norm = "layernorm1p" if stack.get("layernorm_zero_centered_gamma") else "layernorm"
     yield from _one_of(_NORMS, stack, path, "normalization", norm)
     activation = _one_of(_ACTIVATIONS, stack, path, "activation", "gelu")
-    yield from activation
-    fusion = "--no-bias-swiglu-fusion" if activation is _SWIGLU else "--no-bias-gelu-fusion"
+    if activation is not None:
+        yield activation, ()
+    fusion = "--no-bias-swiglu-fusion" if activation == _SWIGLU else "--no-bias-gelu-fusion"
     # There is no such kernel for a squared ReLU, and megatron-core refuses to look for one.
-    yield flag(fusion, stack.get("bias_activation_fusion") is False or activation is _SQUARED_RELU)
+    yield flag(fusion, stack.get("bias_activation_fusion") is False or activation == _SQUARED_RELU)
     positions = _one_of(_POSITIONS, stack, path, "position_embedding_type", "learned_absolute")
     yield "--position-embedding-type", positions
     if positions == "rope":
