@@ -30,6 +30,7 @@ COMPOSING: Rows = [
     (["training=0"], ["training=0: there is no such choice"]),
     (["training=false"], ["training=false: there is no such choice"]),
     (["++command=null"], ["command=null: there is no such choice"]),
+    (["~command=[default]"], ["command=[default]: there is no such choice"]),
     (["cluster=[bcm,1.5]"], ["cluster=[bcm,1.5]: there is no such choice", "valid: bcm, interactive"]),
     (["cluster=[[bcm]]"], ["cluster=[[bcm]]: there is no such choice"]),
     (["training=gpt3/400m"], ["training=gpt3/400m: there is no such choice", "mean 'gpt3/400m_improved'?"]),
