@@ -93,8 +93,9 @@ class TreeComposer:
             if isinstance(value, dict) or not self._files.group_exists(key):
                 values.append(override)
                 continue
-            names = value if isinstance(value, list) else [value or ""]
-            if not all(isinstance(name, str) for name in names):  # Hydra fails
+            is_left_out = override.is_delete() and value is None
+            names = value if isinstance(value, list) and not override.is_delete() else [value]
+            if not is_left_out and not all(isinstance(name, str) for name in names):  # Hydra fails
                 raise NoSuchChoice(key, text.partition("=")[2])
             groups.append(override)
         return values, groups

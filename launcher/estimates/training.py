@@ -49,7 +49,6 @@ _OF_MODEL = (
     "model.moe_router_topk",
     "model.moe_ffn_hidden_size",
     "model.moe_shared_expert_intermediate_size",
-    f"model.{LATENT_QUERY}",
 )
 _NODES = ("model.tokenizer", "model.data")
 # Optimizers that data parallel ranks share, and the types of gradients in 16 bits.
@@ -74,11 +73,12 @@ def countable_model(values: Values) -> Mapping[str, Any] | None:
         needed += [values.whole(f"model.{name}") for name in LATENT]
     nodes = ("model", *(stack.node for stack in stacks))
     optional = [f"{node}.{name}" for node in nodes for name in _OF_STACK]
+    optional += [f"model.{LATENT_QUERY}"] if latent else []
     experts = values.raw("model.num_moe_experts")
     is_countable = (
         all(needed)
         # Megatron reads 0 as none.
-        and all(values.whole(key, 0, least=0) is not None for key in (*optional, *_OF_MODEL))
+        and all(values.raw(key) in (None, 0) or values.whole(key) for key in (*optional, *_OF_MODEL))
         and all(values.raw(key) is None or values.node(key) is not None for key in _NODES)
         and (model_type_of(values) == "gpt" or not (experts or latent))
         and has_layer_flags(values, "moe_layer_freq", experts)

@@ -211,3 +211,15 @@ def test_a_decoder_is_not_judged_by_a_probability_that_is_none() -> None:
         assert found({"model.data.masked_lm_prob": value}) == []
     assert found({"model.data.mean_ngram_size": 1e-308})
     assert found({"model.data.seq_length": 2**62, "model.seq_length": 2**62})
+
+
+@pytest.mark.parametrize("key", ["num_moe_experts", "num_query_groups", "q_lora_rank", "override_vocab_size"])
+@pytest.mark.parametrize("value", [0, 0.0, False])
+def test_size_that_is_switched_off_is_counted_as_left_out(key: str, value: object) -> None:
+    off = Values(changed(GPT, {f"model.{key}": value}))
+    assert countable_model(off) is not None
+
+
+def test_size_of_latent_attention_is_not_looked_at_without_it() -> None:
+    assert countable_model(Values(changed(GPT, {"model.q_lora_rank": "x"}))) is not None
+    assert countable_model(Values(changed(SPARSE, {"model.q_lora_rank": "x"}))) is None
