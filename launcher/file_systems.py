@@ -63,7 +63,10 @@ def existing(path: Path) -> Path:
 def mount_of(path: Path) -> MountedFileSystem | None:
     """Return the file system that a path is on, or would be."""
     place = existing(path)
-    above = [mount for mount in mounts() if place.is_relative_to(mount.point)]
+    try:
+        above = [mount for mount in mounts() if place.is_relative_to(mount.point)]
+    except OSError:
+        return None
     # Of two at the same point the later one covers the other.
     return max(reversed(above), key=lambda mount: len(mount.point.parts), default=None)
 
@@ -83,12 +86,11 @@ def is_shared(path: Path) -> bool:
 
 
 def mounts() -> Iterator[MountedFileSystem]:
-    """Yield Linux's mounts, proc_pid_mountinfo(5): type and source are the fields after the lone dash."""
-    try:
-        lines = MOUNTS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-    except OSError:
-        return
-    for line in lines:
+    """Yield Linux's mounts, proc_pid_mountinfo(5): type and source are the fields after the lone dash.
+
+    Raise OSError if they cannot be read: what is deleted must not be below a mount that nobody saw.
+    """
+    for line in MOUNTS.read_text(encoding="utf-8", errors="surrogateescape").splitlines():
         before, _, after = line.partition(" - ")
         place, kind = before.split(), after.split()
         if len(place) > 4 and len(kind) > 1:

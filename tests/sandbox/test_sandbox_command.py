@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher import file_systems
 from launcher.cli import sandbox as verb
 from launcher.cli.app import VerbParser
 from launcher.errors import UserError
@@ -177,3 +178,11 @@ def test_only_one_at_a_time(tmp_path: Path) -> None:
 def test_mounts_are_found() -> None:
     assert Path("/proc") in mounts_under(Path("/"))
     assert mounts_under(Path("/nowhere")) == []
+
+
+def test_mounts_that_cannot_be_read_are_no_empty_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_systems, "MOUNTS", tmp_path / "no-such-file")
+    with pytest.raises(FileNotFoundError):
+        mounts_under(tmp_path)
