@@ -58,7 +58,7 @@ def _plan(run: StageRun, workspace: WorkspaceConfig) -> Job:
     return replace(
         job,
         stage=STAGE,
-        resources=_resources(job.resources, workspace),
+        resources=_shell_resources(job.resources, workspace),
         queue=replace(
             job.queue,
             requeue=None,
@@ -88,7 +88,7 @@ def _container(container: Container | None, packages: Sequence[Path]) -> Contain
     )
 
 
-def _resources(requested: Resources, workspace: WorkspaceConfig) -> Resources:
+def _shell_resources(requested: Resources, workspace: WorkspaceConfig) -> Resources:
     """Return one task with the resources of all tasks of a node, or with the requested GPUs."""
     tasks, wanted = requested.tasks_per_node, workspace.gpus
     cores = requested.cpus_per_task
