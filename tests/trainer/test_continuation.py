@@ -35,8 +35,8 @@ COMMON = {
 }
 # Two micro batches a step on a rank, and a second epoch from the middle of the run on.
 HALF = {"model.global_batch_size": 4, "model.data.splits_string": "40,60,0"}
-GPT = {"model.hidden_dropout": 0.1, "model.attention_dropout": 0.1}
-SPANS = {**T5, **both(hidden_dropout=0.1, attention_dropout=0.1)}
+GPT = {"model.hidden_dropout": 0.1, "model.attention_dropout": 0.1, "model.num_layers": 1}
+SPANS = {**T5, **both(hidden_dropout=0.1, attention_dropout=0.1, num_layers=1)}
 # Each rank has a share of the optimizer's states, and saves it.
 SHARDED = {
     "model.optim.name": "mcore_distributed_optim",
@@ -47,7 +47,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "tensor": {**GPT, **HALF, "model.tensor_model_parallel_size": 2},
     "data": GPT,
     "sharded": {**GPT, **SHARDED},
-    "pipeline": {**GPT, **HALF, "model.pipeline_model_parallel_size": 2},
+    "pipeline": {**GPT, **HALF, "model.num_layers": 2, "model.pipeline_model_parallel_size": 2},
     "t5_tensor": {**SPANS, **HALF, "model.tensor_model_parallel_size": 2},
     "t5_data": SPANS,
 }
