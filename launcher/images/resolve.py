@@ -9,13 +9,13 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launcher.config.overrides import recipe_and_flavor
 from launcher.errors import UserError, absolute_path, file_mode, nearest, nearest_files, one_line, shown
 from launcher.images.references import (
     SQUASHFS_SUFFIXES,
     Kind,
     Reference,
     contents_of_reference,
-    recipe_and_flavor,
 )
 from launcher.images.store import Sidecar, read_sidecar, stored_images
 from launcher.releases import Contents, contents_by_file_name, with_installed
