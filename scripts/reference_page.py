@@ -28,6 +28,7 @@ from launcher.config.compose import CONF_DIR  # noqa: E402
 from launcher.config.overrides import STAGES  # noqa: E402
 from launcher.config.schema import RunConfig  # noqa: E402
 from launcher.config.sources import Sources, TreeFile  # noqa: E402
+from launcher.config.values import Arguments, Words  # noqa: E402
 from launcher.images.recipes import GROUP as IMAGE  # noqa: E402
 from launcher.images.recipes import RecipeConfig  # noqa: E402
 
@@ -46,6 +47,11 @@ recipe's ([recipes](recipes.md)): `slipway image render nemo image.flavor=dev`.
 """
 
 _WORDS = {str: "text", int: "whole number", float: "number", bool: "true or false", type(None): "null"}
+# Of keys whose validators take more than the type of their values.
+_WIDER = {
+    get_args(Words)[1]: "text or list of text or null",
+    get_args(Arguments)[1]: "text or list of text",
+}
 
 
 @dataclass(frozen=True)
@@ -135,7 +141,8 @@ class Page:
             default, meaning = place.default, place.meaning
         needed = default == "???"
         shown = "needed" if needed else f"`{default}`" if default else ""
-        return f"| `{name}` | {_type(field.annotation)}{_limits(field)} | {shown} | {_cell(meaning)} |"
+        kind = next((_WIDER[item] for item in field.metadata if item in _WIDER), _type(field.annotation))
+        return f"| `{name}` | {kind}{_limits(field)} | {shown} | {_cell(meaning)} |"
 
     def _place(self, path: str) -> Place | None:
         first = self._sources.first(path)

@@ -17,7 +17,7 @@ import os
 import re
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, get_type_hints
 
 from supervisor import checkpoints, marks
 from supervisor.checkpoints import Progress
@@ -98,7 +98,7 @@ def read_stages(launch_dir: AnyPath) -> Stages:
     Raises
     ------
     ValueError
-        If the file is of another version.
+        If the file is damaged, or of another version.
     OSError
         If it cannot be read.
     """
@@ -109,12 +109,21 @@ def read_stages(launch_dir: AnyPath) -> Stages:
     try:
         before: Optional[Dict[str, Any]] = content.get("before")
         return Stages(
-            Stage(**before) if before else None,
-            tuple(Stage(**each) for each in content.get("after", ())),
-            tuple(Repeated(**each) for each in content.get("repeated", ())),
+            _typed(Stage(**before)) if before else None,
+            tuple(_typed(Stage(**stage)) for stage in content.get("after", ())),
+            tuple(_typed(Repeated(**stage)) for stage in content.get("repeated", ())),
         )
     except (TypeError, AttributeError) as error:
-        raise ValueError(f"{NAME} is not of this version: {error}") from error
+        raise ValueError(f"{NAME} is damaged, or of another version: {error}") from error
+
+
+def _typed(stage: Any) -> Any:
+    """Return a stage; raise TypeError if a field of it is of another type."""
+    for name, kind in get_type_hints(type(stage)).items():
+        value = getattr(stage, name)
+        if not isinstance(value, kind):
+            raise TypeError(f"{name} is {value!r}")
+    return stage
 
 
 def waits_for(jobs: Sequence[str], own: str = "") -> str:

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 from launcher.cli import image_options as shared
 from launcher.cli.options import Verbs, add_option, add_overrides, add_tree_options, add_verb
+from launcher.config.overrides import recipe_and_flavor
 from launcher.errors import UserError, absolute_path, one_line
 from launcher.images.backends import BACKENDS
 from launcher.images.importing import Imported, ImportOptions, import_image, reuse
 from launcher.images.progress import format_size, show_progress
-from launcher.images.references import Kind, Reference, recipe_and_flavor
+from launcher.images.references import Kind, Reference
 from launcher.images.squashfs import AUTO, COMPRESSIONS, is_squashfs
 from launcher.images.store import stored
 from launcher.images.tools import BUILDERS

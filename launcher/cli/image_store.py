@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 from launcher.cli import image_options as shared
 from launcher.cli.options import Verbs, add_option, add_overrides, add_verb
 from launcher.cli.runs import add_base_results_dir
+from launcher.config.overrides import recipe_and_flavor
 from launcher.errors import Mistakes, UserError, absolute_path, explain_refusal, one_line
 from launcher.images import registry
 from launcher.images.progress import format_size, show_progress
-from launcher.images.references import Reference, recipe_and_flavor
+from launcher.images.references import Reference
 from launcher.images.store import read_sidecar, stored_images
 from launcher.images.tools import BUILDERS, NO_IMAGE, ToolError, ending_cleanly
 from launcher.ui.tables import print_listing

@@ -175,7 +175,8 @@ def _show_results(args: argparse.Namespace, directory: Path) -> int:
                 break
             time.sleep(_INTERVAL)
     except KeyboardInterrupt:
-        print_stderr("stopped waiting; the jobs continue")
+        if args.wait:
+            print_stderr("stopped waiting; the jobs continue")
         return WATCHING_ENDED
     if args.json:
         print_json([point.to_json() for point in results.points])

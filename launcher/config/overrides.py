@@ -51,6 +51,9 @@ _OPEN_TEXTS = ("env_vars", "cluster.env_vars", "command.env_vars", "env_files", 
 _FORM = "an override is KEY=VALUE, GROUP=CHOICE, +KEY=VALUE or ~KEY, such as training=gpt3/126m"
 _WORD = re.compile(r"(?P<sign>\+\+|\+|~)?(?P<key>[^=@]*)(?P<package>@[^=]*)?(?P<value>=.*)?", re.DOTALL)
 
+# A choice of the group `image`, and the flavor of that.
+_RECIPE = re.compile(r"(?P<name>[A-Za-z0-9][\w-]*)(?::(?P<flavor>[A-Za-z0-9][\w-]*))?", re.ASCII)
+
 # What Hydra is to read by itself: quotes, lists, mappings, interpolations, escapes; nothing and null.
 _HYDRA_READS = re.compile(r"""['"\[{].*|.*(\$\{|\\).*|null|""", re.DOTALL | re.IGNORECASE)
 
@@ -68,6 +71,12 @@ class Override:
     def is_choice(self) -> bool:
         """True if its form is that of a choice of a group's file."""
         return self.key in GROUPS and self.value is not None and not self.value.startswith("{")
+
+
+def recipe_and_flavor(text: str) -> tuple[str, str | None] | None:
+    """Parse `NAME[:FLAVOR]`, which names a recipe; return ``None`` for a text with a `/`, `#` or `.`."""
+    match = _RECIPE.fullmatch(text)
+    return (match["name"], match["flavor"]) if match else None
 
 
 def parse_override(text: str) -> Override:

@@ -21,7 +21,7 @@ from pydantic import AfterValidator, BeforeValidator
 
 from launcher import __version__
 from launcher.config.compose import compose_file, list_options, tree_roots
-from launcher.config.overrides import choice_hint
+from launcher.config.overrides import choice_hint, recipe_and_flavor
 from launcher.config.sources import Sources
 from launcher.config.stage_schema import StrictModel
 from launcher.config.values import Line, LineList, Text, Whole, matching
@@ -42,7 +42,6 @@ from launcher.runs.provenance import checkout_of, user
 from launcher.secrecy import is_secret_name
 
 GROUP = "image"  # of the configuration tree: one file for each recipe, which no launch composes
-_RECIPE = r"[A-Za-z0-9][\w-]*"  # what may be in the names of images and files, and in container=NAME
 
 # In the wheel a directory, in a checkout a link.
 TEMPLATE_DIR = (Path(__file__).parents[1] / "dockerfiles").resolve()
@@ -162,7 +161,7 @@ class Recipe:
 
 def recipe_names(config_dir: Path | None = None) -> list[str]:
     """Return the names of all recipes, the user's own among them."""
-    return [name for name in list_options(GROUP, config_dir) if re.fullmatch(_RECIPE, name, re.ASCII)]
+    return [name for name in list_options(GROUP, config_dir) if recipe_and_flavor(name) == (name, None)]
 
 
 def read_recipe(

@@ -65,7 +65,6 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128}")
 _DIGEST_AS_TAG = re.compile(r":sha\d+:.*")  # NAME:sha256:…, as Enroot before 4.0 needs it
 _REGISTRY = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9a-fA-F:]+\])(?::\d{1,5})?")
 _USER = re.compile(r"[\w.!~*'()%;&=+$,-]+", re.ASCII)  # as Enroot's, without `:`
-_RECIPE = re.compile(r"(?P<name>[A-Za-z0-9][\w-]*)(?::(?P<flavor>[A-Za-z0-9][\w-]*))?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,12 +180,6 @@ class Reference:
 
     def _tagged(self, name: str) -> str:
         return f"{name}:{self.tag}" if self.tag else name
-
-
-def recipe_and_flavor(text: str) -> tuple[str, str | None] | None:
-    """Parse `NAME[:FLAVOR]`, which names a recipe; return ``None`` for a text with a `/`, `#` or `.`."""
-    match = _RECIPE.fullmatch(text)
-    return (match["name"], match["flavor"]) if match else None
 
 
 def _as_file_name(parts: list[str | None]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,12 +14,19 @@ from launcher.errors import UserError
 from launcher.jobs.acting import Effect, Outcome, failures, give_up, is_unanswered, over
 from launcher.jobs.launches import Launch, adopt, by_scheduler, read_launch
 from launcher.jobs.status import LaunchStatus, poll
+from launcher.runs.paths import short
 from launcher.runs.provenance import user
 from launcher.runs.receipts import acts
 from launcher.schedulers.base import ChainJobs, FoundJobs, Scheduler
 from launcher.slurm.states import Action, State
-from supervisor.following import read_stages
+from supervisor.following import NAME, read_stages
 from supervisor.marks import ChainEnd, claim, end_chain, note_cancelled, take_back_end
+
+_logger = logging.getLogger(__name__)
+
+_UNKNOWN_STAGES = (
+    "%s cannot be read (%s): stages that wait for %s are not cancelled, and exit by themselves when started"
+)
 
 
 @dataclass
@@ -101,9 +109,13 @@ def with_followers(targets: Sequence[LaunchStatus]) -> list[LaunchStatus]:
     for target in targets:
         if target.launch is None or target.chain is None or not target.may_live:
             continue
-        with contextlib.suppress(OSError, ValueError):
-            stages = read_stages(target.launch.paths.directory).after
-            followers += [Path(stage.directory) for stage in stages if stage.needs_success]
+        directory = target.launch.paths.directory
+        try:
+            stages = read_stages(directory).after
+        except (OSError, ValueError) as error:
+            _logger.warning(_UNKNOWN_STAGES, short(directory / NAME), error, target.run)
+            continue
+        followers += [Path(stage.directory) for stage in stages if stage.needs_success]
     launches = []
     for directory in dict.fromkeys(followers):
         if directory not in known and directory.name.isdecimal():

@@ -151,7 +151,7 @@ def _waits_silently(launch: Launch, status: JobStatus) -> bool:
     """Return True if a stage waits for a chain, but Slurm has no word for why: its dependency is new."""
     if status.state is not State.PENDING or status.reason is not None:
         return False
-    with contextlib.suppress(OSError, ValueError, TypeError):  # a damaged file hides no status
+    with contextlib.suppress(OSError, ValueError):  # a damaged file hides no status
         before = read_stages(launch.paths.directory).before
         return before is not None and chain_end(before.directory) is None
     return False

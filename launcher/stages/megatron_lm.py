@@ -82,6 +82,10 @@ class _Data(_Computed):
     seq_length: Whole | None
 
 
+class _DataOfTwoStacks(_Data):
+    seq_length_dec: Whole | None
+
+
 class _Model(_Computed):
     tensor_model_parallel_size: Whole
     pipeline_model_parallel_size: Whole
@@ -100,6 +104,7 @@ class _ModelOfOneStack(_Model, _Stack): ...
 class _ModelOfTwoStacks(_Model):
     encoder: _Stack
     decoder: _Stack
+    data: _DataOfTwoStacks
 
 
 class _Trainer(_Computed):

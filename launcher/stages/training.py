@@ -33,7 +33,7 @@ def plan_training(run: StageRun, training: TrainingConfig) -> Job:
     _check_range(config)
     trainer = parse(TrainerNode, training.trainer, "training.trainer")
     written, engine = launch_config(config, training, paths), _ENGINES[config.engine]
-    requested = _resources(config, training, trainer)
+    requested = _training_resources(config, training, trainer)
     job = stage_job(
         run,
         requested,
@@ -50,7 +50,7 @@ def plan_training(run: StageRun, training: TrainingConfig) -> Job:
     )
 
 
-def _resources(config: RunConfig, training: TrainingConfig, trainer: TrainerNode) -> Resources:
+def _training_resources(config: RunConfig, training: TrainingConfig, trainer: TrainerNode) -> Resources:
     least, most = _node_range(config) or (trainer.num_nodes, None)
     try:
         requested = resources(config.cluster, training.run, nodes=least, tasks=trainer.devices)

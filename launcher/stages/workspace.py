@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from launcher.config.overrides import recipe_and_flavor
 from launcher.config.schema import RunConfig
 from launcher.config.stage_schema import WorkspaceConfig
 from launcher.plan import Chain, Container, Job, Mount, Payload, Resources
@@ -20,8 +20,6 @@ STAGE = "workspace"
 
 # Where our trainer is in the container: below a directory that has nothing else.
 _TRAINER_IN_CONTAINER = "/opt/slipway"
-# A name alone is a recipe's, in its flavor for jobs; images of registries have a `/`, a `#` or a `.`.
-_RECIPE = re.compile(r"([A-Za-z0-9][\w-]*)(?::run)?", re.ASCII)
 _SITE_DIRECTORIES = ("site-packages", "dist-packages")
 
 _OF_SBATCH = "array batch export export-file ignore-pbs input kill-on-invalid-dep propagate"
@@ -31,8 +29,9 @@ _NOT_OF_SALLOC = frozenset(_OF_SBATCH.split())
 def _with_own_image(config: RunConfig, workspace: WorkspaceConfig) -> list[RunConfig]:
     """Use the workspace's own image, or the recipe's `dev` flavor."""
     image = workspace.container or config.container
-    if workspace.container is None and image is not None and (recipe := _RECIPE.fullmatch(image)):
-        image = f"{recipe[1]}:dev"
+    recipe = recipe_and_flavor(image or "")
+    if workspace.container is None and recipe is not None and recipe[1] in (None, "run"):
+        image = f"{recipe[0]}:dev"
     return [config.model_copy(update={"container": image})]
 
 
@@ -58,7 +57,7 @@ def _plan(run: StageRun, workspace: WorkspaceConfig) -> Job:
     return replace(
         job,
         stage=STAGE,
-        resources=_resources(job.resources, workspace),
+        resources=_shell_resources(job.resources, workspace),
         queue=replace(
             job.queue,
             requeue=None,
@@ -88,7 +87,7 @@ def _container(container: Container | None, packages: Sequence[Path]) -> Contain
     )
 
 
-def _resources(requested: Resources, workspace: WorkspaceConfig) -> Resources:
+def _shell_resources(requested: Resources, workspace: WorkspaceConfig) -> Resources:
     """Return one task with the resources of all tasks of a node, or with the requested GPUs."""
     tasks, wanted = requested.tasks_per_node, workspace.gpus
     cores = requested.cpus_per_task

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from contextlib import suppress
+from pathlib import Path
 
 from supervisor.marks import ChainEnd, end_chain
 from tests.chains.chain_yard import CHAIN, PREFIX, Yard
@@ -109,19 +111,17 @@ def injected(yard: Yard, run: str) -> None:
 
 def suspended(yard: Yard, run: str) -> None:
     """`slipway cancel --save` is refused while nothing runs that could save, and later it is not."""
-    body = "trap 'save 3; exit 75' USR1; ready\nwhile :; do date +%s.%N >$work/alive; sleep 0.2; done\n"
-    job = _running_chain(yard, run, body)
+    job = _running_chain(yard, run, "wait_to_save 3\n")
     yard.slurm("scontrol", "suspend", job)
+    yard.until(f"{job} is stopped", lambda: _process_states(job) == {"T"}, run)
     yard.said[run] = yard.slipway("cancel", "--save", run)
     yard.said[f"{run}_queue"] = yard.command(
         "squeue", "--noheader", "--format=%i %T", f"--name={PREFIX}{run}"
     )
     yard.said[f"{run}_end"] = Done("end", 0, str(yard.end(run)), "")
-    alive = yard.work(run) / "alive"
-    before = alive.read_text()
     yard.slurm("scontrol", "resume", job)
-    # A signal that comes before the node has resumed the job is lost.
-    yard.until(f"{job} is resumed", lambda: alive.read_text() not in ("", before), run)
+    # A signal that comes before the node has resumed the job is lost, though Slurm says that it runs.
+    yard.until(f"{job} is resumed", lambda: "T" not in _process_states(job), run)
     yard.said[f"{run}_again"] = yard.slipway("cancel", "--save", run)
     yard.until_over(run)
 
@@ -176,3 +176,13 @@ def _requeue(yard: Yard, run: str, job: str) -> None:
         return yard.slurm("squeue", "--noheader", "--format=%T", f"--jobs={job}").split() == ["PENDING"]
 
     yard.until(f"{job} waits to begin again", waits, run)
+
+
+def _process_states(job: str) -> set[str]:
+    """Return the states of a job's processes on this machine, where all nodes are: ``T`` of a stopped one."""
+    states = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if f"SLURM_JOB_ID={job}".encode() in (process / "environ").read_bytes().split(b"\0"):
+                states.add((process / "stat").read_text().rpartition(")")[2].split()[0])
+    return states

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher.config.overrides import recipe_and_flavor
 from launcher.errors import UserError
-from launcher.images.references import Kind, Reference, recipe_and_flavor
+from launcher.images.references import Kind, Reference
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 

@@ -18,6 +18,7 @@ from launcher.runs.provenance import user
 from launcher.schedulers.base import FoundJobs, JobRef, JobStatus, NoAnswer, Submission
 from launcher.schedulers.chain_status import status_of_chain
 from launcher.slurm.states import Action, State
+from supervisor.following import NAME as STAGES_FILE
 from supervisor.marks import cancelled_by, chain_end, claim, link_jobs
 
 Capsys = pytest.CaptureFixture[str]
@@ -89,6 +90,26 @@ def test_a_chain_is_ended_before_its_jobs_are(scheduler: ChainScheduler, capsys:
     assert told == "cancelled job 18 of a (launch 17, link 2/5): it was RUNNING on n1 for 00:10:00\n"
     assert main(["cancel", "a"]) == 0
     assert "it is over: CANCELLED" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"after": [{"run": "b", "directory": 5, "tag": "b-1"}]}',
+        '{"after": [{"run": "b", "directory": "/b", "tag": "b-1", "needs_success": null}]}',
+        '{"before": [], "after": "b"}',
+        '{"before": 5}',
+        "[]",
+        "no JSON",
+    ],
+)
+def test_cancel_warns_of_damaged_stages(scheduler: ChainScheduler, capsys: Capsys, content: str) -> None:
+    (DIRECTORY / STAGES_FILE).write_text(content)
+    assert main(["cancel", "a"]) == 0
+    assert scheduler.acts == [("cancel", "19"), ("cancel", "18")]
+    warning = capsys.readouterr().err
+    assert "launches/17/stages.json cannot be read" in warning
+    assert "stages that wait for a are not cancelled" in warning
 
 
 def test_a_link_that_nobody_put_on_record_is_ended_too(scheduler: ChainScheduler) -> None:

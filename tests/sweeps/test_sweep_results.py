@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -62,6 +63,16 @@ def test_an_array_whose_record_is_broken_is_told(
     told = capsys.readouterr().err
     assert told.count("cannot be read: its points are not in the table") == 1
     assert "arrays/1/sweep.json" in told
+
+
+@pytest.mark.parametrize("words", [[], ["--wait"]])
+def test_only_an_interrupted_wait_says_that_it_stopped_waiting(
+    tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record(tmp_path / "sweep", 1, seed=7)
+    monkeypatch.setattr("launcher.sweeps.results.gather", Mock(side_effect=KeyboardInterrupt))
+    assert main(["sweep", "--results", str(tmp_path / "sweep"), *words]) == 130
+    assert capsys.readouterr().err == ("stopped waiting; the jobs continue\n" if words else "")
 
 
 def test_why_a_point_failed_is_told(tmp_path: Path) -> None:
