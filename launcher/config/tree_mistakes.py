@@ -10,7 +10,6 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue, OmegaConfBaseException
 
-from launcher.config.hydra_setup import once_in_unchanged_tree
 from launcher.config.overrides import GROUPS, MAIN, parse_override
 from launcher.config.schema import ClusterConfig, RunConfig
 from launcher.config.sources import LOST, files_of, relative
@@ -55,7 +54,6 @@ def _circle(error: RecursionError, overrides: Sequence[str]) -> UserError | None
     return UserError(f"{words}: the defaults lists go in circles", hint="a file cannot build on itself")
 
 
-@once_in_unchanged_tree
 def _broken(path: Path) -> UserError | None:
     name = one_line(relative(path))
     try:
