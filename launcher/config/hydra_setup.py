@@ -93,17 +93,14 @@ class TreeFiles(ConfigRepository):
 
 @once_in_unchanged_tree
 def config_loader(roots: tuple[Path, ...], *, once: bool = True) -> ConfigLoaderImpl:
-    """Return Hydra's loader of our tree, the last of `roots`, with the user's own in front of it.
-
-    Hydra's `hydra.searchpath` only appends, so that a file there could not replace one of ours.
-    """
+    """Return Hydra's loader of our tree, the last of `roots`, with the user's own in front of it."""
     use_libyaml()
     register_resolvers()
     setup_globals()
     version.setbase("1.3")
     JobRuntime().set("name", "slipway")
     search_path = create_config_search_path(str(roots[-1]))
-    for root in roots[:-1]:
+    for root in roots[:-1]:  # Hydra's `hydra.searchpath` only appends, and replaces no file of ours
         search_path.prepend("user", f"file://{root.absolute()}")
     loader = ConfigLoaderImpl(search_path)
     loader.repository = TreeFiles(search_path, once and _MEMORY.get() is None)
@@ -112,10 +109,7 @@ def config_loader(roots: tuple[Path, ...], *, once: bool = True) -> ConfigLoader
 
 @cache
 def use_libyaml() -> None:
-    """Let OmegaConf read files with libyaml: the parser in Python takes a fifth of a composition's time.
-
-    OmegaConf has no setting for this; its version is pinned.
-    """
+    """Let OmegaConf, which has no setting for it, use libyaml: PyYAML takes a fifth of a composition."""
     if not yaml.__with_libyaml__:
         return
     from yaml._yaml import CParser

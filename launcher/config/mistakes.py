@@ -59,7 +59,7 @@ class Attempt:
     @cached_property
     def tree(self) -> DictConfig | None:
         """The tree of the choices alone, to look up the existing keys in."""
-        parsed = [parse_override(text) for text in self.overrides]
+        parsed = map(parse_override, self.overrides)
         choices = [item.text for item in parsed if item.key == "stages" or (item.is_choice and not item.sign)]
         trees = tree_composer(tuple(self.roots))
         try:
@@ -110,8 +110,7 @@ def explain_all(error: Exception, attempt: Attempt) -> UserError | None:
         return None
     mistakes, left = list(first.mistakes), list(attempt.overrides)
     for _ in range(_MOST_TRIED):
-        rest = _without_fault(last, left, attempt)
-        if rest == left:
+        if (rest := _without_fault(last, left, attempt)) == left:
             break
         left = rest
         try:
