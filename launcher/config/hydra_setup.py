@@ -109,7 +109,7 @@ def config_loader(roots: tuple[Path, ...], *, once: bool = True) -> ConfigLoader
 
 @cache
 def use_libyaml() -> None:
-    """Let OmegaConf, which has no setting for it, use libyaml: PyYAML takes a fifth of a composition."""
+    """Let OmegaConf, which has no setting for it, use libyaml: the parser in Python is slow."""
     if not yaml.__with_libyaml__:
         return
     from yaml._yaml import CParser
