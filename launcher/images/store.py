@@ -57,7 +57,7 @@ class Sidecar:
     made_by: str
     config: ImageConfig = ImageConfig()
     recipe: RecipeOrigin | None = None
-    # Modification time in whole seconds since 1970: a file of another time is another file, whatever its size.
+    # Modification time in whole seconds since 1970: a file of another time is another one, whatever its size.
     modified: int | None = None
     # The digest that registries have of a built image.
     pushed: str | None = None

@@ -75,7 +75,7 @@ _POSITIONS = {name: name for name in ("learned_absolute", "rope", "none")}
 
 _SHARED_EMBEDDINGS = "share_embeddings_and_output_weights"
 
-# Keys in which a T5's encoder and decoder may differ. Not in layers: no release (core_v0.12.3, 0.16.1, 0.19.0)
+# Keys in which a T5's encoder and decoder may differ. Not in layers: no release (core_v0.12.3, 0.16.1, 0.19)
 # reads its own --decoder-num-layers, and the decoder gets the encoder's number.
 _OF_A_STACK = ("arch", "activations_checkpoint_num_layers")
 
