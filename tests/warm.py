@@ -74,13 +74,16 @@ class WarmPool:
     def write_interpreter(self, path: Path, module: str = "") -> Path:
         """Write a Python that has its ``-m trainer.pretrain`` forked; `module` stands in for that.
 
-        So are conversions and evaluations, which jobs start as ``-u -m MODULE``.
+        So are conversions and evaluations, which jobs start as ``-u -m MODULE``, and the description of a
+        machine for the checks of its GPUs.
         """
         client = f'"{sys.executable}" -ISE "{zygote.__file__}" client "{self._socket}"'
         stand_in = f"-m {module} " if module else ""
         case = f'*" -m trainer.pretrain "*) exec {client} {stand_in}"$@" ;;'
         packages = '*" -m trainer.conversion "* | *" -m trainer.evaluation "*)'
         case += f' {packages} module=$3; shift 3; exec {client} -m "$module.__main__" "$@" ;;'
+        check = "trainer.gpu_check"
+        case += f' *" -m {check} --describe "*) exec {client} -m {check}.__main__ --describe ;;'
         return write_program(path, f'case " $* " in {case} esac\nexec "{sys.executable}" "$@"')
 
     def journal(self, module: str) -> list[dict[str, Any]]:

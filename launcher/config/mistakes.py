@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -30,7 +31,7 @@ from launcher.config.overrides import (
 )
 from launcher.config.secrets import NEMO_NODES, Placeholder, placeholder_in
 from launcher.config.sources import locate_text
-from launcher.config.tree_composer import HydraTree
+from launcher.config.tree_composer import HydraTree, NeedsFullCompose, tree_composer
 from launcher.config.tree_mistakes import MissingValue, broken_trees, explain_value, mistakes_of_root
 from launcher.errors import Mistakes, UserError, did_you_mean, nearest, one_line
 from launcher.slurm.sbatch_options import key_hint
@@ -60,7 +61,11 @@ class Attempt:
         """The tree of the choices alone, to look up the existing keys in."""
         parsed = [parse_override(text) for text in self.overrides]
         choices = [item.text for item in parsed if item.key == "stages" or (item.is_choice and not item.sign)]
+        trees = tree_composer(tuple(self.roots))
         try:
+            if self.primary == MAIN:
+                with suppress(NeedsFullCompose), trees.compose(choices) as composed:
+                    return composed.tree
             return HydraTree(choices, self.roots, self.primary).tree
         except (HydraException, OmegaConfBaseException, UserError):
             return None

@@ -10,6 +10,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue, OmegaConfBaseException
 
+from launcher.config.hydra_setup import once_in_unchanged_tree
 from launcher.config.overrides import GROUPS, MAIN, parse_override
 from launcher.config.schema import ClusterConfig, RunConfig
 from launcher.config.sources import LOST, files_of, relative
@@ -30,7 +31,7 @@ def broken_trees(
         return _circle(error, overrides)
     parsed = [parse_override(text) for text in overrides]
     try:
-        return _told_of(file.path for file in files_of(parsed, roots, primary))
+        return _told_of(file.path for file in files_of(parsed, roots, primary) if not file.is_mapping)
     except LOST:
         chosen = [f"{item.key}/{item.value}" for item in parsed if item.is_choice]
         files = [root / f"{name}.yaml" for name in (primary, *chosen) for root in roots]
@@ -54,6 +55,7 @@ def _circle(error: RecursionError, overrides: Sequence[str]) -> UserError | None
     return UserError(f"{words}: the defaults lists go in circles", hint="a file cannot build on itself")
 
 
+@once_in_unchanged_tree
 def _broken(path: Path) -> UserError | None:
     name = one_line(relative(path))
     try:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked_slipway import forked_command
+
 MAIN = Path(__file__).resolve().parents[2] / "launcher" / "cli" / "app.py"
 LOCAL = ["training=gpt3/tiny", "cluster=local", "--dry-run"]
 MOCK = "training.model.data.data_impl=mock"
@@ -17,10 +19,11 @@ LONG = "x" * 300
 
 
 def slipway(*arguments: str | bytes, cwd: Path, user: int | None = None, **streams: int) -> tuple[int, str]:
-    command = [sys.executable, "-m", "launcher.cli.app", *arguments]
+    # A fork is its parent's user.
+    program = forked_command() if user is None else [sys.executable, "-m", "launcher.cli.app"]
     env = {**os.environ, "PYTHONPATH": str(MAIN.parents[2])}
     done = subprocess.run(
-        command,
+        [*program, *arguments],
         cwd=cwd,
         env=env,
         user=user,

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -55,13 +56,19 @@ def status(cwd: Path, env: dict[str, str]) -> dict[str, dict[str, Any]]:
     return {row["run"]: row for row in json.loads(told)}
 
 
+@cache
+def code() -> dict[Path, bytes]:
+    """Return the files that a launch copies, by their names within the checkout."""
+    source = Path(__file__).resolve().parents[2]
+    packages = [source / name for name in ("arithmetic", "corpus", "trainer")]
+    paths = [path for package in packages for path in package.rglob("*.py")]
+    return {path.relative_to(source): path.read_bytes() for path in paths}
+
+
 def assert_complete(launch: Path) -> None:
     """Whatever was killed, a launch that can be seen is whole."""
-    source = Path(__file__).resolve().parents[2]
-    for package in ("arithmetic", "corpus", "trainer"):
-        for path in (source / package).rglob("*.py"):
-            copy = launch / "code" / path.relative_to(source)
-            assert copy.read_bytes() == path.read_bytes()
+    for name, content in code().items():
+        assert (launch / "code" / name).read_bytes() == content
     for name in ("launcher.json", "launcher_cmd.log", "task.sh"):
         assert (launch / name).stat().st_size
 

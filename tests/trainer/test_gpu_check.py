@@ -157,8 +157,12 @@ def test_throughput_is_skipped_without_a_gpu(tmp_path: Path) -> None:
     assert row == Row("throughput", "skipped", "trainer.devices=8 and 1 visible")
 
 
-def test_a_check_runs_as_a_job_would(tmp_path: Path, run_check: Callable[..., Any]) -> None:
-    done = run_check("--directory", str(tmp_path), "--only", "devices,resume")
+def test_a_check_runs_as_a_job_would(
+    tmp_path: Path, warm_python: Path, run_check: Callable[..., Any]
+) -> None:
+    """The processes that it starts are forked; `test_another_megatron_core_is_a_row` imports all anew."""
+    options = ["--directory", str(tmp_path), "--only", "devices,resume"]
+    done = run_check(*options, interpreter=warm_python)
     assert done.returncode == 0, done.stdout + done.stderr
     content = json.loads((tmp_path / "gpu_check.json").read_text())
     assert [(row["check"], row["state"]) for row in content["rows"]] == [
@@ -221,8 +225,12 @@ def test_an_unknown_check_is_named(tmp_path: Path, run_check: Callable[..., Any]
 
 @pytest.fixture
 def run_check() -> Callable[..., subprocess.CompletedProcess[str]]:
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "trainer.gpu_check", *arguments]
+    def run(*arguments: str, interpreter: Path | None = None) -> subprocess.CompletedProcess[str]:
+        command: list[str | Path] = [sys.executable, "-m", "trainer.gpu_check", *arguments]
+        if interpreter:
+            code = "import sys; sys.executable = sys.argv.pop(1); "
+            code += "from trainer.gpu_check.__main__ import main; sys.exit(main())"
+            command[1:3] = ["-c", code, interpreter]
         return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=240)
 
     return run
