@@ -36,7 +36,7 @@ from launcher.config.overrides import (
 from launcher.errors import UserError, one_line, shortened
 from launcher.secrecy import MASK, redacted, secrets_of
 
-# What looking for a source may run into, in trees that have mistakes: then there is none to tell.
+# Errors to ignore when locating a value in a tree that has mistakes.
 LOST = (
     HydraException,
     OmegaConfBaseException,

@@ -256,7 +256,7 @@ class _Resolution:
         whole = _REFERENCE.fullmatch(text)
         if whole:
             return copy.deepcopy(self._referred(whole, path))
-        return _REFERENCE.sub(lambda found: self._as_text(found, path), text)
+        return _REFERENCE.sub(lambda match: self._as_text(match, path), text)
 
     def _as_text(self, match: re.Match[str], path: KeyPath) -> str:
         value = self._referred(match, path)

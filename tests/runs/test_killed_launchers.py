@@ -66,7 +66,7 @@ def code() -> dict[Path, bytes]:
 
 
 def assert_complete(launch: Path) -> None:
-    """Whatever was killed, a launch that can be seen is whole."""
+    """Assert that a launch that can be seen is whole."""
     for name, content in code().items():
         assert (launch / "code" / name).read_bytes() == content
     for name in ("launcher.json", "launcher_cmd.log", "task.sh"):
