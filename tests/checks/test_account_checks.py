@@ -37,7 +37,7 @@ def test_the_account(queue: dict[str, Any], message: str, fix: str | None) -> No
 
 
 def test_plugins_of_the_site_may_put_right_what_seems_wrong() -> None:
-    """Where they pick the partition, and complete accounts and QOS, none of these is a reason to refuse."""
+    """They pick the partition, and complete accounts and QOS: none of these is a reason to refuse."""
     filtered = replace(CLUSTER, settings=ENFORCED._replace(has_filters=True))
     without_default = replace(filtered, partitions=(Partition("a"),))
     for plan, cluster in (

@@ -150,7 +150,7 @@ def test_what_estimates_cannot_count_with_is_refused(
 
 @pytest.fixture
 def blindfolded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever looks at anything but the configuration fails; the data are not there either."""
+    """Fail each look at anything but the configuration; the data are missing too."""
     monkeypatch.chdir(tmp_path / "data")
 
     def look(*args: object, **options: object) -> None:

@@ -91,7 +91,7 @@ def test_a_time_limit_beyond_the_partitions() -> None:
 
 
 def test_time_limits_that_will_do() -> None:
-    """Of several partitions one is enough; a QOS may overrule them; without a limit there is the default."""
+    """One of several partitions is enough; a QOS may overrule them; without a limit there is the default."""
     for plan in (asked(time_limit=None), asked(time_limit="no limit")):
         assert not any(found.id == "cluster.time_limit" for found in told(plan, CLUSTER))
     long = asked({"qos": "long"}, time_limit="9-00:00:00")

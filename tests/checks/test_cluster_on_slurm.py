@@ -60,7 +60,7 @@ class Cluster:
         return replace(plan, job=job, slurm_conf=str(self.sandbox.slurm_conf))
 
     def found(self, *, tasks: int | None = None, **asked: Any) -> list[Finding]:
-        """What the checks of the cluster find."""
+        """Return the findings of the checks of the cluster."""
         plan = self.plan(asked)
         facts = replace(KNOWN, cluster=cluster_facts(draft_of(plan)), array_tasks=tasks)
         return [one for one in run_checks(plan, facts) if one.id in OURS]

@@ -42,7 +42,7 @@ def findings(
     environment: Mapping[str, str] | None = None,
     nodes: int = 2,
 ) -> list[Finding]:
-    """What the two checks find in a job in an image."""
+    """Return the findings of the two checks for a job in an image."""
     known = contents or contents_of_reference(Reference.parse(image))
     plan = plan_of(changed(GPT, dict(changes)), engine=engine, resources={"nodes": nodes})
     container = Container(image, tuple(Mount(f"/host{target}", target) for target in mounts))
@@ -199,7 +199,7 @@ def test_what_is_mounted_is_not_the_images(
 
 
 def of_a_t5(pipeline: int, image: str, *words: str) -> list[Finding]:
-    """What the checks of images find in a job of Megatron-LM's that was drafted."""
+    """Return the findings of the checks of images for a drafted job of Megatron-LM."""
     sizes = [
         *(f"training.model.{stack}.activation=gelu" for stack in ("encoder", "decoder")),
         f"training.model.pipeline_model_parallel_size={pipeline}",

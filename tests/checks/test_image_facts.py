@@ -1,4 +1,4 @@
-"""What is found out of a job's image: by its name, the record beside a file, a recipe; and of a checkout."""
+"""The facts about a job's image: by its name, the record beside a file, a recipe; and about a checkout."""
 
 from __future__ import annotations
 

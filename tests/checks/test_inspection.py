@@ -31,7 +31,7 @@ def drafted(*overrides: str, config_dir: Path | None = None) -> Draft:
 
 
 def looked_at(made: Draft) -> list[Finding]:
-    """What is found; nobody asks a cluster here, nor how large the disk is."""
+    """Return the findings of a draft, without a question to a cluster or about the size of the disk."""
     skipped = ("space.checkpoints",)
     return [one for one in findings_of(made, skipped) if one.severity is not Severity.SKIPPED]
 

@@ -1,4 +1,4 @@
-"""What fits into a GPU's memory, and what would where it does not, for layouts that people launch."""
+"""Layouts that people launch fit into a GPU's memory, or the report says which ones would."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_the_gpus_of_the_shipped_sizes_are_known_ones() -> None:
 
 
 class Overflow(NamedTuple):
-    """What is told of a layout that does not fit, in GiB."""
+    """The reported sizes of a layout that does not fit, in GiB."""
 
     words: list[str]
     where: str

@@ -1,4 +1,4 @@
-"""What the exit code says where a job was submitted and something failed: 2 is that nothing was launched."""
+"""Exit codes where a job was submitted and something failed: 2 means that nothing was launched."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `--smoke` makes of the stock sizes: each GPU does what it will do, on one node and for two steps."""
+"""Plans of `--smoke` for the stock sizes: the work of each GPU, on one node and for two steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the system refuses: told in one message, without a traceback; and what is odd and works."""
+"""Refusals of the system, each one message without a traceback; and odd things that work."""
 
 from __future__ import annotations
 

@@ -190,5 +190,5 @@ def test_a_variable_of_the_shell_that_envsubst_left() -> None:
 
 
 def test_envsubst_leaves_the_root_as_it_is() -> None:
-    """It would put nothing in the place of ``${launcher_scripts_path}``, and data_dir would be /data."""
+    """Replaced by nothing, ``${launcher_scripts_path}`` would make data_dir /data."""
     assert re.findall(r"\$\{\w+\}|\$\w+", (CONF_DIR / "config.yaml").read_text()) == []

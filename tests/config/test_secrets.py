@@ -175,7 +175,7 @@ NAMES = st.text("ab=:,@/?&;'\"${}[]<>-_. \\\nHF_TOKEN", max_size=60)
 
 @given(NAMES, NAMES)
 def test_any_text_keeps_its_form_and_loses_the_secret(before: str, after: str) -> None:
-    """Whatever stands around it, a token's own form is found, and masking again changes nothing."""
+    """A token is found by its form in any text, and masking again changes nothing."""
     token = "ghp_" + "0a1b2c3d4e5f6g7h8i9j"
     for mask in (without_secrets, printable, redacted):
         shown = mask(f"{before} {token} {after}")

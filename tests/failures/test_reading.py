@@ -1,4 +1,4 @@
-"""Why a life ended, from its marks or, where it did not judge itself, from what else it left."""
+"""The reason for an attempt's end, from its marks or, without a verdict there, from its logs."""
 
 from __future__ import annotations
 

@@ -86,8 +86,8 @@ def test_a_chain_is_ended_before_its_jobs_are(scheduler: ChainScheduler, capsys:
     end = chain_end(DIRECTORY)
     assert end and (end.by, end.why) == (user(), f"cancelled by {user()}")
     assert [cancelled_by(DIRECTORY, job) for job in ("17", "18", "19")] == [None, user(), user()]
-    told = capsys.readouterr().out
-    assert told == "cancelled job 18 of a (launch 17, link 2/5): it was RUNNING on n1 for 00:10:00\n"
+    output = capsys.readouterr().out
+    assert output == "cancelled job 18 of a (launch 17, link 2/5): it was RUNNING on n1 for 00:10:00\n"
     assert main(["cancel", "a"]) == 0
     assert "it is over: CANCELLED" in capsys.readouterr().out
 
@@ -207,8 +207,8 @@ def test_the_last_link_cannot_be_held(scheduler: ChainScheduler, capsys: Capsys)
 
 def test_it_is_attached_to_the_link_that_runs(scheduler: ChainScheduler, capsys: Capsys) -> None:
     assert main(["attach", "a", "--outside", "--print"]) == 0
-    told = capsys.readouterr().out
-    assert "--jobid=18 " in told and "--nodelist=n1 " in told
+    output = capsys.readouterr().out
+    assert "--jobid=18 " in output and "--nodelist=n1 " in output
 
 
 def test_a_lost_link_is_found_and_told(scheduler: ChainScheduler, capsys: Capsys) -> None:

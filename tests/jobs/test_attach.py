@@ -78,7 +78,7 @@ def test_a_shell_on_a_terminal(project: Project) -> None:
 
 
 def _read(terminal: int) -> str:
-    """What a terminal shows until nobody has it open any more."""
+    """Return the output of a terminal until nobody has it open any more."""
     seen, end = b"", time.monotonic() + 60
     while time.monotonic() < end and select.select([terminal], [], [], end - time.monotonic())[0]:
         try:

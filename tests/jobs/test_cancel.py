@@ -95,7 +95,7 @@ def test_a_launch_that_is_no_job_yet(project: Project) -> None:
 
 @pytest.mark.slurm
 def test_an_array(project: Project) -> None:
-    """One task at a time: when the first leaves, no other begins."""
+    """Tasks run singly: when the first leaves, no other begins."""
     job = project.launch("cluster.sbatch={array: 0-2%1}")
     project.wait_until_it_trains()
     code, out, err = project.slipway("cancel", "--save", "--wait", "run")

@@ -75,7 +75,7 @@ exit $code
 
 
 class CountedSlurm:
-    """What waits or runs, and how often Slurm was called."""
+    """A queue, and a count of the calls to Slurm."""
 
     def __init__(self, here: Path) -> None:
         self.here = here
@@ -177,7 +177,7 @@ def test_refusals_among_many(slurm: CountedSlurm, capsys: Capsys) -> None:
 
 
 def test_a_scancel_that_stops_at_a_refusal(slurm: CountedSlurm, capsys: Capsys) -> None:
-    """What it says nothing of, and what still waits, is ended one by one."""
+    """Jobs that it does not mention, or that still wait, are ended one by one."""
     names = runs(slurm, 6)
     slurm.not_ours("6")
     (slurm.here / "stops").touch()
@@ -195,7 +195,7 @@ def test_a_scancel_that_does_nothing(slurm: CountedSlurm, capsys: Capsys) -> Non
 
 
 def test_of_one_run_one_after_the_other(slurm: CountedSlurm, capsys: Capsys) -> None:
-    """What waits ends before what runs, the newest first: so none starts where another ended."""
+    """Pending jobs end before running ones, the newest first: so none starts where another ended."""
     for number, state in ((1, "RUNNING"), (2, "PENDING"), (3, "PENDING")):
         slurm.job("a", number, state)
     slurm.job("b", 4, "PENDING")

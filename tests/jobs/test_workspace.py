@@ -28,7 +28,7 @@ exec {srun} "${{kept[@]}}"
 
 
 def typed(text: str, *command: str | Path, **variables: str) -> tuple[str, int]:
-    """What a terminal shows when a text is typed there, and the exit code of the command."""
+    """Type a text into a terminal; return its output, and the exit code of the command."""
     child, terminal = pty.fork()
     if child == 0:
         os.execvpe(command[0], [str(word) for word in command], {**os.environ, "TERM": "dumb", **variables})

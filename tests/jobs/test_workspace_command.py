@@ -43,7 +43,7 @@ HOSTILE = """a 'b' "c" $(touch canary) `touch canary` \\ $HOME"""
 
 @dataclass
 class Desk:
-    """Where one stands, with the stand-ins on PATH."""
+    """The user's working directory, with the stand-ins on PATH."""
 
     directory: Path
     path: str
@@ -194,7 +194,7 @@ def test_the_trainer_as_it_is_now(desk: Desk) -> None:
 
 
 def test_a_container_of_its_own(desk: Desk) -> None:
-    """What it changes is not what the training finds unpacked under its name, nor what it would save."""
+    """Changes there reach neither the training's unpacked container nor its saved image."""
     options = ["name=nemo", "save=/apps/saved.sqsh", "stage_to=/scratch", "writable=True"]
     given = ["training=gpt3/20b", "container=/apps/x.sqsh", *(f"container_options.{one}" for one in options)]
     desk.run(drafted(*given).rendered.script)
@@ -279,7 +279,7 @@ def test_on_this_machine(desk: Desk) -> None:
     ],
 )
 def test_what_it_asks_for(desk: Desk, overrides: list[str], flags: list[str]) -> None:
-    """One task that has what the tasks of a node have in the training, or so many GPUs."""
+    """A single task has the resources of all tasks of a training's node, or the requested GPUs."""
     desk.run(drafted("training=gpt3/5b", "cluster.gres=null", *overrides).rendered.script)
     words = desk.words("salloc")
     assert [

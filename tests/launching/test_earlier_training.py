@@ -251,7 +251,7 @@ def test_the_origin_of_the_data_is_recorded_and_what_changed_of_it_told(tmp_path
 
 
 def test_the_checkpoint_knows_better_than_the_launch(stocked: Path) -> None:
-    """What was accepted for a launch that saved nothing is not what the checkpoint was trained on."""
+    """Data that were accepted for a launch that saved nothing are not those of the checkpoint."""
     kept = manifest(stocked)["data"]
     (stocked / "data/bpe/vocab.json").write_text('{"<|endoftext|>":  0}')
     launch(stocked, "--no-check=data.identity")

@@ -65,7 +65,7 @@ def test_a_refusal_cuts_the_chain_short_and_is_told(tmp_path: Path, slurm: FakeS
 
 
 def test_no_link_begins_where_the_first_cannot(tmp_path: Path, slurm: FakeSlurm) -> None:
-    """Where the stage before fails, Slurm cancels the first link, after whose end the second would begin."""
+    """Slurm cancels the first link if the stage before fails, and the second would begin after that end."""
     whole = ["resilience.links=3", "resilience.submit=launch"]
     request = Request(stages(tmp_path, *whole), ["slipway", "launch"])
     launch_stages(drafts(request), request)

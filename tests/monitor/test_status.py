@@ -275,7 +275,7 @@ def test_watching_takes_no_shorter_interval(runs: Runs, capsys: Capsys) -> None:
 
 
 def test_a_scheduler_that_goes_silent_and_comes_back(runs: Runs, scheduler: FakeScheduler) -> None:
-    """What was known stays, and does not look healthy."""
+    """The known state stays, and does not look healthy."""
     append(runs.launch("a", job_id="1"), whole_training(0, 100)[:-1])
     runs.launch("b", job_id="2")
     scheduler.set("1", RUNNING)

@@ -1,4 +1,4 @@
-"""What `slipway verify` says of runs as they lie on disk, and from what; each check is shown failing."""
+"""`slipway verify` on runs as they lie on disk; each check is shown failing."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.pyxis]
 
 
 def statuses(out: str) -> dict[tuple[str, str], str]:
-    """How each thing is on each machine."""
+    """Return the status of each thing on each machine."""
     lines = json.loads(out)["lines"]
     return {(line["what"], where): line["status"] for line in lines for where in line["where"]}
 

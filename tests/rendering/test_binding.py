@@ -87,7 +87,7 @@ class Machine:
         write_program(self.bin / name, body)
 
     def bind(self, plan: Plan, **env: str) -> list[str]:
-        """What each task of a node says of its cores."""
+        """Return the cores that each task of a node reports."""
         rendered = render(plan)
         script = rendered.task.replace(f"source {plan.paths.binding}", rendered.copied[plan.paths.binding])
         script = script.replace("/sys/", f"{self.root}/sys/")

@@ -47,7 +47,7 @@ class Job:
     plan: Plan
 
     def run(self, **variables: str) -> tuple[str, list[list[str]]]:
-        """What it said, and the arguments of each command, in their order."""
+        """Run the script; return its output, and the arguments of each command, in their order."""
         record = self.root / "record"
         record.write_bytes(b"")
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}

@@ -1,4 +1,4 @@
-"""What surrounds the payload: variables that follow from the model, secrets, the profiler."""
+"""The environment of the payload: variables that follow from the model, secrets, the profiler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What jobs that were killed left in NeMo's directory of checkpoints is set aside before NeMo refuses it."""
+"""Remains of killed jobs in NeMo's directory of checkpoints are set aside before NeMo refuses them."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def code() -> dict[Path, bytes]:
 
 
 def assert_complete(launch: Path) -> None:
-    """Whatever was killed, a launch that can be seen is whole."""
+    """Assert that a launch that can be seen is whole."""
     for path, content in code().items():
         assert (launch / "code" / path).read_bytes() == content
     for name in ("launcher.json", "launcher_cmd.log", "task.sh"):

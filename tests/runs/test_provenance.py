@@ -1,4 +1,4 @@
-"""What a launch was made from: the commit and what was not committed, versions, the image."""
+"""The provenance of a launch: the commit and what was not committed, versions, the image."""
 
 from __future__ import annotations
 

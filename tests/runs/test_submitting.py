@@ -1,4 +1,4 @@
-"""What a launcher does when an answer is lost, step by step, with prepared answers and no waiting."""
+"""A launcher whose answer is lost, step by step, with prepared answers and no waiting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a sandbox with Pyxis is configured with, and what is said where something is missing for it."""
+"""The configuration of a sandbox with Pyxis, and its messages where a part is missing."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def test_for_ten_seconds_and_not_for_ever(jitter: float) -> None:
 
 
 def test_slurms_own_patience_counts() -> None:
-    """Where nobody listens its commands try for 9 s themselves, where nobody answers for 10 s."""
+    """Slurm's commands try for 9 s themselves if nobody listens, and for 10 s if nobody answers."""
     for seconds, tries in ((9.0, 2), (10.0, 1), (100.0, 1)):
         controller = Controller([None if seconds > 30 else BUSY], seconds)
         with pytest.raises(

@@ -1,4 +1,4 @@
-"""What squeue and sacct of Slurm 22.05.8 printed for jobs that ended in many ways, read line by line."""
+"""Recorded lines of squeue and sacct of Slurm 22.05.8 for jobs that ended in many ways."""
 
 from __future__ import annotations
 

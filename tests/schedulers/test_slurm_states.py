@@ -1,4 +1,4 @@
-"""What the queue, the accounting and the marks of a job tell, brought together."""
+"""States of jobs, from the queue, the accounting and the marks."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def test_a_task_that_was_cancelled_before_it_began_has_no_record(array: JobRef) 
 
 
 def test_sacct_takes_128_from_exit_codes(ref: JobRef) -> None:
-    """Which makes 139 (SIGSEGV) an 11, and 203 a 75, that of a training that has saved."""
+    """Then 139 (SIGSEGV) becomes 11, and 203 becomes 75, that of a training that has saved."""
     (told,) = parse_sacct(sacct_line("FAILED", "11:0"))
     assert status_of_job(ref, [], [told]).exit_code == 11
     assert status_of_job(ref, [queued("FAILED", code=139)], [told]).reason == "exit code 139 (SIGSEGV)"

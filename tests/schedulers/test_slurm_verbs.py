@@ -289,21 +289,24 @@ def test_all_jobs_of_a_tag_are_found(real: Real) -> None:
     tag = new_tag()
     refs = [real.submit(tag=tag), real.submit(tag=tag), real.submit(header="#SBATCH --array=0-1%1")]
     now = datetime.now(UTC).isoformat()
-    wanted = [
-        Submission(asked, Path("/x_submission.sh"), whose, now)
-        for asked, whose in (
+    submissions = [
+        Submission(name, Path("/x_submission.sh"), whose, now)
+        for name, whose in (
             (tag, user()),
             (refs[2].submitted_tag, user()),
             (new_tag(), "nobody-of-that-name"),
         )
     ]
     first, second, array = (ref.job_id for ref in refs)
-    assert real.scheduler.find(wanted) == {tag: {1: [first, second]}, refs[2].submitted_tag: {1: [array]}}
+    assert real.scheduler.find(submissions) == {
+        tag: {1: [first, second]},
+        refs[2].submitted_tag: {1: [array]},
+    }
 
 
 @pytest.mark.slurm
 def test_a_controller_that_does_not_answer(real: Real) -> None:
-    """It is said how often and how long it was asked; the job is there as before."""
+    """The message says how often and how long it was asked; the job is there as before."""
     ref = real.submit()
     conf = Path(real.environment["SLURM_CONF"])
     pid_file = re.search("^SlurmctldPidFile=(.*)$", conf.read_text(), re.MULTILINE)

@@ -1,4 +1,4 @@
-"""What a launch may ask of its container, and what is refused before anything is submitted."""
+"""Requests of a launch to its container, and those that are refused before anything is submitted."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from supervisor.settings import ChainSettings
 
 @dataclass(frozen=True)
 class Event:
-    """What becomes of a link: how it ends, and if it saves a checkpoint before."""
+    """The fate of a link: its end, and if it saves a checkpoint before."""
 
     kind: str
     saves: bool = False

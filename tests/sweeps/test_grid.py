@@ -1,4 +1,4 @@
-"""What is swept, how often, and what each point is called."""
+"""The points of a sweep, and their names."""
 
 from __future__ import annotations
 

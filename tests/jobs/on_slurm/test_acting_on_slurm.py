@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slurm
     ],
 )
 def test_what_was_done_is_said(zoo: Zoo, run: str, done: str, was: str) -> None:
-    """What became of each is in the states that `status` tells."""
+    """The outcome of each is in the states that `status` prints."""
     said = zoo.said[run]
     assert said.stdout.startswith(f"{done} job {zoo.jobs[run]} of {run} (launch 1): it was {was}")
     assert (said.returncode, said.stderr) == (0, "")
