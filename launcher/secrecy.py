@@ -243,9 +243,7 @@ def _of_override(override: str) -> list[Secret]:
         is_path = files and _PATH.match(value)
         return _apart(_formed(override)) if is_path else [Secret(start, len(override), "a secret", None)]
     assigned = _given(value, files=files, variables=node.endswith(_VARIABLES))
-    inner = [
-        Secret(start + secret.start, start + secret.end, secret.what, secret.variable) for secret in assigned
-    ]
+    inner = [Secret(start + item.start, start + item.end, item.what, item.variable) for item in assigned]
     listed = _exported(override) if is_export_key(node) or "--export" in value else ()
     return _apart([*listed, *inner, *_formed(override)])
 
@@ -370,14 +368,12 @@ def _suspect() -> re.Pattern[str]:
 def _apart(secrets: Iterable[Secret]) -> list[Secret]:
     """Return secrets in their order, those that overlap as one."""
     apart: list[Secret] = []
-    for secret in sorted(secrets, key=lambda secret: (secret.start, -secret.end)):
-        if apart and secret.start < apart[-1].end:
+    for item in sorted(secrets, key=lambda secret: (secret.start, -secret.end)):
+        if apart and item.start < apart[-1].end:
             last = apart[-1]
-            apart[-1] = Secret(
-                last.start, max(last.end, secret.end), last.what, last.variable or secret.variable
-            )
-        elif secret.end > secret.start:
-            apart.append(secret)
+            apart[-1] = Secret(last.start, max(last.end, item.end), last.what, last.variable or item.variable)
+        elif item.end > item.start:
+            apart.append(item)
     return apart
 
 
