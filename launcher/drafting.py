@@ -215,7 +215,7 @@ def drafts(request: Request, staged: Sequence[Composition] | None = None) -> lis
 def choice_of(composition: Composition, template_dir: Path | None = None) -> ResolvedImage | None:
     """Resolve `container` to an image; return ``None`` on bare metal.
 
-    Raise UserError if it is no image, or a recipe that does not exist or has a mistake.
+    Raise UserError if it is no name of an image; a recipe's own mistakes are raised when it is read.
     """
     config = composition.config
     if config.container is None or not config.container.strip():

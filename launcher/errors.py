@@ -68,9 +68,9 @@ class Mistakes(UserError):
 def did_you_mean(name: str, valid: Iterable[str]) -> str | None:
     """Return a hint with the nearest valid spelling, or with all valid ones if none is near."""
     options = sorted(valid)
-    found = nearest(name, options)
-    if found:
-        return f"did you mean {found[0]!r}?"
+    close = nearest(name, options)
+    if close:
+        return f"did you mean {close[0]!r}?"
     return f"valid: {', '.join(options)}" if options else None
 
 

@@ -67,7 +67,7 @@ def mount_of(path: Path) -> MountedFileSystem | None:
         above = [mount for mount in mounts() if place.is_relative_to(mount.point)]
     except OSError:
         return None
-    # Of two at the same point the later one covers the other.
+    # The later of two mounts at the same point covers the other.
     return max(reversed(above), key=lambda mount: len(mount.point.parts), default=None)
 
 
@@ -120,13 +120,13 @@ def room_at(path: Path) -> Room | None:
     """Return the room that the user has at a path; ``None`` if the file system does not report it."""
     place = existing(path)
     try:
-        found, status = os.statvfs(place), place.stat()
+        space, status = os.statvfs(place), place.stat()
     except OSError:
         return None
-    if not found.f_blocks:
+    if not space.f_blocks:
         return None
-    free = found.f_bavail * found.f_frsize
-    # Of files that the user writes there.
+    free = space.f_bavail * space.f_frsize
+    # The group of files that the user writes there.
     group = status.st_gid if status.st_mode & stat.S_ISGID else os.getgid()
     mount = mount_of(path)
     left = _quota_left(mount, group) if mount is not None else None

@@ -20,7 +20,7 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 
 def _replace_handler(old: object, new: object) -> None:
-    # Whoever started us may have told us to ignore Ctrl-C.
+    # The parent process may have set Ctrl-C to be ignored.
     if signal.getsignal(signal.SIGINT) == old:
         signal.signal(signal.SIGINT, new)  # type: ignore[arg-type]  # one of those that Python knows
 

@@ -80,7 +80,7 @@ class Queue:
     further: Mapping[str, str | Literal[True]] = field(default_factory=dict)
 
 
-# What Pyxis takes in the place of a mount's source: memory, and the removal of what is mounted there.
+# Words that Pyxis takes in place of a mount's source: memory, and the removal of what is mounted there.
 SOURCES_WITHOUT_PATH = ("tmpfs", "umount")
 
 
@@ -190,7 +190,7 @@ class Chain:
     checkpoints: str | None = None
 
 
-# What the supervisor exports for all tasks.
+# Variables that the supervisor exports for all tasks.
 _RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT")
 
 

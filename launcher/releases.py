@@ -37,7 +37,7 @@ _MONTH = re.compile(r"(\d\d\.\d\d)(?![\d])")
 _FILE = re.compile(r"(?<![a-z0-9])(?P<family>nemo|pytorch)[+_:-](?P<month>\d\d\.\d\d)(?!\d)", re.IGNORECASE)
 
 
-# What the Python of an image tells of itself.
+# Facts that the Python of an image tells of itself.
 _ASKED = ("nemo", "megatron_core", "python", "cuda", "transformer_engine")
 
 
@@ -171,8 +171,8 @@ def with_installed(contents: Contents, installed: Mapping[str, str | None]) -> C
 
 def version(text: str | None) -> tuple[int, ...]:
     """Return the numbers of a version; none if it is none."""
-    found = _VERSION.match((text or "").strip())
-    return tuple(map(int, found[0].split("."))) if found else ()
+    match = _VERSION.match((text or "").strip())
+    return tuple(map(int, match[0].split("."))) if match else ()
 
 
 def newest_with_pretraining() -> Contents:

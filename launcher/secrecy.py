@@ -23,7 +23,7 @@ MASK = "***"
 # HF_TOKEN, apiKey and PGPASSWORD in their words.
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
-# Of whatever: nothing else ends in these.
+# Secrets in any name: nothing else ends in these.
 _PLAIN_SECRET = re.compile(
     r"(PASS(WORD|WD|PHRASE|CODE)|CREDENTIAL|(API|ACCESS|AUTH|PRIVATE|SECRET)KEY)S?$|^SECRETS?$"
 )
@@ -33,7 +33,7 @@ _KEY_ID = re.compile(r"ACCESS_?KEY_?ID$", re.IGNORECASE)
 # Secrets in a variable's name, where a model's key of the same name, `eos_token` or `label_key`, is none.
 _IN_VARIABLES = ("AUTH", "BEARER", "CREDS", "JWT", "KEY", "KEYS", "PASS", "PAT", "PWD", "TOKEN", "TOKENS")
 
-# What makes one of those a secret in any name: `hf_token`, `api_key`.
+# With one of these words in front, those are secrets in any name: `hf_token`, `api_key`.
 _OWNER_NAMES = """
 ACCESS ACCOUNT API AUTH AWS AZURE BEARER CLIENT CLEARML COMET DB DEPLOY ENCRYPTION GCP GIT GITHUB GITLAB
 GOOGLE HF HUB HUGGINGFACE LOGIN MLFLOW MYSQL NEPTUNE NGC NGCCLI OPENAI PG PRIVATE REFRESH SECRET SESSION
@@ -49,7 +49,7 @@ USE
 _HARMLESS_WORDS = frozenset(_HARMLESS_NAMES.split())
 _HARMLESS = ("PWD", "OLDPWD", "GOOGLE_APPLICATION_CREDENTIALS")  # the last is a file's path
 
-# Of networks and their launchers, which have many variables and no secrets.
+# Networks and their launchers have many variables and no secrets.
 _NETWORKS = ("NCCL_", "FI_", "UCX_", "PMIX_", "OMPI_", "I_MPI_", "NVSHMEM_")
 
 # Mappings of variables, and of variables to the files that hold them.
@@ -69,7 +69,7 @@ _ASSIGNED = re.compile(
 )
 _ASSIGNED_VALUE = re.compile(rf"""[bfru]{{0,2}}(?:{_QUOTED})|[\[{{].*|[^,}}\]'"\n]*""", re.ASCII | re.DOTALL)
 _NOTHING = ("", "null", "none", "~", "''", '""')
-# What names a variable, a command or a file is no secret: ${oc.env:HF_TOKEN}, "$HF_TOKEN", $(cat FILE).
+# The name of a variable, a command or a file is no secret: ${oc.env:HF_TOKEN}, "$HF_TOKEN", $(cat FILE).
 _REFERENCE = re.compile(
     r"""\s*\\?['"]?(\$\{[\w.:]+\}|\$[A-Z_][A-Z0-9_]*|\$\(.*|<[^<>]*>|~?(?:/[\w.-]+){2,}/?|\*{3,})['"]?([\s;&|)].*)?""",
     re.DOTALL,
@@ -98,7 +98,7 @@ _SHORTEST = 4
 # A value of a variable is looked for everywhere: words of few letters, and numbers, would be found by chance.
 _SHORTEST_KNOWN, _SHORTEST_WORD = 8, 12
 _WORD_ALONE = re.compile(r"[a-z]+|[A-Z]+|[A-Z][a-z]+|[0-9.]+")
-# What is on record anyway, whatever variables have the same value.
+# Their values are on record anyway, whatever other variables have the same value.
 _PUBLIC = ("HOME", "PWD", "USER", "LOGNAME", "HOSTNAME", "PATH", "VIRTUAL_ENV")
 
 
@@ -172,7 +172,7 @@ def secrets_in(
     return list(_secrets_in(text, literals, exported, known_values() if known is None else known))
 
 
-# Of a sweep most points have the same values.
+# Most points of a sweep have the same values.
 @functools.lru_cache(maxsize=4096)
 def _secrets_in(text: str, literals: bool, exported: bool, known: Known) -> Sequence[Secret]:
     listed = _exported(text) if exported or "--export" in text else ()
@@ -219,7 +219,7 @@ def recorded(words: Iterable[str]) -> list[str]:
 
 def secrets_of(override: str) -> list[str]:
     """Return the values that `redacted` masks and those that the override refers to, but for short ones."""
-    values = [override[one.start : one.end].strip(" \t'\"") for one in _of_override(override)]
+    values = [override[secret.start : secret.end].strip(" \t'\"") for secret in _of_override(override)]
     values += [os.environ.get(name, "") for name in referred_variables(override)]
     return [value for value in values if len(value) >= _SHORTEST]
 
@@ -242,8 +242,10 @@ def _of_override(override: str) -> list[Secret]:
     if not mapping and (files or is_secret_key(node)) and not _REFERENCE.fullmatch(value):
         is_path = files and _PATH.match(value)
         return _apart(_formed(override)) if is_path else [Secret(start, len(override), "a secret", None)]
-    given = _given(value, files=files, variables=node.endswith(_VARIABLES))
-    inner = [Secret(start + one.start, start + one.end, one.what, one.variable) for one in given]
+    assigned = _given(value, files=files, variables=node.endswith(_VARIABLES))
+    inner = [
+        Secret(start + secret.start, start + secret.end, secret.what, secret.variable) for secret in assigned
+    ]
     listed = _exported(override) if is_export_key(node) or "--export" in value else ()
     return _apart([*listed, *inner, *_formed(override)])
 
@@ -253,13 +255,13 @@ def _given(
 ) -> Iterator[Secret]:
     """Find the places where a secret's name is given a value."""
     end = 0
-    for found in _ASSIGNED.finditer(text):
-        name = found["name"].upper() if variables else found["name"]
-        if found.start() < end or not (files or is_secret_name(name)):
+    for match in _ASSIGNED.finditer(text):
+        name = match["name"].upper() if variables else match["name"]
+        if match.start() < end or not (files or is_secret_name(name)):
             continue
-        if literals and not _LITERAL.match(text, found.end()):
+        if literals and not _LITERAL.match(text, match.end()):
             continue
-        stated = _ASSIGNED_VALUE.match(text, found.end())
+        stated = _ASSIGNED_VALUE.match(text, match.end())
         assert stated is not None  # there may be nothing
         value = stated[0]
         if value.strip().lower() in _NOTHING or _REFERENCE.fullmatch(value) or (files and _PATH.match(value)):
@@ -267,15 +269,15 @@ def _given(
         if not literals or _LITERAL.match(value):
             end = stated.end()
             yield Secret(*stated.span(), f"a value for {name}", name)
-    for found in _SET.finditer(text):
-        name = found["name"] or found["option"] or found["variable"]
-        group = next(group for group in ("value", "word", "literal") if found[group] is not None)
-        secret = is_secret_name(name) and not _REFERENCE.fullmatch(found[group])
-        if secret and (not literals or _LITERAL.match(found[group])):
-            yield Secret(*found.span(group), f"a value for {name}", name)
-    for found in _DEFAULT.finditer(text):
-        if is_secret_name(found["name"].upper()) and found["value"].strip().lower() not in _NOTHING:
-            yield Secret(*found.span("value"), f"a value for {found['name']}", found["name"])
+    for match in _SET.finditer(text):
+        name = match["name"] or match["option"] or match["variable"]
+        group = next(group for group in ("value", "word", "literal") if match[group] is not None)
+        secret = is_secret_name(name) and not _REFERENCE.fullmatch(match[group])
+        if secret and (not literals or _LITERAL.match(match[group])):
+            yield Secret(*match.span(group), f"a value for {name}", name)
+    for match in _DEFAULT.finditer(text):
+        if is_secret_name(match["name"].upper()) and match["value"].strip().lower() not in _NOTHING:
+            yield Secret(*match.span("value"), f"a value for {match['name']}", match["name"])
 
 
 _LITERAL = re.compile(r"""[bfru]{0,2}['"][^'"]{4,}""")
@@ -287,9 +289,9 @@ def _exported(text: str) -> Iterator[Secret]:
 
     A variable that is no secret has a better place, so more is taken for one than elsewhere.
     """
-    for found in _EXPORTED.finditer(text):
-        if is_secret_name(found["name"]) or _looks_random(found["value"]):
-            yield Secret(*found.span("value"), f"a value for {found['name']}", found["name"])
+    for match in _EXPORTED.finditer(text):
+        if is_secret_name(match["name"]) or _looks_random(match["value"]):
+            yield Secret(*match.span("value"), f"a value for {match['name']}", match["name"])
 
 
 def _formed(text: str, known: Known | None = None) -> Iterator[Secret]:
@@ -297,8 +299,8 @@ def _formed(text: str, known: Known | None = None) -> Iterator[Secret]:
     for start, end, what in formed(text):
         yield Secret(start, end, what)
     for name, pattern in known_values() if known is None else known:
-        for found in pattern.finditer(text):
-            yield Secret(*found.span(), f"the value of the variable {name}", name)
+        for match in pattern.finditer(text):
+            yield Secret(*match.span(), f"the value of the variable {name}", name)
 
 
 def known_values() -> Known:
@@ -310,7 +312,7 @@ def known_values() -> Known:
 def _known(environment: Sequence[tuple[str, str]]) -> Known:
     """Return the variables whose values are secrets, and how to find these in a text, the longest first."""
     public = [value for name, value in environment if name in _PUBLIC]
-    found = {
+    names = {
         part: name
         for name, value in sorted(environment)
         if is_secret_name(name.upper())
@@ -318,8 +320,8 @@ def _known(environment: Sequence[tuple[str, str]]) -> Known:
         if _is_telling(part) and not any(part in text for text in public)
     }
     return tuple(
-        (found[value], re.compile("|".join(map(re.escape, _writings(value)))))
-        for value in sorted(found, key=len, reverse=True)
+        (names[value], re.compile("|".join(map(re.escape, _writings(value)))))
+        for value in sorted(names, key=len, reverse=True)
     )
 
 
@@ -347,8 +349,8 @@ def _writings(value: str) -> list[str]:
 
 def suspect_lines(text: str, known: Known) -> set[int]:
     """Return the numbers of the lines, from 0, that may have a secret; all others have none."""
-    starts = [found.start() for found in _suspect().finditer(folded_letters(text))]
-    starts += [found.start() for _, pattern in known for found in pattern.finditer(text)]
+    starts = [match.start() for match in _suspect().finditer(folded_letters(text))]
+    starts += [match.start() for _, pattern in known for match in pattern.finditer(text)]
     numbers, number, before = set(), 0, 0
     for start in sorted(starts):
         number += text.count("\n", before, start)
@@ -367,17 +369,19 @@ def _suspect() -> re.Pattern[str]:
 
 def _apart(secrets: Iterable[Secret]) -> list[Secret]:
     """Return secrets in their order, those that overlap as one."""
-    found: list[Secret] = []
-    for one in sorted(secrets, key=lambda one: (one.start, -one.end)):
-        if found and one.start < found[-1].end:
-            last = found[-1]
-            found[-1] = Secret(last.start, max(last.end, one.end), last.what, last.variable or one.variable)
-        elif one.end > one.start:
-            found.append(one)
-    return found
+    apart: list[Secret] = []
+    for secret in sorted(secrets, key=lambda secret: (secret.start, -secret.end)):
+        if apart and secret.start < apart[-1].end:
+            last = apart[-1]
+            apart[-1] = Secret(
+                last.start, max(last.end, secret.end), last.what, last.variable or secret.variable
+            )
+        elif secret.end > secret.start:
+            apart.append(secret)
+    return apart
 
 
 def _masked(text: str, secrets: Sequence[Secret]) -> str:
-    for one in reversed(secrets):
-        text = f"{text[: one.start]}{MASK}{text[one.end :]}"
+    for secret in reversed(secrets):
+        text = f"{text[: secret.start]}{MASK}{text[secret.end :]}"
     return text

@@ -6,7 +6,7 @@ import functools
 import re
 from collections.abc import Iterable, Iterator
 
-# What stands in the place of a secret where a text has none: the mask, or a variable.
+# Neither the mask nor a variable, which stand in the place of a secret.
 _NONE = r"(?!\*{3}|\$)"
 _SCHEME = r"(?i:https?|ftps?|wss?)://"
 _QUERY = r"[\w.-]*(?:token|secret|passw(?:or)?d|pwd|api[_-]?key|auth|jwt|sas)|key"
@@ -17,8 +17,8 @@ _HOOKS = r"hooks\.slack\.com/(?:services|workflows|triggers)/|discord(?:app)?\.c
 _HTTP_LOGINS = r"(?:bearer|basic|token|digest|negotiate)"
 _SIGNED = r"sig|signature|X-(?:Amz|Goog)-(?:Signature|Credential|Security-Token)"
 
-# What each is; its cues, in small letters, of which every text with such a secret has one; and what finds it,
-# as the group `value`.
+# The name of each form; its cues, in small letters, one of which is in each text with such a secret; and its
+# pattern, with the secret as the group `value`.
 _FORMS = (
     ("a private key", "key-----", r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?P<value>.*?)(?:-----END|\Z)"),
     ("a token of Hugging Face", "hf_", r"\b(?P<value>hf_(?=[A-Za-z]*[A-Z0-9])[A-Za-z0-9]{16,})"),
@@ -108,7 +108,7 @@ _FORMS = (
 )
 CUES = sorted({cue for _, cues, _ in _FORMS for cue in cues.split()})
 
-# What `(?i:...)` takes for a letter of ASCII, besides the letter in both cases.
+# Characters that `(?i:...)` takes for a letter of ASCII, besides the letter in both cases.
 _FOLDED = (("\u0130", "i"), ("\u0131", "i"), ("\u017f", "s"), ("\u212a", "k"))
 
 
@@ -119,8 +119,8 @@ def formed(text: str) -> Iterator[tuple[int, int, str]]:
         return
     for what, cues, pattern in _FORMS:
         if any(map(folded.__contains__, cues.split())):
-            for found in _compiled(pattern).finditer(text):
-                yield *found.span("value"), what
+            for match in _compiled(pattern).finditer(text):
+                yield *match.span("value"), what
 
 
 def folded_letters(text: str) -> str:

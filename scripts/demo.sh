@@ -28,7 +28,7 @@ fi
 say "Text that is on every machine: the Python standard library's own source"
 source=$(python -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')
 # Some of its files are not UTF-8 on purpose.
-run slipway data tokenize "$source" --pattern '*.py' --max-files 700 "data_dir=$data" "base_results_dir=$results" \
+run slipway data tokenize "$source" --pattern '*.py' --max-files 350 "data_dir=$data" "base_results_dir=$results" \
     data_preparation.on_error=skip data_preparation.max_errors=20
 
 if [[ $cluster == sandbox ]] && ! slipway sandbox status >/dev/null; then

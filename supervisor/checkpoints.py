@@ -106,10 +106,10 @@ def _by_markers(directory: str) -> Optional[Progress]:
         step, serial = whole(marker.get("step"), 0), whole(marker.get("serial", 0), 0)
         if step is None or serial is None:
             continue
-        found = Progress(step, serial, _time(path))
+        marked = Progress(step, serial, _time(path))
         # Markers of the first version have no serial.
-        if newest is None or (found.order, found.step) > (newest.order, newest.step):
-            newest = found
+        if newest is None or (marked.order, marked.step) > (newest.order, newest.step):
+            newest = marked
     return newest
 
 
@@ -146,11 +146,11 @@ def newest_of_nemo(directory: str) -> Optional[NemoCheckpoint]:
     is of a way that the training has gone back from.
     """
     every = whole_of_nemo(directory)
-    last = max((one for one in every if one.is_last), key=_by_step, default=None)
-    others = [one for one in every if not one.is_last]
+    last = max((saved for saved in every if saved.is_last), key=_by_step, default=None)
+    others = [saved for saved in every if not saved.is_last]
     if last is None:
-        return max(others, key=lambda one: (one.time, one.step), default=None)
-    later = [one for one in others if one.step > last.step and one.time >= last.time]
+        return max(others, key=lambda saved: (saved.time, saved.step), default=None)
+    later = [saved for saved in others if saved.step > last.step and saved.time >= last.time]
     return max(later, key=_by_step, default=last)
 
 

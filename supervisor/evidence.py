@@ -12,14 +12,14 @@ from typing import Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 from supervisor.files import AnyPath, open_regular, read_text, unix_time, whole
 
-# Of each log; what ended a job stands at its end.
+# Bytes of each log; the cause of a job's end stands at the log's end.
 TAIL_BYTES = 1 << 20
 # Characters of a line that are kept, half of them at its end: a pattern may take long with the whole.
 _LINE = 1 << 12
 _LINE_ENDS = re.compile(r"[\r\n]")
 _LEFT = re.compile(r"globalrank-[^/]*\.json")
 _RANK = re.compile(r"[Rr]ank\"?:? ?([0-9]{1,7})(?:[^0-9]|$)")
-# What a rank left, or srun's word for a task that failed.
+# A rank's own report, or srun's word for a task that failed.
 _FAILED = re.compile(r"\{\"time\": .*\"rank\": [0-9]+|srun: error: [^ ]+: tasks? [0-9]")
 _FAILED_RANK = re.compile(r"(?:\"rank\": |: tasks? )([0-9]{1,9})")
 # Our trainer's, a progress bar's, and Megatron-LM's.

@@ -12,7 +12,7 @@ from supervisor.files import AnyPath, append_line, plain, read_text
 
 EXCLUDED_NODES = "excluded_nodes.tsv"
 
-# What Slurm takes for a node: an odd word, of a file that anybody of the group can write, is passed over.
+# A node's name, as Slurm takes it: an odd word, of a file that the group can write, is passed over.
 _NODE = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 
 

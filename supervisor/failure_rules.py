@@ -146,7 +146,7 @@ HARDWARE = (
     Rule("node_failed", "log", "exclude", "down", r"DUE TO NODE( [^ ]+)? FAILURE", "a node of it failed"),
 )
 
-# How Slurm ended it, where no machine was broken.
+# Ends by Slurm, where no machine was broken.
 LIMITS = (
     Rule(
         "time_limit",
@@ -187,7 +187,7 @@ LIMITS = (
     Rule("preempted", "log", "continue", "-", _ENDED_AT + "DUE TO PREEMPTION", "another job took its nodes"),
 )
 
-# What went wrong in its tasks; a chain tries again, as long as it gets on.
+# Failures in its tasks; a chain tries again, as long as it gets on.
 TASKS = (
     Rule(
         "gpu_out_of_memory",
@@ -330,7 +330,7 @@ TASKS = (
     ),
 )
 
-# Where nothing else tells.
+# The rules for an end that nothing else explains.
 LAST = (
     Rule(
         "cancelled",

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, Dict, List, Optional, Union
 
 AnyPath = Union[str, "os.PathLike[str]"]
 
-# What the launcher and a job write whole: manifests, marks, scripts and configurations.
+# Most bytes of a file that the launcher and a job write whole: manifests, marks, scripts and configurations.
 TEXT_LIMIT = 4 << 20
 
 # A file of this size or more with less than a thousandth of it on disk is a hole, and no log.
@@ -32,7 +32,7 @@ _LATEST = 1e11
 _LARGEST = (1 << 63) - 1  # of 64 bits
 
 
-# What a path, or a lease that somebody holds on the file, can do so that there is nothing to read.
+# Errors of a path, or of a lease that somebody holds on the file, that leave nothing to read.
 _LEAD_NOWHERE = (errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR, errno.ENXIO, errno.EAGAIN)
 
 

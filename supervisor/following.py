@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 NAME = "stages.json"
 # In the marks of a stage that is repeated: the checkpoints that were counted.
 COUNTED = "checkpoints.json"
-# Of a mark, which others may write, in a log and in another mark.
+# Characters quoted of a mark, which others may write, in a log and in another mark.
 _SAID = 1000
 _COUNT_BYTES = 1 << 16
 
@@ -138,7 +138,7 @@ class Following:
         self._job, self._slurm = job, slurm
         self._stages = Stages()
         # By a stage's tag the jobs that it waits for, as far as this job knows.
-        self._told: Dict[str, List[str]] = {}
+        self._waited_jobs: Dict[str, List[str]] = {}
         if job.by_hand or job.settings.scheduler != SLURM:
             return
         try:
@@ -185,7 +185,7 @@ class Following:
     def wait_for(self, jobs: Sequence[str]) -> None:
         """Let the stages after the chain wait for these jobs too; what is known is not told again."""
         for stage in self._stages.after:
-            if self._told.get(stage.tag) == list(jobs):
+            if self._waited_jobs.get(stage.tag) == list(jobs):
                 continue
             queued = self._slurm.queued_jobs(stage.tag) or {}
             first = queued.pop(1, None)
@@ -193,7 +193,7 @@ class Following:
                 continue
             dependency = waits_for([*jobs, *_ids(queued)], stage.dependency)
             if self._slurm.update_dependency(first.job_id, dependency):
-                self._told[stage.tag] = list(jobs)
+                self._waited_jobs[stage.tag] = list(jobs)
             else:
                 self._job.say(f"job {first.job_id}, {stage.run}, could not be told to wait for {dependency}")
 
@@ -212,13 +212,13 @@ class Following:
                 self._job.say(f"job {first.job_id}, {stage.run}, leaves by itself when it begins")
 
     @property
-    def told(self) -> Dict[str, List[str]]:
+    def waited_jobs(self) -> Dict[str, List[str]]:
         """The jobs that each stage waits for, by its tag, as far as this process told them."""
-        return self._told
+        return self._waited_jobs
 
-    def remember(self, told: Dict[str, List[str]]) -> None:
+    def remember(self, waited_jobs: Dict[str, List[str]]) -> None:
         """Take over what a process beside this one has told the stages."""
-        self._told.update(told)
+        self._waited_jobs.update(waited_jobs)
 
     # --- stages for each n-th checkpoint ---
 

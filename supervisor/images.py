@@ -47,12 +47,12 @@ def recorded(image: str) -> Dict[str, str]:
             record: Any = json.loads(stream.read(_RECORD_BYTES))
         if (record["size"], record["modified"]) != (state.st_size, int(state.st_mtime)):
             return {}
-        found = {}
+        hashes = {}
         for key in ("digest", "sha256"):
             match = re.match(r"(?:sha256:)?([0-9a-f]{64})\Z", str(record.get(key, "")))
             if match:
-                found[key] = match.group(1)
-        return found
+                hashes[key] = match.group(1)
+        return hashes
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
 

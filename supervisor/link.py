@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from supervisor.judging import Facts
 
 _SUBMISSION_ATTEMPTS = 3
-# How often checkpoints are counted, or the stages after a chain are told of its links where they are not told
-# yet, and for how long Slurm may take.
+# Seconds between counts of checkpoints, between reports of new links to the stages after a chain,
+# and that Slurm may take.
 _COUNT_SECONDS, _TELL_SECONDS, _LOOK_BUDGET = 20.0, 60.0, 240.0
-# What NeMo and Megatron-LM say when they save and leave because they were told to, or by their own limit.
+# Lines of NeMo and Megatron-LM when they save and leave because they were told to, or by their own limit.
 _SAVED_AND_LEFT = (
     r"Received SIGTERM, saving checkpoint|Time limit reached\. Elapsed time"
     r"|exiting program after (?:receiving SIGTERM|[0-9.]+ minutes)"
@@ -113,7 +113,7 @@ class Link:
         self._leave(fields)  # should Slurm not answer in time
         record = self._own_record()
         facts = self._facts(self._job.id, code, record, signalled)
-        judged, ending = self._judge(self._job.id, facts, hosts, self._job.began)
+        judged_fields, ending = self._judge(self._job.id, facts, hosts, self._job.began)
         if ending.rule == "ended_by_user" and record and record.restarts > self._restarts:
             ending = ending._replace(why="somebody requeued it")
         step = chain.after_end(
@@ -121,7 +121,7 @@ class Link:
         )
         ending = step.ending or ending
         state = record and state_at_end(record.state, record.reason, record.preempted, record.requeue)
-        fields.update(judged, state="CANCELLED" if facts.state == "CANCELLED" else state)
+        fields.update(judged_fields, state="CANCELLED" if facts.state == "CANCELLED" else state)
         fields.update(_fields_of(ending))
         self._leave(fields)
         is_over = step.phase is chain.Phase.OVER
@@ -146,10 +146,10 @@ class Link:
             self._tell_followers()
             if self._following.is_counting:
                 self._following.repeat(self._progress())
-            return self._following.told
+            return self._following.waited_jobs
 
-        def take(job: Job, told: Dict[str, List[str]]) -> None:
-            self._following.remember(told)
+        def take(job: Job, waited_jobs: Dict[str, List[str]]) -> None:
+            self._following.remember(waited_jobs)
 
         every = _COUNT_SECONDS if self._following.is_counting else _TELL_SECONDS
         return [Hook("the stages that follow", look, take, _LOOK_BUDGET, every)]
@@ -167,10 +167,10 @@ class Link:
         jobs: Dict[int, Optional[str]] = {1: marks.job_of(directory)}
         jobs.update(marks.later_jobs(directory, tags))
         lives: Dict[int, JobAttempt] = {}
-        for one in marks.read_attempts(directory, tags=tags):
+        for attempt in marks.read_attempts(directory, tags=tags):
             # Not one of a script that was submitted by hand; of a job that was requeued the last.
-            if one.link < self._job.link and jobs.get(one.link) in (None, one.job_id):
-                lives[one.link] = one
+            if attempt.link < self._job.link and jobs.get(attempt.link) in (None, attempt.job_id):
+                lives[attempt.link] = attempt
         last = self._job.link - 1
         marked = max(lives, default=0)
         began_with: Optional[checkpoints.Progress] = None
@@ -200,17 +200,17 @@ class Link:
             JobRecord(state) if state else None,
             life and life.signal,
         )
-        judged, ending = self._judge(job_id, facts, hosts, int(life.started or 0) if life else 0)
-        self._judged_before = (life, dict(judged, state=state))
+        judged_fields, ending = self._judge(job_id, facts, hosts, int(life.started or 0) if life else 0)
+        self._judged_before = (life, dict(judged_fields, state=state))
         return ending
 
     def _judge_for(self, job_id: str, ending: Ending) -> None:
         """Leave the mark that the link before could not leave."""
-        life, judged = self._judged_before
+        life, judged_fields = self._judged_before
         self._job.say(f"the link before, job {job_id}, left no word: {ending.why}")
         if life is None or life.verdict:
             return
-        fields = dict(judged, link=life.link, judged_by=f"job {self._job.claimant}")
+        fields = dict(judged_fields, link=life.link, judged_by=f"job {self._job.claimant}")
         # Killed while it judged itself, it has left the first half of its mark.
         fields.update(exit_code=life.exit_code, ended=life.ended, signal=life.signal)
         fields.update(_fields_of(ending))
@@ -232,7 +232,7 @@ class Link:
         from supervisor.judging import Facts
 
         save = self._settings.save_signal
-        if any(marks.cancelled_by(self._job.directory, one) for one in (job_id, job_id.partition("_")[0])):
+        if any(marks.cancelled_by(self._job.directory, job) for job in (job_id, job_id.partition("_")[0])):
             return Facts(code, "CANCELLED", signal=signalled, save=save)
         if record is None:
             return Facts(code, signal=signalled, save=save)
@@ -304,12 +304,12 @@ class Link:
         script = name_script(self._settings.script, self._settings.tag, following)
         avoided = ",".join(self._avoided())
         for attempt in range(1, _SUBMISSION_ATTEMPTS + 1):
-            given = list(flags)
+            arguments = list(flags)
             if avoided:
-                given.append("--exclude=" + avoided)  # in place of the header's
+                arguments.append("--exclude=" + avoided)  # in place of the header's
             if self._chain.begin:
-                given.append("--begin=now")  # the header's was for the first
-            answer = self._slurm.submit(script, [str(following), self._settings.tag], given)
+                arguments.append("--begin=now")  # the header's was for the first
+            answer = self._slurm.submit(script, [str(following), self._settings.tag], arguments)
             job_id = submitted_id(answer) or self._slurm.find_submitted(following)
             if job_id:
                 self._next_job = job_id
@@ -421,7 +421,7 @@ class Link:
     def _avoided(self) -> List[str]:
         """Return the user's own excluded nodes, and those that failed under this run a short time ago."""
         names = [self._chain.exclude] if self._chain.exclude else []
-        return names + [one.node for one in read_excluded(self._settings.run_dir, time.time())]
+        return names + [entry.node for entry in read_excluded(self._settings.run_dir, time.time())]
 
 
 def _fields_of(ending: Ending) -> Dict[str, Any]:

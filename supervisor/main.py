@@ -158,10 +158,10 @@ def _forget_locale() -> None:
     """Take back the ``LC_CTYPE`` that Python sets for itself in a plain C locale: it is not the tasks'."""
     try:
         with open("/proc/self/environ", "rb") as stream:
-            given = stream.read().split(b"\0")
+            environment = stream.read().split(b"\0")
     except OSError:
         return
-    if "LC_CTYPE" in os.environ and not any(entry.startswith(b"LC_CTYPE=") for entry in given):
+    if "LC_CTYPE" in os.environ and not any(entry.startswith(b"LC_CTYPE=") for entry in environment):
         del os.environ["LC_CTYPE"]
 
 
@@ -181,10 +181,10 @@ def _claim(job: Job) -> None:
     path = os.path.join(job.marks, marks.CHAIN_ENDED)
     if os.path.lexists(path):
         end = marks.chain_end(job.directory)
-        said = f": {plain(f'{end.by} ended the chain: {end.why}')[:_SAID]}" if end else ""
-        # What waits for the success of this job waits for that of the run.
+        why = f": {plain(f'{end.by} ended the chain: {end.why}')[:_SAID]}" if end else ""
+        # A job that waits for the success of this one waits for that of the run.
         done = any(life.verdict == "done" for life in marks.read_attempts(job.directory))
-        raise Leave(_LEAVES.format(path + said), code=0 if done else 1)
+        raise Leave(_LEAVES.format(path + why), code=0 if done else 1)
 
 
 def _keep(job: Job, command: Sequence[str], signals: Signals) -> int:

@@ -39,10 +39,10 @@ class _Tidying:
             if name.endswith(UNFINISHED) and os.path.isfile(os.path.join(self._directory, name)):
                 self._remove_unfinished(name)
         last = self._choose_last()
-        for one in whole_of_nemo(self._directory):
-            if one.is_last and os.path.dirname(one.path) == self._directory and one.path != last:
+        for saved in whole_of_nemo(self._directory):
+            if saved.is_last and os.path.dirname(saved.path) == self._directory and saved.path != last:
                 why = f"NeMo takes one `-last` only, {os.path.basename(last)}"
-                self._set_aside(one.path, why)
+                self._set_aside(saved.path, why)
 
     def _remove_unfinished(self, marker: str) -> None:
         name = marker[: -len(UNFINISHED)]
@@ -58,8 +58,8 @@ class _Tidying:
     def _choose_last(self) -> str:
         """Return the path of the one ``-last`` that stays, made of a newer checkpoint where there is one."""
         newest = newest_of_nemo(self._directory)
-        lasts = [one for one in whole_of_nemo(self._directory) if one.is_last]
-        best = max(lasts, key=lambda one: (one.step, one.time)).path if lasts else ""
+        lasts = [saved for saved in whole_of_nemo(self._directory) if saved.is_last]
+        best = max(lasts, key=lambda saved: (saved.step, saved.time)).path if lasts else ""
         if newest is None or newest.is_last:
             return best
         if not os.path.isdir(newest.path) or os.path.dirname(newest.path) != self._directory:

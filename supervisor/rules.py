@@ -16,7 +16,7 @@ chain but that of Slurm's own notice.
 
 from typing import NamedTuple, Optional
 
-# What the trainer exits with when it was asked to stop and has saved: EX_TEMPFAIL of sysexits.h.
+# The trainer's exit code when it was asked to stop and has saved: EX_TEMPFAIL of sysexits.h.
 EXIT_INTERRUPTED = 75
 
 

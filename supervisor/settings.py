@@ -9,7 +9,7 @@ NAME = "supervisor.json"
 # The schedulers: how tasks are started.
 SLURM, ALLOCATION, LOCAL = "slurm", "allocation", "local"
 
-# What the job alone knows, in the command of its tasks.
+# Placeholders in the command of its tasks for facts that the job alone knows.
 IMAGE = "%SLIPWAY_IMAGE%"
 CONTAINER = "%SLIPWAY_CONTAINER%"
 HOSTS = "%SLIPWAY_HOSTS%"

@@ -20,7 +20,7 @@ _ACTION_SECONDS = 30
 _SUBMISSION_SECONDS = 120
 # A signal to the whole job may end a question before it is answered.
 _ATTEMPTS = 3
-# What Slurm signals a job with must not end a command half done.
+# A signal of Slurm's to the job must not end a command half done.
 _DEFERRED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 # Variables of a user that change what Slurm's commands print or do.
@@ -147,7 +147,7 @@ class Slurm:
             return []
         command = ["sinfo", "--noheader", "--Node", "--format=%N %T", "--nodes=" + ",".join(hosts)]
         words = (line.split() for line in self._ask(command).output.splitlines())
-        down = {found[0] for found in words if len(found) == 2 and re.match(_DOWN, found[1])}
+        down = {fields[0] for fields in words if len(fields) == 2 and re.match(_DOWN, fields[1])}
         return [host for host in hosts if host in down]
 
     def find_submitted(self, link: int) -> Optional[str]:
@@ -232,21 +232,21 @@ class Slurm:
 
     def _environment(self) -> Dict[str, str]:
         """Return the environment of a question: the job's own, whatever the script exports for the tasks."""
-        given = self._job.environment
-        return {name: value for name, value in given.items() if not name.startswith(_CHANGE_ANSWERS)}
+        environment = self._job.environment
+        return {name: value for name, value in environment.items() if not name.startswith(_CHANGE_ANSWERS)}
 
     def _submitted_environment(self) -> Dict[str, str]:
         """Return the environment in which this job was submitted, without what Slurm set for it."""
-        given = self._job.environment
-        has_gpus = bool(given.get("SLURM_JOB_GPUS"))
-        kept = {
+        environment = self._job.environment
+        has_gpus = bool(environment.get("SLURM_JOB_GPUS"))
+        submitted = {
             name: value
-            for name, value in given.items()
+            for name, value in environment.items()
             if not name.startswith(_OF_THIS_JOB) and not (has_gpus and name in _GPU_VARIABLES)
         }
-        if given.get("SLURM_CONF"):
-            kept["SLURM_CONF"] = given["SLURM_CONF"]
-        return kept
+        if environment.get("SLURM_CONF"):
+            submitted["SLURM_CONF"] = environment["SLURM_CONF"]
+        return submitted
 
     def _submit_dir(self) -> Optional[str]:
         directory = self._job.environment.get("SLURM_SUBMIT_DIR")

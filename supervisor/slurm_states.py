@@ -51,7 +51,7 @@ END_REASONS: Mapping[str, str] = {
     "TimeLimit": "TIMEOUT",
 }
 
-# What a job is called that Slurm takes from its nodes, to begin it again.
+# States of a job that Slurm takes from its nodes, to begin it again.
 _REQUEUED = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT")
 
 

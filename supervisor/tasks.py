@@ -33,7 +33,7 @@ class Signals:
 
     def __init__(self) -> None:
         self.first = ""
-        # Whoever started the job may ignore it, and then the codes of children are lost.
+        # The parent process may ignore it, and then the exit codes of children are lost.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         # A signal that whoever started the job ignores, as `nohup` does, stays ignored.
         self._held = {number for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN}
@@ -45,16 +45,16 @@ class Signals:
 
     def wait(self, seconds: Optional[float] = None) -> Optional[int]:
         """Wait for a signal, or for a child's end where `SIGCHLD` is blocked; return its number."""
-        wanted = self._held | {signal.SIGCHLD}
+        signals = self._held | {signal.SIGCHLD}
         if seconds is None:
-            return signal.sigwaitinfo(wanted).si_signo
-        found = signal.sigtimedwait(wanted, max(seconds, 0))
-        return None if found is None else found.si_signo
+            return signal.sigwaitinfo(signals).si_signo
+        signal_info = signal.sigtimedwait(signals, max(seconds, 0))
+        return None if signal_info is None else signal_info.si_signo
 
     def pending(self) -> Optional[int]:
         """Return the number of a signal that has come already."""
-        found = signal.sigtimedwait(self._held, 0) if self._held else None
-        return None if found is None else found.si_signo
+        signal_info = signal.sigtimedwait(self._held, 0) if self._held else None
+        return None if signal_info is None else signal_info.si_signo
 
     def check(self) -> None:
         """Raise `Signalled` if the job was told to end."""

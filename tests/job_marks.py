@@ -32,5 +32,5 @@ def leave(
 
 
 def ends(launch_dir: Path) -> list[dict[str, Any]]:
-    """What the lives of a launch's job left when they ended."""
+    """Return the marks that the attempts of a launch's job left at their ends."""
     return [json.loads(path.read_text()) for path in sorted((launch_dir / "marks").glob("*.ended.json"))]

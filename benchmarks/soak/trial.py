@@ -29,6 +29,7 @@ _TRAINING = [
     "training.model.global_batch_size=4",
     "training.model.encoder_seq_length=32",
     "training.model.max_position_embeddings=32",
+    "training.model.num_layers=1",
     "training.model.hidden_size=32",
     "training.model.hidden_dropout=0.1",
     "training.model.attention_dropout=0.1",

@@ -274,13 +274,15 @@ def hold_steps(control: str) -> None:
 
     def held(session: Any, *arguments: Any) -> Any:
         time.sleep(read("pace") or 0)
+        is_known = not session.rank_context.is_main
         while (after := read("hold")) is not None and session.progress.step >= after:
-            if session.rank_context.is_main:
+            if not is_known:
                 with open(os.path.join(control, "at"), "w") as file:  # noqa: PTH118, PTH123
                     file.write(os.environ["SLURM_JOB_ID"])
+                is_known = True
             if any(each.requested() for each in listening) and read("deaf") is None:
                 break
-            time.sleep(0.02)
+            time.sleep(0.05)
         return step(session, *arguments)
 
     signals.StopSignals.install = install  # type: ignore[method-assign]

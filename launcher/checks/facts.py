@@ -186,7 +186,7 @@ class Facts:
     submission: SubmissionFacts | None = None
     # Why this machine's Python cannot run a job's supervisor; empty if it can.
     supervisor_python: str | None = None
-    # What our trainer says of the configuration, as ``key=value: what is wrong``; empty if it is content, or
+    # The trainer's answer on the configuration, as ``key=value: what is wrong``; empty if it is content, or
     # if another program is going to train.
     trainer_verdict: str | None = None
 

@@ -45,7 +45,7 @@ _ORDER = """
 _PLACES = {name: place for place, name in enumerate(_ORDER.split())}
 
 CHECKS: tuple[Check, ...] = tuple(sorted(REGISTERED, key=lambda check: _PLACES[check.id]))
-# What is looked at beside the keys: the trainer says nothing of these.
+# Parts examined beside the keys: the trainer does not report on these.
 _OF_OTHERS = ("path.", "image.", "secret.", "cluster.", "memory.", "space.", "run.", "data.identity", TRAINER)
 
 

@@ -1,4 +1,4 @@
-"""`slipway check`: what is wrong with a launch, before it is one."""
+"""`slipway check`: examine a launch before it is submitted."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from launcher.ui.tables import Line, print_styled
 from launcher.ui.terminal import print_json, print_message
 
 _HELP = """\
-Compose the configuration, check it, estimate the memory, the time and the space that it takes, look at what
-this machine and the cluster have of what the launch needs, and show the script to `sbatch --test-only` where
-there is a Slurm. Nothing is written.
+Compose the configuration, check it, estimate the memory, the time and the space that it takes, look
+whether this machine and the cluster have what the launch needs, and show the script to `sbatch --test-only`
+where there is a Slurm. Nothing is written.
 
 examples:
   slipway check training=gpt3/175b training.trainer.num_nodes=2     why that cannot run, and what can
@@ -55,7 +55,7 @@ exit code:
 
 
 def add_parser(verbs: Verbs) -> None:
-    parser = add_verb(verbs, "check", run, "what is wrong with a launch, before it is one", _HELP)
+    parser = add_verb(verbs, "check", run, "check a launch before it is submitted", _HELP)
     add_overrides(parser, "such as training=gpt3/126m")
     add_option(parser, "--json", "print an object")
     text = "only what arithmetic says: look at no file, disk, interpreter and cluster;"
@@ -95,7 +95,7 @@ def _estimates(drafted: Sequence[Draft], skipped: Sequence[str]) -> list[CheckRe
         stages = ",".join(draft.plan.job.stage for draft in drafted)
         message = f"--estimate: stages=[{stages}] trains nothing"
         raise UserError(message, key="stages", hint="stages=[training]")
-    # Who plans on a laptop has not chosen an image yet: the one that is there is the cluster's default.
+    # Someone planning on a laptop has not chosen an image yet; `container` is the cluster's default.
     reports = check_drafts(training, skipped, look=False, image=None)
     known = {check.id for report in reports for check in CHECKS if check.has_facts(report.facts)}
     return [

@@ -74,7 +74,7 @@ exit code:
 
 # RUN@20; of an evaluation several: RUN@20,40
 _AT_STEPS = re.compile(r"(?P<word>.+)@(?P<steps>\d+(?:,\d+)*)", re.ASCII)
-# Of a run's overrides, those that say where its jobs run, and in what.
+# The overrides of a run that say where its jobs run, and in which image.
 _PLACES = re.compile(
     r"\+{0,2}(cluster|container|container_mounts|container_options|images_dir|env_vars|env_files)\b|stage_cluster"
 )

@@ -193,16 +193,16 @@ def run_audit(args: argparse.Namespace) -> int:
 def _segment(run_dir: Path, number: int | None, step: int) -> Segment:
     """Return the steps that the requested one belongs to; raise UserError if our trainer has none such."""
     launches = [launch for launch in open_launches(run_dir) if launch.manifest.stage == "training"]
-    wanted = [launch for launch in launches if number in (None, launch.paths.number)]
-    if not wanted:
+    selected = [launch for launch in launches if number in (None, launch.paths.number)]
+    if not selected:
         known = ", ".join(str(launch.paths.number) for launch in launches) or "none"
         message = "has no training" if number is None else f"has no training as launch {number}"
         raise UserError(f"{run_dir.name} {message}", hint=f"launches: {known}")
-    own = [launch for launch in wanted if launch.manifest.engine == "megatron"]
+    own = [launch for launch in selected if launch.manifest.engine == "megatron"]
     if not own:
         raise UserError(
-            f"{run_dir.name} was trained with engine={wanted[-1].manifest.engine}: the order of its samples "
-            "is that engine's, and known for engine=megatron alone"
+            f"{run_dir.name} was trained with engine={selected[-1].manifest.engine}: the order of its "
+            "samples is that engine's, and known for engine=megatron alone"
         )
     parts = segments(own)
     if not parts:
@@ -223,12 +223,12 @@ def _ask(segment: Segment, resolver: PathResolver, step: int, *, with_tokens: bo
     arguments = ["--config-path", str(paths.directory), "--config-name", paths.config_name]
     arguments += ["--step", str(step), "--after-step", str(segment.after_step)]
     arguments += ["--after-samples", str(segment.after_samples)]
-    for key, given in data_sets(resolver):
-        prefix = str(Path(given.strip()))
-        here = resolver.input(key, prefix, "")
+    for key, path in data_sets(resolver):
+        prefix = str(Path(path.strip()))
+        local = resolver.input(key, prefix, "")
         # A container of the job may have it at another path than this machine.
-        if isinstance(here, Path) and str(here) != prefix:
-            arguments += ["--place", prefix, str(here)]
+        if isinstance(local, Path) and str(local) != prefix:
+            arguments += ["--place", prefix, str(local)]
     arguments += ["--tokens"] if with_tokens else []
     with tempfile.NamedTemporaryFile("w", prefix="slipway-", suffix=".json") as recorded:
         json.dump(segment.launch.manifest.data, recorded)
@@ -239,7 +239,7 @@ def _ask(segment: Segment, resolver: PathResolver, step: int, *, with_tokens: bo
 
 def _add_texts(answer: dict[str, Any], resolver: PathResolver) -> None:
     """Put a `text` in the place of the `ids` of each piece."""
-    files = [resolver.host(given) for _, given in tokenizer_files(resolver)]
+    files = [resolver.host(path) for _, path in tokenizer_files(resolver)]
     pieces = [piece for sample in answer["samples"] for piece in sample["pieces"]]
     if not pieces:
         return

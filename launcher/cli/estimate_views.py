@@ -56,7 +56,7 @@ def cost_lines(plan: Plan, amount: TrainingAmount) -> Iterator[tuple[str, str]]:
 GIB = 2**30
 _MIB = 2**20
 
-# Of a longer pipeline only the first, the last and the fullest stages are shown.
+# Only the first, the last and the fullest stages of a longer pipeline are shown.
 MOST_ROWS = 10
 _FIRST, _LAST = 3, 2
 

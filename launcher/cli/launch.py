@@ -24,7 +24,7 @@ from launcher.ui.terminal import print_message
 if TYPE_CHECKING:
     from launcher.launching import Launched
 
-# Where --build makes the image.
+# Places where --build makes the image.
 _HOST, _JOB = "host", "job"
 
 _HELP = """\

@@ -49,7 +49,7 @@ def add_parser(verbs: Verbs) -> None:
     add_tree_options(parser)
     add_replay_options(parser, "the files of an earlier launch again, byte for byte")
 
-    diff = add_verb(verbs, "diff", run_diff, "what another launch of a run would change", _DIFF)
+    diff = add_verb(verbs, "diff", run_diff, "show what another launch of a run would change", _DIFF)
     add_overrides(diff, "such as training=gpt3/126m")
     add_option(diff, "--launch N", "compare with launch N (default: the last)")
     add_tree_options(diff)
@@ -144,7 +144,7 @@ def _differences(manifest: Manifest, draft: Draft) -> Iterator[str]:
     root = _read_config(old.root_config)
     if root is not None:  # earlier versions stored none
         now = yaml.safe_load(stored_text(draft.stored_config, os.environ))
-        # What the job reads is compared above.
+        # The files that the job reads are compared above.
         compared = () if before is None or config is None else (manifest.stage,)
         yield from _unified(old.root_config, _text(root, compared), _text(now, compared))
 

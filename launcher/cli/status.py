@@ -92,18 +92,18 @@ def run(args: argparse.Namespace) -> int:
     return NOT_KNOWN if State.UNKNOWN in states else DONE
 
 
-def _look(wanted: Sequence[RunRef], base: Path) -> Sequence[StatusRow]:
+def _look(requested: Sequence[RunRef], base: Path) -> Sequence[StatusRow]:
     """Look at what was asked for; by default at all runs that there are by now."""
-    if not wanted:
+    if not requested:
         return collect_status(runs_in(base))
     refs: dict[Path, list[int | None]] = {}
-    for item in wanted:
+    for item in requested:
         refs.setdefault(item.run_dir, []).append(item.launch)
     # A run that is named as a whole is all of its launches.
     only = {run_dir: [n for n in ns if n is not None] for run_dir, ns in refs.items() if None not in ns}
     seen = collect_status(list(refs), only)
-    there = {item.run_dir for item in seen}
-    return [*seen, *(gone(run_dir) for run_dir in refs if run_dir not in there)]
+    existing = {item.run_dir for item in seen}
+    return [*seen, *(gone(run_dir) for run_dir in refs if run_dir not in existing)]
 
 
 def _watch(args: argparse.Namespace, look: partial[Sequence[StatusRow]]) -> int:

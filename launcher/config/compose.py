@@ -15,9 +15,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from launcher.config.hydra_setup import with_gpus
+from launcher.config.hydra_setup import unchanged_tree, with_gpus
 from launcher.config.overrides import (
     DEVICES,
     GRES,
@@ -31,7 +33,7 @@ from launcher.config.overrides import (
 from launcher.config.schema import Model, RunConfig, parse
 from launcher.config.secrets import check_references, check_secrets, placeholders_in, secret_references
 from launcher.config.sources import Sources
-from launcher.config.tree_composer import ComposedTree, HydraTree, TreeComposer
+from launcher.config.tree_composer import ComposedTree, HydraTree, TreeComposer, tree_composer
 from launcher.config.values import NumberForText
 from launcher.errors import Mistakes, UserError, absolute_path, check_directory, shown
 
@@ -100,22 +102,20 @@ class BatchComposer:
     def compose(self, point: Sequence[str] = ()) -> Composition:
         """Compose one point: the shared overrides, and then its own."""
         overrides, config_dir = (*self._base, *point), self._config_dir
-
-        def check(texts: Sequence[str]) -> Composition:
-            return BatchComposer(texts, config_dir, once=True)._compose(texts)
-
-        with _explained(overrides, config_dir, check):
+        with _explained(overrides, config_dir, BatchComposer((), config_dir)._compose):
             return self._compose(overrides)
 
     def _compose(self, overrides: Sequence[str]) -> Composition:
         try:
             if self._trees is None:
-                self._trees = TreeComposer(self._roots, self._base, once=self._once)
+                self._trees = tree_composer(tuple(self._roots), self._base, once=self._once)
             with self._trees.compose(overrides) as composed:
                 return self._check(composed, overrides)
-        except UserError:
+        except (UserError, OverrideParseException, MissingConfigException):
             raise
-        except Exception:
+        except Exception as error:
+            if isinstance(error, HydraException) and isinstance(error.__cause__, OmegaConfBaseException):
+                raise  # a value that Hydra refuses on either way
             # A mistake of another kind, or a case that the short way does not know: Hydra's own node is one.
             self.alone += 1
             return self._check(HydraTree(overrides, self._roots), overrides)
@@ -231,9 +231,10 @@ def _explained(
         from launcher.config.mistakes import Attempt, explain_all
 
         roots = tree_roots(config_dir)
-        explained = explain_all(error, Attempt(overrides, roots, check, primary)) or error
-        if isinstance(explained, UserError):
-            Sources(overrides, roots, primary=primary).annotate(explained)
+        with unchanged_tree():
+            explained = explain_all(error, Attempt(overrides, roots, check, primary)) or error
+            if isinstance(explained, UserError):
+                Sources(overrides, roots, primary=primary).annotate(explained)
         if explained is error:
             raise
         raise explained from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -30,7 +31,7 @@ from launcher.config.overrides import (
 )
 from launcher.config.secrets import NEMO_NODES, Placeholder, placeholder_in
 from launcher.config.sources import locate_text
-from launcher.config.tree_composer import HydraTree
+from launcher.config.tree_composer import HydraTree, NeedsFullCompose, tree_composer
 from launcher.config.tree_mistakes import MissingValue, broken_trees, explain_value, mistakes_of_root
 from launcher.errors import Mistakes, UserError, did_you_mean, nearest, one_line
 from launcher.slurm.sbatch_options import key_hint
@@ -58,9 +59,13 @@ class Attempt:
     @cached_property
     def tree(self) -> DictConfig | None:
         """The tree of the choices alone, to look up the existing keys in."""
-        parsed = [parse_override(text) for text in self.overrides]
+        parsed = map(parse_override, self.overrides)
         choices = [item.text for item in parsed if item.key == "stages" or (item.is_choice and not item.sign)]
+        trees = tree_composer(tuple(self.roots))
         try:
+            if self.primary == MAIN:
+                with suppress(NeedsFullCompose), trees.compose(choices) as composed:
+                    return composed.tree
             return HydraTree(choices, self.roots, self.primary).tree
         except (HydraException, OmegaConfBaseException, UserError):
             return None
@@ -105,8 +110,7 @@ def explain_all(error: Exception, attempt: Attempt) -> UserError | None:
         return None
     mistakes, left = list(first.mistakes), list(attempt.overrides)
     for _ in range(_MOST_TRIED):
-        rest = _without_fault(last, left, attempt)
-        if rest == left:
+        if (rest := _without_fault(last, left, attempt)) == left:
             break
         left = rest
         try:

@@ -15,7 +15,7 @@ from launcher.errors import UserError, did_you_mean, nearest, one_line, shown
 # Each stage has a configuration group of its own name.
 STAGES = ("data_preparation", "training", "conversion", "evaluation", "workspace", "command")
 GROUPS = ("cluster", *STAGES)
-# What a stage needs besides: a workspace is what a training would see of its node.
+# Further groups that a stage needs: a workspace is what a training would see of its node.
 _BESIDES = {"workspace": ("training",)}
 # The file that a launch is composed from.
 MAIN = "config"
@@ -54,7 +54,7 @@ _WORD = re.compile(r"(?P<sign>\+\+|\+|~)?(?P<key>[^=@]*)(?P<package>@[^=]*)?(?P<
 # A choice of the group `image`, and the flavor of that.
 _RECIPE = re.compile(r"(?P<name>[A-Za-z0-9][\w-]*)(?::(?P<flavor>[A-Za-z0-9][\w-]*))?", re.ASCII)
 
-# What Hydra is to read by itself: quotes, lists, mappings, interpolations, escapes; nothing and null.
+# Values that Hydra reads by itself: quotes, lists, mappings, interpolations, escapes; nothing and null.
 _HYDRA_READS = re.compile(r"""['"\[{].*|.*(\$\{|\\).*|null|""", re.DOTALL | re.IGNORECASE)
 
 

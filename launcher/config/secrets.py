@@ -29,7 +29,7 @@ from launcher.secrecy import (
 
 # NeMo's nodes, which are written into the configuration of the launch.
 NEMO_NODES = ("training.trainer", "training.exp_manager", "training.model")
-# What Slurm shows to all who ask for the job.
+# Options that Slurm shows to everybody who asks for the job.
 _SHOWN_BY_SLURM = ("comment", "job_name_prefix", "mail_user", "licenses", "account", "reservation")
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
@@ -140,7 +140,7 @@ def _in_a_file(variable: str) -> str:
 
 # --- placeholders
 
-# What is a placeholder in any value. Tokenizers have <s>, <mask> and <extra_id_0>, packages numpy<3.
+# A placeholder in any value. Tokenizers have <s>, <mask> and <extra_id_0>, packages numpy<3.
 _ANYWHERE = (
     r"<\s*(?i:your|insert|enter|replace|fill|put|path|change|add)(?![a-z])[^<>]*>",
     r"<[A-Za-z][\w.-]*(?: +[\w.-]+)+>",

@@ -14,12 +14,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 import yaml
+from hydra._internal.config_repository import CachingConfigRepository
+from hydra._internal.defaults_list import create_defaults_list
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from hydra.types import RunMode
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from launcher.config.hydra_setup import config_loader
+from launcher.config.hydra_setup import config_loader, once_in_unchanged_tree
 from launcher.config.overrides import (
     GROUPS,
     MAIN,
@@ -33,7 +36,7 @@ from launcher.config.overrides import (
 from launcher.errors import UserError, one_line, shortened
 from launcher.secrecy import MASK, redacted, secrets_of
 
-# What looking for a source may run into, in trees that have mistakes: then there is none to tell.
+# Errors to ignore when locating a value in a tree that has mistakes.
 LOST = (
     HydraException,
     OmegaConfBaseException,
@@ -54,6 +57,7 @@ class TreeFile:
 
     path: Path
     package: str
+    is_mapping: bool
 
 
 class Position(NamedTuple):
@@ -214,12 +218,25 @@ def files_of(overrides: Sequence[Override], roots: Sequence[Path], primary: str 
     )
     if primary == MAIN:
         chosen += [f"~{group}" for group in skipped_groups(overrides)]
-    defaults = config_loader(roots).compute_defaults_list(primary, chosen, RunMode.RUN).defaults
+    return _files_of(tuple(chosen), tuple(roots), primary)
+
+
+@once_in_unchanged_tree
+def _files_of(chosen: tuple[str, ...], roots: tuple[Path, ...], primary: str) -> list[TreeFile]:
+    loader = config_loader(roots)
+    repository = CachingConfigRepository(loader.repository)
+    try:
+        parsed = OverridesParser.create().parse_overrides(list(chosen))
+        listed = create_defaults_list(repository, primary, parsed, prepend_hydra=False, skip_missing=False)
+    except HydraException:  # the tree may change Hydra's own node
+        listed = loader.compute_defaults_list(primary, list(chosen), RunMode.RUN)
     files = []
-    for default in defaults:
+    for default in listed.defaults:
         path = _file(default.config_path or "", roots)
         if path is not None:
-            files.append(TreeFile(path, default.package or ""))
+            result = repository.load_config(default.config_path or "")
+            is_mapping = result is not None and OmegaConf.is_dict(result.config)
+            files.append(TreeFile(path, default.package or "", is_mapping))
     return files
 
 

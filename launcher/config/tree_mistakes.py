@@ -30,7 +30,7 @@ def broken_trees(
         return _circle(error, overrides)
     parsed = [parse_override(text) for text in overrides]
     try:
-        return _told_of(file.path for file in files_of(parsed, roots, primary))
+        return _told_of(file.path for file in files_of(parsed, roots, primary) if not file.is_mapping)
     except LOST:
         chosen = [f"{item.key}/{item.value}" for item in parsed if item.is_choice]
         files = [root / f"{name}.yaml" for name in (primary, *chosen) for root in roots]

@@ -203,8 +203,8 @@ SCHEMES = ("https", "http", "s3")
 
 
 def _source(value: str) -> str:
-    scheme, found, _ = value.partition("://")
-    if found and scheme not in SCHEMES:
+    scheme, separator, _ = value.partition("://")
+    if separator and scheme not in SCHEMES:
         raise ValueError(f"no source can be read by {scheme}; valid: {', '.join(SCHEMES)}, or a path")
     return value
 

@@ -37,7 +37,7 @@ _DEVICES = "NVIDIA_VISIBLE_DEVICES"
 _PYXIS_RUNTIME_PATH = "/run/pyxis"  # Pyxis' config.c
 _SETTING = re.compile(r"^(\w+)\s*=\s*(.*?)\s*$", re.MULTILINE)
 _REGISTRY_PATIENCE_SECONDS = 20.0
-# Of a job's environment Pyxis keeps these from Enroot: `enroot_deny_env` in its pyxis_slurmstepd.c.
+# Pyxis keeps these variables of a job from Enroot: `enroot_deny_env` in its pyxis_slurmstepd.c.
 _DENIED = """
     ALLOW_HTTP CACHE_PATH CONNECT_TIMEOUT DATA_PATH LIBRARY_PATH MAX_CONNECTIONS RUNTIME_PATH SYSCONF_PATH
     TEMP_PATH TRANSFER_RETRIES ZSTD_OPTIONS

@@ -39,7 +39,7 @@ _COMPARE: Mapping[str, Callable[[tuple[int, ...], tuple[int, ...]], bool]] = {
 }
 _WANTED_COMPRESSORS = ("lz4", "zstd")
 _COMPAT = "docs.nvidia.com/deploy/cuda-compatibility"
-# How to give credentials to a registry; NVIDIA's has one user for all.
+# Steps that give credentials to a registry; NVIDIA's has one user for all.
 _LOGIN = (
     "skopeo login {0} (for nvcr.io the user is $oauthtoken, the password your NGC key); for Enroot a line "
     "`machine {1} login USER password KEY` in ~/.config/enroot/.credentials"
@@ -321,6 +321,6 @@ def _holds(condition: str, known: dict[str, tuple[int, ...]]) -> bool:
     match = _CONDITION.fullmatch(condition)
     if match is None or not known[match[1]]:
         return True
-    wanted = version(match[3])
+    bound = version(match[3])
     # `driver<536` is about its first number alone.
-    return _COMPARE[match[2]](known[match[1]][: len(wanted)], wanted)
+    return _COMPARE[match[2]](known[match[1]][: len(bound)], bound)

@@ -271,13 +271,13 @@ def _mixture(layer: Layer, experts: Experts) -> Kept:
     if experts.keeps_nothing:
         return around
     router = experts.number * (3 * 4 + _MASK)
-    given = layer.factor * layer.hidden * experts.copies * experts.shared_by
+    copies = layer.factor * layer.hidden * experts.copies * experts.shared_by
     width = experts.copies * experts.width
     kept = _hidden_kept(layer, width, experts.hidden_units)
     if "moe_act" in layer.forgotten:
         kept -= layer.factor * width
     shared = Kept(_hidden_kept(layer, experts.shared_width, layer.hidden_units), layer.copy * layer.hidden)
-    return Kept(kept, router + given).plus(shared if experts.shared_width else Kept()).plus(around)
+    return Kept(kept, router + copies).plus(shared if experts.shared_width else Kept()).plus(around)
 
 
 def _around(layer: Layer, forgets_result: bool = False) -> Kept:

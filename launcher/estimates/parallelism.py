@@ -175,7 +175,7 @@ def gpu_of(resources: Resources, cluster_types: Sequence[str] = ()) -> CountedGp
     if len(matches) == 1:
         return CountedGpu(matches[0], source)
     why = " or ".join(gpu.name for gpu in matches) if matches else "no GPU that is known here"
-    # Of an A100 or a V100 of two sizes the larger one, as for a cluster without a type.
+    # The larger one of an A100 or a V100 of two sizes, as for a cluster without a type.
     gpu = max(matches, key=lambda match: match.memory) if matches else table[ASSUMED.name]
     return CountedGpu(gpu, f"assumed: {source} is {why}", is_assumed=True)
 
@@ -290,7 +290,7 @@ def with_changes(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[
 
 def distance(layout: Layout, own: Layout) -> float:
     """Return the distance of two layouts: doublings of sizes, and steps of recomputing more or less."""
-    sizes = [(one.tensor, one.pipeline, one.context, one.micro) for one in (layout, own)]
+    sizes = [(each.tensor, each.pipeline, each.context, each.micro) for each in (layout, own)]
     steps = sum(abs(math.log2(size / before)) for size, before in zip(*sizes, strict=True))
     # These two hardly change what a step does, and follow from other sizes as often as not.
     steps += abs(math.log2((layout.virtual or 1) / (own.virtual or 1))) / 2

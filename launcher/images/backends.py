@@ -101,7 +101,7 @@ def look_up(backend: str, source: Reference, access: Access) -> RemoteImage:
         try:
             answer = _run_enroot(["digest", str(source.for_enroot)], source, "look up", access)
         except ToolError as error:
-            # Of a refusal Enroot says only which user it sent.
+            # When access is refused, Enroot names only the user that it sent.
             raise (refusal or error) from None
         # Versions that print no digest do not know the command.
         return RemoteImage(next((line for line in answer.splitlines() if line.startswith("sha256:")), None))

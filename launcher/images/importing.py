@@ -71,7 +71,7 @@ class Imported:
     path: Path
     reused: bool
     sidecar: Sidecar | None
-    # What the progress printed besides its steps.
+    # Notes that the progress printed besides its steps.
     notes: tuple[str, ...] = ()
 
     @property

@@ -79,7 +79,7 @@ class Reference:
     tag: str | None = None
     # ``sha256:…``: the image itself, whatever its tag moves to.
     digest: str | None = None
-    # Of the registry, such as ``$oauthtoken``; the password is in a credentials file.
+    # The user of the registry, such as ``$oauthtoken``; the password is in a credentials file.
     user: str | None = None
 
     @classmethod

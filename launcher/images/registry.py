@@ -29,7 +29,7 @@ _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))", re.ASCII)
 
 # As images name them (Go's GOARCH).
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
-# How much larger layers are unpacked: gzip makes a half to a third of Python, libraries and CUDA.
+# Factor by which layers are larger when unpacked: gzip makes a half to a third of Python, libraries and CUDA.
 _UNPACKED_RATIO = {"gzip": 3.0, "zstd": 3.5}
 # For a hint alone.
 _LISTING_PATIENCE = "20s"
@@ -226,14 +226,14 @@ def _digest_of(manifest: str) -> str:
 def _digest_for_this_machine(manifest: Mapping[str, Any]) -> str | None:
     """Return the digest of this machine's image in a list of several architectures."""
     images = [(entry.get("platform") or {}, entry) for entry in manifest.get("manifests") or ()]
-    wanted = architecture()
+    own = architecture()
     for target, entry in images:
-        if target.get("architecture") == wanted and target.get("os", "linux") == "linux":
+        if target.get("architecture") == own and target.get("os", "linux") == "linux":
             return str(entry["digest"])
     if images:
         names = sorted({str(target.get("architecture")) for target, _ in images})
         raise UserError(
-            f"the image is made for {', '.join(names)}, and this machine is {wanted}",
+            f"the image is made for {', '.join(names)}, and this machine is {own}",
             hint="import it on a machine of that architecture, or choose another tag",
         )
     return None

@@ -30,49 +30,87 @@ _CORE = re.compile(r"megatron[-_]core==(\S+)")
 
 
 @dataclass(frozen=True, slots=True)
-class ResolvedImage:
-    """The image that a `container` stands for."""
+class RecipeImage:
+    """The image that a recipe is built into: a file in `images_dir`, named by the recipe's hash.
+
+    The recipe is read when one of these facts is first needed; a mistake in it raises UserError then.
+    """
 
     text: str
+    images_dir: str
+    name: str
+    flavor: str | None
+    config_dir: Path | None
+    template_dir: Path | None
+
+    @property
+    def recipe(self) -> Recipe:
+        return cached_recipe(self.name, self.flavor, self.config_dir, self.template_dir)
+
+    @property
+    def image(self) -> str:
+        return str(self.stored)
+
+    @property
+    def stored(self) -> Path:
+        return Path(self.images_dir, self.recipe.file_name)
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """The words of `slipway` that build the file, wherever they are run."""
+        trees = {"--config-dir": self.config_dir, "--template-dir": self.template_dir}
+        options = (f"{option}={tree.absolute()}" for option, tree in trees.items() if tree is not None)
+        return ("image", "build", self.text, f"--images-dir={self.stored.parent}", *options)
+
+    @property
+    def contents(self) -> Contents:
+        return contents_of_recipe(self.recipe)
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceImage:
+    """An image that is there already: of a registry, of an engine's storage, or a file."""
+
+    text: str
+    source: Reference
     # The job's value: an absolute path, or the name of a registry's image as Pyxis takes it.
     image: str
-    # Its file in `images_dir`; ``None`` if `container` is the path of a file.
+    # The file in `images_dir` that it is imported into; ``None`` if `container` is the path of a file.
     stored: Path | None = None
-    # What that file is imported from; ``None`` if a recipe is built, or `container` is a file.
-    source: Reference | None = None
-    recipe: Recipe | None = None
-    # The words of `slipway` that make the file, wherever it is run; empty if none makes it.
+    # The words of `slipway` that import it, wherever they are run; empty if `container` is a file.
     command: tuple[str, ...] = ()
+
+    @property
+    def contents(self) -> Contents | None:
+        return contents_of_reference(self.source)
+
+
+ResolvedImage = RecipeImage | ReferenceImage
 
 
 def resolve_container(
     text: str, images_dir: str, config_dir: Path | None = None, template_dir: Path | None = None
 ) -> ResolvedImage:
-    """Return the image that a `container` stands for; only the files of a recipe are read."""
+    """Return the image that a `container` stands for; no file is read yet."""
     named = recipe_and_flavor(text)
     if named is not None:
-        recipe = cached_recipe(*named, config_dir, template_dir)
-        file = Path(images_dir, recipe.file_name)
-        trees = {"--config-dir": config_dir, "--template-dir": template_dir}
-        options = (f"{option}={tree.absolute()}" for option, tree in trees.items() if tree is not None)
-        command = ("image", "build", text, f"--images-dir={file.parent}", *options)
-        return ResolvedImage(text, str(file), file, recipe=recipe, command=command)
+        return RecipeImage(text, images_dir, *named, config_dir, template_dir)
     source = Reference.parse(text, KEY)
     if source.kind is Kind.SQUASHFS:
-        return ResolvedImage(text, text)
+        return ReferenceImage(text, source, text)
     if source.kind in (Kind.OCI_DIRECTORY, Kind.OCI_ARCHIVE, Kind.DOCKER_ARCHIVE):
         source = replace(source, name=str(source.path))  # a job starts in another directory
     file = Path(images_dir, source.file_name)
     # An image that nodes cannot fetch by themselves is imported here.
     command = ("image", "import", str(source), f"--output={file}")
-    return ResolvedImage(text, source.for_pyxis or str(file), file, source, command=command)
+    return ReferenceImage(text, source, source.for_pyxis or str(file), file, command)
 
 
 @cache
 def cached_recipe(
     name: str, flavor: str | None, config_dir: Path | None, template_dir: Path | None
 ) -> Recipe:
-    """Read a recipe, once for all points of a sweep."""
+    """Read a recipe, once for all facts of its image and all points of a sweep."""
     # Imported late: Hydra composes it, and most containers are files.
     from launcher.images.recipes import read_recipe, recipe_names
 

@@ -259,7 +259,7 @@ def choose_scratch(
     if temp_dir is not None and not places:
         message = f"--temp-dir {one_line(str(temp_dir))}: not a writable directory"
         raise UserError(message, hint="make it, or choose another")
-    # What stays needs room too where it lies on the same file system.
+    # Files that stay need room too where they lie on the same file system.
     fitting = [
         place
         for place in places.values()

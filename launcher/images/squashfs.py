@@ -30,7 +30,7 @@ SQUASH_OPTIONS = {
     "none": ("-noI", "-noD", "-noF", "-noX", "-exit-on-error"),
 }
 COMPRESSIONS = (AUTO, *SQUASH_OPTIONS)
-# Of the uncompressed size, measured on a tree of Python and libraries (docs/benchmarks.md), rounded up.
+# Share of the uncompressed size, measured on a tree of Python and libraries (docs/benchmarks.md), rounded up.
 COMPRESSED_FRACTION = {"lz4": 0.55, "zstd": 0.45, "gzip": 0.45, "lzo": 0.9, "none": 1.0}
 # By default mksquashfs takes a quarter of the machine's memory, which a job may not have. More makes it no
 # faster.

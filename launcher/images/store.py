@@ -45,11 +45,11 @@ class Sidecar:
     """The record of an image: ``NAME.sqsh.json``."""
 
     source: str
-    # Of the manifest for this architecture, ``sha256:...``; ``None`` if it is unknown.
+    # Digest of the manifest for this architecture, ``sha256:...``; ``None`` if it is unknown.
     digest: str | None
     sha256: str
     size: int
-    # Such as ``lz4``, and the options of mksquashfs for it.
+    # Compression, such as ``lz4``, and the options of mksquashfs for it.
     compression: str
     squash_options: tuple[str, ...]
     block_size: int
@@ -57,7 +57,7 @@ class Sidecar:
     made_by: str
     config: ImageConfig = ImageConfig()
     recipe: RecipeOrigin | None = None
-    # Of the file, in whole seconds since 1970: a file of another time is another file, whatever its size.
+    # Modification time in whole seconds since 1970: a file of another time is another one, whatever its size.
     modified: int | None = None
     # The digest that registries have of a built image.
     pushed: str | None = None

@@ -230,7 +230,7 @@ def _exit_on_signal(number: int, frame: FrameType | None) -> None:
 _QUOTED_LINES = 3
 _LISTING = re.compile(": `skopeo list-tags [^`]*`")
 
-# What their logs put around the words.
+# Decoration that their logs put around the words.
 _LOG = re.compile(r'(?:time="[^"]*" )?level=\w+ msg="(.*)"')
 _LEVEL = re.compile(r"(?:\[(?:ERROR|WARN|INFO)\]|(?:FATA|ERRO|WARN|INFO)\[\d+\]) +")
 # Lines that repeat that a command failed, and lines that say why. BuildKit begins the lines of an instruction

@@ -11,7 +11,7 @@ from launcher.config.compose import Composition
 from launcher.config.overrides import hydra_value
 from launcher.drafting import Draft, Request, choice_of, draft, drafts
 from launcher.errors import UserError
-from launcher.images.resolve import KEY, ResolvedImage
+from launcher.images.resolve import KEY, RecipeImage, ReferenceImage, ResolvedImage
 from launcher.images.squashfs import is_squashfs
 from launcher.stages.image import STAGE, ImageWork
 
@@ -34,15 +34,10 @@ class ImageRequirement:
     request: Request
 
     @property
-    def is_there(self) -> bool:
-        """True if the file exists and has a valid squashfs header; a torn file is made again."""
-        return is_squashfs(self.file)
-
-    @property
     def work(self) -> ImageWork:
         """The work of a job that makes the file."""
         words = self.command
-        if self.choice.recipe is not None:
+        if isinstance(self.choice, RecipeImage):
             words = (*words, f"--expect={self.file.name}")  # the recipe may change while the job waits
         return ImageWork(self.file.stem, words, self.file)
 
@@ -81,7 +76,7 @@ def draft_with_image(request: Request, *, as_job: bool) -> Building:
     drafted = drafts(launch, staged) if needed.request is launch else drafts(needed.request)
     if of_image:
         return Building([draft(replace(request, work=needed.work))], request)
-    if needed.is_there:
+    if is_squashfs(needed.file):  # a torn one is made again
         return Building(drafted, needed.request)
     if not as_job:
         return Building(drafted, needed.request, (_CHECK,), needed)
@@ -110,15 +105,17 @@ def required_image(composition: Composition, request: Request) -> ImageRequireme
             key=KEY,
             hint=f"{KEY}=nemo, or another recipe; or an image of a registry",
         )
-    if choice.stored is None:
+    with composition.annotated():
+        file = choice.stored  # a recipe is read here
+    if file is None:
         return None
-    if choice.image == str(choice.stored):
-        return ImageRequirement(choice, choice.stored, request)
+    if choice.image == str(file):
+        return ImageRequirement(choice, file, request)
     # The nodes would fetch it by themselves.
     workspace = composition.config.workspace
     key = f"{_WORKSPACE}.{KEY}" if workspace is not None and workspace.container is not None else KEY
-    override = f"{key}={hydra_value(str(choice.stored))}"
-    return ImageRequirement(choice, choice.stored, replace(request, overrides=(*request.overrides, override)))
+    override = f"{key}={hydra_value(str(file))}"
+    return ImageRequirement(choice, file, replace(request, overrides=(*request.overrides, override)))
 
 
 def _refuse_job(composition: Composition) -> None:
@@ -131,28 +128,21 @@ def _refuse_job(composition: Composition) -> None:
 
 def make_here(needed: ImageRequirement, progress: ImageProgress) -> Imported:
     """Build or import the image on this machine, after anyone else who is making the same one."""
+    from launcher.images.building import build_into_store
+    from launcher.images.importing import ImportOptions, import_image
+
+    choice, file, options = needed.choice, needed.file, ImportOptions(plain_http=_allows_plain_http())
     try:
-        return _make(needed, progress)
+        if isinstance(choice, ReferenceImage):
+            return import_image(choice.source, file, options, progress)
+        for warning in choice.recipe.warnings:
+            progress.note(warning)
+        return build_into_store(choice.recipe, file.parent, options, progress, config_dir=choice.config_dir)
     except UserError as error:
         # `slipway launch` has no options of an import.
         hint = (error.hint or "").replace("--plain-http", f"{_PLAIN_HTTP}=yes slipway launch ... --build")
         hint = hint.replace("--temp-dir DIR", "TMPDIR=DIR slipway launch ... --build")
         raise UserError(error.message, key=error.key, also=error.also, hint=hint or None) from error
-
-
-def _make(needed: ImageRequirement, progress: ImageProgress) -> Imported:
-    from launcher.images.importing import ImportOptions, import_image
-
-    choice, request, options = needed.choice, needed.request, ImportOptions(plain_http=_allows_plain_http())
-    if choice.recipe is None:
-        assert choice.source is not None
-        return import_image(choice.source, needed.file, options, progress)
-    from launcher.images.building import build_into_store
-
-    for warning in choice.recipe.warnings:
-        progress.note(warning)
-    store = needed.file.parent
-    return build_into_store(choice.recipe, store, options, progress, config_dir=request.config_dir)
 
 
 def _allows_plain_http() -> bool:

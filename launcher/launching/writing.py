@@ -81,7 +81,7 @@ def files_of(draft: Draft, manifest: Manifest, request: Request) -> dict[Path, s
     paths, config = draft.plan.paths, draft.plan.job.payload_config
     files: dict[Path, str | bytes] = {
         **draft.rendered.files(paths),
-        paths.directory / names.COMMAND_LOG: _pasteable(request, draft),
+        paths.directory / names.COMMAND_LOG: _pasteable(draft, manifest, request.stage),
         paths.manifest: manifest.to_json(),
     }
     if config is not None:
@@ -93,9 +93,9 @@ def files_of(draft: Draft, manifest: Manifest, request: Request) -> dict[Path, s
     return files
 
 
-def _pasteable(request: Request, draft: Draft) -> str:
-    command, plan = recorded(request.command), draft.plan
-    fixed = [] if request.stage is None else [f"--stage={request.stage}"]
+def _pasteable(draft: Draft, manifest: Manifest, stage: str | None) -> str:
+    command, plan = manifest.command, draft.plan
+    fixed = [] if stage is None else [f"--stage={stage}"]
     fixed += ["--dry-run", *([f"--launch-dir={plan.paths.directory}"] if draft.work is None else [])]
     fixed += [f"--launch-number={plan.paths.number}", f"--tag={plan.tag}"]
     options_end = command.index("--") if "--" in command else len(command)

@@ -1,1 +1,1 @@
-"""Seeing how runs are: what schedulers and trainers tell, shown as tables, lines, live panels and plots."""
+"""The state of runs: what schedulers and trainers report, as tables, lines, live panels and plots."""

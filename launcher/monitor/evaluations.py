@@ -18,7 +18,7 @@ from supervisor.files import names_in, read_json
 
 _NAME = re.compile(r"step-(\d{1,15})\.json", re.ASCII)
 _STDERR = "_stderr"
-# Of a task's metrics these say most, in this order; others are in the files.
+# A task's most telling metrics, in this order; others are in the files.
 _MAIN = ("acc_norm", "acc", "exact_match", "f1", "word_perplexity", "perplexity")
 
 

@@ -332,9 +332,9 @@ def diagnose(
     elif attempt.is_over or state is not None:
         facts = Facts(attempt.exit_code, attempt.state or state, reason, signal=attempt.signal, save=save)
         hosts = attempt.nodes.split(",") if attempt.nodes else []
-        judged = judge(facts, evidence(logs, failures, attempt.started or 0.0), hosts, tasks_per_node)
-        rule = judged.rule
-        diagnosis = Diagnosis(rule.name, judged.verdict, rule.means, judged.nodes, advice=rule.advice)
+        judgement = judge(facts, evidence(logs, failures, attempt.started or 0.0), hosts, tasks_per_node)
+        rule = judgement.rule
+        diagnosis = Diagnosis(rule.name, judgement.verdict, rule.means, judgement.nodes, advice=rule.advice)
     else:
         return None
     if diagnosis.rule in _NOT_OF_RANKS:

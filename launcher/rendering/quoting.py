@@ -23,7 +23,7 @@ from jinja2 import (
 
 from launcher.errors import UserError
 
-# What sbatch's own parser of #SBATCH lines and bash both read as it stands.
+# Characters that sbatch's own parser of #SBATCH lines and bash both read as they stand.
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 
 

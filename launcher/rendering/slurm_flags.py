@@ -12,7 +12,7 @@ from launcher.plan import Container, ContainerOptions, Job, Mount, Plan, Resourc
 from launcher.rendering.quoting import RawShell, escape_pattern, quote_header
 from supervisor.settings import CONTAINER, IMAGE
 
-# Of an image's digest, in the name of a container made of it; the supervisor takes as many.
+# Digits of an image's digest in the name of a container made of it; the supervisor takes as many.
 NAME_DIGITS = 12
 
 # Pyxis' flags, and the option that each is: with a value, or in two forms for yes and no.
@@ -106,7 +106,7 @@ def _mount(mount: Mount) -> str:
 
 # --- Apptainer
 
-# Of the site's arguments of srun, the one that says what `mount_home: null` does not.
+# The argument of srun by which a site decides that, where `mount_home` is null.
 _NO_HOME = "--no-container-mount-home"
 
 

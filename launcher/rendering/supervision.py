@@ -64,7 +64,7 @@ def supervisor_settings(plan: Plan) -> Settings:
         max_nodes=job.resources.max_nodes,
         tasks_per_node=job.resources.tasks_per_node,
         singleton=singleton,
-        # What is no training cannot save, nor diverge.
+        # A job that trains nothing cannot save, nor diverge.
         save_signal=job.payload.save_signal if job.stage == "training" else None,
         checkpoints=chain.checkpoints,
         failures=_failures(job),

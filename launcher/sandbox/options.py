@@ -44,7 +44,7 @@ class SandboxOptions:
     base_port: int | None = None
     # Such as ``a100``.
     gpu_type: str | None = None
-    # What the user who boots it may use; Slurm then refuses all others.
+    # Accounts and QOS of the user who boots it; Slurm then refuses all others.
     accounts: tuple[str, ...] = ()
     qos: tuple[str, ...] = ()
     # Pyxis' plugin, ``spank_pyxis.so``; `None` for no containers.

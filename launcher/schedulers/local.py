@@ -61,12 +61,12 @@ class LocalScheduler:
 
     def find(self, submissions: Sequence[Submission]) -> FoundJobs:
         """Find the processes that run the scripts with their tags."""
-        wanted = {(submission.script.resolve().parent, submission.tag) for submission in submissions}
+        requested = {(submission.script.resolve().parent, submission.tag) for submission in submissions}
         pids_of: dict[str, list[str]] = {}
         for pid in _pids():
             job = _job(_command(pid))
             # Subshells of a script have its arguments; they lead no session.
-            if job in wanted and _stat(pid)[3:4] == [pid]:
+            if job in requested and _stat(pid)[3:4] == [pid]:
                 pids_of.setdefault(job[1], []).append(pid)
         return {tag: {1: sorted(pids, key=_start)} for tag, pids in pids_of.items()}
 

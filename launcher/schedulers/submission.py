@@ -23,7 +23,7 @@ from launcher.schedulers.base import NoAnswer, Submission
 from launcher.slurm.commands import Unreachable, error_text, says_unanswered
 from launcher.slurm.environment import inherited_variables
 
-# What sbatch is run with.
+# The program that runs sbatch without some of the user's variables.
 _ENV = "env"
 
 # sbatch's message about an accepted job; a site's wrapper may print more around it.

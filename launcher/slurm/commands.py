@@ -23,7 +23,7 @@ _TIMEOUT_SECONDS = 60.0
 # A user who waits longer than this is told what for.
 _NOTICE_SECONDS = 3.0
 
-# What to do without a Slurm.
+# The hint on a machine without Slurm.
 WITHOUT_SLURM = (
     "a throw-away Slurm: `slipway sandbox up` and cluster=sandbox; without Slurm: cluster=local;"
     " only to see the script: --dry-run"

@@ -25,7 +25,7 @@ INHERITED_PREFIXES = (
 # The configuration of the site, where the user's shell names it.
 KEPT_VARIABLES = ("SLURM_CONF",)
 
-# What a user sets in the shell, and the key that says the same.
+# Variables that a user sets in the shell, and the key that says the same.
 _KEYS = {
     "SBATCH_PARTITION": "cluster.partition",
     "SBATCH_ACCOUNT": "cluster.account",

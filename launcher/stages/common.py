@@ -23,7 +23,7 @@ from launcher.stages.stage import StageRun
 # (https://www.baseten.co/blog/nvidia-a10-vs-a10g-for-ml-model-inference/, read in November 2026).
 _OTHERS = ("a10",)
 
-# What is in front of the number: all of `gpu` and `gpu:h100`, and that of `gpu:8` and `gpu:h100:8`.
+# The part in front of the number: all of `gpu` and `gpu:h100`, and that of `gpu:8` and `gpu:h100:8`.
 _OF_GPUS = re.compile(r"(gpu(?::[\w.-]*[A-Za-z_][\w.-]*)?)(?::\d+)?")
 
 # The changes to a cluster for jobs without GPUs.

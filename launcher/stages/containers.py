@@ -19,7 +19,7 @@ _IMAGE_FILE = (".sqsh", ".squashfs")
 
 KEY = "container_mounts"
 
-# What Enroot knows (mount_opts of its enroot-mount.c); of another word it says nothing, and ignores it.
+# Options that Enroot knows (mount_opts of its enroot-mount.c); it ignores any other without a word.
 _FLAGS = re.compile(
     r"async|atime|bind|dev|diratime|dirsync|exec|iversion|loud|mand|noatime|nodev|nodiratime|noexec"
     r"|noiversion|nomand|norelatime|nostrictatime|nosuid|private|rbind|relatime|remount|ro|rprivate|rshared"

@@ -89,10 +89,10 @@ def _is_array(preparation: DataPreparationConfig) -> bool:
 
 def _queue(queue: Queue, preparation: DataPreparationConfig) -> Queue:
     """Return the queue options, with the array of tasks if there is one."""
-    given = queue.further.get("array")
-    if preparation.phase is not None and given is not None:
+    array = queue.further.get("array")
+    if preparation.phase is not None and array is not None:
         raise UserError(
-            f"cluster.sbatch.array={given}: data_preparation.tasks={preparation.tasks} is an array already",
+            f"cluster.sbatch.array={array}: data_preparation.tasks={preparation.tasks} is an array already",
             key="cluster.sbatch.array",
             also=("data_preparation.tasks",),
         )

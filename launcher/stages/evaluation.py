@@ -36,7 +36,7 @@ from launcher.stages.training import launch_config, reads_data_dir
 
 STAGE: Final = "evaluation"
 
-# Of the layout: the training's key of the same size.
+# Keys of the layout, each with the training's key of the same size.
 _PARALLEL = {
     "tensor": "tensor_model_parallel_size",
     "pipeline": "pipeline_model_parallel_size",

@@ -21,7 +21,7 @@ STAGE = "image"
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 
 
-# Of an image's name in that of its run, which `cluster.job_name_prefix` and the names of logs make longer.
+# Length of an image's name in that of its run, which the prefix of jobs and the names of logs make longer.
 _LONGEST_NAME = 100
 
 
@@ -47,7 +47,7 @@ class ImageWork:
             name=name,
             results_dir=f"{config.base_results_dir}/{name}",
             time_limit=config.image_job.time_limit,
-            # Of two that make the same image the second one finds it made.
+            # The second of two jobs for the same image finds it there.
             dependency="singleton",
         )
         requested = {"cpus_per_task": config.image_job.cpus_per_task, "mem": config.image_job.mem}

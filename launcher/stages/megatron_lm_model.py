@@ -47,7 +47,7 @@ _VALUES = {
     "wgrad_deferral_limit": "--wgrad-deferral-limit",
 }
 
-# What changes the model and Megatron-LM has no option for, with the only value that it trains.
+# Keys that change the model and that Megatron-LM has no option for, with the only value that it trains.
 _FIXED = {
     "use_scaled_init_method": True,
     "normalize_attention_scores": True,
@@ -75,8 +75,8 @@ _POSITIONS = {name: name for name in ("learned_absolute", "rope", "none")}
 
 _SHARED_EMBEDDINGS = "share_embeddings_and_output_weights"
 
-# What a T5's encoder and decoder may differ in. Not in layers: no release reads its own --decoder-num-layers
-# (core_v0.12.3, 0.16.1 and 0.19.0), the decoder gets the encoder's number.
+# Keys in which a T5's encoder and decoder may differ. Not in layers: no release (core_v0.12.3, 0.16.1, 0.19)
+# reads its own --decoder-num-layers, and the decoder gets the encoder's number.
 _OF_A_STACK = ("arch", "activations_checkpoint_num_layers")
 
 

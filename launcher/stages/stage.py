@@ -20,7 +20,7 @@ Node = TypeVar("Node", bound=StageConfig)
 # File systems take names of 255 bytes; those of the files have a prefix, a suffix and a job's id besides.
 _LONGEST_NAME = 200
 
-# What the whole launch has; the root's keys of the same names were derived from them.
+# Keys of the whole launch; the root's keys of the same names were derived from them.
 _OF_THE_LAUNCH = ("scheduler", "slurm_conf", "engine", "container")
 
 _MAPPINGS = ("env_vars", "sbatch", "gpu_types")

@@ -48,7 +48,7 @@ def _plan(run: StageRun, workspace: WorkspaceConfig) -> Job:
     if has_trainer and container is not None and config.cluster.scheduler != "local":
         working_dir, python_path = _TRAINER_IN_CONTAINER, (_TRAINER_IN_CONTAINER,)
     elif has_trainer:
-        # Of what is installed the interpreter knows; other ones are not to take all that is beside it.
+        # The interpreter finds installed packages itself; another one must not import their neighbours.
         root = TRAINER.parent
         python_path = () if root.name in _SITE_DIRECTORIES else (str(root),)
         working_dir = config.launcher_scripts_path

@@ -202,7 +202,7 @@ _LONGEST_NAME = 100
 _UNSAFE = re.compile(r"[^A-Za-z0-9._+-]+")
 # Where every comma and bracket belongs to the values, they are taken as they were typed: 3e-4, not 0.0003.
 _PLAIN = re.compile(r"[^\[\]{}()'\"\\]+")
-# What a sweep decides itself, whatever stands before it.
+# Keys that a sweep sets itself, whatever stands before it.
 _OURS = (".stages", ".run.name", ".run.results_dir")
 
 

@@ -89,7 +89,7 @@ def gather(sweep_dir: Path) -> Results:
     counted = Counter(labels.values())  # of several launches of a sweep one label may mean different keys
     labels = {key: label if counted[label] == 1 else key for key, label in labels.items()}
     run_dirs = [sweep_dir / name for name in values]
-    # Of several launches that live the newest: it comes first.
+    # The newest of several live launches: it comes first.
     statuses = {status.run_dir: status for status in reversed(collect_status(run_dirs))}
     points = [Result(path.name, values[path.name], statuses.get(path) or gone(path)) for path in run_dirs]
     return Results(labels, sorted(points, key=lambda point: point.rank))

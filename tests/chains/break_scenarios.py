@@ -1,4 +1,4 @@
-"""What an administrator, a full disk or a hasty user does to chains; all on the node that is everybody's."""
+"""Faults of an administrator, a full disk or a hasty user; all chains share one node."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class Training:
         new.replace(self._pace)
 
     def all_events(self) -> list[dict[str, Any]]:
-        """What rank 0 told, of all links; a kill may have cut a line."""
+        """Return the events of rank 0 in all links; a kill may have cut a line."""
         path = self._yard.launch_directory(self.name) / "results" / "metrics.jsonl"
         found = []
         for line in path.read_text().splitlines() if path.exists() else []:
@@ -78,7 +78,7 @@ class Training:
         return [event for event in self.all_events() if event["kind"] == kind]
 
     def by_link(self) -> list[list[dict[str, Any]]]:
-        """What each link told that began to train."""
+        """Return the events of each link that began to train."""
         found: list[list[dict[str, Any]]] = []
         for event in self.all_events():
             if event["kind"] == "start":

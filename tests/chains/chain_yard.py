@@ -145,7 +145,7 @@ class Yard(Zoo):
         return self.directory / run
 
     def is_ready(self, run: str, link: int) -> bool:
-        """Whether the payload of a link has said that it waits for what comes."""
+        """Return True if the payload of a link has said that it waits for what comes."""
         return str(link) in _lines(self.work(run) / "ready")
 
     def begun(self, run: str) -> list[str]:
@@ -201,7 +201,7 @@ class Yard(Zoo):
         return self.begun(run)[link - 1]
 
     def lives(self, run: str) -> list[JobAttempt]:
-        """What the links of a chain left, in their order."""
+        """Return the attempts of a chain's links, in their order."""
         return sorted(read_attempts(self.launch_directory(run)), key=lambda life: life.link)
 
     def links(self, run: str) -> list[str]:
@@ -211,7 +211,7 @@ class Yard(Zoo):
         return chain_end(self.launch_directory(run))
 
     def log(self, run: str) -> str:
-        """What all links wrote, in their order."""
+        """Return the logs of all links, in their order."""
         logs = sorted(self.launch_directory(run).glob("log-*.out"))
         return "\n".join(path.read_text(errors="replace") for path in logs)
 
@@ -244,7 +244,7 @@ class Yard(Zoo):
         return daemon
 
     def kill_node(self, name: str) -> None:
-        """What a power cut does: all that runs on a node is gone at once, and nobody is told."""
+        """Cut the power of a node: all that runs there is gone at once, and nobody is told."""
         record = load(self.sandbox_directory)
         assert record
         # Kept open, so that its number is not given to another meanwhile, a node of another sandbox.
@@ -261,7 +261,7 @@ class Yard(Zoo):
                 state.reap(daemon.pid)
 
     def told_by(self, verb: str, *words: str) -> Any:
-        """What a verb tells in JSON."""
+        """Return the JSON of a verb."""
         done = self.slipway(verb, *words, "--json")
         assert done.stdout, done.stderr
         return json.loads(done.stdout)

@@ -18,7 +18,7 @@ from trainer.checkpoint.marker import MARKER
 # left alone, and not stopped.
 SPOIL = "CHAIN_TEST_SPOIL"
 RECORD = "damages.jsonl"
-STEPS = 8
+STEPS = 6
 
 
 def spoil(checkpoints: Path, record: Path, seed: str) -> None:

@@ -47,13 +47,13 @@ def spoilt(yard: Yard, run: str) -> None:
 
 
 def record(yard: Yard, run: str) -> list[dict[str, Any]]:
-    """What was damaged before each job but the first, what is to be set aside, and the newest whole step."""
+    """Read the damage before each job but the first, what is to be set aside, and the newest whole step."""
     path = _results(yard, run) / RECORD
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def events(yard: Yard, run: str, kind: str) -> list[dict[str, Any]]:
-    """What all launches told, in their order."""
+    """Return the events of all launches, in their order."""
     launches = sorted((_results(yard, run) / "launches").iterdir(), key=lambda path: int(path.name))
     lines = [
         json.loads(line)

@@ -74,7 +74,7 @@ def per_task(each: int, node: int | None) -> dict[str, Any]:
 
 
 def of_type(gpu_type: str) -> dict[str, Any]:
-    """What a job asks for that names the type of its GPUs in `--gres`."""
+    """Return the resources of a job that names the type of its GPUs in `--gres`."""
     return {"gpus_per_node": None, "gres": f"gpu:{gpu_type}:8", "gpu_type": gpu_type}
 
 

@@ -1,4 +1,4 @@
-"""What a cluster of four nodes of eight GPUs says of itself, made of literals."""
+"""The answers of a cluster of four nodes of eight GPUs, as literals."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def facts(*overrides: str) -> PathFacts:
 
 
 def found(*overrides: str) -> list[Finding]:
-    """What the checks of paths find."""
+    """Return the findings of the checks of paths."""
     return found_in(drafted(*overrides))
 
 

@@ -46,7 +46,7 @@ def data_set(prefix: Path, lengths: tuple[int, ...] = (3, 4)) -> Path:
 
 
 def stock(data_dir: Path) -> Path:
-    """What the shipped GPTs and T5s read."""
+    """Write the files that the shipped GPTs and T5s read."""
     data_set(data_dir / "corpus_text_document")
     (data_dir / "bpe").mkdir()
     (data_dir / "bpe/vocab.json").write_text('{"<|endoftext|>": 0}')

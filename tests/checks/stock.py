@@ -1,4 +1,4 @@
-"""Which GPU the shipped layouts are for."""
+"""The GPUs that the shipped layouts are for."""
 
 from __future__ import annotations
 

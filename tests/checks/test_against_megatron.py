@@ -1,4 +1,4 @@
-"""What the checks let pass, megatron-core's own assertions let pass too; asked of megatron-core itself."""
+"""Configurations that the checks accept, megatron-core's own assertions accept too."""
 
 from __future__ import annotations
 

@@ -97,29 +97,29 @@ def test_answers_of_another_form_are_no_traceback() -> None:
     """A wrapper may print anything; numbers may be longer than Python likes to read."""
     long = "9" * 5000
     for text in ("\0\x1b[31m\udcff|||", "|" * 99, f"a*|n|idle|{long}|{long}|gpu:{long}|x\n", f"{long}|" * 8):
-        made = facts_of(dict.fromkeys(("partitions", "nodes", "associations", "qos", "pyxis"), Reply(text)))
-        assert made.missing["partitions"] == "Slurm shows no partitions"
+        facts = facts_of(dict.fromkeys(("partitions", "nodes", "associations", "qos", "pyxis"), Reply(text)))
+        assert facts.missing["partitions"] == "Slurm shows no partitions"
     cluster.parse_settings(f"MaxJobCount = {long}\nSLURM_VERSION = {long}.1\n")
     cluster.parse_partitions(f"PartitionName=a MaxNodes={long} MaxTime={long} TotalNodes=x\nPartitionName=\n")
 
 
 def test_nodes_that_slurm_does_not_show_skip_their_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = {"partitions": Reply("PartitionName=gpu Default=YES TotalNodes=4\n"), "nodes": Reply("\n")}
-    monkeypatch.setattr("launcher.slurm.questions.ask_at_once", lambda asked, conf: shown)
+    monkeypatch.setattr("launcher.slurm.questions.ask_at_once", lambda questions, conf: shown)
     plan = plan_of(GPT)
-    made = cluster_facts(draft_of(plan))
-    assert made is not None
-    assert (made.nodes, made.missing["nodes"]) == (None, "Slurm does not show the nodes of the partition")
+    facts = cluster_facts(draft_of(plan))
+    assert facts is not None
+    assert (facts.nodes, facts.missing["nodes"]) == (None, "Slurm does not show the nodes of the partition")
     unknown = replace(plan, job=replace(plan.job, queue=replace(plan.job.queue, partition="no")))
-    made = cluster_facts(draft_of(unknown))
-    assert made is not None
-    assert made.missing == {}
+    facts = cluster_facts(draft_of(unknown))
+    assert facts is not None
+    assert facts.missing == {}
 
 
 def test_hidden_partitions_and_those_of_groups() -> None:
     lines = "PartitionName=a Hidden=YES", "PartitionName=b AllowGroups=x", "PartitionName=c AllowGroups=ALL"
     text = "\n".join(lines)
-    assert [one.is_open for one in cluster.parse_partitions(text)] == [False, False, True]
+    assert [partition.is_open for partition in cluster.parse_partitions(text)] == [False, False, True]
 
 
 def test_plugins_that_change_jobs_and_the_release() -> None:
@@ -131,8 +131,8 @@ def test_plugins_that_change_jobs_and_the_release() -> None:
 def test_with_several_clusters_the_default_account_may_be_another_ones() -> None:
     row = "me|{}|{}|{}|||||||\n"
     text = row.format("b", "tuna", "a") + row.format("b", "bass", "b")
-    assert [one.is_default for one in cluster.parse_associations(text, "tuna")] == [None]
-    assert [one.is_default for one in cluster.parse_associations(text, "bass")] == [True]
+    assert [association.is_default for association in cluster.parse_associations(text, "tuna")] == [None]
+    assert [association.is_default for association in cluster.parse_associations(text, "bass")] == [True]
 
 
 def test_settings() -> None:
@@ -154,7 +154,8 @@ def test_associations_of_this_cluster() -> None:
     limits = Limits(86400, {}, {"node": 4, "gres/gpu": 32}, {}, {"cpu": 100, "mem": 2 * 1024**2}, 50)
     assert research == Association("research", None, ("debug", "normal"), "normal", True, limits)
     assert vision == Association("vision", "big")
-    assert [one.account for one in cluster.parse_associations(text, None)] == ["research", "vision", "other"]
+    accounts = [association.account for association in cluster.parse_associations(text, None)]
+    assert accounts == ["research", "vision", "other"]
 
 
 def test_qualities_of_service() -> None:
@@ -227,18 +228,20 @@ def script(path: Path, text: str) -> None:
 def test_pyxis_is_looked_for_where_there_is_a_container(programs: Path, options: str, count: int) -> None:
     script(programs / "scontrol", ":")
     script(programs / "srun", f'echo "{options}"')
-    for container, found in (("nvcr.io#nvidia/nemo:24.07", count), ("null", 0)):
-        made = draft(Request(overrides=["cluster=bcm", f"container={container}"], command=[]))
-        told = [one for one in findings_of(made) if one.id == "cluster.pyxis"]
-        assert len(told) == found
-        assert all("Pyxis" in one.message and one.severity is Severity.WARNING for one in told)
+    for container, expected in (("nvcr.io#nvidia/nemo:24.07", count), ("null", 0)):
+        prepared = draft(Request(overrides=["cluster=bcm", f"container={container}"], command=[]))
+        findings = [finding for finding in findings_of(prepared) if finding.id == "cluster.pyxis"]
+        assert len(findings) == expected
+        assert all(
+            "Pyxis" in finding.message and finding.severity is Severity.WARNING for finding in findings
+        )
 
 
 def test_without_a_slurm_the_checks_of_the_cluster_are_skipped_and_say_so(programs: Path) -> None:
-    made = draft(Request(overrides=["cluster=bcm"], command=[]))
-    told = [one for one in findings_of(made) if one.id.startswith("cluster.")]
-    assert len(told) == 10
-    assert {(one.severity, one.why) for one in told} == {
+    prepared = draft(Request(overrides=["cluster=bcm"], command=[]))
+    findings = [finding for finding in findings_of(prepared) if finding.id.startswith("cluster.")]
+    assert len(findings) == 10
+    assert {(finding.severity, finding.why) for finding in findings} == {
         (Severity.SKIPPED, "scontrol is not on this machine: there is no Slurm here")
     }
-    assert gather([made], look=False)[0].cluster is None
+    assert gather([prepared], look=False)[0].cluster is None

@@ -33,7 +33,7 @@ def stock() -> RunConfig:
 
 
 def resources(**changes: Any) -> Resources:
-    """What a job asks for with other keys of the cluster."""
+    """Return the resources that a job requests with other keys of the cluster."""
     config = stock()
     cluster = parse(ClusterConfig, {**config.cluster.model_dump(), **changes}, "cluster")
     assert config.training is not None

@@ -42,7 +42,7 @@ def findings(
     environment: Mapping[str, str] | None = None,
     nodes: int = 2,
 ) -> list[Finding]:
-    """What the two checks find in a job in an image."""
+    """Return the findings of the two checks for a job in an image."""
     known = contents or contents_of_reference(Reference.parse(image))
     plan = plan_of(changed(GPT, dict(changes)), engine=engine, resources={"nodes": nodes})
     container = Container(image, tuple(Mount(f"/host{target}", target) for target in mounts))
@@ -155,7 +155,7 @@ def test_an_optimizer_that_an_old_nemo_does_not_know(image: str) -> None:
         "/i/nemo-26.04.sqsh",
     ],
 )
-def test_what_only_a_name_says_is_a_warning(image: str) -> None:
+def test_fact_known_by_name_alone_is_a_warning(image: str) -> None:
     severity, told = one(findings(image))
     assert severity is WARNING and "if it is what its name says" in told
 
@@ -190,7 +190,7 @@ def test_our_trainer_is_warned_where_megatron_core_is_not_known(image: str) -> N
         ("nemo", None, ("/opt",)),
     ],
 )
-def test_what_is_mounted_is_not_the_images(
+def test_mounted_paths_are_not_the_images(
     engine: str, payload: Payload | None, mounts: tuple[str, ...]
 ) -> None:
     image = "nvcr.io#nvidia/nemo:26.06"
@@ -199,7 +199,7 @@ def test_what_is_mounted_is_not_the_images(
 
 
 def of_a_t5(pipeline: int, image: str, *words: str) -> list[Finding]:
-    """What the checks of images find in a job of Megatron-LM's that was drafted."""
+    """Return the findings of the checks of images for a drafted job of Megatron-LM."""
     sizes = [
         *(f"training.model.{stack}.activation=gelu" for stack in ("encoder", "decoder")),
         f"training.model.pipeline_model_parallel_size={pipeline}",
@@ -281,7 +281,7 @@ INSTALLED: dict[str, str | None] = {
 }
 
 
-def test_what_the_images_own_python_told_counts_for_more_than_the_table() -> None:
+def test_answer_of_the_images_python_counts_more_than_the_table() -> None:
     image = "/images/ours.sqsh"
     old = contents_of("nvcr.io", "nvidia/nemo", "26.04")
     assert old is not None

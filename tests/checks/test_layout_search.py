@@ -74,7 +74,7 @@ def taken(plan: Plan, changes: dict[str, Any]) -> Plan:
 
 
 def wrong(plan: Plan) -> list[str]:
-    """What keeps a plan from running, as far as layout, batch and memory have a part in it."""
+    """Return the errors of layout, batch and memory that keep a plan from running."""
     found = run_checks(plan, Facts())
     ids = ("layout.", "batch.", "memory.", "model.", "elastic.")
     found = [one for one in found if one.severity is not Severity.SKIPPED and one.id.startswith(ids)]
@@ -254,7 +254,7 @@ def test_range_of_nodes_gets_layouts_that_fit_each_count() -> None:
 
 
 def test_warnings_of_the_own_layout_exclude_no_suggestion() -> None:
-    """Of GPUs without a task, whatever the layout; the user's own does not divide the world."""
+    """Some GPUs have no task in any layout; the own one does not divide the world."""
     config = changed(GPT, {"trainer.devices": 4, "model.pipeline_model_parallel_size": 3})
     plan = plan_of(config, resources={"gpus_per_node": 8})
     search = LayoutSearch(plan, Facts())

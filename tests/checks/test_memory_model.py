@@ -1,4 +1,4 @@
-"""What the estimate of memory is made of: who has which layers, how many micro batches, which bytes."""
+"""The parts of the estimate of memory: the layers of each stage, micro batches in flight, bytes."""
 
 from __future__ import annotations
 

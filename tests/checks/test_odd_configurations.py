@@ -44,13 +44,13 @@ def keys_of(node: Mapping[str, Any], above: str = "") -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def _little_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """How far it is looked for more nodes is another test's."""
+    """Limit the search for more nodes, which has a test of its own."""
     monkeypatch.setattr(layout_search, "_MOST_WORK", 300)
 
 
 @pytest.mark.parametrize("engine", ["nemo", "megatron", "megatron_lm"])
 @pytest.mark.parametrize("base", [GPT, T5, SPARSE], ids=["gpt", "t5", "experts"])
-def test_whatever_a_key_holds_nothing_fails(base: dict[str, Any], engine: str) -> None:
+def test_odd_values_of_keys_raise_nothing(base: dict[str, Any], engine: str) -> None:
     chosen = random.Random(engine + str(len(base["model"])))
     keys = sorted({*keys_of(base), *KEYS, "model.tokenizer", "model.tokenizer.num_sentinel_tokens"})
     for _ in range(60):
@@ -137,15 +137,17 @@ def test_mistakes_that_no_layout_mends_are_no_hindrance(
     """They are told by their own checks; looking for a layout that mends them would take minutes."""
     plan = plan_of(changed(GPT, changes), resources=resources)
     search = LayoutSearch(plan, KNOWN)
-    found = search.nearest()
-    assert found is not None
+    nearest = search.nearest()
+    assert nearest is not None
     assert search.work < 30_000
-    told = {one.id: one for one in run_checks(plan, KNOWN) if one.severity is Severity.ERROR}
-    others = {name for name in told if name != "memory.fits"}
+    errors = {
+        finding.id: finding for finding in run_checks(plan, KNOWN) if finding.severity is Severity.ERROR
+    }
+    others = {name for name in errors if name != "memory.fits"}
     assert others
-    config = with_changes(plan.job.config or {}, found.changes)
+    config = with_changes(plan.job.config or {}, nearest.changes)
     left = run_checks(replace(plan, job=replace(plan.job, config=config)), KNOWN)
-    assert {one.id for one in left if one.severity is Severity.ERROR} == others
+    assert {finding.id for finding in left if finding.severity is Severity.ERROR} == others
 
 
 def test_the_search_for_more_nodes_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,13 +161,13 @@ def test_the_search_for_more_nodes_ends(monkeypatch: pytest.MonkeyPatch) -> None
         return real(plan, nodes)
 
     monkeypatch.setattr(layout_search, "with_nodes", counted)
-    told = would_fit(plan, KNOWN)
-    assert told.endswith("nor on another number of nodes up to 1024, as far as was searched")
+    fix = would_fit(plan, KNOWN)
+    assert fix.endswith("nor on another number of nodes up to 1024, as far as was searched")
     assert 0 < len(tried) < 1000
 
 
 def test_a_decoder_of_one_stage_has_its_words_once() -> None:
-    """It embeds and puts out, and both share a matrix; of two stages each has its own."""
+    """The embedding and the output layer share a matrix in one stage; in two, each has its own."""
 
     def parameters(pipeline: int, split: int) -> list[int]:
         changes = {
@@ -173,13 +175,13 @@ def test_a_decoder_of_one_stage_has_its_words_once() -> None:
             "model.pipeline_model_parallel_split_rank": split,
             "model.override_vocab_size": 29_184,
         }
-        found = estimate_memory(changed(T5, changes), 2, "nemo")
-        assert found is not None
-        return [stage.parameters for stage in found]
+        estimate = estimate_memory(changed(T5, changes), 2, "nemo")
+        assert estimate is not None
+        return [stage.parameters for stage in estimate]
 
     words = 29_184 * T5["model"]["decoder"]["hidden_size"]
-    one, two = parameters(2, 1), parameters(4, 2)
-    assert sum(two) - sum(one) == words
+    undivided, divided = parameters(2, 1), parameters(4, 2)
+    assert sum(divided) - sum(undivided) == words
 
 
 @pytest.mark.parametrize(
@@ -203,14 +205,14 @@ def test_speed_and_memory_agree_on_what_is_fused(engine: str, changes: dict[str,
 
 
 def test_a_decoder_is_not_judged_by_a_probability_that_is_none() -> None:
-    def found(changes: dict[str, Any]) -> list[Finding]:
-        told = run_checks(plan_of(changed(T5, changes), engine="megatron"), KNOWN)
-        return [one for one in told if one.id == "model.sequence"]
+    def sequence_findings(changes: dict[str, Any]) -> list[Finding]:
+        findings = run_checks(plan_of(changed(T5, changes), engine="megatron"), KNOWN)
+        return [finding for finding in findings if finding.id == "model.sequence"]
 
     for value in (1e308, 1, -1):
-        assert found({"model.data.masked_lm_prob": value}) == []
-    assert found({"model.data.mean_ngram_size": 1e-308})
-    assert found({"model.data.seq_length": 2**62, "model.seq_length": 2**62})
+        assert sequence_findings({"model.data.masked_lm_prob": value}) == []
+    assert sequence_findings({"model.data.mean_ngram_size": 1e-308})
+    assert sequence_findings({"model.data.seq_length": 2**62, "model.seq_length": 2**62})
 
 
 @pytest.mark.parametrize("key", ["num_moe_experts", "num_query_groups", "q_lora_rank", "override_vocab_size"])

@@ -32,9 +32,9 @@ def test_a_check_may_be_left_out() -> None:
     assert run_checks(plan, KNOWN, ["layout.world", "layout.tensor"]) == []
 
 
-def test_what_is_not_known_skips_a_check() -> None:
-    found = run_checks(plan_of(GPT), Facts())
-    assert {finding.severity for finding in found} == {Severity.SKIPPED}
+def test_unknown_facts_skip_a_check() -> None:
+    findings = run_checks(plan_of(GPT), Facts())
+    assert {finding.severity for finding in findings} == {Severity.SKIPPED}
     skipped = [
         "keys.unknown",
         "engine.megatron",
@@ -43,7 +43,7 @@ def test_what_is_not_known_skips_a_check() -> None:
         "secret.file",
         "secret.permissions",
     ]
-    assert [finding.id for finding in found] == skipped
+    assert [finding.id for finding in findings] == skipped
 
 
 def test_explicit_expert_tensor_size_stays_beside_suggested_sizes() -> None:
@@ -58,8 +58,8 @@ def test_explicit_expert_tensor_size_stays_beside_suggested_sizes() -> None:
 
 
 def _fixes(config: dict[str, Any]) -> list[str]:
-    found = run_checks(plan_of(config, engine="megatron_lm"), KNOWN)
-    return [finding.fix or "" for finding in found if finding.id == "layout.world"]
+    findings = run_checks(plan_of(config, engine="megatron_lm"), KNOWN)
+    return [finding.fix or "" for finding in findings if finding.id == "layout.world"]
 
 
 def test_errors_come_first() -> None:
@@ -103,9 +103,9 @@ def _members(answer: Any) -> set[Any]:
 def test_an_unknown_id_names_the_nearest() -> None:
     require_known(["layout.world"])
     require_known(["machine"], ["machine"])
-    with pytest.raises(UserError, match=r"--no-check=layout.wrld: there is no such check") as told:
+    with pytest.raises(UserError, match=r"--no-check=layout.wrld: there is no such check") as raised:
         require_known(["layout.wrld"])
-    assert told.value.hint == "did you mean 'layout.world'?"
+    assert raised.value.hint == "did you mean 'layout.world'?"
 
 
 @pytest.mark.parametrize("key", ["trainer", "exp_manager", "model", "model.optim", "model.data"])
@@ -127,4 +127,4 @@ def test_large_numbers_are_no_reason_to_wait() -> None:
     assert list(divisors(2000000011)) == [1, 2000000011]
     assert divisors(10**40)[-1] == 10**40
     plan = plan_of(changed(GPT, {GLOBAL: 2000000011, "model.hidden_size": 999999937}))
-    assert {"batch.global", "model.heads"} <= {found.id for found in run_checks(plan, KNOWN)}
+    assert {"batch.global", "model.heads"} <= {finding.id for finding in run_checks(plan, KNOWN)}

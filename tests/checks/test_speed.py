@@ -63,7 +63,7 @@ def test_held_out_steps_are_near_the_published_ones(step: Published) -> None:
 
 
 def _pairs() -> list[tuple[Published, Published]]:
-    """The same layout of a source in bf16 and in FP8."""
+    """Return pairs of one layout of a source, in bf16 and in FP8."""
     halves = {(one.source, one.model, one.gpus, one.batch, one.layout): one for one in _of("bf16")}
     keys = [(one, (one.source, one.model, one.gpus, one.batch, one.layout)) for one in _of("fp8")]
     return [(halves[key], one) for one, key in keys if key in halves]

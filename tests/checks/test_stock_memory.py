@@ -1,4 +1,4 @@
-"""What fits into a GPU's memory, and what would where it does not, for layouts that people launch."""
+"""Layouts that people launch fit into a GPU's memory, or the report says which ones would."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ TRAINED = {
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_what_was_trained_on_a_gpu_fits_it(name: str) -> None:
+def test_sizes_trained_on_a_gpu_fit_it(name: str) -> None:
     size, words = TRAINED[name]
     gpu = f"{name.partition('/')[0]}-80gb"
     assert wrong_with([f"training={size}", f"cluster.gpu={gpu}", *words]) == []
@@ -76,7 +76,7 @@ def test_the_gpus_of_the_shipped_sizes_are_known_ones() -> None:
 
 
 class Overflow(NamedTuple):
-    """What is told of a layout that does not fit, in GiB."""
+    """The reported sizes of a layout that does not fit, in GiB."""
 
     words: list[str]
     where: str
@@ -116,7 +116,7 @@ OVERFLOWS = {
 
 
 @pytest.mark.parametrize("name", OVERFLOWS)
-def test_what_overflows_is_told_with_what_would_fit(name: str) -> None:
+def test_overflow_is_reported_with_layouts_that_fit(name: str) -> None:
     case = OVERFLOWS[name]
     found = the_one(MEMORY, planned(case.words))
     assert found.severity is Severity.ERROR

@@ -41,7 +41,7 @@ def environment() -> dict[str, str]:
 
 
 def replies(scripts: dict[str, Path], line: str, cwd: Path) -> list[str]:
-    """What bash's function answers for a command line with the cursor at its end."""
+    """Return the completions of bash's function for a command line with the cursor at its end."""
     program = (
         f"source {scripts['bash']}\n"
         'COMP_LINE=$1 COMP_POINT=${#1}\n_slipway\nprintf "%s\\n" "${COMPREPLY[@]}"'

@@ -92,7 +92,7 @@ def test_tasks_without_gpus_have_layouts(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_experts_are_ranked_by_distance_with_a_note(capsys: pytest.CaptureFixture[str]) -> None:
-    """How long their steps take is not estimated; how much memory they take is."""
+    """Their memory is estimated, and the time of their steps is not."""
     words = ["training=mixtral/mixtral_8x7b", "cluster.gpu=h100-80gb", "--top", "2"]
     assert main(["suggest", *words]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -107,7 +107,7 @@ def test_experts_are_ranked_by_distance_with_a_note(capsys: pytest.CaptureFixtur
 def test_layouts_that_the_trainer_refuses_are_left_out(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What it refuses of others, and not of the user's own, is not told."""
+    """Refusals of other layouts than the user's own are not reported."""
 
     def verdicts(plans: list[Any]) -> list[str]:
         own = "model.x=1: refused whatever the layout"

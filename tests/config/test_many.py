@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 
 from launcher.config.compose import BatchComposer, Composition, compose
 from launcher.config.stored import stored_text
@@ -229,3 +231,36 @@ def test_a_search_path_in_the_users_tree_is_looked_at(tmp_path: Path) -> None:
     )
     composed = BatchComposer(BASE, tmp_path).compose(["cluster=far"])
     assert outcome(composed) == outcome(compose_by_hydra([*BASE, "cluster=far"], tmp_path))
+
+
+def test_mistakes_below_a_search_path_are_reported_together(tmp_path: Path) -> None:
+    (tmp_path / "more/cluster").mkdir(parents=True)
+    (tmp_path / "more/cluster/far.yaml").write_text("defaults: [bcm, _self_]\n")
+    config = Path(__file__).parents[2] / "conf/config.yaml"
+    (tmp_path / "config.yaml").write_text(
+        f"{config.read_text()}\nhydra:\n  searchpath: ['file://{tmp_path}/more']\n"
+    )
+    mistakes = ["cluster=far", "cluster.partion=x", "cluster.mem=[1]"]
+    with pytest.raises(UserError) as caught:
+        compose([*BASE, *mistakes], tmp_path)
+    assert [mistake.key for mistake in caught.value.mistakes] == ["cluster.partion", "cluster.mem"]
+    assert "did you mean 'partition'?" in str(caught.value)
+
+
+def test_explaining_mistakes_parses_a_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once to compose, and once more to explain, however many mistakes there are."""
+    path = tmp_path / "cluster/ours.yaml"
+    path.parent.mkdir()
+    path.write_text("defaults: [bcm, _self_]\n")
+    parsed, load = [], OmegaConf.load
+
+    def load_and_note(file: Any) -> Any:
+        parsed.append(str(getattr(file, "name", file)))
+        return load(file)
+
+    monkeypatch.setattr(OmegaConf, "load", load_and_note)
+    mistakes = ["cluster.partion=x", "cluster.mem=[1]", "~cluster.nope", "training.run.time_limit=never"]
+    with pytest.raises(UserError) as caught:
+        compose([*BASE, "cluster=ours", *mistakes], tmp_path)
+    assert len(caught.value.mistakes) == 4
+    assert parsed.count(str(path)) == 2

@@ -53,7 +53,7 @@ def mistakes(*overrides: str, config_dir: Path | None = None) -> list[str]:
         ("image.owner", "your-team", "your-team"),
     ],
 )
-def test_what_is_one(key: str, value: str, text: str) -> None:
+def test_placeholders_are_recognized(key: str, value: str, text: str) -> None:
     found = placeholder_in(key, value)
     assert found is not None and found.startswith(text)
 
@@ -86,7 +86,7 @@ def test_what_is_one(key: str, value: str, text: str) -> None:
         ("training.run.name", "gpt3_126m_a<b"),
     ],
 )
-def test_what_is_none(key: str, value: str) -> None:
+def test_other_values_are_no_placeholders(key: str, value: str) -> None:
     assert placeholder_in(key, value) is None
 
 
@@ -190,5 +190,5 @@ def test_a_variable_of_the_shell_that_envsubst_left() -> None:
 
 
 def test_envsubst_leaves_the_root_as_it_is() -> None:
-    """It would put nothing in the place of ``${launcher_scripts_path}``, and data_dir would be /data."""
+    """Replaced by nothing, ``${launcher_scripts_path}`` would make data_dir /data."""
     assert re.findall(r"\$\{\w+\}|\$\w+", (CONF_DIR / "config.yaml").read_text()) == []

@@ -1,4 +1,4 @@
-"""Where a value is from, as a mistake tells it."""
+"""The source of a value, as a mistake names it."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def test_files_without_registries_are_no_credentials(nothing: Path) -> None:
 
 
 def test_registries_are_named_as_in_images(nothing: Path) -> None:
-    """Whatever the program that wrote the file calls them; a login that is a part of the name is not told."""
+    """Other programs write other names; a login that is a part of the name is not printed."""
     enroot, docker = nothing / "home/.config/enroot/.credentials", nothing / "home/.docker/config.json"
     for path in (enroot, docker):
         path.parent.mkdir(parents=True)

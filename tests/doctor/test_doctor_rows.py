@@ -27,8 +27,8 @@ def test_equal_lines_are_one_row_with_the_least_room() -> None:
     def line(free: int, status: Status = Status.OK) -> Line:
         return Line("enroot.data", "/scratch (xfs)", status=status, free=free)
 
-    found = merged([("here", [ok("slurm", "yes")]), ("n1", [line(7)]), ("n2", [line(5)]), ("n3", [line(6)])])
-    assert [(row.what, row.where, row.free) for row in found] == [
+    rows = merged([("here", [ok("slurm", "yes")]), ("n1", [line(7)]), ("n2", [line(5)]), ("n3", [line(6)])])
+    assert [(row.what, row.where, row.free) for row in rows] == [
         ("slurm", ("here",), None),
         ("enroot.data", ("n1", "n2", "n3"), 5),
     ]
@@ -37,30 +37,30 @@ def test_equal_lines_are_one_row_with_the_least_room() -> None:
 
 
 def test_needed_rows_are_lacking_or_unknown() -> None:
-    told = [
+    lines = [
         missing("pyxis", "not there", needed=True),
         missing("enroot", "not there"),
         unknown("nodes", "silent", needed=True),
         ok("slurm", "there", needed=True),
     ]
-    found = merged([("here", told)])
-    assert [row.what for row in lacking(found)] == ["pyxis"]
-    assert [row.what for row in lacking(found, Status.UNKNOWN)] == ["nodes"]
+    rows = merged([("here", lines)])
+    assert [row.what for row in lacking(rows)] == ["pyxis"]
+    assert [row.what for row in lacking(rows, Status.UNKNOWN)] == ["nodes"]
 
 
 def test_pipe_gets_a_line_for_each_thing_and_its_fix() -> None:
-    told = [
+    lines = [
         ok("slurm", "23.11", "not shown"),
         warning("enroot.data", "/scratch", "move it", free=3 * GIB),
         missing("pyxis", "none", needed=True),
     ]
-    assert list(plain_lines(merged([("here", told)]), has_nodes=False)) == [
+    assert list(plain_lines(merged([("here", lines)]), has_nodes=False)) == [
         "slurm        ok        23.11",
         "pyxis        missing!  none",
         "enroot.data  warning   /scratch; 3.0 GiB free",
         "                       -> move it",
     ]
-    many = merged([(f"n{number}", told[:1]) for number in range(1, 9)])
+    many = merged([(f"n{number}", lines[:1]) for number in range(1, 9)])
     assert list(plain_lines(many, has_nodes=True)) == ["slurm  n1, n2, ... (8)  ok  23.11"]
 
 
@@ -74,8 +74,8 @@ def test_narrow_terminal_keeps_the_status_in_one_line(monkeypatch: pytest.Monkey
     monkeypatch.setattr(sys, "stdout", terminal)
     for name, value in {"COLUMNS": "44", "TERM": "xterm", "NO_COLOR": "1"}.items():
         monkeypatch.setenv(name, value)
-    found = "no directory /var/lib/enroot/data on this node at all"
-    line = missing("enroot directories", found, "ENROOT_DATA_PATH=/scratch", needed=True)
+    text = "no directory /var/lib/enroot/data on this node at all"
+    line = missing("enroot directories", text, "ENROOT_DATA_PATH=/scratch", needed=True)
     for has_nodes in (False, True):
         doctor._print_table([replace(line, where=("login-node-01",))], has_nodes=has_nodes)
     assert terminal.getvalue().count("missing!") == 2
@@ -88,8 +88,8 @@ def test_mixed_lines_of_several_nodes_are_sorted_out() -> None:
     assert max(map(len, lines)) < 300
     lines += [f"{MARK} n9 0 0 -", "srun: job 5 queued", f"{MARK} n8 0 two x", f"{MARK} n7 0 3 eJw"]
     random.Random(0).shuffle(lines)
-    found, blind = read(lines)
-    assert sorted(json.dumps(content) for content in found) == sorted(map(json.dumps, contents))
+    machines, blind = read(lines)
+    assert sorted(json.dumps(content) for content in machines) == sorted(map(json.dumps, contents))
     assert blind == ["n9"]
     torn, _ = read([line for line in lines if not line.startswith(f"{MARK} n2 1 ")])
     assert sorted(content["host"] for content in torn) == ["n1", "n3"]
@@ -128,10 +128,10 @@ def test_a_node_needs_a_python_that_keeps_jobs(job_python: str | None, lacks: bo
 
 def test_silent_nodes_do_not_count_as_healthy() -> None:
     good = machine(files={"/images/nemo.sqsh": FILE.size})
-    found = apply_rules(gathered(Answers(3, (good,), ("n2",), "srun: killed")))
-    (silent,) = lacking(found, Status.UNKNOWN)
+    rows = apply_rules(gathered(Answers(3, (good,), ("n2",), "srun: killed")))
+    (silent,) = lacking(rows, Status.UNKNOWN)
     assert silent.text == "1 of 3 did not answer: srun: killed"
-    assert [(row.where, row.what, row.text) for row in lacking(found)] == [
+    assert [(row.where, row.what, row.text) for row in lacking(rows)] == [
         (("n2",), "python", "no Python: nothing keeps a job here")
     ]
     assert not lacking(apply_rules(gathered(None)), Status.UNKNOWN)
@@ -154,12 +154,12 @@ def test_image_that_starts_on_some_nodes_alone_is_missing() -> None:
     assert pyxis_words("srun: error: Invalid partition\n") == "Invalid partition"
     good = machine(files={"/images/nemo.sqsh": FILE.size})
     both = (good, machine(host="n2", files=good.files))
-    found = apply_rules(gathered(Answers(2, both, started=("n1",), why_not_started=why)))
-    assert [(row.where, row.status) for row in found if row.what == "container"] == [
+    rows = apply_rules(gathered(Answers(2, both, started=("n1",), why_not_started=why)))
+    assert [(row.where, row.status) for row in rows if row.what == "container"] == [
         (("n1",), Status.OK),
         (("n2",), Status.MISSING),
     ]
-    (lost,) = lacking(found)
+    (lost,) = lacking(rows)
     assert "starts on 1 of 2 nodes: failed to create" in lost.text
     assert not lacking(apply_rules(gathered(Answers(2, both, started=("n1", "n2")))))
 
@@ -190,9 +190,9 @@ def test_more_patience_gives_an_image_more_time(monkeypatch: pytest.MonkeyPatch)
 def test_node_that_differs_has_a_row_of_its_own() -> None:
     good = machine(files={"/images/nemo.sqsh": FILE.size})
     bad = machine(host="n2", files={"/images/nemo.sqsh": None})
-    found = apply_rules(gathered(Answers(2, (good, bad))))
-    assert [(row.what, row.where) for row in lacking(found)] == [("image", ("n2",))]
-    assert [row.where for row in found if row.what == "enroot.data"] == [("here", "n1", "n2")]
+    rows = apply_rules(gathered(Answers(2, (good, bad))))
+    assert [(row.what, row.where) for row in lacking(rows)] == [("image", ("n2",))]
+    assert [row.where for row in rows if row.what == "enroot.data"] == [("here", "n1", "n2")]
 
 
 @pytest.mark.parametrize(
@@ -219,23 +219,23 @@ def test_examined_nodes_are_those_of_the_launch(
 
 
 def test_paths_of_enroot_in_a_job_are_ignored_as_by_pyxis(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What would be well by `env_vars` alone is not well."""
+    """The paths of `env_vars` would be right, and Pyxis ignores them."""
     monkeypatch.setenv("ENROOT_RUNTIME_PATH", "/mine")
-    given = {"ENROOT_DATA_PATH": "/scratch", "ENROOT_RESTRICT_DEV": "y"}
-    overrides = ["cluster=bcm", *(f"env_vars.{name}={value}" for name, value in given.items())]
+    variables = {"ENROOT_DATA_PATH": "/scratch", "ENROOT_RESTRICT_DEV": "y"}
+    overrides = ["cluster=bcm", *(f"env_vars.{name}={value}" for name, value in variables.items())]
     plan = drafts(Request(overrides=overrides, command=["slipway"]))[0].plan
     of_job = environment_of(plan)
     assert {name for name in of_job if name.startswith("ENROOT_")} == {"ENROOT_RESTRICT_DEV"}
     # An import does not go through Pyxis, and is no job.
-    here = environment_here(plan)
-    assert {name for name in here if name.startswith("ENROOT_")} == {"ENROOT_RUNTIME_PATH"}
+    environment = environment_here(plan)
+    assert {name for name in environment if name.startswith("ENROOT_")} == {"ENROOT_RUNTIME_PATH"}
 
 
 def test_report_of_the_probe_has_the_fields_of_the_facts() -> None:
-    """Of this very machine, whatever it has; and what was read is what a node sends."""
+    """The report is of this machine, and is read as a node's is."""
     content = gather({"files": {"a": __file__, "b": "/nowhere/x"}}, {"PATH": "", "HOME": "/"})
-    found = machine_of(json.loads(json.dumps(content)))
-    assert found.files["/nowhere/x"] is None
-    assert found.files[__file__]
-    assert found.tools == {}
+    machine = machine_of(json.loads(json.dumps(content)))
+    assert machine.files["/nowhere/x"] is None
+    assert machine.files[__file__]
+    assert machine.tools == {}
     assert read(answer_lines(content))[0] == [json.loads(json.dumps(content))]

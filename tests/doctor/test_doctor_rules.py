@@ -1,4 +1,4 @@
-"""What is said of what was found: each trap has its line, and its fix."""
+"""The report's lines: each trap has a line, and a fix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How jobs ended: with logs that a real Slurm and real trainings left, and the documented words of machines.
+"""Ends of jobs: logs that a real Slurm and real trainings left, and the documented words of machines.
 
 ``recorded/`` is of the sandbox (Slurm 22.05): jobs whose time was over, that were cancelled, preempted, whose
 node's slurmd was killed, whose tasks were killed, failed or crashed, and trainings of ours, some by the same
@@ -20,7 +20,7 @@ FAILED = Facts(1, "RUNNING", "None", "None", save="USR1")
 
 @dataclass(frozen=True)
 class Sample:
-    """How a job on `hosts` ended, and what is to be made of it: a rule, a verdict, the nodes at fault."""
+    """The end of a job on `hosts`, with the expected rule, verdict and nodes at fault."""
 
     name: str
     facts: Facts

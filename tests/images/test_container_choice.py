@@ -270,6 +270,7 @@ def test_a_recipe_changed_while_the_job_waited_is_refused(here: Path, capsys: Ca
     ("words", "errors"),
     [
         (["--build", "container=null"], "--build: container=null: there is no image to build"),
+        (["--build", "container=nemu"], "from the command line: container=nemu"),
         (["--build", "cluster=local"], "--build: cluster.scheduler=local runs without containers"),
         (
             ["--build=job", "cluster=interactive", "cluster.scheduler=allocation", "container=nemo"],

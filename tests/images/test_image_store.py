@@ -44,9 +44,9 @@ def image(tmp_path: Path) -> Path:
 
 def test_a_record_is_read_as_it_was_written(image: Path) -> None:
     assert read_sidecar(image) == RECORD
-    found = stored(image)
-    assert found
-    assert (found.path, found.size, found.sidecar) == (image, 5, RECORD)
+    entry = stored(image)
+    assert entry
+    assert (entry.path, entry.size, entry.sidecar) == (image, 5, RECORD)
 
 
 def test_only_whole_files_are_images(image: Path) -> None:
@@ -56,8 +56,8 @@ def test_only_whole_files_are_images(image: Path) -> None:
     (directory / "unpacked.sqsh").mkdir()
     (directory / "gone.sqsh").symlink_to(directory / "nowhere")
     (directory / "colleague.squashfs").write_bytes(b"hsqs")
-    found = stored_images(directory)
-    assert [(entry.path.name, entry.sidecar is None) for entry in found] == [
+    entries = stored_images(directory)
+    assert [(entry.path.name, entry.sidecar is None) for entry in entries] == [
         ("colleague.squashfs", True),
         ("nemo.sqsh", False),
     ]

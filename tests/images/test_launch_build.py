@@ -79,7 +79,7 @@ class Yard:
         return found
 
     def end(self, run_name: str) -> State:
-        """How the job of a run ends; it must."""
+        """Wait until the job of a run ends, and return its state."""
         launch_dir = self.root / "results" / run_name / "launches/1"
         manifest = self.manifest(run_name)
         log = launch_dir / f"log-{manifest['job_name']}_{manifest['job_id']}.out"

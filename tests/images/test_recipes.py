@@ -48,20 +48,20 @@ def test_the_user_is_only_in_the_name_of_the_image(
 ) -> None:
     monkeypatch.setattr(recipes, "user", lambda: "Jane.Doe@corp")
     monkeypatch.setenv("HOME", "/home/Jane.Doe")
-    made = read_recipe(name, flavor)
-    assert re.fullmatch(rf"{name}-{flavor}-[0-9a-f]{{12}}\.sqsh", made.file_name)
-    assert made.image_name == f"localhost/jane-doe-corp/{name}:{flavor}-{made.short_hash}"
-    words = set(re.split(r"[\s\"':=]", made.dockerfile))
+    recipe = read_recipe(name, flavor)
+    assert re.fullmatch(rf"{name}-{flavor}-[0-9a-f]{{12}}\.sqsh", recipe.file_name)
+    assert recipe.image_name == f"localhost/jane-doe-corp/{name}:{flavor}-{recipe.short_hash}"
+    words = set(re.split(r"[\s\"':=]", recipe.dockerfile))
     assert not {str(ROOT), str(Path.cwd()), socket.gethostname()} & words
-    assert not re.search(r"jane\W?doe", made.dockerfile, re.IGNORECASE)
+    assert not re.search(r"jane\W?doe", recipe.dockerfile, re.IGNORECASE)
 
 
 def test_registry_owner_and_tag_name_the_image() -> None:
-    made = read_recipe(
+    recipe = read_recipe(
         "nemo", "run", ["image.registry=reg.org:5000", "image.owner=ml/team", "image.tag=1.10"]
     )
-    assert made.image_name == "reg.org:5000/ml/team/nemo:1.10"
-    assert made.name_in("a.b") == "a.b/ml/team/nemo:1.10"
+    assert recipe.image_name == "reg.org:5000/ml/team/nemo:1.10"
+    assert recipe.name_in("a.b") == "a.b/ml/team/nemo:1.10"
 
 
 def test_a_dev_image_has_editors_on_top() -> None:
@@ -118,26 +118,26 @@ def test_a_base_without_a_digest_is_a_warning() -> None:
 
 @pytest.mark.parametrize("pin", [f"image.digest={DIGEST}", f"image.base=nvcr.io#nvidia/nemo:25.07@{DIGEST}"])
 def test_a_pinned_base_is_no_warning(pin: str) -> None:
-    made = read_recipe("nemo", None, [pin])
-    assert made.warnings == ()
-    assert f"\nFROM nvcr.io/nvidia/nemo@{DIGEST}\n" in made.dockerfile
-    assert made.labels["org.opencontainers.image.base.digest"] == DIGEST
-    assert made.labels["org.opencontainers.image.base.name"] == "nvcr.io/nvidia/nemo:25.07"
+    recipe = read_recipe("nemo", None, [pin])
+    assert recipe.warnings == ()
+    assert f"\nFROM nvcr.io/nvidia/nemo@{DIGEST}\n" in recipe.dockerfile
+    assert recipe.labels["org.opencontainers.image.base.digest"] == DIGEST
+    assert recipe.labels["org.opencontainers.image.base.name"] == "nvcr.io/nvidia/nemo:25.07"
 
 
-def labels_of(made: Recipe) -> Iterator[tuple[str, str]]:
-    for instruction in re.findall(r"^LABEL (?:.*\\\n)*.*$", made.dockerfile, re.MULTILINE):
+def labels_of(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    for instruction in re.findall(r"^LABEL (?:.*\\\n)*.*$", recipe.dockerfile, re.MULTILINE):
         yield from re.findall(r'([\w.]+)="(.*)"', instruction)
 
 
 def test_labels() -> None:
-    made = read_recipe("nemo-aws", "dev", ["image.labels.org.team=us"])
-    assert dict(labels_of(made)) == made.labels
-    assert made.labels["slipway.recipe.name"] == "nemo-aws"
-    assert made.labels["slipway.recipe.flavor"] == "dev"
-    assert made.labels["slipway.recipe.hash"] == made.hash
-    assert made.labels["slipway.versions.nccl"] == "2.27.7-1"
-    assert made.labels["org.team"] == "us"
+    recipe = read_recipe("nemo-aws", "dev", ["image.labels.org.team=us"])
+    assert dict(labels_of(recipe)) == recipe.labels
+    assert recipe.labels["slipway.recipe.name"] == "nemo-aws"
+    assert recipe.labels["slipway.recipe.flavor"] == "dev"
+    assert recipe.labels["slipway.recipe.hash"] == recipe.hash
+    assert recipe.labels["slipway.versions.nccl"] == "2.27.7-1"
+    assert recipe.labels["org.team"] == "us"
 
 
 def test_labels_of_a_build_name_the_commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,13 +163,13 @@ def test_labels_of_a_build_name_the_commits(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_parts_without_a_version_are_left_out() -> None:
-    made = read_recipe(
+    recipe = read_recipe(
         "nemo-aws", None, ["image.versions.aws_ofi_nccl=null", "image.versions.nccl_tests=null"]
     )
-    assert "AWS_OFI_NCCL" not in made.dockerfile
-    assert "NCCL_TESTS" not in made.dockerfile
-    assert "NCCL_VERSION=2.27.7-1" in made.dockerfile
-    assert not [label for label in made.labels if "ofi" in label or "tests" in label]
+    assert "AWS_OFI_NCCL" not in recipe.dockerfile
+    assert "NCCL_TESTS" not in recipe.dockerfile
+    assert "NCCL_VERSION=2.27.7-1" in recipe.dockerfile
+    assert not [label for label in recipe.labels if "ofi" in label or "tests" in label]
 
 
 def test_the_dev_script_is_run_in_the_dev_flavor(tmp_path: Path) -> None:
@@ -306,16 +306,16 @@ def test_mistakes_in_files_name_their_lines(mine: Path) -> None:
 
 def test_a_directory_of_dockerfiles_serves_a_launch(tmp_path: Path) -> None:
     (tmp_path / "nemo.Dockerfile.j2").write_text("FROM {{ base }}\n")
-    given = Request(
+    request = Request(
         ["cluster=bcm", "container=nemo", f"launcher_scripts_path={tmp_path}"],
         command=["x"],
         template_dir=tmp_path,
     )
-    made = draft(given)
-    assert made.rendered.script
+    launch = draft(request)
+    assert launch.rendered.script
     (tmp_path / "nemo.Dockerfile.j2").rename(tmp_path / "nemo.Dokerfile")
     with pytest.raises(UserError, match="none of Slipway's templates"):
-        assert draft(given).rendered
+        assert draft(request).rendered
 
 
 def test_mistakes_in_templates_and_scripts(mine: Path, tmp_path: Path) -> None:

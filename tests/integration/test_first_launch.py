@@ -30,9 +30,10 @@ def metrics(run: Path) -> list[dict[str, object]]:
 def test_a_training_on_slurm_and_its_continuation(
     repository: Path, workplace: Path, accounting_sandbox: Sandbox, warm_python: Path
 ) -> None:
-    """The first launch starts as a user's does, the second is forked."""
+    """Its ranks are forked; those of the README's commands start as a user's do."""
     conf = {"SLURM_CONF": accounting_sandbox.environment()["SLURM_CONF"]}
-    main = [sys.executable, repository / "launcher" / "main.py", "cluster=sandbox", *SMALL]
+    warm = f"cluster.python={warm_python}"
+    main = [sys.executable, repository / "launcher" / "main.py", "cluster=sandbox", *SMALL, warm]
     done = run_command(*main, "--follow", cwd=workplace, **conf)
     assert "held-out loss" in done.stdout
     assert "COMPLETED" in done.stdout
@@ -59,9 +60,8 @@ def test_a_training_on_slurm_and_its_continuation(
     start = metrics(run)[0]
     assert (start["world_size"], start["tensor"], start["data"], start["step"]) == (4, 2, 2, 0)
 
-    further = ["training.trainer.max_steps=6", f"cluster.python={warm_python}"]
-    launch = [SLIPWAY, "launch", "cluster=sandbox", *SMALL]
-    again = run_command(*launch, *further, "--follow", cwd=workplace, **conf)
+    launch = [SLIPWAY, "launch", "cluster=sandbox", *SMALL, "training.trainer.max_steps=6", warm]
+    again = run_command(*launch, "--follow", cwd=workplace, **conf)
     assert "COMPLETED" in again.stdout
     assert metrics(run)[0]["step"] == 4, "the second launch continues where the first ended"
     assert metrics(run)[-1]["step"] == 6
@@ -106,7 +106,7 @@ def test_a_training_that_fails_is_told_with_its_reason(workplace: Path) -> None:
 
 
 @pytest.mark.slurm
-def test_what_slurm_would_refuse_is_not_written(tmp_path: Path, sandbox: Sandbox) -> None:
+def test_launch_that_slurm_would_refuse_writes_nothing(tmp_path: Path, sandbox: Sandbox) -> None:
     conf = {"SLURM_CONF": sandbox.environment()["SLURM_CONF"]}
     launch = [SLIPWAY, "launch", *SMALL, "cluster=sandbox"]
     nope = ["cluster.partition=nope", "--no-check=cluster.partition"]  # else it is told before Slurm is asked

@@ -266,7 +266,7 @@ def test_4_input_data(reader: Reader, repository: Path) -> None:
 
 
 def test_5_the_script_of_126m(reader: Reader) -> None:
-    """What sbatch would be given, with the image and the table's values."""
+    """The script for sbatch has the image and the table's values."""
     script = reader.types("""
 source ${TARGET_PATH}/.venv/bin/activate
 cd $TARGET_PATH

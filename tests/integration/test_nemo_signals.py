@@ -1,4 +1,4 @@
-"""What reaches NeMo when its job is told to save, on a real Slurm; a script stands in for NeMo."""
+"""Signals that reach NeMo when its job is to save, on a real Slurm; a script stands in for NeMo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What surrounds the tasks, on a real Slurm: flags, variables, the boost slider, cores."""
+"""The environment of tasks on a real Slurm: flags, variables, the boost slider, cores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many tasks there are, as those of a real job are told."""
+"""The number of tasks, as those of a real job see it."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class Project:
         wait_until(lambda: self.log(number, name).count(" trains") == ranks)
 
     def state(self, job_id: str) -> str:
-        """What Slurm itself says of a job: its state and its reason."""
+        """Return a job's state and reason in Slurm's words."""
         command = ["squeue", "--noheader", "--states=all", "--array", f"--jobs={job_id}", "--format=%T %r"]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
@@ -94,7 +94,7 @@ class Project:
         return read_manifest(self.launch_dir(number)).tag
 
     def nodes(self, number: int = 1) -> list[str]:
-        """Where a launch runs: a node that another test has just left may not be free yet."""
+        """Return the nodes of a launch: one that another test has just left may not be free yet."""
         return str(read_attempts(self.launch_dir(number))[-1].nodes).split(",")
 
     def ended(self, number: int = 1, name: str = "run") -> list[dict[str, Any]]:

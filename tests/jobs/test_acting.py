@@ -1,4 +1,4 @@
-"""What is told of jobs whose scheduler refuses, does not answer, or says something else than before."""
+"""Outcomes for jobs whose scheduler refuses, does not answer, or contradicts itself."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def attach(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slurm
-def test_where_a_rank_runs(project: Project) -> None:
+def test_node_of_a_rank(project: Project) -> None:
     job = project.launch_ranks()
     project.wait_until_it_trains(ranks=4)
     code, (first, second) = project.launch_dir() / "code", project.nodes()
@@ -78,7 +78,7 @@ def test_a_shell_on_a_terminal(project: Project) -> None:
 
 
 def _read(terminal: int) -> str:
-    """What a terminal shows until nobody has it open any more."""
+    """Return the output of a terminal until nobody has it open any more."""
     seen, end = b"", time.monotonic() + 60
     while time.monotonic() < end and select.select([terminal], [], [], end - time.monotonic())[0]:
         try:

@@ -13,7 +13,7 @@ from supervisor.marks import GIVEN_UP, claim
 
 
 @pytest.mark.slurm
-def test_what_waits_ends_before_what_runs(project: Project) -> None:
+def test_pending_jobs_end_before_running_ones(project: Project) -> None:
     """Otherwise the second launch would begin as soon as the first has ended."""
     running, waiting = project.launch_ranks(), project.launch_ranks()
     project.wait_until_it_trains(ranks=4)
@@ -95,7 +95,7 @@ def test_a_launch_that_is_no_job_yet(project: Project) -> None:
 
 @pytest.mark.slurm
 def test_an_array(project: Project) -> None:
-    """One task at a time: when the first leaves, no other begins."""
+    """Tasks run singly: when the first leaves, no other begins."""
     job = project.launch("cluster.sbatch={array: 0-2%1}")
     project.wait_until_it_trains()
     code, out, err = project.slipway("cancel", "--save", "--wait", "run")

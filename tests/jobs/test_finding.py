@@ -36,7 +36,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the user stands: a directory without runs."""
+    """The user's working directory, which has no runs."""
     directory = tmp_path / "here"
     directory.mkdir()
     monkeypatch.chdir(directory)
@@ -44,7 +44,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def remembered(run_dir: Path, number: int = 1) -> None:
-    """What `launch` and every look do."""
+    """Put runs on record, as `launch` and every look do."""
     manifest = read_manifest(run_dir / "launches" / str(number))
     Index().remember([entry_of(run_dir, number, manifest, manifest.job_id)])
 
@@ -306,7 +306,7 @@ def test_a_run_may_be_called_a_number(here: Path) -> None:
 
 
 def test_the_index_is_gone(tmp_path: Path, here: Path, cluster: Cluster, cache_dir: Path) -> None:
-    """What is left are the base, and the trees of one's own jobs."""
+    """The base, and the trees of the user's own jobs, are searched still."""
     below, far = here / "results" / "a", tmp_path / "far" / "b"
     launch(below, job_id="17")
     script = launch(far, job_id="18") / "job-b_submission.sh"

@@ -1,4 +1,4 @@
-"""Of a range of nodes a launch has as many as its newest job got."""
+"""A launch with a range of nodes counts as many as its newest job got."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ def test_a_range_is_as_many_as_the_newest_link_got(tmp_path: Path) -> None:
 
 
 def test_a_fixed_number_is_what_was_asked_for(tmp_path: Path) -> None:
-    """What a mark says may be abbreviated, as Slurm does it."""
+    """A mark may abbreviate the nodes, as Slurm does."""
     leave(launch(tmp_path / "run", job_id="17", nodes=8), "17", started=100, nodes="n[1-8]")
     assert open_launch(tmp_path / "run").nodes == 8

@@ -28,7 +28,7 @@ exec {srun} "${{kept[@]}}"
 
 
 def typed(text: str, *command: str | Path, **variables: str) -> tuple[str, int]:
-    """What a terminal shows when a text is typed there, and the exit code of the command."""
+    """Type a text into a terminal; return its output, and the exit code of the command."""
     child, terminal = pty.fork()
     if child == 0:
         os.execvpe(command[0], [str(word) for word in command], {**os.environ, "TERM": "dumb", **variables})
@@ -114,7 +114,7 @@ def test_in_the_allocation_that_one_is_in(project: Project) -> None:
 
 
 @pytest.mark.slurm
-def test_what_pyxis_is_told(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_for_pyxis(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """With an srun that takes Pyxis' options and starts the rest on the node; the real one: tests/pyxis."""
     srun = subprocess.run(["which", "srun"], capture_output=True, text=True, check=True).stdout.strip()
     programs, seen = project.directory / "bin", project.directory / "seen"

@@ -43,7 +43,7 @@ HOSTILE = """a 'b' "c" $(touch canary) `touch canary` \\ $HOME"""
 
 @dataclass
 class Desk:
-    """Where one stands, with the stand-ins on PATH."""
+    """The user's working directory, with the stand-ins on PATH."""
 
     directory: Path
     path: str
@@ -194,7 +194,7 @@ def test_the_trainer_as_it_is_now(desk: Desk) -> None:
 
 
 def test_a_container_of_its_own(desk: Desk) -> None:
-    """What it changes is not what the training finds unpacked under its name, nor what it would save."""
+    """Changes there reach neither the training's unpacked container nor its saved image."""
     options = ["name=nemo", "save=/apps/saved.sqsh", "stage_to=/scratch", "writable=True"]
     given = ["training=gpt3/20b", "container=/apps/x.sqsh", *(f"container_options.{one}" for one in options)]
     desk.run(drafted(*given).rendered.script)
@@ -278,8 +278,8 @@ def test_on_this_machine(desk: Desk) -> None:
         (["stage_cluster.workspace={exclusive: False, gpus_per_node: 1}"], ["--gpus-per-node=1"]),
     ],
 )
-def test_what_it_asks_for(desk: Desk, overrides: list[str], flags: list[str]) -> None:
-    """One task that has what the tasks of a node have in the training, or so many GPUs."""
+def test_flags_of_the_requested_resources(desk: Desk, overrides: list[str], flags: list[str]) -> None:
+    """A single task has the resources of all tasks of a training's node, or the requested GPUs."""
     desk.run(drafted("training=gpt3/5b", "cluster.gres=null", *overrides).rendered.script)
     words = desk.words("salloc")
     assert [
@@ -333,7 +333,7 @@ def test_mistakes(desk: Desk, overrides: list[str], told: str) -> None:
         (["launch", "--no-check=path.mounts"], "salloc is not on this machine"),
     ],
 )
-def test_what_is_not_for_a_shell(
+def test_requests_unfit_for_a_shell_are_refused(
     desk: Desk,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -381,7 +381,7 @@ def test_the_users_own_template(desk: Desk) -> None:
     assert desk.variables("salloc")["MINE"] == "1"
 
 
-def test_what_the_shell_says_to_salloc_is_told(desk: Desk) -> None:
+def test_variables_for_salloc_in_the_shell_are_reported(desk: Desk) -> None:
     leaks = {"SALLOC_ACCOUNT": "llm", "SBATCH_PARTITION": "x", "HOME": "/"}
     told = ["SALLOC_ACCOUNT=llm of your shell is not passed on to salloc"]
     assert ignored(drafted().plan, leaks) == told

@@ -32,7 +32,7 @@ echo "Submitted batch job $((100 + $(grep -c ^submitted "$here/calls")))"
 
 
 class FakeSlurm:
-    """How sbatch was called, and what it is to refuse."""
+    """A stand-in for sbatch that records its calls, and refuses as told."""
 
     def __init__(self, here: Path) -> None:
         self.here = here

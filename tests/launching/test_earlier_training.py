@@ -123,7 +123,7 @@ def test_another_rate_seed_or_batch_is_told_and_recorded(tmp_path: Path) -> None
     assert keys == {"training.model.optim.lr", "training.model.seed", "training.model.global_batch_size"}
 
 
-def test_what_may_change_within_a_training_is_not_told(tmp_path: Path) -> None:
+def test_changes_allowed_within_a_training_are_not_reported(tmp_path: Path) -> None:
     launch(tmp_path, MOCK)
     said = launch(
         tmp_path,
@@ -251,7 +251,7 @@ def test_the_origin_of_the_data_is_recorded_and_what_changed_of_it_told(tmp_path
 
 
 def test_the_checkpoint_knows_better_than_the_launch(stocked: Path) -> None:
-    """What was accepted for a launch that saved nothing is not what the checkpoint was trained on."""
+    """Data that were accepted for a launch that saved nothing are not those of the checkpoint."""
     kept = manifest(stocked)["data"]
     (stocked / "data/bpe/vocab.json").write_text('{"<|endoftext|>":  0}')
     launch(stocked, "--no-check=data.identity")

@@ -29,7 +29,7 @@ REFUSED, MASKED = 2, 0
 
 @dataclass(frozen=True)
 class Place:
-    """Where a secret is put: overrides, variables, a line of the user's tree; and how a launch exits."""
+    """A place of a secret: overrides, variables, a line of the user's tree; and the launch's exit code."""
 
     words: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)

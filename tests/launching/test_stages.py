@@ -96,12 +96,12 @@ def test_all_are_judged_before_anything_is_written(tmp_path: Path, slurm: FakeSl
 def test_all_are_checked_before_anything_is_submitted(
     tmp_path: Path, slurm: FakeSlurm, slipway: object
 ) -> None:
-    told = slipway("launch", "training.model.global_batch_size=7", "data_preparation.run.time_limit=soon")  # type: ignore[operator]
-    assert told.code == 2
-    assert "time_limit" in told.err
-    told = slipway("launch", "training.model.global_batch_size=7")  # type: ignore[operator]
-    assert told.code == 2
-    assert "training.model.global_batch_size=7" in told.err
+    result = slipway("launch", "training.model.global_batch_size=7", "data_preparation.run.time_limit=soon")  # type: ignore[operator]
+    assert result.code == 2
+    assert "time_limit" in result.err
+    result = slipway("launch", "training.model.global_batch_size=7")  # type: ignore[operator]
+    assert result.code == 2
+    assert "training.model.global_batch_size=7" in result.err
     assert slurm.calls() == []
 
 
@@ -112,9 +112,7 @@ def test_a_stage_that_cannot_wait_beside_alternatives_is_refused(tmp_path: Path,
     assert not (tmp_path / "results").exists()
 
 
-def test_where_the_first_is_refused_the_second_is_no_job_and_says_so(
-    tmp_path: Path, slurm: FakeSlurm
-) -> None:
+def test_refused_first_stage_leaves_the_second_without_a_job(tmp_path: Path, slurm: FakeSlurm) -> None:
     slurm.refuse("tokenize_text")
     with pytest.raises(UserError, match="Slurm refused the job: no tokenize_text"):
         launched(tmp_path)
@@ -123,10 +121,10 @@ def test_where_the_first_is_refused_the_second_is_no_job_and_says_so(
     assert second.job_id is None
     assert second.error == "the stage before it, data_preparation, has no job"
     slurm.refuse()
-    assert [one.paths.number for one in launched(tmp_path)] == [2, 2]
+    assert [launch.paths.number for launch in launched(tmp_path)] == [2, 2]
 
 
-def test_where_the_second_is_refused_the_user_is_told_how_to_go_on(tmp_path: Path, slurm: FakeSlurm) -> None:
+def test_refused_second_stage_tells_how_to_go_on(tmp_path: Path, slurm: FakeSlurm) -> None:
     slurm.refuse("gpt3_tiny")
     with pytest.raises(UserError) as raised:
         launched(tmp_path)
@@ -173,8 +171,8 @@ def test_training_knows_the_stages_that_look_at_its_checkpoints(tmp_path: Path, 
 
 
 def test_only_stages_around_a_chain_know_of_each_other(tmp_path: Path, slurm: FakeSlurm) -> None:
-    for one in launched(tmp_path, "resilience.links=3"):  # the chain is the last
-        assert not (one.paths.directory / STAGES_FILE).exists()
+    for launch in launched(tmp_path, "resilience.links=3"):  # the chain is the last
+        assert not (launch.paths.directory / STAGES_FILE).exists()
 
 
 def test_refused_stage_after_a_chain_is_launched_again_when_that_is_done(
@@ -236,31 +234,31 @@ def test_stages_that_cannot_follow_each_other(tmp_path: Path, more: list[str], w
 
 def test_the_order_is_the_users(tmp_path: Path, slurm: FakeSlurm) -> None:
     done = launched(tmp_path, "stages=[training,data_preparation]")
-    assert [one.manifest.stage for one in done] == ["training", "data_preparation"]
+    assert [launch.manifest.stage for launch in done] == ["training", "data_preparation"]
     assert done[1].manifest.after == "afterok:101"
 
 
 def test_a_dry_run_shows_all_scripts_and_writes_nothing(tmp_path: Path, slipway: object) -> None:
-    told = slipway("launch", "--dry-run")  # type: ignore[operator]
-    assert told.code == 0
-    assert [line for line in told.out.splitlines() if line.startswith("# --- ") and ": /" in line] == [
+    result = slipway("launch", "--dry-run")  # type: ignore[operator]
+    assert result.code == 0
+    assert [line for line in result.out.splitlines() if line.startswith("# --- ") and ": /" in line] == [
         f"# --- data_preparation: {tmp_path}/results/tokenize_text/launches/1/"
         "nemo-megatron-tokenize_text_submission.sh ---",
         f"# --- training: {tmp_path}/results/gpt3_tiny/launches/1/nemo-megatron-gpt3_tiny_submission.sh ---",
     ]
-    assert told.out.count("#!/bin/bash\n") == 2
+    assert result.out.count("#!/bin/bash\n") == 2
     assert not (tmp_path / "results").exists()
     rendered = slipway("render")  # type: ignore[operator]
-    assert len(rendered.out.splitlines()) == len(told.out.splitlines())
+    assert len(rendered.out.splitlines()) == len(result.out.splitlines())
 
 
 def test_each_script_again_byte_for_byte(tmp_path: Path, slurm: FakeSlurm, slipway: object) -> None:
-    for one in launched(tmp_path):
-        again = (one.paths.directory / "launcher_cmd.log").read_text().splitlines()[2]
-        assert f"--stage={one.manifest.stage}" in again
-        options = ["--dry-run", f"--stage={one.manifest.stage}", f"--tag={one.manifest.tag}"]
-        told = slipway("launch", *options, "--launch-number=1")  # type: ignore[operator]
-        assert told.out == one.paths.script.read_text()
+    for launch in launched(tmp_path):
+        again = (launch.paths.directory / "launcher_cmd.log").read_text().splitlines()[2]
+        assert f"--stage={launch.manifest.stage}" in again
+        options = ["--dry-run", f"--stage={launch.manifest.stage}", f"--tag={launch.manifest.tag}"]
+        result = slipway("launch", *options, "--launch-number=1")  # type: ignore[operator]
+        assert result.out == launch.paths.script.read_text()
     refused = slipway("render", "--launch-number=1")  # type: ignore[operator]
     assert refused.code == 2
     assert "--stage=training" in refused.err
@@ -270,20 +268,23 @@ def test_each_script_again_byte_for_byte(tmp_path: Path, slurm: FakeSlurm, slipw
     assert "they need --dry-run" in unasked.err
 
 
-def test_what_was_submitted_is_told_of_each(slurm: FakeSlurm, slipway: object) -> None:
-    told = slipway("launch")  # type: ignore[operator]
-    assert told.code == 0, told.err
-    lines = [line for line in told.out.splitlines() if line.startswith("Submitted")]
+def test_each_submitted_stage_is_reported(slurm: FakeSlurm, slipway: object) -> None:
+    result = slipway("launch")  # type: ignore[operator]
+    assert result.code == 0, result.err
+    lines = [line for line in result.out.splitlines() if line.startswith("Submitted")]
     assert lines[0].startswith("Submitted to Slurm: job 101, run tokenize_text, launch 1, 1 × 1 tasks")
     assert lines[1].endswith("launch 1, 2 × 2 tasks, waits for afterok:101,singleton")
-    told = slipway("launch", "--json")  # type: ignore[operator]
-    assert [(one["job_id"], one["launch"]) for one in json.loads(told.out)] == [("103", 2), ("104", 2)]
+    result = slipway("launch", "--json")  # type: ignore[operator]
+    assert [(entry["job_id"], entry["launch"]) for entry in json.loads(result.out)] == [
+        ("103", 2),
+        ("104", 2),
+    ]
 
 
 def test_no_smoke_of_what_is_not_prepared_yet(slurm: FakeSlurm, slipway: object) -> None:
-    told = slipway("launch", "--smoke")  # type: ignore[operator]
-    assert told.code == 2
-    assert "stages=[training] --smoke" in told.err
+    result = slipway("launch", "--smoke")  # type: ignore[operator]
+    assert result.code == 2
+    assert "stages=[training] --smoke" in result.err
     assert slurm.calls() == []
 
 
@@ -295,14 +296,14 @@ def test_launch_that_needs_dry_run_is_refused_before_its_smoke(slurm: FakeSlurm,
 
 
 def test_check_tells_of_each_stage(slurm: FakeSlurm, slipway: object) -> None:
-    told = slipway("check", "--json", "training.model.global_batch_size=7")  # type: ignore[operator]
-    assert told.code == 2
-    first, second = json.loads(told.out)
+    result = slipway("check", "--json", "training.model.global_batch_size=7")  # type: ignore[operator]
+    assert result.code == 2
+    first, second = json.loads(result.out)
     assert (first["run"], first["errors"]) == ("tokenize_text", 0)
     assert second["run"] == "gpt3_tiny"
     assert second["errors"] > 0
-    told = slipway("check")  # type: ignore[operator]
-    assert [line for line in told.out.splitlines() if line.startswith("stage ")] == [
+    result = slipway("check")  # type: ignore[operator]
+    assert [line for line in result.out.splitlines() if line.startswith("stage ")] == [
         "stage data_preparation",
         "stage training",
     ]
@@ -314,9 +315,9 @@ def test_diff_is_of_each_stage(tmp_path: Path, slurm: FakeSlurm, capsys: pytest.
     assert (
         main(["diff", *stages(tmp_path), "data_preparation.seed=5", "training.run.time_limit=00:20:00"]) == 1
     )
-    told = capsys.readouterr().out
-    assert "-  seed: 1234" in told
-    assert "+#SBATCH --time=00:20:00" in told
+    output = capsys.readouterr().out
+    assert "-  seed: 1234" in output
+    assert "+#SBATCH --time=00:20:00" in output
     assert main(["diff", *stages(tmp_path), "--launch=1"]) == 2
     assert "--launch 1: of which stage?" in capsys.readouterr().err
 

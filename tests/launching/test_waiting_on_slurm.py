@@ -1,4 +1,4 @@
-"""What a real Slurm makes of the dependencies of stages and of links; no job begins here."""
+"""Dependencies of stages and of links in a real Slurm; no job begins here."""
 
 from __future__ import annotations
 

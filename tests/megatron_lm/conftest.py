@@ -25,7 +25,7 @@ class MegatronLm:
 
     @property
     def python_path(self) -> str:
-        """What lets it run without a GPU, and then itself."""
+        """Return the path of the package that lets it run without a GPU, and of itself."""
         return os.pathsep.join(map(str, (*CPU, self.source)))
 
 

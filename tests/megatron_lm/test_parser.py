@@ -39,7 +39,7 @@ def job_of(size: str) -> tuple[Job, Any]:
 
 @pytest.fixture(scope="session")
 def parsed(megatron_lm: MegatronLm) -> dict[str, Parsed]:
-    """What the parser made of each size."""
+    """Return the options that the parser read for each size."""
     start, trainings = load_start(), []
     for size in SIZES:
         job, _ = job_of(size)
@@ -116,7 +116,7 @@ def shape(stack: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def layout(model: Mapping[str, Any], job: Job) -> dict[str, Any]:
-    """How the model is divided, in the same words."""
+    """Return the layout of the model, in the same words."""
     tensor, pipeline = model["tensor_model_parallel_size"], model["pipeline_model_parallel_size"]
     virtual = model.get("virtual_pipeline_model_parallel_size")
     if "encoder" in model and pipeline > 1:

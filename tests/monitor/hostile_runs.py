@@ -72,7 +72,7 @@ JUNK = st.sampled_from(
 
 @dataclass(frozen=True)
 class Thing:
-    """What lies at a path: `kind` is text, bytes, json, lines (of JSON), or what `put` makes of it."""
+    """The content of a path: `kind` is text, bytes, json, lines (of JSON), or what `put` makes of it."""
 
     kind: str
     content: Any = None

@@ -42,11 +42,11 @@ COMPLETED = JobStatus(State.COMPLETED, None, "n1", "00:00:10", 0)
 
 
 def chain(*statuses: JobStatus, current: int, most: int = 4) -> JobStatus:
-    """What a scheduler tells of a chain whose first job is 11."""
+    """Return a scheduler's status of a chain whose first job is 11."""
     jobs = {str(10 + number): status for number, status in enumerate(statuses, 1)}
-    told = statuses[current - 1]
+    status = statuses[current - 1]
     links = ChainJobs(current, most, jobs, range(1, len(jobs) + 1))
-    return JobStatus(told.state, told.reason, told.nodes, told.elapsed, told.exit_code, chain=links)
+    return JobStatus(status.state, status.reason, status.nodes, status.elapsed, status.exit_code, chain=links)
 
 
 @pytest.fixture
@@ -60,17 +60,17 @@ def launched(runs: Runs) -> Callable[..., Path]:
     return launch
 
 
-def mark(directory: Path, link: int, started: float, ended: float | None, **told: Any) -> None:
+def mark(directory: Path, link: int, started: float, ended: float | None, **fields: Any) -> None:
     job = {"job_id": str(10 + link), "link": link}
     before = directory / "marks" / f"{10 + link}.0"
     begun = {**job, "started": started, "nodes": "n1", **({"avoids": "n4"} if link > 1 else {})}
     before.with_suffix(".0.started.json").write_text(json.dumps(begun))
     if ended is not None:
-        before.with_suffix(".0.ended.json").write_text(json.dumps({**job, "ended": ended, **told}))
+        before.with_suffix(".0.ended.json").write_text(json.dumps({**job, "ended": ended, **fields}))
 
 
 @pytest.mark.parametrize(
-    ("lines", "told"),
+    ("lines", "expected"),
     [
         (None, "one\ntwo\nthree\nfour\nfive\n"),
         ("0", ""),
@@ -82,7 +82,7 @@ def mark(directory: Path, link: int, started: float, ended: float | None, **told
     ],
 )
 def test_the_log_is_that_of_all_links(
-    launched: Callable[..., Path], runs: Runs, capsys: Capsys, lines: str | None, told: str
+    launched: Callable[..., Path], runs: Runs, capsys: Capsys, lines: str | None, expected: str
 ) -> None:
     directory = launched()
     log(directory, "11").write_text("one\ntwo\n")
@@ -90,7 +90,7 @@ def test_the_log_is_that_of_all_links(
     log(directory, "13").write_text("four\nfive\n")
     more = ("-n", lines) if lines else ()
     assert slipway(runs, "logs", "gpt3_tiny", *more) == 0
-    assert capsys.readouterr().out == told
+    assert capsys.readouterr().out == expected
 
 
 def test_lines_that_lie_in_several_logs(tmp_path: Path) -> None:
@@ -120,12 +120,12 @@ def test_a_log_is_followed_from_link_to_link(
     begun = chain(RUNNING, PENDING, current=1)
     scheduler.table["11"] = Moving([begun, begun, chain(INTERRUPTED, PENDING, current=2), begun])
     assert slipway(runs, "logs", "gpt3_tiny", "-f") == 0
-    told = capsys.readouterr()
-    assert told.out == "first\nsecond\nthird\n"
-    assert [line for line in told.err.splitlines() if line.startswith("log-")] == [
+    output = capsys.readouterr()
+    assert output.out == "first\nsecond\nthird\n"
+    assert [line for line in output.err.splitlines() if line.startswith("log-")] == [
         f"log-{JOB_NAME}_12.out:", f"log-{JOB_NAME}_13.out:",
     ]  # fmt: skip
-    assert "job 13 is COMPLETED" in told.err
+    assert "job 13 is COMPLETED" in output.err
 
 
 def test_a_first_log_may_appear_while_logs_are_listed(
@@ -212,10 +212,10 @@ def test_history_tells_of_each_link(
     assert readings[1] and readings[1].why == "a GPU was lost" and readings[1].nodes == ("n1",)
     assert readings[2] is None
     assert main(["history", "gpt3_tiny", "--base-results-dir", str(runs.base)]) == 0
-    told = capsys.readouterr().out.splitlines()
-    assert told[1].split()[:3] == ["1", "13", "RUNNING"]
-    assert told[2].startswith("link 1  11") and told[3].strip() == "it saved and left"
-    below_second = [line.strip() for line in told[told.index(told[4]) + 1 :]]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split()[:3] == ["1", "13", "RUNNING"]
+    assert lines[2].startswith("link 1  11") and lines[3].strip() == "it saved and left"
+    below_second = [line.strip() for line in lines[lines.index(lines[4]) + 1 :]]
     assert below_second[0] == "excluded nodes: n4"
     assert below_second[1].startswith("exit code 1; a GPU was lost") and "n1" in below_second[1]
     told_json = row.to_json()["lives"][1]
@@ -232,17 +232,17 @@ def test_history_tells_once_why_a_chain_stopped(
     ended = JobStatus(State.FAILED, f"exit code 1; {why}", "n1", "00:00:04", 1)
     scheduler.set("11", replace(ended, chain=ChainJobs(1, 4, {"11": FAILED}, [1])))
     assert main(["history", "gpt3_tiny", "--base-results-dir", str(runs.base)]) == 0
-    told = capsys.readouterr().out.splitlines()
-    assert [line.strip() for line in told if why in line] == [f"exit code 1; {why}"]
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.strip() for line in lines if why in line] == [f"exit code 1; {why}"]
 
 
-def test_what_failed_in_an_earlier_link_is_no_longer_true(launched: Callable[..., Path], runs: Runs) -> None:
+def test_failures_of_an_earlier_link_are_not_reported(launched: Callable[..., Path], runs: Runs) -> None:
     directory = launched()
     failures = directory / "results" / "failures"
     failures.mkdir()
     for rank, at in ((0, 1005.0), (1, 1011.0)):
-        told = {"time": at, "rank": rank, "error": f"of rank {rank}"}
-        (failures / f"globalrank-{rank}.json").write_text(json.dumps(told))
+        content = {"time": at, "rank": rank, "error": f"of rank {rank}"}
+        (failures / f"globalrank-{rank}.json").write_text(json.dumps(content))
     launch = open_launch(runs.base / "gpt3_tiny")
     mark(directory, 1, 1000.0, 1006.0, exit_code=1)
     assert [failure.rank for failure in rank_failures(launch)] == [0, 1]

@@ -39,7 +39,7 @@ TIMES = st.integers(1, 10_000).map(float)
 
 
 def a_step(step: int, loss: float | None = 2.5) -> dict[str, Any]:
-    """What our trainer tells of a step, in its order."""
+    """Return the trainer's events of a step, in their order."""
     told = {"kind": "train", "time": 1000.0 + step, "step": step, "loss": loss, "lr": 6e-4, "grad_norm": 1.5}
     sizes = {"consumed_samples": 16 * step, "global_batch": 16, "tokens": 2048, "step_time": 0.5}
     rest = {"tokens_per_second": 4096.5, "tflops_per_gpu": 1e-4, "mfu": None, "data_wait": 0.0}
@@ -162,7 +162,7 @@ def test_a_line_read_quickly_is_the_line_read_as_json(
         ('{"kind"', '{"kind": "end", "kind"'),
     ],
 )
-def test_what_only_looks_like_a_step_is_left_to_json(change: tuple[str, str]) -> None:
+def test_lines_that_only_look_like_steps_are_left_to_json(change: tuple[str, str]) -> None:
     line = json.dumps(a_step(3))
     assert parse_step(line.encode()) == parse_event(line)
     assert change[0] in line and parse_step(line.replace(*change).encode()) is None

@@ -21,7 +21,7 @@ SLIPWAY = Path(sys.executable).with_name("slipway")
 
 @dataclass(frozen=True)
 class Nemo:
-    """Where NeMo is: its interpreter, and the directory that holds its scripts.
+    """The place of NeMo: its interpreter, and the directory that holds its scripts.
 
     The scripts are not in NeMo's wheel. Those in ``source`` do the same in few lines; SLIPWAY_NEMO_SOURCE
     names a checkout of NeMo whose own are to be used.

@@ -77,7 +77,7 @@ T5 = [
 
 
 def real_text(data: Path) -> list[str]:
-    """What `slipway data tokenize` left in `data`, and its vocabulary as transformers finds it offline."""
+    """Return overrides for the data of `slipway data tokenize`, with a vocabulary for transformers."""
     tokenizer = {"tokenizer_class": "GPT2Tokenizer", "unk_token": END, "bos_token": END, "eos_token": END}
     (data / "bpe" / "tokenizer_config.json").write_text(json.dumps(tokenizer))
     return [

@@ -102,7 +102,7 @@ def trainer_image(pyxis_sandbox: Sandbox, tmp_path_factory: pytest.TempPathFacto
 
 
 def steps(command: list[str | Path], **environment: str) -> str:
-    """What a command prints; it must succeed."""
+    """Run a command that must succeed, and return its output."""
     done = subprocess.run(
         [str(word) for word in command],
         env=os.environ | environment,

@@ -40,7 +40,7 @@ def launch(directory: Path, image: Path, *overrides: str, stay: Path | None = No
 
 
 def reports(directory: Path) -> Reports:
-    """What each task told."""
+    """Return the report of each task."""
     found: Reports = {}
     for file in (directory / "results" / "told").glob("[0-9]"):  # the rest is not whole yet
         lines = (line.partition(" ") for line in file.read_text().splitlines())

@@ -1,4 +1,4 @@
-"""Of two jobs of one launch the second leaves; and no job dies for a mark that it cannot leave."""
+"""The second of two jobs of one launch leaves; and no job dies for a mark that it cannot leave."""
 
 from __future__ import annotations
 

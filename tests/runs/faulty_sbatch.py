@@ -71,7 +71,7 @@ def install(programs: Path) -> None:
 
 
 def plan(directory: Path, faults: Sequence[str]) -> Path:
-    """What shall happen to the submissions of one launcher, one after the other; later ones are fine."""
+    """Set the faults of one launcher's submissions, one after the other; later ones are fine."""
     assert set(faults) <= set(FAULTS)
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "faults").write_text("".join(f"{fault}\n" for fault in faults))

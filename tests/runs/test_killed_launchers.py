@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from launcher.runs.manifest import read_manifest
 from launcher.sandbox.lifecycle import Sandbox
 from tests.forked_slipway import run_forked
 
-SLIPWAY = Path(sys.executable).with_name("slipway")
 # The job itself does nothing: what is tested ends with the submission.
 STAGE = ["stages=[data_preparation]", "data_preparation.inputs=[/etc/hostname]", "cluster.python=/bin/true"]
 MOST_STEPS = 200
@@ -55,13 +55,19 @@ def status(cwd: Path, env: dict[str, str]) -> dict[str, dict[str, Any]]:
     return {row["run"]: row for row in json.loads(told)}
 
 
-def assert_complete(launch: Path) -> None:
-    """Whatever was killed, a launch that can be seen is whole."""
+@cache
+def code() -> dict[Path, bytes]:
+    """Return the files that a launch copies, by their names within the checkout."""
     source = Path(__file__).resolve().parents[2]
-    for package in ("arithmetic", "corpus", "trainer"):
-        for path in (source / package).rglob("*.py"):
-            copy = launch / "code" / path.relative_to(source)
-            assert copy.read_bytes() == path.read_bytes()
+    packages = [source / name for name in ("arithmetic", "corpus", "trainer")]
+    paths = [path for package in packages for path in package.rglob("*.py")]
+    return {path.relative_to(source): path.read_bytes() for path in paths}
+
+
+def assert_complete(launch: Path) -> None:
+    """Assert that a launch that can be seen is whole."""
+    for path, content in code().items():
+        assert (launch / "code" / path).read_bytes() == content
     for name in ("launcher.json", "launcher_cmd.log", "task.sh"):
         assert (launch / name).stat().st_size
 
@@ -124,9 +130,7 @@ def test_killed_while_slurm_answers(tmp_path: Path, sandbox: Sandbox, when: str,
     prefix = f"{when}-{partition}-"
     names = ["cluster=sandbox", f"cluster.partition={partition}", f"cluster.job_name_prefix={prefix}"]
     shimmed = {**env, "PATH": f"{programs}:{env['PATH']}"}
-    done = subprocess.run(
-        [SLIPWAY, "launch", *STAGE, *names], cwd=tmp_path, env=shimmed, capture_output=True, timeout=60
-    )
+    done = run_forked(["launch", *STAGE, *names], cwd=tmp_path, env=shimmed, timeout=60)
     assert done.returncode == -9
     run_dir = tmp_path / "results" / "tokenize_text"
     assert not _recorded_job(run_dir)
@@ -169,14 +173,8 @@ def test_an_answer_that_is_lost_is_no_refusal(tmp_path: Path, sandbox: Sandbox) 
     (programs / "sbatch").write_text(text)
     (programs / "sbatch").chmod(0o755)
     names = ["cluster=sandbox", "cluster.partition=cloud", "cluster.job_name_prefix=lost-"]
-    done = subprocess.run(
-        [SLIPWAY, "launch", *STAGE, *names, "--json"],
-        cwd=tmp_path,
-        env={**env, "PATH": f"{programs}:{env['PATH']}"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    path = {"PATH": f"{programs}:{env['PATH']}"}
+    done = run_forked(["launch", *STAGE, *names, "--json"], cwd=tmp_path, env={**env, **path}, timeout=100)
     for _ in range(100):
         jobs = slurm_jobs(tmp_path, env, "lost-")
         if jobs:
@@ -204,7 +202,7 @@ def test_a_job_that_only_the_accounting_knows_is_found(tmp_path: Path, accountin
     conf = accounting_sandbox.environment()["SLURM_CONF"]
     env = {**os.environ, "TMPDIR": str(tmp_path), "SLURM_CONF": conf}
     chosen = [*STAGE, "cluster=sandbox", "cluster.job_name_prefix=accounted-"]
-    told = json.loads(run(SLIPWAY, "launch", *chosen, "--json", cwd=tmp_path, env=env))
+    told = json.loads(run_forked(["launch", *chosen, "--json"], cwd=tmp_path, env=env, timeout=500).stdout)
     launch = Path(told["run_dir"]) / "launches" / "1"
     for _ in range(200):
         if list((launch / "marks").glob("*.ended.json")):

@@ -1,4 +1,4 @@
-"""What lies in a run directory is opened without surprises."""
+"""Files in a run directory are opened without surprises."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _special(path: Path, kind: str) -> Path:
     ],
 )
 @pytest.mark.timeout(20)
-def test_what_is_no_file_is_like_one_that_is_missing(tmp_path: Path, kind: str) -> None:
+def test_path_that_is_no_file_is_like_a_missing_one(tmp_path: Path, kind: str) -> None:
     path = _special(tmp_path / "x", kind)
     for read in (open_regular, read_text, read_json, read_yaml):
         with pytest.raises(FileNotFoundError):
@@ -84,7 +84,7 @@ def test_a_file_that_blocks_has_no_size() -> None:
 
 @pytest.mark.timeout(20)
 def test_a_lease_does_not_keep_its_readers_waiting(tmp_path: Path) -> None:
-    """Whoever owns a file can keep others from opening it, for 45 s by default."""
+    """The owner of a file can keep others from opening it, for 45 s by default."""
     path = tmp_path / "x"
     path.write_text("{}")
     ready, done = os.pipe(), os.pipe()

@@ -1,4 +1,4 @@
-"""What the tests boot is gone after them, however they end."""
+"""Sandboxes that tests boot are gone after them, however they end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tasks of a job array are together."""
+"""The status of a job array, from those of its tasks."""
 
 from __future__ import annotations
 

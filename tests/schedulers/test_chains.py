@@ -1,4 +1,4 @@
-"""What the jobs of a chain are together, by what each of them is and by the marks that they left."""
+"""The status of a chain, from those of its jobs and from the marks that they left."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_the_link_that_counts(tmp_path: Path, states: Sequence[State], link: int
     assert (found, status.state) == (link, state)
 
 
-def test_what_waits_tells_of_the_link_before(tmp_path: Path) -> None:
+def test_waiting_link_reports_the_end_of_the_one_before(tmp_path: Path) -> None:
     told = [JobStatus(S.FAILED, "exit code 3"), JobStatus(S.PENDING, "Resources: it is next")]
     assert current(tmp_path, told)[1].reason == "Resources: it is next; link 1 was FAILED (exit code 3)"
     assert current(tmp_path, [JobStatus(S.PENDING, "Priority")])[1].reason == "Priority"
@@ -258,7 +258,7 @@ def test_missing_claim_hides_no_other(tmp_path: Path) -> None:
 
 
 def test_marks_alone(tmp_path: Path) -> None:
-    """Where no scheduler can be asked, a chain that may go on is not over."""
+    """A chain that may go on is not over while no scheduler can be asked."""
     assert from_marks_alone(ref(tmp_path, 2)) is None
     mark(tmp_path, 1, code=75)
     assert from_marks_alone(ref(tmp_path, 1)) is None

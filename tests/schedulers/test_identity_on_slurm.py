@@ -89,12 +89,12 @@ class Cluster:
 
     def states(self, chains: list[ChainOfJobs]) -> dict[str, dict[str, tuple[State, str | None]]]:
         """State and reason of each job, by the tag of its launch, with one call for all."""
-        told = self.scheduler.statuses([chain.ref for chain in chains])
-        found = {}
-        for chain, status in zip(chains, told, strict=True):
+        statuses = self.scheduler.statuses([chain.ref for chain in chains])
+        jobs_of = {}
+        for chain, status in zip(chains, statuses, strict=True):
             assert status.chain is not None
-            found[chain.tag] = {job: (each.state, each.reason) for job, each in status.chain.jobs.items()}
-        return found
+            jobs_of[chain.tag] = {job: (each.state, each.reason) for job, each in status.chain.jobs.items()}
+        return jobs_of
 
     def lose_state(self) -> None:
         """Kill the controller, remove what it saved, and start it again: it counts jobs from the first id."""
@@ -134,18 +134,18 @@ def test_each_job_is_known_or_told_unknown(cluster: Cluster) -> None:
     assert scheduler.find([replace(submissions[0], tag=new_tag())]) == {}
 
     def as_expected() -> bool:
-        told = cluster.states(chains)
+        states = cluster.states(chains)
         return all(
             job_state is (State.COMPLETED if chain.begins else State.PENDING)
             for chain in chains
-            for job_state, _ in told[chain.tag].values()
+            for job_state, _ in states[chain.tag].values()
         )
 
     wait_until(as_expected)
     # A ticket of another launch with these ids is told nothing of them.
     strangers = [replace(chain, tag=new_tag()) for chain in chains]
-    told = cluster.states(strangers)
-    assert {each for of in told.values() for each in of.values()} == {(State.UNKNOWN, ANOTHER_JOB)}
+    states = cluster.states(strangers)
+    assert {each for of in states.values() for each in of.values()} == {(State.UNKNOWN, ANOTHER_JOB)}
 
     if cluster.accounting:  # it learns of jobs late
         questions = scheduler._questions
@@ -157,9 +157,9 @@ def test_each_job_is_known_or_told_unknown(cluster: Cluster) -> None:
     cluster.lose_state()
     again = cluster.launch_ten("second", beginning=0)
     assert {job for chain in again for job in chain.jobs} == {*jobs}, "the ids are used again"
-    told = cluster.states([*chains, *again])
+    states = cluster.states([*chains, *again])
     for chain in again:
-        assert {job_state for job_state, _ in told[chain.tag].values()} == {State.PENDING}
+        assert {job_state for job_state, _ in states[chain.tag].values()} == {State.PENDING}
     for chain in chains:
         expected = [(State.UNKNOWN, ANOTHER_JOB)]
         if cluster.accounting and chain.begins:
@@ -167,7 +167,7 @@ def test_each_job_is_known_or_told_unknown(cluster: Cluster) -> None:
         elif cluster.accounting:
             # A controller that begins anew lets the database close what it has open.
             expected = [(State.CANCELLED, None), (State.UNKNOWN, "accounted PENDING, but not in the queue")]
-        assert {*told[chain.tag].values()} <= {*expected}
+        assert {*states[chain.tag].values()} <= {*expected}
     # Asked for a span of time, sacct leaves out jobs whose turn never came: those after a first that waits.
     old = {c.tag: c.links(LINKS if c.begins else 1) for c in chains} if cluster.accounting else {}
     new = {chain.tag: chain.links() for chain in again}

@@ -64,12 +64,12 @@ def test_a_job_is_found_once_by_its_tag(ref: JobRef) -> None:
     """Its subshells have the same command line."""
     script = ref.launch_dir / "x_submission.sh"
     (tag,) = ref.tags
-    wanted = [submission(script, each) for each in (tag, new_tag())]
-    assert scheduler.find(wanted) == {tag: {1: [ref.job_id]}}
-    second = scheduler.submit(wanted[0])
+    submissions = [submission(script, each) for each in (tag, new_tag())]
+    assert scheduler.find(submissions) == {tag: {1: [ref.job_id]}}
+    second = scheduler.submit(submissions[0])
     try:
         until(lambda: scheduler.locate(second) == script)
-        assert scheduler.find(wanted) == {tag: {1: [ref.job_id, second]}}
+        assert scheduler.find(submissions) == {tag: {1: [ref.job_id, second]}}
     finally:
         os.killpg(int(second), signal.SIGKILL)
 
@@ -86,14 +86,14 @@ def test_a_script_that_became_its_supervisor_is_still_the_job(tmp_path: Path) ->
     log = directory / f"log-x_{job_id}.out"
     try:
         until(lambda: log.exists() and "begun" in log.read_text())
-        wanted = [submission(script, each) for each in (tag, new_tag())]
-        assert scheduler.find(wanted) == {tag: {1: [job_id]}}
+        submissions = [submission(script, each) for each in (tag, new_tag())]
+        assert scheduler.find(submissions) == {tag: {1: [job_id]}}
         assert scheduler.locate(job_id) == script
         (status,) = scheduler.statuses([JobRef({1: job_id}, directory, [tag], host())])
         assert status.state is State.RUNNING
         # Of a Slurm whose node is this machine it is Slurm's.
         (directory / "supervisor.json").write_text('{"scheduler": "slurm"}')
-        assert scheduler.find(wanted) == {} and scheduler.locate(job_id) is None
+        assert scheduler.find(submissions) == {} and scheduler.locate(job_id) is None
         assert script not in scheduler.scripts()
     finally:
         os.killpg(int(job_id), signal.SIGKILL)
@@ -125,7 +125,7 @@ def test_save_tells_the_script_alone(ref: JobRef) -> None:
     assert (ref.launch_dir / "told").read_text() == "saved\n"
 
 
-def test_nothing_waits_here(ref: JobRef) -> None:
+def test_local_jobs_never_wait(ref: JobRef) -> None:
     held, released = (scheduler.act(action, [ref.job_id]) for action in (Action.HOLD, Action.RELEASE))
     assert "has begun: without Slurm nothing waits, and nothing can be held" in held[ref.job_id].message
     assert "is not held: without Slurm nothing waits" in released[ref.job_id].message

@@ -61,7 +61,7 @@ def test_for_ten_seconds_and_not_for_ever(jitter: float) -> None:
 
 
 def test_slurms_own_patience_counts() -> None:
-    """Where nobody listens its commands try for 9 s themselves, where nobody answers for 10 s."""
+    """Slurm's commands try for 9 s themselves if nobody listens, and for 10 s if nobody answers."""
     for seconds, tries in ((9.0, 2), (10.0, 1), (100.0, 1)):
         controller = Controller([None if seconds > 30 else BUSY], seconds)
         with pytest.raises(
@@ -71,7 +71,7 @@ def test_slurms_own_patience_counts() -> None:
         assert len(controller.asked) == tries
 
 
-def test_who_was_silent_is_left_alone_for_a_while() -> None:
+def test_silent_daemon_is_not_asked_for_a_while() -> None:
     """A verb asks several questions, and `--watch` every two seconds."""
     controller = Controller([BUSY])
     patience = controller.patience()

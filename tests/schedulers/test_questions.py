@@ -1,4 +1,4 @@
-"""How often Slurm is asked, and what for: one squeue and one sacct, however many jobs there are."""
+"""Questions to Slurm: one squeue and one sacct, however many jobs there are."""
 
 from __future__ import annotations
 
@@ -70,9 +70,9 @@ def test_one_question_each_however_many_jobs(tmp_path: Path) -> None:
     live = "".join(queue_line(str(number), "RUNNING", f"tag-{number}") for number in range(250))
     past = "".join(sacct_line(str(number), "COMPLETED", f"tag-{number}") for number in range(250, 500))
     slurm = Slurm(Answer(0, live, ""), Answer(0, past, ""))
-    told = slurm.scheduler.statuses(refs(500, tmp_path))
+    statuses = slurm.scheduler.statuses(refs(500, tmp_path))
     assert slurm.programs == ["squeue", "sacct"]
-    assert [told[number].state for number in (0, 249, 250, 499)] == [
+    assert [statuses[number].state for number in (0, 249, 250, 499)] == [
         *[State.RUNNING] * 2,
         *[State.COMPLETED] * 2,
     ]
@@ -109,11 +109,11 @@ def test_a_dead_accounting_does_not_hide_what_the_queue_tells(
 ) -> None:
     live = queue_line("0", "RUNNING", "tag-0") + queue_line("1", "FAILED", "tag-1")
     slurm = Slurm(Answer(0, live, ""), None)
-    told = slurm.scheduler.statuses(refs(3, tmp_path))
-    states = [told[number].state for number in range(3)]
+    statuses = slurm.scheduler.statuses(refs(3, tmp_path))
+    states = [statuses[number].state for number in range(3)]
     assert states == [State.RUNNING, State.FAILED, State.UNKNOWN]
     assert slurm.timeouts[1] == 10.0
-    reason = told[2].reason or ""
+    reason = statuses[2].reason or ""
     assert reason.startswith("not in the queue; Slurm's accounting does not answer: nothing within 10 s")
     assert "Slurm's accounting does not answer" in caplog.text
     slurm.scheduler.statuses(refs(3, tmp_path))
@@ -142,17 +142,17 @@ def test_the_end_of_a_job_without_marks_is_asked_for_once(tmp_path: Path) -> Non
     began.launch_dir.mkdir()
     leave(began.launch_dir, "3", started=1.0)
     for _ in range(2):
-        told = slurm.scheduler.statuses(refs(4, tmp_path))
-        assert [told[number].ended for number in range(4)] == [1000.0, 1001.0, None, None]
+        statuses = slurm.scheduler.statuses(refs(4, tmp_path))
+        assert [statuses[number].ended for number in range(4)] == [1000.0, 1001.0, None, None]
     assert slurm.programs == ["squeue", "sacct", "squeue", "sacct", "squeue", "sacct"]
-    asked = [option for command in slurm.asked[2:4] for option in command if option.startswith("--jobs")]
-    assert asked == ["--jobs=0,1", "--jobs=1"]
+    options = [option for command in slurm.asked[2:4] for option in command if option.startswith("--jobs")]
+    assert options == ["--jobs=0,1", "--jobs=1"]
 
 
 def test_the_end_of_an_array_is_that_of_its_last_task() -> None:
     rows = {"7_[2-3%1]": 20, "7_0": 30, "7_1": 10, "8": 5, "9": "N/A", "x": 1}
-    told = parse_ends("".join(f"{job}{SEPARATOR}{end}{SEPARATOR}\n" for job, end in rows.items()))
-    assert told == {"7": 30.0, "7_0": 30.0, "7_1": 10.0, "7_2": 20.0, "7_3": 20.0, "8": 5.0}
+    ends = parse_ends("".join(f"{job}{SEPARATOR}{end}{SEPARATOR}\n" for job, end in rows.items()))
+    assert ends == {"7": 30.0, "7_0": 30.0, "7_1": 10.0, "7_2": 20.0, "7_3": 20.0, "8": 5.0}
 
 
 def test_without_accounting_the_marks_tell(tmp_path: Path) -> None:
@@ -165,14 +165,14 @@ def test_without_accounting_the_marks_tell(tmp_path: Path) -> None:
 
 def test_an_accounting_that_keeps_no_command_lines(tmp_path: Path) -> None:
     """SubmitLine came with 21.08."""
-    told = sacct_line("0", "COMPLETED", "").rpartition(SEPARATOR)[0] + "\n"
+    line = sacct_line("0", "COMPLETED", "").rpartition(SEPARATOR)[0] + "\n"
 
     class Old(Slurm):
         def run(self, command: Sequence[str], environment: Mapping[str, str], timeout: float) -> Answer:
             super().run(command, environment, timeout)
             if command[0] == "sacct" and any("SubmitLine" in option for option in command):
                 return Answer(1, "", 'sacct: error: Invalid field requested: "SubmitLine"\n')
-            return Answer(0, told, "") if command[0] == "sacct" else EMPTY
+            return Answer(0, line, "") if command[0] == "sacct" else EMPTY
 
     slurm = Old()
     assert slurm.scheduler.statuses(refs(1, tmp_path))[0].state is State.COMPLETED
@@ -186,8 +186,8 @@ def test_all_jobs_of_all_intents_in_one_question_each() -> None:
     live = queue_line("12", "PENDING", "two") + queue_line("11", "PENDING", "other")
     past = sacct_line("9", "COMPLETED", "two") + sacct_line("10_[0-4%1]", "CANCELLED", "array")
     slurm = Slurm(Answer(0, live, ""), Answer(0, past, ""))
-    wanted = [submission("two"), submission("array", days=2), submission("none"), submission("wo")]
-    assert slurm.scheduler.find(wanted) == {"two": {1: ["9", "12"]}, "array": {1: ["10"]}}
+    submissions = [submission("two"), submission("array", days=2), submission("none"), submission("wo")]
+    assert slurm.scheduler.find(submissions) == {"two": {1: ["9", "12"]}, "array": {1: ["10"]}}
     assert slurm.programs == ["squeue", "sacct"]
     squeue, sacct = slurm.asked
     assert {f"--user={getpass.getuser()}", "--all"} <= {*squeue}, "also in partitions that are hidden"

@@ -61,7 +61,7 @@ def act(action: Action, known: Sequence[Record], run: Callable[[Sequence[str]], 
         (Action.RELEASE, ARRAY, "scontrol release 7_2"),
     ],
 )
-def test_what_slurm_is_told(action: Action, known: Sequence[Record], command: str) -> None:
+def test_command_for_each_action(action: Action, known: Sequence[Record], command: str) -> None:
     commands: list[str] = []
 
     def run(command: Sequence[str]) -> Answer:
@@ -84,7 +84,7 @@ def test_what_slurm_is_told(action: Action, known: Sequence[Record], command: st
         (Action.RELEASE, [record("RUNNING")], "job 7 is not held: it is RUNNING"),
     ],
 )
-def test_what_slurm_would_do_nothing_about(action: Action, known: Sequence[Record], message: str) -> None:
+def test_actions_without_effect_are_refused(action: Action, known: Sequence[Record], message: str) -> None:
     def run(command: Sequence[str]) -> Answer:
         raise AssertionError(command)
 
@@ -289,21 +289,24 @@ def test_all_jobs_of_a_tag_are_found(real: Real) -> None:
     tag = new_tag()
     refs = [real.submit(tag=tag), real.submit(tag=tag), real.submit(header="#SBATCH --array=0-1%1")]
     now = datetime.now(UTC).isoformat()
-    wanted = [
-        Submission(asked, Path("/x_submission.sh"), whose, now)
-        for asked, whose in (
+    submissions = [
+        Submission(name, Path("/x_submission.sh"), whose, now)
+        for name, whose in (
             (tag, user()),
             (refs[2].submitted_tag, user()),
             (new_tag(), "nobody-of-that-name"),
         )
     ]
     first, second, array = (ref.job_id for ref in refs)
-    assert real.scheduler.find(wanted) == {tag: {1: [first, second]}, refs[2].submitted_tag: {1: [array]}}
+    assert real.scheduler.find(submissions) == {
+        tag: {1: [first, second]},
+        refs[2].submitted_tag: {1: [array]},
+    }
 
 
 @pytest.mark.slurm
 def test_a_controller_that_does_not_answer(real: Real) -> None:
-    """It is said how often and how long it was asked; the job is there as before."""
+    """The message says how often and how long it was asked; the job is there as before."""
     ref = real.submit()
     conf = Path(real.environment["SLURM_CONF"])
     pid_file = re.search("^SlurmctldPidFile=(.*)$", conf.read_text(), re.MULTILINE)
@@ -325,7 +328,7 @@ def test_a_controller_that_does_not_answer(real: Real) -> None:
 
 
 @pytest.mark.slurm
-def test_what_only_the_accounting_knows(accounting_sandbox: Sandbox, tmp_path: Path) -> None:
+def test_jobs_that_only_the_accounting_knows(accounting_sandbox: Sandbox, tmp_path: Path) -> None:
     """The queue has each job once; the accounting has all of its lives, and the way to its script."""
     real = Real(accounting_sandbox, tmp_path)
     ref = real.submit("gpu", seconds=0)

@@ -33,7 +33,7 @@ def load_start() -> ModuleType:
 
 
 def checkout(root: Path, release: str) -> Path:
-    """What matters here of a release."""
+    """Write the parts of a release that matter here."""
     options, script = RELEASES[release]
     parser = root / "megatron" / "training" / "arguments.py"
     parser.parent.mkdir(parents=True)

@@ -24,7 +24,7 @@ def record(sweep: Path, number: int, seed: int) -> Path:
     directory = sweep / "arrays" / str(number)
     directory.mkdir(parents=True)
     point = {"name": f"seed={seed}", "launch": 1, "values": {SEED: str(seed)}}
-    told = ArrayRecord(
+    array = ArrayRecord(
         sweep=sweep.name,
         tag=f"tag-{number}",
         script="script.sh",
@@ -38,7 +38,7 @@ def record(sweep: Path, number: int, seed: int) -> Path:
         labels={SEED: "seed"},
         points=[point],
     )
-    write_record(directory, told)
+    write_record(directory, array)
     return directory / "sweep.json"
 
 
@@ -60,9 +60,9 @@ def test_an_array_whose_record_is_broken_is_told(
     record(tmp_path / "sweep", 1, seed=7).write_text(text)
     (tmp_path / "sweep" / "arrays" / "2").mkdir()  # its launcher died before there was anything to submit
     assert main(["sweep", "--results", str(tmp_path / "sweep"), *words]) == 3
-    told = capsys.readouterr().err
-    assert told.count("cannot be read: its points are not in the table") == 1
-    assert "arrays/1/sweep.json" in told
+    errors = capsys.readouterr().err
+    assert errors.count("cannot be read: its points are not in the table") == 1
+    assert "arrays/1/sweep.json" in errors
 
 
 @pytest.mark.parametrize("words", [[], ["--wait"]])
@@ -76,7 +76,7 @@ def test_only_an_interrupted_wait_says_that_it_stopped_waiting(
 
 
 def test_why_a_point_failed_is_told(tmp_path: Path) -> None:
-    """What the job found out about its end, and not the exit code alone."""
+    """The table has the job's own reason, beside the exit code."""
     status = JobStatus(State.FAILED, "exit code 1", exit_code=1, why="a library was missing")
     row = StatusRow(tmp_path / "seed=7", None, status)
     (cells,) = Results({SEED: "seed"}, [Result("seed=7", {SEED: "7"}, row)]).rows()

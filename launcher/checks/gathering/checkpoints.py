@@ -33,12 +33,12 @@ _OF_NEMO = (
 )
 # A checkpoint of NeMo's older format has a directory for each rank, which the key does not name.
 _RANKS = ("mp_rank_00", "tp_rank_00_pp_rank_000")
-# What a marker of our trainer is at most: one of thousands of ranks lists as many files.
+# Largest marker of our trainer, in bytes: one of thousands of ranks lists as many files.
 _LARGEST_MARKER = 64 << 20
 # The format that trainer/checkpoint/compatible.py refuses under other sizes, and those sizes.
 _SHARDED = "dp_reshardable"
 _SHARDS = ("tensor", "pipeline", "virtual_pipeline")
-# How the trainer fills in what a marker of an earlier version does not tell.
+# The trainer's defaults for facts that a marker of an earlier version does not tell.
 _RESUME = {"checkpoint": None, "load_optimizer": True, "lr_scale": 1.0, "data_generation": 0}
 
 
@@ -155,9 +155,9 @@ def _other_model(marker: Mapping[str, Any], values: Values) -> str | None:
     for stack, name in product(stacks, _SIZES):
         saved = model.get(stack) if isinstance(model, dict) else None
         key = f"model.{stack}.{name}" if len(stacks) > 1 else f"model.{name}"
-        wanted, there = values.raw(key), saved.get(name) if isinstance(saved, dict) else None
-        if isinstance(wanted, int) and isinstance(there, int) and wanted != there:
-            return f"it has {key}={there}, and this run {wanted}"
+        size, saved_size = values.raw(key), saved.get(name) if isinstance(saved, dict) else None
+        if isinstance(size, int) and isinstance(saved_size, int) and size != saved_size:
+            return f"it has {key}={saved_size}, and this run {size}"
     return None
 
 
@@ -285,12 +285,12 @@ def missing_source(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
         return (resolver.missing(key, source, why, fix, at=path),)
     marked = sorted(marked_checkpoints(path), key=lambda checkpoint: checkpoint.whole("serial"))
     steps = {checkpoint.whole("step") for checkpoint in marked}
-    wanted = node["step"] if isinstance(node["step"], list) else [node["step"]]
-    lost = sorted({step for step in wanted if step is not None} - steps) if steps else []
+    requested = node["step"] if isinstance(node["step"], list) else [node["step"]]
+    lost = sorted({step for step in requested if step is not None} - steps) if steps else []
     if lost:
-        why, there = f"no complete checkpoint of this step in {path}", ", ".join(map(str, sorted(steps)))
+        why, known = f"no complete checkpoint of this step in {path}", ", ".join(map(str, sorted(steps)))
         return tuple(
-            resolver.missing(f"{job.stage}.step", str(step), why, f"steps: {there}") for step in lost
+            resolver.missing(f"{job.stage}.step", str(step), why, f"steps: {known}") for step in lost
         )
     if path.is_dir() and not any(not entry.name.startswith(".") for entry in path.iterdir()):
         return (resolver.missing(key, source, "no checkpoint in it"),)
@@ -305,7 +305,7 @@ def missing_source(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
 
 # Files by which trainer/conversion/sources.py knows the formats of weights.
 _WEIGHTS = re.compile(r"complete\.json|config\.json|common\.pt|\.metadata|.*_model_states\.pt|latest\w*")
-# What trainer/conversion/outputs.py writes beside a result.
+# The file that trainer/conversion/outputs.py writes beside a result.
 _RECORD = "conversion.json"
 
 

@@ -126,11 +126,11 @@ def data_identity(draft: Draft) -> list[dict[str, Any]]:
 
 def ask_identity(draft: Draft, earlier: Sequence[object]) -> DataAnswer | None:
     """Compare a training's data with an earlier identity; ``None`` if the program does not answer."""
-    wanted = list(_wanted(PathResolver(draft)))
-    if not wanted:
+    files = list(_wanted(PathResolver(draft)))
+    if not files:
         return DataAnswer([], (), None)
-    state = tuple(_state(item["path"]) for item in wanted)
-    return _ask(json.dumps({"wanted": wanted, "earlier": list(earlier)}), state)
+    state = tuple(_state(item["path"]) for item in files)
+    return _ask(json.dumps({"wanted": files, "earlier": list(earlier)}), state)
 
 
 # A launch asks twice, for the checks and for the record; the points of a sweep read the same files.
@@ -176,7 +176,7 @@ _PIECES = (
     "a SentencePiece model, such as the tokenizer.model of published weights; the text is tokenized with it "
     "by data_preparation.tokenizer.file=PATH"
 )
-# What lies in the place of a large file of a repository until it is fetched.
+# The first line of the pointer that stands for a large file of a repository until it is fetched.
 _LFS = b"version https://git-lfs"
 
 

@@ -22,7 +22,7 @@ from launcher.runs.paths import LAUNCHES, LaunchPaths
 from launcher.secrecy import hidden
 from supervisor.marks import cancelled_by, read_attempts
 
-# What the shapes of the weights depend on, in either stack of a T5's.
+# Keys that the shapes of the weights depend on, in either stack of a T5.
 _SHAPE = re.compile(
     r"model\.((encoder|decoder)\.)?"
     r"(num_layers|hidden_size|ffn_hidden_size|num_attention_heads|num_query_groups|kv_channels"
@@ -35,8 +35,8 @@ _SHAPE = re.compile(
 )
 _TOKENIZER = re.compile(r"model\.tokenizer\.(library|type|model|vocab_file|merge_file|num_sentinel_tokens)")
 _TOKENIZER_FILES = ("model", "vocab_file", "merge_file", "type")
-# What may change between two launches of one training: how many share it, where, for how long, what is told
-# of it and how it is computed.
+# Keys that may change between two launches of one training: how many share it, where, for how long, what
+# is told of it and how it is computed.
 _FREE = re.compile(
     r"run\.(?!model_type|blending_alpha).*|resume\..*|exp_manager\..*|name"
     r"|trainer\.(?!precision$|gradient_clip_val$|accumulate_grad_batches$).*"
@@ -167,7 +167,7 @@ def _same_files(
     moved = _contents(before) == _contents(now) != []
     prefixes = {key for key in {**old, **new} if _is_prefix(key)}
     same = {key for key in prefixes if moved and _weights(old.get(key)) == _weights(new.get(key))}
-    # Of the tokenizer the keys whose files both launches have seen.
+    # Keys of the tokenizer whose files both launches have seen.
     seen = ({str(file.get("key")).partition("/")[0] for file in files} for files in (before, now))
     return frozenset(filter(_is_file, set.intersection(*seen))) | same
 

@@ -40,7 +40,7 @@ _LIBRARIES = {
     "conversion": ("torch", "numpy", "safetensors", "yaml"),
     "evaluation": ("torch", "megatron", "numpy", "psutil", "yaml"),
 }
-# Of a comparison with Hugging Face's model, and of lm-eval's tasks, which run on that.
+# Packages of a comparison with Hugging Face's model, and of lm-eval's tasks, which run on that.
 _TRANSFORMERS, _LM_EVAL = ("transformers", "megatron", "psutil"), ("lm_eval", "transformers", "safetensors")
 _ANSWER = "missing:"
 _ASK = """\
@@ -209,7 +209,7 @@ def ask_module(module: str, question: str, seconds: float) -> str:
 
 def _trainer_question(plan: Plan) -> str:
     resources = plan.job.resources
-    # Of a range the ends: what depends on the number in between is looked at by a check of our own.
+    # Only the ends of a range: a check of our own examines the numbers in between.
     nodes = sorted({resources.nodes, resources.max_nodes or resources.nodes})
     worlds = [each * resources.tasks_per_node for each in nodes]
     return json.dumps({"config": plan.job.config, "worlds": worlds})

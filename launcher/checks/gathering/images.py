@@ -28,7 +28,7 @@ def missing_image(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
     if container is None or not resolver.in_container or not container.is_file:
         return None
     path = Path(container.image)
-    choice = _made_by_us(resolver)
+    choice = _made_by_us(resolver.draft, container.image)
     if choice is None and not tells_of(path):
         why = "not on this machine; every node must have it"
         return (MissingPath("container", container.image, why, False),)
@@ -51,13 +51,9 @@ def missing_image(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
     return (resolver.missing("container", container.image, fault, fix, at=path),)
 
 
-def _made_by_us(resolver: PathResolver) -> ResolvedImage | None:
+def _made_by_us(draft: Draft, image: str) -> ResolvedImage | None:
     """Return what a file in `images_dir` is made from; None where the user gave its path."""
-    container = resolver.plan.job.container
-    assert container is not None
-    if resolver.draft.composition.config.container == container.image:
-        return None
-    return resolver.draft.image
+    return None if draft.composition.config.container == image else draft.image
 
 
 def _made_by(choice: ResolvedImage) -> str:
@@ -73,7 +69,7 @@ def image_facts(draft: Draft, *, look: bool) -> ImageFacts | None:
     container = resolver.plan.job.container
     if container is None or not resolver.in_container or resolver.plan.job.config is None:
         return None
-    contents = _contents(resolver, container.image, look=look)
+    contents = _contents(draft, container.image, look=look)
     if contents is None and container.is_file and not look:
         return None
     missing = {} if contents is not None else {"contents": _NOT_RECORDED.format(container.image)}
@@ -84,29 +80,24 @@ gathers("image", looks=False)(partial(image_facts, look=False))
 gathers("image")(partial(image_facts, look=True))
 
 
-def _contents(resolver: PathResolver, image: str, *, look: bool) -> Contents | None:
+def _contents(draft: Draft, image: str, *, look: bool) -> Contents | None:
     # Imported late: many launches have no image, and most images are known by their names.
     from launcher.images.references import Reference, contents_of_reference
 
-    draft = resolver.draft
     if not image.startswith("/"):
         # The job is told of a digest alone where the user named a tag as well.
         try:
             return contents_of_reference(Reference.parse(draft.composition.config.container or image))
         except UserError:  # Enroot judges a name that is none of ours
             return None
-    from launcher.images.resolve import contents_of_file, contents_of_recipe
+    from launcher.images.resolve import contents_of_file
 
     if look:
         contents = contents_of_file(Path(image))
         if contents is not None and contents.is_certain:
             return contents
-    choice = _made_by_us(resolver)
-    if choice is None:
-        return contents_by_file_name(Path(image).name)
-    if choice.recipe is not None:
-        return contents_of_recipe(choice.recipe)
-    return contents_of_reference(choice.source) if choice.source is not None else None
+    choice = _made_by_us(draft, image)
+    return choice.contents if choice is not None else contents_by_file_name(Path(image).name)
 
 
 def fetched_at_once(resolver: PathResolver) -> tuple[MissingPath, ...] | None:

@@ -28,7 +28,7 @@ from launcher.stages.data_preparation import directory_of, local_inputs
 _KEYS = {"nemo": "nemo_path", "megatron_lm": "megatron_lm_path"}
 # Where the job looks for Megatron-LM's script of a type of model: those of templates/megatron_lm.py.
 MEGATRON_LM_PLACES = ("pretrain_{0}.py", "examples/{0}/pretrain_{0}.py")
-# What each machine has of its own, as a rule installed alike.
+# Directories that each machine has of its own, as a rule installed alike.
 _INSTALLED = ("/bin/", "/opt/", "/usr/")
 
 
@@ -214,7 +214,7 @@ def _places(plan: Plan) -> list[str]:
     """Return the paths within the checkout that the program may have: one of them is enough."""
     root, argv = plan.job.payload.working_dir, plan.job.payload.argv
     if plan.job.engine == "megatron_lm":
-        # What starts the script is the launch's own, and has the checkout and the type of model after it.
+        # The script's starter is the launch's own, and has the checkout and the type of model after it.
         model_type = argv[argv.index(str(plan.paths.megatron_lm)) + 2]
         return list(dict.fromkeys(place.format(model_type) for place in MEGATRON_LM_PLACES))
     return [word.removeprefix(f"{root}/") for word in argv if word.endswith(".py")][:1]

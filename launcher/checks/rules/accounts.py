@@ -13,7 +13,7 @@ from launcher.estimates.values import count
 from launcher.slurm.cluster import Limits, Partition, Qos
 from launcher.slurm.notations import format_time_limit
 
-# What Slurm's AccountingStorageEnforce has to say for each to be refused.
+# Without one of these words in AccountingStorageEnforce, Slurm refuses neither.
 _ASSOCIATIONS = frozenset(("associations", "limits", "qos", "safe"))
 _LIMITS = frozenset(("limits", "safe"))
 # Since this release the accounts below one that a partition takes are taken as well; which these are is not
@@ -34,7 +34,7 @@ def account_problems(request: ClusterRequest) -> Iterator[Finding]:
     are_enforced, associations = bool(settings.enforced & _ASSOCIATIONS), request.associations
     yours = ", ".join(names)
     if value is not None and value.lower() not in names:
-        # What nobody enforces is bookkeeping alone.
+        # A limit that is not enforced is bookkeeping alone.
         tell = error if are_enforced else warning
         message = "you have no such account" + (f"; yours: {yours}" if names else "")
         yield tell(ACCOUNT, value, message, did_you_mean(value, names))
@@ -162,11 +162,11 @@ def _beyond(request: ClusterRequest, who: str, limits: Limits, key: str) -> Iter
         ("a user", limits.per_user),
         ("all of its jobs together", limits.per_group),
     )
-    (nodes_key, value), wanted = request.nodes_key, request.wanted
-    each = {"node": 1, "cpu": wanted.cpus, "gres/gpu": wanted.gpus or 0}
-    if wanted.gpu_type:
-        each[f"gres/gpu:{wanted.gpu_type}"] = wanted.gpus or 0
-    each["mem"] = wanted.memory or 0
+    (nodes_key, value), per_node = request.nodes_key, request.per_node
+    each = {"node": 1, "cpu": per_node.cpus, "gres/gpu": per_node.gpus or 0}
+    if per_node.gpu_type:
+        each[f"gres/gpu:{per_node.gpu_type}"] = per_node.gpus or 0
+    each["mem"] = per_node.memory or 0
     for resource, number in ((name, resources.nodes * number) for name, number in each.items() if number):
         amount = f"{number}M of memory"
         if resource != "mem":

@@ -26,7 +26,7 @@ _MEMORY = re.compile(r"(\d+)([KMGT]?)B?", re.IGNORECASE)
 _MIB = {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2}
 
 
-class Wanted(NamedTuple):
+class NodeResources(NamedTuple):
     """The resources that a job asks of each node; memory in MiB, ``None`` where it asks for none."""
 
     gpus: int | None
@@ -101,7 +101,7 @@ class ClusterRequest:
         return self.qos is not None and flag in self.qos.flags
 
     @cached_property
-    def wanted(self) -> Wanted:
+    def per_node(self) -> NodeResources:
         """The resources that the job asks of each of its nodes."""
         resources = self.resources
         gpus, gpu_type = resources.gpus_per_node, None
@@ -114,7 +114,7 @@ class ClusterRequest:
         # Tasks that share processors are content with one.
         is_shared = self.queue.further.get("overcommit")
         cpus = 1 if is_shared else resources.tasks_per_node * (resources.cpus_per_task or 1)
-        return Wanted(gpus, gpu_type, cpus, memory or None)
+        return NodeResources(gpus, gpu_type, cpus, memory or None)
 
     @property
     def nodes_key(self) -> tuple[str, object]:
@@ -129,7 +129,7 @@ class ClusterRequest:
     @property
     def seconds(self) -> float | None:
         """The job's time limit, infinite where it says so; None where the cluster's default holds."""
-        # Of a range Slurm looks for as much as there is.
+        # The shortest time of a range decides: Slurm gives as much of it as there is.
         least = self.queue.further.get("time-min")
         text = str(least) if least is not None else self.resources.time_limit
         try:
@@ -196,14 +196,14 @@ def partition_problems(request: ClusterRequest) -> Iterator[Finding]:
     "cluster.time_limit", "the time limit is not longer than what the partition gives", "partitions"
 )
 def time_problems(request: ClusterRequest) -> Iterator[Finding]:
-    partitions, wanted = request.partitions, request.seconds
-    if not partitions or wanted is None or request.overrules("partitiontimelimit"):
+    partitions, seconds = request.partitions, request.seconds
+    if not partitions or seconds is None or request.overrules("partitiontimelimit"):
         return
     longest = max(partitions, key=_seconds_of)
-    if longest.max_seconds is None or wanted <= longest.max_seconds:
+    if longest.max_seconds is None or seconds <= longest.max_seconds:
         return
     most, key = format_time_limit(longest.max_seconds), limit_key(request.plan)
-    others = request.other_partitions(lambda other: _seconds_of(other) >= wanted)
+    others = request.other_partitions(lambda other: _seconds_of(other) >= seconds)
     fix = f"{key}={most}"
     if others:
         fix += f"\npartitions that give as much time: {others} ({PARTITION})"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from launcher.checks.findings import Finding, error, warning
-from launcher.checks.rules.cluster import PARTITION, ClusterRequest, Wanted, cluster_check
+from launcher.checks.rules.cluster import PARTITION, ClusterRequest, NodeResources, cluster_check
 from launcher.errors import did_you_mean
 from launcher.estimates.parallelism import DEVICES, gpu_of
 from launcher.estimates.values import count, full
@@ -19,23 +19,23 @@ from launcher.slurm.notations import expand_hostlist, feature_names, has_feature
 _KINDS = 6
 
 
-def _has_gpus(node: Node, wanted: Wanted) -> bool:
-    if wanted.gpus is None:
+def _has_gpus(node: Node, per_node: NodeResources) -> bool:
+    if per_node.gpus is None:
         return True
-    wanted_type = wanted.gpu_type.lower() if wanted.gpu_type is not None else None
-    return sum(number for type_, number in node.gpus if wanted_type in (None, type_.lower())) >= wanted.gpus
+    gpu_type = per_node.gpu_type.lower() if per_node.gpu_type is not None else None
+    return sum(number for type_, number in node.gpus if gpu_type in (None, type_.lower())) >= per_node.gpus
 
 
-def _has_cpus(node: Node, wanted: Wanted) -> bool:
-    return node.cpus >= wanted.cpus
+def _has_cpus(node: Node, per_node: NodeResources) -> bool:
+    return node.cpus >= per_node.cpus
 
 
-def _has_memory(node: Node, wanted: Wanted) -> bool:
+def _has_memory(node: Node, per_node: NodeResources) -> bool:
     # 1 is what Slurm has of a node whose memory nobody told it.
-    return wanted.memory is None or node.memory <= 1 or node.memory >= wanted.memory
+    return per_node.memory is None or node.memory <= 1 or node.memory >= per_node.memory
 
 
-_TESTS: tuple[Callable[[Node, Wanted], bool], ...] = (_has_gpus, _has_cpus, _has_memory)
+_TESTS: tuple[Callable[[Node, NodeResources], bool], ...] = (_has_gpus, _has_cpus, _has_memory)
 
 
 class _Offer(NamedTuple):
@@ -97,7 +97,7 @@ def node_problems(request: ClusterRequest) -> Iterator[Finding]:
 
 
 def _too_few(request: ClusterRequest) -> Iterator[Finding]:
-    nodes, wanted, (key, value) = request.resources.nodes, request.wanted, request.nodes_key
+    nodes, per_node, (key, value) = request.resources.nodes, request.per_node, request.nodes_key
     best = max(_offers(request), key=lambda offer: offer.most)
     among = f"partition {best.partition.name} has {count(best.most, 'node')}{_that_are(request)}"
     if best.most < nodes:
@@ -106,9 +106,9 @@ def _too_few(request: ClusterRequest) -> Iterator[Finding]:
         return
     if best.hidden:
         return  # nobody can tell what they have, nor their states
-    suited = [node for node in best.nodes if all(test(node, wanted) for test in _TESTS)]
+    suited = [node for node in best.nodes if all(test(node, per_node) for test in _TESTS)]
     if len(suited) < nodes:
-        if all(sum(test(node, wanted) for node in best.nodes) >= nodes for test in _TESTS):
+        if all(sum(test(node, per_node) for node in best.nodes) >= nodes for test in _TESTS):
             message = f"{among}, and {len(suited)} of them with all that the job asks for"
             yield error(key, value, message, _fewer(request, len(suited)))
         return  # one of the other checks tells what they lack
@@ -142,14 +142,14 @@ def _unknown_names(request: ClusterRequest) -> Iterator[Finding]:
     "cluster.gpus", "the nodes have as many GPUs, of the type that is asked for", "partitions", "nodes"
 )
 def gpu_problems(request: ClusterRequest) -> Iterator[Finding]:
-    resources, wanted = request.resources, request.wanted
+    resources, per_node = request.resources, request.per_node
     yield from _other_gpu(request)
-    if not wanted.gpus:
+    if not per_node.gpus:
         return
     key = next(
         (name for name in ("gpus_per_task", "gpus_per_node") if getattr(resources, name) is not None), "gres"
     )
-    what = f"{wanted.gpus} × {wanted.gpu_type}" if wanted.gpu_type else count(wanted.gpus, "GPU")
+    what = f"{per_node.gpus} × {per_node.gpu_type}" if per_node.gpu_type else count(per_node.gpus, "GPU")
 
     def has(node: Node) -> str:
         return " + ".join(f"{number} × {type_ or 'GPU'}" for type_, number in node.gpus) or "no GPU"
@@ -161,7 +161,7 @@ def gpu_problems(request: ClusterRequest) -> Iterator[Finding]:
 @cluster_check("cluster.cpus", "the nodes have the processors that the tasks ask for", "partitions", "nodes")
 def cpu_problems(request: ClusterRequest) -> Iterator[Finding]:
     resources = request.resources
-    what = f"{request.wanted.cpus} CPUs for {count(resources.tasks_per_node, 'task')}"
+    what = f"{request.per_node.cpus} CPUs for {count(resources.tasks_per_node, 'task')}"
     setting: tuple[str, object] = ("cluster.cpus_per_task", resources.cpus_per_task)
     if resources.cpus_per_task is None:
         setting = (DEVICES, resources.tasks_per_node)
@@ -170,13 +170,13 @@ def cpu_problems(request: ClusterRequest) -> Iterator[Finding]:
 
 @cluster_check("cluster.memory", "the nodes have the memory that is asked for", "partitions", "nodes")
 def memory_problems(request: ClusterRequest) -> Iterator[Finding]:
-    what, setting = f"{request.wanted.memory}M of memory", ("cluster.mem", request.resources.memory)
+    what, setting = f"{request.per_node.memory}M of memory", ("cluster.mem", request.resources.memory)
     yield from _lacking(request, _has_memory, lambda node: f"{node.memory}M", what, setting)
 
 
 def _lacking(
     request: ClusterRequest,
-    test: Callable[[Node, Wanted], bool],
+    test: Callable[[Node, NodeResources], bool],
     has: Callable[[Node], str],
     what: str,
     setting: tuple[str, object],
@@ -186,8 +186,8 @@ def _lacking(
 
     With too few nodes whatever they have, cluster.nodes tells.
     """
-    nodes, wanted = request.resources.nodes, request.wanted
-    good = [(offer, sum(test(node, wanted) for node in offer.nodes)) for offer in _offers(request)]
+    nodes, per_node = request.resources.nodes, request.per_node
+    good = [(offer, sum(test(node, per_node) for node in offer.nodes)) for offer in _offers(request)]
     best, suited = max(good, key=lambda pair: pair[1] + pair[0].hidden, default=(None, 0))
     if best is None or suited + best.hidden >= nodes or best.most < nodes:
         return

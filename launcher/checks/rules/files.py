@@ -213,14 +213,14 @@ def _for_nemo(contents: Contents) -> Fit:
 def _for_our_trainer(contents: Contents) -> Fit:
     best = newest_with_core(TRAINER_CORE, (0, TRAINER_CORE[1] + 1))
     fix = f"container=megatron builds one; the newest of NVIDIA's with it: container={for_pyxis(best)}"
-    core, wanted = contents.megatron_core, f"the trainer is written for {'.'.join(map(str, TRAINER_CORE))}"
+    core, required = contents.megatron_core, f"the trainer is written for {'.'.join(map(str, TRAINER_CORE))}"
     if core is None:
         if contents.was_asked:
-            return Fit(False, f"{contents.origin} has no megatron-core; {wanted}", fix)
-        return Fit(None, f"which megatron-core {contents.origin} has is not known; {wanted}", fix)
+            return Fit(False, f"{contents.origin} has no megatron-core; {required}", fix)
+        return Fit(None, f"which megatron-core {contents.origin} has is not known; {required}", fix)
     fits = version(core)[:2] == TRAINER_CORE
     message = f"{contents.origin} has megatron-core {core}"
-    return Fit(fits, message if fits else f"{message}; {wanted}", None if fits else fix)
+    return Fit(fits, message if fits else f"{message}; {required}", None if fits else fix)
 
 
 @check("image.engine", "the image has what the engine runs", "image.contents")

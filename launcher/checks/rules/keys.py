@@ -43,7 +43,7 @@ _WHOLE: dict[str, int] = {
 }
 
 TRAINER = "engine.megatron"
-# How its messages name keys: as in the file that it reads, which has no node `training`.
+# Its messages name keys as in the file that it reads, which has no node `training`.
 _KEY = re.compile(r"(?P<key>[\w.]+)(=| is missing)")
 _NODE = re.compile(r"(?<![\w./])(?=((trainer|exp_manager|model|resume)\.\w|restore_from_path=))")
 

@@ -21,7 +21,7 @@ from launcher.estimates.parallelism import Stack, is_encoder_decoder, read_paral
 from launcher.estimates.values import Values, count, divisors, full, listed
 from launcher.plan import Plan
 
-# What tensor parallelism cuts into equal parts, with its name among people.
+# Sizes that tensor parallelism cuts into equal parts, with their names in messages.
 _DIVIDED = {
     "num_attention_heads": "attention heads",
     "num_query_groups": "key/value groups",

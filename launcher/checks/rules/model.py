@@ -345,7 +345,7 @@ def memory_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
         return
     stages = estimate_memory(config, resources.nodes, plan.job.engine)
     if stages is None:
-        # What is wrong with a value, or with the layout, other checks say.
+        # Other checks report a wrong value or layout.
         why = uncounted(Values(config))
         if why is not None and Values(config).raw("trainer.accelerator") != "cpu":
             yield not_checked(_FITS, why)

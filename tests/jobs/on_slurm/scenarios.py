@@ -1,4 +1,4 @@
-"""What the runs of the zoo do, and what is done to them.
+"""The runs of the zoo: their scripts, and what is done to them.
 
 Nodes: n1 is everybody's; n2 is taken away from the partition `low`; n3 is a stranger's alone; n4 fails.
 """
@@ -142,7 +142,7 @@ def preempt(zoo: Zoo) -> None:
 
 
 def fail_node(zoo: Zoo) -> None:
-    """What Slurm does when a node's daemon no longer answers, without the half minute until then."""
+    """Let a node fail as when its daemon no longer answers, without the half minute until then."""
     zoo.slurm("scontrol", "update", "NodeName=n4", "State=DOWN", "Reason=test")
 
 

@@ -18,7 +18,7 @@ def told(zoo: Zoo, word: str) -> tuple[Row, int]:
 
 
 def waiting(zoo: Zoo, run: str) -> set[str]:
-    """Why the tasks of an array wait, in Slurm's own words."""
+    """Return the reasons why the tasks of an array wait, in Slurm's own words."""
     job = zoo.jobs[run]
     told = zoo.slurm("squeue", "--noheader", "--states=PENDING", "--format=%r", f"--jobs={job}")
     return set(told.split())

@@ -1,4 +1,4 @@
-"""What is told when Slurm has forgotten a job, is late, or means another one: never that all is well."""
+"""Jobs that Slurm has forgotten, is late with, or confuses with another are never reported as well."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ BY_MARKS = {
 
 @pytest.fixture(scope="module")
 def forgotten(zoos: dict[str, Zoo]) -> dict[bool, dict[str, Row]]:
-    """What is told of all runs when squeue knows none of them any more (MinJobAge), by `Zoo.accounting`."""
+    """Return the statuses of all runs when squeue knows none any more (MinJobAge), by `Zoo.accounting`."""
     return {
         zoo.accounting: zoo.look(write_programs(zoo.directory / "forgetful", {"squeue": "exit 0"}))
         for zoo in zoos.values()
@@ -72,7 +72,7 @@ OVER = {"PREEMPTED": "PREEMPTED", "TIMEOUT": "TIMEOUT", "TimeLimit": "TIMEOUT"}
 
 
 def by_marks(zoo: Zoo, run: str) -> str:
-    """What the marks of a run tell of it, and nothing else."""
+    """Return the status of a run by its marks alone."""
     if run not in RACING:
         return BY_MARKS[run]
     told = ends(zoo.launch_directory(run))
@@ -93,7 +93,7 @@ def test_without_accounting_the_marks_are_what_is_left(
     assert (row["state"] == "UNKNOWN") <= bool(row["reason"])
 
 
-def test_what_is_not_known_is_in_the_exit_code(zoo: Zoo) -> None:
+def test_unknown_state_is_in_the_exit_code(zoo: Zoo) -> None:
     forgetful = write_programs(zoo.directory / "forgetful", {"squeue": "exit 0"})
     done = zoo.slipway("status", "running", programs=forgetful)
     assert done.returncode == 3

@@ -21,7 +21,7 @@ ENDED = (143, 137)
 
 @dataclass(frozen=True)
 class Told:
-    """What a user is told of a run; `reason` is a pattern, `code` what `status --exit-code` exits with.
+    """The status of a run; `reason` is a pattern, `code` what `status --exit-code` exits with.
 
     `exit_codes` are those that the payload may have ended with.
     """

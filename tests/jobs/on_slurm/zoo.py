@@ -100,7 +100,7 @@ class Zoo:
         return row["state"] if row else None
 
     def has_begun(self, run: str) -> bool:
-        """Whether the payload of a run has said that it lives."""
+        """Return True if the payload of a run has said that it lives."""
         return any("\nlife " in log.read_text() for log in self.launch_directory(run).glob("log-*.out"))
 
     def wait_for(self, run: str, *, states: Sequence[str], task: str | None = None) -> Row:

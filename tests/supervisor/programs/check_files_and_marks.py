@@ -1,4 +1,4 @@
-"""What the supervisor writes and reads again, with the Python of a node."""
+"""Files that the supervisor writes and reads again, with the Python of a node."""
 
 import errno
 import os

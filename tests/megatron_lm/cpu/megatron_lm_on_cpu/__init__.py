@@ -1,4 +1,4 @@
-"""What Megatron-LM's scripts take for granted on GPU machines, for a CPU; the lines that stop them are named.
+"""Stand-ins on a CPU for what Megatron-LM's scripts expect of GPU machines, each with the line that needs it.
 
 Every change is made right after the import of the module that it concerns; Megatron-LM's code is untouched.
 The hooks, torch's calls and Adam are those of tests/nemo/cpu, which must be on PYTHONPATH too.
