@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,8 +15,8 @@ import yaml
 
 from arithmetic.parameters import count_parameters, vocabulary_size
 from launcher.sandbox.lifecycle import Sandbox
-from tests.fakes.programs import prepend_to_path, write_program
-from tests.forked_slipway import forked_command
+from tests.fakes.programs import prepend_to_path
+from tests.forked_slipway import write_slipway
 
 WRAPPERS = (
     "bmk-pretrain-gpt3-126m2",
@@ -54,10 +53,8 @@ SHRUNK = [
 @pytest.fixture(scope="module", autouse=True)
 def forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Put a `slipway` that is forked on the PATH."""
-    folder = tmp_path_factory.mktemp("programs")
-    write_program(folder / "slipway", f'exec {shlex.join(forked_command())} "$@"')
     with pytest.MonkeyPatch.context() as patch:
-        prepend_to_path(patch, folder)
+        prepend_to_path(patch, write_slipway(tmp_path_factory.mktemp("programs")))
         yield
 
 
