@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,8 @@ import yaml
 
 from arithmetic.parameters import count_parameters, vocabulary_size
 from launcher.sandbox.lifecycle import Sandbox
+from tests.fakes.programs import prepend_to_path, write_program
+from tests.forked_slipway import forked_command
 
 WRAPPERS = (
     "bmk-pretrain-gpt3-126m2",
@@ -47,12 +51,22 @@ SHRUNK = [
 ]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Put a `slipway` that is forked on the PATH."""
+    folder = tmp_path_factory.mktemp("programs")
+    write_program(folder / "slipway", f'exec {shlex.join(forked_command())} "$@"')
+    with pytest.MonkeyPatch.context() as patch:
+        prepend_to_path(patch, folder)
+        yield
+
+
 def run(
     repository: Path, wrapper: str, target: Path | None, *more: str, check: int = 0, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a wrapper as a user of a clean shell with `slipway` on the PATH."""
     environment = {name: value for name, value in os.environ.items() if name not in VARIABLES}
-    environment |= {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "ENROOT_IMAGE": "null"}
+    environment["ENROOT_IMAGE"] = "null"
     if target is not None:
         environment["TARGET_PATH"] = str(target)
     command = [str(repository / "benchmarks" / f"{wrapper}.sh"), *more]

@@ -71,7 +71,7 @@ def test_accounts_below_those_that_a_partition_takes() -> None:
         assert found.severity is severity
 
 
-def test_of_limits_the_first_that_is_set_holds() -> None:
+def test_first_limit_that_is_set_holds() -> None:
     (mine, other) = CLUSTER.associations or ()
     short = mine._replace(limits=Limits(max_seconds=600, per_job={"node": 1, "cpu": 1}))
     high = Qos("normal", Limits(max_seconds=86400, per_job={"node": 8, "cpu": 1000}))
@@ -102,7 +102,7 @@ def test_an_account_of_another_cluster_may_be_the_default() -> None:
     assert told(asked(), replace(CLUSTER, associations=mine)) == []
 
 
-def test_who_has_no_account_of_his_own_must_name_one() -> None:
+def test_user_without_an_account_must_name_one() -> None:
     others = replace(CLUSTER, associations=(Association("a"), Association("b")))
     found = only(asked(), others)
     assert found.message.startswith("cluster.account=null: you have no account of your own")
@@ -111,7 +111,7 @@ def test_who_has_no_account_of_his_own_must_name_one() -> None:
     assert only(asked(), replace(CLUSTER, associations=())).id == "cluster.account"
 
 
-def test_what_nobody_enforces_is_at_most_a_warning() -> None:
+def test_limits_that_are_not_enforced_are_at_most_a_warning() -> None:
     (mine, other) = CLUSTER.associations or ()
     limited = (mine._replace(limits=Limits(per_job={"node": 1})), other)
     half = replace(CLUSTER, settings=ENFORCED._replace(enforced=frozenset({"associations"})))
@@ -136,7 +136,7 @@ def test_a_partition_may_be_for_other_accounts() -> None:
         assert found.fix == ("its accounts: a, b" if closed.accounts else None)
 
 
-def test_what_an_account_gives() -> None:
+def test_limits_of_an_account() -> None:
     (mine, _) = CLUSTER.associations or ()
     limits = Limits(per_job={"gres/gpu": 8}, per_group={"cpu": 4}, max_submitted=2)
     cluster = replace(CLUSTER, associations=(mine._replace(limits=limits),))
@@ -162,7 +162,7 @@ def test_the_qos(queue: dict[str, Any], message: str, fix: str | None) -> None:
     assert (found.message, found.fix) == (message, fix)
 
 
-def test_what_a_qos_gives() -> None:
+def test_limits_of_a_qos() -> None:
     plan = asked({"qos": "debug"}, time_limit="1:00:00", chain=Chain(links=9, from_job=False))
     found = told(plan, CLUSTER)
     assert {one.id for one in found} == {"cluster.qos"}

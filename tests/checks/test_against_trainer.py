@@ -207,7 +207,7 @@ def test_t5_that_passes_is_accepted_by_trainer() -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(PREFIXES | st.dictionaries(st.sampled_from(["train", "validation", "test"]), PREFIXES))
-def test_data_that_pass_are_data_that_the_trainer_takes_and_the_other_way_round(prefix: Any) -> None:
+def test_checks_and_trainer_accept_the_same_data(prefix: Any) -> None:
     config = complete({"model.data.data_impl": "mmap", "model.data.data_prefix": prefix})
     if is_let_pass(config):
         is_accepted(config, 16)

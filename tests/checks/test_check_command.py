@@ -138,7 +138,7 @@ def test_without_a_slurm_all_that_it_was_to_be_asked_is_one_line(
         ("estimates.gpu_hour_price=-1", "expected 0 or more"),
     ],
 )
-def test_what_estimates_cannot_count_with_is_refused(
+def test_values_that_estimates_cannot_count_with_are_refused(
     words: str, told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["check", "training=gpt3/126m", "cluster=bcm", words]) == 2
@@ -216,7 +216,7 @@ def test_an_estimate_as_an_object(capsys: pytest.CaptureFixture[str]) -> None:
     assert told["cost"]["peak"] == 2500e12 and told["findings"] == []
 
 
-def test_what_trains_nothing_has_no_estimate(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stage_without_a_training_has_no_estimate(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     preparing = ["stages=[data_preparation]", f"data_preparation.inputs=[{here}]"]
     assert main(["check", *preparing, "--estimate"]) == 2
     assert "--estimate: stages=[data_preparation] trains nothing" in capsys.readouterr().err
@@ -330,7 +330,7 @@ def test_what_a_launch_always_looks_at_is_left_out_by_a_check_alone(
     assert f"--no-check={name}: a launch always applies this check\n  slipway check --no-check={name}" in told
 
 
-def test_what_this_machine_lacks_is_an_error(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_file_of_this_machine_is_an_error(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     image(here / "nemo-24.07.sqsh")
     assert main(["check", f"container={here}/nemo-24.7.sqsh"]) == 2
     told = capsys.readouterr().out

@@ -189,7 +189,7 @@ def test_a_price_is_told_where_one_is_set() -> None:
         (1, "a checkpoint 2.52 TB"),
     ],
 )
-def test_how_many_checkpoints_are_kept_is_told(kept: int | None, told: str) -> None:
+def test_number_of_kept_checkpoints_is_printed(kept: int | None, told: str) -> None:
     assert dict(cost_lines(plan_of(GPT), replace(COST, kept_checkpoints=kept)))["space"] == told
 
 

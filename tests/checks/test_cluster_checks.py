@@ -216,7 +216,7 @@ def test_a_range_of_nodes_needs_its_least() -> None:
         ),
     ],
 )
-def test_what_a_node_has(plan: Plan, check: str, message: str, fix: str) -> None:
+def test_requests_beyond_every_node_are_errors(plan: Plan, check: str, message: str, fix: str) -> None:
     found = [one for one in told(plan, CLUSTER) if one.id == check]
     assert [(one.severity, one.message, one.fix) for one in found] == [(Severity.ERROR, message, fix)]
 
@@ -317,7 +317,7 @@ def test_a_part_that_could_not_be_had_skips_its_checks_and_says_why() -> None:
     )
 
 
-def test_what_nobody_asked_for_is_not_told_of() -> None:
+def test_facts_that_were_not_gathered_are_not_reported() -> None:
     """A dry run does not look, and without a container nobody asks for Pyxis."""
     assert told(asked(), ClusterFacts()) == []
     assert told(asked(), None) == []

@@ -183,7 +183,7 @@ def test_a_node_that_is_drained_is_waited_for(cluster: Cluster) -> None:
     assert re.search(r"cannot be used now \(.*drained", found.message)
 
 
-def test_what_is_proposed_will_do(cluster: Cluster) -> None:
+def test_proposed_values_are_accepted(cluster: Cluster) -> None:
     """Words of the user's that are wrong in three ways, and the fixes pasted behind them."""
     asked = ["cluster.partition=short", "training.run.time_limit=1:00:00", "training.trainer.num_nodes=2"]
     made = cluster.drafted(*asked)

@@ -61,9 +61,7 @@ def test_a_file_system_that_counts_no_blocks_is_not_full(monkeypatch: pytest.Mon
     assert "free_bytes" in known.missing
 
 
-def test_of_group_quotas_that_of_new_files_counts(
-    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_group_quota_of_new_files_counts(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.statvfs", lambda path: _Disk)
     table = "".join(
         f"Disk quotas for {who}: \\n Filesystem blocks quota limit grace files\\n"
@@ -149,14 +147,14 @@ def test_disks_of_this_machine_are_not_shared(
     ],
     ids=["one node", "sandbox", "local"],
 )
-def test_where_nodes_are_this_machine_nothing_need_be_shared(
+def test_nothing_need_be_shared_if_this_machine_is_all_nodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]
 ) -> None:
     mounts(monkeypatch, tmp_path, DISK)
     assert told("training=gpt3/126m", *more) == []
 
 
-def test_what_this_machine_exports_is_shared(
+def test_directories_that_this_machine_exports_are_shared(
     here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mounts(monkeypatch, tmp_path, DISK)

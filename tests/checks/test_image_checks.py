@@ -155,7 +155,7 @@ def test_an_optimizer_that_an_old_nemo_does_not_know(image: str) -> None:
         "/i/nemo-26.04.sqsh",
     ],
 )
-def test_what_only_a_name_says_is_a_warning(image: str) -> None:
+def test_fact_known_by_name_alone_is_a_warning(image: str) -> None:
     severity, told = one(findings(image))
     assert severity is WARNING and "if it is what its name says" in told
 
@@ -190,7 +190,7 @@ def test_our_trainer_is_warned_where_megatron_core_is_not_known(image: str) -> N
         ("nemo", None, ("/opt",)),
     ],
 )
-def test_what_is_mounted_is_not_the_images(
+def test_mounted_paths_are_not_the_images(
     engine: str, payload: Payload | None, mounts: tuple[str, ...]
 ) -> None:
     image = "nvcr.io#nvidia/nemo:26.06"
@@ -281,7 +281,7 @@ INSTALLED: dict[str, str | None] = {
 }
 
 
-def test_what_the_images_own_python_told_counts_for_more_than_the_table() -> None:
+def test_answer_of_the_images_python_counts_more_than_the_table() -> None:
     image = "/images/ours.sqsh"
     old = contents_of("nvcr.io", "nvidia/nemo", "26.04")
     assert old is not None

@@ -114,7 +114,7 @@ def test_a_record_of_another_file_is_not_believed(here: Path) -> None:
     assert contents_of_file(path) is None
 
 
-def test_what_was_found_in_an_image_is_remembered(here: Path) -> None:
+def test_facts_of_an_image_are_remembered(here: Path) -> None:
     path = recorded(here / "ours.sqsh")
     assert contents_of_file(path).pretraining is False  # type: ignore[union-attr]
     record_installed(path, INSTALLED)

@@ -181,7 +181,7 @@ def test_gpus_by_the_task_are_held_against_those_of_a_node() -> None:
         ("+training.model.num_layer=3", "3: unknown key; did you mean 'training.model.num_layers'?"),
     ],
 )
-def test_what_our_trainer_would_refuse_is_no_job(override: str, told: str) -> None:
+def test_configuration_that_the_trainer_refuses_becomes_no_job(override: str, told: str) -> None:
     made = drafted("training=gpt3/tiny", "cluster=local", override)
     found = [one for one in findings_of(made) if one.severity is Severity.ERROR]
     assert [one.id for one in found] == ["engine.megatron"]

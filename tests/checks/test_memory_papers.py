@@ -93,7 +93,7 @@ def test_outputs_that_are_not_freed() -> None:
     assert kept / GIB == pytest.approx(2.73, rel=0.05)
 
 
-def test_what_is_beside_the_layers() -> None:
+def test_memory_beside_the_layers() -> None:
     """Section 4.3, of 22B: the embedding's dropout s b h / t, the last norm and the output 4 s b h / t, and
     4 s b v / t for the logits in fp32, of whose gradients the paper does not speak.
     """

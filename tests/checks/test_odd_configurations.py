@@ -50,7 +50,7 @@ def _little_work(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("engine", ["nemo", "megatron", "megatron_lm"])
 @pytest.mark.parametrize("base", [GPT, T5, SPARSE], ids=["gpt", "t5", "experts"])
-def test_whatever_a_key_holds_nothing_fails(base: dict[str, Any], engine: str) -> None:
+def test_odd_values_of_keys_raise_nothing(base: dict[str, Any], engine: str) -> None:
     chosen = random.Random(engine + str(len(base["model"])))
     keys = sorted({*keys_of(base), *KEYS, "model.tokenizer", "model.tokenizer.num_sentinel_tokens"})
     for _ in range(60):

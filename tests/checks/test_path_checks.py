@@ -82,7 +82,7 @@ def test_a_sentencepiece_model_that_is_not_set_names_what_it_is(here: Path) -> N
     assert one.fix.startswith("a SentencePiece model")
 
 
-def test_where_the_directory_is_not_here_the_nodes_may_have_it() -> None:
+def test_nodes_may_have_a_directory_that_this_machine_lacks() -> None:
     (one,) = found(*BARE, f"{TOKENIZER}.vocab_file=/no/such/vocab.json")
     assert one.severity is Severity.WARNING
     assert one.message.endswith("there is no such file on this machine; every node must have it")
@@ -166,7 +166,7 @@ def test_data_that_are_not_there(here: Path) -> None:
     assert one.fix == "without the suffix: a prefix names both files"
 
 
-def test_of_many_that_are_not_there_some_are_named(here: Path) -> None:
+def test_some_of_many_missing_paths_are_named(here: Path) -> None:
     names = ",".join(f"{here}/data/part{number}" for number in range(5))
     (one,) = found(*SLURM, f"{PREFIX}=[{names}]")
     assert one.message == (
@@ -219,7 +219,7 @@ def test_an_index_and_its_tokens(tmp_path: Path, content: bytes, why: str | None
     assert (said is None) if why is None else (said is not None and why in said)
 
 
-def test_what_an_earlier_stage_makes_is_not_missed(here: Path) -> None:
+def test_files_of_an_earlier_stage_are_not_missing(here: Path) -> None:
     overrides = [
         "stages=[data_preparation,training]",
         f"data_preparation.inputs=[{here}]",
@@ -268,7 +268,7 @@ def test_an_image_is_squashfs(here: Path) -> None:
     assert one.message == "container='/no/such/nemo.sqsh': not on this machine; every node must have it"
 
 
-def test_what_a_disk_of_this_machine_lacks_the_nodes_may_have(
+def test_nodes_may_have_files_that_a_local_disk_lacks(
     here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mounts(monkeypatch, tmp_path, DISK)
@@ -298,7 +298,7 @@ def test_a_pipe_is_not_waited_for(here: Path) -> None:
     assert one.message.endswith("it cannot be read: not a file")
 
 
-def test_what_the_kernel_tells_of_this_machine_is_no_shared_disk(
+def test_file_systems_of_the_kernel_are_no_shared_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mounts(monkeypatch, tmp_path, f"{NFS}9 1 0:9 / /sys rw - sysfs sysfs rw\n")
@@ -341,7 +341,7 @@ def test_the_first_bytes_of_a_squashfs(head: bytes, size: int, why: str | None) 
 IMAGE = "container=nvcr.io#nvidia/nemo:24.07"
 
 
-def test_what_is_mounted_is_there(here: Path) -> None:
+def test_sources_of_mounts_must_exist(here: Path) -> None:
     assert told(*SLURM, IMAGE, "container_mounts=[/etc]") == []
     (one,) = found(*SLURM, IMAGE, f"container_mounts=[{here}/gone]")
     assert (one.id, one.severity, one.key) == ("path.mounts", Severity.ERROR, "container_mounts")

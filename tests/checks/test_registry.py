@@ -32,7 +32,7 @@ def test_a_check_may_be_left_out() -> None:
     assert run_checks(plan, KNOWN, ["layout.world", "layout.tensor"]) == []
 
 
-def test_what_is_not_known_skips_a_check() -> None:
+def test_unknown_facts_skip_a_check() -> None:
     findings = run_checks(plan_of(GPT), Facts())
     assert {finding.severity for finding in findings} == {Severity.SKIPPED}
     skipped = [

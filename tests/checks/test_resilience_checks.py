@@ -133,7 +133,7 @@ def test_a_preparation_is_told_nothing() -> None:
         (["resilience.after_stage=afternotok"], "resilience.after_stage='afternotok'"),
     ],
 )
-def test_what_is_no_chain_no_range_and_no_margin_is_refused(overrides: list[str], words: str) -> None:
+def test_invalid_chains_ranges_and_margins_are_refused(overrides: list[str], words: str) -> None:
     with pytest.raises((UserError, Mistakes)) as raised:
         plan_launch(compose(["training=gpt3/126m", *overrides]).config, number=1, tag="x")
     assert words in str(raised.value)

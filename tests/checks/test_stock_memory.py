@@ -63,7 +63,7 @@ TRAINED = {
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_what_was_trained_on_a_gpu_fits_it(name: str) -> None:
+def test_sizes_trained_on_a_gpu_fit_it(name: str) -> None:
     size, words = TRAINED[name]
     gpu = f"{name.partition('/')[0]}-80gb"
     assert wrong_with([f"training={size}", f"cluster.gpu={gpu}", *words]) == []
@@ -116,7 +116,7 @@ OVERFLOWS = {
 
 
 @pytest.mark.parametrize("name", OVERFLOWS)
-def test_what_overflows_is_told_with_what_would_fit(name: str) -> None:
+def test_overflow_is_reported_with_layouts_that_fit(name: str) -> None:
     case = OVERFLOWS[name]
     found = the_one(MEMORY, planned(case.words))
     assert found.severity is Severity.ERROR

@@ -60,7 +60,7 @@ KINDS = ["launch", "json", "stages", "chain", "sweep", "preparation"]
 
 @pytest.mark.parametrize("line", [FULL, NO_READER], ids=["full", "no reader"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_was_submitted_is_told_where_the_output_is_lost(
+def test_submitted_jobs_are_reported_if_the_output_is_lost(
     tmp_path: Path, slurm: FakeSlurm, kind: str, line: str
 ) -> None:
     code, told = slipway(line, launches(tmp_path)[kind], tmp_path)
@@ -90,7 +90,7 @@ def test_a_closed_output_is_no_failure(tmp_path: Path, slurm: FakeSlurm, kind: s
         '"$@" 2>&1 | true; exit ${PIPESTATUS[0]}',
     ],
 )
-def test_where_nothing_can_be_told_the_code_tells_it(tmp_path: Path, slurm: FakeSlurm, line: str) -> None:
+def test_exit_code_tells_what_no_output_can(tmp_path: Path, slurm: FakeSlurm, line: str) -> None:
     assert slipway(line, launches(tmp_path)["launch"], tmp_path) == (SUBMITTED, "")
     assert len(slurm.submitted()) == 1
 
@@ -124,7 +124,7 @@ def test_a_later_array_that_is_refused_does_not_deny_the_first(tmp_path: Path, s
     assert "submitted before the failure: job 101" in told
 
 
-def test_where_nothing_was_submitted_the_code_is_2(tmp_path: Path, slurm: FakeSlurm) -> None:
+def test_exit_code_is_2_if_nothing_was_submitted(tmp_path: Path, slurm: FakeSlurm) -> None:
     for words in (launches(tmp_path)["launch"], launches(tmp_path)["stages"]):
         slurm.refuse("gpt3_tiny", "tokenize_text")
         code, told = slipway(FULL, words, tmp_path)

@@ -45,7 +45,7 @@ def diff(capsys: Capsys, *words: str, check: int) -> list[str]:
     return [line for line in lines if line[0] in "+-" and not line.startswith(("---", "+++"))]
 
 
-def test_the_same_again_is_no_difference(capsys: Capsys) -> None:
+def test_equal_launch_has_no_difference(capsys: Capsys) -> None:
     assert diff(capsys, "training.trainer.max_steps=300", check=0) == []
     assert diff(capsys, "--launch=1", check=0) == []
 

@@ -62,7 +62,7 @@ def test_the_command_is_this_module() -> None:
     assert "slipway = launcher.main:main" in (REPOSITORY / "setup.cfg").read_text()
 
 
-def test_who_ignores_interrupts_goes_on(tmp_path: Path) -> None:
+def test_process_that_ignores_interrupts_goes_on(tmp_path: Path) -> None:
     done = subprocess.run(
         ["env", "--ignore-signal=INT", sys.executable, "-c", INTERRUPT + SCRIPT, "--version"],
         cwd=tmp_path,

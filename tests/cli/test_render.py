@@ -29,7 +29,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_what_is_rendered_is_what_a_launch_writes(here: Path, capsys: Capsys) -> None:
+def test_rendered_script_is_the_one_that_a_launch_writes(here: Path, capsys: Capsys) -> None:
     assert main(["launch", *LOCAL]) == 0
     launch = here / "results/gpt3_tiny/launches/1"
     tag = (launch / "launcher_cmd.log").read_text().strip().rpartition("--tag=")[2]

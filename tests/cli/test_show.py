@@ -31,7 +31,7 @@ def show(capsys: Capsys, *words: str, check: int = 0) -> str:
 @pytest.mark.parametrize(
     "words", [[], ["training=gpt3/5b", "cluster=local"], ["+training.model.x='a: b #c'"]]
 )
-def test_what_is_printed_is_the_configuration(capsys: Capsys, words: list[str]) -> None:
+def test_printed_text_is_the_configuration(capsys: Capsys, words: list[str]) -> None:
     text = show(capsys, *words)
     assert yaml.safe_load(text) == compose(words).config.model_dump(exclude_unset=True)
     assert "\x1b" not in text

@@ -93,7 +93,7 @@ def test_a_smoke_is_short_and_keeps_to_itself(plan: Any, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("where", ["cluster", "stage_cluster.training"])
-def test_of_an_array_one_job_is_tried(plan: Any, where: str) -> None:
+def test_one_job_of_an_array_is_tried(plan: Any, where: str) -> None:
     made, smoke = plan("training=gpt3/126m", f"++{where}.sbatch.array=0-4%1")
     assert "#SBATCH --array=0-4%1\n" in made.rendered.script
     assert "--array" not in smoke.draft.rendered.script
@@ -129,7 +129,7 @@ def test_a_pipeline_shrinks_as_far_as_it_must_and_says_so(plan: Any) -> None:
         ),
     ],
 )
-def test_what_cannot_be_tried_on_one_node_is_refused(plan: Any, overrides: list[str], message: str) -> None:
+def test_layouts_beyond_one_node_are_refused(plan: Any, overrides: list[str], message: str) -> None:
     with pytest.raises(UserError) as error:
         plan(*overrides)
     assert re.search(message, str(error.value))

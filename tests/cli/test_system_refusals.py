@@ -74,7 +74,7 @@ def stranger(tmp_path: Path) -> int:
     ],
     ids=lambda words: " ".join(words)[-60:],
 )
-def test_what_one_may_not_read(tmp_path: Path, stranger: int, arguments: list[str]) -> None:
+def test_unreadable_files_are_reported(tmp_path: Path, stranger: int, arguments: list[str]) -> None:
     given = [word.format(here=tmp_path) for word in arguments]
     code, told = slipway(*given, cwd=tmp_path, user=stranger)
     assert "Traceback" not in told
@@ -83,7 +83,7 @@ def test_what_one_may_not_read(tmp_path: Path, stranger: int, arguments: list[st
     assert "private" in told
 
 
-def test_what_an_output_of_ascii_cannot_print_is_escaped(tmp_path: Path) -> None:
+def test_characters_beyond_an_ascii_output_are_escaped(tmp_path: Path) -> None:
     (tmp_path / "results" / "x" / "launches" / "1").mkdir(parents=True)
     command = [sys.executable, "-m", "launcher.cli.app", "status"]
     env = {**os.environ, "PYTHONIOENCODING": "ascii"}

@@ -77,7 +77,7 @@ def test_a_size_without_its_family() -> None:
     assert choice_hint("1b3", options).startswith("did you mean 'gpt2/1558m' or 'gpt3/1b_improved'?")
 
 
-def test_what_is_far_in_size_is_not_meant() -> None:
+def test_sizes_far_from_the_typed_one_are_not_suggested() -> None:
     assert choice_hint("gpt3/10t", list_options("training")).startswith("valid: gpt3/126m")
 
 

@@ -37,7 +37,7 @@ def job(*overrides: str) -> Job:
         ("training.run.time_limit=UNLIMITED", "time_limit", "UNLIMITED"),
     ],
 )
-def test_what_users_write_for_resources(override: str, field: str, value: Any) -> None:
+def test_notations_of_resources_that_users_write(override: str, field: str, value: Any) -> None:
     found = getattr(job(override).resources, field)
     assert found == value and type(found) is type(value)
 
@@ -222,7 +222,7 @@ def test_a_secret_is_refused_and_not_shown(node: str, name: str) -> None:
         "env_vars.SECRETARY=1",
     ],
 )
-def test_what_only_looks_like_a_secret(override: str) -> None:
+def test_harmless_values_that_look_like_secrets_are_accepted(override: str) -> None:
     job(override)
 
 

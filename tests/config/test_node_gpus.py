@@ -73,7 +73,7 @@ def test_what_is_said_of_the_gpus_of_a_node_is_said_once(
     assert BatchComposer(overrides[:1]).compose(overrides[1:]) == compose(overrides)
 
 
-def test_what_an_own_cluster_says_is_enough(tmp_path: Path) -> None:
+def test_gpus_of_a_users_own_cluster_are_enough(tmp_path: Path) -> None:
     mine = "defaults: [bcm, _self_]\ngpus_per_node: 4\n"
     assert layout(drafted("cluster=mine", config_dir=tree(tmp_path, cluster__mine=mine))) == (
         4,

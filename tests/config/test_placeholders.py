@@ -53,7 +53,7 @@ def mistakes(*overrides: str, config_dir: Path | None = None) -> list[str]:
         ("image.owner", "your-team", "your-team"),
     ],
 )
-def test_what_is_one(key: str, value: str, text: str) -> None:
+def test_placeholders_are_recognized(key: str, value: str, text: str) -> None:
     found = placeholder_in(key, value)
     assert found is not None and found.startswith(text)
 
@@ -86,7 +86,7 @@ def test_what_is_one(key: str, value: str, text: str) -> None:
         ("training.run.name", "gpt3_126m_a<b"),
     ],
 )
-def test_what_is_none(key: str, value: str) -> None:
+def test_other_values_are_no_placeholders(key: str, value: str) -> None:
     assert placeholder_in(key, value) is None
 
 

@@ -165,7 +165,7 @@ def test_the_refusal_names_its_key_and_a_way_out() -> None:
         "container=docker://$oauthtoken@nvcr.io#nvidia/nemo:24.07",
     ],
 )
-def test_what_holds_no_secret_stays_usable(override: str) -> None:
+def test_text_without_a_secret_stays_usable(override: str) -> None:
     assert redacted(override) == override
     plan_launch(compose([override]).config, number=1, tag="x")
 
@@ -205,7 +205,7 @@ PARTS = [
 
 
 @given(st.lists(st.sampled_from(PARTS), max_size=8).map("".join))
-def test_what_is_looked_for_first_leaves_out_no_secret(text: str) -> None:
+def test_quick_search_misses_no_secret(text: str) -> None:
     """A text without a form's cue has none of that form."""
     found = secrecy.secrets_in(text)
     every = " ".join(cues for _, cues, _ in secret_forms._FORMS)
@@ -238,13 +238,13 @@ def test_values_of_the_environment_are_known(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("value", ["tiny", "required", "12345678", "/tmp", "", "True"])
-def test_what_is_found_by_chance_is_not_looked_for(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_found_by_chance_are_not_searched_for(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_TOKEN", value)
     text = "gpt3/tiny is required in /tmp/x, 1234567890, True"
     assert printable(text) == text
 
 
-def test_what_is_on_record_anyway_is_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_public_values_are_not_searched_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/jane_doe1")
     monkeypatch.setenv("DB_PASS", "jane_doe1")
     assert printable("/home/jane_doe1/results") == "/home/jane_doe1/results"

@@ -25,7 +25,7 @@ def again(config: RunConfig, **environment: str) -> RunConfig:
 
 @pytest.mark.parametrize("size", ["gpt3/126m", "gpt3/40b_64k", "t5/220m", "llama/llama2_7b"])
 @pytest.mark.parametrize("cluster", list_options("cluster"))
-def test_it_is_read_as_it_was(size: str, cluster: str) -> None:
+def test_stored_configuration_is_read_unchanged(size: str, cluster: str) -> None:
     if size not in list_options("training"):
         pytest.skip("no such size is shipped")
     config = composed(f"training={size}", f"cluster={cluster}")
@@ -75,6 +75,6 @@ def test_a_password_is_masked() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "3", "a: [", "stages: [training]"])
-def test_what_is_no_configuration_is_told(tmp_path: Path, text: str) -> None:
+def test_file_that_is_no_configuration_is_reported(tmp_path: Path, text: str) -> None:
     with pytest.raises(UserError):
         read_stored(text, "here")

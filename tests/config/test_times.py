@@ -36,7 +36,7 @@ def test_all_of_slurms_forms(text: str, seconds: int | None) -> None:
 @pytest.mark.parametrize(
     "text", ["banana", "", "1-", "-5", "1:2:3:4", "1-2-3", "1:", "1.5", "1d", " 30", "٣"]
 )
-def test_what_slurm_would_not_read(text: str) -> None:
+def test_times_that_slurm_would_not_read_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a time limit; valid: MINUTES"):
         parse_time_limit(text)
 

@@ -44,7 +44,7 @@ def test_the_key_and_the_variable(
         assert config.training.run.results_dir == f"{config.base_results_dir}/gpt3_126m"
 
 
-def test_what_is_launched_together_lies_together() -> None:
+def test_compositions_of_one_process_share_a_directory() -> None:
     assert len({compose(["unique_output_dir=true"]).config.base_results_dir for _ in range(2)}) == 1
 
 

@@ -48,7 +48,7 @@ def test_bars_are_as_long_as_their_numbers() -> None:
     assert lines[-1].startswith(f"9 other reasons  {sum(range(31, 39)) + 3}  \x1b[38;2;")
 
 
-def test_what_is_no_manifest_is_a_mistake() -> None:
+def test_file_that_is_no_manifest_is_refused() -> None:
     for broken in ({}, {"counts": []}, {**MANIFEST, "lengths": {"many": 1}}, {**MANIFEST, "lengths": []}):
         with pytest.raises(UserError, match="web: not a manifest of data"):
             read_counts("web", broken)

@@ -199,9 +199,7 @@ def test_faults_that_stay_are_named_and_leave_nothing_under_the_name(
     assert not list(directory.glob("*.txt"))
 
 
-def test_what_was_received_before_giving_up_is_not_received_again(
-    server: FaultyServer, directory: Path
-) -> None:
+def test_received_bytes_are_kept_after_giving_up(server: FaultyServer, directory: Path) -> None:
     url = server.put("a", CONTENT, drop_after=[600_000, 0, 0, 0])
     with pytest.raises(OutsideError, match="600,000 bytes are kept"):
         fetched(directory, url)

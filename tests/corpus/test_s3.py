@@ -113,7 +113,7 @@ def test_keys_are_listed_in_order_with_sizes(endpoint: Any) -> None:
         ),
     ],
 )
-def test_what_is_not_there_is_named(endpoint: Any, tmp_path: Path, address: str, message: str) -> None:
+def test_missing_objects_are_named(endpoint: Any, tmp_path: Path, address: str, message: str) -> None:
     with pytest.raises(UserError) as raised:
         fetched(tmp_path, address)
     assert str(raised.value).startswith(message)

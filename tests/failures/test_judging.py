@@ -69,7 +69,7 @@ def test_a_log_excludes_no_node_but_the_jobs_own(line: str, tmp_path: Path) -> N
     assert (found.rule.verdict, found.verdict, found.nodes) == ("exclude", "continue", ())
 
 
-def test_of_a_line_that_names_all_nodes_only_the_first_is_at_fault(tmp_path: Path) -> None:
+def test_first_node_of_a_line_that_names_all_is_at_fault(tmp_path: Path) -> None:
     line = "g02 of g01,g02,g03: GPU is lost\n"
     sample = Sample("all", FAILED, "gpu_lost", log=line, hosts=("g01", "g02", "g03"))
     assert judged(sample, tmp_path).nodes == ("g02",)
@@ -84,7 +84,7 @@ def test_the_end_of_a_long_log_counts_and_a_progress_bar_is_many_lines(tmp_path:
     assert (found.line, found.nodes) == ("rank 1: GPU is lost", ("g02",))
 
 
-def test_what_ranks_of_an_earlier_link_left_is_not_this_ones(tmp_path: Path) -> None:
+def test_reports_of_ranks_of_an_earlier_link_are_left_out(tmp_path: Path) -> None:
     left = '{"time": 999.5, "rank": 0, "host": "n1", "error": "uncorrectable ECC error", "log": null}'
     old = Sample("old", FAILED, "failed", left=left)
     new = replace(old, left=left.replace("999.5", "1000.5"))
@@ -92,7 +92,7 @@ def test_what_ranks_of_an_earlier_link_left_is_not_this_ones(tmp_path: Path) -> 
         assert judged(sample, tmp_path).rule.name == rule
 
 
-def test_what_comes_first_in_the_table_decides() -> None:
+def test_first_rule_of_the_table_decides() -> None:
     lines = ["g01: GPU is lost", "torch.OutOfMemoryError: CUDA out of memory."]
     assert judge(FAILED, lines, ["g01"]).rule.name == "gpu_lost"
     assert judge(FAILED, lines[::-1], ["g01"]).rule.name == "gpu_lost"

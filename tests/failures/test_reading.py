@@ -24,7 +24,7 @@ def leave(failures: Path, rank: int, time: float, error: str) -> None:
     (failures / f"globalrank-{rank}.json").write_text(json.dumps(told) + "\n")
 
 
-def test_what_the_job_judged_is_told_with_advice(tmp_path: Path) -> None:
+def test_verdict_of_the_job_is_reported_with_advice(tmp_path: Path) -> None:
     found = diagnose(JUDGED, failures=tmp_path / "failures")
     assert found is not None
     assert found.lines() == [
@@ -53,7 +53,7 @@ def test_the_first_rank_tells_why_itself(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("time", [999.0, 1012.0])
-def test_what_a_rank_of_another_link_left_is_not_told(time: float, tmp_path: Path) -> None:
+def test_reports_of_ranks_of_another_link_are_left_out(time: float, tmp_path: Path) -> None:
     leave(tmp_path, 0, time, "RuntimeError: another link's")
     found = diagnose(JUDGED, failures=tmp_path)
     assert found is not None
@@ -103,7 +103,7 @@ def test_exit_code_3_is_our_trainers_word_alone(save: str | None, rule: str) -> 
     assert found.rule == rule
 
 
-def test_what_cannot_be_read_says_nothing(tmp_path: Path) -> None:
+def test_unreadable_files_say_nothing(tmp_path: Path) -> None:
     (tmp_path / "globalrank-0.json").write_text('{"time": 1005.0, "rank"')
     (tmp_path / "globalrank-1.json").write_text('["time"]\n')
     (tmp_path / "globalrank-2.json").mkdir()

@@ -36,7 +36,7 @@ def test_the_last_rule_matches_whatever_ended() -> None:
     assert all(re.search(RULES[-1].pattern, f"code={code} state=-") for code in ("-", 1, 143))
 
 
-def test_what_a_job_says_of_the_one_before_is_no_sign_of_its_own_end() -> None:
+def test_words_about_the_job_before_are_no_sign_of_its_own_end() -> None:
     """The next link writes these sentences into its own log, with the names of nodes."""
     patterns = [rule.pattern for rule in RULES if rule.of == "log"]
     said = [f"Job 17: excludes n1 until 2026-11-22 02:02: {rule.means}" for rule in RULES]

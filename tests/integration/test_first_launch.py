@@ -106,7 +106,7 @@ def test_a_training_that_fails_is_told_with_its_reason(workplace: Path) -> None:
 
 
 @pytest.mark.slurm
-def test_what_slurm_would_refuse_is_not_written(tmp_path: Path, sandbox: Sandbox) -> None:
+def test_launch_that_slurm_would_refuse_writes_nothing(tmp_path: Path, sandbox: Sandbox) -> None:
     conf = {"SLURM_CONF": sandbox.environment()["SLURM_CONF"]}
     launch = [SLIPWAY, "launch", *SMALL, "cluster=sandbox"]
     nope = ["cluster.partition=nope", "--no-check=cluster.partition"]  # else it is told before Slurm is asked

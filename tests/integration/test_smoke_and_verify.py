@@ -207,7 +207,7 @@ def test_as_a_job_of_its_own_a_loss_that_is_none_stops_the_launch(
 
 
 @pytest.mark.slurm
-def test_what_would_be_refused_of_the_launch_needs_no_smoke(
+def test_launch_that_would_be_refused_needs_no_smoke(
     tmp_path: Path, sandbox: Sandbox, stand_in: list[str]
 ) -> None:
     """The smoke itself would find room in this allocation."""

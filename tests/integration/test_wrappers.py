@@ -145,7 +145,7 @@ def test_a_mistake_in_a_wrapper_is_one_message(wrapper: Path, tmp_path: Path) ->
     assert "num_nodes" in stderr
 
 
-def test_what_the_job_reads() -> None:
+def test_configuration_that_the_job_reads() -> None:
     config = drafted().plan.job.config
     assert config is not None
     assert config["trainer"]["num_nodes"] == 2

@@ -178,13 +178,13 @@ def test_a_waiting_link_that_stays_leaves_by_itself(scheduler: ChainScheduler, c
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_where_the_end_cannot_be_written_a_refusal_counts(scheduler: ChainScheduler) -> None:
+def test_refusal_counts_if_the_end_cannot_be_written(scheduler: ChainScheduler) -> None:
     (DIRECTORY / "marks").chmod(0o500)
     scheduler.errors["19"] = UserError("job 19 was not cancelled: Access/permission denied")
     assert main(["cancel", "a"]) == 1
 
 
-def test_what_is_held_is_the_link_that_waits(scheduler: ChainScheduler, capsys: Capsys) -> None:
+def test_waiting_link_is_the_one_held(scheduler: ChainScheduler, capsys: Capsys) -> None:
     assert main(["hold", "a"]) == 0
     assert scheduler.acts == [("hold", "19")]
     assert capsys.readouterr().out.startswith(
@@ -205,13 +205,13 @@ def test_the_last_link_cannot_be_held(scheduler: ChainScheduler, capsys: Capsys)
     assert "cancel --save" in capsys.readouterr().err
 
 
-def test_it_is_attached_to_the_link_that_runs(scheduler: ChainScheduler, capsys: Capsys) -> None:
+def test_attach_takes_the_running_link(scheduler: ChainScheduler, capsys: Capsys) -> None:
     assert main(["attach", "a", "--outside", "--print"]) == 0
     output = capsys.readouterr().out
     assert "--jobid=18 " in output and "--nodelist=n1 " in output
 
 
-def test_a_lost_link_is_found_and_told(scheduler: ChainScheduler, capsys: Capsys) -> None:
+def test_lost_link_is_found_and_reported(scheduler: ChainScheduler, capsys: Capsys) -> None:
     """The answer to its submission was lost within the job, which died before it could look for it."""
     (DIRECTORY / "marks" / "job.3").unlink()
     scheduler.jobs["18"] = JobStatus(State.NODE_FAIL)

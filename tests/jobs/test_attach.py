@@ -33,7 +33,7 @@ def attach(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slurm
-def test_where_a_rank_runs(project: Project) -> None:
+def test_node_of_a_rank(project: Project) -> None:
     job = project.launch_ranks()
     project.wait_until_it_trains(ranks=4)
     code, (first, second) = project.launch_dir() / "code", project.nodes()

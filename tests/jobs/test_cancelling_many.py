@@ -194,7 +194,7 @@ def test_a_scancel_that_does_nothing(slurm: CountedSlurm, capsys: Capsys) -> Non
     assert len(told_of(err, "was not cancelled: it broke")) == 3
 
 
-def test_of_one_run_one_after_the_other(slurm: CountedSlurm, capsys: Capsys) -> None:
+def test_launches_of_one_run_end_one_after_the_other(slurm: CountedSlurm, capsys: Capsys) -> None:
     """Pending jobs end before running ones, the newest first: so none starts where another ended."""
     for number, state in ((1, "RUNNING"), (2, "PENDING"), (3, "PENDING")):
         slurm.job("a", number, state)
@@ -257,14 +257,14 @@ def test_refusals_among_many_that_are_held(slurm: CountedSlurm, capsys: Capsys) 
     assert len(slurm.calls("scontrol")) == 1 and len(slurm.calls("squeue")) <= 4
 
 
-def test_what_one_scontrol_passed_over_is_held_singly(slurm: CountedSlurm, capsys: Capsys) -> None:
+def test_jobs_that_scontrol_passed_over_are_held_singly(slurm: CountedSlurm, capsys: Capsys) -> None:
     (slurm.here / "stops").touch()
     code, out, err = cancel(capsys, *runs(slurm, 3), verb="hold")
     # Of each that is held singly the stub complains: what the queue says afterwards counts.
     assert slurm.held() == {"1", "2", "3"}, (code, out, err)
 
 
-def test_what_runs_is_not_held_among_many(slurm: CountedSlurm, capsys: Capsys) -> None:
+def test_running_jobs_are_not_held_among_many(slurm: CountedSlurm, capsys: Capsys) -> None:
     slurm.job("a", 1, "RUNNING")
     slurm.job("a", 2)
     slurm.job("b", 3, "RUNNING")
@@ -292,7 +292,7 @@ _SEVEN = "jobs 7, 6, 5, 4, 3 and 2 more"
         ("release", _FULL, "released job 1"),
     ],
 )
-def test_what_was_done_is_told_where_the_output_is_lost(
+def test_actions_are_reported_if_the_output_is_lost(
     slurm: CountedSlurm, verb: str, line: str, told: str
 ) -> None:
     """Exit code 2 would say that nothing was."""
@@ -308,7 +308,7 @@ def test_what_was_done_is_told_where_the_output_is_lost(
     assert "Traceback" not in err
 
 
-def test_where_nothing_was_done_the_code_says_so(slurm: CountedSlurm) -> None:
+def test_exit_code_says_that_nothing_was_done(slurm: CountedSlurm) -> None:
     names = runs(slurm, 2)
     slurm.not_ours(*"12")
     code, err = slipway(_FULL, ["cancel", *names])

@@ -30,7 +30,7 @@ def test_held_and_released(project: Project) -> None:
 
 
 @pytest.mark.slurm
-def test_what_runs_goes_on(project: Project) -> None:
+def test_running_jobs_are_not_held(project: Project) -> None:
     running = project.launch_ranks()
     project.wait_until_it_trains(ranks=4)
     code, out, err = project.slipway("hold", "run")

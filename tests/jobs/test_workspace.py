@@ -114,7 +114,7 @@ def test_in_the_allocation_that_one_is_in(project: Project) -> None:
 
 
 @pytest.mark.slurm
-def test_what_pyxis_is_told(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_for_pyxis(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """With an srun that takes Pyxis' options and starts the rest on the node; the real one: tests/pyxis."""
     srun = subprocess.run(["which", "srun"], capture_output=True, text=True, check=True).stdout.strip()
     programs, seen = project.directory / "bin", project.directory / "seen"

@@ -278,7 +278,7 @@ def test_on_this_machine(desk: Desk) -> None:
         (["stage_cluster.workspace={exclusive: False, gpus_per_node: 1}"], ["--gpus-per-node=1"]),
     ],
 )
-def test_what_it_asks_for(desk: Desk, overrides: list[str], flags: list[str]) -> None:
+def test_flags_of_the_requested_resources(desk: Desk, overrides: list[str], flags: list[str]) -> None:
     """A single task has the resources of all tasks of a training's node, or the requested GPUs."""
     desk.run(drafted("training=gpt3/5b", "cluster.gres=null", *overrides).rendered.script)
     words = desk.words("salloc")
@@ -333,7 +333,7 @@ def test_mistakes(desk: Desk, overrides: list[str], told: str) -> None:
         (["launch", "--no-check=path.mounts"], "salloc is not on this machine"),
     ],
 )
-def test_what_is_not_for_a_shell(
+def test_requests_unfit_for_a_shell_are_refused(
     desk: Desk,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -381,7 +381,7 @@ def test_the_users_own_template(desk: Desk) -> None:
     assert desk.variables("salloc")["MINE"] == "1"
 
 
-def test_what_the_shell_says_to_salloc_is_told(desk: Desk) -> None:
+def test_variables_for_salloc_in_the_shell_are_reported(desk: Desk) -> None:
     leaks = {"SALLOC_ACCOUNT": "llm", "SBATCH_PARTITION": "x", "HOME": "/"}
     told = ["SALLOC_ACCOUNT=llm of your shell is not passed on to salloc"]
     assert ignored(drafted().plan, leaks) == told

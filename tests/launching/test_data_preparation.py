@@ -99,7 +99,7 @@ def test_each_part_again_byte_for_byte(
             assert capsys.readouterr().out == one.paths.script.read_text()
 
 
-def test_where_a_part_is_refused_the_user_is_told_how_to_go_on(tmp_path: Path, slurm: FakeSlurm) -> None:
+def test_refused_part_tells_how_to_go_on(tmp_path: Path, slurm: FakeSlurm) -> None:
     slurm.refuse("--dependency=afterok:102")
     with pytest.raises(UserError) as raised:
         launched(tmp_path, TASKS)

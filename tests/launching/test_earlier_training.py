@@ -123,7 +123,7 @@ def test_another_rate_seed_or_batch_is_told_and_recorded(tmp_path: Path) -> None
     assert keys == {"training.model.optim.lr", "training.model.seed", "training.model.global_batch_size"}
 
 
-def test_what_may_change_within_a_training_is_not_told(tmp_path: Path) -> None:
+def test_changes_allowed_within_a_training_are_not_reported(tmp_path: Path) -> None:
     launch(tmp_path, MOCK)
     said = launch(
         tmp_path,

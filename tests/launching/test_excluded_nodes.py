@@ -62,7 +62,7 @@ def test_lines_expire_and_the_newest_of_a_node_counts(tmp_path: Path) -> None:
         *("--all\t900\t7\twhy", "n1\t٣٣٣\t7\twhy"),
     ],
 )
-def test_what_is_no_whole_line_of_ours_is_passed_over(tmp_path: Path, line: str) -> None:
+def test_damaged_lines_are_passed_over(tmp_path: Path, line: str) -> None:
     run_dir = note(tmp_path, line, "n2\t900\t7\twhy")
     assert [one.node for one in read_excluded(run_dir, now=0)] == ["n2"]
 
@@ -73,7 +73,7 @@ def test_bytes_that_are_no_text_hide_no_other_line(tmp_path: Path) -> None:
     assert [one.node for one in read_excluded(run_dir, now=0)] == ["n1", "n2"]
 
 
-def test_what_a_manifest_has_comes_back(tmp_path: Path) -> None:
+def test_excluded_nodes_of_a_manifest_are_read_back(tmp_path: Path) -> None:
     nodes = (ExcludedNode("n1", 300, "9", "why"),)
     assert excluded_from_json([node.to_json() for node in nodes]) == nodes
     assert excluded_from_json([{"node": "a b"}, "n1", {}, {"node": "n3", "until": "x"}]) == (
@@ -149,9 +149,7 @@ def test_a_node_that_slurm_does_not_take_does_not_keep_the_run_from_being_launch
     assert done.manifest.job_id == "102"
 
 
-def test_what_slurm_refuses_for_another_reason_is_refused_in_its_words(
-    tmp_path: Path, slurm: FakeSlurm
-) -> None:
+def test_other_refusals_of_slurm_are_reported_in_its_words(tmp_path: Path, slurm: FakeSlurm) -> None:
     note(tmp_path, f"n2\t{FAR}\t7\tXid 79")
     slurm.judge(gpt3_tiny="Invalid account")
     made, request = drafted(tmp_path)

@@ -76,7 +76,7 @@ def test_no_link_begins_where_the_first_cannot(tmp_path: Path, slurm: FakeSlurm)
     ]
 
 
-def test_what_waits_beside_its_own() -> None:
+def test_links_wait_for_the_stage_before_too() -> None:
     assert combined_dependency(None, "afterok:17") == "afterok:17"
     assert combined_dependency("singleton", "afterok:17") == "afterok:17,singleton"
     with pytest.raises(UserError, match=r"x.run.dependency='afterok:1\?afterok:2': alternatives"):

@@ -112,9 +112,7 @@ def test_a_stage_that_cannot_wait_beside_alternatives_is_refused(tmp_path: Path,
     assert not (tmp_path / "results").exists()
 
 
-def test_where_the_first_is_refused_the_second_is_no_job_and_says_so(
-    tmp_path: Path, slurm: FakeSlurm
-) -> None:
+def test_refused_first_stage_leaves_the_second_without_a_job(tmp_path: Path, slurm: FakeSlurm) -> None:
     slurm.refuse("tokenize_text")
     with pytest.raises(UserError, match="Slurm refused the job: no tokenize_text"):
         launched(tmp_path)
@@ -126,7 +124,7 @@ def test_where_the_first_is_refused_the_second_is_no_job_and_says_so(
     assert [launch.paths.number for launch in launched(tmp_path)] == [2, 2]
 
 
-def test_where_the_second_is_refused_the_user_is_told_how_to_go_on(tmp_path: Path, slurm: FakeSlurm) -> None:
+def test_refused_second_stage_tells_how_to_go_on(tmp_path: Path, slurm: FakeSlurm) -> None:
     slurm.refuse("gpt3_tiny")
     with pytest.raises(UserError) as raised:
         launched(tmp_path)
@@ -270,7 +268,7 @@ def test_each_script_again_byte_for_byte(tmp_path: Path, slurm: FakeSlurm, slipw
     assert "they need --dry-run" in unasked.err
 
 
-def test_what_was_submitted_is_told_of_each(slurm: FakeSlurm, slipway: object) -> None:
+def test_each_submitted_stage_is_reported(slurm: FakeSlurm, slipway: object) -> None:
     result = slipway("launch")  # type: ignore[operator]
     assert result.code == 0, result.err
     lines = [line for line in result.out.splitlines() if line.startswith("Submitted")]

@@ -236,7 +236,7 @@ def test_history_tells_once_why_a_chain_stopped(
     assert [line.strip() for line in lines if why in line] == [f"exit code 1; {why}"]
 
 
-def test_what_failed_in_an_earlier_link_is_no_longer_true(launched: Callable[..., Path], runs: Runs) -> None:
+def test_failures_of_an_earlier_link_are_not_reported(launched: Callable[..., Path], runs: Runs) -> None:
     directory = launched()
     failures = directory / "results" / "failures"
     failures.mkdir()

@@ -44,7 +44,7 @@ def test_both_sides_know_the_file() -> None:
     assert FILE_NAME == DAMAGED_FILE_NAME
 
 
-def test_what_was_set_aside_is_no_checkpoint(runs: Runs) -> None:
+def test_directories_set_aside_are_no_checkpoints(runs: Runs) -> None:
     runs.launch("a")
     for path, step in (("m-step=4", 4), ("damaged/m-step=8", 8)):
         checkpoint = runs.base / "a" / "checkpoints" / path

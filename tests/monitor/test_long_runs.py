@@ -162,7 +162,7 @@ def test_a_line_read_quickly_is_the_line_read_as_json(
         ('{"kind"', '{"kind": "end", "kind"'),
     ],
 )
-def test_what_only_looks_like_a_step_is_left_to_json(change: tuple[str, str]) -> None:
+def test_lines_that_only_look_like_steps_are_left_to_json(change: tuple[str, str]) -> None:
     line = json.dumps(a_step(3))
     assert parse_step(line.encode()) == parse_event(line)
     assert change[0] in line and parse_step(line.replace(*change).encode()) is None

@@ -51,7 +51,7 @@ def test_a_line_torn_by_a_kill_costs_only_itself(runs: Runs) -> None:
     assert [type(event) for event in list(EventReader(path).stream())] == [Start, Train, Start, Train]
 
 
-def test_what_is_not_known_is_passed_over() -> None:
+def test_unknown_events_are_passed_over() -> None:
     for line in (
         "",
         "[]",

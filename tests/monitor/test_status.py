@@ -92,7 +92,7 @@ def test_another_training_is_told(runs: Runs, scheduler: FakeScheduler, capsys: 
 @pytest.mark.parametrize(
     "differs", [{}, {"launch": 1}, {"launch": True, "changes": []}, {"launch": 1, "changes": [1, {"key": 2}]}]
 )
-def test_what_tells_no_difference(
+def test_columns_without_a_difference_are_left_out(
     runs: Runs, scheduler: FakeScheduler, capsys: Capsys, differs: dict[str, Any]
 ) -> None:
     runs.launch(differs=differs)
@@ -157,7 +157,7 @@ BROKEN: dict[str, dict[str, Any]] = {
 }
 
 
-def test_what_a_colleague_left_broken_hides_nothing_else(
+def test_broken_run_of_a_colleague_hides_nothing_else(
     runs: Runs, scheduler: FakeScheduler, capsys: Capsys
 ) -> None:
     for name, changes in BROKEN.items():

@@ -240,7 +240,7 @@ def test_a_run_that_is_not_sound_is_not_verified(
         (JobStatus(State.PENDING), 4),
     ],
 )
-def test_how_the_job_ended(runs: Runs, scheduler: FakeScheduler, status: JobStatus, code: int) -> None:
+def test_end_of_the_job(runs: Runs, scheduler: FakeScheduler, status: JobStatus, code: int) -> None:
     scheduler.set("11", status)
     launch = sound(runs)
     found, checks = verified(launch)
@@ -249,7 +249,7 @@ def test_how_the_job_ended(runs: Runs, scheduler: FakeScheduler, status: JobStat
     assert status.state.value in checks["ended well"].evidence
 
 
-def test_what_a_running_job_has_not_done_yet_is_no_failure(runs: Runs, scheduler: FakeScheduler) -> None:
+def test_unfinished_work_of_a_running_job_is_no_failure(runs: Runs, scheduler: FakeScheduler) -> None:
     scheduler.set("11", JobStatus(State.RUNNING))
     launch = runs.launch()
     append(launch, whole_training(0, 100)[:-1])

@@ -83,7 +83,7 @@ def test_shellcheck_has_nothing_to_say(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", list(init.FILES))
-def test_what_exists_is_named_and_nothing_is_written(
+def test_existing_files_are_named_and_nothing_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -112,9 +112,7 @@ def test_files_of_others_stay_beside_ours(tmp_path: Path) -> None:
     assert (tmp_path / "conf" / "theirs.yaml").read_text() == "a: 1\n"
 
 
-def test_what_cannot_be_written_leaves_nothing_behind(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_failed_write_leaves_nothing_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`templates` is a file: known only when the files before it are written."""
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "templates").write_text("mine")

@@ -31,7 +31,7 @@ def test_an_image_starts_on_the_nodes(
             assert found[what, node] == "ok", what
 
 
-def test_what_is_no_image_starts_nowhere(
+def test_file_that_is_no_image_starts_nowhere(
     on_pyxis: Sandbox, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     torn = tmp_path / "torn.sqsh"

@@ -33,7 +33,7 @@ def test_containers_of_one_name_on_two_nodes_do_not_meet(on_pyxis: Sandbox, shel
         assert written.read_text().strip() == node
 
 
-def test_what_the_machine_itself_has_of_enroot_is_not_touched(on_pyxis: Sandbox, shell_image: Path) -> None:
+def test_enroot_of_the_machine_itself_is_not_touched(on_pyxis: Sandbox, shell_image: Path) -> None:
     before = prerequisites.site_configuration().read_text()
     steps(["srun", "--quiet", "--container-name=apart", f"--container-image={shell_image}", "ls"])
     assert str(on_pyxis.directory) not in before

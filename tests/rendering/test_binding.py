@@ -171,7 +171,7 @@ def test_no_binding(tmp_path: Path, overrides: list[str]) -> None:
         ("numa_mapping.max_core=9", "did you mean 'max_cores'"),
     ],
 )
-def test_what_is_not_implemented_is_refused(tmp_path: Path, override: str, words: str) -> None:
+def test_bindings_that_are_not_implemented_are_refused(tmp_path: Path, override: str, words: str) -> None:
     with pytest.raises(UserError, match=re.escape(words)):
         planned(tmp_path, 2, override)
 
@@ -194,7 +194,7 @@ def test_one_thread_of_a_core_is_one_that_is_allowed(tmp_path: Path) -> None:
     assert told == ["on CPUs 6 of NUMA node 0", "on CPUs 7 of NUMA node 0"]
 
 
-def test_what_the_user_confined_is_not_widened(tmp_path: Path) -> None:
+def test_cores_that_the_user_confined_are_not_widened(tmp_path: Path) -> None:
     """Without Slurm's word that the node is the job's."""
     machine = Machine(tmp_path / "m", [4])
     machine._write("proc/status", "Cpus_allowed_list:\t0-1\n")

@@ -43,7 +43,7 @@ def test_a_variable_holds_the_value(value: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["a\0b", "a\nb", "a\rb"])
-def test_what_no_script_can_carry_is_refused(text: str) -> None:
+def test_text_that_no_script_can_carry_is_refused(text: str) -> None:
     for function in (quote, quote_header):
         with pytest.raises(UserError, match="line break or NUL"):
             function(text)

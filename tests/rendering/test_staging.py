@@ -130,7 +130,7 @@ def test_the_tasks_start_from_a_copy_that_the_next_job_finds(tmp_path: Path) -> 
     assert len(staged(local)) == 2
 
 
-def test_where_no_copy_can_be_made_the_tasks_start_from_the_shared_file(tmp_path: Path) -> None:
+def test_tasks_start_from_the_shared_file_without_a_copy(tmp_path: Path) -> None:
     shared = image(tmp_path / "nemo.sqsh")
     (tmp_path / "local").write_text("a file in its place")
     told, calls = job(tmp_path, shared, f"container_options.stage_to={tmp_path}/local").run()
@@ -213,7 +213,7 @@ def test_half_a_copy_is_none(tmp_path: Path, cp: str, words: str) -> None:
     assert left(target.parent) == []
 
 
-def test_what_a_killed_job_left_is_written_anew(tmp_path: Path) -> None:
+def test_copy_of_a_killed_job_is_written_anew(tmp_path: Path) -> None:
     source, target = image(tmp_path / "a.sqsh"), tmp_path / "local" / "a-1.sqsh"
     target.parent.mkdir()
     image(target.parent / ".a-1.sqsh.new", "half")
@@ -229,7 +229,7 @@ def test_another_state_of_the_source_is_not_taken_for_this_one(tmp_path: Path) -
     assert "changed while it was copied" in told
 
 
-def test_what_is_there_is_taken_whoever_looks_as_well(tmp_path: Path) -> None:
+def test_existing_copy_is_used_by_several_jobs(tmp_path: Path) -> None:
     source, target = image(tmp_path / "a.sqsh"), tmp_path / "local" / "a-1.sqsh"
     target.parent.mkdir()
     image(target)
@@ -333,7 +333,7 @@ def test_hostile_values_reach_apptainer_as_they_are(
         (["container_options.runtime=docker"], ["container_options.runtime='docker'", "'apptainer'"]),
     ],
 )
-def test_what_cannot_be_is_refused(overrides: list[str], words: list[str]) -> None:
+def test_impossible_requests_are_refused(overrides: list[str], words: list[str]) -> None:
     with pytest.raises(UserError) as raised:
         plan_launch(compose(["cluster=bcm", *overrides]).config, number=1, tag="x")
     assert all(word in str(raised.value) for word in words), str(raised.value)

@@ -74,7 +74,7 @@ SHOW = f"for name in {VARIABLES}; do echo ${{!name-unset}}; done"
     ("capability", "expected"),
     [("8.0", "unset unset unset"), ("9.0", "8 8 0"), ("10.0", "8 8 unset"), (None, "unset unset unset")],
 )
-def test_what_hopper_and_blackwell_ask_for(tmp_path: Path, capability: str | None, expected: str) -> None:
+def test_variables_for_hopper_and_blackwell(tmp_path: Path, capability: str | None, expected: str) -> None:
     if capability:
         write_program(tmp_path / "bin" / "nvidia-smi", f"printf '{capability}\\n%.0s' 1 2 3 4 5 6 7 8")
     else:

@@ -77,5 +77,5 @@ def test_no_file_of_a_launch_holds_the_number_of_tasks(renderer: Renderer, nodes
     assert not [text for text in texts.values() if re.search(r"WORLD_SIZE=\"?\d", text)]
 
 
-def test_what_differs_is_seen() -> None:
+def test_differences_are_seen() -> None:
     assert differing("WORLD_SIZE=16 --nodes=2", "WORLD_SIZE=712 --nodes=89") == {("16", "712"), ("2", "89")}

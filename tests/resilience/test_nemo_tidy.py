@@ -58,7 +58,7 @@ def aside(directory: Path) -> Path:
     return directory.with_name("checkpoints-set-aside") / "7.0"
 
 
-def test_what_nemo_accepts_is_left_as_it_is(checkpoints: Path) -> None:
+def test_checkpoints_that_nemo_accepts_are_left_alone(checkpoints: Path) -> None:
     save(checkpoints, STEP_2, STEP_4, f"{STEP_4}-last")
     (checkpoints / "notes.txt").touch()
     before = sorted(checkpoints.rglob("*"))
@@ -105,7 +105,7 @@ def test_the_very_first_save(checkpoints: Path) -> None:
     assert names(aside(checkpoints)) == {f"{STEP_2}-last", f"{STEP_2}-last-unfinished"}
 
 
-def test_of_several_last_ones_the_newest_stays(checkpoints: Path) -> None:
+def test_newest_of_several_last_checkpoints_stays(checkpoints: Path) -> None:
     """By the step, which is a number: a job that was killed before it removed the one before."""
     save(checkpoints, f"{STEP_10}-last", f"{STEP_4}-last", f"{STEP_2}-last")
     said = tidy(checkpoints)
@@ -158,7 +158,7 @@ def test_a_second_time_changes_nothing(checkpoints: Path) -> None:
     assert sorted(checkpoints.parent.rglob("*")) == first
 
 
-def test_what_lies_aside_is_never_written_over(checkpoints: Path) -> None:
+def test_directories_set_aside_are_never_overwritten(checkpoints: Path) -> None:
     """NeMo leaves a `-last` that was made for it: surplus when it is done, and its name is taken."""
     save(checkpoints, STEP_4, f"{STEP_4}-last")
     mark(checkpoints, f"{STEP_4}-last")
@@ -181,7 +181,7 @@ def test_files_of_single_ranks(checkpoints: Path) -> None:
     assert (aside(checkpoints) / "mp_rank_01" / f"{STEP_4}.ckpt").read_text() == "mp_rank_01"
 
 
-def test_what_cannot_be_moved_keeps_its_mark_and_the_job_goes_on(checkpoints: Path) -> None:
+def test_checkpoint_that_cannot_be_moved_keeps_its_mark_and_the_job_goes_on(checkpoints: Path) -> None:
     save(checkpoints, STEP_4)
     mark(checkpoints, STEP_4)
     aside(checkpoints).parent.write_text("a file in the way")

@@ -44,7 +44,7 @@ def launched(tree: Path, run: str = "a", number: int = 1, **changes: str | None)
     return entry_of(tree / run, number, manifest, manifest.job_id)
 
 
-def test_what_was_seen_is_remembered(tmp_path: Path, cache_dir: Path) -> None:
+def test_seen_runs_are_remembered(tmp_path: Path, cache_dir: Path) -> None:
     odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/a tree of caf\xe9"))
     first, second = launched(odd, job_id="17"), launched(odd, number=2)
     Index().remember([first, second])
@@ -186,7 +186,7 @@ def test_the_users_own_directory_is_the_default(monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.mark.parametrize("how", ["link", "file", "dangling link", "open to others", "another's"])
-def test_what_others_may_have_put_there_is_not_used(
+def test_index_that_others_may_write_is_not_used(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, how: str
 ) -> None:
     monkeypatch.delenv("SLIPWAY_CACHE_DIR")

@@ -216,7 +216,7 @@ def test_a_local_job_is_found_through_a_link(tmp_path: Path) -> None:
         assert scheduler.act(Action.CANCEL, [job]) == {}
 
 
-def test_of_two_jobs_with_one_script_the_tag_tells_which(tmp_path: Path) -> None:
+def test_tag_tells_two_jobs_with_one_script_apart(tmp_path: Path) -> None:
     script = tmp_path / "job_submission.sh"
     script.write_text("sleep 60 & wait")
     scheduler = LocalScheduler()
@@ -272,7 +272,7 @@ def test_permissions_are_what_the_umask_says(tmp_path: Path) -> None:
         wait_for_end(paths)
 
 
-def test_what_killed_launchers_left_is_swept_when_it_is_old(tmp_path: Path) -> None:
+def test_old_remains_of_killed_launchers_are_removed(tmp_path: Path) -> None:
     launches = launched(tmp_path).paths.directory.parent
     for name, age in ((".new-old", 2 * 86400), (".new-young", 60)):
         (launches / name / "code").mkdir(parents=True)
@@ -295,9 +295,7 @@ def test_a_command_with_line_breaks_stays_one_line(tmp_path: Path) -> None:
     wait_for_end(paths)
 
 
-def test_that_a_job_is_not_on_record_does_not_hide_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_job_that_is_not_on_record_is_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 

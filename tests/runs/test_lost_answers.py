@@ -70,7 +70,7 @@ def test_the_payload_runs_once_whatever_happens_to_the_answers(site: Site) -> No
 
 
 @pytest.mark.slurm
-def test_of_two_jobs_that_wait_the_oldest_is_kept(site: Site) -> None:
+def test_oldest_of_two_waiting_jobs_is_kept(site: Site) -> None:
     process = site.launch("two", "cluster.partition=cloud", faults=["overtaken", "overtaking"])
     code, _, err = outcomes(process)
     assert code == 0, err
@@ -99,7 +99,7 @@ def _submit_late(site: Site, run: str) -> str:
 
 
 @pytest.mark.slurm
-def test_what_nobody_knows_is_settled_by_the_next_launch(site: Site) -> None:
+def test_unknown_submission_is_settled_by_the_next_launch(site: Site) -> None:
     """Unreachable for as long as the launcher waits; later one submission is a job, the other is not."""
     runs = {"taken": ["for_ever"], "never": ["for_ever"]}
     for code, output in site.launch_all(runs, seconds=2).values():

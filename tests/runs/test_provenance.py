@@ -49,7 +49,7 @@ def test_nothing_changed(checkout: Path) -> None:
     assert found.commit == git(checkout, "rev-parse", "HEAD").strip()
 
 
-def test_what_was_not_committed_can_be_applied(
+def test_recorded_changes_can_be_applied(
     checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Byte for byte, whatever the encoding, and however the user has set up git."""

@@ -62,7 +62,7 @@ def _special(path: Path, kind: str) -> Path:
     ],
 )
 @pytest.mark.timeout(20)
-def test_what_is_no_file_is_like_one_that_is_missing(tmp_path: Path, kind: str) -> None:
+def test_path_that_is_no_file_is_like_a_missing_one(tmp_path: Path, kind: str) -> None:
     path = _special(tmp_path / "x", kind)
     for read in (open_regular, read_text, read_json, read_yaml):
         with pytest.raises(FileNotFoundError):

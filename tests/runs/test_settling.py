@@ -110,7 +110,7 @@ def test_a_job_that_nobody_was_told_of_is_adopted_and_told_once(tmp_path: Path) 
     wait_for_end(again.paths)
 
 
-def test_where_it_cannot_be_asked_nothing_is_launched(tmp_path: Path) -> None:
+def test_nothing_is_launched_if_slurm_cannot_be_asked(tmp_path: Path) -> None:
     paths, _ = open_launch(tmp_path, scheduler="slurm", slurm_conf=str(tmp_path / "gone.conf"))
     with pytest.raises(
         UserError, match="whether launch 1 of tokenize_text became a job is not known"
@@ -143,7 +143,7 @@ def test_an_sbatch_that_outlived_its_launcher_is_waited_for(tmp_path: Path) -> N
     wait_for_end(again.paths)
 
 
-def test_what_cannot_be_written_down_stops_no_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_record_stops_no_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as a colleague's launch."""
 
     def refuse(*_: object) -> None:

@@ -120,7 +120,7 @@ def test_it_is_submitted_again_when_there_is_no_job_and_not_for_ever(tmp_path: P
     assert hopeless.calls[-1] == "find", "the last submission was looked for, too"
 
 
-def test_of_two_jobs_the_oldest_is_kept_and_claims_the_launch(tmp_path: Path) -> None:
+def test_oldest_of_two_jobs_is_kept_and_claims_the_launch(tmp_path: Path) -> None:
     scheduler = Answers([LOST, "19"], [[], ["17", "19"]])
     assert go(scheduler, tmp_path)[0] == "17"
     assert scheduler.calls[-1] == "cancel 19"

@@ -71,7 +71,7 @@ def test_ones_own_is_trusted_also_below_tmp(conf: Path, manifest: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("which", ["conf", "manifest"])
-def test_what_others_could_have_written_is_not(
+def test_files_that_others_could_have_written_are_not_trusted(
     conf: Path, manifest: Path, spoil: Callable[[Path], None], which: str
 ) -> None:
     spoil(conf if which == "conf" else manifest)
@@ -170,7 +170,7 @@ def test_ones_own_choice_needs_no_trust(conf: Path, manifest: Path, monkeypatch:
     assert usable_slurm_conf(manifest, str(conf)) == str(conf)
 
 
-def test_it_is_said_once(conf: Path, manifest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_distrust_is_reported_once(conf: Path, manifest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     messages: list[str] = []
     monkeypatch.setattr(trust.logger, "warning", lambda text, *words: messages.append(text % words))
     conf.chmod(0o666)

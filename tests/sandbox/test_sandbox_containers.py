@@ -79,7 +79,7 @@ def test_the_plugin_is_found_beside_enroot_before_the_usual_places(programs: Pat
     assert prerequisites.find_plugin() == beside
 
 
-def test_what_is_missing_for_containers_is_named_with_the_next_step(programs: Path, tmp_path: Path) -> None:
+def test_missing_parts_for_containers_are_named_with_the_next_step(programs: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="No such file"):
         prerequisites.check_containers(tmp_path / "spank_pyxis.so")
     (tmp_path / "spank_pyxis.so").write_text("not it")

@@ -174,7 +174,7 @@ def test_down_leaves_nothing(short_directory: Path) -> None:
     assert not down(sandbox.directory)
 
 
-def test_what_a_crash_left_is_cleared_away(short_directory: Path) -> None:
+def test_remains_of_a_crash_are_cleared_away(short_directory: Path) -> None:
     skip_without_slurm()
     options = SandboxOptions(directory=short_directory / "sandbox", nodes=2)
     sandbox = up(options)

@@ -82,7 +82,7 @@ def test_the_link_that_counts(tmp_path: Path, states: Sequence[State], link: int
     assert (found, status.state) == (link, state)
 
 
-def test_what_waits_tells_of_the_link_before(tmp_path: Path) -> None:
+def test_waiting_link_reports_the_end_of_the_one_before(tmp_path: Path) -> None:
     told = [JobStatus(S.FAILED, "exit code 3"), JobStatus(S.PENDING, "Resources: it is next")]
     assert current(tmp_path, told)[1].reason == "Resources: it is next; link 1 was FAILED (exit code 3)"
     assert current(tmp_path, [JobStatus(S.PENDING, "Priority")])[1].reason == "Priority"

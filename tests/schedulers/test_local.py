@@ -125,7 +125,7 @@ def test_save_tells_the_script_alone(ref: JobRef) -> None:
     assert (ref.launch_dir / "told").read_text() == "saved\n"
 
 
-def test_nothing_waits_here(ref: JobRef) -> None:
+def test_local_jobs_never_wait(ref: JobRef) -> None:
     held, released = (scheduler.act(action, [ref.job_id]) for action in (Action.HOLD, Action.RELEASE))
     assert "has begun: without Slurm nothing waits, and nothing can be held" in held[ref.job_id].message
     assert "is not held: without Slurm nothing waits" in released[ref.job_id].message

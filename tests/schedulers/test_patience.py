@@ -71,7 +71,7 @@ def test_slurms_own_patience_counts() -> None:
         assert len(controller.asked) == tries
 
 
-def test_who_was_silent_is_left_alone_for_a_while() -> None:
+def test_silent_daemon_is_not_asked_for_a_while() -> None:
     """A verb asks several questions, and `--watch` every two seconds."""
     controller = Controller([BUSY])
     patience = controller.patience()

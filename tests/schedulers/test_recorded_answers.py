@@ -132,7 +132,7 @@ def test_the_cluster(release: str) -> None:
         ("no such option", UserError),
     ],
 )
-def test_how_scripts_are_judged(
+def test_recorded_verdicts_on_scripts(
     release: str, case: str, expected: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorded = json.loads(text(release, "test_only.json"))[case]

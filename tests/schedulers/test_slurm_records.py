@@ -209,7 +209,7 @@ def test_ids(job_id: str, of: str, task: str | None) -> None:
     assert (record.parent_id, record.task) == (of, task)
 
 
-def test_what_is_no_job_is_passed_over() -> None:
+def test_lines_that_are_no_job_are_passed_over() -> None:
     assert parse_squeue("slurm_load_jobs error: Invalid job id specified\n") == []
     steps = sacct_row(job_id="12.batch") + "sacct: error: x\n\n" + sacct_row(word="FAILED", code="1:0")
     assert [record.job_id for record in parse_sacct(steps)] == ["12"]

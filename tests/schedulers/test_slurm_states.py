@@ -111,7 +111,7 @@ def test_resolve(
     assert status.reason or status.state is not State.UNKNOWN
 
 
-def test_what_one_source_does_not_tell_comes_from_another_of_the_same_ending() -> None:
+def test_facts_missing_in_one_source_come_from_another_of_the_same_end() -> None:
     live = JobStatus(State.TIMEOUT, "TimeLimit", "n1", "00:01:04", 143)
     told = JobStatus(State.TIMEOUT, None, "n1", "00:01:04", None)
     assert resolve(live, told, None) == live
@@ -160,7 +160,7 @@ def test_gone_from_the_queue_and_not_yet_accounted_is_not_healthy(ref: JobRef) -
     assert (status.state, status.reason) == (State.UNKNOWN, "it started, and recorded no end")
 
 
-def test_who_cancelled_a_job_is_known_when_slurm_has_forgotten_it(ref: JobRef) -> None:
+def test_canceller_is_known_when_slurm_has_forgotten_the_job(ref: JobRef) -> None:
     note_cancelled(ref.launch_dir, "12", "ada")
     never_began = status_of_job(ref, [], [])
     assert (never_began.state, never_began.reason) == (State.CANCELLED, "by ada")

@@ -61,7 +61,7 @@ def act(action: Action, known: Sequence[Record], run: Callable[[Sequence[str]], 
         (Action.RELEASE, ARRAY, "scontrol release 7_2"),
     ],
 )
-def test_what_slurm_is_told(action: Action, known: Sequence[Record], command: str) -> None:
+def test_command_for_each_action(action: Action, known: Sequence[Record], command: str) -> None:
     commands: list[str] = []
 
     def run(command: Sequence[str]) -> Answer:
@@ -84,7 +84,7 @@ def test_what_slurm_is_told(action: Action, known: Sequence[Record], command: st
         (Action.RELEASE, [record("RUNNING")], "job 7 is not held: it is RUNNING"),
     ],
 )
-def test_what_slurm_would_do_nothing_about(action: Action, known: Sequence[Record], message: str) -> None:
+def test_actions_without_effect_are_refused(action: Action, known: Sequence[Record], message: str) -> None:
     def run(command: Sequence[str]) -> Answer:
         raise AssertionError(command)
 
@@ -328,7 +328,7 @@ def test_a_controller_that_does_not_answer(real: Real) -> None:
 
 
 @pytest.mark.slurm
-def test_what_only_the_accounting_knows(accounting_sandbox: Sandbox, tmp_path: Path) -> None:
+def test_jobs_that_only_the_accounting_knows(accounting_sandbox: Sandbox, tmp_path: Path) -> None:
     """The queue has each job once; the accounting has all of its lives, and the way to its script."""
     real = Real(accounting_sandbox, tmp_path)
     ref = real.submit("gpu", seconds=0)

@@ -104,7 +104,7 @@ def test_a_controller_that_says_nothing_has_not_refused(
         SlurmScheduler(None).submit(submission(script))
 
 
-def test_what_was_not_even_started_left_no_job(
+def test_sbatch_that_did_not_start_left_no_job(
     record: Path, script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", f"{record}/bin")

@@ -58,7 +58,7 @@ def mounts(*texts: str) -> list[Mount]:
         ("data_dir=/shared/$data", ["data_dir", "'$'"]),
     ],
 )
-def test_what_fails_on_the_nodes_is_refused_before(override: str, words: list[str]) -> None:
+def test_options_that_fail_on_the_nodes_are_refused_before(override: str, words: list[str]) -> None:
     override = override.replace("$", r"\$") if "oc.env" in override else override
     with pytest.raises(UserError) as caught:
         planned(override)

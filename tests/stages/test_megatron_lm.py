@@ -253,7 +253,7 @@ def test_a_t5_with_sentencepiece_has_masks() -> None:
         ),
     ],
 )
-def test_what_megatron_lm_cannot_do_is_refused(overrides: list[str], key: str) -> None:
+def test_keys_that_megatron_lm_cannot_follow_are_refused(overrides: list[str], key: str) -> None:
     with pytest.raises(UserError) as caught:
         job_of(*overrides)
     assert caught.value.mistakes[0].key == key

@@ -106,7 +106,7 @@ def test_decoder_of_a_t5_begins_at_its_stage() -> None:
         ),
     ],
 )
-def test_what_the_script_cannot_do_is_refused_by_its_key(words: list[str], message: str) -> None:
+def test_requests_beyond_the_script_are_refused_by_their_key(words: list[str], message: str) -> None:
     with pytest.raises(UserError) as raised:
         job(*words, *(["cluster.gpus_per_node=8"] if words[0] == TRAINED[0] else []))
     assert message in str(raised.value)

@@ -46,7 +46,7 @@ def test_a_range_of_one_number_is_that_number(engine: str) -> None:
     assert render(plan) == render(same)
 
 
-def test_what_sbatch_is_told_of_a_range() -> None:
+def test_flags_of_a_range_for_sbatch() -> None:
     """Told of tasks, it would give no more nodes than the least number of nodes has tasks."""
     script = render(
         planned("engine=megatron", "resilience.nodes={min: 2, max: 4}", "cluster.cpus_per_task=3")

@@ -38,7 +38,7 @@ def test_other_engines_would_ignore_it(engine: str) -> None:
     assert "engine=megatron has" in str(error.value)
 
 
-def test_it_is_read_strictly() -> None:
+def test_resume_node_is_read_strictly() -> None:
     with pytest.raises(UserError, match=r"(?s)training\.resume.*did you mean 'lr_scale'"):
         written("engine=megatron", "+training.resume.lr_scal=0.5")
     with pytest.raises(UserError, match=r"training\.resume\.lr_scale"):

@@ -168,7 +168,7 @@ def test_a_node_at_fault_is_excluded_before_the_next_link_is_submitted() -> None
     assert step.effects == (ExcludeNodes(("n2",), "a node of it failed", "16"), SubmitNext())
 
 
-def test_what_the_link_before_did_itself_is_not_done_again() -> None:
+def test_work_of_the_link_before_is_not_repeated() -> None:
     step = look_back(ChainSettings(links=3), 2, Before("16", ENDINGS["node_failed"]), False)
     assert step.effects == (SubmitNext(),)
 

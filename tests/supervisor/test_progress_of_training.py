@@ -130,7 +130,7 @@ def test_the_same_step_saved_again_is_no_progress(tmp_path: Path, engine: str) -
         before = now
 
 
-def test_what_is_no_checkpoint_of_ours_is_passed_over(tmp_path: Path) -> None:
+def test_directories_that_are_no_checkpoints_are_passed_over(tmp_path: Path) -> None:
     own(tmp_path, 8, 1, hour=1)
     hidden = own(tmp_path, 70, 7, hour=7)
     hidden.rename(tmp_path / ".unfinished-step=70-x")
@@ -193,7 +193,7 @@ def test_nemo_that_went_back_gets_on(tmp_path: Path) -> None:
     assert not is_newer(found(tmp_path, "nemo"), before)
 
 
-def test_what_nemo_did_not_finish_is_no_progress(tmp_path: Path) -> None:
+def test_unfinished_checkpoint_of_nemo_is_no_progress(tmp_path: Path) -> None:
     nemo(tmp_path, 4, hour=1, last=True)
     before = found(tmp_path, "nemo")
     half = nemo(tmp_path, 6, hour=2, last=True)

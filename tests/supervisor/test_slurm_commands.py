@@ -50,7 +50,9 @@ def test_the_words_for_a_job(tmp_path: Path, commands: Path) -> None:
     assert calls(commands, "scontrol") == ["show job --oneliner 17"]
 
 
-def test_what_a_signal_ended_is_asked_again_and_what_failed_is_not(tmp_path: Path, commands: Path) -> None:
+def test_questions_are_repeated_after_a_signal_but_not_after_a_failure(
+    tmp_path: Path, commands: Path
+) -> None:
     play(commands, "scontrol", f'[[ $(wc -l <"$0.calls") == 3 ]] || kill -KILL $$\necho {SHOWN!r}')
     assert slurm(tmp_path).show_job("17") is not None
     play(commands, "squeue", "echo PENDING; exit 1")

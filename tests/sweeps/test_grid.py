@@ -52,7 +52,7 @@ def test_values_stay_as_they_were_typed() -> None:
     assert grid.points()[1].overrides == (f"{MODEL}.optim.lr=1e-4", f"{MODEL}.micro_batch_size=2")
 
 
-def test_of_a_text_a_comma_is_a_part_and_choice_sweeps() -> None:
+def test_comma_is_a_part_of_a_text_and_choice_sweeps() -> None:
     grid = read_grid(["env_vars.LIST=a,b", "env_vars.ALGO=choice(Ring,'a b',1.10)"])
     assert grid.shared == ("env_vars.LIST=a,b",)
     found = [
@@ -97,7 +97,7 @@ def test_names_are_files_names_and_differ() -> None:
         (["a.b=glob(*)"], "glob() chooses files"),
     ],
 )
-def test_what_cannot_be_swept_is_said(overrides: list[str], told: str) -> None:
+def test_keys_that_cannot_be_swept_are_refused(overrides: list[str], told: str) -> None:
     with pytest.raises(UserError) as error:
         read_grid(overrides)
     assert told in str(error.value)

@@ -133,7 +133,9 @@ def test_every_point_is_checked_and_the_same_mistake_told_once(tmp_path: Path) -
         (["cluster.scheduler=slurm,local"], "a sweep is a job array of Slurm's"),
     ],
 )
-def test_what_no_sweep_can_have_is_refused(tmp_path: Path, overrides: Sequence[str], told: str) -> None:
+def test_options_that_no_sweep_can_have_are_refused(
+    tmp_path: Path, overrides: Sequence[str], told: str
+) -> None:
     with pytest.raises(UserError) as error:
         drafted(tmp_path, LR, *overrides)
     assert told in str(error.value)

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slurm
         ("released", "released", "PENDING (JobHeldUser)"),
     ],
 )
-def test_what_was_done_is_said(zoo: Zoo, run: str, done: str, was: str) -> None:
+def test_outcome_of_each_job_is_reported(zoo: Zoo, run: str, done: str, was: str) -> None:
     """The outcome of each is in the states that `status` prints."""
     said = zoo.said[run]
     assert said.stdout.startswith(f"{done} job {zoo.jobs[run]} of {run} (launch 1): it was {was}")
@@ -27,7 +27,7 @@ def test_what_was_done_is_said(zoo: Zoo, run: str, done: str, was: str) -> None:
 
 
 @pytest.mark.parametrize("run", ["cancelled", "completed", "timed_out", "interrupted", REFUSED])
-def test_what_is_over_needs_no_cancelling(zoo: Zoo, run: str) -> None:
+def test_ended_jobs_need_no_cancelling(zoo: Zoo, run: str) -> None:
     said = zoo.slipway("cancel", run)
     assert said.returncode == 0, said.stderr
     assert f"it is over: {zoo.rows[run]['state']}" in said.stdout
@@ -43,7 +43,7 @@ def test_only_what_waits_is_held_or_released(zoo: Zoo, verb: str, run: str) -> N
     )
 
 
-def test_what_is_held_is_held_already(zoo: Zoo) -> None:
+def test_held_jobs_are_reported_as_held_already(zoo: Zoo) -> None:
     said = zoo.slipway("hold", "held")
     assert (said.returncode, "held already" in said.stdout) == (0, True), said.stderr
 

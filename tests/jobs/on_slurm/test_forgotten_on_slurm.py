@@ -93,7 +93,7 @@ def test_without_accounting_the_marks_are_what_is_left(
     assert (row["state"] == "UNKNOWN") <= bool(row["reason"])
 
 
-def test_what_is_not_known_is_in_the_exit_code(zoo: Zoo) -> None:
+def test_unknown_state_is_in_the_exit_code(zoo: Zoo) -> None:
     forgetful = write_programs(zoo.directory / "forgetful", {"squeue": "exit 0"})
     done = zoo.slipway("status", "running", programs=forgetful)
     assert done.returncode == 3
