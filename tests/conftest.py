@@ -61,8 +61,8 @@ _TOGETHER = {
 _LONG = (
     "tests/integration/test_readme.py",
     "tests/benchmarks/test_soak.py",
-    "tests/integration/test_first_launch.py",
     "tests/trainer/test_continuation.py",
+    "tests/integration/test_first_launch.py",
     "tests/runs/test_killed_launchers.py",
     "tests/sweeps/test_sweep_on_slurm.py",
     "tests/supervisor/test_every_python.py",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import importlib
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from typing import Any, NoReturn
 
 from benchmarks.soak import warm_launcher, zygote
 from tests import zygotes
+from tests.fakes.programs import write_program
 from tests.shipped_files import parse_shipped_files_once
 
 SLIPWAY = Path(sys.executable).with_name("slipway")
@@ -54,6 +56,12 @@ def forked_command() -> list[str]:
     """Return a command that is `slipway`, forked, where its files are not closed."""
     client = ["client", str(zygotes.launchers()), "-m", __name__]
     return [sys.executable, "-ISE", zygote.__file__, *client]
+
+
+def write_slipway(folder: Path) -> Path:
+    """Write a `slipway` that is forked into a folder for PATH; return the folder."""
+    write_program(folder / SLIPWAY.name, f'exec {shlex.join(forked_command())} "$@"')
+    return folder
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ import yaml
 
 from arithmetic.parameters import count_parameters, vocabulary_size
 from launcher.sandbox.lifecycle import Sandbox
+from tests.fakes.programs import prepend_to_path
+from tests.forked_slipway import write_slipway
 
 WRAPPERS = (
     "bmk-pretrain-gpt3-126m2",
@@ -47,12 +50,20 @@ SHRUNK = [
 ]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Put a `slipway` that is forked on the PATH."""
+    with pytest.MonkeyPatch.context() as patch:
+        prepend_to_path(patch, write_slipway(tmp_path_factory.mktemp("programs")))
+        yield
+
+
 def run(
     repository: Path, wrapper: str, target: Path | None, *more: str, check: int = 0, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a wrapper as a user of a clean shell with `slipway` on the PATH."""
     environment = {name: value for name, value in os.environ.items() if name not in VARIABLES}
-    environment |= {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "ENROOT_IMAGE": "null"}
+    environment["ENROOT_IMAGE"] = "null"
     if target is not None:
         environment["TARGET_PATH"] = str(target)
     command = [str(repository / "benchmarks" / f"{wrapper}.sh"), *more]

@@ -6,14 +6,12 @@ import ast
 import json
 import os
 import re
-import shlex
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.fakes.programs import write_program
-from tests.forked_slipway import forked_command
+from tests.forked_slipway import write_slipway
 
 PAGES = ("data.md", "data-audit.md")
 
@@ -39,14 +37,12 @@ def test_the_commands_about_data_run_as_written(repository: Path, tmp_path: Path
     (tmp_path / "corpus.jsonl").write_text("\n".join(lines) + "\n")
     written = [command for page in PAGES for command in commands(repository / "docs" / page)]
     assert [command.split()[1] for command in written].count("data") == len(written) - 1
-    (tmp_path / "bin").mkdir()
-    write_program(tmp_path / "bin" / "slipway", f'exec {shlex.join(forked_command())} "$@"')
     # Processes that have imported torch before: nothing else is added.
     started = [re.sub(r"^slipway launch ", rf"\g<0>cluster.python={warm_python} ", text) for text in written]
     done = subprocess.run(
         ["bash", "-eux", "-c", "\n".join(started)],
         cwd=tmp_path,
-        env={**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"},
+        env={**os.environ, "PATH": f"{write_slipway(tmp_path / 'bin')}:{os.environ['PATH']}"},
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -88,7 +88,8 @@ def installed(repository: Path, wheel: Path, tmp_path_factory: pytest.TempPathFa
     (site / "checkout_watch.py").write_text(watch)
     (site / "others.pth").write_text("\n".join([*others, "import checkout_watch"]) + "\n")
     pip = [sys.executable, "-m", "pip", "--python", venv / "bin" / "python", "install", "--quiet"]
-    run(*pip, "--no-deps", "--no-index", "--disable-pip-version-check", wheel, cwd=base)
+    # What is used of it is compiled when it is first imported.
+    run(*pip, "--no-deps", "--no-index", "--disable-pip-version-check", "--no-compile", wheel, cwd=base)
     (base / "home").mkdir()
     path = [part for part in os.environ["PATH"].split(":") if not part.startswith(str(repository))]
     environment = {"HOME": str(base / "home"), "PATH": ":".join([str(venv / "bin"), *path])}

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from launcher.cli import init
 from launcher.cli.app import main
+from tests.fakes.programs import prepend_to_path
+from tests.forked_slipway import write_slipway
 
-ENVIRONMENT = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+@pytest.fixture(scope="module", autouse=True)
+def forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Put a `slipway` that is forked on the PATH."""
+    with pytest.MonkeyPatch.context() as patch:
+        prepend_to_path(patch, write_slipway(tmp_path_factory.mktemp("programs")))
+        yield
 
 
 def written(directory: Path) -> dict[str, bytes]:
@@ -23,7 +31,7 @@ def written(directory: Path) -> dict[str, bytes]:
 def launch(directory: Path, *overrides: str, cwd: Path) -> str:
     """Run the wrapper for a dry run."""
     command = [str(directory / "launch.sh"), *overrides, "--dry-run"]
-    done = subprocess.run(command, cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -60,9 +68,7 @@ def test_the_wrapper_works_from_anywhere_and_wherever_it_is(tmp_path: Path, name
     assert f"--output={directory}/results/gpt3_mine/launches/1/" in told.replace("\\", "").replace('"', "")
     link = tmp_path / "link.sh"
     link.symlink_to(directory / "launch.sh")
-    done = subprocess.run(
-        [str(link), "--dry-run", "cluster=local"], env=ENVIRONMENT, capture_output=True, text=True
-    )
+    done = subprocess.run([str(link), "--dry-run", "cluster=local"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
