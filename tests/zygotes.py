@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from benchmarks.soak import zygote
-from benchmarks.soak.boot import TRAINING, served
+from benchmarks.soak.boot import TRAINING, served, short_parent
 from tests import collected
 
 # Their directory, where they are shared.
@@ -34,7 +34,7 @@ def _directory() -> Path:
     if shared := os.environ.get(_SHARED):
         return Path(shared)
     atexit.register(_stack.close)
-    return Path(_stack.enter_context(TemporaryDirectory(prefix="slipway-", dir="/tmp")))
+    return Path(_stack.enter_context(TemporaryDirectory(prefix="slipway-", dir=short_parent())))
 
 
 def _starts(name: str, modules: tuple[str, ...]) -> Callable[[], Path]:

@@ -27,10 +27,16 @@ TRAINING = (
 _LAUNCHING = ("benchmarks.soak.warm_launcher",)
 
 
+def short_parent() -> str:
+    """Return a directory for temporary files whose path leaves room for the names of sockets (107 bytes)."""
+    directory = tempfile.gettempdir()
+    return directory if len(directory) < 12 else "/tmp"
+
+
 @contextmanager
 def opened(nodes: int, disks: int = 0, lanes: int = 1) -> Iterator[list[Cluster]]:
     """Boot sandboxes: the first of `nodes` nodes, with file systems for full disks, the others of three."""
-    parent = Path(tempfile.mkdtemp(prefix="soak-", dir="/tmp"))
+    parent = Path(tempfile.mkdtemp(prefix="soak-", dir=short_parent()))
     with ExitStack() as stack:
         stack.enter_context(_guarded(parent))
         clock = _clock(parent)

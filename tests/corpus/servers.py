@@ -156,8 +156,8 @@ class _Handler(BaseHTTPRequestHandler):
         end = min(size, start + served.drop_after.pop(0)) if served.drop_after else size
         for at in range(start, end, served.chunk):
             piece = served.content[at : min(end, at + served.chunk)]
+            self.server.sent[path] += len(piece)  # before the client has it, and looks
             self.wfile.write(piece)
-            self.server.sent[path] += len(piece)
             if served.pause:
                 time.sleep(served.pause)
         self.close_connection = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,8 @@ class FakeScheduler:
     table: dict[str, list[JobStatus]] = field(default_factory=dict)
     questions: list[list[str]] = field(default_factory=list)
     error: str | None = None
+    # Events in the world before a question is answered, by its number (from 1).
+    events: dict[int, Callable[[], object]] = field(default_factory=dict)
 
     def set(self, job_id: str, *statuses: JobStatus | State) -> None:
         self.table[job_id] = [s if isinstance(s, JobStatus) else JobStatus(s) for s in statuses]
@@ -40,6 +42,7 @@ class FakeScheduler:
             raise UserError(self.error)
         asked = list(refs)
         self.questions.append([ref.job_id for ref in asked])
+        self.events.get(len(self.questions), lambda: None)()
         return [self._next(ref.job_id) for ref in asked]
 
     def _next(self, job_id: str) -> JobStatus:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -63,10 +63,8 @@ def test_logs_follow_until_the_job_ends(
 ) -> None:
     path = log(runs.launch())
     scheduler.set("11", PENDING, PENDING, RUNNING, RUNNING, RUNNING, RUNNING, final)
-    timer = threading.Timer(0.15, path.write_text, ["first\nlast, and torn"])
-    timer.start()
+    scheduler.events[4] = lambda: path.write_text("first\nlast, and torn")
     assert slipway(runs, "logs", "gpt3_tiny", "-f") == code
-    timer.join()
     told = capsys.readouterr()
     assert told.out == "first\nlast, and torn"
     assert f"waiting for {path.name}: the job is PENDING (Resources)" in told.err
@@ -166,15 +164,10 @@ def test_following_an_array_goes_on_to_the_next_task(
 ) -> None:
     directory = runs.launch()
     scheduler.set("11", PENDING, *[RUNNING] * 20, COMPLETED)
-    timers = [
-        threading.Timer(0.1 * task, log(directory, f"11_{task}").write_text, [f"task {task}\n"])
-        for task in (1, 2)
-    ]
-    for timer in timers:
-        timer.start()
+    for task in (1, 2):
+        text = f"task {task}\n"
+        scheduler.events[5 * task] = partial(log(directory, f"11_{task}").write_text, text)
     assert slipway(runs, "logs", "gpt3_tiny", "-f") == 0
-    for timer in timers:
-        timer.join()
     told = capsys.readouterr()
     assert told.out == "task 1\ntask 2\n"
     assert f"{log(directory, '11_2').name}:" in told.err and "job 11 is COMPLETED" in told.err
@@ -196,20 +189,16 @@ def test_a_requeued_job_is_followed_on(runs: Runs, scheduler: FakeScheduler, cap
         with path.open("a") as stream:
             stream.write("second life\n")
 
-    timer = threading.Timer(0.15, live_again)
-    timer.start()
+    scheduler.events[4] = live_again
     assert slipway(runs, "logs", "gpt3_tiny", "-f", "-n", "1") == 0
-    timer.join()
     assert capsys.readouterr().out == "first life\nsecond life\n"
 
 
 def test_following_tells_of_a_newer_launch(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:
     log(runs.launch()).write_text("old\n")
     scheduler.set("11", RUNNING, RUNNING, RUNNING, RUNNING, RUNNING, RUNNING, COMPLETED)
-    timer = threading.Timer(0.1, runs.launch, kwargs={"number": 2})
-    timer.start()
+    scheduler.events[3] = partial(runs.launch, number=2)
     assert slipway(runs, "logs", "gpt3_tiny", "-f") == 0
-    timer.join()
     assert capsys.readouterr().err.count("launched again meanwhile: this is launch 1") == 1
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.soak.boot import short_parent
 from launcher.errors import UserError
 from launcher.sandbox.lifecycle import Sandbox, down, up
 from launcher.sandbox.options import Ports, SandboxOptions
@@ -73,7 +74,7 @@ def no_accounting_sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
 @pytest.fixture
 def short_directory() -> Iterator[Path]:
     """A directory whose path leaves room for the names of sockets, unlike pytest's own."""
-    directory = Path(tempfile.mkdtemp(prefix="slipway-", dir="/tmp"))
+    directory = Path(tempfile.mkdtemp(prefix="slipway-", dir=short_parent()))
     try:
         yield directory
     finally:
@@ -101,7 +102,7 @@ def booted(nodes: int = 4, accounting: bool | None = None, **choices: Any) -> It
     """
     accounting = _accounting(default=False) if accounting is None else accounting
     skip_without_slurm(accounting)
-    parent = Path(tempfile.mkdtemp(prefix="slipway-", dir="/tmp"))
+    parent = Path(tempfile.mkdtemp(prefix="slipway-", dir=short_parent()))
     with subprocess.Popen(
         [sys.executable, "-c", _GUARD, parent], stdin=subprocess.PIPE, start_new_session=True
     ) as guard:

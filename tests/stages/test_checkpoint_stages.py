@@ -310,7 +310,7 @@ def test_a_directory_that_cannot_be_listed_does_not_end_the_checks_of_a_source(
 
     def failing(list_: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def call(path: Any = ".") -> Any:
-            if Path(path) == tmp_path / "tokens" / "stale":
+            if str(path) == str(tmp_path / "tokens" / "stale"):
                 raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
             return list_(path)
 
