@@ -50,7 +50,7 @@ def _has_room(place: Path) -> bool:
     return state.f_bavail * state.f_frsize > _ROOM and not state.f_flag & os.ST_NOEXEC
 
 
-# The tests make 180,000 files: in memory each takes half of the CPU time. With `TMPDIR=/tmp` they are on disk.
+# The tests make 180,000 files: in memory each takes half of the CPU time. `TMPDIR=/tmp`: on disk.
 if "TMPDIR" not in os.environ and _has_room(_MEMORY):
     os.environ["TMPDIR"] = tempfile.tempdir = str(_MEMORY)
 
