@@ -87,14 +87,14 @@ Event = Start | HeldOut | Train | Validation | End
 
 
 # The line of a step as the trainer writes it, parsed faster than as JSON. No other line matches, not even one
-# with a key twice.
-_NUMBER = rb"-?+(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?+(?:[eE][-+]?+[0-9]++)?+"
+# with a key twice. No group is possessive: Python before 3.11.5 matches such groups wrongly.
+_NUMBER = rb"-?+(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?(?:[eE][-+]?+[0-9]++)?"
 _REAL = rb"(" + _NUMBER + rb"|NaN|-?+Infinity)"
 _WHOLE = rb"(0|[1-9][0-9]{0,17}+)"
 _OTHERS = (
     rb'(?:, "(?!(?:kind|time|step|loss|lr|grad_norm|tokens|tokens_per_second)")\w++": (?:'
     + _NUMBER
-    + rb"|NaN|-?+Infinity|null))*+"
+    + rb"|NaN|-?+Infinity|null))*"
 )
 _STEP = re.compile(
     rb'\{"kind": "train", "time": (' + _NUMBER + rb'), "step": ' + _WHOLE + rb', "loss": ' + _REAL

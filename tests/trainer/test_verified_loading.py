@@ -233,6 +233,33 @@ def test_an_index_names_nothing_but_records(module: str, name: str) -> None:
         _IndexUnpickler(io.BytesIO(content + b"\x93.")).load()
 
 
+class AsIn311:
+    """A pickle of an attribute, as Python 3.11.0 to 3.11.3 write a member of an enumeration."""
+
+    def __init__(self, owner: type, name: str) -> None:
+        self._owner, self._name = owner, name
+
+    def __reduce__(self) -> Any:
+        return getattr, (self._owner, self._name)
+
+
+def test_members_of_enumerations_are_read_as_each_python_writes_them() -> None:
+    from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, TensorStorageMetadata
+
+    from trainer.checkpoint.reader import _IndexUnpickler
+
+    member = _MEM_FORMAT_ENCODING.TORCH_PRESERVE_FORMAT
+    for item in (member, AsIn311(_MEM_FORMAT_ENCODING, member.name)):
+        assert _IndexUnpickler(io.BytesIO(pickle.dumps(item))).load() is member
+    for owner, name in [
+        (_MEM_FORMAT_ENCODING, "__class__"),
+        (_MEM_FORMAT_ENCODING, "mro"),
+        (TensorStorageMetadata, "__init__"),
+    ]:
+        with pytest.raises(pickle.UnpicklingError, match="nothing that a checkpoint holds"):
+            _IndexUnpickler(io.BytesIO(pickle.dumps(AsIn311(owner, name)))).load()
+
+
 def test_an_object_in_a_shard_executes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 

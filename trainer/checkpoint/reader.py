@@ -31,6 +31,15 @@ from trainer.logs import LOGGER
 _INDEX, _COMMON = ".metadata", "common.pt"
 # Whose records and enumerations an index is made of.
 _MODULES = tuple(f"torch.distributed.checkpoint.{name}" for name in ("metadata", "planner", "filesystem"))
+
+
+def _member(kind: Any, name: Any) -> enum.Enum:
+    """Return the member of an enumeration that has a name: never any other attribute of anything."""
+    if isinstance(kind, type) and issubclass(kind, enum.Enum) and name in kind.__members__:
+        return kind.__members__[name]
+    raise pickle.UnpicklingError(f"{name!r} of {kind!r} is nothing that a checkpoint holds")
+
+
 _ALLOWED = {
     # A checkpoint's path, which torch keeps if it is saved by an object.
     ("pathlib", "PosixPath"): PurePosixPath,
@@ -38,6 +47,8 @@ _ALLOWED = {
     ("collections", "OrderedDict"): collections.OrderedDict,
     ("torch", "Size"): torch.Size,
     ("torch.serialization", "_get_layout"): torch.serialization._get_layout,
+    # As Python 3.11.0 to 3.11.3 write the members of an enumeration.
+    ("builtins", "getattr"): _member,
 }
 _FORCED = {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "0"}
 _LONGEST = 200

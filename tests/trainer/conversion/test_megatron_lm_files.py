@@ -31,7 +31,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("recorded")
     for name in ("gpt2", "llama"):
         with tarfile.open(RECORDED / f"{name}.tar.xz") as archive:
-            archive.extractall(root / name, filter="data")
+            archive.extraction_filter = getattr(tarfile, "data_filter", None)  # since Python 3.11.4
+            archive.extractall(root / name)
     return root
 
 
