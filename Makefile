@@ -18,7 +18,7 @@ help:
 	@echo '             DEMO_OVERRIDES=training.trainer.max_steps=400 trains it for longer'
 	@echo 'make setup   the virtual environment .venv with `slipway` and what a training needs'
 	@echo 'make test    set up everything that the tests need and run all checks'
-	@echo 'make test-fast  the inner loop, about four minutes on two cores: no Slurm, no training, no lint'
+	@echo 'make test-fast  the inner loop, three minutes on two cores: no Slurm, no training, no lint'
 	@echo 'make test-slurm  the tests on the Slurm of Debian 12, 13 and unstable, in roots of debootstrap (20 GB);'
 	@echo '             SUITES=sid takes one of them; takes hours, and root privileges'
 	@echo 'make nemo-test  NeMo itself trains what we render, on the CPU; its own environment (2 GB)'
