@@ -92,15 +92,15 @@ def nearest_files(path: Path, suffixes: str | tuple[str, ...] = "", most: int = 
     return f"in {path.parent}: {', '.join(listed)}" if listed else f"there is none in {path.parent}"
 
 
-def shown(value: Any) -> str:
+def literal(value: Any) -> str:
     """Return a value as the user would write it, in one line and with secrets masked."""
-    return shortened(_shown(value))
+    return shortened(_literal(value))
 
 
 def setting(key: str, value: Any) -> str:
     """Return ``KEY=VALUE`` of the configuration, with secrets masked."""
     value = hidden(key, value)
-    return f"{one_line(key)}={value if value == MASK else shown(value)}"
+    return f"{escape(key)}={value if value == MASK else literal(value)}"
 
 
 def shortened(text: str) -> str:
@@ -112,23 +112,23 @@ def end_of(text: str) -> str:
     return text if len(text) <= _LONGEST else f"... {text[4 - _LONGEST :]}"
 
 
-def _shown(value: Any) -> str:
+def _literal(value: Any) -> str:
     if value is None:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, (list, tuple)):
-        return f"[{', '.join(_shown(item) for item in value)}]"
+        return f"[{', '.join(_literal(item) for item in value)}]"
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{key}: {_shown_at(str(key), item)}' for key, item in value.items())}}}"
+        return f"{{{', '.join(f'{key}: {_literal_at(str(key), item)}' for key, item in value.items())}}}"
     return repr(without_secrets(value) if isinstance(value, str) else value)
 
 
-def _shown_at(key: str, value: Any) -> str:
-    return MASK if value is not None and is_secret_name(key) else _shown(value)
+def _literal_at(key: str, value: Any) -> str:
+    return MASK if value is not None and is_secret_name(key) else _literal(value)
 
 
-def one_line(text: str) -> str:
+def escape(text: str) -> str:
     """Return text with line breaks and unprintable characters escaped."""
     if text.isprintable():
         return text
@@ -157,7 +157,7 @@ def explain_os_error(error: OSError, path: Path, key: str, *, verb: str = "write
     remedy = _REMEDIES.get(error.errno or 0, "choose another place, {key}=...")
     reason = (error.strerror or str(error)).lower()
     return UserError(
-        f"cannot {verb} {shortened(one_line(str(path)))}: {reason}",
+        f"cannot {verb} {shortened(escape(str(path)))}: {reason}",
         key=key,
         hint=remedy.format(key=key, there=next(filter(os.path.isdir, (path, *path.parents)), path)),
     )
@@ -181,7 +181,7 @@ def explain_refusal(error: OSError) -> UserError | None:
     hint = _REFUSALS.get(error.errno or 0)
     if hint is None:
         return None
-    what = shortened(one_line(str(error.filename))) if error.filename is not None else "the output"
+    what = shortened(escape(str(error.filename))) if error.filename is not None else "the output"
     return UserError(f"{what}: {(error.strerror or str(error)).lower()}", hint=hint)
 
 
@@ -190,16 +190,16 @@ def absolute_path(path: str | Path, key: str | None = None) -> Path:
     try:
         return Path(path).expanduser().absolute()
     except RuntimeError as error:
-        value = f"{key}={shown(str(path))}" if key else one_line(str(path))
+        value = f"{key}={literal(str(path))}" if key else escape(str(path))
         raise UserError(f"{value}: there is no such user's home", key=key) from error
 
 
 def check_directory(option: str, path: Path) -> None:
     """Raise UserError for a directory that does not exist or cannot be read: it must not be skipped."""
     if not stat.S_ISDIR(file_mode(path)):
-        raise UserError(f"{option} {one_line(str(path))}: no such directory")
+        raise UserError(f"{option} {escape(str(path))}: no such directory")
     if not os.access(path, os.R_OK | os.X_OK):
-        raise UserError(f"{option} {one_line(str(path))}: permission denied", hint=_REFUSALS[errno.EACCES])
+        raise UserError(f"{option} {escape(str(path))}: permission denied", hint=_REFUSALS[errno.EACCES])
 
 
 # The errors which mean that there is no file; with any other error there may be one.

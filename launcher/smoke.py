@@ -20,7 +20,7 @@ from launcher.checks.gate import CheckReport, check_drafts, require_passed, show
 from launcher.checks.rules.files import MACHINE
 from launcher.config.overrides import hydra_value
 from launcher.drafting import Draft, Request, draft
-from launcher.errors import DONE, WATCHING_ENDED, WENT_WRONG, UserError, one_line
+from launcher.errors import DONE, WATCHING_ENDED, WENT_WRONG, UserError, escape
 from launcher.estimates import parallelism as keys
 from launcher.estimates.parallelism import is_encoder_decoder, read_parallel_config
 from launcher.estimates.values import Values, full
@@ -28,7 +28,7 @@ from launcher.launching import Launched, launch
 from launcher.monitor.evidence import gather
 from launcher.monitor.follow import follow_and_tell
 from launcher.monitor.verification import RunVerdict, verify
-from launcher.runs.paths import short
+from launcher.runs.paths import display_path
 from launcher.runs.receipts import submitted_jobs
 from launcher.slurm.notations import format_days, format_time_limit, margin_of, parse_time_limit
 from launcher.ui.tables import print_code
@@ -104,7 +104,7 @@ def _has_passed(name: str, launched: Launched, code: int) -> bool:
     if failed or code:
         for check in failed if code == DONE else ():  # after a failed job, the end of its log was printed
             _say(f"{check.name}: failed: {check.evidence}")
-        where = short(launched.paths.run_dir)
+        where = display_path(launched.paths.run_dir)
         _say(f"failed, and {name} was not launched; the files of the smoke test are in {where}")
         return False
     for check in checks:
@@ -122,7 +122,7 @@ def without_smoke(command: Sequence[str]) -> list[str]:
 
 
 def _say(line: str) -> None:
-    print_stderr(f"smoke: {one_line(line)}")
+    print_stderr(f"smoke: {escape(line)}")
 
 
 # --- shrinking a training

@@ -65,7 +65,7 @@ FIRST = (
         _CODE + "state=(PREEMPTED|[^ ]+ reason=[^ ]+ preempted=[0-9][^ ]*) ",
         "another job took its nodes",
     ),
-    # Slurm tells one from the other afterwards: the next life or link asks it.
+    # Slurm tells one from the other afterwards: the next attempt or link asks it.
     Rule(
         "ended_by_user",
         "end",

@@ -167,17 +167,17 @@ class Following:
         before = self._stages.before
         if before is None or not before.needs_success or self._job.link > 1:
             return
-        lives = marks.read_attempts(before.directory, tags=(before.tag,))
-        if any(_is_done(life) for life in lives):
+        attempts = marks.read_attempts(before.directory, tags=(before.tag,))
+        if any(_is_done(attempt) for attempt in attempts):
             return
         end = marks.chain_end(before.directory)
         why = f"{before.run}, which it waited for, is not done"
         if end is not None:
             why += f": {plain(f'{end.by} ended the chain: {end.why}')[:_SAID]}"
-        elif lives and lives[-1].why:
-            why += f": {plain(lives[-1].why)[:_SAID]}"
+        elif attempts and attempts[-1].why:
+            why += f": {plain(attempts[-1].why)[:_SAID]}"
         fields = {"exit_code": 1, "ended": int(time.time()), "verdict": "stop", "why": why}
-        marks.leave(self._job.directory, self._job.life, marks.ENDED, self._job.settings.tag, fields)
+        marks.leave(self._job.directory, self._job.attempt, marks.ENDED, self._job.settings.tag, fields)
         raise Leave(f"leaves without doing anything: {why}", 1)
 
     # --- stages after the chain ---
@@ -338,9 +338,9 @@ class _Count(NamedTuple):
         return json.dumps(dict(fields, new=self.new, problem=self.problem)) + "\n"
 
 
-def _is_done(life: marks.JobAttempt) -> bool:
+def _is_done(attempt: marks.JobAttempt) -> bool:
     """Return True for a link that did all, also if it was killed before it could say so (`Link.end`)."""
-    return life.verdict == "done" or (life.verdict is None and life.exit_code == 0)
+    return attempt.verdict == "done" or (attempt.verdict is None and attempt.exit_code == 0)
 
 
 def _read_count(stage: Repeated) -> _Count:

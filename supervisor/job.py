@@ -14,7 +14,7 @@ class Job(NamedTuple):
     ----------
     id
         ``17``; of an array's task ``17_2``; without Slurm the supervisor's process id.
-    life
+    attempt
         `id` and the number of requeues, ``17.0``: the beginning of the names of its marks.
     claimant
         Id that stands in a claim: of an array's task the array's.
@@ -31,7 +31,7 @@ class Job(NamedTuple):
     """
 
     id: str
-    life: str
+    attempt: str
     claimant: str
     link: int
     by_hand: bool

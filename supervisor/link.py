@@ -48,8 +48,8 @@ class Link:
         self._before: Optional[checkpoints.Progress] = None
         self._is_before_known = False
         self._next_job: Optional[str] = None
-        self._restarts = int(job.life.rpartition(".")[2])
-        # The last life of the link before, and what was found of its end, where it left no word of it.
+        self._restarts = int(job.attempt.rpartition(".")[2])
+        # The last attempt of the link before, and what was found of its end, where it left no word of it.
         self._judged_before: Tuple[Optional[JobAttempt], Dict[str, Any]] = (None, {})
 
     # --- what the supervisor calls ---
@@ -166,56 +166,56 @@ class Link:
         directory, tags = self._job.directory, (self._settings.tag,)
         jobs: Dict[int, Optional[str]] = {1: marks.job_of(directory)}
         jobs.update(marks.later_jobs(directory, tags))
-        lives: Dict[int, JobAttempt] = {}
+        attempts: Dict[int, JobAttempt] = {}
         for attempt in marks.read_attempts(directory, tags=tags):
             # Not one of a script that was submitted by hand; of a job that was requeued the last.
             if attempt.link < self._job.link and jobs.get(attempt.link) in (None, attempt.job_id):
-                lives[attempt.link] = attempt
+                attempts[attempt.link] = attempt
         last = self._job.link - 1
-        marked = max(lives, default=0)
+        marked = max(attempts, default=0)
         began_with: Optional[checkpoints.Progress] = None
         failures = 0
         if marked:
-            failures = lives[marked].failures
-            began_with = checkpoints.from_fields(lives[marked]._asdict())
-        life = lives.get(last)
-        job_id = jobs.get(last) or (life.job_id if life else "")
+            failures = attempts[marked].failures
+            began_with = checkpoints.from_fields(attempts[marked]._asdict())
+        newest = attempts.get(last)
+        job_id = jobs.get(last) or (newest.job_id if newest else "")
         state = self._slurm.state_of(job_id) if job_id and self._settings.scheduler == SLURM else ""
         is_judged_now = False
-        if life and life.verdict:
-            ending = Ending(life.verdict, life.rule or "unknown", life.why or "", ())
+        if newest and newest.verdict:
+            ending = Ending(newest.verdict, newest.rule or "unknown", newest.why or "", ())
         elif job_id:
             is_judged_now = True
-            ending = self._judge_before(job_id, life, state)
+            ending = self._judge_before(job_id, newest, state)
         else:
             ending = Ending()
         got_on = checkpoints.is_newer(self._before, began_with)
         return Before(job_id, ending, is_judged_now, state, failures, last - marked + bool(marked), got_on)
 
-    def _judge_before(self, job_id: str, life: Optional[JobAttempt], state: str) -> Ending:
-        hosts = life.nodes.split(",") if life and life.nodes else []
+    def _judge_before(self, job_id: str, attempt: Optional[JobAttempt], state: str) -> Ending:
+        hosts = attempt.nodes.split(",") if attempt and attempt.nodes else []
         facts = self._facts(
             job_id,
-            life.exit_code if life else None,
+            attempt.exit_code if attempt else None,
             JobRecord(state) if state else None,
-            life and life.signal,
+            attempt and attempt.signal,
         )
-        judged_fields, ending = self._judge(job_id, facts, hosts, int(life.started or 0) if life else 0)
-        self._judged_before = (life, dict(judged_fields, state=state))
+        judged_fields, ending = self._judge(job_id, facts, hosts, int(attempt.started or 0) if attempt else 0)
+        self._judged_before = (attempt, dict(judged_fields, state=state))
         return ending
 
     def _judge_for(self, job_id: str, ending: Ending) -> None:
         """Leave the mark that the link before could not leave."""
-        life, judged_fields = self._judged_before
+        attempt, judged_fields = self._judged_before
         self._job.say(f"the link before, job {job_id}, left no word: {ending.why}")
-        if life is None or life.verdict:
+        if attempt is None or attempt.verdict:
             return
-        fields = dict(judged_fields, link=life.link, judged_by=f"job {self._job.claimant}")
+        fields = dict(judged_fields, link=attempt.link, judged_by=f"job {self._job.claimant}")
         # Killed while it judged itself, it has left the first half of its mark.
-        fields.update(exit_code=life.exit_code, ended=life.ended, signal=life.signal)
+        fields.update(exit_code=attempt.exit_code, ended=attempt.ended, signal=attempt.signal)
         fields.update(_fields_of(ending))
-        is_first = not life.is_over
-        marks.leave(self._job.directory, life.stem, marks.ENDED, self._settings.tag, fields, once=is_first)
+        is_first = not attempt.is_over
+        marks.leave(self._job.directory, attempt.stem, marks.ENDED, self._settings.tag, fields, once=is_first)
 
     # --- how a link ended ---
 
@@ -275,8 +275,8 @@ class Link:
 
     def _leave(self, fields: Dict[str, Any]) -> None:
         job = self._job
-        if not marks.leave(job.directory, job.life, marks.ENDED, self._settings.tag, fields):
-            job.say(f"could not leave the mark {job.marks}/{job.life}.{marks.ENDED}.json")
+        if not marks.leave(job.directory, job.attempt, marks.ENDED, self._settings.tag, fields):
+            job.say(f"could not leave the mark {job.marks}/{job.attempt}.{marks.ENDED}.json")
 
     # --- effects ---
 
@@ -371,7 +371,7 @@ class Link:
             try:
                 from supervisor import nemo_checkpoints
 
-                nemo_checkpoints.tidy(directory, self._job.life, self._job.say)
+                nemo_checkpoints.tidy(directory, self._job.attempt, self._job.say)
             except Exception as error:  # whatever is wrong there, this link can go on
                 self._job.say(f"{directory} could not be tidied: {error!r}", sys.stderr)
 

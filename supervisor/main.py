@@ -113,17 +113,17 @@ def _job(directory: str, tag: str, arguments: Sequence[str]) -> Job:
         content = content._replace(chain=content.chain._replace(links=1))
     elif len(arguments) == 2 and re.match(_LINK, arguments[0]):
         link = int(arguments[0])
-    claimant, task, life = str(os.getpid()), "", "0"
+    claimant, task, attempt = str(os.getpid()), "", "0"
     if content.scheduler != LOCAL and not os.environ.get("SLURM_JOB_ID"):
         raise Unusable("it runs in no job of Slurm's: SLURM_JOB_ID is not set")
     if content.scheduler == SLURM:
         claimant = os.environ.get("SLURM_ARRAY_JOB_ID") or os.environ["SLURM_JOB_ID"]
         task = os.environ.get("SLURM_ARRAY_TASK_ID", "")
-        life = os.environ.get("SLURM_RESTART_COUNT") or "0"  # a requeued job has several
+        attempt = os.environ.get("SLURM_RESTART_COUNT") or "0"  # a requeued job has several
     identity = claimant + ("_" + task if task else "")
     return Job(
         id=identity,
-        life=f"{identity}.{life}",
+        attempt=f"{identity}.{attempt}",
         claimant=claimant,
         link=link,
         by_hand=by_hand,
@@ -183,7 +183,7 @@ def _claim(job: Job) -> None:
         end = marks.chain_end(job.directory)
         why = f": {plain(f'{end.by} ended the chain: {end.why}')[:_SAID]}" if end else ""
         # A job that waits for the success of this one waits for that of the run.
-        done = any(life.verdict == "done" for life in marks.read_attempts(job.directory))
+        done = any(attempt.verdict == "done" for attempt in marks.read_attempts(job.directory))
         raise Leave(_LEAVES.format(path + why), code=0 if done else 1)
 
 
@@ -356,7 +356,7 @@ def _run(
             if is_first:
                 is_first = False
                 gc.enable()
-                marks.sync_mark(job.directory, job.life, marks.STARTED)
+                marks.sync_mark(job.directory, job.attempt, marks.STARTED)
             # What the end needs: the tasks have started, and the archive may be gone when they have ended.
             import supervisor.evidence
             import supervisor.judging  # noqa: F401
@@ -391,8 +391,8 @@ def _slurm_has_the_last_word(job: Job, slurm: "Slurm") -> int:
 
 
 def _leave(job: Job, name: str, fields: Dict[str, Any], sync: bool = True) -> None:
-    if not marks.leave(job.directory, job.life, name, job.settings.tag, fields, sync=sync):
-        job.say(f"could not leave the mark {job.marks}/{job.life}.{name}.json")
+    if not marks.leave(job.directory, job.attempt, name, job.settings.tag, fields, sync=sync):
+        job.say(f"could not leave the mark {job.marks}/{job.attempt}.{name}.json")
 
 
 def _say(message: str, stream: Optional[IO[str]] = None) -> None:

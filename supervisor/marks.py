@@ -1,6 +1,6 @@
 """The marks that a job leaves in its launch directory, for those who cannot ask the scheduler.
 
-``marks/`` holds one pair of files for each life of the job, so that a requeued one writes over nothing::
+``marks/`` holds one pair of files for each attempt of the job, so that a requeued one writes over nothing::
 
     17.0.started.json   {"job_id": "17", "tag": "…", "started": <Unix time>, "nodes": "n1,n2"}
     17.0.ended.json     {"job_id": "17", "tag": "…", "exit_code": 0, "ended": <Unix time>}
@@ -144,36 +144,38 @@ class JobAttempt(NamedTuple):
 def read_attempts(
     launch_dir: AnyPath, job_id: Optional[str] = None, tags: Collection[str] = ()
 ) -> List[JobAttempt]:
-    """Read the lives of a launch's job in the order in which they began.
+    """Read the attempts of a launch's job in the order in which they began.
 
     Parameters
     ----------
     job_id
-        That of the job, of the array or of one task of it; lives of another job are passed over.
+        That of the job, of the array or of one task of it; attempts of another job are passed over.
     tags
-        Those of the launch: a life that tells another tag is of a launch that was here before.
+        Those of the launch: an attempt with another tag is of a launch that was here before.
     """
     contents: Dict[str, Dict[str, Any]] = {}
     for name in names_in(_path(launch_dir)):
         match = re.fullmatch(_LIFE_MARK, name)
         if match:
             contents.setdefault(match[1], {}).update(_read(_path(launch_dir, name)))
-    lives = [_life(stem, content) for stem, content in contents.items()]
+    attempts = [_attempt(stem, content) for stem, content in contents.items()]
     return _in_order(
-        life
-        for life in lives
-        if life and job_id in (None, life.job_id, life.job_id.partition("_")[0]) and life.is_of(tags)
+        attempt
+        for attempt in attempts
+        if attempt
+        and job_id in (None, attempt.job_id, attempt.job_id.partition("_")[0])
+        and attempt.is_of(tags)
     )
 
 
-def _in_order(lives: Iterable[JobAttempt]) -> List[JobAttempt]:
+def _in_order(attempts: Iterable[JobAttempt]) -> List[JobAttempt]:
     """Sort by when they began; but a job's own by their numbers, because the clocks of hosts differ."""
-    numbered = sorted(lives, key=lambda life: life.number)
+    numbered = sorted(attempts, key=lambda attempt: attempt.number)
     newest: Dict[str, float] = {}
     begun: Dict[JobAttempt, float] = {}
-    for life in numbered:
-        moment = life.started or life.ended or 0.0
-        begun[life] = newest[life.job_id] = max(moment, newest.get(life.job_id, 0.0))
+    for attempt in numbered:
+        moment = attempt.started or attempt.ended or 0.0
+        begun[attempt] = newest[attempt.job_id] = max(moment, newest.get(attempt.job_id, 0.0))
     return sorted(numbered, key=begun.__getitem__)
 
 
@@ -191,7 +193,7 @@ def make_directory(launch_dir: AnyPath) -> None:
 
 def leave(
     launch_dir: AnyPath,
-    life: str,
+    attempt: str,
     name: str,
     tag: str,
     fields: Mapping[str, Any],
@@ -199,11 +201,11 @@ def leave(
     once: bool = False,
     sync: bool = True,
 ) -> bool:
-    """Leave a mark of one life of a job; return False where that is not possible, as on a full disk.
+    """Leave a mark of one attempt of a job; return False where that is not possible, as on a full disk.
 
     Parameters
     ----------
-    life
+    attempt
         The job's id and the number of its requeues, ``17.0`` or ``17_2.0``: `JobAttempt.stem`.
     name
         `STARTED` or `ENDED`.
@@ -216,9 +218,9 @@ def leave(
     sync
         Wait until it is durable; otherwise `sync_mark` does later.
     """
-    content = {"job_id": life.rpartition(".")[0].partition("_")[0], "tag": tag}
+    content = {"job_id": attempt.rpartition(".")[0].partition("_")[0], "tag": tag}
     content.update((key, value) for key, value in fields.items() if value is not None and value != "")
-    path, text = _path(launch_dir, f"{life}.{name}.json"), json.dumps(content) + "\n"
+    path, text = _path(launch_dir, f"{attempt}.{name}.json"), json.dumps(content) + "\n"
     try:
         if once:
             return write_once(path, text)
@@ -228,10 +230,10 @@ def leave(
     return True
 
 
-def sync_mark(launch_dir: AnyPath, life: str, name: str) -> None:
+def sync_mark(launch_dir: AnyPath, attempt: str, name: str) -> None:
     """Make a mark durable that was left without `sync`, as far as that is possible."""
     with contextlib.suppress(OSError):
-        sync_file(_path(launch_dir, f"{life}.{name}.json"))
+        sync_file(_path(launch_dir, f"{attempt}.{name}.json"))
 
 
 def note_cancelled(launch_dir: AnyPath, job_id: str, user: str) -> None:
@@ -315,9 +317,9 @@ def later_jobs(launch_dir: AnyPath, tags: Collection[str] = ()) -> Dict[int, str
     marked = {name.partition(".")[0] for name in names if re.fullmatch(_LIFE_MARK, name)}
     unclaimed = marked - {job_of(launch_dir), *jobs.values()}
     if unclaimed:
-        for life in read_attempts(launch_dir, tags=tags):
-            if life.job_id in unclaimed and life.link > 1:  # a script that was submitted by hand says 1
-                jobs.setdefault(life.link, life.job_id)
+        for attempt in read_attempts(launch_dir, tags=tags):
+            if attempt.job_id in unclaimed and attempt.link > 1:  # a script that was submitted by hand says 1
+                jobs.setdefault(attempt.link, attempt.job_id)
     return dict(sorted(jobs.items()))
 
 
@@ -388,7 +390,7 @@ def _read(path: AnyPath) -> Mapping[str, Any]:
         return {}
 
 
-def _life(stem: str, content: Mapping[str, Any]) -> Optional[JobAttempt]:
+def _attempt(stem: str, content: Mapping[str, Any]) -> Optional[JobAttempt]:
     job_id, _, number = stem.rpartition(".")
     if not (is_job_id(job_id) and re.fullmatch(_COUNT, number) and content):
         return None

@@ -16,23 +16,23 @@ from supervisor.files import names_in
 Say = Callable[..., None]
 
 
-def tidy(directory: str, life: str, say: Say) -> None:
+def tidy(directory: str, attempt: str, say: Say) -> None:
     """Set aside what would keep NeMo from continuing; what cannot be moved is said and stays.
 
     Parameters
     ----------
-    life
-        The life of the job, after which the directory for what is set aside is named.
+    attempt
+        The attempt of the job, which names the directory for what is set aside.
     say
         Called with each message, and with ``stream`` where it is of something that went wrong.
     """
-    _Tidying(directory.rstrip("/"), life, say).run()
+    _Tidying(directory.rstrip("/"), attempt, say).run()
 
 
 class _Tidying:
-    def __init__(self, directory: str, life: str, say: Say) -> None:
+    def __init__(self, directory: str, attempt: str, say: Say) -> None:
         self._directory, self._say = directory, say
-        self._aside = os.path.join(directory + "-set-aside", life)
+        self._aside = os.path.join(directory + "-set-aside", attempt)
 
     def run(self) -> None:
         for name in names_in(self._directory):
@@ -88,7 +88,7 @@ class _Tidying:
         import shutil
 
         to = self._aside + path[len(self._directory) :]
-        while os.path.lexists(to):  # the life of a job tidies twice
+        while os.path.lexists(to):  # one attempt tidies twice
             to += ".again"
         try:
             os.makedirs(os.path.dirname(to), exist_ok=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
 from launcher.checks.facts import Facts
-from launcher.errors import one_line, shown
+from launcher.errors import escape, literal
 from launcher.estimates.values import Values, full
 from launcher.plan import Plan
 
@@ -43,7 +43,7 @@ class Finding:
 
 def error(key: str, value: Any, text: str, fix: str | None = None, also: Sequence[str] = ()) -> Finding:
     """Return an error whose message reads ``KEY=VALUE: what is wrong``."""
-    message = one_line(f"{full(key)}={shown(value)}: {text}")
+    message = escape(f"{full(key)}={literal(value)}: {text}")
     return Finding(Severity.ERROR, full(key), message, fix, tuple(map(full, also)))
 
 

@@ -35,7 +35,7 @@ def _fits(values: Values, nodes: int) -> bool:
 
 def _sizes(values: Values, shape: ParallelConfig, nodes: int) -> str | None:
     """Suggest other values of the size that does not divide the world, the others unchanged."""
-    key, _ = rules.blamed(shape, nodes)
+    key, _ = rules.offending_key(shape, nodes)
     if key == keys.CONTEXT:
         return _contexts(values, shape, nodes)
     if key == keys.TENSOR:

@@ -22,9 +22,9 @@ from launcher.errors import (
     WATCHING_ENDED,
     UserError,
     did_you_mean,
+    escape,
     explain_refusal,
     nearest,
-    one_line,
 )
 from launcher.runs.receipts import acts, forget_jobs, submitted_jobs
 from launcher.secrecy import MASK, printable, recorded, redacted, secrets_of
@@ -139,7 +139,7 @@ def _print_done() -> bool:
     if jobs:
         print_message(f"submitted before the failure: {_jobs(list(jobs))}")
         for directory in list(dict.fromkeys(jobs.values()))[:_NAMED]:
-            print(f"  on record in {one_line(str(directory))}", file=sys.stderr)
+            print(f"  on record in {escape(str(directory))}", file=sys.stderr)
         print(f"  show the state: slipway status {shlex.join(list(jobs)[:_NAMED])}", file=sys.stderr)
     done = [action.format(_jobs(job_ids)) for action, job_ids in acts.items()]
     if done:
@@ -228,7 +228,7 @@ class _MaskedStream(ChangedStream):
     def __init__(self, stream: TextIO, words: Iterable[str]) -> None:
         super().__init__(stream, self._mask)
         secrets = {secret for word in words for secret in secrets_of(word)}
-        self._typed = sorted(secrets | set(map(one_line, secrets)), key=len, reverse=True)
+        self._typed = sorted(secrets | set(map(escape, secrets)), key=len, reverse=True)
 
     def _mask(self, text: str) -> str:
         for secret in self._typed:
@@ -263,7 +263,7 @@ def _drop_output() -> None:
 def _print_error(error: UserError) -> int:
     for mistake in error.mistakes:
         # A scheduler's message and another user's file may have control sequences.
-        print_message("\n".join(map(one_line, str(mistake).split("\n"))))
+        print_message("\n".join(map(escape, str(mistake).split("\n"))))
     return error.exit_code
 
 
@@ -279,7 +279,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
         words = [*words[1:2], "--help"]
     verb = words[0]
     if not verb.startswith("-") and verb not in _VERBS:
-        message = f"{one_line(redacted(verb))}: there is no such verb"
+        message = f"{escape(redacted(verb))}: there is no such verb"
         if "=" in verb:
             raise UserError(message, hint=f"to launch: slipway launch {shlex.join(map(redacted, words))}")
         raise UserError(message, hint=did_you_mean(verb, _VERBS))

@@ -19,10 +19,10 @@ from launcher.cli.options import Verbs, add_option, add_overrides, add_verb
 from launcher.cli.requests import add_launch_options
 from launcher.cli.runs import add_base_results_dir, find_one
 from launcher.config.overrides import hydra_value
-from launcher.errors import UserError, one_line
+from launcher.errors import UserError, escape
 from launcher.monitor.evidence import expected_outputs
 from launcher.runs.manifest import read_yaml
-from launcher.runs.paths import LAUNCHES, short
+from launcher.runs.paths import LAUNCHES, display_path
 from launcher.runs.trained import TrainingLaunch, newest_training
 from launcher.secrecy import MASK
 
@@ -136,7 +136,7 @@ def _lines_after_conversion(launched: Launched) -> Iterator[str]:
     if not records:
         return
     output = max(records, key=lambda path: path.stat().st_mtime).parent
-    where, written = short(output), config["conversion"]["to"]
+    where, written = display_path(output), config["conversion"]["to"]
     yield f"\n{where}"
     if written == "slipway":
         yield f"  slipway launch training=... training.restore_from_path={shlex.quote(str(output))}"
@@ -172,7 +172,7 @@ def run_evaluate(args: argparse.Namespace) -> int:
     _, checkpoints, overrides = _named_checkpoints(args)
     words = _stage_overrides("evaluation", checkpoints, [*options, *overrides], args.on_cluster)
     training = checkpoints.training
-    line = f"\nslipway history {short(training.paths.run_dir)}" if training is not None else None
+    line = f"\nslipway history {display_path(training.paths.run_dir)}" if training is not None else None
     return launch_and_follow(args, words, lambda _: filter(None, [line]))
 
 
@@ -198,7 +198,7 @@ def _named_checkpoints(args: argparse.Namespace) -> tuple[str, NamedCheckpoints,
     if not sources:
         raise UserError("no source", hint="name a run, a run's step (RUN@20), or a directory")
     if len(sources) > 1:
-        message = f"{', '.join(map(one_line, sources))}: one source at a time"
+        message = f"{', '.join(map(escape, sources))}: one source at a time"
         raise UserError(message, hint="an override has the form KEY=VALUE")
     (word,) = sources
     match = None if Path(word).exists() else _AT_STEPS.fullmatch(word)
@@ -209,7 +209,7 @@ def _named_checkpoints(args: argparse.Namespace) -> tuple[str, NamedCheckpoints,
         return word, NamedCheckpoints(path, steps, newest_training(path)), overrides
     training = newest_training(find_one(name, args.base_results_dir).run_dir)
     if training is None:
-        message = f"{one_line(name)}: no launch of this run is a training's"
+        message = f"{escape(name)}: no launch of this run is a training's"
         raise UserError(message, hint="the run of the training, or a directory of checkpoints")
     return word, NamedCheckpoints(training.checkpoints, steps, training), overrides
 

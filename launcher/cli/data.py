@@ -21,7 +21,7 @@ from launcher.cli.requests import add_launch_options
 from launcher.cli.runs import add_run, selected_run
 from launcher.config.overrides import hydra_value
 from launcher.drafting import StoredRequest, draft
-from launcher.errors import DONE, WENT_WRONG, UserError, file_mode, one_line
+from launcher.errors import DONE, WENT_WRONG, UserError, escape, file_mode
 from launcher.jobs.launches import open_launches
 from launcher.monitor.readers import Segment, segment_with, segments
 from launcher.ui.tables import print_lines, print_listing, print_styled
@@ -267,7 +267,7 @@ def _print(answer: dict[str, Any], *, with_text: bool) -> None:
     rows = []
     for sample, piece in pieces if sets else ():
         number, tokens = sample["sample"] - first, f"{piece['first']}-{piece['end'] - 1}"
-        document, source = str(piece["document"]), one_line(str(piece.get("source", "-")))
+        document, source = str(piece["document"]), escape(str(piece.get("source", "-")))
         if with_text:
             place = f", {piece['source']}:{piece['offset']}" if "source" in piece else ""
             title = f"sample {number}, {sample['data_set']} document {document}, tokens {tokens}{place}"

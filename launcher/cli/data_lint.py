@@ -17,7 +17,7 @@ from typing import Any
 
 from arithmetic.indexed import manifest_path
 from launcher.cli.options import Verbs, add_option, add_verb
-from launcher.errors import DONE, MISTAKE, WENT_WRONG, UserError, nearest_files, one_line
+from launcher.errors import DONE, MISTAKE, WENT_WRONG, UserError, escape, nearest_files
 from launcher.images.progress import ImageProgress, show_progress
 from launcher.ui.plotting import draw, read_counts, write_png
 from launcher.ui.tables import print_lines, print_listing, print_pairs, print_styled
@@ -107,7 +107,7 @@ def _reports(lines: Iterator[str], progress: ImageProgress) -> Iterator[dict[str
             continue
         if content["progress"] != path:
             path = content["progress"]
-            progress.step(f"reading {one_line(path)}", content["total"])
+            progress.step(f"reading {escape(path)}", content["total"])
         if content["total"]:
             progress.advance(content["done"])
     progress.done()
@@ -117,8 +117,8 @@ def _print_reports(reports: list[dict[str, Any]]) -> None:
     rows = []
     for report in reports:
         counts = ("-" if report[name] is None else f"{report[name]:,}" for name in ("documents", "tokens"))
-        cells = (one_line(report["path"]), report["kind"], *counts)
-        rows += [(*cells, one_line(result)) for result in _results(report)]
+        cells = (escape(report["path"]), report["kind"], *counts)
+        rows += [(*cells, escape(result)) for result in _results(report)]
     print_listing(("FILE", "FORMAT", "DOCUMENTS", "TOKENS", "RESULT"), rows)
     wrong = sum(bool(report["problems"]) for report in reports)
     notes = dict.fromkeys(note for report in reports for note in report["notes"])

@@ -11,7 +11,7 @@ from launcher.cli.options import Verbs, add_option
 from launcher.cli.requests import add_examining_verb, request_of
 from launcher.doctor.report import Line, Status, lacking
 from launcher.drafting import drafts
-from launcher.errors import DONE, NOT_KNOWN, WENT_WRONG, UserError, one_line
+from launcher.errors import DONE, NOT_KNOWN, WENT_WRONG, UserError, escape
 from launcher.estimates.values import count
 from launcher.ui.tables import Cell, align, print_grid
 from launcher.ui.terminal import open_console, print_json
@@ -150,6 +150,6 @@ def _cells(line: Line, has_nodes: bool) -> tuple[list[str], str, str | None]:
         where = f"{', '.join(line.where[: _SHOWN_NODES - 1])}, ... ({len(line.where)})"
     mark = "!" if line.needed and line.status in ("missing", "unknown") else ""
     room = "" if line.free is None else f"; {line.free / 2**30:,.1f} GiB free"
-    fix = "\n".join(map(one_line, line.fix.split("\n"))) if line.fix and line.status != "ok" else None
+    fix = "\n".join(map(escape, line.fix.split("\n"))) if line.fix and line.status != "ok" else None
     cells = [line.what, *([where] if has_nodes else []), f"{line.status}{mark}"]
-    return cells, f"{one_line(line.text)}{room}", fix
+    return cells, f"{escape(line.text)}{room}", fix

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from launcher.checks.rules.files import bytes_text
 from launcher.checks.rules.runs import days_text
-from launcher.errors import UserError, shown
+from launcher.errors import UserError, literal
 from launcher.estimates.cost import Cost, MemoryEstimate, TrainingAmount
 from launcher.estimates.memory import StageMemory
 from launcher.plan import Plan
@@ -226,7 +226,7 @@ _MOST_LABELLED = 24
 def require_suffix(path: Path) -> None:
     """Raise UserError for a file name without the suffix of a supported picture format."""
     if path.suffix.lower() not in _SUFFIXES:
-        message = f"--plot {shown(str(path))}: unknown picture format"
+        message = f"--plot {literal(str(path))}: unknown picture format"
         raise UserError(message, hint=f"choose a name that ends with {', '.join(_SUFFIXES)}")
 
 

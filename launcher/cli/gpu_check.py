@@ -20,7 +20,7 @@ from launcher.config.stored import config_text
 from launcher.doctor.examination import environment_here
 from launcher.doctor.nodes import srun_command
 from launcher.drafting import Draft, draft
-from launcher.errors import DONE, WENT_WRONG, UserError, one_line
+from launcher.errors import DONE, WENT_WRONG, UserError, escape
 from launcher.estimates.cost import overview
 from launcher.images.tools import ending_cleanly
 from launcher.plan import Plan
@@ -101,9 +101,9 @@ def table(report: GpuReport) -> Iterator[str]:
     """Yield the table's lines: a check, its state, and below a failed one its remedy."""
     width = max((len(row.check) for row in report.rows), default=0)
     for row in report.rows:
-        yield f"{row.check:{width}}  {row.state:7}  {one_line(beside_estimate(row, report.estimate))}"
+        yield f"{row.check:{width}}  {row.state:7}  {escape(beside_estimate(row, report.estimate))}"
         if row.state == "failed" and row.fix:
-            yield f"{'':{width}}  {'':7}  -> {one_line(row.fix)}"
+            yield f"{'':{width}}  {'':7}  -> {escape(row.fix)}"
     counts = {state: sum(row.state == state for row in report.rows) for state in STATES}
     yield f"{', '.join(f'{count} {state}' for state, count in counts.items())}; {_verdict(report)}"
     yield f"all that they wrote: {report.directory}"

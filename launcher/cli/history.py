@@ -11,7 +11,7 @@ from pathlib import Path
 
 from launcher.cli.options import Verbs, add_option, add_verb
 from launcher.cli.runs import RUN_HELP, add_base_results_dir, add_run, find_one, selected_run
-from launcher.errors import DONE, NOT_KNOWN, one_line
+from launcher.errors import DONE, NOT_KNOWN, escape
 from launcher.jobs.launches import open_launch
 from launcher.monitor.evaluations import evaluation_table, read_evaluations
 from launcher.monitor.history import AttemptRow, Diagnosis, LaunchRow, history
@@ -103,7 +103,7 @@ def run_history(args: argparse.Namespace) -> int:
             columns, cells = evaluation_table(evaluations)
             print_listing(columns, cells, numbers=len(columns) - 1)
     else:
-        print_stderr(f"the run in {one_line(str(run_dir))} has no launch yet")
+        print_stderr(f"the run in {escape(str(run_dir))} has no launch yet")
     return NOT_KNOWN if any(row.status.state is State.UNKNOWN for row in rows) else DONE
 
 
@@ -113,9 +113,9 @@ def _lines(rows: Sequence[LaunchRow]) -> Iterator[Line]:
     lines: list[tuple[Sequence[str], str, list[str]]] = []
     for row in rows:
         lines.append((_cells(row), tables.colour(row.status.state), []))
-        for life in row.lives:
-            state = State.__members__.get(life.state, State.PENDING)
-            lines.append((_life_cells(life), tables.colour(state), _attempt_notes(life)))
+        for attempt in row.attempts:
+            state = State.__members__.get(attempt.state, State.PENDING)
+            lines.append((_attempt_cells(attempt), tables.colour(state), _attempt_notes(attempt)))
         lines[-1][2].extend(_launch_notes(row))
     room = shutil.get_terminal_size().columns if sys.stdout.isatty() else math.inf
     columns = tables.fitting_columns(_COLUMNS, [cells for cells, _, _ in lines], _DROPPED_FIRST, room)
@@ -127,7 +127,7 @@ def _lines(rows: Sequence[LaunchRow]) -> Iterator[Line]:
         state_end = state_at + len(cells[_STATE])
         yield (text[:state_at], ""), (text[state_at:state_end], style), (text[state_end:], "")
         for note in notes:
-            yield ((f"        {one_line(note)}", "dim"),)
+            yield ((f"        {escape(note)}", "dim"),)
 
 
 def _cells(row: LaunchRow) -> list[str]:
@@ -146,36 +146,36 @@ def _cells(row: LaunchRow) -> list[str]:
         tables.loss(row.steps.loss),
         row.commit,
     ]
-    return [one_line(tables.text(value)) for value in values]
+    return [escape(tables.text(value)) for value in values]
 
 
-def _life_cells(row: AttemptRow) -> list[str]:
-    life = row.life
-    name = life.job_id if life.number == 0 else f"{life.job_id}, attempt {life.number + 1}"
+def _attempt_cells(row: AttemptRow) -> list[str]:
+    attempt = row.attempt
+    name = attempt.job_id if attempt.number == 0 else f"{attempt.job_id}, attempt {attempt.number + 1}"
     link = "" if row.link is None else f"link {row.link}"
     values = [
-        link, name, row.state, "", "", moment(life.started), tables.duration(row.elapsed), life.nodes,
+        link, name, row.state, "", "", moment(attempt.started), tables.duration(row.elapsed), attempt.nodes,
         row.steps, tables.loss(row.steps.loss), "",
     ]  # fmt: skip
-    return [one_line(str(value)) if value == "" else one_line(tables.text(value)) for value in values]
+    return [escape(str(value)) if value == "" else escape(tables.text(value)) for value in values]
 
 
 def _attempt_notes(row: AttemptRow) -> list[str]:
     """Return the reason for the end of an attempt and, of a link, the nodes that it excluded."""
-    excluded = [f"excluded nodes: {row.life.avoids}"] if row.life.avoids else []
+    excluded = [f"excluded nodes: {row.attempt.avoids}"] if row.attempt.avoids else []
     damaged = [checkpoint.line() for checkpoint in row.damaged]
     return [*excluded, *damaged, *_reasons(row.state, row.reason, row.reading)]
 
 
 def _launch_notes(row: LaunchRow) -> list[str]:
-    reason, last = row.status.reason, row.lives[-1] if row.lives else None
+    reason, last = row.status.reason, row.attempts[-1] if row.attempts else None
     if last is not None and last.link is None and reason == last.reason:
         reason = None  # it is printed with the attempt
     if reason and last is not None and last.link is not None:
         reason = reason.removeprefix(last.reason or "").removeprefix("; ")  # it is printed with the link
         if last.reading is not None and reason == last.reading.why:
             reason = None
-    printed = {checkpoint for life in row.lives for checkpoint in life.damaged}
+    printed = {checkpoint for attempt in row.attempts for checkpoint in attempt.damaged}
     damaged = [checkpoint.line() for checkpoint in row.damaged if checkpoint not in printed]
     differs = row.differs.lines() if row.differs else []
     return [*damaged, *_reasons(row.status.state.value, reason, row.reading), *differs, *row.changes.lines()]

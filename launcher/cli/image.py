@@ -12,7 +12,7 @@ from typing import Any
 from launcher.cli import image_make, image_store
 from launcher.cli import image_options as shared
 from launcher.cli.options import Verbs, add_option, add_overrides, add_verb
-from launcher.errors import Mistakes, UserError, one_line
+from launcher.errors import Mistakes, UserError, escape
 from launcher.images.inspecting import InspectedImage, inspect, installed_versions, printable_env, verify
 from launcher.images.progress import format_size, show_progress
 from launcher.images.squashfs import read_superblock
@@ -127,7 +127,7 @@ def _list(args: argparse.Namespace) -> int:
         head = ("IMAGE", "SIZE", "COMPRESSION", "FROM", "CREATED")
         print_listing(head, [_cells(entry) for entry in entries], numbers=1)
     if not entries:
-        print_stderr(f"there is no image in {one_line(str(store))} yet")
+        print_stderr(f"there is no image in {escape(str(store))} yet")
     return 0
 
 
@@ -137,7 +137,7 @@ def _cells(entry: Stored) -> tuple[str, ...]:
     if record is not None:
         origin = f"{record.recipe.name}:{record.recipe.flavor}" if record.recipe else record.source
     created = created[:16].replace("T", " ")
-    return tuple(map(one_line, (entry.path.name, format_size(entry.size), compression, origin, created)))
+    return tuple(map(escape, (entry.path.name, format_size(entry.size), compression, origin, created)))
 
 
 def _compression_and_time(entry: Stored) -> tuple[str, str]:
@@ -190,7 +190,7 @@ def _inspect(args: argparse.Namespace) -> int:
         for engine, fit in deep.get("engines", {}).items():
             rows.append((f"engine={engine}", f"{words[fit['fits']]}: {fit['why']}"))
         width = max(len(name) for name, _ in rows)
-        print_styled(((f"{name:{width}}  ", "bold"), (one_line(value or "-"), "")) for name, value in rows)
+        print_styled(((f"{name:{width}}  ", "bold"), (escape(value or "-"), "")) for name, value in rows)
     for note in image.notes:
         print_message(note)
     return 0
@@ -256,7 +256,7 @@ def _verify(args: argparse.Namespace) -> int:
     else:
         for image in images:
             result = ("whole", "green") if image.is_whole else ("not whole", "bold red")
-            print_styled([((f"{one_line(str(image.path))}: ", ""), result)])
+            print_styled([((f"{escape(str(image.path))}: ", ""), result)])
             for words in (*image.checked, *(f"not checked: {note}" for note in image.notes)):
                 print(f"  {words}")
     problems = [image.problem for image in images if image.problem is not None]

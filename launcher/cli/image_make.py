@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from launcher.cli import image_options as shared
 from launcher.cli.options import Verbs, add_option, add_overrides, add_tree_options, add_verb
 from launcher.config.overrides import recipe_and_flavor
-from launcher.errors import UserError, absolute_path, one_line
+from launcher.errors import UserError, absolute_path, escape
 from launcher.images.backends import BACKENDS
 from launcher.images.importing import Imported, ImportOptions, import_image, reuse
 from launcher.images.progress import format_size, show_progress
@@ -249,7 +249,7 @@ def _print_imported(imported: Imported, as_json: bool) -> None:
         }
         print_json(values)
         return
-    path = one_line(str(imported.path))
+    path = escape(str(imported.path))
     was_there = "there already: " if imported.reused else ""
     print(f"{was_there}{path} ({format_size(size)}{f', {record.compression}' if record else ''})")
     print(f"use it: container={path}")
@@ -282,7 +282,7 @@ def _submit(args: argparse.Namespace, words: Sequence[str], target: Path, overri
     launched = launch(job, request)
     print_outcomes([launched], as_json=args.json)
     if not args.json:
-        print(f"  then       container={one_line(str(target))}")
+        print(f"  then       container={escape(str(target))}")
     return 0
 
 

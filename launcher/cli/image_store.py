@@ -15,7 +15,7 @@ from launcher.cli import image_options as shared
 from launcher.cli.options import Verbs, add_option, add_overrides, add_verb
 from launcher.cli.runs import add_base_results_dir
 from launcher.config.overrides import recipe_and_flavor
-from launcher.errors import Mistakes, UserError, absolute_path, explain_refusal, one_line
+from launcher.errors import Mistakes, UserError, absolute_path, escape, explain_refusal
 from launcher.images import registry
 from launcher.images.progress import format_size, show_progress
 from launcher.images.references import Reference
@@ -95,7 +95,7 @@ def _prune(args: argparse.Namespace) -> int:
             # A launch may have been given one of them meanwhile.
             free = {decision.entry.path for decision in decide_now() if decision.remove}
             needed = [decision.entry.path for decision in removals if decision.entry.path not in free]
-            failed = {path: f"{one_line(str(path))}: needed just now; it stays" for path in needed}
+            failed = {path: f"{escape(str(path))}: needed just now; it stays" for path in needed}
             removals = [decision for decision in removals if decision.entry.path in free]
         failed |= _remove(removals)
         for message in failed.values():
@@ -117,10 +117,10 @@ def _prune_named(args: argparse.Namespace) -> int:
     removals = [container for container in containers if container.state == "idle"]
     if not args.json and containers:
         words = {"idle": "remove"}
-        rows = [(item.node, one_line(item.name), words.get(item.state, item.state)) for item in containers]
+        rows = [(item.node, escape(item.name), words.get(item.state, item.state)) for item in containers]
         print_listing(("NODE", "CONTAINER", ""), rows)
     elif not args.json:
-        print_stderr(f"no launch of yours left a container named {one_line(args.named)}")
+        print_stderr(f"no launch of yours left a container named {escape(args.named)}")
     if removals and not args.dry_run:
         _ask(args, len(removals))
         removed, silent = pruning.remove_containers(cluster, removals)
@@ -141,11 +141,11 @@ def _prune_named(args: argparse.Namespace) -> int:
 
 def _print_decisions(decisions: Sequence[PruneDecision], directory: Path) -> None:
     if not decisions:
-        print_stderr(f"there is no image in {one_line(str(directory))}")
+        print_stderr(f"there is no image in {escape(str(directory))}")
         return
     rows = []
     for decision in decisions:
-        name, size = one_line(decision.entry.path.name), format_size(decision.entry.size)
+        name, size = escape(decision.entry.path.name), format_size(decision.entry.size)
         rows.append((name, size, "remove" if decision.remove else "stays", decision.why))
     print_listing(("IMAGE", "SIZE", "", "WHY"), rows, numbers=1)
     sizes = [decision.entry.size for decision in decisions if decision.remove]
@@ -280,7 +280,7 @@ def _record(store: Path, file_name: str, source: Reference, pushed: Sequence[reg
         try:
             replace(record, pushed=digest).write(image)
         except OSError as error:
-            place = one_line(str(image))
+            place = escape(str(image))
             print_message(f"warning: {place}: its record does not get the digest: {error.strerror}")
 
 
@@ -300,7 +300,7 @@ def _print_pushed(pushed: Sequence[registry.Pushed], as_json: bool) -> int:
     for push in pushed:
         if not as_json and push.error is None:
             has = "has it already" if push.was_there else "has it now"
-            print(f"{one_line(str(push.target))} {has}: {push.digest}")
+            print(f"{escape(str(push.target))} {has}: {push.digest}")
     if len(errors) == len(pushed):
         raise Mistakes(errors)
     for error in errors:

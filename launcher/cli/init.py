@@ -10,7 +10,7 @@ from pathlib import Path
 
 from launcher.cli.options import Verbs, add_verb
 from launcher.errors import UserError
-from launcher.runs.paths import short
+from launcher.runs.paths import display_path
 
 STARTER = Path(__file__).parents[1] / "starter"
 
@@ -49,17 +49,17 @@ def run(args: argparse.Namespace) -> int:
     directory = args.directory.expanduser().absolute()
     write_starter(directory)
     width = max(map(len, FILES))
-    print(f"Written into {short(directory)}:")
+    print(f"Written into {display_path(directory)}:")
     for name, purpose in FILES.items():
         print(f"  {name:<{width}}  {purpose}")
-    # As one types a path, also as a command.
-    typed = [path if "/" in path else f"./{path}" for path in (short(directory / name) for name in FILES)]
+    paths = [display_path(directory / name) for name in FILES]
+    typed = [path if "/" in path else f"./{path}" for path in paths]  # as a command needs it
     first, launch = shlex.quote(typed[0]), shlex.quote(typed[-1])
     print(f"Edit {first} first. Then:")
     print(f"  {launch} --dry-run    look at the script")
     print(f"  {launch}              submit it")
     ours = ((STARTER.parent / name).resolve() for name in ("conf", "templates"))
-    print(f"They build on Slipway's own: {', '.join(map(short, ours))}")
+    print(f"They build on Slipway's own: {', '.join(map(display_path, ours))}")
     return 0
 
 
@@ -67,7 +67,7 @@ def write_starter(directory: Path) -> None:
     """Write the starter tree, all of it or nothing; raise UserError if a file exists or cannot be written."""
     existing = [name for name in FILES if os.path.lexists(directory / name)]
     if existing:
-        message = f"nothing was written, because {short(directory)} already has: {', '.join(existing)}"
+        message = f"nothing was written, because {display_path(directory)} already has: {', '.join(existing)}"
         raise UserError(message, hint="choose another directory: slipway init DIR")
     created: list[Path] = []
     try:

@@ -17,7 +17,7 @@ from launcher.cli.requests import add_launch_options, is_workspace, print_drafts
 from launcher.drafting import Draft, Request, drafts
 from launcher.errors import UserError
 from launcher.runs.manifest import Manifest
-from launcher.runs.paths import LaunchPaths, short
+from launcher.runs.paths import LaunchPaths, display_path
 from launcher.stages.workspace import STAGE as WORKSPACE
 from launcher.ui.terminal import print_message
 
@@ -153,7 +153,7 @@ def _launch(args: argparse.Namespace, reports: Sequence[CheckReport], request: R
     try:
         launched = launch_stages(drafted, request, reports=reports)
     except KeyboardInterrupt:
-        runs = shlex.join(short(draft.plan.paths.run_dir) for draft in drafted)
+        runs = shlex.join(display_path(draft.plan.paths.run_dir) for draft in drafted)
         print_message(f"interrupted; whether there is a job: slipway status {runs}")
         raise
     for warning in dict.fromkeys(warning for launch in launched for warning in launch.warnings):
@@ -201,9 +201,9 @@ def _print_submitted(paths: LaunchPaths, manifest: Manifest) -> None:
     if manifest.after is not None:
         layout += f", waits for {manifest.after}"
     print(f"Submitted {place}: job {manifest.job_id}, run {paths.run_name}, launch {paths.number}, {layout}")
-    print(f"  directory  {short(paths.run_dir)}")
-    print(f"  log        {short(log)}")
-    print(f"  follow it  slipway follow {shlex.quote(short(paths.run_dir))}", flush=True)
+    print(f"  directory  {display_path(paths.run_dir)}")
+    print(f"  log        {display_path(log)}")
+    print(f"  follow it  slipway follow {shlex.quote(display_path(paths.run_dir))}", flush=True)
 
 
 # --- --build and --smoke

@@ -9,10 +9,10 @@ from typing import Any
 
 from launcher.cli.options import Verbs, add_config_dir, add_option, add_verb
 from launcher.cli.runs import add_base_results_dir
-from launcher.errors import UserError, one_line
+from launcher.errors import UserError, escape
 from launcher.jobs.locator import RunLocator
 from launcher.runs.index import Entry
-from launcher.runs.paths import short
+from launcher.runs.paths import display_path
 from launcher.ui.tables import UNKNOWN, count, moment, print_listing, text
 from launcher.ui.terminal import print_json, print_message, print_stderr
 
@@ -174,14 +174,14 @@ def list_runs(base_results_dir: Path, *, everywhere: bool, as_json: bool) -> int
         where = "in the known directories" if everywhere else f"in {base_results_dir}"
         print_stderr(f"no run was launched {where} yet")
     if known.index.trouble:
-        print_message(one_line(known.index.trouble))
+        print_message(escape(known.index.trouble))
     return 0
 
 
 def _run_cells(newest: Entry, launches: int) -> list[str]:
     run_dir, created = newest.run_dir, moment(newest.created)
-    values = (run_dir.name, launches, created, newest.user, newest.job_id, short(run_dir.parent))
-    return [one_line(text(value)) for value in values]
+    values = (run_dir.name, launches, created, newest.user, newest.job_id, display_path(run_dir.parent))
+    return [escape(text(value)) for value in values]
 
 
 def _run_to_json(newest: Entry, launches: int) -> Row:

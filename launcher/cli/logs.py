@@ -10,7 +10,7 @@ from pathlib import Path
 
 from launcher.cli.options import Verbs, add_option, add_verb, whole_number
 from launcher.cli.runs import add_run, selected_run
-from launcher.errors import DONE, WATCHING_ENDED, WENT_WRONG, UserError, one_line
+from launcher.errors import DONE, WATCHING_ENDED, WENT_WRONG, UserError, escape
 from launcher.jobs.launches import Launch, open_launch
 from launcher.jobs.status import poll
 from launcher.monitor.follow import follow_and_tell
@@ -29,7 +29,7 @@ from launcher.monitor.logs import (
     tail_offsets,
     task_logs,
 )
-from launcher.runs.paths import short
+from launcher.runs.paths import display_path
 from launcher.schedulers.base import JobStatus
 from launcher.schedulers.job_status import declared_tasks
 from launcher.slurm.notations import compress_tasks
@@ -156,12 +156,12 @@ def _follow(launch: Launch, selection: LogSelection, lines: int | None) -> int:
         )
     except KeyboardInterrupt:
         print_stderr(f"\nstopped following; job {launch.job} continues")
-        print_stderr(f"  cancel it:  {shlex.join(['slipway', 'cancel', short(launch.paths.run_dir)])}")
+        print_stderr(f"  cancel it:  {shlex.join(['slipway', 'cancel', display_path(launch.paths.run_dir)])}")
         return WATCHING_ENDED
     if selection.task is None:
         # An array's tasks run beside each other, and one log at a time is shown.
         for task, log in list(failed_task_logs(launch, status).items())[:_FAILED_TASKS]:
-            print_stderr(f"the end of the log of task {task}, {short(log)}:")
+            print_stderr(f"the end of the log of task {task}, {display_path(log)}:")
             _write(last_lines(log, _LAST_LINES))
     print_stderr(f"job {_job(launch, selection, status)} is {_words(status)}")
     return status.state.exit_code
@@ -239,14 +239,14 @@ def _newest(launch: Launch, extension: str = "out") -> LogSelection:
 def _rank_log(launch: Launch, rank: int) -> LogSelection:
     failure = next((failure for failure in rank_failures(launch) if failure.rank == rank), None)
     if failure is not None:
-        print_stderr(f"rank {rank} failed: {one_line(failure.error)}: {short(Path(failure.path))}")
+        print_stderr(f"rank {rank} failed: {escape(failure.error)}: {display_path(Path(failure.path))}")
     logs = rank_logs(launch, rank)
     if logs:
         return LogSelection(logs[:1])
     world = launch.nodes * launch.manifest.tasks_per_node
     ranks = "rank 0 alone" if world == 1 else f"the ranks 0 to {world - 1}"
     raise UserError(
-        f"rank {rank} of {launch.manifest.run} has no log in {short(launch.paths.results)}",
+        f"rank {rank} of {launch.manifest.run} has no log in {display_path(launch.paths.results)}",
         hint=f"the launch has {ranks}" if rank >= world else None,
     )
 
@@ -255,7 +255,8 @@ def _print(launch: Launch, selection: LogSelection, lines: int | None) -> int:
     path = selection.logs[-1]
     if not path.is_file():
         status = of_part(poll([launch])[0].status, selection.task, selection.link)
-        print_stderr(f"no log yet, job {_job(launch, selection, status)} is {_words(status)}: {short(path)}")
+        job = f"job {_job(launch, selection, status)} is {_words(status)}"
+        print_stderr(f"no log yet, {job}: {display_path(path)}")
         return WENT_WRONG
     read_all(_write_earlier(selection, lines), _write)
     return DONE
@@ -268,4 +269,4 @@ def _job(launch: Launch, selection: LogSelection, status: JobStatus) -> str:
 
 
 def _words(status: JobStatus) -> str:
-    return status.state.value + (f" ({one_line(status.full_reason)})" if status.full_reason else "")
+    return status.state.value + (f" ({escape(status.full_reason)})" if status.full_reason else "")

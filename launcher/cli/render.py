@@ -17,9 +17,9 @@ from launcher.cli.options import Verbs, add_option, add_overrides, add_tree_opti
 from launcher.cli.requests import add_no_check, add_replay_options, is_workspace, print_drafts, request_of
 from launcher.config.stored import config_text, stored_text
 from launcher.drafting import Draft, Request, drafts
-from launcher.errors import UserError, explain_os_error, one_line
+from launcher.errors import UserError, escape, explain_os_error
 from launcher.runs.manifest import Manifest, read_manifest, read_yaml
-from launcher.runs.paths import LaunchPaths, launch_numbers, short
+from launcher.runs.paths import LaunchPaths, display_path, launch_numbers
 from launcher.ui.tables import print_styled
 from supervisor.files import read_text
 
@@ -119,7 +119,7 @@ def _of_stage(draft: Draft, launch: int | None) -> list[str]:
     try:
         numbers = launch_numbers(run_dir)
         if not numbers:
-            where = f"there is nothing in {short(run_dir)} to compare with"
+            where = f"there is nothing in {display_path(run_dir)} to compare with"
             hint = "`slipway render` with the same words shows the script"
             raise UserError(f"{run_dir.name} was never launched: {where}", hint=hint)
         if launch is not None and launch not in numbers:
@@ -164,7 +164,7 @@ def _read_config(path: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except (yaml.YAMLError, TypeError, ValueError) as error:
-        raise UserError(f"{path}: this is no configuration any more: {one_line(str(error))}") from error
+        raise UserError(f"{path}: this is no configuration any more: {escape(str(error))}") from error
 
 
 def _read(path: Path) -> str | None:
@@ -173,11 +173,11 @@ def _read(path: Path) -> str | None:
     except FileNotFoundError:
         return None
     except UnicodeDecodeError as error:
-        raise UserError(f"{path}: this is no script any more: {one_line(str(error))}") from error
+        raise UserError(f"{path}: this is no script any more: {escape(str(error))}") from error
 
 
 def _unified(path: Path, before: str | None, text: str | None) -> Iterator[str]:
-    old = "/dev/null" if before is None else short(path)
+    old = "/dev/null" if before is None else display_path(path)
     new = "/dev/null" if text is None else "as it would be now"
     return difflib.unified_diff(_lines(before), _lines(text), old, new, lineterm="")
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher.cli.options import add_option
-from launcher.errors import UserError, one_line
+from launcher.errors import UserError, escape
 from launcher.jobs.lookup import RunRef, find_run
-from launcher.runs.paths import short
+from launcher.runs.paths import display_path
 from launcher.sweeps.record import points_of, read_records
 from launcher.ui.terminal import print_message
 
@@ -42,7 +42,7 @@ def find_all(words: Sequence[str], base_results_dir: Path) -> list[RunRef]:
     """Return the runs that the words name, of a sweep all points; print notes about ambiguous words."""
     runs = [run for word in words for run in _named(word, base_results_dir)]
     for note in dict.fromkeys(note for run in runs for note in run.notes):
-        print_message(one_line(note))
+        print_message(escape(note))
     return runs
 
 
@@ -51,9 +51,9 @@ def find_one(word: str, base_results_dir: Path) -> RunRef:
     runs = find_all([word], base_results_dir)
     if len(runs) > 1:
         run_dir = runs[0].run_dir
-        point, sweep = (one_line(shlex.quote(short(path))) for path in (run_dir, run_dir.parent))
+        point, sweep = (escape(shlex.quote(display_path(path))) for path in (run_dir, run_dir.parent))
         raise UserError(
-            f"{one_line(word)} is a sweep of {len(runs)} points: name one of them, such as {point}",
+            f"{escape(word)} is a sweep of {len(runs)} points: name one of them, such as {point}",
             hint=f"to show all of them: slipway sweep --results {sweep}",
         )
     return runs[0]

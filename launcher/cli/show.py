@@ -12,7 +12,7 @@ import yaml
 from launcher.cli.options import Verbs, add_config_dir, add_option, add_overrides, add_verb
 from launcher.config.compose import compose
 from launcher.config.sources import Sources
-from launcher.errors import UserError, nearest, one_line
+from launcher.errors import UserError, escape, nearest
 from launcher.secrecy import MASK, hidden
 from launcher.ui.tables import Line, print_styled
 from launcher.ui.terminal import print_json
@@ -94,7 +94,7 @@ def _child(node: Any, name: str, key: str, tree: dict[str, Any]) -> Any:
     near = [other for other in known if other.endswith(f".{key}")][:3]
     near = near or nearest(key, known)
     hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"valid: {', '.join(tree)}"
-    raise UserError(f"{one_line(key) or repr(key)}: there is no such key", hint=hint)
+    raise UserError(f"{escape(key) or repr(key)}: there is no such key", hint=hint)
 
 
 def _keys(node: dict[str, Any], prefix: str = "") -> Iterator[str]:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from launcher.cli.options import Verbs, add_option, add_verb
 from launcher.cli.runs import RUNS_HELP, add_base_results_dir, find_all
-from launcher.errors import DONE, NOT_KNOWN, WATCHING_ENDED, one_line
+from launcher.errors import DONE, NOT_KNOWN, WATCHING_ENDED, escape
 from launcher.jobs.lookup import RunRef, runs_in
 from launcher.monitor.run_status import StatusRow, as_table, collect_status, gone
 from launcher.monitor.watching import StatusPoller, watch
-from launcher.runs.paths import short
+from launcher.runs.paths import display_path
 from launcher.slurm.states import State, worst_exit_code
 from launcher.sweeps.record import sweeps_in
 from launcher.ui.tables import print_table
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.runs:
         # A hundred points would hide all other runs.
         for directory, count in sweeps_in(args.base_results_dir):
-            where = one_line(shlex.quote(short(directory)))
+            where = escape(shlex.quote(display_path(directory)))
             print_message(f"a sweep of {count} points: slipway sweep --results {where}")
     states = [row.status.state for row in rows]
     if args.exit_code:

@@ -14,8 +14,8 @@ from launcher.checks.rules.files import MACHINE
 from launcher.cli.options import Verbs, add_option, add_overrides, add_tree_options, add_verb, whole_number
 from launcher.cli.requests import add_no_check, this_command
 from launcher.cli.runs import add_base_results_dir
-from launcher.errors import DONE, NOT_KNOWN, WATCHING_ENDED, UserError, one_line, worst_code
-from launcher.runs.paths import short
+from launcher.errors import DONE, NOT_KNOWN, WATCHING_ENDED, UserError, escape, worst_code
+from launcher.runs.paths import display_path
 from launcher.slurm.states import State, worst_exit_code
 from launcher.sweeps.record import broken_records, find_sweep
 from launcher.ui.tables import print_code, print_listing, print_table
@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         launched = launch_sweep(sweep, ready, request)
     except KeyboardInterrupt:
-        where = shlex.quote(short(sweep.directory))
+        where = shlex.quote(display_path(sweep.directory))
         print_message(f"interrupted; to show the submitted jobs: slipway sweep --results {where}")
         raise
     for warning in launched.warnings:
@@ -118,14 +118,15 @@ def _preview(sweep: SweepDraft, *, all_of_them: bool) -> None:
     preview = sweep.points if all_of_them else sweep.points[:_SHOWN]
     rows = []
     for number, point in enumerate(preview, start=1):
-        values = [one_line(point.grid_point.values[key]) for key in labels]
+        values = [escape(point.grid_point.values[key]) for key in labels]
         resources = point.plan.job.resources
         layout = f"{resources.nodes} × {resources.tasks_per_node}"
         rows.append((str(number), *values, layout, point.grid_point.name))
     print_listing(("POINT", *labels.values(), "NODES×TASKS", "RUN"), rows)
     rest = len(sweep.points) - len(preview)
     more = f"; {rest} more points, --dry-run shows all" if rest else ""
-    print(f"{counts} = {len(sweep.points)} points, each a run in {short(sweep.directory)}{more}", flush=True)
+    where = display_path(sweep.directory)
+    print(f"{counts} = {len(sweep.points)} points, each a run in {where}{more}", flush=True)
 
 
 def _print_launched(
@@ -149,7 +150,7 @@ def _print_launched(
         return
     from launcher.sweeps.arrays import differing
 
-    where = shlex.quote(short(sweep.directory))
+    where = shlex.quote(display_path(sweep.directory))
     for array, job_id in submitted:
         print(f"Submitted to Slurm: job array {job_id}, {len(array.points)} points")
     if len(arrays) > 1:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from launcher import errors
 from launcher.cli.options import Verbs, add_option, add_verb
 from launcher.cli.runs import add_run, selected_run
-from launcher.errors import one_line
+from launcher.errors import escape
 from launcher.monitor.evidence import gather
 from launcher.monitor.verification import RunVerdict, exit_code, verify
 from launcher.ui.tables import print_listing, print_styled
@@ -76,13 +76,13 @@ def run(args: argparse.Namespace) -> int:
     for check in checks:
         dim = "dim" if check.verdict is RunVerdict.NOT_APPLICABLE else ""
         verdict = (check.verdict.value, _COLOURS[check.verdict])
-        rows.append(((check.name, ""), verdict, (one_line(check.evidence), dim)))
+        rows.append(((check.name, ""), verdict, (escape(check.evidence), dim)))
     print_listing(("CHECK", "VERDICT", "EVIDENCE"), rows, unfolded=(0, 1))
     deciding = RunVerdict.UNKNOWN if code == errors.NOT_KNOWN else RunVerdict.FAILED
     names = ", ".join(check.name for check in checks if check.verdict is deciding)
     so_far = "failed so far: " if code == errors.UNDER_WAY else ""
     why = f" ({so_far}{names})" if names else ""
     paths = gathered.launch.paths
-    line = one_line(f"{paths.run_name}, launch {paths.number}: {_WORDS[code]}{why}")
+    line = escape(f"{paths.run_name}, launch {paths.number}: {_WORDS[code]}{why}")
     print_styled([((line, _VERDICT_COLOURS.get(code, "bold magenta")),)])
     return code

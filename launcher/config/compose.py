@@ -35,7 +35,7 @@ from launcher.config.secrets import check_references, check_secrets, placeholder
 from launcher.config.sources import Sources
 from launcher.config.tree_composer import ComposedTree, HydraTree, TreeComposer, tree_composer
 from launcher.config.values import NumberForText
-from launcher.errors import Mistakes, UserError, absolute_path, check_directory, shown
+from launcher.errors import Mistakes, UserError, absolute_path, check_directory, literal
 
 # In the wheel a directory, in a checkout a link; resolved, so that messages name a file once.
 CONF_DIR = (Path(__file__).parents[1] / "conf").resolve()
@@ -184,7 +184,7 @@ def settle_directories(composed: ComposedTree) -> None:
         if OmegaConf.is_missing(tree, key) or key not in tree:
             raise UserError(f"{key}: a directory is needed", key=key, hint=f"give one: {key}=DIR")
         if tree[key] in (None, ""):
-            raise UserError(f"{key}={shown(tree[key])}: a directory is needed", key=key)
+            raise UserError(f"{key}={literal(tree[key])}: a directory is needed", key=key)
         composed.set(key, without_interpolation(str(absolute_path(str(tree[key]), key))))
     if "unique_output_dir" not in tree:  # in a config.yaml that is older than the key
         composed.set("unique_output_dir", "${oc.env:UNIQUE_OUTPUT_DIR,False}")

@@ -33,7 +33,7 @@ from launcher.config.secrets import NEMO_NODES, Placeholder, placeholder_in
 from launcher.config.sources import locate_text
 from launcher.config.tree_composer import HydraTree, NeedsFullCompose, tree_composer
 from launcher.config.tree_mistakes import MissingValue, broken_trees, explain_value, mistakes_of_root
-from launcher.errors import Mistakes, UserError, did_you_mean, nearest, one_line
+from launcher.errors import Mistakes, UserError, did_you_mean, escape, nearest
 from launcher.slurm.sbatch_options import key_hint
 
 _OPEN = ("image.versions",)  # what a template of the user's own may build
@@ -179,7 +179,7 @@ def explain(error: Exception, attempt: Attempt) -> UserError | None:
         return explain_value(error, attempt.keys)
     if isinstance(error, HydraException):
         first, *rest = [line.strip() for line in str(error).splitlines() if line.strip()]
-        return _composition(error, attempt) or UserError(one_line(first), hint=" ".join(rest[:2]) or None)
+        return _composition(error, attempt) or UserError(escape(first), hint=" ".join(rest[:2]) or None)
     return None
 
 
@@ -195,7 +195,7 @@ def _missing_file(error: MissingConfigException, attempt: Attempt) -> UserError:
     options = options_of(group, attempt.roots)
     near = nearest_choice(choice, options) or ""
     return UserError(
-        f"{one_line(name)}: there is no such file to build on",
+        f"{escape(name)}: there is no such file to build on",
         source=locate_text(parent[1], name.rpartition("/")[2], attempt.roots),
         # A family's file is built on by its whole path.
         hint=f"did you mean '/{group}/{near}@_here_'?" if "/" in near else choice_hint(choice, options),
@@ -206,7 +206,7 @@ def _not_parsed(text: str) -> UserError:
     """Explain an override that is not in Hydra's grammar."""
     override = parse_override(text)
     if not _KEY.fullmatch(override.key) or override.value is None:
-        return UserError(f"{one_line(text)}: not a key", key=override.key, hint="keys are like cluster.mem")
+        return UserError(f"{escape(text)}: not a key", key=override.key, hint="keys are like cluster.mem")
     value = override.value
     placeholder = placeholder_in(override.key, value)
     if placeholder is not None:
@@ -222,7 +222,7 @@ def _not_parsed(text: str) -> UserError:
         what, hint = "Hydra cannot read this", "a list is [a, b], a mapping {key: value}"
     else:
         what = "a character in this value means something else to Hydra"
-    return UserError(f"{one_line(text)}: {what}", key=override.key, hint=hint)
+    return UserError(f"{escape(text)}: {what}", key=override.key, hint=hint)
 
 
 def _quoted(key: str, value: str) -> str:
@@ -250,12 +250,12 @@ def _unknown_key(key: str, attempt: Attempt) -> UserError:
     if any(f"{key}.".startswith(f"{site}.") for site in _SITES):
         text = attempt.override_of(key)
         added = f"+{key}={parse_override(text).value or '...'}"
-        message = f"{one_line(text)}: not all of it is there yet, and what is new is added with +"
+        message = f"{escape(text)}: not all of it is there yet, and what is new is added with +"
         return UserError(message, key=key, hint=f"to add it: {_for_shell(added) if ' ' in added else added}")
     within = _unknown_within(key, attempt) if tree is not None and key in attempt.keys else []
     if within:
         return Mistakes([_no_such_key(f"{inner}: there is no such key", inner, attempt) for inner in within])
-    return _no_such_key(f"{one_line(attempt.override_of(key))}: there is no such key", key, attempt)
+    return _no_such_key(f"{escape(attempt.override_of(key))}: there is no such key", key, attempt)
 
 
 def _unknown_within(key: str, attempt: Attempt) -> list[str]:
@@ -283,7 +283,7 @@ def _no_such_key(start: str, key: str, attempt: Attempt) -> UserError:
         if f"training.{key}" in attempt.keys:
             hint = f"did you mean 'training.{key}'?"
         if key.startswith("image.") and attempt.primary == MAIN:
-            hint = f"keys of a recipe go to `slipway image build NAME {one_line(attempt.override_of(key))}`"
+            hint = f"keys of a recipe go to `slipway image build NAME {escape(attempt.override_of(key))}`"
         return UserError(start, key=key, hint=hint)
     return UserError(start, key=key, hint=_near_keys(parent, name, [str(child) for child in node], attempt))
 
@@ -305,9 +305,9 @@ def _near_keys(parent: str, name: str, valid: Sequence[str], attempt: Attempt) -
 
 def _nothing_to_delete(key: str, attempt: Attempt) -> UserError:
     if key in attempt.keys:
-        return UserError(f"~{one_line(key)}: it is null already", key=key, hint="there is nothing to drop")
+        return UserError(f"~{escape(key)}: it is null already", key=key, hint="there is nothing to drop")
     hint = did_you_mean(key, nearest(key, attempt.keys, _MOST_NEAR))
-    return UserError(f"~{one_line(key)}: there is no such key", key=key, hint=hint)
+    return UserError(f"~{escape(key)}: there is no such key", key=key, hint=hint)
 
 
 def _several_values(text: str, attempt: Attempt) -> UserError:
@@ -316,7 +316,7 @@ def _several_values(text: str, attempt: Attempt) -> UserError:
         return attempt.no_choice(override.key, override.value or "")
     value = override.value or ""
     return UserError(
-        f"{one_line(text)}: several values for one key",
+        f"{escape(text)}: several values for one key",
         key=override.key,
         hint=f"a list: {_for_shell(f'{override.key}=[{value}]')}\n{_quoted(override.key, value)}",
     )
@@ -324,13 +324,13 @@ def _several_values(text: str, attempt: Attempt) -> UserError:
 
 def _sweep(text: str, attempt: Attempt) -> UserError:
     key = parse_override(text).key
-    return UserError(f"{one_line(text)}: sweeps are not supported: one launch has one value", key=key)
+    return UserError(f"{escape(text)}: sweeps are not supported: one launch has one value", key=key)
 
 
 def _deleted_with_another_value(key: str, attempt: Attempt) -> UserError:
     text = attempt.override_of(key)
     hint = f"to drop the key whatever its value: ~{key}"
-    return UserError(f"{one_line(text)}: the key has another value", key=key, hint=hint)
+    return UserError(f"{escape(text)}: the key has another value", key=key, hint=hint)
 
 
 _TOLD: tuple[tuple[str, Callable[[str, Attempt], UserError]], ...] = (

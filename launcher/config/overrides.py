@@ -10,7 +10,7 @@ from difflib import SequenceMatcher
 from itertools import takewhile
 from pathlib import Path
 
-from launcher.errors import UserError, did_you_mean, nearest, one_line, shown
+from launcher.errors import UserError, did_you_mean, escape, literal, nearest
 
 # Each stage has a configuration group of its own name.
 STAGES = ("data_preparation", "training", "conversion", "evaluation", "workspace", "command")
@@ -141,7 +141,7 @@ def requested_stages(overrides: Sequence[Override]) -> list[str]:
             requested, text = re.findall(r"[\w-]+", override.value), override.text
     if not requested:
         raise UserError(
-            f"{one_line(text)}: no stage is asked for", key="stages", hint=f"valid: {', '.join(STAGES)}"
+            f"{escape(text)}: no stage is asked for", key="stages", hint=f"valid: {', '.join(STAGES)}"
         )
     for stage in requested:
         if stage not in STAGES:
@@ -206,16 +206,16 @@ def _check_form(override: Override) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise UserError(f"{one_line(text)}: this override is not valid UTF-8", key=override.key) from error
+        raise UserError(f"{escape(text)}: this override is not valid UTF-8", key=override.key) from error
     if not text.strip():
-        raise UserError(f"{shown(text)}: an empty override", hint=_FORM)
+        raise UserError(f"{literal(text)}: an empty override", hint=_FORM)
     if not override.key.strip():
-        raise UserError(f"{one_line(text)}: a key is missing", hint=_FORM)
+        raise UserError(f"{escape(text)}: a key is missing", hint=_FORM)
     if override.value is None and override.sign != "~":
         hint = f"{override.key}=CHOICE" if override.key in GROUPS else _FORM
         if "/" in override.key:
-            hint = f"a model size is chosen with training={one_line(override.key)}"
-        raise UserError(f"{one_line(text)}: a value is missing", key=override.key, hint=hint)
+            hint = f"a model size is chosen with training={escape(override.key)}"
+        raise UserError(f"{escape(text)}: a value is missing", key=override.key, hint=hint)
 
 
 def _check_choice(override: Override, skipped: Sequence[str]) -> None:
@@ -233,7 +233,7 @@ class NoSuchChoice(UserError):
     """A choice that its group does not have; the list of those it has is added on the way out."""
 
     def __init__(self, group: str, choice: str, hint: str | None = None) -> None:
-        super().__init__(f"{group}={one_line(choice)}: there is no such choice", key=group, hint=hint)
+        super().__init__(f"{group}={escape(choice)}: there is no such choice", key=group, hint=hint)
         self.group, self.choice = group, choice
 
 

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, Node
 from pydantic import BaseModel
 
 from launcher.config.sources import Sources
-from launcher.errors import UserError, one_line, setting, shortened
+from launcher.errors import UserError, escape, setting, shortened
 from launcher.secrecy import (
     MASK,
     Known,
@@ -120,7 +120,7 @@ def _variable_of(key: str) -> str:
 
 def _refusal(key: str, what: str | None, variable: str, further: str | None = None) -> UserError:
     """Say why a value is refused, without the value."""
-    printed = printable(one_line(key))
+    printed = printable(escape(key))
     file = "a configuration file" if key.startswith(NEMO_NODES) else "a script"
     if key.startswith("image."):
         file = "an image, which others may read"
@@ -169,8 +169,8 @@ class Placeholder(UserError):
     def __init__(self, key: str, value: str, text: str) -> None:
         what = "a placeholder, not a value"
         if hidden(key, value) != MASK and value.strip() != text:
-            what = f"a placeholder was left in it: {shortened(one_line(text))}"
-        hint = f"put your own in its place: {one_line(key)}=..."
+            what = f"a placeholder was left in it: {shortened(escape(text))}"
+        hint = f"put your own in its place: {escape(key)}=..."
         if key.startswith(("cluster.", "stage_cluster.")):
             hint += "; null leaves it out"
         super().__init__(f"{setting(key, value)}: {what}", key=key, hint=hint)

@@ -33,7 +33,7 @@ from launcher.config.overrides import (
     parse_override,
     skipped_groups,
 )
-from launcher.errors import UserError, one_line, shortened
+from launcher.errors import UserError, escape, shortened
 from launcher.secrecy import MASK, redacted, secrets_of
 
 # Errors to ignore when locating a value in a tree that has mistakes.
@@ -71,8 +71,8 @@ class Position(NamedTuple):
 def _without_secrets(message: str, overrides: Sequence[str]) -> str:
     """Mask the values of secrets in a message that quotes overrides, whole or in part."""
     for text in overrides:
-        message = message.replace(one_line(text), one_line(redacted(text)))
-    secrets = [one_line(secret) for text in overrides for secret in secrets_of(text)]
+        message = message.replace(escape(text), escape(redacted(text)))
+    secrets = [escape(secret) for text in overrides for secret in secrets_of(text)]
     for secret in sorted(secrets, key=len, reverse=True):
         message = message.replace(secret, MASK)
     return message
@@ -111,7 +111,7 @@ class Sources:
         with suppress(*LOST):
             setting = self._setting(NODE_GPUS if is_derived_from_gpus(key, self._overrides) else key)
             if isinstance(setting, Override):
-                return f"from the command line: {shortened(one_line(redacted(setting.text)))}"
+                return f"from the command line: {shortened(escape(redacted(setting.text)))}"
             reference = _reference_in(setting)
             further = self.locate(reference, depth - 1) if reference is not None and depth else None
             return further or (setting and f"from {relative(setting.file.path)}:{setting.line}")

@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from launcher.config.overrides import without_interpolation
 from launcher.config.schema import RunConfig, parse
-from launcher.errors import UserError, one_line
+from launcher.errors import UserError, escape
 from launcher.runs.manifest import parse_yaml
 from launcher.secrecy import hidden, is_secret_name
 
@@ -50,7 +50,7 @@ def read_stored(text: str, where: str) -> RunConfig:
             node = OmegaConf.to_container(OmegaConf.create(node), resolve=True)
         return parse(RunConfig, node)
     except (ValueError, TypeError, OmegaConfBaseException) as error:
-        raise UserError(f"{where}: this is no configuration of a launch: {one_line(str(error))}") from error
+        raise UserError(f"{where}: this is no configuration of a launch: {escape(str(error))}") from error
 
 
 def _kept(key: str, text: str, secrets: Mapping[str, str]) -> str:

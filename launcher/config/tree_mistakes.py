@@ -13,7 +13,7 @@ from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue, Omega
 from launcher.config.overrides import GROUPS, MAIN, parse_override
 from launcher.config.schema import ClusterConfig, RunConfig
 from launcher.config.sources import LOST, files_of, relative
-from launcher.errors import Mistakes, UserError, did_you_mean, nearest, one_line
+from launcher.errors import Mistakes, UserError, did_you_mean, escape, nearest
 
 _MAPPING = "a file of the tree holds KEY: VALUE lines"
 _RESOLVERS = ("divide_ceil", "divide_floor", "max_time", "multiply", "oc.decode", "oc.env", "oc.select")
@@ -50,12 +50,12 @@ def _circle(error: RecursionError, overrides: Sequence[str]) -> UserError | None
         trace = trace.tb_next
     if "hydra._internal.defaults_list" not in names:
         return None
-    words = one_line(" ".join(overrides))
+    words = escape(" ".join(overrides))
     return UserError(f"{words}: the defaults lists go in circles", hint="a file cannot build on itself")
 
 
 def _broken(path: Path) -> UserError | None:
-    name = one_line(relative(path))
+    name = escape(relative(path))
     try:
         content = OmegaConf.load(path)
     except yaml.MarkedYAMLError as error:
@@ -68,10 +68,10 @@ def _broken(path: Path) -> UserError | None:
     except UnicodeDecodeError:
         return UserError(f"{name}: not valid UTF-8", hint="save it as UTF-8")
     except OmegaConfBaseException as error:
-        message = one_line(str(error).splitlines()[0])
+        message = escape(str(error).splitlines()[0])
         return UserError(f"{name}: {error.full_key}: not an interpolation: {message}", hint="it is ${KEY}")
     except yaml.YAMLError as error:
-        return UserError(f"{name}: not valid YAML: {one_line(str(error).splitlines()[0])}")
+        return UserError(f"{name}: not valid YAML: {escape(str(error).splitlines()[0])}")
     except OSError as error:
         if error.errno is None:  # OmegaConf's word for a file that holds one value
             return UserError(f"{name}: not a mapping of keys to values", hint=_MAPPING)
@@ -89,7 +89,7 @@ def explain_value(error: OmegaConfBaseException, keys: Sequence[str]) -> UserErr
     """Explain a value that is missing, or a reference to a key that does not exist."""
     key = str(error.full_key or "")
     message = str(error).splitlines()[0] if str(error) else type(error).__name__
-    start = f"{one_line(key)}: " if key else ""
+    start = f"{escape(key)}: " if key else ""
     match = re.search(r"Missing mandatory value: ([\w.]+)", message)
     if match:
         return MissingValue(key if isinstance(error, MissingMandatoryValue) else match[1])
@@ -115,7 +115,7 @@ def explain_value(error: OmegaConfBaseException, keys: Sequence[str]) -> UserErr
     if "Cannot merge DictConfig with ListConfig" in message:
         return UserError(f"{start}expected a list, such as [a, b]", key=key)
     message = re.sub(r"^\w+ raised while resolving interpolation: ", "", message)
-    return UserError(f"{start}{one_line(message[:1].lower() + message[1:])}", key=key or None)
+    return UserError(f"{start}{escape(message[:1].lower() + message[1:])}", key=key or None)
 
 
 class MissingValue(UserError):
@@ -126,7 +126,7 @@ class MissingValue(UserError):
 
 
 def _no_such_reference(key: str, message: str, keys: Sequence[str]) -> UserError:
-    start = one_line(key)
+    start = escape(key)
     match = re.search(r"Interpolation key '([^']*)' not found", message)
     name = match[1] if match else ""
     near = nearest(name, [other for other in keys if other != name])
@@ -162,8 +162,8 @@ def _unknown_groups(path: Path, node: yaml.MappingNode, roots: Sequence[Path]) -
             continue
         near = did_you_mean(name, GROUPS) or ""
         yield UserError(
-            f"{one_line(name)}={one_line(choice)}: there is no such group",
-            source=f"from {one_line(relative(path))}:{line}",
+            f"{escape(name)}={escape(choice)}: there is no such group",
+            source=f"from {escape(relative(path))}:{line}",
             hint=near if near.startswith("did") else f"take the line out; {near}",
         )
 
@@ -175,8 +175,8 @@ def _unknown_keys(path: Path, node: yaml.MappingNode) -> Iterator[UserError]:
             # The NeMo launcher has training_config for the choice of training.
             is_meant = near and not key.value.endswith("_config")
             yield UserError(
-                f"{one_line(key.value)}: there is no such key",
-                source=f"from {one_line(relative(path))}:{key.start_mark.line + 1}",
+                f"{escape(key.value)}: there is no such key",
+                source=f"from {escape(relative(path))}:{key.start_mark.line + 1}",
                 hint=f"did you mean {near[0]!r}?" if is_meant else "take the line out",
             )
 
@@ -188,7 +188,7 @@ def _missing(path: Path, node: yaml.MappingNode, ours: Path) -> Iterator[UserErr
     if missing:
         more = f" and {len(missing) - _LISTED} more" if len(missing) > _LISTED else ""
         yield UserError(
-            f"{one_line(relative(path))}: {', '.join(missing[:_LISTED])}{more}: missing",
+            f"{escape(relative(path))}: {', '.join(missing[:_LISTED])}{more}: missing",
             hint=f"begin with a copy of {relative(ours)}, which it replaces",
         )
 

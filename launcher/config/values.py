@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator
 from pydantic_core import PydanticCustomError
 
 from launcher.attained import InvalidEntry, attained
-from launcher.errors import UserError, did_you_mean, nearest, one_line, setting
+from launcher.errors import UserError, did_you_mean, escape, nearest, setting
 from launcher.slurm.notations import parse_time_limit
 from launcher.slurm.sbatch_options import check_array, checked_name, key_hint
 
@@ -326,17 +326,17 @@ def explain(detail: Any, model: type[BaseModel], path: str) -> UserError:
         near = did_you_mean(str(location[-1]), _fields_at(model, location[:-1]))
         if key.rpartition(".")[0] == "cluster":
             near = key_hint(str(location[-1])) or near
-        return UserError(f"{one_line(key)}: there is no such key", key=key, hint=near)
+        return UserError(f"{escape(key)}: there is no such key", key=key, hint=near)
     if detail["type"] == "missing":
-        return UserError(f"{one_line(key)}: this key is needed", key=key)
+        return UserError(f"{escape(key)}: this key is needed", key=key)
     if detail["type"] == "number_for_text":
         return NumberForText(key, detail["input"])
     inner = detail.get("ctx", {}).get("error")
     if isinstance(inner, InvalidEntry):
         key = f"{key}.{inner.key}"
-        start = setting(key, inner.value[0]) if inner.value else one_line(key)
+        start = setting(key, inner.value[0]) if inner.value else escape(key)
         return UserError(f"{start}: {inner.problem}", key=key)
-    value = one_line(key) if "[key]" in detail["loc"] else setting(key, detail["input"])
+    value = escape(key) if "[key]" in detail["loc"] else setting(key, detail["input"])
     valid = re.findall(r"'([^']*)'", detail["ctx"]["expected"]) if detail["type"] == "literal_error" else []
     meant = nearest(str(detail["input"]), valid)
     hint = f"did you mean {meant[0]!r}?" if meant else None

@@ -23,7 +23,7 @@ from launcher.doctor.facts import Credentials, Image, Machine, Requirements, Slu
 from launcher.doctor.nodes import Answers, look, start
 from launcher.doctor.report import Line, merged, missing, ok, unknown
 from launcher.drafting import Draft
-from launcher.errors import UserError, end_of, one_line
+from launcher.errors import UserError, end_of, escape
 from launcher.images.references import DOCKER_HUB
 from launcher.images.registry import HUB_MACHINES, login_file
 from launcher.plan import Plan
@@ -312,7 +312,7 @@ def _of_registry(image: Image, name: str | None) -> Image:
     if answer.code != 0:
         match = re.search(r'msg="(.*)"', answer.stderr)  # behind the time and the level
         text = match[1].rpartition(": ")[2] if match else error_text(answer.stderr)
-        return replace(image, why=f"the registry's error: {end_of(one_line(text))}")
+        return replace(image, why=f"the registry's error: {end_of(escape(text))}")
     try:
         variables = json.loads(answer.stdout)["config"].get("Env") or []
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -362,7 +362,7 @@ def _registry(key: str) -> str:
     if host in HUB_MACHINES or host == "index.docker.io":
         return DOCKER_HUB
     # Behind a scheme the path is that of the interface, such as /v1/; else it is a part of the registry.
-    return one_line(host if has_scheme else f"{host}{slash}{path}")
+    return escape(host if has_scheme else f"{host}{slash}{path}")
 
 
 def _auths(text: str) -> list[str]:

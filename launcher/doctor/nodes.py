@@ -19,7 +19,7 @@ from typing import Any
 
 from launcher.doctor import probe
 from launcher.doctor.facts import Machine, machine_of
-from launcher.errors import UserError, end_of, one_line
+from launcher.errors import UserError, end_of, escape
 from launcher.images.tools import ending_cleanly
 from launcher.plan import Plan
 from launcher.rendering.slurm_flags import FLAGS
@@ -152,7 +152,7 @@ def _run(
         except BaseException:
             _end(process, name, environment)
             raise
-    return out, end_of(one_line(tell(err))) if process.returncode else None
+    return out, end_of(escape(tell(err))) if process.returncode else None
 
 
 def _started_step(
@@ -225,7 +225,7 @@ def _before_the_end(stderr: str) -> str:
     """Return the messages of srun from before we ended it."""
     of_end = ("cancelled", "revoked", "unable to allocate", "terminated", "aborted")
     lines = [line for line in stderr.splitlines() if not any(word in line.lower() for word in of_end)]
-    return end_of(one_line(error_text("\n".join(lines)))) if lines else ""
+    return end_of(escape(error_text("\n".join(lines)))) if lines else ""
 
 
 def _natural(name: str) -> list[tuple[int, str]]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from launcher.errors import UserError, explain_os_error, one_line
+from launcher.errors import UserError, escape, explain_os_error
 from launcher.file_systems import mount_of
 from launcher.images import backends, scratch
 from launcher.images.backends import ImportContext
@@ -123,7 +123,7 @@ def check_replaceable(target: Path) -> None:
             owner = path.lstat().st_uid
             if owner != user:
                 raise UserError(
-                    f"{one_line(str(path))}: {user_name(owner)}'s, and in a directory with the sticky bit, "
+                    f"{escape(str(path))}: {user_name(owner)}'s, and in a directory with the sticky bit, "
                     "where nobody else replaces it",
                     hint="have its owner import it, or choose another place: --output FILE, images_dir=DIR",
                 )
@@ -178,17 +178,17 @@ class _Import:
     def _check(self) -> None:
         if self._source.kind is Kind.SQUASHFS:
             raise UserError(
-                f"{one_line(str(self._source))} is a squashfs already",
+                f"{escape(str(self._source))} is a squashfs already",
                 hint=f"use it: container={self._source}",
             )
         if self._target.is_dir():
             raise UserError(
-                f"{one_line(str(self._target))}: a directory, and no image's file",
-                hint=f"a file in it: {one_line(str(self._target / self._source.file_name))}",
+                f"{escape(str(self._target))}: a directory, and no image's file",
+                hint=f"a file in it: {escape(str(self._target / self._source.file_name))}",
             )
         if not self._target.name.endswith(SQUASHFS_SUFFIXES) or self._target.name.startswith("."):
             raise UserError(
-                f"{one_line(self._target.name)}: an image's file ends in {' or '.join(SQUASHFS_SUFFIXES)}, "
+                f"{escape(self._target.name)}: an image's file ends in {' or '.join(SQUASHFS_SUFFIXES)}, "
                 "and is not hidden",
                 hint=f"such as {self._source.file_name}",
             )

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import UserError, explain_refusal, one_line
+from launcher.errors import UserError, escape, explain_refusal
 from launcher.images import squashfs, tools
 from launcher.images.progress import SILENT, ImageProgress
 from launcher.images.squashfs import Superblock, read_superblock, sha256_of
@@ -166,13 +166,13 @@ def verify(path: Path, *, deep: bool = False, progress: ImageProgress = SILENT) 
         image.problem = UserError(error.message, hint=error.hint or _IMPORT_AGAIN)
     except OSError as error:
         # An error of the disk itself has no explanation.
-        unexplained = UserError(f"{one_line(str(path))}: {error.strerror or error}")
+        unexplained = UserError(f"{escape(str(path))}: {error.strerror or error}")
         image.problem = explain_refusal(error) or unexplained
     return image
 
 
 def _verify(image: VerifiedImage, deep: bool, progress: ImageProgress) -> None:
-    path, name = image.path, one_line(str(image.path))
+    path, name = image.path, escape(str(image.path))
     block, record = read_superblock(path), read_sidecar(path)
     image.checked.append(f"{path.stat().st_size:,} bytes of squashfs, {block.compression}")
     if record is not None:
@@ -228,7 +228,7 @@ def installed_versions(image: Path, config: ImageConfig) -> dict[str, str | None
                 return _probe(words, config)
         except UserError as error:
             failures.append(f"with {name}: {error.message}")
-    raise UserError("\n".join([f"{one_line(str(image))}: its Python could not be started", *failures]))
+    raise UserError("\n".join([f"{escape(str(image))}: its Python could not be started", *failures]))
 
 
 def _probe(words: list[str], config: ImageConfig) -> dict[str, str | None]:
@@ -252,14 +252,14 @@ def _parse_answer(answer: str) -> dict[str, str | None]:
         versions = json.loads(answer.strip().splitlines()[-1])
         return {str(name): value if value is None else str(value) for name, value in versions.items()}
     except (ValueError, IndexError, AttributeError) as error:
-        raise UserError(f"its Python gave another answer: {one_line(answer[:200])}") from error
+        raise UserError(f"its Python gave another answer: {escape(answer[:200])}") from error
 
 
 @contextlib.contextmanager
 def _start_by_unshare(image: Path) -> Iterator[list[str]]:
     """Mount an image as this user, and enter it in namespaces of its own."""
     with tempfile.TemporaryDirectory(prefix="slipway-probe-") as folder:
-        tools.run(["squashfuse", "-o", "ro", image, folder], doing=f"mount {one_line(str(image))}")
+        tools.run(["squashfuse", "-o", "ro", image, folder], doing=f"mount {escape(str(image))}")
         try:
             root = () if os.geteuid() == 0 else ("--map-root-user",)
             yield ["unshare", *root, "--mount", "--ipc", "--", "chroot", folder]

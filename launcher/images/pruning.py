@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from launcher.config.schema import ClusterConfig
-from launcher.errors import UserError, end_of, one_line
+from launcher.errors import UserError, end_of, escape
 from launcher.images.importing import PARTIAL_PREFIX, REPLACED_PREFIX
 from launcher.images.references import SQUASHFS_SUFFIXES
 from launcher.images.scratch import is_locked, locked
@@ -92,7 +92,7 @@ def parse_age(text: str) -> float:
     match = re.fullmatch(r"([0-9]+)([mhdw])", text)
     if match is None:
         raise UserError(
-            f"--older-than {one_line(text)}: this is no age", hint="an age is such as 30d, 12h or 2w"
+            f"--older-than {escape(text)}: this is no age", hint="an age is such as 30d, 12h or 2w"
         )
     return float(int(match[1]) * _UNITS[match[2]])
 
@@ -176,7 +176,7 @@ def remove(entry: Stored) -> None:
     """Remove an image and its record; raise UserError if somebody imports it just now."""
 
     def refuse(holder: str) -> None:
-        raise UserError(f"{one_line(str(entry.path))}: {holder} imports it just now; it stays")
+        raise UserError(f"{escape(str(entry.path))}: {holder} imports it just now; it stays")
 
     with locked(_image_of(entry.path) or entry.path, refuse):
         # A record without an image is harmless; an image without a record would never be removed.
@@ -247,7 +247,7 @@ def nodes_of(cluster: ClusterConfig) -> list[str]:
     answer = ask(command, clean_environment(cluster.slurm_conf))
     names = list(dict.fromkeys(answer.stdout.split()))
     if answer.code or not names:
-        why = one_line(error_text(answer.stderr)) or "no node takes jobs there"
+        why = escape(error_text(answer.stderr)) or "no node takes jobs there"
         raise UserError(f"--named: {why}", hint="cluster.partition=..., or cluster.nodelist=n1,n2")
     return names
 
@@ -299,8 +299,8 @@ def _run_step(cluster: ClusterConfig, node: str, names: Sequence[str]) -> list[N
         command += ["sh", "-c", _SCRIPT, "sh", _MARK, *names]
         answer = run(command, environment, _PATIENCE_SECONDS, notify=False)
     except (Unreachable, TimeoutError) as error:
-        return SkippedNode(node, one_line(str(error)) or "no answer")
+        return SkippedNode(node, escape(str(error)) or "no answer")
     if answer.code:
-        return SkippedNode(node, end_of(one_line(error_text(answer.stderr))))
+        return SkippedNode(node, end_of(escape(error_text(answer.stderr))))
     lines = (line.split(" ") for line in answer.stdout.splitlines())
     return [NamedContainer(node, line[1], line[2]) for line in lines if len(line) == 3 and line[0] == _MARK]

@@ -30,10 +30,10 @@ from launcher.errors import (
     absolute_path,
     check_directory,
     did_you_mean,
+    escape,
+    literal,
     nearest,
     nearest_files,
-    one_line,
-    shown,
 )
 from launcher.images.references import Kind, Reference
 from launcher.rendering.quoting import RawShell, blaming_templates, quote, template_environment
@@ -178,7 +178,7 @@ def read_recipe(
     """
     names = recipe_names(config_dir)
     if name not in names:
-        raise UserError(f"{one_line(name)}: there is no such recipe", hint=choice_hint(name, names))
+        raise UserError(f"{escape(name)}: there is no such recipe", hint=choice_hint(name, names))
     file, texts = f"{GROUP}/{name}", [*overrides, *([f"{GROUP}.flavor={flavor}"] if flavor else [])]
     config = compose_file(file, texts, _Tree, config_dir).image
     try:
@@ -276,7 +276,7 @@ def _dev_script(config: RecipeConfig) -> dict[str, bytes]:
         return {_SCRIPT: path.read_bytes()}
     except OSError as error:
         raise UserError(
-            f"image.dev_script={shown(config.dev_script)}: {(error.strerror or str(error)).lower()}",
+            f"image.dev_script={literal(config.dev_script)}: {(error.strerror or str(error)).lower()}",
             key="image.dev_script",
             hint=nearest_files(path),
         ) from error
@@ -321,7 +321,7 @@ def render_dockerfile(template: str, values: Mapping[str, Any], template_dir: Pa
     unused = next((name for name in versions if name not in versions.used), None)
     if unused is not None:
         raise UserError(
-            f"image.versions.{one_line(unused)}: the template {template} builds no such thing",
+            f"image.versions.{escape(unused)}: the template {template} builds no such thing",
             key=f"image.versions.{unused}",
             hint=did_you_mean(unused, versions.used),
         )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
-from launcher.errors import UserError, absolute_path, nearest, shown
+from launcher.errors import UserError, absolute_path, literal, nearest
 from launcher.releases import NVIDIA, Contents, contents_by_file_name, contents_of
 
 DOCKER_HUB = "docker.io"
@@ -212,7 +212,7 @@ class _Parser:
             hint = nearest(word, _TRANSPORTS)
             # The whole text is not shown: a web address may have a password in it.
             raise UserError(
-                f"{self._key or 'image'}={shown(f'{word}://…')}: there is no such transport",
+                f"{self._key or 'image'}={literal(f'{word}://…')}: there is no such transport",
                 key=self._key,
                 hint=f"did you mean {hint[0]}://…?" if hint else _FORMS,
             )
@@ -288,8 +288,8 @@ class _Parser:
             return
         lower = name.lower()
         hint = self._text.replace(name, lower) if _NAME.fullmatch(lower) else _FORMS
-        why = f"the names of images are lower case, and {shown(name)} is not" if lower != name else None
-        raise self._mistake(why or f"{shown(name)} is no name of an image", hint)
+        why = f"the names of images are lower case, and {literal(name)} is not" if lower != name else None
+        raise self._mistake(why or f"{literal(name)} is no name of an image", hint)
 
     def _check(self, pattern: re.Pattern[str], part: str, what: str) -> None:
         if pattern.fullmatch(part):
@@ -298,10 +298,10 @@ class _Parser:
             "digest": "a digest is sha256: and 64 hexadecimal digits",
             "tag": "a tag is letters, digits, `_`, `.` and `-`, 128 at most",
         }
-        raise self._mistake(f"{shown(part)} is no {what}", hints.get(what, _FORMS))
+        raise self._mistake(f"{literal(part)} is no {what}", hints.get(what, _FORMS))
 
     def _mistake(self, why: str, hint: str = _FORMS) -> UserError:
-        return UserError(f"{self._key or 'image'}={shown(self._text)}: {why}", key=self._key, hint=hint)
+        return UserError(f"{self._key or 'image'}={literal(self._text)}: {why}", key=self._key, hint=hint)
 
 
 def contents_of_reference(reference: Reference) -> Contents | None:

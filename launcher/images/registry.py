@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import UserError, one_line
+from launcher.errors import UserError, escape
 from launcher.images import tools
 from launcher.images.progress import ImageProgress
 from launcher.images.references import DOCKER_HUB, Kind, Reference
@@ -155,11 +155,11 @@ def describe_login(access: Access, source: Reference) -> str:
     registry = source.registry or ""
     borrowed = enroot_login(registry, source.user) if access.descriptors else None
     if borrowed is not None:
-        return f"as {one_line(borrowed[0])}, of {login_file(os.environ)}"
+        return f"as {escape(borrowed[0])}, of {login_file(os.environ)}"
     user = _skopeo_login(registry, access.authfile)
     if user is None:
         return "without a login"
-    return f"as {one_line(user)}, of {access.authfile or 'the logins of skopeo and docker'}"
+    return f"as {escape(user)}, of {access.authfile or 'the logins of skopeo and docker'}"
 
 
 def _skopeo_login(registry: str, authfile: Path | None = None) -> str | None:
@@ -214,7 +214,7 @@ def _parse(text: str, source: Reference) -> dict[str, Any]:
         record = None
     if not isinstance(record, dict):
         raise UserError(
-            f"{one_line(str(source))}: the answer is no manifest", hint="is it a container registry?"
+            f"{escape(str(source))}: the answer is no manifest", hint="is it a container registry?"
         )
     return record
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.config.overrides import recipe_and_flavor
-from launcher.errors import UserError, absolute_path, file_mode, nearest, nearest_files, one_line, shown
+from launcher.errors import UserError, absolute_path, escape, file_mode, literal, nearest, nearest_files
 from launcher.images.references import (
     SQUASHFS_SUFFIXES,
     Kind,
@@ -145,7 +145,7 @@ def locate(text: str, store: Path, config_dir: Path | None = None, template_dir:
         if stat.S_ISREG(mode):
             return path
         if mode or text.endswith(SQUASHFS_SUFFIXES):
-            raise UserError(f"{one_line(text)}: no such file", hint=nearest_files(path, SQUASHFS_SUFFIXES))
+            raise UserError(f"{escape(text)}: no such file", hint=nearest_files(path, SQUASHFS_SUFFIXES))
     for suffix in ("", *SQUASHFS_SUFFIXES):
         path = store / f"{text}{suffix}"
         if path.is_file() and path.name.endswith(SQUASHFS_SUFFIXES):
@@ -161,12 +161,12 @@ def locate(text: str, store: Path, config_dir: Path | None = None, template_dir:
         known = [*files, *recipes]
         near = nearest(text, known) or nearest(text, [Path(name).stem for name in files])
         hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(known) or 'none'}"
-        raise UserError(f"image={shown(text)}: there is no such image and no such recipe", hint=hint)
+        raise UserError(f"image={literal(text)}: there is no such image and no such recipe", hint=hint)
     reference = Reference.parse(text, "image")
     path = store / reference.file_name
     if path.is_file():
         return path
-    raise UserError(f"{path.name} is not in {one_line(str(store))}", hint=f"slipway image import {reference}")
+    raise UserError(f"{path.name} is not in {escape(str(store))}", hint=f"slipway image import {reference}")
 
 
 def _locate_recipe(store: Path, recipe: Recipe) -> Path:
@@ -177,7 +177,7 @@ def _locate_recipe(store: Path, recipe: Recipe) -> Path:
     older = [entry.path.name for entry in stored_images(store) if entry.path.name.startswith(prefix)]
     changed = f", but of the recipe as it was before: {', '.join(older)}" if older else ""
     raise UserError(
-        f"{recipe.file_name} is not in {one_line(str(store))}{changed}",
+        f"{recipe.file_name} is not in {escape(str(store))}{changed}",
         hint=f"slipway image build {recipe.name}:{recipe.flavor}",
     )
 

@@ -15,7 +15,7 @@ import shutil
 import stat
 from pathlib import Path, PurePosixPath
 
-from launcher.errors import UserError, one_line
+from launcher.errors import UserError, escape
 from launcher.images.store import ImageConfig
 
 _MOST_LINKS = 40
@@ -60,8 +60,8 @@ def configure(root: Path, config: ImageConfig, source: str) -> list[str]:
     if not config.entrypoint and not command:
         command = ["/bin/sh"]
     rc = _RC.format(
-        source=one_line(source),
-        labels="".join(f"# {one_line(name)} {one_line(value)}\n" for name, value in config.labels.items()),
+        source=escape(source),
+        labels="".join(f"# {escape(name)} {escape(value)}\n" for name, value in config.labels.items()),
         workdir=shlex.quote(config.workdir or "/"),
         entrypoint=" ".join(entrypoint),
         command=" ".join([*entrypoint, *command]),
@@ -76,8 +76,8 @@ def configure(root: Path, config: ImageConfig, source: str) -> list[str]:
         _write(etc / name, text)
     broken = [word.partition("=")[0] for word in config.env if word not in environment]
     odd = [path for path in config.volumes if path not in volumes]
-    notes = [f"the variable {one_line(name)} has a line break in it: left out" for name in broken]
-    return notes + [f"the volume {one_line(path)} is no plain path: left out" for path in odd]
+    notes = [f"the variable {escape(name)} has a line break in it: left out" for name in broken]
+    return notes + [f"the volume {escape(path)} is no plain path: left out" for path in odd]
 
 
 def _write(path: Path, text: str) -> None:
@@ -106,7 +106,7 @@ def resolve_inside(root: Path, name: str) -> Path:
             continue
         links += 1
         if links > _MOST_LINKS:
-            raise UserError(f"the image's {one_line(name)} is a link that goes in circles")
+            raise UserError(f"the image's {escape(name)} is a link that goes in circles")
         target = PurePosixPath(path.readlink())
         if target.is_absolute():
             place = PurePosixPath("/")

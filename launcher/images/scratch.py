@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from launcher.errors import UserError, explain_os_error, one_line
+from launcher.errors import UserError, escape, explain_os_error
 from launcher.file_systems import is_shared, mount_of, room_at
 from launcher.images.progress import format_size
 from launcher.images.tools import proc_number
@@ -136,7 +136,7 @@ def _lock_if_free(path: Path) -> Iterator[bool]:
 def _holder(path: Path) -> str:
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-        return one_line(f"process {record['pid']} of {record['user']} on {record['host']}")
+        return escape(f"process {record['pid']} of {record['user']} on {record['host']}")
     except (OSError, ValueError, TypeError, KeyError):
         return "another process"
 
@@ -243,7 +243,7 @@ def choose_scratch(
     home = look(target.parent)
     if home is not None and home.free < needs.final:
         raise UserError(
-            f"{one_line(str(target.parent))}: the image needs about {format_size(needs.final)} there, and "
+            f"{escape(str(target.parent))}: the image needs about {format_size(needs.final)} there, and "
             f"{format_size(home.free)} are free",
             hint="remove images that nobody uses, `slipway image prune`, or choose another directory: "
             "images_dir=DIR",
@@ -257,7 +257,7 @@ def choose_scratch(
         if (place := look(path.absolute())) is not None:
             places.setdefault(place.device, place)
     if temp_dir is not None and not places:
-        message = f"--temp-dir {one_line(str(temp_dir))}: not a writable directory"
+        message = f"--temp-dir {escape(str(temp_dir))}: not a writable directory"
         raise UserError(message, hint="make it, or choose another")
     # Files that stay need room too where they lie on the same file system.
     fitting = [
@@ -267,8 +267,8 @@ def choose_scratch(
     ]
     if fitting:
         return min(fitting, key=lambda place: (place.in_memory, place.shared, -place.free)).path
-    free = ", ".join(f"{format_size(place.free)} in {one_line(str(place.path))}" for place in places.values())
-    what = f"--temp-dir {one_line(str(temp_dir))} has too little room" if temp_dir else "no room to work in"
+    free = ", ".join(f"{format_size(place.free)} in {escape(str(place.path))}" for place in places.values())
+    what = f"--temp-dir {escape(str(temp_dir))} has too little room" if temp_dir else "no room to work in"
     raise UserError(
         f"{what}: unpacking the image needs about {format_size(needs.temporary)}"
         + (f", and there are {free}" if free else ""),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from launcher.errors import UserError, one_line
+from launcher.errors import UserError, escape
 from launcher.file_systems import is_shared
 from launcher.images import tools
 from launcher.images.progress import SILENT, ImageProgress
@@ -97,7 +97,7 @@ def read_superblock(path: Path) -> Superblock:
         fault = squashfs_fault(head, stream.seek(0, os.SEEK_END))
     if fault is not None:
         raise UserError(
-            f"{one_line(str(path))}: {fault}", hint="make it again: slipway image import ... --force"
+            f"{escape(str(path))}: {fault}", hint="make it again: slipway image import ... --force"
         )
     _, inodes, created, block_size, _, compressor, _, flags, *_, used = _SUPERBLOCK.unpack(head)
     name = _COMPRESSORS.get(compressor, f"unknown ({compressor})")
@@ -149,7 +149,7 @@ def read_texts(image: Path, names: Sequence[str]) -> dict[str, str]:
         # Not `-cat`, which unsquashfs has since 4.5 only. Names that are not in the image are no error to it.
         options = ("-no-progress", "-no-xattrs", "-no-wildcards")
         argv: list[str | Path] = ["unsquashfs", *options, "-d", root, image, *names]
-        tools.run(argv, doing=f"read {one_line(str(image))}", on_line=lambda _: None)
+        tools.run(argv, doing=f"read {escape(str(image))}", on_line=lambda _: None)
         return {name: text for name in names if (text := _text(root, name)) is not None}
 
 
@@ -201,5 +201,5 @@ def decompress_all(image: Path, progress: ImageProgress = SILENT) -> None:
 
 def _unreadable(image: Path, what: str, message: bytes) -> UserError:
     lines = message.decode(errors="replace").strip().splitlines() or ["unsquashfs does not say why"]
-    reason = one_line(lines[0])[:_QUOTED_LETTERS]
-    return UserError(f"{one_line(str(image))}: {what} cannot be read: {reason}")
+    reason = escape(lines[0])[:_QUOTED_LETTERS]
+    return UserError(f"{escape(str(image))}: {what} cannot be read: {reason}")

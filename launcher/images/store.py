@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from launcher.errors import UserError, one_line
+from launcher.errors import UserError, escape
 from launcher.images.references import SQUASHFS_SUFFIXES
 from launcher.images.squashfs import AUTO, SQUASH_OPTIONS, read_superblock
 from supervisor.files import write_atomic
@@ -172,7 +172,7 @@ class CacheHit(NamedTuple):
 
 def match_stored(entry: Stored, digest: str | None, compression: str) -> CacheHit:
     """Compare a file that has the name of an image with the image; any compression will do for ``auto``."""
-    name = one_line(entry.path.name)
+    name = escape(entry.path.name)
     try:
         read_superblock(entry.path)
     except UserError as error:

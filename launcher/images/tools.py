@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from launcher.errors import UserError, end_of, one_line
+from launcher.errors import UserError, end_of, escape
 from launcher.secrecy import without_secrets
 
 # The first that works builds: who has a docker that works has layers in its cache.
@@ -360,14 +360,14 @@ def explain_failure(
     if plain_http or any("http://" in line for line in lines):
         hint = hint.replace("https://REGISTRY", "http://REGISTRY")
         hint = hint.replace("list-tags docker", "list-tags --tls-verify=false docker")
-    words = [f"{name}: {end_of(one_line(without_secrets(_strip_log(line))))}" for line in quoted]
+    words = [f"{name}: {end_of(escape(without_secrets(_strip_log(line))))}" for line in quoted]
     return ToolError(doing, why, words, fill_names(hint, names or {}))
 
 
 def fill_names(hint: str, names: Mapping[str, str]) -> str:
     """Return a hint with the names of an image filled in, so that it can be pasted."""
     for word, value in names.items():
-        hint = hint.replace(word, one_line(value))
+        hint = hint.replace(word, escape(value))
     return hint
 
 

@@ -14,7 +14,7 @@ from launcher.errors import UserError
 from launcher.jobs.acting import Effect, Outcome, failures, give_up, is_unanswered, over
 from launcher.jobs.launches import Launch, adopt, by_scheduler, read_launch
 from launcher.jobs.status import LaunchStatus, poll
-from launcher.runs.paths import short
+from launcher.runs.paths import display_path
 from launcher.runs.provenance import user
 from launcher.runs.receipts import acts
 from launcher.schedulers.base import ChainJobs, FoundJobs, Scheduler
@@ -113,7 +113,7 @@ def with_followers(targets: Sequence[LaunchStatus]) -> list[LaunchStatus]:
         try:
             stages = read_stages(directory).after
         except (OSError, ValueError) as error:
-            _logger.warning(_UNKNOWN_STAGES, short(directory / NAME), error, target.run)
+            _logger.warning(_UNKNOWN_STAGES, display_path(directory / NAME), error, target.run)
             continue
         followers += [Path(stage.directory) for stage in stages if stage.needs_success]
     launches = []

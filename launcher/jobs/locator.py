@@ -18,7 +18,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TypeVar
 
-from launcher.errors import UserError, one_line
+from launcher.errors import UserError, escape
 from launcher.runs.index import Entry, Index, entry_of
 from launcher.runs.manifest import read_manifest
 from launcher.runs.paths import LAUNCHES, launch_dir_of, launch_numbers, submitted_tag
@@ -112,9 +112,9 @@ class RunLocator:
             if script is not None and _run_of(script):
                 removed = script
             elif script is not None:
-                self.remarks.append(f"there is a job {job_id} of {one_line(str(script))}, which is in no run")
+                self.remarks.append(f"there is a job {job_id} of {escape(str(script))}, which is in no run")
         if removed is not None:
-            message = f"job {job_id} is of a launch that was removed: {one_line(str(removed))}"
+            message = f"job {job_id} is of a launch that was removed: {escape(str(removed))}"
             raise UserError(message, hint=f"to end it: scancel {job_id}")
         return []
 
@@ -175,8 +175,8 @@ class RunLocator:
                 clusters.append(slurm(conf, _SECONDS))
                 continue
             at = time.strftime("%H:%M", time.localtime(since))
-            remark = f"SLURM_CONF={one_line(conf)} did not answer at {at}, and was not asked again"
-            self.remarks.append(f"{remark}; to ask it: export SLURM_CONF={one_line(shlex.quote(conf))}")
+            remark = f"SLURM_CONF={escape(conf)} did not answer at {at}, and was not asked again"
+            self.remarks.append(f"{remark}; to ask it: export SLURM_CONF={escape(shlex.quote(conf))}")
         return clusters
 
     @cached_property
@@ -190,7 +190,7 @@ class RunLocator:
         self._silent.add(cluster.slurm_conf)
         if cluster.slurm_conf:
             self.index.note_silence(cluster.slurm_conf, time.time())
-        where = f"SLURM_CONF={one_line(cluster.slurm_conf)}: " if cluster.slurm_conf else ""
+        where = f"SLURM_CONF={escape(cluster.slurm_conf)}: " if cluster.slurm_conf else ""
         self.remarks.append(where + error.message.splitlines()[0])
 
 

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from launcher.errors import UserError, file_mode, nearest, one_line
+from launcher.errors import UserError, escape, file_mode, nearest
 from launcher.jobs.locator import RunLocator, entries_of, is_run, runs_below
 from launcher.runs import provenance
 from launcher.runs.index import Entry
-from launcher.runs.paths import LAUNCHES, find_runs, launch_numbers, short
+from launcher.runs.paths import LAUNCHES, display_path, find_runs, launch_numbers
 from supervisor.marks import later_jobs
 
 _JOB = re.compile(r"(\d+)(?:_(\d+))?", re.ASCII)
@@ -106,7 +106,7 @@ def _by_job(word: str, locator: RunLocator) -> RunRef | None:
     if _is_point(newest, job_id):  # the array of a sweep: its other points are no alternatives
         array = newest.run_dir.parent
         older = [entry for entry in older if not (_is_point(entry, job_id) and entry.run_dir.parent == array)]
-    others = ", ".join(f"{short(entry.run_dir)} ({entry.created})" for entry in reversed(older))
+    others = ", ".join(f"{display_path(entry.run_dir)} ({entry.created})" for entry in reversed(older))
     note = f"several launches had a job {job_id}; the newest is taken, not that of {others}"
     return RunRef(newest.run_dir, newest.number, task, (note,) if older else (), job_id)
 
@@ -180,10 +180,10 @@ def _chosen(word: str, run_dirs: Sequence[Path], locator: RunLocator) -> Path:
     if len(left) == 1:
         return left[0].run_dir
     choices = "\n".join(
-        one_line(f"{short(entry.run_dir)}  ({entry.user}, {entry.created})") for entry in left
+        escape(f"{display_path(entry.run_dir)}  ({entry.user}, {entry.created})") for entry in left
     )
     raise UserError(
-        f"there are several runs {one_line(repr(word))}; name the one you mean by its directory", hint=choices
+        f"there are several runs {escape(repr(word))}; name the one you mean by its directory", hint=choices
     )
 
 
@@ -193,8 +193,8 @@ def _not_found(word: str, locator: RunLocator) -> UserError:
     if _JOB.fullmatch(word):
         what = f"there is no run {word!r}, and no launch of a job of that id is known"
     else:
-        what = f"there is no run {one_line(repr(word))}: neither a path in one nor a name that is known"
-    trees = [one_line(shlex.quote(short(tree))) for tree in locator.trees]
+        what = f"there is no run {escape(repr(word))}: neither a path in one nor a name that is known"
+    trees = [escape(shlex.quote(display_path(tree))) for tree in locator.trees]
     looked = f"looked in {', '.join(trees[:_MAX_NAMED])}"
     more = f" and {len(trees) - _MAX_NAMED} more" if len(trees) > _MAX_NAMED else ""
     hints = [
@@ -212,7 +212,7 @@ def _spelling(word: str, names: Sequence[str]) -> str:
     if near:
         return f"did you mean {near[0]!r}?"
     more = ", ..." if len(names) > _MAX_NAMED else ""
-    return f"runs: {', '.join(map(one_line, names[:_MAX_NAMED])) or 'none'}{more}"
+    return f"runs: {', '.join(map(escape, names[:_MAX_NAMED])) or 'none'}{more}"
 
 
 def _holds_runs(word: str) -> list[str]:

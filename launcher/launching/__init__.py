@@ -21,7 +21,7 @@ from launcher.launching.submission import submit, validate
 from launcher.launching.writing import record_job, write_draft
 from launcher.runs.index import Index, entry_of
 from launcher.runs.manifest import Manifest, write_manifest
-from launcher.runs.paths import LAUNCHES, LaunchPaths, short
+from launcher.runs.paths import LAUNCHES, LaunchPaths, display_path
 from launcher.runs.write import (
     discard_launch,
     make_directories,
@@ -233,7 +233,7 @@ def _submit_stage(
         record_job(paths, manifest)
     except OSError as error:
         # The job is there, and is found by its tag: that its id is not on record must not hide it.
-        directory = short(paths.directory)
+        directory = display_path(paths.directory)
         warnings.append(f"the job's id could not be written into {directory}: {error.strerror}")
     Index().remember([entry_of(paths.run_dir, paths.number, manifest, manifest.job_id)])
     if manifest.links > 1 and not manifest.from_job:
@@ -264,7 +264,7 @@ def _submit(stage: _Ready, manifest: Manifest) -> tuple[Manifest, list[str]]:
             return replace(manifest, excluded=[]).submitted_as(job_id), [warning]
     except NoAnswer as error:
         _keep(paths, manifest.lost(error.message))
-        where = shlex.quote(short(paths.run_dir))
+        where = shlex.quote(display_path(paths.run_dir))
         raise NoAnswer(
             error.message,
             hint=f"whether launch {paths.number} became a job is not known: slipway status {where}\n"

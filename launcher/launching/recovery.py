@@ -15,7 +15,7 @@ from launcher.launching.submission import keep_one
 from launcher.launching.writing import record_job
 from launcher.runs import provenance
 from launcher.runs.manifest import Manifest, write_manifest
-from launcher.runs.paths import launch_numbers, short
+from launcher.runs.paths import display_path, launch_numbers
 from launcher.schedulers.local import is_alive
 from supervisor.marks import GIVEN_UP, claim, job_of
 
@@ -43,7 +43,7 @@ def reconcile_unconfirmed(run_dir: Path) -> None:
     }
     jobs = [job for launch in unconfirmed if (job := _reconcile(launch, jobs_by_tag)) is not None]
     if jobs:
-        where = shlex.quote(short(run_dir))
+        where = shlex.quote(display_path(run_dir))
         raise UserError(
             "; ".join(jobs),
             hint=f"how it is: slipway status {where}\n"
@@ -114,7 +114,7 @@ def _reconcile(launch: Launch, jobs_by_tag: Mapping[str, Sequence[str]]) -> str 
 
 def _not_known(launch: Launch, why: str) -> UserError:
     name, number = launch.manifest.run, launch.paths.number
-    directory = shlex.quote(short(launch.paths.directory))
+    directory = shlex.quote(display_path(launch.paths.directory))
     return UserError(
         f"whether launch {number} of {name} became a job is not known: {why}",
         hint="launching now could double it: try again once that can be told\n"

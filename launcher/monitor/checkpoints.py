@@ -12,7 +12,7 @@ from typing import Any
 
 from launcher.errors import shortened
 from launcher.jobs.launches import Launch
-from launcher.runs.paths import LaunchPaths, short
+from launcher.runs.paths import LaunchPaths, display_path
 from launcher.runs.trained import checkpoints_of, node
 from supervisor.checkpoints import LAST, MARKER, TRACKER, UNFINISHED, step_of
 from supervisor.files import open_regular, read_json, read_text, unix_time, whole
@@ -38,7 +38,7 @@ def find_saved(config: Mapping[str, Any], paths: LaunchPaths, engine: str) -> Sa
         return find(directory)
     except (OSError, ValueError) as error:
         wrong = (getattr(error, "strerror", None) or str(error)).lower()
-        return SavedCheckpoint(short(directory), wrong=wrong)
+        return SavedCheckpoint(display_path(directory), wrong=wrong)
 
 
 def _megatron(directory: Path) -> SavedCheckpoint:
@@ -55,9 +55,9 @@ def _megatron(directory: Path) -> SavedCheckpoint:
     for _, step, path, files in sorted(marked, key=lambda item: item[:2], reverse=True):
         damaged = next((name for name, size in files.items() if _size(path / name) != size), None)
         if damaged is None:
-            return SavedCheckpoint(short(directory), step, path.name, "; ".join(wrong) or None)
+            return SavedCheckpoint(display_path(directory), step, path.name, "; ".join(wrong) or None)
         wrong.append(f"{path.name}: {damaged} is missing or has another size than {MARKER} says")
-    return SavedCheckpoint(short(directory), wrong="; ".join(wrong) or None)
+    return SavedCheckpoint(display_path(directory), wrong="; ".join(wrong) or None)
 
 
 def _size(path: Path) -> int | None:
@@ -73,15 +73,15 @@ def _nemo(directory: Path) -> SavedCheckpoint:
     torn = [name for name in last if f"{name}{UNFINISHED}" in names]
     complete = [(step_of(name), name) for name in last if name not in torn]
     step, name = max(complete, default=(None, None))
-    return SavedCheckpoint(short(directory), step, name, f"{torn[0]} is unfinished" if torn else None)
+    return SavedCheckpoint(display_path(directory), step, name, f"{torn[0]} is unfinished" if torn else None)
 
 
 def _megatron_lm(directory: Path) -> SavedCheckpoint:
     """Inspect Megatron-LM's checkpoints: a file names the newest complete iteration."""
     text = read_text(directory / TRACKER).strip()
     if not re.fullmatch(r"[0-9]{1,15}", text, re.ASCII):
-        return SavedCheckpoint(short(directory), wrong=f"{TRACKER} says {shortened(repr(text))}")
-    return SavedCheckpoint(short(directory), int(text), f"iter_{int(text):07d}")
+        return SavedCheckpoint(display_path(directory), wrong=f"{TRACKER} says {shortened(repr(text))}")
+    return SavedCheckpoint(display_path(directory), int(text), f"iter_{int(text):07d}")
 
 
 FILE_NAME = "damaged_checkpoints.jsonl"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import one_line
+from launcher.errors import escape
 from launcher.runs.paths import EVALUATIONS
 from launcher.runs.trained import node
 from launcher.ui import tables
@@ -52,7 +52,7 @@ def read_evaluations(run_dir: Path) -> list[Evaluation]:
         with contextlib.suppress(OSError, ValueError):
             content = read_json(directory / f"step-{step}.json")
             tasks = node(content, "lm_eval")
-            mains = [(one_line(task), _main_metric(node(tasks, task))) for task in tasks]
+            mains = [(escape(task), _main_metric(node(tasks, task))) for task in tasks]
             metrics = {task: main for task, main in mains if main is not None}
             evaluations.append(Evaluation(step, _finite(node(content, "perplexity").get("loss")), metrics))
     return evaluations
@@ -62,7 +62,7 @@ def _main_metric(values: Mapping[str, Any]) -> tuple[str, float, float | None] |
     numbers = {name: number for name in values if (number := _finite(values[name])) is not None}
     names = [*_MAIN, *sorted(numbers)]
     main = next((name for name in names if name in numbers and not name.endswith(_STDERR)), None)
-    return (one_line(main), numbers[main], numbers.get(f"{main}{_STDERR}")) if main is not None else None
+    return (escape(main), numbers[main], numbers.get(f"{main}{_STDERR}")) if main is not None else None
 
 
 def _finite(value: Any) -> float | None:

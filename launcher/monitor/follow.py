@@ -10,14 +10,14 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
-from launcher.errors import WATCHING_ENDED, one_line
+from launcher.errors import WATCHING_ENDED, escape
 from launcher.jobs.launches import Launch, open_launch
 from launcher.monitor.events import End, Event, HeldOut, Progress, Start, Train, Validation
 from launcher.monitor.logs import failed_task_logs, last_lines, newest_log, rank_failures
 from launcher.monitor.polling import JobPoller
 from launcher.monitor.readers import open_reader
 from launcher.monitor.run_status import state_words
-from launcher.runs.paths import short
+from launcher.runs.paths import display_path
 from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
 from launcher.ui import tables
@@ -70,7 +70,7 @@ def follow_and_tell(run_dir: Path, number: int | None = None) -> int:
     try:
         status = follow_launch(launch, view)
     except KeyboardInterrupt:
-        run = short(launch.paths.run_dir)
+        run = display_path(launch.paths.run_dir)
         print(
             f"\nstopped following; job {launch.job} continues.\n"
             f"  follow it again:  {shlex.join(['slipway', 'follow', run])}\n"
@@ -86,7 +86,7 @@ def follow_and_tell(run_dir: Path, number: int | None = None) -> int:
 def _failure_message(launch: Launch, status: JobStatus) -> str:
     reason = f" ({status.full_reason})" if status.full_reason else ""
     job = f"Job {launch.job_in(status)} of {launch.manifest.run}"
-    lines = [one_line(f"{job}: {status.state.value}{reason}")]
+    lines = [escape(f"{job}: {status.state.value}{reason}")]
     if status.state in (State.NOT_SUBMITTED, State.INTERRUPTED) or not launch.manifest.job_id:
         return lines[0]
     # Slurm's own messages are in .out; with a separate stderr, the traceback is in .err.
@@ -94,13 +94,13 @@ def _failure_message(launch: Launch, status: JobStatus) -> str:
     logs = [*failed_task_logs(launch, status).values(), *logs]
     log = next((log for log in logs if log.is_file() and log.stat().st_size), None)
     if log is None:
-        return f"{lines[0]}\nIt has no log: {short(launch.log())} is missing or empty"
-    lines.append(f"The end of {short(log)}:")
+        return f"{lines[0]}\nIt has no log: {display_path(launch.log())} is missing or empty"
+    lines.append(f"The end of {display_path(log)}:")
     lines += [f"  {line}" for line in last_lines(log, _FAILURE_LINES).splitlines()]
-    lines.append(f"The full log: {short(log)}")
+    lines.append(f"The full log: {display_path(log)}")
     for failure in rank_failures(launch)[:1]:
-        path = short(Path(failure.path))
-        lines.append(f"Rank {failure.rank} failed first: {one_line(failure.error)}: {path}")
+        path = display_path(Path(failure.path))
+        lines.append(f"Rank {failure.rank} failed first: {escape(failure.error)}: {path}")
     return "\n".join(lines)
 
 
@@ -121,7 +121,7 @@ class LinesView:
     def __enter__(self) -> None:
         manifest = self._launch.manifest
         launch = f"{manifest.run}, launch {self._launch.paths.number}, job {self._launch.job}"
-        print(one_line(launch), flush=True)
+        print(escape(launch), flush=True)
 
     def __exit__(self, *exception: object) -> None:
         """Leave what was printed."""
@@ -177,4 +177,4 @@ class LinesView:
 
 
 def _print(line: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')}  {one_line(line)}", flush=True)
+    print(f"{time.strftime('%H:%M:%S')}  {escape(line)}", flush=True)

@@ -54,7 +54,7 @@ class AttemptRow:
     Times are in Unix seconds. `reading` is the diagnosis of its end, with a remedy.
     """
 
-    life: JobAttempt
+    attempt: JobAttempt
     state: str
     reason: str | None
     steps: Steps
@@ -65,19 +65,19 @@ class AttemptRow:
     @property
     def elapsed(self) -> float | None:
         """The elapsed seconds, if both start and end left a mark."""
-        life = self.life
-        return life.ended - life.started if life.ended is not None and life.started is not None else None
+        started, ended = self.attempt.started, self.attempt.ended
+        return ended - started if ended is not None and started is not None else None
 
     def to_json(self) -> dict[str, Any]:
-        life = self.life
+        attempt = self.attempt
         return {
-            "job_id": life.job_id,
-            "life": life.number,
+            "job_id": attempt.job_id,
+            "life": attempt.number,
             **attributes(self, "link", "state", "reason"),
-            **attributes(life, "exit_code", "started", "ended"),
-            "node_list": life.nodes,
-            "avoids": life.avoids,
-            "failures_before": life.failures,
+            **attributes(attempt, "exit_code", "started", "ended"),
+            "node_list": attempt.nodes,
+            "avoids": attempt.avoids,
+            "failures_before": attempt.failures,
             "reading": self.reading.to_json() if self.reading else None,
             "damaged_checkpoints": [asdict(checkpoint) for checkpoint in self.damaged],
             **self.steps.to_json(),
@@ -88,14 +88,14 @@ class AttemptRow:
 class LaunchRow:
     """A launch; `launch` is ``None`` if its manifest cannot be read, and `status` then has the reason.
 
-    `reading` is the diagnosis of its job's end if it had one attempt; otherwise `lives` have theirs.
+    `reading` is the diagnosis of its job's end if it had one attempt; otherwise `attempts` have theirs.
     """
 
     number: int
     launch: Launch | None
     status: JobStatus
     steps: Steps = Steps()
-    lives: Sequence[AttemptRow] = ()
+    attempts: Sequence[AttemptRow] = ()
     started: float | None = None
     changes: Changes = field(default_factory=Changes)
     reading: Diagnosis | None = None
@@ -138,7 +138,7 @@ class LaunchRow:
             "differs": self.differs.to_json() if self.differs else None,
             "reading": self.reading.to_json() if self.reading else None,
             "damaged_checkpoints": [asdict(checkpoint) for checkpoint in self.damaged],
-            "lives": [life.to_json() for life in self.lives],
+            "lives": [attempt.to_json() for attempt in self.attempts],
         }
 
 
@@ -159,11 +159,12 @@ def history(run_dir: Path) -> list[LaunchRow]:
 def _row(item: LaunchStatus, before: Launch | None) -> LaunchRow:
     launch, status = item.launch, item.status
     assert launch is not None
-    lives = launch.attempts
-    several = len(lives) > 1 or launch.is_chain
+    attempts = launch.attempts
+    first = attempts[0] if attempts else None
+    several = len(attempts) > 1 or launch.is_chain
     # Tasks of an array run at once, and their events cannot be told apart.
-    alone = len({life.job_id for life in lives}) == 1 or launch.is_chain
-    stretches = _stretches(lives) if several and alone else []
+    alone = len({attempt.job_id for attempt in attempts}) == 1 or launch.is_chain
+    stretches = _stretches(attempts) if several and alone else []
     whole = _Stretch()
     with contextlib.suppress(OSError):  # another user's run that may not be read
         for event in all_events(launch) if several else newest_events(launch):
@@ -182,12 +183,12 @@ def _row(item: LaunchStatus, before: Launch | None) -> LaunchRow:
         launch=launch,
         status=status,
         steps=whole.steps,
-        lives=_lives(launch, lives, status, stretches or [_Stretch()] * len(lives)) if several else (),
-        started=lives[0].started if lives else None,
+        attempts=_attempt_rows(launch, attempts, status, stretches) if several else (),
+        started=first.started if first else None,
         changes=changes,
         damaged=damaged,
         # A job without a verdict of its own is of an earlier version, or lost its node: its state is enough.
-        reading=_reading(launch, lives[0], status) if not several and lives and lives[0].verdict else None,
+        reading=_reading(launch, first, status) if not several and first and first.verdict else None,
     )
 
 
@@ -214,38 +215,38 @@ class _Stretch:
         return Steps(self._first, self._progress.step, self._progress.loss)
 
 
-def _stretches(lives: Sequence[JobAttempt]) -> list[_Stretch]:
+def _stretches(attempts: Sequence[JobAttempt]) -> list[_Stretch]:
     """Return the stretch of each attempt, until the next one began; marks have whole seconds."""
-    begins = [life.started for life in lives]
-    for index, (before, life) in enumerate(itertools.pairwise(lives), start=1):
-        if before.ended is not None and life.started is not None:
-            begins[index] = max(life.started, before.ended + 1)
+    begins = [attempt.started for attempt in attempts]
+    for index, (before, attempt) in enumerate(itertools.pairwise(attempts), start=1):
+        if before.ended is not None and attempt.started is not None:
+            begins[index] = max(attempt.started, before.ended + 1)
     return [_Stretch(begin, end) for begin, end in itertools.pairwise([*begins, None])]
 
 
-def _lives(
-    launch: Launch, lives: Sequence[JobAttempt], status: JobStatus, stretches: Sequence[_Stretch]
+def _attempt_rows(
+    launch: Launch, attempts: Sequence[JobAttempt], status: JobStatus, stretches: Sequence[_Stretch]
 ) -> list[AttemptRow]:
-    last = {life.job_id: life for life in lives}
+    last = {attempt.job_id: attempt for attempt in attempts}
     rows = []
-    for life, stretch in zip(lives, stretches, strict=True):
-        is_last = last[life.job_id] is life
-        job_status = status.chain.jobs.get(life.job_id, status) if status.chain else status
-        state, reason = _end_of(life, job_status, is_last=is_last)
-        link = life.link if launch.is_chain else None
-        reading = _reading(launch, life, job_status) if launch.is_chain and is_last else None
-        rows.append(AttemptRow(life, state, reason, stretch.steps, link, reading, stretch.damaged))
+    for attempt, stretch in zip(attempts, stretches or [_Stretch()] * len(attempts), strict=True):
+        is_last = last[attempt.job_id] is attempt
+        job_status = status.chain.jobs.get(attempt.job_id, status) if status.chain else status
+        state, reason = _end_of(attempt, job_status, is_last=is_last)
+        link = attempt.link if launch.is_chain else None
+        reading = _reading(launch, attempt, job_status) if launch.is_chain and is_last else None
+        rows.append(AttemptRow(attempt, state, reason, stretch.steps, link, reading, stretch.damaged))
     return rows
 
 
-def _reading(launch: Launch, life: JobAttempt, status: JobStatus) -> Diagnosis | None:
+def _reading(launch: Launch, attempt: JobAttempt, status: JobStatus) -> Diagnosis | None:
     """Return the diagnosis of a link's end; ``None`` if its state says enough."""
     if status.state.is_live or status.state.is_good:
         return None
-    logs = [launch.paths.log(life.job_id, extension) for extension in ("out", "err")]
+    logs = [launch.paths.log(attempt.job_id, extension) for extension in ("out", "err")]
     is_known = status.state.is_final
     return diagnose(
-        life,
+        attempt,
         logs,
         launch.paths.results / FAILURES,
         state=status.state.value if is_known else None,
@@ -255,16 +256,16 @@ def _reading(launch: Launch, life: JobAttempt, status: JobStatus) -> Diagnosis |
     )
 
 
-def _end_of(life: JobAttempt, status: JobStatus, *, is_last: bool) -> tuple[str, str | None]:
+def _end_of(attempt: JobAttempt, status: JobStatus, *, is_last: bool) -> tuple[str, str | None]:
     if not is_last:
-        return REQUEUED, "no mark of its end" if life.exit_code is None else exit_reason(life.exit_code)
-    if life.task is None:
+        return REQUEUED, "no mark of its end" if attempt.exit_code is None else exit_reason(attempt.exit_code)
+    if attempt.task is None:
         return status.state.value, status.reason
-    state = status.tasks.get(life.task)
-    if life.exit_code is None:
+    state = status.tasks.get(attempt.task)
+    if attempt.exit_code is None:
         return (state or status.state).value, None
-    reason = exit_reason(life.exit_code) if life.exit_code else None
-    return (state or (State.FAILED if life.exit_code else State.COMPLETED)).value, reason
+    reason = exit_reason(attempt.exit_code) if attempt.exit_code else None
+    return (state or (State.FAILED if attempt.exit_code else State.COMPLETED)).value, reason
 
 
 # --- the diagnosis of an attempt

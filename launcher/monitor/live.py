@@ -16,7 +16,7 @@ from rich.spinner import Spinner
 from rich.table import Column, Table
 from rich.text import Text
 
-from launcher.errors import one_line
+from launcher.errors import escape
 from launcher.jobs.launches import Launch
 from launcher.monitor.events import Event, Progress, Train
 from launcher.monitor.run_status import state_words
@@ -65,7 +65,7 @@ class LiveView(Live):
             )
             body += [_bar(status, progress), train, _held_out(progress)]
         manifest = self._launch.manifest
-        title = Text.assemble((one_line(manifest.run), "bold"), f" · launch {self._launch.paths.number}")
+        title = Text.assemble((escape(manifest.run), "bold"), f" · launch {self._launch.paths.number}")
         shape = Text(tables.tasks(self._launch.nodes, manifest.tasks_per_node), style="dim")
         style = colour(status.state) if status.state.is_final else "dim"
         return Panel(
@@ -83,7 +83,7 @@ class LiveView(Live):
         job = state_words(self._launch, status)[0]
         line = Text.assemble(f"{job}  ", (status.state.value, colour(status.state)))
         if status.reason:
-            line.append(f" ({one_line(status.reason)})", "dim")
+            line.append(f" ({escape(status.reason)})", "dim")
         if status.nodes:
             line.append(f" on {status.nodes}")
         if status.elapsed and status.state is not State.PENDING:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.errors import one_line
+from launcher.errors import escape
 from launcher.jobs.launches import Launch
 from launcher.monitor.events import blocks_back
 from launcher.monitor.polling import JobPoller
@@ -88,8 +88,8 @@ def modified(path: Path) -> float:
 
 def began(launch: Launch) -> float:
     """Return the start of the newest of several attempts in Unix seconds, else 0: earlier errors are old."""
-    lives = launch.attempts
-    return (lives[-1].started or 0.0) if len(lives) > 1 else 0.0
+    attempts = launch.attempts
+    return (attempts[-1].started or 0.0) if len(attempts) > 1 else 0.0
 
 
 def rank_failures(launch: Launch) -> list[Left]:
@@ -200,7 +200,7 @@ def follow_log(
             # The state first: once the job is known to have ended, everything that it wrote is there.
             status = of_part(watch.status, task, link)
             over = status.state.is_final or watch.is_blind
-            reason = f" ({one_line(status.reason)})" if status.reason else ""
+            reason = f" ({escape(status.reason)})" if status.reason else ""
             state = f"the job is {status.state.value}{reason}"
             has_text = read_all(reader, write)
             if has_text:

@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import shown
+from launcher.errors import literal
 from launcher.jobs.launches import Launch
 from launcher.runs.manifest import Manifest
-from launcher.runs.paths import short
+from launcher.runs.paths import display_path
 from launcher.secrecy import recorded, redacted
 from launcher.ui import tables
 from launcher.ui.tables import moment
@@ -55,7 +55,7 @@ class Difference:
 
     def lines(self) -> list[str]:
         """Return the difference as lines for people."""
-        changes = [f"{key}: {shown(old)} → {shown(new)}" for key, (old, new) in self.changes.items()]
+        changes = [f"{key}: {literal(old)} → {literal(new)}" for key, (old, new) in self.changes.items()]
         more = [f"and {len(changes) - _MOST_SHOWN} more"] if len(changes) > _MOST_SHOWN else []
         first = f"a different training than launch {self.launch}:"
         return [first, *(f"  {line}" for line in (*changes[:_MOST_SHOWN], *more))]
@@ -150,7 +150,7 @@ def provenance_rows(launch: Launch) -> list[tuple[str, str]]:
         ("job's code", tables.text(record["job_git"])),
         ("tag", manifest.tag),
         ("refused", tables.text(manifest.error)),
-        ("directory", short(launch.paths.directory)),
+        ("directory", display_path(launch.paths.directory)),
         *(("file", Path(path).name) for path in record["files"]),
     ]
     known = [(name, value) for name, value in pairs if value != tables.UNKNOWN]
@@ -166,7 +166,7 @@ def _checkout(commit: str | None, dirty: bool | None) -> str:
 
 
 def _diff(launch: Launch, name: str | None) -> str:
-    return short(launch.paths.directory / name) if isinstance(name, str) else tables.UNKNOWN
+    return display_path(launch.paths.directory / name) if isinstance(name, str) else tables.UNKNOWN
 
 
 def _excluded(node: Mapping[str, Any]) -> str:

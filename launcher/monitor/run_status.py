@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import one_line
+from launcher.errors import escape
 from launcher.jobs.launches import Launch
 from launcher.jobs.status import LaunchStatus, current_statuses
 from launcher.monitor.checkpoints import DamagedCheckpoint, damaged_checkpoints, summary
@@ -56,10 +56,10 @@ def transitions_of(launch: Launch, status: JobStatus) -> Transitions:
     attempts = launch.attempts
     if status.state is State.PENDING:
         # The job may have been requeued, or the previous link has just ended.
-        last = _latest([created, *(life.ended for life in attempts)])
+        last = _latest([created, *(attempt.ended for attempt in attempts)])
         return Transitions(created, last_transition=last)
-    lives = [life for life in attempts if job_id in (life.job_id, life.job_id.partition("_")[0])]
-    newest = list({life.job_id: life for life in lives}.values())  # of each task, or of the one job
+    own = (attempt for attempt in attempts if job_id in (attempt.job_id, attempt.job_id.partition("_")[0]))
+    newest = list({attempt.job_id: attempt for attempt in own}.values())  # of each task, or of the one job
     started = _started(newest, status)
     if status.state.is_final:
         ended = _ended(launch, job_id, newest, status, started)
@@ -67,21 +67,21 @@ def transitions_of(launch: Launch, status: JobStatus) -> Transitions:
     return Transitions(created, started, last_transition=None if status.state is State.UNKNOWN else started)
 
 
-def _started(lives: Sequence[JobAttempt], status: JobStatus) -> float | None:
-    starts = [life.started for life in lives if life.started is not None]
+def _started(attempts: Sequence[JobAttempt], status: JobStatus) -> float | None:
+    starts = [attempt.started for attempt in attempts if attempt.started is not None]
     # An attempt that is over is not the running one.
-    if starts and (status.state.is_final or not all(life.is_over for life in lives)):
+    if starts and (status.state.is_final or not all(attempt.is_over for attempt in attempts)):
         return min(starts)
     elapsed = _elapsed_seconds(status)
     return time.time() - elapsed if elapsed is not None and status.state is State.RUNNING else None
 
 
 def _ended(
-    launch: Launch, job_id: str, lives: Sequence[JobAttempt], status: JobStatus, started: float | None
+    launch: Launch, job_id: str, attempts: Sequence[JobAttempt], status: JobStatus, started: float | None
 ) -> float | None:
     """Return the end on record: the job's own, its cancellation, start plus elapsed time, or Slurm's end."""
-    if lives and all(life.ended is not None for life in lives):
-        return _latest(life.ended for life in lives)
+    if attempts and all(attempt.ended is not None for attempt in attempts):
+        return _latest(attempt.ended for attempt in attempts)
     by_user = cancelled_at(launch.paths.directory, job_id)
     if by_user is not None:
         return by_user
@@ -182,7 +182,7 @@ class StatusRow(LaunchStatus):
             "USER": manifest.user if manifest and manifest.user != _me() else None,
             REASON: "; ".join(filter(None, [status.full_reason, differs, summary(self.damaged)])),
         }
-        return {name: one_line(tables.text(value)) for name, value in values.items()}
+        return {name: escape(tables.text(value)) for name, value in values.items()}
 
     def to_json(self) -> dict[str, Any]:
         """Return the status for programs; a number that is not finite is a string, ``"nan"``."""

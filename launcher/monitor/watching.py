@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.errors import one_line
+from launcher.errors import escape
 from launcher.monitor.polling import Poller, backoff
 from launcher.monitor.run_status import StatusRow, as_table, state_words
 from launcher.schedulers.base import JobStatus
@@ -152,7 +152,7 @@ def as_line(row: StatusRow) -> str:
         parts.append(f"step {tables.steps(progress.step, progress.max_steps)}")
     if progress.loss is not None:
         parts.append(f"loss {tables.loss(progress.loss)}")
-    return one_line("  ".join(parts))
+    return escape("  ".join(parts))
 
 
 def watch_on_screen(poller: StatusPoller, interval: float) -> Snapshot:

@@ -185,7 +185,7 @@ def header_lines(plan: Plan) -> list[RawShell]:
     flags = [*_flags(plan), ("output", f"{log}.out")]
     if not plan.job.merge_stderr:
         flags.append(("error", f"{log}.err"))
-    flags.append(("open-mode", "append"))  # a requeued job keeps what its first life said
+    flags.append(("open-mode", "append"))  # a requeued job keeps what its first attempt said
     return [
         RawShell(f"--{flag}" if value is True else f"--{flag}={quote_header(value)}") for flag, value in flags
     ]

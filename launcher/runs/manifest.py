@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import UserError, one_line, shortened
+from launcher.errors import UserError, escape, shortened
 from launcher.runs.paths import LAUNCHES, MANIFEST, launch_numbers
 from supervisor.files import UnfitFile, is_job_id, read_json, read_text, write_atomic
 
@@ -150,7 +150,7 @@ def read_manifest(launch_dir: Path) -> Manifest:
     except OSError as error:
         raise UserError(f"{path}: {(error.strerror or str(error)).lower()}") from error
     except (ValueError, TypeError, AttributeError) as error:
-        raise UserError(f"{path} is not a launch's manifest: {one_line(str(error))}") from error
+        raise UserError(f"{path} is not a launch's manifest: {escape(str(error))}") from error
 
 
 def _check(manifest: Manifest) -> None:

@@ -143,7 +143,7 @@ def _log_prefix(job_name: str) -> str:
     return f"log-{job_name}_"
 
 
-def short(path: Path) -> str:
+def display_path(path: Path) -> str:
     """Return a path as the user would type it in the working directory."""
     cwd = Path.cwd()
     return str(path.relative_to(cwd)) if path.is_relative_to(cwd) else str(path)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher import __version__
-from launcher.errors import one_line
+from launcher.errors import escape
 from launcher.secrecy import MASK, known_values, suspect_lines, without_secrets
 
 GIT_DIFF = "git.diff"
@@ -150,7 +150,7 @@ def checkout_of(directory: Path) -> Checkout | None:
 
 
 def _diff(top: Path, commit: str, untracked: list[str], dirty: bool) -> str:
-    lines = [f"# {one_line(str(top))}, as it differed from commit {commit}"]
+    lines = [f"# {escape(str(top))}, as it differed from commit {commit}"]
     text = _bounded_diff(top) if dirty else ""
     if text is None:
         lines.append(f"# the changes are not here: git could not tell them within {_GIT_SECONDS:.0f} s and")
@@ -162,7 +162,7 @@ def _diff(top: Path, commit: str, untracked: list[str], dirty: bool) -> str:
         )
     if untracked:
         lines.append("# not tracked, and not in here:")
-        lines += [f"#   {one_line(without_secrets(name))}" for name in untracked[:_MOST_UNTRACKED]]
+        lines += [f"#   {escape(without_secrets(name))}" for name in untracked[:_MOST_UNTRACKED]]
         more = len(untracked) - _MOST_UNTRACKED
         lines += [f"#   ... and {more} more"] if more > 0 else []
     return "\n".join([*lines, shown])

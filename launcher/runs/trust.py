@@ -17,7 +17,7 @@ import re
 import stat
 from pathlib import Path
 
-from launcher.errors import one_line
+from launcher.errors import escape
 from supervisor.files import read_text
 
 logger = logging.getLogger("launcher.runs")
@@ -41,7 +41,7 @@ def usable_slurm_conf(manifest: Path, slurm_conf: str | None) -> str | None:
         _logged.add(slurm_conf)
         logger.warning(
             "%s names the cluster of SLURM_CONF=%s, which is not trusted (%s): this machine's own is asked",
-            *map(one_line, (str(manifest), slurm_conf, why)),
+            *map(escape, (str(manifest), slurm_conf, why)),
         )
     return None
 

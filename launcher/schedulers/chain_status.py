@@ -29,24 +29,24 @@ def status_of_chain(ref: JobRef, statuses: Sequence[JobStatus]) -> JobStatus:
         return _status_of_repeated(ref, statuses)
     if ref.max_links == 1:
         # Its marks are read only if they may count.
-        attempts = read_attempts(ref.launch_dir, ref.job_id) if statuses[0].state is State.NODE_FAIL else []
-        own = [life for life in attempts if life.is_of(ref.tags)]
+        marked = read_attempts(ref.launch_dir, ref.job_id) if statuses[0].state is State.NODE_FAIL else []
+        own = [attempt for attempt in marked if attempt.is_of(ref.tags)]
         return _or_done(statuses[0], own[-1] if own else None)
     end = chain_end(ref.launch_dir)
-    links, lives = _own_links(ref, statuses)
+    links, attempts = _own_links(ref, statuses)
     jobs, numbers = list(links.jobs), links.numbers
     statuses = [
-        _unless_it_left(_or_done(status, lives.get(job)), lives.get(job), end)
+        _unless_it_left(_or_done(status, attempts.get(job)), attempts.get(job), end)
         for job, status in links.jobs.items()
     ]
-    index = _current(jobs, statuses, lives, end)
+    index = _current(jobs, statuses, attempts, end)
     links = replace(links, current=numbers[index], jobs=dict(zip(jobs, statuses, strict=True)))
     status = replace(statuses[index], chain=links)
     if status.state is State.PENDING and index:
         before = statuses[index - 1]
         why = f" ({before.full_reason})" if before.full_reason else ""
         return _with(status, f"link {numbers[index - 1]} was {before.state.value}{why}")
-    if end is not None and _ended_by_user_between(status, lives.get(links.job_id), end):
+    if end is not None and _ended_by_user_between(status, attempts.get(links.job_id), end):
         return replace(status, state=State.CANCELLED, reason=f"by {end.by}", exit_code=None, why=None)
     if not status.state.is_final or status.state.is_good:
         return status
@@ -54,7 +54,7 @@ def status_of_chain(ref: JobRef, statuses: Sequence[JobStatus]) -> JobStatus:
         says_all = status.state is State.CANCELLED or not end.by.startswith(_JOB)
         return status if says_all else _with(status, end.why)
     status = replace(status, reason=status.full_reason)
-    if status.state is State.CANCELLED and links.job_id not in lives:
+    if status.state is State.CANCELLED and links.job_id not in attempts:
         return status  # before it began, and so before it could submit the next one
     if links.current == ref.max_links:
         return _with(status, f"the last of {ref.max_links} links")
@@ -77,9 +77,9 @@ def _own_links(ref: JobRef, statuses: Sequence[JobStatus]) -> tuple[ChainJobs, d
     A run may have been removed while its chain waited, and launched again: a job of the old chain then has
     the directory of the new launch.
     """
-    lives = read_attempts(ref.launch_dir)
-    own = {life.job_id: life for life in lives if life.is_of(ref.tags)}
-    foreign = {life.job_id for life in lives}.difference(own)
+    attempts = read_attempts(ref.launch_dir)
+    own = {attempt.job_id: attempt for attempt in attempts if attempt.is_of(ref.tags)}
+    foreign = {attempt.job_id for attempt in attempts}.difference(own)
     known = {
         number: (job, status)
         for (number, job), status in zip(ref.links.items(), statuses, strict=True)
@@ -88,19 +88,19 @@ def _own_links(ref: JobRef, statuses: Sequence[JobStatus]) -> tuple[ChainJobs, d
     return ChainJobs(1, ref.max_links, dict(known.values()), list(known)), own
 
 
-def _or_done(status: JobStatus, life: JobAttempt | None) -> JobStatus:
+def _or_done(status: JobStatus, attempt: JobAttempt | None) -> JobStatus:
     """Return the status of a job; that of its mark if a node failed when all was done."""
-    if status.state is State.NODE_FAIL and life is not None and life.verdict == "done":
-        return replace(status_of_attempt(life), restarts=status.restarts)
+    if status.state is State.NODE_FAIL and attempt is not None and attempt.verdict == "done":
+        return replace(status_of_attempt(attempt), restarts=status.restarts)
     return status
 
 
-def _unless_it_left(status: JobStatus, life: JobAttempt | None, end: ChainEnd | None) -> JobStatus:
+def _unless_it_left(status: JobStatus, attempt: JobAttempt | None, end: ChainEnd | None) -> JobStatus:
     """Return the status of a link, by its last attempt; CANCELLED if it left without doing anything."""
     is_good = status.state.is_good
-    left = end is not None and (is_good if life is None else life.number < status.restarts)
-    if life is not None and (left or (is_good and life.verdict not in (None, "done"))):
-        marked = status_of_attempt(life)
+    left = end is not None and (is_good if attempt is None else attempt.number < status.restarts)
+    if attempt is not None and (left or (is_good and attempt.verdict not in (None, "done"))):
+        marked = status_of_attempt(attempt)
         if marked.state.is_final and status.state in (State.COMPLETED, State.FAILED):
             return replace(marked, restarts=status.restarts)
     return (
@@ -129,12 +129,12 @@ def may_go_on(ref: JobRef, status: JobStatus) -> bool:
 
 
 def _current(
-    jobs: Sequence[str], statuses: Sequence[JobStatus], lives: dict[str, JobAttempt], end: ChainEnd | None
+    jobs: Sequence[str], statuses: Sequence[JobStatus], attempts: dict[str, JobAttempt], end: ChainEnd | None
 ) -> int:
     """Return the index of the current link."""
     waits = [index for index, status in enumerate(statuses) if status.state is State.PENDING]
     alive = [index for index, status in enumerate(statuses) if status.state.is_live and index not in waits]
-    began = [index for index, job_id in enumerate(jobs) if job_id in lives]
+    began = [index for index, job_id in enumerate(jobs) if job_id in attempts]
     good = [index for index in began if statuses[index].state.is_good]
     if alive:
         return alive[-1]
@@ -143,11 +143,11 @@ def _current(
     return waits[0] if waits else len(jobs) - 1
 
 
-def _ended_by_user_between(status: JobStatus, life: JobAttempt | None, end: ChainEnd) -> bool:
+def _ended_by_user_between(status: JobStatus, attempt: JobAttempt | None, end: ChainEnd) -> bool:
     """Return True if somebody ended a chain while its next link waited and none ran."""
     if end.by.startswith(_JOB) or not status.state.is_final or status.state.is_good:
         return False
-    return life is None or life.ended is None or end.ended is None or life.ended < end.ended
+    return attempt is None or attempt.ended is None or end.ended is None or attempt.ended < end.ended
 
 
 def _with(status: JobStatus, addition: str) -> JobStatus:

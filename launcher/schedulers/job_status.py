@@ -241,14 +241,14 @@ def exit_reason(code: int) -> str:
         return f"exit code {code}"
 
 
-def status_of_attempt(life: JobAttempt) -> JobStatus:
+def status_of_attempt(attempt: JobAttempt) -> JobStatus:
     """Return the status that the marks of one attempt of a job tell."""
-    code, ended_by_slurm = life.exit_code, _ended_by_slurm(life.state)
+    code, ended_by_slurm = attempt.exit_code, _ended_by_slurm(attempt.state)
     # The job's own judgement of its end.
-    why = None if life.rule in (None, *_SAY_NOTHING) else life.why
-    status = JobStatus(State.UNKNOWN, nodes=life.nodes, restarts=life.number)
-    if code is not None and life.started is not None and life.ended is not None:
-        status = replace(status, elapsed=format_time_limit(int(life.ended - life.started)))
+    why = None if attempt.rule in (None, *_SAY_NOTHING) else attempt.why
+    status = JobStatus(State.UNKNOWN, nodes=attempt.nodes, restarts=attempt.number)
+    if code is not None and attempt.started is not None and attempt.ended is not None:
+        status = replace(status, elapsed=format_time_limit(int(attempt.ended - attempt.started)))
     if ended_by_slurm and code not in (0, EXIT_INTERRUPTED):
         # Without a code its node failed, and the next link of its chain found that.
         return replace(status, state=ended_by_slurm, why=why)
@@ -256,9 +256,9 @@ def status_of_attempt(life: JobAttempt) -> JobStatus:
         return replace(status, reason="it started, and recorded no end")
     if code == 0:
         return replace(status, state=State.COMPLETED, exit_code=code)
-    if code != EXIT_INTERRUPTED and life.rule == _ENDED_BY_USER:
+    if code != EXIT_INTERRUPTED and attempt.rule == _ENDED_BY_USER:
         # It was cancelled: for a requeued one Slurm, or a later attempt, would tell.
-        return replace(status, state=State.CANCELLED, reason=life.why)
+        return replace(status, state=State.CANCELLED, reason=attempt.why)
     return replace(status, **_failure(code), why=None if code == EXIT_INTERRUPTED else why)
 
 

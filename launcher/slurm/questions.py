@@ -17,7 +17,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import file_mode, one_line, shortened
+from launcher.errors import escape, file_mode, shortened
 from launcher.slurm import cluster, commands, records
 from launcher.slurm.cluster import ASSOCIATION_FIELDS, QOS_FIELDS, ClusterFacts, Node
 from launcher.slurm.commands import Answer, Retry, SchedulerSilent, Unreachable, error_text
@@ -97,7 +97,7 @@ def _reply(command: Sequence[str], environment: Mapping[str, str], left: float, 
         return Reply(answer.stdout)
     if commands.says_no_slurm(answer.stderr):
         return Reply(why=commands.NO_SLURM)
-    return Reply(why=shortened(one_line(f"{command[0]}: {error_text(answer.stderr)}")))
+    return Reply(why=shortened(escape(f"{command[0]}: {error_text(answer.stderr)}")))
 
 
 def _silent(patience: float) -> Reply:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import UserError, explain_os_error, shown
+from launcher.errors import UserError, explain_os_error, literal
 from launcher.runs.manifest import read_yaml
 from launcher.runs.trained import TrainingLaunch, newest_training
 
@@ -30,7 +30,7 @@ def configuration_of(value: str | dict[str, Any] | None, key: str) -> dict[str, 
     except OSError as error:
         raise explain_os_error(error, Path(value), key, verb="read") from error
     except ValueError as error:
-        raise UserError(f"{key}={shown(value)}: {error}", key=key) from error
+        raise UserError(f"{key}={literal(value)}: {error}", key=key) from error
     return content
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from launcher.config.schema import RunConfig
 from launcher.config.stage_schema import CommandConfig
-from launcher.errors import UserError, shown
+from launcher.errors import UserError, literal
 from launcher.plan import Job, Payload
 from launcher.stages.common import (
     WITHOUT_GPUS,
@@ -20,7 +20,7 @@ from launcher.stages.common import (
     resources,
     stage_job,
 )
-from launcher.stages.names_and_paths import check_variables, is_program, whole_path
+from launcher.stages.names_and_paths import check_variables, checked_path, is_program
 from launcher.stages.stage import Stage, StageRun
 
 STAGE: Final = "command"
@@ -33,14 +33,14 @@ def _plan(run: StageRun, command: CommandConfig) -> Job:
     check_variables("command.env_vars", command.env_vars)
     shared = cpu_environment(run) if command.gpus_per_node == 0 else environment(config)
     variables = {name: value for name, value in {**shared, **command.env_vars}.items() if value is not None}
-    written = [Path(whole_path(path, "command.writable")) for path in command.writable]
+    written = [Path(checked_path(path, "command.writable")) for path in command.writable]
     requested = resources(cluster, command.run, nodes=command.nodes, tasks=command.tasks_per_node)
     if command.gpus_per_node:
         gpus, gres = gpus_as_requested(command.gpus_per_node, requested.gres)
         requested = replace(requested, gpus_per_node=gpus, gpus_per_task=None, gres=gres)
     argv, workdir = _argv(command), str(paths.results)
     if command.workdir is not None:
-        workdir = whole_path(command.workdir, "command.workdir")
+        workdir = checked_path(command.workdir, "command.workdir")
     # A mount of a directory that is not there fails, so that one is mounted if the program is told of it.
     is_named = any(config.data_dir in text for text in (*argv, workdir, *variables.values()))
     return stage_job(
@@ -69,7 +69,7 @@ def _argv(command: CommandConfig) -> tuple[str, ...]:
     if not is_program(program):
         whole = [str(Path(program).expanduser().absolute()), *command.argv[1:]]
         raise UserError(
-            f"command.argv: {shown(program)}: the program needs its name or a whole path",
+            f"command.argv: {literal(program)}: the program needs its name or a whole path",
             key="command.argv",
             hint=f"command.argv=[{', '.join(map(shlex.quote, whole))}]" if program else None,
         )

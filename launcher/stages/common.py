@@ -12,7 +12,7 @@ from typing import Any
 from arithmetic.gpus import GPUS, Gpu, MissingFigures, gres_type, named, plain_name, with_site
 from launcher.config.schema import ClusterConfig, RunConfig
 from launcher.config.stage_schema import RunConfigNode
-from launcher.errors import UserError, nearest, shown
+from launcher.errors import UserError, literal, nearest
 from launcher.plan import Chain, Job, Payload, Queue, Resources
 from launcher.runs.paths import LaunchPaths
 from launcher.stages.containers import container
@@ -134,7 +134,7 @@ def _gpu(name: str, table: Mapping[str, Gpu]) -> str:
         what, near = "not a GPU that is known here", _misspelt(name, [*table, *sorted(short)])
         valid = f"valid: {', '.join(table)}; others: cluster.gpu_types"
         hint = f"did you mean {near[0]}?\n{valid}" if near else valid
-    raise UserError(f"cluster.gpu={shown(name)}: {what}", key="cluster.gpu", hint=hint)
+    raise UserError(f"cluster.gpu={literal(name)}: {what}", key="cluster.gpu", hint=hint)
 
 
 def _misspelt(name: str, valid: Iterable[str]) -> list[str]:

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from launcher.config.schema import ContainerOptionsConfig, RunConfig
-from launcher.errors import UserError, did_you_mean, shown
+from launcher.errors import UserError, did_you_mean, literal
 from launcher.plan import SOURCES_WITHOUT_PATH, Container, ContainerOptions, Mount, Resources
 from launcher.secrecy import is_secret_key
-from launcher.stages.names_and_paths import SAFE_NAME, VARIABLE, whole_path
+from launcher.stages.names_and_paths import SAFE_NAME, VARIABLE, checked_path
 
 # So that `pyxis_`, a job's id and the digits of an image fit into a file's name with it.
 _LONGEST_CONTAINER_NAME = 100
@@ -57,7 +57,7 @@ def _container_options(options: ContainerOptionsConfig) -> ContainerOptions:
     for key in ("stage_to", "workdir", "save"):
         path = getattr(options, key)
         if path is not None:
-            whole_path(path, f"container_options.{key}", is_on_host=False)
+            checked_path(path, f"container_options.{key}", is_on_host=False)
     _check_container_name(options.name)
     _check_variable_names(options.env)
     return ContainerOptions(**{**dict(options), "env": tuple(options.env)})
@@ -70,12 +70,12 @@ def _check_container_name(name: str | None) -> None:
     key, stem = "container_options.name", name.partition(":")[0]
     problem, hint = "not a name of a container", "valid: letters, digits and . _ + = -"
     if name != stem and SAFE_NAME.fullmatch(stem):
-        problem = f"a name alone is needed here, without Pyxis' {shown(name[len(stem) :])}"
+        problem = f"a name alone is needed here, without Pyxis' {literal(name[len(stem) :])}"
         hint = f"{key}={stem}: it is made where there is none of the same image, and else used"
     elif len(name) > _LONGEST_CONTAINER_NAME:
         problem = f"{len(name)} characters are too many"
         hint = f"valid: up to {_LONGEST_CONTAINER_NAME}"
-    raise UserError(f"{key}={shown(name)}: {problem}", key=key, hint=hint)
+    raise UserError(f"{key}={literal(name)}: {problem}", key=key, hint=hint)
 
 
 def _check_variable_names(names: Iterable[str]) -> None:
@@ -88,7 +88,7 @@ def _check_variable_names(names: Iterable[str]) -> None:
         if sign and VARIABLE.fullmatch(name):
             hint = f"env_vars.{name}={'...' if is_secret_key(name) else value} sets it, in the container too"
         raise UserError(
-            f"{key}: {shown(f'{name}=...' if sign else text)} is not the name of a variable",
+            f"{key}: {literal(f'{name}=...' if sign else text)} is not the name of a variable",
             key=key,
             hint=hint,
         )
@@ -100,7 +100,7 @@ def _check_srun_args(arguments: Iterable[str]) -> None:
         name = re.fullmatch(r"(?:--)?container-name(?:=(.*))?", text)
         if name:
             key = "cluster.srun_args"
-            message = f"{key}: {shown(text)}: a container with a name runs, whatever image it was made of"
+            message = f"{key}: {literal(text)}: a container with a name runs, whatever image it was made of"
             hint = f"container_options.name={name[1] or 'NAME'}, which is another container for another image"
             raise UserError(message, key=key, hint=hint)
 
@@ -111,7 +111,7 @@ def check_saving(container: Container | None, resources: Resources) -> None:
     if container is not None and container.options.save is not None and most > 1:
         key = "container_options.save"
         raise UserError(
-            f"{key}={shown(container.options.save)}: each of the job's {most} nodes would write this file",
+            f"{key}={literal(container.options.save)}: each of the job's {most} nodes would write this file",
             key=key,
             hint=f"{key}=null, or save from a job of one node (slipway workspace)",
         )
@@ -123,7 +123,7 @@ def _check_image(image: str) -> None:
     if image.endswith(_IMAGE_FILE) and not Path(image).is_absolute():
         # Pyxis would look for an image of that name in a registry.
         raise UserError(
-            f"container={shown(image)}: an image file is given by its whole path",
+            f"container={literal(image)}: an image file is given by its whole path",
             key="container",
             hint=f"container={Path(image).expanduser().absolute()}",
         )
@@ -134,7 +134,7 @@ def _check_file(container: Container) -> None:
     options, key = container.options, "container_options.runtime"
     if options.stage_to is not None and not container.is_file:
         key = "container_options.stage_to"
-        raise _needs_file(key, f"{key}={shown(options.stage_to)}: files are copied to the nodes", container)
+        raise _needs_file(key, f"{key}={literal(options.stage_to)}: files are copied to the nodes", container)
     if options.runtime != "apptainer":
         return
     if not container.is_file:
@@ -151,7 +151,7 @@ def _check_file(container: Container) -> None:
         value = getattr(options, name)
         if value is not None:
             raise UserError(
-                f"container_options.{name}={shown(value)}: Apptainer keeps no unpacked containers",
+                f"container_options.{name}={literal(value)}: Apptainer keeps no unpacked containers",
                 key=f"container_options.{name}",
                 also=(key,),
                 hint=f"container_options.{name}=null, or {key}=pyxis",
@@ -209,7 +209,7 @@ def _outermost(paths: Iterable[Path]) -> list[Path]:
 def _of_path(path: Path, key: str, flags: str | None = None) -> Mount:
     if re.search("[,:]", str(path)):
         raise UserError(
-            f"{key}: {shown(str(path))} cannot be mounted in a container: Pyxis separates with , and :",
+            f"{key}: {literal(str(path))} cannot be mounted in a container: Pyxis separates with , and :",
             key=key,
             hint="rename the directory, or choose one without them",
         )
@@ -254,7 +254,7 @@ def _check_words(path: str, text: str, key: str) -> None:
     if match[0] == "$" and key == KEY:
         hint = "only $HOME is known here; of another variable: ${oc.env:NAME}"
     raise UserError(
-        f"{key}: {shown(text)} cannot be mounted: Enroot would evaluate its {shown(match[0])} on the nodes",
+        f"{key}: {literal(text)} cannot be mounted: Enroot would evaluate {literal(match[0])} on the nodes",
         key=key,
         hint=hint,
     )
@@ -264,11 +264,11 @@ def _check_flag(flag: str, text: str, source: str) -> None:
     if _FLAGS.fullmatch(flag) or (source == "tmpfs" and _TMPFS_FLAG.fullmatch(flag)):
         return
     raise UserError(
-        f"{KEY}: {shown(text)}: Enroot knows no flag {shown(flag)}, and would ignore it",
+        f"{KEY}: {literal(text)}: Enroot knows no flag {literal(flag)}, and would ignore it",
         key=KEY,
         hint=f"{did_you_mean(flag, _FLAGS.pattern.split('|'))}; several are joined by +: ro+rprivate",
     )
 
 
 def _no_mount(text: str, hint: str) -> UserError:
-    return UserError(f"{KEY}: {shown(text)} is not a mount", key=KEY, hint=hint)
+    return UserError(f"{KEY}: {literal(text)} is not a mount", key=KEY, hint=hint)

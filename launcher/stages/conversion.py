@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from launcher.config.schema import RunConfig
 from launcher.config.stage_schema import ConversionConfig, TrainedRun
-from launcher.errors import UserError, shown
+from launcher.errors import UserError, literal
 from launcher.plan import Job
 from launcher.runs.trained import checkpoints_of
 from launcher.stages.checkpoint_source import (
@@ -108,7 +108,7 @@ def _check_every(conversion: ConversionConfig, engine: str) -> None:
         )
     if STEP not in conversion.output:
         raise UserError(
-            f"conversion.output={shown(conversion.output)}: with conversion.every={every} it needs {STEP}",
+            f"conversion.output={literal(conversion.output)}: with conversion.every={every} it needs {STEP}",
             key="conversion.output",
             also=("conversion.every",),
             hint=f"conversion.output={conversion.output.rstrip('/')}/step-{STEP}",

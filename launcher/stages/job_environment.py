@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from launcher.config.schema import RunConfig
-from launcher.errors import UserError, shown
+from launcher.errors import UserError, literal
 from launcher.plan import Binding, Job, Profile
 from launcher.runs.paths import LaunchPaths
 from launcher.stages.containers import check_saving
-from launcher.stages.names_and_paths import check_variables, whole_path
+from launcher.stages.names_and_paths import check_variables, checked_path
 
 _HOPPER, _BLACKWELL, _BLACKWELL_WORKSTATION = 9, 10, 12
 
@@ -56,7 +56,7 @@ def _environment_files(config: RunConfig, job: Job) -> dict[str, str]:
     by_name = {name: path for name, path in files.items() if path is not None}
     for name, path in by_name.items():
         key = f"env_files.{name}" if name in config.env_files else "wandb_api_key_file"
-        whole_path(path, key)
+        checked_path(path, key)
         if name in job.environment:
             raise UserError(f"{key}: env_vars.{name} is set too", key=key, hint=f"env_vars.{name}=null")
     return by_name
@@ -124,11 +124,11 @@ def _profile(model: Mapping[str, Any], paths: LaunchPaths) -> Profile | None:
     key = "training.model.nsys_profile"
     if not isinstance(ranks, list) or not all(type(rank) is int and rank >= 0 for rank in ranks) or not ranks:
         raise UserError(
-            f"{key}.ranks={shown(ranks)}: expected a list of ranks, such as [0]", key=f"{key}.ranks"
+            f"{key}.ranks={literal(ranks)}: expected a list of ranks, such as [0]", key=f"{key}.ranks"
         )
     if not isinstance(trace, list) or not all(isinstance(name, str) for name in trace) or not trace:
         hint = f"{key}.trace=[nvtx,cuda]"
         raise UserError(
-            f"{key}.trace={shown(trace)}: expected a list of names", key=f"{key}.trace", hint=hint
+            f"{key}.trace={literal(trace)}: expected a list of names", key=f"{key}.trace", hint=hint
         )
     return Profile(tuple(ranks), tuple(trace), str(paths.profiles))

@@ -15,7 +15,7 @@ from pydantic import ConfigDict, Field
 from launcher.config.schema import RunConfig, parse
 from launcher.config.stage_schema import ModelType, StrictModel, TrainingConfig
 from launcher.config.values import Whole
-from launcher.errors import UserError, shown
+from launcher.errors import UserError, literal
 from launcher.plan import Payload, Resources
 from launcher.stages.common import python
 from launcher.stages.megatron_lm_model import (
@@ -29,7 +29,7 @@ from launcher.stages.megatron_lm_model import (
     stack_of,
     values,
 )
-from launcher.stages.names_and_paths import whole_path
+from launcher.stages.names_and_paths import checked_path
 from launcher.stages.stage import Engine, StageRun, refuse_resume
 
 # NeMo's schedules, and the curve of Megatron-LM that each is after its warm-up.
@@ -116,7 +116,7 @@ def _configure(config: RunConfig, training: TrainingConfig, written: dict[str, A
     refuse_resume(config, training.resume)
     if training.restore_from_path is not None:
         key = "training.restore_from_path"
-        message = f"{key}={shown(training.restore_from_path)}: engine=megatron_lm has no such option; "
+        message = f"{key}={literal(training.restore_from_path)}: engine=megatron_lm has no such option; "
         raise UserError(f"{message}engine=megatron and engine=nemo have", key=key)
     return written
 
@@ -126,7 +126,7 @@ def _payload(run: StageRun, training: TrainingConfig, written: Mapping[str, Any]
 
     Raise UserError if the configuration asks for what Megatron-LM has no option for.
     """
-    root, model_type = whole_path(run.config.megatron_lm_path, "megatron_lm_path"), training.run.model_type
+    root, model_type = checked_path(run.config.megatron_lm_path, "megatron_lm_path"), training.run.model_type
     start = (python(run.config), "-u", str(run.paths.megatron_lm), root, model_type)
     return Payload(
         argv=(*start, *megatron_lm_arguments(written, model_type)),
@@ -191,7 +191,7 @@ def _precision(trainer: Node, model: Node, model_type: ModelType) -> Iterator[Op
         yield flag("--apply-query-key-layer-scaling", _scales_scores(trainer, model, model_type))
     elif precision not in _WIDE:
         raise UserError(
-            f"training.trainer.precision={shown(trainer.get('precision'))}: not one of Megatron-LM's",
+            f"training.trainer.precision={literal(trainer.get('precision'))}: not one of Megatron-LM's",
             key="training.trainer.precision",
             hint="valid with engine=megatron_lm: bf16, 16 or 32",
         )
@@ -238,7 +238,7 @@ def _schedule(trainer: Node, optim: Node) -> Iterator[Option]:
     name = sched.get("name")
     if name not in _DECAY:
         raise UserError(
-            f"training.model.optim.sched.name={shown(name)}: Megatron-LM has no such schedule",
+            f"training.model.optim.sched.name={literal(name)}: Megatron-LM has no such schedule",
             key="training.model.optim.sched.name",
             hint=f"valid with engine=megatron_lm: {', '.join(_DECAY)}",
         )
@@ -297,7 +297,7 @@ def _tokenizer(tokenizer: Node, model_type: ModelType) -> Iterator[Option]:
         yield "--tokenizer-model", kind
     else:
         raise UserError(
-            f"training.model.tokenizer: library={shown(library)} with type={shown(kind)}: not Megatron-LM's",
+            f"training.model.tokenizer: library={literal(library)}, type={literal(kind)}: not Megatron-LM's",
             key="training.model.tokenizer.library",
             also=("training.model.tokenizer.type",),
             hint=f"valid: sentencepiece, huggingface, or megatron with type {', '.join(_TOKENIZERS)}",
@@ -334,7 +334,7 @@ def _whole(trainer: Node, key: str) -> int | None:
     if isinstance(value, float) and value == 0.0:
         return 0
     raise UserError(
-        f"training.trainer.{key}={shown(value)}: Megatron-LM has no fractions of a data set",
+        f"training.trainer.{key}={literal(value)}: Megatron-LM has no fractions of a data set",
         key=f"training.trainer.{key}",
         hint="a whole number",
     )
@@ -345,7 +345,7 @@ def _minutes(text: str) -> int:
     parts = text.split(":")
     if len(parts) != 4 or not all(part.isdecimal() for part in parts):
         raise UserError(
-            f"training.trainer.max_time={shown(text)}: not days:hours:minutes:seconds",
+            f"training.trainer.max_time={literal(text)}: not days:hours:minutes:seconds",
             key="training.trainer.max_time",
             hint='such as "00:03:45:00"',
         )

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from launcher.config.stage_schema import ModelType
-from launcher.errors import UserError, shown
+from launcher.errors import UserError, literal
 
 # An option and its value: None leaves it out, and a tuple gives it several values, or none.
 Option = tuple[str, object]
@@ -117,7 +117,7 @@ def stack_of(model: Node, model_type: ModelType) -> Node:
     for key, value in encoder.items():
         if key not in _OF_A_STACK and key in decoder and decoder[key] != value:
             raise UserError(
-                f"training.model.decoder.{key}={shown(decoder[key])}, of the encoder {shown(value)}: "
+                f"training.model.decoder.{key}={literal(decoder[key])}, of the encoder {literal(value)}: "
                 "Megatron-LM has one option for both",
                 key=f"training.model.decoder.{key}",
                 also=(f"training.model.encoder.{key}",),
@@ -153,7 +153,7 @@ def _check_fixed(node: Node, path: str) -> None:
 
 
 def _no_option(key: str, value: object, hint: str) -> UserError:
-    return UserError(f"{key}={shown(value)}: Megatron-LM has no option for that", key=key, hint=hint)
+    return UserError(f"{key}={literal(value)}: Megatron-LM has no option for that", key=key, hint=hint)
 
 
 def _shape(model: Node, stack: Node, model_type: ModelType) -> Iterator[Option]:
@@ -182,7 +182,7 @@ def _batches(model: Node) -> Iterator[Option]:
     rampup = model.get("rampup_batch_size")
     if rampup is not None:
         raise UserError(
-            f"training.model.rampup_batch_size={shown(rampup)}: Megatron-LM has it for trainings that are "
+            f"training.model.rampup_batch_size={literal(rampup)}: Megatron-LM has it for trainings that are "
             "measured in samples only, and this one is measured in steps",
             key="training.model.rampup_batch_size",
             hint="training.model.rampup_batch_size=null",

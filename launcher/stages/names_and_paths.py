@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from launcher.errors import UserError, shown
+from launcher.errors import UserError, literal
 from launcher.secrecy import MASK, hidden
 
 SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=-]*")
@@ -44,7 +44,7 @@ def check_variables(key: str, names: Iterable[str]) -> None:
             raise UserError(f"{path}: {message}", key=path, hint=hint)
 
 
-def whole_path(value: str, key: str, *, is_on_host: bool = True) -> str:
+def checked_path(value: str, key: str, *, is_on_host: bool = True) -> str:
     """Require an absolute path, as tasks start in another directory than the user's; raise UserError.
 
     For a path that is not `is_on_host` but in the container no path of this machine is suggested.
@@ -52,7 +52,7 @@ def whole_path(value: str, key: str, *, is_on_host: bool = True) -> str:
     if not Path(value).is_absolute():
         secret = hidden(key, value) == MASK  # in the place of its file's path
         raise UserError(
-            f"{key}={MASK if secret else shown(value)}: a whole path is needed",
+            f"{key}={MASK if secret else literal(value)}: a whole path is needed",
             key=key,
             hint=f"{key}={'/path/of/the/file' if secret else _absolute(value)}" if is_on_host else None,
         )
@@ -71,7 +71,7 @@ def required_program(value: str, key: str, *, is_on_host: bool = True) -> str:
     """
     if not is_program(value):
         raise UserError(
-            f"{key}={shown(value)}: a name or a whole path is needed",
+            f"{key}={literal(value)}: a name or a whole path is needed",
             key=key,
             hint=f"{key}={_absolute(value)}" if value and is_on_host else None,
         )

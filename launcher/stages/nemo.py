@@ -9,7 +9,7 @@ from typing import Any
 
 from launcher.config.schema import RunConfig
 from launcher.config.stage_schema import ConversionConfig, TrainingConfig
-from launcher.errors import UserError, shown
+from launcher.errors import UserError, literal
 from launcher.plan import Job, Payload
 from launcher.stages.checkpoint_source import directory_of
 from launcher.stages.common import (
@@ -20,7 +20,7 @@ from launcher.stages.common import (
     trainer_payload,
     with_gpu_per_task,
 )
-from launcher.stages.names_and_paths import whole_path
+from launcher.stages.names_and_paths import checked_path
 from launcher.stages.stage import Engine, StageRun, refuse_resume
 
 _SCRIPTS = "examples/nlp/language_modeling"
@@ -59,7 +59,7 @@ def _payload(run: StageRun, training: TrainingConfig, _written: Mapping[str, Any
             also=("cluster.job_name_prefix",),
             hint="choose another name",
         )
-    root = whole_path(run.config.nemo_path, "nemo_path")
+    root = checked_path(run.config.nemo_path, "nemo_path")
     return Payload(
         argv=(
             python(run.config),
@@ -129,7 +129,7 @@ def nemo_conversion_job(
             key="cluster.gpus_per_node",
             hint=f"cluster.gpus_per_node={next(n for n in range(most, 0, -1) if tasks % n == 0)}",
         )
-    root = whole_path(config.nemo_path, "nemo_path")
+    root = checked_path(config.nemo_path, "nemo_path")
     options = (
         *("--nemo-path", root),
         *("--tensor_model_parallel_size", str(tensor)),
@@ -198,9 +198,8 @@ def _check_llama(conversion: ConversionConfig, model: Mapping[str, Any]) -> None
         )
     for key, valid in _LLAMA.items():
         if conversion.model_type != "gpt" or model.get(key) not in valid:
-            what = (
-                f"model.{key}={shown(model.get(key))}" if conversion.model_type == "gpt" else "its model_type"
-            )
+            is_gpt = conversion.model_type == "gpt"
+            what = f"model.{key}={literal(model.get(key))}" if is_gpt else "its model_type"
             raise UserError(
                 f"conversion.to=huggingface: NeMo's script converts Llamas, and {what} is none of theirs",
                 key="conversion.to",

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from launcher.config.schema import ClusterConfig, RunConfig, parse
 from launcher.config.stage_schema import ResumeNode, RunConfigNode, StageConfig, TrainingConfig
-from launcher.errors import UserError, shown
+from launcher.errors import UserError, literal
 from launcher.plan import Job, Payload, Resources
 from launcher.runs.paths import LaunchPaths
 from launcher.stages.job_environment import add_environment
@@ -125,8 +125,8 @@ def refuse_resume(config: RunConfig, resume: ResumeNode) -> None:
     for name, value in resume:
         if name != "accept_data" and value != ResumeNode.model_fields[name].default:
             key = f"training.resume.{name}"
-            message = f"{key}={shown(value)}: engine={config.engine} has no such option; engine=megatron has"
-            raise UserError(message, key=key)
+            engines = f"engine={config.engine} has no such option; engine=megatron has"
+            raise UserError(f"{key}={literal(value)}: {engines}", key=key)
 
 
 def prepare(stage: str, node: RunConfigNode, config: RunConfig, number: int) -> StageRun:
@@ -145,13 +145,13 @@ def launch_paths(stage: str, run: RunConfigNode, cluster: ClusterConfig, number:
     ):
         if not SAFE_NAME.fullmatch(name):
             raise UserError(
-                f"{key}={shown(value)}: not a safe file name",
+                f"{key}={literal(value)}: not a safe file name",
                 key=key,
                 hint="valid: letters, digits and . _ + = - with a letter or digit first",
             )
         if len(name) > _LONGEST_NAME:
             raise UserError(
-                f"{key}={shown(value)}: {len(name)} characters are too many for the names of its files",
+                f"{key}={literal(value)}: {len(name)} characters are too many for the names of its files",
                 key=key,
                 hint=f"valid: up to {_LONGEST_NAME}, cluster.job_name_prefix included",
             )

@@ -12,7 +12,7 @@ from typing import Any
 from arithmetic.gpus import trainer_rows
 from launcher.config.schema import RunConfig, parse
 from launcher.config.stage_schema import TrainerNode, TrainingConfig
-from launcher.errors import Mistakes, UserError, shown
+from launcher.errors import Mistakes, UserError, literal
 from launcher.plan import Chain, Job, Payload, Resources
 from launcher.runs.paths import LaunchPaths
 from launcher.runs.trained import checkpoints_of
@@ -108,7 +108,7 @@ def launch_config(config: RunConfig, training: TrainingConfig, paths: LaunchPath
 def _node(parent: dict[str, Any], name: str, path: str) -> dict[str, Any]:
     node = parent.setdefault(name, {})
     if not isinstance(node, dict):
-        message = f"{path}.{name}={shown(node)}: keys are needed here, not a value"
+        message = f"{path}.{name}={literal(node)}: keys are needed here, not a value"
         raise UserError(message, key=f"{path}.{name}")
     return node
 

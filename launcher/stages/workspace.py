@@ -12,7 +12,7 @@ from launcher.config.stage_schema import WorkspaceConfig
 from launcher.plan import Chain, Container, Job, Mount, Payload, Resources
 from launcher.runs.paths import TASK_PACKAGES, TRAINER, LaunchPaths
 from launcher.stages.common import gpus_as_requested
-from launcher.stages.names_and_paths import required_program, whole_path
+from launcher.stages.names_and_paths import checked_path, required_program
 from launcher.stages.stage import Stage, StageRun
 from launcher.stages.training import plan_training
 
@@ -53,7 +53,7 @@ def _plan(run: StageRun, workspace: WorkspaceConfig) -> Job:
         python_path = () if root.name in _SITE_DIRECTORIES else (str(root),)
         working_dir = config.launcher_scripts_path
     if workspace.workdir is not None:
-        working_dir = whole_path(workspace.workdir, f"{STAGE}.workdir")
+        working_dir = checked_path(workspace.workdir, f"{STAGE}.workdir")
     return replace(
         job,
         stage=STAGE,

@@ -29,7 +29,7 @@ from launcher.runs import paths as names
 from launcher.runs import provenance
 from launcher.runs.index import Index, entry_of
 from launcher.runs.manifest import Manifest, write_manifest
-from launcher.runs.paths import log_prefix_beside, short
+from launcher.runs.paths import display_path, log_prefix_beside
 from launcher.runs.write import (
     copy_package,
     discard_launch,
@@ -322,7 +322,8 @@ def launch_sweep(sweep: SweepDraft, ready: ReadySweep, request: SweepRequest) ->
         try:
             job_ids.append(_submit(ready.scheduler, array, after))
         except UserError as error:
-            results = f"how its points are: slipway sweep --results {shlex.quote(short(sweep.directory))}"
+            where = shlex.quote(display_path(sweep.directory))
+            results = f"to show its points: slipway sweep --results {where}"
             so_far = f"of {len(written)} arrays {len(job_ids)} are submitted: {', '.join(job_ids)}"
             error.hint = "\n".join(filter(None, [error.hint, so_far if job_ids else None, results]))
             raise
@@ -355,13 +356,13 @@ def _record_jobs(arrays: Sequence[WrittenArray], job_ids: Sequence[str]) -> list
         try:
             write_record(array.directory, replace(array.record, job_id=job_id))
         except OSError as error:
-            failed.add(f"into {short(array.directory)}: {error.strerror}")
+            failed.add(f"into {display_path(array.directory)}: {error.strerror}")
         for point, planned in zip(array.points, array.manifests, strict=True):
             paths, manifest = point.plan.paths, planned.submitted_as(job_id)
             try:
                 record_job(paths, manifest)
             except OSError as error:
-                failed.add(f"into {short(paths.directory)}: {error.strerror}")
+                failed.add(f"into {display_path(paths.directory)}: {error.strerror}")
             entries.append(entry_of(paths.run_dir, paths.number, manifest, manifest.job_id))
     Index().remember(entries)
     return [f"the job's id could not be written {place}" for place in sorted(failed)]

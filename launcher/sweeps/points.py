@@ -23,7 +23,7 @@ from launcher.config.compose import BatchComposer, Composition, list_options
 from launcher.config.overrides import GROUPS, hydra_value, is_text, parse_override
 from launcher.config.schema import RunConfig
 from launcher.drafting import Draft, Request, drafts
-from launcher.errors import Mistakes, UserError, one_line
+from launcher.errors import Mistakes, UserError, escape
 from launcher.plan import Plan
 from launcher.runs.paths import LAUNCHES
 from launcher.stages.workspace import STAGE as WORKSPACE
@@ -125,7 +125,7 @@ def _place(composition: Composition, request: SweepRequest) -> tuple[str, str, P
     name = f"{node.run.name}_sweep" if request.name is None else request.name
     if not _NAME.fullmatch(name):
         raise UserError(
-            f"--name {one_line(repr(name))}: not a safe file name",
+            f"--name {escape(repr(name))}: not a safe file name",
             hint="valid: up to 100 letters, digits and . _ + = - with a letter or digit first",
         )
     directory = Path(config.base_results_dir).absolute() / name
@@ -188,7 +188,7 @@ def _mistake(places: Sequence[tuple[Point, Finding]], count: int) -> UserError:
     if len(places) < count:
         names = ", ".join(point.grid_point.name for point, _ in places[:_NAMED])
         more = f" and {len(places) - _NAMED} more" if len(places) > _NAMED else ""
-        mistake.hint = "\n".join(filter(None, [f"in {one_line(names)}{more}", mistake.hint]))
+        mistake.hint = "\n".join(filter(None, [f"in {escape(names)}{more}", mistake.hint]))
     return mistake
 
 
@@ -287,8 +287,8 @@ def _axis(text: str, config_dir: Path | None) -> Axis | None:
         return None
     key = parsed.get_key_element()
     if not parsed.is_discrete_sweep():
-        message = f"{one_line(text)}: an interval has no number of values"
-        hint = f"{one_line(key)}=1,2,4, choice(...) or range(START,STOP,STEP)"
+        message = f"{escape(text)}: an interval has no number of values"
+        hint = f"{escape(key)}=1,2,4, choice(...) or range(START,STOP,STEP)"
         raise UserError(message, key=key.lstrip("+~"), hint=hint)
     value: object = parsed.value()
     if isinstance(value, Glob):
@@ -305,10 +305,10 @@ def _axis(text: str, config_dir: Path | None) -> Axis | None:
 
 def _matching(text: str, group: str, glob: Glob, config_dir: Path | None) -> list[str]:
     if group not in GROUPS:
-        raise UserError(f"{one_line(text)}: glob() chooses files, and {one_line(group)} is a value")
+        raise UserError(f"{escape(text)}: glob() chooses files, and {escape(group)} is a value")
     matches = glob.filter(list_options(group, config_dir))
     if not matches:
-        raise UserError(f"{one_line(text)}: no choice is called so", key=group, hint=f"slipway list {group}")
+        raise UserError(f"{escape(text)}: no choice is called so", key=group, hint=f"slipway list {group}")
     return matches
 
 
@@ -321,20 +321,20 @@ def _check(grid: Grid) -> None:
         )
     for key in (parse_override(text).key for text in grid.shared):
         if key.endswith(".run.results_dir"):
-            message = f"{one_line(key)}: each point has a directory of its own, below that of the sweep"
+            message = f"{escape(key)}: each point has a directory of its own, below that of the sweep"
             hint = "base_results_dir=DIR, and --name for the sweep's below it"
             raise UserError(message, key=key, hint=hint)
     for axis in grid.axes:
-        key = one_line(axis.plain_key)
+        key = escape(axis.plain_key)
         if f".{axis.plain_key}".endswith(_OURS):
             hint = "--name is the sweep's; each point is called after its values"
             raise UserError(f"{key} cannot be swept", key=axis.plain_key, hint=hint)
         again = [value for value, count in Counter(axis.values).items() if count > 1]
         if again:
-            raise UserError(f"{key}: the value {one_line(again[0])} is there twice", key=axis.plain_key)
+            raise UserError(f"{key}: the value {escape(again[0])} is there twice", key=axis.plain_key)
     twice = [key for key, count in Counter(axis.plain_key for axis in grid.axes).items() if count > 1]
     if twice:
-        raise UserError(f"{one_line(twice[0])} is swept twice", key=twice[0])
+        raise UserError(f"{escape(twice[0])} is swept twice", key=twice[0])
     if grid.size > MOST_POINTS:
         lengths = " × ".join(str(len(axis.values)) for axis in grid.axes)
         raise UserError(f"{lengths} are {grid.size} points: a sweep has {MOST_POINTS} at most")

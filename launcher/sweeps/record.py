@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import UserError, one_line
+from launcher.errors import UserError, escape
 from supervisor.files import is_job_id, names_in, read_json, whole, write_atomic
 
 # The directory of a sweep's arrays, and in an array the links by the numbers of its tasks.
@@ -69,8 +69,8 @@ def find_sweep(word: str, base_results_dir: Path) -> Path:
         if is_sweep(directory):
             return directory.absolute()
     known = [path.name for path, _ in sweeps_in(base_results_dir)]
-    hint = f"sweeps in {base_results_dir}: {', '.join(map(one_line, known[:12])) or 'none'}"
-    raise UserError(f"there is no sweep {one_line(repr(word))}", hint=hint)
+    hint = f"sweeps in {base_results_dir}: {', '.join(map(escape, known[:12])) or 'none'}"
+    raise UserError(f"there is no sweep {escape(repr(word))}", hint=hint)
 
 
 def sweeps_in(base_results_dir: Path) -> list[tuple[Path, int]]:

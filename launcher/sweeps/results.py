@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import one_line
+from launcher.errors import escape
 from launcher.monitor.run_status import StatusRow, collect_status, gone
-from launcher.runs.paths import short
+from launcher.runs.paths import display_path
 from launcher.slurm.states import State
 from launcher.sweeps.record import broken_records, read_records
 from launcher.ui import tables
@@ -65,7 +65,7 @@ class Results:
             (place, *map(point.values.get, self.labels), *point.cells)
             for place, point in enumerate(self.points, start=1)
         ]
-        return [[one_line(tables.text(cell)) for cell in row] for row in rows]
+        return [[escape(tables.text(cell)) for cell in row] for row in rows]
 
     def summary(self) -> str:
         """Return one line: the number of points in each state, and the best so far."""
@@ -76,7 +76,7 @@ class Results:
             return states
         values = " ".join(f"{label}={best.values.get(key, '-')}" for key, label in self.labels.items())
         loss = tables.loss(best.status.progress.validation_loss)
-        return one_line(f"{states}; best so far: val loss {loss} with {values}")
+        return escape(f"{states}; best so far: val loss {loss} with {values}")
 
 
 def gather(sweep_dir: Path) -> Results:
@@ -103,7 +103,8 @@ def failures(sweep_dir: Path) -> list[str]:
         if record.error and record.job_id is None
     ]
     broken = [
-        f"{short(path)} cannot be read: its points are not in the table" for path in broken_records(sweep_dir)
+        f"{display_path(path)} cannot be read: its points are not in the table"
+        for path in broken_records(sweep_dir)
     ]
     return [*refused, *broken]
 

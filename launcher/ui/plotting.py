@@ -9,7 +9,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import UserError, one_line
+from launcher.errors import UserError, escape
 from launcher.ui.tables import count
 from supervisor.files import write_atomic
 
@@ -44,7 +44,7 @@ def new_figure(width: float, height: float) -> Any:
 
 def as_label(text: str) -> str:
     """Escape dollars, between which matplotlib would read a formula."""
-    return one_line(text).replace("$", r"\$")
+    return escape(text).replace("$", r"\$")
 
 
 def style_axes(axes: Any, title: str, subtitle: str) -> None:
@@ -74,7 +74,7 @@ def write_picture(path: Path, figure: Any, title: str, suffix: str = "png") -> N
     with warnings.catch_warnings():
         # A letter that no font has is drawn as a box, which needs no warning.
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
-        figure.savefig(content, format=suffix, metadata={"Title": one_line(title)})
+        figure.savefig(content, format=suffix, metadata={"Title": escape(title)})
     try:
         write_atomic(path, content.getvalue())
     except OSError as error:
@@ -141,7 +141,7 @@ def draw(data: DataCounts, width: int, *, coloured: bool) -> str:
     lines = ["documents by length in tokens", *_bars(lengths, width, _LENGTHS if coloured else None)]
     if data.dropped:
         top = _top(data.dropped).items()
-        reasons = {one_line(reason)[:_LONGEST_REASON]: number for reason, number in top}
+        reasons = {escape(reason)[:_LONGEST_REASON]: number for reason, number in top}
         lines += ["", "documents dropped, by reason"]
         lines += _bars(reasons, width, _REASONS if coloured else None)
     return "\n".join(lines)

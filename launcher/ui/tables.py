@@ -8,7 +8,7 @@ from collections.abc import Container, Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
-from launcher.errors import one_line
+from launcher.errors import escape
 from launcher.slurm.states import State
 from launcher.ui.terminal import open_console, unescaped
 
@@ -142,7 +142,7 @@ def first_of(names: Sequence[str], most: int = 3) -> str:
 
 def print_pairs(title: str, pairs: Sequence[tuple[str, str]]) -> None:
     """Print names and values in two columns, each value in one line."""
-    pairs = [(name, one_line(value)) for name, value in pairs]
+    pairs = [(name, escape(value)) for name, value in pairs]
     if not sys.stdout.isatty():
         print(*align([(name, value) for name, value in pairs]), sep="\n")
         return

@@ -116,10 +116,10 @@ def _goes_on(resolver: PathResolver, manifest: Manifest | None) -> bool:
         return False
     # A job that failed, or was cancelled, before its first checkpoint leaves nothing.
     launch_dir = resolver.plan.paths.run_dir / LAUNCHES / str(manifest.launch)
-    lives = read_attempts(launch_dir)
+    attempts = read_attempts(launch_dir)
     if manifest.job_id is not None and cancelled_by(launch_dir, manifest.job_id) is not None:
-        return any(not life.is_over for life in lives)
-    return not lives or any(life.exit_code in (None, 0) for life in lives)
+        return any(not attempt.is_over for attempt in attempts)
+    return not attempts or any(attempt.exit_code in (None, 0) for attempt in attempts)
 
 
 def _trained_on(resolver: PathResolver, manifest: Manifest | None) -> tuple[list[Any], str]:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from launcher.checks import facts
 from launcher.checks.findings import Finding, Severity, check, error, warning
-from launcher.errors import one_line
+from launcher.errors import escape
 from launcher.estimates.cost import KEEP, Checkpoints, checkpoints_of
 from launcher.estimates.parallelism import NODES, PIPELINE
 from launcher.estimates.training import model_size
@@ -96,7 +96,7 @@ def file_problems(missing_secrets: tuple[facts.MissingPath, ...]) -> Iterator[Fi
 @check("secret.permissions", "files of secrets are their owner's alone", "open_secrets")
 def permission_problems(open_secrets: Mapping[str, str]) -> Iterator[Finding]:
     for variable, path in open_secrets.items():
-        text = f"{one_line(path)}, which {variable} is read from, may be read by others than its owner"
+        text = f"{escape(path)}, which {variable} is read from, may be read by others than its owner"
         yield Finding(Severity.WARNING, None, text, f"chmod 600 {shlex.quote(path)}")
 
 

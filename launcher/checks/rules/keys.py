@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from launcher.checks.findings import Finding, Severity, check, error, warning
-from launcher.errors import one_line
+from launcher.errors import escape
 from launcher.estimates import parallelism as keys
 from launcher.estimates.parallelism import is_encoder_decoder
 from launcher.estimates.training import LATENT, LATENT_QUERY
@@ -154,7 +154,7 @@ def trainer_problems(trainer_verdict: str) -> Iterator[Finding]:
     if trainer_verdict:
         named = _KEY.match(trainer_verdict)
         key = full(named["key"]) if named else None
-        yield Finding(Severity.ERROR, key, one_line(_NODE.sub("training.", trainer_verdict)))
+        yield Finding(Severity.ERROR, key, escape(_NODE.sub("training.", trainer_verdict)))
 
 
 @check(

@@ -34,7 +34,7 @@ def problems_at(shape: ParallelConfig, nodes: int) -> Iterator[Finding]:
     gpus = f"{count(nodes, 'node')} × {count(shape.devices, 'GPU')} = {nodes * shape.devices}"
     copy = f"tensor {shape.tensor} × pipeline {shape.pipeline} × context {shape.context} = {shape.model}"
     if not divides_world(shape, nodes):
-        finding = error(*blamed(shape, nodes), f"{copy} does not divide {gpus}", also=(keys.NODES,))
+        finding = error(*offending_key(shape, nodes), f"{copy} does not divide {gpus}", also=(keys.NODES,))
         yield replace(finding, id="layout.world")
     elif not experts_divide_world(shape, nodes):
         text = (
@@ -61,7 +61,7 @@ def problems_at(shape: ParallelConfig, nodes: int) -> Iterator[Finding]:
         yield replace(finding, id="batch.interleaved")
 
 
-def blamed(shape: ParallelConfig, nodes: int) -> tuple[str, int]:
+def offending_key(shape: ParallelConfig, nodes: int) -> tuple[str, int]:
     """Return the first size that does not divide what the ones before leave, with its key."""
     world = nodes * shape.devices
     for key, size in ((keys.TENSOR, shape.tensor), (keys.PIPELINE, shape.pipeline)):

@@ -9,7 +9,7 @@ from typing import Any
 
 from launcher.checks.facts import Change, EarlierTraining, Facts
 from launcher.checks.findings import Finding, Severity, check, error, not_checked, warning
-from launcher.errors import one_line, shown
+from launcher.errors import escape, literal
 from launcher.estimates.cost import Cost, estimate_cost
 from launcher.estimates.parallelism import NODES, PIPELINE, TENSOR, VIRTUAL
 from launcher.estimates.training import model_size
@@ -49,7 +49,7 @@ def training_problems(plan: Plan, earlier: EarlierTraining) -> Iterator[Finding]
 
 
 def _changes_text(changes: Sequence[Change]) -> str:
-    text = [f"{full(change.key)} {shown(change.old)} → {shown(change.new)}" for change in changes[:_SHOWN]]
+    text = [f"{full(item.key)} {literal(item.old)} → {literal(item.new)}" for item in changes[:_SHOWN]]
     more = f", and {len(changes) - _SHOWN} more" if len(changes) > _SHOWN else ""
     return f"{', '.join(text)}{more}"
 
@@ -106,7 +106,7 @@ def singleton_problems(plan: Plan, same_job_name: Sequence[str]) -> Iterator[Fin
     dependency, stage = plan.job.queue.dependency, plan.job.stage
     if not same_job_name or dependency is None or "singleton" not in dependency:
         return
-    named = one_line(", ".join(same_job_name[:_RUNS_SHOWN]))
+    named = escape(", ".join(same_job_name[:_RUNS_SHOWN]))
     named += ", ..." if len(same_job_name) > _RUNS_SHOWN else ""
     key, waits = f"{stage}.run.name", f"{stage}.run.dependency"
     text = f"jobs of {named} are called {plan.paths.job_name} too, and dependency={dependency} makes them"
