@@ -71,7 +71,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 # What these set up is dear, and all of their files share it. They begin first: they mostly wait for Slurm.
 _TOGETHER = {
     "tests/chains/": ("tests/chains/",),
-    "zoos": tuple(
+    "sandbox_runs": tuple(
         f"tests/jobs/on_slurm/test_{name}_on_slurm.py" for name in ("acting", "arrays", "forgotten", "states")
     ),
 }

@@ -11,13 +11,13 @@ def leave(
     launch_dir: Path,
     job_id: str,
     *,
-    life: int = 0,
+    attempt: int = 0,
     started: float | None = None,
     ended: float | None = None,
     code: int = 0,
     nodes: str = "n[1-2]",
 ) -> None:
-    """Write the marks of one life of a job; `job_id` of an array's task is ``17_2``."""
+    """Write the marks of one attempt of a job; `job_id` of an array's task is ``17_2``."""
     marks = launch_dir / "marks"
     marks.mkdir(exist_ok=True)
     of = job_id.partition("_")[0]
@@ -27,7 +27,7 @@ def leave(
         ("ended", None if ended is None else {"exit_code": code, "ended": ended}),
     ):
         if told is not None:
-            path = marks / f"{job_id}.{life}.{name}.json"
+            path = marks / f"{job_id}.{attempt}.{name}.json"
             path.write_text(json.dumps({"job_id": of, **told}) + "\n")
 
 

@@ -63,7 +63,7 @@ class WarmPool:
         Its stdout goes into a file, and its stderr too, unless there is a file for `errors`.
         """
         order = {
-            "arguments": ["tests.trainer.sabotage", module, *arguments],
+            "arguments": ["tests.trainer.faults", module, *arguments],
             "environment": {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **environment},
             "directory": str(REPOSITORY),
         }

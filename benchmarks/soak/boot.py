@@ -81,7 +81,7 @@ def _prepare(cluster: Cluster, number: int, clock: Path | None) -> None:
     prolog.chmod(0o755)
     with cluster.conf.open("a") as file:
         file.write(f"TaskProlog={prolog}\n" if clock else "")
-    # A requeued job waits until the credentials of its life before have expired; two minutes, by default.
+    # A requeued job waits until the credentials of its earlier attempt have expired; two minutes, by default.
     cluster.configure(r"(AuthInfo=.*)", r"\1,cred_expire=5")
     # Ports of a rendezvous follow from the number of a job: other sandboxes of this machine have others.
     cluster.configure(r"(FirstJobId=)(\d+)", lambda found: f"{found[1]}{int(found[2]) + 4000 * number}")

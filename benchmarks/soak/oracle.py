@@ -62,7 +62,7 @@ def unknown_jobs(trial: Trial) -> list[str]:
 
 def known_jobs(rows: list[dict[str, Any]]) -> set[str]:
     """Return the jobs of which `slipway history` tells."""
-    known = {row["job_id"] for row in rows} | {life["job_id"] for row in rows for life in row["lives"]}
+    known = {row["job_id"] for row in rows} | {attempt["job_id"] for row in rows for attempt in row["lives"]}
     return known | {link["job_id"] for row in rows for link in row["links"]}
 
 

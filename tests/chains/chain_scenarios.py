@@ -6,109 +6,109 @@ import time
 from collections.abc import Callable
 
 from tests.chains import break_scenarios
+from tests.chains.chain_runs import CHAIN, HEADER, ChainRuns
 from tests.chains.chain_training import interrupted, rewound
-from tests.chains.chain_yard import CHAIN, HEADER, Yard
 from tests.chains.elastic_scenarios import FEWER, elastic
 from tests.chains.following_scenarios import FOLLOWING
 from tests.chains.rewound_directories import REWOUND
 from tests.chains.spoilt_training import SPOILT, spoilt
 from tests.fakes.programs import write_programs
 
-Scenario = Callable[[Yard, str], object]
+Scenario = Callable[[ChainRuns, str], object]
 
 
-def limited(yard: Yard, run: str) -> None:
+def limited(runs: ChainRuns, run: str) -> None:
     """The time limit: of a link that saves when it is told to, and of one that is deaf to that."""
     body = "case $link in 1) wait_to_save 3 ;; 2) save 5; be_deaf ;; 3) save 6 ;; *) save 9 ;; esac\n"
-    yard.chain(run, body, "resilience.links=6", nodes="n1")
+    runs.chain(run, body, "resilience.links=6", nodes="n1")
     for link in (1, 2):
-        yard.until_ready(run, link)
-        yard.near_its_limit(yard.job(run, link))
-    yard.until_over(run)
+        runs.until_ready(run, link)
+        runs.near_its_limit(runs.job(run, link))
+    runs.until_over(run)
 
 
-def preempted(yard: Yard, run: str) -> None:
+def preempted(runs: ChainRuns, run: str) -> None:
     """A higher partition: under a link that saves, and under one that is deaf to that."""
     body = "case $link in 1) wait_to_save 3 ;; 2) be_deaf ;; *) exit 0 ;; esac\n"
     settings = ["resilience.links=6", "resilience.max_failures=1", "cluster.partition=low"]
-    yard.chain(run, body, *settings, nodes="n2")
+    runs.chain(run, body, *settings, nodes="n2")
     for link in (1, 2):
-        yard.until_ready(run, link)
-        job = yard.job(run, link)
-        preemptor = yard.preempt(job)
-        yard.until_gone(run, job)
-        yard.slurm("scancel", preemptor)
-    yard.until_over(run)
+        runs.until_ready(run, link)
+        job = runs.job(run, link)
+        preemptor = runs.preempt(job)
+        runs.until_gone(run, job)
+        runs.slurm("scancel", preemptor)
+    runs.until_over(run)
 
 
-def bereft(yard: Yard, run: str) -> None:
+def bereft(runs: ChainRuns, run: str) -> None:
     """One of two slurmds is killed, not that of the script's node: there is a third one to go on with."""
     body = "case $link in 1) save 3; be_deaf ;; *) exit 0 ;; esac\n"
     two = ["training.trainer.num_nodes=2", "training.model.global_batch_size=32"]
-    yard.chain(run, body, "resilience.links=4", *two, nodes="n3,n4,n5")
-    yard.until_ready(run, 1)
-    assert yard.nodes_of(yard.job(run, 1)) == "n[3-4]"
-    yard.kill_daemon("n4")
-    yard.until_over(run)
+    runs.chain(run, body, "resilience.links=4", *two, nodes="n3,n4,n5")
+    runs.until_ready(run, 1)
+    assert runs.nodes_of(runs.job(run, 1)) == "n[3-4]"
+    runs.kill_daemon("n4")
+    runs.until_over(run)
 
 
-def orphaned(yard: Yard, run: str) -> None:
+def orphaned(runs: ChainRuns, run: str) -> None:
     """The node of the script dies: nobody is left to tell what became of the link, but the next one."""
     body = "case $link in 1) save 3; be_deaf ;; *) exit 0 ;; esac\n"
-    yard.chain(run, body, "resilience.links=4", nodes="n6,n7")
-    yard.until_ready(run, 1)
-    assert yard.nodes_of(yard.job(run, 1)) == "n6"
-    yard.kill_node("n6")
-    yard.until_over(run)
+    runs.chain(run, body, "resilience.links=4", nodes="n6,n7")
+    runs.until_ready(run, 1)
+    assert runs.nodes_of(runs.job(run, 1)) == "n6"
+    runs.kill_node("n6")
+    runs.until_over(run)
 
 
-def crashing(yard: Yard, run: str) -> None:
+def crashing(runs: ChainRuns, run: str) -> None:
     """Three links get on, two of them after the training went back; the others fall over at once."""
     saves = "1) save 1000 ;; 2 | 3) save $((link * 200)) ;;"
     body = f"case $link in {saves} esac\necho it is broken >&2\nexit 1\n"
-    yard.chain(run, body, "resilience.links=20", "resilience.max_failures=3", nodes="n1")
-    yard.until_over(run)
+    runs.chain(run, body, "resilience.links=20", "resilience.max_failures=3", nodes="n1")
+    runs.until_over(run)
 
 
-def mistaken(yard: Yard, run: str) -> None:
+def mistaken(runs: ChainRuns, run: str) -> None:
     """Exit code 2 is a mistake of the user's: the next link would make it again."""
-    yard.chain(run, "exit 2\n", "resilience.links=20", nodes="n1")
-    yard.until_over(run)
+    runs.chain(run, "exit 2\n", "resilience.links=20", nodes="n1")
+    runs.until_over(run)
 
 
-def finished(yard: Yard, run: str) -> None:
+def finished(runs: ChainRuns, run: str) -> None:
     """Done in its first link."""
-    yard.chain(run, "save 4\n", "resilience.links=20", nodes="n1")
-    yard.until_over(run)
+    runs.chain(run, "save 4\n", "resilience.links=20", nodes="n1")
+    runs.until_over(run)
 
 
-def cancelled(yard: Yard, run: str) -> None:
+def cancelled(runs: ChainRuns, run: str) -> None:
     """`slipway cancel`, while its second link runs and a third waits."""
-    yard.chain(run, "((link > 1)) || { save 1; exit 1; }\nbe_deaf\n", "resilience.links=9", nodes="n1")
-    yard.until_ready(run, 2)
-    yard.until("the third link waits", lambda: len(yard.links(run)) == 3, run)
-    yard.said[run] = yard.slipway("cancel", run)
-    yard.until_over(run)
+    runs.chain(run, "((link > 1)) || { save 1; exit 1; }\nbe_deaf\n", "resilience.links=9", nodes="n1")
+    runs.until_ready(run, 2)
+    runs.until("the third link waits", lambda: len(runs.links(run)) == 3, run)
+    runs.said[run] = runs.slipway("cancel", run)
+    runs.until_over(run)
 
 
-def cut_off(yard: Yard, run: str) -> None:
+def cut_off(runs: ChainRuns, run: str) -> None:
     """A `scancel` of the link that runs: whoever did it meant the run."""
-    yard.chain(run, "wait_to_save 1\n", "resilience.links=9", nodes="n1")
-    yard.until_ready(run, 1)
-    yard.until("the second link waits", lambda: len(yard.links(run)) == 2, run)
-    yard.slurm("scancel", yard.job(run, 1))
-    yard.until_over(run)
+    runs.chain(run, "wait_to_save 1\n", "resilience.links=9", nodes="n1")
+    runs.until_ready(run, 1)
+    runs.until("the second link waits", lambda: len(runs.links(run)) == 2, run)
+    runs.slurm("scancel", runs.job(run, 1))
+    runs.until_over(run)
 
 
-def termed(yard: Yard, run: str) -> None:
+def termed(runs: ChainRuns, run: str) -> None:
     """The script alone is sent TERM: srun, told as well, would kill the tasks, which can yet save."""
     body = "case $link in 1) wait_to_save 3 ;; *) exit 0 ;; esac\n"
-    yard.chain(run, body, "resilience.links=3", nodes="n1")
-    yard.until_ready(run, 1)
+    runs.chain(run, body, "resilience.links=3", nodes="n1")
+    runs.until_ready(run, 1)
     for name in ("TERM", "USR1"):
-        yard.slurm("scancel", "--batch", f"--signal={name}", yard.job(run, 1))
+        runs.slurm("scancel", "--batch", f"--signal={name}", runs.job(run, 1))
         time.sleep(1)  # bash takes those that came meanwhile by their numbers
-    yard.until_over(run)
+    runs.until_over(run)
 
 
 # On a node, and not where the launcher runs: a submission has none of a job's variables.
@@ -121,14 +121,14 @@ exec $real "$@"
 """
 
 
-def bare(yard: Yard, run: str) -> None:
+def bare(runs: ChainRuns, run: str) -> None:
     """Nodes that have no `sbatch` and no `scancel`: all links are submitted at launch."""
-    folder = yard.directory / "bare-programs"
+    folder = runs.directory / "bare-programs"
     for name in ("sbatch", "scancel"):
         write_programs(folder, {name: NO_SLURM})
     body = "case $link in 1) save 3; exit 1 ;; *) exit 0 ;; esac\n"
-    yard.chain(run, body, "resilience.links=4", "resilience.submit=launch", nodes="n1", programs=folder)
-    yard.until_over(run)
+    runs.chain(run, body, "resilience.links=4", "resilience.submit=launch", nodes="n1", programs=folder)
+    runs.until_over(run)
 
 
 # Takes the job and tells nobody, the first time.
@@ -141,27 +141,27 @@ exec $real "$@"
 """
 
 
-def unanswered(yard: Yard, run: str) -> None:
+def unanswered(runs: ChainRuns, run: str) -> None:
     """Slurm's answer to the submission of the second link is lost."""
-    folder = write_programs(yard.directory / "forgetful-programs", {"sbatch": FORGETFUL})
+    folder = write_programs(runs.directory / "forgetful-programs", {"sbatch": FORGETFUL})
     body = "case $link in 1) save 3; exit 1 ;; *) sleep 2 ;; esac\n"
-    yard.chain(run, body, "resilience.links=4", nodes="n1", programs=folder)
-    yard.until_over(run)
+    runs.chain(run, body, "resilience.links=4", nodes="n1", programs=folder)
+    runs.until_over(run)
 
 
-def twins(yard: Yard, run: str) -> None:
+def twins(runs: ChainRuns, run: str) -> None:
     """The same, and it cannot be looked for either: there are two jobs that could be the second link."""
-    folder = write_programs(yard.directory / "twin-programs", {"sbatch": FORGETFUL})
+    folder = write_programs(runs.directory / "twin-programs", {"sbatch": FORGETFUL})
     write_programs(folder, {"squeue": NO_SLURM})
     body = "case $link in 1) save 3; exit 1 ;; *) sleep 2 ;; esac\n"
-    yard.chain(run, body, "resilience.links=4", nodes="n1", programs=folder)
-    yard.until_over(run)
+    runs.chain(run, body, "resilience.links=4", nodes="n1", programs=folder)
+    runs.until_over(run)
 
 
-def fatherless(yard: Yard, run: str) -> None:
+def fatherless(runs: ChainRuns, run: str) -> None:
     """A training whose data could not be prepared."""
-    payload = yard.directory / f"{run}.sh"
-    yard.work(run).mkdir()
+    payload = runs.directory / f"{run}.sh"
+    runs.work(run).mkdir()
     payload.write_text(HEADER + 'case " $* " in *pretrain*) exit 0 ;; esac\nexit 3\n')
     payload.chmod(0o755)
     stages = [
@@ -172,9 +172,9 @@ def fatherless(yard: Yard, run: str) -> None:
         f"cluster.python={payload}",
         "resilience.links=3",
     ]
-    yard.said[run] = yard.begin(*CHAIN, *stages, nodes="n1")
-    yard.until_over(f"{run}_data")
-    yard.until_over(run)
+    runs.said[run] = runs.begin(*CHAIN, *stages, nodes="n1")
+    runs.until_over(f"{run}_data")
+    runs.until_over(run)
 
 
 SCENARIOS: dict[str, Scenario] = {

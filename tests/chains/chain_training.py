@@ -1,4 +1,4 @@
-"""Runs of the real trainer on the yard, and the one that is interrupted by each kind of failure."""
+"""Runs of the real trainer on a sandbox, and the one that is interrupted by each kind of failure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from tests.chains import paced_trainer
-from tests.chains.chain_yard import PREFIX, Yard
+from tests.chains.chain_runs import PREFIX, ChainRuns
 from tests.chains.paced_trainer import PACE
 
 STEPS, EVERY = 72, 4
@@ -43,21 +43,21 @@ STAGES_AFTER = ("conversion", "evaluation")
 
 
 class Training:
-    """A run of the real trainer on the yard."""
+    """A run of the real trainer on a sandbox."""
 
-    def __init__(self, yard: Yard, name: str, nodes: str | None = None) -> None:
-        self._yard, self.name, self._nodes = yard, name, nodes
-        self._pace = yard.work(name) / "pace"
+    def __init__(self, runs: ChainRuns, name: str, nodes: str | None = None) -> None:
+        self._runs, self.name, self._nodes = runs, name, nodes
+        self._pace = runs.work(name) / "pace"
 
     def launch(self, *overrides: str, pace: str) -> None:
-        work = self._yard.work(self.name)
+        work = self._runs.work(self.name)
         work.mkdir(exist_ok=True)
         self.set_pace(pace)
         interpreter = work / "python"
-        self._yard.pool.write_interpreter(interpreter, paced_trainer.__name__)
+        self._runs.pool.write_interpreter(interpreter, paced_trainer.__name__)
         own = [f"training.run.name={self.name}", f"cluster.python={interpreter}"]
         own.append(f"env_vars.{PACE}={self._pace}")
-        done = self._yard.begin(*TRAINING, *own, *overrides, nodes=self._nodes)
+        done = self._runs.begin(*TRAINING, *own, *overrides, nodes=self._nodes)
         assert done.returncode == 0, done
 
     def set_pace(self, seconds: str) -> None:
@@ -67,7 +67,7 @@ class Training:
 
     def all_events(self) -> list[dict[str, Any]]:
         """Return the events of rank 0 in all links; a kill may have cut a line."""
-        path = self._yard.launch_directory(self.name) / "results" / "metrics.jsonl"
+        path = self._runs.launch_directory(self.name) / "results" / "metrics.jsonl"
         found = []
         for line in path.read_text().splitlines() if path.exists() else []:
             with suppress(ValueError):
@@ -109,68 +109,68 @@ class Training:
 
     def at_work(self, link: int, steps: int = 2, saves: int = 0) -> str:
         """Wait until a link has trained some steps and saved some times; return its job."""
-        yard = self._yard
+        runs = self._runs
 
         def trained() -> bool:
             links = self.by_link()
             kinds = [event["kind"] for event in links[-1]] if len(links) == link else []
             return bool(kinds) and kinds.count("train") >= steps and kinds.count("checkpoint") >= saves
 
-        yard.until(f"link {link} of {self.name} trains", trained, self.name)
-        return yard.links(self.name)[link - 1]
+        runs.until(f"link {link} of {self.name} trains", trained, self.name)
+        return runs.links(self.name)[link - 1]
 
     def ranks(self, job: str) -> list[int]:
         """Return the processes of a job's ranks."""
-        events = [event for event in self._yard.pool.journal(paced_trainer.__name__) if event["job"] == job]
+        events = [event for event in self._runs.pool.journal(paced_trainer.__name__) if event["job"] == job]
         ended = {event["pid"] for event in events if event["event"] == "end"}
         return [event["pid"] for event in events if event["pid"] not in ended]
 
 
-def interrupted(yard: Yard, run: str) -> None:
+def interrupted(runs: ChainRuns, run: str) -> None:
     """One training, interrupted once by each kind of failure, and `calm`, which nothing interrupts.
 
     A conversion and an evaluation follow it.
     """
-    calm = Training(yard, "calm", "n8")
+    calm = Training(runs, "calm", "n8")
     calm.launch(pace=FAST)
-    tried = Training(yard, run, "n9,n10")
+    tried = Training(runs, run, "n9,n10")
     chain = ["resilience.links=9", "resilience.max_failures=2"]
     tried.launch(*chain, "stages=[training,conversion,evaluation]", pace=SLOWEST)
 
-    yard.near_its_limit(tried.at_work(1))
+    runs.near_its_limit(tried.at_work(1))
 
     preempted = tried.at_work(2)
     tried.set_pace(SLOW)
-    preemptor = yard.preempt(preempted)
-    yard.until_gone(run, preempted)
-    yard.slurm("scancel", preemptor)
+    preemptor = runs.preempt(preempted)
+    runs.until_gone(run, preempted)
+    runs.slurm("scancel", preemptor)
 
     # The last checkpoint has to be newer than the one before, and not of the last step.
     job = tried.at_work(3, EVERY + 2, saves=1)
     os.kill(tried.ranks(job)[-1], signal.SIGKILL)
 
     job = tried.at_work(4, EVERY + 2, saves=1)
-    node = yard.nodes_of(job)
-    yard.kill_node(node)
+    node = runs.nodes_of(job)
+    runs.kill_node(node)
     tried.at_work(5)
     tried.set_pace(FAST)
     for name in (run, *(f"{run}_{stage}" for stage in STAGES_AFTER), "calm"):
-        yard.until_over(name)
+        runs.until_over(name)
 
 
-def rewound(yard: Yard, run: str) -> None:
+def rewound(runs: ChainRuns, run: str) -> None:
     """A training that is launched again from an early checkpoint, as a chain that may not fail once."""
-    training = Training(yard, run, "n8")
+    training = Training(runs, run, "n8")
     own = ["training.trainer.max_steps=8", "training.trainer.limit_val_batches=0"]
     own += [f"{CHECKPOINTS}.every_n_train_steps=2", f"{CHECKPOINTS}.save_top_k=-1"]
     training.launch(*own, pace=FAST)
-    yard.until_over(run)
-    saved = yard.directory / "results" / run / "checkpoints"
+    runs.until_over(run)
+    saved = runs.directory / "results" / run / "checkpoints"
     (early,) = (path.name for path in saved.glob("*step=2-*") if not path.is_symlink())
     own += [f"training.resume.checkpoint='{early}'", "resilience.links=4", "resilience.max_failures=1"]
     training.launch(*own, pace=SLOW)
     # Told to save at once, it has done less steps than the first launch had.
-    yard.slurm("scancel", "--batch", "--signal=USR1", training.at_work(1, steps=1))
+    runs.slurm("scancel", "--batch", "--signal=USR1", training.at_work(1, steps=1))
     training.at_work(2, steps=1)
     training.set_pace(FAST)
-    yard.until_over(run)
+    runs.until_over(run)

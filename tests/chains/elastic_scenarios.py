@@ -6,8 +6,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from tests.chains.chain_runs import CHAIN, ChainRuns
 from tests.chains.chain_training import FAST, Training
-from tests.chains.chain_yard import CHAIN, Yard
 
 # Nobody else's.
 STAYS, LEAVES = "n11", "n12"
@@ -19,63 +19,63 @@ STEPS = 12
 PACE = "3"
 
 
-def until_both_are_free(yard: Yard) -> None:
+def until_both_are_free(runs: ChainRuns) -> None:
     """A range takes what there is: a node that does not answer just then would be missing."""
 
     def are_free() -> bool:
-        told = yard.slurm(
+        told = runs.slurm(
             "sinfo", "--noheader", "--Node", f"--nodes={BOTH}", "--format=%T", "--partition=gpu"
         )
         return told.split() == ["idle", "idle"]
 
-    yard.until(f"{BOTH} are free", are_free)
+    runs.until(f"{BOTH} are free", are_free)
 
 
 @contextmanager
-def drained(yard: Yard) -> Iterator[None]:
+def drained(runs: ChainRuns) -> Iterator[None]:
     """One of the nodes takes no further job, as before maintenance; what runs there goes on."""
-    yard.slurm("scontrol", "update", f"NodeName={LEAVES}", "State=DRAIN", "Reason=maintenance")
+    runs.slurm("scontrol", "update", f"NodeName={LEAVES}", "State=DRAIN", "Reason=maintenance")
     try:
         yield
     finally:
-        yard.slurm("scontrol", "update", f"NodeName={LEAVES}", "State=RESUME")
+        runs.slurm("scontrol", "update", f"NodeName={LEAVES}", "State=RESUME")
 
 
-def told(yard: Yard, run: str) -> None:
+def told(runs: ChainRuns, run: str) -> None:
     """A payload of NeMo's, which prints what it is told."""
     body = 'echo "link $link: rank $RANK of $WORLD_SIZE, ${!#}"\n((link > 1)) || wait_to_save 3\n'
-    script = yard.directory / "examples/nlp/language_modeling/megatron_gpt_pretraining.py"
+    script = runs.directory / "examples/nlp/language_modeling/megatron_gpt_pretraining.py"
     script.parent.mkdir(parents=True)
     script.touch()
-    settings = ["engine=nemo", f"nemo_path={yard.directory}", RANGE, "resilience.links=3"]
+    settings = ["engine=nemo", f"nemo_path={runs.directory}", RANGE, "resilience.links=3"]
     settings += [f"training.model.tokenizer.{file}=null" for file in ("vocab_file", "merge_file")]
     # One task a node: told of tasks, sbatch would give no more nodes than the least number has of them.
     size = ["training.trainer.devices=1", "training.model.tensor_model_parallel_size=1"]
     batch = ["training.model.micro_batch_size=1", "training.model.global_batch_size=4"]
-    until_both_are_free(yard)
-    yard.chain(run, body, *settings, *size, *batch, nodes=BOTH)
-    yard.until_ready(run, 1)
-    job = yard.job(run, 1)
-    with drained(yard):
-        yard.slurm("scancel", "--signal=USR1", "--batch", job)
-        yard.until_over(run)
+    until_both_are_free(runs)
+    runs.chain(run, body, *settings, *size, *batch, nodes=BOTH)
+    runs.until_ready(run, 1)
+    job = runs.job(run, 1)
+    with drained(runs):
+        runs.slurm("scancel", "--signal=USR1", "--batch", job)
+        runs.until_over(run)
 
 
-def fewer(yard: Yard, run: str) -> None:
+def fewer(runs: ChainRuns, run: str) -> None:
     """A training that loses a node on its way, and the same one on the node that stays."""
     changes = [f"training.trainer.max_steps={STEPS}", "training.trainer.val_check_interval=6"]
     changes += ["training.model.hidden_dropout=0", "training.model.attention_dropout=0"]
-    training = Training(yard, run, BOTH)
-    until_both_are_free(yard)
+    training = Training(runs, run, BOTH)
+    until_both_are_free(runs)
     training.launch(*changes, RANGE, "resilience.links=3", pace=PACE)
     job = training.at_work(1)
-    with drained(yard):
-        yard.slurm("scancel", "--signal=USR1", "--batch", job)
+    with drained(runs):
+        runs.slurm("scancel", "--signal=USR1", "--batch", job)
         training.at_work(2, steps=0)
         training.set_pace(FAST)
-    Training(yard, FIXED, LEAVES).launch(*changes, "training.trainer.num_nodes=1", pace=FAST)
-    yard.until_over(run)
-    yard.until_over(FIXED)
+    Training(runs, FIXED, LEAVES).launch(*changes, "training.trainer.num_nodes=1", pace=FAST)
+    runs.until_over(run)
+    runs.until_over(FIXED)
 
 
 MEETING = """#!{python}
@@ -101,9 +101,9 @@ while len(list(work.glob("*.met-*"))) < 4:
 """
 
 
-def namesakes(yard: Yard, run: str) -> None:
+def namesakes(runs: ChainRuns, run: str) -> None:
     """Two jobs of one name on one host: both are there until the ranks of both have met."""
-    work = yard.work(run)
+    work = runs.work(run)
     work.mkdir()
     payload = work / "payload"
     payload.write_text(MEETING.format(python=sys.executable))
@@ -111,13 +111,13 @@ def namesakes(yard: Yard, run: str) -> None:
     both = [f"training.run.name={run}", "training.run.dependency=null", "cluster.exclusive=False"]
     both += ["training.trainer.devices=2", f"cluster.python={payload}", "--no-check=run.singleton"]
     for name in ("one", "other"):
-        done = yard.begin(*CHAIN, *both, f"base_results_dir={work}/{name}", nodes=STAYS)
+        done = runs.begin(*CHAIN, *both, f"base_results_dir={work}/{name}", nodes=STAYS)
         assert done.returncode == 0, done
-    yard.until_over(run)
+    runs.until_over(run)
 
 
-def elastic(yard: Yard, run: str) -> None:
+def elastic(runs: ChainRuns, run: str) -> None:
     """One after the other: they share the nodes. Named after the last."""
-    namesakes(yard, NAMESAKE)
-    told(yard, TOLD)
-    fewer(yard, run)
+    namesakes(runs, NAMESAKE)
+    told(runs, TOLD)
+    fewer(runs, run)

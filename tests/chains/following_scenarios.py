@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.chains.chain_yard import Yard
+from tests.chains.chain_runs import ChainRuns
 from tests.fakes.programs import write_programs
 
 # The name of the stage's run.
@@ -16,13 +16,18 @@ echo "$SLURM_JOB_ID $(squeue --noheader --states=RUNNING --format=%j | grep -cx 
 
 
 def follow(
-    yard: Yard, run: str, body: str, *overrides: str, program: str = PROGRAM, programs: Path | None = None
+    runs: ChainRuns,
+    run: str,
+    body: str,
+    *overrides: str,
+    program: str = PROGRAM,
+    programs: Path | None = None,
 ) -> None:
     """Launch a chain, and a program after it that writes down its job and how many links still run."""
-    path = yard.directory / f"{run}-program"
-    path.write_text(program.format(run=run, work=yard.work(run)))
+    path = runs.directory / f"{run}-program"
+    path.write_text(program.format(run=run, work=runs.work(run)))
     path.chmod(0o755)
-    yard.chain(
+    runs.chain(
         run,
         body,
         "stages=[training,command]",
@@ -35,50 +40,50 @@ def follow(
     )
 
 
-def both_over(yard: Yard, run: str) -> None:
-    yard.until_over(run)
-    yard.until_over(AFTER.format(run))
+def both_over(runs: ChainRuns, run: str) -> None:
+    runs.until_over(run)
+    runs.until_over(AFTER.format(run))
 
 
-def continued(yard: Yard, run: str) -> None:
+def continued(runs: ChainRuns, run: str) -> None:
     """Three links, of which two fall over: the stage waits for the third."""
     body = "wait=$work/go.$link\nready\nuntil [[ -e $wait ]]; do sleep 0.1; done\nsave $link\n((link > 2))\n"
-    follow(yard, run, body, "resilience.links=9")
+    follow(runs, run, body, "resilience.links=9")
     for link in (1, 2, 3):
-        yard.until_ready(run, link)
+        runs.until_ready(run, link)
         if link == 2:
-            yard.said[run] = yard.slipway("status", AFTER.format(run))
-        (yard.work(run) / f"go.{link}").touch()
-    both_over(yard, run)
+            runs.said[run] = runs.slipway("status", AFTER.format(run))
+        (runs.work(run) / f"go.{link}").touch()
+    both_over(runs, run)
 
 
-def given_up(yard: Yard, run: str) -> None:
+def given_up(runs: ChainRuns, run: str) -> None:
     """A chain that gets nowhere: there is nothing for a stage to do."""
-    follow(yard, run, "exit 1\n", "resilience.links=9", "resilience.max_failures=2")
-    both_over(yard, run)
+    follow(runs, run, "exit 1\n", "resilience.links=9", "resilience.max_failures=2")
+    both_over(runs, run)
 
 
-def used_up(yard: Yard, run: str) -> None:
+def used_up(runs: ChainRuns, run: str) -> None:
     """All links are used, and the work is not done."""
-    follow(yard, run, "save $link\nexit 1\n", "resilience.links=2")
-    both_over(yard, run)
+    follow(runs, run, "save $link\nexit 1\n", "resilience.links=2")
+    both_over(runs, run)
 
 
-def called_off(yard: Yard, run: str) -> None:
+def called_off(runs: ChainRuns, run: str) -> None:
     """`slipway cancel` of the chain, while its second link runs."""
-    follow(yard, run, "((link > 1)) || { save 1; exit 1; }\nbe_deaf\n", "resilience.links=9")
-    yard.until_ready(run, 2)
-    yard.until("the third link waits", lambda: len(yard.links(run)) == 3, run)
-    yard.slipway("cancel", run)
-    both_over(yard, run)
+    follow(runs, run, "((link > 1)) || { save 1; exit 1; }\nbe_deaf\n", "resilience.links=9")
+    runs.until_ready(run, 2)
+    runs.until("the third link waits", lambda: len(runs.links(run)) == 3, run)
+    runs.slipway("cancel", run)
+    both_over(runs, run)
 
 
-def called_off_waiting(yard: Yard, run: str) -> None:
+def called_off_waiting(runs: ChainRuns, run: str) -> None:
     """`scancel` of all links while none runs: no supervisor is there to tell anybody."""
-    follow(yard, run, "exit 0\n", "resilience.links=9", "cluster.begin=now+1hour")
-    yard.slurm("scancel", *yard.queued(run))
-    yard.slurm("scontrol", "update", f"JobId={yard.queued(AFTER.format(run))[0]}", "StartTime=now")
-    both_over(yard, run)
+    follow(runs, run, "exit 0\n", "resilience.links=9", "cluster.begin=now+1hour")
+    runs.slurm("scancel", *runs.queued(run))
+    runs.slurm("scontrol", "update", f"JobId={runs.queued(AFTER.format(run))[0]}", "StartTime=now")
+    both_over(runs, run)
 
 
 # Kills the supervisor, which has left its mark and is about to cancel the next link.
@@ -90,12 +95,12 @@ exec $real "$@"
 """
 
 
-def killed_when_done(yard: Yard, run: str) -> None:
+def killed_when_done(runs: ChainRuns, run: str) -> None:
     """The link is killed between the mark that all is done and the end of the chain."""
-    folder = yard.directory / "murderous-programs"
+    folder = runs.directory / "murderous-programs"
     write_programs(folder, {"scancel": MURDEROUS})
-    follow(yard, run, "save 4\n", "resilience.links=9", programs=folder)
-    both_over(yard, run)
+    follow(runs, run, "save 4\n", "resilience.links=9", programs=folder)
+    both_over(runs, run)
 
 
 # On a node, and not where the launcher runs.
@@ -107,14 +112,14 @@ exec $real "$@"
 """
 
 
-def without_commands(yard: Yard, run: str) -> None:
+def without_commands(runs: ChainRuns, run: str) -> None:
     """Nodes without sbatch and scancel: all links are submitted at launch."""
-    folder = yard.directory / "commandless-programs"
+    folder = runs.directory / "commandless-programs"
     for name in ("sbatch", "scancel"):
         write_programs(folder, {name: NO_COMMANDS})
     body = "case $link in 1) save 3; exit 1 ;; *) exit 0 ;; esac\n"
-    follow(yard, run, body, "resilience.links=4", "resilience.submit=launch", programs=folder)
-    both_over(yard, run)
+    follow(runs, run, body, "resilience.links=4", "resilience.submit=launch", programs=folder)
+    both_over(runs, run)
 
 
 # Of a stage that is repeated: each of its jobs waits until it may go on.
@@ -125,7 +130,7 @@ echo "end $SLURM_JOB_ID $(ls {work}/../results/{run}/checkpoints | wc -l)" >>{wo
 """
 
 
-def repeated(yard: Yard, run: str) -> None:
+def repeated(runs: ChainRuns, run: str) -> None:
     """Five checkpoints of two links, and a stage that looks at each second one, slower than they come."""
     body = """case $link in
     1) save 1; ready; until [[ -e $work/go.1 ]]; do sleep 0.1; done; save 2
@@ -135,27 +140,27 @@ def repeated(yard: Yard, run: str) -> None:
        until [[ -e $work/go.4 ]]; do sleep 0.1; done ;;
     esac
     """
-    work = yard.work(run)
-    follow(yard, run, body, "resilience.links=9", "command.every=2", program=SLOW)
+    work = runs.work(run)
+    follow(runs, run, body, "resilience.links=9", "command.every=2", program=SLOW)
     after = AFTER.format(run)
-    yard.until_ready(run, 1)
+    runs.until_ready(run, 1)
     (work / "go.1").touch()
-    yard.until("a job looks at two checkpoints", lambda: len(yard.queued(after)) == 2, run)
-    yard.until("it runs", lambda: (work / "after").exists(), run)
-    yard.said[f"{run}_running"] = yard.slipway("status", after)
+    runs.until("a job looks at two checkpoints", lambda: len(runs.queued(after)) == 2, run)
+    runs.until("it runs", lambda: (work / "after").exists(), run)
+    runs.said[f"{run}_running"] = runs.slipway("status", after)
     (work / "go.2").touch()
-    yard.until("the next one waits", lambda: len(yard.queued(after)) == 3, run)
+    runs.until("the next one waits", lambda: len(runs.queued(after)) == 3, run)
     (work / "go.5").touch()
-    yard.until_ready(run, 2)
+    runs.until_ready(run, 2)
     (work / "go.3").touch()
-    yard.until("two further ones are counted", lambda: '"checkpoint": 7' in counted(yard, after), run)
+    runs.until("two further ones are counted", lambda: '"checkpoint": 7' in counted(runs, after), run)
     (work / "go.all").touch()
     (work / "go.4").touch()
-    both_over(yard, run)
+    both_over(runs, run)
 
 
-def counted(yard: Yard, run: str) -> str:
-    path = yard.launch_directory(run) / "marks/checkpoints.json"
+def counted(runs: ChainRuns, run: str) -> str:
+    path = runs.launch_directory(run) / "marks/checkpoints.json"
     return path.read_text() if path.exists() else ""
 
 
@@ -168,18 +173,18 @@ exec $real "$@"
 """
 
 
-def refused(yard: Yard, run: str) -> None:
+def refused(runs: ChainRuns, run: str) -> None:
     """Jobs of a stage that is repeated are refused: that holds up nothing."""
-    folder = yard.directory / "refusing-programs"
+    folder = runs.directory / "refusing-programs"
     write_programs(folder, {"sbatch": REFUSING})
     body = "save 1\nready\nuntil [[ -e $work/go ]]; do sleep 0.1; done\nsave 2\n"
-    follow(yard, run, body, "command.every=1", programs=folder)
-    yard.until("it is refused", lambda: "Access denied" in yard.log(run), run)
-    (yard.work(run) / "go").touch()
-    both_over(yard, run)
+    follow(runs, run, body, "command.every=1", programs=folder)
+    runs.until("it is refused", lambda: "Access denied" in runs.log(run), run)
+    (runs.work(run) / "go").touch()
+    both_over(runs, run)
 
 
-FOLLOWING: dict[str, Callable[[Yard, str], object]] = {
+FOLLOWING: dict[str, Callable[[ChainRuns, str], object]] = {
     "continued": continued,
     "given_up": given_up,
     "used_up": used_up,

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.chains import spoiling_trainer
+from tests.chains.chain_runs import ChainRuns
 from tests.chains.chain_training import CHECKPOINTS, TRAINING
-from tests.chains.chain_yard import Yard
 from tests.chains.spoiling_trainer import RECORD, SPOIL, STEPS
-from tests.jobs.on_slurm.zoo import Done
+from tests.jobs.on_slurm.sandbox_runs import Done
 
 SPOILT, UNSPOILT = "spoilt", "unspoilt"
 # How often; 20 take three minutes.
@@ -30,31 +30,31 @@ SETTINGS = [
 ]
 
 
-def spoilt(yard: Yard, run: str) -> None:
+def spoilt(runs: ChainRuns, run: str) -> None:
     """Launch a chain whose links each find damages but the first; then launch it by itself, several times."""
     launches = max(COUNT // 3, 1)
-    _launch(yard, UNSPOILT, count=0)
+    _launch(runs, UNSPOILT, count=0)
     links = COUNT - launches + 1
-    _launch(yard, run, f"resilience.links={links}", count=COUNT)
+    _launch(runs, run, f"resilience.links={links}", count=COUNT)
     for number in range(1, links):
         # A wait for all of them would last longer than the patience of one.
-        yard.until(f"damage {number}", lambda number=number: len(record(yard, run)) >= number, run)
-    yard.until_over(run)
+        runs.until(f"damage {number}", lambda number=number: len(record(runs, run)) >= number, run)
+    runs.until_over(run)
     for _ in range(launches):
-        _launch(yard, run, count=COUNT)
-        yard.until_over(run)
-    yard.until_over(UNSPOILT)
+        _launch(runs, run, count=COUNT)
+        runs.until_over(run)
+    runs.until_over(UNSPOILT)
 
 
-def record(yard: Yard, run: str) -> list[dict[str, Any]]:
+def record(runs: ChainRuns, run: str) -> list[dict[str, Any]]:
     """Read the damage before each job but the first, what is to be set aside, and the newest whole step."""
-    path = _results(yard, run) / RECORD
+    path = _results(runs, run) / RECORD
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def events(yard: Yard, run: str, kind: str) -> list[dict[str, Any]]:
+def events(runs: ChainRuns, run: str, kind: str) -> list[dict[str, Any]]:
     """Return the events of all launches, in their order."""
-    launches = sorted((_results(yard, run) / "launches").iterdir(), key=lambda path: int(path.name))
+    launches = sorted((_results(runs, run) / "launches").iterdir(), key=lambda path: int(path.name))
     lines = [
         json.loads(line)
         for launch in launches
@@ -63,23 +63,23 @@ def events(yard: Yard, run: str, kind: str) -> list[dict[str, Any]]:
     return [line for line in lines if line["kind"] == kind]
 
 
-def damaged(yard: Yard, run: str) -> list[str]:
+def damaged(runs: ChainRuns, run: str) -> list[str]:
     """The names of the checkpoints that were set aside."""
-    return sorted(path.name for path in (_results(yard, run) / "checkpoints" / "damaged").iterdir())
+    return sorted(path.name for path in (_results(runs, run) / "checkpoints" / "damaged").iterdir())
 
 
-def _results(yard: Yard, run: str) -> Path:
-    return yard.launch_directory(run).parent.parent
+def _results(runs: ChainRuns, run: str) -> Path:
+    return runs.launch_directory(run).parent.parent
 
 
-def _launch(yard: Yard, run: str, *overrides: str, count: int) -> Done:
-    work = yard.work(run)
+def _launch(runs: ChainRuns, run: str, *overrides: str, count: int) -> Done:
+    work = runs.work(run)
     work.mkdir(exist_ok=True)
     interpreter = work / "python"
-    yard.pool.write_interpreter(interpreter, spoiling_trainer.__name__)
-    checkpoints = yard.directory / "results" / run / "checkpoints"
+    runs.pool.write_interpreter(interpreter, spoiling_trainer.__name__)
+    checkpoints = runs.directory / "results" / run / "checkpoints"
     own = [f"training.run.name={run}", f"cluster.python={interpreter}"]
     own.append(f"env_vars.{SPOIL}='{checkpoints}:{SEED}:{count}'")
-    done = yard.begin(*SETTINGS, *own, *overrides, nodes="n8")
+    done = runs.begin(*SETTINGS, *own, *overrides, nodes="n8")
     assert done.returncode == 0, done
     return done

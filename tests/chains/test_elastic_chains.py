@@ -14,20 +14,20 @@ pytestmark = [pytest.mark.slurm, pytest.mark.trainer, pytest.mark.timeout(2400)]
 
 def test_each_rank_is_told_how_many_there_are(chains: Any) -> None:
     """NeMo is told the number of nodes besides, by its last argument."""
-    yard = chains.ended(FEWER)
-    lines = sorted(line for line in yard.log(TOLD).splitlines() if line.startswith("link "))
+    runs = chains.ended(FEWER)
+    lines = sorted(line for line in runs.log(TOLD).splitlines() if line.startswith("link "))
     assert lines == [
         *(f"link 1: rank {rank} of 2, trainer.num_nodes=2" for rank in range(2)),
         "link 2: rank 0 of 1, trainer.num_nodes=1",
-    ], yard.told(TOLD)
-    assert [life.nodes for life in yard.lives(TOLD)] == [BOTH, STAYS]
+    ], runs.told(TOLD)
+    assert [attempt.nodes for attempt in runs.attempts(TOLD)] == [BOTH, STAYS]
 
 
 def test_a_training_goes_on_with_fewer_nodes(chains: Any) -> None:
     """The same samples in the same order: the same losses, but for the order in which sums are taken."""
-    yard = chains.ended(FEWER)
-    training, expected = Training(yard, FEWER), Training(yard, FIXED).numbers()
-    assert [life.verdict for life in yard.lives(FEWER)] == ["continue", "done"], yard.told(FEWER)
+    runs = chains.ended(FEWER)
+    training, expected = Training(runs, FEWER), Training(runs, FIXED).numbers()
+    assert [attempt.verdict for attempt in runs.attempts(FEWER)] == ["continue", "done"], runs.told(FEWER)
     starts = training.events("start")
     sizes = [(start["world_size"], start["tensor"], start["data"]) for start in starts]
     assert sizes == [(4, 2, 2), (2, 2, 1)]
@@ -41,8 +41,8 @@ def test_a_training_goes_on_with_fewer_nodes(chains: Any) -> None:
 
 def test_two_jobs_of_one_name_do_not_meet(chains: Any) -> None:
     """Both at once, on one host."""
-    yard = chains.ended(FEWER)
-    met = {path.name: path.read_text() for path in yard.work(NAMESAKE).glob("*.met-*")}
+    runs = chains.ended(FEWER)
+    met = {path.name: path.read_text() for path in runs.work(NAMESAKE).glob("*.met-*")}
     tags = {name.partition(".met-")[0] for name in met}
     assert len(tags) == 2
     assert met == {f"{tag}.met-{rank}": tag for tag in tags for rank in (0, 1)}

@@ -7,20 +7,20 @@ from typing import Any
 import pytest
 
 from launcher.runs.provenance import user
-from tests.chains.chain_yard import Yard
+from tests.chains.chain_runs import ChainRuns
 from tests.chains.following_scenarios import AFTER
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(2400)]
 
 
-def ran(yard: Yard, run: str) -> list[list[str]]:
+def ran(runs: ChainRuns, run: str) -> list[list[str]]:
     """Return the jobs of the stage that did something, each with the number of links that still ran."""
-    path = yard.work(run) / "after"
+    path = runs.work(run) / "after"
     return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def told(yard: Yard, run: str) -> tuple[str, str]:
-    (row,) = yard.told_by("status", AFTER.format(run))
+def told(runs: ChainRuns, run: str) -> tuple[str, str]:
+    (row,) = runs.told_by("status", AFTER.format(run))
     return row["state"], row["reason"] or ""
 
 
@@ -33,17 +33,17 @@ def told(yard: Yard, run: str) -> tuple[str, str]:
     ],
 )
 def test_stage_runs_once_after_the_link_that_is_done(chains: Any, run: str, links: list[str]) -> None:
-    yard = chains.ended(run)
-    assert [life.verdict for life in yard.lives(run)] == links, yard.told(run)
-    ((job, running),) = ran(yard, run)
+    runs = chains.ended(run)
+    assert [attempt.verdict for attempt in runs.attempts(run)] == links, runs.told(run)
+    ((job, running),) = ran(runs, run)
     assert running == "0"
-    assert told(yard, run)[0] == "COMPLETED"
-    assert yard.links(AFTER.format(run)) == [job]
+    assert told(runs, run)[0] == "COMPLETED"
+    assert runs.links(AFTER.format(run)) == [job]
 
 
 def test_status_names_the_chain_that_a_stage_waits_for(chains: Any) -> None:
-    yard = chains.ended("continued")
-    assert "Dependency: it waits for the end of continued" in yard.said["continued"].stdout
+    runs = chains.ended("continued")
+    assert "Dependency: it waits for the end of continued" in runs.said["continued"].stdout
 
 
 @pytest.mark.parametrize(
@@ -58,45 +58,45 @@ def test_status_names_the_chain_that_a_stage_waits_for(chains: Any) -> None:
 def test_stage_does_nothing_after_a_chain_that_is_not_done(
     chains: Any, run: str, state: str, reason: str
 ) -> None:
-    yard = chains.ended(run)
-    assert ran(yard, run) == []
-    (found, why), history = told(yard, run), yard.slipway("history", AFTER.format(run)).stdout
-    assert found == state, yard.told(run)
+    runs = chains.ended(run)
+    assert ran(runs, run) == []
+    (found, why), history = told(runs, run), runs.slipway("history", AFTER.format(run)).stdout
+    assert found == state, runs.told(run)
     assert reason in f"{why} {history}"
 
 
 def test_repeated_stage_looks_at_new_checkpoints_one_job_at_a_time(chains: Any) -> None:
-    yard, run = chains.ended("repeated"), "repeated"
-    assert [life.verdict for life in yard.lives(run)] == ["continue", "done"], yard.told(run)
-    first, second, last = yard.links(AFTER.format(run))[1:] + yard.links(AFTER.format(run))[:1]
-    lines = ran(yard, run)
+    runs, run = chains.ended("repeated"), "repeated"
+    assert [attempt.verdict for attempt in runs.attempts(run)] == ["continue", "done"], runs.told(run)
+    first, second, last = runs.links(AFTER.format(run))[1:] + runs.links(AFTER.format(run))[:1]
+    lines = ran(runs, run)
     assert [line[:2] for line in lines] == [
         [word, job] for job in (first, second, last) for word in ("begin", "end")
-    ], yard.told(AFTER.format(run))
+    ], runs.told(AFTER.format(run))
     assert lines[-1][2] == "6"  # the job after the training sees all checkpoints
 
 
 def test_jobs_of_a_repeated_stage_are_tracked(chains: Any) -> None:
-    yard, run = chains.ended("repeated"), AFTER.format("repeated")
-    last, first, second = yard.links(run)
-    running = yard.said["repeated_running"].stdout
+    runs, run = chains.ended("repeated"), AFTER.format("repeated")
+    last, first, second = runs.links(run)
+    running = runs.said["repeated_running"].stdout
     assert "RUNNING" in running and first in running
-    (launch,) = yard.told_by("history", run)
+    (launch,) = runs.told_by("history", run)
     # Marks have whole seconds: two that begin in the same one may stand in either order.
     assert launch["lives"][0]["job_id"] == first
-    assert sorted((life["link"], life["job_id"]) for life in launch["lives"]) == [
+    assert sorted((attempt["link"], attempt["job_id"]) for attempt in launch["lives"]) == [
         (1, last),
         (2, first),
         (3, second),
     ]
-    assert told(yard, "repeated")[0] == "COMPLETED"
-    assert f"Job {first}: " in yard.slipway("logs", run, "--link", "2").stdout
+    assert told(runs, "repeated")[0] == "COMPLETED"
+    assert f"Job {first}: " in runs.slipway("logs", run, "--link", "2").stdout
 
 
 def test_refused_job_of_a_repeated_stage_holds_up_nothing(chains: Any) -> None:
-    yard, run = chains.ended("refused"), "refused"
-    assert [life.verdict for life in yard.lives(run)] == ["done"], yard.told(run)
+    runs, run = chains.ended("refused"), "refused"
+    assert [attempt.verdict for attempt in runs.attempts(run)] == ["done"], runs.told(run)
     warning = "warning: refused_after was not submitted after a checkpoint: sbatch: error"
-    assert yard.log(run).count(warning) == 1
-    assert len(ran(yard, run)) == 1
-    assert told(yard, run)[0] == "COMPLETED"
+    assert runs.log(run).count(warning) == 1
+    assert len(ran(runs, run)) == 1
+    assert told(runs, run)[0] == "COMPLETED"

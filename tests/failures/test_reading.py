@@ -87,10 +87,10 @@ def test_a_rule_of_another_slipway_is_told_without_advice() -> None:
 
 
 def test_a_life_that_did_not_judge_itself_is_judged_by_its_log(tmp_path: Path) -> None:
-    life = JobAttempt("17", 0, "n3,n4", 1000.0)
+    attempt = JobAttempt("17", 0, "n3,n4", 1000.0)
     log = RECORDED / "node_failed.log"
-    assert diagnose(life, [log]) is None  # it may live
-    found = diagnose(life, [log, tmp_path / "none.err"], tmp_path, state="NODE_FAIL")
+    assert diagnose(attempt, [log]) is None  # it may live
+    found = diagnose(attempt, [log, tmp_path / "none.err"], tmp_path, state="NODE_FAIL")
     assert found is not None
     assert (found.rule, found.verdict, found.nodes) == ("node_failed", "exclude", ("n4",))
     assert found.lines() == ["a node of it failed (at fault: n4)"]

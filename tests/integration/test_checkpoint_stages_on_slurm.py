@@ -64,7 +64,11 @@ def place(
 
 def test_each_stage_runs_once_behind_a_chain_of_three_links(place: Place) -> None:
     training, conversion, evaluation = (place.json("history", run) for run in RUNS)
-    assert [(life["link"], life["step"]) for life in training[0]["lives"]] == [(1, 1), (2, 2), (3, 3)]
+    assert [(attempt["link"], attempt["step"]) for attempt in training[0]["lives"]] == [
+        (1, 1),
+        (2, 2),
+        (3, 3),
+    ]
     for launches in (training, conversion, evaluation):
         assert [launch["state"] for launch in launches] == ["COMPLETED"]
     assert conversion[0]["lives"] == evaluation[0]["lives"] == [], "one attempt each"

@@ -205,10 +205,10 @@ def test_history_tells_of_each_link(
     append(directory, [*events, start(2, 1011.0), train(3, 1012.0), train(4, 1013.0)])
     scheduler.set("11", chain(INTERRUPTED, FAILED, RUNNING, current=3))
     (row,) = history(runs.base / "gpt3_tiny")
-    assert [(life.link, life.state, str(life.steps)) for life in row.lives] == [
+    assert [(attempt.link, attempt.state, str(attempt.steps)) for attempt in row.attempts] == [
         (1, "INTERRUPTED", "0→2"), (2, "FAILED", "2→3"), (3, "RUNNING", "2→4"),
     ]  # fmt: skip
-    readings = [life.reading for life in row.lives]
+    readings = [attempt.reading for attempt in row.attempts]
     assert readings[1] and readings[1].why == "a GPU was lost" and readings[1].nodes == ("n1",)
     assert readings[2] is None
     assert main(["history", "gpt3_tiny", "--base-results-dir", str(runs.base)]) == 0

@@ -79,21 +79,24 @@ def test_history_has_each_attempt_of_a_requeued_job(
 ) -> None:
     directory = runs.launch()
     leave(directory, "11", started=1000.0, nodes="n1")
-    leave(directory, "11", life=1, started=1100.0, ended=1130.0, code=143, nodes="n2")
-    leave(directory, "11", life=2, started=1200.0, ended=1300.0, nodes="n3")
+    leave(directory, "11", attempt=1, started=1100.0, ended=1130.0, code=143, nodes="n2")
+    leave(directory, "11", attempt=2, started=1200.0, ended=1300.0, nodes="n3")
     append(directory, [start(0, 1010.0), train(1, 1020.0), train(30, 1050.0)])
     append(directory, [start(20, 1110.0), train(25, 1120.0)])
     append(directory, [start(25, 1210.0), train(300, 1290.0, 4.5), end(300, 1295.0)])
     scheduler.set("11", JobStatus(State.COMPLETED, None, "n3", "00:01:40", 0, restarts=2))
     (row,) = told(runs, capsys, "gpt3_tiny")
     assert (row["first_step"], row["step"], row["loss"], row["restarts"]) == (0, 300, 4.5, 2)
-    lives = [(life["state"], life["first_step"], life["step"], life["node_list"]) for life in row["lives"]]
-    assert lives == [
+    attempts = [
+        (attempt["state"], attempt["first_step"], attempt["step"], attempt["node_list"])
+        for attempt in row["lives"]
+    ]
+    assert attempts == [
         ("REQUEUED", 0, 30, "n1"),
         ("REQUEUED", 20, 25, "n2"),
         ("COMPLETED", 25, 300, "n3"),
     ]
-    assert [life["reason"] for life in row["lives"]] == [
+    assert [attempt["reason"] for attempt in row["lives"]] == [
         "no mark of its end",
         "exit code 143 (SIGTERM)",
         None,
@@ -109,7 +112,7 @@ def test_history_has_each_attempt_of_a_requeued_job(
 def test_why_a_requeued_job_ended_is_told_once(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:
     directory = runs.launch()
     leave(directory, "11", started=1000.0, ended=1050.0, code=75)
-    leave(directory, "11", life=1, started=1100.0, ended=1130.0, code=75)
+    leave(directory, "11", attempt=1, started=1100.0, ended=1130.0, code=75)
     interrupted = JobStatus(State.INTERRUPTED, INTERRUPTED_REASON, "n1", "00:00:30", 75, restarts=1)
     scheduler.set("11", interrupted)
     slipway(runs, "gpt3_tiny")
@@ -141,7 +144,7 @@ def test_each_task_of_an_array(runs: Runs, scheduler: FakeScheduler, capsys: Cap
     tasks = {"2": State.RUNNING}
     scheduler.set("11", JobStatus(State.RUNNING, "tasks: 1 RUNNING", tasks=tasks))
     (row,) = told(runs, capsys, "gpt3_tiny")
-    assert [(life["job_id"], life["state"], life["reason"]) for life in row["lives"]] == [
+    assert [(attempt["job_id"], attempt["state"], attempt["reason"]) for attempt in row["lives"]] == [
         ("11_0", "COMPLETED", None),
         ("11_1", "FAILED", "exit code 1"),
         ("11_2", "RUNNING", None),

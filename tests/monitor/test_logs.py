@@ -181,17 +181,17 @@ def test_no_task_of_a_job_that_is_no_array(runs: Runs, scheduler: FakeScheduler)
 
 def test_a_requeued_job_is_followed_on(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:
     path = log(runs.launch())
-    path.write_text("first life\n")
+    path.write_text("first attempt\n")
     again = JobStatus(State.PENDING, "BeginTime", restarts=1)
     scheduler.set("11", RUNNING, again, again, RUNNING, RUNNING, RUNNING, RUNNING, COMPLETED)
 
     def live_again() -> None:
         with path.open("a") as stream:
-            stream.write("second life\n")
+            stream.write("second attempt\n")
 
     scheduler.events[4] = live_again
     assert slipway(runs, "logs", "gpt3_tiny", "-f", "-n", "1") == 0
-    assert capsys.readouterr().out == "first life\nsecond life\n"
+    assert capsys.readouterr().out == "first attempt\nsecond attempt\n"
 
 
 def test_following_tells_of_a_newer_launch(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:

@@ -86,8 +86,8 @@ def test_a_job_that_was_requeued(runs: Runs, scheduler: FakeScheduler, told: Any
     scheduler.set("11", replace(PENDING, restarts=1))
     assert told() == ("1971-01-01T00:00:00Z", None, None, "1971-01-01T00:18:20Z")
     scheduler.set("11", replace(RUNNING, restarts=1))
-    assert (seconds(told()[3]) or 0) > time.time() - 60, "the mark is of the life before"
-    leave(launch, "11", life=1, started=year + 2000.0)
+    assert (seconds(told()[3]) or 0) > time.time() - 60, "the mark is of the attempt before"
+    leave(launch, "11", attempt=1, started=year + 2000.0)
     assert told()[3] == "1971-01-01T00:33:20Z"
 
 

@@ -155,7 +155,7 @@ def with_a_failed_rank(launch: Path) -> None:
 
 
 def with_a_traceback(launch: Path) -> None:
-    """After one of an earlier life, and one at an interpreter's end that changes nothing."""
+    """After one of an earlier attempt, and one at an interpreter's end that changes nothing."""
     trace = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    f()\nValueError: {}\n'
     earlier, harmless, real = (trace.format(word) for word in ("earlier", "harmless", "real"))
     stopped = "srun: error: n1: tasks 0-1: Exited with exit code 75\n"
@@ -174,7 +174,7 @@ def with_a_silent_rank(launch: Path) -> None:
     (launch / "results" / "nemo_log_globalrank-2_localrank-0.txt").write_text("[INFO rank 2] step 299\n")
 
 
-def with_a_rank_that_ended_in_an_earlier_life(launch: Path) -> None:
+def with_a_rank_that_ended_in_an_earlier_attempt(launch: Path) -> None:
     log = launch / "results" / "nemo_log_globalrank-2_localrank-0.txt"
     log.write_text("[INFO rank 2] end at step 200: SIGUSR1\n[INFO rank 2] step 201\n")
 
@@ -213,7 +213,7 @@ def without_the_last_checkpoint(launch: Path) -> None:
         (with_a_traceback, "no error of a rank", f"log-{JOB_NAME}_11.out: ValueError: real; and 1 more"),
         (with_a_killed_rank, "no error of a rank", f"log-{JOB_NAME}_11.out: srun: error: n1: task 0: Killed"),
         (with_a_silent_rank, "every rank ended", "no record of rank 2 of 4"),
-        (with_a_rank_that_ended_in_an_earlier_life, "every rank ended", "no record of rank 2 of 4"),
+        (with_a_rank_that_ended_in_an_earlier_attempt, "every rank ended", "no record of rank 2 of 4"),
         (without_the_last_checkpoint, "last step saved", "the newest complete checkpoint is of step 200"),
     ],
 )
@@ -275,9 +275,9 @@ def test_errors_of_an_earlier_life_of_a_requeued_job_are_over(runs: Runs, schedu
     with_a_failed_rank(launch)
     now = time.time()
     (launch / "results" / "nemo_error_log.txt").write_text("Traceback (most recent call last):\nE: x\n")
-    leave(launch, "11", life=0, started=now - 50, ended=now - 40, code=1)
+    leave(launch, "11", attempt=0, started=now - 50, ended=now - 40, code=1)
     assert verified(launch)[0] == 1
-    leave(launch, "11", life=1, started=now + 10, ended=now + 20)
+    leave(launch, "11", attempt=1, started=now + 10, ended=now + 20)
     assert verified(launch)[0] == 0
 
 

@@ -78,7 +78,7 @@ def test_the_second_job_of_a_launch_leaves(tmp_path: Path, scheduler: str) -> No
     assert code == 0
     assert f"leaves without doing anything: {plan.paths.marks}/job says {first}" in told
     assert times(tmp_path) == 1
-    assert {life.job_id for life in read_attempts(plan.paths.directory)} == {first}
+    assert {attempt.job_id for attempt in read_attempts(plan.paths.directory)} == {first}
     assert [path.name for path in plan.paths.marks.glob(".*")] == []
 
 
@@ -102,10 +102,10 @@ def test_of_many_that_begin_at_once_one_runs(tmp_path: Path) -> None:
 
 def test_a_requeued_job_and_the_tasks_of_an_array_are_one(tmp_path: Path) -> None:
     plan = written(tmp_path, "slurm")
-    for life in ("0", "1"):
-        assert run(plan, TAG, SLURM_JOB_ID="17", SLURM_RESTART_COUNT=life)[0] == 0
+    for attempt in ("0", "1"):
+        assert run(plan, TAG, SLURM_JOB_ID="17", SLURM_RESTART_COUNT=attempt)[0] == 0
     assert times(tmp_path) == 2
-    assert [life.number for life in read_attempts(plan.paths.directory)] == [0, 1]
+    assert [attempt.number for attempt in read_attempts(plan.paths.directory)] == [0, 1]
     shutil.rmtree(plan.paths.marks)
     tasks = [
         start(plan, TAG, SLURM_JOB_ID=str(30 + task), SLURM_ARRAY_JOB_ID="30", SLURM_ARRAY_TASK_ID=str(task))
@@ -219,8 +219,8 @@ def test_a_job_that_slurm_ends_has_not_succeeded(tmp_path: Path, state: str, exp
     plan = written(tmp_path, "slurm")
     code, told = run(plan, TAG, SLURM_JOB_ID="17", STATE=state)
     assert (code, times(tmp_path)) == (expected, 1), told
-    (life,) = read_attempts(plan.paths.directory)
-    assert life.exit_code == expected
+    (attempt,) = read_attempts(plan.paths.directory)
+    assert attempt.exit_code == expected
     assert ("could not be asked" in told) == (state in ("", "a notice"))
 
 
@@ -258,8 +258,8 @@ def test_a_job_that_is_ended_before_its_tasks_has_not_succeeded(tmp_path: Path, 
         process.terminate()
         told = process.communicate(timeout=30)[0]
     assert (process.returncode, times(tmp_path)) == (143, 0), told
-    (life,) = read_attempts(plan.paths.directory)
-    assert (life.exit_code, life.signal) == (143, "TERM")
+    (attempt,) = read_attempts(plan.paths.directory)
+    assert (attempt.exit_code, attempt.signal) == (143, "TERM")
 
 
 def test_a_signal_to_the_whole_job_spoils_neither_the_verdict_nor_the_mark(tmp_path: Path) -> None:
@@ -269,9 +269,9 @@ def test_a_signal_to_the_whole_job_spoils_neither_the_verdict_nor_the_mark(tmp_p
     write_program(tmp_path / "bin" / "squeue", f"{once}\necho NODE_FAIL")
     code, told = run(plan, TAG, SLURM_JOB_ID="17")
     assert (code, times(tmp_path)) == (1, 1), told
-    (life,) = read_attempts(plan.paths.directory)
-    assert life.exit_code == 1
-    assert life.ended
+    (attempt,) = read_attempts(plan.paths.directory)
+    assert attempt.exit_code == 1
+    assert attempt.ended
 
 
 def test_the_launcher_claims_where_there_are_no_links(
@@ -286,8 +286,8 @@ def test_the_launcher_claims_where_there_are_no_links(
 
 
 def test_lives_are_in_their_order_on_hosts_whose_clocks_differ(tmp_path: Path) -> None:
-    leave(tmp_path, "17", life=0, started=1000.0, ended=1100.0, code=1)
-    leave(tmp_path, "17", life=1, started=900.0, ended=950.0)
-    assert [life.number for life in read_attempts(tmp_path)] == [0, 1]
-    leave(tmp_path, "17_3", life=0, started=990.0)
-    assert [life.job_id for life in read_attempts(tmp_path)] == ["17_3", "17", "17"]
+    leave(tmp_path, "17", attempt=0, started=1000.0, ended=1100.0, code=1)
+    leave(tmp_path, "17", attempt=1, started=900.0, ended=950.0)
+    assert [attempt.number for attempt in read_attempts(tmp_path)] == [0, 1]
+    leave(tmp_path, "17_3", attempt=0, started=990.0)
+    assert [attempt.job_id for attempt in read_attempts(tmp_path)] == ["17_3", "17", "17"]

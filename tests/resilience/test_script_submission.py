@@ -36,7 +36,7 @@ def test_link_after_end_of_chain_does_nothing(tmp_path: Path) -> None:
     assert code == 0
     assert "leaves without doing anything" in output and "job 17" in output
     assert not chain.called("srun") and not chain.called("sbatch")
-    assert [life.job_id for life in read_attempts(chain.directory)] == ["17"]
+    assert [attempt.job_id for attempt in read_attempts(chain.directory)] == ["17"]
 
 
 def test_second_job_of_one_link_leaves(tmp_path: Path) -> None:

@@ -31,9 +31,9 @@ def test_exit_code_decides_whether_chain_goes_on(tmp_path: Path, code: int, verd
     assert chain.ended()["verdict"] == verdict
     assert (chain_end(chain.directory) is not None) == ends
     assert chain.called("scancel") == (["scancel 18"] if ends else [])
-    (life,) = read_attempts(chain.directory)
-    assert (life.exit_code, life.link, life.verdict) == (code, 1, verdict)
-    assert life.why
+    (attempt,) = read_attempts(chain.directory)
+    assert (attempt.exit_code, attempt.link, attempt.verdict) == (code, 1, verdict)
+    assert attempt.why
 
 
 def test_exit_code_3_of_other_stage_is_no_divergence(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_training_that_went_back_goes_on_link_by_link(tmp_path: Path) -> None:
             echo '{{"step": {step}, "serial": {link + 2}}}' >{into}/complete.json; exit 1""")
         chain.run(*([TAG] if link == 1 else [str(link), TAG]), job=str(16 + link), ANSWER=str(17 + link))
         assert chain.ended(str(16 + link))["verdict"] == "continue"
-    assert [life.checkpoint for life in read_attempts(chain.directory)] == [1000, 400, 600, 800]
+    assert [attempt.checkpoint for attempt in read_attempts(chain.directory)] == [1000, 400, 600, 800]
     chain.tasks("exit 1")
     for link in (5, 6):
         assert chain_end(chain.directory) is None
@@ -203,7 +203,7 @@ def test_link_that_may_have_been_requeued_does_not_end_chain(tmp_path: Path, res
     code, output = chain.run(SLURM_RESTART_COUNT="1")
     assert code == 0, output
     assert chain.submitted() == [], "the next link is there already"
-    assert [(life.number, life.verdict) for life in read_attempts(chain.directory)] == [
+    assert [(attempt.number, attempt.verdict) for attempt in read_attempts(chain.directory)] == [
         (0, "continue"),
         (1, "done"),
     ]

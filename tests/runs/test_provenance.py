@@ -194,7 +194,7 @@ def test_the_job_finds_out_the_digest_of_its_image(tmp_path: Path) -> None:
     expected = hashlib.sha256(image.read_bytes()).hexdigest()
     assert record(tmp_path, image) == expected
     image.write_bytes(b"another")
-    assert record(tmp_path, image) == expected, "that of the first life stays"
+    assert record(tmp_path, image) == expected, "that of the first attempt stays"
 
 
 def test_an_image_is_hashed_once(tmp_path: Path) -> None:

@@ -172,11 +172,11 @@ def test_a_chain_that_was_cancelled_before_it_began(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("verdict", "restarts", "state"),
     [
-        # Requeued by an administrator: the job took that for a cancellation, and its next life left at once.
+        # Requeued by an administrator: the job took that for a cancellation, its next attempt left at once.
         ({"verdict": "stop", "rule": "cancelled", "state": "CANCELLED"}, 1, S.CANCELLED),
         ({"verdict": "continue", "rule": "ended_by_user"}, 1, S.CANCELLED),
         ({"verdict": "stop", "rule": "failed"}, 0, S.FAILED),
-        # Ended in an earlier life, or one of an earlier version: nothing speaks against Slurm's word.
+        # Ended in an earlier attempt, or one of an earlier version: nothing speaks against Slurm's word.
         ({"verdict": "done"}, 1, S.COMPLETED),
         ({}, 0, S.COMPLETED),
     ],
@@ -224,8 +224,8 @@ def test_jobs_of_another_launch_are_no_links(tmp_path: Path) -> None:
     told = [JobStatus(S.RUNNING), JobStatus(S.COMPLETED), JobStatus(S.UNKNOWN, ANOTHER_JOB)]
     status = status_of_chain(links, told)
     assert (status.state, status.chain) == (S.RUNNING, ChainJobs(1, 5, {"17": told[0]}, [1]))
-    assert [life.job_id for life in read_attempts(tmp_path, tags=("a-tag",))] == ["17"]
-    assert [life.tag for life in read_attempts(tmp_path)] == [None, "of-old"]
+    assert [attempt.job_id for attempt in read_attempts(tmp_path, tags=("a-tag",))] == ["17"]
+    assert [attempt.tag for attempt in read_attempts(tmp_path)] == [None, "of-old"]
 
 
 def test_the_first_who_ends_a_chain_is_on_record(tmp_path: Path) -> None:

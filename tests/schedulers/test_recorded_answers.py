@@ -93,8 +93,8 @@ def test_the_accounting(release: str) -> None:
     records = parse_sacct(text(release, "sacct.txt"))
     assert State.UNKNOWN not in {record.state for record in records}
     for tag, (state, _, restarts) in QUEUE.items():
-        lives = of_tag(records, tag)
-        assert (status_of(lives[-1]).state, len(lives)) == (state, restarts + 1), tag
+        attempts = of_tag(records, tag)
+        assert (status_of(attempts[-1]).state, len(attempts)) == (state, restarts + 1), tag
     assert [record.word for record in of_tag(records, "t-requeued")] == ["REQUEUED", "COMPLETED"]
     (failed,) = of_tag(records, "t-launch-failed")
     assert (status_of(failed).reason or "").startswith(REASONS["t-launch-failed"])

@@ -23,7 +23,7 @@ def recorded(name: str) -> str:
 
 
 QUEUE = {record.command.rpartition(" ")[2]: record for record in parse_squeue(recorded("squeue"))}
-LIVES = by_job(parse_sacct(recorded("sacct")))
+ATTEMPTS = by_job(parse_sacct(recorded("sacct")))
 
 
 def row(*fields: object) -> str:
@@ -114,10 +114,10 @@ def test_why_a_job_waits_is_said_in_plain_words(tag: str, restarts: int, reason:
         ),
     ],
 )
-def test_sacct_has_each_life(tag: str, expected: list[JobStatus]) -> None:
-    lives = LIVES[QUEUE[f"t-{tag}"].parent_id]
-    assert [status_of(record) for record in lives] == expected
-    assert {record.tag for record in lives} == {f"t-{tag}"}
+def test_sacct_has_each_attempt(tag: str, expected: list[JobStatus]) -> None:
+    attempts = ATTEMPTS[QUEUE[f"t-{tag}"].parent_id]
+    assert [status_of(record) for record in attempts] == expected
+    assert {record.tag for record in attempts} == {f"t-{tag}"}
 
 
 def test_tasks_of_arrays() -> None:
@@ -126,7 +126,7 @@ def test_tasks_of_arrays() -> None:
     assert sorted(record.task or "" for record in queue[array]) == ["0", "1", "2", "3", "4"]
     waiting = QUEUE["t-arraypend"]
     assert (waiting.job_id, waiting.task) == (f"{waiting.parent_id}_[0,2-4%1]", "0,2-4")
-    assert sorted(record.task or "" for record in LIVES[array]) == ["0", "1", "2", "3", "4"]
+    assert sorted(record.task or "" for record in ATTEMPTS[array]) == ["0", "1", "2", "3", "4"]
 
 
 def test_every_line_is_understood() -> None:

@@ -53,7 +53,7 @@ def test_marks(ref: JobRef) -> None:
 
 def test_the_end_of_a_jobs_first_life_is_not_its_end(ref: JobRef) -> None:
     mark(ref, started=100.0, ended=200.0)
-    leave(ref.launch_dir, "12", life=1, started=300.0)
+    leave(ref.launch_dir, "12", attempt=1, started=300.0)
     begun = from_marks(ref.launch_dir)
     assert begun and begun.state is State.UNKNOWN and begun.restarts == 1
 
@@ -91,7 +91,7 @@ AGAIN = JobStatus(State.FAILED, restarts=1)
         (None, None, F, State.FAILED),
         (U, None, F, State.FAILED),
         (None, R, C, State.COMPLETED),
-        # What tells of an earlier life is late.
+        # What tells of an earlier attempt is late.
         (AGAIN, JobStatus(State.PREEMPTED), C, State.FAILED),
         (None, JobStatus(State.PREEMPTED), AGAIN, State.FAILED),
         (None, JobStatus(State.PREEMPTED), JobStatus(State.UNKNOWN, "began", restarts=1), State.UNKNOWN),
@@ -119,14 +119,14 @@ def test_facts_missing_in_one_source_come_from_another_of_the_same_end() -> None
 
 
 def test_each_life_that_the_accounting_has_is_a_restart(ref: JobRef) -> None:
-    lives = [accounted("REQUEUED"), accounted("PREEMPTED"), accounted("COMPLETED")]
-    status = status_of_job(ref, [], lives)
+    attempts = [accounted("REQUEUED"), accounted("PREEMPTED"), accounted("COMPLETED")]
+    status = status_of_job(ref, [], attempts)
     assert (status.state, status.restarts) == (State.COMPLETED, 2)
-    back = status_of_job(ref, [queued("PENDING", restarts=2)], lives[:2])
+    back = status_of_job(ref, [queued("PENDING", restarts=2)], attempts[:2])
     assert (back.state, back.restarts) == (State.PENDING, 2)
     # Preempted for good, where the job may not be requeued.
-    assert status_of_job(ref, [], lives[1:2]).state is State.PREEMPTED
-    # The first life was preempted and is accounted; the second has ended, and is not yet.
+    assert status_of_job(ref, [], attempts[1:2]).state is State.PREEMPTED
+    # The first attempt was preempted and is accounted; the second has ended, and is not yet.
     late = status_of_job(ref, [queued("FAILED", restarts=1, code=3)], [accounted("PREEMPTED")])
     assert (late.state, late.exit_code, late.restarts) == (State.FAILED, 3, 1)
 
@@ -220,13 +220,13 @@ def sacct_line(word: str, code: str) -> str:
 
 def test_marks_of_an_arrays_tasks(array: JobRef) -> None:
     leave(array.launch_dir, "12_0", started=1.0, ended=2.0)
-    leave(array.launch_dir, "12_1", life=0, started=3.0, ended=4.0, code=3)
-    leave(array.launch_dir, "12_1", life=1, started=5.0)
+    leave(array.launch_dir, "12_1", attempt=0, started=3.0, ended=4.0, code=3)
+    leave(array.launch_dir, "12_1", attempt=1, started=5.0)
     status = from_marks(array.launch_dir, "12")
     assert status and status.state is State.UNKNOWN
     assert status.reason == "tasks: 1 COMPLETED, 4 UNKNOWN; 1: it started, and recorded no end"
     for number in range(1, 5):
-        leave(array.launch_dir, f"12_{number}", life=1, started=5.0, ended=6.0, code=int(number == 2))
+        leave(array.launch_dir, f"12_{number}", attempt=1, started=5.0, ended=6.0, code=int(number == 2))
     status = from_marks(array.launch_dir)
     assert status and (status.state, status.exit_code) == (State.FAILED, 1)
     assert status.reason == "tasks: 4 COMPLETED, 1 FAILED; 2: exit code 1"

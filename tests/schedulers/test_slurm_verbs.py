@@ -251,7 +251,7 @@ def test_a_job_that_runs_saves_and_leaves(real: Real) -> None:
     assert again.restarts == 1
     (ref.launch_dir / "ready").unlink()
     time.sleep(1.1)  # slurmd takes no job that begins in the second in which it was killed
-    # The end of the first life takes its time.
+    # The end of the first attempt takes its time.
     for _ in range(100):
         real.run("scontrol", "update", f"jobid={ref.job_id}", "StartTime=now", check=False)
         if real.status(ref).state is State.RUNNING and (ref.launch_dir / "ready").exists():
@@ -329,14 +329,16 @@ def test_a_controller_that_does_not_answer(real: Real) -> None:
 
 @pytest.mark.slurm
 def test_jobs_that_only_the_accounting_knows(accounting_sandbox: Sandbox, tmp_path: Path) -> None:
-    """The queue has each job once; the accounting has all of its lives, and the way to its script."""
+    """The queue has each job once; the accounting has all of its attempts, and the way to its script."""
     real = Real(accounting_sandbox, tmp_path)
     ref = real.submit("gpu", seconds=0)
     real.wait(ref, State.COMPLETED)
     questions = real.scheduler._questions
     deadline = time.monotonic() + 60
     while not [
-        life for life in questions.accounting([ref.job_id]) if life.state is State.COMPLETED and life.command
+        attempt
+        for attempt in questions.accounting([ref.job_id])
+        if attempt.state is State.COMPLETED and attempt.command
     ]:
         assert time.monotonic() < deadline, "the accounting is late"
         time.sleep(0.3)

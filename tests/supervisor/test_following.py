@@ -115,8 +115,8 @@ def test_stage_leaves_after_a_link_that_is_not_done(chain: Path, fields: dict[st
     leave_end(chain, "17", **fields)
     with pytest.raises(Leave, match="chain, which it waited for, is not done"):
         Following(job_of(stage_after(chain), "20", AFTER), Queue("20")).require_done()  # type: ignore[arg-type]
-    (life,) = marks.read_attempts(stage_after(chain))
-    assert (life.verdict, life.exit_code) == ("stop", 1)
+    (attempt,) = marks.read_attempts(stage_after(chain))
+    assert (attempt.verdict, attempt.exit_code) == ("stop", 1)
 
 
 # --- the links of the chain ---
@@ -128,8 +128,8 @@ def test_next_link_completes_the_mark_of_one_killed_before_its_verdict(chain: Pa
     leave_end(chain, "17", exit_code=0, link=1)
     with pytest.raises(Leave, match="all is done"):
         Link(job, Queue("18")).begin()  # type: ignore[arg-type]
-    (life,) = marks.read_attempts(chain)
-    assert (life.verdict, life.exit_code, life.ended) == ("done", 0, 5)
+    (attempt,) = marks.read_attempts(chain)
+    assert (attempt.verdict, attempt.exit_code, attempt.ended) == ("done", 0, 5)
 
 
 def failed_link(chain: Path, queue: Queue) -> Queue:

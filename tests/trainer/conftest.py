@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.trainer.sabotage import SABOTAGE
+from tests.trainer.faults import FAULT
 from tests.warm import WarmPool
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -159,7 +159,7 @@ class Trainings:
         changes: dict[str, Any] | None = None,
         world: int = 1,
         arguments: list[str] | None = None,
-        sabotage: str = "",
+        fault: str = "",
     ) -> Outcome:
         """Run a training to its end; its processes are forked from a warm one."""
         options, log_dir = self.configure(name, changes or {}, world)
@@ -171,7 +171,7 @@ class Trainings:
         started = [
             self._pool.start(
                 [*options, *(arguments or [])],
-                {**environment(rank, world, port), SABOTAGE: sabotage},
+                {**environment(rank, world, port), FAULT: fault},
                 output,
                 errors=errors,
             )

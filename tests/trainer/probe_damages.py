@@ -38,7 +38,7 @@ STEPS = 2
 
 
 @dataclass
-class Yard:
+class ChainRuns:
     """The directories, and the order of the checkpoints in them, newest last."""
 
     pristine: Path
@@ -84,19 +84,19 @@ def main(arguments: list[str]) -> int:
     settings.output.log_dir.mkdir(parents=True, exist_ok=True)
     world = World.from_environment(os.environ)
     names = [found.path.name for found in store.complete(pristine)]
-    yard = Yard(pristine, settings.saving.directory, names)
+    runs = ChainRuns(pristine, settings.saving.directory, names)
     told: list[dict[str, Any]] = []
     with process_group(world, "auto") as device:
-        broadcast_from_rank0(lambda: yard.restock(names))
+        broadcast_from_rank0(lambda: runs.restock(names))
         session = open_session(settings, make_rank_context(world, make_layout(settings, world.size), device))
         for newest in range(1, len(names) + 1):
-            broadcast_from_rank0(lambda newest=newest: yard.restock(names[:newest]))
+            broadcast_from_rank0(lambda newest=newest: runs.restock(names[:newest]))
             told.append(continued(session))
         for _ in range(count):
-            damages = broadcast_from_rank0(lambda: yard.damage(chance))
+            damages = broadcast_from_rank0(lambda: runs.damage(chance))
             entry = continued(session)
-            aside = sorted(path.name for path in store.damaged(yard.work))
-            left = sorted(path.name for path in yard.work.iterdir() if not path.is_symlink())
+            aside = sorted(path.name for path in store.damaged(runs.work))
+            left = sorted(path.name for path in runs.work.iterdir() if not path.is_symlink())
             told.append({**entry, "damages": damages, "aside": aside, "left": left})
             dist.barrier()
     if world.is_main:

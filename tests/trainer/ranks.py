@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from tests.trainer.conftest import environment, free_port
-from tests.trainer.sabotage import SABOTAGE
+from tests.trainer.faults import FAULT
 from tests.warm import WarmPool, WarmProcess
 
 PATIENCE = 60
@@ -24,7 +24,7 @@ class Run:
         name: str,
         changes: dict[str, Any],
         world: int,
-        sabotage: str = "",
+        fault: str = "",
     ) -> None:
         options, self.log_dir = trainings.configure(name, changes, world)
         port = free_port()
@@ -32,7 +32,7 @@ class Run:
         for output in self._outputs:
             output.touch()
         self.ranks: list[WarmProcess] = [
-            pool.start(options, {**environment(rank, world, port), SABOTAGE: sabotage}, output)
+            pool.start(options, {**environment(rank, world, port), FAULT: fault}, output)
             for rank, output in enumerate(self._outputs)
         ]
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.trainer.conftest import REPOSITORY, environment, free_port
-from tests.trainer.sabotage import SABOTAGE
+from tests.trainer.faults import FAULT
 from tests.trainer.t5 import T5, both
 from tests.warm import WarmPool
 
@@ -63,7 +63,7 @@ class Run:
 
     def __init__(self, trainings: Any, name: str, changes: dict[str, Any], start: Callable[..., Any]) -> None:
         self._trainings, self._name, self._changes, self._start = trainings, name, changes, start
-        self._sabotage = "shard:all:0" if SHARDED.items() <= changes.items() else ""
+        self._fault = "shard:all:0" if SHARDED.items() <= changes.items() else ""
         self.log_dirs: list[Path] = []
         self._processes: list[Any] = []
         self.checkpoints: Path | None = None
@@ -80,7 +80,7 @@ class Run:
         self._processes = [
             (start or self._start)(
                 options,
-                {**environment(rank, WORLD, port), SABOTAGE: self._sabotage},
+                {**environment(rank, WORLD, port), FAULT: self._fault},
                 log_dir.with_name(f"{name}.rank{rank}"),
             )
             for rank in range(WORLD)

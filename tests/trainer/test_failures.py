@@ -34,7 +34,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 def test_one_rank_raises_and_the_others_point_at_it(trainings: Any, pool: WarmPool) -> None:
     changes = {**MOCK, "model.tensor_model_parallel_size": 2}
-    run = Run(trainings, pool, "raising", changes, 4, sabotage="raise:2:4")
+    run = Run(trainings, pool, "raising", changes, 4, fault="raise:2:4")
     assert run.end() == [1, 1, 1, 1]
     assert run.last_step() == 3
     # The cause once, whole; the others' errors are lines, and theirs are in their own logs.
@@ -85,8 +85,8 @@ def test_non_finite_loss_ends_all_ranks_before_a_save(
     often = {"exp_manager.checkpoint_callback_params.every_n_train_steps": 1, "trainer.limit_val_batches": 0}
     spoiled = {"model.optim.lr": 1e30, "model.optim.sched.min_lr": 1e29} if what == "loss" else {}
     changes = {**MOCK, **LAYOUTS[layout], **often, **spoiled}
-    sabotage = "norm:all:3" if what == "gradient" else ""
-    run = Run(trainings, pool, f"diverging_{what}_{layout}", changes, 2, sabotage)
+    fault = "norm:all:3" if what == "gradient" else ""
+    run = Run(trainings, pool, f"diverging_{what}_{layout}", changes, 2, fault)
     assert run.end() == [3, 3], run.said()
     told = f"the {'training loss' if what == 'loss' else 'gradient norm'} of step {run.last_step() + 1} is "
     assert told in run.said(0)

@@ -76,11 +76,11 @@ def numbers(trainings: Any, pool: Any) -> Any:
     """Return the numbers of a training, by family, world and sizes; each is run once."""
     known: dict[str, Any] = {}
 
-    def train(family: str, world: int, sizes: dict[str, Any], sabotage: str = "") -> Any:
-        name = name_of((family, world, sizes)) + sabotage.partition(":")[0]
+    def train(family: str, world: int, sizes: dict[str, Any], fault: str = "") -> Any:
+        name = name_of((family, world, sizes)) + fault.partition(":")[0]
         if name not in known:
             changes = {MODEL + SIZES[size]: value for size, value in sizes.items()}
-            run = Run(trainings, pool, name, {**COMMON, **FAMILIES[family], **changes}, world, sabotage)
+            run = Run(trainings, pool, name, {**COMMON, **FAMILIES[family], **changes}, world, fault)
             assert run.end() == [0] * world, run.said()
             steps = [(line["loss"], line["grad_norm"]) for line in run.lines("train")]
             (heldout,) = [line["val_loss"] for line in run.lines("validation")]

@@ -37,7 +37,7 @@ def slowed(trainings: Trainings) -> Any:
         "model.memory_profile": {"enabled": True, "start_step": 2, "end_step": 3},
         "model.nsys_profile": {"enabled": False, "start_step": 10, "trace": ["cuda"]},
     }
-    outcome = trainings("slowed", changes, world=2, sabotage=f"slow:1:{DELAY_MS}")
+    outcome = trainings("slowed", changes, world=2, fault=f"slow:1:{DELAY_MS}")
     assert outcome.codes == [0, 0], outcome.stderr
     return outcome
 

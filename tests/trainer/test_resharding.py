@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from tests.trainer.conftest import edited, environment, free_port
+from tests.trainer.faults import FAULT
 from tests.trainer.ranks import Run
-from tests.trainer.sabotage import SABOTAGE
 from trainer.checkpoint.marker import FULLY_RESHARDABLE
 from trainer.conversion.convert import convert
 from trainer.conversion.spec import read_conversion
@@ -113,7 +113,7 @@ def test_optimizer_states_in_shards_are_the_same_under_other_parallel_sizes(
     config.write_text(yaml.safe_dump(edited({**LAYERS, **changes, **tied, **sharded})))
     told: dict[str, Any] = {}
     for launch in SHARDED:
-        told.update(launched(pool, config, *launch, sabotage="shard:all:0")[0])
+        told.update(launched(pool, config, *launch, fault="shard:all:0")[0])
     kinds = {name.split(".")[2] for name in told["data4"]["tensors"] if name.startswith("optimizer.state.")}
     assert kinds == {"exp_avg", "exp_avg_sq", "param"}
     hold_equal(told, NEAR["llama"])
@@ -126,7 +126,7 @@ def test_optimizer_states_in_shards_are_the_same_under_other_parallel_sizes(
 
 
 def launched(
-    pool: Any, config: Path, world: int, stages: Stages, sabotage: str = ""
+    pool: Any, config: Path, world: int, stages: Stages, fault: str = ""
 ) -> tuple[dict[str, Any], str]:
     """Run a launch of the probe; return what it tells of each stage, and what rank 0 printed."""
     port, name = free_port(), f"{world}-{stages[0][0]}"
@@ -135,7 +135,7 @@ def launched(
     ranks = [
         pool.start(
             [str(config), str(told), json.dumps(stages)],
-            {**environment(rank, world, port), SABOTAGE: sabotage},
+            {**environment(rank, world, port), FAULT: fault},
             output,
             "tests.trainer.probe_resharding",
         )

@@ -41,7 +41,7 @@ def test_generators_that_differ_end_no_training(trainings: Any) -> None:
         "exp_manager.checkpoint_callback_params.every_n_train_steps": 1,
         "model.distributed_timeout_seconds_after_init": 60,
     }
-    outcome = trainings("drawn", changes, world=2, sabotage="draw:1:1")
+    outcome = trainings("drawn", changes, world=2, fault="draw:1:1")
     assert outcome.codes == [0, 0], outcome.stderr
     warnings = outcome.stdout[0].count("the random generators of the 2 data-parallel ranks differ")
     assert warnings == 1
@@ -55,7 +55,7 @@ def test_the_time_of_a_step_has_no_save_in_it(trainings: Any) -> None:
         "trainer.limit_val_batches": 0,
         "exp_manager.checkpoint_callback_params.every_n_train_steps": 20,
     }
-    outcome = trainings("clock", changes, sabotage="clock:0:0")
+    outcome = trainings("clock", changes, fault="clock:0:0")
     assert outcome.codes == [0], outcome.stderr
     told = [line for line in outcome.stdout[0].splitlines() if line.startswith("settled, ")]
     assert told[0] == "settled, paused True"
@@ -92,7 +92,7 @@ def test_a_checkpoint_takes_what_is_estimated_beforehand(trainings: Any, precisi
 
 def test_a_checkpoint_that_one_rank_cannot_write_ends_the_job_and_is_none(trainings: Any) -> None:
     # As on a full disk; the logs are smaller than this, its part of a checkpoint is not.
-    outcome = trainings("full", TENSOR_2, 2, sabotage="full:1:100000")
+    outcome = trainings("full", TENSOR_2, 2, fault="full:1:100000")
     log_dir = outcome.log_dir
     assert outcome.codes == [1, 1]
     logs = [(log_dir / f"nemo_log_globalrank-{rank}_localrank-{rank}.txt").read_text() for rank in range(2)]
@@ -114,7 +114,7 @@ def test_a_second_training_does_not_write_into_the_directory_of_another(
     trainings: Any, pool: WarmPool
 ) -> None:
     changes = {**TENSOR_2, "trainer.max_steps": 100000}
-    first = Run(trainings, pool, "first", changes, 2, sabotage="slow:all:100")
+    first = Run(trainings, pool, "first", changes, 2, fault="slow:all:100")
     first.wait_for_step(1)
     log_dir = first.log_dir
     own_directory = {"exp_manager.checkpoint_callback_params.dirpath": str(log_dir / "checkpoints")}
@@ -153,14 +153,14 @@ def test_steps_go_on_while_older_checkpoints_are_removed(trainings: Any) -> None
         f"{params}.every_n_train_steps": 2,
         f"{params}.async_save": False,
     }
-    outcome = trainings("removing", changes, sabotage="retain:0:3")
+    outcome = trainings("removing", changes, fault="retain:0:3")
     assert outcome.codes == [0], outcome.stderr
 
 
 def test_the_first_saves_are_validated_and_planned_for_all(trainings: Any) -> None:
     every = {"exp_manager.checkpoint_callback_params.every_n_train_steps": 1}
     changes = {"trainer.max_steps": 5, "trainer.limit_val_batches": 0, **every}
-    outcome = trainings("planned", changes, sabotage="plans:0:0")
+    outcome = trainings("planned", changes, fault="plans:0:0")
     assert outcome.codes == [0], outcome.stderr
     assert len(outcome.lines("checkpoint")) == 5
     assert outcome.stdout[0].count("save validated") == 1

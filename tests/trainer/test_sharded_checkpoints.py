@@ -76,10 +76,8 @@ def test_training_continues_with_other_tensor_size_after_resharding(
     saved = tmp_path / "saved"
     common = {**SHARDED, f"{PARAMS}.dirpath": str(saved), "trainer.limit_val_batches": 0}
 
-    def run(name: str, until: int, changes: dict[str, Any], sabotage: str = "shard:all:0") -> Run:
-        return Run(
-            trainings, pool, name, {**common, "trainer.max_steps": until, **changes}, 2, sabotage=sabotage
-        )
+    def run(name: str, until: int, changes: dict[str, Any], fault: str = "shard:all:0") -> Run:
+        return Run(trainings, pool, name, {**common, "trainer.max_steps": until, **changes}, 2, fault=fault)
 
     tensor = {"model.tensor_model_parallel_size": 2}
     assert run("sharded", 2, {}).end() == [0, 0]

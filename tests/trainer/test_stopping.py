@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from tests.trainer.conftest import REPOSITORY, environment, free_port
+from tests.trainer.faults import HELD
 from tests.trainer.ranks import PATIENCE, Run
-from tests.trainer.sabotage import HELD
 from tests.warm import WarmPool
 
 pytestmark = pytest.mark.trainer
@@ -47,7 +47,7 @@ def test_a_signal_in_the_middle_of_a_step_saves_it_and_costs_no_bit(
     trainings: Any, pool: WarmPool, whole: Run, number: signal.Signals
 ) -> None:
     name = number.name.lower()
-    run = Run(trainings, pool, name, COMMON, 2, sabotage="hold:1:6")
+    run = Run(trainings, pool, name, COMMON, 2, fault="hold:1:6")
     run.wait_for(HELD)
     run.send(number, 1)
     assert run.end() == [75, 75], run.said()
@@ -74,7 +74,7 @@ def test_max_time_counts_for_each_launch_anew(trainings: Any, pool: WarmPool) ->
     limited = {**ENDLESS, "trainer.max_time": "00:00:00:03"}
     last = 0
     for _ in range(2):
-        run = Run(trainings, pool, "limited", limited, 1, sabotage="slow:all:100")
+        run = Run(trainings, pool, "limited", limited, 1, fault="slow:all:100")
         assert run.end() == [75], run.said()
         end = run.lines("end")[-1]
         assert end["reason"] == "max_time"
@@ -98,7 +98,7 @@ def test_a_signal_ends_a_validation_and_nothing_of_it_is_told(trainings: Any, po
 
 def test_a_signal_to_a_rank_that_has_ended_spoils_no_other_rank(trainings: Any, pool: WarmPool) -> None:
     changes = {**COMMON, "trainer.max_steps": 2}
-    run = Run(trainings, pool, "ended", changes, 2, sabotage="tidy:0:2")
+    run = Run(trainings, pool, "ended", changes, 2, fault="tidy:0:2")
     deadline = time.monotonic() + PATIENCE
     while not run.lines("checkpoint"):
         assert time.monotonic() < deadline, run.said()

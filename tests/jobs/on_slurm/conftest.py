@@ -1,4 +1,4 @@
-"""Two zoos, with accounting and without, populated at the same time: most of it is waiting for Slurm."""
+"""Two sandboxes, with accounting and without, populated at the same time: most of it is waiting for Slurm."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests.jobs.on_slurm.sandbox_runs import SandboxRuns, open_runs
 from tests.jobs.on_slurm.scenarios import populate
-from tests.jobs.on_slurm.zoo import Zoo, open_zoo
 from tests.sandbox.fixtures import booted
 
 
 @pytest.fixture(scope="session")
-def zoos(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Zoo]]:
+def sandbox_runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, SandboxRuns]]:
     """On sandboxes of their own: what runs, waits or is broken there stays so for all of these tests."""
     with booted(accounting=True) as sandbox, booted(accounting=False) as plain_sandbox:
         both = {
-            "accounting": open_zoo(tmp_path_factory.mktemp("accounting"), sandbox),
-            "plain": open_zoo(tmp_path_factory.mktemp("plain"), plain_sandbox),
+            "accounting": open_runs(tmp_path_factory.mktemp("accounting"), sandbox),
+            "plain": open_runs(tmp_path_factory.mktemp("plain"), plain_sandbox),
         }
         with ThreadPoolExecutor() as pool:
             list(pool.map(populate, both.values()))
@@ -26,6 +26,6 @@ def zoos(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Zoo]]:
 
 
 @pytest.fixture(params=["accounting", "plain"])
-def zoo(request: pytest.FixtureRequest, zoos: dict[str, Zoo]) -> Zoo:
+def runs(request: pytest.FixtureRequest, sandbox_runs: dict[str, SandboxRuns]) -> SandboxRuns:
     """The runs of a sandbox, with accounting and then without."""
-    return zoos[request.param]
+    return sandbox_runs[request.param]

@@ -1,4 +1,4 @@
-"""The runs of the zoo: their scripts, and what is done to them.
+"""The runs of the sandbox: their scripts, and what is done to them.
 
 Nodes: n1 is everybody's; n2 is taken away from the partition `low`; n3 is a stranger's alone; n4 fails.
 """
@@ -10,18 +10,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from tests.fakes.programs import write_programs
-from tests.jobs.on_slurm.zoo import PATIENCE_SECONDS, Zoo
+from tests.jobs.on_slurm.sandbox_runs import PATIENCE_SECONDS, SandboxRuns
 from tests.sandbox.fixtures import slurm_is_at_least
 
-LIFE = 'echo "life ${SLURM_RESTART_COUNT:-0}"\n'
-SLEEP = LIFE + "exec sleep 3600\n"
-SECOND_LIFE_ENDS = "if ((${SLURM_RESTART_COUNT:-0})); then " + LIFE.strip() + "; exit; fi\n"
+ATTEMPT = 'echo "attempt ${SLURM_RESTART_COUNT:-0}"\n'
+SLEEP = ATTEMPT + "exec sleep 3600\n"
+SECOND_ATTEMPT_ENDS = "if ((${SLURM_RESTART_COUNT:-0})); then " + ATTEMPT.strip() + "; exit; fi\n"
 # Since 24.05 a job that ends in its grace time was preempted.
 GRACE_IS_PREEMPTION = slurm_is_at_least(24, 5)
-# 24.11.5 requeues a job that was preempted once more when its second life has ended, 26.05.5 does not.
+# 24.11.5 requeues a job that was preempted once more when its second attempt has ended, 26.05.5 does not.
 IS_REQUEUED_TWICE = GRACE_IS_PREEMPTION and not slurm_is_at_least(26, 5)
 # Deaf to a polite signal, so that Slurm has to end it itself.
-STUBBORN = "trap '' TERM\n" + LIFE + "while :; do sleep 1; done\n"
+STUBBORN = "trap '' TERM\n" + ATTEMPT + "while :; do sleep 1; done\n"
 WAITS = "cluster.partition=cloud"
 REQUEUE = "cluster.requeue=True"
 
@@ -42,7 +42,7 @@ SCENARIOS = [
     Scenario(
         "preempted",
         "COMPLETED",
-        SECOND_LIFE_ENDS + STUBBORN,
+        SECOND_ATTEMPT_ENDS + STUBBORN,
         ("cluster.nodelist=n2", "cluster.partition=low", REQUEUE),
     ),
     Scenario(
@@ -57,7 +57,7 @@ SCENARIOS = [
         SLEEP,
         ("cluster.nodelist=n2", "cluster.partition=low"),
     ),
-    Scenario("requeued", "COMPLETED", SECOND_LIFE_ENDS + SLEEP, ("cluster.nodelist=n1", REQUEUE)),
+    Scenario("requeued", "COMPLETED", SECOND_ATTEMPT_ENDS + SLEEP, ("cluster.nodelist=n1", REQUEUE)),
     Scenario("node_failed", "NODE_FAIL", SLEEP, ("cluster.nodelist=n4", "cluster.requeue=False")),
     Scenario(
         "deadline",
@@ -113,51 +113,51 @@ class Provocation:
 
     run: str
     seen: tuple[str, ...]
-    do: Callable[[Zoo], object]
+    do: Callable[[SandboxRuns], object]
     reason: str = ""
     with_: tuple[str, ...] = ()
     restarts: int | None = None
 
-    def is_due(self, zoo: Zoo) -> bool:
-        row = zoo.rows.get(self.run)
+    def is_due(self, runs: SandboxRuns) -> bool:
+        row = runs.rows.get(self.run)
         if not row or row["state"] not in self.seen or not (row["reason"] or "").startswith(self.reason):
             return False
         if self.restarts not in (None, row["restarts"]):
             return False
-        return self.seen is not RUNNING or all(zoo.has_begun(run) for run in (self.run, *self.with_))
+        return self.seen is not RUNNING or all(runs.has_begun(run) for run in (self.run, *self.with_))
 
 
-def scontrol(*words: str) -> Callable[[Zoo], object]:
+def scontrol(*words: str) -> Callable[[SandboxRuns], object]:
     """A command of the administrator's about a run's job, which `{run}` stands for."""
-    return lambda zoo: zoo.slurm("scontrol", *(word.format_map(zoo.jobs) for word in words))
+    return lambda runs: runs.slurm("scontrol", *(word.format_map(runs.jobs) for word in words))
 
 
-def slipway(verb: str, run: str) -> Callable[[Zoo], object]:
-    """A verb of ours about a run; what it says is kept in `Zoo.said`."""
-    return lambda zoo: zoo.said.update({run: zoo.slipway(verb, run)})
+def slipway(verb: str, run: str) -> Callable[[SandboxRuns], object]:
+    """A verb of ours about a run; what it says is kept in `SandboxRuns.said`."""
+    return lambda runs: runs.said.update({run: runs.slipway(verb, run)})
 
 
-def preempt(zoo: Zoo) -> None:
-    zoo.jobs["preemptor"] = zoo.submit("--partition=high", "--nodelist=n2", "--exclusive")
+def preempt(runs: SandboxRuns) -> None:
+    runs.jobs["preemptor"] = runs.submit("--partition=high", "--nodelist=n2", "--exclusive")
 
 
-def fail_node(zoo: Zoo) -> None:
+def fail_node(runs: SandboxRuns) -> None:
     """Let a node fail as when its daemon no longer answers, without the half minute until then."""
-    zoo.slurm("scontrol", "update", "NodeName=n4", "State=DOWN", "Reason=test")
+    runs.slurm("scontrol", "update", "NodeName=n4", "State=DOWN", "Reason=test")
 
 
-def move_away(zoo: Zoo) -> None:
+def move_away(runs: SandboxRuns) -> None:
     """The directory of the log is gone when the job starts; Slurm, since 23.02, cannot make it again."""
-    run_dir = zoo.directory / "results" / "lost_its_place"
+    run_dir = runs.directory / "results" / "lost_its_place"
     run_dir.rename(run_dir.with_name("moved"))
     run_dir.touch()
-    zoo.slurm("scontrol", "release", zoo.jobs["lost_its_place"])
+    runs.slurm("scontrol", "release", runs.jobs["lost_its_place"])
 
 
-def begin_again(zoo: Zoo, run: str) -> None:
+def begin_again(runs: SandboxRuns, run: str) -> None:
     """Let a requeued job begin; slurmd takes none in the second in which it was killed."""
     time.sleep(1.1)
-    zoo.slurm("scontrol", "update", f"JobId={zoo.jobs[run]}", "StartTime=now")
+    runs.slurm("scontrol", "update", f"JobId={runs.jobs[run]}", "StartTime=now")
 
 
 PROVOCATIONS = [
@@ -166,19 +166,19 @@ PROVOCATIONS = [
     Provocation("preempted_politely", RUNNING, preempt, with_=("preempted", "preempted_for_good")),
     Provocation("requeued", RUNNING, scontrol("requeue", "{requeued}")),
     # A requeued job would wait for two minutes.
-    Provocation("requeued", WAITING, lambda zoo: begin_again(zoo, "requeued"), reason="BeginTime"),
+    Provocation("requeued", WAITING, lambda runs: begin_again(runs, "requeued"), reason="BeginTime"),
     Provocation(
         "preempted",
         WAITING,
-        lambda zoo: (
-            zoo.slurm("scancel", zoo.jobs["preemptor"]),
-            begin_again(zoo, "preempted"),
+        lambda runs: (
+            runs.slurm("scancel", runs.jobs["preemptor"]),
+            begin_again(runs, "preempted"),
         ),
         reason="BeginTime",
         restarts=1,
     ),
     *(
-        [Provocation("preempted", WAITING, lambda zoo: begin_again(zoo, "preempted"), restarts=2)]
+        [Provocation("preempted", WAITING, lambda runs: begin_again(runs, "preempted"), restarts=2)]
         if IS_REQUEUED_TWICE
         else []
     ),
@@ -197,25 +197,25 @@ PROVOCATIONS = [
 ]
 
 
-def populate(zoo: Zoo) -> None:
+def populate(runs: SandboxRuns) -> None:
     """Launch all runs, do to them what is to be done, and wait until each is as it stays.
 
     A run that does not come to its state in time is left as it is: its own test tells.
     """
-    zoo.jobs[STRANGER] = zoo.submit("--nodelist=n3", "--exclusive")
+    runs.jobs[STRANGER] = runs.submit("--nodelist=n3", "--exclusive")
     left = list(PROVOCATIONS)
     for number, scenario in enumerate([*SCENARIOS, *ARRAYS]):
-        overrides = [word.replace("{failed}", zoo.jobs.get("failed", "")) for word in scenario.overrides]
-        done = zoo.launch(scenario.run, scenario.body, *overrides)
+        overrides = [word.replace("{failed}", runs.jobs.get("failed", "")) for word in scenario.overrides]
+        done = runs.launch(scenario.run, scenario.body, *overrides)
         assert done.returncode == 0, f"{scenario.run}\n{done.stdout}{done.stderr}"
         if number % 4 == 3:
-            left = list(_provoke(zoo, left))
-    no_such_partition = write_programs(zoo.directory / "refusing", {"sbatch": REFUSING})
-    zoo.launch(REFUSED, "exit 0\n", programs=no_such_partition)
+            left = list(_provoke(runs, left))
+    no_such_partition = write_programs(runs.directory / "refusing", {"sbatch": REFUSING})
+    runs.launch(REFUSED, "exit 0\n", programs=no_such_partition)
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline:
-        left = list(_provoke(zoo, left))
-        if not left and all(zoo.state(scenario.run) == scenario.stays for scenario in [*SCENARIOS, *ARRAYS]):
+        left = list(_provoke(runs, left))
+        if not left and all(runs.state(scenario.run) == scenario.stays for scenario in [*SCENARIOS, *ARRAYS]):
             return
         time.sleep(0.5)
 
@@ -224,11 +224,11 @@ def populate(zoo: Zoo) -> None:
 REFUSING = 'case " $* " in *" --test-only "*) exec $real "$@" ;; esac\nexec $real --partition=nosuch "$@"'
 
 
-def _provoke(zoo: Zoo, left: list[Provocation]) -> Iterator[Provocation]:
+def _provoke(runs: SandboxRuns, left: list[Provocation]) -> Iterator[Provocation]:
     """Do what is due, and return what is not yet."""
-    zoo.watch()
+    runs.watch()
     for provocation in left:
-        if provocation.is_due(zoo):
-            provocation.do(zoo)
+        if provocation.is_due(runs):
+            provocation.do(runs)
         else:
             yield provocation

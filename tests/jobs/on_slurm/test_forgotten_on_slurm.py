@@ -9,8 +9,8 @@ import pytest
 
 from tests.fakes.programs import write_programs
 from tests.job_marks import ends
+from tests.jobs.on_slurm.sandbox_runs import Row, SandboxRuns
 from tests.jobs.on_slurm.scenarios import SCENARIOS, STRANGER, Scenario
-from tests.jobs.on_slurm.zoo import Row, Zoo
 
 pytestmark = pytest.mark.slurm
 
@@ -42,20 +42,20 @@ BY_MARKS = {
 
 
 @pytest.fixture(scope="module")
-def forgotten(zoos: dict[str, Zoo]) -> dict[bool, dict[str, Row]]:
-    """Return the statuses of all runs when squeue knows none any more (MinJobAge), by `Zoo.accounting`."""
+def forgotten(sandbox_runs: dict[str, SandboxRuns]) -> dict[bool, dict[str, Row]]:
+    """Return the statuses of all runs after squeue forgot them (MinJobAge), by `SandboxRuns.accounting`."""
     return {
-        zoo.accounting: zoo.look(write_programs(zoo.directory / "forgetful", {"squeue": "exit 0"}))
-        for zoo in zoos.values()
+        runs.accounting: runs.look(write_programs(runs.directory / "forgetful", {"squeue": "exit 0"}))
+        for runs in sandbox_runs.values()
     }
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.run)
 def test_accounting_remembers_what_the_queue_forgot(
-    zoos: dict[str, Zoo], forgotten: dict[bool, dict[str, Row]], scenario: Scenario
+    sandbox_runs: dict[str, SandboxRuns], forgotten: dict[bool, dict[str, Row]], scenario: Scenario
 ) -> None:
     run = scenario.run
-    before, row = zoos["accounting"].rows[run], forgotten[True][run]
+    before, row = sandbox_runs["accounting"].rows[run], forgotten[True][run]
     if run in LIVE:
         # sacct keeps "runaway" jobs alive for ever.
         assert row["state"] == "UNKNOWN"
@@ -71,64 +71,66 @@ RACING = ("preempted_politely", "preempted_for_good", "timed_out")
 OVER = {"PREEMPTED": "PREEMPTED", "TIMEOUT": "TIMEOUT", "TimeLimit": "TIMEOUT"}
 
 
-def by_marks(zoo: Zoo, run: str) -> str:
+def by_marks(runs: SandboxRuns, run: str) -> str:
     """Return the status of a run by its marks alone."""
     if run not in RACING:
         return BY_MARKS[run]
-    told = ends(zoo.launch_directory(run))
+    told = ends(runs.launch_directory(run))
     # First its exit code, then what Slurm has told it; nothing if it was killed before.
     return OVER.get(told[-1].get("state"), "FAILED") if told else "UNKNOWN"
 
 
 @pytest.mark.parametrize("run", sorted({*BY_MARKS, *RACING, "node_failed"}))
 def test_without_accounting_the_marks_are_what_is_left(
-    zoos: dict[str, Zoo], forgotten: dict[bool, dict[str, Row]], run: str
+    sandbox_runs: dict[str, SandboxRuns], forgotten: dict[bool, dict[str, Row]], run: str
 ) -> None:
     row = forgotten[False][run]
     if run == "node_failed":
         # srun itself says 0 when a node fails.
         assert row["state"] in ("FAILED", "NODE_FAIL", "UNKNOWN"), row
     else:
-        assert row["state"] == by_marks(zoos["plain"], run), row
+        assert row["state"] == by_marks(sandbox_runs["plain"], run), row
     assert (row["state"] == "UNKNOWN") <= bool(row["reason"])
 
 
-def test_unknown_state_is_in_the_exit_code(zoo: Zoo) -> None:
-    forgetful = write_programs(zoo.directory / "forgetful", {"squeue": "exit 0"})
-    done = zoo.slipway("status", "running", programs=forgetful)
+def test_unknown_state_is_in_the_exit_code(runs: SandboxRuns) -> None:
+    forgetful = write_programs(runs.directory / "forgetful", {"squeue": "exit 0"})
+    done = runs.slipway("status", "running", programs=forgetful)
     assert done.returncode == 3
     assert "UNKNOWN" in done.stdout
 
 
-def test_late_accounting_changes_nothing_while_the_queue_remembers(zoos: dict[str, Zoo]) -> None:
-    zoo = zoos["accounting"]
-    told = zoo.look(write_programs(zoo.directory / "late", {"sacct": "exit 0"}))
+def test_late_accounting_changes_nothing_while_the_queue_remembers(
+    sandbox_runs: dict[str, SandboxRuns],
+) -> None:
+    runs = sandbox_runs["accounting"]
+    told = runs.look(write_programs(runs.directory / "late", {"sacct": "exit 0"}))
     for scenario in SCENARIOS:
         assert told[scenario.run]["state"] == scenario.stays
 
 
-def test_late_accounting_and_a_forgetful_queue_leave_the_marks(zoos: dict[str, Zoo]) -> None:
-    zoo = zoos["accounting"]
-    neither = write_programs(zoo.directory / "neither", {"squeue": "exit 0", "sacct": "exit 0"})
-    told = zoo.look(neither)
-    runs = (*BY_MARKS, *RACING)
-    assert {run: told[run]["state"] for run in runs} == {run: by_marks(zoo, run) for run in runs}
+def test_late_accounting_and_a_forgetful_queue_leave_the_marks(sandbox_runs: dict[str, SandboxRuns]) -> None:
+    runs = sandbox_runs["accounting"]
+    neither = write_programs(runs.directory / "neither", {"squeue": "exit 0", "sacct": "exit 0"})
+    rows = runs.look(neither)
+    names = (*BY_MARKS, *RACING)
+    assert {name: rows[name]["state"] for name in names} == {name: by_marks(runs, name) for name in names}
 
 
-def test_out_of_memory_as_slurm_words_it(zoo: Zoo) -> None:
+def test_out_of_memory_as_slurm_words_it(runs: SandboxRuns) -> None:
     """It takes control groups to provoke this; here the answers about another failed job are reworded."""
-    reworded = zoo.directory / "reworded"
+    reworded = runs.directory / "reworded"
     for name in ("squeue", "sacct"):
-        write_programs(reworded, {name: f'$real "$@" | sed /{zoo.jobs["failed"]}/s/FAILED/OUT_OF_MEMORY/'})
-    done = zoo.slipway("status", "failed", "--json", "--exit-code", programs=reworded)
+        write_programs(reworded, {name: f'$real "$@" | sed /{runs.jobs["failed"]}/s/FAILED/OUT_OF_MEMORY/'})
+    done = runs.slipway("status", "failed", "--json", "--exit-code", programs=reworded)
     (row,) = json.loads(done.stdout)
     assert (row["state"], done.returncode) == ("OUT_OF_MEMORY", 1)
 
 
-def as_another_job(zoo: Zoo, run: str, name: str, job_id: str) -> None:
+def as_another_job(runs: SandboxRuns, run: str, name: str, job_id: str) -> None:
     """Copy a run under another name, as if its job had had another id."""
-    copy, old = zoo.directory / "results" / name, zoo.jobs[run]
-    shutil.copytree(zoo.directory / "results" / run, copy, symlinks=True)
+    copy, old = runs.directory / "results" / name, runs.jobs[run]
+    shutil.copytree(runs.directory / "results" / run, copy, symlinks=True)
     launch = copy / "launches" / "1"
     for path in [launch / "launcher.json", *(launch / "marks").glob("*")]:
         text = path.read_text().replace(f'"{run}"', f'"{name}"').replace(old, job_id)
@@ -139,16 +141,18 @@ def as_another_job(zoo: Zoo, run: str, name: str, job_id: str) -> None:
 @pytest.mark.parametrize(
     ("run", "state"), [("completed", "COMPLETED"), ("cancelled", "CANCELLED"), ("never", "UNKNOWN")]
 )
-def test_an_id_that_is_a_strangers_now(zoo: Zoo, run: str, state: str) -> None:
+def test_an_id_that_is_a_strangers_now(runs: SandboxRuns, run: str, state: str) -> None:
     """A Slurm that was set up anew counts from one again."""
-    name, stranger = f"{run}_long_ago", zoo.jobs[STRANGER]
-    as_another_job(zoo, run, name, stranger)
+    name, stranger = f"{run}_long_ago", runs.jobs[STRANGER]
+    as_another_job(runs, run, name, stranger)
     try:
-        (row,) = json.loads(zoo.slipway("status", name, "--json").stdout)
+        (row,) = json.loads(runs.slipway("status", name, "--json").stdout)
         assert (row["state"], row["job_id"]) == (state, stranger), row
         for verb in ("cancel", "hold"):
-            zoo.slipway(verb, name)
-            assert zoo.slurm("squeue", "--noheader", "--format=%T", f"--jobs={stranger}").strip() == "RUNNING"
-        assert zoo.slipway("cancel", name).returncode == (3 if state == "UNKNOWN" else 0)
+            runs.slipway(verb, name)
+            assert (
+                runs.slurm("squeue", "--noheader", "--format=%T", f"--jobs={stranger}").strip() == "RUNNING"
+            )
+        assert runs.slipway("cancel", name).returncode == (3 if state == "UNKNOWN" else 0)
     finally:
-        shutil.rmtree(zoo.directory / "results" / name)
+        shutil.rmtree(runs.directory / "results" / name)

@@ -9,8 +9,8 @@ from itertools import groupby
 
 import pytest
 
+from tests.jobs.on_slurm.sandbox_runs import SandboxRuns
 from tests.jobs.on_slurm.scenarios import GRACE_IS_PREEMPTION, IS_REQUEUED_TWICE, REFUSED
-from tests.jobs.on_slurm.zoo import Zoo
 
 pytestmark = pytest.mark.slurm
 
@@ -63,95 +63,99 @@ EVERY = [
 
 
 @pytest.mark.parametrize("told", EVERY, ids=lambda told: told.run)
-def test_status_tells_the_state(zoo: Zoo, told: Told) -> None:
-    done = zoo.slipway("status", told.run, "--json", "--exit-code")
+def test_status_tells_the_state(runs: SandboxRuns, told: Told) -> None:
+    done = runs.slipway("status", told.run, "--json", "--exit-code")
     (row,) = json.loads(done.stdout)
     assert (row["state"], done.returncode) == (told.state, told.code), row
     assert re.fullmatch(told.reason, row["reason"] or ""), row["reason"]
     assert row["exit_code"] in told.exit_codes
     assert row["node_list"] == told.nodes
-    assert (row["job_id"], row["restarts"]) == (zoo.jobs.get(told.run), told.restarts)
+    assert (row["job_id"], row["restarts"]) == (runs.jobs.get(told.run), told.restarts)
     if told.nodes:
         assert re.fullmatch(CLOCK, row["elapsed"])
 
 
-def test_the_table_has_a_line_for_each(zoo: Zoo) -> None:
-    done = zoo.slipway("status")
+def test_the_table_has_a_line_for_each(runs: SandboxRuns) -> None:
+    done = runs.slipway("status")
     assert (done.returncode, done.stderr) == (0, "")
     lines = {line.split()[0]: line.split() for line in done.stdout.splitlines()[1:]}
     for told in EVERY:
-        assert lines[told.run][2:4] == [zoo.jobs.get(told.run, "-"), told.state]
-    assert zoo.slipway("status", "--exit-code").returncode == 1, "the worst of all"
+        assert lines[told.run][2:4] == [runs.jobs.get(told.run, "-"), told.state]
+    assert runs.slipway("status", "--exit-code").returncode == 1, "the worst of all"
 
 
-def states(zoo: Zoo, run: str) -> str:
+def states(runs: SandboxRuns, run: str) -> str:
     """The states that `status` went through."""
-    told = [row["state"] for row in zoo.seen[run] if row["state"] != "COMPLETING"]
+    told = [row["state"] for row in runs.seen[run] if row["state"] != "COMPLETING"]
     return " ".join(state for state, _ in groupby(told))
 
 
 @pytest.mark.parametrize("run", ["preempted", "requeued"])
-def test_a_requeued_job_waits_and_goes_on(zoo: Zoo, run: str) -> None:
-    assert re.search("RUNNING PENDING( RUNNING| COMPLETED| PENDING)* COMPLETED$", states(zoo, run))
-    waiting = [row for row in zoo.seen[run] if row["state"] == "PENDING" and row["restarts"] == 1]
+def test_a_requeued_job_waits_and_goes_on(runs: SandboxRuns, run: str) -> None:
+    assert re.search("RUNNING PENDING( RUNNING| COMPLETED| PENDING)* COMPLETED$", states(runs, run))
+    waiting = [row for row in runs.seen[run] if row["state"] == "PENDING" and row["restarts"] == 1]
     assert waiting[0]["reason"].startswith("BeginTime")
-    log = zoo.logs(run).stdout
-    assert log.index("life 0") < log.index("life 1")
-    (launch,) = json.loads(zoo.slipway("history", run, "--json").stdout)
-    lives = [life["state"] for life in launch["lives"]]
-    assert (lives[0], lives[-1], len(lives)) == ("REQUEUED", "COMPLETED", zoo.rows[run]["restarts"] + 1)
+    log = runs.logs(run).stdout
+    assert log.index("attempt 0") < log.index("attempt 1")
+    (launch,) = json.loads(runs.slipway("history", run, "--json").stdout)
+    attempts = [attempt["state"] for attempt in launch["lives"]]
+    assert (attempts[0], attempts[-1], len(attempts)) == (
+        "REQUEUED",
+        "COMPLETED",
+        runs.rows[run]["restarts"] + 1,
+    )
 
 
-def test_a_held_job_was_waiting_and_a_suspended_one_running(zoo: Zoo) -> None:
-    assert states(zoo, "suspended").endswith("RUNNING SUSPENDED")
-    reasons = [(row["reason"] or "").partition(":")[0] for row in zoo.seen["held"]]
+def test_a_held_job_was_waiting_and_a_suspended_one_running(runs: SandboxRuns) -> None:
+    assert states(runs, "suspended").endswith("RUNNING SUSPENDED")
+    reasons = [(row["reason"] or "").partition(":")[0] for row in runs.seen["held"]]
     assert reasons[-2:] == ["PartitionDown", "JobHeldUser"]
 
 
-def test_logs_of_a_job_that_ended(zoo: Zoo) -> None:
-    done = zoo.logs("completed")
+def test_logs_of_a_job_that_ended(runs: SandboxRuns) -> None:
+    done = runs.logs("completed")
     assert done.returncode == 0
     assert "hello\nof rank 0\n" in done.stdout
-    last = zoo.logs("completed", "-n", "1")
+    last = runs.logs("completed", "-n", "1")
     assert last.stdout == done.stdout.splitlines(keepends=True)[-1]
-    followed = zoo.logs("completed", "--follow")
+    followed = runs.logs("completed", "--follow")
     assert (followed.returncode, followed.stdout) == (0, done.stdout)
 
 
-def test_logs_of_a_job_that_runs(zoo: Zoo) -> None:
-    done = zoo.logs("running", "-n", "1")
-    assert (done.returncode, done.stdout) == (0, "life 0\n")
+def test_logs_of_a_job_that_runs(runs: SandboxRuns) -> None:
+    done = runs.logs("running", "-n", "1")
+    assert (done.returncode, done.stdout) == (0, "attempt 0\n")
 
 
 @pytest.mark.parametrize(
     ("run", "code", "words"),
     [("failed", 1, "FAILED (exit code 3)"), ("timed_out", 1, "TIMEOUT"), ("interrupted", 75, "INTERRUPTED")],
 )
-def test_following_a_log_tells_how_the_job_ended(zoo: Zoo, run: str, code: int, words: str) -> None:
-    done = zoo.logs(run, "--follow")
-    assert f"job {zoo.jobs[run]} is {words}" in done.stderr
+def test_following_a_log_tells_how_the_job_ended(runs: SandboxRuns, run: str, code: int, words: str) -> None:
+    done = runs.logs(run, "--follow")
+    assert f"job {runs.jobs[run]} is {words}" in done.stderr
     assert done.returncode == code
 
 
-def test_why_slurm_ended_a_job_is_in_its_log(zoo: Zoo) -> None:
+def test_why_slurm_ended_a_job_is_in_its_log(runs: SandboxRuns) -> None:
     for run, words in (("timed_out", "DUE TO TIME LIMIT"), ("preempted_for_good", "DUE TO PREEMPTION")):
-        assert words in zoo.logs(run).stdout
+        assert words in runs.logs(run).stdout
 
 
 @pytest.mark.parametrize("run", ["cancelled_waiting", "held", "never", "deadline"])
-def test_a_job_that_never_began_has_no_log(zoo: Zoo, run: str) -> None:
-    done = zoo.logs(run)
+def test_a_job_that_never_began_has_no_log(runs: SandboxRuns, run: str) -> None:
+    done = runs.logs(run)
     assert (done.returncode, done.stdout) == (1, "")
     assert "no log yet" in done.stderr
-    assert zoo.rows[run]["state"] in done.stderr
+    assert runs.rows[run]["state"] in done.stderr
 
 
-def test_history_tells_the_ends(zoo: Zoo) -> None:
+def test_history_tells_the_ends(runs: SandboxRuns) -> None:
     for run in ("failed", "node_failed", "cancelled", REFUSED):
-        (launch,) = json.loads(zoo.slipway("history", run, "--json").stdout)
-        assert (launch["state"], launch["job_id"]) == (zoo.rows[run]["state"], zoo.jobs.get(run))
+        (launch,) = json.loads(runs.slipway("history", run, "--json").stdout)
+        assert (launch["state"], launch["job_id"]) == (runs.rows[run]["state"], runs.jobs.get(run))
 
 
-def test_a_run_is_found_by_the_id_of_its_job(zoo: Zoo) -> None:
-    done = zoo.slipway("status", zoo.jobs["failed"], zoo.jobs["running"], "--json")
+def test_a_run_is_found_by_the_id_of_its_job(runs: SandboxRuns) -> None:
+    done = runs.slipway("status", runs.jobs["failed"], runs.jobs["running"], "--json")
     assert [row["run"] for row in json.loads(done.stdout)] == ["failed", "running"]

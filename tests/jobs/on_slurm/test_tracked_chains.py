@@ -13,8 +13,8 @@ import pytest
 
 from launcher.sandbox.lifecycle import Sandbox
 from supervisor.marks import chain_end, link_jobs
+from tests.jobs.on_slurm.sandbox_runs import HEADER, PATIENCE_SECONDS, PREFIX, Row, SandboxRuns, open_runs
 from tests.jobs.on_slurm.scenarios import REQUEUE, begin_again
-from tests.jobs.on_slurm.zoo import HEADER, PATIENCE_SECONDS, PREFIX, Row, Zoo, open_zoo
 
 pytestmark = pytest.mark.slurm
 
@@ -29,27 +29,27 @@ COUNTS = """
 echo "$SLURM_JOB_ID" >>"$0.links"
 link=$(wc -l <"$0.links")
 echo "link $link lives"
-echo "life ${SLURM_RESTART_COUNT:-0}"
+echo "attempt ${SLURM_RESTART_COUNT:-0}"
 """
 
 
 @dataclass
 class Chains:
-    """Chains of a zoo; `look` asks until a chain is as it should be."""
+    """Chains of a sandbox; `look` asks until a chain is as it should be."""
 
-    zoo: Zoo
+    runs: SandboxRuns
 
     def launch(self, run: str, body: str, *overrides: str) -> None:
-        payload = self.zoo.directory / f"{run}.sh"
+        payload = self.runs.directory / f"{run}.sh"
         payload.write_text(HEADER + COUNTS + body)
         payload.chmod(0o755)
         named = [f"training.run.name={run}", f"cluster.job_name_prefix={PREFIX}", f"cluster.python={payload}"]
-        done = self.zoo.slipway("launch", *TRAINING, *SIZE, *named, *overrides, "--json")
+        done = self.runs.slipway("launch", *TRAINING, *SIZE, *named, *overrides, "--json")
         assert done.returncode == 0, done.stderr
-        self.zoo.jobs[run] = json.loads(done.stdout)["job_id"]
+        self.runs.jobs[run] = json.loads(done.stdout)["job_id"]
 
     def row(self, run: str) -> Row:
-        done = self.zoo.slipway("status", run, "--json")
+        done = self.runs.slipway("status", run, "--json")
         (row,) = json.loads(done.stdout)
         return dict(row)
 
@@ -64,21 +64,21 @@ class Chains:
         return "".join(path.read_text() for path in sorted(self.directory(run).glob("log-*.out")))
 
     def directory(self, run: str) -> Path:
-        return self.zoo.launch_directory(run)
+        return self.runs.launch_directory(run)
 
     def history(self, run: str) -> dict[str, Any]:
-        (row,) = json.loads(self.zoo.slipway("history", run, "--json").stdout)
+        (row,) = json.loads(self.runs.slipway("history", run, "--json").stdout)
         return dict(row)
 
     def cancel_all(self) -> None:
-        for run in self.zoo.jobs:
-            self.zoo.slipway("cancel", run)
+        for run in self.runs.jobs:
+            self.runs.slipway("cancel", run)
 
 
 @pytest.fixture(scope="module")
 def chains(plain_sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chains]:
     """Launched side by side, on a Slurm without accounting."""
-    chains = Chains(open_zoo(tmp_path_factory.mktemp("chains"), plain_sandbox))
+    chains = Chains(open_runs(tmp_path_factory.mktemp("chains"), plain_sandbox))
     try:
         chains.launch("goes_on", "((link == 3)) || exit 75\necho done\n", "resilience.links=4")
         chains.launch("crashes", "exit 1\n", "resilience.links=9", "resilience.max_failures=2")
@@ -101,48 +101,48 @@ def test_a_chain_that_comes_to_its_end(chains: Chains) -> None:
     jobs = link_jobs(chains.directory("goes_on"))
     assert row["job_id"] == jobs[2] and [link["job_id"] for link in row["links"]] == jobs
     assert [link["state"] for link in row["links"][:3]] == ["INTERRUPTED", "INTERRUPTED", "COMPLETED"]
-    assert chains.zoo.slipway("status", "goes_on", "--exit-code").returncode == 0
+    assert chains.runs.slipway("status", "goes_on", "--exit-code").returncode == 0
 
 
 def test_its_log_goes_from_link_to_link(chains: Chains) -> None:
     chains.wait("goes_on", _is_over)
-    done = chains.zoo.slipway("logs", "goes_on")
+    done = chains.runs.slipway("logs", "goes_on")
     told = [line for line in done.stdout.splitlines() if line.startswith("link ") and line.endswith("lives")]
     assert told == ["link 1 lives", "link 2 lives", "link 3 lives"]
-    followed = chains.zoo.slipway("logs", "goes_on", "-f")
+    followed = chains.runs.slipway("logs", "goes_on", "-f")
     assert followed.stdout == done.stdout and followed.returncode == 0
     job = link_jobs(chains.directory("goes_on"))[1]
     for words in ((job,), ("goes_on", "--link", "2")):
-        alone = chains.zoo.slipway("logs", *words).stdout
+        alone = chains.runs.slipway("logs", *words).stdout
         assert "link 2 lives" in alone and "link 1 lives" not in alone and "link 3 lives" not in alone
-    assert chains.zoo.slipway("logs", "goes_on", "--link", "7").returncode == 2
+    assert chains.runs.slipway("logs", "goes_on", "--link", "7").returncode == 2
 
 
 def test_its_history_has_a_line_for_each_link(chains: Chains) -> None:
     chains.wait("goes_on", _is_over)
-    lives = chains.history("goes_on")["lives"]
-    assert [(life["link"], life["state"], life["exit_code"]) for life in lives] == [
+    attempts = chains.history("goes_on")["lives"]
+    assert [(attempt["link"], attempt["state"], attempt["exit_code"]) for attempt in attempts] == [
         (1, "INTERRUPTED", 75), (2, "INTERRUPTED", 75), (3, "COMPLETED", 0),
     ]  # fmt: skip
-    assert [life["reading"] and life["reading"]["verdict"] for life in lives] == [
+    assert [attempt["reading"] and attempt["reading"]["verdict"] for attempt in attempts] == [
         "continue",
         "continue",
         None,
     ]
-    told = chains.zoo.slipway("history", "goes_on").stdout
+    told = chains.runs.slipway("history", "goes_on").stdout
     assert "link 2" in told and "it saved and left" in told
 
 
 def test_a_job_that_is_requeued_goes_on(chains: Chains) -> None:
-    chains.wait("requeued", lambda row: row["state"] == "RUNNING" and chains.zoo.has_begun("requeued"))
-    chains.zoo.slurm("scontrol", "requeue", chains.zoo.jobs["requeued"])
+    chains.wait("requeued", lambda row: row["state"] == "RUNNING" and chains.runs.has_begun("requeued"))
+    chains.runs.slurm("scontrol", "requeue", chains.runs.jobs["requeued"])
     row = chains.wait("requeued", lambda row: row["state"] == "PENDING")
     assert row["restarts"] == 1
-    begin_again(chains.zoo, "requeued")
+    begin_again(chains.runs, "requeued")
     row = chains.wait("requeued", _is_over)
     assert (row["state"], row["restarts"]) == ("COMPLETED", 1)
-    lives = chains.history("requeued")["lives"]
-    assert [life["state"] for life in lives] == ["REQUEUED", "COMPLETED"]
+    attempts = chains.history("requeued")["lives"]
+    assert [attempt["state"] for attempt in attempts] == ["REQUEUED", "COMPLETED"]
 
 
 def test_a_crash_loop_says_why_it_stopped(chains: Chains) -> None:
@@ -150,15 +150,15 @@ def test_a_crash_loop_says_why_it_stopped(chains: Chains) -> None:
     assert (row["state"], row["exit_code"], row["link"]) == ("FAILED", 1, 2)
     assert "2 links in a row" in row["reason"] and row["reason"].startswith("exit code 1; ")
     assert chains.log("crashes").count(" lives") == 2
-    lives = chains.history("crashes")["lives"]
-    assert [life["reading"]["verdict"] for life in lives] == ["continue", "stop"]
-    assert chains.zoo.slipway("follow", "crashes").returncode == 1
+    attempts = chains.history("crashes")["lives"]
+    assert [attempt["reading"]["verdict"] for attempt in attempts] == ["continue", "stop"]
+    assert chains.runs.slipway("follow", "crashes").returncode == 1
 
 
 def test_the_last_link_says_that_it_was(chains: Chains) -> None:
     row = chains.wait("short", _is_over)
     assert row["state"] == "INTERRUPTED" and row["reason"].endswith("the last of 2 links")
-    assert chains.zoo.slipway("status", "short", "--exit-code").returncode == 75
+    assert chains.runs.slipway("status", "short", "--exit-code").returncode == 75
 
 
 def test_holding_and_cancelling(chains: Chains) -> None:
@@ -167,23 +167,23 @@ def test_holding_and_cancelling(chains: Chains) -> None:
     first, second, third = link_jobs(chains.directory("runs"))
     assert (row["job_id"], row["link"], row["node_list"]) == (second, 2, row["links"][1]["node_list"])
     assert [link["state"] for link in row["links"]] == ["INTERRUPTED", "RUNNING", "PENDING"]
-    zoo = chains.zoo
-    held = zoo.slipway("hold", "runs")
+    runs = chains.runs
+    held = runs.slipway("hold", "runs")
     assert held.stdout.startswith(
         f"held job {third}, the next link of job {second} of runs (launch 1, link 2/5)"
     )
     assert chains.row("runs")["links"][2]["reason"].startswith("JobHeldUser")
-    assert zoo.slipway("hold", "runs").stdout.count("it is held already") == 1
-    assert zoo.slipway("release", "runs").stdout.startswith(f"released job {third}, the next link of")
-    printed = zoo.slipway("attach", "runs", "--print").stdout
+    assert runs.slipway("hold", "runs").stdout.count("it is held already") == 1
+    assert runs.slipway("release", "runs").stdout.startswith(f"released job {third}, the next link of")
+    printed = runs.slipway("attach", "runs", "--print").stdout
     assert f"--jobid={second} " in printed and f"--nodelist={row['node_list']} " in printed
-    cancelled = zoo.slipway("cancel", "runs", "--wait")
+    cancelled = runs.slipway("cancel", "runs", "--wait")
     assert cancelled.returncode == 0, cancelled.stderr
     assert cancelled.stdout.startswith(f"cancelled job {second} of runs (launch 1, link 2/5): it was RUNNING")
-    assert zoo.slurm("squeue", "--noheader", f"--jobs={first},{second},{third}").strip() == ""
+    assert runs.slurm("squeue", "--noheader", f"--jobs={first},{second},{third}").strip() == ""
     row = chains.row("runs")
     assert (row["state"], row["link"]) == ("CANCELLED", 2)
     end = chain_end(chains.directory("runs"))
     assert end and end.why.startswith("cancelled by")
     assert len(link_jobs(chains.directory("runs"))) == 3, "nothing came after it"
-    assert zoo.slipway("cancel", "runs").stdout.count("it is over") == 1
+    assert runs.slipway("cancel", "runs").stdout.count("it is over") == 1

@@ -70,9 +70,9 @@ class Chain(unittest.TestCase):
                 said.append(message)
 
         environment = {"SLURM_JOB_ID": number_of_job, "PATH": os.environ.get("PATH", "")}
-        life = number_of_job + ".0"
+        attempt = number_of_job + ".0"
         job = QuietJob(
-            number_of_job, life, number_of_job, number, False, self.launch, settings, 0, environment
+            number_of_job, attempt, number_of_job, number, False, self.launch, settings, 0, environment
         )
         marks.claim(self.launch, number_of_job, number)
         slurm = PlayedSlurm(job, record)

@@ -100,9 +100,9 @@ class Marks(InDirectory):
         ended = {"exit_code": 75, "ended": 1060, "verdict": "continue", "why": 'a "quoted"\nline'}
         self.assertTrue(marks.leave(self.directory, "17.1", marks.ENDED, TAG, ended))
         self.assertFalse(marks.leave(self.directory, "17.1", marks.ENDED, TAG, {}, once=True))
-        (life,) = marks.read_attempts(self.directory)
-        self.assertEqual((life.stem, life.tag, life.link, life.started), ("17.1", TAG, 2, 1000.0))
-        self.assertEqual((life.exit_code, life.why, life.avoids), (75, ended["why"], None))
+        (attempt,) = marks.read_attempts(self.directory)
+        self.assertEqual((attempt.stem, attempt.tag, attempt.link, attempt.started), ("17.1", TAG, 2, 1000.0))
+        self.assertEqual((attempt.exit_code, attempt.why, attempt.avoids), (75, ended["why"], None))
         mark = read_text(os.path.join(self.directory, "marks", "17.1.started.json"))
         self.assertTrue(mark.startswith('{"job_id": "17", "tag": "0123abcd", "started": 1000, '), mark)
         self.assertNotIn("checkpoint", mark)
@@ -125,7 +125,7 @@ class Marks(InDirectory):
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
             signal.signal(signal.SIGXFSZ, handler)
         self.assertEqual((left, once, holder), (False, False, "17"))
-        self.assertEqual([life.started for life in marks.read_attempts(self.directory)], [1.0])
+        self.assertEqual([attempt.started for attempt in marks.read_attempts(self.directory)], [1.0])
         self.assertEqual(os.listdir(self.path(marks.MARKS)), ["17.0.started.json"])
 
     def test_a_launch_directory_that_is_gone_is_not_made_again(self) -> None:

@@ -252,7 +252,7 @@ class Steps(WithSignals):
 
     def test_a_step_that_never_ran(self):
         step = srun.begin_step(self.job)
-        self.assertFalse(step.never_ran())  # what is in the log already is of the life before
+        self.assertFalse(step.never_ran())  # what is in the log already is of the attempt before
         self.write("a task says: srun: Timed out waiting for job step to complete\n")
         self.assertFalse(step.never_ran())
         self.write(STOPPED)

@@ -17,7 +17,7 @@ from tests.forked_slipway import run_forked
 
 # Nothing is trained: what is looked at is the job around it.
 STAGE = ["stages=[data_preparation]", "data_preparation.inputs=[/etc/hostname]", "cluster=sandbox"]
-PREFIX = "zoo-"
+PREFIX = "run-"
 # The launcher asks the interpreter of a job what it has; outside of a job these answer at once.
 HEADER = "#!/bin/bash\n[[ ${SLURM_JOB_ID:-} ]] || exit 0\n"
 PATIENCE_SECONDS = 240
@@ -27,7 +27,7 @@ Done = subprocess.CompletedProcess[str]
 
 
 @dataclass
-class Zoo:
+class SandboxRuns:
     """One sandbox with its runs.
 
     `jobs` has the id of each run's job. `rows` is what `slipway status --json` told last, by run, and `seen`
@@ -100,8 +100,8 @@ class Zoo:
         return row["state"] if row else None
 
     def has_begun(self, run: str) -> bool:
-        """Return True if the payload of a run has said that it lives."""
-        return any("\nlife " in log.read_text() for log in self.launch_directory(run).glob("log-*.out"))
+        """Return True if the payload of a run has said that it has begun."""
+        return any("\nattempt " in log.read_text() for log in self.launch_directory(run).glob("log-*.out"))
 
     def wait_for(self, run: str, *, states: Sequence[str], task: str | None = None) -> Row:
         """Look until a run, or a task of it, is in one of the states, or too long has passed."""
@@ -121,8 +121,8 @@ class Zoo:
         return self.directory / "results" / run / "launches" / "1"
 
 
-def open_zoo(directory: Path, sandbox: Sandbox) -> Zoo:
-    """A zoo without runs, whose index is not the user's own."""
+def open_runs(directory: Path, sandbox: Sandbox) -> SandboxRuns:
+    """A sandbox without runs, whose index is not the user's own."""
     env = {
         **os.environ,
         "TMPDIR": str(directory),
@@ -130,4 +130,4 @@ def open_zoo(directory: Path, sandbox: Sandbox) -> Zoo:
         "SLURM_CONF": sandbox.environment()["SLURM_CONF"],
         "COLUMNS": "250",
     }
-    return Zoo(directory, env, sandbox.options.accounting)
+    return SandboxRuns(directory, env, sandbox.options.accounting)

@@ -26,26 +26,26 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-SABOTAGE = "TRAINER_TEST_SABOTAGE"
+FAULT = "TRAINER_TEST_FAULT"
 HELD = "held in the middle of the step"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Be another module's ``main``, sabotaged if the environment says so."""
+    """Be another module's ``main``, with a fault injected if the environment names one."""
     sys.argv = [*arguments]
-    sabotage()
+    inject()
     return int(importlib.import_module(arguments[0]).main(arguments[1:]))
 
 
-def sabotage() -> None:
+def inject() -> None:
     """Have this process go wrong as its environment says."""
-    if not os.environ.get(SABOTAGE):
+    if not os.environ.get(FAULT):
         return
     from trainer.loop import run, validation
     from trainer.optim.build import Optimizer
     from trainer.signals import StopSignals
 
-    kind, rank, step = os.environ[SABOTAGE].split(":")
+    kind, rank, step = os.environ[FAULT].split(":")
     if rank not in ("all", os.environ["RANK"]):
         return
     if kind == "full":

@@ -19,7 +19,7 @@ from launcher.sandbox import state
 from launcher.sandbox.lifecycle import Sandbox
 from launcher.sandbox.state import Process, load
 from supervisor.marks import ChainEnd, JobAttempt, chain_end, link_jobs, read_attempts
-from tests.jobs.on_slurm.zoo import Done, Zoo
+from tests.jobs.on_slurm.sandbox_runs import Done, SandboxRuns
 from tests.warm import WarmPool
 
 PREFIX = "chain-"
@@ -90,7 +90,7 @@ be_deaf() {
 
 
 @dataclass
-class Yard(Zoo):
+class ChainRuns(SandboxRuns):
     """The runs of a sandbox that some of them break."""
 
     sandbox_directory: Path = Path()
@@ -200,9 +200,9 @@ class Yard(Zoo):
         """The job of a link that has begun."""
         return self.begun(run)[link - 1]
 
-    def lives(self, run: str) -> list[JobAttempt]:
+    def attempts(self, run: str) -> list[JobAttempt]:
         """Return the attempts of a chain's links, in their order."""
-        return sorted(read_attempts(self.launch_directory(run)), key=lambda life: life.link)
+        return sorted(read_attempts(self.launch_directory(run)), key=lambda attempt: attempt.link)
 
     def links(self, run: str) -> list[str]:
         return link_jobs(self.launch_directory(run))
@@ -267,8 +267,8 @@ class Yard(Zoo):
         return json.loads(done.stdout)
 
 
-def open_yard(directory: Path, sandbox: Sandbox, pool: WarmPool) -> Yard:
-    """A yard without runs, whose index is not the user's own."""
+def open_runs(directory: Path, sandbox: Sandbox, pool: WarmPool) -> ChainRuns:
+    """A sandbox without runs, whose index is not the user's own."""
     env = {
         **{name: value for name, value in os.environ.items() if not name.startswith("SLURM_")},
         "TMPDIR": str(directory),
@@ -276,7 +276,9 @@ def open_yard(directory: Path, sandbox: Sandbox, pool: WarmPool) -> Yard:
         "SLURM_CONF": sandbox.environment()["SLURM_CONF"],
         "COLUMNS": "250",
     }
-    return Yard(directory, env, sandbox.options.accounting, sandbox_directory=sandbox.directory, pool=pool)
+    return ChainRuns(
+        directory, env, sandbox.options.accounting, sandbox_directory=sandbox.directory, pool=pool
+    )
 
 
 def _lines(path: Path) -> list[str]:
