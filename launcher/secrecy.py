@@ -98,7 +98,7 @@ _SHORTEST = 4
 # A value of a variable is looked for everywhere: words of few letters, and numbers, would be found by chance.
 _SHORTEST_KNOWN, _SHORTEST_WORD = 8, 12
 _WORD_ALONE = re.compile(r"[a-z]+|[A-Z]+|[A-Z][a-z]+|[0-9.]+")
-# Their values are on record anyway, whatever other variables have the same value.
+# Variables whose values are on record anyway, whatever other variables have the same value.
 _PUBLIC = ("HOME", "PWD", "USER", "LOGNAME", "HOSTNAME", "PATH", "VIRTUAL_ENV")
 
 

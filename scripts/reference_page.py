@@ -47,7 +47,7 @@ recipe's ([recipes](recipes.md)): `slipway image render nemo image.flavor=dev`.
 """
 
 _WORDS = {str: "text", int: "whole number", float: "number", bool: "true or false", type(None): "null"}
-# Of keys whose validators take more than the type of their values.
+# Types of keys whose validators take more than the type of their values.
 _WIDER = {
     get_args(Words)[1]: "text or list of text or null",
     get_args(Arguments)[1]: "text or list of text",

@@ -118,11 +118,11 @@ def read_stages(launch_dir: AnyPath) -> Stages:
 
 
 def _typed(stage: Any) -> Any:
-    """Return a stage; raise TypeError if a field of it is of another type."""
+    """Return a stage; raise TypeError if a field of it is of another type, or no number from 1 on."""
     for name, kind in get_type_hints(type(stage)).items():
         value = getattr(stage, name)
-        if not isinstance(value, kind):
-            raise TypeError(f"{name} is {value!r}")
+        if not isinstance(value, kind) or (kind is int and value < 1):
+            raise TypeError(f"{name} is " + repr(value)[:_SAID])
     return stage
 
 

@@ -48,7 +48,7 @@ def unchanged_tree() -> Iterator[None]:
 
 
 def once_in_unchanged_tree(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Have a function called once for each of its arguments, inside `unchanged_tree`."""
+    """Call a function once with the same positional arguments, inside `unchanged_tree`."""
 
     @wraps(function)
     def remembered(*args: _P.args, **kwargs: _P.kwargs) -> _T:

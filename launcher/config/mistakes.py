@@ -61,9 +61,9 @@ class Attempt:
         """The tree of the choices alone, to look up the existing keys in."""
         parsed = map(parse_override, self.overrides)
         choices = [item.text for item in parsed if item.key == "stages" or (item.is_choice and not item.sign)]
-        trees = tree_composer(tuple(self.roots))
         try:
             if self.primary == MAIN:
+                trees = tree_composer(tuple(self.roots), ())
                 with suppress(NeedsFullCompose), trees.compose(choices) as composed:
                     return composed.tree
             return HydraTree(choices, self.roots, self.primary).tree
@@ -139,7 +139,7 @@ def _without_fault(error: UserError, overrides: Sequence[str], attempt: Attempt)
         elif item.key in GROUPS and item.value is not None:
             near = nearest_choice(item.value, options_of(item.key, attempt.roots))
             rest += [f"{item.key}={near}"] if near and near != item.value else []
-    return [*rest, *(f"++{one.key}=0" for one in error.mistakes if isinstance(one, MissingValue))]
+    return [*rest, *(f"++{item.key}=0" for item in error.mistakes if isinstance(item, MissingValue))]
 
 
 def _sets(override: Override, key: str) -> bool:

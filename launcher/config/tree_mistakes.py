@@ -30,15 +30,15 @@ def broken_trees(
         return _circle(error, overrides)
     parsed = [parse_override(text) for text in overrides]
     try:
-        return _told_of(file.path for file in files_of(parsed, roots, primary) if not file.is_mapping)
+        return _mistakes_in(file.path for file in files_of(parsed, roots, primary) if not file.is_mapping)
     except LOST:
         chosen = [f"{item.key}/{item.value}" for item in parsed if item.is_choice]
         files = [root / f"{name}.yaml" for name in (primary, *chosen) for root in roots]
         every = (path for root in roots for path in sorted(root.rglob("*.yaml")))
-        return _told_of(path for path in files if path.is_file()) or _told_of(every)
+        return _mistakes_in(path for path in files if path.is_file()) or _mistakes_in(every)
 
 
-def _told_of(paths: Iterable[Path]) -> UserError | None:
+def _mistakes_in(paths: Iterable[Path]) -> UserError | None:
     mistakes = [mistake for path in paths if (mistake := _broken(path)) is not None]
     return Mistakes(mistakes) if mistakes else None
 

@@ -28,7 +28,7 @@ from supervisor.settings import CONTAINER, to_json
 TEMPLATE_DIR = (Path(__file__).parents[1] / "templates").resolve()
 
 _TEMPLATES = {"slurm": "sbatch.sh.j2", "local": "local.sh.j2", "allocation": "allocation.sh.j2"}
-# The payload of a stage that is no job of tasks.
+# The template of a stage that is no job of tasks.
 _OF_STAGE = {"workspace": "session.sh.j2"}
 
 

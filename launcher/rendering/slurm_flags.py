@@ -106,7 +106,7 @@ def _mount(mount: Mount) -> str:
 
 # --- Apptainer
 
-# The argument of srun by which a site decides that, where `mount_home` is null.
+# The argument of srun by which a site leaves the home out, where `mount_home` is null.
 _NO_HOME = "--no-container-mount-home"
 
 

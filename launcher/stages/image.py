@@ -21,7 +21,7 @@ STAGE = "image"
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 
 
-# Length of an image's name in that of its run, which the prefix of jobs and the names of logs make longer.
+# Most characters of an image's name in that of its run; the prefix of jobs and the names of logs lengthen it.
 _LONGEST_NAME = 100
 
 

@@ -83,7 +83,7 @@ class _Data(_Computed):
 
 
 class _DataOfTwoStacks(_Data):
-    seq_length_dec: Whole | None
+    seq_length_dec: Whole
 
 
 class _Model(_Computed):

@@ -89,15 +89,15 @@ def _container(container: Container | None, packages: Sequence[Path]) -> Contain
 
 def _shell_resources(requested: Resources, workspace: WorkspaceConfig) -> Resources:
     """Return one task with the resources of all tasks of a node, or with the requested GPUs."""
-    tasks, wanted = requested.tasks_per_node, workspace.gpus
+    tasks, shell_gpus = requested.tasks_per_node, workspace.gpus
     cores = requested.cpus_per_task
     if cores is not None:
-        cores *= tasks if wanted is None else max(1, min(wanted, tasks))
+        cores *= tasks if shell_gpus is None else max(1, min(shell_gpus, tasks))
     gpus, gres = requested.gpus_per_node, requested.gres
     if requested.gpus_per_task is not None:
         gpus = requested.gpus_per_task * tasks
-    if wanted is not None:
-        gpus, gres = gpus_as_requested(wanted, gres)
+    if shell_gpus is not None:
+        gpus, gres = gpus_as_requested(shell_gpus, gres)
     return replace(
         requested,
         nodes=1,

@@ -97,6 +97,7 @@ def test_a_chain_is_ended_before_its_jobs_are(scheduler: ChainScheduler, capsys:
     [
         '{"after": [{"run": "b", "directory": 5, "tag": "b-1"}]}',
         '{"after": [{"run": "b", "directory": "/b", "tag": "b-1", "needs_success": null}]}',
+        '{"repeated": [{"run": "b", "directory": "/b", "tag": "b-1", "script": "/b.sh", "every": 0}]}',
         '{"before": [], "after": "b"}',
         '{"before": 5}',
         "[]",

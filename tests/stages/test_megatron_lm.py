@@ -243,6 +243,10 @@ def test_a_t5_with_sentencepiece_has_masks() -> None:
             "training.model.data.seq_length_dec",
         ),
         (
+            ["training=t5/220m", *_GELU, "training.model.data.seq_length_dec=null"],
+            "training.model.data.seq_length_dec",
+        ),
+        (
             ["training=t5/220m", *_GELU, "training.model.decoder.num_layers=x"],
             "training.model.decoder.num_layers",
         ),

@@ -13,7 +13,7 @@ from launcher.estimates.values import count
 from launcher.slurm.cluster import Limits, Partition, Qos
 from launcher.slurm.notations import format_time_limit
 
-# Without one of these words in AccountingStorageEnforce, Slurm refuses neither.
+# Words of AccountingStorageEnforce with which Slurm refuses unknown accounts, and jobs beyond a limit.
 _ASSOCIATIONS = frozenset(("associations", "limits", "qos", "safe"))
 _LIMITS = frozenset(("limits", "safe"))
 # Since this release the accounts below one that a partition takes are taken as well; which these are is not
@@ -34,7 +34,7 @@ def account_problems(request: ClusterRequest) -> Iterator[Finding]:
     are_enforced, associations = bool(settings.enforced & _ASSOCIATIONS), request.associations
     yours = ", ".join(names)
     if value is not None and value.lower() not in names:
-        # A limit that is not enforced is bookkeeping alone.
+        # An account that is not enforced is bookkeeping alone.
         tell = error if are_enforced else warning
         message = "you have no such account" + (f"; yours: {yours}" if names else "")
         yield tell(ACCOUNT, value, message, did_you_mean(value, names))
