@@ -40,7 +40,7 @@ SHIPPED = frozenset(
 
 @dataclass(frozen=True)
 class Case:
-    """Changes to a configuration, and what the check says of it: words of its finding, or nothing."""
+    """Changes to a configuration, and words of the check's finding; none where the check passes."""
 
     id: str
     changes: dict[str, Any]
@@ -67,10 +67,10 @@ def without(name: str) -> dict[str, Any]:
     return {key: value for key, value in GPT["model"].items() if key != name}
 
 
-def per_task(each: int, node: int | None) -> dict[str, Any]:
-    """A job that asks for GPUs by the task, on nodes of so many."""
-    asked = {"gpus_per_node": None, "gpus_per_task": each}
-    return {"plan": {"resources": asked}, "facts": replace(KNOWN, node_gpus=node)}
+def per_task(gpus: int, node_gpus: int | None) -> dict[str, Any]:
+    """Return a job that requests GPUs per task, on nodes with a number of GPUs."""
+    resources = {"gpus_per_node": None, "gpus_per_task": gpus}
+    return {"plan": {"resources": resources}, "facts": replace(KNOWN, node_gpus=node_gpus)}
 
 
 def of_type(gpu_type: str) -> dict[str, Any]:
@@ -79,52 +79,52 @@ def of_type(gpu_type: str) -> dict[str, Any]:
 
 
 def node_range(least: int, most: int, **more: Any) -> dict[str, Any]:
-    """A job on as many nodes as there are."""
+    """Return a job on a range of nodes."""
     return {"resources": {"nodes": least, "max_nodes": most, **more}}
 
 
-def chained(links: int = 3, **queue: Any) -> dict[str, Any]:
-    """A job that is the first of a chain."""
+def chain(links: int = 3, **queue: Any) -> dict[str, Any]:
+    """Return a job that is the first of a chain."""
     return {"links": links, "queue": {"requeue": False, "signal": "B:USR1@300", **queue}}
 
 
-def lost(certain: bool) -> Facts:
+def missing_secret(certain: bool) -> Facts:
     secret = MissingPath("env_files.HF_TOKEN", "/no/x", "there is no such file", certain)
     return replace(KNOWN, missing_secrets=(secret,))
 
 
-def converted(free_bytes: int, dtype: str | None = None) -> dict[str, Any]:
-    """A conversion of a model, where so much space is left."""
+def conversion(free_bytes: int, dtype: str | None = None) -> dict[str, Any]:
+    """Return a job that converts a model, and the space that is left for it."""
     node = {"model": GPT["model"], "model_type": "gpt", "dtype": dtype, "output": "/shared/out"}
     facts = replace(KNOWN, paths=PathFacts(free_bytes=free_bytes))
     return {"plan": {"stage_config": {"conversion": node}}, "facts": facts}
 
 
-def lacking(part: str, key: str, certain: bool = True) -> Facts:
-    lack = MissingPath(key, "/no/x", "there is no such file", certain, "another")
-    return replace(KNOWN, paths=PathFacts(**{part: (lack,)}))  # type: ignore[arg-type]
+def missing_path(part: str, key: str, certain: bool = True) -> Facts:
+    missing = MissingPath(key, "/no/x", "there is no such file", certain, "another")
+    return replace(KNOWN, paths=PathFacts(**{part: (missing,)}))  # type: ignore[arg-type]
 
 
-def earlier(*changes: Change, data: tuple[str, ...] = (), **accept: str) -> Facts:
-    """An earlier launch of the run, whose checkpoints are gone on from."""
-    found = EarlierTraining(2, goes_on=True, changes=changes, data=data, data_since="launch 2", **accept)  # type: ignore[arg-type]
-    return replace(KNOWN, earlier=found)
+def earlier_training(*changes: Change, data: tuple[str, ...] = (), **accept: str) -> Facts:
+    """Return facts with an earlier launch of the run, whose checkpoints the job resumes."""
+    training = EarlierTraining(2, goes_on=True, changes=changes, data=data, data_since="launch 2", **accept)  # type: ignore[arg-type]
+    return replace(KNOWN, earlier=training)
 
 
-def sharded(checkpoint: str, tensor: int, pipeline: int, virtual: int) -> Facts:
-    """A checkpoint to resume from, whose optimizer states are in shards."""
+def sharded_checkpoint(checkpoint: str, tensor: int, pipeline: int, virtual: int) -> Facts:
+    """Return facts with a checkpoint to resume from, whose optimizer states are in shards."""
     shards = SavedShards(checkpoint, tensor, pipeline, virtual)
     return replace(KNOWN, earlier=EarlierTraining(2, goes_on=True, shards=shards))
 
 
 def on_disks(results: int, inputs: int) -> Facts:
-    """So many results and inputs on a disk of this machine's own."""
-    found = LocalPath("base_results_dir", "/x", "ext4", "/"), LocalPath("container", "/y", "xfs", "/y")
-    return replace(KNOWN, paths=PathFacts(local=LocalPaths(found[:1] * results, found[1:] * inputs)))
+    """Return facts with numbers of results and inputs on a disk of this machine's own."""
+    paths = LocalPath("base_results_dir", "/x", "ext4", "/"), LocalPath("container", "/y", "xfs", "/y")
+    return replace(KNOWN, paths=PathFacts(local=LocalPaths(paths[:1] * results, paths[1:] * inputs)))
 
 
-def asking(resources: dict[str, Any] | None = None, **queue: Any) -> dict[str, Any]:
-    """A job that asks the cluster of `clusters` for something."""
+def cluster_request(resources: dict[str, Any] | None = None, **queue: Any) -> dict[str, Any]:
+    """Return a job with requests to the cluster of `clusters`."""
     return {
         "plan": {"resources": resources or {}, "queue": queue},
         "facts": replace(KNOWN, cluster=CLUSTER),
@@ -143,7 +143,7 @@ def in_container(pyxis: bool) -> dict[str, Any]:
 
 
 def in_image(tag: str, engine: str = "nemo", **environment: str) -> dict[str, Any]:
-    """A job in one of NVIDIA's images of NeMo."""
+    """Return a job in one of NVIDIA's images of NeMo."""
     contents = contents_of("nvcr.io", "nvidia/nemo", tag)
     container = Container(f"nvcr.io#nvidia/nemo:{tag}", ())
     return {

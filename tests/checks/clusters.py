@@ -57,23 +57,23 @@ CLUSTER = ClusterFacts(
 )
 
 
-def asked(
+def plan_with(
     queue: dict[str, Any] | None = None, *, nodes: int = 2, chain: Chain | None = None, **resources: Any
 ) -> Plan:
-    """The plan of a GPT that asks for this."""
+    """Return the plan of a GPT with these requests."""
     plan = plan_of(changed(GPT, {"trainer.num_nodes": nodes}), resources=resources)
     job = replace(plan.job, queue=replace(plan.job.queue, **(queue or {})), chain=chain or Chain())
     return replace(plan, job=job)
 
 
-def told(plan: Plan, cluster: ClusterFacts | None, **facts: Any) -> list[Finding]:
-    found = run_checks(plan, replace(KNOWN, cluster=cluster, **facts))
-    return [finding for finding in found if finding.id.startswith("cluster.")]
+def cluster_findings(plan: Plan, cluster: ClusterFacts | None, **facts: Any) -> list[Finding]:
+    findings = run_checks(plan, replace(KNOWN, cluster=cluster, **facts))
+    return [finding for finding in findings if finding.id.startswith("cluster.")]
 
 
-def only(plan: Plan, cluster: ClusterFacts, **facts: Any) -> Finding:
-    (found,) = told(plan, cluster, **facts)
-    return found
+def only_finding(plan: Plan, cluster: ClusterFacts, **facts: Any) -> Finding:
+    (finding,) = cluster_findings(plan, cluster, **facts)
+    return finding
 
 
 def with_nodes(*nodes: Node) -> ClusterFacts:

@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 
 from launcher import file_systems as systems
-from tests.checks.path_jobs import mounts
+from tests.checks.path_jobs import set_mounts
 from tests.checks.shelves import NFS, stock
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory on a file system that machines share, with what a GPT needs, and no quota."""
+def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory on a file system that machines share, with the files that a GPT needs, and no quota."""
     directory = tmp_path / "shared"
     directory.mkdir()
     stock(directory / "data")
-    mounts(monkeypatch, tmp_path, NFS)
+    set_mounts(monkeypatch, tmp_path, NFS)
     monkeypatch.setattr(systems, "EXPORTS", (tmp_path / "exports",))
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))

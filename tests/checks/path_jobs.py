@@ -1,4 +1,4 @@
-"""Jobs whose paths are looked at: on a file system that machines share, with all that a GPT needs."""
+"""Jobs whose paths are checked: on a file system that machines share, with all that a GPT needs."""
 
 from __future__ import annotations
 
@@ -23,34 +23,34 @@ PREFIX = "training.model.data.data_prefix"
 TOKENIZER = "training.model.tokenizer"
 
 
-def mounts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str) -> None:
+def set_mounts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str) -> None:
     (tmp_path / "mountinfo").write_text(text)
     monkeypatch.setattr(systems, "MOUNTS", tmp_path / "mountinfo")
 
 
-# Composes each of many configurations from what it has parsed.
+# It parses the tree once, and composes each configuration from that.
 TREE = BatchComposer(())
 
 
-def drafted(*overrides: str) -> Draft:
+def draft_with(*overrides: str) -> Draft:
     composition = TREE.compose((f"launcher_scripts_path={Path.cwd()}", *overrides))
     plan = plan_launch(composition.config, number=1, tag="tag")
     return Draft(composition, plan, composition.config, prepare_launch(composition.config).results_key)
 
 
-def facts(*overrides: str) -> PathFacts:
-    return path_facts(drafted(*overrides))
+def facts_with(*overrides: str) -> PathFacts:
+    return path_facts(draft_with(*overrides))
 
 
-def found(*overrides: str) -> list[Finding]:
+def path_findings(*overrides: str) -> list[Finding]:
     """Return the findings of the checks of paths."""
-    return found_in(drafted(*overrides))
+    return path_findings_in(draft_with(*overrides))
 
 
-def found_in(made: Draft) -> list[Finding]:
-    findings = run_checks(made.plan, Facts(paths=path_facts(made)))
-    return [one for one in findings if one.id.startswith("path.")]
+def path_findings_in(draft: Draft) -> list[Finding]:
+    findings = run_checks(draft.plan, Facts(paths=path_facts(draft)))
+    return [finding for finding in findings if finding.id.startswith("path.")]
 
 
-def told(*overrides: str) -> list[tuple[str, str, str]]:
-    return [(one.id, one.severity.value, one.message) for one in found(*overrides)]
+def path_problems(*overrides: str) -> list[tuple[str, str, str]]:
+    return [(finding.id, finding.severity.value, finding.message) for finding in path_findings(*overrides)]

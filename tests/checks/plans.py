@@ -16,7 +16,7 @@ from launcher.drafting import Draft, Request, draft
 from launcher.plan import Job, Payload, Plan, Queue, Resources
 from launcher.runs.paths import LaunchPaths
 
-# All is known, and there is nothing wrong with it.
+# All of these facts are known, and none is a problem.
 KNOWN = Facts(
     (),
     frozenset(),
@@ -105,15 +105,15 @@ T5: dict[str, Any] = {
 
 
 def changed(config: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """A copy of a configuration with dotted keys set."""
-    made = copy.deepcopy(config)
+    """Return a copy of a configuration with dotted keys set."""
+    result = copy.deepcopy(config)
     for key, value in changes.items():
         *parents, name = key.split(".")
-        node = made
+        node = result
         for parent in parents:
             node = node.setdefault(parent, {})
         node[name] = value
-    return made
+    return result
 
 
 def plan_of(
@@ -124,9 +124,9 @@ def plan_of(
     dependency: str | None = "singleton",
     scheduler: str = "slurm",
 ) -> Plan:
-    """The plan of a job with a configuration, as the training stage makes it."""
+    """Return the plan of a job with a configuration, as the training stage makes it."""
     trainer = (config or {}).get("trainer", {})
-    asked = {
+    requested = {
         "nodes": trainer.get("num_nodes", 1),
         "tasks_per_node": trainer.get("devices", 1),
         "gpus_per_node": trainer.get("devices"),
@@ -141,7 +141,7 @@ def plan_of(
         job=Job(
             stage="training" if config is not None else "data_preparation",
             engine=engine,
-            resources=Resources(**asked),
+            resources=Resources(**requested),
             queue=Queue(dependency=dependency),
             payload=Payload(argv=("python3",), working_dir="/"),
             config=config,
@@ -150,16 +150,16 @@ def plan_of(
 
 
 @cache
-def _drafted() -> Draft:
+def _base_draft() -> Draft:
     return draft(Request(overrides=["cluster=bcm"], command=[]))
 
 
 def draft_of(plan: Plan) -> Draft:
-    """A draft of a plan that nobody composed."""
-    return replace(_drafted(), plan=plan)
+    """Return a draft of a plan that nobody composed."""
+    return replace(_base_draft(), plan=plan)
 
 
 def findings_of(draft: Draft, skipped: Sequence[str] = (), *, look: bool = True) -> list[Finding]:
-    """The findings about a draft, as a launch reports them."""
+    """Return the findings about a draft, as a launch reports them."""
     (report,) = check_drafts([draft], skipped, look=look)
     return list(report.findings)

@@ -59,7 +59,7 @@ class Published:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """The configuration of NeMo that it was run with, as far as it is known."""
+        """NeMo's configuration of this step, as far as it is known."""
         model, selective = _MODELS[self.model], "selective" in self.options
         overlaps = "no-tensor-overlap" not in self.options
         changes = {
@@ -139,18 +139,18 @@ HELD_OUT = tuple(step for step in STEPS if step.half == "held-out")
 
 def _distinct_layouts() -> tuple[Published, ...]:
     """Return the first row of each layout of NVIDIA's tables since NeMo 24.07."""
-    found: dict[tuple[object, ...], Published] = {}
+    layouts: dict[tuple[object, ...], Published] = {}
     for step in STEPS:
         if step.gpu != "a100-80gb":
-            found.setdefault((step.model, step.gpu, step.precision, step.layout), step)
-    return tuple(found.values())
+            layouts.setdefault((step.model, step.gpu, step.precision, step.layout), step)
+    return tuple(layouts.values())
 
 
 LAYOUTS = _distinct_layouts()
 
 
 def rating(step: Published) -> tuple[float, str]:
-    """Return a layout's seconds in parts of those of the first suggestion for its GPUs, and that one."""
+    """Return the ratio of a layout's seconds to those of the first suggestion, and the latter's sizes."""
     resources = {"nodes": step.nodes, "gpu": step.gpu, "tasks_per_node": step.devices}
     first = next(LayoutSearch(plan_of(step.config, engine="nemo", resources=resources), Facts()).best())
     assert first.seconds is not None

@@ -17,13 +17,13 @@ DISK = "27 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw\n"
 
 
 def image(path: Path, size: int = 4096) -> Path:
-    """An image as mksquashfs writes it, padded to whole pages."""
+    """Write an image as mksquashfs does, padded to whole pages."""
     path.write_bytes(SQUASHFS.ljust(4096, b"\0")[:size])
     return path
 
 
 def index(lengths: list[int], code: int = 8, version: int = 1) -> bytes:
-    """An ``.idx`` of documents of one sequence each; tokens of code 8 have two bytes."""
+    """Return an ``.idx`` of documents of one sequence each; tokens of code 8 have two bytes."""
     size = {4: 4, 8: 2}[code]
     starts = [sum(lengths[:position]) * size for position in range(len(lengths))]
     count = len(lengths)
@@ -38,7 +38,7 @@ def index(lengths: list[int], code: int = 8, version: int = 1) -> bytes:
 
 
 def data_set(prefix: Path, lengths: tuple[int, ...] = (3, 4)) -> Path:
-    """A data set of tokens of two bytes."""
+    """Write a data set of tokens of two bytes."""
     prefix.parent.mkdir(parents=True, exist_ok=True)
     prefix.with_name(f"{prefix.name}.idx").write_bytes(index(list(lengths)))
     prefix.with_name(f"{prefix.name}.bin").write_bytes(bytes(2 * sum(lengths)))

@@ -7,13 +7,13 @@ from __future__ import annotations
 # and has scripts that train its GPT and Llama 2 on A100 (examples/training/gpt/a100, llama/a100). Those of
 # Llama 3 are for H100 alone (llama/h100), on which Meta trained it (Llama team 2024, arXiv 2407.21783,
 # section 3.3.1), and the measurements of long sequences say h100 in their names. GPT-2 and Llama 1, of
-# which nothing is told, are as GPT-3 and Llama 2.
+# which it says nothing, are as GPT-3 and Llama 2.
 # NeMo 2.4's recipes of Mixtral and DeepSeek are for GPUs of 80 GB too.
 _FOR_H100 = ("llama/llama3", "_16k", "_32k", "_64k", "mixtral/", "deepseek/")
 
 
 def gpu_for(size: str) -> str | None:
-    """A name of `arithmetic.gpus`; ``None`` for the sizes that train without a GPU."""
+    """Return a name of `arithmetic.gpus`, or ``None`` for the sizes that train without a GPU."""
     if size.endswith("/tiny"):
         return None
     return "h100-80gb" if any(name in size for name in _FOR_H100) else "a100-80gb"

@@ -1,4 +1,4 @@
-"""Configurations that the checks accept, megatron-core's own assertions accept too."""
+"""Megatron-core's own assertions accept the configurations that the checks accept."""
 
 from __future__ import annotations
 
@@ -82,41 +82,43 @@ def test_a_layout_without_findings_divides_all_that_megatron_divides(
 
 @given(LAYOUT)
 @settings(max_examples=20)
-def test_the_node_counts_that_are_named_would_do(layout: dict[str, Any]) -> None:
+def test_named_node_counts_fit(layout: dict[str, Any]) -> None:
     config = changed(GPT, layout)
     shape = read_parallel_config(Values(config))
     assert shape is not None
-    named = node_counts(shape)
-    assert all(not layout_problems(config, nodes) for nodes in named)
-    others = set(range(1, 200)) - set(named)
+    counts = node_counts(shape)
+    assert all(not layout_problems(config, nodes) for nodes in counts)
+    others = set(range(1, 200)) - set(counts)
     assert all(layout_problems(config, nodes) for nodes in others)
 
 
 def test_suggested_sizes_are_valid() -> None:
-    """Each layout, size and batch that is named in a fix has no findings of the kind itself."""
-    named: Counter[str] = Counter()
+    """Each layout, size and batch that a fix names has no such findings itself."""
+    suggestions: Counter[str] = Counter()
 
-    # Such that each kind of size is named.
-    @example(sized(pipeline=4, batch=12), 6)
-    @example(sized(tensor=4, batch=12), 6)
-    @example(sized(context=4, batch=12), 6)
-    @example(sized(tensor=3, pipeline=3, batch=48), 16)
-    @example(sized(micro=2, batch=18), 6)
+    # These examples name each kind of size.
+    @example(layout_with(pipeline=4, batch=12), 6)
+    @example(layout_with(tensor=4, batch=12), 6)
+    @example(layout_with(context=4, batch=12), 6)
+    @example(layout_with(tensor=3, pipeline=3, batch=48), 16)
+    @example(layout_with(micro=2, batch=18), 6)
     @settings(max_examples=200)
     @given(LAYOUT, NODES)
     def check(layout: dict[str, Any], nodes: int) -> None:
         config = changed(GPT, {**layout, "model.num_layers": 12, "trainer.num_nodes": nodes})
         for problem in run_checks(plan_of(config), Facts()):
-            for changes in _named_in(problem.fix or "" if problem.id in _COUNTED else ""):
+            for changes in _suggested_changes(problem.fix or "" if problem.id in _COUNTING_CHECKS else ""):
                 _assert_valid(changed(config, changes), changes)
-                named[" ".join(changes)] += 1
+                suggestions[" ".join(changes)] += 1
 
     check()
     tensor_and_pipeline = "model.tensor_model_parallel_size model.pipeline_model_parallel_size"
-    assert named.keys() == {*_NAMED.values(), tensor_and_pipeline}, "a fix is worded differently"
+    assert suggestions.keys() == {*_SUGGESTED_KEYS.values(), tensor_and_pipeline}, (
+        "a fix is worded differently"
+    )
 
 
-def sized(
+def layout_with(
     *, tensor: int = 1, pipeline: int = 1, context: int = 1, micro: int = 1, batch: int
 ) -> dict[str, Any]:
     return {
@@ -135,15 +137,15 @@ def _assert_valid(config: dict[str, Any], changes: dict[str, Any]) -> None:
     values = Values(config)
     if "model.pipeline_model_parallel_size" in changes:
         assert list(layer_problems(values)) == []
-        assert not any(found.severity is Severity.ERROR for found in virtual_problems(values, "nemo"))
+        assert not any(finding.severity is Severity.ERROR for finding in virtual_problems(values, "nemo"))
     if "model.context_parallel_size" in changes:
         assert list(context_problems(values, "nemo")) == []
     if "model.tensor_model_parallel_size" in changes:
         assert list(tensor_problems(values)) == []
 
 
-_COUNTED = ("layout.world", "layout.context", "batch.global", "batch.interleaved")
-_NAMED = {
+_COUNTING_CHECKS = ("layout.world", "layout.context", "batch.global", "batch.interleaved")
+_SUGGESTED_KEYS = {
     "valid tensor sizes": "model.tensor_model_parallel_size",
     "pipeline sizes that would do": "model.pipeline_model_parallel_size",
     "context sizes that would do": "model.context_parallel_size",
@@ -153,15 +155,15 @@ _NAMED = {
 }
 
 
-def _named_in(fix: str) -> Iterator[dict[str, Any]]:
-    """The changes that the lines of a fix name."""
+def _suggested_changes(fix: str) -> Iterator[dict[str, Any]]:
+    """Yield the changes that the lines of a fix name."""
     for line in fix.splitlines():
-        start, _, listed = line.replace("none up to 1024", "").partition(": ")
-        for words, key in _NAMED.items():
+        start, _, values = line.replace("none up to 1024", "").partition(": ")
+        for words, key in _SUGGESTED_KEYS.items():
             if start.startswith(words):
-                yield from ({key: int(size)} for size in re.findall(r"\d+", listed.partition(" (")[0]))
+                yield from ({key: int(size)} for size in re.findall(r"\d+", values.partition(" (")[0]))
         if start.startswith("tensor × pipeline that would do"):
-            for tensor, pipeline in re.findall(r"(\d+) × (\d+)", listed):
+            for tensor, pipeline in re.findall(r"(\d+) × (\d+)", values):
                 yield {
                     "model.tensor_model_parallel_size": int(tensor),
                     "model.pipeline_model_parallel_size": int(pipeline),
@@ -170,7 +172,7 @@ def _named_in(fix: str) -> Iterator[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def megatron() -> None:
-    """Imported beforehand: the first time takes seconds, and warns of torch's own affairs."""
+    """Import megatron-core beforehand: the first import takes seconds, and raises warnings of torch's."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import megatron.core.num_microbatches_calculator
@@ -196,8 +198,8 @@ def test_ramp_ups_are_those_that_megatron_takes(
     shape = read_parallel_config(values)
     assert shape is not None
     data = shape.data(nodes)
-    found = list(rampup_problems_at(values, shape, nodes))
-    assert bool(found) is not _megatron_takes(start, increment, samples, batch, micro, data)
+    problems = list(rampup_problems_at(values, shape, nodes))
+    assert bool(problems) is not _megatron_takes(start, increment, samples, batch, micro, data)
 
 
 def _megatron_takes(start: int, increment: int, samples: int, batch: int, micro: int, data: int) -> bool:
@@ -239,10 +241,10 @@ MODEL = st.fixed_dictionaries(
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @given(MODEL)
 @settings(max_examples=300, deadline=None)
-def test_models_that_pass_are_models_that_megatron_configures(model: dict[str, Any]) -> None:
+def test_megatron_configures_models_that_pass(model: dict[str, Any]) -> None:
     values = Values(changed(GPT, model))
     checks = (tensor_problems, layer_problems, width_problems, recompute_problems)
-    if not any(found for check in checks for found in check(values)):
+    if not any(problem for check in checks for problem in check(values)):
         _configure(model)
 
 
@@ -250,12 +252,12 @@ def _configure(model: dict[str, Any]) -> None:
     import torch
     from megatron.core.transformer import TransformerConfig
 
-    named = {key.removeprefix("model."): value for key, value in model.items()}
+    options = {key.removeprefix("model."): value for key, value in model.items()}
     recompute = {
-        f"recompute_{name}": named.pop(f"activations_checkpoint_{name}")
+        f"recompute_{name}": options.pop(f"activations_checkpoint_{name}")
         for name in ("granularity", "method", "num_layers")
     }
-    config = TransformerConfig(**named, **recompute, pipeline_dtype=torch.bfloat16)
+    config = TransformerConfig(**options, **recompute, pipeline_dtype=torch.bfloat16)
     groups = config.num_query_groups
     assert groups is not None
     assert config.num_attention_heads % groups == 0

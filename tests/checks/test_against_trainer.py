@@ -21,7 +21,7 @@ from trainer.data.spans import sample_lengths
 from trainer.errors import UserError
 
 LENGTHS = (64, 96, 2048)
-# One value in some layouts is left to chance: what the checks refuse there, the trainer may refuse too.
+# One value in some layouts is left to chance: the checks and the trainer may refuse it.
 CHANCE: dict[str, st.SearchStrategy[Any]] = {
     "trainer.num_nodes": st.sampled_from([1, 2, 3, 4, 8]),
     "trainer.devices": st.sampled_from([1, 2, 4, 8]),
@@ -82,7 +82,7 @@ SCHEDULE: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
-# The same of a T5: what has to be right for one, and what may be wrong in one of three.
+# Sizes of a T5: those that fit, and those of which one in three layouts has one that may not fit.
 T5_LAYOUT: dict[str, st.SearchStrategy[Any]] = {
     "trainer.num_nodes": st.sampled_from([1, 2]),
     "trainer.devices": st.sampled_from([4, 8]),
@@ -131,27 +131,27 @@ PREFIXES = st.one_of(
 )
 
 
-def is_let_pass(config: dict[str, Any]) -> bool:
+def passes_checks(config: dict[str, Any]) -> bool:
     resources = {"gpus_per_node": None}
     findings = run_checks(plan_of(config, engine="megatron", resources=resources), Facts())
     return not any(finding.severity is Severity.ERROR for finding in findings)
 
 
-def is_accepted(config: dict[str, Any], world: int) -> None:
-    """Raise what the trainer says of a configuration, or return."""
+def require_accepted(config: dict[str, Any], world: int) -> None:
+    """Raise the trainer's error about a configuration, or return."""
     flat = flatten(config)
     check_keys(flat)
     make_layout(read_settings(flat), world)
 
 
 def complete(changes: dict[str, Any], base: dict[str, Any] = GPT) -> dict[str, Any]:
-    own = {
+    defaults = {
         "trainer.precision": "bf16",
         "model.megatron_amp_O2": True,
         "exp_manager.explicit_log_dir": str(Path("/results")),
         "model.data.data_impl": "mock",
     }
-    return changed(base, {**own, **changes})
+    return changed(base, {**defaults, **changes})
 
 
 def test_layout_that_passes_is_accepted_by_trainer() -> None:
@@ -162,8 +162,8 @@ def test_layout_that_passes_is_accepted_by_trainer() -> None:
     def check(layout: dict[str, Any]) -> None:
         nonlocal passed
         config = complete(layout)
-        if is_let_pass(config):
-            is_accepted(config, layout["trainer.num_nodes"] * layout["trainer.devices"])
+        if passes_checks(config):
+            require_accepted(config, layout["trainer.num_nodes"] * layout["trainer.devices"])
             passed += 1
 
     check()
@@ -178,8 +178,8 @@ def test_schedule_that_passes_is_accepted_by_trainer() -> None:
     def check(schedule: dict[str, Any]) -> None:
         nonlocal passed
         config = complete(schedule)
-        if is_let_pass(config):
-            is_accepted(config, 16)
+        if passes_checks(config):
+            require_accepted(config, 16)
             passed += 1
 
     check()
@@ -194,11 +194,15 @@ def test_t5_that_passes_is_accepted_by_trainer() -> None:
     def check(layout: dict[str, Any]) -> None:
         nonlocal passed
         config = complete(layout, T5)
-        if is_let_pass(config):
-            is_accepted(config, layout["trainer.num_nodes"] * layout["trainer.devices"])
-            read = read_settings(flatten(config))
-            assert read.denoising
-            sample_lengths(read.denoising, read.seq_length, read.architecture.seq_length)
+        if passes_checks(config):
+            require_accepted(config, layout["trainer.num_nodes"] * layout["trainer.devices"])
+            trainer_settings = read_settings(flatten(config))
+            assert trainer_settings.denoising
+            sample_lengths(
+                trainer_settings.denoising,
+                trainer_settings.seq_length,
+                trainer_settings.architecture.seq_length,
+            )
             passed += 1
 
     check()
@@ -209,10 +213,10 @@ def test_t5_that_passes_is_accepted_by_trainer() -> None:
 @given(PREFIXES | st.dictionaries(st.sampled_from(["train", "validation", "test"]), PREFIXES))
 def test_checks_and_trainer_accept_the_same_data(prefix: Any) -> None:
     config = complete({"model.data.data_impl": "mmap", "model.data.data_prefix": prefix})
-    if is_let_pass(config):
-        is_accepted(config, 16)
+    if passes_checks(config):
+        require_accepted(config, 16)
         return
     # The test split, which the trainer never reads, is checked too.
     if not (isinstance(prefix, dict) and prefix.get("test") is not None):
         with pytest.raises(UserError, match="data_prefix"):
-            is_accepted(config, 16)
+            require_accepted(config, 16)

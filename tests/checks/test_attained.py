@@ -21,12 +21,12 @@ TABLE = Path(module.__file__).with_name("attained.json")
 
 def test_every_known_gpu_has_constants() -> None:
     for gpu in GPUS.values():
-        found = attained().products(gpu.generation, gpu.capability)
-        assert 0 < found.half < 1
-        assert 0 < found.attention < 1
+        products = attained().products(gpu.generation, gpu.capability)
+        assert 0 < products.half < 1
+        assert 0 < products.attention < 1
     assert attained().products("h200", (9, 0)).measured == "h100"
     assert attained().products("h200", (9, 0)).is_alike
-    # Nobody published steps on it: it is taken for the one of its compute capability, and that is said.
+    # Nobody published steps on an L40S: it counts as the GPU of its compute capability, and says so.
     assert attained().products("l40s", (8, 9))[-2:] == ("a100", False)
 
 
@@ -41,10 +41,10 @@ def test_every_constant_has_a_source() -> None:
 
 def test_site_changes_some_constants() -> None:
     changes = {"gpus": {"h100": {"half": 0.5}, "mi300": {"half": 0.4, "attention": 0.3}}, "links": 0.7}
-    found = attained(changes)
-    assert found.links == 0.7
-    assert found.products("h100", (9, 0))[:2] == (0.5, attained().products("h100", (9, 0)).fp8)
-    assert found.products("mi300", (9, 4))[:3] == (0.4, None, 0.3)
+    constants = attained(changes)
+    assert constants.links == 0.7
+    assert constants.products("h100", (9, 0))[:2] == (0.5, attained().products("h100", (9, 0)).fp8)
+    assert constants.products("mi300", (9, 4))[:3] == (0.4, None, 0.3)
     assert attained(changes | {"like": {"l4": "h100"}}).products("l4", (8, 9)).half == 0.5
     assert attained({}) == attained()
 
@@ -86,7 +86,7 @@ def test_invalid_constants_are_refused(changes: dict[str, Any], message: str) ->
 def test_every_shipped_constant_is_within_its_bounds() -> None:
     table = json.loads(TABLE.read_text(encoding="utf-8"))
     assert attained({key: table[key] for key in set(table) - {"about", "sources", "assumed"}}) == attained()
-    # A GPU of the site's own may be what another one is like.
+    # Another GPU may be like one that the site adds.
     own = {"gpus": {"mi300": {"half": 0.4, "attention": 0.3}}, "like": {"mi300x": "mi300"}}
     assert attained(own).products("mi300x", (9, 4)).half == 0.4
 

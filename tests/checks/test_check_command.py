@@ -17,11 +17,13 @@ from launcher.slurm.commands import NO_SLURM, Unreachable
 from launcher.slurm.questions import Reply
 from tests.checks.shelves import NFS, image, stock
 
-TWO = ["training=gpt3/175b", "training.trainer.num_nodes=2"]
+TWO_NODES = ["training=gpt3/175b", "training.trainer.num_nodes=2"]
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+def workdir(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Path:
     """A directory that machines share, with the data alone in it, on a machine without Slurm."""
     bare = tmp_path_factory.mktemp("no-slurm")
     monkeypatch.setenv("PATH", str(bare))
@@ -33,15 +35,15 @@ def here(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: 
     return tmp_path
 
 
-def test_a_good_launch_passes(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    image(here / "nemo-25.07.sqsh")  # that of a registry would be fetched by all of its nodes at once
-    words = [
+def test_a_good_launch_passes(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    image(workdir / "nemo-25.07.sqsh")  # that of a registry would be fetched by all of its nodes at once
+    overrides = [
         "training=gpt3/126m",
         "cluster=bcm",
         "cluster.gpu=a100-80gb",
-        f"container={here}/nemo-25.07.sqsh",
+        f"container={workdir}/nemo-25.07.sqsh",
     ]
-    assert main(["check", *words]) == 0
+    assert main(["check", *overrides]) == 0
     layout, memory, stage, time, compute, space, cluster, script, verdict = (
         capsys.readouterr().out.splitlines()
     )
@@ -55,23 +57,23 @@ def test_a_good_launch_passes(here: Path, capsys: pytest.CaptureFixture[str]) ->
     assert time.startswith("time: ") and ": 600,000 steps of " in time
     assert compute.startswith("compute: 125M parameters, 315G tokens, ") and " on 64 GPUs at MFU " in compute
     assert space.startswith("space: a checkpoint 1.")
-    # Each check of the cluster was skipped for the same reason, which is told once.
+    # Each check of the cluster was skipped for the same reason, which is printed once.
     assert cluster.startswith("skipped: not checked: ") and "there is no Slurm here" in cluster
     assert "[cluster.partition, cluster.time_limit, " in cluster
     assert script.startswith(
         "skipped: not checked: Slurm takes the script, by `sbatch --test-only` (sbatch is not"
     )
     skipped = sum(check.id.startswith(("cluster.", "scheduler")) for check in CHECKS)
-    asked = len(CHECKS) - 2  # neither a registry's image nor sources of data are fetched
-    assert verdict == f"{asked - skipped} of {asked} checks passed; {skipped} skipped"
-    assert sorted(path.name for path in here.iterdir()) == ["data", "nemo-25.07.sqsh"]
+    applicable = len(CHECKS) - 2  # neither a registry's image nor sources of data are fetched
+    assert verdict == f"{applicable - skipped} of {applicable} checks passed; {skipped} skipped"
+    assert sorted(path.name for path in workdir.iterdir()) == ["data", "nemo-25.07.sqsh"]
 
 
-def test_a_model_that_does_not_fit_says_by_how_much_and_on_which_stage(
+def test_overflow_is_printed_with_its_size_and_stage(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    asked = ["check", "training=gpt3/40b", "cluster=bcm", "cluster.gpu=a100-40gb"]
-    assert main(asked) == 2
+    command = ["check", "training=gpt3/40b", "cluster=bcm", "cluster.gpu=a100-40gb"]
+    assert main(command) == 2
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].startswith("memory: stage 0 is the fullest of 4: ")
     assert " GiB more than the 40.0 GiB of a GPU (a100-40gb; cluster.gpu)" in lines[1]
@@ -81,10 +83,10 @@ def test_a_model_that_does_not_fit_says_by_how_much_and_on_which_stage(
 
 
 def test_json_has_the_estimates_in_numbers(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["check", "training=gpt3/40b", "cluster=bcm", "estimates.mfu=0.4", "estimates.gpu_hour_price=2"]
-    assert main([*asked, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    memory, cost = told["memory"], told["cost"]
+    command = ["check", "training=gpt3/40b", "cluster=bcm", "estimates.mfu=0.4", "estimates.gpu_hour_price=2"]
+    assert main([*command, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    memory, cost = report["memory"], report["cost"]
     assert memory["gpu"]["name"] == "a100-80gb" and memory["gpu"]["assumed"] is True
     assert [stage["stage"] for stage in memory["stages"]] == [0, 1, 2, 3]
     for stage in memory["stages"]:
@@ -95,33 +97,33 @@ def test_json_has_the_estimates_in_numbers(capsys: pytest.CaptureFixture[str]) -
     assert cost["seconds"] == pytest.approx(cost["flops"] / (1024 * 0.4 * 312e12))
 
 
-def test_the_memory_is_drawn_into_a_file(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["check", "training=gpt3/40b", "cluster=bcm", "--json"]
-    assert main([*asked, "--plot", "memory.png"]) == 0
-    told = capsys.readouterr()
-    assert json.loads(told.out)["memory"] is not None
-    assert told.err == "plot: memory.png\n"
-    assert (here / "memory.png").read_bytes().startswith(b"\x89PNG")
+def test_the_memory_is_drawn_into_a_file(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["check", "training=gpt3/40b", "cluster=bcm", "--json"]
+    assert main([*command, "--plot", "memory.png"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["memory"] is not None
+    assert printed.err == "plot: memory.png\n"
+    assert (workdir / "memory.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_in_a_pipe_nothing_is_imported_that_draws(here: Path) -> None:
+def test_plotting_libraries_are_not_imported_in_a_pipe(workdir: Path) -> None:
     program = "import sys; from launcher.cli.app import main; main(sys.argv[1:]); print(*sys.modules)"
-    asked = [sys.executable, "-c", program, "check", "training=gpt3/126m", "cluster=bcm"]
-    done = subprocess.run(asked, capture_output=True, text=True, check=True)
-    assert "memory: " in done.stdout
-    modules = {name.partition(".")[0] for name in done.stdout.splitlines()[-1].split()}
+    command = [sys.executable, "-c", program, "check", "training=gpt3/126m", "cluster=bcm"]
+    process = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "memory: " in process.stdout
+    modules = {name.partition(".")[0] for name in process.stdout.splitlines()[-1].split()}
     assert "launcher" in modules and not {"rich", "matplotlib", "numpy"} & modules
 
 
-def test_without_a_slurm_all_that_it_was_to_be_asked_is_one_line(
+def test_checks_that_need_slurm_are_skipped_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def validate(scheduler: object, script: str) -> str | None:
         raise Unreachable("no Slurm found on this machine: fetch_config: DNS SRV lookup failed")
 
-    told_nothing = Reply(why=NO_SLURM)
+    no_answer = Reply(why=NO_SLURM)
     monkeypatch.setattr("launcher.schedulers.slurm.SlurmScheduler.validate", validate)
-    monkeypatch.setattr("launcher.slurm.questions._reply", lambda *args: told_nothing)
+    monkeypatch.setattr("launcher.slurm.questions._reply", lambda *args: no_answer)
     assert main(["check", "training=gpt3/126m", "cluster=bcm"]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("skipped: ")]
     assert line.startswith("skipped: not checked: no Slurm found on this machine [cluster.partition, ")
@@ -129,7 +131,7 @@ def test_without_a_slurm_all_that_it_was_to_be_asked_is_one_line(
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("override", "message"),
     [
         ("estimates.mfu=40", "expected a part of the GPUs' peak, above 0 and up to 1; did you mean 0.4?"),
         ("estimates.mfu=nan", "expected a part of the GPUs' peak, above 0 and up to 1"),
@@ -139,18 +141,18 @@ def test_without_a_slurm_all_that_it_was_to_be_asked_is_one_line(
     ],
 )
 def test_values_that_estimates_cannot_count_with_are_refused(
-    words: str, told: str, capsys: pytest.CaptureFixture[str]
+    override: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["check", "training=gpt3/126m", "cluster=bcm", words]) == 2
+    assert main(["check", "training=gpt3/126m", "cluster=bcm", override]) == 2
     assert capsys.readouterr().err.splitlines() == [
-        f"slipway: {words}: {told}",
-        f"  from the command line: {words}",
+        f"slipway: {override}: {message}",
+        f"  from the command line: {override}",
     ]
 
 
 @pytest.fixture
-def blindfolded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fail each look at anything but the configuration; the data are missing too."""
+def no_gathering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail each attempt to gather facts beside the configuration; the data are missing too."""
     monkeypatch.chdir(tmp_path / "data")
 
     def look(*args: object, **options: object) -> None:
@@ -173,100 +175,102 @@ def blindfolded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 ESTIMATE = ["check", "training=gpt3/5b", "--estimate"]
 
 
-@pytest.mark.usefixtures("blindfolded")
+@pytest.mark.usefixtures("no_gathering")
 def test_an_estimate_looks_at_nothing_but_the_plan(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*ESTIMATE, "cluster.gpu=b200"]) == 0
-    told = capsys.readouterr().out
-    names = [line.partition(":")[0] for line in told.splitlines()]
+    output = capsys.readouterr().out
+    names = [line.partition(":")[0] for line in output.splitlines()]
     assert names[:6] == ["gpt3_5b", "memory", "  stage 0 (24 layers)", "time", "compute", "space"]
-    asked = sum(not check.needs for check in CHECKS) + 2  # keys.unknown and engine.megatron
-    assert told.splitlines()[6:] == [f"{asked} of {asked} checks passed"]
-    assert " of 179.1 GiB" in told and "(b200-180gb; cluster.gpu)" in told
+    applicable = sum(not check.needs for check in CHECKS) + 2  # keys.unknown and engine.megatron
+    assert output.splitlines()[6:] == [f"{applicable} of {applicable} checks passed"]
+    assert " of 179.1 GiB" in output and "(b200-180gb; cluster.gpu)" in output
     assert {path.name for path in tmp_path.iterdir()} == {"data"}
 
 
-@pytest.mark.usefixtures("blindfolded")
-def test_an_estimate_has_nothing_to_say_of_the_image(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.usefixtures("no_gathering")
+def test_estimate_has_no_findings_on_the_image(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*ESTIMATE, "cluster.gpu=b200", "container=nvcr.io#nvidia/nemo:26.04"]) == 0
     assert "image." not in capsys.readouterr().out
 
 
-@pytest.mark.usefixtures("blindfolded")
+@pytest.mark.usefixtures("no_gathering")
 def test_an_estimate_says_which_gpu_it_assumes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(ESTIMATE) == 0
-    told = capsys.readouterr().out
-    assert "warning: cluster.gpu=null: the estimates count with a100-80gb [layout.gpus]\n" in told
+    output = capsys.readouterr().out
+    assert "warning: cluster.gpu=null: the estimates count with a100-80gb [layout.gpus]\n" in output
     assert main([*ESTIMATE, "cluster.gres=gpu:mi300x:8", "cluster.gpu_request=gres"]) == 0
-    told = capsys.readouterr().out
-    assert "warning: cluster.gpu=null: cluster.gres=gpu:mi300x is no GPU that is known here; " in told
-    assert told.count("warning: ") == 1
+    output = capsys.readouterr().out
+    assert "warning: cluster.gpu=null: cluster.gres=gpu:mi300x is no GPU that is known here; " in output
+    assert output.count("warning: ") == 1
 
 
-@pytest.mark.usefixtures("blindfolded")
-def test_an_estimate_as_an_object(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = [*ESTIMATE, "cluster.gpu=gb300", "training.model.micro_batch_size=3", "--json"]
-    assert main(asked) == 2
-    told = json.loads(capsys.readouterr().out)
-    assert [(item["id"], item["severity"]) for item in told["findings"]] == [("batch.global", "error")]
+@pytest.mark.usefixtures("no_gathering")
+def test_estimate_is_printed_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    command = [*ESTIMATE, "cluster.gpu=gb300", "training.model.micro_batch_size=3", "--json"]
+    assert main(command) == 2
+    report = json.loads(capsys.readouterr().out)
+    assert [(item["id"], item["severity"]) for item in report["findings"]] == [("batch.global", "error")]
     assert main([*ESTIMATE, "cluster.gpu=gb300", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["memory"]["gpu"]["name"] == "gb300-279gb" and told["memory"]["gpu"]["assumed"] is False
-    assert told["cost"]["peak"] == 2500e12 and told["findings"] == []
+    report = json.loads(capsys.readouterr().out)
+    assert report["memory"]["gpu"]["name"] == "gb300-279gb" and report["memory"]["gpu"]["assumed"] is False
+    assert report["cost"]["peak"] == 2500e12 and report["findings"] == []
 
 
-def test_stage_without_a_training_has_no_estimate(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    preparing = ["stages=[data_preparation]", f"data_preparation.inputs=[{here}]"]
-    assert main(["check", *preparing, "--estimate"]) == 2
+def test_stage_without_a_training_has_no_estimate(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    preparation = ["stages=[data_preparation]", f"data_preparation.inputs=[{workdir}]"]
+    assert main(["check", *preparation, "--estimate"]) == 2
     assert "--estimate: stages=[data_preparation] trains nothing" in capsys.readouterr().err
 
 
-def test_a_picture_of_tasks_without_gpus_says_why_there_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plot_without_gpus_is_refused_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "training=gpt3/tiny", "cluster=local", "--plot", "memory.png"]) == 2
-    told = capsys.readouterr().err
-    assert "--plot memory.png: not drawn: the memory cannot be told (no GPUs are asked for)" in told
+    message = capsys.readouterr().err
+    assert "--plot memory.png: not drawn: the memory cannot be told (no GPUs are asked for)" in message
 
 
-def test_a_picture_that_cannot_be_had_is_no_success(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    preparing = ["stages=[data_preparation]", f"data_preparation.inputs=[{here}]", "cluster=bcm"]
-    assert main(["check", *preparing, "--plot", "memory.png"]) == 2
-    assert "memory.png: not drawn" in capsys.readouterr().err
-    assert not (here / "memory.png").exists()
-    assert main(["check", *preparing, "--plot", "memory.jpeg"]) == 2
-    told = capsys.readouterr()
-    assert "--plot 'memory.jpeg': unknown picture format" in told.err and told.out == ""
-
-
-def test_175b_on_two_nodes_says_why_not_in_one_screen(
-    here: Path, repository: Path, capsys: pytest.CaptureFixture[str]
+def test_plot_that_cannot_be_drawn_fails_the_command(
+    workdir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["check", *TWO]) == 2
-    told = capsys.readouterr().out
-    assert told.startswith(
+    preparation = ["stages=[data_preparation]", f"data_preparation.inputs=[{workdir}]", "cluster=bcm"]
+    assert main(["check", *preparation, "--plot", "memory.png"]) == 2
+    assert "memory.png: not drawn" in capsys.readouterr().err
+    assert not (workdir / "memory.png").exists()
+    assert main(["check", *preparation, "--plot", "memory.jpeg"]) == 2
+    printed = capsys.readouterr()
+    assert "--plot 'memory.jpeg': unknown picture format" in printed.err and printed.out == ""
+
+
+def test_175b_on_two_nodes_is_refused_within_one_screen(
+    workdir: Path, repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", *TWO_NODES]) == 2
+    output = capsys.readouterr().out
+    assert output.startswith(
         "error: training.model.pipeline_model_parallel_size=8: tensor 4 × pipeline 8 × context 1 = 32"
         " does not divide 2 nodes × 8 GPUs = 16 [layout.world]\n"
     )
-    assert f"  from {repository}/conf/training/gpt3/175b.yaml:" in told
-    assert "  training.trainer.num_nodes is from the command line: training.trainer.num_nodes=2\n" in told
-    assert "  node counts that would do: 4, 8, 16, 32, 64, 128, 256, 512, 1024\n" in told
-    assert "  tensor × pipeline that would do on 2 nodes: 8 × 2, 4 × 4, 2 × 8, " in told
-    # What has room is told before what but divides.
+    assert f"  from {repository}/conf/training/gpt3/175b.yaml:" in output
+    assert "  training.trainer.num_nodes is from the command line: training.trainer.num_nodes=2\n" in output
+    assert "  node counts that would do: 4, 8, 16, 32, 64, 128, 256, 512, 1024\n" in output
+    assert "  tensor × pipeline that would do on 2 nodes: 8 × 2, 4 × 4, 2 × 8, " in output
+    # Layouts that fit come before layouts that only divide.
     best, alone, counts = map(
-        told.index, ("would fit on 6 nodes: ", "by arithmetic alone, ", "node counts that")
+        output.index, ("would fit on 6 nodes: ", "by arithmetic alone, ", "node counts that")
     )
     assert best < alone < counts
-    assert len(told.splitlines()) < 24
-    assert [path.name for path in here.iterdir()] == ["data"]
+    assert len(output.splitlines()) < 24
+    assert [path.name for path in workdir.iterdir()] == ["data"]
 
 
-def test_json_has_the_same(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", *TWO, "training.trainer.max_steps=100", "--json"]) == 2
-    told = json.loads(capsys.readouterr().out)
-    assert told["choices"]["training"] == "gpt3/175b"
-    assert told["layout"] is None
-    assert told["errors"] == 1
-    by_id = {item["id"]: item for item in told["findings"]}
+def test_json_has_the_findings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", *TWO_NODES, "training.trainer.max_steps=100", "--json"]) == 2
+    report = json.loads(capsys.readouterr().out)
+    assert report["choices"]["training"] == "gpt3/175b"
+    assert report["layout"] is None
+    assert report["errors"] == 1
+    by_id = {item["id"]: item for item in report["findings"]}
     assert by_id["layout.world"]["severity"] == "error"
     assert by_id["layout.world"]["key"] == "training.model.pipeline_model_parallel_size"
     assert "node counts that would do: 4, 8" in by_id["layout.world"]["fix"]
@@ -281,26 +285,26 @@ def test_json_has_the_layout_in_numbers(capsys: pytest.CaptureFixture[str]) -> N
     assert layout["tokens"] == 2048 * 2048
 
 
-def test_a_range_of_nodes_is_told_at_both_ends(
+def test_layout_of_a_node_range_is_printed_at_both_ends(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    asked = ["check", "training=gpt3/126m", "cluster=bcm", "resilience.nodes={min: 1, max: 2}"]
-    assert main(asked) == 0
+    command = ["check", "training=gpt3/126m", "cluster=bcm", "resilience.nodes={min: 1, max: 2}"]
+    assert main(command) == 0
     least, most, *_ = capsys.readouterr().out.splitlines()
     assert least.startswith("gpt3_126m: 1 node × 8 = 8 tasks:")
     assert most.startswith("gpt3_126m: up to 2 nodes × 8 = 16 tasks:")
     assert "micro batch 4 × data 16 × 4" in most
-    assert main([*asked, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["layout"]["world"], told["layout_at_most"]["world"]) == (8, 16)
+    assert main([*command, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["layout"]["world"], report["layout_at_most"]["world"]) == (8, 16)
 
 
 def test_a_range_with_numbers_that_do_not_fit_is_refused_with_its_sources(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Our trainer is asked of both ends; that would refuse the same is not told twice."""
-    asked = ["check", "training=gpt3/tiny", "cluster=sandbox", "cluster.slurm_conf=null"]
-    assert main([*asked, "resilience.nodes={min: 1, max: 3}"]) == 2
+    """Our trainer checks both ends too, and the error that it would repeat is reported once."""
+    command = ["check", "training=gpt3/tiny", "cluster=sandbox", "cluster.slurm_conf=null"]
+    assert main([*command, "resilience.nodes={min: 1, max: 3}"]) == 2
     lines = capsys.readouterr().out.splitlines()
     (line,) = [line for line in lines if line.startswith("error: ")]
     assert line.startswith("error: resilience.nodes={min: 1, max: 3}: with 3 nodes")
@@ -308,38 +312,40 @@ def test_a_range_with_numbers_that_do_not_fit_is_refused_with_its_sources(
     assert "  'resilience.nodes={min: 1, max: 2}'" in lines
 
 
-def test_a_check_that_is_left_out_is_said_to_be(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", *TWO, "--no-check=layout.world", "--no-check", "time.max_time"]) == 0
-    told = capsys.readouterr().out
-    assert "skipped: --no-check=layout.world [layout.world]\n" in told
-    assert "skipped: --no-check=time.max_time [time.max_time]\n" in told
+def test_skipped_check_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", *TWO_NODES, "--no-check=layout.world", "--no-check", "time.max_time"]) == 0
+    output = capsys.readouterr().out
+    assert "skipped: --no-check=layout.world [layout.world]\n" in output
+    assert "skipped: --no-check=time.max_time [time.max_time]\n" in output
 
 
 @pytest.mark.parametrize("name", ["machine", "scheduler"])
-def test_what_a_launch_always_looks_at_is_left_out_by_a_check_alone(
-    name: str, here: Path, capsys: pytest.CaptureFixture[str]
+def test_mandatory_checks_can_be_skipped_by_check_but_not_by_launch(
+    name: str, workdir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    mistake = f"cluster.python={here}/no-such-python"
-    bare = ["training=gpt3/tiny", "cluster=bcm", "container=null", "engine=megatron", mistake]
-    assert main(["check", *bare, f"--no-check={name}"]) == (0 if name == "machine" else 2)
-    told = capsys.readouterr().out
-    assert f"skipped: --no-check={name} [{name}]\n" in told
-    assert ("Slurm takes the script" in told) == (name == "machine")
-    assert main(["launch", *bare, f"--no-check={name}"]) == 2
-    told = capsys.readouterr().err
-    assert f"--no-check={name}: a launch always applies this check\n  slipway check --no-check={name}" in told
+    mistake = f"cluster.python={workdir}/no-such-python"
+    overrides = ["training=gpt3/tiny", "cluster=bcm", "container=null", "engine=megatron", mistake]
+    assert main(["check", *overrides, f"--no-check={name}"]) == (0 if name == "machine" else 2)
+    output = capsys.readouterr().out
+    assert f"skipped: --no-check={name} [{name}]\n" in output
+    assert ("Slurm takes the script" in output) == (name == "machine")
+    assert main(["launch", *overrides, f"--no-check={name}"]) == 2
+    output = capsys.readouterr().err
+    assert (
+        f"--no-check={name}: a launch always applies this check\n  slipway check --no-check={name}" in output
+    )
 
 
-def test_missing_file_of_this_machine_is_an_error(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    image(here / "nemo-24.07.sqsh")
-    assert main(["check", f"container={here}/nemo-24.7.sqsh"]) == 2
-    told = capsys.readouterr().out
-    assert "there is no such file [path.image]\n" in told
-    assert "nemo-24.07.sqsh" in told
+def test_missing_file_of_this_machine_is_an_error(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    image(workdir / "nemo-24.07.sqsh")
+    assert main(["check", f"container={workdir}/nemo-24.7.sqsh"]) == 2
+    output = capsys.readouterr().out
+    assert "there is no such file [path.image]\n" in output
+    assert "nemo-24.07.sqsh" in output
 
 
-def test_data_preparation_has_no_layout(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    overrides = ["stages=[data_preparation]", f"data_preparation.inputs=[{here}]", "cluster=bcm"]
+def test_data_preparation_has_no_layout(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    overrides = ["stages=[data_preparation]", f"data_preparation.inputs=[{workdir}]", "cluster=bcm"]
     assert main(["check", *overrides]) == 0
     assert "tensor" not in capsys.readouterr().out
 

@@ -57,21 +57,21 @@ def set_width(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
 
 
 @pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> Callable[[MemoryEstimate], list[str]]:
-    """Draws on 80 columns without colours: what is told must not hang on them."""
+def draw_table(monkeypatch: pytest.MonkeyPatch) -> Callable[[MemoryEstimate], list[str]]:
+    """Return a function that draws on 80 columns without colours, which carry no information."""
     set_width(monkeypatch, 80)
 
-    def draw(estimated: MemoryEstimate) -> list[str]:
+    def draw(estimate: MemoryEstimate) -> list[str]:
         with contextlib.redirect_stdout(Terminal()) as screen:
-            print_table(estimated)
+            print_table(estimate)
         return screen.getvalue().splitlines()
 
     return draw
 
 
 def test_the_headline_names_the_fullest_stage_and_whose_memory_it_is() -> None:
-    told = headline(memory(stage(0, 20), stage(1, 30)))
-    assert told == (
+    line = headline(memory(stage(0, 20), stage(1, 30)))
+    assert line == (
         "stage 1 is the fullest of 2: 62.0 GiB of 80.0 GiB, 8.0 GiB of them margin (a100-80gb; cluster.gpu)"
     )
     assert headline(memory(stage(0), margin=0.0)) == "52.0 GiB of 80.0 GiB (a100-80gb; cluster.gpu)"
@@ -89,13 +89,13 @@ def test_in_a_pipe_a_stage_is_a_line() -> None:
     ]
 
 
-def test_a_small_model_is_told_in_a_smaller_unit() -> None:
+def test_small_sizes_have_a_smaller_unit() -> None:
     small = StageMemory(0, 1, 1000, 2**20, 2**21, 2**22, 2**20, 2**19)
     (line,) = plain_lines(memory(small))
     assert line.startswith("stage 0 (1 layer): 8.5 MiB = weights 1.0 + ")
 
 
-def test_a_long_pipeline_is_told_by_its_ends_and_its_fullest_stage() -> None:
+def test_long_pipeline_is_folded_to_its_ends_and_its_fullest_stage() -> None:
     stages = [stage(number, 40 - number, logits=30 if number == 9 else 0) for number in range(32)]
     rows = folded(stages)
     ends = [(row[0].stage, row[-1].stage) for row in rows]
@@ -127,9 +127,9 @@ def test_a_bar_has_the_proportions_of_its_parts() -> None:
 
 
 def test_on_a_terminal_there_are_bars_against_the_gpus_memory(
-    drawn: Callable[[MemoryEstimate], list[str]],
+    draw_table: Callable[[MemoryEstimate], list[str]],
 ) -> None:
-    head, _, first, second, legend = drawn(memory(stage(0, 20), stage(1, 60, logits=8)))
+    head, _, first, second, legend = draw_table(memory(stage(0, 20), stage(1, 60, logits=8)))
     assert head.split()[:8] == ["stage", "layers", "weights", "grads", "optim", "activ", "logits", "total"]
     assert first.split()[:8] == ["0", "12", "10.0", "20.0", "2.0", "20.0", "0.0", "52.0"]
     assert second.split()[:8] == ["1", "12", "10.0", "20.0", "2.0", "60.0", "8.0", "100.0"]
@@ -143,16 +143,16 @@ def test_on_a_terminal_there_are_bars_against_the_gpus_memory(
 
 
 def test_a_bar_is_as_long_as_the_part_of_the_gpu_that_is_taken(
-    drawn: Callable[[MemoryEstimate], list[str]],
+    draw_table: Callable[[MemoryEstimate], list[str]],
 ) -> None:
-    line = next(line for line in drawn(memory(stage(0, 8), margin=0.0)) if "·" in line)
+    line = next(line for line in draw_table(memory(stage(0, 8), margin=0.0)) if "·" in line)
     filled, free = (sum(line.count(glyph) for glyph in glyphs) for glyphs in ("█▓▒░▚", "·"))
     assert filled == pytest.approx(free, abs=1)  # 40 of 80 GiB
     assert "┄" not in line
 
 
-def test_folded_stages_take_a_row_without_a_bar(drawn: Callable[[MemoryEstimate], list[str]]) -> None:
-    lines = drawn(memory(*(stage(number, 40 - number) for number in range(24))))
+def test_folded_stages_take_a_row_without_a_bar(draw_table: Callable[[MemoryEstimate], list[str]]) -> None:
+    lines = draw_table(memory(*(stage(number, 40 - number) for number in range(24))))
     assert [line.split() for line in lines if "–" in line] == [["3–21", "51.0–69.0"]]
 
 
@@ -164,7 +164,7 @@ COST = Cost(
 )  # fmt: skip
 
 
-def priced(plan: Plan, price: float) -> Plan:
+def with_price(plan: Plan, price: float) -> Plan:
     return replace(plan, assumptions=Assumptions(gpu_hour_price=price))
 
 
@@ -177,31 +177,31 @@ def test_time_computing_and_space_are_a_line_each() -> None:
     }
 
 
-def test_a_price_is_told_where_one_is_set() -> None:
-    told = dict(cost_lines(priced(plan_of(GPT), 2.5), replace(COST, price=2_088_960.0)))
-    assert told["compute"].endswith("835,584 GPU-hours, 2,088,960 at 2.5 each")
+def test_price_is_printed_if_set() -> None:
+    lines = dict(cost_lines(with_price(plan_of(GPT), 2.5), replace(COST, price=2_088_960.0)))
+    assert lines["compute"].endswith("835,584 GPU-hours, 2,088,960 at 2.5 each")
 
 
 @pytest.mark.parametrize(
-    ("kept", "told"),
+    ("count", "text"),
     [
         (None, "a checkpoint 2.52 TB, and all of them are kept"),
         (1, "a checkpoint 2.52 TB"),
     ],
 )
-def test_number_of_kept_checkpoints_is_printed(kept: int | None, told: str) -> None:
-    assert dict(cost_lines(plan_of(GPT), replace(COST, kept_checkpoints=kept)))["space"] == told
+def test_number_of_kept_checkpoints_is_printed(count: int | None, text: str) -> None:
+    assert dict(cost_lines(plan_of(GPT), replace(COST, kept_checkpoints=count)))["space"] == text
 
 
 def test_without_a_time_limit_there_are_no_jobs_to_count() -> None:
-    told = dict(cost_lines(plan_of(GPT), replace(COST, links=None)))["time"]
-    assert told == "34.0 days: 143,051 steps of 20.5 s"
+    line = dict(cost_lines(plan_of(GPT), replace(COST, links=None)))["time"]
+    assert line == "34.0 days: 143,051 steps of 20.5 s"
 
 
 @cache
-def looked_at(training: str) -> StageReport:
-    made = draft(Request([f"training={training}", "cluster.gpu=a100-80gb"], []))
-    return StageReport(made, overview(made.plan), ["layout.world"], [])
+def report_of(training: str) -> StageReport:
+    launch_draft = draft(Request([f"training={training}", "cluster.gpu=a100-80gb"], []))
+    return StageReport(launch_draft, overview(launch_draft.plan), ["layout.world"], [])
 
 
 @pytest.mark.parametrize("width", [40, 60, 72, 80, 100, 200])
@@ -211,23 +211,23 @@ def test_a_summary_is_no_wider_than_the_terminal(
 ) -> None:
     set_width(monkeypatch, width)
     with contextlib.redirect_stdout(Terminal()) as screen:
-        print_screen(looked_at(training))
+        print_screen(report_of(training))
     assert max(map(len, screen.getvalue().splitlines())) <= width
-    # Broken between words, and nothing is lost: what goes on is indented.
-    told = re.sub(r"\n +", " ", screen.getvalue())
-    assert re.search(r" tasks: tensor \d × pipeline \d .* × data \d+; global batch 2048 = micro batch ", told)
-    assert re.search(r"^compute: .* FLOPs on \d[\d,]+ GPUs at MFU .* GPU-hours$", told, re.MULTILINE)
-    assert told.splitlines()[-1] == "1 of 1 checks passed"
+    # Lines are broken between words without loss, and their rests are indented.
+    text = re.sub(r"\n +", " ", screen.getvalue())
+    assert re.search(r" tasks: tensor \d × pipeline \d .* × data \d+; global batch 2048 = micro batch ", text)
+    assert re.search(r"^compute: .* FLOPs on \d[\d,]+ GPUs at MFU .* GPU-hours$", text, re.MULTILINE)
+    assert text.splitlines()[-1] == "1 of 1 checks passed"
 
 
 def test_in_a_pipe_no_line_is_broken() -> None:
     with contextlib.redirect_stdout(io.StringIO()) as pipe:
-        print_screen(looked_at("gpt3/5b"))
+        print_screen(report_of("gpt3/5b"))
     names = [line.partition(":")[0] for line in pipe.getvalue().splitlines()]
     assert names == ["gpt3_5b", "memory", "  stage 0 (24 layers)", "time", "compute", "space", names[-1]]
 
 
-def test_a_picture_is_of_the_kind_that_its_name_says(tmp_path: Path) -> None:
+def test_format_of_a_plot_is_that_of_its_suffix(tmp_path: Path) -> None:
     stages = memory(stage(0, 60), stage(1, 20, logits=8))
     for suffix, magic in {"PNG": b"\x89PNG\r\n\x1a\n", "svg": b"<?xml"}.items():
         path = tmp_path / f"memory.{suffix}"
@@ -241,17 +241,17 @@ def test_a_picture_is_of_the_kind_that_its_name_says(tmp_path: Path) -> None:
 def test_a_long_name_ends_within_the_picture_and_beside_the_legend(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen = []
+    figures = []
 
-    def caught(path: Path, figure: Any, title: str, suffix: str) -> None:
-        seen.append(figure)
+    def keep_figure(path: Path, figure: Any, title: str, suffix: str) -> None:
+        figures.append(figure)
 
-    monkeypatch.setattr("launcher.cli.estimate_views.write_picture", caught)
+    monkeypatch.setattr("launcher.cli.estimate_views.write_picture", keep_figure)
     name = "40b_h100_precbf16_nodes16_cp1_tp8_pp4_vp12_gbs32_mbs1_ckptNone_seq65536_mmap"
     assumed = CountedGpu(A100.gpu, "assumed: cluster.gpu is null", is_assumed=True)
     stages = replace(memory(stage(0, 60), stage(1, 90)), counted=assumed)
     write_figure(tmp_path / "memory.png", name, stages)
-    (figure,) = seen
+    (figure,) = figures
     figure.canvas.draw()
     (axes,), (legend,) = figure.axes, figure.legends
     (below,) = [text for text in axes.texts if text.get_text() == headline(stages)]
@@ -261,12 +261,12 @@ def test_a_long_name_ends_within_the_picture_and_beside_the_legend(
         assert not extent.overlaps(legend.get_window_extent())
 
 
-def test_a_picture_that_cannot_be_written_is_a_mistake(tmp_path: Path) -> None:
+def test_plot_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"cannot write the plot .*none/memory.png: No such file"):
         write_picture(tmp_path / "none" / "memory.png", new_figure(1, 1), "a run")
 
 
-def test_a_name_that_is_no_pictures_is_refused() -> None:
+def test_unknown_plot_suffix_is_refused() -> None:
     require_suffix(Path("Memory.PNG"))
     with pytest.raises(UserError, match=r"--plot 'memory.jpg': unknown picture format") as raised:
         require_suffix(Path("memory.jpg"))

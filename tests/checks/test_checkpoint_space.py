@@ -27,7 +27,7 @@ SIZES = {
 PARAMETERS = 24 * (12 * 4096**2 + 13 * 4096) + (50_304 + 2048) * 4096 + 2 * 4096
 
 
-def saved(changes: dict[str, Any], engine: str = "nemo") -> Checkpoints | None:
+def checkpoints_with(changes: dict[str, Any], engine: str = "nemo") -> Checkpoints | None:
     values = Values(changed(GPT, {**SIZES, **changes}))
     model = model_size(values)
     assert model is not None
@@ -36,7 +36,7 @@ def saved(changes: dict[str, Any], engine: str = "nemo") -> Checkpoints | None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "engine", "each"),
+    ("changes", "engine", "per_parameter"),
     [
         # Weights, master weights and two moments: 2 + 4 + 4 + 4, and 4 + 4 + 4 where weights are in 32 bits.
         ({}, "nemo", 14),
@@ -47,10 +47,12 @@ def saved(changes: dict[str, Any], engine: str = "nemo") -> Checkpoints | None:
         ({f"{CALLBACK}.save_weights_only": True}, "nemo", 2),
     ],
 )
-def test_bytes_of_a_checkpoint(changes: dict[str, Any], engine: str, each: int) -> None:
-    found = saved(changes, engine)
-    assert found is not None
-    assert found.size == each * PARAMETERS
+def test_bytes_of_a_checkpoint_are_those_of_its_states(
+    changes: dict[str, Any], engine: str, per_parameter: int
+) -> None:
+    checkpoints = checkpoints_with(changes, engine)
+    assert checkpoints is not None
+    assert checkpoints.size == per_parameter * PARAMETERS
 
 
 @pytest.mark.parametrize("name", ["adamw", "mcore_distributed_optim"])
@@ -59,9 +61,9 @@ def test_the_nodes_together_hold_one_checkpoint_in_memory_during_a_save(name: st
     changes = {"model.optim.name": name, "model.context_parallel_size": context}
     config = changed(GPT, {**SIZES, **changes, "model.tensor_model_parallel_size": 1})
     nodes = 2
-    held = bytes_of_save(config, nodes, "megatron")
-    assert held is not None
-    assert nodes * held == pytest.approx(14 * PARAMETERS, rel=1e-6)
+    node_bytes = bytes_of_save(config, nodes, "megatron")
+    assert node_bytes is not None
+    assert nodes * node_bytes == pytest.approx(14 * PARAMETERS, rel=1e-6)
     assert bytes_of_save(config, nodes, "nemo") is None
 
 
@@ -84,92 +86,99 @@ def test_the_nodes_together_hold_one_checkpoint_in_memory_during_a_save(name: st
 def test_checkpoints_on_the_disk_are_counted(
     changes: dict[str, Any], engine: str, kept: int | None, saves: int
 ) -> None:
-    found = saved(changes, engine)
-    assert found is not None
-    assert (found.kept, found.saves) == (kept, saves)
-    assert found.most == (saves if kept is None else min(kept, saves))
+    checkpoints = checkpoints_with(changes, engine)
+    assert checkpoints is not None
+    assert (checkpoints.kept, checkpoints.saves) == (kept, saves)
+    assert checkpoints.most == (saves if kept is None else min(kept, saves))
 
 
 def test_training_without_saves_takes_no_space() -> None:
-    assert saved({"exp_manager.create_checkpoint_callback": False}) is None
-    assert saved({"trainer.max_steps": None}) is None
+    assert checkpoints_with({"exp_manager.create_checkpoint_callback": False}) is None
+    assert checkpoints_with({"trainer.max_steps": None}) is None
 
 
-def found_with(
-    free: float, *, there: int | None = 0, by: str = "file system", engine: str = "nemo", top: int = 5
+def problems_with(
+    free: float, *, existing: int | None = 0, by: str = "file system", engine: str = "nemo", top: int = 5
 ) -> list[Finding]:
-    """The findings with so many terabytes; a checkpoint takes 70.7 GB."""
+    """Return the findings with a number of free terabytes; a checkpoint takes 70.7 GB."""
     plan = plan_of(changed(GPT, {**SIZES, f"{CALLBACK}.save_top_k": top}), engine=engine)
-    paths = PathFacts(free_bytes=int(free * 1e12), free_by=by, checkpoints_there=there)
+    paths = PathFacts(free_bytes=int(free * 1e12), free_by=by, checkpoints_there=existing)
     return [*checkpoint_problems(plan, paths)]
 
 
 def test_checkpoint_without_room_is_an_error() -> None:
-    (found,) = found_with(0.07)
-    assert found.severity is Severity.ERROR
-    assert found.message == (
+    (problem,) = problems_with(0.07)
+    assert problem.severity is Severity.ERROR
+    assert problem.message == (
         "training.exp_manager.checkpoint_callback_params.dirpath='/results/run/checkpoints':"
         " a checkpoint takes about 70.7 GB, and 70 GB are free"
     )
-    assert found_with(0.0707, there=7) == []
+    assert problems_with(0.0707, existing=7) == []
 
 
 def test_a_full_disk_of_a_laptop_is_a_warning() -> None:
     """Several nodes do not write to a disk of this machine's own, however full it is."""
     own = LocalPaths((LocalPath("base_results_dir", "/results", "ext4", "/"),), ())
     paths = PathFacts(free_bytes=10**9, checkpoints_there=0, local=own)
-    (found,) = checkpoint_problems(plan_of(changed(GPT, SIZES)), paths)
-    assert found.severity is Severity.WARNING
-    assert found.message.endswith("and 1 GB are free of this machine's own disk")
+    (problem,) = checkpoint_problems(plan_of(changed(GPT, SIZES)), paths)
+    assert problem.severity is Severity.WARNING
+    assert problem.message.endswith("and 1 GB are free of this machine's own disk")
     shared = replace(paths, local=LocalPaths((), ()))
-    (found,) = checkpoint_problems(plan_of(changed(GPT, SIZES)), shared)
-    assert found.severity is Severity.ERROR
-    alone = plan_of(changed(GPT, {**SIZES, "trainer.num_nodes": 1}))
-    (found,) = checkpoint_problems(alone, paths)
-    assert found.severity is Severity.ERROR
+    (problem,) = checkpoint_problems(plan_of(changed(GPT, SIZES)), shared)
+    assert problem.severity is Severity.ERROR
+    one_node = plan_of(changed(GPT, {**SIZES, "trainer.num_nodes": 1}))
+    (problem,) = checkpoint_problems(one_node, paths)
+    assert problem.severity is Severity.ERROR
 
 
 def test_checkpoints_without_room_together_are_a_warning() -> None:
-    (found,) = found_with(0.3, by="quota")
-    assert found.severity is Severity.WARNING
-    assert found.message == (
+    (problem,) = problems_with(0.3, by="quota")
+    assert problem.severity is Severity.WARNING
+    assert problem.message == (
         "training.exp_manager.checkpoint_callback_params.save_top_k=5: 7 checkpoints of about 70.7 GB take"
         " 495 GB, and 300 GB are free (by the quota): enough for 4"
     )
-    assert found.fix == (
+    assert problem.fix == (
         "training.exp_manager.checkpoint_callback_params.save_top_k=2,"
         " or base_results_dir=... where there is more space"
     )
-    # What it says makes it pass, and one more would not.
-    assert found_with(0.3, top=2) == []
-    assert found_with(0.3, top=3) != []
-    assert found_with(0.5) == []
+    # The number in the fix passes, and one more does not.
+    assert problems_with(0.3, top=2) == []
+    assert problems_with(0.3, top=3) != []
+    assert problems_with(0.5) == []
 
 
 def test_existing_checkpoints_count_as_kept() -> None:
-    assert found_with(0.3, there=3) == []
-    (found,) = found_with(0.15, there=3)
+    assert problems_with(0.3, existing=3) == []
+    (problem,) = problems_with(0.15, existing=3)
     assert (
-        "4 more checkpoints of about 70.7 GB take 283 GB, and 150 GB are free: enough for 2" in found.message
+        "4 more checkpoints of about 70.7 GB take 283 GB, and 150 GB are free: enough for 2"
+        in problem.message
     )
     # Two beside the three that are there are the best three, the newest, and the one that is being written.
-    assert found.fix is not None and f"{CALLBACK}.save_top_k=3, or" in found.fix
-    assert found_with(0.15, there=3, top=3) == []
-    assert found_with(0.15, there=7) == []
-    assert found_with(0.3, there=None) == found_with(0.3)
+    assert problem.fix is not None and f"{CALLBACK}.save_top_k=3, or" in problem.fix
+    assert problems_with(0.15, existing=3, top=3) == []
+    assert problems_with(0.15, existing=7) == []
+    assert problems_with(0.3, existing=None) == problems_with(0.3)
 
 
 def test_another_directory_is_named_where_no_number_fits() -> None:
-    assert [found.fix for found in found_with(0.15)] == ["base_results_dir=... where there is more space"]
-    (found,) = found_with(0.3, engine="megatron_lm")
-    assert found.fix is not None and found.fix.startswith("fewer: Megatron-LM keeps them all; or ")
-    assert "10 checkpoints" in found.message
+    assert [problem.fix for problem in problems_with(0.15)] == [
+        "base_results_dir=... where there is more space"
+    ]
+    (problem,) = problems_with(0.3, engine="megatron_lm")
+    assert problem.fix is not None and problem.fix.startswith("fewer: Megatron-LM keeps them all; or ")
+    assert "10 checkpoints" in problem.message
 
 
 def test_unknown_space_skips_the_check() -> None:
     plan = plan_of(changed(GPT, SIZES))
     paths = PathFacts(missing={"free_bytes": "statvfs timed out"})
-    told = [found for found in run_checks(plan, Facts(paths=paths)) if found.id == "space.checkpoints"]
-    assert [(found.severity, found.why) for found in told] == [(Severity.SKIPPED, "statvfs timed out")]
-    # Nobody looked: a dry run says nothing of it.
-    assert "space.checkpoints" not in {found.id for found in run_checks(plan, Facts())}
+    findings = [
+        finding for finding in run_checks(plan, Facts(paths=paths)) if finding.id == "space.checkpoints"
+    ]
+    assert [(finding.severity, finding.why) for finding in findings] == [
+        (Severity.SKIPPED, "statvfs timed out")
+    ]
+    # A dry run does not look, and does not report the check.
+    assert "space.checkpoints" not in {finding.id for finding in run_checks(plan, Facts())}

@@ -1,4 +1,4 @@
-"""Each check, with configurations that it lets pass and that it does not."""
+"""Each check, with configurations that pass it and configurations that do not."""
 
 from __future__ import annotations
 
@@ -18,29 +18,34 @@ CASES = [*MODEL_CASES, *JOB_CASES]
 
 
 def findings_of(case: Case) -> list[Finding]:
-    more = dict(case.plan)
-    ranks, links, queue = more.pop("ranks", None), more.pop("links", 1), more.pop("queue", {})
-    container, environment = more.pop("container", None), more.pop("environment", {})
-    stage_config = more.pop("stage_config", None)
-    plan = plan_of(changed(case.base, case.changes), **more)
-    asked = replace(plan.job.queue, **queue)
-    told = {"queue": asked, "container": container, "environment": environment, "stage_config": stage_config}
-    plan = replace(plan, job=replace(plan.job, chain=Chain(links=links), **told))
+    options = dict(case.plan)
+    ranks, links, queue = options.pop("ranks", None), options.pop("links", 1), options.pop("queue", {})
+    container, environment = options.pop("container", None), options.pop("environment", {})
+    stage_config = options.pop("stage_config", None)
+    plan = plan_of(changed(case.base, case.changes), **options)
+    job_queue = replace(plan.job.queue, **queue)
+    fields = {
+        "queue": job_queue,
+        "container": container,
+        "environment": environment,
+        "stage_config": stage_config,
+    }
+    plan = replace(plan, job=replace(plan.job, chain=Chain(links=links), **fields))
     if ranks is not None:
         plan = replace(plan, job=replace(plan.job, profile=Profile(ranks, ("cuda",), "/profiles")))
     return [finding for finding in run_checks(plan, case.facts) if finding.id == case.id]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.id}-{ascii(str(case.changes))[:40]}")
-def test_a_check_finds_what_it_is_for(case: Case) -> None:
-    found = findings_of(case)
+def test_each_case_has_the_expected_finding(case: Case) -> None:
+    findings = findings_of(case)
     if not case.words:
-        assert found == []
+        assert findings == []
         return
-    told = "\n".join(f"{finding.message}\n{finding.fix}" for finding in found)
+    text = "\n".join(f"{finding.message}\n{finding.fix}" for finding in findings)
     for word in case.words:
-        assert word in told
-    assert found[0].severity is case.severity
+        assert word in text
+    assert findings[0].severity is case.severity
 
 
 def test_every_check_has_cases_of_both_kinds() -> None:

@@ -1,4 +1,4 @@
-"""Slurm's answers, as several versions of it write them, to what is known of a cluster."""
+"""Facts about a cluster, read from Slurm's answers as several versions of it write them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ low|n10|planned-|1|1|gpu:1|
 """
 
 
-def test_partitions() -> None:
+def test_partitions_are_parsed() -> None:
     gpu, debug, low = cluster.parse_partitions(PARTITIONS)
     assert gpu == Partition("gpu", True, "UP", 2, 2 * 86400, 1)
     assert debug == Partition(
@@ -64,7 +64,7 @@ def test_partitions() -> None:
     assert low == Partition("low", denied_accounts=("c",), denied_qos=("x", "y"))
 
 
-def test_nodes() -> None:
+def test_nodes_are_parsed() -> None:
     nodes = cluster.parse_nodes(NODES)
     assert list(nodes) == ["gpu", "low"]
     first, second = nodes["gpu"]
@@ -89,11 +89,11 @@ def test_nodes() -> None:
         (f"gpu:{'9' * 5000}", ()),
     ],
 )
-def test_the_gpus_of_a_node(gres: str, gpus: tuple[tuple[str, int], ...]) -> None:
+def test_gpus_of_a_node_are_read_from_its_gres(gres: str, gpus: tuple[tuple[str, int], ...]) -> None:
     assert cluster.gpus_in_gres(gres) == gpus
 
 
-def test_answers_of_another_form_are_no_traceback() -> None:
+def test_malformed_answers_raise_nothing() -> None:
     """A wrapper may print anything; numbers may be longer than Python likes to read."""
     long = "9" * 5000
     for text in ("\0\x1b[31m\udcff|||", "|" * 99, f"a*|n|idle|{long}|{long}|gpu:{long}|x\n", f"{long}|" * 8):
@@ -104,8 +104,8 @@ def test_answers_of_another_form_are_no_traceback() -> None:
 
 
 def test_nodes_that_slurm_does_not_show_skip_their_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = {"partitions": Reply("PartitionName=gpu Default=YES TotalNodes=4\n"), "nodes": Reply("\n")}
-    monkeypatch.setattr("launcher.slurm.questions.ask_at_once", lambda questions, conf: shown)
+    replies = {"partitions": Reply("PartitionName=gpu Default=YES TotalNodes=4\n"), "nodes": Reply("\n")}
+    monkeypatch.setattr("launcher.slurm.questions.ask_at_once", lambda questions, conf: replies)
     plan = plan_of(GPT)
     facts = cluster_facts(draft_of(plan))
     assert facts is not None
@@ -116,34 +116,34 @@ def test_nodes_that_slurm_does_not_show_skip_their_checks(monkeypatch: pytest.Mo
     assert facts.missing == {}
 
 
-def test_hidden_partitions_and_those_of_groups() -> None:
+def test_hidden_partitions_and_those_of_groups_are_not_open() -> None:
     lines = "PartitionName=a Hidden=YES", "PartitionName=b AllowGroups=x", "PartitionName=c AllowGroups=ALL"
     text = "\n".join(lines)
     assert [partition.is_open for partition in cluster.parse_partitions(text)] == [False, False, True]
 
 
-def test_plugins_that_change_jobs_and_the_release() -> None:
+def test_plugins_and_release_are_read_from_the_settings() -> None:
     text = "JobSubmitPlugins = lua\nCliFilterPlugins = (null)\nSLURM_VERSION = 23.11.10\n"
     assert cluster.parse_settings(text) == Settings(has_filters=True, release=(23, 11))
     assert not cluster.parse_settings(text.replace("lua", "(null)")).has_filters
 
 
-def test_with_several_clusters_the_default_account_may_be_another_ones() -> None:
+def test_default_account_may_belong_to_another_cluster() -> None:
     row = "me|{}|{}|{}|||||||\n"
     text = row.format("b", "tuna", "a") + row.format("b", "bass", "b")
     assert [association.is_default for association in cluster.parse_associations(text, "tuna")] == [None]
     assert [association.is_default for association in cluster.parse_associations(text, "bass")] == [True]
 
 
-def test_settings() -> None:
+def test_settings_are_parsed() -> None:
     assert cluster.parse_settings(CONFIG) == Settings(
         1001, 10_000, True, frozenset({"associations", "limits", "qos", "safe"}), name="tuna"
     )
-    none = "AccountingStorageEnforce = none\nAccountingStorageType   = (null)\n"
-    assert cluster.parse_settings(none) == Settings()
+    no_accounting = "AccountingStorageEnforce = none\nAccountingStorageType   = (null)\n"
+    assert cluster.parse_settings(no_accounting) == Settings()
 
 
-def test_associations_of_this_cluster() -> None:
+def test_associations_of_other_clusters_are_left_out() -> None:
     text = (
         "me|research|tuna|research||debug,normal|normal|1-00:00:00|node=4,gres/gpu=32|cpu=100,mem=2T|50\n"
         "me|research|tuna|vision|big|||||| \n"
@@ -158,7 +158,7 @@ def test_associations_of_this_cluster() -> None:
     assert accounts == ["research", "vision", "other"]
 
 
-def test_qualities_of_service() -> None:
+def test_qualities_of_service_are_parsed() -> None:
     text = "normal|||||||\ndebug|DenyOnLimit,PartitionTimeLimit|00:30:00|gres/gpu=1|node=2|mem=512G|cpu=9|3\n"
     normal, debug = cluster.parse_qos(text)
     assert normal == Qos("normal")
@@ -166,8 +166,9 @@ def test_qualities_of_service() -> None:
     assert debug == Qos("debug", limits, frozenset({"denyonlimit", "partitiontimelimit"}))
 
 
-def test_the_types_of_the_gpus() -> None:
-    assert facts_of({"nodes": Reply(NODES)}, of_default=True).gpu_types is None  # one has none
+def test_gpu_types_are_known_if_every_node_has_one() -> None:
+    # One node has GPUs without a type.
+    assert facts_of({"nodes": Reply(NODES)}, of_default=True).gpu_types is None
     typed = (
         "gpu*|n1|idle|1|1|gpu:a100:4|\ngpu*|n2|idle|1|1|gpu:a100:8,gpu:h100:1|\nlow|n3|idle|1|1|gpu:v100:1|\n"
     )
@@ -175,7 +176,7 @@ def test_the_types_of_the_gpus() -> None:
     assert facts_of({"nodes": Reply("gpu*|n1|idle|1|1|(null)|\n")}).gpu_types is None
 
 
-def test_without_accounting_it_is_known_that_there_are_no_accounts() -> None:
+def test_cluster_without_accounting_has_no_accounts() -> None:
     replies = {
         "settings": Reply("MaxJobCount = 5\n"),
         "qos": Reply(why="no"),
@@ -188,12 +189,12 @@ def test_without_accounting_it_is_known_that_there_are_no_accounts() -> None:
     assert facts.missing == {"settings": "gone", "qos": "no", "associations": "no"}
 
 
-def test_other_schedulers_are_no_cluster() -> None:
+def test_other_schedulers_have_no_cluster() -> None:
     for scheduler in ("local", "allocation"):
         assert cluster_facts(draft_of(replace(plan_of(GPT), scheduler=scheduler))) is None
 
 
-def test_the_points_of_a_sweep_ask_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_points_of_a_sweep_ask_slurm_once(monkeypatch: pytest.MonkeyPatch) -> None:
     partitions = []
 
     def ask(plan: Plan, parts: Iterable[str]) -> tuple[None, ClusterFacts]:
@@ -205,43 +206,43 @@ def test_the_points_of_a_sweep_ask_once(monkeypatch: pytest.MonkeyPatch) -> None
         draft(Request(overrides=["cluster=bcm", "container=null", *words], command=[]))
         for words in ([], ["training.model.seed=2"], ["cluster.partition=low"])
     )
-    unasked = dict.fromkeys(("paths", "earlier", "host", "trainer_verdict"))
-    of_first, of_second, of_other = gather([first, second, other], **unasked)
+    not_gathered = dict.fromkeys(("paths", "earlier", "host", "trainer_verdict"))
+    of_first, of_second, of_other = gather([first, second, other], **not_gathered)
     assert of_first.cluster is of_second.cluster is not of_other.cluster
     assert partitions == [None, "low"]
 
 
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The one directory in which programs are looked for."""
+    """The only directory on PATH."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def script(path: Path, text: str) -> None:
+def write_script(path: Path, text: str) -> None:
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
 
 
 @pytest.mark.parametrize(("options", "count"), [("--container-image=[USER@][REGISTRY#]IMAGE", 0), ("", 1)])
-def test_pyxis_is_looked_for_where_there_is_a_container(programs: Path, options: str, count: int) -> None:
-    script(programs / "scontrol", ":")
-    script(programs / "srun", f'echo "{options}"')
+def test_pyxis_is_looked_for_if_the_job_has_a_container(programs: Path, options: str, count: int) -> None:
+    write_script(programs / "scontrol", ":")
+    write_script(programs / "srun", f'echo "{options}"')
     for container, expected in (("nvcr.io#nvidia/nemo:24.07", count), ("null", 0)):
-        prepared = draft(Request(overrides=["cluster=bcm", f"container={container}"], command=[]))
-        findings = [finding for finding in findings_of(prepared) if finding.id == "cluster.pyxis"]
+        launch_draft = draft(Request(overrides=["cluster=bcm", f"container={container}"], command=[]))
+        findings = [finding for finding in findings_of(launch_draft) if finding.id == "cluster.pyxis"]
         assert len(findings) == expected
         assert all(
             "Pyxis" in finding.message and finding.severity is Severity.WARNING for finding in findings
         )
 
 
-def test_without_a_slurm_the_checks_of_the_cluster_are_skipped_and_say_so(programs: Path) -> None:
-    prepared = draft(Request(overrides=["cluster=bcm"], command=[]))
-    findings = [finding for finding in findings_of(prepared) if finding.id.startswith("cluster.")]
+def test_checks_of_the_cluster_are_skipped_without_slurm(programs: Path) -> None:
+    launch_draft = draft(Request(overrides=["cluster=bcm"], command=[]))
+    findings = [finding for finding in findings_of(launch_draft) if finding.id.startswith("cluster.")]
     assert len(findings) == 10
     assert {(finding.severity, finding.why) for finding in findings} == {
         (Severity.SKIPPED, "scontrol is not on this machine: there is no Slurm here")
     }
-    assert gather([prepared], look=False)[0].cluster is None
+    assert gather([launch_draft], look=False)[0].cluster is None

@@ -22,194 +22,200 @@ from tests.checks.clusters import (
     GPU,
     LIMIT,
     NODES,
-    asked,
+    cluster_findings,
     node,
-    only,
-    told,
+    only_finding,
+    plan_with,
     with_nodes,
     with_partitions,
 )
 from tests.checks.plans import KNOWN
 
 
-def test_nothing_is_found_where_all_fits() -> None:
+def test_requests_that_fit_have_no_findings() -> None:
     for plan in (
-        asked(),
-        asked(nodes=4),
-        asked({"partition": "gpu", "account": "research", "qos": "normal"}, cpus_per_task=8, memory="500G"),
-        asked({"constraint": "ib&a100", "nodelist": "n[1-2]", "exclude": "n4"}),
-        asked(gpus_per_node=None, gres="gpu:a100:8"),
-        asked(memory="0", gpu="a100-80gb"),
+        plan_with(),
+        plan_with(nodes=4),
+        plan_with(
+            {"partition": "gpu", "account": "research", "qos": "normal"}, cpus_per_task=8, memory="500G"
+        ),
+        plan_with({"constraint": "ib&a100", "nodelist": "n[1-2]", "exclude": "n4"}),
+        plan_with(gpus_per_node=None, gres="gpu:a100:8"),
+        plan_with(memory="0", gpu="a100-80gb"),
     ):
-        assert told(plan, CLUSTER) == []
+        assert cluster_findings(plan, CLUSTER) == []
 
 
 @pytest.mark.parametrize(
     ("plan", "cluster", "message", "fix"),
     [
         (
-            asked({"partition": "gup"}),
+            plan_with({"partition": "gup"}),
             CLUSTER,
             "cluster.partition='gup': this Slurm has no partition gup",
             "did you mean 'gpu'?",
         ),
         (
-            asked(),
+            plan_with(),
             with_partitions(Partition("a"), Partition("b")),
             "cluster.partition=null: this Slurm has no default partition",
             "one of: a, b",
         ),
         (
-            asked({"partition": "b"}),
+            plan_with({"partition": "b"}),
             with_partitions(Partition("a"), Partition("b", state="DRAIN")),
             "cluster.partition='b': partition b takes no new jobs: its state is DRAIN",
             "partitions that are up: a",
         ),
     ],
 )
-def test_the_partition(plan: Plan, cluster: ClusterFacts, message: str, fix: str) -> None:
-    found = only(plan, replace(cluster, nodes={"gpu": GPU, "b": GPU}))
-    assert (found.id, found.severity, found.fix) == ("cluster.partition", Severity.ERROR, fix)
-    assert found.message.startswith(message)
+def test_unusable_partition_is_an_error(plan: Plan, cluster: ClusterFacts, message: str, fix: str) -> None:
+    finding = only_finding(plan, replace(cluster, nodes={"gpu": GPU, "b": GPU}))
+    assert (finding.id, finding.severity, finding.fix) == ("cluster.partition", Severity.ERROR, fix)
+    assert finding.message.startswith(message)
 
 
 def test_a_partition_that_is_down_is_a_warning() -> None:
-    """Its jobs wait, and one that is up among several will do."""
-    both = (Partition("a", state="DOWN"), Partition("b"))
-    cluster = replace(CLUSTER, partitions=both, nodes={"a": GPU, "b": GPU})
-    found = only(asked({"partition": "a"}), cluster)
-    assert (found.id, found.severity) == ("cluster.partition", Severity.WARNING)
-    assert told(asked({"partition": "a,b"}), cluster) == []
+    """Jobs of a partition that is down wait, and one that is up among several is enough."""
+    partitions = (Partition("a", state="DOWN"), Partition("b"))
+    cluster = replace(CLUSTER, partitions=partitions, nodes={"a": GPU, "b": GPU})
+    finding = only_finding(plan_with({"partition": "a"}), cluster)
+    assert (finding.id, finding.severity) == ("cluster.partition", Severity.WARNING)
+    assert cluster_findings(plan_with({"partition": "a,b"}), cluster) == []
 
 
-def test_a_time_limit_beyond_the_partitions() -> None:
-    found = only(asked(time_limit="2-00:00:00"), CLUSTER)
-    assert (found.id, found.severity) == ("cluster.time_limit", Severity.ERROR)
-    assert found.message == f"{LIMIT}='2-00:00:00': partition gpu gives a job 1-00:00:00 at most"
-    assert found.fix == f"{LIMIT}=1-00:00:00\npartitions that give as much time: big (cluster.partition)"
-    assert only(asked(time_limit="UNLIMITED"), CLUSTER).id == "cluster.time_limit"
+def test_time_limit_beyond_the_partitions_is_an_error() -> None:
+    finding = only_finding(plan_with(time_limit="2-00:00:00"), CLUSTER)
+    assert (finding.id, finding.severity) == ("cluster.time_limit", Severity.ERROR)
+    assert finding.message == f"{LIMIT}='2-00:00:00': partition gpu gives a job 1-00:00:00 at most"
+    assert finding.fix == f"{LIMIT}=1-00:00:00\npartitions that give as much time: big (cluster.partition)"
+    assert only_finding(plan_with(time_limit="UNLIMITED"), CLUSTER).id == "cluster.time_limit"
 
 
-def test_time_limits_that_will_do() -> None:
+def test_time_limits_within_those_of_slurm_pass() -> None:
     """One of several partitions is enough; a QOS may overrule them; without a limit there is the default."""
-    for plan in (asked(time_limit=None), asked(time_limit="no limit")):
-        assert not any(found.id == "cluster.time_limit" for found in told(plan, CLUSTER))
-    long = asked({"qos": "long"}, time_limit="9-00:00:00")
+    for plan in (plan_with(time_limit=None), plan_with(time_limit="no limit")):
+        assert not any(finding.id == "cluster.time_limit" for finding in cluster_findings(plan, CLUSTER))
+    long = plan_with({"qos": "long"}, time_limit="9-00:00:00")
     mine = replace(CLUSTER, associations=(Association("research", None, ("long",), None, True),))
-    assert told(long, mine) == []
-    both = replace(CLUSTER, nodes={"gpu": GPU, "big": GPU})
-    assert told(asked({"partition": "gpu,big"}, time_limit="9-00:00:00"), both) == []
+    assert cluster_findings(long, mine) == []
+    two_partitions = replace(CLUSTER, nodes={"gpu": GPU, "big": GPU})
+    assert (
+        cluster_findings(plan_with({"partition": "gpu,big"}, time_limit="9-00:00:00"), two_partitions) == []
+    )
 
 
 @pytest.mark.parametrize(
     ("plan", "cluster", "message", "fix"),
     [
         (
-            asked(nodes=16),
+            plan_with(nodes=16),
             CLUSTER,
             f"{NODES}=16: partition gpu has 4 nodes",
             f"{NODES}=4 is the largest that could run\n"
             "partitions with as many nodes: big (cluster.partition)",
         ),
         (
-            asked(nodes=4),
+            plan_with(nodes=4),
             with_partitions(Partition("gpu", is_default=True, max_nodes=3)),
             f"{NODES}=4: partition gpu gives a job 3 nodes at most",
             f"{NODES}=3 is the largest that could run",
         ),
         (
-            asked(nodes=2),
+            plan_with(nodes=2),
             with_partitions(Partition("gpu", is_default=True, min_nodes=4)),
             f"{NODES}=2: partition gpu gives a job 4 nodes at least",
             f"{NODES}=4",
         ),
         (
-            asked({"constraint": "h100|new"}, nodes=2),
+            plan_with({"constraint": "h100|new"}, nodes=2),
             with_nodes(node("n1", features=frozenset({"h100"})), node("n2", features=frozenset({"new"}))),
             None,
             None,
         ),
         (
-            asked({"constraint": "ib&a100", "exclude": "n[1,9]"}, nodes=2),
+            plan_with({"constraint": "ib&a100", "exclude": "n[1,9]"}, nodes=2),
             with_nodes(node("n1"), node("n2"), node("n3", features=frozenset({"ib"}))),
             f"{NODES}=2: partition gpu has 1 node (with ib&a100, without n[1,9])",
             f"{NODES}=1 is the largest that could run\n"
             "partitions with as many nodes: big (cluster.partition)",
         ),
         (
-            asked({"constraint": "a10"}),
+            plan_with({"constraint": "a10"}),
             CLUSTER,
             "cluster.constraint='a10': no node of partition gpu has the feature a10",
             "did you mean 'a100'?",
         ),
         (
-            asked({"nodelist": "n[3-5]"}),
+            plan_with({"nodelist": "n[3-5]"}),
             CLUSTER,
             "cluster.nodelist='n[3-5]': partition gpu has no node n5",
             "its nodes: n1, n2, n3, n4",
         ),
     ],
 )
-def test_the_number_of_nodes(plan: Plan, cluster: ClusterFacts, message: str | None, fix: str | None) -> None:
-    found = told(plan, cluster)
+def test_node_counts_that_slurm_cannot_give_are_errors(
+    plan: Plan, cluster: ClusterFacts, message: str | None, fix: str | None
+) -> None:
+    findings = cluster_findings(plan, cluster)
     if message is None:
-        assert found == []
+        assert findings == []
         return
-    assert [(one.id, one.severity, one.message, one.fix) for one in found] == [
+    assert [(finding.id, finding.severity, finding.message, finding.fix) for finding in findings] == [
         ("cluster.nodes", Severity.ERROR, message, fix)
     ]
 
 
 def test_nodes_that_cannot_be_used_now_keep_a_job_waiting() -> None:
     cluster = with_nodes(node("n1"), node("n2", **DOWN), node("n3", **DOWN), node("n4"))
-    found = only(asked(nodes=3), cluster)
-    assert (found.id, found.severity) == ("cluster.nodes", Severity.WARNING)
-    assert found.message == (
+    finding = only_finding(plan_with(nodes=3), cluster)
+    assert (finding.id, finding.severity) == ("cluster.nodes", Severity.WARNING)
+    assert finding.message == (
         f"{NODES}=3: partition gpu has 4 nodes, of which 2 cannot be used now (down*):"
         " the job would wait for them"
     )
-    assert found.fix == f"{NODES}=2 is the largest that could start now"
-    assert told(asked(nodes=2), cluster) == []
-    assert told(asked({"reservation": "mine"}, nodes=3), cluster) == []
+    assert finding.fix == f"{NODES}=2 is the largest that could start now"
+    assert cluster_findings(plan_with(nodes=2), cluster) == []
+    assert cluster_findings(plan_with({"reservation": "mine"}, nodes=3), cluster) == []
 
 
-def test_a_range_of_nodes_needs_its_least() -> None:
-    assert told(asked(nodes=2, max_nodes=16), CLUSTER) == []
-    found = only(asked(nodes=6, max_nodes=8), CLUSTER)
-    assert found.message == "resilience.nodes='6-8': partition gpu has 4 nodes"
-    assert found.fix is not None and found.fix.startswith("resilience.nodes.min=4 ")
+def test_node_range_needs_its_minimum() -> None:
+    assert cluster_findings(plan_with(nodes=2, max_nodes=16), CLUSTER) == []
+    finding = only_finding(plan_with(nodes=6, max_nodes=8), CLUSTER)
+    assert finding.message == "resilience.nodes='6-8': partition gpu has 4 nodes"
+    assert finding.fix is not None and finding.fix.startswith("resilience.nodes.min=4 ")
 
 
 @pytest.mark.parametrize(
     ("plan", "check", "message", "fix"),
     [
         (
-            asked(gpus_per_node=16),
+            plan_with(gpus_per_node=16),
             "cluster.gpus",
             "cluster.gpus_per_node=16: no node of partition gpu can give 16 GPUs, and the job wants 2",
             "there: 4 with 8 × a100",
         ),
         (
-            asked(gpus_per_node=None, gres="gpu:h100:8"),
+            plan_with(gpus_per_node=None, gres="gpu:h100:8"),
             "cluster.gpus",
             "cluster.gres='gpu:h100:8': no node of partition gpu can give 8 × h100, and the job wants 2",
             "there: 4 with 8 × a100",
         ),
         (
-            asked(gpus_per_node=None, gpus_per_task=2),
+            plan_with(gpus_per_node=None, gpus_per_task=2),
             "cluster.gpus",
             "cluster.gpus_per_task=2: no node of partition gpu can give 16 GPUs, and the job wants 2",
             "there: 4 with 8 × a100",
         ),
         (
-            asked(cpus_per_task=16),
+            plan_with(cpus_per_task=16),
             "cluster.cpus",
             "cluster.cpus_per_task=16: no node of partition gpu can give 128 CPUs for 8 tasks,"
             " and the job wants 2",
             "there: 4 with 64 CPUs",
         ),
         (
-            asked(memory="1T"),
+            plan_with(memory="1T"),
             "cluster.memory",
             "cluster.mem='1T': no node of partition gpu can give 1048576M of memory, and the job wants 2",
             "there: 4 with 512000M",
@@ -217,101 +223,118 @@ def test_a_range_of_nodes_needs_its_least() -> None:
     ],
 )
 def test_requests_beyond_every_node_are_errors(plan: Plan, check: str, message: str, fix: str) -> None:
-    found = [one for one in told(plan, CLUSTER) if one.id == check]
-    assert [(one.severity, one.message, one.fix) for one in found] == [(Severity.ERROR, message, fix)]
+    findings = [finding for finding in cluster_findings(plan, CLUSTER) if finding.id == check]
+    assert [(finding.severity, finding.message, finding.fix) for finding in findings] == [
+        (Severity.ERROR, message, fix)
+    ]
 
 
-def test_some_nodes_have_it_and_too_few() -> None:
+def test_too_few_nodes_with_the_gpus_is_an_error() -> None:
     few = with_nodes(node("n1"), node("n2", gpus=()), node("n3", gpus=(("a100", 4),)))
-    found = only(asked(nodes=2), few)
-    assert found.message == (
+    finding = only_finding(plan_with(nodes=2), few)
+    assert finding.message == (
         "cluster.gpus_per_node=8: 1 of the 3 nodes of partition gpu can give 8 GPUs, and the job wants 2"
     )
-    assert found.fix == "there: 1 with 4 × a100, 1 with 8 × a100, 1 with no GPU"
+    assert finding.fix == "there: 1 with 4 × a100, 1 with 8 × a100, 1 with no GPU"
 
 
-def test_no_node_has_all_of_it() -> None:
-    """Each of the wishes has enough nodes, and both together have none."""
+def test_no_node_with_all_of_the_requests_is_an_error() -> None:
+    """Each of the requests has enough nodes, and both together have none."""
     mixed = with_nodes(
         node("n1"), node("n2"), node("n3", gpus=(), memory=2**21), node("n4", gpus=(), memory=2**21)
     )
-    found = only(asked(memory="1T"), mixed)
-    assert found.message == (
+    finding = only_finding(plan_with(memory="1T"), mixed)
+    assert finding.message == (
         f"{NODES}=2: partition gpu has 4 nodes, and 0 of them with all that the job asks for"
     )
 
 
-def test_another_gpu_than_estimates_count_with() -> None:
-    found = only(asked(gpu="h100-80gb"), replace(CLUSTER, gpu_types=("a100-sxm4-40gb",)))
-    assert (found.id, found.severity) == ("cluster.gpus", Severity.WARNING)
-    assert found.message.endswith("the GPUs of partition gpu are a100-40gb")
-    assert told(asked(gpu="h100-80gb"), replace(CLUSTER, gpu_types=("a100", "h100"))) == []
+def test_gpu_other_than_that_of_the_estimates_is_a_warning() -> None:
+    finding = only_finding(plan_with(gpu="h100-80gb"), replace(CLUSTER, gpu_types=("a100-sxm4-40gb",)))
+    assert (finding.id, finding.severity) == ("cluster.gpus", Severity.WARNING)
+    assert finding.message.endswith("the GPUs of partition gpu are a100-40gb")
+    assert cluster_findings(plan_with(gpu="h100-80gb"), replace(CLUSTER, gpu_types=("a100", "h100"))) == []
 
 
-def test_nodes_that_slurm_keeps_to_itself_may_have_all() -> None:
-    """Those of a cloud that are powered down are shown to nobody with PrivateData=cloud."""
+def test_hidden_cloud_nodes_may_have_all_that_is_requested() -> None:
+    """Slurm with PrivateData=cloud shows nobody the cloud's nodes that are powered down."""
     cloud = replace(with_nodes(node("n1", gpus=())), partitions=(Partition("gpu", True, total_nodes=64),))
-    assert told(asked({"constraint": "new", "nodelist": "n[7-8]"}, nodes=16), cloud) == []
-    assert told(asked(nodes=63, cpus_per_task=8), cloud) == []
-    assert only(asked(nodes=65), cloud).message.endswith("partition gpu has 64 nodes")
+    assert cluster_findings(plan_with({"constraint": "new", "nodelist": "n[7-8]"}, nodes=16), cloud) == []
+    assert cluster_findings(plan_with(nodes=63, cpus_per_task=8), cloud) == []
+    assert only_finding(plan_with(nodes=65), cloud).message.endswith("partition gpu has 64 nodes")
 
 
-def test_flags_of_sbatch_that_ask_for_less() -> None:
-    plan = asked(cpus_per_task=16, time_limit="2-00:00:00")
+def test_sbatch_flags_may_request_less() -> None:
+    plan = plan_with(cpus_per_task=16, time_limit="2-00:00:00")
     further = {"overcommit": True, "time-min": "1:00:00"}
     lenient = replace(plan, job=replace(plan.job, queue=replace(plan.job.queue, further=further)))
-    assert {one.id for one in told(plan, CLUSTER)} == {"cluster.cpus", "cluster.time_limit"}
-    assert told(lenient, CLUSTER) == []
+    assert {finding.id for finding in cluster_findings(plan, CLUSTER)} == {
+        "cluster.cpus",
+        "cluster.time_limit",
+    }
+    assert cluster_findings(lenient, CLUSTER) == []
 
 
-def test_memory_that_nobody_told_slurm() -> None:
-    assert told(asked(memory="1T"), with_nodes(*(each._replace(memory=1) for each in GPU))) == []
+def test_unconfigured_memory_of_nodes_is_not_checked() -> None:
+    assert (
+        cluster_findings(
+            plan_with(memory="1T"), with_nodes(*(gpu_node._replace(memory=1) for gpu_node in GPU))
+        )
+        == []
+    )
 
 
-def test_more_jobs_at_once_than_there_is_room_for() -> None:
+def test_more_jobs_at_once_than_slurm_has_room_for_is_an_error() -> None:
     small = replace(CLUSTER, settings=ENFORCED._replace(max_jobs=4, max_array=0))
-    found = only(asked(chain=Chain(links=9, from_job=False)), small)
-    assert (found.id, found.severity) == ("cluster.array", Severity.ERROR)
-    assert found.message.startswith("resilience.links=9: 9 jobs at once, and this Slurm has room for 4")
-    assert told(asked(chain=Chain(links=9)), small) == []  # each submits the next
-    assert [one.id for one in told(asked(), small, array_tasks=9)] == ["cluster.array"] * 2
-    assert told(asked(), CLUSTER, array_tasks=9) == []
+    error = only_finding(plan_with(chain=Chain(links=9, from_job=False)), small)
+    assert (error.id, error.severity) == ("cluster.array", Severity.ERROR)
+    assert error.message.startswith("resilience.links=9: 9 jobs at once, and this Slurm has room for 4")
+    assert cluster_findings(plan_with(chain=Chain(links=9)), small) == []  # each submits the next
+    assert [finding.id for finding in cluster_findings(plan_with(), small, array_tasks=9)] == [
+        "cluster.array"
+    ] * 2
+    assert cluster_findings(plan_with(), CLUSTER, array_tasks=9) == []
 
 
 def test_an_array_of_a_preparation_fits_into_the_cluster() -> None:
     small = replace(CLUSTER, settings=ENFORCED._replace(max_jobs=100, max_array=8))
-    plan = asked()
+    plan = plan_with()
 
-    def of_tasks(number: int) -> Plan:
+    def array_plan(number: int) -> Plan:
         queue = replace(plan.job.queue, further={"array": f"0-{number - 1}"})
         payload = replace(plan.job.payload, array_key="--task")
         return replace(plan, job=replace(plan.job, queue=queue, payload=payload))
 
-    assert told(of_tasks(8), small) == []
-    found = only(of_tasks(9), small)
-    assert (found.id, found.fix) == ("cluster.array", "data_preparation.tasks=8: the result is the same")
-    assert found.message.startswith("data_preparation.tasks=9: an array of this Slurm has 8 tasks at most")
+    assert cluster_findings(array_plan(8), small) == []
+    finding = only_finding(array_plan(9), small)
+    assert (finding.id, finding.fix) == ("cluster.array", "data_preparation.tasks=8: the result is the same")
+    assert finding.message.startswith("data_preparation.tasks=9: an array of this Slurm has 8 tasks at most")
     fewer = replace(CLUSTER, settings=ENFORCED._replace(max_jobs=4, max_array=8))
-    assert "has 4 tasks at most" in only(of_tasks(8), fewer).message
+    assert "has 4 tasks at most" in only_finding(array_plan(8), fewer).message
 
 
 def test_pyxis_is_needed_where_there_is_a_container() -> None:
-    plan = asked()
+    plan = plan_with()
     plan = replace(plan, job=replace(plan.job, container=Container("nvcr.io#nvidia/nemo:24.07", ())))
-    assert told(plan, CLUSTER) == []
-    found = only(plan, replace(CLUSTER, pyxis=False))
-    assert (found.id, found.severity) == ("cluster.pyxis", Severity.WARNING)
-    assert "container-image" in found.message
+    assert cluster_findings(plan, CLUSTER) == []
+    finding = only_finding(plan, replace(CLUSTER, pyxis=False))
+    assert (finding.id, finding.severity) == ("cluster.pyxis", Severity.WARNING)
+    assert "container-image" in finding.message
 
 
-def test_a_part_that_could_not_be_had_skips_its_checks_and_says_why() -> None:
+def test_checks_without_their_facts_are_skipped_with_the_reason() -> None:
     blind = replace(CLUSTER, nodes=None, missing={"nodes": "Slurm did not answer within 5 s"})
-    found = told(asked(), blind)
-    assert [one.id for one in found] == ["cluster.nodes", "cluster.gpus", "cluster.cpus", "cluster.memory"]
-    assert {(one.severity, one.why) for one in found} == {
+    findings = cluster_findings(plan_with(), blind)
+    assert [finding.id for finding in findings] == [
+        "cluster.nodes",
+        "cluster.gpus",
+        "cluster.cpus",
+        "cluster.memory",
+    ]
+    assert {(finding.severity, finding.why) for finding in findings} == {
         (Severity.SKIPPED, "Slurm did not answer within 5 s")
     }
-    assert found[1].message == (
+    assert findings[1].message == (
         "not checked: the nodes have as many GPUs, of the type that is asked for"
         " (Slurm did not answer within 5 s)"
     )
@@ -319,8 +342,8 @@ def test_a_part_that_could_not_be_had_skips_its_checks_and_says_why() -> None:
 
 def test_facts_that_were_not_gathered_are_not_reported() -> None:
     """A dry run does not look, and without a container nobody asks for Pyxis."""
-    assert told(asked(), ClusterFacts()) == []
-    assert told(asked(), None) == []
+    assert cluster_findings(plan_with(), ClusterFacts()) == []
+    assert cluster_findings(plan_with(), None) == []
     ours = [check for check in CHECKS if check.id.startswith("cluster.")]
     assert not any(check.is_applicable(KNOWN) for check in ours)
     blind = replace(KNOWN, cluster=ClusterFacts(missing={"partitions": "it is gone"}))
@@ -345,17 +368,17 @@ def test_facts_that_were_not_gathered_are_not_reported() -> None:
         ("r[0-999]n[0-999]", None),
     ],
 )
-def test_lists_of_nodes(hostlist: str, names: set[str] | None) -> None:
+def test_hostlists_are_expanded(hostlist: str, names: set[str] | None) -> None:
     assert expand_hostlist(hostlist) == names
 
 
-def test_constraints() -> None:
-    both = frozenset({"a", "b"})
-    assert has_features("a&b", both)
-    assert not has_features("a&c", both)
-    assert has_features("c|a", both)
-    assert has_features("c&a|b", both)
-    assert not has_features("a|b&c", both)  # from left to right
+def test_constraints_are_matched_with_features() -> None:
+    features = frozenset({"a", "b"})
+    assert has_features("a&b", features)
+    assert not has_features("a&c", features)
+    assert has_features("c|a", features)
+    assert has_features("c&a|b", features)
+    assert not has_features("a|b&c", features)  # from left to right
     assert is_plain("a&b|c")
     assert not any(map(is_plain, ("[a|b]", "a*2&b*2", "(a|b)&c", "a,b")))
     assert list(feature_names("[rack1*2&rack2*4]|(a,b)")) == ["rack1", "rack2", "a", "b"]

@@ -1,4 +1,4 @@
-"""Checks of the cluster against a real one: each of them content, and each of them not."""
+"""Checks of the cluster against a real Slurm: each of them passes, and each of them fails."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class Cluster:
         subprocess.run(command, env=self.sandbox.environment(), check=True, stdout=subprocess.DEVNULL)
 
     def plan(self, changes: Mapping[str, Any]) -> Plan:
-        """A job of one node with two GPUs, or of what else is asked for."""
-        asked = {"nodes": 1, "tasks_per_node": 2, "gpus_per_node": 2, "time_limit": "10", **changes}
-        queue = {name: asked.pop(name) for name in Queue.__slots__ if name in asked}
-        links, image = asked.pop("links", 1), asked.pop("container", None)
-        plan = plan_of(GPT, resources=asked)
+        """Return the plan of a job on one node with two GPUs, with changes to its requests."""
+        resources = {"nodes": 1, "tasks_per_node": 2, "gpus_per_node": 2, "time_limit": "10", **changes}
+        queue = {name: resources.pop(name) for name in Queue.__slots__ if name in resources}
+        links, image = resources.pop("links", 1), resources.pop("container", None)
+        plan = plan_of(GPT, resources=resources)
         job = replace(
             plan.job,
             queue=Queue(**queue),
@@ -59,14 +59,14 @@ class Cluster:
         )
         return replace(plan, job=job, slurm_conf=str(self.sandbox.slurm_conf))
 
-    def found(self, *, tasks: int | None = None, **asked: Any) -> list[Finding]:
+    def findings(self, *, tasks: int | None = None, **requests: Any) -> list[Finding]:
         """Return the findings of the checks of the cluster."""
-        plan = self.plan(asked)
+        plan = self.plan(requests)
         facts = replace(KNOWN, cluster=cluster_facts(draft_of(plan)), array_tasks=tasks)
-        return [one for one in run_checks(plan, facts) if one.id in OURS]
+        return [finding for finding in run_checks(plan, facts) if finding.id in OURS]
 
-    def drafted(self, *overrides: str) -> Draft:
-        asked = [
+    def draft_with(self, *overrides: str) -> Draft:
+        words = [
             "training=gpt3/tiny",
             "cluster=sandbox",
             f"cluster.slurm_conf={self.sandbox.slurm_conf}",
@@ -74,7 +74,7 @@ class Cluster:
             "training.trainer.num_nodes=1",
             *overrides,
         ]
-        return draft(Request(overrides=asked, command=["slipway"]))
+        return draft(Request(overrides=words, command=["slipway"]))
 
 
 @pytest.fixture(scope="module")
@@ -85,26 +85,33 @@ def cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def change_to_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_a_cluster_tells_what_it_has(cluster: Cluster) -> None:
-    facts = gather([cluster.drafted()])[0].cluster
+def test_facts_of_a_real_cluster_are_gathered(cluster: Cluster) -> None:
+    facts = gather([cluster.draft_with()])[0].cluster
     assert facts is not None
     assert facts.missing == {}
     assert facts.gpu_types == ("a100",)
-    assert {one.name for one in facts.partitions or ()} == {"gpu", "low", "high", "short", "closed", "theirs"}
+    assert {partition.name for partition in facts.partitions or ()} == {
+        "gpu",
+        "low",
+        "high",
+        "short",
+        "closed",
+        "theirs",
+    }
     (nodes,) = (facts.nodes or {}).values()
-    assert [(one.name, one.gpus, one.cpus) for one in nodes] == [
+    assert [(node.name, node.gpus, node.cpus) for node in nodes] == [
         (name, (("a100", 8),), 64) for name in ("n1", "n2")
     ]
-    assert {(one.account, one.is_default) for one in facts.associations or ()} == {
+    assert {(account.account, account.is_default) for account in facts.associations or ()} == {
         ("research", True),
         ("vision", False),
         ("root", False),
     }
-    assert {one.name: dict(one.limits.per_job) for one in facts.qos or ()} == {
+    assert {qos.name: dict(qos.limits.per_job) for qos in facts.qos or ()} == {
         "normal": {},
         "debug": {"node": 1},
         "locked": {},
@@ -145,52 +152,54 @@ RED: dict[str, list[dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("asked", GREEN, ids=[",".join(asked) for asked in GREEN])
-def test_checks_are_content(cluster: Cluster, asked: dict[str, Any]) -> None:
-    found = cluster.found(**asked)
+@pytest.mark.parametrize("requests", GREEN, ids=[",".join(requests) for requests in GREEN])
+def test_checks_pass_requests_that_can_run(cluster: Cluster, requests: dict[str, Any]) -> None:
+    findings = cluster.findings(**requests)
     # Where the machine is busy, a node may not have answered for a while.
-    assert [one for one in found if one.severity is Severity.ERROR or one.id != "cluster.nodes"] == []
+    assert [
+        finding for finding in findings if finding.severity is Severity.ERROR or finding.id != "cluster.nodes"
+    ] == []
 
 
 @pytest.mark.parametrize("check", RED)
-def test_a_check_finds_what_cannot_run(cluster: Cluster, check: str) -> None:
-    for asked in RED[check]:
-        found = cluster.found(**asked)
+def test_checks_refuse_requests_that_cannot_run(cluster: Cluster, check: str) -> None:
+    for requests in RED[check]:
+        findings = cluster.findings(**requests)
         # Since 23.02 the account may be one below those that the partition takes.
-        is_unsure = (check, asked) == ("cluster.account", THEIRS) and slurm_is_at_least(23, 2)
+        is_unsure = (check, requests) == ("cluster.account", THEIRS) and slurm_is_at_least(23, 2)
         severity = Severity.WARNING if is_unsure else Severity.ERROR
-        assert {(one.id, one.severity) for one in found} == {(check, severity)}, asked
+        assert {(finding.id, finding.severity) for finding in findings} == {(check, severity)}, requests
 
 
-def test_every_check_is_seen_red() -> None:
-    """Pyxis' is below, for want of one on this cluster."""
+def test_every_check_has_a_failing_case() -> None:
+    """Pyxis has a test of its own below, for this cluster has none."""
     assert [*RED, "cluster.pyxis"] == OURS
 
 
-def test_pyxis_is_not_there(cluster: Cluster) -> None:
-    (found,) = cluster.found(container="nvcr.io#nvidia/nemo:24.07")
-    assert (found.id, found.severity) == ("cluster.pyxis", Severity.WARNING)
+def test_missing_pyxis_is_a_warning(cluster: Cluster) -> None:
+    (finding,) = cluster.findings(container="nvcr.io#nvidia/nemo:24.07")
+    assert (finding.id, finding.severity) == ("cluster.pyxis", Severity.WARNING)
 
 
-def test_a_node_that_is_drained_is_waited_for(cluster: Cluster) -> None:
+def test_drained_node_is_a_warning(cluster: Cluster) -> None:
     cluster.run("scontrol", "update", "NodeName=n2", "State=DRAIN", "Reason=test")
     try:
-        (found,) = cluster.found(nodes=2)
-        assert cluster.found(nodes=1) == []
+        (finding,) = cluster.findings(nodes=2)
+        assert cluster.findings(nodes=1) == []
     finally:
         cluster.run("scontrol", "update", "NodeName=n2", "State=UNDRAIN")
-    assert (found.id, found.severity) == ("cluster.nodes", Severity.WARNING)
-    assert re.search(r"cannot be used now \(.*drained", found.message)
+    assert (finding.id, finding.severity) == ("cluster.nodes", Severity.WARNING)
+    assert re.search(r"cannot be used now \(.*drained", finding.message)
 
 
 def test_proposed_values_are_accepted(cluster: Cluster) -> None:
-    """Words of the user's that are wrong in three ways, and the fixes pasted behind them."""
-    asked = ["cluster.partition=short", "training.run.time_limit=1:00:00", "training.trainer.num_nodes=2"]
-    made = cluster.drafted(*asked)
-    found = findings_of(made)
+    """The fixes of wrong overrides, pasted behind them, leave no finding of the cluster."""
+    words = ["cluster.partition=short", "training.run.time_limit=1:00:00", "training.trainer.num_nodes=2"]
+    launch_draft = cluster.draft_with(*words)
+    findings = findings_of(launch_draft)
     with pytest.raises(Mistakes, match="partition short gives a job 00:10:00 at most"):
-        refuse(made, found)  # as a launch does
-    fixes = [(one.fix or "").split()[0] for one in found if one.id in OURS]
+        refuse(launch_draft, findings)  # as a launch does
+    fixes = [(finding.fix or "").split()[0] for finding in findings if finding.id in OURS]
     assert fixes == ["training.run.time_limit=00:10:00", "training.trainer.num_nodes=1"]
-    again = findings_of(cluster.drafted(*asked, *fixes))
-    assert [one for one in again if one.id in OURS] == []
+    remaining = findings_of(cluster.draft_with(*words, *fixes))
+    assert [finding for finding in remaining if finding.id in OURS] == []

@@ -1,4 +1,4 @@
-"""The table of GPUs: its rows, the names that Slurm and NVML give them, and what a site says of its own."""
+"""The table of GPUs: its rows, the names that Slurm and NVML give them, and the GPUs that a site adds."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from launcher.stages.planning import plan_launch
 
 TABLE = json.loads((Path(__file__).parents[2] / "arithmetic" / "gpus.json").read_text())
 KINDS = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4")
-ADDED = {"memory_mib": 196_608, "peak_tflops": {"bf16": 1307}, "capability": [9, 4], "memory_gb_s": 5300}
+ADDED_GPU = {"memory_mib": 196_608, "peak_tflops": {"bf16": 1307}, "capability": [9, 4], "memory_gb_s": 5300}
 
 
 @cache
-def stock() -> RunConfig:
+def stock_config() -> RunConfig:
     return compose(()).config
 
 
 def resources(**changes: Any) -> Resources:
     """Return the resources that a job requests with other keys of the cluster."""
-    config = stock()
+    config = stock_config()
     cluster = parse(ClusterConfig, {**config.cluster.model_dump(), **changes}, "cluster")
     assert config.training is not None
     return common.resources(cluster, config.training.run, nodes=1, tasks=8)
 
 
-def meant(name: str) -> list[str]:
+def gpus_named(name: str) -> list[str]:
     return [gpu.name for gpu in named(name, GPUS)]
 
 
@@ -60,7 +60,7 @@ def test_row_has_all_figures_with_their_sources(row: dict[str, Any]) -> None:
     # A marketing size of GB is a little more than the GiB that the driver has, or a little less.
     size = float(re.search(r"(\d+)gb$", row["name"])[1])  # type: ignore[index]
     assert 0.9 < row["memory_mib"] / 1024 / size < 1.05
-    assert meant(row["name"]) == [row["name"]]
+    assert gpus_named(row["name"]) == [row["name"]]
 
 
 def test_sources_have_an_address_and_a_day() -> None:
@@ -74,19 +74,19 @@ def test_sources_have_an_address_and_a_day() -> None:
 def test_page_has_the_figures_of_the_table(repository: Path) -> None:
     page = (repository / "docs" / "memory.md").read_text()
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if "gb` |" in line]
-    told = {cells[0].strip("`"): cells[1:] for cells in rows}
-    assert list(told) == [row["name"] for row in TABLE["gpus"]]
+    printed = {cells[0].strip("`"): cells[1:] for cells in rows}
+    assert list(printed) == [row["name"] for row in TABLE["gpus"]]
     for row in TABLE["gpus"]:
-        memory, bf16, fp8, fp4, bandwidth, nvlink, nic = told[row["name"]]
+        memory, bf16, fp8, fp4, bandwidth, nvlink, nic = printed[row["name"]]
         peaks = row["peak_tflops"]
         assert (memory, bandwidth) == (f"{row['memory_mib']:,}", f"{row['memory_gb_s']:,}")
-        assert bf16 == _shown(peaks.get("bf16")) or bf16 == f"– (fp16 {_shown(peaks['fp16'])})"
-        assert (fp8, fp4, nic) == tuple(map(_shown, (peaks.get("fp8"), peaks.get("fp4"), row["nic_gbit_s"])))
-        links = f"{_shown(row['nvlink_gb_s'])} × {row['nvlink_gpus']}"
+        assert bf16 == _format(peaks.get("bf16")) or bf16 == f"– (fp16 {_format(peaks['fp16'])})"
+        assert (fp8, fp4, nic) == tuple(map(_format, (peaks.get("fp8"), peaks.get("fp4"), row["nic_gbit_s"])))
+        links = f"{_format(row['nvlink_gb_s'])} × {row['nvlink_gpus']}"
         assert nvlink == (links if row["nvlink_gb_s"] else "–")
 
 
-def _shown(figure: float | None) -> str:
+def _format(figure: float | None) -> str:
     return f"{figure:g}" if figure is not None else "–"
 
 
@@ -138,7 +138,7 @@ def test_figures_are_in_bytes_and_operations_a_second() -> None:
         ("B200", ["b200-180gb"]),
         ("gb300", ["gb300-279gb"]),
         ("l40s", ["l40s-48gb"]),
-        # Too little to tell, and what the table does not have: a slice of MIG is no A100.
+        # Ambiguous types, and those that the table lacks: a slice of MIG is no A100.
         ("a100", ["a100-40gb", "a100-80gb"]),
         ("v100", ["v100-16gb", "v100-32gb"]),
         ("nvidia_a100_1g.5gb", []),
@@ -149,11 +149,11 @@ def test_figures_are_in_bytes_and_operations_a_second() -> None:
     ],
 )
 def test_types_of_slurm_name_their_gpus(name: str, gpus: list[str]) -> None:
-    assert meant(name) == gpus
+    assert gpus_named(name) == gpus
 
 
 @pytest.mark.parametrize(
-    ("gres", "told"),
+    ("gres", "gpu_type"),
     [
         ("gpu:8", None),
         ("gpu", None),
@@ -166,19 +166,19 @@ def test_types_of_slurm_name_their_gpus(name: str, gpus: list[str]) -> None:
         (None, None),
     ],
 )
-def test_type_is_read_from_a_gres(gres: str | None, told: str | None) -> None:
-    assert gres_type(gres) == told
+def test_type_is_read_from_a_gres(gres: str | None, gpu_type: str | None) -> None:
+    assert gres_type(gres) == gpu_type
 
 
 def test_gpu_comes_from_the_key_the_gres_or_the_cluster() -> None:
-    none, cluster = Facts(), Facts(cluster=ClusterFacts(gpu_types=("nvidia_h100_nvl",)))
-    asked = Resources(1, 8, gpu_type="b200")
-    named = replace(asked, gpu="l4-24gb")
-    assert gpu_of(named, cluster.gpu_types)[:3] == (GPUS["l4-24gb"], "cluster.gpu", False)
-    assert gpu_of(asked, cluster.gpu_types)[:3] == (GPUS["b200-180gb"], "cluster.gres=gpu:b200", False)
+    no_facts, cluster = Facts(), Facts(cluster=ClusterFacts(gpu_types=("nvidia_h100_nvl",)))
+    by_gres = Resources(1, 8, gpu_type="b200")
+    by_key = replace(by_gres, gpu="l4-24gb")
+    assert gpu_of(by_key, cluster.gpu_types)[:3] == (GPUS["l4-24gb"], "cluster.gpu", False)
+    assert gpu_of(by_gres, cluster.gpu_types)[:3] == (GPUS["b200-180gb"], "cluster.gres=gpu:b200", False)
     assert gpu_of(Resources(1, 8), cluster.gpu_types).gpu.name == "h100-nvl-94gb"
-    nobody = gpu_of(Resources(1, 8), none.gpu_types)
-    assert (nobody.gpu.name, nobody.is_assumed, nobody.is_unclear) == ("a100-80gb", True, False)
+    assumed = gpu_of(Resources(1, 8), no_facts.gpu_types)
+    assert (assumed.gpu.name, assumed.is_assumed, assumed.is_unclear) == ("a100-80gb", True, False)
     unknown = gpu_of(Resources(1, 8), ("mi300x",))
     assert unknown.is_assumed and unknown.is_unclear
     assert unknown.source == "assumed: the cluster's mi300x is no GPU that is known here"
@@ -187,9 +187,9 @@ def test_gpu_comes_from_the_key_the_gres_or_the_cluster() -> None:
 def test_gpu_is_known_by_any_of_its_names() -> None:
     assert resources(gpu="b200").gpu == "b200-180gb"
     assert resources(gpu="NVIDIA_H100_NVL").gpu == "h100-nvl-94gb"
-    asked = resources(gres="gpu:b200:8")
+    requested = resources(gres="gpu:b200:8")
     # The job asks by node, without a type; estimates count with the type all the same.
-    assert (asked.gpus_per_node, asked.gres, asked.gpu_type) == (8, None, "b200")
+    assert (requested.gpus_per_node, requested.gres, requested.gpu_type) == (8, None, "b200")
 
 
 @pytest.mark.parametrize(
@@ -218,11 +218,11 @@ def test_gpu_is_known_by_any_of_its_names() -> None:
             ["cluster.gpu_types.h100-80gb.nic: there is no such key", "nic_gbit_s"],
         ),
         (
-            {"gpu_types": {"mi300x": {**ADDED, "peak_tflops": None}}},
+            {"gpu_types": {"mi300x": {**ADDED_GPU, "peak_tflops": None}}},
             ["cluster.gpu_types.mi300x: not in the table, and without peak_tflops"],
         ),
         (
-            {"gpu_types": {"mi300x": {**ADDED, "peak_tflops": {"fp8": 2614}}}},
+            {"gpu_types": {"mi300x": {**ADDED_GPU, "peak_tflops": {"fp8": 2614}}}},
             ["cluster.gpu_types.mi300x: not in the table, and without peak_tflops.bf16"],
         ),
         (
@@ -235,21 +235,21 @@ def test_gpu_is_known_by_any_of_its_names() -> None:
 def test_mistakes_about_gpus_say_what_is_valid(changes: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(UserError) as raised:
         resources(**changes)
-    told = f"{raised.value}\n{raised.value.hint}"
+    message = f"{raised.value}\n{raised.value.hint}"
     for word in words:
-        assert word in told
+        assert word in message
 
 
 def test_site_changes_a_gpu_and_adds_one() -> None:
-    changed = {"nic_gbit_s": 100, "peak_tflops": {"bf16": 900}}
-    site = {"h100-80gb": changed, "mi300x": ADDED}
-    asked = resources(gpu_types=site, gres="gpu:MI300X:8")
-    h100, added = asked.gpu_types["h100-80gb"], asked.gpu_types["mi300x"]
+    changes = {"nic_gbit_s": 100, "peak_tflops": {"bf16": 900}}
+    site = {"h100-80gb": changes, "mi300x": ADDED_GPU}
+    requested = resources(gpu_types=site, gres="gpu:MI300X:8")
+    h100, added = requested.gpu_types["h100-80gb"], requested.gpu_types["mi300x"]
     assert (h100.nic, h100.peak, h100.peaks["fp8"]) == (12.5e9, 900e12, 1978.9e12)
     assert h100.memory == GPUS["h100-80gb"].memory
     assert (added.peak, added.nvlink, added.nic) == (1307e12, 0.0, None)
-    assert gpu_of(asked)[:2] == (added, "cluster.gres=gpu:MI300X")
-    assert gpu_of(replace(asked, gpu="h100-80gb")).gpu is h100
+    assert gpu_of(requested)[:2] == (added, "cluster.gres=gpu:MI300X")
+    assert gpu_of(replace(requested, gpu="h100-80gb")).gpu is h100
     assert resources(gpu_types=site, gpu="mi300x").gpu == "mi300x"
 
 
@@ -257,7 +257,7 @@ def test_trainer_gets_gpus_that_its_table_lacks() -> None:
     words = ["engine=megatron", "container=null", "+cluster.gpu_types.h100-80gb.nic_gbit_s=200"]
     job = plan_launch(compose(words).config, number=1, tag="x").job
     assert "SLIPWAY_GPUS" not in job.environment  # the trainer counts with no network
-    words.append(f"+cluster.gpu_types.mi300x={json.dumps(ADDED).replace(chr(34), '')}")
+    words.append(f"+cluster.gpu_types.mi300x={json.dumps(ADDED_GPU).replace(chr(34), '')}")
     job = plan_launch(compose(words).config, number=1, tag="x").job
     assert json.loads(job.environment["SLIPWAY_GPUS"]) == [
         {"name": "mi300x", "names": "mi300x", "peak_tflops": {"bf16": 1307}}

@@ -18,29 +18,33 @@ SLURM = ["training=gpt3/126m", "cluster=bcm"]
 BARE = ["training=gpt3/tiny", "cluster=local"]
 
 
-def found(*overrides: str) -> list[Finding]:
-    launch = draft(Request(overrides=overrides, command=[]))
-    return list(machine_problems(launch.plan, host_facts(launch)))
+def machine_findings(*overrides: str) -> list[Finding]:
+    launch_draft = draft(Request(overrides=overrides, command=[]))
+    return list(machine_problems(launch_draft.plan, host_facts(launch_draft)))
 
 
 def warnings(*overrides: str) -> list[str]:
-    return [finding.message for finding in found(*overrides) if finding.severity is Severity.WARNING]
+    return [
+        finding.message for finding in machine_findings(*overrides) if finding.severity is Severity.WARNING
+    ]
 
 
 def error(*overrides: str) -> str:
-    """The one error."""
-    (message,) = [finding.message for finding in found(*overrides) if finding.severity is Severity.ERROR]
+    """Return the message of the only error."""
+    (message,) = [
+        finding.message for finding in machine_findings(*overrides) if finding.severity is Severity.ERROR
+    ]
     return message
 
 
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The one directory in which programs are looked for."""
+    """The only directory on PATH."""
     monkeypatch.setenv("PATH", str(tmp_path))
     return tmp_path
 
 
-def script(path: Path, text: str) -> Path:
+def write_script(path: Path, text: str) -> Path:
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
     return path
@@ -48,8 +52,8 @@ def script(path: Path, text: str) -> Path:
 
 def test_an_interpreter_may_be_on_the_nodes_alone(programs: Path) -> None:
     for python in ("/no/such/python", "python3.99"):
-        (told,) = warnings(*BARE, f"cluster.python={python}")
-        assert told == f"cluster.python={python!r}: not on this machine; every node must have it"
+        (message,) = warnings(*BARE, f"cluster.python={python}")
+        assert message == f"cluster.python={python!r}: not on this machine; every node must have it"
 
 
 def test_an_interpreter_that_is_not_there_is_refused(programs: Path) -> None:
@@ -60,20 +64,20 @@ def test_an_interpreter_that_is_not_there_is_refused(programs: Path) -> None:
 
 def test_an_interpreter_is_asked_in_the_jobs_environment(programs: Path) -> None:
     variable = "import os; print('missing:', os.environ['SAID'])"
-    fake = script(programs / "python", f'exec {sys.executable} -c "{variable}"')
+    fake = write_script(programs / "python", f'exec {sys.executable} -c "{variable}"')
     assert "does not find nothing" in error(*BARE, f"cluster.python={fake}", "env_vars.SAID=nothing")
 
 
 @pytest.mark.parametrize("text", ["exit 1", "echo hello"])
-def test_one_that_does_not_answer_is_a_warning(programs: Path, text: str) -> None:
-    (told,) = warnings(*BARE, f"cluster.python={script(programs / 'python', text)}")
-    assert "does not say whether" in told
+def test_interpreter_that_does_not_answer_is_a_warning(programs: Path, text: str) -> None:
+    (message,) = warnings(*BARE, f"cluster.python={write_script(programs / 'python', text)}")
+    assert "does not say whether" in message
 
 
 def test_a_local_launch_says_that_it_has_no_container(programs: Path) -> None:
     image = "nvcr.io#nvidia/nemo:24.07"
-    told = warnings(*BARE, f"container={image}", "cluster.python=/bin/true")
-    assert told[0] == f"container={image!r}: not used: cluster.scheduler=local runs without containers"
+    messages = warnings(*BARE, f"container={image}", "cluster.python=/bin/true")
+    assert messages[0] == f"container={image!r}: not used: cluster.scheduler=local runs without containers"
 
 
 @pytest.mark.parametrize(
@@ -93,9 +97,11 @@ def test_an_allocation_has_the_nodes_of_the_run(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     overrides = (*SLURM, "cluster.scheduler=allocation", "training.trainer.num_nodes=2", "container=/x.sqsh")
-    errors = [finding for finding in found(*overrides) if finding.severity is Severity.ERROR]
-    assert [words in one.message for one in errors if words] == [True] * (words is not None)
-    assert [one.fix for one in errors] == ["salloc --nodes=2 --ntasks-per-node=8"] * (words is not None)
+    errors = [finding for finding in machine_findings(*overrides) if finding.severity is Severity.ERROR]
+    assert [words in problem.message for problem in errors if words] == [True] * (words is not None)
+    assert [problem.fix for problem in errors] == ["salloc --nodes=2 --ntasks-per-node=8"] * (
+        words is not None
+    )
 
 
 def test_the_supervisor_has_this_machines_python() -> None:
@@ -113,7 +119,7 @@ def test_the_supervisor_has_this_machines_python() -> None:
     ],
 )
 def test_a_python_too_old_for_the_supervisor_is_reported(tmp_path: Path, text: str, words: str) -> None:
-    path = str(script(tmp_path / "python3", text))
+    path = str(write_script(tmp_path / "python3", text))
     assert supervisor_python_problem(["/no/such/python", path]) == (words and path + words)
 
 

@@ -1,4 +1,4 @@
-"""Images and engines: what is refused, what is warned of, and what each says, by the table of releases."""
+"""Images and engines: the errors and warnings about each pair, by the table of releases."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from launcher.checks.rules.files import ENCODER_STAGES, TRAINER_CORE
 from launcher.images.references import Reference, contents_of_reference
 from launcher.plan import Container, Mount, Payload
 from launcher.releases import Contents, contents_of, with_installed
-from tests.checks.path_jobs import drafted
+from tests.checks.path_jobs import draft_with
 from tests.checks.plans import GPT, KNOWN, changed, plan_of
 from tests.stages.test_megatron_lm_start import load_start
 
@@ -43,7 +43,7 @@ def findings(
     nodes: int = 2,
 ) -> list[Finding]:
     """Return the findings of the two checks for a job in an image."""
-    known = contents or contents_of_reference(Reference.parse(image))
+    image_contents = contents or contents_of_reference(Reference.parse(image))
     plan = plan_of(changed(GPT, dict(changes)), engine=engine, resources={"nodes": nodes})
     container = Container(image, tuple(Mount(f"/host{target}", target) for target in mounts))
     job = replace(
@@ -52,13 +52,15 @@ def findings(
         payload=payload or payload_of(engine),
         environment=environment or {},
     )
-    facts: Facts = replace(KNOWN, image=ImageFacts(known, {} if known else {"contents": "not recorded"}))
-    found = run_checks(replace(plan, job=job), facts)
-    return [finding for finding in found if finding.id.startswith("image.")]
+    facts: Facts = replace(
+        KNOWN, image=ImageFacts(image_contents, {} if image_contents else {"contents": "not recorded"})
+    )
+    results = run_checks(replace(plan, job=job), facts)
+    return [finding for finding in results if finding.id.startswith("image.")]
 
 
-def one(found: list[Finding]) -> tuple[Severity, str]:
-    (finding,) = found
+def outcome(results: list[Finding]) -> tuple[Severity, str]:
+    (finding,) = results
     return finding.severity, f"{finding.message}\n{finding.fix}"
 
 
@@ -79,36 +81,36 @@ BEST = "container=nvcr.io#nvidia/nemo:25.07"
     ],
 )
 def test_every_spelling_of_an_image_is_known(image: str) -> None:
-    severity, told = one(findings(image))
-    assert severity is ERROR and "lacks NeMo's megatron_*_pretraining.py" in told and BEST in told
+    severity, text = outcome(findings(image))
+    assert severity is ERROR and "lacks NeMo's megatron_*_pretraining.py" in text and BEST in text
 
 
 @pytest.mark.parametrize("tag", ["25.09", "25.09.01", "25.11", "26.02", "26.04", "26.06", "26.08"])
 def test_engine_nemo_is_refused_where_nemo_has_no_models(tag: str) -> None:
-    assert one(findings(f"nvcr.io#nvidia/nemo:{tag}"))[0] is ERROR
+    assert outcome(findings(f"nvcr.io#nvidia/nemo:{tag}"))[0] is ERROR
 
 
 @pytest.mark.parametrize("tag", ["24.05", "24.07", "24.09", "24.12", "25.02", "25.04", "25.07", "25.07.02"])
-def test_engine_nemo_is_content_with_images_that_have_them(tag: str) -> None:
+def test_engine_nemo_passes_images_with_its_models(tag: str) -> None:
     assert findings(f"nvcr.io#nvidia/nemo:{tag}", changes=NEW_OPTIMIZER) == []
 
 
 @pytest.mark.parametrize("tag", ["27.01", "25.05", "latest", "dev"])
-def test_engine_nemo_is_warned_of_a_tag_that_the_table_has_not(tag: str) -> None:
-    severity, told = one(findings(f"nvcr.io#nvidia/nemo:{tag}"))
-    assert severity is WARNING and "is not known" in told and BEST in told
+def test_engine_nemo_is_warned_of_a_tag_that_the_table_lacks(tag: str) -> None:
+    severity, text = outcome(findings(f"nvcr.io#nvidia/nemo:{tag}"))
+    assert severity is WARNING and "is not known" in text and BEST in text
 
 
 @pytest.mark.parametrize("name", ["nvcr.io#nvidia/nemo", "docker://nvcr.io/nvidia/nemo"])
-def test_an_image_by_digest_is_called_by_its_digest(name: str) -> None:
+def test_image_by_digest_is_named_by_its_digest(name: str) -> None:
     digest = f"sha256:{'a' * 64}"
     for contents in (None, contents_of_reference(Reference.parse(f"{name}@{digest}"))):
-        severity, told = one(findings(f"{name}@{digest}", contents=contents))
-        assert severity is WARNING and f"whether nvcr.io/nvidia/nemo@{digest} has " in told
+        severity, text = outcome(findings(f"{name}@{digest}", contents=contents))
+        assert severity is WARNING and f"whether nvcr.io/nvidia/nemo@{digest} has " in text
 
 
 def test_the_speech_image_of_a_month_is_not_its_framework() -> None:
-    severity, _ = one(findings("nvcr.io#nvidia/nemo:24.01.speech", changes=NEW_OPTIMIZER))
+    severity, _ = outcome(findings("nvcr.io#nvidia/nemo:24.01.speech", changes=NEW_OPTIMIZER))
     assert severity is WARNING
 
 
@@ -122,8 +124,8 @@ def test_a_release_of_pytorch_has_one_form_of_tag(tag: str, is_certain: bool) ->
 
 
 def test_engine_nemo_is_warned_of_an_image_without_nemo() -> None:
-    severity, told = one(findings("nvcr.io#nvidia/pytorch:25.06-py3"))
-    assert severity is WARNING and "not known to have NeMo" in told
+    severity, text = outcome(findings("nvcr.io#nvidia/pytorch:25.06-py3"))
+    assert severity is WARNING and "not known to have NeMo" in text
 
 
 @pytest.mark.parametrize(
@@ -136,10 +138,10 @@ def test_engine_nemo_is_warned_of_an_image_without_nemo() -> None:
         "nvcr.io#nvidia/nemo:24.03.01.framework",
     ],
 )
-def test_an_optimizer_that_an_old_nemo_does_not_know(image: str) -> None:
-    severity, told = one(findings(image, changes=NEW_OPTIMIZER))
-    assert severity is ERROR and "training.model.optim.name='mcore_distributed_optim'" in told
-    assert "training.model.optim.name=distributed_fused_adam" in told and BEST in told
+def test_optimizer_that_an_old_nemo_lacks_is_refused(image: str) -> None:
+    severity, text = outcome(findings(image, changes=NEW_OPTIMIZER))
+    assert severity is ERROR and "training.model.optim.name='mcore_distributed_optim'" in text
+    assert "training.model.optim.name=distributed_fused_adam" in text and BEST in text
     assert findings(image, changes=OLD_OPTIMIZER) == []
 
 
@@ -156,30 +158,30 @@ def test_an_optimizer_that_an_old_nemo_does_not_know(image: str) -> None:
     ],
 )
 def test_fact_known_by_name_alone_is_a_warning(image: str) -> None:
-    severity, told = one(findings(image))
-    assert severity is WARNING and "if it is what its name says" in told
+    severity, text = outcome(findings(image))
+    assert severity is WARNING and "if it is what its name says" in text
 
 
-def test_an_image_of_which_nothing_is_known_is_skipped_with_the_reason() -> None:
+def test_unknown_image_is_skipped_with_the_reason() -> None:
     (finding,) = findings("registry.example.org#ml/train:1")
     assert finding.severity is Severity.SKIPPED and finding.why == "not recorded"
 
 
 @pytest.mark.parametrize("tag", ["24.07", "25.07", "25.11", "26.04", "26.08"])
-def test_our_trainer_is_refused_where_megatron_core_is_another(tag: str) -> None:
-    severity, told = one(findings(f"nvcr.io#nvidia/nemo:{tag}", "megatron"))
-    assert severity is ERROR and "the trainer is written for 0.16" in told
-    assert "container=megatron" in told and "container=nvcr.io#nvidia/nemo:26.02" in told
+def test_our_trainer_is_refused_with_another_megatron_core(tag: str) -> None:
+    severity, text = outcome(findings(f"nvcr.io#nvidia/nemo:{tag}", "megatron"))
+    assert severity is ERROR and "the trainer is written for 0.16" in text
+    assert "container=megatron" in text and "container=nvcr.io#nvidia/nemo:26.02" in text
 
 
-def test_our_trainer_is_content_with_its_megatron_core() -> None:
+def test_our_trainer_passes_images_with_its_megatron_core() -> None:
     assert findings("nvcr.io#nvidia/nemo:26.02", "megatron") == []
 
 
 @pytest.mark.parametrize("image", ["nvcr.io#nvidia/nemo:25.04", "nvcr.io#nvidia/pytorch:26.02-py3"])
 def test_our_trainer_is_warned_where_megatron_core_is_not_known(image: str) -> None:
-    severity, told = one(findings(image, "megatron"))
-    assert severity is WARNING and "is not known" in told
+    severity, text = outcome(findings(image, "megatron"))
+    assert severity is WARNING and "is not known" in text
 
 
 @pytest.mark.parametrize(
@@ -198,31 +200,38 @@ def test_mounted_paths_are_not_the_images(
     assert findings(image, engine, mounts=("/opt/NeMo2", "/opt/megatron-lm2")) != []
 
 
-def of_a_t5(pipeline: int, image: str, *words: str) -> list[Finding]:
+def t5_findings(pipeline: int, image: str, *words: str) -> list[Finding]:
     """Return the findings of the checks of images for a drafted job of Megatron-LM."""
     sizes = [
         *(f"training.model.{stack}.activation=gelu" for stack in ("encoder", "decoder")),
         f"training.model.pipeline_model_parallel_size={pipeline}",
         f"training.model.pipeline_model_parallel_split_rank={pipeline // 2}",
     ]
-    given = ("training=t5/220m", "engine=megatron_lm", "cluster=bcm", f"container={image}", *sizes, *words)
-    made = drafted(*given)
-    facts: Facts = replace(KNOWN, image=image_facts(made, look=False))
-    return [each for each in run_checks(made.plan, facts) if each.id == "image.engine"]
+    overrides = (
+        "training=t5/220m",
+        "engine=megatron_lm",
+        "cluster=bcm",
+        f"container={image}",
+        *sizes,
+        *words,
+    )
+    draft = draft_with(*overrides)
+    facts: Facts = replace(KNOWN, image=image_facts(draft, look=False))
+    return [finding for finding in run_checks(draft.plan, facts) if finding.id == "image.engine"]
 
 
 @pytest.mark.parametrize("tag", ["25.09", "26.04", "26.08"])
-def test_stages_of_a_t5_that_the_images_release_has_not(tag: str) -> None:
-    severity, told = one(of_a_t5(2, f"nvcr.io#nvidia/nemo:{tag}"))
-    assert severity is ERROR and "training.model.pipeline_model_parallel_size=2" in told
-    assert "no pipeline for a T5" in told and BEST in told
-    assert of_a_t5(1, f"nvcr.io#nvidia/nemo:{tag}") == []
-    assert one(of_a_t5(2, f"registry.example.org#nvidia/nemo:{tag}"))[0] is WARNING
+def test_t5_pipeline_is_refused_if_the_release_has_none(tag: str) -> None:
+    severity, text = outcome(t5_findings(2, f"nvcr.io#nvidia/nemo:{tag}"))
+    assert severity is ERROR and "training.model.pipeline_model_parallel_size=2" in text
+    assert "no pipeline for a T5" in text and BEST in text
+    assert t5_findings(1, f"nvcr.io#nvidia/nemo:{tag}") == []
+    assert outcome(t5_findings(2, f"registry.example.org#nvidia/nemo:{tag}"))[0] is WARNING
 
 
-def test_stages_of_a_t5_where_nothing_is_known_to_be_wrong() -> None:
-    assert of_a_t5(2, "nvcr.io#nvidia/nemo:25.07") == []
-    assert of_a_t5(2, "nvcr.io#nvidia/nemo:26.08", "container_mounts=[/opt/megatron-lm]") == []
+def test_t5_pipeline_passes_if_nothing_is_known_against_it() -> None:
+    assert t5_findings(2, "nvcr.io#nvidia/nemo:25.07") == []
+    assert t5_findings(2, "nvcr.io#nvidia/nemo:26.08", "container_mounts=[/opt/megatron-lm]") == []
 
 
 def test_the_option_of_an_encoders_stages_is_the_one_that_the_job_looks_for() -> None:
@@ -241,16 +250,16 @@ PLUGIN = "/opt/amazon/ofi-nccl/lib/libnccl-net.so"
         ("nvcr.io#nvidia/nemo:26.02", ("aws-ofi-nccl 1.17.0", "leaks memory", "1.17.3")),
     ],
 )
-def test_efa_with_a_plugin_that_does_not_fit(image: str, words: tuple[str, ...]) -> None:
-    found = [
+def test_efa_with_a_plugin_that_does_not_fit_is_a_warning(image: str, words: tuple[str, ...]) -> None:
+    results = [
         finding
         for finding in findings(image, "megatron_lm", environment=EFA)
         if finding.id == "image.network"
     ]
-    severity, told = one(found)
+    severity, text = outcome(results)
     assert severity is WARNING
     for word in words:
-        assert word in told
+        assert word in text
 
 
 @pytest.mark.parametrize(
@@ -265,9 +274,9 @@ def test_efa_with_a_plugin_that_does_not_fit(image: str, words: tuple[str, ...])
         ("registry.example.org#ml/train:1", EFA, 2),
     ],
 )
-def test_efa_where_nothing_is_wrong(image: str, environment: dict[str, str], nodes: int) -> None:
-    found = findings(image, "megatron_lm", environment=environment, nodes=nodes)
-    assert "image.network" not in {finding.id for finding in found}
+def test_efa_without_a_known_problem_passes(image: str, environment: dict[str, str], nodes: int) -> None:
+    results = findings(image, "megatron_lm", environment=environment, nodes=nodes)
+    assert "image.network" not in {finding.id for finding in results}
 
 
 INSTALLED: dict[str, str | None] = {
@@ -290,12 +299,12 @@ def test_answer_of_the_images_python_counts_more_than_the_table() -> None:
     without = with_installed(
         Contents("ours.sqsh"), {**INSTALLED, "megatron_core": None, "nemo_models": None, "nemo": None}
     )
-    assert one(findings(image, contents=without))[0] is ERROR
-    severity, told = one(findings(image, "megatron", contents=without))
-    assert severity is ERROR and "has no megatron-core" in told
+    assert outcome(findings(image, contents=without))[0] is ERROR
+    severity, text = outcome(findings(image, "megatron", contents=without))
+    assert severity is ERROR and "has no megatron-core" in text
 
 
-def test_a_job_without_an_image_has_nothing_to_look_at() -> None:
+def test_job_without_an_image_has_no_findings() -> None:
     assert run_checks(plan_of(GPT), replace(KNOWN, image=None)) == []
 
 
@@ -309,7 +318,7 @@ def test_the_trainers_megatron_core_is_the_one_that_is_pinned() -> None:
     assert pin in parser["options.extras_require"]["train"]
 
 
-def test_an_image_that_does_not_do_hides_nothing_that_the_trainer_says() -> None:
+def test_refused_image_does_not_hide_the_trainers_error() -> None:
     plan = plan_of(GPT, engine="megatron")
     container = Container("nvcr.io#nvidia/nemo:25.07", ())
     plan = replace(plan, job=replace(plan.job, container=container, payload=payload_of("megatron")))

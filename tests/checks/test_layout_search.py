@@ -45,7 +45,7 @@ from tests.checks.plans import GPT, T5, changed, plan_of
 from tests.checks.published import LAYOUTS, rating
 
 A100 = "cluster.gpu=a100-80gb"
-# What does not fit as it is, of each kind of model.
+# Jobs that do not fit as they are, of each kind of model.
 TOO_LARGE = (
     ("training=gpt3/5b", "cluster.gpu=a100-40gb", "training.model.micro_batch_size=16"),
     ("training=gpt3/40b", A100, "training.trainer.num_nodes=16", "training.model.micro_batch_size=8"),
@@ -62,26 +62,30 @@ TOO_LARGE = (
 
 
 @cache
-def planned(*words: str) -> Plan:
+def composed_plan(*words: str) -> Plan:
     return draft(Request(overrides=words, command=["slipway"])).plan
 
 
-def taken(plan: Plan, changes: dict[str, Any]) -> Plan:
-    """The plan with a suggestion taken, as the configuration would have it."""
+def with_suggestion(plan: Plan, changes: dict[str, Any]) -> Plan:
+    """Return the plan with a suggestion's changes to the configuration."""
     nodes = changes.get("trainer.num_nodes", plan.job.resources.nodes)
     moved = with_nodes(plan, nodes)
     return replace(moved, job=replace(moved.job, config=with_changes(moved.job.config or {}, changes)))
 
 
-def wrong(plan: Plan) -> list[str]:
+def errors_of(plan: Plan) -> list[str]:
     """Return the errors of layout, batch and memory that keep a plan from running."""
-    found = run_checks(plan, Facts())
+    findings = run_checks(plan, Facts())
     ids = ("layout.", "batch.", "memory.", "model.", "elastic.")
-    found = [one for one in found if one.severity is not Severity.SKIPPED and one.id.startswith(ids)]
-    return [f"{one.id} {one.message}" for one in found]
+    findings = [
+        finding
+        for finding in findings
+        if finding.severity is not Severity.SKIPPED and finding.id.startswith(ids)
+    ]
+    return [f"{finding.id} {finding.message}" for finding in findings]
 
 
-def fullest(plan: Plan) -> int:
+def most_bytes(plan: Plan) -> int:
     stages = estimate_memory(plan.job.config or {}, plan.job.resources.nodes, plan.job.engine)
     assert stages is not None
     return max(stage.total for stage in stages)
@@ -89,28 +93,28 @@ def fullest(plan: Plan) -> int:
 
 @pytest.mark.parametrize("words", TOO_LARGE, ids=lambda words: words[0])
 def test_suggestions_fit_and_pass_the_checks(words: Sequence[str]) -> None:
-    plan = planned(*words)
+    plan = composed_plan(*words)
     search = LayoutSearch(plan, Facts())
     assert search.own is None or not search.fits(search.own)
-    nearest, found = search.nearest(), list(islice(search.best(), 4))
+    nearest, suggestions = search.nearest(), list(islice(search.best(), 4))
     assert nearest is not None
-    assert found
-    for one in (nearest, *found):
-        assert one.changes
-        tried = taken(plan, dict(one.changes))
-        assert wrong(tried) == []
-        assert fullest(tried) <= search.limit
-        assert one.fullest is not None
-        assert one.fullest.total == fullest(tried)
+    assert suggestions
+    for suggestion in (nearest, *suggestions):
+        assert suggestion.changes
+        new_plan = with_suggestion(plan, dict(suggestion.changes))
+        assert errors_of(new_plan) == []
+        assert most_bytes(new_plan) <= search.limit
+        assert suggestion.fullest is not None
+        assert suggestion.fullest.total == most_bytes(new_plan)
 
 
 @pytest.mark.parametrize("words", TOO_LARGE[:3], ids=lambda words: words[0])
 def test_best_is_sorted_by_speed_and_nearest_by_distance(words: Sequence[str]) -> None:
-    search = LayoutSearch(planned(*words), Facts())
-    found, nearest = list(search.best()), search.nearest()
-    seconds = [one.seconds for one in found if one.seconds is not None]
-    assert len(seconds) == len(found)
-    # Those that differ by less than a hundredth are equals, and a full GPU counts as three hundredths.
+    search = LayoutSearch(composed_plan(*words), Facts())
+    suggestions, nearest = list(search.best()), search.nearest()
+    seconds = [suggestion.seconds for suggestion in suggestions if suggestion.seconds is not None]
+    assert len(seconds) == len(suggestions)
+    # Suggestions that differ by less than 1 % are equals, and a full GPU counts as 3 %.
     assert all(after > before * 0.95 for before, after in pairwise(seconds))
     assert seconds[0] < max(seconds)
     values = Values(search.plan.job.config or {})
@@ -118,11 +122,13 @@ def test_best_is_sorted_by_speed_and_nearest_by_distance(words: Sequence[str]) -
     assert nearest is not None
     assert shape is not None
     own = layout_of(values, shape)
-    assert distance(nearest.layout, own) == min(distance(one.layout, own) for one in (*found, nearest))
+    assert distance(nearest.layout, own) == min(
+        distance(suggestion.layout, own) for suggestion in (*suggestions, nearest)
+    )
 
 
 def test_layout_that_fits_is_its_own_nearest() -> None:
-    search = LayoutSearch(planned("training=gpt3/5b", A100), Facts())
+    search = LayoutSearch(composed_plan("training=gpt3/5b", A100), Facts())
     assert search.own is not None
     assert search.fits(search.own)
     nearest = search.nearest()
@@ -131,7 +137,7 @@ def test_layout_that_fits_is_its_own_nearest() -> None:
 
 
 def test_least_nodes_are_named_where_nothing_fits() -> None:
-    plan = planned("training=gpt3/175b", A100, "training.trainer.num_nodes=2")
+    plan = composed_plan("training=gpt3/175b", A100, "training.trainer.num_nodes=2")
     search = LayoutSearch(plan, Facts())
     assert list(search.best()) == []
     smallest, more = search.smallest, on_least_nodes(plan, Facts())
@@ -139,51 +145,53 @@ def test_least_nodes_are_named_where_nothing_fits() -> None:
     assert smallest.fullest is not None
     assert smallest.fullest.total > search.limit
     assert more is not None
-    assert wrong(taken(plan, dict(more.changes))) == []
-    # On fewer nodes there is none: asked of each of them.
+    assert errors_of(with_suggestion(plan, dict(more.changes))) == []
+    # No smaller number of nodes has a layout that fits.
     for nodes in range(1, more.nodes):
         assert next(LayoutSearch(with_nodes(plan, nodes), Facts()).best(), None) is None
-    told = would_fit(plan, Facts())
-    assert told.startswith("no layout fits on 2 nodes: the smallest, tensor ")
-    assert f"\nwould fit on {more.nodes} nodes: training.trainer.num_nodes={more.nodes} " in told
+    text = would_fit(plan, Facts())
+    assert text.startswith("no layout fits on 2 nodes: the smallest, tensor ")
+    assert f"\nwould fit on {more.nodes} nodes: training.trainer.num_nodes={more.nodes} " in text
 
 
 def test_lines_of_a_remedy_can_be_pasted() -> None:
     words = ("training=gpt3/5b", "cluster.gpu=a100-40gb", "training.model.micro_batch_size=16")
-    plan = planned(*words)
+    plan = composed_plan(*words)
     lines = would_fit(plan, Facts()).split("\n")
     assert lines[0].startswith("would fit: training.model.")
     pasted = lines[0].removeprefix("would fit: ").split(" ")
-    assert wrong(planned(*words, *pasted)) == []
+    assert errors_of(composed_plan(*words, *pasted)) == []
 
 
 def test_key_that_the_tree_lacks_gets_a_plus() -> None:
     config = {"model": {"micro_batch_size": 4, "sequence_parallel": False}}
-    made = LayoutSearch(plan_of(GPT), Facts()).own
-    assert made is not None
-    told = overrides(
-        config, replace(made, changes={"model.context_parallel_size": 2, "model.micro_batch_size": 1})
+    own = LayoutSearch(plan_of(GPT), Facts()).own
+    assert own is not None
+    words = overrides(
+        config, replace(own, changes={"model.context_parallel_size": 2, "model.micro_batch_size": 1})
     )
-    assert told == ["+training.model.context_parallel_size=2", "training.model.micro_batch_size=1"]
-    told = overrides(GPT, replace(made, changes={"model.virtual_pipeline_model_parallel_size": None}))
-    assert told == ["training.model.virtual_pipeline_model_parallel_size=null"]
+    assert words == ["+training.model.context_parallel_size=2", "training.model.micro_batch_size=1"]
+    words = overrides(GPT, replace(own, changes={"model.virtual_pipeline_model_parallel_size": None}))
+    assert words == ["training.model.virtual_pipeline_model_parallel_size=null"]
 
 
 @pytest.mark.parametrize("engine", ["nemo", "megatron_lm"])
 def test_candidates_pass_the_checks(engine: str) -> None:
-    """Each of the layouts of a small model, by the checks themselves."""
+    """The checks themselves pass the layouts of a small model."""
     plan = plan_of(changed(GPT, {"trainer.num_nodes": 1, "model.num_layers": 8}), engine=engine)
     config = plan.job.config or {}
     values = Values(config)
     shape = read_parallel_config(values)
     assert shape is not None
-    found = list(layouts(values, shape, [1], engine))
-    assert len(found) == len(set(found)) > 100
-    assert {one.recompute for one in found} >= {NOTHING, SELECTIVE, EVERYTHING}
-    assert {one.virtual for one in found} >= {None, 2}
-    for layout in found[::7]:
-        tried = replace(plan, job=replace(plan.job, config=with_changes(config, changes_to(values, layout))))
-        assert [told for told in wrong(tried) if not told.startswith("memory.")] == []
+    candidates = list(layouts(values, shape, [1], engine))
+    assert len(candidates) == len(set(candidates)) > 100
+    assert {candidate.recompute for candidate in candidates} >= {NOTHING, SELECTIVE, EVERYTHING}
+    assert {candidate.virtual for candidate in candidates} >= {None, 2}
+    for layout in candidates[::7]:
+        new_plan = replace(
+            plan, job=replace(plan.job, config=with_changes(config, changes_to(values, layout)))
+        )
+        assert [error for error in errors_of(new_plan) if not error.startswith("memory.")] == []
 
 
 def test_a_pipeline_of_a_t5_comes_with_its_split() -> None:
@@ -191,12 +199,12 @@ def test_a_pipeline_of_a_t5_comes_with_its_split() -> None:
     values = Values(plan.job.config or {})
     shape = read_parallel_config(values)
     assert shape is not None
-    by_pipeline = {one.pipeline: one for one in layouts(values, shape, [2], "nemo")}
+    by_pipeline = {layout.pipeline: layout for layout in layouts(values, shape, [2], "nemo")}
     assert set(by_pipeline) == {1, 2, 4, 8}
     assert changes_to(values, by_pipeline[4])["model.pipeline_model_parallel_split_rank"] == 2
-    assert {one.virtual for one in by_pipeline.values()} == {None}
+    assert {layout.virtual for layout in by_pipeline.values()} == {None}
     # Our trainer has no pipeline for one.
-    assert {one.pipeline for one in layouts(values, shape, [2], "megatron")} == {1}
+    assert {layout.pipeline for layout in layouts(values, shape, [2], "megatron")} == {1}
 
 
 def test_long_sequences_are_cut() -> None:
@@ -204,7 +212,7 @@ def test_long_sequences_are_cut() -> None:
         values = Values(changed(GPT, {"model.encoder_seq_length": length, "model.data.seq_length": length}))
         shape = read_parallel_config(values)
         assert shape is not None
-        return {one.context for one in layouts(values, shape, [2], "nemo")}
+        return {layout.context for layout in layouts(values, shape, [2], "nemo")}
 
     assert contexts(2048) == contexts(4096) == {1}
     assert contexts(8192) == {1, 2}
@@ -245,10 +253,12 @@ def test_distances_count_doublings() -> None:
 
 def test_range_of_nodes_gets_layouts_that_fit_each_count() -> None:
     plan = plan_of(changed(GPT, {"model.global_batch_size": 240}), resources={"nodes": 2, "max_nodes": 3})
-    found = next(LayoutSearch(plan, Facts()).best(), None)
-    assert found is not None
-    tried = replace(plan, job=replace(plan.job, config=with_changes(plan.job.config or {}, found.changes)))
-    assert wrong(tried) == []
+    suggestion = next(LayoutSearch(plan, Facts()).best(), None)
+    assert suggestion is not None
+    new_plan = replace(
+        plan, job=replace(plan.job, config=with_changes(plan.job.config or {}, suggestion.changes))
+    )
+    assert errors_of(new_plan) == []
     odd = plan_of(GPT, resources={"nodes": 2, "max_nodes": 3})
     assert would_fit(odd, Facts()) == "no layout fits every number of nodes from 2 to 3"
 
@@ -259,10 +269,10 @@ def test_warnings_of_the_own_layout_exclude_no_suggestion() -> None:
     plan = plan_of(config, resources={"gpus_per_node": 8})
     search = LayoutSearch(plan, Facts())
     assert search.own is None
-    found = next(search.best(), None)
-    assert found is not None
-    tried = replace(plan, job=replace(plan.job, config=with_changes(config, found.changes)))
-    assert [told for told in wrong(tried) if not told.startswith("layout.gpus ")] == []
+    suggestion = next(search.best(), None)
+    assert suggestion is not None
+    new_plan = replace(plan, job=replace(plan.job, config=with_changes(config, suggestion.changes)))
+    assert [error for error in errors_of(new_plan) if not error.startswith("layout.gpus ")] == []
     assert "would fit: training.model.pipeline_model_parallel_size=" in would_fit(plan, Facts())
 
 
@@ -302,21 +312,23 @@ def test_layers_that_no_pipeline_divides_get_ends_that_count() -> None:
     values = Values(plan.job.config or {})
     shape = read_parallel_config(values)
     assert shape is not None
-    found = [one for one in layouts(values, shape, [128], "nemo") if one.pipeline == 8]
-    assert found
-    assert all(one.counts_ends for one in found)
-    assert {one.virtual for one in found} == {None, 2, 4, 8, 16}
-    assert set(ENDS) < set(changes_to(values, found[0]))
-    # What divides goes without, and other engines have no such keys here.
-    assert not any(one.counts_ends for one in layouts(values, shape, [126], "nemo") if one.pipeline == 9)
-    assert all(one.pipeline != 8 for one in layouts(values, shape, [128], "megatron_lm"))
+    candidates = [layout for layout in layouts(values, shape, [128], "nemo") if layout.pipeline == 8]
+    assert candidates
+    assert all(layout.counts_ends for layout in candidates)
+    assert {layout.virtual for layout in candidates} == {None, 2, 4, 8, 16}
+    assert set(ENDS) < set(changes_to(values, candidates[0]))
+    # A pipeline that divides the layers goes without, and other engines have no such keys here.
+    assert not any(
+        layout.counts_ends for layout in layouts(values, shape, [126], "nemo") if layout.pipeline == 9
+    )
+    assert all(layout.pipeline != 8 for layout in layouts(values, shape, [128], "megatron_lm"))
     best = next(LayoutSearch(plan, Facts()).best())
     assert best.layout.counts_ends
-    assert wrong(taken(plan, dict(best.changes))) == []
+    assert errors_of(with_suggestion(plan, dict(best.changes))) == []
 
 
 def test_gradients_in_bf16_are_offered_where_they_make_room() -> None:
-    """A layout that does not fit with gradients in 32 bits alone, and a model of which none does."""
+    """They are offered for a layout that fits with them alone, and for a model that no other layout fits."""
     sizes = {"model.num_layers": 40, "model.tensor_model_parallel_size": 2, "model.sequence_parallel": True}
     config = changed(GPT, {**sizes, "model.hidden_size": 6144, "model.ffn_hidden_size": 24576})
     config = changed(config, {"model.num_attention_heads": 48, "model.micro_batch_size": 1})
@@ -331,15 +343,15 @@ def test_gradients_in_bf16_are_offered_where_they_make_room() -> None:
     search.limit = most[0].total
     assert own_with_half_gradients(search) is None
     assert with_half_gradients(replace(plan, job=replace(plan.job, engine="megatron_lm"))) is None
-    assert with_half_gradients(taken(plan, {GRADIENTS: "fp32"})) is None
+    assert with_half_gradients(with_suggestion(plan, {GRADIENTS: "fp32"})) is None
     first = next(best_with_half_gradients(plan, Facts()))
     assert first.changes[GRADIENTS] == "bf16"
-    assert wrong(taken(plan, dict(first.changes))) == []
+    assert errors_of(with_suggestion(plan, dict(first.changes))) == []
 
 
 def test_layout_with_room_precedes_a_slightly_faster_full_one() -> None:
     """The fastest comes later where it would fill its GPU to gain less than three hundredths."""
-    plan = planned("training=gpt3/5b", A100)
+    plan = composed_plan("training=gpt3/5b", A100)
     first = next(LayoutSearch(plan, Facts()).best())
     assert first.fullest is not None and first.seconds is not None
     narrow = LayoutSearch(plan, Facts())
@@ -352,7 +364,7 @@ def test_layout_with_room_precedes_a_slightly_faster_full_one() -> None:
     assert next(narrow.best()) == first
 
 
-# Of NVIDIA's layouts on H100, those that are rated as more than 5 % slower than the first suggestion: see
+# NVIDIA's layouts on H100 that are rated as more than 5 % slower than the first suggestion: see
 # docs/suggest.md.
 RATED_SLOWER = {
     "dgxc-25.04 llama3-70b 64 h100-80gb fp8 t4p8v5c1m1",
@@ -362,7 +374,7 @@ RATED_SLOWER = {
 
 
 def test_layouts_of_nvidia_are_rated_as_good_as_suggested_ones() -> None:
-    rated = {str(row): rating(row)[0] for row in LAYOUTS if row.gpu == "h100-80gb"}
-    assert len(rated) >= 20
-    assert {name for name, ratio in rated.items() if ratio > 1.05} == RATED_SLOWER
-    assert len(RATED_SLOWER) <= len(rated) / 8
+    ratios = {str(row): rating(row)[0] for row in LAYOUTS if row.gpu == "h100-80gb"}
+    assert len(ratios) >= 20
+    assert {name for name, ratio in ratios.items() if ratio > 1.05} == RATED_SLOWER
+    assert len(RATED_SLOWER) <= len(ratios) / 8

@@ -21,7 +21,7 @@ from tests.checks.trainings import gpt, layout, stages, training
 BRIDGE: dict[str, Any] = json.loads((Path(__file__).parent / "bridge_estimates.json").read_text())
 RECIPES: dict[str, dict[str, Any]] = {recipe["recipe"]: recipe for recipe in BRIDGE["recipes"]}
 
-# What all of these models share.
+# The options that all of these models share.
 GATED: dict[str, Any] = {
     "activation": "swiglu",
     "normalization": "rmsnorm",
@@ -49,17 +49,19 @@ class PerGpu(NamedTuple):
 
 def per_gpu(recipe: dict[str, Any]) -> PerGpu:
     config = config_of(recipe)
-    read = training_of(config, config["trainer"]["num_nodes"], "megatron_lm")
-    assert read is not None
-    split = stages_of(read)
+    job = training_of(config, config["trainer"]["num_nodes"], "megatron_lm")
+    assert job is not None
+    split = stages_of(job)
     assert split is not None
-    sizes = [parameters_of(read.parts, stage) for stage in split]
-    dense = max(size.on_rank(read.parallel.tensor) for size in sizes)
-    routed = max(size.routed for size in sizes) // (read.parallel.expert * read.parallel.expert_tensor)
-    each = bytes_per_parameter(read)
-    fixed = each.weight + each.gradient
-    total = dense * (fixed + each.optimizer / each.shared_by)
-    return PerGpu(dense, routed, total + routed * (fixed + each.optimizer / each.experts_shared_by))
+    sizes = [parameters_of(job.parts, stage) for stage in split]
+    dense = max(size.on_rank(job.parallel.tensor) for size in sizes)
+    routed = max(size.routed for size in sizes) // (job.parallel.expert * job.parallel.expert_tensor)
+    per_parameter = bytes_per_parameter(job)
+    fixed = per_parameter.weight + per_parameter.gradient
+    total = dense * (fixed + per_parameter.optimizer / per_parameter.shared_by)
+    return PerGpu(
+        dense, routed, total + routed * (fixed + per_parameter.optimizer / per_parameter.experts_shared_by)
+    )
 
 
 def config_of(recipe: dict[str, Any]) -> dict[str, Any]:
@@ -84,7 +86,7 @@ def test_ten_recipes_are_compared() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(COUNTED_OTHERWISE))
-def test_latent_attention_apart_states_are_those_of_megatron_bridge(name: str) -> None:
+def test_states_without_latent_attention_are_those_of_megatron_bridge(name: str) -> None:
     recipe = RECIPES[name]
     ours, bridge, model = per_gpu(recipe), recipe["bridge"], recipe["model"]
     is_even = model["pipeline_model_parallel_size"] == 1
@@ -99,7 +101,7 @@ def test_latent_attention_apart_states_are_those_of_megatron_bridge(name: str) -
 
 
 def latent_attention(model: dict[str, Any]) -> int:
-    """Parameters of multi-latent attention without a narrow query on a GPU, from its matrices' sides."""
+    """Return a GPU's parameters of multi-latent attention without a narrow query, from its matrices."""
     heads = model["num_attention_heads"] // model["tensor_model_parallel_size"]
     hidden, rank = model["hidden_size"], model["kv_lora_rank"]
     query, value = model["qk_head_dim"] + model["qk_pos_emb_head_dim"], model["v_head_dim"]
@@ -129,23 +131,23 @@ def test_parameters_are_the_published_ones(name: str) -> None:
     vocabulary = model["override_vocab_size"]
     total, active = PUBLISHED[name]
     assert count_parameters(model, vocabulary) / 1e9 == pytest.approx(total, rel=0.015)
-    met = {**model, "num_moe_experts": model["moe_router_topk"]}
+    active_model = {**model, "num_moe_experts": model["moe_router_topk"]}
     # DeepSeek-V2-Lite's are those without the embedding.
     embedding = vocabulary * model["hidden_size"] if name.startswith("deepseek_v2_lite") else 0
-    assert (count_parameters(met, vocabulary) - embedding) / 1e9 == pytest.approx(active, rel=0.035)
+    assert (count_parameters(active_model, vocabulary) - embedding) / 1e9 == pytest.approx(active, rel=0.035)
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_flops_are_six_for_each_parameter_that_a_token_meets_and_the_scores(name: str) -> None:
     model = config_of(RECIPES[name])["model"]
     vocabulary, length = model["override_vocab_size"], model["encoder_seq_length"]
-    met = {**model, "num_moe_experts": model["moe_router_topk"]}
-    weights = count_parameters(met, vocabulary) - vocabulary * model["hidden_size"]
+    active_model = {**model, "num_moe_experts": model["moe_router_topk"]}
+    weights = count_parameters(active_model, vocabulary) - vocabulary * model["hidden_size"]
     head = model.get("kv_channels") or model["hidden_size"] // model["num_attention_heads"]
-    both = 2 * head
+    widths = 2 * head
     if model.get("multi_latent_attention"):
-        both = model["qk_head_dim"] + model["qk_pos_emb_head_dim"] + model["v_head_dim"]
-    scores = 6 * length**2 * both * model["num_attention_heads"] * model["num_layers"]
+        widths = model["qk_head_dim"] + model["qk_pos_emb_head_dim"] + model["v_head_dim"]
+    scores = 6 * length**2 * widths * model["num_attention_heads"] * model["num_layers"]
     assert sample_flops(model, vocabulary) == pytest.approx(6 * length * weights + scores, rel=0.01)
 
 
@@ -162,9 +164,9 @@ def test_scores_of_a_sliding_window_are_those_in_it(keys: dict[str, Any], window
     model = training(**gpt(8, 1024, 16, sequence=2048))["model"]
     full = sample_flops(model, 51_200)
     # A token sees itself and 511 before it.
-    found = sample_flops({**model, "window_size": [511, 0], **keys}, 51_200)
+    windowed_flops = sample_flops({**model, "window_size": [511, 0], **keys}, 51_200)
     spared = 2048**2 - (2 * 2048 * 512 - 512**2)
-    assert full - found == windowed * 3 * 2 * 2 * spared * 1024
+    assert full - windowed_flops == windowed * 3 * 2 * 2 * spared * 1024
     assert sample_flops({**model, "window_size": [2047, 0], **keys}, 51_200) == full
     assert sample_flops({**model, "window_size": [-1, 0], **keys}, 51_200) == full
 
@@ -184,7 +186,7 @@ WORKSPACES = 4 * 32 * 2**20
 
 # NVIDIA/Megatron-LM at d98e8a64, tests/functional_tests/test_cases/mixtral/*/golden_values_dev_dgx_h100.json,
 # as in test_memory_measured: the peak of the last stage, and what stays between the steps. The number of GPUs
-# is not told there: 128 is the least that the sizes multiply to, and with 64 the states are those measured.
+# is not given there: 128 is the least that the sizes multiply to, and with 64 the states are those measured.
 MEASURED = {
     "mixtral_8x7b_tp1pp4ep8vpp8_release": (
         mixtral(
@@ -210,14 +212,14 @@ MEASURED = {
 
 @pytest.mark.parametrize("name", MEASURED)
 def test_memory_of_mixtral_is_near_the_measured_one(name: str) -> None:
-    found, peak, allocated = MEASURED[name]
-    last, others = found[-1], LIBRARIES + WORKSPACES
-    assert last.total == pytest.approx(peak - others, rel=0.05)
-    assert last.weights + last.gradients + last.optimizer == pytest.approx(allocated - others, rel=0.05)
+    model_stages, peak, allocated = MEASURED[name]
+    last, overhead = model_stages[-1], LIBRARIES + WORKSPACES
+    assert last.total == pytest.approx(peak - overhead, rel=0.05)
+    assert last.weights + last.gradients + last.optimizer == pytest.approx(allocated - overhead, rel=0.05)
 
 
-def few(optim: str = "adam", **more: Any) -> StageMemory:
-    """The last stage of a GPT of 12 layers of 512 with experts, as NVIDIA's small tests have it."""
+def last_stage(optim: str = "adam", **more: Any) -> StageMemory:
+    """Return the last stage of a GPT of 12 layers of 512 with experts, as NVIDIA's small tests have it."""
     tensor = more["tensor_model_parallel_size"]
     sizes = gpt(12, 512, 8, sequence=1024, vocabulary=-(-50_257 // (128 * tensor)) * 128 * tensor)
     options = {"bias": False, "bias_activation_fusion": False, "sequence_parallel": tensor > 1}
@@ -229,28 +231,28 @@ def experts(number: int, topk: int, parallel: int, **more: Any) -> dict[str, Any
     return keys | more
 
 
-# Experts' products are grouped in some of these; attention without a fused kernel writes its scores.
+# Some of these group the experts' products; attention without a fused kernel writes its scores.
 UNFUSED = {"transformer_engine": False}
 ETP = "expert_tensor_parallel_size"
-SMALL_ONES = {
+SMALL_MODELS = {
     "gpt3_mcore_te_tp2_pp1_te_8experts_etp1_ep4": (
-        few(**layout(2, 1, 4, 32), **experts(8, 2, 4, **{ETP: 1}), **UNFUSED),
+        last_stage(**layout(2, 1, 4, 32), **experts(8, 2, 4, **{ETP: 1}), **UNFUSED),
         4_013_319_680 - WORKSPACES,
     ),
     "gpt3_mcore_tp2_pp2_ep2_etp2_te_4experts2parallel": (
-        few(**layout(4, 2, 4, 32), **experts(4, 1, 2, **{ETP: 2}), **UNFUSED),
+        last_stage(**layout(4, 2, 4, 32), **experts(4, 1, 2, **{ETP: 2}), **UNFUSED),
         1_226_082_304,
     ),
     "gpt3_mcore_tp2_pp2_ep2_te_4experts2parallel": (
-        few(**layout(2, 2, 4, 32), **experts(4, 1, 2), **UNFUSED),
+        last_stage(**layout(2, 2, 4, 32), **experts(4, 1, 2), **UNFUSED),
         2_110_856_192,
     ),
     "gpt3_mcore_te_tp2_pp1_resume_torch_dist_te_8experts2parallel_dist_optimizer": (
-        few("mcore_distributed_optim", **layout(2, 1, 4, 32), **experts(8, 1, 2)),
+        last_stage("mcore_distributed_optim", **layout(2, 1, 4, 32), **experts(8, 1, 2)),
         2_159_231_488,
     ),
     "gpt3_moe_mcore_te_tp4_ep2_etp2_pp2_resume_torch_dist_dist_optimizer": (
-        few(
+        last_stage(
             "mcore_distributed_optim",
             **layout(4, 2, 4, 32),
             **experts(8, 2, 2, **{ETP: 2}),
@@ -260,7 +262,7 @@ SMALL_ONES = {
         1_149_626_368 - WORKSPACES,
     ),
     "gpt3_mcore_cp2_pp2_ep2_te_4experts2parallel_nondeterministic": (
-        few(
+        last_stage(
             **layout(1, 2, 4, 32),
             **experts(4, 1, 2),
             context_parallel_size=2,
@@ -272,14 +274,14 @@ SMALL_ONES = {
 }
 
 
-@pytest.mark.parametrize("name", SMALL_ONES)
+@pytest.mark.parametrize("name", SMALL_MODELS)
 def test_memory_of_small_models_with_experts_is_near_the_measured_one(name: str) -> None:
-    last, peak = SMALL_ONES[name]
+    last, peak = SMALL_MODELS[name]
     assert last.total == pytest.approx(peak - LIBRARIES, rel=0.05)
 
 
 def test_memory_of_latent_attention_is_near_the_measured_one() -> None:
-    """gpt3_mcore_te_tp2_pp2_mla of the same, whose attention is not fused."""
+    """The model is gpt3_mcore_te_tp2_pp2_mla of the same tests, whose attention is not fused."""
     narrow = {"q_lora_rank": 192, "kv_lora_rank": 64, "qk_head_dim": 16, "qk_pos_emb_head_dim": 8}
     model = gpt(4, 512, 8, sequence=1024, vocabulary=50_432) | layout(2, 2, 4, 32)
     model |= {"multi_latent_attention": True, "v_head_dim": 16, "sequence_parallel": True, **narrow}
@@ -298,22 +300,22 @@ SMALL: dict[str, Any] = {
 }
 
 
-def only(**changes: Any) -> StageMemory:
+def small_stage(**changes: Any) -> StageMemory:
     return stages(training(optim="mcore_distributed_optim", **(SMALL | changes)))[0]
 
 
-def test_experts_are_shared_out_and_their_optimizer_by_the_copies_of_them() -> None:
+def test_optimizer_of_experts_is_shared_by_their_copies() -> None:
     expert = 3 * 1024 * 4096
     routed = 4 * 8 * expert
-    dense = only().parameters - routed
-    assert only(expert_model_parallel_size=4).parameters == dense + routed // 4
+    dense = small_stage().parameters - routed
+    assert small_stage(expert_model_parallel_size=4).parameters == dense + routed // 4
     # 8 GPUs: 2 copies of an expert, 8 of all else.
-    assert only(expert_model_parallel_size=4).optimizer == 12 * dense // 8 + 12 * (routed // 4) // 2
+    assert small_stage(expert_model_parallel_size=4).optimizer == 12 * dense // 8 + 12 * (routed // 4) // 2
 
 
 def test_expert_tensor_parallel_cuts_the_experts() -> None:
     sizes = {"tensor_model_parallel_size": 4, "sequence_parallel": True, "expert_model_parallel_size": 2}
-    cut, whole = only(**sizes), only(**sizes, expert_tensor_parallel_size=1)
+    cut, whole = small_stage(**sizes), small_stage(**sizes, expert_tensor_parallel_size=1)
     assert whole.parameters - cut.parameters == 4 * 4 * 3 * 1024 * 4096 * 3 // 4
     # The GPUs that share an expert have each other's tokens, too.
     assert cut.activations > whole.activations
@@ -346,11 +348,11 @@ def test_layers_with_experts_are_counted_where_they_are() -> None:
     ids=str,
 )
 def test_layer_with_experts_keeps_its_tokens_and_hidden_units(changes: dict[str, Any], more: int) -> None:
-    def of_a_layer(**options: Any) -> int:
-        few, many = (only(**options, num_layers=layers).activations for layers in (8, 9))
-        return many - few
+    def layer_activations(**options: Any) -> int:
+        eight, nine = (small_stage(**options, num_layers=layers).activations for layers in (8, 9))
+        return nine - eight
 
-    assert of_a_layer(**changes) - of_a_layer() == 2048 * more
+    assert layer_activations(**changes) - layer_activations() == 2048 * more
 
 
 NARROW = {
@@ -365,20 +367,20 @@ NARROW = {
 
 def test_narrow_queries_and_keys_are_kept_with_those_of_all_heads() -> None:
     dense = {"num_moe_experts": None}
-    few, many = (only(**NARROW, **dense, num_layers=layers).activations for layers in (8, 9))
-    wide_few, wide_many = (only(**dense, num_layers=layers).activations for layers in (8, 9))
+    eight, nine = (small_stage(**NARROW, **dense, num_layers=layers).activations for layers in (8, 9))
+    wide_eight, wide_nine = (small_stage(**dense, num_layers=layers).activations for layers in (8, 9))
     heads = 16 * (2 * (64 + 32) + 2 * 64)
-    kept = 2 * heads + 2 * (256 + 128 + 32) + 2 * (256 + 128) + 4 * 2 * 32
-    assert (many - few) - (wide_many - wide_few) == 2048 * (kept - 2 * 4 * 1024 - 4 * 2 * 64)
+    per_token = 2 * heads + 2 * (256 + 128 + 32) + 2 * (256 + 128) + 4 * 2 * 32
+    assert (nine - eight) - (wide_nine - wide_eight) == 2048 * (per_token - 2 * 4 * 1024 - 4 * 2 * 64)
 
 
 def test_fp8_keeps_copies_of_matrices_and_narrower_products() -> None:
     fp8 = {"fp8": True, "fp8_hybrid": True}
-    before, after = only(), only(**fp8)
+    before, after = small_stage(), small_stage(**fp8)
     model = training(**SMALL)["model"]
     layer = parts_of(model, 51_200).stacks[0].sparse
     assert after.weights - before.weights == 2 * 4 * (layer.split + layer.routed)
-    assert only(**fp8, fp8_params=True).weights == before.weights
+    assert small_stage(**fp8, fp8_params=True).weights == before.weights
     assert after.activations < before.activations
 
 
@@ -388,6 +390,6 @@ def test_fp8_keeps_copies_of_matrices_and_narrower_products() -> None:
 )
 def test_uncounted_features_are_named(key: str) -> None:
     config = changed(GPT, {f"model.{key}": 1})
-    (found,) = memory_problems(plan_of(config), KNOWN)
-    assert found.severity is Severity.SKIPPED
-    assert f"training.model.{key}=1" in found.message
+    (finding,) = memory_problems(plan_of(config), KNOWN)
+    assert finding.severity is Severity.SKIPPED
+    assert f"training.model.{key}=1" in finding.message

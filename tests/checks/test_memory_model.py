@@ -18,34 +18,34 @@ from tests.checks.trainings import gpt, layout, stages, training
 
 
 @pytest.fixture(scope="module")
-def sweep() -> BatchComposer:
+def composer() -> BatchComposer:
     return BatchComposer([])
 
 
 @pytest.mark.parametrize("size", [size for size in list_options("training") if not size.endswith("tiny")])
-def test_stages_of_a_shipped_size_have_all_parameters(sweep: BatchComposer, size: str) -> None:
-    plan = plan_launch(sweep.compose([f"training={size}"]).config, number=1, tag="x")
+def test_stages_of_a_shipped_size_have_all_parameters(composer: BatchComposer, size: str) -> None:
+    plan = plan_launch(composer.compose([f"training={size}"]).config, number=1, tag="x")
     assert plan.job.config is not None
-    found = training_of(plan.job.config, plan.job.resources.nodes, plan.job.engine)
-    assert found is not None
-    split = stages_of(found)
+    job = training_of(plan.job.config, plan.job.resources.nodes, plan.job.engine)
+    assert job is not None
+    split = stages_of(job)
     assert split is not None
-    total = sum(parameters_of(found.parts, stage).total for stage in split)
-    copies = found.parts.is_tied and not any(chunk.embeds for chunk in split[-1])
+    total = sum(parameters_of(job.parts, stage).total for stage in split)
+    copies = job.parts.is_tied and not any(chunk.embeds for chunk in split[-1])
     expected = count_parameters(
-        plan.job.config["model"], found.vocabulary, plan.job.config["run"]["model_type"]
+        plan.job.config["model"], job.vocabulary, plan.job.config["run"]["model_type"]
     )
     # A T5's decoder embeds at its first stage, as its encoder does.
-    again = found.parts.embedding.total if len(found.stacks) > 1 and len(split) > 1 else 0
-    assert total - (found.parts.words.total if copies else 0) - again == expected
+    second_embedding = job.parts.embedding.total if len(job.stacks) > 1 and len(split) > 1 else 0
+    assert total - (job.parts.words.total if copies else 0) - second_embedding == expected
     assert sum(sum(chunk.layers) for stage in split for chunk in stage) == sum(
-        stack.layers or 0 for stack in found.stacks
+        stack.layers or 0 for stack in job.stacks
     )
 
 
-def in_flight(found: tuple[StageMemory, ...], row: int) -> list[int]:
-    """Activations of each stage, in layers of one micro batch; `row` is what a layer keeps."""
-    return [round(stage.activations / row) for stage in found]
+def layers_in_flight(memory: tuple[StageMemory, ...], layer_bytes: int) -> list[int]:
+    """Return the activations of each stage, in layers of one micro batch that keep `layer_bytes` each."""
+    return [round(stage.activations / layer_bytes) for stage in memory]
 
 
 SMALL = gpt(16, 1024, 16, hidden_dropout=0.0)
@@ -54,22 +54,22 @@ LAYER = 2048 * (1024 * 32 + 16 * 4)
 
 
 def test_a_stage_has_begun_as_many_micro_batches_as_there_are_stages_behind_it() -> None:
-    found = stages(training(**SMALL, **layout(1, 4, 1, 32)))
+    memory = stages(training(**SMALL, **layout(1, 4, 1, 32)))
     # 4 layers a stage; the backward pass of one works on less than a layer more.
-    assert [number // 4 for number in in_flight(found, LAYER)] == [4, 3, 2, 1]
+    assert [number // 4 for number in layers_in_flight(memory, LAYER)] == [4, 3, 2, 1]
 
 
 def test_in_flight_micro_batches_are_at_most_all() -> None:
-    found = stages(training(**SMALL, **layout(1, 4, 1, 4)))
-    assert [number // 4 for number in in_flight(found, LAYER)] == [2, 2, 2, 1]
+    memory = stages(training(**SMALL, **layout(1, 4, 1, 4)))
+    assert [number // 4 for number in layers_in_flight(memory, LAYER)] == [2, 2, 2, 1]
 
 
 def test_interleaved_stages_begin_more_micro_batches() -> None:
-    """2 (p - 1 - i) + (v - 1) p + 1 chunks of 2 layers, megatron-core's warm-up and one more."""
-    found = stages(
+    """Stage i has 2 (p - 1 - i) + (v - 1) p + 1 chunks of 2 layers: megatron-core's warm-up and one more."""
+    memory = stages(
         training(**SMALL, **layout(1, 4, 1, 32), virtual_pipeline_model_parallel_size=2), engine="nemo"
     )
-    assert [number // 2 for number in in_flight(found, LAYER)] == [11, 9, 7, 5]
+    assert [number // 2 for number in layers_in_flight(memory, LAYER)] == [11, 9, 7, 5]
 
 
 @pytest.mark.parametrize(
@@ -91,35 +91,38 @@ def test_interleaved_stages_begin_more_micro_batches() -> None:
     ids=str,
 )
 def test_options_of_a_layer_change_what_it_keeps(changes: dict[str, Any], more: int) -> None:
-    def of_a_layer(**options: Any) -> int:
-        few, many = (
+    def layer_activations(**options: Any) -> int:
+        eight, nine = (
             stages(training(**(SMALL | layout(1, 1, 4, 32) | options | {"num_layers": layers})))[0]
             for layers in (8, 9)
         )
-        return many.activations - few.activations
+        return nine.activations - eight.activations
 
-    assert of_a_layer(**changes) - of_a_layer() == more
+    assert layer_activations(**changes) - layer_activations() == more
 
 
-def test_attention_without_transformer_engine_keeps_what_was_rotated_too() -> None:
+def test_attention_without_transformer_engine_keeps_unrotated_queries_and_keys() -> None:
     """The values are a view of queries, keys and values in one, which stay as they came."""
 
-    def of_a_layer(engine: str, **options: Any) -> int:
-        few, many = (
+    def layer_activations(engine: str, **options: Any) -> int:
+        eight, nine = (
             stages(training(**(SMALL | layout(1, 1, 4, 32) | options | {"num_layers": layers})), engine)[0]
             for layers in (8, 9)
         )
-        return many.activations - few.activations
+        return nine.activations - eight.activations
 
     rope = {"position_embedding_type": "rope", "apply_rope_fusion": True}
     unfused = {"transformer_engine": False}
-    both = 4 * 2048 * 4 * 1024
-    assert of_a_layer("megatron", **rope) - of_a_layer("megatron") == both
-    assert of_a_layer("megatron_lm", **rope, **unfused) - of_a_layer("megatron_lm", **unfused) == both
-    assert of_a_layer("nemo", **rope) == of_a_layer("nemo")
+    queries_and_keys = 4 * 2048 * 4 * 1024
+    assert layer_activations("megatron", **rope) - layer_activations("megatron") == queries_and_keys
+    assert (
+        layer_activations("megatron_lm", **rope, **unfused) - layer_activations("megatron_lm", **unfused)
+        == queries_and_keys
+    )
+    assert layer_activations("nemo", **rope) == layer_activations("nemo")
 
 
-def recomputed(method: str, layers: int) -> int:
+def activations_with(method: str, layers: int) -> int:
     keys = {
         "activations_checkpoint_granularity": "full",
         "activations_checkpoint_method": method,
@@ -130,17 +133,17 @@ def recomputed(method: str, layers: int) -> int:
 
 def test_blocks_are_recomputed_one_layer_at_a_time() -> None:
     spared = 4 * (LAYER - 2 * 2048 * 1024)
-    # One that is recomputed is there again while it goes back.
-    assert recomputed("block", 4) - recomputed("block", 5) == pytest.approx(spared, rel=0.01)
-    assert recomputed("block", 0) > recomputed("block", 16)
-    assert recomputed("block", 16) == recomputed("uniform", 1)
+    # A recomputed layer has all of its activations during its backward pass.
+    assert activations_with("block", 4) - activations_with("block", 5) == pytest.approx(spared, rel=0.01)
+    assert activations_with("block", 0) > activations_with("block", 16)
+    assert activations_with("block", 16) == activations_with("uniform", 1)
 
 
 def test_more_layers_together_keep_fewer_inputs_and_take_more_to_recompute() -> None:
-    found = {layers: recomputed("uniform", layers) for layers in (1, 2, 16)}
+    activations = {layers: activations_with("uniform", layers) for layers in (1, 2, 16)}
     inputs = 4 * 2 * 2048 * 1024
-    assert found[2] - found[1] == pytest.approx(4 * LAYER - 8 * inputs, abs=4 * LAYER)
-    assert found[16] > found[2]
+    assert activations[2] - activations[1] == pytest.approx(4 * LAYER - 8 * inputs, abs=4 * LAYER)
+    assert activations[16] > activations[2]
 
 
 @pytest.mark.parametrize(
@@ -163,9 +166,11 @@ def test_bytes_of_a_parameter_are_those_of_the_engine(
     config = training(optim=name, **(SMALL | layout(1, 1, 4, 32)))
     config["trainer"]["precision"] = precision
     config["model"] |= changes
-    one = stages(config, engine)[0]
-    found = tuple(part / one.parameters for part in (one.weights, one.gradients, one.optimizer))
-    assert found == pytest.approx(expected)
+    stage = stages(config, engine)[0]
+    per_parameter = tuple(
+        part / stage.parameters for part in (stage.weights, stage.gradients, stage.optimizer)
+    )
+    assert per_parameter == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -195,11 +200,11 @@ def test_invalid_configuration_has_no_estimate(changes: dict[str, Any]) -> None:
     ],
 )
 def test_uncounted_feature_is_named(changes: dict[str, Any], why: str) -> None:
-    (found,) = memory_problems(plan_of(changed(GPT, changes)), KNOWN)
-    assert found.severity is Severity.SKIPPED
-    assert found.why is not None
-    assert why in found.message
-    assert why in found.why
+    (finding,) = memory_problems(plan_of(changed(GPT, changes)), KNOWN)
+    assert finding.severity is Severity.SKIPPED
+    assert finding.why is not None
+    assert why in finding.message
+    assert why in finding.why
 
 
 def test_invalid_value_is_left_to_its_own_check() -> None:

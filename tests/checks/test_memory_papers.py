@@ -33,7 +33,7 @@ LAYOUTS = {
     "530B": Layout(105, 20480, 128, 35, 3, 1, 280, 35, 64),
     "1T": Layout(128, 25600, 160, 64, None, 1, 512, 64, 64),
 }
-# Table 2, what a layer keeps in times of s b h at t = 8: without the scores, and the part of them.
+# Table 2, the activations of a layer in multiples of s b h at t = 8: without the scores, and their part.
 TABLE_2 = {
     "tensor": (13, 1 / 8),
     "tensor + sequence": (4.25, 1 / 8),
@@ -43,7 +43,7 @@ TABLE_2 = {
 }
 
 
-def keys(name: str) -> dict[str, Any]:
+def recompute_keys(name: str) -> dict[str, Any]:
     granularity = "selective" if "selective" in name else "full" if name == "full" else None
     return {
         "transformer_engine": False,
@@ -55,7 +55,7 @@ def keys(name: str) -> dict[str, Any]:
 
 
 def first_stage(row: Layout, times: int = 1, engine: str = "megatron_lm", **changes: Any) -> int:
-    """The activations of the first pipeline stage, of a model with so many times the layers."""
+    """Return the activations of the first pipeline stage of a model with `times` the layers."""
     config = training(
         row.nodes,
         **gpt(times * row.layers, row.hidden, row.heads),
@@ -69,42 +69,46 @@ def first_stage(row: Layout, times: int = 1, engine: str = "megatron_lm", **chan
 @pytest.mark.parametrize("recompute", TABLE_2)
 @pytest.mark.parametrize("size", LAYOUTS)
 def test_a_layer_keeps_what_table_2_says(size: str, recompute: str) -> None:
-    """With the factor for interleaving of section 4.2.3: 1.29 for 175B, 1.32 for 530B."""
-    row, (others, part) = LAYOUTS[size], TABLE_2[recompute]
-    of_all_layers = first_stage(row, 2, **keys(recompute)) - first_stage(row, 1, **keys(recompute))
-    more = {"175B": 1.29, "530B": 1.32}.get(size, 1)
-    expected = (others + part * row.scores) * 2048 * row.micro * row.hidden * row.layers * more
+    """The factor for interleaving is that of section 4.2.3: 1.29 for 175B, 1.32 for 530B."""
+    row, (without_scores, part) = LAYOUTS[size], TABLE_2[recompute]
+    of_all_layers = first_stage(row, 2, **recompute_keys(recompute)) - first_stage(
+        row, 1, **recompute_keys(recompute)
+    )
+    interleaving = {"175B": 1.29, "530B": 1.32}.get(size, 1)
+    expected = (
+        (without_scores + part * row.scores) * 2048 * row.micro * row.hidden * row.layers * interleaving
+    )
     assert of_all_layers == pytest.approx(expected, rel=0.05)
 
 
-@pytest.mark.parametrize(("size", "saved"), [("175B", 0.70), ("530B", 0.65)])
-def test_selective_recomputing_saves_what_section_5_says(size: str, saved: float) -> None:
+@pytest.mark.parametrize(("size", "saving"), [("175B", 0.70), ("530B", 0.65)])
+def test_selective_recomputing_saves_what_section_5_says(size: str, saving: float) -> None:
     none, selective = (
-        first_stage(LAYOUTS[size], **keys(name))
+        first_stage(LAYOUTS[size], **recompute_keys(name))
         for name in ("tensor + sequence", "tensor + sequence + selective")
     )
-    assert 1 - selective / none == pytest.approx(saved, rel=0.05)
+    assert 1 - selective / none == pytest.approx(saving, rel=0.05)
 
 
-def test_outputs_that_are_not_freed() -> None:
+def test_our_trainer_keeps_the_outputs_of_a_stage() -> None:
     """Appendix B: 2.73 GB on the first stage of 530B; Megatron-LM frees what it has sent, our trainer not."""
     row = LAYOUTS["530B"]._replace(virtual=None)
-    kept = first_stage(row, engine="megatron") - first_stage(row)
-    assert kept / GIB == pytest.approx(2.73, rel=0.05)
+    outputs = first_stage(row, engine="megatron") - first_stage(row)
+    assert outputs / GIB == pytest.approx(2.73, rel=0.05)
 
 
-def test_memory_beside_the_layers() -> None:
+def test_memory_beside_the_layers_is_that_of_section_4_3() -> None:
     """Section 4.3, of 22B: the embedding's dropout s b h / t, the last norm and the output 4 s b h / t, and
     4 s b v / t for the logits in fp32, of whose gradients the paper does not speak.
     """
     row = LAYOUTS["22B"]
     changes = {"sequence_parallel": True}
-    one = stages(training(1, **gpt(row.layers, row.hidden, row.heads), **layout(TENSOR, 1, 4, 4), **changes))[
-        0
-    ]
+    stage = stages(
+        training(1, **gpt(row.layers, row.hidden, row.heads), **layout(TENSOR, 1, 4, 4), **changes)
+    )[0]
     beside = 2 * first_stage(row, 1, **changes) - first_stage(row, 2, **changes)
     assert beside == pytest.approx(5 * 2048 * 4 * 6144 / 8, rel=0.05)
-    assert one.logits * 4 / 6 == pytest.approx(4 * 2048 * 4 * 51_200 / 8, rel=0.05)
+    assert stage.logits * 4 / 6 == pytest.approx(4 * 2048 * 4 * 51_200 / 8, rel=0.05)
 
 
 # Narayanan et al. 2021, arXiv 2104.04473, table 1: billions of parameters, heads, hidden size, layers, t, p.
@@ -123,22 +127,22 @@ TABLE_1 = [
 
 
 @pytest.mark.parametrize(("billions", "heads", "hidden", "layers", "tensor", "pipeline"), TABLE_1)
-def test_the_stages_together_have_the_parameters(
+def test_stages_together_have_all_parameters(
     billions: float, heads: int, hidden: int, layers: int, tensor: int, pipeline: int
 ) -> None:
     nodes = max(pipeline * tensor // 8, 1)
     config = training(nodes, **gpt(layers, hidden, heads), **layout(tensor, pipeline, 1, 64))
-    found = sum(stage.parameters for stage in stages(config)) * tensor
+    parameters = sum(stage.parameters for stage in stages(config)) * tensor
     if pipeline > 1:
-        found -= hidden * 51_200  # the last stage's copy of the embedding
+        parameters -= hidden * 51_200  # the last stage's copy of the embedding
     # Each tensor-parallel rank has its own positions, norms and biases.
-    assert found / 1e9 == pytest.approx(billions, rel=0.01, abs=0.05)
+    assert parameters / 1e9 == pytest.approx(billions, rel=0.01, abs=0.05)
 
 
 @pytest.mark.parametrize(
     ("ranks", "gigabytes"), [(1, 120), (4, 52.5), (16, 35.6), (64, 31.4), (256, 30.4), (1024, 30.1)]
 )
-def test_the_states_of_a_model_of_seven_and_a_half_billion(ranks: int, gigabytes: float) -> None:
+def test_states_of_a_7_5b_model_are_those_of_the_zero_paper(ranks: int, gigabytes: float) -> None:
     """Rajbhandari et al. 2020, arXiv 1910.02054, table 1 (64: figure 1 too), P_os: weights and gradients of 2
     bytes, and 12 bytes that all ranks share.
     """
@@ -151,21 +155,21 @@ def test_the_states_of_a_model_of_seven_and_a_half_billion(ranks: int, gigabytes
         **layout(1, 1, 1, 1024),
     )
     config["model"]["optim"]["grad_sync_dtype"] = "bf16"
-    one = stages(config, "nemo")[0]
-    each = (one.weights + one.gradients + one.optimizer) / one.parameters
-    assert each * 7.5 == pytest.approx(gigabytes, rel=0.002)
+    stage = stages(config, "nemo")[0]
+    per_parameter = (stage.weights + stage.gradients + stage.optimizer) / stage.parameters
+    assert per_parameter * 7.5 == pytest.approx(gigabytes, rel=0.002)
 
 
-def test_the_states_and_checkpoints_of_mt_nlg() -> None:
+def test_states_and_checkpoints_of_mt_nlg_are_the_published_ones() -> None:
     """Smith et al. 2022, arXiv 2201.11990, section 2.1: 20 bytes of each parameter in fp16, over 10
     terabytes; 8.8 gigabytes for the inputs of all layers of one micro batch.
     """
     config = training(35, **gpt(105, 20480, 128), **layout(8, 35, 1, 1920))
     config["trainer"]["precision"] = "16"
-    found = stages(config)
-    states = sum(stage.weights + stage.gradients + stage.optimizer for stage in found)
-    assert states == 20 * sum(stage.parameters for stage in found)
+    memory = stages(config)
+    states = sum(stage.weights + stage.gradients + stage.optimizer for stage in memory)
+    assert states == 20 * sum(stage.parameters for stage in memory)
     assert 10e12 < 8 * states < 11e12
     row = LAYOUTS["530B"]._replace(virtual=None)
-    full = keys("full")
+    full = recompute_keys("full")
     assert first_stage(row, 2, **full) - first_stage(row, **full) == pytest.approx(8.8e9, rel=0.05)

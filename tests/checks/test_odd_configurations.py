@@ -1,4 +1,4 @@
-"""Configurations that nobody should write, and somebody does: nothing fails, and nothing takes long."""
+"""Configurations that nobody should write, and somebody does: no check raises on them or takes long."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def keys_of(node: Mapping[str, Any], above: str = "") -> Iterator[str]:
 
 
 @pytest.fixture(autouse=True)
-def _little_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def _limit_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limit the search for more nodes, which has a test of its own."""
     monkeypatch.setattr(layout_search, "_MOST_WORK", 300)
 
@@ -51,19 +51,19 @@ def _little_work(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("engine", ["nemo", "megatron", "megatron_lm"])
 @pytest.mark.parametrize("base", [GPT, T5, SPARSE], ids=["gpt", "t5", "experts"])
 def test_odd_values_of_keys_raise_nothing(base: dict[str, Any], engine: str) -> None:
-    chosen = random.Random(engine + str(len(base["model"])))
+    generator = random.Random(engine + str(len(base["model"])))
     keys = sorted({*keys_of(base), *KEYS, "model.tokenizer", "model.tokenizer.num_sentinel_tokens"})
     for _ in range(60):
         config = copy.deepcopy(base)
-        for key in chosen.choices(keys, k=chosen.choice((1, 1, 2, 4))):
+        for key in generator.choices(keys, k=generator.choice((1, 1, 2, 4))):
             *parents, name = key.split(".")
             node = config
             for parent in parents:
                 if not isinstance(node.get(parent), dict):
                     node[parent] = {}
                 node = node[parent]
-            node[name] = chosen.choice(ODD)
-        plan = plan_of({}, engine=engine, resources={"nodes": chosen.choice((1, 2, 7, 10**12))})
+            node[name] = generator.choice(ODD)
+        plan = plan_of({}, engine=engine, resources={"nodes": generator.choice((1, 2, 7, 10**12))})
         plan = replace(plan, job=replace(plan.job, config=config))
         estimate_memory(config, plan.job.resources.nodes, engine)
         estimate_cost(plan)
@@ -85,7 +85,7 @@ def test_odd_values_of_keys_raise_nothing(base: dict[str, Any], engine: str) -> 
     ],
     ids=lambda changes: " ".join(changes),
 )
-def test_sizes_that_are_none_are_not_counted_with(changes: dict[str, Any]) -> None:
+def test_invalid_sizes_have_no_estimate(changes: dict[str, Any]) -> None:
     values = Values(changed(GPT, changes))
     assert countable_model(Values(GPT))
     assert not countable_model(values)
@@ -105,7 +105,7 @@ def test_sizes_that_are_none_are_not_counted_with(changes: dict[str, Any]) -> No
     ],
     ids=lambda changes: next(iter(changes)),
 )
-def test_sizes_of_a_stack_that_are_none_are_not_counted_with(changes: dict[str, Any]) -> None:
+def test_invalid_sizes_of_a_stack_have_no_estimate(changes: dict[str, Any]) -> None:
     """A key of the encoder or the decoder replaces that of the model."""
     config = changed(T5, changes)
     assert countable_model(Values(config)) is None
@@ -131,10 +131,10 @@ def test_positions_that_are_not_learned_need_no_size() -> None:
     ],
     ids=["gpus", "accumulation", "rampup", "batch"],
 )
-def test_mistakes_that_no_layout_mends_are_no_hindrance(
+def test_search_ignores_errors_that_no_layout_mends(
     changes: dict[str, Any], resources: dict[str, Any]
 ) -> None:
-    """They are told by their own checks; looking for a layout that mends them would take minutes."""
+    """Their own checks report them; looking for a layout that mends them would take minutes."""
     plan = plan_of(changed(GPT, changes), resources=resources)
     search = LayoutSearch(plan, KNOWN)
     nearest = search.nearest()
@@ -143,27 +143,27 @@ def test_mistakes_that_no_layout_mends_are_no_hindrance(
     errors = {
         finding.id: finding for finding in run_checks(plan, KNOWN) if finding.severity is Severity.ERROR
     }
-    others = {name for name in errors if name != "memory.fits"}
-    assert others
+    other_ids = {name for name in errors if name != "memory.fits"}
+    assert other_ids
     config = with_changes(plan.job.config or {}, nearest.changes)
-    left = run_checks(replace(plan, job=replace(plan.job, config=config)), KNOWN)
-    assert {finding.id for finding in left if finding.severity is Severity.ERROR} == others
+    remaining = run_checks(replace(plan, job=replace(plan.job, config=config)), KNOWN)
+    assert {finding.id for finding in remaining if finding.severity is Severity.ERROR} == other_ids
 
 
 def test_the_search_for_more_nodes_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A layer that no number of GPUs holds."""
+    """No number of GPUs holds a layer of this model."""
     plan = plan_of(changed(GPT, {"model.kv_channels": 100_000, "model.num_attention_heads": 31}))
-    tried: list[int] = []
+    node_counts: list[int] = []
     real = layout_search.with_nodes
 
-    def counted(plan: Plan, nodes: int) -> Plan:
-        tried.append(nodes)
+    def count_nodes(plan: Plan, nodes: int) -> Plan:
+        node_counts.append(nodes)
         return real(plan, nodes)
 
-    monkeypatch.setattr(layout_search, "with_nodes", counted)
+    monkeypatch.setattr(layout_search, "with_nodes", count_nodes)
     fix = would_fit(plan, KNOWN)
     assert fix.endswith("nor on another number of nodes up to 1024, as far as was searched")
-    assert 0 < len(tried) < 1000
+    assert 0 < len(node_counts) < 1000
 
 
 def test_a_decoder_of_one_stage_has_its_words_once() -> None:
@@ -204,7 +204,7 @@ def test_speed_and_memory_agree_on_what_is_fused(engine: str, changes: dict[str,
     assert work.flash is fused
 
 
-def test_a_decoder_is_not_judged_by_a_probability_that_is_none() -> None:
+def test_decoder_is_not_checked_with_an_invalid_probability() -> None:
     def sequence_findings(changes: dict[str, Any]) -> list[Finding]:
         findings = run_checks(plan_of(changed(T5, changes), engine="megatron"), KNOWN)
         return [finding for finding in findings if finding.id == "model.sequence"]
@@ -218,10 +218,10 @@ def test_a_decoder_is_not_judged_by_a_probability_that_is_none() -> None:
 @pytest.mark.parametrize("key", ["num_moe_experts", "num_query_groups", "q_lora_rank", "override_vocab_size"])
 @pytest.mark.parametrize("value", [0, 0.0, False])
 def test_size_that_is_switched_off_is_counted_as_left_out(key: str, value: object) -> None:
-    off = Values(changed(GPT, {f"model.{key}": value}))
-    assert countable_model(off) is not None
+    values = Values(changed(GPT, {f"model.{key}": value}))
+    assert countable_model(values) is not None
 
 
-def test_size_of_latent_attention_is_not_looked_at_without_it() -> None:
+def test_size_of_latent_attention_is_ignored_without_it() -> None:
     assert countable_model(Values(changed(GPT, {"model.q_lora_rank": "x"}))) is not None
     assert countable_model(Values(changed(SPARSE, {"model.q_lora_rank": "x"}))) is None

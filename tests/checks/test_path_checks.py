@@ -1,4 +1,4 @@
-"""Files and directories of a job: what this machine has of them, and what is told where it lacks some."""
+"""Files and directories of a job, and the findings where this machine lacks some of them."""
 
 from __future__ import annotations
 
@@ -20,75 +20,79 @@ from tests.checks.path_jobs import (
     PREFIX,
     SLURM,
     TOKENIZER,
-    drafted,
-    facts,
-    found,
-    found_in,
-    mounts,
-    told,
+    draft_with,
+    facts_with,
+    path_findings,
+    path_findings_in,
+    path_problems,
+    set_mounts,
 )
 from tests.checks.plans import findings_of
 from tests.checks.shelves import DISK, NFS, SQUASHFS, SQUASHFS_SIZE, data_set, image, index
 
-pytestmark = pytest.mark.usefixtures("here")
+pytestmark = pytest.mark.usefixtures("workdir")
 
 
 @pytest.mark.parametrize("job", [SLURM, LOCAL, (*SLURM, MOCK)], ids=["slurm", "local", "mock"])
-def test_nothing_is_found_where_all_is_there(job: tuple[str, ...]) -> None:
-    assert told(*job) == []
+def test_complete_job_has_no_findings(job: tuple[str, ...]) -> None:
+    assert path_problems(*job) == []
 
 
-def test_a_dry_run_looks_at_no_paths(here: Path) -> None:
-    (here / "data/bpe/vocab.json").unlink()
-    made = draft(Request(overrides=(*SLURM, "engine=nemo"), command=[]))
-    looked = {look: [one.id for one in findings_of(made, look=look)] for look in (True, False)}
-    assert "path.tokenizer" in looked[True]
-    assert not any(name.startswith("path.") for name in looked[False])
+def test_a_dry_run_looks_at_no_paths(workdir: Path) -> None:
+    (workdir / "data/bpe/vocab.json").unlink()
+    launch_draft = draft(Request(overrides=(*SLURM, "engine=nemo"), command=[]))
+    ids = {look: [finding.id for finding in findings_of(launch_draft, look=look)] for look in (True, False)}
+    assert "path.tokenizer" in ids[True]
+    assert not any(name.startswith("path.") for name in ids[False])
 
 
 # --- the tokenizer
 
 
-def test_tokenizer_files_that_are_not_there(here: Path) -> None:
-    (here / "data/bpe/merges.txt").rename(here / "data/bpe/merge.txt")
-    (here / "data/bpe/vocab.txt").unlink()
-    (one,) = found(*SLURM)
-    path = here / "data/bpe/merges.txt"
-    assert (one.id, one.severity, one.key) == ("path.tokenizer", Severity.ERROR, f"{TOKENIZER}.merge_file")
-    assert one.message == f"{TOKENIZER}.merge_file='{path}': there is no such file"
-    assert one.fix is not None
-    assert one.fix.splitlines() == [
+def test_missing_tokenizer_file_is_an_error(workdir: Path) -> None:
+    (workdir / "data/bpe/merges.txt").rename(workdir / "data/bpe/merge.txt")
+    (workdir / "data/bpe/vocab.txt").unlink()
+    (finding,) = path_findings(*SLURM)
+    path = workdir / "data/bpe/merges.txt"
+    assert (finding.id, finding.severity, finding.key) == (
+        "path.tokenizer",
+        Severity.ERROR,
+        f"{TOKENIZER}.merge_file",
+    )
+    assert finding.message == f"{TOKENIZER}.merge_file='{path}': there is no such file"
+    assert finding.fix is not None
+    assert finding.fix.splitlines() == [
         f"in {path.parent}: merge.txt",
         "it is made together with vocab.json: with merges of another tokenizer the ids are others",
     ]
 
 
 @pytest.mark.parametrize("change", ["not there", "not set"])
-def test_a_missing_vocabulary_names_both_ways_to_one_and_how_they_differ(here: Path, change: str) -> None:
-    (here / "data/bpe/vocab.json").unlink()
+def test_missing_vocabulary_names_two_ways_to_get_one(workdir: Path, change: str) -> None:
+    (workdir / "data/bpe/vocab.json").unlink()
     values = () if change == "not there" else (f"{TOKENIZER}.vocab_file=null",)
-    (one,) = found(*LOCAL, *values)
-    assert one.key == f"{TOKENIZER}.vocab_file"
-    assert one.fix is not None
-    ways = one.fix.splitlines()[-3:]
+    (finding,) = path_findings(*LOCAL, *values)
+    assert finding.key == f"{TOKENIZER}.vocab_file"
+    assert finding.fix is not None
+    ways = finding.fix.splitlines()[-3:]
     assert "`slipway data tokenize` trains vocab.json and merges.txt on your own text" in ways[0]
     assert "data_preparation.tokenizer.vocab_url and merges_url): 50,257 tokens" in ways[1]
     assert ways[2].startswith("their ids differ")
 
 
-def test_a_sentencepiece_model_that_is_not_set_names_what_it_is(here: Path) -> None:
-    (one,) = found(*LOCAL, f"{TOKENIZER}.library=sentencepiece", f"{TOKENIZER}.model=null")
-    assert one.fix is not None
-    assert one.fix.startswith("a SentencePiece model")
+def test_unset_sentencepiece_model_is_described(workdir: Path) -> None:
+    (finding,) = path_findings(*LOCAL, f"{TOKENIZER}.library=sentencepiece", f"{TOKENIZER}.model=null")
+    assert finding.fix is not None
+    assert finding.fix.startswith("a SentencePiece model")
 
 
 def test_nodes_may_have_a_directory_that_this_machine_lacks() -> None:
-    (one,) = found(*BARE, f"{TOKENIZER}.vocab_file=/no/such/vocab.json")
-    assert one.severity is Severity.WARNING
-    assert one.message.endswith("there is no such file on this machine; every node must have it")
-    (one,) = found(*LOCAL, f"{TOKENIZER}.vocab_file=/no/such/vocab.json")
-    assert one.severity is Severity.ERROR
-    assert one.message.endswith("there is no such file")
+    (finding,) = path_findings(*BARE, f"{TOKENIZER}.vocab_file=/no/such/vocab.json")
+    assert finding.severity is Severity.WARNING
+    assert finding.message.endswith("there is no such file on this machine; every node must have it")
+    (finding,) = path_findings(*LOCAL, f"{TOKENIZER}.vocab_file=/no/such/vocab.json")
+    assert finding.severity is Severity.ERROR
+    assert finding.message.endswith("there is no such file")
 
 
 @pytest.mark.parametrize(
@@ -99,100 +103,102 @@ def test_nodes_may_have_a_directory_that_this_machine_lacks() -> None:
         ("<html>not found</html>", "it does not begin with {"),
     ],
 )
-def test_tokenizer_files_that_are_something_else(here: Path, content: str, why: str) -> None:
-    (here / "data/bpe/vocab.json").write_text(content)
-    (one,) = found(*SLURM)
-    assert one.severity is Severity.ERROR
-    assert why in one.message
+def test_malformed_tokenizer_file_is_an_error(workdir: Path, content: str, why: str) -> None:
+    (workdir / "data/bpe/vocab.json").write_text(content)
+    (finding,) = path_findings(*SLURM)
+    assert finding.severity is Severity.ERROR
+    assert why in finding.message
 
 
-def test_each_kind_of_tokenizer_has_files_of_its_own(here: Path) -> None:
+def test_each_kind_of_tokenizer_has_files_of_its_own(workdir: Path) -> None:
     pieces = "training=llama/llama2_7b", "cluster=bcm"
-    (one,) = found(*pieces)
-    assert one.key == f"{TOKENIZER}.model"
-    (here / "data/llama").mkdir()
-    (here / "data/llama/llama_tokenizer.model").write_bytes(b"\n\x0e")
-    assert told(*pieces) == []
+    (finding,) = path_findings(*pieces)
+    assert finding.key == f"{TOKENIZER}.model"
+    (workdir / "data/llama").mkdir()
+    (workdir / "data/llama/llama_tokenizer.model").write_bytes(b"\n\x0e")
+    assert path_problems(*pieces) == []
     # A name on the hub is no path; a whole path is a directory.
     hub = "training=llama/llama3_8b", "cluster=bcm"
-    assert told(*hub) == []
-    (one,) = found(*hub, f"{TOKENIZER}.type={here}/data/llama3")
-    assert one.message == f"{TOKENIZER}.type='{here}/data/llama3': there is no such directory"
-    (here / "data/llama3").mkdir()
-    assert told(*hub, f"{TOKENIZER}.type={here}/data/llama3") == []
+    assert path_problems(*hub) == []
+    (finding,) = path_findings(*hub, f"{TOKENIZER}.type={workdir}/data/llama3")
+    assert finding.message == f"{TOKENIZER}.type='{workdir}/data/llama3': there is no such directory"
+    (workdir / "data/llama3").mkdir()
+    assert path_problems(*hub, f"{TOKENIZER}.type={workdir}/data/llama3") == []
     words = "training=t5/220m", "cluster=bcm"
-    assert told(*words) == []
-    (here / "data/bpe/vocab.txt").unlink()
-    assert [one.key for one in found(*words)] == [f"{TOKENIZER}.vocab_file"]
+    assert path_problems(*words) == []
+    (workdir / "data/bpe/vocab.txt").unlink()
+    assert [finding.key for finding in path_findings(*words)] == [f"{TOKENIZER}.vocab_file"]
 
 
-def test_mock_data_need_no_tokenizer_of_our_trainer(here: Path) -> None:
-    (here / "data/bpe/vocab.json").unlink()
-    assert told(*LOCAL, MOCK) == []
-    (one,) = found(*SLURM, MOCK, "engine=nemo", "container=nvcr.io#nvidia/nemo:24.07")
-    assert one.key == f"{TOKENIZER}.vocab_file"
+def test_mock_data_need_no_tokenizer_with_our_trainer(workdir: Path) -> None:
+    (workdir / "data/bpe/vocab.json").unlink()
+    assert path_problems(*LOCAL, MOCK) == []
+    (finding,) = path_findings(*SLURM, MOCK, "engine=nemo", "container=nvcr.io#nvidia/nemo:24.07")
+    assert finding.key == f"{TOKENIZER}.vocab_file"
 
 
-def test_our_trainer_downloads_no_tokenizer(here: Path) -> None:
-    assert [one.message for one in found(*LOCAL, f"{TOKENIZER}.merge_file=null")] == [
+def test_our_trainer_downloads_no_tokenizer(workdir: Path) -> None:
+    assert [finding.message for finding in path_findings(*LOCAL, f"{TOKENIZER}.merge_file=null")] == [
         f"{TOKENIZER}.merge_file='null': it is not set"
     ]
     nemo = (*SLURM, "engine=nemo", "container=nvcr.io#nvidia/nemo:24.07")
-    assert told(*nemo, f"{TOKENIZER}.merge_file=null") == []
+    assert path_problems(*nemo, f"{TOKENIZER}.merge_file=null") == []
 
 
-def test_the_same_mistake_is_told_once(here: Path) -> None:
-    (here / "data/bpe").rename(here / "data/bpe2")
-    (one,) = found(*SLURM)
-    assert one.key == f"{TOKENIZER}.vocab_file"
-    assert one.also == (f"{TOKENIZER}.merge_file",)
-    assert one.message.endswith(f"every node must have it; likewise {TOKENIZER}.merge_file")
+def test_same_error_of_several_keys_is_reported_once(workdir: Path) -> None:
+    (workdir / "data/bpe").rename(workdir / "data/bpe2")
+    (finding,) = path_findings(*SLURM)
+    assert finding.key == f"{TOKENIZER}.vocab_file"
+    assert finding.also == (f"{TOKENIZER}.merge_file",)
+    assert finding.message.endswith(f"every node must have it; likewise {TOKENIZER}.merge_file")
 
 
 # --- the data
 
 
-def test_data_that_are_not_there(here: Path) -> None:
-    data_set(here / "data/other")
-    (here / "data/other.bin").unlink()
-    prefixes = f"{PREFIX}=[0.5, {here}/data/othr, 0.5, {here}/data/other]"
-    first, second = found(*SLURM, prefixes)
-    assert {one.id for one in (first, second)} == {"path.data"}
-    assert first.message == f"{PREFIX}='{here}/data/othr': its .bin and .idx: there is no such file"
+def test_missing_data_are_an_error(workdir: Path) -> None:
+    data_set(workdir / "data/other")
+    (workdir / "data/other.bin").unlink()
+    prefixes = f"{PREFIX}=[0.5, {workdir}/data/othr, 0.5, {workdir}/data/other]"
+    first, second = path_findings(*SLURM, prefixes)
+    assert {finding.id for finding in (first, second)} == {"path.data"}
+    assert first.message == f"{PREFIX}='{workdir}/data/othr': its .bin and .idx: there is no such file"
     assert first.fix is not None
-    assert f"in {here}/data: other.idx" in first.fix
-    assert second.message == f"{PREFIX}='{here}/data/other': its .bin: there is no such file"
-    (one,) = found(*SLURM, f"{PREFIX}=[{here}/data/corpus_text_document.bin]")
-    assert one.fix == "without the suffix: a prefix names both files"
+    assert f"in {workdir}/data: other.idx" in first.fix
+    assert second.message == f"{PREFIX}='{workdir}/data/other': its .bin: there is no such file"
+    (finding,) = path_findings(*SLURM, f"{PREFIX}=[{workdir}/data/corpus_text_document.bin]")
+    assert finding.fix == "without the suffix: a prefix names both files"
 
 
-def test_some_of_many_missing_paths_are_named(here: Path) -> None:
-    names = ",".join(f"{here}/data/part{number}" for number in range(5))
-    (one,) = found(*SLURM, f"{PREFIX}=[{names}]")
-    assert one.message == (
-        f"{PREFIX}='{here}/data/part0': its .bin and .idx: there is no such file;"
-        f" likewise {here}/data/part1, {here}/data/part2 and 2 more"
+def test_some_of_many_missing_paths_are_named(workdir: Path) -> None:
+    names = ",".join(f"{workdir}/data/part{number}" for number in range(5))
+    (finding,) = path_findings(*SLURM, f"{PREFIX}=[{names}]")
+    assert finding.message == (
+        f"{PREFIX}='{workdir}/data/part0': its .bin and .idx: there is no such file;"
+        f" likewise {workdir}/data/part1, {workdir}/data/part2 and 2 more"
     )
 
 
-def test_data_of_each_split_are_looked_for(here: Path) -> None:
-    both = f"+{PREFIX}={{train: [{here}/data/corpus_text_document], validation: [{here}/data/held]}}"
-    (one,) = found(*SLURM, f"~{PREFIX}", both)
-    assert one.key == f"{PREFIX}.validation"
+def test_data_of_each_split_are_looked_for(workdir: Path) -> None:
+    prefixes = (
+        f"+{PREFIX}={{train: [{workdir}/data/corpus_text_document], validation: [{workdir}/data/held]}}"
+    )
+    (finding,) = path_findings(*SLURM, f"~{PREFIX}", prefixes)
+    assert finding.key == f"{PREFIX}.validation"
 
 
-def test_a_relative_path_means_another_place_in_the_job(here: Path) -> None:
-    (one,) = found(*LOCAL, f"{PREFIX}=[data/corpus_text_document]")
-    assert one.severity is Severity.ERROR
-    assert one.message.endswith("a whole path is needed: the job starts elsewhere")
-    assert one.fix == f"by its whole path: {here}/data/corpus_text_document"
+def test_a_relative_path_means_another_place_in_the_job(workdir: Path) -> None:
+    (finding,) = path_findings(*LOCAL, f"{PREFIX}=[data/corpus_text_document]")
+    assert finding.severity is Severity.ERROR
+    assert finding.message.endswith("a whole path is needed: the job starts elsewhere")
+    assert finding.fix == f"by its whole path: {workdir}/data/corpus_text_document"
 
 
-def test_a_bin_that_does_not_go_with_its_idx(here: Path) -> None:
-    (here / "data/corpus_text_document.bin").write_bytes(bytes(10))
-    (one,) = found(*SLURM)
-    assert one.severity is Severity.ERROR
-    assert one.message.endswith("its .idx tells of 14 bytes of tokens, its .bin has 10")
+def test_bin_that_does_not_match_its_idx_is_an_error(workdir: Path) -> None:
+    (workdir / "data/corpus_text_document.bin").write_bytes(bytes(10))
+    (finding,) = path_findings(*SLURM)
+    assert finding.severity is Severity.ERROR
+    assert finding.message.endswith("its .idx tells of 14 bytes of tokens, its .bin has 10")
 
 
 @pytest.mark.parametrize(
@@ -212,17 +218,17 @@ def test_a_bin_that_does_not_go_with_its_idx(here: Path) -> None:
         (index([]), "no documents"),
     ],
 )
-def test_an_index_and_its_tokens(tmp_path: Path, content: bytes, why: str | None) -> None:
+def test_index_is_checked_against_its_tokens(tmp_path: Path, content: bytes, why: str | None) -> None:
     path = tmp_path / "x.idx"
     path.write_bytes(content)
-    said = why_no_data_set(path, 14)
-    assert (said is None) if why is None else (said is not None and why in said)
+    reason = why_no_data_set(path, 14)
+    assert (reason is None) if why is None else (reason is not None and why in reason)
 
 
-def test_files_of_an_earlier_stage_are_not_missing(here: Path) -> None:
+def test_files_of_an_earlier_stage_are_not_missing(workdir: Path) -> None:
     overrides = [
         "stages=[data_preparation,training]",
-        f"data_preparation.inputs=[{here}]",
+        f"data_preparation.inputs=[{workdir}]",
         *SLURM,
         "data_preparation.output_prefix=${data_dir}/new",
         "data_preparation.tokenizer_dir=${data_dir}/made",
@@ -230,96 +236,100 @@ def test_files_of_an_earlier_stage_are_not_missing(here: Path) -> None:
         f"{TOKENIZER}.vocab_file=${{data_dir}}/made/vocab.json",
         f"{TOKENIZER}.merge_file=${{data_dir}}/made/merges.txt",
     ]
-    for made in drafts(Request(overrides=overrides, command=[])):
-        assert found_in(made) == []
-    alone = draft(Request(overrides=["stages=[training]", *overrides[2:4], *overrides[6:]], command=[]))
-    assert {one.id for one in found_in(alone)} == {"path.tokenizer", "path.data"}
+    for launch_draft in drafts(Request(overrides=overrides, command=[])):
+        assert path_findings_in(launch_draft) == []
+    training_draft = draft(
+        Request(overrides=["stages=[training]", *overrides[2:4], *overrides[6:]], command=[])
+    )
+    assert {finding.id for finding in path_findings_in(training_draft)} == {"path.tokenizer", "path.data"}
 
 
-def test_a_job_that_waits_for_another_may_find_it_then(here: Path) -> None:
-    (here / "data/bpe/vocab.json").unlink()
-    (one,) = found(*SLURM, "training.run.dependency=afterok:12")
-    assert one.severity is Severity.WARNING
-    assert one.message.endswith("there is no such file yet; the job waits for afterok:12")
+def test_file_that_an_earlier_job_may_make_is_a_warning(workdir: Path) -> None:
+    (workdir / "data/bpe/vocab.json").unlink()
+    (finding,) = path_findings(*SLURM, "training.run.dependency=afterok:12")
+    assert finding.severity is Severity.WARNING
+    assert finding.message.endswith("there is no such file yet; the job waits for afterok:12")
 
 
 # --- the image and its mounts
 
 
-def test_an_image_is_squashfs(here: Path) -> None:
+def test_image_that_is_no_squashfs_is_an_error(workdir: Path) -> None:
     def container(path: Path) -> list[Finding]:
-        return found(*SLURM, f"container={path}")
+        return path_findings(*SLURM, f"container={path}")
 
-    assert container(image(here / "good.sqsh")) == []
-    assert found(*SLURM, "container=nvcr.io#nvidia/nemo:24.07") == []
-    (here / "bad.sqsh").write_bytes(b"PK\x03\x04" + bytes(200))
-    image(here / "short.sqsh", size=200)
+    assert container(image(workdir / "good.sqsh")) == []
+    assert path_findings(*SLURM, "container=nvcr.io#nvidia/nemo:24.07") == []
+    (workdir / "bad.sqsh").write_bytes(b"PK\x03\x04" + bytes(200))
+    image(workdir / "short.sqsh", size=200)
     for name, why in {
         "bad.sqsh": "not a squashfs image",
         "short.sqsh": "cut short: 200 bytes of a squashfs of 226",
         "gone.sqsh": "there is no such file",
         "data": "a directory, not a file",
     }.items():
-        (one,) = container(here / name)
-        assert (one.id, one.severity) == ("path.image", Severity.ERROR)
-        assert one.message == f"container='{here}/{name}': {why}"
-    (one,) = container(Path("/no/such/nemo.sqsh"))
-    assert one.severity is Severity.WARNING
-    assert one.message == "container='/no/such/nemo.sqsh': not on this machine; every node must have it"
+        (finding,) = container(workdir / name)
+        assert (finding.id, finding.severity) == ("path.image", Severity.ERROR)
+        assert finding.message == f"container='{workdir}/{name}': {why}"
+    (finding,) = container(Path("/no/such/nemo.sqsh"))
+    assert finding.severity is Severity.WARNING
+    assert finding.message == "container='/no/such/nemo.sqsh': not on this machine; every node must have it"
 
 
 def test_nodes_may_have_files_that_a_local_disk_lacks(
-    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    workdir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mounts(monkeypatch, tmp_path, DISK)
+    set_mounts(monkeypatch, tmp_path, DISK)
     monkeypatch.setattr("sys.executable", "/usr/bin/python3")
-    (here / "data/bpe/vocab.json").unlink()
-    (here / "data/corpus_text_document.bin").unlink()
-    given = (*SLURM, f"container={here}/gone.sqsh", f"container_mounts=[{here}]")
-    lost = {one.id: one for one in found(*given, "training.trainer.num_nodes=1")}
-    assert {"path.tokenizer", "path.data", "path.image"} <= set(lost)
-    for one in lost.values():
-        assert one.severity is Severity.WARNING
-        assert one.message.endswith("on this machine; every node must have it")
-    image(here / "gone.sqsh", size=200)  # what is here, and broken, is wrong wherever the disk is
-    (broken,) = (one for one in found(*given) if one.id == "path.image")
+    (workdir / "data/bpe/vocab.json").unlink()
+    (workdir / "data/corpus_text_document.bin").unlink()
+    overrides = (*SLURM, f"container={workdir}/gone.sqsh", f"container_mounts=[{workdir}]")
+    warnings = {finding.id: finding for finding in path_findings(*overrides, "training.trainer.num_nodes=1")}
+    assert {"path.tokenizer", "path.data", "path.image"} <= set(warnings)
+    for finding in warnings.values():
+        assert finding.severity is Severity.WARNING
+        assert finding.message.endswith("on this machine; every node must have it")
+    image(workdir / "gone.sqsh", size=200)  # a broken image on this machine is an error on any disk
+    (broken,) = (finding for finding in path_findings(*overrides) if finding.id == "path.image")
     assert broken.severity is Severity.ERROR
 
 
-def test_an_image_that_an_earlier_job_makes_may_be_there_then(here: Path) -> None:
-    (one,) = found(*SLURM, f"container={here}/later.sqsh", "training.run.dependency=afterok:12")
-    assert (one.id, one.severity) == ("path.image", Severity.WARNING)
+def test_image_that_an_earlier_job_may_make_is_a_warning(workdir: Path) -> None:
+    (finding,) = path_findings(
+        *SLURM, f"container={workdir}/later.sqsh", "training.run.dependency=afterok:12"
+    )
+    assert (finding.id, finding.severity) == ("path.image", Severity.WARNING)
 
 
-def test_a_pipe_is_not_waited_for(here: Path) -> None:
-    (here / "data/bpe/vocab.json").unlink()
-    os.mkfifo(here / "data/bpe/vocab.json")
-    (one,) = found(*SLURM)
-    assert one.message.endswith("it cannot be read: not a file")
+def test_a_pipe_is_not_waited_for(workdir: Path) -> None:
+    (workdir / "data/bpe/vocab.json").unlink()
+    os.mkfifo(workdir / "data/bpe/vocab.json")
+    (finding,) = path_findings(*SLURM)
+    assert finding.message.endswith("it cannot be read: not a file")
 
 
 def test_file_systems_of_the_kernel_are_no_shared_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mounts(monkeypatch, tmp_path, f"{NFS}9 1 0:9 / /sys rw - sysfs sysfs rw\n")
-    (one,) = found(*SLURM, IMAGE, "container_mounts=[/sys/no-such-device]")
-    assert one.severity is Severity.WARNING
+    set_mounts(monkeypatch, tmp_path, f"{NFS}9 1 0:9 / /sys rw - sysfs sysfs rw\n")
+    (finding,) = path_findings(*SLURM, IMAGE, "container_mounts=[/sys/no-such-device]")
+    assert finding.severity is Severity.WARNING
 
 
-def test_an_image_that_is_not_there_is_refused(here: Path) -> None:
-    image(here / "nemo-24.07.sqsh")
-    made = drafted(*SLURM, f"container={here}/nemo.sqsh")
+def test_missing_image_is_refused(workdir: Path) -> None:
+    image(workdir / "nemo-24.07.sqsh")
+    launch_draft = draft_with(*SLURM, f"container={workdir}/nemo.sqsh")
     with pytest.raises(Mistakes) as raised:
-        refuse(made, found_in(made))
+        refuse(launch_draft, path_findings_in(launch_draft))
     (mistake,) = raised.value.mistakes
     assert mistake.key == "container"
-    assert f"from the command line: container={here}/nemo.sqsh" in str(mistake)
-    assert f"in {here}: nemo-24.07.sqsh" in str(mistake)
+    assert f"from the command line: container={workdir}/nemo.sqsh" in str(mistake)
+    assert f"in {workdir}: nemo-24.07.sqsh" in str(mistake)
 
 
-def test_without_slurm_there_is_no_container(here: Path) -> None:
-    known = facts(*LOCAL, f"container={here}/gone.sqsh", "container_mounts=[/no/such/place]")
-    assert (known.image, known.mounts) == (None, None)
+def test_without_slurm_there_is_no_container(workdir: Path) -> None:
+    facts = facts_with(*LOCAL, f"container={workdir}/gone.sqsh", "container_mounts=[/no/such/place]")
+    assert (facts.image, facts.mounts) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -333,83 +343,99 @@ def test_without_slurm_there_is_no_container(here: Path) -> None:
     ],
     ids=["whole", "without its end", "without its head", "of old", "empty"],
 )
-def test_the_first_bytes_of_a_squashfs(head: bytes, size: int, why: str | None) -> None:
-    said = squashfs_fault(head, size)
-    assert (said is None) if why is None else (said is not None and why in said)
+def test_faults_are_seen_in_the_first_bytes_of_a_squashfs(head: bytes, size: int, why: str | None) -> None:
+    fault = squashfs_fault(head, size)
+    assert (fault is None) if why is None else (fault is not None and why in fault)
 
 
 IMAGE = "container=nvcr.io#nvidia/nemo:24.07"
 
 
-def test_sources_of_mounts_must_exist(here: Path) -> None:
-    assert told(*SLURM, IMAGE, "container_mounts=[/etc]") == []
-    (one,) = found(*SLURM, IMAGE, f"container_mounts=[{here}/gone]")
-    assert (one.id, one.severity, one.key) == ("path.mounts", Severity.ERROR, "container_mounts")
-    assert one.message == f"container_mounts='{here}/gone': there is no such file or directory to mount"
+def test_sources_of_mounts_must_exist(workdir: Path) -> None:
+    assert path_problems(*SLURM, IMAGE, "container_mounts=[/etc]") == []
+    (finding,) = path_findings(*SLURM, IMAGE, f"container_mounts=[{workdir}/gone]")
+    assert (finding.id, finding.severity, finding.key) == ("path.mounts", Severity.ERROR, "container_mounts")
+    assert (
+        finding.message == f"container_mounts='{workdir}/gone': there is no such file or directory to mount"
+    )
 
 
-def test_a_data_dir_that_is_not_there_is_mounted_for_mock_data_too(here: Path) -> None:
-    (one,) = (one for one in found(*SLURM, IMAGE, MOCK, f"data_dir={here}/none") if one.id == "path.mounts")
-    assert (one.severity, one.key) == (Severity.ERROR, "data_dir")
-    assert one.fix == f"mkdir -p {here}/none, or data_dir=..."
-    assert told(*LOCAL, IMAGE, MOCK, f"data_dir={here}/none") == []
+def test_missing_data_dir_is_an_error_for_mock_data_too(workdir: Path) -> None:
+    (finding,) = (
+        finding
+        for finding in path_findings(*SLURM, IMAGE, MOCK, f"data_dir={workdir}/none")
+        if finding.id == "path.mounts"
+    )
+    assert (finding.severity, finding.key) == (Severity.ERROR, "data_dir")
+    assert finding.fix == f"mkdir -p {workdir}/none, or data_dir=..."
+    assert path_problems(*LOCAL, IMAGE, MOCK, f"data_dir={workdir}/none") == []
 
 
 def test_disks_of_this_machine_tell_nothing_of_the_nodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mounts(monkeypatch, tmp_path, DISK)
-    given = (*SLURM, IMAGE, "container_mounts=[/dev/no-such-device]", "training.trainer.num_nodes=1")
-    (one,) = found(*given)
-    assert one.severity is Severity.WARNING
-    assert one.message.endswith("on this machine; every node must have it")
+    set_mounts(monkeypatch, tmp_path, DISK)
+    overrides = (*SLURM, IMAGE, "container_mounts=[/dev/no-such-device]", "training.trainer.num_nodes=1")
+    (finding,) = path_findings(*overrides)
+    assert finding.severity is Severity.WARNING
+    assert finding.message.endswith("on this machine; every node must have it")
 
 
-def test_paths_in_the_container_are_those_of_its_mounts(here: Path) -> None:
-    inside = (f"{PREFIX}=[/corpus/text]", f"container_mounts=['{here}/data/deep:/corpus']")
-    (here / "data/deep").mkdir()
-    (one,) = found(*SLURM, IMAGE, *inside)
-    assert one.message == f"{PREFIX}='/corpus/text': its .bin and .idx: there is no such file"
-    data_set(here / "data/deep/text")
-    assert told(*SLURM, IMAGE, *inside) == []
-    (one,) = found(*SLURM, IMAGE, f"{PREFIX}=[/elsewhere/text]")
-    assert one.severity is Severity.WARNING
-    assert "no mount of the container has it" in one.message
-    assert one.fix == "container_mounts=[/elsewhere]"
+def test_paths_in_the_container_are_those_of_its_mounts(workdir: Path) -> None:
+    inside = (f"{PREFIX}=[/corpus/text]", f"container_mounts=['{workdir}/data/deep:/corpus']")
+    (workdir / "data/deep").mkdir()
+    (finding,) = path_findings(*SLURM, IMAGE, *inside)
+    assert finding.message == f"{PREFIX}='/corpus/text': its .bin and .idx: there is no such file"
+    data_set(workdir / "data/deep/text")
+    assert path_problems(*SLURM, IMAGE, *inside) == []
+    (finding,) = path_findings(*SLURM, IMAGE, f"{PREFIX}=[/elsewhere/text]")
+    assert finding.severity is Severity.WARNING
+    assert "no mount of the container has it" in finding.message
+    assert finding.fix == "container_mounts=[/elsewhere]"
 
 
 # --- the results
 
 
-def test_results_that_cannot_be_written(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (here / "file").touch()
-    (one,) = found(*SLURM, f"base_results_dir={here}/file/x")
-    assert (one.id, one.severity, one.key) == ("path.writable", Severity.ERROR, "base_results_dir")
-    assert f"base_results_dir='{here}/file/x': cannot write {here}/file/x/gpt3_126m: not a dir" in one.message
-    (here / "file").unlink()
-    assert told(*SLURM, f"base_results_dir={here}/file/x") == []
-    closed = "training.run.results_dir=" + str(here / "theirs/run")
+def test_unwritable_results_are_an_error(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (workdir / "file").touch()
+    (finding,) = path_findings(*SLURM, f"base_results_dir={workdir}/file/x")
+    assert (finding.id, finding.severity, finding.key) == (
+        "path.writable",
+        Severity.ERROR,
+        "base_results_dir",
+    )
+    assert (
+        f"base_results_dir='{workdir}/file/x': cannot write {workdir}/file/x/gpt3_126m: not a dir"
+        in finding.message
+    )
+    (workdir / "file").unlink()
+    assert path_problems(*SLURM, f"base_results_dir={workdir}/file/x") == []
+    closed = "training.run.results_dir=" + str(workdir / "theirs/run")
     monkeypatch.setattr("os.access", lambda path, mode: False)
-    (one,) = found(*BARE, closed)
-    assert (one.key, one.message.rpartition(": ")[2]) == ("training.run.results_dir", "permission denied")
+    (finding,) = path_findings(*BARE, closed)
+    assert (finding.key, finding.message.rpartition(": ")[2]) == (
+        "training.run.results_dir",
+        "permission denied",
+    )
 
 
-def test_checkpoints_that_are_there_are_counted(here: Path) -> None:
-    assert facts(*LOCAL).checkpoints_there == 0
-    kept = here / "results/gpt3_tiny/checkpoints"
+def test_existing_checkpoints_are_counted(workdir: Path) -> None:
+    assert facts_with(*LOCAL).checkpoints_there == 0
+    checkpoints = workdir / "results/gpt3_tiny/checkpoints"
     for name in ("step=1", "step=2", ".unfinished", "damaged/step=3"):
-        (kept / name).mkdir(parents=True)
-    (kept / "latest").symlink_to("step=2")
-    assert facts(*LOCAL).checkpoints_there == 2
+        (checkpoints / name).mkdir(parents=True)
+    (checkpoints / "latest").symlink_to("step=2")
+    assert facts_with(*LOCAL).checkpoints_there == 2
 
 
-def test_checkpoint_of_slipway_is_refused_for_nemo(here: Path) -> None:
-    (here / "weights").mkdir()
-    nemo = (*SLURM, "engine=nemo", f"container_mounts=[{here}]")
-    nemo += (f"training.restore_from_path={here}/weights",)
-    assert not [message for _, _, message in told(*nemo) if "restore_from_path" in message]
-    (here / "weights/complete.json").write_text('{"step": 0}')
-    (one,) = [finding for finding in found(*nemo) if "restore_from_path" in finding.message]
-    assert one.severity is Severity.ERROR and one.fix is not None
-    assert "a checkpoint of Slipway, which NeMo cannot read" in one.message
-    assert "engine=megatron" in one.fix
+def test_checkpoint_of_slipway_is_refused_for_nemo(workdir: Path) -> None:
+    (workdir / "weights").mkdir()
+    nemo = (*SLURM, "engine=nemo", f"container_mounts=[{workdir}]")
+    nemo += (f"training.restore_from_path={workdir}/weights",)
+    assert not [message for _, _, message in path_problems(*nemo) if "restore_from_path" in message]
+    (workdir / "weights/complete.json").write_text('{"step": 0}')
+    (error,) = [finding for finding in path_findings(*nemo) if "restore_from_path" in finding.message]
+    assert error.severity is Severity.ERROR and error.fix is not None
+    assert "a checkpoint of Slipway, which NeMo cannot read" in error.message
+    assert "engine=megatron" in error.fix

@@ -1,4 +1,4 @@
-"""The checks together: their order, what is left out or not known, and that nothing breaks them."""
+"""The checks together: their order, skipped checks, unknown facts, and odd trees."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GLOBAL = "model.global_batch_size"
 
 
 @pytest.mark.parametrize("config", [GPT, T5, None], ids=["gpt", "t5", "data preparation"])
-def test_nothing_is_found_in_a_good_plan(config: dict[str, Any] | None) -> None:
+def test_good_plan_has_no_findings(config: dict[str, Any] | None) -> None:
     assert run_checks(plan_of(config), KNOWN) == []
 
 
@@ -111,19 +111,19 @@ def test_an_unknown_id_names_the_nearest() -> None:
 @pytest.mark.parametrize("key", ["trainer", "exp_manager", "model", "model.optim", "model.data"])
 @pytest.mark.parametrize("value", [None, 3, "text", [1], {}])
 def test_no_shape_of_the_tree_breaks_a_check(key: str, value: Any) -> None:
-    """A finding or none; never an exception."""
+    """A check returns findings or none, and never raises."""
     for base in (GPT, T5):
         plan = plan_of(base)
         run_checks(replace(plan, job=replace(plan.job, config=changed(base, {key: value}))), KNOWN)
 
 
 @pytest.mark.parametrize("number", [1, 2, 12, 36, 97, 1024, 5040])
-def test_divisors_are_all_there_are(number: int) -> None:
+def test_divisors_are_complete(number: int) -> None:
     assert list(divisors(number)) == [size for size in range(1, number + 1) if number % size == 0]
 
 
-def test_large_numbers_are_no_reason_to_wait() -> None:
-    """A prime of many digits: trying every number would take minutes, or for ever."""
+def test_large_numbers_take_no_time() -> None:
+    """Trying every number would take minutes for a prime of many digits, or for ever."""
     assert list(divisors(2000000011)) == [1, 2000000011]
     assert divisors(10**40)[-1] == 10**40
     plan = plan_of(changed(GPT, {GLOBAL: 2000000011, "model.hidden_size": 999999937}))

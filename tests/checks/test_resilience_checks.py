@@ -1,4 +1,4 @@
-"""What keeps a chain from going on, a job from saving, or a range of nodes from being one."""
+"""Faults that keep a chain from going on, or a job from saving, and invalid ranges of nodes."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from launcher.stages.planning import plan_launch
 from tests.checks.plans import GPT, KNOWN, changed, plan_of
 
 
-def chained(
+def chain_plan(
     links: int = 3, config: dict[str, Any] = GPT, limit: str | None = "1-00:00:00", **queue: Any
 ) -> Plan:
     plan = plan_of(config, resources={"time_limit": limit})
-    asked = replace(plan.job.queue, **{"requeue": False, "signal": "B:USR1@300", **queue})
-    return replace(plan, job=replace(plan.job, chain=Chain(links=links), queue=asked))
+    job_queue = replace(plan.job.queue, **{"requeue": False, "signal": "B:USR1@300", **queue})
+    return replace(plan, job=replace(plan.job, chain=Chain(links=links), queue=job_queue))
 
 
-def found(plan: Plan) -> list[tuple[str, Severity, str | None]]:
-    return [(one.id, one.severity, one.key) for one in run_checks(plan, KNOWN)]
+def outcomes(plan: Plan) -> list[tuple[str, Severity, str | None]]:
+    return [(finding.id, finding.severity, finding.key) for finding in run_checks(plan, KNOWN)]
 
 
 @pytest.mark.parametrize("links", [1, 3])
 def test_a_good_chain_passes(links: int) -> None:
-    assert found(chained(links)) == []
+    assert outcomes(chain_plan(links)) == []
 
 
 @pytest.mark.parametrize(
@@ -41,23 +41,25 @@ def test_a_good_chain_passes(links: int) -> None:
         ({"further": {"requeue": True}}, "cluster.sbatch.requeue"),
     ],
 )
-def test_one_of_them_starts_it_again(queue: dict[str, Any], key: str) -> None:
-    assert found(chained(**queue)) == [("chain.requeue", Severity.ERROR, key)]
-    assert found(chained(links=1, **queue)) == []
+def test_requeue_is_an_error_in_a_chain(queue: dict[str, Any], key: str) -> None:
+    assert outcomes(chain_plan(**queue)) == [("chain.requeue", Severity.ERROR, key)]
+    assert outcomes(chain_plan(links=1, **queue)) == []
 
 
 def test_alternatives_are_no_dependency_of_a_chain() -> None:
     either = {"dependency": "afterok:1?afterok:2"}
-    assert found(chained(**either)) == [("chain.dependency", Severity.ERROR, "training.run.dependency")]
-    assert found(chained(links=1, **either)) == []
-    assert found(chained(dependency="afterok:1,singleton")) == []
+    assert outcomes(chain_plan(**either)) == [("chain.dependency", Severity.ERROR, "training.run.dependency")]
+    assert outcomes(chain_plan(links=1, **either)) == []
+    assert outcomes(chain_plan(dependency="afterok:1,singleton")) == []
 
 
 @pytest.mark.parametrize("key", ["resume_if_exists", "create_checkpoint_callback"])
-def test_a_chain_that_would_begin_anew(key: str) -> None:
-    anew = changed(GPT, {f"exp_manager.{key}": False})
-    assert found(chained(config=anew)) == [("chain.resume", Severity.ERROR, f"training.exp_manager.{key}")]
-    assert found(chained(links=1, config=anew)) == []
+def test_chain_without_resumption_is_an_error(key: str) -> None:
+    no_resume = changed(GPT, {f"exp_manager.{key}": False})
+    assert outcomes(chain_plan(config=no_resume)) == [
+        ("chain.resume", Severity.ERROR, f"training.exp_manager.{key}")
+    ]
+    assert outcomes(chain_plan(links=1, config=no_resume)) == []
 
 
 @pytest.mark.parametrize(
@@ -74,18 +76,18 @@ def test_a_chain_that_would_begin_anew(key: str) -> None:
         (None, "1", False),
     ],
 )
-def test_a_job_is_not_told_to_save_as_soon_as_it_begins(
+def test_save_signal_as_soon_as_the_job_begins_is_an_error(
     signal: str | None, limit: str | None, is_bad: bool
 ) -> None:
     untimed = changed(GPT, {"trainer.max_time": None})
-    got = found(chained(links=1, config=untimed, limit=limit, signal=signal))
-    assert got == [("time.save", Severity.ERROR, "resilience.save_before_end")] * is_bad
+    result = outcomes(chain_plan(links=1, config=untimed, limit=limit, signal=signal))
+    assert result == [("time.save", Severity.ERROR, "resilience.save_before_end")] * is_bad
 
 
 def test_a_chain_without_a_limit_is_a_warning() -> None:
     untimed = changed(GPT, {"trainer.max_time": None})
-    got = found(chained(config=untimed, limit=None, signal=None))
-    assert got == [("time.save", Severity.WARNING, "training.run.time_limit")]
+    result = outcomes(chain_plan(config=untimed, limit=None, signal=None))
+    assert result == [("time.save", Severity.WARNING, "training.run.time_limit")]
 
 
 @pytest.mark.parametrize(
@@ -104,12 +106,14 @@ def test_a_chain_without_a_limit_is_a_warning() -> None:
     ],
 )
 @pytest.mark.parametrize("engine", ["nemo", "megatron", "megatron_lm"])
-def test_when_a_job_is_told_to_save(engine: str, overrides: list[str], signal: str | None) -> None:
+def test_save_signal_follows_from_the_time_limit_and_the_margin(
+    engine: str, overrides: list[str], signal: str | None
+) -> None:
     config = compose(["training=gpt3/126m", "cluster=bcm", f"engine={engine}", *overrides]).config
     assert plan_launch(config, number=1, tag="x").job.queue.signal == signal
 
 
-def test_a_preparation_is_told_nothing() -> None:
+def test_data_preparation_has_no_save_signal() -> None:
     config = compose(["stages=[data_preparation]", "data_preparation.inputs=[/x]"]).config
     assert plan_launch(config, number=1, tag="x").job.queue.signal is None
 

@@ -17,12 +17,12 @@ from tests.checks.stock import gpu_for
 def test_a_shipped_size_passes_on_its_stock_node_count(size: str) -> None:
     overrides = [f"training={size}", f"cluster.gpu={gpu_for(size) or 'null'}"]
     plan = plan_launch(compose(overrides).config, number=1, tag="tag")
-    found = run_checks(plan, KNOWN)
-    assert [finding.message for finding in found if finding.severity is Severity.ERROR] == []
+    findings = run_checks(plan, KNOWN)
+    assert [finding.message for finding in findings if finding.severity is Severity.ERROR] == []
     # The measuring sizes do fewer steps than their schedule was made for; how fast experts are is not known.
-    told = {finding.id for finding in found if finding.severity is not Severity.SKIPPED}
-    assert told <= {"schedule.warmup"}
-    assert {finding.id for finding in found} - told <= {"time.training"}
+    ids = {finding.id for finding in findings if finding.severity is not Severity.SKIPPED}
+    assert ids <= {"schedule.warmup"}
+    assert {finding.id for finding in findings} - ids <= {"time.training"}
     assert plan.job.config is not None
     layout = layout_numbers(plan.job.config, plan.job.resources.nodes)
     assert layout is not None
@@ -40,7 +40,7 @@ def test_a_shipped_size_passes_on_its_stock_node_count(size: str) -> None:
         (128, []),
     ],
 )
-def test_175b_at_other_node_counts(nodes: int, expected: list[str]) -> None:
+def test_findings_of_175b_depend_on_the_node_count(nodes: int, expected: list[str]) -> None:
     overrides = ["training=gpt3/175b", f"training.trainer.num_nodes={nodes}"]
     plan = plan_launch(compose(overrides).config, number=1, tag="tag")
     assert [finding.id for finding in run_checks(plan, KNOWN)] == expected

@@ -1,4 +1,4 @@
-"""The estimate that layouts are ranked by, beside published trainings and what is known to be faster."""
+"""The estimate that layouts are ranked by, beside published trainings and faster options."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tests.checks.published import CALIBRATION, HELD_OUT, STEPS, Published
 
 NOTHING, SELECTIVE = Recompute(), Recompute("selective")
 FULL = Recompute("full", "uniform", 1)
-# Nothing but what the pages and the papers count: no part of a step is done once, nobody straggles.
+# Only the terms that the pages and the papers count: no part of a step is done once, nobody straggles.
 BARE = attained({"step": 0, "straggling": 0})
 
 
 def gpt(layers: int, hidden: int, heads: int, **more: Any) -> ModelWork:
-    """A GPT of Megatron's papers: 2048 tokens, a vocabulary of 51,200, and no fused attention yet."""
+    """Return the work of a GPT of Megatron's papers: 2048 tokens, 51,200 words, no fused attention yet."""
     sizes = {"num_layers": layers, "hidden_size": hidden, "num_attention_heads": heads}
     more = {"model.transformer_engine": False, **more}
     changes = {f"model.{key}": value for key, value in {**sizes, "ffn_hidden_size": 4 * hidden}.items()}
@@ -64,12 +64,16 @@ def test_held_out_steps_are_near_the_published_ones(step: Published) -> None:
 
 def _pairs() -> list[tuple[Published, Published]]:
     """Return pairs of one layout of a source, in bf16 and in FP8."""
-    halves = {(one.source, one.model, one.gpus, one.batch, one.layout): one for one in _of("bf16")}
-    keys = [(one, (one.source, one.model, one.gpus, one.batch, one.layout)) for one in _of("fp8")]
-    return [(halves[key], one) for one, key in keys if key in halves]
+    halves = {
+        (step.source, step.model, step.gpus, step.batch, step.layout): step for step in _steps_in("bf16")
+    }
+    keys = [
+        (step, (step.source, step.model, step.gpus, step.batch, step.layout)) for step in _steps_in("fp8")
+    ]
+    return [(halves[key], step) for step, key in keys if key in halves]
 
 
-def _of(precision: str) -> list[Published]:
+def _steps_in(precision: str) -> list[Published]:
     return [step for step in STEPS if step.precision == precision]
 
 
@@ -92,21 +96,21 @@ def test_cost_of_full_recomputing_is_near_the_measured_one() -> None:
 def test_the_bubble_is_that_of_the_schedule() -> None:
     """Narayanan et al. 2021 (arXiv 2104.04473), section 2.2: (p - 1) / m, and with v chunks a v-th of it."""
     work = gpt(96, 12288, 96)._replace(overlaps_pipeline=True, vocabulary=1, parameters=0)
-    one = Layout(8, 8, None, 1, 1, True, NOTHING)
+    plain = Layout(8, 8, None, 1, 1, True, NOTHING)
 
-    def of(layout: Layout, micro_batches: int) -> float:
+    def step_seconds(layout: Layout, micro_batches: int) -> float:
         return seconds(work, layout, micro_batches, 8)
 
-    for layout, chunks in ((one, 1), (one._replace(virtual=2), 2), (one._replace(virtual=6), 6)):
+    for layout, chunks in ((plain, 1), (plain._replace(virtual=2), 2), (plain._replace(virtual=6), 6)):
         # The rest of two steps' difference is 8 micro batches, of which the bubble has (p - 1) / v.
-        each = (of(layout, 16) - of(layout, 8)) / 8
-        assert of(layout, 8) / each - 8 == pytest.approx(7 / chunks, rel=1e-6)
+        micro_batch = (step_seconds(layout, 16) - step_seconds(layout, 8)) / 8
+        assert step_seconds(layout, 8) / micro_batch - 8 == pytest.approx(7 / chunks, rel=1e-6)
 
 
 @pytest.mark.parametrize("devices", [1, 2, 4, 8])
 @pytest.mark.parametrize("name", GPUS)
 def test_every_gpu_has_a_step_with_nvlink_or_without(name: str, devices: int) -> None:
-    """On one GPU, and on all of two nodes; a site's row may have GPUs that NVLink joins at no speed."""
+    """It has one on one GPU and on two nodes; a site's row may have GPUs that NVLink joins at no speed."""
     work = gpt(12, 768, 12)._replace(devices=devices)
     for gpu in (GPUS[name], GPUS[name]._replace(nvlink=0.0, nvlink_gpus=8)):
         for nodes, tensor in ((1, 1), (1, devices), (2, devices)):
@@ -178,38 +182,38 @@ def test_model_without_a_size_has_no_work() -> None:
     assert work_of(Values({}), 8, "nemo") is None
 
 
-def _waits(layout: Layout, nodes: int, **changes: Any) -> float:
-    """Seconds that two nodes or more wait for data parallel, with nothing to hide it behind."""
+def _data_wait(layout: Layout, nodes: int, **changes: Any) -> float:
+    """Return the seconds that two nodes or more wait for data parallel, with nothing to hide it behind."""
     work = gpt(24, 8192, 64)._replace(**changes)
     without = work._replace(parameters=0)
     return seconds(work, layout, 1024, nodes) - seconds(without, layout, 1024, nodes)
 
 
 def test_data_parallel_rings_use_all_ports_of_a_node() -> None:
-    """With tensor 1 all eight GPUs of a node are of one ring, with tensor 8 one of them is."""
-    one, eight = Layout(1, 1, None, 1, 1, False, NOTHING), Layout(8, 1, None, 1, 1, True, NOTHING)
+    """All eight GPUs of a node are of one ring with tensor 1, and one of them is with tensor 8."""
+    tensor_1, tensor_8 = Layout(1, 1, None, 1, 1, False, NOTHING), Layout(8, 1, None, 1, 1, True, NOTHING)
     # Eight times as much to send, and eight times the bandwidth, but for the ends of the ring.
-    assert _waits(one, 16) == pytest.approx(_waits(eight, 16), rel=0.15)
+    assert _data_wait(tensor_1, 16) == pytest.approx(_data_wait(tensor_8, 16), rel=0.15)
 
 
 def test_scaling_of_llama_8b_with_tensor_1_is_near_the_published_one() -> None:
     """NVIDIA's figures from 8 to 128 GPUs: 0.5 % more with bf16, 2.3 % with FP8."""
-    rows = [one for one in STEPS if (one.source, one.model) == ("dgxc-25.04", "llama3-8b")]
-    small, large = ([one for one in rows if one.gpus == gpus] for gpus in (8, 128))
+    rows = [step for step in STEPS if (step.source, step.model) == ("dgxc-25.04", "llama3-8b")]
+    small, large = ([step for step in rows if step.gpus == gpus] for gpus in (8, 128))
     for least, most in zip(small, large, strict=True):
         assert least.estimate() < most.estimate() < 1.03 * least.estimate()
 
 
 def test_gradients_in_bf16_are_sent_in_half_of_the_time() -> None:
     layout = Layout(4, 2, None, 1, 1, True, NOTHING)
-    full, half = (_waits(layout, 8, gradient_bytes=size) for size in (4, 2))
+    full, half = (_data_wait(layout, 8, gradient_bytes=size) for size in (4, 2))
     # 4 + 2 bytes against 2 + 2, and the optimizer reads as much as before.
     assert 0.6 < half / full < 0.75
 
 
 def test_unshared_optimizer_is_read_by_each_gpu() -> None:
     layout = Layout(1, 1, None, 1, 1, False, NOTHING)
-    assert _waits(layout, 8, shares_optimizer=False) > _waits(layout, 8)
+    assert _data_wait(layout, 8, shares_optimizer=False) > _data_wait(layout, 8)
 
 
 def test_next_pipeline_stage_is_in_another_node() -> None:
@@ -224,15 +228,15 @@ def test_ends_that_count_as_layers_make_the_stages_even() -> None:
     even = Layout(8, 8, None, 1, 1, True, NOTHING, counts_ends=True)
     uneven = even._replace(counts_ends=False)
     assert seconds(work, even, 64, 8) < seconds(work, uneven, 64, 8)
-    told = work._replace(counted_ends=(True, True))
-    assert seconds(told, uneven, 64, 8) == seconds(work, even, 64, 8)
+    work_with_ends = work._replace(counted_ends=(True, True))
+    assert seconds(work_with_ends, uneven, 64, 8) == seconds(work, even, 64, 8)
 
 
 def test_fp8_does_not_count_on_gpus_without_it() -> None:
     work, layout = gpt(24, 8192, 64), Layout(8, 2, None, 1, 1, True, NOTHING)
     fp8 = work._replace(fp8=True)
     assert seconds(fp8, layout, 16, 2) == seconds(work, layout, 16, 2)
-    half, eight = (seconds(how, layout, 16, 2, "h100-80gb") for how in (work, fp8))
+    half, eight = (seconds(model_work, layout, 16, 2, "h100-80gb") for model_work in (work, fp8))
     assert eight < half
 
 
@@ -249,10 +253,12 @@ def test_properties_of_a_run_are_read_from_the_configuration() -> None:
         "model.account_for_loss_in_pipeline_split": True,
         "model.num_layers_in_first_pipeline_stage": 3,
     }
-    plain, found = work_of(Values(GPT), 8, "nemo"), work_of(Values(changed(GPT, changes)), 8, "nemo")
+    plain, changed_work = work_of(Values(GPT), 8, "nemo"), work_of(Values(changed(GPT, changes)), 8, "nemo")
     assert plain is not None
     assert (plain.shares_optimizer, plain.gradient_bytes, plain.own_ends) == (True, 4, (None, None))
-    assert found == plain._replace(fp8=True, gradient_bytes=2, counted_ends=(False, True), own_ends=(3, None))
+    assert changed_work == plain._replace(
+        fp8=True, gradient_bytes=2, counted_ends=(False, True), own_ends=(3, None)
+    )
     larger = work_of(Values(changed(T5, {"model.override_vocab_size": 250_112})), 8, "nemo")
     t5 = work_of(Values(T5), 8, "nemo")
     assert t5 is not None and larger is not None

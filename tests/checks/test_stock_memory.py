@@ -21,23 +21,25 @@ MEMORY = "memory.fits"
 LENGTHS = ("encoder_seq_length", "max_position_embeddings", "data.seq_length")
 
 
-def planned(words: list[str]) -> Plan:
+def composed_plan(words: list[str]) -> Plan:
     return plan_launch(compose(words).config, number=1, tag="tag")
 
 
-def the_one(check: str, plan: Plan) -> Finding:
-    (found,) = [finding for finding in run_checks(plan, KNOWN) if finding.id == check]
-    return found
+def finding_of(check: str, plan: Plan) -> Finding:
+    (match,) = [finding for finding in run_checks(plan, KNOWN) if finding.id == check]
+    return match
 
 
-def wrong_with(words: list[str]) -> list[str]:
-    """Errors, and any word on memory."""
-    found = run_checks(planned(words), KNOWN)
-    return [one.message for one in found if one.severity is Severity.ERROR or one.id == MEMORY]
+def errors_with(words: list[str]) -> list[str]:
+    """Return the messages of errors, and of any finding on memory."""
+    findings = run_checks(composed_plan(words), KNOWN)
+    return [
+        finding.message for finding in findings if finding.severity is Severity.ERROR or finding.id == MEMORY
+    ]
 
 
 def on_nodes(nodes: int, batch: int, **sizes: int) -> list[str]:
-    """As NVIDIA's scripts say it; they all have gradients that are added up in bf16."""
+    """Return the overrides of one of NVIDIA's scripts, which all add gradients up in bf16."""
     words = [f"training.trainer.num_nodes={nodes}", f"training.model.global_batch_size={batch}"]
     words += [f"training.model.{name}={size}" for name, size in sizes.items()]
     return [*words, "+training.model.optim.grad_sync_dtype=bf16"]
@@ -66,13 +68,13 @@ TRAINED = {
 def test_sizes_trained_on_a_gpu_fit_it(name: str) -> None:
     size, words = TRAINED[name]
     gpu = f"{name.partition('/')[0]}-80gb"
-    assert wrong_with([f"training={size}", f"cluster.gpu={gpu}", *words]) == []
+    assert errors_with([f"training={size}", f"cluster.gpu={gpu}", *words]) == []
 
 
 def test_the_gpus_of_the_shipped_sizes_are_known_ones() -> None:
-    named = {size: gpu_for(size) for size in list_options("training")}
-    assert {gpu for gpu in named.values() if gpu is not None} <= set(GPUS)
-    assert [size for size, gpu in named.items() if gpu is None] == ["gpt3/tiny", "t5/tiny"]
+    gpus = {size: gpu_for(size) for size in list_options("training")}
+    assert {gpu for gpu in gpus.values() if gpu is not None} <= set(GPUS)
+    assert [size for size, gpu in gpus.items() if gpu is None] == ["gpt3/tiny", "t5/tiny"]
 
 
 class Overflow(NamedTuple):
@@ -118,41 +120,45 @@ OVERFLOWS = {
 @pytest.mark.parametrize("name", OVERFLOWS)
 def test_overflow_is_reported_with_layouts_that_fit(name: str) -> None:
     case = OVERFLOWS[name]
-    found = the_one(MEMORY, planned(case.words))
-    assert found.severity is Severity.ERROR
-    told = re.search(r": (.+) needs (\S+) GiB \(.+; \S+ has \S+ GiB .+: (\S+) GiB too little", found.message)
-    assert told is not None, found.message
-    assert told[1] == case.where
-    assert float(told[2]) == pytest.approx(case.needs, rel=0.02)
-    assert float(told[3]) == pytest.approx(case.too_little, abs=0.02 * case.needs)
-    assert found.fix is not None
-    first = found.fix.partition("\n")[0].removeprefix("would fit: ").split(" ")
-    assert wrong_with([*case.words, *first]) == []
+    finding = finding_of(MEMORY, composed_plan(case.words))
+    assert finding.severity is Severity.ERROR
+    match = re.search(
+        r": (.+) needs (\S+) GiB \(.+; \S+ has \S+ GiB .+: (\S+) GiB too little", finding.message
+    )
+    assert match is not None, finding.message
+    assert match[1] == case.where
+    assert float(match[2]) == pytest.approx(case.needs, rel=0.02)
+    assert float(match[3]) == pytest.approx(case.too_little, abs=0.02 * case.needs)
+    assert finding.fix is not None
+    first = finding.fix.partition("\n")[0].removeprefix("would fit: ").split(" ")
+    assert errors_with([*case.words, *first]) == []
 
 
 @pytest.mark.parametrize("name", OVERFLOWS)
-def test_the_first_that_is_suggested_passes(name: str) -> None:
-    """As `slipway suggest` does it."""
+def test_first_suggestion_passes(name: str) -> None:
+    """`slipway suggest` names this suggestion first."""
     words = OVERFLOWS[name].words
-    plan = planned(words)
+    plan = composed_plan(words)
     first = next(LayoutSearch(plan, KNOWN).best())
     assert plan.job.config is not None
-    assert wrong_with([*words, *overrides(plan.job.config, first)]) == []
+    assert errors_with([*words, *overrides(plan.job.config, first)]) == []
 
 
 @pytest.mark.parametrize(
     ("nodes", "check", "smallest"), [(2, "layout.world", 183.8), (4, MEMORY, 92.2)], ids=["2", "4"]
 )
-def test_175b_on_too_few_nodes(nodes: int, check: str, smallest: float) -> None:
-    """No layout has room: told are the smallest, by how much it is too large, and how many nodes would do."""
+def test_175b_on_too_few_nodes_names_the_smallest_layout(nodes: int, check: str, smallest: float) -> None:
+    """No layout fits: the fix names the smallest one, its size, and a number of nodes that has a layout."""
     words = ["training=gpt3/175b", "cluster.gpu=a100-80gb", f"training.trainer.num_nodes={nodes}"]
-    found = the_one(check, planned(words))
-    assert found.severity is Severity.ERROR
-    assert found.fix is not None
-    told = re.search(r"no layout fits on (\d+) nodes: .+, takes (\S+) of 80\.0 GiB on stage \d+", found.fix)
-    assert told is not None, found.fix
-    assert int(told[1]) == nodes
-    assert float(told[2]) == pytest.approx(smallest, rel=0.02)
-    would = re.search(r"^would fit on \d+ nodes: (.+)$", found.fix, re.MULTILINE)
-    assert would is not None, found.fix
-    assert wrong_with([*words, *would[1].split(" ")]) == []
+    finding = finding_of(check, composed_plan(words))
+    assert finding.severity is Severity.ERROR
+    assert finding.fix is not None
+    match = re.search(
+        r"no layout fits on (\d+) nodes: .+, takes (\S+) of 80\.0 GiB on stage \d+", finding.fix
+    )
+    assert match is not None, finding.fix
+    assert int(match[1]) == nodes
+    assert float(match[2]) == pytest.approx(smallest, rel=0.02)
+    remedy = re.search(r"^would fit on \d+ nodes: (.+)$", finding.fix, re.MULTILINE)
+    assert remedy is not None, finding.fix
+    assert errors_with([*words, *remedy[1].split(" ")]) == []

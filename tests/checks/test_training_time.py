@@ -22,7 +22,7 @@ DAY = 86400
 
 
 def model(layers: int, hidden: int, heads: int, vocabulary: int = 51_200, **others: Any) -> dict[str, Any]:
-    """Changes to a plan's GPT."""
+    """Return changes to a plan's GPT."""
     sizes = {
         "num_layers": layers,
         "hidden_size": hidden,
@@ -56,7 +56,7 @@ GPT_530B, GPT_1T = model(105, 20480, 128), model(128, 25600, 160)
 LLAMA_405B = llama(126, 16384, 128, 53248, 8, 128_256, 8192)
 
 
-def planned(
+def gpt_plan(
     changes: dict[str, Any],
     *,
     gpus: int = 8,
@@ -83,12 +83,12 @@ def planned(
 
 
 def cost_of(changes: dict[str, Any], *, mfu: float | None = None, **options: Any) -> Cost:
-    cost = estimate_cost(planned(changes, assumed=Assumptions(mfu=mfu), **options))
+    cost = estimate_cost(gpt_plan(changes, assumed=Assumptions(mfu=mfu), **options))
     assert cost is not None
     return cost
 
 
-# What was recomputed is a quarter of what the GPUs did, where all layers were.
+# Where all layers are recomputed, a quarter of the GPUs' operations is recomputation.
 MODEL_PART = 3 / 4
 
 
@@ -109,7 +109,7 @@ MODEL_PART = 3 / 4
         (GPT_530B, 1920, 3360, (8, 35), MODEL_PART * 113 / 312, 44.4),
     ],
 )
-def test_published_seconds_of_a_step(
+def test_seconds_of_a_step_are_near_the_published_ones(
     changes: dict[str, Any], batch: int, gpus: int, layout: tuple[int, int], mfu: float, seconds: float
 ) -> None:
     tensor, pipeline = layout
@@ -126,7 +126,7 @@ def test_published_seconds_of_a_step(
         (GPT_1T, 450e9, 3072, (8, 64), MODEL_PART * 163, 84),
     ],
 )
-def test_published_days(
+def test_days_are_near_the_published_ones(
     changes: dict[str, Any],
     tokens: float,
     gpus: int,
@@ -158,7 +158,7 @@ def test_published_days(
         (llama(80, 8192, 64, 28672, 8, 128_256, 8192), 695, 1444, 78),
     ],
 )
-def test_published_tokens_per_second(
+def test_tokens_per_second_are_the_published_ones(
     changes: dict[str, Any], teraflops: float, tokens_per_second: float, days: float | None
 ) -> None:
     length = changes.get("model.encoder_seq_length", 2048)
@@ -170,14 +170,14 @@ def test_published_tokens_per_second(
         assert cost.seconds / DAY == pytest.approx(days, abs=0.5)
 
 
-def test_published_flops() -> None:
+def test_flops_are_near_the_published_ones() -> None:
     # Llama team 2024 (arXiv 2407.21783), section 1: 3.8e25 FLOPs for 15.6T tokens, attention's left out.
     cost = cost_of(LLAMA_405B, gpus=1024, batch=1024, steps=round(15.6e12 / 1024 / 8192))
     assert cost.parameters == pytest.approx(405e9, rel=0.005)
     assert cost.flops == pytest.approx(3.8e25, rel=0.1)
 
 
-def test_a_batch_that_grows_reads_what_the_trainer_reads() -> None:
+def test_ramp_up_reads_as_many_samples_as_the_trainer() -> None:
     for start, increment, samples, end, steps in [
         (16, 16, 5_859, 1536, 400),
         (16, 16, 5_859, 1536, 40),
@@ -206,15 +206,15 @@ def test_a_batch_that_grows_reads_what_the_trainer_reads() -> None:
         ("no limit", None),
     ],
 )
-def test_the_jobs_that_a_time_limit_makes_of_a_training(limit: str | None, links: int | None) -> None:
+def test_time_limit_sets_the_number_of_jobs(limit: str | None, links: int | None) -> None:
     cost = cost_of(GPT_175B, gpus=1024, batch=1024, steps=143_051, mfu=105 / 312, limit=limit)
     assert cost.seconds / DAY == pytest.approx(34.8, rel=0.005)
     assert cost.links == links
 
 
-def test_a_price_is_of_gpu_hours() -> None:
-    free = estimate_cost(planned(GPT_22B))
-    paid = estimate_cost(planned(GPT_22B, assumed=Assumptions(gpu_hour_price=2.5)))
+def test_price_is_that_of_the_gpu_hours() -> None:
+    free = estimate_cost(gpt_plan(GPT_22B))
+    paid = estimate_cost(gpt_plan(GPT_22B, assumed=Assumptions(gpu_hour_price=2.5)))
     assert free is not None and paid is not None
     assert free.price is None
     assert paid.price == 2.5 * paid.gpu_hours == 2.5 * free.gpu_hours
@@ -236,24 +236,24 @@ def test_a_price_is_of_gpu_hours() -> None:
     ],
 )
 def test_unknown_cost_is_none(changes: dict[str, Any]) -> None:
-    assert estimate_cost(planned(GPT_22B)) is not None
-    assert estimate_cost(planned({**GPT_22B, **changes})) is None
+    assert estimate_cost(gpt_plan(GPT_22B)) is not None
+    assert estimate_cost(gpt_plan({**GPT_22B, **changes})) is None
 
 
 def test_experts_need_a_stated_mfu() -> None:
     experts = {**GPT_22B, "model.num_moe_experts": 8, "model.moe_router_topk": 2}
-    (found,) = length_problems(planned(experts), Facts())
-    assert found.severity is Severity.SKIPPED
-    assert "training.model.num_moe_experts=8: how long experts take is not modelled" in found.message
+    (finding,) = length_problems(gpt_plan(experts), Facts())
+    assert finding.severity is Severity.SKIPPED
+    assert "training.model.num_moe_experts=8: how long experts take is not modelled" in finding.message
     # 2 of 8 experts are computed, all are there.
     dense, sparse = cost_of(GPT_22B, mfu=0.3), cost_of(experts, mfu=0.3)
     assert 1.5 < sparse.flops / dense.flops < 2
     assert 5 < sparse.parameters / dense.parameters < 6
-    # What does not depend on the time is told without it.
-    amount = amount_of(planned(experts))
+    # Amounts that do not depend on the time are known without it.
+    amount = amount_of(gpt_plan(experts))
     assert amount is not None
     assert {field: getattr(sparse, field) for field in asdict(amount)} == asdict(amount)
-    assert [name for name, _ in cost_lines(planned(experts), amount)] == ["compute", "space"]
+    assert [name for name, _ in cost_lines(gpt_plan(experts), amount)] == ["compute", "space"]
 
 
 def test_a_stated_mfu_counts_in_any_precision() -> None:
@@ -277,8 +277,8 @@ def test_layout_changes_the_time() -> None:
         "model.activations_checkpoint_method": "uniform",
         "model.activations_checkpoint_num_layers": 1,
     }
-    again = cost_of({**GPT_175B, **full}, tensor=8, pipeline=8, **options)
-    assert 1.2 < again.seconds_per_step / good.seconds_per_step < 1.35
+    recomputing = cost_of({**GPT_175B, **full}, tensor=8, pipeline=8, **options)
+    assert 1.2 < recomputing.seconds_per_step / good.seconds_per_step < 1.35
     wide = cost_of(GPT_175B, tensor=32, pipeline=2, **options)
     assert wide.seconds_per_step > 1.5 * good.seconds_per_step
     assert good.mfu_source == "this layout's, by NeMo on h100"
@@ -287,14 +287,14 @@ def test_layout_changes_the_time() -> None:
 
 
 def test_check_and_suggest_estimate_the_same_step() -> None:
-    plan = planned(GPT_175B, gpus=128, batch=256, tensor=8, pipeline=8, gpu="h100-80gb")
+    plan = gpt_plan(GPT_175B, gpus=128, batch=256, tensor=8, pipeline=8, gpu="h100-80gb")
     cost, own = estimate_cost(plan), LayoutSearch(plan, Facts()).own
     assert cost is not None and own is not None
     assert cost.seconds_per_step == own.seconds
 
 
 def test_source_of_the_time_is_that_of_the_engine() -> None:
-    plan = planned(GPT_22B, tensor=8, gpu="h100-80gb")
+    plan = gpt_plan(GPT_22B, tensor=8, gpu="h100-80gb")
     nemo, other = (
         estimate_cost(replace(plan, job=replace(plan.job, engine=engine)))
         for engine in ("nemo", "megatron_lm")
@@ -357,7 +357,7 @@ def test_gpu_without_published_trainings_is_named() -> None:
 def test_assumptions_are_named(
     engine: str, gpu: str, changes: dict[str, Any], attained: dict[str, Any], source: str
 ) -> None:
-    plan = planned({**GPT_22B, **changes}, tensor=8, gpu=gpu, assumed=Assumptions(attained=attained))
+    plan = gpt_plan({**GPT_22B, **changes}, tensor=8, gpu=gpu, assumed=Assumptions(attained=attained))
     cost = estimate_cost(replace(plan, job=replace(plan.job, engine=engine)))
     assert cost is not None
     assert cost.mfu_source == f"this layout's{source}"
@@ -365,12 +365,12 @@ def test_assumptions_are_named(
 
 def test_constants_of_a_site_change_the_time() -> None:
     slow = Assumptions(attained={"gpus": {"a100": {"half": 0.4}}})
-    cost = estimate_cost(planned(GPT_22B, tensor=8, assumed=slow))
+    cost = estimate_cost(gpt_plan(GPT_22B, tensor=8, assumed=slow))
     assert cost is not None
     assert cost.seconds > 1.5 * cost_of(GPT_22B, tensor=8).seconds
 
 
-def t5(gpu: str, **changes: Any) -> Cost:
+def t5_cost(gpu: str, **changes: Any) -> Cost:
     config = changed(T5, {f"model.{name}": value for name, value in changes.items()})
     cost = estimate_cost(plan_of(config, resources={"gpu": gpu}))
     assert cost is not None
@@ -378,7 +378,7 @@ def t5(gpu: str, **changes: Any) -> Cost:
 
 
 def test_a_t5_counts_the_tokens_of_its_encoder() -> None:
-    cost = t5("a100-80gb", override_vocab_size=29_184)
+    cost = t5_cost("a100-80gb", override_vocab_size=29_184)
     assert cost.tokens == 1000 * 256 * 512
     # By hand: 12 layers of 512 tokens, 12 of 128 that attend to these too, and the logits of 128.
     width, inner = 768, 2048
@@ -389,8 +389,8 @@ def test_a_t5_counts_the_tokens_of_its_encoder() -> None:
     assert cost.flops_per_token == sample / 512
     assert cost.mfu_source == "this layout's, by NeMo on a100"
     # An mT5, with its vocabulary, is slower than its operations tell.
-    assert t5("a100-80gb", override_vocab_size=250_112).mfu < cost.mfu
-    assert t5("h100-80gb", override_vocab_size=29_184).seconds < cost.seconds
+    assert t5_cost("a100-80gb", override_vocab_size=250_112).mfu < cost.mfu
+    assert t5_cost("h100-80gb", override_vocab_size=29_184).seconds < cost.seconds
 
 
 def test_short_chain_is_reported_with_the_jobs_that_it_takes() -> None:
@@ -400,15 +400,15 @@ def test_short_chain_is_reported_with_the_jobs_that_it_takes() -> None:
         "steps": 143_051,
         "assumed": Assumptions(mfu=105 / 312),
     }
-    (found,) = length_problems(planned(GPT_175B, links=10, **month), Facts())
-    assert found.message == (
+    (finding,) = length_problems(gpt_plan(GPT_175B, links=10, **month), Facts())
+    assert finding.message == (
         "resilience.links=10: 10 jobs of 1-00:00:00 end before the training does:"
         " about 34.8 days on 1024 GPUs at MFU 0.34, which is 36 jobs"
     )
-    assert found.fix == "resilience.links=36, a longer training.run.time_limit, or more nodes"
-    assert [*length_problems(planned(GPT_175B, links=36, **month), Facts())] == []
+    assert finding.fix == "resilience.links=36, a longer training.run.time_limit, or more nodes"
+    assert [*length_problems(gpt_plan(GPT_175B, links=36, **month), Facts())] == []
     # Whoever wants no chain launches again by hand.
-    assert [*length_problems(planned(GPT_175B, links=1, **month), Facts())] == []
+    assert [*length_problems(gpt_plan(GPT_175B, links=1, **month), Facts())] == []
 
 
 def test_training_of_years_is_a_warning() -> None:
@@ -418,8 +418,8 @@ def test_training_of_years_is_a_warning() -> None:
         "steps": 143_051,
         "assumed": Assumptions(mfu=105 / 312),
     }
-    (found,) = length_problems(planned(GPT_175B, **options), Facts())
-    assert found.message == (
+    (finding,) = length_problems(gpt_plan(GPT_175B, **options), Facts())
+    assert finding.message == (
         "training.trainer.max_steps=143051: more than a year: about 556 days on 64 GPUs at MFU 0.34"
         " for 299,999,690,752 tokens"
     )

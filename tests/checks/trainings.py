@@ -10,7 +10,7 @@ GIB = 2**30
 
 
 def training(nodes: int = 1, *, devices: int = 8, optim: str = "adam", **model: Any) -> dict[str, Any]:
-    """A GPT in bf16 whose attention is fused; `model` are keys of its node."""
+    """Return a GPT in bf16 whose attention is fused; `model` are keys of its node."""
     return {
         "trainer": {"num_nodes": nodes, "devices": devices, "accelerator": "gpu", "precision": "bf16"},
         "model": {
@@ -26,7 +26,7 @@ def training(nodes: int = 1, *, devices: int = 8, optim: str = "adam", **model: 
 def gpt(
     layers: int, hidden: int, heads: int, *, sequence: int = 2048, vocabulary: int = 51_200, **more: Any
 ) -> dict[str, Any]:
-    """The keys of a GPT with learned positions, and an MLP of four times its width."""
+    """Return the keys of a GPT with learned positions, and an MLP of four times its width."""
     return {
         "num_layers": layers,
         "hidden_size": hidden,
@@ -40,7 +40,7 @@ def gpt(
 
 
 def layout(tensor: int, pipeline: int, micro: int, batch: int, **more: Any) -> dict[str, Any]:
-    """The keys of a layout."""
+    """Return the keys of a layout."""
     return {
         "tensor_model_parallel_size": tensor,
         "pipeline_model_parallel_size": pipeline,
@@ -51,7 +51,7 @@ def layout(tensor: int, pipeline: int, micro: int, batch: int, **more: Any) -> d
 
 
 def stages(config: dict[str, Any], engine: str = "megatron_lm") -> tuple[StageMemory, ...]:
-    """The estimate, which there is."""
-    found = estimate_memory(config, config["trainer"]["num_nodes"], engine)
-    assert found is not None
-    return found
+    """Return the estimate, which must exist."""
+    estimate = estimate_memory(config, config["trainer"]["num_nodes"], engine)
+    assert estimate is not None
+    return estimate
