@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from benchmarks.soak import zygote
-from benchmarks.soak.boot import TRAINING, served, short_parent
+from benchmarks.soak.boot import TRAINING, run_zygote, short_parent
 from tests import collected
 
 # Their directory, where they are shared.
@@ -42,7 +42,7 @@ def _starts(name: str, modules: tuple[str, ...]) -> Callable[[], Path]:
     def started() -> Path:
         path = _directory() / name
         if _SHARED not in os.environ:
-            _stack.enter_context(served(path, path.with_suffix(".jsonl"), modules))
+            _stack.enter_context(run_zygote(path, path.with_suffix(".jsonl"), modules))
         return path
 
     def start() -> Path:
@@ -71,7 +71,7 @@ def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
     arguments = json.dumps([str(argument) for argument in config.invocation_params.args])
     try:
         _stack.enter_context(
-            served(path, path.with_suffix(".jsonl"), (_COLLECTED,), {collected.ARGUMENTS: arguments})
+            run_zygote(path, path.with_suffix(".jsonl"), (_COLLECTED,), {collected.ARGUMENTS: arguments})
         )
     except RuntimeError as error:
         reason = str(error).strip().rpartition("\n")[2]

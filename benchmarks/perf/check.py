@@ -21,7 +21,7 @@ from pathlib import Path
 from launch_latency import ROOT, Cost, measure
 
 COMMANDS = {"dry run": ["launch", "--dry-run"], "check": ["check"], "suggest": ["suggest"]}
-# Of the largest sizes; the last one does not fit into its GPUs, so that other layouts are looked for.
+# The largest sizes; the last one does not fit into its GPUs, so that the search for layouts runs.
 LAUNCHES = {
     "175b": ["training=gpt3/175b", "cluster=bcm"],
     "405b": ["training=llama/llama3_1_405b", "cluster=bcm"],
@@ -46,9 +46,9 @@ def compare(launch: list[str], runs: int, results: Path, trees: dict[str, Path])
     return costs
 
 
-def unpack(commit: str, where: Path) -> Path:
+def unpack(commit: str, directory: Path) -> Path:
     """Unpack a commit of this repository, and return its root."""
-    root = where / "before"
+    root = directory / "before"
     root.mkdir()
     archive = subprocess.run(["git", "-C", str(ROOT), "archive", commit], stdout=subprocess.PIPE, check=True)
     subprocess.run(["tar", "-x", "-C", str(root)], input=archive.stdout, check=True)

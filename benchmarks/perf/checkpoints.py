@@ -60,11 +60,11 @@ def checksums(is_on: bool) -> Iterator[None]:
         store.checksum_part, reader.verify = before
 
 
-def timed(action: Callable[[], object]) -> tuple[float, float]:
+def seconds_of(action: Callable[[], object]) -> tuple[float, float]:
     """Return the wall and the CPU seconds of an action."""
-    began, used = time.perf_counter(), time.process_time()
+    start, cpu_start = time.perf_counter(), time.process_time()
     action()
-    return time.perf_counter() - began, time.process_time() - used
+    return time.perf_counter() - start, time.process_time() - cpu_start
 
 
 def load(session: Any) -> None:
@@ -106,28 +106,28 @@ def measure(directory: Path, layers: int, runs: int) -> int:
 
         for run in range(runs + 1):
             for name in (WITH, WITHOUT) if run % 2 else (WITHOUT, WITH):
-                where = directory / f"{run} {name}"
-                saving = dataclasses.replace(settings.saving, directory=where)
+                target = directory / f"{run} {name}"
+                saving = dataclasses.replace(settings.saving, directory=target)
                 session.settings = dataclasses.replace(settings, saving=saving)
                 with checksums(name == WITH):
-                    saved = timed(lambda: Saver(session).end(0.0, None))
-                    loaded = timed(lambda: load(session))
-                (found,) = store.complete(where)
-                size = sum(found.marker.files.values())
-                assert bool(found.marker.checksums) == (name == WITH)
-                shutil.rmtree(where)
+                    save_cost = seconds_of(lambda: Saver(session).end(0.0, None))
+                    load_cost = seconds_of(lambda: load(session))
+                (checkpoint,) = store.complete(target)
+                size = sum(checkpoint.marker.files.values())
+                assert bool(checkpoint.marker.checksums) == (name == WITH)
+                shutil.rmtree(target)
                 if run:
                     # The first of all warms the page cache and the allocator.
-                    costs.setdefault(("save", name), []).append(saved)
-                    costs.setdefault(("load", name), []).append(loaded)
+                    costs.setdefault(("save", name), []).append(save_cost)
+                    costs.setdefault(("load", name), []).append(load_cost)
     print(f"checkpoint of {size / 1e6:,.0f} MB; medians of {runs} interleaved runs")
     print(f"{'':24}{'wall [s]':>10}{'min-max':>14}{'ratio':>8}{'CPU [s]':>10}{'ratio':>8}")
-    for (what, name), rows in sorted(costs.items(), key=lambda item: (item[0][0], item[0][1] == WITH)):
-        walls, used = zip(*rows, strict=True)
-        floor = [statistics.median(column) for column in zip(*costs[what, WITHOUT], strict=True)]
-        wall, cpu = statistics.median(walls), statistics.median(used)
+    for (operation, name), rows in sorted(costs.items(), key=lambda item: (item[0][0], item[0][1] == WITH)):
+        walls, cpu_times = zip(*rows, strict=True)
+        floor = [statistics.median(column) for column in zip(*costs[operation, WITHOUT], strict=True)]
+        wall, cpu = statistics.median(walls), statistics.median(cpu_times)
         print(
-            f"{what + ', ' + name:24}{wall:>10.3f}{f'{min(walls):.3f}-{max(walls):.3f}':>14}"
+            f"{operation + ', ' + name:24}{wall:>10.3f}{f'{min(walls):.3f}-{max(walls):.3f}':>14}"
             f"{wall / floor[0]:>8.2f}{cpu:>10.3f}{cpu / floor[1]:>8.2f}"
         )
     return size
@@ -143,7 +143,7 @@ def measure_digests(size: int, runs: int) -> None:
     }
     print(f"\n{'in memory':24}{'[GB/s]':>10}")
     for name, digest in digests.items():
-        seconds = statistics.median(timed(lambda digest=digest: digest(content))[0] for _ in range(runs))
+        seconds = statistics.median(seconds_of(lambda digest=digest: digest(content))[0] for _ in range(runs))
         print(f"{name:24}{len(content) / seconds / 1e9:>10.2f}")
 
 
@@ -184,7 +184,7 @@ def peak(action: Callable[[], object]) -> int:
         (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if name in line)
         return int(line.split()[1]) * 1024
 
-    # What earlier actions freed is given back, or it would be taken again unseen.
+    # Memory that earlier actions freed goes back to the system, or its reuse would not be seen.
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     # Sets the high-water mark to what is resident now (man 5 proc).
@@ -235,27 +235,31 @@ def measure_rank(directory: Path, layers: int, runs: int) -> None:
 
         for run in range(runs + 1):
             for name in FORMATS:
-                where = directory / f"{run} {name}"
-                saving = dataclasses.replace(settings.saving, directory=where)
+                target = directory / f"{run} {name}"
+                saving = dataclasses.replace(settings.saving, directory=target)
                 session.settings = dataclasses.replace(settings, saving=saving)
                 with optimizer_format(name):
                     times, peaks = [], []
                     for action in (save, lambda: load(session)):
                         dist.barrier()
-                        began = time.perf_counter()
+                        start = time.perf_counter()
                         peaks.append(peak(action))
-                        times.append(time.perf_counter() - began)
-                everyone: list[Any] = [None] * world.size
-                dist.all_gather_object(everyone, (times, peaks))
+                        times.append(time.perf_counter() - start)
+                rank_costs: list[Any] = [None] * world.size
+                dist.all_gather_object(rank_costs, (times, peaks))
                 if world.is_main:
-                    (found,) = store.complete(where)
-                    assert found.marker.optimizer == FORMATS[name][0]
-                    size = sum(found.marker.files.values())
-                    seconds = [max(column) for column in zip(*(one[0] for one in everyone), strict=True)]
-                    grown = [max(column) for column in zip(*(one[1] for one in everyone), strict=True)]
-                    shutil.rmtree(where)
+                    (checkpoint,) = store.complete(target)
+                    assert checkpoint.marker.optimizer == FORMATS[name][0]
+                    size = sum(checkpoint.marker.files.values())
+                    seconds = [
+                        max(column) for column in zip(*(costs[0] for costs in rank_costs), strict=True)
+                    ]
+                    peak_bytes = [
+                        max(column) for column in zip(*(costs[1] for costs in rank_costs), strict=True)
+                    ]
+                    shutil.rmtree(target)
                     if run:
-                        results[name].append((seconds[0], seconds[1], size, grown[0], grown[1]))
+                        results[name].append((seconds[0], seconds[1], size, peak_bytes[0], peak_bytes[1]))
                 dist.barrier()
     if world.is_main:
         (directory / "formats.json").write_text(json.dumps(results))
@@ -272,10 +276,10 @@ def measure_formats(directory: Path, layers: int, runs: int, ranks: int) -> None
     processes = [
         subprocess.Popen(
             [sys.executable, __file__, *options],
-            env={**os.environ, **{key: str(value) for key, value in {**world, **at}.items()}},
-            stderr=(directory / f"formats.{at['RANK']}.err").open("w"),
+            env={**os.environ, **{key: str(value) for key, value in {**world, **variables}.items()}},
+            stderr=(directory / f"formats.{variables['RANK']}.err").open("w"),
         )
-        for at in ({"RANK": rank, "LOCAL_RANK": rank} for rank in range(ranks))
+        for variables in ({"RANK": rank, "LOCAL_RANK": rank} for rank in range(ranks))
     ]
     codes = [process.wait() for process in processes]
     if any(codes):

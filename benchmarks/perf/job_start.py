@@ -45,7 +45,7 @@ FLOOR = "#!/bin/bash\nexec srun\n"
 
 
 def other_python() -> str | None:
-    """Return the oldest Python whose bytecode is another than this one's, from 3.6 on."""
+    """Return the oldest Python, from 3.6 on, whose bytecode differs from this one's."""
     root = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
     for minor in range(6, 15):
         paths = [str(path) for path in sorted(root.glob(f"versions/3.{minor}.*/bin/python"))]
@@ -88,8 +88,8 @@ def write_launch_of(checkout: Path, results: Path, *overrides: str) -> Path:
     """Write a launch directory with the launcher of another checkout."""
     environment = {**os.environ, "PYTHONPATH": str(checkout)}
     command = [sys.executable, __file__, "--write", results, *overrides]
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    return Path(done.stdout.strip())
+    result = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    return Path(result.stdout.strip())
 
 
 def compare(root: Path, checkout: Path, commit: str, runs: int) -> None:
@@ -114,7 +114,9 @@ def compare(root: Path, checkout: Path, commit: str, runs: int) -> None:
                     seconds = until_tasks(root, script, 4711 if number > 1 else job, *place, CODE="1")
                 times[name].append(seconds)
         before, now = (statistics.median(seconds) for seconds in times.values())
-        cells = [f"{1000 * statistics.median(each):.1f} ({1000 * min(each):.1f})" for each in times.values()]
+        cells = [
+            f"{1000 * statistics.median(values):.1f} ({1000 * min(values):.1f})" for values in times.values()
+        ]
         print(f"{title:<20}{cells[0]:>16}{cells[1]:>16}{now / before:>8.2f}")
 
 
@@ -133,9 +135,9 @@ def start(root: Path, script: Path, job: int, *arguments: str, **variables: str)
 
 def until_tasks(root: Path, script: Path, job: int, *arguments: str, **variables: str) -> float:
     """Return the seconds from a script's start to that of its srun."""
-    begun = time.time()
+    start_time = time.time()
     start(root, script, job, *arguments, **variables).wait()
-    return float((root / "started").read_text()) - begun
+    return float((root / "started").read_text()) - start_time
 
 
 def at_rest(root: Path, script: Path, seconds: float) -> tuple[float, float]:
@@ -148,11 +150,11 @@ def at_rest(root: Path, script: Path, seconds: float) -> tuple[float, float]:
         time.sleep(1)
         before = _ticks(process.pid)
         time.sleep(seconds)
-        used = (_ticks(process.pid) - before) / os.sysconf("SC_CLK_TCK")
+        cpu_seconds = (_ticks(process.pid) - before) / os.sysconf("SC_CLK_TCK")
         status = Path(f"/proc/{process.pid}/status").read_text().split("VmRSS:")[1]
     finally:
         process.wait()
-    return used / seconds, int(status.split()[0]) / 1024
+    return cpu_seconds / seconds, int(status.split()[0]) / 1024
 
 
 def _ticks(pid: int) -> int:

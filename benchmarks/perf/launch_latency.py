@@ -62,7 +62,7 @@ def measure(
     Parameters
     ----------
     variables
-        Of the environment, beside those that there are.
+        Environment variables to add to those of this process.
     expected
         Exit codes of a run that counts.
     cwd
@@ -70,19 +70,19 @@ def measure(
     """
     # Bytecode is written and used, as in any installed tool.
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    with tempfile.NamedTemporaryFile("r") as told:
-        between = [sys.executable, "-I", "-S", "-c", _BETWEEN, told.name, *command]
-        done = subprocess.run(
+    with tempfile.NamedTemporaryFile("r") as report:
+        between = [sys.executable, "-I", "-S", "-c", _BETWEEN, report.name, *command]
+        result = subprocess.run(
             between,
             cwd=cwd,
             env={**inherited, **(variables or {})},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
-        status, cpu, memory, wall = told.read().split() or ["1"] * 4
+        status, cpu, memory, wall = report.read().split() or ["1"] * 4
     if os.waitstatus_to_exitcode(int(status)) not in expected:
-        said = done.stdout.decode(errors="replace")
-        raise SystemExit(f"{command} ended with status {status}:\n{said}")
+        output = result.stdout.decode(errors="replace")
+        raise SystemExit(f"{command} ended with status {status}:\n{output}")
     return Cost(float(cpu), float(memory) / 1024, float(wall))
 
 

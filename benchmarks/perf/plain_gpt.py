@@ -55,8 +55,8 @@ class Block(nn.Module):  # type: ignore[misc]
         """Map ``[batch, length, hidden]`` to the same."""
         batch, length, hidden = x.shape
         parts = self.qkv(self.norms[0](x)).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        seen = F.scaled_dot_product_attention(*parts.unbind(0), is_causal=True)
-        x = x + self.out(seen.transpose(1, 2).reshape(batch, length, hidden))
+        attended = F.scaled_dot_product_attention(*parts.unbind(0), is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).reshape(batch, length, hidden))
         return x + self.narrow(F.gelu(self.wide(self.norms[1](x)), approximate="tanh"))
 
 
@@ -116,7 +116,7 @@ class Peer:
     Parameters
     ----------
     model
-        From tokens to logits.
+        A map from tokens to logits.
     device
         Where.
     autocast

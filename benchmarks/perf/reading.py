@@ -45,11 +45,11 @@ LOADS = "import json, sys\nfor line in open(sys.argv[1], 'rb'): json.loads(line)
 IMPORTS = "import matplotlib.figure, matplotlib.backends.backend_agg, plotext, launcher.cli.app"
 
 
-def steps_of(first: int, last: int, begun: float) -> Iterator[str]:
+def steps_of(first: int, last: int, start_time: float) -> Iterator[str]:
     """Yield the lines of an attempt, from the step after `first` on."""
     start = {
         "kind": "start",
-        "time": begun,
+        "time": start_time,
         "step": first,
         "max_steps": last,
         "consumed_samples": 256 * first,
@@ -57,11 +57,11 @@ def steps_of(first: int, last: int, begun: float) -> Iterator[str]:
     sizes = {"world_size": 8, "tensor": 2, "pipeline": 1, "virtual": 1, "context": 1, "data": 4}
     work = {"parameters": 126_000_000, "tokens_per_step": 524288, "model_flops_per_sample": 1.7e12}
     yield json.dumps({**start, **sizes, **work, "peak_flops_per_gpu": 989e12, "resumed_from": None})
-    held_out = {"kind": "data", "time": begun, "split": "validation", "tokens": 512000}
+    held_out = {"kind": "data", "time": start_time, "split": "validation", "tokens": 512000}
     yield json.dumps({**held_out, "unigram_entropy": 7.3196558035786525, "has_sentinels": False})
     noise = random.Random(first)
     for step in range(first + 1, last + 1):
-        now, seconds = begun + (step - first) * 0.51234, 0.5 + noise.random() / 10
+        now, seconds = start_time + (step - first) * 0.51234, 0.5 + noise.random() / 10
         speed, loss = 524288 / seconds, 2.3 + 8.0 / (1 + step / 500) + noise.gauss(0, 0.05)
         yield json.dumps(
             {
@@ -85,18 +85,22 @@ def steps_of(first: int, last: int, begun: float) -> Iterator[str]:
         if step % 2000 == 0:
             yield json.dumps({"kind": "validation", "time": now, "step": step, "val_loss": loss + 0.1})
     if last == start["max_steps"]:
-        yield json.dumps({"kind": "end", "time": begun + (last - first), "step": last, "reason": "max_steps"})
+        yield json.dumps(
+            {"kind": "end", "time": start_time + (last - first), "step": last, "reason": "max_steps"}
+        )
 
 
 def long_run(base: Path, steps: int, log_bytes: int) -> Path:
-    """Leave the run as a launcher, a job's script and a trainer do; return its launch directory."""
+    """Write the run's files as a launcher, a job's script and a trainer do; return its launch directory."""
     directory = base / RUN / "launches" / "1"
     (directory / "results").mkdir(parents=True)
     (directory / "marks").mkdir()
-    ended, torn = time.time(), steps * 3 // 4
+    end_time, cut_step = time.time(), steps * 3 // 4
     attempts = itertools.chain(
-        itertools.takewhile(lambda line: f'"step": {torn + 1},' not in line, steps_of(0, steps, ended - 9e5)),
-        steps_of(max(torn - _REPEATED, 0), steps, ended - 4e5),
+        itertools.takewhile(
+            lambda line: f'"step": {cut_step + 1},' not in line, steps_of(0, steps, end_time - 9e5)
+        ),
+        steps_of(max(cut_step - _REPEATED, 0), steps, end_time - 4e5),
     )
     with (directory / "results" / "metrics.jsonl").open("w", encoding="utf-8") as stream:
         stream.writelines(f"{line}\n" for line in attempts)
@@ -121,19 +125,19 @@ def long_run(base: Path, steps: int, log_bytes: int) -> Path:
         job_id="17",
     )
     write_manifest(directory, manifest)
-    for name, told in (
-        ("started", {"started": ended - 9e5, "nodes": "n1"}),
-        ("ended", {"ended": ended, "exit_code": 0}),
+    for name, mark in (
+        ("started", {"started": end_time - 9e5, "nodes": "n1"}),
+        ("ended", {"ended": end_time, "exit_code": 0}),
     ):
-        (directory / "marks" / f"17.0.{name}.json").write_text(json.dumps({"job_id": "17", **told}))
+        (directory / "marks" / f"17.0.{name}.json").write_text(json.dumps({"job_id": "17", **mark}))
     write_log(directory / "log-train_17.out", log_bytes)
     return directory
 
 
 def write_log(path: Path, size: int) -> None:
     """Write lines as a trainer's rank 0 logs its steps, until there are so many bytes."""
-    told = "loss 2.3456 | lr 2.999e-04 | grad norm 1.234 | 1.02 M tokens/s"
-    lines = [f"[2026-11-22 19:20:58] INFO step {step:>8} | {told}\n" for step in range(10_000)]
+    message = "loss 2.3456 | lr 2.999e-04 | grad norm 1.234 | 1.02 M tokens/s"
+    lines = [f"[2026-11-22 19:20:58] INFO step {step:>8} | {message}\n" for step in range(10_000)]
     block = "".join(lines).encode()
     with path.open("wb") as stream:
         for _ in range(max(size // len(block), 1)):
@@ -153,36 +157,36 @@ def in_turn(commands: Mapping[str, Sequence[str]], runs: int) -> dict[str, list[
 
 def table(title: str, costs: Mapping[str, Sequence[Cost]], floor: str) -> Table:
     """Return the medians, and the CPU seconds as a multiple of a floor's."""
-    shown = Table(title=title, title_justify="left")
+    result = Table(title=title, title_justify="left")
     for column in ("", "CPU [s]", "min-max [s]", "ratio", "wall [s]", "memory [MB]"):
-        shown.add_column(Text(column), justify="right" if column else "left", no_wrap=True)
-    least = statistics.median(cost.cpu for cost in costs[floor])
-    for name, each in costs.items():
-        cpu = sorted(cost.cpu for cost in each)
-        wall, memory = (statistics.median(getattr(cost, key) for cost in each) for key in ("wall", "memory"))
+        result.add_column(Text(column), justify="right" if column else "left", no_wrap=True)
+    base = statistics.median(cost.cpu for cost in costs[floor])
+    for name, runs in costs.items():
+        cpu = sorted(cost.cpu for cost in runs)
+        wall, memory = (statistics.median(getattr(cost, key) for cost in runs) for key in ("wall", "memory"))
         median = statistics.median(cpu)
         spread = f"{cpu[0]:.2f}-{cpu[-1]:.2f}"
-        shown.add_row(name, f"{median:.2f}", spread, f"{median / least:.2f}", f"{wall:.1f}", f"{memory:.0f}")
-    return shown
+        result.add_row(name, f"{median:.2f}", spread, f"{median / base:.2f}", f"{wall:.1f}", f"{memory:.0f}")
+    return result
 
 
 def read_long_run(base: Path, args: argparse.Namespace) -> Table:
     """Measure the verbs on the long run."""
     directory = long_run(base, args.steps, args.log_megabytes * 1_000_000)
-    told, log = directory / "results" / "metrics.jsonl", directory / "log-train_17.out"
+    metrics_path, log_path = directory / "results" / "metrics.jsonl", directory / "log-train_17.out"
     floor = "json.loads of each line of the metrics"
-    where = ["--base-results-dir", str(base)]
+    base_option = ["--base-results-dir", str(base)]
     commands = {
-        "cat of metrics and log": [str(shutil.which("cat")), str(told), str(log)],
-        floor: [sys.executable, "-c", LOADS, str(told)],
+        "cat of metrics and log": [str(shutil.which("cat")), str(metrics_path), str(log_path)],
+        floor: [sys.executable, "-c", LOADS, str(metrics_path)],
         "imports of slipway, matplotlib, plotext": [sys.executable, "-c", IMPORTS],
-        "slipway status": [SLIPWAY, "status", RUN, *where],
-        "slipway plot": [SLIPWAY, "plot", RUN, *where],
-        "slipway plot --json": [SLIPWAY, "plot", RUN, "--json", *where],
-        "slipway verify": [SLIPWAY, "verify", RUN, *where],
-        "slipway follow": [SLIPWAY, "follow", RUN, *where],
+        "slipway status": [SLIPWAY, "status", RUN, *base_option],
+        "slipway plot": [SLIPWAY, "plot", RUN, *base_option],
+        "slipway plot --json": [SLIPWAY, "plot", RUN, "--json", *base_option],
+        "slipway verify": [SLIPWAY, "verify", RUN, *base_option],
+        "slipway follow": [SLIPWAY, "follow", RUN, *base_option],
     }
-    sizes = [path.stat().st_size / 1e6 for path in (told, log)]
+    sizes = [path.stat().st_size / 1e6 for path in (metrics_path, log_path)]
     title = f"{args.steps:,} steps: {sizes[0]:.0f} MB of metrics, {sizes[1]:.0f} MB of log"
     return table(title, in_turn(commands, args.runs), floor)
 
@@ -192,14 +196,14 @@ def read_tree(base: Path, args: argparse.Namespace, environment: Mapping[str, st
     jobs = [launch(base, number, environment, template) for number in range(args.jobs)]
     while len(list(base.glob("*/launches/1/marks/*.ended.json"))) < len(jobs[::5]):
         time.sleep(0.2)
-    run, where = "gpt3_126m_005", ["--base-results-dir", str(base)]
+    run, base_option = "gpt3_126m_005", ["--base-results-dir", str(base)]
     floor = "bare squeue"
     commands = {
         floor: [str(shutil.which("squeue")), f"--jobs={','.join(jobs)}", "--states=all"],
-        "slipway status": [SLIPWAY, "status", *where],
-        "slipway plot of one": [SLIPWAY, "plot", run, "--no-terminal", *where],
-        "slipway verify of one": [SLIPWAY, "verify", run, *where],
-        "slipway follow of one": [SLIPWAY, "follow", run, *where],
+        "slipway status": [SLIPWAY, "status", *base_option],
+        "slipway plot of one": [SLIPWAY, "plot", run, "--no-terminal", *base_option],
+        "slipway verify of one": [SLIPWAY, "verify", run, *base_option],
+        "slipway follow of one": [SLIPWAY, "follow", run, *base_option],
     }
     return table(f"a tree of {len(jobs)} runs", in_turn(commands, args.runs), floor)
 
@@ -207,15 +211,15 @@ def read_tree(base: Path, args: argparse.Namespace, environment: Mapping[str, st
 def cancel_many(
     base: Path, args: argparse.Namespace, environment: Mapping[str, str], template: Path
 ) -> tuple[Table, str]:
-    """Measure `cancel` next to `scancel` of as many jobs; return the table, and what Slurm was asked."""
+    """Measure `cancel` next to `scancel` of as many jobs; return the table and the Slurm commands."""
     fresh = _fresh_jobs(base, args.cancelled, environment, template)
     floor, ours = "bare scancel", "slipway cancel"
     costs: dict[str, list[Cost]] = {floor: [], ours: []}
     for _ in range(args.runs):
         costs[floor].append(measure([str(shutil.which("scancel")), *fresh()[1]]))
         costs[ours].append(measure(_cancel(*fresh())))
-    counted = calls(_cancel(*fresh()), base, environment)
-    return table(f"cancel of {args.cancelled} jobs that wait", costs, floor), counted
+    slurm_calls = calls(_cancel(*fresh()), base, environment)
+    return table(f"cancel of {args.cancelled} jobs that wait", costs, floor), slurm_calls
 
 
 def _cancel(tree: Path, jobs: Sequence[str]) -> list[str]:
@@ -259,7 +263,7 @@ def main() -> None:
 
 
 def on_slurm(directory: Path, args: argparse.Namespace, console: Console) -> None:
-    """Measure what needs jobs."""
+    """Measure the commands that need jobs."""
     template = directory / "metrics.jsonl"
     template.write_text(metrics(200))
     sandbox = up(SandboxOptions(directory=directory / "sandbox", nodes=4, accounting=has_accounting()))
@@ -267,9 +271,9 @@ def on_slurm(directory: Path, args: argparse.Namespace, console: Console) -> Non
         environment = {**sandbox.environment(), "SLIPWAY_CACHE_DIR": str(directory / "cache")}
         os.environ.update(environment)  # measure() passes it on
         console.print(read_tree(directory / "tree", args, environment, template))
-        cancelled, counted = cancel_many(directory / "cancelled", args, environment, template)
-        console.print(cancelled)
-        console.print(f"Slurm commands of slipway cancel: {counted}.")
+        cancel_table, slurm_calls = cancel_many(directory / "cancelled", args, environment, template)
+        console.print(cancel_table)
+        console.print(f"Slurm commands of slipway cancel: {slurm_calls}.")
     finally:
         down(directory / "sandbox")
 

@@ -171,7 +171,7 @@ def launch(config: Path, step: int) -> Launch:
     command = [sys.executable, "-m", "trainer.pretrain", "--config-path", str(config.parent)]
     command += ["--config-name", config.stem, "--stop-after", str(step + 1)]
     with Path(f"{log_dir}.out").open("w+") as output:
-        began = time.time()
+        start = time.time()
         process = subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=output, stderr=output)
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
@@ -182,7 +182,7 @@ def launch(config: Path, step: int) -> Launch:
     first = next(line for line in lines if line["kind"] == "train")
     if (first["step"], first["consumed_samples"]) != (step + 1, (step + 1) * BATCH):
         raise SystemExit(f"{config}: expected step {step + 1}, but there is {first}")
-    return Launch(float(first["time"]) - began, usage.ru_utime + usage.ru_stime)
+    return Launch(float(first["time"]) - start, usage.ru_utime + usage.ru_stime)
 
 
 def measure_runs(directory: Path, windows: int, runs: int) -> None:
@@ -226,34 +226,34 @@ def measure_index(prefix: Path, runs: int) -> None:
     index_cache._RESTED_SECONDS = -1.0
     weights = (100.0, 0.0, 0.0)
 
-    def computed() -> SampleIndex:
+    def compute() -> SampleIndex:
         return build_index(prefix, weights)
 
-    def hashed() -> SampleIndex:
+    def compute_and_store() -> SampleIndex:
         with tempfile.TemporaryDirectory() as empty:
-            return IndexCache(Path(empty)).get(prefix, weights, computed)
+            return IndexCache(Path(empty)).get(prefix, weights, compute)
 
-    with tempfile.TemporaryDirectory() as kept:
+    with tempfile.TemporaryDirectory() as cache_dir:
 
-        def cached() -> SampleIndex:
-            return IndexCache(Path(kept)).get(prefix, weights, computed)
+        def load_stored() -> SampleIndex:
+            return IndexCache(Path(cache_dir)).get(prefix, weights, compute)
 
         ways: dict[str, Callable[[], Any]] = {
-            "computed": computed,
-            "computed and kept": hashed,
-            "read from the cache": cached,
+            "computed": compute,
+            "computed and kept": compute_and_store,
+            "read from the cache": load_stored,
         }
         times: dict[str, list[float]] = {name: [] for name in ways}
         for _ in range(runs + 1):
             for name, way in ways.items():
-                began = time.perf_counter()
+                start = time.perf_counter()
                 way()
-                times[name].append(1000 * (time.perf_counter() - began))
+                times[name].append(1000 * (time.perf_counter() - start))
     print(f"\n{'sample index':24}{'[ms]':>10}{'min-max [ms]':>16}")
-    for name, measured in times.items():
-        counted = measured[1:]
-        spread = f"{min(counted):.1f}-{max(counted):.1f}"
-        print(f"{name:24}{statistics.median(counted):>10.1f}{spread:>16}")
+    for name, durations in times.items():
+        samples = durations[1:]
+        spread = f"{min(samples):.1f}-{max(samples):.1f}"
+        print(f"{name:24}{statistics.median(samples):>10.1f}{spread:>16}")
 
 
 def main() -> None:

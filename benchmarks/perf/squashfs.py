@@ -92,58 +92,58 @@ class Costs:
     size: int = 0
     seconds: dict[str, list[float]] = field(default_factory=dict)
 
-    def add(self, what: str, value: float) -> None:
-        self.seconds.setdefault(what, []).append(value)
+    def add(self, column: str, value: float) -> None:
+        self.seconds.setdefault(column, []).append(value)
 
-    def median(self, what: str) -> float:
-        return statistics.median(self.seconds[what])
+    def median(self, column: str) -> float:
+        return statistics.median(self.seconds[column])
 
 
 def sources() -> list[Path]:
     """Return the regular files of this machine's Python packages and libraries."""
     paths = sysconfig.get_paths()
-    found: set[str] = set()
+    files: set[str] = set()
     for root in {paths["purelib"], paths["stdlib"], "/usr/lib"}:
         for directory, _, names in os.walk(root):
-            found.update(f"{directory}/{name}" for name in names)
-    return [Path(name) for name in sorted(found) if stat.S_ISREG(os.lstat(name).st_mode)]
+            files.update(f"{directory}/{name}" for name in names)
+    return [Path(name) for name in sorted(files) if stat.S_ISREG(os.lstat(name).st_mode)]
 
 
-def make_tree(directory: Path, wanted: int) -> Tree:
+def make_tree(directory: Path, target_size: int) -> Tree:
     """Copy files of this machine until they weigh `wanted` bytes."""
     order = random.Random(0)
     lengths = {path: path.stat().st_size for path in sources()}
-    found = [path for path, length in lengths.items() if 0 < length <= wanted * LARGEST_SHARE]
-    order.shuffle(found)
-    found.insert(0, found.pop(found.index(max(found, key=lengths.__getitem__))))
+    candidates = [path for path, length in lengths.items() if 0 < length <= target_size * LARGEST_SHARE]
+    order.shuffle(candidates)
+    candidates.insert(0, candidates.pop(candidates.index(max(candidates, key=lengths.__getitem__))))
     copied: dict[Path, int] = {}
     turn = 0
-    while sum(copied.values()) < wanted:
+    while sum(copied.values()) < target_size:
         turn, size = turn + 1, sum(copied.values())
-        for path in found:
-            if size >= wanted or not os.access(path, os.R_OK):
+        for path in candidates:
+            if size >= target_size or not os.access(path, os.R_OK):
                 continue
             target = directory / "opt" / str(turn) / path.relative_to("/")
             target.parent.mkdir(parents=True, exist_ok=True)
             content = path.read_bytes()
-            # What is taken again has to differ: mksquashfs keeps one of two files that are the same.
+            # A file that is copied again has to differ: mksquashfs stores equal files once.
             target.write_bytes(content if turn == 1 else b"%08d" % turn + content[8:])
             copied[target.relative_to(directory)] = len(content)
             size += len(content)
     small = [path for path, length in copied.items() if length <= SMALL_BYTES]
     chosen = order.sample(small, min(len(small), FIRST_FILES + SMALL_FILES))
     large = max(copied, key=copied.__getitem__)
-    first, others = chosen[:FIRST_FILES], chosen[FIRST_FILES:]
-    return Tree(directory, len(copied), sum(copied.values()), first, others, large, copied[large])
+    first, remaining = chosen[:FIRST_FILES], chosen[FIRST_FILES:]
+    return Tree(directory, len(copied), sum(copied.values()), first, remaining, large, copied[large])
 
 
-def timed(command: list[str]) -> tuple[float, float]:
+def run_timed(command: list[str]) -> tuple[float, float]:
     """Run a command; return its seconds of the clock, and of the processor with its children."""
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     wall, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr}")
+    if result.returncode:
+        raise SystemExit(f"{' '.join(command)} ended with {result.returncode}:\n{result.stderr}")
     return wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
@@ -168,7 +168,7 @@ def read(root: Path, files: list[Path]) -> int:
 
 
 @contextlib.contextmanager
-def mounted(way: str, image: Path, point: Path) -> Iterator[Path]:
+def mount(way: str, image: Path, point: Path) -> Iterator[Path]:
     """Mount the image at a directory; raise CalledProcessError or OSError where this machine forbids it."""
     point.mkdir(exist_ok=True)
     words = {"kernel": ["mount", "-t", "squashfs", "-o", "loop,ro"], "squashfuse": ["squashfuse"]}[way]
@@ -178,32 +178,32 @@ def mounted(way: str, image: Path, point: Path) -> Iterator[Path]:
         yield point
     finally:
         fusermount = shutil.which("fusermount3") or "fusermount"
-        leave = ["umount"] if way == "kernel" else [fusermount, "-u"]
+        unmount = ["umount"] if way == "kernel" else [fusermount, "-u"]
         deadline = time.monotonic() + PATIENCE_SECONDS
         # Busy for a moment, where something of the machine looks into new mounts.
-        while subprocess.run([*leave, str(point)], check=False, **quiet).returncode:
+        while subprocess.run([*unmount, str(point)], check=False, **quiet).returncode:
             if time.monotonic() > deadline:
-                raise SystemExit(f"{point} is still mounted: {' '.join(leave)} {point}")
+                raise SystemExit(f"{point} is still mounted: {' '.join(unmount)} {point}")
             time.sleep(0.05)
 
 
-def ways(directory: Path) -> list[str]:
-    """Return the ways to mount that a very small image shows to be allowed; print those that are not."""
+def mountable_ways(directory: Path) -> list[str]:
+    """Mount a very small image in each way; return the ways that are allowed and print the others."""
     image, content = directory / "try.sqsh", directory / "try"
     content.mkdir()
     (content / "file").write_text("read me")
-    timed(["mksquashfs", str(content), str(image), "-noappend", "-quiet", "-no-progress"])
-    found = []
+    run_timed(["mksquashfs", str(content), str(image), "-noappend", "-quiet", "-no-progress"])
+    allowed = []
     for way in ("squashfuse", "kernel"):
         try:
-            with mounted(way, image, directory / "point") as point:
+            with mount(way, image, directory / "point") as point:
                 read(point, [Path("file")])
         except (OSError, subprocess.SubprocessError) as error:
-            why = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
-            print(f"Not measured, {way}: {why[-1] if why else 'it failed'}")
+            lines = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
+            print(f"Not measured, {way}: {lines[-1] if lines else 'it failed'}")
         else:
-            found.append(way)
-    return found
+            allowed.append(way)
+    return allowed
 
 
 class Bench:
@@ -217,38 +217,38 @@ class Bench:
         image = self._directory / "image.sqsh"
         quiet = ["-all-root", "-noappend", "-quiet", "-no-progress"]
         command = ["mksquashfs", str(self._tree.directory), str(image), *quiet, *words]
-        self._add(costs, "build", timed(command))
+        self._add(costs, "build", run_timed(command))
         costs.size = image.stat().st_size
         for way in self._ways:
             self._mount(way, image, costs)
         forget(image)
         command = ["unsquashfs", "-no-progress", "-d", str(self._extracted), str(image)]
-        self._add(costs, "extract", timed(command))
+        self._add(costs, "extract", run_timed(command))
         image.unlink()
         shutil.rmtree(self._extracted)
         os.sync()  # what is left to write is not the next one's to wait for
 
-    def _add(self, costs: Costs, what: str, taken: tuple[float, float]) -> None:
-        costs.add(what, taken[0])
-        costs.add(f"{what} cpu", taken[1])
+    def _add(self, costs: Costs, column: str, seconds: tuple[float, float]) -> None:
+        costs.add(column, seconds[0])
+        costs.add(f"{column} cpu", seconds[1])
 
     def _mount(self, way: str, image: Path, costs: Costs) -> None:
-        def clocked(what: str, work: Callable[[], object]) -> None:
+        def record_seconds(operation: str, action: Callable[[], object]) -> None:
             start = time.perf_counter()
-            work()
-            costs.add(f"{way} {what}", time.perf_counter() - start)
+            action()
+            costs.add(f"{way} {operation}", time.perf_counter() - start)
 
         point = self._directory / "point"
         forget(image)
         start = time.perf_counter()
-        with mounted(way, image, point):
+        with mount(way, image, point):
             read(point, self._tree.first)
             costs.add(f"{way} start", time.perf_counter() - start)
-            clocked("small", lambda: read(point, self._tree.small))
-            clocked("large", lambda: read(point, [self._tree.large]))
+            record_seconds("small", lambda: read(point, self._tree.small))
+            record_seconds("large", lambda: read(point, [self._tree.large]))
 
 
-def tell(tree: Tree, costs: dict[str, Costs], allowed: list[str]) -> None:
+def print_tables(tree: Tree, costs: dict[str, Costs], allowed: list[str]) -> None:
     """Print the tables."""
     peer = costs[PEER]
     width = max(len(name) for name in costs) + 2
@@ -264,7 +264,7 @@ def tell(tree: Tree, costs: dict[str, Costs], allowed: list[str]) -> None:
         ]
         print(f"{name:{width}}" + "".join(f"{cell:>11}" for cell in cells))
 
-    columns = [f"{way} {what}" for way in allowed for what in ("start", "small", "large")]
+    columns = [f"{way} {operation}" for way in allowed for operation in ("start", "small", "large")]
     print(f"\n{'cold, seconds':{width}}{'extract':>18}" + "".join(f"{way:>27}" for way in allowed))
     heads = ("wall", "CPU", *("start", "small", "large") * len(allowed))
     print(f"{'':{width}}" + "".join(f"{head:>9}" for head in heads))
@@ -293,8 +293,8 @@ def main() -> None:
         raise SystemExit(f"{', '.join(missing)}: not there; as root: apt-get install squashfs-tools")
     if unknown := set(args.only or ()) - OPTIONS.keys():
         raise SystemExit(f"--only: {', '.join(sorted(unknown))} is none of {', '.join(OPTIONS)}")
-    wanted = {PEER, *(args.only or OPTIONS)}
-    chosen = {name: words for name, words in OPTIONS.items() if name in wanted}
+    selected = {PEER, *(args.only or OPTIONS)}
+    chosen = {name: words for name, words in OPTIONS.items() if name in selected}
 
     load = os.getloadavg()[0]
     with contextlib.ExitStack() as stack:
@@ -303,7 +303,7 @@ def main() -> None:
         if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 3_000_000 * megabytes:
             memory = tempfile.TemporaryDirectory(prefix="slipway-bench-", dir=MEMORY)
             extracted = Path(stack.enter_context(memory))
-        allowed = ways(directory)
+        allowed = mountable_ways(directory)
         tree = make_tree(directory / "tree", megabytes * 1_000_000)
         bench = Bench(tree, directory, extracted / "extracted", allowed)
         costs = {name: Costs() for name in chosen}
@@ -320,7 +320,7 @@ def main() -> None:
         f"{len(tree.small):,} small ones of at most {SMALL_BYTES >> 10} KiB;\n"
         f"extracted into {'memory' if extracted != directory else 'the same directory'})\n"
     )
-    tell(tree, costs, allowed)
+    print_tables(tree, costs, allowed)
     print("\nAim: ours builds at least 5 times faster than Enroot's, is no larger and starts no slower.")
 
 

@@ -53,21 +53,21 @@ print(len(states), "jobs,", jobs[0].watcher.num_calls, "question")
 
 
 def metrics(steps: int) -> str:
-    """Yield the events of a training, one for each step and a validation every 2,000."""
+    """Return the events of a training as lines, one for each step and a validation every 2,000."""
     start = {"kind": "start", "time": 1e9, "step": 0, "max_steps": 10 * steps, "tokens_per_step": 524288}
     lines = [{**start, "tensor": 2, "data": 4, "parameters": 126_000_000, "world_size": 8}]
     for step in range(1, steps + 1):
-        told = {"time": 1e9 + step * 0.51234, "step": step}
+        common = {"time": 1e9 + step * 0.51234, "step": step}
         more = {"grad_norm": 1.4924693215953622, "consumed_samples": step * 256, "step_time": 0.512344}
         loss = {"loss": 7.64372444152832, "lr": 0.00023809523809, "tokens_per_second": 1023312.14341331}
-        lines.append({"kind": "train", **told, **loss, **more})
+        lines.append({"kind": "train", **common, **loss, **more})
         if step % 2000 == 0 and step < steps:
-            lines.append({"kind": "validation", **told, "val_loss": 7.1})
+            lines.append({"kind": "validation", **common, "val_loss": 7.1})
     return "".join(json.dumps(line) + "\n" for line in lines)
 
 
 def launch(base: Path, number: int, environment: Mapping[str, str], template: Path) -> str:
-    """Leave a run as a launcher does and submit its job; return the job's id."""
+    """Write a run's files as a launcher does and submit its job; return the job's id."""
     name = f"gpt3_126m_{number:03}"
     directory = base / name / "launches" / "1"
     (directory / "results").mkdir(parents=True)
@@ -77,8 +77,8 @@ def launch(base: Path, number: int, environment: Mapping[str, str], template: Pa
     tag = f"20261121-000000-{number:06x}"
     partition = "gpu" if number % 5 == 0 else "cloud"  # in which jobs wait for ever
     command = ["sbatch", "--parsable", f"--partition={partition}", str(script), tag]
-    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-    job = done.stdout.strip()
+    result = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    job = result.stdout.strip()
     values = {"engine": "megatron", "scheduler": "slurm", "job_name": "train", "stage": "training"}
     manifest = Manifest(
         run=name,
@@ -112,8 +112,8 @@ def calls(command: list[str], directory: Path, environment: Mapping[str, str]) -
         (wrappers / name).chmod(0o755)
     path = f"{wrappers}:{environment['PATH']}"
     subprocess.run(command, env={**environment, "PATH": path}, check=True, capture_output=True)
-    told = log.read_text().split()
-    return ", ".join(f"{told.count(name)} {name}" for name in COUNTED if name in told)
+    logged = log.read_text().split()
+    return ", ".join(f"{logged.count(name)} {name}" for name in COUNTED if name in logged)
 
 
 def main() -> None:
@@ -171,8 +171,8 @@ def compare(args: argparse.Namespace, directory: Path, sandbox: Sandbox, account
     print(f"{len(jobs)} jobs, {size:.1f} MB of metrics each; medians of {args.runs} interleaved runs;")
     print(f"Python {sys.version.split()[0]}, {os.cpu_count()} cores, accounting: {accounting}\n")
     print(f"{'':24}{'CPU [s]':>10}{'min-max [s]':>16}")
-    for name, of_command in costs.items():
-        cpu = sorted(cost.cpu for cost in of_command)
+    for name, runs in costs.items():
+        cpu = sorted(cost.cpu for cost in runs)
         spread = f"{cpu[0]:.3f}-{cpu[-1]:.3f}"
         print(f"{name:24}{statistics.median(cpu):>10.3f}{spread:>16}")
     print(f"\nSlurm commands of slipway status: {calls(status, directory, environment)}.")

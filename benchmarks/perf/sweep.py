@@ -71,15 +71,15 @@ def groups() -> list[Point]:
     return [[f"training={size}", f"cluster={cluster}"] for size in sizes for cluster in clusters]
 
 
-def scripts(composed: Composition) -> Draft:
-    (draft,) = drafts(Request([], [], number=1, tag="tag"), [composed])
+def scripts(composition: Composition) -> Draft:
+    (draft,) = drafts(Request([], [], number=1, tag="tag"), [composition])
     _ = draft.rendered
     return draft
 
 
-def files(composed: Composition) -> tuple[Rendered, str]:
-    made = scripts(composed)
-    return made.rendered, config_text(made.plan.job.config or {})
+def files(composition: Composition) -> tuple[Rendered, str]:
+    draft = scripts(composition)
+    return draft.rendered, config_text(draft.plan.job.config or {})
 
 
 def compare(points: Sequence[Point]) -> int:
@@ -112,9 +112,9 @@ def measure(points: Sequence[Point]) -> dict[str, float]:
     costs: dict[str, list[float]] = {"hydra": [], "compose": [], "many": [], "scripts": []}
     for turn in range(TURNS):
         part = points[turn * len(points) // TURNS : (turn + 1) * len(points) // TURNS]
-        composed: list[Composition] = []
-        costs["many"].append(milliseconds(lambda p: composed.append(sweep.compose(p)), part))  # noqa: B023
-        costs["scripts"].append(milliseconds(scripts, composed))
+        compositions: list[Composition] = []
+        costs["many"].append(milliseconds(lambda p: compositions.append(sweep.compose(p)), part))  # noqa: B023
+        costs["scripts"].append(milliseconds(scripts, compositions))
         costs["hydra"].append(milliseconds(hydra_alone, part[:slow]))
         costs["compose"].append(milliseconds(lambda p: compose([*BASE, *p]), part[:slow]))
     if sweep.alone:
@@ -137,8 +137,8 @@ def main() -> None:
         "groups, each once": sizes,
         "groups, 8 in turn": again,
     }
-    compared = sum(compare(points) for points in sweeps.values())
-    print(f"{compared} points are the same as composed and rendered alone, byte for byte.")
+    compared_points = sum(compare(points) for points in sweeps.values())
+    print(f"{compared_points} points are the same as composed and rendered alone, byte for byte.")
     print(f"CPU ms per point; Python {sys.version.split()[0]}, {os.cpu_count()} cores\n")
     head = ("points", "hydra", "compose()", "BatchComposer", "hydra / many", "+ the scripts")
     print(f"{'':20}{head[0]:>8}{head[1]:>9}{head[2]:>12}{head[3]:>17}{head[4]:>15}{head[5]:>17}")

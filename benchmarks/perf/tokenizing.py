@@ -38,7 +38,7 @@ VOCABULARY = 32768
 _SUFFIXES = (".py", ".pyi", ".rst", ".md", ".txt", ".html", ".h")
 _DOCUMENT = 4000
 
-# By who, text and number of processes.
+# By program, text and number of processes.
 Costs = dict[tuple[str, str, int], list[Cost]]
 
 # Megatron-LM core_v0.16.1, tools/preprocess_data.py: Encoder.initializer, Encoder.encode and
@@ -173,12 +173,12 @@ def measure_all(directory: Path, options: argparse.Namespace) -> None:
     for _ in range(options.rounds):
         for (name, workers), command in ours.items():
             costs.setdefault(("ours", name, workers), []).append(run(command, "tokenize"))
-            theirs = peer(directory, sources["part" if name == "text" else name], workers)
-            costs.setdefault(("peer", name, workers), []).append(measure(theirs, cwd=ROOT))
+            peer_command = peer(directory, sources["part" if name == "text" else name], workers)
+            costs.setdefault(("peer", name, workers), []).append(measure(peer_command, cwd=ROOT))
             run(command, "merge")
             if name == "text":
                 tokens = compare(directory, f"text{workers}", f"peer{workers}")
-            again(directory, command)
+            remove_outputs(directory, command)
     report(options, costs, tokens)
     report_merge(options, *merges(directory, sources["large"], options.rounds))
 
@@ -200,7 +200,7 @@ def compare(directory: Path, mine: str, theirs: str) -> dict[str, int]:
         return tokens | {"ours": left.tell() // 2}
 
 
-def again(directory: Path, command: list[str]) -> None:
+def remove_outputs(directory: Path, command: list[str]) -> None:
     """Remove the outputs of a preparation, so that it is done anew."""
     for path in directory.glob(f"{Path(command[-1]).stem}.*"):
         if path.is_file() and path.suffix != ".yaml":
@@ -212,20 +212,20 @@ def merges(directory: Path, source: Path, rounds: int) -> tuple[Cost, dict[str, 
     command = preparation(directory, "large", source, 2)
     run(command, "fetch")
     cost = run(command, "tokenize")
-    units, kept = directory / "large.work" / "units", directory / "kept"
-    units.rename(kept)
-    shards = " ".join(str(path) for path in sorted(kept.glob("*.bin")))
+    units, saved_units = directory / "large.work" / "units", directory / "kept"
+    units.rename(saved_units)
+    shards = " ".join(str(path) for path in sorted(saved_units.glob("*.bin")))
     target = directory / "cat"
     costs: dict[str, list[Cost]] = {"cat": [], "corpus merge": []}
     for _ in range(rounds):
         costs["cat"].append(measure(["/bin/sh", "-c", f"cat {shards} > {target} && sync {target}"]))
         # The merge removes what it has read.
-        shutil.copytree(kept, units, copy_function=os.link)
+        shutil.copytree(saved_units, units, copy_function=os.link)
         costs["corpus merge"].append(run(command, "merge"))
         size = target.stat().st_size
         assert size == (directory / "large.bin").stat().st_size
         target.unlink()
-        again(directory, command)
+        remove_outputs(directory, command)
     return cost, costs, size
 
 
@@ -255,16 +255,16 @@ def report(options: argparse.Namespace, costs: Costs, tokens: dict[str, int]) ->
     Console().print(table)
     for who in ("ours", "peer"):
         pairs = list(zip(costs[who, "text", 1], costs[who, "text", 2], strict=True))
-        faster = statistics.median(one.wall / two.wall for one, two in pairs)
-        more = statistics.median(two.cpu / one.cpu for one, two in pairs)
-        one, two = (
+        faster = statistics.median(single.wall / double.wall for single, double in pairs)
+        more = statistics.median(double.cpu / single.cpu for single, double in pairs)
+        single, double = (
             statistics.median(cost.cpu for cost in costs[who, "text", workers])
             - statistics.median(cost.cpu for cost in costs[who, "start", workers])
             for workers in (1, 2)
         )
         print(
             f"{who}: two processes {faster:.2f} times as fast as one by the clock, with {more:.2f} times the "
-            f"CPU seconds, {two / one:.2f} times without the start"
+            f"CPU seconds, {double / single:.2f} times without the start"
         )
 
 

@@ -82,7 +82,7 @@ def settings_of(shape: Any, precision: str, backend: str, directory: str) -> Set
     )
 
 
-def ours(settings: Settings, rank_context: Any, shape: Any, batches: list[Any]) -> tuple[Step, int]:
+def our_step(settings: Settings, rank_context: Any, shape: Any, batches: list[Any]) -> tuple[Step, int]:
     """Return our step, and how many parameters it trains."""
     from trainer.loop.step import StepReduction, train_losses
     from trainer.model.build import build_model
@@ -101,19 +101,19 @@ def ours(settings: Settings, rank_context: Any, shape: Any, batches: list[Any]) 
     return step, parameter_count(model)
 
 
-def peers(shape: Any, device: Any, precision: str, batches: list[Any]) -> dict[str, tuple[Step, int]]:
-    """Return the others' steps."""
+def peer_steps(shape: Any, device: Any, precision: str, batches: list[Any]) -> dict[str, tuple[Step, int]]:
+    """Return the steps of the peers."""
     from plain_gpt import HuggingFaceGPT, Peer, PlainGPT
 
     pairs: Batches = [(batch.tokens, batch.labels) for batch in batches]
     in_bf16 = precision == "bf16"
-    made = {
+    models = {
         "GPT by hand": Peer(PlainGPT(shape), device, in_bf16),
         "Hugging Face GPT-2": Peer(HuggingFaceGPT(shape), device, in_bf16),
     }
     if in_bf16:
-        made[NO_PEER] = Peer(PlainGPT(shape), device, False, torch.bfloat16)
-    return {name: ((lambda peer=peer: peer(pairs)), peer.parameters) for name, peer in made.items()}  # type: ignore[misc]
+        models[NO_PEER] = Peer(PlainGPT(shape), device, False, torch.bfloat16)
+    return {name: ((lambda peer=peer: peer(pairs)), peer.parameters) for name, peer in models.items()}  # type: ignore[misc]
 
 
 def micro_batches(settings: Settings, rank_context: Any) -> list[Any]:
@@ -154,18 +154,18 @@ def report(shape: Any, settings: Settings, costs: dict[str, list[Cost]], device:
 
     flops = model_flops(settings.architecture, shape.vocabulary) * settings.global_batch
     peak = device_peak(torch.cuda.get_device_name(), settings.precision) if device.type == "cuda" else None
-    walls = {name: statistics.median(cost.wall for cost in each) for name, each in costs.items()}
-    cpus = {name: statistics.median(cost.cpu for cost in each) for name, each in costs.items()}
-    others = [name for name in walls if not name.startswith("ours") and name != NO_PEER]
-    best, least = min(walls[name] for name in others), min(cpus[name] for name in others)
+    walls = {name: statistics.median(cost.wall for cost in runs) for name, runs in costs.items()}
+    cpus = {name: statistics.median(cost.cpu for cost in runs) for name, runs in costs.items()}
+    peer_names = [name for name in walls if not name.startswith("ours") and name != NO_PEER]
+    best, least = min(walls[name] for name in peer_names), min(cpus[name] for name in peer_names)
     heads = f"{'tokens/s':>10}{'ratio':>7}{'s/step':>8}{'min-max':>15}{'CPU s':>8}{'ratio':>7}"
     print(f"{'':28}{heads}{'TFLOP/s':>9}{'MFU':>7}")
     for name, wall in walls.items():
         spread = f"{min(cost.wall for cost in costs[name]):.3f}-{max(cost.wall for cost in costs[name]):.3f}"
-        used = f"{flops / wall / peak:.1%}" if peak else "-"
-        walled = f"{shape.tokens / wall:>10,.0f}{best / wall:>7.2f}{wall:>8.3f}{spread:>15}"
-        computed = f"{cpus[name]:>8.3f}{least / cpus[name]:>7.2f}"
-        print(f"{name:28}{walled}{computed}{flops / wall / 1e12:>9.3f}{used:>7}")
+        utilization = f"{flops / wall / peak:.1%}" if peak else "-"
+        wall_cells = f"{shape.tokens / wall:>10,.0f}{best / wall:>7.2f}{wall:>8.3f}{spread:>15}"
+        cpu_cells = f"{cpus[name]:>8.3f}{least / cpus[name]:>7.2f}"
+        print(f"{name:28}{wall_cells}{cpu_cells}{flops / wall / 1e12:>9.3f}{utilization:>7}")
 
 
 def compare(rank_context: Any, shape: Any, precision: str, arguments: argparse.Namespace) -> None:
@@ -175,15 +175,15 @@ def compare(rank_context: Any, shape: Any, precision: str, arguments: argparse.N
         all_settings = {name: settings_of(shape, precision, name, directory) for name in backends}
     settings = all_settings[backends[0]]
     batches = micro_batches(settings, rank_context)
-    made = {
-        f"ours, {name} attention": ours(each, rank_context, shape, batches)
-        for name, each in all_settings.items()
-    } | peers(shape, rank_context.device, precision, batches)
-    counts = {count for _, count in made.values()}
+    programs = {
+        f"ours, {name} attention": our_step(variant, rank_context, shape, batches)
+        for name, variant in all_settings.items()
+    } | peer_steps(shape, rank_context.device, precision, batches)
+    counts = {count for _, count in programs.values()}
     if len(counts) != 1:
         raise SystemExit(f"the models differ in size: {counts}")
     print(f"\n{precision}: {shape}: {counts.pop():,} parameters")
-    steps = {name: step for name, (step, _) in made.items()}
+    steps = {name: step for name, (step, _) in programs.items()}
     report(
         shape,
         settings,

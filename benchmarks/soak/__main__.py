@@ -3,8 +3,8 @@
     python -m benchmarks.soak [--faults N] [--first SEED]     faults of the seeds SEED, SEED + 1, ...
     python -m benchmarks.soak --seed N                        one fault again
 
-Interrupted, it goes on: seeds that are on record are not done again (--fresh sets the record aside). What
-a failed run left is kept beside the record.
+Interrupted, it goes on: seeds that are on record are not done again (--fresh sets the record aside). The files
+of a failed run are kept beside the record.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.soak import oracle
-from benchmarks.soak.boot import opened
+from benchmarks.soak.boot import boot_clusters
 from benchmarks.soak.cluster import ROOT, Cluster, NotPossible
-from benchmarks.soak.faults import FAULTS, Fault, nothing, revive
+from benchmarks.soak.faults import FAULTS, Fault, leave_undisturbed, revive_nodes
 from benchmarks.soak.trial import SHAPES, Trial
 from launcher.errors import UserError
 
 KINDS = list(FAULTS)
-# Of each run: two to use and one to go to.
+# The nodes of each run: two to use and one to move to.
 NODES = 3
 DISKS = 4
 Row = dict[str, Any]
@@ -60,12 +60,12 @@ class Soak:
         """Do the training of a shape undisturbed."""
         trial = Trial(0, f"undisturbed_{shape}", shape, cluster, nodes, random.Random(0))
         try:
-            nothing(trial)
+            leave_undisturbed(trial)
             trial.finish(0)
-            found = oracle.losses(trial)
-            if problems := oracle.judge(trial, found, self._mounts[cluster.directory]):
+            losses = oracle.losses(trial)
+            if problems := oracle.judge(trial, losses, self._mounts[cluster.directory]):
                 raise RuntimeError(f"{trial.run}, which nothing disturbs: {problems}; {trial.notes}")
-            self._undisturbed[shape] = found
+            self._undisturbed[shape] = losses
         finally:
             self._is_done[shape].set()
 
@@ -74,7 +74,7 @@ class Soak:
         shared: Work = queue.SimpleQueue()
         alone: Work = queue.SimpleQueue()
         for shape in sorted({chance_of(seed)[1] for seed in seeds}):
-            shared.put(shape)  # what the others wait for comes first
+            shared.put(shape)  # first, as the faults wait for it
         for seed in seeds:
             (alone if FAULTS[kind_of(seed)].alone else shared).put(seed)
         slices = self.clusters[0].size // NODES
@@ -87,7 +87,7 @@ class Soak:
             for thread in threads:
                 thread.join()
         finally:
-            self._is_closing = True  # what is cut off goes on no record
+            self._is_closing = True  # a fault that is cut off is not recorded
 
     def _lane(self, cluster: Cluster, nodes: list[str], work: Work, record: Any) -> None:
         while True:
@@ -109,7 +109,7 @@ class Soak:
         """Do the fault of a seed; return its row."""
         kind, (chance, shape) = kind_of(seed), chance_of(seed)
         trial = Trial(seed, kind, shape, cluster, nodes, chance)
-        began, row = time.monotonic(), {"seed": seed, "fault": kind, "shape": shape}
+        start, row = time.monotonic(), {"seed": seed, "fault": kind, "shape": shape}
         try:
             problems = self._break(trial, FAULTS[kind])
         except NotPossible as error:
@@ -117,7 +117,7 @@ class Soak:
         except Exception:
             problems = [*trial.violations, f"the soak itself: {traceback.format_exc(limit=-3)}"]
         finally:
-            revive(trial)
+            revive_nodes(trial)
             if trial.is_forgotten:
                 # It would give numbers anew that the nodes still know, and they refuse such jobs.
                 cluster.kill_controller(signal.SIGTERM)
@@ -127,7 +127,7 @@ class Soak:
                 cluster.set_clock(node, None)
         row |= {"violations": problems, "notes": trial.notes, "launches": trial.launches}
         row |= {"links": sum(line["event"] == "begin" and line["rank"] == "0" for line in trial.journal())}
-        row |= {"seconds": round(time.monotonic() - began, 1)}
+        row |= {"seconds": round(time.monotonic() - start, 1)}
         if problems and self.keep:
             _keep(trial, self.keep / f"seed-{seed}")
         shutil.rmtree(trial.run_dir, ignore_errors=True)
@@ -140,7 +140,7 @@ class Soak:
             trial.release()
         trial.violations += oracle.unknown_jobs(trial)
         trial.finish(max(fault.relaunches, trial.is_forgotten))
-        revive(trial)
+        revive_nodes(trial)
         self._is_done[trial.shape].wait()
         if trial.shape not in self._undisturbed:
             raise RuntimeError(f"the training of shape {trial.shape} that nothing disturbs failed")
@@ -159,20 +159,20 @@ def chance_of(seed: int) -> tuple[random.Random, str]:
 
 
 def _slice(number: int) -> list[str]:
-    return [f"n{number * NODES + each + 1}" for each in range(NODES)]
+    return [f"n{number * NODES + index + 1}" for index in range(NODES)]
 
 
-def _keep(trial: Trial, into: Path) -> None:
+def _keep(trial: Trial, target: Path) -> None:
     """Keep the files of a failed run, except its checkpoints; nothing that was kept before is overwritten."""
-    while into.exists():
-        into = into.with_name(f"{into.name}-again")
-    what = shutil.ignore_patterns("checkpoints", "code")
-    shutil.copytree(trial.run_dir, into, symlinks=True, ignore=what, dirs_exist_ok=True)
+    while target.exists():
+        target = target.with_name(f"{target.name}-again")
+    ignored = shutil.ignore_patterns("checkpoints", "code")
+    shutil.copytree(trial.run_dir, target, symlinks=True, ignore=ignored, dirs_exist_ok=True)
     log = trial.cluster.controller_log
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - (1 << 18)))
-        (into / log.name).write_bytes(file.read())
-    (into / "ranks.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in trial.journal()))
+        (target / log.name).write_bytes(file.read())
+    (target / "ranks.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in trial.journal()))
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -180,21 +180,21 @@ def table(rows: Sequence[Row]) -> str:
     lines = ["| fault | what it does | runs | violations | links | launches | seconds | seeds that failed |"]
     lines.append("|---|---|---|---|---|---|---|---|")
     for kind, fault in FAULTS.items():
-        own = [row for row in rows if row["fault"] == kind]
-        done = [row for row in own if "skipped" not in row]
-        if not own:
+        kind_rows = [row for row in rows if row["fault"] == kind]
+        completed = [row for row in kind_rows if "skipped" not in row]
+        if not kind_rows:
             continue
-        what = (fault.strike.__doc__ or "").splitlines()[0].rstrip(".")
-        if skipped := [row for row in own if "skipped" in row]:
-            what += f" ({len(skipped)} skipped: {skipped[0]['skipped']})"
-        failed = [str(row["seed"]) for row in done if row["violations"]]
-        cells = [kind.replace("_", " "), what, str(len(done)), str(len(failed))]
+        description = (fault.strike.__doc__ or "").splitlines()[0].rstrip(".")
+        if skipped := [row for row in kind_rows if "skipped" in row]:
+            description += f" ({len(skipped)} skipped: {skipped[0]['skipped']})"
+        failed_seeds = [str(row["seed"]) for row in completed if row["violations"]]
+        cells = [kind.replace("_", " "), description, str(len(completed)), str(len(failed_seeds))]
         cells += [
-            f"{statistics.fmean(row[name] for row in done):.1f}" if done else ""
+            f"{statistics.fmean(row[name] for row in completed):.1f}" if completed else ""
             for name in ("links", "launches")
         ]
-        cells += [f"{statistics.median(row['seconds'] for row in done):.0f}" if done else ""]
-        lines.append(f"| {' | '.join([*cells, ', '.join(failed) or '-'])} |")
+        cells += [f"{statistics.median(row['seconds'] for row in completed):.0f}" if completed else ""]
+        lines.append(f"| {' | '.join([*cells, ', '.join(failed_seeds) or '-'])} |")
     return "\n".join(lines)
 
 
@@ -237,7 +237,7 @@ def main() -> int:
     known = {row["seed"] for row in rows}
     todo = [seed for seed in seeds if seed not in known]
     if not args.table and todo:
-        commit, began = _commit(), time.monotonic()
+        commit, start = _commit(), time.monotonic()
 
         def record(row: Row) -> None:
             rows.append(row)
@@ -245,7 +245,7 @@ def main() -> int:
                 file.write(json.dumps({**row, "commit": commit}) + "\n")
             bad = row.get("violations") or ([f"skipped: {row['skipped']}"] if "skipped" in row else [])
             print(
-                f"{time.monotonic() - began:6.0f} s  {len(rows)}/{len(known) + len(todo)}  seed {row['seed']}"
+                f"{time.monotonic() - start:6.0f} s  {len(rows)}/{len(known) + len(todo)}  seed {row['seed']}"
                 f"  {row['fault']} ({row['shape']}): {'; '.join(row.get('notes', []))}",
                 *(f"         {problem}" for problem in bad),
                 sep="\n",
@@ -253,7 +253,7 @@ def main() -> int:
             )
 
         slices = max(min(args.at_once, len(todo)), len(SHAPES))
-        with opened(slices * NODES, DISKS, 1 + min(args.lanes, len(todo))) as clusters:
+        with boot_clusters(slices * NODES, DISKS, 1 + min(args.lanes, len(todo))) as clusters:
             soak = Soak(clusters, path.parent)
             soak.run(todo, record)
     chosen = [row for row in rows if args.table or row["seed"] in set(seeds)]

@@ -34,7 +34,7 @@ def short_parent() -> str:
 
 
 @contextmanager
-def opened(nodes: int, disks: int = 0, lanes: int = 1) -> Iterator[list[Cluster]]:
+def boot_clusters(nodes: int, disks: int = 0, lanes: int = 1) -> Iterator[list[Cluster]]:
     """Boot sandboxes: the first of `nodes` nodes, with file systems for full disks, the others of three."""
     parent = Path(tempfile.mkdtemp(prefix="soak-", dir=short_parent()))
     with ExitStack() as stack:
@@ -42,9 +42,9 @@ def opened(nodes: int, disks: int = 0, lanes: int = 1) -> Iterator[list[Cluster]
         clock = _clock(parent)
         preload = {"LD_PRELOAD": str(clock)} if clock else {}
         rank_socket, launch_socket = parent / "ranks", parent / "launchers"
-        ranks = served(rank_socket, parent / "ranks.jsonl", TRAINING, preload)
-        launchers = served(launch_socket, parent / "launchers.jsonl", _LAUNCHING)
-        zygotes = [stack.enter_context(each) for each in (ranks, launchers)]
+        ranks = run_zygote(rank_socket, parent / "ranks.jsonl", TRAINING, preload)
+        launchers = run_zygote(launch_socket, parent / "launchers.jsonl", _LAUNCHING)
+        zygotes = [stack.enter_context(context) for context in (ranks, launchers)]
         for number in range(disks):
             stack.enter_context(_disk(parent / "disks" / str(number)))
         clusters = []
@@ -84,7 +84,7 @@ def _prepare(cluster: Cluster, number: int, clock: Path | None) -> None:
     # A requeued job waits until the credentials of its earlier attempt have expired; two minutes, by default.
     cluster.configure(r"(AuthInfo=.*)", r"\1,cred_expire=5")
     # Ports of a rendezvous follow from the number of a job: other sandboxes of this machine have others.
-    cluster.configure(r"(FirstJobId=)(\d+)", lambda found: f"{found[1]}{int(found[2]) + 4000 * number}")
+    cluster.configure(r"(FirstJobId=)(\d+)", lambda match: f"{match[1]}{int(match[2]) + 4000 * number}")
     cluster.kill_controller()
     cluster.start_controller(forgetful=True)
     cluster.slurm("scontrol", "reconfigure")
@@ -93,7 +93,7 @@ def _prepare(cluster: Cluster, number: int, clock: Path | None) -> None:
 
 
 def _clock(parent: Path) -> Path | None:
-    """Build the clock that is off; None where there is no compiler."""
+    """Build the library of a clock that is off; return None without a compiler."""
     compiler = shutil.which("cc")
     library = parent / "clock.so"
     source = Path(__file__).with_name("clock.c")
@@ -104,14 +104,14 @@ def _clock(parent: Path) -> Path | None:
 
 
 @contextmanager
-def served(
+def run_zygote(
     path: Path, journal: Path, modules: tuple[str, ...], environment: Mapping[str, str] = MappingProxyType({})
 ) -> Iterator[subprocess.Popen[str]]:
     """Run a zygote that has imported modules; it listens on the socket `path`."""
     command = [sys.executable, "-m", "benchmarks.soak.zygote", "serve", str(path), str(journal), *modules]
     # OpenMP reads its own when it is loaded: what `trainer.device` sets comes too late for a fork.
-    own = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "CUDA_VISIBLE_DEVICES": ""}
-    env = {**os.environ, **own, **environment}
+    variables = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "CUDA_VISIBLE_DEVICES": ""}
+    env = {**os.environ, **variables, **environment}
     log = path.with_suffix(".log")
     with log.open("w") as output:
         server = subprocess.Popen(
@@ -136,13 +136,15 @@ def served(
 
 @contextmanager
 def _disk(path: Path) -> Iterator[None]:
-    """Mount a small file system, before the nodes are booted, so that they see it; not possible, none."""
+    """Mount a small file system before the nodes boot, so that they see it; do nothing if that fails."""
     path.mkdir(parents=True)
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "soak", str(path)], capture_output=True)
+    result = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=24m", "soak", str(path)], capture_output=True
+    )
     try:
         yield
     finally:
-        if done.returncode == 0:
+        if result.returncode == 0:
             subprocess.run(["umount", "--lazy", str(path)], check=True)
 
 
@@ -159,7 +161,7 @@ def _guarded(parent: Path) -> Iterator[None]:
 
 
 def clear() -> None:
-    """Wait for the end of stdin; then stop what is left of the clusters of a directory, and remove it."""
+    """Wait for the end of stdin; then stop the clusters that are left in a directory, and remove it."""
     sys.stdin.read()
     parent = Path(sys.argv[1])
     for state in sorted(parent.glob(f"c*/{SANDBOX}/{STATE_FILE}")):

@@ -48,7 +48,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class CommandResult:
     """The result of a command of the launcher."""
 
     code: int
@@ -82,7 +82,7 @@ class Cluster:
         self._jobs: dict[str, Job] = {}
         self._looks = 0
         self.zygotes: list[subprocess.Popen[str]] = []
-        self.ever: set[tuple[str, str]] = set()  # names and ids of all jobs that there were
+        self.all_jobs: set[tuple[str, str]] = set()  # names and ids of all jobs that there were
 
     @property
     def is_whole(self) -> bool:
@@ -93,24 +93,24 @@ class Cluster:
 
     def slurm(self, *words: str, seconds: float = 30) -> str:
         """Run a command of Slurm's, which must succeed; return what it printed."""
-        done = subprocess.run(
+        result = subprocess.run(
             words, env=self.environment, cwd=self.directory, capture_output=True, text=True, timeout=seconds
         )
-        if done.returncode:
-            raise RuntimeError(f"{' '.join(words)}: {done.stdout}{done.stderr}")
-        return done.stdout
+        if result.returncode:
+            raise RuntimeError(f"{' '.join(words)}: {result.stdout}{result.stderr}")
+        return result.stdout
 
     def look(self) -> None:
         """Ask for all jobs once; one that Slurm has forgotten is no longer there."""
         form = "--format=%i|%j|%T|%N"
         try:
-            told = self.slurm("squeue", "--noheader", "--states=all", form, seconds=8)
+            output = self.slurm("squeue", "--noheader", "--states=all", form, seconds=8)
         except (RuntimeError, subprocess.TimeoutExpired):
             return
-        jobs = [Job(*line.split("|", 3)) for line in told.splitlines() if line.count("|") == 3]
+        jobs = [Job(*line.split("|", 3)) for line in output.splitlines() if line.count("|") == 3]
         with self._news:
             self._jobs = {job.id: job for job in jobs}
-            self.ever |= {(job.name, job.id) for job in jobs}
+            self.all_jobs |= {(job.name, job.id) for job in jobs}
             self._looks += 1
             self._news.notify_all()
 
@@ -127,21 +127,25 @@ class Cluster:
         """Begin a command of the launcher, in a process of its own; return the connection and its outputs."""
         environment = self.environment | order.pop("environment", {})
         with ExitStack() as stack:
-            made = [tempfile.mkstemp(dir=self.directory, prefix=".verb-") for _ in range(2)]
-            for handle, _ in made:
+            outputs = [tempfile.mkstemp(dir=self.directory, prefix=".verb-") for _ in range(2)]
+            for handle, _ in outputs:
                 stack.callback(os.close, handle)
-            nothing = stack.enter_context(Path(os.devnull).open())
-            files = (nothing.fileno(), made[0][0], made[1][0])
-            told = {"arguments": ["launcher.main", *words], "environment": environment, **order}
-            told["directory"] = str(self.directory)
-            return zygote.connect(str(self._launch_socket), told, files), Path(made[0][1]), Path(made[1][1])
+            devnull = stack.enter_context(Path(os.devnull).open())
+            files = (devnull.fileno(), outputs[0][0], outputs[1][0])
+            request = {"arguments": ["launcher.main", *words], "environment": environment, **order}
+            request["directory"] = str(self.directory)
+            return (
+                zygote.connect(str(self._launch_socket), request, files),
+                Path(outputs[0][1]),
+                Path(outputs[1][1]),
+            )
 
-    def slipway(self, *words: str, **order: Any) -> Done:
+    def slipway(self, *words: str, **order: Any) -> CommandResult:
         """Run a command of the launcher, as a process of its own."""
         connection, out, err = self.order(*words, **order)
         try:
             *_, code = zygote.answers(connection)
-            return Done(code, out.read_text(), err.read_text())
+            return CommandResult(code, out.read_text(), err.read_text())
         finally:
             connection.close()
             out.unlink()
@@ -156,21 +160,21 @@ class Cluster:
         return state
 
     def keeper(self, job: str) -> int | None:
-        """Return the main process of a job's batch step: what keeps the job on its batch host."""
-        found = state.processes()
-        for pid, entry in found.items():
+        """Return the main process of a job's batch step, which keeps the job on its batch host."""
+        processes = state.processes()
+        for pid, entry in processes.items():
             if _words(pid).startswith((f"slurmstepd: [{job}.batch]", f"slurmstepd: [{job}.4294967291]")):
-                children = [each for each, other in found.items() if other.parent == entry.pid]
-                return next((each for each in children if not _words(each).startswith("slurmstepd")), None)
+                children = [child for child, process in processes.items() if process.parent == entry.pid]
+                return next((child for child in children if not _words(child).startswith("slurmstepd")), None)
         return None
 
     def srun(self, job: str) -> int | None:
         """Return the srun that started the tasks of a job."""
-        found = state.processes()
-        sruns = {pid for pid in found if _comm(pid) == "srun" and self._job_of(pid) == job}
-        return min((pid for pid in sruns if found[pid].parent not in sruns), default=None)
+        processes = state.processes()
+        sruns = {pid for pid in processes if _comm(pid) == "srun" and self._job_of(pid) == job}
+        return min((pid for pid in sruns if processes[pid].parent not in sruns), default=None)
 
-    def left(self, jobs: set[str]) -> list[str]:
+    def leftover_processes(self, jobs: set[str]) -> list[str]:
         """Return the processes of jobs that still run."""
         return [f"{pid} {_words(pid)[:80]}" for pid in state.processes() if self._job_of(pid) in jobs]
 
@@ -180,13 +184,13 @@ class Cluster:
         return variables.get("SLURM_JOB_ID") if variables.get("SLURM_CONF") == str(self.conf) else None
 
     def mounts(self) -> list[str]:
-        """Return what is mounted on nodes alone, or below this cluster's directory."""
+        """Return the mount points of nodes alone, and those below this cluster's directory."""
         machine = _mount_points(os.getpid())
-        found = [f"machine {point}" for point in machine if point.startswith(str(self.directory))]
+        points = [f"machine {point}" for point in machine if point.startswith(str(self.directory))]
         for node, daemon in self._state.daemons.items():
             if daemon.is_alive:
-                found += [f"{node} {point}" for point in _mount_points(daemon.pid) - machine]
-        return sorted(found)
+                points += [f"{node} {point}" for point in _mount_points(daemon.pid) - machine]
+        return sorted(points)
 
     # --- breaking ---
 
@@ -229,7 +233,7 @@ class Cluster:
             spool = self._state.paths.controller_state
             shutil.rmtree(spool)
             spool.mkdir()
-            self.configure(r"(FirstJobId=)(\d+)", lambda found: f"{found[1]}{int(found[2]) + 1000}")
+            self.configure(r"(FirstJobId=)(\d+)", lambda match: f"{match[1]}{int(match[2]) + 1000}")
         self._start("slurmctld", ["slurmctld", "-D", "-f", str(self.conf)])
         self.until("slurmctld answers", lambda: _succeeds(self.slurm, "scontrol", "ping"))
 
@@ -244,16 +248,16 @@ class Cluster:
             if condition.startswith("drain"):
                 self.slurm("scontrol", "update", f"NodeName={node}", "State=RESUME")
 
-    def _start(self, name: str, command: list[str], **how: Any) -> None:
+    def _start(self, name: str, command: list[str], **options: Any) -> None:
         with self._lock:
-            DaemonStarter(self._state, Reporter()).start(name, command, **how)
+            DaemonStarter(self._state, Reporter()).start(name, command, **options)
 
-    def until(self, what: str, happened: Callable[[], object], seconds: float = 240) -> None:
+    def until(self, description: str, condition: Callable[[], object], seconds: float = 240) -> None:
         """Wait for something that is bound to happen."""
         deadline = time.monotonic() + seconds
-        while not happened():
+        while not condition():
             if time.monotonic() > deadline:
-                raise TimeoutError(f"in vain: {what}")
+                raise TimeoutError(f"in vain: {description}")
             time.sleep(0.05)
 
     # --- clocks ---
@@ -267,7 +271,7 @@ class Cluster:
 
 
 def read_journal(cluster: Cluster) -> list[dict[str, Any]]:
-    """Return what the zygote of the ranks noted: which process of which job ran from when to when."""
+    """Return the journal of the ranks' zygote: the starts and ends of each job's processes."""
     path = cluster.directory.parent / "ranks.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
 

@@ -37,7 +37,7 @@ class Fault:
     alone: bool = False
 
 
-def nothing(trial: Trial) -> None:
+def leave_undisturbed(trial: Trial) -> None:
     """Let the run go through undisturbed: the others are compared with it."""
     trial.launch()
 
@@ -45,12 +45,12 @@ def nothing(trial: Trial) -> None:
 def launcher_killed(trial: Trial) -> None:
     """Kill the launcher with SIGKILL before one of its calls with an effect; the user launches again."""
     number = trial.chance.randint(1, _CALLS)
-    done = trial.launch(fatal_call=number)
+    result = trial.launch(fatal_call=number)
     trial.note(
-        f"launcher killed before call {number}" if done.code < 0 else f"it had fewer than {number} calls"
+        f"launcher killed before call {number}" if result.code < 0 else f"it had fewer than {number} calls"
     )
     time.sleep(trial.chance.choice((0, 0.2, 1)))
-    if done.code < 0:
+    if result.code < 0:
         trial.launch()
 
 
@@ -76,7 +76,7 @@ def time_limit(trial: Trial) -> None:
     """Reach the time limit: the training saves at the signal, or ignores it."""
     trial.hold(trial.chance.randrange(STEPS), deaf=trial.chance.random() < 0.3)
     trial.launch()
-    job = trial.held()
+    job = trial.wait_until_held()
     # Slurm looks every 30 seconds.
     trial.cluster.slurm("scontrol", "update", f"JobId={job}", "EndTime=now+45")
     trial.until_gone(job)
@@ -88,12 +88,12 @@ def preempted(trial: Trial) -> None:
     nodes = trial.nodes_of(job)
     if not nodes:
         return trial.note("it was gone")
-    told = trial.cluster.slurm(
+    rival = trial.cluster.slurm(
         "sbatch", "--parsable", "--output=/dev/null", "--partition=high", f"--nodelist={nodes[0]}",
         "--exclusive", "--wrap=exec sleep 600",
     )  # fmt: skip
     trial.until_gone(job)
-    trial.cluster.slurm("scancel", told.strip())
+    trial.cluster.slurm("scancel", rival.strip())
     return None
 
 
@@ -112,7 +112,7 @@ def node_down(trial: Trial) -> None:
     """Cut a node's power, and boot it again."""
     _power_cut(trial)
     time.sleep(trial.chance.choice((0, 2, 8, 20)))
-    revive(trial)
+    revive_nodes(trial)
 
 
 def node_gone(trial: Trial) -> None:
@@ -131,7 +131,7 @@ def _power_cut(trial: Trial) -> None:
     return trial.note(f"{node} of {','.join(nodes)} lost power")
 
 
-def revive(trial: Trial) -> None:
+def revive_nodes(trial: Trial) -> None:
     """Boot the nodes of a run that are down."""
     while trial.down:
         trial.cluster.revive_node(trial.down.pop())
@@ -153,21 +153,21 @@ def controller_restarted(trial: Trial) -> None:
     """Stop or kill slurmctld, and start it again a while later."""
     trial.moment()
     seconds = trial.chance.uniform(0, 8)
-    how = trial.chance.choice((signal.SIGTERM, signal.SIGKILL))
-    trial.note(f"slurmctld down for {seconds:.1f} s after {how.name}")
+    stop_signal = trial.chance.choice((signal.SIGTERM, signal.SIGKILL))
+    trial.note(f"slurmctld down for {seconds:.1f} s after {stop_signal.name}")
     before = trial.jobs_at_last()
-    trial.cluster.kill_controller(how)
+    trial.cluster.kill_controller(stop_signal)
     try:
         _meanwhile(trial, seconds)
     finally:
         trial.cluster.start_controller()
     # It saves its state every few seconds; what it learned since is lost by a SIGKILL.
     after = {job.id: job for job in trial.jobs_at_last()}
-    if lost := [
+    if lost_jobs := [
         job for job in before if job.id not in after or after[job.id].state == "PENDING" != job.state
     ]:
-        trial.is_forgotten = how == signal.SIGKILL
-        trial.note(f"it lost {', '.join(f'{job.id} ({job.state})' for job in lost)}")
+        trial.is_forgotten = stop_signal == signal.SIGKILL
+        trial.note(f"it lost {', '.join(f'{job.id} ({job.state})' for job in lost_jobs)}")
 
 
 def controller_forgot(trial: Trial) -> None:
@@ -212,23 +212,23 @@ def disk_full(trial: Trial) -> None:
 def torn_checkpoint(trial: Trial) -> None:
     """Damage the newest checkpoint, and kill a rank."""
     trial.moment(earliest=2 * EVERY + 2)
-    found = store.complete(trial.checkpoints)
-    if len(found) > 1:  # on a busy machine, the second may still be written
-        newest = found[-1]
+    checkpoints = store.complete(trial.checkpoints)
+    if len(checkpoints) > 1:  # on a busy machine, the second may still be written
+        newest = checkpoints[-1]
         trial.torn.add(newest.marker.step)
-        what = damage(newest.path, found[0].path, trial.chance)
-        trial.note(f"step {newest.marker.step}: {what}")
+        description = damage(newest.path, checkpoints[0].path, trial.chance)
+        trial.note(f"step {newest.marker.step}: {description}")
     trial.kill_a_rank()
 
 
 def two_launches(trial: Trial) -> None:
     """Launch the run on two hosts at once."""
-    both = []
+    commands = []
     for host in ("login1", "login2"):
-        own = {"SLIPWAY_CACHE_DIR": str(trial.cluster.directory / f"cache-{host}")}
-        both.append(trial.cluster.order(*trial.words, host=host, environment=own))
+        environment = {"SLIPWAY_CACHE_DIR": str(trial.cluster.directory / f"cache-{host}")}
+        commands.append(trial.cluster.order(*trial.words, host=host, environment=environment))
         time.sleep(trial.chance.choice((0, 0, 0.1, 0.5)))
-    for connection, out, err in both:
+    for connection, out, err in commands:
         *_, code = zygote.answers(connection)
         connection.close()
         trial.launches += code == 0

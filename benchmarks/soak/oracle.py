@@ -1,4 +1,4 @@
-"""The conditions that hold after a fault, by the reports of the trainer, Slurm, the kernel and `slipway`."""
+"""The conditions that hold after a fault, as the trainer, Slurm, the kernel and `slipway` report them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks.soak.trial import STEPS, Trial
 
 Losses = dict[int, tuple[Any, ...]]
 _FIELDS = ("loss", "grad_norm", "lr", "consumed_samples")
-# What Slurm gives a job that ends, and more.
+# Longer than Slurm gives a job to end.
 _PATIENCE_SECONDS = 20
 _LIVE = ("PENDING", "RUNNING", "COMPLETING", "SUSPENDED")
 
@@ -32,14 +32,14 @@ def judge(trial: Trial, undisturbed: Losses, mounts: list[str]) -> list[str]:
     """
     return [
         *trial.violations,
-        *told(trial, undisturbed),
-        *doubled(trial),
-        *_unknown(trial),
-        *_left(trial, mounts),
+        *report_violations(trial, undisturbed),
+        *overlapping_trainings(trial),
+        *_unknown_trainings(trial),
+        *_leftovers(trial, mounts),
     ]
 
 
-def told(trial: Trial, undisturbed: Losses) -> list[str]:
+def report_violations(trial: Trial, undisturbed: Losses) -> list[str]:
     """Return what is wrong with the trainer's reports: other numbers, steps that were lost."""
     events = trial.events()
     return [*_wrong_losses(events, undisturbed), *_lost_steps(events, trial.torn)]
@@ -49,15 +49,15 @@ def unknown_jobs(trial: Trial) -> list[str]:
     """Return the live jobs of a run that `slipway` does not know, however often it is asked."""
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while True:
-        before = {job.id for job in trial.live(fresh=2)}
+        before = {job.id for job in trial.live_jobs(fresh=2)}
         known, row = known_jobs(trial.history()), trial.status()
-        live = before & {job.id for job in trial.live(fresh=2)}
+        live = before & {job.id for job in trial.live_jobs(fresh=2)}
         missing = sorted(live - known)
         if not live or not (missing or row.get("state") not in _LIVE):
             return []
         if time.monotonic() > deadline:
-            said = {name: row.get(name) for name in ("job_id", "state", "reason")}
-            return [f"jobs {sorted(live)} live, unknown to history: {missing}; status says {said}"]
+            reported = {name: row.get(name) for name in ("job_id", "state", "reason")}
+            return [f"jobs {sorted(live)} live, unknown to history: {missing}; status says {reported}"]
 
 
 def known_jobs(rows: list[dict[str, Any]]) -> set[str]:
@@ -71,41 +71,41 @@ def _numbers(event: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _wrong_losses(events: list[dict[str, Any]], undisturbed: Losses) -> list[str]:
-    wrong, steps = [], set()
+    violations, steps = [], set()
     for event in events:
         if event["kind"] == "train":
             steps.add(event["step"])
             if _numbers(event) != undisturbed[event["step"]]:
-                wrong.append(
+                violations.append(
                     f"step {event['step']}: {_numbers(event)}, undisturbed {undisturbed[event['step']]}"
                 )
     missing = sorted(set(range(1, STEPS + 1)) - steps)
-    return wrong + ([f"steps {missing} were never told of"] if missing else [])
+    return violations + ([f"steps {missing} were never told of"] if missing else [])
 
 
 def _lost_steps(events: list[dict[str, Any]], torn: set[int]) -> list[str]:
     """Return the starts before a checkpoint that was whole."""
-    wrong: list[str] = []
-    whole: set[int] = {0}
+    violations: list[str] = []
+    complete_steps: set[int] = {0}
     torn = set(torn)
     for event in events:
         if event["kind"] == "checkpoint":
-            whole.add(event["step"])
+            complete_steps.add(event["step"])
         elif event["kind"] == "start":
-            newest = max(whole - torn)
+            newest = max(complete_steps - torn)
             if event["step"] < newest:
-                wrong.append(
+                violations.append(
                     f"a link began at step {event['step']}: the checkpoint of step {newest} was whole"
                 )
-            if torn and torn <= whole:
-                whole = {step for step in whole if step <= event["step"]}
+            if torn and torn <= complete_steps:
+                complete_steps = {step for step in complete_steps if step <= event["step"]}
                 torn.clear()
-    return wrong
+    return violations
 
 
-def doubled(trial: Trial) -> list[str]:
+def overlapping_trainings(trial: Trial) -> list[str]:
     """Return the trainings of the run that began before the one before it had ended."""
-    wrong: list[str] = []
+    violations: list[str] = []
     running: dict[int, str] = {}
     for line in trial.journal():
         if line["rank"] != "0":
@@ -113,26 +113,30 @@ def doubled(trial: Trial) -> list[str]:
         if line["event"] == "end":
             running.pop(line["pid"], None)
         else:
-            wrong += [f"job {line['job']} trains beside job {other}" for other in running.values()]
+            violations += [f"job {line['job']} trains beside job {other}" for other in running.values()]
             running[line["pid"]] = line["job"]
-    return wrong
+    return violations
 
 
-def _unknown(trial: Trial) -> list[str]:
+def _unknown_trainings(trial: Trial) -> list[str]:
     """Return the jobs that trained and that no launch on record had."""
     trained = {line["job"] for line in trial.journal()}
     rows = trial.history()
-    wrong = [f"job {job} trained and is unknown to history" for job in sorted(trained - known_jobs(rows))]
+    violations = [
+        f"job {job} trained and is unknown to history" for job in sorted(trained - known_jobs(rows))
+    ]
     if not trial.is_forgotten:
-        wrong += [f"launch {row['launch']} is {row['state']}" for row in rows if row["state"] == "UNKNOWN"]
-    return wrong
+        violations += [
+            f"launch {row['launch']} is {row['state']}" for row in rows if row["state"] == "UNKNOWN"
+        ]
+    return violations
 
 
-def _left(trial: Trial, mounts: list[str]) -> list[str]:
+def _leftovers(trial: Trial, mounts: list[str]) -> list[str]:
     """Return processes and mounts that are left."""
-    jobs = {job for name, job in trial.cluster.ever if name == PREFIX + trial.run}
+    jobs = {job for name, job in trial.cluster.all_jobs if name == PREFIX + trial.run}
     deadline = time.monotonic() + _PATIENCE_SECONDS
-    while (left := trial.cluster.left(jobs)) and time.monotonic() < deadline:
+    while (processes := trial.cluster.leftover_processes(jobs)) and time.monotonic() < deadline:
         time.sleep(0.5)
     new = sorted(set(trial.cluster.mounts()) - set(mounts))
-    return [f"left: {process}" for process in left] + [f"mounted: {mount}" for mount in new]
+    return [f"left: {process}" for process in processes] + [f"mounted: {mount}" for mount in new]

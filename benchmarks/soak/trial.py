@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.soak.cluster import PREFIX, Cluster, Done, Job, read_journal
+from benchmarks.soak.cluster import PREFIX, Cluster, CommandResult, Job, read_journal
 
 STEPS, EVERY, LINKS = 10, 3, 6
 _CHECKPOINTS = "training.exp_manager.checkpoint_callback_params"
@@ -50,13 +50,13 @@ class Trial:
     Attributes
     ----------
     chance
-        What is left to chance is drawn from it, so that a seed says all of it.
+        All random choices are drawn from it, so that a seed repeats them.
     notes
-        What was drawn and done, for the record.
+        The choices and actions, for the record.
     torn
         The steps of checkpoints that were damaged.
     is_forgotten
-        Whether Slurm lost what it knew: a launch may stay UNKNOWN then.
+        True if Slurm lost its state: a launch may stay UNKNOWN then.
     """
 
     seed: int
@@ -87,10 +87,10 @@ class Trial:
     def words(self) -> list[str]:
         """Return the command that launches the run."""
         nodes, tasks, tensor = SHAPES[self.shape]
-        others = [
+        other_nodes = [
             f"n{number}" for number in range(1, self.cluster.size + 1) if f"n{number}" not in self.nodes
         ]
-        own = [
+        overrides = [
             f"training.run.name={self.run}",
             f"base_results_dir={self.results}",
             f"cluster.python={self.cluster.interpreter}",
@@ -100,41 +100,41 @@ class Trial:
             f"training.trainer.devices={tasks}",
             f"training.model.tensor_model_parallel_size={tensor}",
         ]
-        excluded = [f"cluster.exclude='{','.join(others)}'"] if others else []
-        return ["launch", *_TRAINING, *own, *excluded, "--json"]
+        excluded = [f"cluster.exclude='{','.join(other_nodes)}'"] if other_nodes else []
+        return ["launch", *_TRAINING, *overrides, *excluded, "--json"]
 
-    def launch(self, **order: Any) -> Done:
+    def launch(self, **order: Any) -> CommandResult:
         """Launch the run, or launch it again."""
-        done = self.cluster.slipway(*self.words, **order)
-        self.launches += done.code == 0
-        if done.code:
-            told = [line for line in done.stderr.splitlines() if line.startswith("slipway: ")]
-            told = [line.removeprefix("slipway: ") for line in told if "warning: " not in line]
-            self.note(f"launch: exit code {done.code}{': ' + told[0] if told else ''}")
-        return done
+        result = self.cluster.slipway(*self.words, **order)
+        self.launches += result.code == 0
+        if result.code:
+            messages = [line for line in result.stderr.splitlines() if line.startswith("slipway: ")]
+            messages = [line.removeprefix("slipway: ") for line in messages if "warning: " not in line]
+            self.note(f"launch: exit code {result.code}{': ' + messages[0] if messages else ''}")
+        return result
 
     def status(self) -> dict[str, Any]:
         """Return the row of `slipway status --json`; empty where it tells of no such run."""
-        done = self.cluster.slipway("status", str(self.run_dir), "--json")
+        result = self.cluster.slipway("status", str(self.run_dir), "--json")
         try:
-            rows = json.loads(done.stdout)
+            rows = json.loads(result.stdout)
         except ValueError:
-            return {"state": f"exit code {done.code}: {done.stderr[-300:]}"}
+            return {"state": f"exit code {result.code}: {result.stderr[-300:]}"}
         return rows[0] if rows else {}
 
     def history(self) -> list[dict[str, Any]]:
         """Return the rows of `slipway history --json`."""
-        done = self.cluster.slipway("history", str(self.run_dir), "--json")
+        result = self.cluster.slipway("history", str(self.run_dir), "--json")
         try:
-            rows: list[dict[str, Any]] = json.loads(done.stdout)
+            rows: list[dict[str, Any]] = json.loads(result.stdout)
         except ValueError:
-            self.violations.append(f"history: exit code {done.code}: {done.stderr[-300:]}")
+            self.violations.append(f"history: exit code {result.code}: {result.stderr[-300:]}")
             return []
         return rows
 
-    def finish(self, most: int) -> None:
+    def finish(self, max_launches: int) -> None:
         """Wait for the end of the run; launch it again, at most so often, as long as it is not completed."""
-        for turn in range(most + 3):
+        for turn in range(max_launches + 3):
             self.until_over()
             row = self.status()
             if row.get("state") == "COMPLETED" and row.get("step") == STEPS:
@@ -142,9 +142,9 @@ class Trial:
             self.note(f"ended {row.get('state')} at step {row.get('step')}: {row.get('reason')}")
             if self.is_done() and not self.is_forgotten:
                 self.violations.append(f"it is done, and status says {row.get('state')}: {row.get('reason')}")
-            if row.get("state") == "CANCELLED" and most == 0 and not self.is_forgotten:
+            if row.get("state") == "CANCELLED" and max_launches == 0 and not self.is_forgotten:
                 self.violations.append(f"nobody cancelled it, and status says CANCELLED: {row.get('reason')}")
-            if turn == most:
+            if turn == max_launches:
                 self.violations.append(
                     f"needs a further launch by hand: {row.get('state')}: {row.get('reason')}"
                 )
@@ -166,19 +166,19 @@ class Trial:
         """Return rank 0's reports of all launches, in order; a kill or a full disk may have cut a line."""
         launches = self.run_dir / "launches"
         numbers = sorted(int(path.name) for path in launches.glob("[1-9]*")) if launches.is_dir() else []
-        found = []
+        events = []
         for number in numbers:
             path = launches / str(number) / "results" / "metrics.jsonl"
             for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
                 with suppress(ValueError):
-                    found.append(json.loads(line))
-        return found
+                    events.append(json.loads(line))
+        return events
 
     def is_done(self) -> bool:
         """Return True if the trainer reported its last step and the save of it."""
         return any(event["kind"] == "end" and event["step"] == STEPS for event in self.events())
 
-    def live(self, fresh: int = 0) -> list[Job]:
+    def live_jobs(self, fresh: int = 0) -> list[Job]:
         """Return the jobs of the run that wait or run."""
         return [job for job in self.cluster.jobs(self.run, fresh) if job.is_live]
 
@@ -189,16 +189,17 @@ class Trial:
     def until_over(self) -> None:
         """Wait until no job of the run is left."""
         deadline = time.monotonic() + 300
-        while left := self.live(fresh=2):
+        while jobs := self.live_jobs(fresh=2):
             if time.monotonic() > deadline:
-                self.violations.append(f"does not end: {left}")
-                for job in left:
+                self.violations.append(f"does not end: {jobs}")
+                for job in jobs:
                     self.cluster.slurm("scancel", job.id)
                 deadline += 60
 
     def until_gone(self, job: str) -> None:
         self.cluster.until(
-            f"{job} is gone", lambda: all(each.id != job or each.state == "PENDING" for each in self.live(2))
+            f"{job} is gone",
+            lambda: all(entry.id != job or entry.state == "PENDING" for entry in self.live_jobs(2)),
         )
 
     def hold(self, step: int, *, deaf: bool = False) -> None:
@@ -213,34 +214,34 @@ class Trial:
         for name in ("hold", "deaf", "at"):
             (self._control / name).unlink(missing_ok=True)
 
-    def held(self) -> str:
+    def wait_until_held(self) -> str:
         """Wait until the training is held; return its job."""
-        at = self._control / "at"
-        self._wait("is held", lambda: at.exists() and at.read_text())
-        return at.read_text()
+        held_file = self._control / "at"
+        self._wait("is held", lambda: held_file.exists() and held_file.read_text())
+        return held_file.read_text()
 
     def ranks(self) -> list[tuple[str, int]]:
         """Return the job and the process of each rank that runs."""
-        found: dict[int, str] = {}
+        running: dict[int, str] = {}
         for line in self.journal():
             if line["event"] == "begin":
-                found[line["pid"]] = line["job"]
+                running[line["pid"]] = line["job"]
             else:
-                found.pop(line["pid"], None)
-        return [(job, pid) for pid, job in found.items()]
+                running.pop(line["pid"], None)
+        return [(job, pid) for pid, job in running.items()]
 
     def journal(self) -> list[dict[str, Any]]:
-        """Return what is noted of the ranks of this run."""
+        """Return the journal lines of this run's ranks."""
         return [line for line in read_journal(self.cluster) if line["control"] == str(self._control)]
 
     def moment(self, *, earliest: int = 0, deaf: bool = False) -> str:
         """Launch the run and wait for the moment that the seed says; return the job that runs then."""
-        how = self.chance.choice(("starting", "held", "held", "moving"))
+        phase = self.chance.choice(("starting", "held", "held", "moving"))
         step = self.chance.randrange(earliest, STEPS)
         delay = self.chance.uniform(0, 0.5)
         if deaf or earliest:
-            how = "held"
-        if how == "starting":
+            phase = "held"
+        if phase == "starting":
             self.note(f"{delay:.2f} s after the ranks began")
             self.launch()
             self._wait("trains", self.ranks)
@@ -248,22 +249,22 @@ class Trial:
             return str(self.journal()[-1]["job"])
         self.hold(step, deaf=deaf)
         self.launch()
-        job = self.held()
-        if how == "moving":
+        job = self.wait_until_held()
+        if phase == "moving":
             self.note(f"{delay:.2f} s later")
             self.release()
             time.sleep(delay)
         return job
 
-    def _wait(self, what: str, happened: Any) -> None:
-        def gave_up() -> bool:
-            if happened():
+    def _wait(self, description: str, condition: Any) -> None:
+        def is_over() -> bool:
+            if condition():
                 return True
-            if not self.live(fresh=2) and not happened():
-                raise RuntimeError(f"no job is left, and in vain: {what}")
+            if not self.live_jobs(fresh=2) and not condition():
+                raise RuntimeError(f"no job is left, and in vain: {description}")
             return False
 
-        self.cluster.until(f"{self.run} {what}", gave_up)
+        self.cluster.until(f"{self.run} {description}", is_over)
 
     # --- breaking ---
 
@@ -285,5 +286,5 @@ class Trial:
         self.kill(self.chance.choice(ranks) if ranks else None, "a rank")
 
     def nodes_of(self, job: str) -> list[str]:
-        told = next((each.nodes for each in self.live(fresh=2) if each.id == job), "")
-        return self.cluster.slurm("scontrol", "show", "hostnames", told).split() if told else []
+        hostlist = next((entry.nodes for entry in self.live_jobs(fresh=2) if entry.id == job), "")
+        return self.cluster.slurm("scontrol", "show", "hostnames", hostlist).split() if hostlist else []

@@ -1,4 +1,4 @@
-"""A launcher that has done what is the same for every command: the process that forks launches is one."""
+"""The warm-up of the process that forks launches: all work that is the same for every command."""
 
 from __future__ import annotations
 

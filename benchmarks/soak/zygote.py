@@ -1,4 +1,4 @@
-"""A process that has imported what is slow to import, and forks ranks and launchers that start at once.
+"""A process that has imported the slow modules, and forks ranks and launchers that start at once.
 
 ``python -m benchmarks.soak.zygote serve SOCKET JOURNAL MODULE ...`` serves until its stdin ends; where a
 module has a ``warm_up``, it is called once. In a job, ``python zygote.py client SOCKET -u -m trainer.pretrain
@@ -27,7 +27,7 @@ CONTROL, OFFSET = "SOAK_CONTROL", "SOAK_CLOCK_OFF"
 _FORWARDED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCONT)
 _PR_SET_PDEATHSIG, _CLONE_NEWNS, _CLONE_NEWUTS = 1, 0x20000, 0x4000000
 _WRITES = os.O_WRONLY | os.O_RDWR
-# What changes the world: before each of these a launcher may be killed.
+# The calls with an effect: before each of these a launcher may be killed.
 _CALLS = {
     "os.mkdir",
     "os.rename",
@@ -63,16 +63,16 @@ def answers(connection: socket.socket) -> Any:
 
 def _client(path: str, arguments: list[str]) -> NoReturn:
     signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
-    own = {number for number in _FORWARDED if signal.getsignal(number) is signal.SIG_IGN}
+    ignored = {number for number in _FORWARDED if signal.getsignal(number) is signal.SIG_IGN}
     order = {
         "arguments": arguments[arguments.index("-m") + 1 :],
         "environment": dict(os.environ),
         "directory": os.getcwd(),  # noqa: PTH109 (pathlib is slow to import)
         "namespaces": os.getpid(),
-        "ignored": [int(number) for number in own],
+        "ignored": [int(number) for number in ignored],
     }
-    told = answers(connect(path, order))
-    pid = next(told, None)
+    replies = answers(connect(path, order))
+    pid = next(replies, None)
     if pid is None:
         sys.exit("the zygote has ended")
 
@@ -80,10 +80,10 @@ def _client(path: str, arguments: list[str]) -> NoReturn:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
 
-    for number in set(_FORWARDED) - own:
+    for number in set(_FORWARDED) - ignored:
         signal.signal(number, forward)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
-    code = next(told, -signal.SIGKILL)
+    code = next(replies, -signal.SIGKILL)
     if code < 0:
         signal.signal(-code, signal.SIG_DFL) if -code not in (signal.SIGKILL, signal.SIGSTOP) else None
         os.kill(os.getpid(), -code)
@@ -107,7 +107,7 @@ class Zygote:
         self._orders: dict[int, dict[str, Any]] = {}
 
     def serve(self) -> None:
-        """Fork until stdin ends; then end what was forked."""
+        """Fork until stdin ends; then end the forked processes."""
         select = self._selector
         select.register(self._listener, selectors.EVENT_READ, self._accept)
         select.register(0, selectors.EVENT_READ, self._leave)
@@ -153,15 +153,15 @@ class Zygote:
             connection.sendall(f"{pid}\n".encode())
 
     def _abandoned(self, pid: int) -> None:
-        """End what was forked for a client that is gone, unless it has ended just now."""
+        """End the process forked for a client that is gone, unless it has ended just now."""
         if pid in self._clients:
             self._selector.unregister(self._clients[pid])
             os.kill(pid, signal.SIGKILL)
 
     def _ended(self, pid: int, watch: int) -> None:
-        _, status, used = os.wait4(pid, 0)
+        _, status, usage = os.wait4(pid, 0)
         code = os.waitstatus_to_exitcode(status)
-        self._note(pid, "end", code=code, cpu=round(used.ru_utime + used.ru_stime, 2))
+        self._note(pid, "end", code=code, cpu=round(usage.ru_utime + usage.ru_stime, 2))
         self._selector.unregister(watch)
         os.close(watch)
         connection = self._clients.pop(pid)
@@ -180,13 +180,13 @@ class Zygote:
             "life": "SLURM_RESTART_COUNT",
             "rank": "SLURM_PROCID",
         }
-        told = {name: variables.get(variable) for name, variable in names.items()}
+        fields = {name: variables.get(variable) for name, variable in names.items()}
         line = {
             "event": event,
             "pid": pid,
             "what": self._orders[pid]["arguments"][:2],
             "time": time.monotonic(),
-            **told,
+            **fields,
             **more,
         }
         os.write(self._journal, json.dumps(line).encode() + b"\n")
@@ -258,12 +258,12 @@ def hold_steps(control: str) -> None:
     from trainer import signals
     from trainer.loop import run
 
-    step, asked = run._step, signals.StopSignals.install
-    listening: list[signals.StopSignals] = []
+    original_step, original_install = run._step, signals.StopSignals.install
+    handlers: list[signals.StopSignals] = []
 
     def install(self: signals.StopSignals) -> None:
-        listening.append(self)
-        asked(self)
+        handlers.append(self)
+        original_install(self)
 
     def read(name: str) -> float | None:
         try:
@@ -272,7 +272,7 @@ def hold_steps(control: str) -> None:
         except (OSError, ValueError):
             return None
 
-    def held(session: Any, *arguments: Any) -> Any:
+    def hold_before_step(session: Any, *arguments: Any) -> Any:
         time.sleep(read("pace") or 0)
         is_known = not session.rank_context.is_main
         while (after := read("hold")) is not None and session.progress.step >= after:
@@ -280,13 +280,13 @@ def hold_steps(control: str) -> None:
                 with open(os.path.join(control, "at"), "w") as file:  # noqa: PTH118, PTH123
                     file.write(os.environ["SLURM_JOB_ID"])
                 is_known = True
-            if any(each.requested() for each in listening) and read("deaf") is None:
+            if any(handler.requested() for handler in handlers) and read("deaf") is None:
                 break
             time.sleep(0.05)
-        return step(session, *arguments)
+        return original_step(session, *arguments)
 
     signals.StopSignals.install = install  # type: ignore[method-assign]
-    run._step = held  # type: ignore[assignment]
+    run._step = hold_before_step  # type: ignore[assignment]
 
 
 def _kill_before(number: int) -> None:

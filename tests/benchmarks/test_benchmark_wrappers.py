@@ -1,4 +1,4 @@
-"""The benchmark wrappers: what they hand to the launcher, and that it runs."""
+"""The benchmark wrappers: the command that each hands to the launcher, and a run of one."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ SHRUNK = [
 
 
 @pytest.fixture(scope="module", autouse=True)
-def forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def forked_slipway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Put a `slipway` that is forked on the PATH."""
     with pytest.MonkeyPatch.context() as patch:
         prepend_to_path(patch, write_slipway(tmp_path_factory.mktemp("programs")))
@@ -67,30 +67,30 @@ def run(
     if target is not None:
         environment["TARGET_PATH"] = str(target)
     command = [str(repository / "benchmarks" / f"{wrapper}.sh"), *more]
-    done = subprocess.run(
+    result = subprocess.run(
         command, env=environment | variables, capture_output=True, text=True, timeout=280, cwd="/"
     )
-    assert done.returncode == check, f"{done.stdout}\n{done.stderr}"
-    return done
+    assert result.returncode == check, f"{result.stdout}\n{result.stderr}"
+    return result
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
-def test_a_wrappers_script(repository: Path, tmp_path: Path, wrapper: str) -> None:
+def test_wrapper_renders_the_script_of_its_size(repository: Path, tmp_path: Path, wrapper: str) -> None:
     target = tmp_path / "it's shared"
     image = "nvcr.io#nvidia/nemo:24.07"
-    done = run(repository, wrapper, target, "--dry-run", "cluster=bcm", ENROOT_IMAGE=image)
-    found = re.fullmatch(r"bmk-pretrain-(\w+)-(\w+?)2", wrapper)
-    assert found is not None
-    script = done.stdout
-    assert f"#SBATCH --job-name=nemo-megatron-{found[1]}_{found[2]}\n#SBATCH --nodes=2\n" in script
+    result = run(repository, wrapper, target, "--dry-run", "cluster=bcm", ENROOT_IMAGE=image)
+    match = re.fullmatch(r"bmk-pretrain-(\w+)-(\w+?)2", wrapper)
+    assert match is not None
+    script = result.stdout
+    assert f"#SBATCH --job-name=nemo-megatron-{match[1]}_{match[2]}\n#SBATCH --nodes=2\n" in script
     assert re.search(r"^#SBATCH --time=0[04]:[30]0:00$", script, re.MULTILINE)
-    assert f'--output="{target}/results/{found[1]}_{found[2]}/launches/1/log-' in script
+    assert f'--output="{target}/results/{match[1]}_{match[2]}/launches/1/log-' in script
     assert "export TRANSFORMERS_OFFLINE=0\n" in script
     assert f"'--container-image={image}'" in script
     assert not target.exists()
 
 
-def test_every_variable_counts(repository: Path, tmp_path: Path) -> None:
+def test_each_variable_changes_the_script(repository: Path, tmp_path: Path) -> None:
     variables = {
         "MODEL": "gpt3",
         "MODEL_SIZE": "5b",
@@ -101,8 +101,8 @@ def test_every_variable_counts(repository: Path, tmp_path: Path) -> None:
         "TRANSFORMERS_OFFLINE": "1",
         "UNIQUE_OUTPUT_DIR": "1",
     }
-    given = ["--dry-run", "cluster=bcm", "cluster.partition=p5", "training.trainer.max_steps=13"]
-    script = run(repository, "1.bmk-pretrain", tmp_path, *given, **variables).stdout
+    arguments = ["--dry-run", "cluster=bcm", "cluster.partition=p5", "training.trainer.max_steps=13"]
+    script = run(repository, "1.bmk-pretrain", tmp_path, *arguments, **variables).stdout
     lines = ("--nodes=3", "--time=01:30:00", "--partition=p5", "--job-name=nemo-megatron-gpt3_5b")
     assert all(f"#SBATCH {line}\n" in script for line in lines)
     assert "export TRANSFORMERS_OFFLINE=1\n" in script
@@ -125,18 +125,18 @@ def test_every_variable_counts(repository: Path, tmp_path: Path) -> None:
 def test_the_runtime_becomes_the_time_limit(
     repository: Path, tmp_path: Path, runtime: str, time: str
 ) -> None:
-    done = run(repository, "bmk-pretrain-gpt3-126m2", tmp_path, "--dry-run", RUNTIME=runtime)
-    assert f"#SBATCH --time={time}\n" in done.stdout
+    result = run(repository, "bmk-pretrain-gpt3-126m2", tmp_path, "--dry-run", RUNTIME=runtime)
+    assert f"#SBATCH --time={time}\n" in result.stdout
 
 
-def test_missing_libraries_are_named(repository: Path, tmp_path: Path) -> None:
+def test_missing_variables_are_named(repository: Path, tmp_path: Path) -> None:
     assert "TARGET_PATH: set it" in run(repository, "bmk-pretrain-t5-3b2", None, check=1).stderr
     assert "ENROOT_IMAGE: set" in run(repository, "1.bmk-pretrain", tmp_path, check=1, ENROOT_IMAGE="").stderr
 
 
-def test_a_mistake_is_the_launchers_to_tell(repository: Path, tmp_path: Path) -> None:
-    done = run(repository, "1.bmk-pretrain", tmp_path, "--dry-run", check=2, MODEL_SIZE="126b")
-    assert "training=gpt3/126b: there is no such choice" in done.stderr
+def test_mistake_is_reported_by_the_launcher(repository: Path, tmp_path: Path) -> None:
+    result = run(repository, "1.bmk-pretrain", tmp_path, "--dry-run", check=2, MODEL_SIZE="126b")
+    assert "training=gpt3/126b: there is no such choice" in result.stderr
 
 
 def test_checkout_is_used_without_slipway_on_path(repository: Path, tmp_path: Path) -> None:
@@ -149,18 +149,18 @@ def test_checkout_is_used_without_slipway_on_path(repository: Path, tmp_path: Pa
     (tmp_path / "mine.sh").symlink_to(repository / "benchmarks" / "bmk-pretrain-gpt3-126m2.sh")
     environment = {"PATH": str(tools), "TARGET_PATH": str(tmp_path), "ENROOT_IMAGE": "null"}
     command = [str(tmp_path / "mine.sh"), "--dry-run"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd="/")
-    assert done.returncode == 0, done.stderr
-    assert "#SBATCH --nodes=2\n" in done.stdout
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, cwd="/")
+    assert result.returncode == 0, result.stderr
+    assert "#SBATCH --nodes=2\n" in result.stdout
 
 
-def test_shellcheck_finds_nothing(repository: Path) -> None:
+def test_shellcheck_passes(repository: Path) -> None:
     scripts = sorted((repository / "benchmarks").glob("*.sh"))
     assert len(scripts) == 5
-    done = subprocess.run(
+    result = subprocess.run(
         [Path(sys.executable).with_name("shellcheck"), *scripts], capture_output=True, text=True
     )
-    assert done.returncode == 0, done.stdout
+    assert result.returncode == 0, result.stdout
 
 
 @pytest.mark.slurm
@@ -168,16 +168,16 @@ def test_shellcheck_finds_nothing(repository: Path) -> None:
 def test_a_benchmark_runs(repository: Path, tmp_path: Path, sandbox: Sandbox, warm_python: Path) -> None:
     variables = {"MAX_STEPS": "3", "RUNTIME": "5m", "GLOBAL_BATCH_SIZE": "16", "UNIQUE_OUTPUT_DIR": "1"}
     environment = variables | {"SLURM_CONF": sandbox.environment()["SLURM_CONF"]}
-    more = ["cluster=sandbox", f"cluster.python={warm_python}", *SHRUNK, "--follow"]
-    done = run(repository, "bmk-pretrain-gpt3-126m2", tmp_path, *more, **environment)
-    assert "COMPLETED" in done.stdout
+    overrides = ["cluster=sandbox", f"cluster.python={warm_python}", *SHRUNK, "--follow"]
+    result = run(repository, "bmk-pretrain-gpt3-126m2", tmp_path, *overrides, **environment)
+    assert "COMPLETED" in result.stdout
     (results,) = tmp_path.glob("results-*")
     launch = results / "gpt3_126m" / "launches" / "1"
     steps = [json.loads(line) for line in (launch / "results" / "metrics.jsonl").read_text().splitlines()]
     assert max(step.get("step", 0) for step in steps) == 3
     model = yaml.safe_load((launch / "gpt3_126m_hydra.yaml").read_text())["model"]
-    built = next(step["parameters"] for step in steps if "parameters" in step)
-    assert built == count_parameters(model, vocabulary_size(model) or 0), "as `slipway list` counts"
+    parameters = next(step["parameters"] for step in steps if "parameters" in step)
+    assert parameters == count_parameters(model, vocabulary_size(model) or 0), "as `slipway list` counts"
     manifest = json.loads((launch / "launcher.json").read_text())
     assert (manifest["nodes"], manifest["tasks_per_node"], manifest["time_limit"]) == (2, 2, "00:05:00")
     assert not list((results / "gpt3_126m" / "checkpoints").iterdir())

@@ -1,4 +1,4 @@
-"""The soak: 25 faults, each followed by what has to hold; and that the oracle sees what does not hold."""
+"""The soak: 25 faults, each followed by the oracle's verdict, and the violations that the oracle sees."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def test_runs_survive_each_kind_of_fault(tmp_path: Path) -> None:
     skip_without_slurm()
     record = tmp_path / "soak.jsonl"
     command = [sys.executable, "-m", "benchmarks.soak", "--faults", str(COUNT), "--record", str(record)]
-    done = subprocess.run(
+    result = subprocess.run(
         [*command, "--lanes", "1"], cwd=soak.ROOT, capture_output=True, text=True, timeout=1700
     )
     rows = [json.loads(line) for line in record.read_text().splitlines()]
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert result.returncode == 0, result.stdout + result.stderr
     assert {row["seed"] for row in rows} == set(range(COUNT))
     assert {row["fault"] for row in rows} == set(FAULTS)
     if skipped := [f"{row['fault']}: {row['skipped']}" for row in rows if "skipped" in row]:
@@ -47,8 +47,8 @@ def trial(tmp_path: Path) -> Trial:
     return Trial(7, "rank_killed", "1x1", cluster, ["n1"], random.Random(7))
 
 
-def _tell(trial: Trial, *events: tuple[str, int], loss: float = 2.0) -> oracle.Losses:
-    """Write events as the trainer does, a launch's; return the numbers of all steps undisturbed."""
+def _write_events(trial: Trial, *events: tuple[str, int], loss: float = 2.0) -> oracle.Losses:
+    """Write a launch's events as the trainer does; return the numbers of an undisturbed training."""
     path = trial.run_dir / "launches" / "1" / "results" / "metrics.jsonl"
     path.parent.mkdir(parents=True)
     numbers = {"loss": loss, "grad_norm": 1.0, "lr": 0.1, "consumed_samples": 4}
@@ -63,32 +63,34 @@ def _steps(first: int, last: int) -> list[tuple[str, int]]:
 
 def test_oracle_accepts_link_that_begins_at_newest_checkpoint(trial: Trial) -> None:
     events = [("start", 0), *_steps(1, 5), ("checkpoint", 3), ("start", 3), *_steps(4, STEPS)]
-    undisturbed = _tell(trial, *events)
-    assert oracle.told(trial, undisturbed) == []
+    undisturbed = _write_events(trial, *events)
+    assert oracle.report_violations(trial, undisturbed) == []
 
 
 def test_oracle_sees_step_with_another_loss(trial: Trial) -> None:
-    undisturbed = _tell(trial, ("start", 0), *_steps(1, STEPS), loss=2.0000000000000004)
-    assert len(oracle.told(trial, undisturbed)) == STEPS
+    undisturbed = _write_events(trial, ("start", 0), *_steps(1, STEPS), loss=2.0000000000000004)
+    assert len(oracle.report_violations(trial, undisturbed)) == STEPS
 
 
 def test_oracle_sees_missing_step(trial: Trial) -> None:
-    undisturbed = _tell(trial, ("start", 0), *_steps(1, STEPS - 1))
-    assert oracle.told(trial, undisturbed) == [f"steps [{STEPS}] were never told of"]
+    undisturbed = _write_events(trial, ("start", 0), *_steps(1, STEPS - 1))
+    assert oracle.report_violations(trial, undisturbed) == [f"steps [{STEPS}] were never told of"]
 
 
 @pytest.mark.parametrize("torn", [set(), {6}])
 def test_oracle_sees_lost_checkpoint_unless_it_was_torn(trial: Trial, torn: set[int]) -> None:
-    saved = [("checkpoint", 3), ("checkpoint", 6)]
-    undisturbed = _tell(trial, ("start", 0), *_steps(1, 7), *saved, ("start", 3), *_steps(4, STEPS))
+    checkpoints = [("checkpoint", 3), ("checkpoint", 6)]
+    undisturbed = _write_events(
+        trial, ("start", 0), *_steps(1, 7), *checkpoints, ("start", 3), *_steps(4, STEPS)
+    )
     trial.torn = torn
-    lost = ["a link began at step 3: the checkpoint of step 6 was whole"]
-    assert oracle.told(trial, undisturbed) == ([] if torn else lost)
+    violations = ["a link began at step 3: the checkpoint of step 6 was whole"]
+    assert oracle.report_violations(trial, undisturbed) == ([] if torn else violations)
 
 
 @pytest.mark.parametrize("are_apart", [True, False])
 def test_oracle_sees_trainings_side_by_side(trial: Trial, are_apart: bool) -> None:
-    undisturbed = _tell(trial, ("start", 0), *_steps(1, STEPS))
+    undisturbed = _write_events(trial, ("start", 0), *_steps(1, STEPS))
     events = [("begin", 1, "17"), ("end", 1, "17"), ("begin", 2, "18"), ("end", 2, "18")]
     if not are_apart:
         events[1:3] = events[2], events[1]
@@ -97,8 +99,8 @@ def test_oracle_sees_trainings_side_by_side(trial: Trial, are_apart: bool) -> No
     lines = [dict(zip(names, event, strict=True)) | {"rank": "0", "control": control} for event in events]
     journal = trial.cluster.directory.parent / "ranks.jsonl"
     journal.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    assert oracle.doubled(trial) == ([] if are_apart else ["job 18 trains beside job 17"])
-    assert oracle.told(trial, undisturbed) == []
+    assert oracle.overlapping_trainings(trial) == ([] if are_apart else ["job 18 trains beside job 17"])
+    assert oracle.report_violations(trial, undisturbed) == []
 
 
 def test_each_fault_comes_within_25_seeds_and_is_drawn_from_its_seed_alone() -> None:
@@ -107,7 +109,7 @@ def test_each_fault_comes_within_25_seeds_and_is_drawn_from_its_seed_alone() -> 
     assert len({(chance.random(), shape) for chance, shape in chances}) == 1
 
 
-def test_record_and_table_leave_out_what_was_cut_off(tmp_path: Path) -> None:
+def test_record_and_table_leave_out_a_cut_off_line(tmp_path: Path) -> None:
     row = {"seed": 13, "fault": "rank_killed", "violations": ["x"], "links": 2, "launches": 1, "seconds": 6.0}
     path = tmp_path / "soak.jsonl"
     path.write_text(f"{json.dumps(row)}\n{json.dumps(row)[:-9]}")

@@ -1,4 +1,4 @@
-"""Run with the interpreter that has Megatron-LM: its own parser reads the arguments of many trainings.
+"""Read the arguments of many trainings with Megatron-LM's own parser; run with its interpreter.
 
 Standard input is a JSON list of trainings, each with its ``arguments``, ``environment``, ``world_size`` and
 ``model_type``; the output's last line is a JSON list with the fields of each ``TransformerConfig`` and the
@@ -29,13 +29,13 @@ def plain(value: Any) -> Any:
 
 
 def pretend_kernels() -> None:
-    """Let options pass that Transformer Engine has kernels for, which is not there."""
+    """Let options pass that need kernels of Transformer Engine, which is not installed."""
     from megatron.core.models.common.embeddings import rope_utils
 
     rope_utils.fused_apply_rotary_pos_emb = rope_utils.fused_apply_rotary_pos_emb_thd = object()
 
 
-def parsed(training: dict[str, Any]) -> dict[str, Any]:
+def parse(training: dict[str, Any]) -> dict[str, Any]:
     from megatron.training import arguments, global_vars
     from megatron.training.training import get_optimizer_param_scheduler
 
@@ -43,16 +43,16 @@ def parsed(training: dict[str, Any]) -> dict[str, Any]:
         return training
     sys.argv = ["pretrain", *training["arguments"]]
     os.environ.update(training["environment"], RANK="0", WORLD_SIZE=str(training["world_size"]))
-    told = io.StringIO()
+    stderr = io.StringIO()
     try:
-        with contextlib.redirect_stderr(told), contextlib.redirect_stdout(io.StringIO()):
+        with contextlib.redirect_stderr(stderr), contextlib.redirect_stdout(io.StringIO()):
             args = arguments.parse_args()
             arguments.validate_args(args, _DEFAULTS[training["model_type"]])
             config = arguments.core_transformer_config_from_args(args)
             global_vars.set_args(args)
             get_optimizer_param_scheduler(SimpleNamespace(param_groups=[]))
     except SystemExit:
-        return {"error": told.getvalue().strip().splitlines()[-1]}
+        return {"error": stderr.getvalue().strip().splitlines()[-1]}
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}
     finally:
@@ -64,4 +64,4 @@ def parsed(training: dict[str, Any]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     pretend_kernels()
-    print(json.dumps([parsed(training) for training in json.load(sys.stdin)]))
+    print(json.dumps([parse(training) for training in json.load(sys.stdin)]))

@@ -1,4 +1,4 @@
-"""Run with the interpreter that has Megatron-LM: writes made-up sentences, and their vocabulary."""
+"""Write made-up sentences and their vocabulary; run with the interpreter that has Megatron-LM."""
 
 from __future__ import annotations
 

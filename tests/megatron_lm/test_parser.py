@@ -1,4 +1,4 @@
-"""Megatron-LM's own parser takes the arguments of each size, and understands by them what the size says."""
+"""Megatron-LM's own parser takes the arguments of each size, and reads the size's values from them."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ Parsed = Mapping[str, Mapping[str, Any]]
 
 
 def job_of(size: str) -> tuple[Job, Any]:
-    """The job that a size becomes, and its configuration."""
-    changed = [text for part, texts in _CHANGED.items() if part in size for text in texts]
+    """Return the job of a size, and its configuration."""
+    overrides = [text for part, texts in _CHANGED.items() if part in size for text in texts]
     config = compose(
-        ["engine=megatron_lm", "launcher_scripts_path=/shared", f"training={size}", *changed]
+        ["engine=megatron_lm", "launcher_scripts_path=/shared", f"training={size}", *overrides]
     ).config
     return plan_launch(config, number=1, tag="x").job, config.training
 
 
 @pytest.fixture(scope="session")
-def parsed(megatron_lm: MegatronLm) -> dict[str, Parsed]:
+def parser_answers(megatron_lm: MegatronLm) -> dict[str, Parsed]:
     """Return the options that the parser read for each size."""
     start, trainings = load_start(), []
     for size in SIZES:
@@ -57,7 +57,7 @@ def parsed(megatron_lm: MegatronLm) -> dict[str, Parsed]:
                 "model_type": model_type,
             }
         )
-    done = subprocess.run(
+    result = subprocess.run(
         [megatron_lm.python, HERE / "parsing.py"],
         input=json.dumps(trainings),
         env={**os.environ, "PYTHONPATH": megatron_lm.python_path},
@@ -65,29 +65,29 @@ def parsed(megatron_lm: MegatronLm) -> dict[str, Parsed]:
         text=True,
         timeout=300,
     )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return dict(zip(SIZES, json.loads(done.stdout.splitlines()[-1]), strict=True))
+    assert result.returncode == 0, result.stderr[-4000:]
+    return dict(zip(SIZES, json.loads(result.stdout.splitlines()[-1]), strict=True))
 
 
 @pytest.mark.timeout(360)  # the first asks Megatron-LM
 @pytest.mark.parametrize("size", SIZES)
-def test_the_parser_understands_each_size(size: str, parsed: dict[str, Parsed]) -> None:
+def test_the_parser_understands_each_size(size: str, parser_answers: dict[str, Parsed]) -> None:
     job, training = job_of(size)
-    told = parsed[size]
-    if "refused" in told:
-        assert "has no pipeline stages for T5" in str(told["refused"])
+    answer = parser_answers[size]
+    if "refused" in answer:
+        assert "has no pipeline stages for T5" in str(answer["refused"])
         assert training.model["pipeline_model_parallel_size"] > 1
         return
-    assert "error" not in told, told["error"]
+    assert "error" not in answer, answer["error"]
     stack = training.model.get("encoder", training.model)
     expected = {**shape(stack), **layout(training.model, job)}
-    assert {name: told["config"][name] for name in expected} == expected
+    assert {name: answer["config"][name] for name in expected} == expected
     expected = {**run_of(training), **positions(training.model, stack)}
-    assert {name: told["args"][name] for name in expected} == expected
+    assert {name: answer["args"][name] for name in expected} == expected
 
 
 def shape(stack: Mapping[str, Any]) -> dict[str, Any]:
-    """The layers, in the words of megatron-core's TransformerConfig."""
+    """Return the layers, by the names of megatron-core's TransformerConfig."""
     heads, hidden = stack["num_attention_heads"], stack["hidden_size"]
     swiglu = stack.get("activation") == "fast-swiglu"
     return {
@@ -116,7 +116,7 @@ def shape(stack: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def layout(model: Mapping[str, Any], job: Job) -> dict[str, Any]:
-    """Return the layout of the model, in the same words."""
+    """Return the layout of the model, by the same names."""
     tensor, pipeline = model["tensor_model_parallel_size"], model["pipeline_model_parallel_size"]
     virtual = model.get("virtual_pipeline_model_parallel_size")
     if "encoder" in model and pipeline > 1:
@@ -135,7 +135,7 @@ def layout(model: Mapping[str, Any], job: Job) -> dict[str, Any]:
 
 
 def run_of(training: Any) -> dict[str, Any]:
-    """Batches, steps and precision, by the names of the parser's arguments."""
+    """Return batches, steps and precision, by the names of the parser's arguments."""
     trainer, model = training.trainer, training.model
     return {
         "micro_batch_size": model["micro_batch_size"],
@@ -157,7 +157,7 @@ def run_of(training: Any) -> dict[str, Any]:
 
 
 def positions(model: Mapping[str, Any], stack: Mapping[str, Any]) -> dict[str, Any]:
-    """Sequences, positions and embeddings, by the same names."""
+    """Return sequences, positions and embeddings, by the same names."""
     shared = model.get("share_embeddings_and_output_weights", True)
     return {
         "seq_length": model["data"]["seq_length"],

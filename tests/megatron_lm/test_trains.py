@@ -60,16 +60,16 @@ _EVERY = "training.exp_manager.checkpoint_callback_params.every_n_train_steps=50
 
 
 def log_of(launch: Path, job: str) -> str:
-    """A link's own log, an empty one before it has any."""
+    """Return a link's log, an empty text before it exists."""
     return "".join(path.read_text() for path in launch.glob(f"log-*_{job}.out"))
 
 
 def steps(launch: Path, job: str) -> list[tuple[int, int]]:
-    """The iterations and the consumed samples that a link's log tells, in order."""
+    """Return the iterations and the consumed samples in a link's log, in order."""
     return [(int(step), int(samples)) for step, samples in _STEP.findall(log_of(launch, job))]
 
 
-def ended(launch: Path, job: str) -> dict[str, Any]:
+def end_mark(launch: Path, job: str) -> dict[str, Any]:
     path = launch / "marks" / f"{job}.0.ended.json"
     return dict(json.loads(path.read_text())) if path.is_file() else {}
 
@@ -83,7 +83,7 @@ def wait_until(condition: Callable[[], object], seconds: int = 300) -> None:
 
 @pytest.fixture
 def data(repository: Path, tmp_path: Path) -> Path:
-    """Text and a vocabulary of 512 tokens, which no hub of Hugging Face's has."""
+    """Tokenize a text with a vocabulary of 512 tokens, which no hub of Hugging Face's has."""
     options = ["--pattern", "*.py", "--max-files", "20", "--vocab-size", "512"]
     command = [SLIPWAY, "data", "tokenize", repository / "launcher", *options]
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=120)
@@ -95,8 +95,8 @@ Launch = Callable[..., Path]
 
 @pytest.fixture
 def launch(megatron_lm: MegatronLm, sandbox: Sandbox, tmp_path: Path) -> Launch:
-    """Launches a training and gives its run's directory."""
-    own = [
+    """Return a function that launches a training and returns its run's directory."""
+    common = [
         "cluster=sandbox",
         "engine=megatron_lm",
         "container=null",
@@ -108,23 +108,23 @@ def launch(megatron_lm: MegatronLm, sandbox: Sandbox, tmp_path: Path) -> Launch:
     ]
 
     def call(*overrides: str) -> Path:
-        done = subprocess.run(
-            [SLIPWAY, "launch", *own, *overrides],
+        result = subprocess.run(
+            [SLIPWAY, "launch", *common, *overrides],
             cwd=tmp_path,
             env=sandbox.environment(),
             capture_output=True,
             text=True,
             timeout=120,
         )
-        assert done.returncode == 0, done.stdout + done.stderr
-        found = re.search(r"^ *directory +(\S+)$", done.stdout, re.MULTILINE)
-        assert found, done.stdout
-        return tmp_path / found.group(1)
+        assert result.returncode == 0, result.stdout + result.stderr
+        match = re.search(r"^ *directory +(\S+)$", result.stdout, re.MULTILINE)
+        assert match, result.stdout
+        return tmp_path / match.group(1)
 
     return call
 
 
-def test_it_saves_when_told_and_the_next_link_continues(launch: Launch, sandbox: Sandbox, data: Path) -> None:
+def test_signal_saves_and_next_link_continues(launch: Launch, sandbox: Sandbox, data: Path) -> None:
     run = launch(*_GPT, f"data_dir={data}", "resilience.links=2")
     environment = sandbox.environment()
     first_launch = run / "launches" / "1"
@@ -137,27 +137,27 @@ def test_it_saves_when_told_and_the_next_link_continues(launch: Launch, sandbox:
         )
         first = link_jobs(first_launch)[0]
         subprocess.run(["scancel", "--signal=USR1", "--batch", first], env=environment, check=True)
-        wait_until(lambda: ended(first_launch, first))
-        assert ended(first_launch, first)["exit_code"] == 75
+        wait_until(lambda: end_mark(first_launch, first))
+        assert end_mark(first_launch, first)["exit_code"] == 75
         assert "exiting program after receiving SIGTERM" in log_of(first_launch, first)
-        saved = int((run / "checkpoints" / "latest_checkpointed_iteration.txt").read_text())
-        assert saved == steps(first_launch, first)[-1][0]
+        saved_iteration = int((run / "checkpoints" / "latest_checkpointed_iteration.txt").read_text())
+        assert saved_iteration == steps(first_launch, first)[-1][0]
 
         wait_until(lambda: len(link_jobs(first_launch)) == 2)
         second = link_jobs(first_launch)[1]
-        wait_until(lambda: steps(first_launch, second) or ended(first_launch, second))
-        assert not ended(first_launch, second), log_of(first_launch, second)[-4000:]
-        assert steps(first_launch, second)[0] == (saved + 1, 32 * (saved + 1))
+        wait_until(lambda: steps(first_launch, second) or end_mark(first_launch, second))
+        assert not end_mark(first_launch, second), log_of(first_launch, second)[-4000:]
+        assert steps(first_launch, second)[0] == (saved_iteration + 1, 32 * (saved_iteration + 1))
     finally:
         jobs = link_jobs(first_launch)
         if jobs:
             subprocess.run(["scancel", *jobs], env=environment, check=False)
 
 
-def test_a_chain_that_went_back_goes_on(
+def test_chain_continues_after_going_back(
     launch: Launch, megatron_lm: MegatronLm, sandbox: Sandbox, data: Path, request: pytest.FixtureRequest
 ) -> None:
-    """Its links save lower iterations than those that the first launch left; no link may fail.
+    """Links that save lower iterations than the first launch left do not fail.
 
     With ``--write-golden`` the directory of its checkpoints is recorded, for the chains of every `make test`.
     """
@@ -166,8 +166,8 @@ def test_a_chain_that_went_back_goes_on(
     small += ["training.trainer.devices=1", "training.model.tensor_model_parallel_size=1"]
     run = launch(*small, f"data_dir={data}")
     follow = [SLIPWAY, "follow", run]
-    done = subprocess.run(follow, env=environment, capture_output=True, text=True, timeout=600, check=False)
-    assert "COMPLETED" in done.stdout, done.stdout[-4000:] + done.stderr
+    result = subprocess.run(follow, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    assert "COMPLETED" in result.stdout, result.stdout[-4000:] + result.stderr
     checkpoints, tracker = run / "checkpoints", run / "checkpoints" / "latest_checkpointed_iteration.txt"
     assert tracker.read_text() == "400"
     moments = {"launch 1, 400 iterations": entries(checkpoints)}
@@ -175,22 +175,23 @@ def test_a_chain_that_went_back_goes_on(
     moments["back to iteration 100"] = entries(checkpoints)
 
     launch(*small, f"data_dir={data}", "resilience.links=4", "resilience.max_failures=1")
-    second = run / "launches" / "2"
+    second_launch = run / "launches" / "2"
     saves = []
     try:
-        # Each is told to save and leave: after few iterations, and after Megatron-LM has saved by itself.
+        # A signal has each link save and end: after few iterations, and after a save of Megatron-LM's own.
         for number, until in enumerate((103, 160, 205), start=1):
-            wait_until(lambda number=number: len(link_jobs(second)) > number)
-            job, successor = link_jobs(second)[number - 1 : number + 1]
+            wait_until(lambda number=number: len(link_jobs(second_launch)) > number)
+            job, successor = link_jobs(second_launch)[number - 1 : number + 1]
             subprocess.run(["scontrol", "hold", successor], env=environment, check=True)
             wait_until(
                 lambda job=job, until=until: (
-                    [step for step, _ in steps(second, job) if step >= until] or ended(second, job)
+                    [step for step, _ in steps(second_launch, job) if step >= until]
+                    or end_mark(second_launch, job)
                 )
             )
             subprocess.run(["scancel", "--signal=USR1", "--batch", job], env=environment, check=True)
-            wait_until(lambda job=job: ended(second, job).get("verdict"))
-            end = ended(second, job)
+            wait_until(lambda job=job: end_mark(second_launch, job).get("verdict"))
+            end = end_mark(second_launch, job)
             assert (end["verdict"], end["failures"], end["exit_code"]) == ("continue", 0, 75), end
             saves.append(int(tracker.read_text()))
             moments[f"launch 2, link {number}, ended at iteration {saves[-1]}"] = entries(checkpoints)
@@ -217,9 +218,9 @@ def test_a_t5_trains_and_the_next_launch_continues(
     for number, (before, last) in enumerate([(0, 4), (4, 6)], start=1):
         run = launch(*_T5, *files, f"training.trainer.max_steps={last}")
         follow = [SLIPWAY, "follow", run]
-        done = subprocess.run(
+        result = subprocess.run(
             follow, cwd=tmp_path, env=sandbox.environment(), capture_output=True, text=True, timeout=400
         )
-        assert "COMPLETED" in done.stdout, done.stdout[-4000:] + done.stderr
-        told = steps(run / "launches" / str(number), "*")
-        assert told == [(step, 32 * step) for step in range(before + 1, last + 1)]
+        assert "COMPLETED" in result.stdout, result.stdout[-4000:] + result.stderr
+        logged_steps = steps(run / "launches" / str(number), "*")
+        assert logged_steps == [(step, 32 * step) for step in range(before + 1, last + 1)]

@@ -32,7 +32,7 @@ class Nemo:
 
     @property
     def overrides(self) -> list[str]:
-        """For a launch on bare metal, without a GPU."""
+        """Return the overrides of a launch on bare metal, without a GPU."""
         return [
             "cluster=sandbox",
             "engine=nemo",
@@ -43,7 +43,7 @@ class Nemo:
         ]
 
     def versions(self) -> dict[str, str]:
-        """Return the versions of what its trainers and their checkpoints are made of."""
+        """Return the versions of the packages that its trainers and their checkpoints depend on."""
         return installed_versions(self.python, "nemo_toolkit", "megatron-core", "lightning", "torch")
 
 
@@ -61,17 +61,17 @@ Submit = Callable[..., Path]
 
 @pytest.fixture
 def submit(nemo: Nemo, sandbox: Sandbox, tmp_path: Path) -> Submit:
-    """Submits a training in `tmp_path` and gives its run directory."""
+    """Return a function that submits a training in `tmp_path` and returns its run directory."""
 
     def call(*overrides: str) -> Path:
         command = [str(SLIPWAY), "launch", *nemo.overrides, *overrides]
-        done = subprocess.run(
+        result = subprocess.run(
             command, cwd=tmp_path, env=sandbox.environment(), capture_output=True, text=True, timeout=60
         )
-        assert done.returncode == 0, done.stdout + done.stderr
-        found = re.search(r"^ *directory +(\S+)$", done.stdout, re.MULTILINE)
-        assert found, done.stdout
-        return tmp_path / found.group(1)
+        assert result.returncode == 0, result.stdout + result.stderr
+        match = re.search(r"^ *directory +(\S+)$", result.stdout, re.MULTILINE)
+        assert match, result.stdout
+        return tmp_path / match.group(1)
 
     return call
 
@@ -81,15 +81,15 @@ Train = Callable[..., Path]
 
 @pytest.fixture
 def train(submit: Submit, sandbox: Sandbox, tmp_path: Path) -> Train:
-    """Submits a training, waits for its end, fails unless it succeeded, and gives its run directory."""
+    """Return a function that runs a training to its successful end and returns its run directory."""
 
     def call(*overrides: str) -> Path:
         run = submit(*overrides)
         command = [str(SLIPWAY), "follow", str(run)]
-        done = subprocess.run(
+        result = subprocess.run(
             command, cwd=tmp_path, env=sandbox.environment(), capture_output=True, text=True, timeout=600
         )
-        assert "COMPLETED" in done.stdout, done.stdout[-4000:] + done.stderr
+        assert "COMPLETED" in result.stdout, result.stdout[-4000:] + result.stderr
         return run
 
     return call

@@ -1,4 +1,4 @@
-"""Run with NeMo's interpreter: prints, as JSON, the keys that NeMo and Lightning themselves know.
+"""Print, as JSON, the keys that NeMo and Lightning themselves know; run with NeMo's interpreter.
 
 For `trainer` and `exp_manager` these are schemas that refuse all others. For `model` there is none: NeMo's
 code is read for the names under which it asks a configuration: they decide whether a key there does anything.
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-# What builds, feeds, optimises and trains the GPT, T5 and BERT models.
+# The code that builds, feeds, optimises and trains the GPT, T5 and BERT models.
 _READ = (
     "collections/common/metrics",
     "collections/nlp/data/language_modeling",
@@ -36,8 +36,8 @@ def keys_of_schema(schema: Any, prefix: str = "") -> Iterator[str]:
             yield from keys_of_schema(value, f"{prefix}{key}.")
 
 
-def names_asked_for(source: str) -> Iterator[str]:
-    """Names that code asks any object for: ``x.name``, ``x["name"]``, ``x.get("name")``, ``"name" in x``.
+def requested_names(source: str) -> Iterator[str]:
+    """Yield the names that code reads: ``x.name``, ``x["name"]``, ``x.get("name")``, ``"name" in x``.
 
     Parameters' names too: nodes are handed on as keyword arguments.
     """
@@ -68,7 +68,7 @@ def main() -> None:
     for place in _READ:
         path = root / place
         for file in [path] if path.is_file() else path.rglob("*.py"):
-            names.update(names_asked_for(file.read_text()))
+            names.update(requested_names(file.read_text()))
     known = {
         "trainer": sorted(set(inspect.signature(Trainer.__init__).parameters) - {"self"}),
         "exp_manager": sorted(keys_of_schema(schema)),

@@ -1,4 +1,4 @@
-"""Run with NeMo's interpreter: writes, as JSON, the learning rates of NeMo's own schedulers, step by step.
+"""Write, as JSON, the learning rates of NeMo's own schedulers, step by step; run with its interpreter.
 
 The golden file that `make test` holds our schedules against is what it writes:
 
@@ -49,12 +49,12 @@ def rates(lr: float, max_steps: int, sched: dict[str, Any]) -> list[float]:
     # nemo/core/classes/modelPT.py, setup_optimization: the trainer's max_steps are the schedule's.
     prepared = prepare_lr_scheduler(optimizer, {**sched, "max_steps": max_steps})
     assert prepared is not None
-    found = []
+    values = []
     for _ in range(max_steps + _AFTER):
-        found.append(optimizer.param_groups[0]["lr"])
+        values.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
         prepared["scheduler"].step()
-    return found
+    return values
 
 
 def main() -> None:

@@ -91,7 +91,7 @@ def real_text(data: Path) -> list[str]:
 
 
 def sentencepiece(model: str) -> list[str]:
-    """A tokenizer for T5, which needs a real one even for made-up texts."""
+    """Return overrides for T5's tokenizer, which must be a real one even for made-up texts."""
     return [
         "training.model.tokenizer.library=sentencepiece",
         "training.model.tokenizer.type=null",

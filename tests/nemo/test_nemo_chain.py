@@ -22,31 +22,35 @@ from tests.nemo.test_nemo_trains import newest_checkpoint, progress, wait_until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1500)]
 
-_TOLD = re.compile(r"global_step=(\d+)\.0*, consumed_samples=(\d+)\.0*,")
+_PROGRESS = re.compile(r"global_step=(\d+)\.0*, consumed_samples=(\d+)\.0*,")
 _SAVED = re.compile(r"step=(\d+)-consumed_samples=(\d+)\.0-last$")
 
 
-def told(launch: Path, job: str) -> list[tuple[int, int]]:
-    """The steps, counted by NeMo from 0, and the consumed samples in a link's own log."""
+def logged_steps(launch: Path, job: str) -> list[tuple[int, int]]:
+    """Return the steps, counted by NeMo from 0, and the consumed samples in a link's own log."""
     logs = list(launch.glob(f"log-*_{job}.out"))
-    return [(int(step), int(samples)) for step, samples in _TOLD.findall(logs[0].read_text())] if logs else []
+    return (
+        [(int(step), int(samples)) for step, samples in _PROGRESS.findall(logs[0].read_text())]
+        if logs
+        else []
+    )
 
 
-def ended(launch: Path, job: str) -> dict[str, Any]:
+def end_mark(launch: Path, job: str) -> dict[str, Any]:
     path = launch / "marks" / f"{job}.0.ended.json"
     return dict(json.loads(path.read_text())) if path.is_file() else {}
 
 
-def saved(run: Path) -> tuple[int, int]:
-    """The step and the consumed samples of the checkpoint from which NeMo continues."""
-    found = _SAVED.search(newest_checkpoint(run))
-    assert found
-    return int(found.group(1)), int(found.group(2))
+def saved_step(run: Path) -> tuple[int, int]:
+    """Return the step and the consumed samples of the checkpoint from which NeMo continues."""
+    match = _SAVED.search(newest_checkpoint(run))
+    assert match
+    return int(match.group(1)), int(match.group(2))
 
 
 @pytest.fixture
 def slurm(sandbox: Sandbox) -> Iterator[Any]:
-    """Runs one of Slurm's commands."""
+    """Return a function that runs one of Slurm's commands."""
 
     def call(*command: str) -> str:
         return subprocess.run(
@@ -71,12 +75,12 @@ def test_a_chain_of_two_links_goes_over_its_time_limit(submit: Submit, sandbox: 
         first, second = link_jobs(launch)
         slurm("scontrol", "hold", second)
         # Slurm's warning of the time limit, in its own time.
-        wait_until(lambda: ended(launch, first), seconds=400)
-        step, samples = saved(run)
-        assert step > told(launch, first)[0][0]
+        wait_until(lambda: end_mark(launch, first), seconds=400)
+        step, samples = saved_step(run)
+        assert step > logged_steps(launch, first)[0][0]
         assert samples == 2 * step
 
-        # What a job leaves that is killed while it writes, and one that was killed before it removed.
+        # A job killed while it writes leaves the first; a job killed before it removes leaves the second.
         (last,) = (run / "checkpoints").glob("*-last")
         half = last.with_name(
             f"megatron_gpt--val_loss=1.00-step={step + 5}-consumed_samples={samples + 10}.0-last"
@@ -88,18 +92,22 @@ def test_a_chain_of_two_links_goes_over_its_time_limit(submit: Submit, sandbox: 
             shutil.copytree(last, name)
 
         slurm("scontrol", "release", second)
-        wait_until(lambda: len(told(launch, second)) >= 3)
+        wait_until(lambda: len(logged_steps(launch, second)) >= 3)
         slurm("scancel", "--signal=USR1", "--batch", second)
-        wait_until(lambda: ended(launch, second))
+        wait_until(lambda: end_mark(launch, second))
     finally:
         subprocess.run([SLIPWAY, "cancel", run], env=sandbox.environment(), check=False, timeout=60)
 
-    begun = told(launch, second)[0]
-    assert begun == (step, samples + 2), "the first step of the second link follows the last that was saved"
-    assert all(samples == 2 * (step + 1) for job in (first, second) for step, samples in told(launch, job))
-    assert saved(run)[0] > step
+    first_step = logged_steps(launch, second)[0]
+    assert first_step == (step, samples + 2), (
+        "the first step of the second link follows the last that was saved"
+    )
+    assert all(
+        samples == 2 * (step + 1) for job in (first, second) for step, samples in logged_steps(launch, job)
+    )
+    assert saved_step(run)[0] > step
     for job, link in ((first, 1), (second, 2)):
-        end = ended(launch, job)
+        end = end_mark(launch, job)
         assert (end["exit_code"], end["verdict"]) == (75, "continue"), end
         assert json.loads((launch / "marks" / f"{job}.0.started.json").read_text())["link"] == link
     assert json.loads((launch / "marks" / f"{second}.0.started.json").read_text())["checkpoint"] == step
@@ -108,8 +116,8 @@ def test_a_chain_of_two_links_goes_over_its_time_limit(submit: Submit, sandbox: 
     assert not list(run.rglob("hpc_ckpt*"))
 
 
-def test_the_newest_whole_checkpoint_is_continued_from(train: Train) -> None:
-    """Its copy, `-last`, was being written when the job was killed; NeMo alone refuses to start."""
+def test_chain_continues_from_newest_whole_checkpoint(train: Train) -> None:
+    """NeMo alone refuses to start if the job was killed while it wrote the copy, `-last`."""
     small = [*GPT, "training.trainer.devices=1"]
     run = train(*small, "training.trainer.max_steps=4")
     (last,) = (run / "checkpoints").glob("*-last")
@@ -120,12 +128,12 @@ def test_the_newest_whole_checkpoint_is_continued_from(train: Train) -> None:
     assert newest_checkpoint(run) == "megatron_gpt--step=6-consumed_samples=12.0-last"
     (aside,) = (run / "checkpoints-set-aside").iterdir()
     # Also the one that was made of the newest, which NeMo does not take for its own.
-    kept = {last.name, f"{last.name}-unfinished", f"{last.name}.again"}
-    assert {path.name for path in aside.iterdir()} == kept
+    names = {last.name, f"{last.name}-unfinished", f"{last.name}.again"}
+    assert {path.name for path in aside.iterdir()} == names
 
 
-def test_a_range_of_nodes_is_what_nemo_gets(train: Train) -> None:
-    """One node, then as many as there are: NeMo is told how many on its command line."""
+def test_nemo_gets_its_number_of_nodes_from_a_range(train: Train) -> None:
+    """NeMo gets the number of nodes on its command line: one, then as many as there are."""
     small = [*GPT, "training.trainer.devices=2", "training.model.global_batch_size=4"]
     run = train(*small, "training.trainer.max_steps=2")
     assert train(*small, "training.trainer.max_steps=4", "resilience.nodes={min: 1, max: 2}") == run
@@ -135,10 +143,10 @@ def test_a_range_of_nodes_is_what_nemo_gets(train: Train) -> None:
     assert newest_checkpoint(run) == "megatron_gpt--step=4-consumed_samples=16.0-last"
 
 
-def test_a_chain_that_went_back_goes_on(
+def test_chain_continues_after_going_back(
     train: Train, submit: Submit, sandbox: Sandbox, slurm: Any, nemo: Nemo, request: pytest.FixtureRequest
 ) -> None:
-    """Its links save lower steps than those that the first launch left; no link may fail.
+    """Links that save lower steps than the first launch left do not fail.
 
     With ``--write-golden`` the directory of its checkpoints is recorded, for the chains of every `make test`.
     """
@@ -158,19 +166,19 @@ def test_a_chain_that_went_back_goes_on(
     launch = run / "launches" / "2"
     saves = []
     try:
-        # Each is told to save and leave: after few steps, and after NeMo has saved by itself.
+        # A signal has each link save and end: after few steps, and after a save of NeMo's own.
         for number, until in enumerate((103, 160, 205), start=1):
             wait_until(lambda number=number: len(link_jobs(launch)) > number)
             job, successor = link_jobs(launch)[number - 1 : number + 1]
             slurm("scontrol", "hold", successor)
             wait_until(
                 lambda job=job, until=until: (
-                    [step for step, _ in told(launch, job) if step >= until] or ended(launch, job)
+                    [step for step, _ in logged_steps(launch, job) if step >= until] or end_mark(launch, job)
                 )
             )
             slurm("scancel", "--signal=USR1", "--batch", job)
-            wait_until(lambda job=job: ended(launch, job).get("verdict"))
-            end = ended(launch, job)
+            wait_until(lambda job=job: end_mark(launch, job).get("verdict"))
+            end = end_mark(launch, job)
             assert (end["verdict"], end["failures"], end["exit_code"]) == ("continue", 0, 75), end
             # NeMo leaves the `-last` that it began with too; the next link sets that aside.
             newest = max(checkpoints.glob("*-last"), key=lambda path: path.stat().st_mtime_ns)

@@ -31,7 +31,7 @@ _LLAMA = [
 def convert(
     nemo: Nemo, submit: Submit, sandbox: Sandbox, repository: Path, tmp_path: Path
 ) -> Callable[[str], Path]:
-    """Trains a tiny Llama on real text, converts it behind the training, and gives the output."""
+    """Return a function that trains a tiny Llama on real text, converts it, and returns the output."""
     if not all((nemo.source / script).is_file() for script in (SCRIPT, TO_HUGGINGFACE)):
         pytest.skip(f"needs NeMo's {SCRIPT} and {TO_HUGGINGFACE}: SLIPWAY_NEMO_SOURCE=/path/of/a/checkout")
 
@@ -44,7 +44,7 @@ def convert(
         AutoTokenizer.from_pretrained(tmp_path / "data" / "bpe").save_pretrained(tmp_path / "data" / "bpe")
         submit(*GPT, *text, *_LLAMA, "stages=[training,conversion]", f"conversion={to}")
         conversion = tmp_path / "results" / "tiny_conversion"
-        done = subprocess.run(
+        result = subprocess.run(
             [SLIPWAY, "follow", conversion],
             cwd=tmp_path,
             env=sandbox.environment(),
@@ -53,7 +53,7 @@ def convert(
             timeout=900,
             check=False,
         )
-        assert "COMPLETED" in done.stdout, done.stdout[-4000:] + done.stderr
+        assert "COMPLETED" in result.stdout, result.stdout[-4000:] + result.stderr
         return conversion / to / "step-2"
 
     return call
@@ -65,7 +65,7 @@ def test_nemo_file_is_made_behind_the_training(convert: Callable[[str], Path]) -
     assert {"model_config.yaml", "common.pt", ".metadata"} <= names
 
 
-def test_llama_is_one_of_hugging_face_behind_the_training(convert: Callable[[str], Path]) -> None:
+def test_llama_is_converted_for_hugging_face_behind_the_training(convert: Callable[[str], Path]) -> None:
     directory = convert("huggingface")
     tokenizer = AutoTokenizer.from_pretrained(directory)
     model: Any = AutoModelForCausalLM.from_pretrained(directory)

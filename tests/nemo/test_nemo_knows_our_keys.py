@@ -30,11 +30,11 @@ _FREE = ("exp_manager.wandb_logger_kwargs", "exp_manager.mlflow_logger_kwargs.ta
 
 @pytest.fixture(scope="session")
 def known(nemo: Nemo) -> dict[str, set[str]]:
-    """By node, what NeMo knows; see known_keys.py."""
+    """Return the keys that NeMo knows, by node; see known_keys.py."""
     environment = {**os.environ, "PYTHONPATH": str(HERE / "cpu")}
     command = [nemo.python, HERE / "known_keys.py"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=True)
-    return {node: set(keys) for node, keys in json.loads(done.stdout.splitlines()[-1]).items()}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=True)
+    return {node: set(keys) for node, keys in json.loads(result.stdout.splitlines()[-1]).items()}
 
 
 def leaves(node: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
@@ -68,7 +68,7 @@ def test_nemo_knows_each_key_or_we_say_why(size: str, known: dict[str, set[str]]
 
 
 @pytest.mark.timeout(600)
-def test_no_reason_without_need(known: dict[str, set[str]]) -> None:
+def test_each_reason_is_needed(known: dict[str, set[str]]) -> None:
     unknown = {key for size in list_options("training") for key in rendered_keys(size)}
     unknown = {key for key in unknown if not is_known(key, known)}
     assert {key for key in REASONS if not key.endswith("*")} <= unknown

@@ -15,7 +15,7 @@ GOLDEN = HERE.parent / "trainer" / "data" / "nemo_schedules.json"
 
 
 @pytest.mark.timeout(600)
-def test_the_golden_file_is_what_nemo_gives(nemo: Nemo, tmp_path: Path) -> None:
+def test_golden_file_has_the_rates_of_nemo(nemo: Nemo, tmp_path: Path) -> None:
     again = tmp_path / "again.json"
     command = [nemo.python, HERE / "record_schedules.py", again]
     environment = {**os.environ, "PYTHONPATH": str(HERE / "cpu")}

@@ -19,7 +19,7 @@ _PROGRESS = re.compile(r"global_step=(\d+)\.0*, consumed_samples=(\d+)\.0*,")
 
 
 def progress(launch: Path) -> list[tuple[int, int]]:
-    """The steps, counted by NeMo from 0, and the consumed samples that a launch's log tells, in order."""
+    """Return the steps, counted by NeMo from 0, and the consumed samples in a launch's log, in order."""
     (log,) = launch.glob("log-*.out")
     return [(int(step), int(samples)) for step, samples in _PROGRESS.findall(log.read_text())]
 
@@ -30,7 +30,7 @@ def newest_checkpoint(run: Path) -> str:
 
 
 def check_results(run: Path, tasks: int) -> None:
-    """The files that the NeMo Megatron launcher leaves in results/.
+    """Check for the files that the NeMo Megatron launcher leaves in results/.
 
     A rank that starts before rank 0 finds its log in run_0/: NeMo's rank 0 clears the directory at its start.
     """
@@ -51,9 +51,9 @@ def test_gpt_trains_and_the_next_launch_continues(train: Train, tasks: int) -> N
 
     assert train(*small, "training.trainer.max_steps=6") == run
     check_results(run, tasks)
-    told = progress(run / "launches" / "2")
-    assert told[0][0] >= 4, "the second launch does not start anew"
-    assert told[-1] == (5, 12)
+    steps = progress(run / "launches" / "2")
+    assert steps[0][0] >= 4, "the second launch does not start anew"
+    assert steps[-1] == (5, 12)
     assert newest_checkpoint(run) == "megatron_gpt--step=6-consumed_samples=12.0-last"
     assert not (run / "launches" / "2" / "checkpoints").exists()
 
@@ -73,9 +73,9 @@ def test_gpt_learns_text_that_slipway_tokenized(train: Train, repository: Path, 
     )
     losses = {}
     for path in (run / "checkpoints").iterdir():
-        found = re.search(r"val_loss=([\d.]+)-step=(\d+)", path.name)
-        assert found
-        losses[int(found.group(2))] = float(found.group(1))
+        match = re.search(r"val_loss=([\d.]+)-step=(\d+)", path.name)
+        assert match
+        losses[int(match.group(2))] = float(match.group(1))
     assert losses[20] < losses[10] < 6.3, "the entropy of 512 tokens is 6.24 nats"
     assert list((run / "index_mapping").iterdir()), "NeMo's indices are the run's, not beside the data"
     verify = subprocess.run([SLIPWAY, "verify", run], capture_output=True, text=True, timeout=60)
@@ -90,14 +90,14 @@ def test_t5_trains_and_continues_on_two_tasks(train: Train, vocabulary: Path) ->
 
     train(*small, "training.trainer.devices=2", "training.trainer.max_steps=8")
     check_results(run, tasks=2)
-    told = progress(run / "launches" / "2")
-    assert told[0][0] >= 4
-    assert told[-1] == (7, 16)
+    steps = progress(run / "launches" / "2")
+    assert steps[0][0] >= 4
+    assert steps[-1] == (7, 16)
 
 
 @pytest.fixture
 def vocabulary(nemo: Nemo, tmp_path: Path) -> Path:
-    """A small sentencepiece model of the standard library's sources."""
+    """Train a small sentencepiece model on the standard library's sources."""
     texts = ",".join(str(path) for path in sorted(Path(re.__file__).parents[1].glob("*.py"))[:40])
     options = f"--input={texts} --model_prefix={tmp_path}/spm --vocab_size=1000 --minloglevel=2"
     code = "import sys, sentencepiece; sentencepiece.SentencePieceTrainer.Train(sys.argv[1])"
@@ -105,8 +105,8 @@ def vocabulary(nemo: Nemo, tmp_path: Path) -> Path:
     return tmp_path / "spm.model"
 
 
-def test_a_warning_of_the_end_saves_and_requeues_nothing(submit: Submit, sandbox: Sandbox) -> None:
-    """USR1 to the job is TERM to NeMo, and comes while it saves as likely as not."""
+def test_warning_of_the_time_limit_saves_and_requeues_nothing(submit: Submit, sandbox: Sandbox) -> None:
+    """USR1 to the job becomes TERM to NeMo, and often comes while NeMo saves."""
     run = submit(*GPT, "training.trainer.devices=2", "training.trainer.max_steps=100000")
     launch = run / "launches" / "1"
     job = (launch / "launcher.log").read_text().split()[-1]
@@ -117,7 +117,7 @@ def test_a_warning_of_the_end_saves_and_requeues_nothing(submit: Submit, sandbox
 
     try:
         wait_until(lambda: steps() >= 3)
-        seen = steps()
+        step_before = steps()
         subprocess.run(["scancel", "--signal=USR1", "--batch", job], env=environment, check=True)
         wait_until(lambda: list((launch / "marks").glob("*.ended.json")))
     finally:
@@ -125,9 +125,9 @@ def test_a_warning_of_the_end_saves_and_requeues_nothing(submit: Submit, sandbox
 
     assert '"exit_code": 75,' in next((launch / "marks").glob("*.ended.json")).read_text()
     assert "Received SIGTERM, saving checkpoint and exiting" in next(launch.glob("log-*.out")).read_text()
-    found = re.search(r"step=(\d+)-consumed_samples=(\d+)\.0-last$", newest_checkpoint(run))
-    assert found
-    assert int(found.group(2)) == 2 * int(found.group(1)) > 2 * seen
+    match = re.search(r"step=(\d+)-consumed_samples=(\d+)\.0-last$", newest_checkpoint(run))
+    assert match
+    assert int(match.group(2)) == 2 * int(match.group(1)) > 2 * step_before
     assert not list(run.rglob("hpc_ckpt*"))
 
 

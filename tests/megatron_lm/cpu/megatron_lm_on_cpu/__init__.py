@@ -45,7 +45,7 @@ def _use_the_cpu(_: Any) -> None:
 
 
 def _use_the_new_numpy() -> None:
-    """core_v0.12.3's megatron/core/dist_checkpointing/validation.py has `np.product`; numpy 2 has not."""
+    """Restore `np.product` of numpy 1 for core_v0.12.3's megatron/core/dist_checkpointing/validation.py."""
     import numpy
 
     if not hasattr(numpy, "product"):
@@ -53,7 +53,7 @@ def _use_the_new_numpy() -> None:
 
 
 class _Stream:
-    """All of a CPU's work is done when a call returns."""
+    """A stream that never waits: a CPU's work is done when a call returns."""
 
     def __init__(self, *_: object, **__: object) -> None:
         pass
@@ -63,7 +63,7 @@ class _Stream:
 
 
 def _start_gloo(distributed: Any) -> None:
-    """NCCL needs GPUs; all groups of the process are made with its first one's backend."""
+    """Start with gloo instead of NCCL; all groups of a process get the backend of its first one."""
     start = distributed.init_process_group
 
     @functools.wraps(start)
@@ -75,19 +75,19 @@ def _start_gloo(distributed: Any) -> None:
 
 @after_import("megatron.core.tensor_parallel.random")
 def _one_generator(random: Any) -> None:
-    """It warns where the CPU's generator moves under that of a GPU: here they are one."""
+    """Silence the warning that the CPU's generator moves under that of a GPU: here they are one."""
     logging.getLogger(random.__name__).setLevel(logging.ERROR)
 
 
 @after_import("megatron.training.initialize")
 def _without_cuda(initialize: Any) -> None:
-    """`assert torch.cuda.is_available(), "Megatron requires CUDA."` in initialize_megatron."""
+    """Skip `assert torch.cuda.is_available(), "Megatron requires CUDA."` in initialize_megatron."""
     initialize.initialize_megatron = functools.partial(initialize.initialize_megatron, allow_no_cuda=True)
 
 
 @after_import("megatron.training.checkpointing")
 def _no_fp8(checkpointing: Any) -> None:
-    """core_v0.12.3 asks Transformer Engine for its version before it loads a checkpoint, also without FP8."""
+    """Skip core_v0.12.3's fix for FP8, which asks Transformer Engine for its version before each load."""
     name = "fix_fp8_params_lose_precision_when_loading_dist_ckpt"
     if hasattr(checkpointing, name):
         setattr(checkpointing, name, lambda _: None)
@@ -95,7 +95,7 @@ def _no_fp8(checkpointing: Any) -> None:
 
 @after_import("megatron.core.optimizer")
 def _adam_of_apex(optimizer: Any) -> None:
-    """nemo_on_cpu's Adam counts steps as Apex's; torch's own ends at `assert len(steps) == 1` on loading."""
+    """Load nemo_on_cpu's Adam as Apex's, as it counts steps so; torch's ends at `assert len(steps) == 1`."""
     from megatron.core.optimizer import distrib_optimizer
 
     optimizer.USING_PYTORCH_OPTIMIZER = False
@@ -104,7 +104,7 @@ def _adam_of_apex(optimizer: Any) -> None:
 
 @after_import("megatron.core.datasets")
 def _compiled_helpers(_: Any) -> None:
-    """The index helpers of megatron-core's wheel, which the scripts would compile into the checkout."""
+    """Import the index helpers of megatron-core's wheel; the scripts would compile them into the checkout."""
     name = "megatron.core.datasets.helpers_cpp"
     files = metadata.files("megatron-core") or ()
     path = next(str(file.locate()) for file in files if file.name.startswith("helpers_cpp."))
@@ -122,5 +122,5 @@ def _compile_nothing(utils: Any) -> None:
 
 @after_import("megatron.legacy.fused_kernels")
 def _load_no_kernels(kernels: Any) -> None:
-    """`[cuda_dir + "/bin/nvcc", "-V"]` in _get_cuda_bare_metal_version, without CUDA None + a text."""
+    """Load no kernels: without CUDA, `[cuda_dir + "/bin/nvcc", "-V"]` adds a text to None."""
     kernels.load = lambda _: None

@@ -30,7 +30,7 @@ def _adam_without_kernels(optimizer: Any) -> None:
 
 @after_import("megatron.core.dist_checkpointing.strategies.filesystem_async")
 def _format_of_checkpoints(module: Any) -> None:
-    """Tell torch, from 2.7 on, the format that it wrote before without being told."""
+    """Pass torch, from 2.7 on, the format that earlier versions wrote by default."""
     write_item = module._write_item
     if "serialization_format" not in inspect.signature(write_item).parameters:
         return
@@ -44,16 +44,16 @@ def _format_of_checkpoints(module: Any) -> None:
 
 @after_import("megatron.core.models.T5.t5_spec")
 def _norm_of_t5(spec: Any) -> None:
-    """T5's local layers end with a norm of Transformer Engine's."""
+    """Replace Transformer Engine's norm at the end of T5's local layers."""
     if not spec.HAVE_TE:
         spec.TENorm = spec.LNImpl
 
 
 @after_import("megatron.core.fusions.fused_softmax")
 def _masks_of_transformer_engine(fused_softmax: Any) -> None:
-    """NeMo gives T5's masks as Transformer Engine takes them: what is padding, on one or both sides.
+    """Build whole masks from those for Transformer Engine: NeMo passes the padding of one or both sides.
 
-    Plain attention wants the whole mask, the future included.
+    Plain attention needs the whole mask, the future included.
     """
     import torch
     from megatron.core.transformer.enums import AttnMaskType

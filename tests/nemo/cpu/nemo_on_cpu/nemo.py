@@ -14,7 +14,7 @@ _MODELS = "nemo.collections.nlp.models.language_modeling"
 
 @after_import(f"{_MEGATRON}.build_model")
 def _attributes_of_parameters(build_model: Any) -> None:
-    """The one function of apex that the building of a model needs; megatron-core has it too."""
+    """Take from megatron-core the one function of apex that building a model needs."""
     from megatron.core.tensor_parallel import layers
 
     name = "set_defaults_if_not_set_tensor_model_parallel_attributes"
@@ -24,7 +24,7 @@ def _attributes_of_parameters(build_model: Any) -> None:
 
 @after_import("nemo.collections.nlp.parts.nlp_overrides")
 def _optimizer_of_megatron_core(overrides: Any) -> None:
-    """NeMo imports this one and apex's in one breath, so without apex it has neither."""
+    """Set megatron-core's optimizer, which NeMo imports only together with apex's."""
     from nemo.core.optim.mcore_optim import McoreDistributedOptimizer
 
     overrides.McoreDistributedOptimizer = McoreDistributedOptimizer
@@ -34,7 +34,7 @@ def _optimizer_of_megatron_core(overrides: Any) -> None:
 
 @after_import("nemo.core.optim.optimizers")
 def _adamw_that_can_be_saved(optimizers: Any) -> None:
-    """T5's distributed optimizer is apex's, and torch's AdamW has a state that megatron-core cannot save."""
+    """Replace torch's AdamW, whose state megatron-core cannot save; T5's distributed optimizer is apex's."""
     from nemo_on_cpu.adam import FusedAdam
 
     optimizers.AVAILABLE_OPTIMIZERS["adamw"] = optimizers.FusedAdam = FusedAdam
@@ -43,7 +43,7 @@ def _adamw_that_can_be_saved(optimizers: Any) -> None:
 
 @after_import(f"{_MEGATRON}.utils")
 def _norms_by_name(utils: Any) -> None:
-    """Classes whose parameters get no weight decay."""
+    """Set the classes whose parameters get no weight decay."""
     import torch
 
     class Absent(torch.nn.Module):
@@ -56,7 +56,7 @@ def _norms_by_name(utils: Any) -> None:
 
 @after_import(f"{_MEGATRON}.clip_grads")
 def _norm_of_gradients(clip_grads: Any) -> None:
-    """The norm of many tensors, which is one of apex's kernels."""
+    """Compute the norm of many tensors without apex's kernel."""
     import torch
 
     def norm_of_all(_: object, __: object, lists: list[list[Any]], *___: object) -> tuple[Any, None]:
@@ -73,13 +73,13 @@ def _no_jit_settings(base_model: Any) -> None:
 
 @after_import(f"{_MODELS}.megatron_gpt_model")
 def _local_layers(gpt_model: Any) -> None:
-    """Layers in plain torch; NeMo would first make those of Transformer Engine, to choose among all."""
+    """Build layers in plain torch; NeMo would first build those of Transformer Engine, to choose."""
     gpt_model.get_specs = lambda *_, **__: gpt_model.get_gpt_layer_local_spec()
 
 
 @after_import(f"{_MEGATRON}.megatron_init")
 def _seed_without_devices(megatron_init: Any) -> None:
-    """NeMo seeds megatron-core's own streams of random numbers only where it counts a GPU."""
+    """Seed megatron-core's own random streams, which NeMo does only where it counts a GPU."""
     seed_all = megatron_init._set_random_seed
 
     def seed(number: int) -> None:
@@ -92,23 +92,23 @@ def _seed_without_devices(megatron_init: Any) -> None:
 
 @after_import("nemo.utils.exp_manager")
 def _preemption(exp_manager: Any) -> None:
-    """NeMo saves on SIGTERM, but adds that callback only where it finds CUDA."""
+    """Add the callback that saves on SIGTERM, which NeMo adds only where it finds CUDA."""
     configure = exp_manager.configure_checkpointing
 
     def configure_as_with_cuda(*arguments: Any, **options: Any) -> Any:
         cuda = exp_manager.torch.cuda
-        asked, cuda.is_available = cuda.is_available, lambda: True
+        is_available, cuda.is_available = cuda.is_available, lambda: True
         try:
             return configure(*arguments, **options)
         finally:
-            cuda.is_available = asked
+            cuda.is_available = is_available
 
     exp_manager.configure_checkpointing = configure_as_with_cuda
 
 
 @after_import("nemo.utils.distributed")
 def _processes_without_devices(distributed: Any) -> None:
-    """The scripts that convert checkpoints start torch.distributed by this function, for NCCL."""
+    """Start torch.distributed with gloo; the scripts that convert checkpoints start it for NCCL."""
     import torch
 
     def initialize(arguments: Any, backend: str = "gloo") -> tuple[int, int, int]:
@@ -120,7 +120,7 @@ def _processes_without_devices(distributed: Any) -> None:
 
 @after_import("lightning.pytorch.trainer.trainer")
 def _trainer_without_devices(trainer: Any) -> None:
-    """Those scripts also ask for GPUs by name."""
+    """Run on the CPU, although those scripts ask for GPUs by name."""
     start = trainer.Trainer.__init__
 
     def start_on_cpu(self: Any, *arguments: Any, **options: Any) -> None:
@@ -131,7 +131,7 @@ def _trainer_without_devices(trainer: Any) -> None:
 
 @after_import(f"{_MODELS}.megatron_gpt_model")
 def _names_of_fused_norms(gpt_model: Any) -> None:
-    """The script that converts a Llama takes its norms by the names that they have in Transformer Engine."""
+    """Add the norms' names of Transformer Engine, which the script that converts a Llama expects."""
     if not sys.argv[0].endswith("_nemo_to_hf.py"):
         return
     model = gpt_model.MegatronGPTModel

@@ -36,7 +36,7 @@ def _replace_cuda_functions(torch: Any) -> None:
 
 
 def _mode(torch: Any) -> Any:
-    """A mode that sees every call of torch's, wherever it is written, and changes what it says of devices."""
+    """Return a mode that changes the device in every call of torch's, wherever it is written."""
     from torch.overrides import TorchFunctionMode
 
     def is_gpu(device: object) -> bool:
