@@ -228,7 +228,7 @@ def measure_rank(directory: Path, layers: int, runs: int) -> None:
         session.progress = state.Progress(1, 8)
 
         def save() -> None:
-            # Beside the training, for which a rank copies its share of the state.
+            # The save runs beside the training, for which a rank copies its share of the state.
             saver = Saver(session)
             saver._save(0.0, None, background=True)
             saver.settle()

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 # GPT-2's vocabulary, with padding.
 PADDED = 50304
-# What a conversion may take beside the largest tensor: the interpreter and torch, in MB.
+# The memory of a conversion beside the largest tensor, for the interpreter and torch, in MB.
 BESIDE = 400
 FACTOR = 1.3
 PLAIN = """

@@ -107,7 +107,7 @@ def compare(root: Path, checkout: Path, commit: str, runs: int) -> None:
             for name, script in scripts.items():
                 shutil.rmtree(script.parent / "marks", ignore_errors=True)
                 for number in range(1, link + 1):
-                    # As Slurm calls it: with the launch's tag, and with the link where it is not the first.
+                    # Slurm calls it with the launch's tag, after the link's number if that is not the first.
                     place = [TAG] if number == 1 else [str(number), TAG]
                     (root / "started").unlink(missing_ok=True)
                     # Tasks that fail, so that the chain goes on; its next job is the one that sbatch names.

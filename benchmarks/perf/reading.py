@@ -149,7 +149,7 @@ def in_turn(commands: Mapping[str, Sequence[str]], runs: int) -> dict[str, list[
     costs: dict[str, list[Cost]] = {name: [] for name in commands}
     for turn in range(runs + 1):
         for name, command in commands.items():
-            cost = measure(list(command), expected=range(5))  # a run may be told to have failed
+            cost = measure(list(command), expected=range(5))  # a verb may report that a run failed
             if turn:
                 costs[name].append(cost)
     return costs

@@ -222,7 +222,7 @@ def measure_index(prefix: Path, runs: int) -> None:
     from trainer.data.index import SampleIndex, build_index
     from trainer.data.index_cache import IndexCache
 
-    # As if the data had been written long ago: until then they are hashed each time.
+    # Treat the data as written long ago: fresh files are hashed each time.
     index_cache._RESTED_SECONDS = -1.0
     weights = (100.0, 0.0, 0.0)
 

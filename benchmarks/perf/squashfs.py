@@ -18,7 +18,7 @@ start    mounted, and the first 100 small files read: what happens before a prog
 small    1,500 small files in random order      large  the largest file, from its beginning to its end
 
 An image is mounted by squashfuse, as Enroot does (`enroot start IMAGE.sqsh`), and by the kernel, as Apptainer
-does; each where it is there and allowed, which is tried first and told. Without both there is only `extract`.
+does; each where it is there and allowed, which is tried first. Without both there is only `extract`.
 
 Shared storage is not measured but computed, for bandwidths that the table states: the image is read at a
 node's share of the bandwidth while it is decompressed, so whichever of both takes longer.

@@ -32,7 +32,7 @@ from launcher.sandbox.prerequisites import check
 
 SLIPWAY = str(Path(sys.executable).with_name("slipway"))
 COUNTED = ("squeue", "sacct", "scontrol", "sinfo", "scancel")
-# As a job's own script leaves its marks.
+# The script writes the marks of a job's own script.
 SCRIPT = """#!/bin/bash
 #SBATCH --job-name=train --ntasks=1 --output=/dev/null
 mkdir -p {directory}/marks

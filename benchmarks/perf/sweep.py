@@ -86,8 +86,8 @@ def compare(points: Sequence[Point]) -> int:
     """Compare some of the points, byte for byte; return how many."""
     sweep, chosen = BatchComposer(BASE), points[:: max(1, len(points) // 20)]
     for point in chosen:
-        many, alone = sweep.compose(point), compose([*BASE, *point])
-        if many != alone or files(many) != files(alone):
+        batched, single = sweep.compose(point), compose([*BASE, *point])
+        if batched != single or files(batched) != files(single):
             raise SystemExit(f"{point}: not the same as composed alone")
     return len(chosen)
 

@@ -4,7 +4,8 @@
 
 Ours is the trainer's own step: its model, its losses through megatron-core's schedule, its optimizer. All
 take turns, some steps at a time, on the same tokens, which are made beforehand; quote the ratios of the
-medians. On CUDA the shape is that of GPT-3's 1.3 billion parameters, and the share of the GPU's peak is told.
+medians. On CUDA the shape is that of GPT-3's 1.3 billion parameters, and the table has the share of
+the GPU's peak.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Cost(NamedTuple):
 # Four layers: a step of half a second on two cores.
 SMALL = {"layers": 4, "hidden": 256, "heads": 8, "length": 256, "micro_batch": 4, "micro_batches": 2}
 GPT3_1_3B = {"layers": 24, "hidden": 2048, "heads": 16, "length": 2048, "micro_batch": 4, "micro_batches": 4}
-# Not compared with: there are no fp32 weights that keep small updates.
+# The ratios leave it out: it has no fp32 weights that keep small updates.
 NO_PEER = "(GPT by hand, bf16 weights)"
 VOCABULARIES = {"cpu": 8192, "cuda": 50304}
 
@@ -130,7 +131,7 @@ def micro_batches(settings: Settings, rank_context: Any) -> list[Any]:
 
 
 def measure(steps: dict[str, Step], turns: int, count: int, device: Any) -> dict[str, list[Cost]]:
-    """Return what a step of each costs, once for each turn."""
+    """Return the costs of a step of each program, one for each turn."""
     costs: dict[str, list[Cost]] = {name: [] for name in steps}
     for name, step in steps.items():
         first, last = step(), step()
@@ -231,8 +232,8 @@ def main() -> None:
             f"{transformers.__version__}, {name}; medians of {arguments.turns} interleaved turns of "
             f"{arguments.steps} steps"
         )
-        both = ("bf16",) if device.type == "cuda" else ("fp32", "bf16")
-        for precision in (arguments.precision,) if arguments.precision else both:
+        precisions = ("bf16",) if device.type == "cuda" else ("fp32", "bf16")
+        for precision in (arguments.precision,) if arguments.precision else precisions:
             compare(rank_context, shape, precision, arguments)
     print(
         "\nratio: of the medians to the best peer's, above 1 is faster; of CPU seconds on a shared machine."

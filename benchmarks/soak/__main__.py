@@ -3,8 +3,8 @@
     python -m benchmarks.soak [--faults N] [--first SEED]     faults of the seeds SEED, SEED + 1, ...
     python -m benchmarks.soak --seed N                        one fault again
 
-Interrupted, it goes on: seeds that are on record are not done again (--fresh sets the record aside). The files
-of a failed run are kept beside the record.
+Interrupted, it goes on: seeds that are on record are not done again (--fresh sets the record aside). The
+files of a failed run are kept beside the record.
 """
 
 from __future__ import annotations

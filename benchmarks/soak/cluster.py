@@ -263,7 +263,7 @@ class Cluster:
     # --- clocks ---
 
     def set_clock(self, node: str, seconds: int | None) -> None:
-        """Have the jobs that begin on a node from now on see a clock that is off."""
+        """Shift the clock that later jobs on a node see by some seconds; None sets it right again."""
         path = self.directory / "clocks" / node
         path.unlink(missing_ok=True)
         if seconds is not None:

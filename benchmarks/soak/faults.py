@@ -251,7 +251,7 @@ def clock_off(trial: Trial) -> None:
 
 
 FAULTS: dict[str, Fault] = {
-    # Those that take longest come first.
+    # The longest faults come first.
     "time_limit": Fault(time_limit),
     "controller_forgot": Fault(controller_forgot, relaunches=1, alone=True),
     "node_down": Fault(node_down),

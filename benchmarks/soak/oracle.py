@@ -21,7 +21,7 @@ def losses(trial: Trial) -> Losses:
 
 
 def judge(trial: Trial, undisturbed: Losses, mounts: list[str]) -> list[str]:
-    """Return what is wrong with a run that is over.
+    """Return the violations of a run that is over.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ def judge(trial: Trial, undisturbed: Losses, mounts: list[str]) -> list[str]:
 
 
 def report_violations(trial: Trial, undisturbed: Losses) -> list[str]:
-    """Return what is wrong with the trainer's reports: other numbers, steps that were lost."""
+    """Return the violations in the trainer's reports: other numbers, and lost steps."""
     events = trial.events()
     return [*_wrong_losses(events, undisturbed), *_lost_steps(events, trial.torn)]
 
@@ -61,7 +61,7 @@ def unknown_jobs(trial: Trial) -> list[str]:
 
 
 def known_jobs(rows: list[dict[str, Any]]) -> set[str]:
-    """Return the jobs of which `slipway history` tells."""
+    """Return the jobs that `slipway history` lists."""
     known = {row["job_id"] for row in rows} | {attempt["job_id"] for row in rows for attempt in row["lives"]}
     return known | {link["job_id"] for row in rows for link in row["links"]}
 

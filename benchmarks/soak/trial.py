@@ -114,7 +114,7 @@ class Trial:
         return result
 
     def status(self) -> dict[str, Any]:
-        """Return the row of `slipway status --json`; empty where it tells of no such run."""
+        """Return the row of `slipway status --json`; empty where it lists no such run."""
         result = self.cluster.slipway("status", str(self.run_dir), "--json")
         try:
             rows = json.loads(result.stdout)
@@ -271,15 +271,15 @@ class Trial:
     def note(self, text: str) -> None:
         self.notes.append(text)
 
-    def kill(self, pid: int | None, what: str) -> None:
+    def kill(self, pid: int | None, description: str) -> None:
         """Kill a process with SIGKILL, unless it has just ended by itself."""
         try:
             if pid is None:
                 raise ProcessLookupError
             os.kill(pid, signal.SIGKILL)
-            self.note(f"killed {what}")
+            self.note(f"killed {description}")
         except ProcessLookupError:
-            self.note(f"{what} was gone")
+            self.note(f"{description} was gone")
 
     def kill_a_rank(self) -> None:
         ranks = sorted(pid for _, pid in self.ranks())

@@ -34,7 +34,7 @@ VARIABLES = (
     "UNIQUE_OUTPUT_DIR",
 )
 
-# What makes 126m small enough for two cores.
+# These overrides make 126m small enough for two cores.
 SHRUNK = [
     "training.trainer.accelerator=cpu",
     "training.trainer.devices=2",

@@ -16,7 +16,7 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
-# What each script hands to `pretrain` as defaults of its own.
+# The defaults that each script passes to `pretrain`.
 _DEFAULTS = {
     "gpt": {"tokenizer_type": "GPT2BPETokenizer"},
     "t5": {"tokenizer_type": "BertWordPieceLowerCase"},

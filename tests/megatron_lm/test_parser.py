@@ -105,7 +105,7 @@ def shape(stack: Mapping[str, Any]) -> dict[str, Any]:
         "hidden_dropout": stack["hidden_dropout"],
         "attention_dropout": stack.get("attention_dropout", 0.1),
         "init_method_std": stack["init_method_std"],
-        # Of a bias that is not there nothing is fused, but with a gate.
+        # Without a bias there is nothing to fuse, except with a gate.
         "bias_activation_fusion": stack.get("bias_activation_fusion", True)
         and (swiglu or stack.get("bias", True)),
         "bias_dropout_fusion": stack.get("bias_dropout_add_fusion", True),

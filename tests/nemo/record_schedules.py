@@ -62,7 +62,7 @@ def main() -> None:
         json.dumps({"lr": lr, "max_steps": steps, "sched": sched, "rates": rates(lr, steps, sched)})
         for lr, steps, sched in VARIANTS
     ]
-    # Not to stdout, where NeMo logs.
+    # NeMo logs to stdout.
     Path(sys.argv[1]).write_text("[\n" + ",\n".join(lines) + "\n]\n")
 
 

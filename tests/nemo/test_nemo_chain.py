@@ -158,7 +158,7 @@ def test_chain_continues_after_going_back(
     (early,) = checkpoints.glob("*-step=100-*")
     (last,) = checkpoints.glob("*-last")
     last.rename(run / last.name)
-    # As the documentation has it: a copy with the time of now, or the tidying takes a higher step for newer.
+    # As documented, the copy gets the current time: the tidying would take a higher step for newer.
     subprocess.run(["cp", "-r", early, f"{early}-last"], check=True)
     moments["back to step 100"] = entries(checkpoints)
 

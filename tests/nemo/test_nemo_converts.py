@@ -59,13 +59,13 @@ def convert(
     return call
 
 
-def test_nemo_file_is_made_behind_the_training(convert: Callable[[str], Path]) -> None:
+def test_nemo_file_is_made_after_the_training(convert: Callable[[str], Path]) -> None:
     with tarfile.open(convert("nemo") / "step-2.nemo") as archive:
         names = {Path(name).name for name in archive.getnames()}
     assert {"model_config.yaml", "common.pt", ".metadata"} <= names
 
 
-def test_llama_is_converted_for_hugging_face_behind_the_training(convert: Callable[[str], Path]) -> None:
+def test_llama_is_converted_for_hugging_face_after_the_training(convert: Callable[[str], Path]) -> None:
     directory = convert("huggingface")
     tokenizer = AutoTokenizer.from_pretrained(directory)
     model: Any = AutoModelForCausalLM.from_pretrained(directory)

@@ -29,7 +29,7 @@ _FREE = ("exp_manager.wandb_logger_kwargs", "exp_manager.mlflow_logger_kwargs.ta
 
 
 @pytest.fixture(scope="session")
-def known(nemo: Nemo) -> dict[str, set[str]]:
+def known_keys(nemo: Nemo) -> dict[str, set[str]]:
     """Return the keys that NeMo knows, by node; see known_keys.py."""
     environment = {**os.environ, "PYTHONPATH": str(HERE / "cpu")}
     command = [nemo.python, HERE / "known_keys.py"]
@@ -51,35 +51,35 @@ def rendered_keys(size: str) -> set[str]:
     return set(leaves(plan.job.config))
 
 
-def is_known(key: str, known: Mapping[str, set[str]]) -> bool:
+def is_known(key: str, known_keys: Mapping[str, set[str]]) -> bool:
     node, _, rest = key.partition(".")
     if key.startswith(_FREE):
         return True
     if node == "model":
-        return all(part in known["model"] for part in rest.split("."))
-    return rest in known.get(node, ())
+        return all(part in known_keys["model"] for part in rest.split("."))
+    return rest in known_keys.get(node, ())
 
 
 @pytest.mark.timeout(600)  # the first asks NeMo
 @pytest.mark.parametrize("size", list_options("training"))
-def test_nemo_knows_each_key_or_we_say_why(size: str, known: dict[str, set[str]]) -> None:
+def test_nemo_knows_each_key_or_we_say_why(size: str, known_keys: dict[str, set[str]]) -> None:
     keys = rendered_keys(size)
-    assert {key for key in keys if not is_known(key, known) and not has_reason(key)} == set()
+    assert {key for key in keys if not is_known(key, known_keys) and not has_reason(key)} == set()
 
 
 @pytest.mark.timeout(600)
-def test_each_reason_is_needed(known: dict[str, set[str]]) -> None:
+def test_each_reason_is_needed(known_keys: dict[str, set[str]]) -> None:
     unknown = {key for size in list_options("training") for key in rendered_keys(size)}
-    unknown = {key for key in unknown if not is_known(key, known)}
+    unknown = {key for key in unknown if not is_known(key, known_keys)}
     assert {key for key in REASONS if not key.endswith("*")} <= unknown
 
 
 @pytest.mark.timeout(600)
-def test_a_key_that_nemo_does_not_know_is_found(known: dict[str, set[str]]) -> None:
-    assert not is_known("trainer.max_step", known)
-    assert not is_known("exp_manager.checkpoint_callback_params.save_topk", known)
-    assert not is_known("model.hiden_size", known)
-    assert is_known("exp_manager.checkpoint_callback_params.dirpath", known)
+def test_a_key_that_nemo_does_not_know_is_found(known_keys: dict[str, set[str]]) -> None:
+    assert not is_known("trainer.max_step", known_keys)
+    assert not is_known("exp_manager.checkpoint_callback_params.save_topk", known_keys)
+    assert not is_known("model.hiden_size", known_keys)
+    assert is_known("exp_manager.checkpoint_callback_params.dirpath", known_keys)
 
 
 def has_reason(key: str) -> bool:

@@ -74,11 +74,11 @@ CONFIG: dict[str, Any] = {
 }
 
 
-# A value of `edited` that takes a key away. Compared by value: pytest imports this file under another name.
+# A value of `config_with` that removes a key. Compared by value: pytest imports this file under another name.
 REMOVED = "~"
 
 
-def edited(changes: dict[str, Any]) -> dict[str, Any]:
+def config_with(changes: dict[str, Any]) -> dict[str, Any]:
     """Return the configuration with dotted keys changed, or removed."""
     config = copy.deepcopy(CONFIG)
     for key, value in changes.items():
@@ -112,7 +112,7 @@ class Outcome:
 
 
 class Trainings:
-    """Starts trainings; each `name` is a run with a log directory of its own."""
+    """The trainings of a session; each `name` is a run with a log directory of its own."""
 
     def __init__(self, root: Path, prefix: Path | None, tokenizer: Path | None, pool: WarmPool) -> None:
         self.root = root
@@ -128,7 +128,7 @@ class Trainings:
         options, log_dir = self.configure(name, changes, world)
         command = [sys.executable, "-m", "trainer.pretrain", *options, *arguments]
         port = free_port()
-        started = [
+        processes = [
             subprocess.Popen(
                 command,
                 cwd=REPOSITORY,
@@ -139,7 +139,7 @@ class Trainings:
             )
             for rank in range(world)
         ]
-        return started, log_dir
+        return processes, log_dir
 
     def configure(self, name: str, changes: dict[str, Any], world: int) -> tuple[list[str], Path]:
         """Write the configuration; return the command line's options and the log directory."""
@@ -150,7 +150,7 @@ class Trainings:
             files["model.tokenizer.vocab_file"] = str(self._tokenizer / "vocab.json")
             files["model.tokenizer.merge_file"] = str(self._tokenizer / "merges.txt")
         path = self.root / f"{name}.yaml"
-        path.write_text(yaml.safe_dump(edited({**files, **changes})))
+        path.write_text(yaml.safe_dump(config_with({**files, **changes})))
         return ["--config-path", str(path.parent), "--config-name", name], log_dir
 
     def __call__(
@@ -168,7 +168,7 @@ class Trainings:
             [self.root / f"{self._launches}.rank{rank}.{kind}" for rank in range(world)]
             for kind in ("out", "err")
         ]
-        started = [
+        processes = [
             self._pool.start(
                 [*options, *(arguments or [])],
                 {**environment(rank, world, port), FAULT: fault},
@@ -177,7 +177,7 @@ class Trainings:
             )
             for rank, (output, errors) in enumerate(zip(*files, strict=True))
         ]
-        codes = [process.wait() for process in started]
+        codes = [process.wait() for process in processes]
         stdout, stderr = ([path.read_text() for path in paths] for paths in files)
         return Outcome(codes, stdout, stderr, log_dir)
 
@@ -226,7 +226,7 @@ def free_port() -> int:
 @pytest.fixture(scope="session")
 def configuration() -> Callable[[dict[str, Any]], dict[str, Any]]:
     """Return the very small configuration, with dotted keys changed."""
-    return edited
+    return config_with
 
 
 @pytest.fixture(scope="session")
@@ -247,7 +247,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass(frozen=True)
 class Tokenized:
-    """The files that the tokenizer wrote, and what it said."""
+    """The files that the tokenizer wrote, its command and its output."""
 
     prefix: Path
     tokenizer: Path
@@ -258,18 +258,18 @@ class Tokenized:
 @pytest.fixture(scope="session")
 def tokenized(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Tokenized:
     """Return the corpus as .bin/.idx, written with two workers, once for all workers of pytest."""
-    shared = tmp_path_factory.getbasetemp()
+    directory = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
-        shared = shared.parent
-    with (shared / "tokenized.lock").open("w") as lock:
+        directory = directory.parent
+    with (directory / "tokenized.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        return _tokenize(corpus, shared / "tokenized")
+        return _tokenize(corpus, directory / "tokenized")
 
 
 def _tokenize(corpus: Path, directory: Path) -> Tokenized:
-    prefix, tokenizer, done = directory / "text_document", directory / "bpe", directory.with_suffix(".json")
-    if done.exists():
-        return Tokenized(prefix, tokenizer, *json.loads(done.read_text()))
+    prefix, tokenizer, record = directory / "text_document", directory / "bpe", directory.with_suffix(".json")
+    if record.exists():
+        return Tokenized(prefix, tokenizer, *json.loads(record.read_text()))
     node = {
         "inputs": [str(corpus)],
         "pattern": "*.txt",
@@ -284,13 +284,13 @@ def _tokenize(corpus: Path, directory: Path) -> Tokenized:
     (directory / "preparation.yaml").write_text(yaml.safe_dump({"data_preparation": node}))
     command = [sys.executable, "-m", "corpus", "run", "--config-path", str(directory)]
     command += ["--config-name", "preparation"]
-    ran = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=TIMEOUT)
-    assert ran.returncode == 0, ran.stderr
-    done.write_text(json.dumps([command, ran.stdout]))
-    return Tokenized(prefix, tokenizer, command, ran.stdout)
+    result = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=TIMEOUT)
+    assert result.returncode == 0, result.stderr
+    record.write_text(json.dumps([command, result.stdout]))
+    return Tokenized(prefix, tokenizer, command, result.stdout)
 
 
 @pytest.fixture(scope="session")
 def trainings(tokenized: Tokenized, pool: WarmPool, tmp_path_factory: pytest.TempPathFactory) -> Trainings:
-    """Trainings on the tokenized corpus."""
+    """Return the trainings on the tokenized corpus."""
     return Trainings(tmp_path_factory.mktemp("trainings"), tokenized.prefix, tokenized.tokenizer, pool)

@@ -67,8 +67,8 @@ def swap_steps(file: Path, older: Path, _: random.Random) -> None:
 
 def swap_files(file: Path, _: Path, chance: random.Random) -> None:
     """Exchange two files of the checkpoint."""
-    others = [path for path in _files(file.parent) if path.read_bytes() != file.read_bytes()]
-    other = chance.choice(others)
+    candidates = [path for path in _files(file.parent) if path.read_bytes() != file.read_bytes()]
+    other = chance.choice(candidates)
     content = file.read_bytes()
     other.replace(file)
     other.write_bytes(content)

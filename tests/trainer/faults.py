@@ -5,7 +5,7 @@ signal has been taken, ``tidy:RANK:SECONDS`` for how long it takes to remove che
 for a removal that lasts until a step is done, ``slow:RANK:MS`` for milliseconds that each step waits,
 ``full:RANK:BYTES`` for the largest file that can be written, ``draw:RANK:STEP`` for a step that draws one
 random number more than the other ranks'. ``cuda:RANK:0`` takes the exchange between pipeline stages that a
-GPU would have, and ``clock:RANK:0`` tells of each completed save if the clock of the steps was paused.
+GPU would have, and ``clock:RANK:0`` prints for each completed save if the clock of the steps was paused.
 ``plans:RANK:0`` tells when a save is validated, and when its plans are gathered. ``shard:RANK:0`` spreads
 optimizer states over the ranks, with a stand-in for the fused Adam of GPUs, and tells of each global batch if
 forward passes gather weights.
@@ -31,14 +31,14 @@ HELD = "held in the middle of the step"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Be another module's ``main``, with a fault injected if the environment names one."""
+    """Run another module's ``main``, with a fault injected if the environment names one."""
     sys.argv = [*arguments]
     inject()
     return int(importlib.import_module(arguments[0]).main(arguments[1:]))
 
 
 def inject() -> None:
-    """Have this process go wrong as its environment says."""
+    """Inject the fault that the environment names into this process."""
     if not os.environ.get(FAULT):
         return
     from trainer.loop import run, validation
@@ -51,12 +51,12 @@ def inject() -> None:
     if kind == "full":
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(step), int(step)))
         return
-    left = int(step)
+    remaining = int(step)
 
     def is_due() -> bool:
-        nonlocal left
-        left -= 1
-        return left == 0
+        nonlocal remaining
+        remaining -= 1
+        return remaining == 0
 
     if kind == "raise":
         compute = run.train_losses
@@ -79,20 +79,20 @@ def inject() -> None:
         run.train_losses = wait
         return
     if kind == "hold":
-        compute, take, taken = run.train_losses, StopSignals._take, threading.Event()
+        compute, take, signal_taken = run.train_losses, StopSignals._take, threading.Event()
 
         def hold(settings: Any, model: Any, batches: Any, micro_batches: int) -> float:
             if is_due():
                 print(HELD, flush=True)
-                taken.wait()
+                signal_taken.wait()
             return compute(settings, model, batches, micro_batches)
 
-        def tell(self: StopSignals, number: signal.Signals) -> None:
+        def take_and_release(self: StopSignals, number: signal.Signals) -> None:
             take(self, number)
-            taken.set()
+            signal_taken.set()
 
         run.train_losses = hold
-        StopSignals._take = tell  # type: ignore[method-assign]
+        StopSignals._take = take_and_release  # type: ignore[method-assign]
         return
     if kind == "cuda":
         import torch
@@ -109,16 +109,16 @@ def inject() -> None:
 
         stand_in_for_fused_adam()
 
-        def telling(name: str, compute: Any) -> Any:
-            def computed(settings: Any, model: Any, batches: Any, micro_batches: int) -> Any:
+        def report_hooks(name: str, compute: Any) -> Any:
+            def compute_and_report(settings: Any, model: Any, batches: Any, micro_batches: int) -> Any:
                 hooks = {bool(chunk.remove_forward_pre_hook_handles) for chunk in model.chunks}
                 print(f"{name} with hooks {hooks}", flush=True)
                 return compute(settings, model, batches, micro_batches)
 
-            return computed
+            return compute_and_report
 
-        run.train_losses = telling("training", run.train_losses)
-        validation.evaluate_losses = telling("validation", validation.evaluate_losses)
+        run.train_losses = report_hooks("training", run.train_losses)
+        validation.evaluate_losses = report_hooks("validation", validation.evaluate_losses)
         return
     if kind == "draw":
         import torch
@@ -145,29 +145,29 @@ def inject() -> None:
                 yield
                 pauses.pop()
 
-        def settle_and_tell(self: Saver) -> None:
+        def settle_and_report(self: Saver) -> None:
             if self._pending:
                 print(f"settled, paused {bool(pauses)}", flush=True)
             settle(self)
 
         StepClock.paused = paused  # type: ignore[method-assign]
-        Saver.settle = settle_and_tell  # type: ignore[method-assign]
+        Saver.settle = settle_and_report  # type: ignore[method-assign]
         return
     if kind == "plans":
         from megatron.core.dist_checkpointing import state_dict_utils
         from megatron.core.dist_checkpointing.strategies.torch import MCoreSavePlanner
 
-        def telling_of(owner: Any, name: str, word: str) -> None:
+        def report_calls(owner: Any, name: str, word: str) -> None:
             original = getattr(owner, name)
 
-            def told(*arguments: Any, **options: Any) -> Any:
+            def report(*arguments: Any, **options: Any) -> Any:
                 print(word, flush=True)
                 return original(*arguments, **options)
 
-            setattr(owner, name, told)
+            setattr(owner, name, report)
 
-        telling_of(state_dict_utils, "validate_sharding_integrity", "save validated")
-        telling_of(MCoreSavePlanner, "create_global_plan", "plans gathered")
+        report_calls(state_dict_utils, "validate_sharding_integrity", "save validated")
+        report_calls(MCoreSavePlanner, "create_global_plan", "plans gathered")
         return
     if kind == "retain":
         from trainer.checkpoint import retention

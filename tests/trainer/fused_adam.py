@@ -1,4 +1,4 @@
-"""The distributed optimizer on CPUs: what megatron-core takes it for depends on Transformer Engine's Adam."""
+"""The distributed optimizer on CPUs, by a stand-in for Transformer Engine's Adam."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ STAND_IN = Path(__file__).resolve().parents[1] / "nemo" / "cpu"
 
 
 def stand_in_for_fused_adam() -> None:
-    """Have this process shard optimizer states, with a stand-in for the fused Adam."""
+    """Let this process shard optimizer states, with a stand-in for the fused Adam."""
     sys.path.insert(0, str(STAND_IN))
     import megatron.core.optimizer as optimizers
     from megatron.core.optimizer import distrib_optimizer

@@ -41,14 +41,14 @@ def write(prefix: Path, documents: Sequence[Document], dtype: str) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Found:
+class IndexedContent:
     """The content of a pair of files."""
 
     dtype: str
     documents: list[Document]
 
 
-def read(prefix: Path) -> Found:
+def read(prefix: Path) -> IndexedContent:
     """Read a pair of files, checking that nothing is left over."""
     data, index = Path(f"{prefix}.bin").read_bytes(), Path(f"{prefix}.idx").read_bytes()
     assert index[:9] == MAGIC
@@ -64,4 +64,4 @@ def read(prefix: Path) -> Found:
         for length, offset in zip(lengths, offsets, strict=True)
     ]
     assert sum(lengths) * np.dtype(dtype).itemsize == len(data)
-    return Found(dtype, [rows[first:last] for first, last in itertools.pairwise(bounds)])
+    return IndexedContent(dtype, [rows[first:last] for first, last in itertools.pairwise(bounds)])

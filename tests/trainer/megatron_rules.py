@@ -1,8 +1,8 @@
 """Megatron-LM's own rules for a training on GPUs, and the configuration of one as this trainer makes it.
 
 The rules are the assertions of Megatron-LM at core_v0.16.1 that concern what this trainer has, each with its
-line: of ``megatron/training/arguments.py`` unless another file is named. What the constructors of
-megatron-core's configurations check themselves holds once one was built.
+line: of ``megatron/training/arguments.py`` unless another file is named. The checks in the constructors of
+megatron-core's configurations hold once one was built.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Gpu:
 
 
 def configure(settings: Settings, rank_context: Any, world: int) -> Gpu:
-    """Build what a process would have on a GPU, here without one."""
+    """Build the configurations of a process on a GPU, without one."""
     from trainer.model.build import data_parallel_config
     from trainer.model.transformer import transformer_config
     from trainer.optim.build import _config
@@ -58,15 +58,15 @@ def configure(settings: Settings, rank_context: Any, world: int) -> Gpu:
 
 
 @contextlib.contextmanager
-def engine_there() -> Iterator[None]:
-    """Have the trainer, and megatron-core's constructors, find a Transformer Engine of their range."""
+def pretend_engine() -> Iterator[None]:
+    """Let the trainer, and megatron-core's constructors, find a Transformer Engine of their range."""
     import megatron.core.models.common.embeddings.rope_utils as rope
     from megatron.core import optimizer, utils
     from packaging.version import Version
 
     from trainer.model import backends
 
-    kept = utils._te_version, rope.fused_apply_rotary_pos_emb, optimizer.USING_PYTORCH_OPTIMIZER
+    originals = utils._te_version, rope.fused_apply_rotary_pos_emb, optimizer.USING_PYTORCH_OPTIMIZER
     problem = backends.transformer_engine_problem
     utils._te_version, rope.fused_apply_rotary_pos_emb = Version("2.9.0"), object()
     optimizer.USING_PYTORCH_OPTIMIZER = False
@@ -74,7 +74,7 @@ def engine_there() -> Iterator[None]:
     try:
         yield
     finally:
-        utils._te_version, rope.fused_apply_rotary_pos_emb, optimizer.USING_PYTORCH_OPTIMIZER = kept
+        utils._te_version, rope.fused_apply_rotary_pos_emb, optimizer.USING_PYTORCH_OPTIMIZER = originals
         backends.transformer_engine_problem = problem
 
 

@@ -1,7 +1,7 @@
-"""Run by test_activation_bytes.py in a warm process: what megatron-core keeps in memory, byte by byte.
+"""The bytes that megatron-core keeps in memory; run by test_activation_bytes.py in a warm process.
 
-There is one process. The other ranks are pretended ones, whose messages never come: what is computed is
-wrong, and all of its sizes are right.
+There is one process. The other ranks are pretended ones, whose messages never come: the numbers are
+wrong, and all sizes are right.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ from trainer.world import World
 
 def main(arguments: list[str]) -> int:
     """Answer the questions of one file in another."""
-    asked: dict[str, Any] = json.loads(Path(arguments[0]).read_text())
-    dist.init_process_group("fake", rank=0, world_size=asked["ranks"], store=FakeStore())
+    questions: dict[str, Any] = json.loads(Path(arguments[0]).read_text())
+    dist.init_process_group("fake", rank=0, world_size=questions["ranks"], store=FakeStore())
     as_on_a_gpu()
-    found = {name: kept(read_settings(flat), asked) for name, flat in asked["activations"].items()}
-    states = {name: states_of(read_settings(flat), asked) for name, flat in asked["states"].items()}
-    Path(arguments[1]).write_text(json.dumps({"activations": found, "states": states}))
+    activations = {
+        name: kept_bytes(read_settings(flat), questions) for name, flat in questions["activations"].items()
+    }
+    states = {name: states_of(read_settings(flat), questions) for name, flat in questions["states"].items()}
+    Path(arguments[1]).write_text(json.dumps({"activations": activations, "states": states}))
     return 0
 
 
@@ -59,17 +61,17 @@ class _RmsNorm(torch.autograd.Function):  # type: ignore[misc]
         return x * weight
 
 
-class Held:
+class SavedTensor:
     """A tensor that a node of autograd's graph keeps, for as long as there is the node."""
 
-    living: ClassVar[weakref.WeakSet[Held]] = weakref.WeakSet()
+    living: ClassVar[weakref.WeakSet[SavedTensor]] = weakref.WeakSet()
 
     def __init__(self, tensor: Any) -> None:
         self.tensor = tensor
         self.living.add(self)
 
 
-def built(settings: Settings, asked: dict[str, Any]) -> Any:
+def build_on_ranks(settings: Settings, questions: dict[str, Any]) -> Any:
     from megatron.core import parallel_state
 
     from trainer.distributed import make_rank_context
@@ -77,22 +79,26 @@ def built(settings: Settings, asked: dict[str, Any]) -> Any:
 
     parallel_state.destroy_model_parallel()
     rank_context = make_rank_context(
-        World.from_environment({}), make_layout(settings, asked["ranks"]), torch.device("cpu")
+        World.from_environment({}), make_layout(settings, questions["ranks"]), torch.device("cpu")
     )
-    return build_model(settings, rank_context, asked["vocabulary"])
+    return build_model(settings, rank_context, questions["vocabulary"])
 
 
-def kept(settings: Settings, asked: dict[str, Any]) -> int:
-    """Bytes that are kept between the forward and the backward pass of a micro batch, but for the weights."""
-    model = built(settings, asked)
+def kept_bytes(settings: Settings, questions: dict[str, Any]) -> int:
+    """Return the bytes kept between a micro batch's forward and backward pass, except for the weights."""
+    model = build_on_ranks(settings, questions)
     model.train()
-    Held.living.clear()
-    with torch.autograd.graph.saved_tensors_hooks(Held, lambda kept: kept.tensor):
+    SavedTensor.living.clear()
+    with torch.autograd.graph.saved_tensors_hooks(SavedTensor, lambda saved: saved.tensor):
         loss = model.chunks[0](**arguments(settings))
     weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
-    storages = [held.tensor.untyped_storage() for held in Held.living]
+    storages = [saved.tensor.untyped_storage() for saved in SavedTensor.living]
     del loss
-    return sum({it.data_ptr(): it.nbytes() for it in storages if it.data_ptr() not in weights}.values())
+    return sum(
+        {
+            storage.data_ptr(): storage.nbytes() for storage in storages if storage.data_ptr() not in weights
+        }.values()
+    )
 
 
 def arguments(settings: Settings) -> dict[str, Any]:
@@ -107,19 +113,19 @@ def arguments(settings: Settings) -> dict[str, Any]:
     return T5Batch(source, tokens, tokens, None).arguments()
 
 
-def states_of(settings: Settings, asked: dict[str, Any]) -> dict[str, float]:
-    """Bytes of the weights, the gradients and the optimizer's states after a step, and their parameters."""
+def states_of(settings: Settings, questions: dict[str, Any]) -> dict[str, float]:
+    """Return the bytes of weights, gradients and optimizer states after a step, and the parameters."""
     from trainer.optim.build import Optimizer
 
-    model = built(settings, asked)
+    model = build_on_ranks(settings, questions)
     optimizer = Optimizer(settings, model, torch.device("cpu"))
     model.zero_grad_buffer()
     optimizer.step(0.1)
     weights = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in model.parameters()}
     gradients = [buffer.grad_data for chunk in model.chunks for buffer in chunk.buffers]
     states: dict[int, int] = {}
-    for chained in getattr(optimizer.inner, "chained_optimizers", [optimizer.inner]):
-        adam = chained.optimizer
+    for part in getattr(optimizer.inner, "chained_optimizers", [optimizer.inner]):
+        adam = part.optimizer
         tensors = [p for group in adam.param_groups for p in group["params"]]
         tensors += [
             x for state in adam.state.values() for x in state.values() if torch.is_tensor(x) and x.dim()

@@ -1,8 +1,8 @@
-"""Run by test_evaluation.py in a process of its own: what transformers alone makes of a converted model.
+"""A converted model in transformers alone; run by test_evaluation.py in a process of its own.
 
 ``probe_converted MODEL REQUEST``: the request is a JSON file with ``windows`` of tokens, of which the loss is
-the mean over all targets, a ``text``, of which the bits per byte are told as lm-eval defines them, and
-``code``, Python of the documentation; what it prints is told.
+the mean over all targets, a ``text``, of which the bits per byte are printed as lm-eval defines them, and
+``code``, Python of the documentation, whose output is printed.
 """
 
 from __future__ import annotations

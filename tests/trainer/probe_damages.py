@@ -1,10 +1,10 @@
-"""Run by test_damages.py in processes forked from a warm one: a training whose checkpoints are damaged.
+"""A training whose checkpoints are damaged; run by test_damages.py in processes forked from a warm one.
 
 ``probe_damages CONFIG PRISTINE COUNT SEED``: COUNT times the checkpoints in PRISTINE are copied to where the
 configuration has them, and the newest is damaged, sometimes the one before as well. All ranks then choose,
-verify and load one, and take two steps. The last line tells, for each, what was damaged, which checkpoint was
-loaded, the losses, and what was set aside. The first entries are of none damaged, one for each checkpoint
-that is the newest.
+verify and load one, and take two steps. The last line lists for each the damages, the loaded checkpoint,
+the losses, and the checkpoints set aside. The first entries are without damage, one for each newest
+checkpoint.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ChainRuns:
     names: list[str]
 
     def restock(self, names: list[str]) -> None:
-        """Have the working directory hold chosen checkpoints, as they were written."""
+        """Refill the working directory with chosen checkpoints, as they were written."""
         shutil.rmtree(self.work, ignore_errors=True)
         for name in names:
             shutil.copytree(self.pristine / name, self.work / name)
@@ -54,15 +54,15 @@ class ChainRuns:
     def damage(self, chance: random.Random) -> list[str]:
         """Damage the newest, and every fourth time the one before; return how."""
         self.restock(self.names)
-        many = 2 if chance.random() < 0.25 else 1
+        count = 2 if chance.random() < 0.25 else 1
         return [
             damage(self.work / self.names[-index], self.pristine / self.names[0], chance)
-            for index in range(1, many + 1)
+            for index in range(1, count + 1)
         ]
 
 
-def continued(session: Session) -> dict[str, Any]:
-    """Start from what is there, as a launch does, and take some steps."""
+def continue_training(session: Session) -> dict[str, Any]:
+    """Start from the newest checkpoint, as a launch does, and take some steps."""
     choice = _choose(session)
     assert choice
     session.progress = state.restore(
@@ -83,22 +83,22 @@ def main(arguments: list[str]) -> int:
     settings = read_settings(flatten(load_config(config.parent, config.name)))
     settings.output.log_dir.mkdir(parents=True, exist_ok=True)
     world = World.from_environment(os.environ)
-    names = [found.path.name for found in store.complete(pristine)]
+    names = [checkpoint.path.name for checkpoint in store.complete(pristine)]
     runs = ChainRuns(pristine, settings.saving.directory, names)
-    told: list[dict[str, Any]] = []
+    entries: list[dict[str, Any]] = []
     with process_group(world, "auto") as device:
         broadcast_from_rank0(lambda: runs.restock(names))
         session = open_session(settings, make_rank_context(world, make_layout(settings, world.size), device))
         for newest in range(1, len(names) + 1):
             broadcast_from_rank0(lambda newest=newest: runs.restock(names[:newest]))
-            told.append(continued(session))
+            entries.append(continue_training(session))
         for _ in range(count):
             damages = broadcast_from_rank0(lambda: runs.damage(chance))
-            entry = continued(session)
+            entry = continue_training(session)
             aside = sorted(path.name for path in store.damaged(runs.work))
-            left = sorted(path.name for path in runs.work.iterdir() if not path.is_symlink())
-            told.append({**entry, "damages": damages, "aside": aside, "left": left})
+            remaining = sorted(path.name for path in runs.work.iterdir() if not path.is_symlink())
+            entries.append({**entry, "damages": damages, "aside": aside, "left": remaining})
             dist.barrier()
     if world.is_main:
-        print(json.dumps(told))
+        print(json.dumps(entries))
     return 0

@@ -1,4 +1,4 @@
-"""Run by test_gpu_readiness.py from a warm process: what a CUDA device would get, without one."""
+"""The preparations for a CUDA device, without one; run by test_gpu_readiness.py from a warm process."""
 
 from __future__ import annotations
 
@@ -38,29 +38,29 @@ def main(arguments: list[str]) -> int:
         backends = [group._get_backend(cpu) for group in dist.distributed_c10d._world.pg_map]
         result["timeouts"] = [backend.options._timeout.total_seconds() for backend in backends]
     result["devices"] = devices()
-    result["claims"] = [said(compare, *case) for case in (("cpu", ""), ("cuda", "A"), ("cuda", "B"))]
+    result["claims"] = [answer_of(compare, *case) for case in (("cpu", ""), ("cuda", "A"), ("cuda", "B"))]
     print(json.dumps(result))
     return 0
 
 
 def devices() -> dict[str, str]:
-    """Return what is chosen, or what is said, for each accelerator and number of visible GPUs."""
+    """Return the chosen device, or the error, for each accelerator and number of visible GPUs."""
     torch.version.cuda = "13.0"
-    found = {}
+    choices = {}
     for accelerator in ("gpu", "auto", "cpu"):
         with gpus(0):
-            found[f"{accelerator} 0"] = said(device.choose_device, world(0, 2), accelerator)
+            choices[f"{accelerator} 0"] = answer_of(device.choose_device, world(0, 2), accelerator)
     with gpus(0):
         for driver in (None, "NVRM version: 535.0"):
             device.driver_version = lambda driver=driver: driver
             try:
                 device.choose_device(world(0, 2), "gpu")
             except UserError as error:
-                found[f"told by, driver {driver}"] = error.found_by
+                choices[f"told by, driver {driver}"] = error.found_by
     for visible, rank, tasks in ((1, 3, 8), (8, 3, 8), (4, 3, 8)):
         with gpus(visible):
-            found[f"gpu {visible} of {tasks}"] = said(device.choose_device, world(rank, tasks), "gpu")
-    return found
+            choices[f"gpu {visible} of {tasks}"] = answer_of(device.choose_device, world(rank, tasks), "gpu")
+    return choices
 
 
 @contextmanager
@@ -88,7 +88,7 @@ def world(rank: int, tasks: int) -> World:
     return World.from_environment({name: str(value) for name, value in names.items()})
 
 
-def said(function: Any, *arguments: Any) -> str:
+def answer_of(function: Any, *arguments: Any) -> str:
     try:
         return str(function(*arguments))
     except UserError as error:
@@ -105,7 +105,7 @@ def compare(kind: str, gpu: str) -> None:
 
 
 def broken_engine(directory: Path) -> dict[str, Any]:
-    """Return what is found of a Transformer Engine whose library does not load."""
+    """Return the problem of a Transformer Engine whose library does not load, and if it is used."""
     from trainer.model import backends
 
     package = directory / "transformer_engine" / "pytorch"
@@ -122,32 +122,37 @@ def broken_engine(directory: Path) -> dict[str, Any]:
 
 
 def generators_that_differ(rank_context: Any) -> dict[str, Any]:
-    """Return what is said when this rank drew more than the first, and whether it gets the first's state."""
+    """Return the warning when this rank drew more than the first, and if it gets the first's state."""
     from trainer.checkpoint import rng_state
     from trainer.logs import LOGGER
 
-    said: list[str] = []
+    messages: list[str] = []
     originals, warning, first = (
         (dist.all_gather_object, dist.broadcast_object_list),
         LOGGER.warning,
         rng_state._states(),
     )
 
-    def gather(found: list[str], own: str, group: Any = None) -> None:
-        originals[0](found, own, group=group)
-        found.append(rng_state._digest(first))
+    def gather(digests: list[str], digest: str, group: Any = None) -> None:
+        originals[0](digests, digest, group=group)
+        digests.append(rng_state._digest(first))
 
-    def broadcast(found: list[Any], src: int, group: Any) -> None:
-        found[0] = first
+    def broadcast(received: list[Any], src: int, group: Any) -> None:
+        received[0] = first
 
-    LOGGER.warning = lambda text, *values: said.append(text % values)
+    LOGGER.warning = lambda text, *values: messages.append(text % values)
     rng_state.make_equal(rank_context)
-    silent = not said
+    silent = not messages
     torch.rand(1)
     dist.all_gather_object, dist.broadcast_object_list = gather, broadcast
     rng_state.make_equal(rank_context)
     (dist.all_gather_object, dist.broadcast_object_list), LOGGER.warning = originals, warning
-    kept = torch.equal(first["cpu"], torch.get_rng_state())
+    took_first = torch.equal(first["cpu"], torch.get_rng_state())
     # A GPU's state is a seed and an offset.
     states = (rng_state._states(), {"device": torch.zeros(16, dtype=torch.uint8)})
-    return {"silent": silent, "said": said, "kept": kept, "fit": [rng_state.fits(state) for state in states]}
+    return {
+        "silent": silent,
+        "said": messages,
+        "kept": took_first,
+        "fit": [rng_state.fits(state) for state in states],
+    }

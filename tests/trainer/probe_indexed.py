@@ -63,7 +63,7 @@ def write(prefix: Path, dtype: str) -> None:
     output.publish()
 
 
-def by_megatron(prefix: Path) -> dict[str, Any]:
+def read_by_megatron(prefix: Path) -> dict[str, Any]:
     """Return the documents that megatron-core reads."""
     dataset = IndexedDataset(str(prefix))
     rows = [dataset[number].tolist() for number in range(len(dataset))]
@@ -74,8 +74,8 @@ def by_megatron(prefix: Path) -> dict[str, Any]:
     }
 
 
-def by_us(prefix: Path) -> dict[str, Any]:
-    """Return the tokens that our source reads, in windows of two that overlap by one; or what it refuses."""
+def read_by_us(prefix: Path) -> dict[str, Any]:
+    """Return the tokens that our source reads, in windows of two that overlap by one; or its refusal."""
     try:
         source = IndexedSource(prefix, build_index(prefix, WHOLE), 0, 1)
         windows = [source.window(number).tolist() for number in range(source.windows)]
@@ -86,14 +86,14 @@ def by_us(prefix: Path) -> dict[str, Any]:
 
 def blending(number: int) -> dict[str, Any]:
     """Blend by random weights both ways; return how far each strays from the weights and from the other."""
-    drawn, size = random.Random(number), 4000
-    weights = [10 ** drawn.uniform(-3, 0) for _ in range(drawn.randint(1, 12))]
+    draw, size = random.Random(number), 4000
+    weights = [10 ** draw.uniform(-3, 0) for _ in range(draw.randint(1, 12))]
     shares = np.array(weights) / sum(weights)
     theirs, within = np.zeros(size, dtype=np.int16), np.zeros(size, dtype=np.int64)
     helpers.build_blending_indices(theirs, within, shares, len(shares), size, False)
     interleaving = Interleaving([int(weight * 10**12) for weight in weights])
     ours = np.array([interleaving.place(sample)[0] for sample in range(size)])
-    counts = [np.cumsum(taken[:, None] == np.arange(len(shares)), axis=0) for taken in (ours, theirs)]
+    counts = [np.cumsum(sources[:, None] == np.arange(len(shares)), axis=0) for sources in (ours, theirs)]
     ideal = np.arange(1, size + 1)[:, None] * shares
     return {
         "sources": len(shares),
@@ -105,7 +105,7 @@ def blending(number: int) -> dict[str, Any]:
 
 def changed_under_its_name(directory: Path) -> list[list[int]]:
     """Return the first window of a data set before and after it is written anew, with a cache of indices."""
-    prefix, found = directory / "changing", []
+    prefix, windows = directory / "changing", []
     data = Data(
         "mmap", Blend((prefix,), None), None, None, directory / "cache", False, False, False, Tokenizer()
     )
@@ -113,12 +113,12 @@ def changed_under_its_name(directory: Path) -> list[list[int]]:
         build(prefix, [[document]], DType.optimal_dtype(100))
         for _ in range(2):
             source = open_training(data, find_indices(data, False), 1)
-            found.append([source.windows, *source.window(0).tolist()])
-    return found
+            windows.append([source.windows, *source.window(0).tolist()])
+    return windows
 
 
 def main(arguments: list[str]) -> int:
-    """Print what was found."""
+    """Print the results as JSON."""
     directory = Path(arguments[0])
     build(directory / "builder_uint16", [[[1, 2, 3]], [[4], [5, 65499]], [[6]]], np.uint16)
     build(directory / "builder_int32", [[[70000, 2]], [[3, 4], [], [5]]], np.int32)
@@ -126,17 +126,17 @@ def main(arguments: list[str]) -> int:
     write(directory / "ours_small", "<u2")
     write(directory / "ours_large", "<i4")
     prefixes = sorted(path.with_suffix("") for path in directory.glob("*.idx"))
-    whole = [prefix for prefix in prefixes if not prefix.name.startswith("bad_")]
+    valid = [prefix for prefix in prefixes if not prefix.name.startswith("bad_")]
     print(
         json.dumps(
             {
-                "megatron": {prefix.name: by_megatron(prefix) for prefix in whole},
-                "we": {prefix.name: by_us(prefix) for prefix in prefixes},
+                "megatron": {prefix.name: read_by_megatron(prefix) for prefix in valid},
+                "we": {prefix.name: read_by_us(prefix) for prefix in prefixes},
                 "blending": [blending(number) for number in range(40)],
                 "changed": changed_under_its_name(directory),
             }
         )
     )
-    # What is thrown away late complains here, or never.
+    # Objects that are collected late complain here, or never.
     gc.collect()
     return 0

@@ -1,4 +1,4 @@
-"""Run by test_gpu_layouts.py from a warm process: what a GPU would get for sizes and for drawn layouts."""
+"""The configuration of a GPU for sizes and drawn layouts; run by test_gpu_layouts.py from a warm process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import hypothesis.strategies as st
 import torch
 import yaml
 
-from tests.trainer.megatron_rules import CUDA, broken_rules, configure, engine_there
+from tests.trainer.megatron_rules import CUDA, broken_rules, configure, pretend_engine
 from trainer import cpu_shim
 from trainer.config.layout import make_layout
 from trainer.config.load import flatten
@@ -87,7 +87,10 @@ def main(arguments: list[str]) -> int:
     base = flatten(yaml.safe_load(Path(arguments[0]).read_text()))
     sizes: dict[str, Any] = json.loads(Path(arguments[1]).read_text())
     result: dict[str, Any] = {"applied": {}, "sizes": {}}
-    with process_group(World.from_environment({"MASTER_PORT": arguments[2]}), "auto") as cpu, engine_there():
+    with (
+        process_group(World.from_environment({"MASTER_PORT": arguments[2]}), "auto") as cpu,
+        pretend_engine(),
+    ):
         rank_context = make_rank_context(World.from_environment({}), make_layout(read_settings(base), 1), cpu)
         for size, flat in sizes.items():
             world = flat["trainer.num_nodes"] * flat["trainer.devices"]
@@ -109,35 +112,35 @@ def main(arguments: list[str]) -> int:
             assert not (broken := broken_rules(gpu, result["applied"])), broken
 
         result["kernels"] = kernels(read_settings({**base, **OVERLAPPED}), rank_context)
-        result["drawn"] = said(holds)
-        # As it was when two stages with virtual ones exchanged in one batch.
+        result["drawn"] = error_of(holds)
+        # An earlier version let two stages with virtual ones exchange in one batch.
         transformer.overlaps_p2p = lambda parallel: parallel.virtual > 1 and parallel.overlap_p2p
-        result["swapped"] = said(holds)
+        result["swapped"] = error_of(holds)
     print(json.dumps(result))
     return 0
 
 
 def kernels(settings: Any, rank_context: Any) -> dict[str, Any]:
-    """Return what Transformer Engine is asked for, by a stand-in for its tensor-parallel buffers."""
+    """Return the requests to Transformer Engine, by a stand-in for its tensor-parallel buffers."""
     calls: list[Any] = []
     base = types.ModuleType("transformer_engine.pytorch.module.base")
     base.UserBufferQuantizationMode = SimpleNamespace(FP8="fp8", NONE="none")  # type: ignore[attr-defined]
     base.initialize_ub = lambda **options: calls.append(options)  # type: ignore[attr-defined]
     sys.modules[base.__name__] = base
     plain = replace(settings, parallel=replace(settings.parallel, sequence=False))
-    asked = [backends.overlaps_tensor(each, CUDA) for each in (settings, plain)]
+    overlaps = [backends.overlaps_tensor(case, CUDA) for case in (settings, plain)]
     backends.start_tensor_overlap(settings)
     layer = torch.nn.Linear(2, 2)
     layer.fuse_wgrad_accumulation = False
     head = torch.nn.Linear(2, 2)
     backends.fuse_accumulation([torch.nn.Sequential(layer, head)])
     return {
-        "asked": asked,
+        "asked": overlaps,
         "buffers": calls,
         "fused": [getattr(part, "fuse_wgrad_accumulation", None) for part in (layer, head)],
-        "lacks": said(lambda: transformer.check_device(settings, CUDA)),
-        "without": said(lambda: transformer.check_device(without_engine(settings), CUDA)),
-        "on a CPU": said(lambda: transformer.check_device(settings, torch.device("cpu"))),
+        "lacks": error_of(lambda: transformer.check_device(settings, CUDA)),
+        "without": error_of(lambda: transformer.check_device(without_engine(settings), CUDA)),
+        "on a CPU": error_of(lambda: transformer.check_device(settings, torch.device("cpu"))),
     }
 
 
@@ -145,7 +148,7 @@ def without_engine(settings: Any) -> Any:
     return replace(settings, architecture=replace(settings.architecture, transformer_engine=False))
 
 
-def said(check: Any) -> str | None:
+def error_of(check: Any) -> str | None:
     try:
         check()
     except Exception as error:

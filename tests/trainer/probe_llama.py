@@ -1,4 +1,4 @@
-"""Run by test_llama.py from a warm process: what Llama's keys change in a model."""
+"""The effects of Llama's keys on a model; run by test_llama.py from a warm process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FULL = {
 }
 
 
-class Written:
+class TwoDocuments:
     """One window: a document of twelve tokens, its end among them, and one of twenty."""
 
     windows = 1
@@ -103,14 +103,14 @@ def fused_loss(plain: Settings, fused: Settings, rank_context: Any) -> list[floa
     """Return the loss without and with the fused cross entropy."""
     from trainer.data.batches import GPTBatchBuilder
 
-    found = []
+    losses = []
     for settings in (plain, fused):
         model = chunk(settings, rank_context)
-        batch = next(GPTBatchBuilder(304, None, 1, rank_context.device).batches(Written(5), [0]))
+        batch = next(GPTBatchBuilder(304, None, 1, rank_context.device).batches(TwoDocuments(5), [0]))
         # With precision=32 the trainer does not fuse it, for the sake of its gradient.
         model.config.cross_entropy_loss_fusion = settings.architecture.loss_fusion
-        found.append(float(model(**batch.arguments()).mean()))
-    return found
+        losses.append(float(model(**batch.arguments()).mean()))
+    return losses
 
 
 def masks_kept(settings: Settings, rank_context: Any) -> int:
@@ -119,7 +119,9 @@ def masks_kept(settings: Settings, rank_context: Any) -> int:
 
     model = chunk(settings, rank_context)
     batch = next(
-        GPTBatchBuilder(304, None, 1, rank_context.device, Resets(END, True, True)).batches(Written(1), [0])
+        GPTBatchBuilder(304, None, 1, rank_context.device, Resets(END, True, True)).batches(
+            TwoDocuments(1), [0]
+        )
     )
     places: set[int] = set()
 
@@ -150,7 +152,7 @@ def repeated_groups() -> float:
 
 
 def always_masked(settings: Settings, rank_context: Any) -> bool:
-    """Return whether attention has a mask even where a window is one document."""
+    """Return True if attention has a mask even where a window is one document."""
     from trainer.data.vocabulary import Vocabulary
     from trainer.loop.batch_building import document_resets
 
@@ -167,12 +169,14 @@ def documents(settings: Settings, rank_context: Any) -> dict[str, float]:
     model = chunk(settings, rank_context).eval()
 
     def losses(first: int, resets: Resets | None) -> Any:
-        batch = next(GPTBatchBuilder(304, None, 1, rank_context.device, resets).batches(Written(first), [0]))
+        batch = next(
+            GPTBatchBuilder(304, None, 1, rank_context.device, resets).batches(TwoDocuments(first), [0])
+        )
         with torch.no_grad():
             return model(**batch.arguments())[0, FIRST + 1 :]
 
     apart = Resets(END, True, True)
-    alone = torch.from_numpy(Written(1).window(0))[FIRST + 1 :]
+    alone = torch.from_numpy(TwoDocuments(1).window(0))[FIRST + 1 :]
     with torch.no_grad():
         count = len(alone) - 1
         places = torch.arange(count)[None]

@@ -1,4 +1,4 @@
-"""Run by test_models.py from a warm process: builds models without a training around them."""
+"""Models without a training around them; run by test_models.py from a warm process."""
 
 from __future__ import annotations
 
@@ -77,14 +77,14 @@ def weight_decay(settings: Settings, rank_context: Any) -> dict[str, list[float]
         parameter.data.fill_(1.0)
     model.zero_grad_buffer()
     optimizer.step(0.1)
-    found: dict[str, set[float]] = {"matrices": set(), "vectors": set()}
+    weights: dict[str, set[float]] = {"matrices": set(), "vectors": set()}
     for parameter in model.parameters():
-        found["vectors" if parameter.dim() == 1 else "matrices"].update(parameter.unique().tolist())
-    return {name: sorted(values) for name, values in found.items()}
+        weights["vectors" if parameter.dim() == 1 else "matrices"].update(parameter.unique().tolist())
+    return {name: sorted(values) for name, values in weights.items()}
 
 
 def foreign_token(device: Any) -> str:
-    """Return what is said of tokens that the vocabulary does not have."""
+    """Return the error for tokens that the vocabulary does not have."""
     from trainer.data.batches import GPTBatchBuilder
     from trainer.data.source import MockSource
     from trainer.errors import UserError
@@ -120,26 +120,26 @@ def waits_in_a_step(settings: Settings, rank_context: Any) -> list[int]:
                 self.read += "get_grad_norm_fp32" not in names
             return operation(*args, **kwargs or {})
 
-    session, joined, reduce = open_session(settings, rank_context), [], dist.all_reduce
+    session, collectives, reduce = open_session(settings, rank_context), [], dist.all_reduce
 
-    def counted(tensor: Any, *arguments: Any, group: Any = None, **options: Any) -> Any:
-        joined.extend([tensor] * (group is None))
+    def count_collectives(tensor: Any, *arguments: Any, group: Any = None, **options: Any) -> Any:
+        collectives.extend([tensor] * (group is None))
         return reduce(tensor, *arguments, group=group, **options)
 
     with contextlib.closing(_feed(session)) as feed:
         clock, phases = StepClock(), PhaseTimer(rank_context.device)
-        # The third step is the first one that tells of phases.
+        # The third step is the first one that reports phases.
         for _ in range(2):
             _step(session, phases, feed, clock, lambda: [False])
-        dist.all_reduce = counted
+        dist.all_reduce = count_collectives
         with Counting() as counting:
             _step(session, phases, feed, clock, lambda: [False])
         dist.all_reduce = reduce
-    return [counting.read, len(joined)]
+    return [counting.read, len(collectives)]
 
 
 def overflowing_gradient(settings: Settings, rank_context: Any) -> str:
-    """Return what is said of a step whose loss is finite and whose gradient is not."""
+    """Return the error of a step whose loss is finite and whose gradient is not."""
     from trainer.errors import DivergedError
     from trainer.loop.run import _feed, _step
     from trainer.loop.session import open_session

@@ -1,4 +1,4 @@
-"""Run by test_optimization.py from a warm process: our steps beside torch's, our ramps by Megatron's."""
+"""Our steps and ramps next to torch's and Megatron's; run by test_optimization.py from a warm process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainer.config.settings import Settings, read_settings
 from trainer.distributed import make_rank_context, process_group
 from trainer.world import World
 
-# Of three steps: the learning rates, and the scale of the gradient, whose norm is about 140 times that.
+# The learning rates of three steps, and the scales of the gradient, whose norm is about 140 times that.
 RATES = (1e-2, 3e-3, 5e-3)
 SCALES = (1.0, 1e-3, 1e-5)
 
@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> int:
 
 
 def three_steps(settings: Settings, rank_context: Any) -> dict[str, Any]:
-    """Take three steps with made-up gradients, and the same with torch's AdamW and groups told by name.
+    """Take three steps with made-up gradients, and the same with torch's AdamW and groups chosen by name.
 
     Returns
     -------
@@ -48,15 +48,15 @@ def three_steps(settings: Settings, rank_context: Any) -> dict[str, Any]:
 
     model = build_model(settings, rank_context, 304)
     optimizer = Optimizer(settings, model, rank_context.device)
-    named = dict(model.named_parameters())
-    before = {name: parameter.detach().float().clone() for name, parameter in named.items()}
+    parameters = dict(model.named_parameters())
+    before = {name: parameter.detach().float().clone() for name, parameter in parameters.items()}
     masters = {name: torch.nn.Parameter(value.clone()) for name, value in before.items()}
-    reference = hand_made(settings, masters)
+    reference = reference_optimizer(settings, masters)
     generator = torch.Generator().manual_seed(5)
     norms, expected = [], []
     for lr, scale in zip(RATES, SCALES, strict=True):
         model.zero_grad_buffer()
-        for name, parameter in named.items():
+        for name, parameter in parameters.items():
             gradient = torch.randn(parameter.shape, generator=generator) * scale
             parameter.main_grad.copy_(gradient)
             masters[name].grad = gradient.clone()
@@ -67,22 +67,22 @@ def three_steps(settings: Settings, rank_context: Any) -> dict[str, Any]:
         for group in reference.param_groups:
             group["lr"] = lr
         reference.step()
-    ours = {name: parameter.detach().float() for name, parameter in named.items()}
-    theirs = {name: master.detach().to(named[name].dtype).float() for name, master in masters.items()}
+    ours = {name: parameter.detach().float() for name, parameter in parameters.items()}
+    theirs = {name: master.detach().to(parameters[name].dtype).float() for name, master in masters.items()}
     far = [
         float((ours[name] - theirs[name]).abs().max() / (theirs[name] - before[name]).abs().max())
-        for name in named
+        for name in parameters
     ]
     return {
-        "differing": [name for name in named if not torch.equal(ours[name], theirs[name])],
+        "differing": [name for name in parameters if not torch.equal(ours[name], theirs[name])],
         "far": max(far),
         "norms": norms,
         "expected": expected,
     }
 
 
-def hand_made(settings: Settings, masters: dict[str, Any]) -> torch.optim.AdamW:
-    """Return torch's AdamW; biases and norms are told by their names."""
+def reference_optimizer(settings: Settings, masters: dict[str, Any]) -> torch.optim.AdamW:
+    """Return torch's AdamW; biases and norms are recognised by their names."""
     chosen = settings.optimization
     plain = [name for name in masters if name.endswith("bias") or "norm" in name]
     assert 0 < len(plain) < len(masters)

@@ -1,4 +1,4 @@
-"""Run by test_overlap.py in processes forked from a warm one: steps with communication beside them.
+"""Steps with communication beside them; run by test_overlap.py in processes forked from a warm one.
 
 ``probe_overlap CONFIG CASES``: for each case of the JSON, a name with what changes in the configuration, take
 steps and tell their losses, and the digests of the weights on this rank and in a checkpoint.
@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> int:
     config = Path(arguments[0])
     base, world = flatten(yaml.safe_load(config.read_text())), World.from_environment(os.environ)
     stand_in_for_fused_adam()
-    # By parameter, whatever the buckets: what is compared.
+    # States are saved by parameter, whatever the buckets, so that they can be compared.
     state.has_empty_share = lambda _: True
     results: dict[str, Any] = {}
     with process_group(world, "auto") as device:
@@ -60,17 +60,17 @@ def main(arguments: list[str]) -> int:
 
 
 def extra_states(base: dict[str, Any], config: Path, world: World, device: Any) -> list[list[int]]:
-    """Return what layers kept of their own at a save, and what they were given at its restoration.
+    """Return the layers' extra states at a save, and those that they get at its restoration.
 
     Transformer Engine's layers keep the largest values of earlier steps so, by the same two methods.
     """
     from megatron.core.tensor_parallel import layers
 
-    given: list[list[int]] = [[], []]
+    states: list[list[int]] = [[], []]
     originals: dict[Any, Any] = {}
 
-    def take(_: Any, kept: Any) -> None:
-        given[1].extend([] if kept is None else kept.tolist())
+    def take(_: Any, extra: Any) -> None:
+        states[1].extend([] if extra is None else extra.tolist())
 
     for kind in (layers.ColumnParallelLinear, layers.RowParallelLinear):
         originals[kind] = kind.get_extra_state, kind.set_extra_state
@@ -84,14 +84,14 @@ def extra_states(base: dict[str, Any], config: Path, world: World, device: Any) 
     training = Training(settings, rank_context, Progress())
     for module in training.model.chunks[0].modules():
         if isinstance(module, tuple(originals)):
-            given[0].extend([] if (kept := module.get_extra_state()) is None else kept.tolist())
+            states[0].extend([] if (extra := module.get_extra_state()) is None else extra.tolist())
     training.step()
     training.save(config.parent, "extra").finish()
     training.restore(config.parent / "extra")
     for kind, methods in originals.items():
         kind.get_extra_state, kind.set_extra_state = methods
     parallel_state.destroy_model_parallel()
-    return given
+    return states
 
 
 def weights(training: Training) -> str:

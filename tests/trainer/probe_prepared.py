@@ -1,4 +1,4 @@
-"""Run by test_prepared_data.py from a warm process: megatron-core's reader, and ours on top of it."""
+"""megatron-core's reader, and ours on top of it; run by test_prepared_data.py from a warm process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainer.errors import UserError
 
 
 def main(arguments: list[str]) -> int:
-    """Print what was found."""
+    """Print the results as JSON."""
     warnings.simplefilter("ignore")
     prefix = Path(arguments[0])
     dataset = IndexedDataset(str(prefix))
@@ -25,24 +25,24 @@ def main(arguments: list[str]) -> int:
     for split in (0, 1):
         source = IndexedSource(prefix, index, split, 32)
         windows.append([source.window(index).tolist() for index in range(source.windows)])
-    refused = ""
+    refusal = ""
     try:
         IndexedSource(prefix, index, 2, 32)
     except UserError as error:
-        refused = str(error)
-    joined = prefix.with_name("joined")
-    builder = IndexedDatasetBuilder(f"{joined}.bin", dtype=DType.optimal_dtype(300))
+        refusal = str(error)
+    merged = prefix.with_name("joined")
+    builder = IndexedDatasetBuilder(f"{merged}.bin", dtype=DType.optimal_dtype(300))
     for shard in arguments[1:]:
         builder.add_index(shard)
-    builder.finalize(f"{joined}.idx")
-    found = {
-        "joined": [sha256(Path(f"{joined}{suffix}").read_bytes()).hexdigest() for suffix in (".bin", ".idx")],
+    builder.finalize(f"{merged}.idx")
+    result = {
+        "joined": [sha256(Path(f"{merged}{suffix}").read_bytes()).hexdigest() for suffix in (".bin", ".idx")],
         "documents": documents,
         "dtype": str(dataset.index.dtype),
         "boundaries": dataset.document_indices.tolist(),
         "windows": windows,
-        "refused": refused,
+        "refused": refusal,
         "splits": [split_documents((99990.0, 8.0, 2.0), 40), split_documents((1.0, 1.0, 1.0), 40)],
     }
-    print(json.dumps(found))
+    print(json.dumps(result))
     return 0

@@ -1,10 +1,10 @@
-"""Run by test_resharding.py in processes forked from a warm one: a training that changes its layout.
+"""A training that changes its layout; run by test_resharding.py in processes forked from a warm one.
 
 ``probe_resharding CONFIG OUTPUT STAGES``: the stages are JSON, taken by all ranks one after the other: a
 name, what changes in the configuration, and which stage's checkpoint is restored, if any. Each saves what it
-has then, and takes the next two steps, whose losses are told. Checkpoints lie beside the configuration. Of
-those in shards of the optimizer's buckets the tensors of a resharded copy are told, and the copy stays; what
-the first stage has is saved in megatron-core's own format for all parallel sizes too.
+has then, and takes the next two steps, whose losses it prints. Checkpoints lie beside the configuration. For
+those in shards of the optimizer's buckets it prints the tensors of a resharded copy, which stays; the first
+stage is saved in megatron-core's own format for all parallel sizes too.
 """
 
 from __future__ import annotations
@@ -110,9 +110,9 @@ class Training:
 
     def restore(self, path: Path) -> None:
         """Load a checkpoint."""
-        found, wrong = store.open_checkpoint(path)
-        assert found, wrong
-        choice = Choice(found, load_optimizer=True, is_branch=False)
+        checkpoint, problem = store.open_checkpoint(path)
+        assert checkpoint, problem
+        choice = Choice(checkpoint, load_optimizer=True, is_branch=False)
         self.progress = state.restore(
             choice, self.model, self.optimizer.inner, self.rank_context, self.settings.seed
         )
@@ -121,7 +121,7 @@ class Training:
 def main(arguments: list[str]) -> int:
     config = Path(arguments[0])
     base, world = flatten(yaml.safe_load(config.read_text())), World.from_environment(os.environ)
-    told: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     LOGGER.addHandler(logging.StreamHandler())
     LOGGER.setLevel(logging.INFO)
     with process_group(world, "auto") as device:
@@ -144,15 +144,15 @@ def main(arguments: list[str]) -> int:
                 with patch.object(state, "optimizer_format", lambda *_: FULLY_RESHARDABLE):
                     training.save(config.parent, f"{name}-gathered").finish()
                 training.strategy = strategy
-            told[name] = _beside(training, config.parent, name)
+            results[name] = _beside(training, config.parent, name)
             parallel_state.destroy_model_parallel()
     if world.is_main:
-        for name in told:
-            told[name]["tensors"] = _digests(config.parent / name)
+        for name in results:
+            results[name]["tensors"] = _digests(config.parent / name)
             if (gathered := config.parent / f"{name}-gathered").exists():
-                told[name]["gathered"] = _digests(gathered)
-            told[name]["beside"] = _digests(config.parent / f"{name}-beside")
-        Path(arguments[1]).write_text(json.dumps(told))
+                results[name]["gathered"] = _digests(gathered)
+            results[name]["beside"] = _digests(config.parent / f"{name}-beside")
+        Path(arguments[1]).write_text(json.dumps(results))
     return 0
 
 
@@ -160,40 +160,40 @@ def _beside(training: Training, directory: Path, name: str) -> dict[str, Any]:
     """Save beside the next step: not a byte is written before the step is done."""
     gate, write = threading.Event(), AsyncSave._write
 
-    def late(pending: AsyncSave) -> None:
+    def write_late(pending: AsyncSave) -> None:
         gate.wait()
         write(pending)
 
-    AsyncSave._write = late  # type: ignore[method-assign]
+    AsyncSave._write = write_late  # type: ignore[method-assign]
     pending = training.save(directory, f"{name}-beside", background=True)
     AsyncSave._write = write  # type: ignore[method-assign]
     loss = training.step()
     written_early = pending.is_written()
     gate.set()
-    found = pending.finish()
+    checkpoint = pending.finish()
     # The first loss does not depend on the optimizer's states.
     return {
         "losses": [loss, training.step()],
         "written_early": written_early,
-        "step": found.marker.step,
-        "format": found.marker.optimizer,
+        "step": checkpoint.marker.step,
+        "format": checkpoint.marker.optimizer,
     }
 
 
 def _digests(path: Path) -> dict[str, str]:
     """Return a digest of each whole tensor in a checkpoint, or in its copy for all parallel sizes."""
-    found, wrong = store.open_checkpoint(path)
-    assert found, wrong
-    if found.marker.optimizer == DP_RESHARDABLE:
-        path = reshard.reshard(found).path
+    checkpoint, problem = store.open_checkpoint(path)
+    assert checkpoint, problem
+    if checkpoint.marker.optimizer == DP_RESHARDABLE:
+        path = reshard.reshard(checkpoint).path
     reader = FileSystemReader(str(path))
-    wanted = {
+    tensors = {
         name: torch.empty(entry.size, dtype=entry.properties.dtype)
         for name, entry in reader.read_metadata().state_dict_metadata.items()
         if isinstance(entry, TensorStorageMetadata)
     }
-    _load_state_dict(wanted, storage_reader=reader, no_dist=True)
-    return {name: f"{tuple(tensor.shape)} {_bits(tensor)}" for name, tensor in sorted(wanted.items())}
+    _load_state_dict(tensors, storage_reader=reader, no_dist=True)
+    return {name: f"{tuple(tensor.shape)} {_bits(tensor)}" for name, tensor in sorted(tensors.items())}
 
 
 def _bits(tensor: Any) -> str:

@@ -1,4 +1,4 @@
-"""Run by test_models.py in a process of its own, without megatron-core: the shim where there is CUDA."""
+"""The shim where there is CUDA; run by test_models.py in a process of its own, without megatron-core."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from trainer import cpu_shim  # noqa: E402
 def shim_with_cuda() -> dict[str, bool]:
     """Pretend that there is a CUDA device: the shim must change nothing."""
     available, torch.cuda.is_available = torch.cuda.is_available, lambda: True
-    watched = {name: getattr(torch.cuda, name) for name in ("current_device", "synchronize", "manual_seed")}
-    installed = cpu_shim.install()
+    functions = {name: getattr(torch.cuda, name) for name in ("current_device", "synchronize", "manual_seed")}
+    was_installed = cpu_shim.install()
     torch.cuda.is_available = available
     return {
-        "installed": installed,
-        "changed": any(getattr(torch.cuda, name) is not value for name, value in watched.items()),
+        "installed": was_installed,
+        "changed": any(getattr(torch.cuda, name) is not value for name, value in functions.items()),
         "imported": "megatron.core" in sys.modules,
     }
 

@@ -1,4 +1,4 @@
-"""Run by test_stock_sizes.py from a warm process: builds models whose weights take no memory, and counts."""
+"""Parameter counts of models whose weights take no memory; run by test_stock_sizes.py from a warm process."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from trainer.distributed import make_rank_context, process_group
 from trainer.world import World
 
 
-def _without_numbers() -> None:
-    """Draw none: there is nothing to keep them in, and most of building a large model is to begin anew."""
+def _draw_no_numbers() -> None:
+    """Replace the drawing of numbers, which takes most of building a large model and is not needed here."""
     torch.manual_seed = lambda seed: torch.default_generator
     torch.nn.init.normal_ = lambda tensor, *_, **__: tensor
 
 
 def main(arguments: list[str]) -> int:
-    _without_numbers()
-    asked: dict[str, dict[str, Any]] = json.loads(Path(arguments[1]).read_text())
-    found = {}
+    _draw_no_numbers()
+    requests: dict[str, dict[str, Any]] = json.loads(Path(arguments[1]).read_text())
+    counts = {}
     with process_group(World.from_environment({"MASTER_PORT": arguments[0]}), "auto") as device:
         rank_context = None
-        for size, given in asked.items():
-            settings = on_one_rank(read_settings(given["flat"]))
+        for size, request in requests.items():
+            settings = on_one_rank(read_settings(request["flat"]))
             rank_context = rank_context or make_rank_context(
                 settings_world(), make_layout(settings, 1), device
             )
-            found[size] = parameters(
-                settings, replace(rank_context, device=torch.device("meta")), given["vocabulary"]
+            counts[size] = parameters(
+                settings, replace(rank_context, device=torch.device("meta")), request["vocabulary"]
             )
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(json.dumps({"parameters": found, "megabytes": peak}))
+    print(json.dumps({"parameters": counts, "megabytes": peak}))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Run by test_t5_models.py from a warm process: builds T5 models without a training around them."""
+"""T5 models without a training around them; run by test_t5_models.py from a warm process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainer.config.settings import Settings, read_settings
 from trainer.distributed import make_rank_context, process_group
 from trainer.world import World
 
-# What the tokenizer has, its sentinels, and both padded to a multiple of 8.
+# The tokenizer's tokens, its sentinels, and both padded to a multiple of 8.
 TEXT, SENTINELS, PADDED = 200, 100, 304
 
 
@@ -43,17 +43,17 @@ def one_variant(settings: Settings, rank_context: Any) -> dict[str, Any]:
     model = build_model(settings, rank_context, PADDED)
     optimizer = Optimizer(settings, model, rank_context.device)
     weights = dict(model.named_parameters())
-    found = {
+    numbers = {
         "parameters": parameter_count(model),
         "names": list(weights),
         "alike": alike(weights),
-        "changed": what_changes(model, batches(settings)[0]),
+        "changed": changed_places(model, batches(settings)[0]),
         "loss": StepReduction(train_losses(settings, model, iter(batches(settings)), 4)).read()[0],
     }
-    found["without_gradient"] = [name for name, weight in weights.items() if not weight.main_grad.any()]
-    found["grad_norm"] = optimizer.step(1e-2)
-    found["after"] = StepReduction(train_losses(settings, model, iter(batches(settings)), 4)).read()[0]
-    return found
+    numbers["without_gradient"] = [name for name, weight in weights.items() if not weight.main_grad.any()]
+    numbers["grad_norm"] = optimizer.step(1e-2)
+    numbers["after"] = StepReduction(train_losses(settings, model, iter(batches(settings)), 4)).read()[0]
+    return numbers
 
 
 def batches(settings: Settings) -> list[Any]:
@@ -75,33 +75,32 @@ def alike(weights: dict[str, Any]) -> list[str]:
     """Return the layers' matrices that start as another of the same shape does."""
     layers = [(name, weight) for name, weight in weights.items() if ".layers." in name and weight.dim() == 2]
     return [
-        f"{name} {other}"
+        f"{name} {other_name}"
         for number, (name, weight) in enumerate(layers)
-        for other, second in layers[number + 1 :]
-        if weight.shape == second.shape and torch.equal(weight, second)
+        for other_name, other_weight in layers[number + 1 :]
+        if weight.shape == other_weight.shape and torch.equal(weight, other_weight)
     ]
 
 
-def what_changes(model: Any, batch: Any) -> dict[str, list[int]]:
+def changed_places(model: Any, batch: Any) -> dict[str, list[int]]:
     """Return at which targets the loss changes with the encoder's last token, and the decoder's middle."""
     model.eval()
     chunk = model.chunks[0]
     middle = batch.labels.shape[1] // 2
     with torch.no_grad():
         plain = chunk(**batch.arguments())
-        read = chunk(**replace(batch, inputs=other(batch.inputs, -1)).arguments())
-        written = chunk(**replace(batch, decoder_inputs=other(batch.decoder_inputs, middle)).arguments())
-    return {"encoder": places(plain, read), "decoder": places(plain, written)}
+        encoder_changed = chunk(**replace(batch, inputs=change_token(batch.inputs, -1)).arguments())
+        decoder_changed = chunk(
+            **replace(batch, decoder_inputs=change_token(batch.decoder_inputs, middle)).arguments()
+        )
+    return {"encoder": places(plain, encoder_changed), "decoder": places(plain, decoder_changed)}
 
 
-def other(tokens: Any, rank_context: int) -> Any:
+def change_token(tokens: Any, place: int) -> Any:
     changed = tokens.clone()
-    changed[:, rank_context] = (changed[:, rank_context] + 1) % TEXT
+    changed[:, place] = (changed[:, place] + 1) % TEXT
     return changed
 
 
 def places(first: Any, second: Any) -> list[int]:
-    return [
-        int(rank_context)
-        for rank_context in ((first - second).abs().max(0).values > 1e-7).nonzero().flatten()
-    ]
+    return [int(place) for place in ((first - second).abs().max(0).values > 1e-7).nonzero().flatten()]

@@ -37,28 +37,28 @@ class Run:
         ]
 
     def lines(self, kind: str) -> list[dict[str, Any]]:
-        """Return what all launches told so far; a line may be half written."""
+        """Return the events of all launches so far; a line may be half written."""
         path = self.log_dir / "metrics.jsonl"
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
         events = [json.loads(line) for line in lines if line.endswith("\n")]
         return [event for event in events if event["kind"] == kind]
 
     def last_step(self) -> int:
-        """Return the last step that was told."""
+        """Return the last step that was reported."""
         return max((line["step"] for line in self.lines("train")), default=0)
 
     def wait_for_step(self, step: int) -> None:
-        """Return when a step was told."""
+        """Wait until a step is reported."""
         deadline = time.monotonic() + PATIENCE
         while self.last_step() < step:
-            assert time.monotonic() < deadline, self.said()
+            assert time.monotonic() < deadline, self.output()
             time.sleep(0.005)
 
     def wait_for(self, text: str) -> None:
-        """Return when a rank has written a text to stdout or stderr."""
+        """Wait until a rank has written a text to stdout or stderr."""
         deadline = time.monotonic() + PATIENCE
-        while text not in self.said():
-            assert time.monotonic() < deadline, self.said()
+        while text not in self.output():
+            assert time.monotonic() < deadline, self.output()
             time.sleep(0.005)
 
     def send(self, number: signal.Signals, *ranks: int) -> None:
@@ -70,11 +70,11 @@ class Run:
         """Wait for the ranks and return their exit codes."""
         return [rank.wait() for rank in self.ranks]
 
-    def said(self, *ranks: int) -> str:
-        """Return all that was written to stdout and stderr, by chosen ranks or by all."""
+    def output(self, *ranks: int) -> str:
+        """Return the output to stdout and stderr, of chosen ranks or of all."""
         return "\n".join(self._outputs[rank].read_text() for rank in ranks or range(len(self.ranks)))
 
     def checkpoints(self) -> list[str]:
         """Return the names of the checkpoints."""
-        found = (self.log_dir / "checkpoints").glob("megatron*")
-        return sorted(path.name for path in found)
+        paths = (self.log_dir / "checkpoints").glob("megatron*")
+        return sorted(path.name for path in paths)

@@ -10,7 +10,7 @@ import pytest
 from launcher.estimates.activations import Layer, kept_by_embedding, kept_by_output
 from launcher.estimates.memory import StageMemory, estimate_memory
 from launcher.estimates.training import training_of
-from tests.trainer.conftest import edited
+from tests.trainer.conftest import config_with
 from tests.trainer.t5 import T5, both
 from tests.warm import WarmPool
 from trainer.config.load import flatten
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.trainer
 
 RANKS, VOCABULARY = 2, 256
 TOKENS, BATCH, TARGETS = 128, 4, 64
-# Statistics of norms, rotary angles: what is not worth counting in a real model.
+# Statistics of norms and rotary angles, which are not worth counting in a real model.
 CLOSE = 0.03
 
 COMMON: dict[str, Any] = {
@@ -85,47 +85,49 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 
 
 def configurations() -> dict[str, dict[str, Any]]:
-    """By name and depth: of each variant one of a layer and one of two."""
-    made = {
-        f"{name} {depth}": edited({**GPT, **changes, "model.num_layers": depth})
+    """Return configurations by name and depth: of each variant one of a layer and one of two."""
+    configs = {
+        f"{name} {depth}": config_with({**GPT, **changes, "model.num_layers": depth})
         for name, changes in VARIANTS.items()
         for depth in (1, 2)
     }
     for encoder, decoder in ((1, 1), (2, 1), (1, 2)):
         depths = {"model.encoder.num_layers": encoder, "model.decoder.num_layers": decoder}
-        made[f"t5 {encoder} {decoder}"] = edited({**MIXED_T5, **depths})
-    return made
+        configs[f"t5 {encoder} {decoder}"] = config_with({**MIXED_T5, **depths})
+    return configs
 
 
 def with_optimizers() -> dict[str, dict[str, Any]]:
-    return {name: edited({**GPT, "model.num_layers": 1, **changes}) for name, changes in OPTIMIZERS.items()}
+    return {
+        name: config_with({**GPT, "model.num_layers": 1, **changes}) for name, changes in OPTIMIZERS.items()
+    }
 
 
 @pytest.fixture(scope="module")
-def measured(pool: WarmPool, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def measurements(pool: WarmPool, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     directory = tmp_path_factory.mktemp("bytes")
-    asked = {
+    requests = {
         "ranks": RANKS,
         "vocabulary": VOCABULARY,
         "activations": {name: flatten(config) for name, config in configurations().items()},
         "states": {name: flatten(config) for name, config in with_optimizers().items()},
     }
-    questions, answers, said = (directory / name for name in ("questions", "answers", "said"))
-    questions.write_text(json.dumps(asked))
-    started = pool.start([str(questions), str(answers)], {}, said, "tests.trainer.probe_activations")
-    assert started.wait() == 0, said.read_text()
+    questions, answers, output = (directory / name for name in ("questions", "answers", "said"))
+    questions.write_text(json.dumps(requests))
+    process = pool.start([str(questions), str(answers)], {}, output, "tests.trainer.probe_activations")
+    assert process.wait() == 0, output.read_text()
     result: dict[str, Any] = json.loads(answers.read_text())
     return result
 
 
-def estimated(config: dict[str, Any]) -> StageMemory:
+def estimate(config: dict[str, Any]) -> StageMemory:
     stages = estimate_memory(config, 1, "megatron")
     assert stages is not None
     (stage,) = stages
     return stage
 
 
-def one_more(numbers: dict[str, float], more: str, less: str) -> float:
+def difference(numbers: dict[str, float], more: str, less: str) -> float:
     return numbers[more] - numbers[less]
 
 
@@ -137,30 +139,30 @@ def one_more(numbers: dict[str, float], more: str, less: str) -> float:
         ("t5 1 2", "t5 1 1"),  # of the decoder
     ],
 )
-def test_a_layer_keeps_what_the_estimate_says(measured: dict[str, Any], more: str, less: str) -> None:
-    known = configurations()
-    activations = {name: estimated(known[name]).activations for name in (more, less)}
-    found = one_more(measured["activations"], more, less)
-    assert one_more(activations, more, less) == pytest.approx(found, rel=CLOSE)
+def test_layer_keeps_the_estimated_bytes(measurements: dict[str, Any], more: str, less: str) -> None:
+    configs = configurations()
+    activations = {name: estimate(configs[name]).activations for name in (more, less)}
+    measured_bytes = difference(measurements["activations"], more, less)
+    assert difference(activations, more, less) == pytest.approx(measured_bytes, rel=CLOSE)
 
 
 @pytest.mark.parametrize("name", ["gpt", "dropout", "tensor", "sequence", "llama"])
-def test_the_ends_of_a_model_keep_what_the_estimate_says(measured: dict[str, Any], name: str) -> None:
-    kept = measured["activations"]
-    found = 2 * kept[f"{name} 1"] - kept[f"{name} 2"]
+def test_ends_of_a_model_keep_the_estimated_bytes(measurements: dict[str, Any], name: str) -> None:
+    activations = measurements["activations"]
+    measured_bytes = 2 * activations[f"{name} 1"] - activations[f"{name} 2"]
     training = training_of(configurations()[f"{name} 1"], 1, "megatron")
     assert training is not None
     layer, tensor = Layer(training, training.stacks[0]), training.parallel.tensor
     ends = kept_by_embedding(layer).plus(kept_by_output(layer))
     logits = 4 * VOCABULARY / tensor
     expected = TOKENS * BATCH * (ends.on_rank(tensor, training.sequence_parallel) + logits)
-    # Beside that the numbers of the tokens, their places and the labels, in 64 bits.
-    assert expected == pytest.approx(found, rel=CLOSE, abs=TOKENS * BATCH * 32)
+    # The tokens, their positions and the labels come on top of it, in 64 bits.
+    assert expected == pytest.approx(measured_bytes, rel=CLOSE, abs=TOKENS * BATCH * 32)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_parameter_takes_what_the_estimate_says(measured: dict[str, Any], name: str) -> None:
-    found, stage = measured["states"][name], estimated(with_optimizers()[name])
+def test_parameter_takes_the_estimated_bytes(measurements: dict[str, Any], name: str) -> None:
+    states, stage = measurements["states"][name], estimate(with_optimizers()[name])
     for part in ("weights", "gradients", "optimizer"):
-        each = getattr(stage, part) / stage.parameters
-        assert each == pytest.approx(found[part] / found["parameters"], rel=0.01), part
+        per_parameter = getattr(stage, part) / stage.parameters
+        assert per_parameter == pytest.approx(states[part] / states["parameters"], rel=0.01), part

@@ -1,4 +1,4 @@
-"""Blends: what the configuration may say, which source a sample comes from, and what is held out."""
+"""Blends: valid configurations, the source of each sample, and the held-out windows."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def read(flat: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("prefixes", "expected"),
     [
         (["/a"], Blend((Path("/a"),), None)),
         ("/a", Blend((Path("/a"),), None)),
@@ -49,13 +49,13 @@ def read(flat: dict[str, Any]) -> Any:
         (["30", "/a", " 7e1", "/b"], Blend((Path("/a"), Path("/b")), (Fraction(30), Fraction(70)))),
     ],
 )
-def test_the_forms_of_a_blend(given: Any, expected: Blend) -> None:
-    data = read({PREFIX: given})
+def test_each_form_of_a_blend_is_read(prefixes: Any, expected: Blend) -> None:
+    data = read({PREFIX: prefixes})
     assert data.training == data.heldout == expected
     assert data.splits == (900, 50, 50)
 
 
-def test_a_blend_for_each_split_takes_the_data_sets_whole() -> None:
+def test_blend_for_each_split_takes_whole_data_sets() -> None:
     flat = {f"{PREFIX}.train": [3, "/a", 1, "/b"], f"{PREFIX}.validation": ["/c"], f"{PREFIX}.test": ["/d"]}
     data = read(flat)
     assert str(data.training) == "75 % /a, 25 % /b"
@@ -63,7 +63,7 @@ def test_a_blend_for_each_split_takes_the_data_sets_whole() -> None:
     assert data.splits is None
 
 
-def test_held_out_data_that_are_not_named_are_missed_only_where_they_are_wanted() -> None:
+def test_missing_held_out_data_are_refused_only_where_they_are_opened() -> None:
     data = read({f"{PREFIX}.train": ["/a"]})
     assert data.heldout is None
     with pytest.raises(UserError, match=r"data_prefix\.validation is missing.*limit_val_batches=0"):
@@ -76,7 +76,7 @@ def test_mock_data_need_no_prefix() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flat", "told"),
+    ("flat", "message"),
     [
         ({PREFIX: []}, "[prefix]"),
         ({}, "[prefix]"),
@@ -95,10 +95,10 @@ def test_mock_data_need_no_prefix() -> None:
         ({f"{PREFIX}.train": ["/a"], f"{PREFIX}.validation": [0, "/b"]}, f"{PREFIX}.validation="),
     ],
 )
-def test_invalid_blends_are_refused(flat: dict[str, Any], told: str) -> None:
+def test_invalid_blends_are_refused(flat: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=r"model\.data\.data_prefix") as error:
         read(flat)
-    assert told in str(error.value)
+    assert message in str(error.value)
 
 
 @given(weights=WEIGHTS, samples=st.integers(1, 200))
@@ -141,15 +141,15 @@ def test_each_source_of_a_blend_sees_its_windows_once_in_each_of_its_own_epochs(
     sizes, weights = [5, 11, 3], [Fraction(7, 10), Fraction(1, 10), Fraction(1, 5)]
     order = BlendedOrder(Interleaving(weights), sizes, seed=9)
     starts = list(itertools.accumulate([0, *sizes]))
-    seen: dict[int, list[int]] = {0: [], 1: [], 2: []}
+    windows_of_source: dict[int, list[int]] = {0: [], 1: [], 2: []}
     for sample in range(600):
         window = order.window(sample)
         source = sum(window >= start for start in starts[1:])
-        seen[source].append(window - starts[source])
-    assert {source: len(windows) for source, windows in seen.items()} == {0: 420, 1: 60, 2: 120}
+        windows_of_source[source].append(window - starts[source])
+    assert {source: len(windows) for source, windows in windows_of_source.items()} == {0: 420, 1: 60, 2: 120}
     for source, size in enumerate(sizes):
-        whole = len(seen[source]) // size
-        epochs = [tuple(seen[source][at * size : (at + 1) * size]) for at in range(whole)]
+        full_epochs = len(windows_of_source[source]) // size
+        epochs = [tuple(windows_of_source[source][at * size : (at + 1) * size]) for at in range(full_epochs)]
         assert all(sorted(epoch) == list(range(size)) for epoch in epochs)
         assert len(set(epochs)) > 1
 
@@ -166,7 +166,7 @@ def test_sources_of_one_size_have_orders_of_their_own() -> None:
 
 @pytest.fixture(scope="module")
 def blend(tmp_path_factory: pytest.TempPathFactory) -> BlendedSource:
-    """Three data sets whose tokens tell where they come from: from 1000, 2000 and 3000; 0 ends a document."""
+    """Return three data sets whose tokens show their source: from 1000, 2000 and 3000; 0 ends a document."""
     directory, sources = tmp_path_factory.mktemp("blend"), []
     for number, length in enumerate((700, 90, 400), start=1):
         stream = [0 if at % 13 == 12 else 1000 * number + at for at in range(length)]
@@ -187,7 +187,7 @@ def test_a_blended_source_counts_through_its_sources(blend: BlendedSource) -> No
 
 
 def _tensors(batch: Batch) -> list[Any]:
-    """Return all tensors; no mask stands for one that forbids only what is later."""
+    """Return all tensors; no mask stands for one that forbids only later tokens."""
     rows, length = batch.tokens.shape
     later = torch.ones(length, length, dtype=torch.bool).triu(1).expand(rows, 1, length, length)
     mask = batch.arguments()["attention_mask"]
@@ -202,12 +202,12 @@ def _steps(source: Any, batches: list[int], ranks: int, micro: int, consumed: in
     for batch in batches:
         parts = []
         for rank in range(ranks):
-            # As a rank would: everything made anew from the seed and the number of consumed samples.
+            # Each rank makes everything anew from the seed and the number of consumed samples.
             order = make_order(source, 1234, 1)
-            maker = GPTBatchBuilder(5000, 0, micro, torch.device("cpu"), resets)
+            builder = GPTBatchBuilder(5000, 0, micro, torch.device("cpu"), resets)
             share = rank_share(consumed, batch, rank, ranks)
             windows: list[int | None] = [order.window(sample) for sample in share]
-            parts += [_tensors(made) for made in maker.batches(source, windows)]
+            parts += [_tensors(micro_batch) for micro_batch in builder.batches(source, windows)]
         steps.append([torch.cat(tensors) for tensors in zip(*parts, strict=True)])
         consumed += batch
     return steps
@@ -223,18 +223,18 @@ def test_global_batches_are_bitwise_those_of_one_rank_when_four_become_two_and_t
     resumed = _steps(source, growing, 4, 1, 40)
     resumed += _steps(source, [8, 8, 8], 2, 2, 60) + _steps(source, [8, 8, 8], 1, 8, 84)
     assert len(alone[0]) == 5
-    for expected, found in zip(alone, resumed, strict=True):
-        for one, other in zip(expected, found, strict=True):
-            assert one.dtype == other.dtype
-            assert torch.equal(one, other)
+    for expected, actual in zip(alone, resumed, strict=True):
+        for left, right in zip(expected, actual, strict=True):
+            assert left.dtype == right.dtype
+            assert torch.equal(left, right)
     if blended:
         origins = Counter(int(row.max()) // 1000 for step in alone for row in step[0])
         assert set(origins) == {1, 2, 3}
 
 
 def _heldout(source: Any, batches: int) -> list[int]:
-    made = heldout_windows(source, batches, 4, 4, seed=5)
-    return [window for batch in made for window in batch if window is not None]
+    heldout = heldout_windows(source, batches, 4, 4, seed=5)
+    return [window for batch in heldout for window in batch if window is not None]
 
 
 def test_validation_blends_by_the_weights_with_every_source_represented(blend: BlendedSource) -> None:
@@ -246,29 +246,29 @@ def test_validation_blends_by_the_weights_with_every_source_represented(blend: B
     assert sources(_heldout(blend, 1)) == [1, 2, 1] or sources(_heldout(blend, 1)) == [2, 1, 1]
     assert _heldout(blend, 5) == _heldout(blend, 5)
     # The small source is repeated, no more than it takes to see the others whole.
-    whole = _heldout(blend, 10_000)
-    assert set(whole) == set(range(147))
-    counts = sources(whole)
+    windows_of_all = _heldout(blend, 10_000)
+    assert set(windows_of_all) == set(range(147))
+    counts = sources(windows_of_all)
     assert counts[2] == 49
-    assert abs(counts[0] / len(whole) - 0.5) < 0.01
-    first = [window for window in whole if 87 <= window < 98]
+    assert abs(counts[0] / len(windows_of_all) - 0.5) < 0.01
+    first = [window for window in windows_of_all if 87 <= window < 98]
     assert first[:11] == first[11:22]
 
 
-def test_validating_more_than_there_is_takes_no_more_memory(blend: BlendedSource) -> None:
+def test_validating_more_windows_than_exist_takes_no_more_memory(blend: BlendedSource) -> None:
     assert _heldout(blend, 10**15) == _heldout(blend, 10_000)
 
 
-def test_a_training_of_a_blend_for_each_split(trainings: Any, tokenized: Any, tmp_path: Path) -> None:
+def test_training_reads_a_blend_for_each_split(trainings: Any, tokenized: Any, tmp_path: Path) -> None:
     prefix = str(tokenized.prefix)
-    named = {"train": [3, prefix, 1, prefix], "validation": [prefix]}
-    changes = {"model.data.data_prefix": named, "model.data.index_mapping_dir": str(tmp_path / "indices")}
-    done = trainings("blend", {**changes, "trainer.max_steps": 2, "trainer.limit_val_batches": 1})
-    assert done.codes == [0], done.stdout[0] + done.stderr[0]
-    assert f"data: 75 % {prefix}, 25 % {prefix} | training" in done.stdout[0]
-    assert "taken whole, not by model.data.splits_string" in done.stdout[0]
-    assert f"warning: held out and trained on: {prefix}\n" in done.stdout[0]
-    assert [line["consumed_samples"] for line in done.lines("train")] == [8, 16]
+    prefixes = {"train": [3, prefix, 1, prefix], "validation": [prefix]}
+    changes = {"model.data.data_prefix": prefixes, "model.data.index_mapping_dir": str(tmp_path / "indices")}
+    outcome = trainings("blend", {**changes, "trainer.max_steps": 2, "trainer.limit_val_batches": 1})
+    assert outcome.codes == [0], outcome.stdout[0] + outcome.stderr[0]
+    assert f"data: 75 % {prefix}, 25 % {prefix} | training" in outcome.stdout[0]
+    assert "taken whole, not by model.data.splits_string" in outcome.stdout[0]
+    assert f"warning: held out and trained on: {prefix}\n" in outcome.stdout[0]
+    assert [line["consumed_samples"] for line in outcome.lines("train")] == [8, 16]
     assert [path for path in (tmp_path / "indices").iterdir() if path.name.startswith("sample-index-")]
 
 

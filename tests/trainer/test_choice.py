@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainer.test_retention import MARKED
+from tests.trainer.test_retention import BLANK_MARKER
 from trainer.checkpoint.choice import Choice, Chooser
 from trainer.checkpoint.store import Checkpoint, begin, finish, sync_part
 from trainer.config.resume import Resume, read_resume
@@ -33,20 +33,20 @@ def choose(saving: Saving, resume: Resume) -> Choice | None:
 def save(saving: Saving, step: int, resume: Resume | None = None) -> Checkpoint:
     unfinished = begin(saving.directory, f"m-step={step}")
     (unfinished / "__0_0.distcp").write_text("weights")
-    recorded = {} if resume is None else resume.record()
-    marker = replace(MARKED, step=step, resume=recorded, files=sync_part(unfinished, 0))
+    record = {} if resume is None else resume.record()
+    marker = replace(BLANK_MARKER, step=step, resume=record, files=sync_part(unfinished, 0))
     return finish(unfinished, f"m-step={step}", marker)
 
 
 def test_a_training_continues_from_its_newest_checkpoint(saving: Saving) -> None:
     assert choose(saving, Resume()) is None
     # The first version's markers do not know of interventions.
-    for recorded in (None, Resume()):
-        newest = save(saving, 2, recorded)
+    for resume in (None, Resume()):
+        newest = save(saving, 2, resume)
         assert choose(saving, Resume()) == Choice(newest, load_optimizer=True, is_branch=False)
 
 
-def test_going_back_is_done_once(saving: Saving) -> None:
+def test_training_goes_back_once(saving: Saving) -> None:
     first, _ = save(saving, 1), save(saving, 2)
     went_back = Choice(first, load_optimizer=True, is_branch=True)
     assert choose(saving, AGAIN) == went_back
@@ -57,7 +57,7 @@ def test_going_back_is_done_once(saving: Saving) -> None:
     assert choose(saving, AGAIN) == Choice(later, load_optimizer=True, is_branch=False)
 
 
-def test_another_intervention_starts_from_what_the_one_before_came_to(saving: Saving) -> None:
+def test_another_intervention_starts_from_the_result_of_the_one_before(saving: Saving) -> None:
     save(saving, 1)
     later = save(saving, 2, AGAIN)
     lower = Resume(lr_scale=0.5, load_optimizer=False)
@@ -82,20 +82,20 @@ def test_incomplete_checkpoint_is_refused_and_complete_ones_are_listed(saving: S
     save(saving, 1)
     (save(saving, 20).path / "__0_0.distcp").write_text("torn")
     (saving.directory / "m-step=3").mkdir()
-    for name, told in [
+    for name, message in [
         ("m-step=2", "there is no such directory"),
         ("m-step=3", "no complete.json"),
         ("m-step=20", "__0_0.distcp is missing or has"),
     ]:
         with pytest.raises(UserError, match=f"resume.checkpoint={name}: ") as error:
             choose(saving, Resume(checkpoint=name))
-        assert told in str(error.value)
+        assert message in str(error.value)
         assert f"complete ones in {saving.directory} are m-step=1; did you mean 'm-step=1'?" in str(
             error.value
         )
 
 
-def test_only_the_newest_is_pointed_at(saving: Saving) -> None:
+def test_latest_points_at_the_newest_checkpoint(saving: Saving) -> None:
     save(saving, 1)
     newest = save(saving, 2)
     (saving.directory / "latest").unlink()
@@ -104,7 +104,7 @@ def test_only_the_newest_is_pointed_at(saving: Saving) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "told"),
+    ("key", "value", "message"),
     [
         ("checkpoint", "latest", "or null for the newest"),
         ("checkpoint", "/run/checkpoints/latest", "or null for the newest"),
@@ -118,10 +118,10 @@ def test_only_the_newest_is_pointed_at(saving: Saving) -> None:
         ("data_generation", 0.5, "whole number"),
     ],
 )
-def test_values_that_mean_nothing(key: str, value: object, told: str) -> None:
+def test_invalid_values_are_refused(key: str, value: object, message: str) -> None:
     with pytest.raises(UserError, match=f"resume.{key}=") as error:
         read_resume(Values({f"resume.{key}": value, **CONTINUES}))
-    assert told in str(error.value)
+    assert message in str(error.value)
 
 
 def test_resume_checkpoint_is_refused_for_a_start_at_step_0() -> None:
@@ -133,6 +133,6 @@ def test_the_node_may_be_left_out_or_null() -> None:
     assert read_resume(Values({})) == Resume()
     nothing = dict.fromkeys(asdict(Resume()))
     assert read_resume(Values({f"resume.{key}": value for key, value in nothing.items()})) == Resume()
-    given = {"checkpoint": "m-step=1", "load_optimizer": False, "lr_scale": "5e-1", "data_generation": 1}
-    flat = {f"resume.{key}": value for key, value in given.items()}
+    values = {"checkpoint": "m-step=1", "load_optimizer": False, "lr_scale": "5e-1", "data_generation": 1}
+    flat = {f"resume.{key}": value for key, value in values.items()}
     assert read_resume(Values({**flat, **CONTINUES})) == Resume("m-step=1", False, 0.5, 1)

@@ -59,7 +59,7 @@ PATIENCE = 120
 
 
 class Run:
-    """A run of two processes, launched as often as asked; checkpoints are shared, logs are each launch's."""
+    """A run of two processes, launched repeatedly; checkpoints are shared, each launch has its own logs."""
 
     def __init__(self, trainings: Any, name: str, changes: dict[str, Any], start: Callable[..., Any]) -> None:
         self._trainings, self._name, self._changes, self._start = trainings, name, changes, start
@@ -91,16 +91,16 @@ class Run:
         for process in self._processes:
             process.send_signal(signal.SIGKILL)
         first, *others = [process.wait() for process in self._processes]
-        assert first == -signal.SIGKILL, self.said()
+        assert first == -signal.SIGKILL, self.output()
         # On a busy machine another may have missed the first and ended by itself.
-        assert all(code in (-signal.SIGKILL, 1) for code in others), self.said()
+        assert all(code in (-signal.SIGKILL, 1) for code in others), self.output()
 
     def end(self) -> None:
         """Wait until all ranks have ended well."""
-        assert [process.wait() for process in self._processes] == [0] * WORLD, self.said()
+        assert [process.wait() for process in self._processes] == [0] * WORLD, self.output()
 
-    def said(self) -> str:
-        """Return what the last launch wrote to stdout and stderr."""
+    def output(self) -> str:
+        """Return the last launch's output to stdout and stderr."""
         last = self.log_dirs[-1]
         return "\n".join(last.with_name(f"{last.name}.rank{rank}").read_text() for rank in range(WORLD))
 
@@ -112,45 +112,45 @@ class Run:
         return [event for event in events if event["kind"] == kind]
 
     def numbers(self) -> dict[tuple[str, int], set[tuple[Any, ...]]]:
-        """Return, for each step of any launch, all that was ever computed there: one value if all agree."""
-        found: dict[tuple[str, int], set[tuple[Any, ...]]] = {}
+        """Return, for each step of any launch, all values that were computed there: one if all agree."""
+        values_of_step: dict[tuple[str, int], set[tuple[Any, ...]]] = {}
         fields = {"train": ("loss", "grad_norm", "lr", "consumed_samples"), "validation": ("val_loss",)}
         for log_dir in self.log_dirs:
             for kind, names in fields.items():
                 for event in self.events(kind, log_dir):
                     values = tuple(event[name] for name in names)
-                    found.setdefault((kind, event["step"]), set()).add(values)
-        return found
+                    values_of_step.setdefault((kind, event["step"]), set()).add(values)
+        return values_of_step
 
     def wait_for_checkpoint(self) -> None:
         """Wait for the first checkpoint: a busy disk may still write it when later steps are done."""
         assert self.checkpoints is not None
-        saved = self.checkpoints
-        until(lambda: any(saved.glob("[!.]*/complete.json")), self.said)
+        directory = self.checkpoints
+        until(lambda: any(directory.glob("[!.]*/complete.json")), self.output)
 
     def wait_for_step(self, step: int) -> None:
-        """Return when the last launch has completed a step."""
+        """Wait until the last launch has completed a step."""
         path, size = self.log_dirs[-1] / "metrics.jsonl", 0
 
-        def happened() -> bool:
+        def has_completed() -> bool:
             nonlocal size
             before, size = size, path.stat().st_size if path.exists() else 0
             # Read again only when there is more: this looks very often.
             return size > before and any(e["step"] >= step for e in self.events("train", path.parent))
 
-        until(happened, self.said)
+        until(has_completed, self.output)
 
     def wait_for_save(self, number: int) -> Path:
         """Return the directory in which the last launch writes its `number`-th checkpoint from now on."""
         assert self.checkpoints
-        seen, directory = set(self.unfinished()), self.checkpoints
+        earlier, directory = set(self.unfinished()), self.checkpoints
         ours: list[Path] = []
 
-        def found() -> bool:
-            ours.extend(path for path in self.unfinished() if path not in seen and path not in ours)
+        def has_begun() -> bool:
+            ours.extend(path for path in self.unfinished() if path not in earlier and path not in ours)
             return len(ours) >= number
 
-        until(found, lambda: f"{directory}: {self.said()}")
+        until(has_begun, lambda: f"{directory}: {self.output()}")
         return ours[number - 1]
 
     def unfinished(self) -> list[Path]:
@@ -159,14 +159,14 @@ class Run:
         return list(self.checkpoints.glob(".unfinished-*"))
 
 
-def until(happened: Callable[[], bool], describe: Callable[[], str]) -> None:
+def until(condition: Callable[[], bool], describe: Callable[[], str]) -> None:
     deadline = time.monotonic() + PATIENCE
-    while not happened():
+    while not condition():
         assert time.monotonic() < deadline, describe()
         time.sleep(0.002)
 
 
-def cold(options: list[str], variables: dict[str, str], output: Path) -> subprocess.Popen[bytes]:
+def start_cold(options: list[str], variables: dict[str, str], output: Path) -> subprocess.Popen[bytes]:
     """Start a process of its own, which lists its imports and the settings of OpenMP."""
     variables = {**variables, "PYTHONPROFILEIMPORTTIME": "1", "OMP_DISPLAY_ENV": "VERBOSE"}
     command = [sys.executable, "-m", "trainer.pretrain", *options]
@@ -177,53 +177,56 @@ def cold(options: list[str], variables: dict[str, str], output: Path) -> subproc
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(trainings: Any, pool: WarmPool) -> Callable[[str], Any]:
+def uninterrupted_numbers(trainings: Any, pool: WarmPool) -> Callable[[str], Any]:
     """Return the numbers of a layout's uninterrupted run; each is run once."""
-    known: dict[str, Any] = {}
+    numbers_of_layout: dict[str, Any] = {}
 
     def numbers(layout: str) -> Any:
-        if layout not in known:
+        if layout not in numbers_of_layout:
             run = Run(trainings, f"uninterrupted_{layout}", LAYOUTS[layout], pool.start)
             run.launch()
             run.end()
-            known[layout] = run.numbers()
+            numbers_of_layout[layout] = run.numbers()
             steps = {"train": set(range(1, STEPS + 1)), "validation": {*range(5, STEPS, 5), STEPS}}
-            assert {kind: {step for each, step in known[layout] if each == kind} for kind in steps} == steps
-        return known[layout]
+            assert {
+                kind: {step for event_kind, step in numbers_of_layout[layout] if event_kind == kind}
+                for kind in steps
+            } == steps
+        return numbers_of_layout[layout]
 
     return numbers
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_training_killed_at_random_steps_continues_bitwise(
-    trainings: Any, pool: WarmPool, uninterrupted: Callable[[str], Any], layout: str
+    trainings: Any, pool: WarmPool, uninterrupted_numbers: Callable[[str], Any], layout: str
 ) -> None:
     print(f"SLIPWAY_TEST_SEED={SEED}")
     chance = random.Random(f"{SEED} {layout}")
     changes = {**LAYOUTS[layout], f"{PARAMS}.every_n_train_steps": 3}
     run = Run(trainings, f"killed_{layout}", changes, pool.start)
 
-    def launch(which: str) -> None:
-        run.launch(cold if (layout, which) in COLD else None)
+    def launch(ordinal: str) -> None:
+        run.launch(start_cold if (layout, ordinal) in COLD else None)
 
-    for which, step in zip(("first", "second"), sorted(chance.sample(range(6, STEPS - 8), 2)), strict=True):
-        launch(which)
+    for ordinal, step in zip(("first", "second"), sorted(chance.sample(range(6, STEPS - 8), 2)), strict=True):
+        launch(ordinal)
         run.wait_for_step(step)
         run.wait_for_checkpoint()
         time.sleep(chance.uniform(0, 0.03))
         run.kill()
-        if (layout, which) in COLD:
-            imported = re.findall(r"^import time: .* (\S+)$", run.said(), re.MULTILINE)
-            assert "torch.optim.adam" in imported and "tensorboard.summary.writer" in imported
-            assert not {"torch._dynamo", "torch._dynamo.utils", "boto3"} & set(imported)
-            assert re.findall(r"GOMP_SPINCOUNT = '(\d+)'", run.said()) == ["0"] * WORLD
+        if (layout, ordinal) in COLD:
+            modules = re.findall(r"^import time: .* (\S+)$", run.output(), re.MULTILINE)
+            assert "torch.optim.adam" in modules and "tensorboard.summary.writer" in modules
+            assert not {"torch._dynamo", "torch._dynamo.utils", "boto3"} & set(modules)
+            assert re.findall(r"GOMP_SPINCOUNT = '(\d+)'", run.output()) == ["0"] * WORLD
     launch("last")
     run.end()
     starts = [run.events("start", log_dir)[0]["step"] for log_dir in run.log_dirs]
     assert starts[0] == 0
     assert 0 < starts[1] <= starts[2]
     assert all(step % 3 == 0 for step in starts)
-    assert run.numbers() == uninterrupted(layout)
+    assert run.numbers() == uninterrupted_numbers(layout)
 
 
 @pytest.mark.parametrize(
@@ -232,7 +235,7 @@ def test_a_training_killed_at_random_steps_continues_bitwise(
 def test_kills_in_the_middle_of_a_checkpoint_cost_no_bit(
     trainings: Any,
     pool: WarmPool,
-    uninterrupted: Callable[[str], Any],
+    uninterrupted_numbers: Callable[[str], Any],
     layout: str,
     kills: int,
     in_background: bool,
@@ -243,7 +246,7 @@ def test_kills_in_the_middle_of_a_checkpoint_cost_no_bit(
     changes = {**LAYOUTS[layout], **saving}
     run = Run(trainings, f"torn_{layout}", changes, pool.start)
     torn: set[Path] = set()
-    left: list[Path] = []
+    leftovers: list[Path] = []
     # Seconds, and about as long as a save takes: what it is on this machine shows.
     longest = 0.05
     for kill in range(kills):
@@ -252,14 +255,14 @@ def test_kills_in_the_middle_of_a_checkpoint_cost_no_bit(
         writing = run.wait_for_save(2 if kill % 3 == 2 else 1)
         time.sleep(chance.uniform(0, longest))
         run.kill()
-        assert all(f"skipping {path}: it is not a complete checkpoint" in run.said() for path in left)
-        left = run.unfinished()
-        torn.update({writing} & set(left))
-        longest *= 1.2 if writing in left else 0.6
+        assert all(f"skipping {path}: it is not a complete checkpoint" in run.output() for path in leftovers)
+        leftovers = run.unfinished()
+        torn.update({writing} & set(leftovers))
+        longest *= 1.2 if writing in leftovers else 0.6
     run.launch()
     run.end()
     assert len(torn) >= kills // 2
-    assert run.numbers() == uninterrupted(layout)
+    assert run.numbers() == uninterrupted_numbers(layout)
     assert run.unfinished() == []
     starts = [run.events("start", log_dir)[0]["step"] for log_dir in run.log_dirs]
     assert starts == sorted(starts)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.trainer.conftest import environment, free_port
-from tests.trainer.probing import probed
+from tests.trainer.probing import run_probe
 from trainer.checkpoint.marker import MARKER
 
 pytestmark = [pytest.mark.trainer, pytest.mark.timeout(300)]
@@ -37,29 +37,29 @@ def environments(world: int) -> tuple[dict[str, str], ...]:
 
 
 @pytest.mark.parametrize(("world", "count"), [(1, 160), (2, 40)])
-def test_a_damaged_checkpoint_is_never_continued_from(
+def test_training_never_continues_from_a_damaged_checkpoint(
     trainings: Any, pool: Any, tmp_path: Path, world: int, count: int
 ) -> None:
     print(f"SLIPWAY_TEST_SEED={SEED}")
     changes = {**TRAINING, "model.tensor_model_parallel_size": world}
-    made = trainings(f"pristine{world}", changes, world, ["--stop-after", "6"])
-    assert made.codes == [0] * world, made.stderr
+    outcome = trainings(f"pristine{world}", changes, world, ["--stop-after", "6"])
+    assert outcome.codes == [0] * world, outcome.stderr
     work = {**changes, f"{PARAMS}.dirpath": str(tmp_path / "work")}
     options, _ = trainings.configure(f"damaged{world}", work, world)
     config = Path(options[1]) / f"{options[3]}.yaml"
-    pristine = str(made.log_dir / "checkpoints")
-    told = probed(
+    pristine = str(outcome.log_dir / "checkpoints")
+    entries = run_probe(
         pool,
         "tests.trainer.probe_damages",
         [str(config), pristine, str(count), f"{SEED} {world}"],
         tmp_path,
         environments(world),
     )
-    expected = {entry["name"]: entry for entry in told[: len(NAMES)]}
+    expected = {entry["name"]: entry for entry in entries[: len(NAMES)]}
     assert list(expected) == NAMES
-    for entry in told[len(NAMES) :]:
-        many = len(entry["damages"])
-        newest = NAMES[-1 - many]
+    for entry in entries[len(NAMES) :]:
+        damaged_count = len(entry["damages"])
+        newest = NAMES[-1 - damaged_count]
         assert {key: entry[key] for key in ("name", "step", "losses")} == expected[newest], entry
         # With the marker of an older one it is no longer the newest, and what is older is not looked into.
         aside = [

@@ -1,4 +1,4 @@
-"""Data that were exchanged under a training: told, and refused until the user accepts them."""
+"""Data that were exchanged under a training: reported, and refused until the user accepts them."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ KEYS = {name: f"model.tokenizer.{name}_file" for name in ("vocab", "merge")}
 # --- the identity by itself
 
 
-def wanted(path: Path, kind: str = DATA) -> InputFile:
+def input_file(path: Path, kind: str = DATA) -> InputFile:
     return InputFile(kind, "key", str(path), str(path))
 
 
 def test_a_touched_or_copied_file_is_the_same(tmp_path: Path) -> None:
     path = tmp_path / "x.bin"
     path.write_bytes(b"tokens")
-    old = identify([wanted(path)])
+    old = identify([input_file(path)])
     os.utime(path, (1, 1))
-    new = identify([wanted(path)])
+    new = identify([input_file(path)])
     assert old[0].mtime != new[0].mtime
     assert differences(old, new) == []
     assert identity.from_json(json.loads(json.dumps(identity.to_json(new)))) == new
@@ -45,12 +45,12 @@ def test_a_changed_byte_of_a_file_that_is_hashed_whole_is_found(tmp_path: Path, 
     path = tmp_path / "x.bin"
     content = bytearray(os.urandom(200_000))
     path.write_bytes(content)
-    old = identify([wanted(path)])
+    old = identify([input_file(path)])
     content[position] ^= 1
     path.write_bytes(content)
-    found = differences(old, identify([wanted(path)]))
-    assert [one.new.name for one in found] == [str(path)]
-    assert "same size" in str(found[0])
+    changes = differences(old, identify([input_file(path)]))
+    assert [change.new.name for change in changes] == [str(path)]
+    assert "same size" in str(changes[0])
 
 
 def test_a_large_bin_is_hashed_by_blocks_from_its_first_byte_to_its_last(tmp_path: Path) -> None:
@@ -58,21 +58,21 @@ def test_a_large_bin_is_hashed_by_blocks_from_its_first_byte_to_its_last(tmp_pat
     path, size = tmp_path / "x.bin", 1 << 40
     with path.open("wb") as file:
         file.truncate(size)
-    old = identify([wanted(path)])
+    old = identify([input_file(path)])
     assert old[0].checksum.startswith("sha256-256x65536:")
     for position in (0, size // 255, size - 1):
         with path.open("r+b") as file:
             os.pwrite(file.fileno(), b"\1", position)
-        new = identify([wanted(path)])
+        new = identify([input_file(path)])
         assert differences(old, new), position
         old = new
 
 
-# Of a file of 100 MiB, in none of the blocks that are hashed.
+# An offset in a file of 100 MiB that is in none of the hashed blocks.
 BETWEEN = 3 << 18
 
 
-class Prepared:
+class PreparedData:
     """A data set of 100 MiB, of which the disk has what is written alone, with its manifest."""
 
     def __init__(self, directory: Path) -> None:
@@ -91,11 +91,13 @@ class Prepared:
             os.pwrite(file.fileno(), sha256.encode(), BETWEEN)
         outputs = [{"path": "x.bin", "size": 100 << 20, "sha256": sha256 * 64}]
         self.manifest.write_text(json.dumps({**self.content, "outputs": outputs}))
-        return identify([wanted(self.bin)])
+        return identify([input_file(self.bin)])
 
 
-def test_a_change_between_the_blocks_is_seen_by_the_manifest_and_told_with_its_cause(tmp_path: Path) -> None:
-    data = Prepared(tmp_path)
+def test_change_between_the_blocks_is_seen_by_the_manifest_and_reported_with_its_cause(
+    tmp_path: Path,
+) -> None:
+    data = PreparedData(tmp_path)
     old = data.write("1")
     assert old[0].origin is not None
     assert old[0].origin["sha256"] == "1" * 64
@@ -106,8 +108,8 @@ def test_a_change_between_the_blocks_is_seen_by_the_manifest_and_told_with_its_c
     data.content["options"] = {"append_eod": False}
     new = data.write("2")
     assert new[0].content == old[0].content
-    (found,) = differences(old, new)
-    assert str(found) == (
+    (change,) = differences(old, new)
+    assert str(change) == (
         f"{data.bin} (key): same size, 111111111111 → 222222222222: source a changed (aaaaaaaaaaaa → "
         "cccccccccccc), without source b, with source d, another tokenizer (tttttttttttt → uuuuuuuuuuuu), "
         "append_eod true → false"
@@ -116,59 +118,59 @@ def test_a_change_between_the_blocks_is_seen_by_the_manifest_and_told_with_its_c
     assert digest(differences(old, new)) != digest(differences(old, third))
 
 
-def test_a_file_that_was_written_after_its_manifest_is_another(tmp_path: Path) -> None:
-    data = Prepared(tmp_path)
+def test_file_written_after_its_manifest_counts_as_changed(tmp_path: Path) -> None:
+    data = PreparedData(tmp_path)
     old = data.write("1")
     later = data.manifest.stat().st_mtime_ns + 2_000_000_000
     with data.bin.open("r+b") as file:
         os.pwrite(file.fileno(), b"x", BETWEEN)
     os.utime(data.bin, ns=(later, later))
-    (found,) = differences(old, identify([wanted(data.bin)]))
-    assert "written again on " in str(found)
-    assert "changed after its manifest was written" in str(found)
+    (change,) = differences(old, identify([input_file(data.bin)]))
+    assert "written again on " in str(change)
+    assert "changed after its manifest was written" in str(change)
 
 
-def test_a_large_file_without_a_manifest_is_another_when_it_was_written_again(tmp_path: Path) -> None:
-    data = Prepared(tmp_path)
+def test_large_file_without_manifest_counts_as_changed_when_written_again(tmp_path: Path) -> None:
+    data = PreparedData(tmp_path)
     data.write("1")
     data.manifest.unlink()
-    old = identify([wanted(data.bin)])
-    assert differences(old, identify([wanted(data.bin)])) == []
+    old = identify([input_file(data.bin)])
+    assert differences(old, identify([input_file(data.bin)])) == []
     os.utime(data.bin, (1, 1))
-    (found,) = changed = differences(old, identify([wanted(data.bin)]))
-    assert "same size, written again on 1970-01-01 00:00:01 UTC" in str(found)
-    assert accepts(digest(changed), changed)
+    (change,) = changes = differences(old, identify([input_file(data.bin)]))
+    assert "same size, written again on 1970-01-01 00:00:01 UTC" in str(change)
+    assert accepts(digest(changes), changes)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"outputs": [{"path": "x.bin"}]}', '{"outputs": 3}'])
-def test_a_damaged_manifest_is_none(tmp_path: Path, text: str) -> None:
-    data = Prepared(tmp_path)
+def test_damaged_manifest_is_ignored(tmp_path: Path, text: str) -> None:
+    data = PreparedData(tmp_path)
     data.write("1")
     data.manifest.write_text(text)
-    assert identify([wanted(data.bin)])[0].origin is None
+    assert identify([input_file(data.bin)])[0].origin is None
 
 
 def test_missing_and_special_files_have_no_identity(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.bin")
     (tmp_path / "directory.bin").mkdir()
     names = ("pipe.bin", "directory.bin", "missing.bin", "nul\0.bin")
-    assert identify([wanted(tmp_path / name) for name in names]) == ()
+    assert identify([input_file(tmp_path / name) for name in names]) == ()
     assert identity.from_json("text") == identity.from_json([{"kind": "data"}, 3]) == ()
 
 
 def test_hugging_face_directory_is_identified_by_its_tokenizer_files(tmp_path: Path) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json", "model.safetensors"):
         (tmp_path / name).write_text("{}")
-    found = identify([wanted(tmp_path, TOKENIZER)])
-    assert [file.key for file in found] == ["key/tokenizer.json", "key/tokenizer_config.json"]
+    files = identify([input_file(tmp_path, TOKENIZER)])
+    assert [file.key for file in files] == ["key/tokenizer.json", "key/tokenizer_config.json"]
 
 
 def test_a_digest_accepts_these_differences_and_no_others(tmp_path: Path) -> None:
-    path, kept = tmp_path / "x.bin", []
+    path, identities = tmp_path / "x.bin", []
     for content in (b"first", b"other", b"third"):
         path.write_bytes(content)
-        kept.append(identify([wanted(path)]))
-    first, other, third = kept
+        identities.append(identify([input_file(path)]))
+    first, other, third = identities
     name = digest(differences(first, other))
     assert accepts(name, differences(first, other))
     assert not accepts(name, differences(first, third))
@@ -176,32 +178,32 @@ def test_a_digest_accepts_these_differences_and_no_others(tmp_path: Path) -> Non
     assert accepts(None, differences(first, first))
 
 
-def test_data_of_other_names_are_told_apart_from_moved_ones(tmp_path: Path) -> None:
+def test_data_of_other_names_are_distinguished_from_moved_ones(tmp_path: Path) -> None:
     for name, content in {"a.bin": b"a", "moved.bin": b"a", "b.bin": b"b"}.items():
         (tmp_path / name).write_bytes(content)
-    a, moved, b = (identify([wanted(tmp_path / f"{name}.bin")]) for name in ("a", "moved", "b"))
+    a, moved, b = (identify([input_file(tmp_path / f"{name}.bin")]) for name in ("a", "moved", "b"))
     assert differences(a, moved) == differences(a, b) == []
     assert identity.renamed(a, moved) == ([], [])
     assert identity.renamed(a, b) == ([str(tmp_path / "a.bin")], [str(tmp_path / "b.bin")])
 
 
-def test_the_launcher_asks_it_as_a_program(tmp_path: Path) -> None:
+def test_launcher_runs_the_module_as_a_program(tmp_path: Path) -> None:
     (tmp_path / "x.idx").write_bytes(b"index")
-    asked = [wanted(tmp_path / "x.idx"), wanted(tmp_path / "lost.idx")]
-    earlier = identify(asked)
+    inputs = [input_file(tmp_path / "x.idx"), input_file(tmp_path / "lost.idx")]
+    earlier = identify(inputs)
     (tmp_path / "x.idx").write_bytes(b"other")
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-S", "-m", "trainer.data.identity"],
-        input=json.dumps({"wanted": [vars(one) for one in asked], "earlier": identity.to_json(earlier)}),
+        input=json.dumps({"wanted": [vars(file) for file in inputs], "earlier": identity.to_json(earlier)}),
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
         check=True,
     )
-    answer, now = json.loads(done.stdout), identify(asked)
+    answer, now = json.loads(result.stdout), identify(inputs)
     assert identity.from_json(answer["identity"]) == now
-    (one,) = found = differences(earlier, now)
-    assert (answer["changed"], answer["accept"]) == ([str(one)], digest(found))
+    (change,) = changes = differences(earlier, now)
+    assert (answer["changed"], answer["accept"]) == ([str(change)], digest(changes))
 
 
 # --- trainings
@@ -256,7 +258,7 @@ def test_exchanged_tokens_are_refused_until_they_are_accepted(trainings: Any, po
         return Run(trainings, pool, name, data.config(steps, **changes), world)
 
     first = start("identity_first", 2)
-    assert first.end() == [0], first.said()
+    assert first.end() == [0], first.output()
     marker = json.loads((data.saved / "m-step=2/complete.json").read_text())
     names = {file["name"] for file in marker["data"]}
     assert names == {f"{data.prefix}.bin", f"{data.prefix}.idx", *map(str, data.bpe.iterdir())}
@@ -265,65 +267,63 @@ def test_exchanged_tokens_are_refused_until_they_are_accepted(trainings: Any, po
     for path in (Path(f"{data.prefix}.bin"), data.bpe / "vocab.json"):
         os.utime(path)
     touched = start("identity_touched", 3, world=2)
-    assert touched.end() == [0, 0], touched.said()
+    assert touched.end() == [0, 0], touched.output()
 
     data.exchange_tokens()
     refused = start("identity_refused", 4)
-    assert refused.end() == [2], refused.said()
-    said = refused.said()
-    assert f"{data.prefix}.bin (model.data.data_prefix): same size" in said
-    assert ".idx" not in said.partition("other data")[2]
+    assert refused.end() == [2], refused.output()
+    output = refused.output()
+    assert f"{data.prefix}.bin (model.data.data_prefix): same size" in output
+    assert ".idx" not in output.partition("other data")[2]
     assert not (data.saved / "m-step=4").exists()
-    found = re.search(r"resume\.accept_data=(data-[0-9a-f]{12})", said)
-    assert found, said
+    match = re.search(r"resume\.accept_data=(data-[0-9a-f]{12})", output)
+    assert match, output
 
     wrong = start("identity_wrong", 4, **{"resume.accept_data": "data-000000000000"})
-    assert wrong.end() == [2], wrong.said()
-    accepted = start("identity_accepted", 4, **{"resume.accept_data": found[1]})
-    assert accepted.end() == [0], accepted.said()
-    assert "accepted" in accepted.said()
+    assert wrong.end() == [2], wrong.output()
+    accepted = start("identity_accepted", 4, **{"resume.accept_data": match[1]})
+    assert accepted.end() == [0], accepted.output()
+    assert "accepted" in accepted.output()
 
-    # What is accepted is from now on the training's; the next exchange is refused although the key stays.
+    # The accepted data are from now on the training's; the next exchange is refused although the key stays.
     again = start("identity_again", 5)
-    assert again.end() == [0], again.said()
+    assert again.end() == [0], again.output()
     data.permute_vocabulary()
-    permuted = start("identity_permuted", 6, **{"resume.accept_data": found[1]})
-    assert permuted.end() == [2], permuted.said()
-    assert f"{data.bpe / 'vocab.json'} ({KEYS['vocab']}): " in permuted.said()
+    permuted = start("identity_permuted", 6, **{"resume.accept_data": match[1]})
+    assert permuted.end() == [2], permuted.output()
+    assert f"{data.bpe / 'vocab.json'} ({KEYS['vocab']}): " in permuted.output()
 
 
 @pytest.mark.trainer
-def test_other_names_are_told_and_moved_data_are_the_same(trainings: Any, pool: Any, data: Data) -> None:
+def test_other_names_are_reported_and_moved_data_are_the_same(trainings: Any, pool: Any, data: Data) -> None:
     first = Run(trainings, pool, "names_first", data.config(2), 1)
-    assert first.end() == [0], first.said()
+    assert first.end() == [0], first.output()
     moved = data.prefix.with_name("moved")
     for suffix in (".bin", ".idx"):
         Path(f"{data.prefix}{suffix}").rename(f"{moved}{suffix}")
     second = Run(
         trainings, pool, "names_moved", data.config(3, **{"model.data.data_prefix": [str(moved)]}), 1
     )
-    assert second.end() == [0], second.said()
-    assert "other data" not in second.said()
+    assert second.end() == [0], second.output()
+    assert "other data" not in second.output()
 
     data.prefix = data.prefix.with_name("another")
     for suffix in (".bin", ".idx"):
         shutil.copy(f"{moved}{suffix}", f"{data.prefix}{suffix}")
     data.exchange_tokens()
     third = Run(trainings, pool, "names_other", data.config(4), 1)
-    assert third.end() == [0], third.said()
-    assert f"the data changed: {moved}.bin → {data.prefix}.bin" in third.said()
+    assert third.end() == [0], third.output()
+    assert f"the data changed: {moved}.bin → {data.prefix}.bin" in third.output()
 
 
 @pytest.mark.trainer
-def test_a_checkpoint_that_tells_nothing_of_its_data_is_continued(
-    trainings: Any, pool: Any, data: Data
-) -> None:
+def test_checkpoint_without_identity_of_its_data_is_continued(trainings: Any, pool: Any, data: Data) -> None:
     first = Run(trainings, pool, "older_first", data.config(2), 1)
-    assert first.end() == [0], first.said()
+    assert first.end() == [0], first.output()
     path = data.saved / "m-step=2/complete.json"
     marker = json.loads(path.read_text())
     del marker["data"], marker["checksums"]
     path.write_text(json.dumps(marker))
     data.exchange_tokens()
     second = Run(trainings, pool, "older_second", data.config(3), 1)
-    assert second.end() == [0], second.said()
+    assert second.end() == [0], second.output()

@@ -12,8 +12,8 @@ pytestmark = pytest.mark.trainer
 END = 9
 
 
-class Written:
-    """One window after another, as they are written here."""
+class ListedWindows:
+    """A source of the listed windows, one after another."""
 
     def __init__(self, *rows: list[int]) -> None:
         self._rows = rows
@@ -31,15 +31,15 @@ def batch_of(
     batch_builder = GPTBatchBuilder(
         10, None, len(rows), "cpu", Resets(END, positions, attention, same_kernel)
     )
-    return next(batch_builder.batches(Written(*rows), list(range(len(rows)))))
+    return next(batch_builder.batches(ListedWindows(*rows), list(range(len(rows)))))
 
 
 def forbidden(batch: Any) -> Any:
     return batch.arguments()["attention_mask"]
 
 
-def by_hand(tokens: list[int]) -> tuple[list[int], list[list[bool]]]:
-    """Megatron's loop: after each end the positions start anew, and no token looks back across it."""
+def by_megatrons_loop(tokens: list[int]) -> tuple[list[int], list[list[bool]]]:
+    """Return positions and mask by Megatron's loop: an end restarts positions and hides earlier tokens."""
     count = len(tokens)
     positions, forbidden = (
         list(range(count)),
@@ -60,7 +60,7 @@ def test_documents_are_kept_apart() -> None:
     mask = forbidden(batch)
     assert mask.shape == (4, 1, 5, 5)
     for number, row in enumerate(rows):
-        positions, expected = by_hand(row[:-1])
+        positions, expected = by_megatrons_loop(row[:-1])
         assert batch.positions[number].tolist() == positions
         assert mask[number, 0].tolist() == expected
 
@@ -71,20 +71,20 @@ def test_mask_is_made_on_the_device_from_the_numbers_of_the_documents() -> None:
     from trainer.data.prefetch import moved
 
     batch = batch_of([1, 2, END, 3, 4, 5], [1, 2, 3, 4, 5, 6])
-    # What is made ahead, pinned and copied is as long as a window, never its square.
+    # All tensors that are made ahead, pinned and copied are as long as a window, never its square.
     prepared = [value for value in vars(batch).values() if isinstance(value, torch.Tensor)]
     assert {tuple(tensor.shape) for tensor in prepared} == {(2, 5)}
     assert len(prepared) == 5
     assert forbidden(moved(batch, torch.device("meta"))).device.type == "meta"
 
 
-def test_each_reset_is_of_its_own() -> None:
+def test_each_reset_is_independent() -> None:
     row = [1, END, 2, 3]
     only_positions = batch_of(row, attention=False)
     assert (only_positions.positions.tolist(), forbidden(only_positions)) == ([[0, 1, 0]], None)
     only_attention = batch_of(row, positions=False)
     assert only_attention.positions.tolist() == [[0, 1, 2]]
-    assert forbidden(only_attention)[0, 0].tolist() == by_hand(row[:-1])[1]
+    assert forbidden(only_attention)[0, 0].tolist() == by_megatrons_loop(row[:-1])[1]
 
 
 def test_one_document_needs_no_mask() -> None:
@@ -97,12 +97,12 @@ def test_one_document_needs_no_mask() -> None:
 def test_mask_is_always_made_with_attention_dropout() -> None:
     row = [1, 2, 3, END]
     batch = batch_of(row, same_kernel=True)
-    assert forbidden(batch)[0, 0].tolist() == by_hand(row[:-1])[1]
+    assert forbidden(batch)[0, 0].tolist() == by_megatrons_loop(row[:-1])[1]
 
 
 def test_no_two_elements_share_memory() -> None:
     # Memory is pinned as it lies, and a copy into what is expanded is an error.
     from trainer.data.batches import GPTBatchBuilder
 
-    batch = next(GPTBatchBuilder(10, None, 2, "cpu").batches(Written([1, 2, 3], [4, 5, 6]), [0, 1]))
+    batch = next(GPTBatchBuilder(10, None, 2, "cpu").batches(ListedWindows([1, 2, 3], [4, 5, 6]), [0, 1]))
     assert all(tensor.is_contiguous() for tensor in (batch.tokens, batch.labels, batch.mask, batch.positions))

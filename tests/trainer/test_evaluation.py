@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.trainer.conftest import REPOSITORY, edited, environment, free_port
+from tests.trainer.conftest import REPOSITORY, config_with, environment, free_port
 from tests.trainer.conversion.checkpoints import write_checkpoint
 from tests.trainer.conversion.test_conversion_faults import GPT2
 from tests.trainer.parity.test_parity import FAMILIES
@@ -64,13 +64,13 @@ TASKS: dict[str, dict[str, Any]] = {
         "metric_list": [{"metric": "bits_per_byte"}],
     },
 }
-# Of the page's example.
+# These are parts of the page's example.
 DOCUMENTED, PROMPT = "results/gpt3_tiny_conversion/huggingface/step-200", "    def __init__(self,"
 
 
 @dataclass(frozen=True)
-class Said:
-    """Exit codes by rank, and what rank 0 wrote."""
+class EvaluationOutput:
+    """Exit codes by rank, and the output of rank 0."""
 
     codes: list[int]
     stdout: str
@@ -88,32 +88,32 @@ class Evaluator:
         self.training["model"]["make_vocab_size_divisible_by"] = DIVISOR
         self._pool, self.directory, self._count = pool, directory, 0
 
-    def __call__(self, node: dict[str, Any], world: int = 1, splits: str = "80,20,0") -> Said:
+    def __call__(self, node: dict[str, Any], world: int = 1, splits: str = "80,20,0") -> EvaluationOutput:
         """Run an evaluation; `node` is added to the source and the directory of results."""
         name = f"evaluation{self._count}"
-        whole = {"source": str(self.checkpoints), "results": str(self.directory / "results"), **node}
+        full_node = {"source": str(self.checkpoints), "results": str(self.directory / "results"), **node}
         config = self.directory / f"{name}.yaml"
         self.training["model"]["data"]["splits_string"] = splits
-        config.write_text(yaml.safe_dump({**self.training, "evaluation": whole}))
+        config.write_text(yaml.safe_dump({**self.training, "evaluation": full_node}))
         return self.run(MODULE, ["run", "--config-path", str(self.directory), "--config-name", name], world)
 
-    def run(self, module: str, arguments: list[str], world: int = 1) -> Said:
+    def run(self, module: str, arguments: list[str], world: int = 1) -> EvaluationOutput:
         """Run the ``main`` of a module, without a network."""
-        port, said, self._count = free_port(), self.directory / f"said{self._count}", self._count + 1
+        port, stem, self._count = free_port(), self.directory / f"said{self._count}", self._count + 1
         files = [
-            (said.with_suffix(f".{rank}.out"), said.with_suffix(f".{rank}.err")) for rank in range(world)
+            (stem.with_suffix(f".{rank}.out"), stem.with_suffix(f".{rank}.err")) for rank in range(world)
         ]
         offline = {
             "HF_HUB_OFFLINE": "1",
             "HF_DATASETS_OFFLINE": "1",
             "HF_HOME": str(self.directory / "cache"),
         }
-        started = [
+        processes = [
             self._pool.start(arguments, {**environment(rank, world, port), **offline}, out, module, err)
             for rank, (out, err) in enumerate(files)
         ]
-        codes = [process.wait() for process in started]
-        return Said(codes, files[0][0].read_text(), files[0][1].read_text())
+        codes = [process.wait() for process in processes]
+        return EvaluationOutput(codes, files[0][0].read_text(), files[0][1].read_text())
 
     def result(self, step: int, name: str = "results") -> dict[str, Any]:
         """Return the result of a step."""
@@ -122,15 +122,15 @@ class Evaluator:
 
 @pytest.fixture(scope="module")
 def evaluate(trainings: Any, pool: Any, tmp_path_factory: pytest.TempPathFactory) -> Evaluator:
-    """Return what evaluates a training of two tensor-parallel ranks."""
+    """Return the evaluator of a training of two tensor-parallel ranks."""
     outcome = trainings("evaluated", TRAINING, world=2)
     assert outcome.codes == [0, 0], outcome.stderr
     return Evaluator(outcome, trainings, pool, tmp_path_factory.mktemp("evaluations"))
 
 
 def test_the_loss_is_the_trainings_own_and_is_measured_once(evaluate: Evaluator) -> None:
-    said = evaluate({"step": [4, 6]}, world=2)
-    assert said.codes == [0, 0], said.stderr
+    output = evaluate({"step": [4, 6]}, world=2)
+    assert output.codes == [0, 0], output.stderr
     assert {step: evaluate.result(step)["perplexity"]["loss"] for step in (4, 6)} == evaluate.losses
     result = evaluate.result(6)
     assert result["perplexity"]["tokens"] == evaluate.tokens
@@ -139,7 +139,7 @@ def test_the_loss_is_the_trainings_own_and_is_measured_once(evaluate: Evaluator)
     assert Path(result["checkpoint"]).parent == evaluate.checkpoints.resolve()
     assert result["lm_eval"] == {}
     assert {"python", "torch", "megatron-core"} <= set(result["versions"])
-    assert f"step 6 | held-out loss {evaluate.losses[6]:.4f} | perplexity " in said.stdout
+    assert f"step 6 | held-out loss {evaluate.losses[6]:.4f} | perplexity " in output.stdout
     before = (evaluate.directory / "results" / "step-6.json").read_bytes()
     again = evaluate({}, world=2)
     assert again.codes == [0, 0], again.stderr
@@ -158,10 +158,10 @@ def test_the_loss_does_not_depend_on_the_layout(
     evaluate: Evaluator, layout: dict[str, int], world: int
 ) -> None:
     name = f"results-{world}"
-    said = evaluate(
+    output = evaluate(
         {"results": str(evaluate.directory / name), "perplexity": {"layout": layout}, "every": 1}, world
     )
-    assert said.codes == [0] * world, said.stderr
+    assert output.codes == [0] * world, output.stderr
     losses = {step: evaluate.result(step, name)["perplexity"]["loss"] for step in (4, 6)}
     assert losses == pytest.approx(evaluate.losses, rel=NEAR)
 
@@ -187,15 +187,15 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_tasks_are_measured_on_models_that_are_converted_on_the_way(evaluate: Evaluator, tasks: Path) -> None:
-    both = {
+    common = {
         "results": str(evaluate.directory / "both"),
         "converted": str(evaluate.directory / "model-{step}"),
         "perplexity": {"layout": {"tensor": 1}},
     }
     files = [str(tasks / f"{name}.yaml") for name in TASKS]
-    said = evaluate({**both, "step": [4, 6], "lm_eval": {"tasks": files, "batch_size": 4}})
-    assert said.codes == [0], said.stderr
-    assert "Traceback" not in said.stderr
+    output = evaluate({**common, "step": [4, 6], "lm_eval": {"tasks": files, "batch_size": 4}})
+    assert output.codes == [0], output.stderr
+    assert "Traceback" not in output.stderr
     results = {step: evaluate.result(step, "both") for step in (4, 6)}
     assert {step: result["perplexity"]["loss"] for step, result in results.items()} == pytest.approx(
         evaluate.losses, rel=NEAR
@@ -204,13 +204,13 @@ def test_tasks_are_measured_on_models_that_are_converted_on_the_way(evaluate: Ev
         assert set(result["lm_eval"]) == set(TASKS)
         assert set(result["lm_eval"]["letters"]) == {"acc", "acc_stderr"}
         assert {"lm_eval", "transformers", "torch"} <= set(result["versions"])
-        assert f"step {step} | letters | acc {result['lm_eval']['letters']['acc']:.4f} ± " in said.stdout
+        assert f"step {step} | letters | acc {result['lm_eval']['letters']['acc']:.4f} ± " in output.stdout
     bits = [result["lm_eval"]["sentence"]["bits_per_byte"] for result in results.values()]
     assert bits[1] < bits[0]
-    # By name, from a directory: with other conditions it takes the place of the same task.
-    named = {"tasks": ["letters"], "include_path": str(tasks), "limit": 2}
-    said = evaluate({**both, "step": 4, "perplexity": {"enabled": False}, "lm_eval": named})
-    assert said.codes == [0], said.stderr
+    # A task by name, from a directory, replaces the same task under other conditions.
+    lm_eval = {"tasks": ["letters"], "include_path": str(tasks), "limit": 2}
+    output = evaluate({**common, "step": 4, "perplexity": {"enabled": False}, "lm_eval": lm_eval})
+    assert output.codes == [0], output.stderr
     again = evaluate.result(4, "both")
     assert again["provenance"]["lm_eval"]["letters"]["documents"] == {"letters": 2}
     # The other file's metrics are its own, and stay.
@@ -218,9 +218,9 @@ def test_tasks_are_measured_on_models_that_are_converted_on_the_way(evaluate: Ev
     assert again["lm_eval"]["sentence"] == results[4]["lm_eval"]["sentence"]
     assert again["provenance"]["lm_eval"][files[1]]["documents"] == {"sentence": 1}
     assert again["perplexity"] == results[4]["perplexity"]
-    said = evaluate({**both, "step": 6, "lm_eval": {"tasks": files, "batch_size": 4}})
-    assert said.codes == [0]
-    assert said.stdout.count("there already") == 3
+    output = evaluate({**common, "step": 6, "lm_eval": {"tasks": files, "batch_size": 4}})
+    assert output.codes == [0]
+    assert output.stdout.count("there already") == 3
 
 
 def test_group_goes_with_its_metrics_when_a_member_is_measured_again(tmp_path: Path) -> None:
@@ -238,9 +238,9 @@ def test_group_goes_with_its_metrics_when_a_member_is_measured_again(tmp_path: P
     member = add("a", {"a": 0.2}, limit=2)
     assert member["lm_eval"] == {"other": {"acc": 0.5}, "a": {"acc": 0.2}}
     assert set(member["provenance"]["lm_eval"]) == {"other", "a"}
-    kept = sorted((results.directory / "earlier").iterdir())
-    assert [json.loads(path.read_text()) for path in kept] == [group]
-    # The same value under other conditions is another result.
+    earlier = sorted((results.directory / "earlier").iterdir())
+    assert [json.loads(path.read_text()) for path in earlier] == [group]
+    # Other conditions make another result, even of the same value.
     add("a", {"a": 0.2}, limit=4)
     assert len(list((results.directory / "earlier").iterdir())) == 2
     add("a", {"a": 0.2}, limit=4)
@@ -267,7 +267,7 @@ def test_conditions_tell_data_of_the_same_path_and_other_seeds_apart(tmp_path: P
     assert perplexity is not None
 
     def conditions(seed: int) -> dict[str, Any]:
-        settings = read_settings(flatten(edited({**keys, "model.seed": seed})))
+        settings = read_settings(flatten(config_with({**keys, "model.seed": seed})))
         return json.loads(json.dumps(program._conditions(settings, perplexity, 8)))
 
     first = conditions(1)
@@ -277,7 +277,7 @@ def test_conditions_tell_data_of_the_same_path_and_other_seeds_apart(tmp_path: P
     assert conditions(1) != first
 
 
-def test_every_leaves_out_what_cannot_be_measured_and_goes_on(
+def test_every_skips_a_checkpoint_that_cannot_be_measured(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Only the library's part stands in: it has its own tests.
@@ -326,22 +326,22 @@ def test_loss_that_is_not_finite_ends_no_other_checkpoints_measurement(tmp_path:
                 raise DivergedError("the held-out loss is nan")
             return SimpleNamespace(checkpoint=checkpoint)
 
-    def measured(skips_damaged: bool) -> list[int]:
+    def measured_steps(skips_damaged: bool) -> list[int]:
         evaluation: Any = Diverging()
-        every = program._measure_all(evaluation, checkpoints, skips_damaged, lambda _: False)
-        return [item.checkpoint.marker.step for item in every]
+        measurements = program._measure_all(evaluation, checkpoints, skips_damaged, lambda _: False)
+        return [item.checkpoint.marker.step for item in measurements]
 
-    assert measured(skips_damaged=True) == [4]
+    assert measured_steps(skips_damaged=True) == [4]
     with pytest.raises(DivergedError):
-        measured(skips_damaged=False)
+        measured_steps(skips_damaged=False)
 
 
 def test_mistakes_about_tasks_name_the_key(evaluate: Evaluator, tasks: Path, tmp_path: Path) -> None:
     def mistake(lm_eval: dict[str, Any], **node: Any) -> str:
-        said = evaluate({"converted": "/absent", "results": str(tmp_path), "lm_eval": lm_eval, **node})
-        assert said.codes == [2]
-        assert "Traceback" not in said.stderr
-        return said.stderr.splitlines()[-1]
+        output = evaluate({"converted": "/absent", "results": str(tmp_path), "lm_eval": lm_eval, **node})
+        assert output.codes == [2]
+        assert "Traceback" not in output.stderr
+        return output.stderr.splitlines()[-1]
 
     key = "error: evaluation.lm_eval.tasks"
     assert mistake({"tasks": ["/absent.yaml"]}) == f"{key}=/absent.yaml: there is no such file"
@@ -366,17 +366,17 @@ def test_the_converted_model_has_our_loss_in_transformers_and_writes_text(
     request = evaluate.directory / "request.json"
     request.write_text(json.dumps({"windows": windows, "text": SENTENCE, "code": code}))
     command = [sys.executable, "-m", "tests.trainer.probe_converted", str(model), str(request)]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["modules"] == []
-    assert found["tokens"] == evaluate.tokens
-    assert found["loss"] == pytest.approx(evaluate.losses[6], abs=1e-5)
-    print(f"held-out loss: ours {evaluate.losses[6]:.7f}, transformers' {found['loss']:.7f}")
-    assert found["printed"].startswith(PROMPT)
-    assert len(found["printed"]) > len(PROMPT)
-    measured = evaluate.result(6, "both")["lm_eval"]["sentence"]["bits_per_byte"]
-    assert measured == pytest.approx(found["bits_per_byte"], rel=1e-5)
+    result = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    numbers = json.loads(result.stdout.splitlines()[-1])
+    assert numbers["modules"] == []
+    assert numbers["tokens"] == evaluate.tokens
+    assert numbers["loss"] == pytest.approx(evaluate.losses[6], abs=1e-5)
+    print(f"held-out loss: ours {evaluate.losses[6]:.7f}, transformers' {numbers['loss']:.7f}")
+    assert numbers["printed"].startswith(PROMPT)
+    assert len(numbers["printed"]) > len(PROMPT)
+    bits_per_byte = evaluate.result(6, "both")["lm_eval"]["sentence"]["bits_per_byte"]
+    assert bits_per_byte == pytest.approx(numbers["bits_per_byte"], rel=1e-5)
 
 
 def test_the_check_of_a_conversion_finds_wrong_keys_and_weights(evaluate: Evaluator) -> None:
@@ -392,7 +392,7 @@ def test_the_check_of_a_conversion_finds_wrong_keys_and_weights(evaluate: Evalua
     assert min(gradient["cosine"] for gradient in report["gradients"].values()) > 0.999999
     table = (output / "report.txt").read_text()
     assert table in good.stdout
-    # The same sizes: nothing but a comparison can tell.
+    # The sizes stay the same, so that only a comparison can detect it.
     config = output / "config.json"
     config.write_text(config.read_text().replace('"gelu_new"', '"gelu"    '))
     weights = output / "model.safetensors"
@@ -416,28 +416,28 @@ def test_the_check_of_a_conversion_finds_wrong_keys_and_weights(evaluate: Evalua
 
 def test_other_data_replace_a_result_and_the_earlier_file_is_kept(evaluate: Evaluator) -> None:
     alone = {"layout": {"tensor": 1}}
-    one = {"results": str(evaluate.directory / "replaced"), "step": 4}
-    assert evaluate({**one, "perplexity": alone}).codes == [0]
+    node = {"results": str(evaluate.directory / "replaced"), "step": 4}
+    assert evaluate({**node, "perplexity": alone}).codes == [0]
     first = evaluate.result(4, "replaced")
-    said = evaluate({**one, "perplexity": {**alone, "batches": 1}})
-    assert said.codes == [0], said.stderr
-    assert "is replaced: other values; the earlier file is " in said.stdout
+    output = evaluate({**node, "perplexity": {**alone, "batches": 1}})
+    assert output.codes == [0], output.stderr
+    assert "is replaced: other values; the earlier file is " in output.stdout
     second = evaluate.result(4, "replaced")
     assert second["perplexity"]["tokens"] == 8 * 32 < first["perplexity"]["tokens"]
-    kept = json.loads((evaluate.directory / "replaced" / "earlier" / "step-4-1.json").read_text())
-    assert kept == first
+    earlier = json.loads((evaluate.directory / "replaced" / "earlier" / "step-4-1.json").read_text())
+    assert earlier == first
     # The whole of the data set, and not only the documents that are held out.
     prefix = evaluate.training["model"]["data"]["data_prefix"]
-    assert evaluate({**one, "perplexity": {**alone, "data_prefix": prefix}}).codes == [0]
+    assert evaluate({**node, "perplexity": {**alone, "data_prefix": prefix}}).codes == [0]
     assert evaluate.result(4, "replaced")["perplexity"]["tokens"] > 2 * first["perplexity"]["tokens"]
     # The last documents, which are those held out above.
-    assert evaluate({**one, "perplexity": {**alone, "split": "test"}}, splits="70,10,20").codes == [0]
+    assert evaluate({**node, "perplexity": {**alone, "split": "test"}}, splits="70,10,20").codes == [0]
     test = evaluate.result(4, "replaced")
     assert test["provenance"]["perplexity"]["conditions"]["split"] == "test"
     assert test["perplexity"]["loss"] == pytest.approx(first["perplexity"]["loss"], rel=NEAR)
 
 
-def test_the_test_split_of_data_that_are_named_for_each_split() -> None:
+def test_split_named_test_is_read_where_each_split_has_its_data() -> None:
     node = {"source": "/s", "results": "/r", "perplexity": {"split": "test", "layout": {"pipeline": 1}}}
     perplexity = read_evaluation(node).perplexity
     assert perplexity is not None
@@ -453,11 +453,11 @@ def test_the_test_split_of_data_that_are_named_for_each_split() -> None:
 
 def test_mistakes_name_the_key_and_leave_nothing(evaluate: Evaluator, tmp_path: Path) -> None:
     def mistake(node: dict[str, Any]) -> str:
-        said = evaluate({"results": str(tmp_path / "none"), **node})
-        assert said.codes == [2]
-        assert said.stderr.startswith("error: ")
-        assert len(said.stderr.splitlines()) == 1
-        return said.stderr
+        output = evaluate({"results": str(tmp_path / "none"), **node})
+        assert output.codes == [2]
+        assert output.stderr.startswith("error: ")
+        assert len(output.stderr.splitlines()) == 1
+        return output.stderr
 
     assert "evaluation.perplexity.batch=1: unknown key; did you mean" in mistake({"perplexity": {"batch": 1}})
     assert "evaluation.step=5: the complete checkpoints in" in mistake(

@@ -1,4 +1,4 @@
-"""A rank that dies ends the job, and the first that did is the one that is told of."""
+"""A rank that dies ends the job, and the report names the first one that died."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ def test_one_rank_raises_and_the_others_point_at_it(trainings: Any, pool: WarmPo
     assert run.end() == [1, 1, 1, 1]
     assert run.last_step() == 3
     # The cause once, whole; the others' errors are lines, and theirs are in their own logs.
-    assert run.said().count("Traceback") == 1
-    assert "rank 2 (local rank 2) failed:\nTraceback" in run.said(2)
-    assert "ValueError: a matrix is missing\nand more" in run.said(2)
+    assert run.output().count("Traceback") == 1
+    assert "rank 2 (local rank 2) failed:\nTraceback" in run.output(2)
+    assert "ValueError: a matrix is missing\nand more" in run.output(2)
     host = socket.gethostname()
     line = (
         f"rank 2 on {host} was lost: ValueError: a matrix is missing; its error is in "
         "nemo_log_globalrank-2_localrank-2.txt"
     )
-    assert run.said(0).endswith(f"rank 0 (local rank 0): {line}\n")
+    assert run.output(0).endswith(f"rank 0 (local rank 0): {line}\n")
     for rank in (0, 1, 3):
         log = (run.log_dir / f"nemo_log_globalrank-{rank}_localrank-{rank}.txt").read_text()
         assert log.endswith(f"rank {rank} (local rank {rank}): {line}\n")
@@ -59,42 +59,44 @@ def test_one_rank_raises_and_the_others_point_at_it(trainings: Any, pool: WarmPo
     assert (first.rank, first.host, first.error) == (2, host, "ValueError: a matrix is missing")
 
 
-def test_one_rank_is_killed_and_another_says_which(trainings: Any, pool: WarmPool) -> None:
+def test_killed_rank_is_named_by_another(trainings: Any, pool: WarmPool) -> None:
     run = Run(trainings, pool, "killed", MOCK, 4)
     run.wait_for_step(2)
     run.send(signal.SIGKILL, 3)
     assert run.end() == [1, 1, 1, -signal.SIGKILL]
-    assert "Traceback" not in run.said()
-    assert "rank 0 (local rank 0): rank 3 on " in run.said(0)
-    assert "its process is gone without a word" in run.said(0)
+    assert "Traceback" not in run.output()
+    assert "rank 0 (local rank 0): rank 3 on " in run.output(0)
+    assert "its process is gone without a word" in run.output(0)
     first = failures.first(run.log_dir, 4)
     assert first is not None
     assert first.rank == 3
-    # What one launch left is not told of the next with the same logs.
+    # Failures of one launch are not reported by the next with the same logs.
     again = Run(trainings, pool, "killed", {**MOCK, "trainer.max_steps": 3}, 4)
-    assert again.end() == [0, 0, 0, 0], again.said()
+    assert again.end() == [0, 0, 0, 0], again.output()
     assert failures.first(run.log_dir, 4) is None
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("what", ["loss", "gradient"])
+@pytest.mark.parametrize("quantity", ["loss", "gradient"])
 def test_non_finite_loss_ends_all_ranks_before_a_save(
-    trainings: Any, pool: WarmPool, layout: str, what: str
+    trainings: Any, pool: WarmPool, layout: str, quantity: str
 ) -> None:
     """A save is due after each step."""
     often = {"exp_manager.checkpoint_callback_params.every_n_train_steps": 1, "trainer.limit_val_batches": 0}
-    spoiled = {"model.optim.lr": 1e30, "model.optim.sched.min_lr": 1e29} if what == "loss" else {}
+    spoiled = {"model.optim.lr": 1e30, "model.optim.sched.min_lr": 1e29} if quantity == "loss" else {}
     changes = {**MOCK, **LAYOUTS[layout], **often, **spoiled}
-    fault = "norm:all:3" if what == "gradient" else ""
-    run = Run(trainings, pool, f"diverging_{what}_{layout}", changes, 2, fault)
-    assert run.end() == [3, 3], run.said()
-    told = f"the {'training loss' if what == 'loss' else 'gradient norm'} of step {run.last_step() + 1} is "
-    assert told in run.said(0)
+    fault = "norm:all:3" if quantity == "gradient" else ""
+    run = Run(trainings, pool, f"diverging_{quantity}_{layout}", changes, 2, fault)
+    assert run.end() == [3, 3], run.output()
+    message = (
+        f"the {'training loss' if quantity == 'loss' else 'gradient norm'} of step {run.last_step() + 1} is "
+    )
+    assert message in run.output(0)
     # The last finite step's is complete, though it may still have been on its way.
     assert [name for name in run.checkpoints() if f"step={run.last_step()}-" in name]
     assert not [name for name in run.checkpoints() if f"step={run.last_step() + 1}-" in name]
     assert not list((run.log_dir / "checkpoints").glob(".unfinished-*"))
-    assert "Traceback" not in run.said()
+    assert "Traceback" not in run.output()
 
 
 def world(rank: int, size: int) -> World:
@@ -102,10 +104,10 @@ def world(rank: int, size: int) -> World:
     return World.from_environment(names)
 
 
-def test_the_first_failure_is_the_earliest_of_the_ranks_that_there_are(tmp_path: Path) -> None:
+def test_first_failure_is_the_earliest_of_the_ranks(tmp_path: Path) -> None:
     assert failures.first(tmp_path, 8) is None
-    for rank, when in ((1, 30.0), (5, 20.0), (7, 10.0)):
-        Failure(when, rank, "n1", "an error").write(tmp_path)
+    for rank, seconds in ((1, 30.0), (5, 20.0), (7, 10.0)):
+        Failure(seconds, rank, "n1", "an error").write(tmp_path)
     (tmp_path / failures.DIRECTORY / "globalrank-0.json").write_text("{half")
     first = failures.first(tmp_path, 6)
     assert first is not None
@@ -117,25 +119,25 @@ def test_the_first_failure_is_the_earliest_of_the_ranks_that_there_are(tmp_path:
     assert first.rank == 1
 
 
-def test_a_rank_that_left_its_word_is_told_before_one_that_is_gone(
+def test_rank_that_left_an_error_is_named_before_one_that_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     child = os.fork()
     if child == 0:
         os._exit(0)
-    # Not waited for: a zombie is gone too.
-    here = socket.gethostname()
-    peers = Peers(((here, os.getpid()), (here, child), ("elsewhere", 1)))
+    # Nobody waits for the child: a zombie is gone too.
+    host = socket.gethostname()
+    peers = Peers(((host, os.getpid()), (host, child), ("elsewhere", 1)))
     while peers.gone() != [1]:
         time.sleep(0.01)
     Failure(time.time(), 2, "elsewhere", "ValueError: no").write(tmp_path)
-    told = failures.find_cause(tmp_path, world(0, 3), peers)
-    assert told is not None
-    assert told.rank == 2
+    cause = failures.find_cause(tmp_path, world(0, 3), peers)
+    assert cause is not None
+    assert cause.rank == 2
     failures.forget(tmp_path, 2)
-    told = failures.find_cause(tmp_path, world(0, 3), peers)
-    assert told is not None
-    assert told.rank == 1
+    cause = failures.find_cause(tmp_path, world(0, 3), peers)
+    assert cause is not None
+    assert cause.rank == 1
     os.waitpid(child, 0)
     failures.forget(tmp_path, 1)
     monkeypatch.setattr(failures, "PATIENCE_SECONDS", 0.0)
@@ -159,12 +161,12 @@ def test_exceptions_of_a_lost_peer_are_recognised(error: Exception, expected: bo
     assert failures.lost_peer(outer) is expected
 
 
-def test_the_same_error_of_many_ranks_is_told_in_full_once(tmp_path: Path, capsys: Any) -> None:
+def test_same_error_of_many_ranks_is_printed_in_full_once(tmp_path: Path, capsys: Any) -> None:
     for rank in range(3):
         logs.record_failure(tmp_path, world(rank, 3), ValueError("no"), Peers())
-    told = capsys.readouterr().err
-    assert told.count("rank 0 (local rank 0) failed:") == 1
-    assert "rank 1" not in told
+    stderr = capsys.readouterr().err
+    assert stderr.count("rank 0 (local rank 0) failed:") == 1
+    assert "rank 1" not in stderr
     log = (tmp_path / "nemo_log_globalrank-1_localrank-1.txt").read_text()
     assert log.endswith("rank 1 (local rank 1): the same as rank 0: ValueError: no\n")
     assert json.loads((tmp_path / failures.DIRECTORY / "globalrank-2.json").read_text())["rank"] == 2

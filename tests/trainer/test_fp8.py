@@ -1,4 +1,4 @@
-"""FP8 by NeMo's keys: what is read, and which shapes are refused with the nearest that does."""
+"""FP8 by NeMo's keys: the values that are read, and the shapes that are refused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from launcher.config.compose import BatchComposer
 from launcher.estimates.memory import bytes_per_parameter
 from launcher.estimates.training import training_of
-from tests.trainer.test_stock_sizes import written
+from tests.trainer.test_stock_sizes import launch_config
 from trainer.config.layout import make_layout
 from trainer.config.load import flatten
 from trainer.config.settings import Settings, read_settings
@@ -40,7 +40,7 @@ def settings(configuration: Callable[..., dict[str, Any]]) -> Callable[..., Sett
     return read
 
 
-def test_the_keys_are_nemos(settings: Callable[..., Settings]) -> None:
+def test_keys_are_those_of_nemo(settings: Callable[..., Settings]) -> None:
     fp8 = settings({}).fp8
     assert fp8 is not None
     assert (fp8.format, fp8.recipe, fp8.history, fp8.algorithm) == ("hybrid", "delayed", 1, "most_recent")
@@ -61,7 +61,7 @@ def test_the_keys_are_nemos(settings: Callable[..., Settings]) -> None:
         ({"model.fp8_recipe": "tensorwize"}, "did you mean 'tensorwise'"),
     ],
 )
-def test_what_fp8_lacks_is_named(
+def test_missing_requirement_of_fp8_is_named(
     settings: Callable[..., Settings], changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
@@ -103,7 +103,7 @@ def test_a_shape_that_does_not_divide_is_refused_with_the_nearest(
         make_layout(settings(changes), world)
 
 
-def test_its_peak_is_that_of_fp8(settings: Callable[..., Settings]) -> None:
+def test_peak_is_that_of_fp8(settings: Callable[..., Settings]) -> None:
     assert (settings({}).operands, settings({"model.fp8": False}).operands) == ("fp8", "bf16")
     name = "NVIDIA H100 80GB HBM3"
     half, narrow = device_peak(name, "bf16"), device_peak(name, "fp8")
@@ -114,10 +114,10 @@ def test_its_peak_is_that_of_fp8(settings: Callable[..., Settings]) -> None:
 def test_the_estimate_of_memory_counts_the_copies_of_matrices() -> None:
     composer = BatchComposer(["engine=megatron"])
     fp8 = ["training.trainer.accelerator=gpu", "+training.model.fp8=True", "+training.model.fp8_hybrid=True"]
-    quantized = []
+    sizes = []
     for overrides in ([], fp8):
-        training = training_of(written(composer, "gpt3/5b", *overrides), 1, "megatron")
+        training = training_of(launch_config(composer, "gpt3/5b", *overrides), 1, "megatron")
         assert training is not None
-        quantized.append(bytes_per_parameter(training).quantized)
+        sizes.append(bytes_per_parameter(training).quantized)
     # A weight in 8 bits, and its transpose.
-    assert quantized == [0, 2]
+    assert sizes == [0, 2]

@@ -1,4 +1,4 @@
-"""The checks of a machine's GPUs: what makes a row of two trainings, and one check as it runs."""
+"""The checks of a machine's GPUs: the rows of compared trainings, and one check as it runs."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ pytestmark = pytest.mark.trainer
 H100 = {"name": "NVIDIA H100 80GB HBM3", "memory": 80 << 30, "capability": "9.0"}
 
 
-def trained(*losses: float, **other: Any) -> Trained:
-    """Return a training that told these losses, and saved after its second step."""
+def make_training(*losses: float, **fields: Any) -> Trained:
+    """Return a training that reported these losses and saved after its second step."""
     steps = [
         {
             "kind": "train",
@@ -46,44 +46,46 @@ def trained(*losses: float, **other: Any) -> Trained:
     ]
     start = {"kind": "start", "step": 2, "tokens_per_step": 1000, "parameters": 5}
     save = {"kind": "checkpoint", "step": 2, "seconds": 1.5}
-    return replace(Trained([0], [start, *steps, save], ""), **other)
+    return replace(Trained([0], [start, *steps, save], ""), **fields)
 
 
-def machine(tmp_path: Path, **described: Any) -> Machine:
+def machine(tmp_path: Path, **description: Any) -> Machine:
     plain = {"gpus": [], "no_cuda": "no NVIDIA driver", "driver": None, "transformer_engine": None}
-    return Machine(tmp_path, {**plain, "transformer_engine_problem": "ImportError", **described}, 60.0)
+    return Machine(tmp_path, {**plain, "transformer_engine_problem": "ImportError", **description}, 60.0)
 
 
-def test_numbers_that_differ_fail_with_what_to_mend() -> None:
+def test_different_numbers_fail_with_a_fix() -> None:
     limits = (1e-6, 1e-4)
-    same = compared("x", "a from b", trained(5.0, 4.0), trained(5.0, 4.0002), limits, "mend it")
+    same = compared("x", "a from b", make_training(5.0, 4.0), make_training(5.0, 4.0002), limits, "mend it")
     assert (same.state, same.fix) == ("passed", None)
     assert "2 steps 5.0e-05 (limit 1e-04)" in same.detail
-    late = compared("x", "a from b", trained(5.0, 4.0), trained(5.0, 4.1), limits, "mend it")
-    first = compared("x", "a from b", trained(5.0, 4.0), trained(5.0001, 4.0), limits, "mend it")
-    nan = compared("x", "a from b", trained(5.0, float("nan")), trained(5.0, 4.0), limits, "mend it")
+    late = compared("x", "a from b", make_training(5.0, 4.0), make_training(5.0, 4.1), limits, "mend it")
+    first = compared("x", "a from b", make_training(5.0, 4.0), make_training(5.0001, 4.0), limits, "mend it")
+    nan = compared(
+        "x", "a from b", make_training(5.0, float("nan")), make_training(5.0, 4.0), limits, "mend it"
+    )
     assert [row.state for row in (late, first, nan)] == ["failed"] * 3
     assert late.fix == "mend it"
     broken = compared(
-        "x", "a", trained(codes=[0, 1], output="a\nCUDA error"), trained(5.0), limits, "mend it"
+        "x", "a", make_training(codes=[0, 1], output="a\nCUDA error"), make_training(5.0), limits, "mend it"
     )
     assert (broken.state, broken.detail) == ("failed", "exit codes [0, 1]: a | CUDA error")
 
 
-def test_a_resumed_training_is_bitwise_the_whole_one() -> None:
-    whole = trained(5.0, 4.0, 3.0)
-    good = resumed(whole, trained(5.0, 4.0, 3.0), was_running=True, is_gpu=True)
+def test_resumed_training_equals_the_whole_one_bitwise() -> None:
+    whole = make_training(5.0, 4.0, 3.0)
+    good = resumed(whole, make_training(5.0, 4.0, 3.0), was_running=True, is_gpu=True)
     assert good.state == "passed"
     assert "peak 2.00 GiB before a save, 3.00 GiB after it" in good.detail
-    other = resumed(whole, trained(5.0, 4.0, 3.0000001), was_running=True, is_gpu=True)
+    other = resumed(whole, make_training(5.0, 4.0, 3.0000001), was_running=True, is_gpu=True)
     assert other.state == "failed"
     assert other.detail == "resumed at step 2; other numbers from step 3 on"
-    assert resumed(whole, trained(5.0, 4.0), was_running=True, is_gpu=False).state == "failed"
+    assert resumed(whole, make_training(5.0, 4.0), was_running=True, is_gpu=False).state == "failed"
     assert resumed(whole, whole, was_running=False, is_gpu=False).state == "failed"
 
 
-def test_throughput_is_told_with_both_definitions_of_mfu() -> None:
-    row = measured(trained(*[5.0] * 12))
+def test_throughput_is_reported_with_both_definitions_of_mfu() -> None:
+    row = measured(make_training(*[5.0] * 12))
     assert row.state == "passed"
     assert {
         name: row.numbers[name] for name in ("step_seconds", "tokens_per_second", "mfu", "mfu_causal")
@@ -98,7 +100,7 @@ def test_throughput_is_told_with_both_definitions_of_mfu() -> None:
 
 
 @pytest.mark.parametrize(
-    ("described", "states", "said"),
+    ("description", "states", "message"),
     [
         (
             {},
@@ -121,16 +123,16 @@ def test_throughput_is_told_with_both_definitions_of_mfu() -> None:
         ),
     ],
 )
-def test_a_machine_is_told_as_it_is(
-    tmp_path: Path, described: dict[str, Any], states: dict[str, str], said: str
+def test_machine_is_described_by_its_rows(
+    tmp_path: Path, description: dict[str, Any], states: dict[str, str], message: str
 ) -> None:
-    one = machine(tmp_path, **described)
-    rows = [*check_versions(one), *check_devices(one)]
+    gpu_machine = machine(tmp_path, **description)
+    rows = [*check_versions(gpu_machine), *check_devices(gpu_machine)]
     assert {row.check: row.state for row in rows} == states
-    assert said in rows[-1].detail
+    assert message in rows[-1].detail
 
 
-def test_each_layout_is_one_that_the_trainer_takes(tmp_path: Path) -> None:
+def test_trainer_accepts_each_layout(tmp_path: Path) -> None:
     base = flatten({**SMALL, "exp_manager": {**SMALL["exp_manager"], "explicit_log_dir": str(tmp_path)}})
     for ranks, changes in LAYOUTS.values():
         flat = {**base, **changes, "trainer.devices": ranks, "trainer.accelerator": "gpu"}
@@ -141,13 +143,13 @@ def test_each_layout_is_one_that_the_trainer_takes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("gpus", "run", "needed"), [(0, 5, "4 need more than two"), (4, 8, "1 need more than 4 GPUs")]
 )
-def test_layouts_are_those_that_there_are_gpus_for(
+def test_layouts_without_enough_gpus_are_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: int, run: int, needed: str
 ) -> None:
-    monkeypatch.setattr(Machine, "train", lambda *_: trained(5.0))
-    *rows, left = checks.check_layouts(machine(tmp_path, gpus=[H100] * gpus))
+    monkeypatch.setattr(Machine, "train", lambda *_: make_training(5.0))
+    *rows, skipped = checks.check_layouts(machine(tmp_path, gpus=[H100] * gpus))
     assert [row.state for row in rows] == ["passed"] * run
-    assert (left.state, left.detail[: len(needed)]) == ("skipped", needed)
+    assert (skipped.state, skipped.detail[: len(needed)]) == ("skipped", needed)
 
 
 def test_throughput_is_skipped_without_a_gpu(tmp_path: Path) -> None:
@@ -160,10 +162,10 @@ def test_throughput_is_skipped_without_a_gpu(tmp_path: Path) -> None:
 def test_a_check_runs_as_a_job_would(
     tmp_path: Path, warm_python: Path, run_check: Callable[..., Any]
 ) -> None:
-    """The processes that it starts are forked; `test_another_megatron_core_is_a_row` imports all anew."""
+    """The processes that it starts are forked; `test_other_megatron_core_is_a_failure` imports all anew."""
     options = ["--directory", str(tmp_path), "--only", "devices,resume"]
-    done = run_check(*options, interpreter=warm_python)
-    assert done.returncode == 0, done.stdout + done.stderr
+    result = run_check(*options, interpreter=warm_python)
+    assert result.returncode == 0, result.stdout + result.stderr
     content = json.loads((tmp_path / "gpu_check.json").read_text())
     assert [(row["check"], row["state"]) for row in content["rows"]] == [
         ("devices", "skipped"),
@@ -172,10 +174,10 @@ def test_a_check_runs_as_a_job_would(
     assert content["finished"] is True
     # Killed after step 4; a slow look may see it after the next save.
     assert content["rows"][1]["numbers"]["resumed_at"] in (3, 6)
-    assert done.stdout.splitlines()[-1].startswith("passed  resume: killed with SIGKILL, resumed at step ")
+    assert result.stdout.splitlines()[-1].startswith("passed  resume: killed with SIGKILL, resumed at step ")
 
 
-def test_a_training_that_takes_too_long_is_told(tmp_path: Path) -> None:
+def test_training_that_takes_too_long_is_reported(tmp_path: Path) -> None:
     problem = Machine(tmp_path, {"gpus": []}, 0.0).train("late", {}).problem()
     assert problem is not None
     assert problem.endswith("took longer than 0 s")
@@ -183,25 +185,25 @@ def test_a_training_that_takes_too_long_is_told(tmp_path: Path) -> None:
 
 def test_ranks_that_were_started_end_with_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A signal may come between two of them."""
-    started: list[subprocess.Popen[bytes]] = []
+    processes: list[subprocess.Popen[bytes]] = []
     start = subprocess.Popen
 
     def start_one(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
-        if started:
+        if processes:
             raise SystemExit(143)
-        started.append(start(*arguments, **options))
-        return started[0]
+        processes.append(start(*arguments, **options))
+        return processes[0]
 
-    one = machine(tmp_path)
+    gpu_machine = machine(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(subprocess, "Popen", start_one)
         with pytest.raises(SystemExit):
-            one.start("two", {}, ranks=2)
-    one.kill_all()
-    assert started[0].returncode == -signal.SIGKILL
+            gpu_machine.start("two", {}, ranks=2)
+    gpu_machine.kill_all()
+    assert processes[0].returncode == -signal.SIGKILL
 
 
-def test_another_megatron_core_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_megatron_core_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Describing a machine does not need what an old version lacks."""
     versions = {"torch": "2.9.0", "megatron-core": "0.17.0", "transformer_engine": "2.9", "apex": "1"}
     code = (
@@ -209,18 +211,18 @@ def test_another_megatron_core_is_a_row(tmp_path: Path, monkeypatch: pytest.Monk
         f"real = metadata.version; metadata.version = lambda name: {versions}.get(name) or real(name); "
         "from trainer.gpu_check.machine import describe; print(json.dumps(describe()))"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    result = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
     monkeypatch.setattr(metadata, "version", versions.__getitem__)
-    (row,) = check_versions(Machine(tmp_path, json.loads(done.stdout), 60.0))
+    (row,) = check_versions(Machine(tmp_path, json.loads(result.stdout), 60.0))
     assert (row.check, row.state) == ("versions", "failed")
     assert "has megatron-core 0.17.0: engine=megatron is written for 0.16" in str(row.fix)
 
 
 def test_an_unknown_check_is_named(tmp_path: Path, run_check: Callable[..., Any]) -> None:
-    done = run_check("--directory", str(tmp_path), "--only", "devises")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: --only devises: expected one of versions, devices")
+    result = run_check("--directory", str(tmp_path), "--only", "devises")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("error: --only devises: expected one of versions, devices")
 
 
 @pytest.fixture

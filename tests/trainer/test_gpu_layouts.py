@@ -9,10 +9,10 @@ import pytest
 import yaml
 
 from launcher.config.compose import BatchComposer
-from tests.trainer.conftest import edited, free_port
+from tests.trainer.conftest import config_with, free_port
 from tests.trainer.megatron_rules import RULES
-from tests.trainer.probing import probed
-from tests.trainer.test_stock_sizes import SIZES, written
+from tests.trainer.probing import run_probe
+from tests.trainer.test_stock_sizes import SIZES, launch_config
 from tests.warm import WarmPool
 from trainer.config.load import flatten
 
@@ -29,11 +29,11 @@ def results(pool: WarmPool, tmp_path_factory: pytest.TempPathFactory) -> dict[st
         "model.num_attention_heads": 8,
         "model.encoder_seq_length": 256,
     }
-    (directory / "base.yaml").write_text(yaml.safe_dump(edited({**base, **shape})))
-    sizes = {size: flatten(written(composer, size)) for size in ALLOWED}
+    (directory / "base.yaml").write_text(yaml.safe_dump(config_with({**base, **shape})))
+    sizes = {size: flatten(launch_config(composer, size)) for size in ALLOWED}
     (directory / "sizes.json").write_text(json.dumps(sizes, default=str))
     arguments = [str(directory / name) for name in ("base.yaml", "sizes.json")]
-    result: dict[str, Any] = probed(
+    result: dict[str, Any] = run_probe(
         pool, "tests.trainer.probe_layouts", [*arguments, str(free_port())], directory
     )
     return result
@@ -48,11 +48,11 @@ def test_drawn_layouts_hold_the_rules(results: dict[str, Any]) -> None:
     assert results["examples"] >= 200
 
 
-def test_every_rule_applies_to_some_of_them(results: dict[str, Any]) -> None:
+def test_every_rule_applies_to_some_configuration(results: dict[str, Any]) -> None:
     assert [rule.source for rule in RULES if not results["applied"].get(rule.source)] == []
 
 
-def test_transformer_engine_is_asked_for_what_the_keys_ask_for(results: dict[str, Any]) -> None:
+def test_keys_decide_the_requests_to_transformer_engine(results: dict[str, Any]) -> None:
     kernels = results["kernels"]
     # Without sequence parallelism there is nothing that tensor ranks would exchange so.
     assert kernels["asked"] == [True, False]

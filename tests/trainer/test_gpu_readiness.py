@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tests.trainer.conftest import free_port
-from tests.trainer.probing import probed
+from tests.trainer.probing import run_probe
 from tests.warm import WarmPool
 from trainer import device, requirements
 from trainer.config.load import flatten
@@ -23,33 +23,33 @@ pytestmark = pytest.mark.trainer
 
 TENSOR = "model.tensor_model_parallel_size"
 DETERMINISTIC = "model.deterministic_mode"
-# Of the threads of OpenMP that wait.
+# The variables for waiting threads of OpenMP.
 SLEEPING = {"OMP_WAIT_POLICY": "PASSIVE"}
 
 
 @pytest.fixture(scope="module")
-def found(configuration: Any, pool: WarmPool, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def gpu_probe(configuration: Any, pool: WarmPool, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     directory = tmp_path_factory.mktemp("gpu")
     changes = {"exp_manager.explicit_log_dir": str(directory), "model.data.data_impl": "mock"}
     (directory / "base.yaml").write_text(yaml.safe_dump(configuration(changes)))
     arguments = [str(directory / "base.yaml"), str(free_port()), str(directory / "engine")]
-    result: dict[str, Any] = probed(pool, "tests.trainer.probe_gpu", arguments, directory)
+    result: dict[str, Any] = run_probe(pool, "tests.trainer.probe_gpu", arguments, directory)
     return result
 
 
-def test_a_gpu_that_is_asked_for_and_not_there_is_told_by_the_driver(found: dict[str, Any]) -> None:
-    devices = found["devices"]
+def test_missing_gpu_is_reported_with_the_drivers_message(gpu_probe: dict[str, Any]) -> None:
+    devices = gpu_probe["devices"]
     assert "trainer.accelerator=gpu: " in devices["gpu 0"]
     assert "The NVIDIA driver on your system is too old (found version 12020)" in devices["gpu 0"]
     assert devices["gpu 0"].endswith("to train on the CPU: training.trainer.accelerator=cpu")
     assert devices["auto 0"] == devices["cpu 0"] == "cpu"
-    # Without a driver a task of each node tells it for all.
+    # Without a driver a task of each node reports it for all.
     assert devices["told by, driver None"] == "node"
     assert devices["told by, driver NVRM version: 535.0"] == "rank"
 
 
-def test_each_task_has_a_gpu_of_its_own(found: dict[str, Any]) -> None:
-    devices, (mixed, shared, apart) = found["devices"], found["claims"]
+def test_each_task_has_a_gpu_of_its_own(gpu_probe: dict[str, Any]) -> None:
+    devices, (mixed, shared, apart) = gpu_probe["devices"], gpu_probe["claims"]
     assert devices["gpu 1 of 8"] == "cuda:0"
     assert devices["gpu 8 of 8"] == "cuda:3"
     assert "has 8 tasks and 4 visible GPUs: expected a GPU for each task" in devices["gpu 4 of 8"]
@@ -58,8 +58,8 @@ def test_each_task_has_a_gpu_of_its_own(found: dict[str, Any]) -> None:
     assert apart == "None"
 
 
-def test_generators_that_differ_are_made_equal_with_a_warning(found: dict[str, Any]) -> None:
-    generators = found["generators"]
+def test_generators_that_differ_are_made_equal_with_a_warning(gpu_probe: dict[str, Any]) -> None:
+    generators = gpu_probe["generators"]
     assert generators["silent"]
     (text,) = generators["said"]
     assert text.startswith(
@@ -68,22 +68,22 @@ def test_generators_that_differ_are_made_equal_with_a_warning(found: dict[str, A
     assert generators["kept"]
 
 
-def test_generators_of_another_kind_of_device_are_not_restored(found: dict[str, Any]) -> None:
-    assert found["generators"]["fit"] == [True, False]
+def test_generators_of_another_kind_of_device_are_not_restored(gpu_probe: dict[str, Any]) -> None:
+    assert gpu_probe["generators"]["fit"] == [True, False]
 
 
-def test_a_transformer_engine_that_does_not_load_is_none(found: dict[str, Any]) -> None:
+def test_transformer_engine_that_does_not_load_is_not_used(gpu_probe: dict[str, Any]) -> None:
     problem = "OSError: libcudnn.so.9: cannot open shared object file"
-    assert found["engine"] == {"problem": problem, "used": False}
+    assert gpu_probe["engine"] == {"problem": problem, "used": False}
 
 
-def test_collectives_wait_for_less_after_the_first_step(found: dict[str, Any]) -> None:
-    assert len(found["timeouts"]) > 1, "the default group, and megatron-core's"
-    assert set(found["timeouts"]) == {7}
+def test_collectives_wait_for_less_after_the_first_step(gpu_probe: dict[str, Any]) -> None:
+    assert len(gpu_probe["timeouts"]) > 1, "the default group, and megatron-core's"
+    assert set(gpu_probe["timeouts"]) == {7}
 
 
 @pytest.mark.parametrize(
-    ("package", "version", "said"),
+    ("package", "version", "message"),
     [
         ("megatron-core", "0.13.1", "has megatron-core 0.13.1: engine=megatron is written for 0.16"),
         ("megatron-core", "0.17.0rc1", "has megatron-core 0.17.0rc1: engine=megatron is written for 0.16"),
@@ -91,7 +91,7 @@ def test_collectives_wait_for_less_after_the_first_step(found: dict[str, Any]) -
     ],
 )
 def test_another_version_is_refused_before_it_is_imported(
-    package: str, version: str, said: str, monkeypatch: pytest.MonkeyPatch
+    package: str, version: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     requirements.check_versions()
     assert requirements.outside_tried() == []
@@ -102,7 +102,7 @@ def test_another_version_is_refused_before_it_is_imported(
         package: version,
     }
     monkeypatch.setattr(metadata, "version", versions.__getitem__)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         requirements.check_versions()
     (note,) = [note for note in requirements.outside_tried() if "transformer_engine" in note]
     assert note == "note: transformer_engine 2.16.0: not tested with this trainer; 2.9 to below 2.12 are"
@@ -138,19 +138,19 @@ def test_the_environment_is_prepared_before_cuda_starts(settings: Callable[..., 
     assert chosen == {"OMP_WAIT_POLICY": "ACTIVE"}
 
 
-def test_timeouts_are_keys(settings: Callable[..., Settings]) -> None:
+def test_timeouts_are_read_from_keys(settings: Callable[..., Settings]) -> None:
     assert (settings().timeouts.start, settings().timeouts.after_start) == (30, None)
     keys = {"model.distributed_timeout_minutes": 10, "model.distributed_timeout_seconds_after_init": 90}
     timeouts = settings(**keys).timeouts
     assert (timeouts.start, timeouts.after_start) == (10, 90)
 
 
-def test_a_step_takes_from_the_end_of_one_to_the_end_of_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, waited = [0.0], []
+def test_step_time_runs_from_one_end_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, waits = [0.0], []
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
 
     def synchronize() -> None:
-        waited.append(now[0])
+        waits.append(now[0])
         now[0] += 0.5
 
     clock = StepClock(synchronize)
@@ -161,6 +161,6 @@ def test_a_step_takes_from_the_end_of_one_to_the_end_of_the_next(monkeypatch: py
         now[0] += 100.0
     now[0] += 1.0
     assert clock.lap() == 1.5
-    assert waited == [2.0]
+    assert waits == [2.0]
     now[0] += 3.0
     assert clock.lap() == 3.0

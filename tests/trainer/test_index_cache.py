@@ -1,4 +1,4 @@
-"""Sample indices that are kept between launches: never a stale one, and nothing that stops a training."""
+"""Sample indices that are kept between launches: they are never stale, and never stop a training."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ class Disk:
     """A data set, a cache beside it, and how often an index was computed."""
 
     def __init__(self, directory: Path) -> None:
-        self.prefix, self.cache, self.built = directory / "data", directory / "cache", 0
+        self.prefix, self.cache, self.builds = directory / "data", directory / "cache", 0
         self.write(b"one")
 
     def write(self, content: bytes) -> None:
         Path(f"{self.prefix}.idx").write_bytes(content)
 
     def build(self) -> SampleIndex:
-        self.built += 1
+        self.builds += 1
         tokens = int.from_bytes(Path(f"{self.prefix}.idx").read_bytes(), "big")
         return SampleIndex("uint16", tokens, (Split(1, 0, tokens), Split(0, tokens, 0), Split(0, tokens, 0)))
 
     def get(self, weights: Weights = WEIGHTS) -> SampleIndex:
-        found = IndexCache(self.cache).get(self.prefix, weights, self.build)
-        assert found.tokens == int.from_bytes(Path(f"{self.prefix}.idx").read_bytes(), "big")
-        return found
+        index = IndexCache(self.cache).get(self.prefix, weights, self.build)
+        assert index.tokens == int.from_bytes(Path(f"{self.prefix}.idx").read_bytes(), "big")
+        return index
 
 
 @pytest.fixture
@@ -48,25 +48,25 @@ def disk(tmp_path: Path) -> Disk:
 
 
 @pytest.fixture
-def rested(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if every file had been written long ago; change times cannot be set back."""
+def old_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Treat every file as written long ago; change times cannot be set back."""
     monkeypatch.setattr(index_cache, "_RESTED_SECONDS", -10.0)
 
 
 def test_an_index_is_computed_once(disk: Disk) -> None:
     assert disk.get() == disk.get()
-    assert disk.built == 1
+    assert disk.builds == 1
     assert [path.name[:13] for path in disk.cache.iterdir()] == ["sample-index-"]
     disk.get((80.0, 10.0, 10.0))
-    assert disk.built == 2
+    assert disk.builds == 2
 
 
-@pytest.mark.usefixtures("rested")
-def test_the_file_is_read_once_too(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("old_files")
+def test_unchanged_file_is_hashed_once(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     disk.get()
     monkeypatch.setattr(hashlib, "file_digest", None)
     disk.get()
-    assert disk.built == 1
+    assert disk.builds == 1
     assert sorted(path.name.rsplit("-", 1)[0] for path in disk.cache.iterdir()) == [
         "idx-hash",
         "sample-index",
@@ -75,14 +75,14 @@ def test_the_file_is_read_once_too(disk: Disk, monkeypatch: pytest.MonkeyPatch) 
 
 def test_fresh_file_is_hashed_again(disk: Disk, monkeypatch: Any) -> None:
     disk.get()
-    # The same size, and the same times, as a second write within one tick of the clock would leave them.
-    monkeypatch.setattr(index_cache, "_identity", lambda found: [1, 2, 3, 4])
+    # A second write within one tick of the clock leaves the same size and the same times.
+    monkeypatch.setattr(index_cache, "_identity", lambda status: [1, 2, 3, 4])
     disk.write(b"two")
     disk.get()
-    assert disk.built == 2
+    assert disk.builds == 2
 
 
-@pytest.mark.usefixtures("rested")
+@pytest.mark.usefixtures("old_files")
 def test_a_file_that_changed_and_looks_the_same_is_read_again(disk: Disk) -> None:
     path = Path(f"{disk.prefix}.idx")
     disk.get()
@@ -91,13 +91,13 @@ def test_a_file_that_changed_and_looks_the_same_is_read_again(disk: Disk) -> Non
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert path.stat().st_size == before.st_size
     disk.get()
-    assert disk.built == 2
+    assert disk.builds == 2
     disk.write(b"one")
     disk.get()
-    assert disk.built == 2
+    assert disk.builds == 2
 
 
-@pytest.mark.usefixtures("rested")
+@pytest.mark.usefixtures("old_files")
 def test_a_file_that_changes_while_it_is_indexed_leaves_nothing_wrong_behind(disk: Disk) -> None:
     def build() -> SampleIndex:
         disk.write(b"two!")
@@ -106,7 +106,7 @@ def test_a_file_that_changes_while_it_is_indexed_leaves_nothing_wrong_behind(dis
     IndexCache(disk.cache).get(disk.prefix, WEIGHTS, build)
     disk.write(b"one")
     disk.get()
-    assert disk.built == 2
+    assert disk.builds == 2
 
 
 def test_a_copy_under_another_name_shares_the_index(disk: Disk) -> None:
@@ -114,22 +114,22 @@ def test_a_copy_under_another_name_shares_the_index(disk: Disk) -> None:
     Path(f"{disk.prefix}.idx").rename(disk.prefix.with_name("copy.idx"))
     disk.prefix = disk.prefix.with_name("copy")
     disk.get()
-    assert disk.built == 1
+    assert disk.builds == 1
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"key": {}}', b"\xff\xfe", b"null"])
-@pytest.mark.usefixtures("rested")
-def test_a_spoiled_file_is_made_anew(disk: Disk, content: bytes) -> None:
+@pytest.mark.usefixtures("old_files")
+def test_spoiled_file_is_rebuilt(disk: Disk, content: bytes) -> None:
     disk.get()
     for path in disk.cache.iterdir():
         path.write_bytes(content)
     disk.get()
-    assert disk.built == 2
+    assert disk.builds == 2
     disk.get()
-    assert disk.built == 2
+    assert disk.builds == 2
 
 
-@pytest.mark.usefixtures("rested")
+@pytest.mark.usefixtures("old_files")
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -139,26 +139,26 @@ def test_a_spoiled_file_is_made_anew(disk: Disk, content: bytes) -> None:
         (', {"doc', '], [{"doc'),
     ],
 )
-@pytest.mark.usefixtures("rested")
-def test_an_index_that_no_data_set_has_is_made_anew(disk: Disk, old: str, new: str) -> None:
+@pytest.mark.usefixtures("old_files")
+def test_impossible_index_is_rebuilt(disk: Disk, old: str, new: str) -> None:
     disk.get()
-    (kept,) = disk.cache.glob("sample-index-*")
-    text = json.dumps(json.loads(kept.read_text()))
+    (path,) = disk.cache.glob("sample-index-*")
+    text = json.dumps(json.loads(path.read_text()))
     assert old in text
-    kept.write_text(text.replace(old, new, 1))
+    path.write_text(text.replace(old, new, 1))
     disk.get()
-    assert disk.built == 2
+    assert disk.builds == 2
 
 
 def test_a_directory_that_cannot_be_written_costs_time_only(disk: Disk, caplog: Any) -> None:
     disk.cache.write_text("a file is in the way")
     disk.get()
-    assert disk.built == 1
+    assert disk.builds == 1
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert f"model.data.index_mapping_dir={disk.cache}" in caplog.text
 
 
-@pytest.mark.usefixtures("rested")
+@pytest.mark.usefixtures("old_files")
 def test_a_full_disk_costs_time_only(disk: Disk, caplog: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -170,8 +170,8 @@ def test_a_full_disk_costs_time_only(disk: Disk, caplog: Any, monkeypatch: pytes
     assert "sample indices are not kept: [Errno 28] No space left on device" in caplog.text
 
 
-@pytest.mark.usefixtures("rested")
-def test_several_at_once_see_whole_files_only(disk: Disk, caplog: Any) -> None:
+@pytest.mark.usefixtures("old_files")
+def test_concurrent_readers_see_whole_files_only(disk: Disk, caplog: Any) -> None:
     def work(number: int) -> SampleIndex:
         if number % 5 == 0:
             for path in disk.cache.glob("*-*.json"):
@@ -179,8 +179,8 @@ def test_several_at_once_see_whole_files_only(disk: Disk, caplog: Any) -> None:
         return disk.get()
 
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(work, range(200)))
-    assert len(set(map(repr, found))) == 1
+        indices = list(pool.map(work, range(200)))
+    assert len(set(map(repr, indices))) == 1
     assert not caplog.records
     assert all(json.loads(path.read_text()) for path in disk.cache.iterdir())
     assert not list(disk.cache.glob(".*"))

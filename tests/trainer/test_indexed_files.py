@@ -1,4 +1,4 @@
-"""Megatron's .bin/.idx in both directions: what we write, what megatron-core writes, what no one should."""
+"""Megatron's .bin/.idx in both directions: our files, megatron-core's files, and damaged ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from tests.trainer import indexed_files
 from tests.trainer.indexed_files import Document
-from tests.trainer.probing import probed
+from tests.trainer.probing import run_probe
 from tests.warm import WarmPool
 from trainer.data.index import SampleIndex, Split, check_files
 from trainer.data.source import IndexedSource
@@ -42,14 +42,14 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def read(directory: Path, pool: WarmPool, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Return what megatron-core and we read of the files of the three writers."""
+    """Return the documents that megatron-core and we read from the files of the three writers."""
     for name, (dtype, documents) in HAND.items():
         indexed_files.write(directory / name, documents, dtype)
     _write_bad(directory)
-    said = tmp_path_factory.mktemp("said")
-    result: dict[str, Any] = probed(pool, "tests.trainer.probe_indexed", [str(directory)], said)
-    # Neither where megatron-core's object is thrown away half made.
-    errors = (said / "probe_indexed0.err").read_text()
+    output_dir = tmp_path_factory.mktemp("said")
+    result: dict[str, Any] = run_probe(pool, "tests.trainer.probe_indexed", [str(directory)], output_dir)
+    # An object of megatron-core that is thrown away half made prints no error either.
+    errors = (output_dir / "probe_indexed0.err").read_text()
     assert "Traceback" not in errors, errors
     return result
 
@@ -93,7 +93,7 @@ def _write_bad(directory: Path) -> None:
 def test_all_read_the_same_documents(directory: Path, read: dict[str, Any], name: str) -> None:
     dtype, documents = ALL[name]
     assert read["megatron"][name] == {"dtype": dtype, "documents": documents}
-    assert indexed_files.read(directory / name) == indexed_files.Found(dtype, documents)
+    assert indexed_files.read(directory / name) == indexed_files.IndexedContent(dtype, documents)
     tokens = [token for document in documents for sequence in document for token in sequence]
     assert read["we"][name] == {"tokens": tokens, "documents": len(documents)}
 
@@ -103,12 +103,12 @@ def test_written_files_follow_the_format_byte_for_byte(directory: Path, read: di
         dtype, documents = ALL[name]
         indexed_files.write(directory / "again", documents, dtype)
         for suffix in (".bin", ".idx"):
-            again, written = (Path(f"{directory / stem}{suffix}").read_bytes() for stem in ("again", name))
-            assert again == written, f"{name}{suffix}"
+            expected, content = (Path(f"{directory / stem}{suffix}").read_bytes() for stem in ("again", name))
+            assert expected == content, f"{name}{suffix}"
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("magic", "not Megatron's: it does not begin with MMIDIDX"),
         ("version", "does not read: version 2, type 8"),
@@ -124,14 +124,14 @@ def test_written_files_follow_the_format_byte_for_byte(directory: Path, read: di
         ("float", "tokens are whole numbers, but these are float32"),
     ],
 )
-def test_files_that_are_no_data_set_are_refused(read: dict[str, Any], name: str, told: str) -> None:
-    refused = read["we"][f"bad_{name}"]["refused"]
-    assert refused.startswith("model.data.data_prefix=")
-    assert f"bad_{name}: not a Megatron data set: " in refused
-    assert told in refused
+def test_files_that_are_no_data_set_are_refused(read: dict[str, Any], name: str, message: str) -> None:
+    refusal = read["we"][f"bad_{name}"]["refused"]
+    assert refusal.startswith("model.data.data_prefix=")
+    assert f"bad_{name}: not a Megatron data set: " in refusal
+    assert message in refusal
 
 
-def test_a_missing_file_is_told_with_the_nearest_name(tmp_path: Path) -> None:
+def test_missing_file_is_reported_with_the_nearest_name(tmp_path: Path) -> None:
     indexed_files.write(tmp_path / "corpus_text_document", [[[1, 2]]], "uint16")
     check_files(tmp_path / "corpus_text_document")
     with pytest.raises(UserError, match=rf"did you mean '{tmp_path}/corpus_text_document'"):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainer.test_retention import MARKED
+from tests.trainer.test_retention import BLANK_MARKER
 from trainer.checkpoint import retention, store
 from trainer.checkpoint.marker import MARKER, read_marker
 from trainer.config.saving import Saving
@@ -17,12 +17,12 @@ from trainer.config.saving import Saving
 pytestmark = pytest.mark.trainer
 
 KILLED = 9
-# What changes the directory, as Python tells it before it happens; renaming and replacing are one.
+# The changes of the directory that Python audits before they happen; renaming and replacing are one.
 CHANGES = ("os.mkdir", "os.rename", "os.symlink", "os.remove", "os.rmdir", "os.truncate")
 
 
 def save(directory: Path, step: int) -> store.Checkpoint:
-    """Save as a training of two ranks does, that keeps two checkpoints and finds what an earlier one left."""
+    """Save as a training of two ranks that keeps two checkpoints and removes an earlier one's leftovers."""
     saving = Saving(True, directory, "{step}", every=1, background=False, keep=1, monitor="step", mode="max")
     leftovers = store.leftovers(directory)
     unfinished = store.begin(directory, f"step={step}")
@@ -30,34 +30,34 @@ def save(directory: Path, step: int) -> store.Checkpoint:
     for rank in (0, 1):
         (unfinished / f"__{rank}_0.distcp").write_text(f"weights {step}")
         files.update(store.sync_part(unfinished, rank))
-    marker = store.replace(MARKED, step=step, metrics={"step": float(step)}, files=files)
-    found = store.finish(unfinished, f"step={step}", marker)
-    retention.keep_best(saving, found)
+    marker = store.replace(BLANK_MARKER, step=step, metrics={"step": float(step)}, files=files)
+    checkpoint = store.finish(unfinished, f"step={step}", marker)
+    retention.keep_best(saving, checkpoint)
     retention.remove(leftovers)
-    return found
+    return checkpoint
 
 
 def die_at(action: Callable[[], object], count: int) -> bool:
     """Run `action` in a process that ends before its `count`-th change; return whether it got there."""
     pid = os.fork()
     if pid == 0:
-        left = count
+        remaining = count
 
         def change(event: str, arguments: tuple[object, ...]) -> None:
-            nonlocal left
+            nonlocal remaining
             writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & os.O_ACCMODE
             if event in CHANGES or event == "fsync" or writes:
-                left -= 1
-                if left == 0:
+                remaining -= 1
+                if remaining == 0:
                     os._exit(KILLED)
 
         fsync = os.fsync
 
-        def counted(descriptor: int) -> None:
+        def fsync_and_count(descriptor: int) -> None:
             change("fsync", ())
             fsync(descriptor)
 
-        os.fsync = counted
+        os.fsync = fsync_and_count
         sys.addaudithook(change)
         try:
             action()
@@ -70,21 +70,21 @@ def die_at(action: Callable[[], object], count: int) -> bool:
 
 
 def check(directory: Path, steps: tuple[int, ...]) -> int:
-    """Hold a directory against what is true at any moment; return the newest checkpoint's step."""
-    found, torn = store.newest(directory)
-    assert found is not None
-    assert found.marker.step in steps
+    """Check the conditions that hold at any moment; return the newest checkpoint's step."""
+    checkpoint, incomplete = store.newest(directory)
+    assert checkpoint is not None
+    assert checkpoint.marker.step in steps
     for rank in (0, 1):
-        assert (found.path / f"__{rank}_0.distcp").read_text() == f"weights {found.marker.step}"
+        assert (checkpoint.path / f"__{rank}_0.distcp").read_text() == f"weights {checkpoint.marker.step}"
     # All that can be seen is complete, and what is not is hidden.
-    assert all(path.name.startswith(store.UNFINISHED) for path in torn)
+    assert all(path.name.startswith(store.UNFINISHED) for path in incomplete)
     for path in directory.iterdir():
         if not path.name.startswith(".") and not path.is_symlink():
             marker = read_marker(path)
             assert marker is not None
             assert {part.name for part in path.iterdir()} == {MARKER, *marker.files}
     assert (directory / store.LATEST / MARKER).is_file() or not (directory / store.LATEST).is_symlink()
-    return found.marker.step
+    return checkpoint.marker.step
 
 
 def test_a_kill_at_every_change_of_a_save_leaves_a_complete_checkpoint(tmp_path: Path) -> None:
@@ -101,8 +101,8 @@ def test_a_kill_at_every_change_of_a_save_leaves_a_complete_checkpoint(tmp_path:
         newest_steps.append(check(directory, (2, 3)))
         assert save(directory, 4).marker.step == 4
         assert check(directory, (4,)) == 4
-        left = {path.name for path in directory.iterdir()}
-        assert left == {"latest", "step=4"}
+        names = {path.name for path in directory.iterdir()}
+        assert names == {"latest", "step=4"}
         assert (directory / store.LATEST).readlink() == Path("step=4")
         if not killed:
             break
@@ -112,18 +112,18 @@ def test_a_kill_at_every_change_of_a_save_leaves_a_complete_checkpoint(tmp_path:
     assert newest_steps.count(3) >= 8
 
 
-def test_the_first_checkpoint_of_all(tmp_path: Path) -> None:
+def test_kill_at_every_change_of_the_first_save_leaves_a_complete_checkpoint_or_none(tmp_path: Path) -> None:
     count = 0
     while True:
         count += 1
         directory = tmp_path / str(count)
         killed = die_at(lambda directory=directory: save(directory, 1), count)
-        found, _ = store.newest(directory)
-        if found is not None:
+        checkpoint, _ = store.newest(directory)
+        if checkpoint is not None:
             check(directory, (1,))
         if not killed:
             break
         save(directory, 2)
         assert check(directory, (2,)) == 2
-    assert found is not None
+    assert checkpoint is not None
     assert count >= 8

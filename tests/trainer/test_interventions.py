@@ -28,7 +28,7 @@ def start(trainings: Any, pool: Any, name: str, directory: Path, changes: dict[s
 
 
 def numbers(run: Run) -> dict[int, tuple[float, float, float]]:
-    assert run.end() == [0], run.said()
+    assert run.end() == [0], run.output()
     return {line["step"]: (line["loss"], line["grad_norm"], line["lr"]) for line in run.lines("train")}
 
 
@@ -36,22 +36,26 @@ def names(directory: Path) -> set[str]:
     return {path.name for path in directory.iterdir() if path.name.startswith("m-")}
 
 
-def test_a_training_goes_back_and_on(trainings: Any, pool: Any, tmp_path: Path) -> None:
-    saved = tmp_path / "saved"
-    base = numbers(start(trainings, pool, "went_on", saved, {}))
-    assert names(saved) == {"m-step=2", "m-step=4", "m-step=6"}
+def test_training_goes_back_to_an_earlier_checkpoint_and_continues(
+    trainings: Any, pool: Any, tmp_path: Path
+) -> None:
+    directory = tmp_path / "saved"
+    base = numbers(start(trainings, pool, "went_on", directory, {}))
+    assert names(directory) == {"m-step=2", "m-step=4", "m-step=6"}
 
     # With nothing else changed it does the same once more, to the last bit, and leaves what was saved before.
     back = {"resume.checkpoint": "m-step=2", f"{PARAMS}.save_top_k": 1}
-    assert numbers(start(trainings, pool, "back", saved, back)) == {step: base[step] for step in (3, 4, 5, 6)}
-    assert names(saved) == {"m-step=2", "m-step=4", "m-step=6", "m-step=6-v1"}
+    assert numbers(start(trainings, pool, "back", directory, back)) == {
+        step: base[step] for step in (3, 4, 5, 6)
+    }
+    assert names(directory) == {"m-step=2", "m-step=4", "m-step=6", "m-step=6-v1"}
     # Launched again it does not go back once more.
-    again = start(trainings, pool, "back_again", saved, {**back, "trainer.max_steps": 7})
+    again = start(trainings, pool, "back_again", directory, {**back, "trainer.max_steps": 7})
     assert set(numbers(again)) == {7}
-    assert again.lines("start")[0]["resumed_from"] == str(saved / "m-step=6-v1")
-    assert names(saved) == {"m-step=2", "m-step=4", "m-step=6", "m-step=7"}
+    assert again.lines("start")[0]["resumed_from"] == str(directory / "m-step=6-v1")
+    assert names(directory) == {"m-step=2", "m-step=4", "m-step=6", "m-step=7"}
 
-    from_there = {"resume.checkpoint": str(saved / "m-step=2"), "trainer.max_steps": 4}
+    from_there = {"resume.checkpoint": str(directory / "m-step=2"), "trainer.max_steps": 4}
     fresh, other = (
         start(trainings, pool, name, tmp_path / name, {**from_there, **changes})
         for name, changes in {
@@ -59,17 +63,17 @@ def test_a_training_goes_back_and_on(trainings: Any, pool: Any, tmp_path: Path) 
             "other_data": {"resume.lr_scale": 0.5, "resume.data_generation": 1},
         }.items()
     )
-    seen = numbers(fresh)
+    values = numbers(fresh)
     # The weights are those of the checkpoint; the first update after it is already another.
-    assert seen[3] == base[3]
-    assert seen[4] != base[4]
-    assert "the optimizer starts anew at step 2" in fresh.said()
-    seen = numbers(other)
-    assert [seen[step][2] for step in (3, 4)] == [0.5 * base[step][2] for step in (3, 4)]
-    assert seen[3][0] != base[3][0]
+    assert values[3] == base[3]
+    assert values[4] != base[4]
+    assert "the optimizer starts anew at step 2" in fresh.output()
+    values = numbers(other)
+    assert [values[step][2] for step in (3, 4)] == [0.5 * base[step][2] for step in (3, 4)]
+    assert values[3][0] != base[3][0]
 
 
 def test_a_checkpoint_that_is_not_there_is_refused(trainings: Any, pool: Any, tmp_path: Path) -> None:
     run = start(trainings, pool, "nowhere", tmp_path, {"resume.checkpoint": "m-step=3"})
     assert run.end() == [2]
-    assert f"resume.checkpoint=m-step=3: {tmp_path / 'm-step=3'} is not a complete checkpoint" in run.said()
+    assert f"resume.checkpoint=m-step=3: {tmp_path / 'm-step=3'} is not a complete checkpoint" in run.output()

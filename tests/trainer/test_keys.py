@@ -34,7 +34,7 @@ def test_a_misspelt_key_is_refused_with_the_right_spelling(flat: dict[str, Any])
         check_keys({**flat, "model.num_layer": 4})
 
 
-def test_keys_without_effect_are_told_with_the_reason(flat: dict[str, Any]) -> None:
+def test_keys_without_effect_are_reported_with_the_reason(flat: dict[str, Any]) -> None:
     lines = unused({**flat, "model.fp8_margin": 0, "model.transformer_engine": True}, cuda=False)
     assert any("FP8 is Transformer Engine's" in line and "model.fp8_margin" in line for line in lines)
     assert any("Transformer Engine" in line and "model.transformer_engine" in line for line in lines)
@@ -42,7 +42,7 @@ def test_keys_without_effect_are_told_with_the_reason(flat: dict[str, Any]) -> N
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "told"),
+    ("key", "value", "message"),
     [
         ("model.optim.sched.last_epoch", 10, "valid here: -1 or null"),
         ("model.fp8_params", True, "weights are kept in bf16"),
@@ -57,11 +57,11 @@ def test_keys_without_effect_are_told_with_the_reason(flat: dict[str, Any]) -> N
         ("model.mcore_gpt", 1, "valid here: True"),
     ],
 )
-def test_unsupported_values_are_refused(flat: dict[str, Any], key: str, value: object, told: str) -> None:
+def test_unsupported_values_are_refused(flat: dict[str, Any], key: str, value: object, message: str) -> None:
     with pytest.raises(UserError) as error:
         check_keys({**flat, key: value})
     assert str(error.value).startswith(f"{key}={value!r}")
-    assert told in str(error.value)
+    assert message in str(error.value)
 
 
 def test_the_very_small_configuration_passes(flat: dict[str, Any]) -> None:
@@ -72,7 +72,7 @@ def test_the_very_small_configuration_passes(flat: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "told"),
+    ("key", "value", "message"),
     [
         ("model.num_layers", "four", "expected a number"),
         ("model.num_layers", 2.5, "expected a whole number"),
@@ -119,33 +119,33 @@ def test_the_very_small_configuration_passes(flat: dict[str, Any]) -> None:
     ],
 )
 def test_a_wrong_value_is_named_with_what_is_valid(
-    flat: dict[str, Any], key: str, value: object, told: str
+    flat: dict[str, Any], key: str, value: object, message: str
 ) -> None:
     with pytest.raises(UserError) as error:
         read_settings({**flat, key: value})
-    assert told in str(error.value)
+    assert message in str(error.value)
     assert key.rsplit(".", 1)[-1] in str(error.value) or "hidden_size" in str(error.value)
 
 
 def test_openai_gelu_is_gelu_and_nothing_else(flat: dict[str, Any]) -> None:
-    asked = {**flat, "model.openai_gelu": True}
-    assert read_settings({**asked, "model.activation": "geglu"}).architecture.activation == "geglu"
+    gelu = {**flat, "model.openai_gelu": True}
+    assert read_settings({**gelu, "model.activation": "geglu"}).architecture.activation == "geglu"
     with pytest.raises(
         UserError, match=r"model\.openai_gelu=True: expected False, as model\.activation=swiglu"
     ):
-        read_settings({**asked, "model.activation": "swiglu"})
+        read_settings({**gelu, "model.activation": "swiglu"})
 
 
 def test_a_checkpoint_follows_each_validation_unless_told_otherwise(flat: dict[str, Any]) -> None:
-    every = f"{CALLBACK}.every_n_train_steps"
+    interval = f"{CALLBACK}.every_n_train_steps"
     assert read_settings(flat).saving.every == read_settings(flat).val_interval == 4
-    assert read_settings({**flat, every: None}).saving.every == 4
-    assert read_settings({**flat, every: 0}).saving.every == 0
-    assert read_settings({**flat, every: 7}).saving.every == 7
+    assert read_settings({**flat, interval: None}).saving.every == 4
+    assert read_settings({**flat, interval: 0}).saving.every == 0
+    assert read_settings({**flat, interval: 7}).saving.every == 7
 
 
 def test_table_has_all_checkpoint_keys_of_nemo_and_lightning(flat: dict[str, Any]) -> None:
-    """The fields of NeMo's CallbackParams, with their defaults."""
+    """NeMo's CallbackParams has these fields, with these defaults."""
     nemo = {
         "filepath": None,
         "dirpath": None,
@@ -169,12 +169,12 @@ def test_table_has_all_checkpoint_keys_of_nemo_and_lightning(flat: dict[str, Any
         "save_on_train_epoch_end": False,
         "async_save": False,
     }
-    given = {**flat, **{f"{CALLBACK}.{name}": value for name, value in nemo.items()}}
-    check_keys(given)
+    config = {**flat, **{f"{CALLBACK}.{name}": value for name, value in nemo.items()}}
+    check_keys(config)
     del flat[f"{CALLBACK}.filename"]
     ours = read_settings(flat).saving
     assert ours.background
-    assert read_settings(given).saving == replace(ours, background=False)
+    assert read_settings(config).saving == replace(ours, background=False)
 
 
 def test_a_missing_value_is_named(flat: dict[str, Any]) -> None:
@@ -191,7 +191,7 @@ def test_the_time_limit_is_the_shorter_of_the_two(flat: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "world", "told"),
+    ("changes", "world", "message"),
     [
         ({"trainer.devices": 4}, 2, "but 2 were started"),
         ({"trainer.devices": 4, "trainer.num_nodes": None}, 6, "6 processes were started"),
@@ -200,10 +200,10 @@ def test_the_time_limit_is_the_shorter_of_the_two(flat: dict[str, Any]) -> None:
         ({"trainer.devices": 2, "model.global_batch_size": 6}, 2, "= 4"),
     ],
 )
-def test_sizes_that_do_not_fit_each_other(
-    flat: dict[str, Any], changes: dict[str, Any], world: int, told: str
+def test_sizes_that_do_not_fit_each_other_are_refused(
+    flat: dict[str, Any], changes: dict[str, Any], world: int, message: str
 ) -> None:
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         make_layout(read_settings({**flat, **changes}), world)
 
 
@@ -212,7 +212,7 @@ def test_micro_batches_are_shared_among_copies(flat: dict[str, Any]) -> None:
     assert (layout.tensor, layout.data, layout.micro_batches) == (1, 2, 2)
 
 
-class Watched(dict[str, Any]):
+class RecordingConfig(dict[str, Any]):
     """A flat configuration that remembers which keys were looked up."""
 
     def __init__(self, flat: dict[str, Any]) -> None:
@@ -230,12 +230,12 @@ def test_the_settings_read_the_keys_that_the_table_calls_implemented_and_no_othe
     node = "model.activations_checkpoint"
     more = {f"{node}_granularity": "full", f"{node}_method": "uniform", "trainer.precision": "bf16"}
     more |= {f"model.{name}": True for name in ("megatron_amp_O2", "transformer_engine", "fp8", "fp8_hybrid")}
-    watched = Watched({**flat, **more})
-    read_settings(watched)
-    assert watched.read == {key for key, status in KEYS.items() if isinstance(status, Implemented)}
+    config = RecordingConfig({**flat, **more})
+    read_settings(config)
+    assert config.read == {key for key, status in KEYS.items() if isinstance(status, Implemented)}
 
 
-def test_a_node_without_keys_asks_for_nothing_and_a_key_without_a_value_is_told(flat: dict[str, Any]) -> None:
+def test_empty_node_is_accepted_and_empty_unknown_key_is_refused(flat: dict[str, Any]) -> None:
     assert flatten({"model": {"optim": {"sched": {}}, "seed": 1}, "run": {}}) == {
         "model.optim.sched": {},
         "model.seed": 1,
@@ -248,7 +248,7 @@ def test_a_node_without_keys_asks_for_nothing_and_a_key_without_a_value_is_told(
             check_keys({**flat, key: {}})
 
 
-def test_a_node_that_is_null_is_as_its_keys_are() -> None:
+def test_null_node_has_the_status_of_its_keys() -> None:
     node = "exp_manager.wandb_logger_kwargs"
     assert status_of(node) == status_of(f"{node}.project") is not None
     assert status_of("exp_manager.wandb_logger") is None

@@ -74,18 +74,18 @@ AS_ON_CUDA: list[tuple[str, int, dict[str, Any]]] = [
 @pytest.fixture(scope="module")
 def numbers(trainings: Any, pool: Any) -> Any:
     """Return the numbers of a training, by family, world and sizes; each is run once."""
-    known: dict[str, Any] = {}
+    numbers_of_layout: dict[str, Any] = {}
 
     def train(family: str, world: int, sizes: dict[str, Any], fault: str = "") -> Any:
         name = name_of((family, world, sizes)) + fault.partition(":")[0]
-        if name not in known:
+        if name not in numbers_of_layout:
             changes = {MODEL + SIZES[size]: value for size, value in sizes.items()}
             run = Run(trainings, pool, name, {**COMMON, **FAMILIES[family], **changes}, world, fault)
-            assert run.end() == [0] * world, run.said()
+            assert run.end() == [0] * world, run.output()
             steps = [(line["loss"], line["grad_norm"]) for line in run.lines("train")]
             (heldout,) = [line["val_loss"] for line in run.lines("validation")]
-            known[name] = (run.lines("start")[0]["parameters"], steps, heldout)
-        return known[name]
+            numbers_of_layout[name] = (run.lines("start")[0]["parameters"], steps, heldout)
+        return numbers_of_layout[name]
 
     return train
 
@@ -94,14 +94,14 @@ def numbers(trainings: Any, pool: Any) -> Any:
 def test_the_numbers_are_those_of_one_process(numbers: Any, layout: tuple[str, int, dict[str, Any]]) -> None:
     parameters, steps, heldout = numbers(layout[0], 1, {})
     assert len(steps) == 4
-    found = numbers(*layout)
-    assert found[0] == parameters
-    assert found[1][0] == pytest.approx(steps[0], rel=FIRST)
-    assert found[1] == [pytest.approx(step, rel=LATER) for step in steps]
-    assert found[2] == pytest.approx(heldout, rel=LATER)
+    actual = numbers(*layout)
+    assert actual[0] == parameters
+    assert actual[1][0] == pytest.approx(steps[0], rel=FIRST)
+    assert actual[1] == [pytest.approx(step, rel=LATER) for step in steps]
+    assert actual[2] == pytest.approx(heldout, rel=LATER)
     differences = [
         abs(a / b - 1)
-        for ours, theirs in zip(found[1], steps, strict=True)
+        for ours, theirs in zip(actual[1], steps, strict=True)
         for a, b in zip(ours, theirs, strict=True)
     ]
     print(f"{name_of(layout)}: first {max(differences[:2]):.1e}, later {max(differences):.1e}")

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.trainer.conftest import free_port
-from tests.trainer.probing import probed
+from tests.trainer.probing import run_probe
 from tests.warm import WarmPool
 
 pytestmark = pytest.mark.trainer
@@ -22,12 +22,12 @@ def probe(configuration: Any, pool: WarmPool, tmp_path_factory: pytest.TempPathF
     path = directory / "probe.yaml"
     path.write_text(yaml.safe_dump(configuration(changes)))
     arguments = [str(path), str(free_port())]
-    result: dict[str, Any] = probed(pool, "tests.trainer.probe_llama", arguments, directory)
+    result: dict[str, Any] = run_probe(pool, "tests.trainer.probe_llama", arguments, directory)
     return result
 
 
 def nemo_scaled(frequency: float, factor: float) -> float:
-    """NeMo 2.4.1, ``apply_rope_scaling`` with its defaults: Llama 3.1's context of 8,192 tokens grows."""
+    """Scale as ``apply_rope_scaling`` of NeMo 2.4.1 by default: Llama 3.1's context of 8,192 tokens grows."""
     wavelength = 2 * math.pi / frequency
     if wavelength < 8192 / 4:
         return frequency
@@ -62,11 +62,11 @@ def test_the_fused_loss_is_the_loss(probe: dict[str, Any]) -> None:
 @pytest.mark.parametrize("backend", ["local", "sdpa"])
 @pytest.mark.parametrize("position", ["rope", "learned"])
 def test_a_document_does_not_see_the_one_before(probe: dict[str, Any], backend: str, position: str) -> None:
-    found = probe["documents"][f"{backend}, {position}"]
-    assert found["together"] > 1e-4
-    assert found["apart"] == 0
+    distances = probe["documents"][f"{backend}, {position}"]
+    assert distances["together"] > 1e-4
+    assert distances["apart"] == 0
     # It is as it would be in a window of its own; rotary positions are the same up to rounding.
-    assert found["alone"] < 1e-5
+    assert distances["alone"] < 1e-5
 
 
 def test_dropout_is_drawn_by_the_same_kernel_on_all_ranks(probe: dict[str, Any]) -> None:

@@ -52,17 +52,17 @@ def holder(tmp_path: Path) -> Any:
     process.communicate()
 
 
-def test_a_second_training_is_told_who_writes_there_and_what_to_do(tmp_path: Path, holder: Any) -> None:
+def test_second_training_is_refused_with_the_writer_and_the_ways_out(tmp_path: Path, holder: Any) -> None:
     with pytest.raises(UserError) as error:
         Lock(tmp_path)
-    told = str(error.value)
-    assert f"into {tmp_path}: process {holder.pid} on {socket.gethostname()}, Slurm job 4711" in told
+    message = str(error.value)
+    assert f"into {tmp_path}: process {holder.pid} on {socket.gethostname()}, Slurm job 4711" in message
     for way_out in (
         "training.run.dependency=singleton",
         "training.run.name",
         "create_checkpoint_callback=False",
     ):
-        assert way_out in told
+        assert way_out in message
 
 
 def test_the_lock_ends_with_its_process_whatever_children_are_left(tmp_path: Path, holder: Any) -> None:
@@ -78,14 +78,14 @@ def test_a_released_lock_is_free(tmp_path: Path) -> None:
     assert subprocess.run(command, cwd=Path(__file__).resolve().parents[2]).returncode == 0
 
 
-def test_a_holder_that_has_not_said_who_it_is(tmp_path: Path, holder: Any) -> None:
+def test_holder_without_a_record_is_an_unknown_process(tmp_path: Path, holder: Any) -> None:
     (tmp_path / ".lock").write_text("")
     with pytest.raises(UserError, match="an unknown process"):
         Lock(tmp_path)
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
-def test_a_file_system_without_locks_is_warned_of(
+def test_file_system_without_locks_gives_a_warning(
     tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def lockf(*_: object) -> None:
@@ -97,7 +97,7 @@ def test_a_file_system_without_locks_is_warned_of(
     assert f"{tmp_path} has no file locks" in caplog.text
 
 
-def test_a_directory_that_cannot_be_written_is_told_before_the_training(tmp_path: Path) -> None:
+def test_directory_that_cannot_be_written_is_reported_before_the_training(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"dirpath=.*file/checkpoints: Not a directory"):
         Lock(tmp_path / "file" / "checkpoints")

@@ -18,18 +18,18 @@ PATIENCE_SECONDS = 60
 
 
 def wait_until_connected(process: WarmProcess, port: int) -> None:
-    """Return when a process has a connection to what listens on a port of this host."""
+    """Wait until a process has a connection to a listener on a port of this host."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not any(
-        one.raddr and one.raddr.port == port and one.status == psutil.CONN_ESTABLISHED
-        for one in psutil.Process(process.pid).net_connections("tcp")
+        connection.raddr and connection.raddr.port == port and connection.status == psutil.CONN_ESTABLISHED
+        for connection in psutil.Process(process.pid).net_connections("tcp")
     ):
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
 def test_two_jobs_at_one_port_do_not_meet(trainings: Any, pool: Any, tmp_path: Path) -> None:
-    """The same launch in another job, such as the next link of its chain, is another job all the same."""
+    """One launch in another job, such as the next link of its chain, counts as another job too."""
     port = free_port()
 
     def start(job: str, rank: int) -> WarmProcess:
@@ -51,9 +51,11 @@ def test_two_jobs_at_one_port_do_not_meet(trainings: Any, pool: Any, tmp_path: P
     assert "step" not in (tmp_path / "12017.1").read_text()
 
 
-@pytest.mark.parametrize(("devices", "started"), [(2, 2), (1, 2)])
-def test_as_many_nodes_as_were_started(trainings: Any, devices: int, started: int) -> None:
+@pytest.mark.parametrize(("devices", "processes"), [(2, 2), (1, 2)])
+def test_number_of_nodes_follows_from_the_started_processes(
+    trainings: Any, devices: int, processes: int
+) -> None:
     changes = {"trainer.num_nodes": None, "trainer.devices": devices, "trainer.max_steps": 1}
-    done = trainings(f"on_{started // devices}_nodes", changes, world=started)
-    assert done.codes == [0] * started, done.stderr
-    assert f"world: {started} processes on" in done.stdout[0]
+    outcome = trainings(f"on_{processes // devices}_nodes", changes, world=processes)
+    assert outcome.codes == [0] * processes, outcome.stderr
+    assert f"world: {processes} processes on" in outcome.stdout[0]

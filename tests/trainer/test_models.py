@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from tests.trainer.conftest import REPOSITORY, free_port
-from tests.trainer.probing import probed
+from tests.trainer.probing import run_probe
 from tests.warm import WarmPool
 
 pytestmark = pytest.mark.trainer
@@ -49,7 +49,7 @@ def probe(configuration: Any, pool: WarmPool, tmp_path_factory: pytest.TempPathF
     path = directory / "probe.yaml"
     path.write_text(yaml.safe_dump(configuration(changes)))
     arguments = [str(path), str(free_port()), json.dumps(VARIANTS)]
-    result: dict[str, Any] = probed(pool, "tests.trainer.probe_models", arguments, directory)
+    result: dict[str, Any] = run_probe(pool, "tests.trainer.probe_models", arguments, directory)
     return result
 
 
@@ -60,22 +60,22 @@ def test_the_shim_stays_one_small_file() -> None:
 
 def test_the_shim_changes_nothing_with_cuda() -> None:
     command = [sys.executable, "-m", "tests.trainer.probe_shim"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=REPOSITORY)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found == {"installed": False, "changed": False, "imported": False}
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=REPOSITORY)
+    assert result.returncode == 0, result.stderr
+    answer = json.loads(result.stdout.splitlines()[-1])
+    assert answer == {"installed": False, "changed": False, "imported": False}
 
 
-def test_the_shim_is_there_without_cuda(probe: dict[str, Any]) -> None:
+def test_shim_is_installed_without_cuda(probe: dict[str, Any]) -> None:
     assert probe["cpu"] is True
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_variant_starts_at_chance_and_learns(probe: dict[str, Any], name: str) -> None:
-    found = probe["variants"][name]
-    assert abs(found["loss"] - math.log(304)) < 0.3
-    assert found["after"] < found["loss"]
-    assert found["grad_norm"] > 0
+    numbers = probe["variants"][name]
+    assert abs(numbers["loss"] - math.log(304)) < 0.3
+    assert numbers["after"] < numbers["loss"]
+    assert numbers["grad_norm"] > 0
 
 
 @pytest.mark.parametrize("name", ["fused loss", "deterministic"])
@@ -89,24 +89,24 @@ def test_an_option_of_gpus_changes_no_number_in_32_bits(probe: dict[str, Any], n
 def test_recomputing_activations_changes_no_number(probe: dict[str, Any]) -> None:
     plain = probe["variants"]["plain"]
     for name in ("full", "selective"):
-        found = probe["variants"][name]
-        assert (found["loss"], found["grad_norm"]) == pytest.approx((plain["loss"], plain["grad_norm"]))
+        numbers = probe["variants"][name]
+        assert (numbers["loss"], numbers["grad_norm"]) == pytest.approx((plain["loss"], plain["grad_norm"]))
 
 
-def test_the_norm_is_told_without_clipping_too(probe: dict[str, Any]) -> None:
+def test_norm_is_reported_without_clipping(probe: dict[str, Any]) -> None:
     plain, unclipped = probe["variants"]["plain"], probe["variants"]["unclipped"]
     assert unclipped["grad_norm"] == pytest.approx(plain["grad_norm"])
 
 
-def test_the_llama_shape(probe: dict[str, Any]) -> None:
-    found = probe["variants"]["llama"]
-    assert not any(name.endswith("bias") for name in found["names"])
-    assert not any("position_embeddings" in name for name in found["names"])
-    assert any("output_layer" in name for name in found["names"])
+def test_llama_has_its_parameters(probe: dict[str, Any]) -> None:
+    numbers = probe["variants"]["llama"]
+    assert not any(name.endswith("bias") for name in numbers["names"])
+    assert not any("position_embeddings" in name for name in numbers["names"])
+    assert any("output_layer" in name for name in numbers["names"])
     hidden, ffn, layers = 32, 128, 2
     # Two of four heads' keys and values; a gated unit has two input matrices.
     layer = hidden * hidden * 2 + hidden * 2 * 16 + 3 * hidden * ffn + 2 * hidden
-    assert found["parameters"] == 2 * 304 * hidden + layers * layer + hidden
+    assert numbers["parameters"] == 2 * 304 * hidden + layers * layer + hidden
 
 
 def test_biases_and_norms_are_not_decayed(probe: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Needless work of a start, and what it leaves as it was."""
+"""The needless work that a start skips, and the state that it restores."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trainer.needless import no_garbage
 
 
 @pytest.mark.parametrize("is_on", [True, False])
-def test_search_for_garbage_is_on_afterwards_if_it_was_before(is_on: bool) -> None:
+def test_garbage_collection_is_on_afterwards_if_it_was_on_before(is_on: bool) -> None:
     assert gc.isenabled()
     try:
         if not is_on:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.trainer.conftest import free_port
-from tests.trainer.probing import probed
+from tests.trainer.probing import run_probe
 from tests.warm import WarmPool
 from trainer.config.rampup import Rampup
 from trainer.errors import UserError
@@ -17,7 +17,7 @@ from trainer.errors import UserError
 pytestmark = pytest.mark.trainer
 
 OPTIM = "model.optim"
-# `plain` clips the first step's gradient alone, as its limit is 1 and their norms are told in the probe.
+# `plain` clips the first step's gradient alone, as its limit is 1; the norms are in the probe.
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "unclipped": {"trainer.gradient_clip_val": 0.0},
@@ -45,20 +45,20 @@ def probe(configuration: Any, pool: WarmPool, tmp_path_factory: pytest.TempPathF
     path = directory / "probe.yaml"
     path.write_text(yaml.safe_dump(configuration(changes)))
     arguments = [str(path), str(free_port()), json.dumps(VARIANTS), json.dumps(RAMPS)]
-    result: dict[str, Any] = probed(pool, "tests.trainer.probe_optimization", arguments, directory)
+    result: dict[str, Any] = run_probe(pool, "tests.trainer.probe_optimization", arguments, directory)
     return result
 
 
 @pytest.mark.parametrize("name", [name for name in VARIANTS if name != "plain"])
-def test_a_step_is_that_of_torchs_adamw(probe: dict[str, Any], name: str) -> None:
-    """To the last bit, as megatron-core's optimizer is torch's here."""
+def test_step_equals_that_of_torchs_adamw(probe: dict[str, Any], name: str) -> None:
+    """They are equal to the last bit, as megatron-core's optimizer is torch's here."""
     steps = probe["steps"][name]
     assert steps["differing"] == []
     assert steps["norms"] == pytest.approx(steps["expected"], rel=1e-6)
 
 
 def test_the_gradient_is_clipped_by_its_global_norm(probe: dict[str, Any]) -> None:
-    """megatron-core and torch round the factor differently: by some units of fp32's last place."""
+    """megatron-core and torch round the factor differently, by some units of fp32's last place."""
     steps = probe["steps"]["plain"]
     assert steps["norms"][0] > 100 > 1 > steps["norms"][1] > 0.1
     assert steps["norms"] == pytest.approx(steps["expected"], rel=1e-6)
@@ -66,13 +66,13 @@ def test_the_gradient_is_clipped_by_its_global_norm(probe: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize("number", range(len(RAMPS)), ids=str)
-def test_a_batch_grows_as_megatron_cores(probe: dict[str, Any], number: int) -> None:
-    found, (start, increment, samples, end) = probe["ramps"][number], RAMPS[number]
-    assert found["differing"] == []
-    assert found["points"] == samples + 2 * end
-    assert set(found["batches"]) <= set(range(start, end + 1, increment))
-    assert found["batches"] == sorted(found["batches"])
-    assert (found["batches"][0], found["batches"][-1]) == (start, end)
+def test_batch_grows_as_in_megatron_core(probe: dict[str, Any], number: int) -> None:
+    ramp, (start, increment, samples, end) = probe["ramps"][number], RAMPS[number]
+    assert ramp["differing"] == []
+    assert ramp["points"] == samples + 2 * end
+    assert set(ramp["batches"]) <= set(range(start, end + 1, increment))
+    assert ramp["batches"] == sorted(ramp["batches"])
+    assert (ramp["batches"][0], ramp["batches"][-1]) == (start, end)
 
 
 def test_every_batch_of_a_ramp_is_divisible() -> None:

@@ -50,7 +50,7 @@ def test_seeds_and_epochs_differ() -> None:
 
 
 def test_the_first_data_generation_is_the_order_of_earlier_versions() -> None:
-    """Recorded before there were generations: a run continues with the samples that it had not seen."""
+    """They were recorded before there were generations, so that a run continues with unseen samples."""
     order = Order(1000, seed=1234)
     samples = [0, 1, 2, 3, 999, 1000, 1001, 123456789]
     assert [order.window(sample) for sample in samples] == [186, 126, 98, 514, 545, 358, 548, 330]
@@ -108,7 +108,7 @@ def test_mock_samples_depend_on_seed_and_number_only() -> None:
     assert steps == {1, 2, 3, 4}
 
 
-def test_held_out_windows_are_the_same_whatever_the_world() -> None:
+def test_held_out_windows_are_the_same_in_every_world() -> None:
     def real(multiple: int) -> list[int]:
         batches = heldout_windows(Counting(25), 3, 8, multiple, seed=1)
         assert all(len(batch) % multiple == 0 for batch in batches)

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.trainer.conftest import edited, environment, free_port
-from tests.trainer.probing import probed
+from tests.trainer.conftest import config_with, environment, free_port
+from tests.trainer.probing import run_probe
 
 pytestmark = [pytest.mark.trainer, pytest.mark.timeout(300)]
 
@@ -31,7 +31,7 @@ COMMON = {
     "trainer.devices": None,
     "trainer.gradient_clip_val": 0.0,
 }
-# By ranks: a training, its own options, and the ways to overlap.
+# Trainings by number of ranks, each with its own options and the ways to overlap.
 CASES: dict[int, dict[str, tuple[dict[str, Any], dict[str, dict[str, Any]]]]] = {
     2: {
         "whole": ({}, {"gradients": GRADIENTS}),
@@ -47,7 +47,7 @@ CASES: dict[int, dict[str, tuple[dict[str, Any], dict[str, dict[str, Any]]]]] = 
 @pytest.fixture(scope="module", params=CASES, ids="{} ranks".format)
 def results(request: Any, pool: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, dict[str, Any]]:
     world, directory = request.param, tmp_path_factory.mktemp("overlap")
-    (directory / "config.yaml").write_text(yaml.safe_dump(edited(COMMON)))
+    (directory / "config.yaml").write_text(yaml.safe_dump(config_with(COMMON)))
     cases = {
         f"{training}-{way}": {**options, **changes}
         for training, (options, ways) in CASES[world].items()
@@ -55,29 +55,29 @@ def results(request: Any, pool: Any, tmp_path_factory: pytest.TempPathFactory) -
     }
     arguments, port = [str(directory / "config.yaml"), json.dumps(cases)], free_port()
     ranks = tuple(environment(rank, world, port) for rank in range(world))
-    return world, probed(pool, "tests.trainer.probe_overlap", arguments, directory, ranks)
+    return world, run_probe(pool, "tests.trainer.probe_overlap", arguments, directory, ranks)
 
 
 def test_overlap_changes_no_bit(results: tuple[int, dict[str, Any]]) -> None:
-    world, found = results
+    world, cases = results
     for training, (_, ways) in CASES[world].items():
-        reference = found[f"{training}-after"]
+        reference = cases[f"{training}-after"]
         for way in ways:
-            overlapped = found[f"{training}-{way}"]
+            overlapped = cases[f"{training}-{way}"]
             assert overlapped["buckets"][0] > reference["buckets"][0], "nothing would overlap"
             for name in ("losses", "tensors", "after"):
                 assert overlapped[name] == reference[name], (training, way, name)
 
 
 def test_a_save_gathers_weights_that_the_next_step_would_have(results: tuple[int, dict[str, Any]]) -> None:
-    world, found = results
+    world, cases = results
     for training, (_, ways) in CASES[world].items():
         for way in ways:
             gathered = way != "gradients"
-            assert found[f"{training}-{way}"]["gathered by the save"] is gathered, (training, way)
+            assert cases[f"{training}-{way}"]["gathered by the save"] is gathered, (training, way)
 
 
-def test_what_layers_keep_of_their_own_is_saved_and_restored(results: tuple[int, dict[str, Any]]) -> None:
+def test_extra_states_of_layers_are_saved_and_restored(results: tuple[int, dict[str, Any]]) -> None:
     saved, restored = results[1]["extra states"]
     assert len(saved) >= 8
     assert restored == saved

@@ -26,7 +26,7 @@ DELAY_MS = 150
 
 
 @pytest.fixture(scope="module")
-def slowed(trainings: Trainings) -> Any:
+def slow_training(trainings: Trainings) -> Any:
     """Return a training of two ranks; rank 1 sleeps before each forward pass."""
     changes = {
         "trainer.max_steps": 7,
@@ -42,8 +42,8 @@ def slowed(trainings: Trainings) -> Any:
     return outcome
 
 
-def test_slow_rank_shows_in_its_phase_and_waiting_in_that_of_the_other(slowed: Any) -> None:
-    lines = slowed.lines("phases")
+def test_slow_rank_shows_in_its_phase_and_waiting_in_that_of_the_other(slow_training: Any) -> None:
+    lines = slow_training.lines("phases")
     steps = [step for line in lines for step in range(line["first_step"], line["last_step"] + 1)]
     assert steps == [1, 2, 3, 4, 5, 6, 7]
     assert [line["step"] for line in lines] == [3, 4, 5, 6, 7, 7]
@@ -56,10 +56,10 @@ def test_slow_rank_shows_in_its_phase_and_waiting_in_that_of_the_other(slowed: A
     assert ranks.count((1, 0)) > len(ranks) / 2
 
 
-def test_memory_is_that_of_the_fullest_rank(slowed: Any) -> None:
-    lines = slowed.lines("memory")
-    assert [line["step"] for line in lines] == [line["step"] for line in slowed.lines("phases")]
-    for line, train in zip(lines[:-1], slowed.lines("train")[2:], strict=True):
+def test_memory_is_that_of_the_fullest_rank(slow_training: Any) -> None:
+    lines = slow_training.lines("memory")
+    assert [line["step"] for line in lines] == [line["step"] for line in slow_training.lines("phases")]
+    for line, train in zip(lines[:-1], slow_training.lines("train")[2:], strict=True):
         assert line["step"] == train["step"]
         # Rank 0 looks once more when the step has ended, and grows meanwhile, by less than a model.
         assert line["allocated_bytes"]["max"] > train["memory_bytes"] - (64 << 20)
@@ -71,15 +71,15 @@ def test_memory_is_that_of_the_fullest_rank(slowed: Any) -> None:
     }
 
 
-def test_validation_and_save_count_to_the_step_after_them(slowed: Any) -> None:
-    *lines, last = slowed.lines("phases")
+def test_validation_and_save_count_to_the_step_after_them(slow_training: Any) -> None:
+    *lines, last = slow_training.lines("phases")
     assert {"data", "forward_backward", "reduction", "optimizer"} <= set(lines[0]["phases"])
     assert not {"validation", "save"} & {name for line in lines for name in line["phases"]}
     assert {"validation", "save"} <= set(last["phases"])
 
 
-def test_trace_of_profiled_steps_names_the_phases(slowed: Any) -> None:
-    (path,) = (slowed.log_dir / "profile_logs").iterdir()
+def test_trace_of_profiled_steps_names_the_phases(slow_training: Any) -> None:
+    (path,) = (slow_training.log_dir / "profile_logs").iterdir()
     assert path.name == "trace_rank1_step2.json"
     events = json.loads(path.read_text())["traceEvents"]
     ranges = Counter(event["name"] for event in events if event.get("cat") == "user_annotation")
@@ -87,7 +87,7 @@ def test_trace_of_profiled_steps_names_the_phases(slowed: Any) -> None:
     phases = {name: ranges[name] for name in PHASES if name in ranges}
     assert phases == {"data": 4, "forward_backward": 2, "reduction": 4, "optimizer": 2}
     assert any(event["name"] == "aten::mm" for event in events)
-    assert "memory snapshots are of CUDA's allocator: model.memory_profile.enabled" in slowed.stdout[0]
+    assert "memory snapshots are of CUDA's allocator: model.memory_profile.enabled" in slow_training.stdout[0]
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_trace_of_profiled_steps_names_the_phases(slowed: Any) -> None:
         ({"torch_profile": True}, "a profiler has keys"),
     ],
 )
-def test_profile_that_cannot_be_is_refused(
+def test_invalid_profile_is_refused(
     configuration: Callable[[dict[str, Any]], dict[str, Any]], changes: dict[str, Any], message: str
 ) -> None:
     profile = {} if "torch_profile" in changes else {"model.torch_profile.enabled": True}

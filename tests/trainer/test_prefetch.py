@@ -1,4 +1,4 @@
-"""Micro batches made ahead: the same ones, in the same order, with the same errors."""
+"""Micro batches made ahead: their order and their errors do not change."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def threads() -> set[str]:
 @pytest.mark.parametrize("depth", [0, 1, 3, 100])
 def test_the_order_is_that_of_the_steps(depth: int) -> None:
     feed = Prefetcher(steps(5, 4), depth, CPU)
-    found = []
+    numbers = []
     for step in range(5):
         batches = feed.step()
         # megatron-core takes as many as there are, and never asks for the end; the third step takes fewer.
-        found += [int(next(batches).number) for _ in range(2 if step == 2 else 4)]
-    assert found == [number for number in range(20) if number not in (10, 11)]
+        numbers += [int(next(batches).number) for _ in range(2 if step == 2 else 4)]
+    assert numbers == [number for number in range(20) if number not in (10, 11)]
     assert list(feed.step()) == []
     assert list(feed.step()) == []
     assert feed.waited > 0
@@ -60,18 +60,18 @@ def test_the_order_is_that_of_the_steps(depth: int) -> None:
 
 
 @pytest.mark.parametrize("depth", [0, 8])
-def test_an_error_comes_at_its_place_and_as_it_is(depth: int) -> None:
+def test_error_is_raised_unchanged_at_its_micro_batch(depth: int) -> None:
     feed = Prefetcher(steps(3, 2, wrong=3), depth, CPU)
     assert [batch.name for batch in feed.step()] == ["0", "1"]
     batches = feed.step()
     assert next(batches).name == "2"
-    with pytest.raises(UserError, match="token 3 is foreign") as told:
+    with pytest.raises(UserError, match="token 3 is foreign") as error:
         next(batches)
-    assert told.value.found_by == "rank"
+    assert error.value.found_by == "rank"
     feed.close()
 
 
-def test_it_ends_while_its_queue_is_full() -> None:
+def test_close_ends_the_thread_while_its_queue_is_full() -> None:
     feed = Prefetcher(steps(1000, 4), 2, CPU)
     next(feed.step())
     assert "prefetch" in threads()
@@ -79,16 +79,16 @@ def test_it_ends_while_its_queue_is_full() -> None:
     assert "prefetch" not in threads()
 
 
-def test_no_more_is_made_than_is_kept_ready() -> None:
-    made = []
+def test_prefetcher_makes_no_more_than_its_depth() -> None:
+    produced = []
 
     def endless() -> Iterator[list[Numbered]]:
         for number in itertools.count():
-            made.append(number)
+            produced.append(number)
             yield [Numbered(torch.tensor(number))]
 
     feed = Prefetcher(endless(), 4, CPU)
     next(feed.step())
     feed.close()
     # Two entries for each step: its micro batch and its end.
-    assert len(made) <= 1 + 4 // 2 + 2
+    assert len(produced) <= 1 + 4 // 2 + 2

@@ -17,7 +17,7 @@ from corpus.__main__ import main
 from corpus.plan import load_plan
 from corpus.sources import collect
 from corpus.tokenizing import tokenize
-from tests.trainer.probing import probed
+from tests.trainer.probing import run_probe
 from tests.warm import WarmPool
 
 pytestmark = pytest.mark.trainer
@@ -36,7 +36,7 @@ def read(tokenized: Any, pool: WarmPool, tmp_path_factory: pytest.TempPathFactor
     for suffix in (".bin", ".idx", ".manifest.json"):
         shutil.copy(f"{tokenized.prefix}{suffix}", directory)
     shards = [str(plan.shard(unit).path("")) for unit in plan.units]
-    result: dict[str, Any] = probed(
+    result: dict[str, Any] = run_probe(
         pool, "tests.trainer.probe_prepared", [str(directory / tokenized.prefix.name), *shards], directory
     )
     return result
@@ -67,7 +67,7 @@ def test_megatron_joins_our_shards_to_the_same_bytes(tokenized: Any, read: dict[
     assert read["joined"] == ours
 
 
-def test_the_manifest_counts(tokenized: Any, read: dict[str, Any]) -> None:
+def test_manifest_has_the_counts(tokenized: Any, read: dict[str, Any]) -> None:
     manifest = json.loads(Path(f"{tokenized.prefix}.manifest.json").read_text())
     counts = manifest["counts"]
     assert counts["documents"] == 40
@@ -81,7 +81,7 @@ def test_the_manifest_counts(tokenized: Any, read: dict[str, Any]) -> None:
     assert "latin1.txt:0: not UTF-8" in last
 
 
-def test_windows_are_the_split_as_one_stream(read: dict[str, Any]) -> None:
+def test_windows_cut_the_split_as_one_stream(read: dict[str, Any]) -> None:
     for split, (first, last) in enumerate([(0, 32), (32, 40)]):
         stream = [token for document in read["documents"][first:last] for token in document]
         expected = [stream[at : at + 33] for at in range(0, len(stream) - 32, 32)]
@@ -119,9 +119,9 @@ def test_an_edited_file_of_the_same_size_is_tokenized_again(tmp_path: Path, caps
     assert text.stat().st_size == stamp.st_size
     capsys.readouterr()
     assert main(command) == 0
-    said = capsys.readouterr().out
-    assert "is there already" not in said
-    assert "changed since the last run, of the same size" in said
+    output = capsys.readouterr().out
+    assert "is there already" not in output
+    assert "changed since the last run, of the same size" in output
     assert Path(f"{prefix}.bin").read_bytes() != first
     os.utime(text)
     assert main(command) == 0

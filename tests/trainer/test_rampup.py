@@ -33,11 +33,11 @@ class Runs:
         self._trainings, self._pool = trainings, pool
 
     def __call__(self, name: str, changes: dict[str, Any], *arguments: str) -> tuple[int, str, Path]:
-        """Launch; return the exit code, what was said, and the log directory."""
+        """Launch; return the exit code, the output, and the log directory."""
         options, log_dir = self._trainings.configure(name, {**CHANGES, **changes}, 1)
         output = log_dir.with_name(f"{name}.out")
-        started = self._pool.start([*options, *arguments], environment(0, 1, free_port()), output)
-        return started.wait(), output.read_text(), log_dir
+        process = self._pool.start([*options, *arguments], environment(0, 1, free_port()), output)
+        return process.wait(), output.read_text(), log_dir
 
 
 @pytest.fixture(scope="module")
@@ -50,10 +50,10 @@ def steps(log_dir: Path) -> list[dict[str, Any]]:
     return [line for line in lines if line["kind"] == "train"]
 
 
-def test_a_run_continued_within_its_ramp_is_the_one_that_nothing_interrupted(runs: Runs) -> None:
-    code, said, whole = runs("ramp", {})
-    assert code == 0, said
-    assert "growing from 2 by 2 over the first 20 samples" in said
+def test_run_continued_within_its_ramp_equals_an_uninterrupted_one(runs: Runs) -> None:
+    code, output, whole = runs("ramp", {})
+    assert code == 0, output
+    assert "growing from 2 by 2 over the first 20 samples" in output
     assert [step["global_batch"] for step in steps(whole)] == BATCHES
     assert [step["consumed_samples"] for step in steps(whole)] == [sum(BATCHES[: n + 1]) for n in range(10)]
     for step in steps(whole):
@@ -61,16 +61,16 @@ def test_a_run_continued_within_its_ramp_is_the_one_that_nothing_interrupted(run
         assert step["tokens_per_second"] * step["step_time"] == pytest.approx(step["tokens"])
 
     for arguments in (["--stop-after", "5"], []):
-        code, said, parts = runs("ramp_in_parts", {}, *arguments)
-        assert code == 0, said
-        assert "resuming from" in said or arguments
+        code, output, parts = runs("ramp_in_parts", {}, *arguments)
+        assert code == 0, output
+        assert "resuming from" in output or arguments
     values = ("step", "loss", "grad_norm", "lr", "consumed_samples", "global_batch")
     expected = [[step[value] for value in values] for step in steps(whole)]
     assert [[step[value] for value in values] for step in steps(parts)] == expected
 
 
 def test_a_ramp_that_cannot_be_divided_is_refused_before_the_first_step(runs: Runs) -> None:
-    code, said, log_dir = runs("ramp_odd", {"model.micro_batch_size": 4})
+    code, output, log_dir = runs("ramp_odd", {"model.micro_batch_size": 4})
     assert code == 2
-    assert "model.rampup_batch_size=[2, 2, 20]: the first batch, 2, is not a multiple of" in said
+    assert "model.rampup_batch_size=[2, 2, 20]: the first batch, 2, is not a multiple of" in output
     assert not (log_dir / "metrics.jsonl").exists() or steps(log_dir) == []

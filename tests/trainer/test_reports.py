@@ -30,7 +30,7 @@ def gpt(configuration: Callable[[dict[str, Any]], dict[str, Any]]) -> Architectu
 
 
 def test_flops_are_those_of_the_configuration(gpt: Architecture) -> None:
-    """Narayanan et al. 2021: 72 B s l h² (1 + s/6h + V/12lh), where the MLP is of four times the width."""
+    """Narayanan et al. 2021 has 72 B s l h² (1 + s/6h + V/12lh), for an MLP of four times the width."""
     layers, hidden, length = gpt.num_layers, gpt.hidden_size, gpt.seq_length
     gpt = replace(gpt, ffn_hidden_size=4 * hidden, activation="gelu")
     formula = 72 * length * layers * hidden**2 * (1 + length / (6 * hidden) + 304 / (12 * layers * hidden))
@@ -71,7 +71,7 @@ def test_flops_of_a_t5_count_both_stacks(gpt: Architecture) -> None:
         ("NVIDIA A40", 149.7),
         ("NVIDIA A30", 165),
         ("NVIDIA L4", 121),
-        # Better not told than guessed: an A10 is no A100, and a seventh of one is none either.
+        # No peak is better than a guess: an A10 is no A100, and neither is a seventh of one.
         ("NVIDIA A10", None),
         ("NVIDIA L40", None),
         ("NVIDIA A100-SXM-64GB", None),
@@ -80,14 +80,18 @@ def test_flops_of_a_t5_count_both_stacks(gpt: Architecture) -> None:
         ("NVIDIA GeForce RTX 4090", None),
     ],
 )
-def test_the_peak_of_a_gpu_by_the_name_that_torch_tells(device: str, teraflops: float | None) -> None:
+def test_peak_of_a_gpu_follows_from_its_name(device: str, teraflops: float | None) -> None:
     peak = device_peak(device, "bf16")
     assert peak == (teraflops * 1e12 if teraflops is not None else None)
-    told = unknown_peak(device, "bf16")
-    assert told is None if peak is not None else told is not None and device in told and "no MFU" in told
+    warning = unknown_peak(device, "bf16")
+    assert (
+        warning is None
+        if peak is not None
+        else warning is not None and device in warning and "no MFU" in warning
+    )
 
 
-def test_the_peaks_of_a_sites_own_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_site_adds_and_changes_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
     own = {"name": "mi300x", "names": "(amd instinct )?mi300x", "peak_tflops": {"bf16": 1307}}
     changed = {"name": "h100-80gb", "names": "h100 80gb hbm3", "peak_tflops": {"bf16": 900}}
     monkeypatch.setenv("SLIPWAY_GPUS", json.dumps([own, changed]))
@@ -96,7 +100,7 @@ def test_the_peaks_of_a_sites_own_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     assert device_peak("NVIDIA H200", "bf16") == 989.4e12
 
 
-def test_a_peak_without_tensor_cores() -> None:
+def test_peak_in_fp32_is_without_tensor_cores() -> None:
     assert device_peak("NVIDIA A100-SXM4-40GB", "fp32") == 19.5e12
     assert device_peak("Tesla V100-SXM2-32GB", "fp32") == 15.7e12
 
@@ -109,15 +113,15 @@ def test_the_time_to_the_end_after_a_resume_counts_the_steps_that_remain() -> No
     assert pace.eta(101) == 0.0
 
 
-def test_the_share_of_the_peak_is_told_where_it_is_known() -> None:
+def test_share_of_the_peak_is_printed_where_it_is_known() -> None:
     line = step_line(1, 2, 3.0, 1e-3, 0.5, 10.0, 0.25, 1.0, 0.4321)
     assert line.endswith("| 0.25 s/step | MFU 43.2 % | eta 0:01")
 
 
-def test_memory_on_a_cpu_is_what_is_resident() -> None:
+def test_memory_on_a_cpu_is_the_resident_memory() -> None:
     before = used_bytes(torch.device("cpu"))
-    held = bytearray(64 << 20)
-    held[::4096] = b"x" * len(held[::4096])
+    block = bytearray(64 << 20)
+    block[::4096] = b"x" * len(block[::4096])
     assert before + (60 << 20) < used_bytes(torch.device("cpu"))
     assert before > 10 << 20
 
@@ -141,16 +145,16 @@ def test_git_info_of_a_checkout_has_the_commit_and_the_changes(tmp_path: Path) -
     assert (tmp_path / "git-info.log").read_text() == f"commit hash: {commit}\n"
     (code / "a.py").write_text("one = 2\n")
     write_git_info(tmp_path, code)
-    told = (tmp_path / "git-info.log").read_text()
-    assert told.startswith(f"commit hash: {commit}\ndiff --git")
-    assert "-one = 1\n+one = 2" in told
+    text = (tmp_path / "git-info.log").read_text()
+    assert text.startswith(f"commit hash: {commit}\ndiff --git")
+    assert "-one = 1\n+one = 2" in text
     # A copy that lies in somebody's checkout is not of it.
     write_git_info(elsewhere, elsewhere)
     assert not (elsewhere / "git-info.log").exists()
 
 
 @pytest.mark.parametrize(
-    ("manifest", "told"),
+    ("manifest", "expected"),
     [
         (
             {"git_commit": "abc", "git_dirty": True},
@@ -161,20 +165,22 @@ def test_git_info_of_a_checkout_has_the_commit_and_the_changes(tmp_path: Path) -
         (["no manifest"], None),
     ],
 )
-def test_git_info_of_a_launch_is_what_its_manifest_says(
-    tmp_path: Path, manifest: Any, told: str | None
+def test_git_info_of_a_launch_comes_from_its_manifest(
+    tmp_path: Path, manifest: Any, expected: str | None
 ) -> None:
     code = tmp_path / "code" / "trainer"
     code.mkdir(parents=True)
     (tmp_path / "launcher.json").write_text(json.dumps(manifest))
     write_git_info(tmp_path, code)
     path = tmp_path / "git-info.log"
-    assert (path.read_text() if path.exists() else None) == (told and f"{told}the code as it ran: {code}\n")
+    assert (path.read_text() if path.exists() else None) == (
+        expected and f"{expected}the code as it ran: {code}\n"
+    )
 
 
-def test_the_versions_that_a_training_ran_with(tmp_path: Path) -> None:
+def test_versions_of_the_packages_are_written(tmp_path: Path) -> None:
     write_packages(tmp_path)
-    found = json.loads((tmp_path / "packages.json").read_text())
-    assert found["torch"] == torch.__version__
-    assert {"python", "megatron-core", "numpy"} <= set(found)
-    assert "apex" not in found
+    versions = json.loads((tmp_path / "packages.json").read_text())
+    assert versions["torch"] == torch.__version__
+    assert {"python", "megatron-core", "numpy"} <= set(versions)
+    assert "apex" not in versions

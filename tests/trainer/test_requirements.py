@@ -1,4 +1,4 @@
-"""An interpreter that lacks what a training needs."""
+"""An interpreter that lacks the libraries of a training."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ def run(arguments: list[str], **variables: str) -> subprocess.CompletedProcess[s
     )
 
 
-def check_one_line(done: subprocess.CompletedProcess[str], lacks: str, extra: str = "train") -> None:
-    assert done.returncode == 2, done.stderr
-    (line,) = done.stderr.splitlines()
+def check_one_line(result: subprocess.CompletedProcess[str], lacks: str, extra: str = "train") -> None:
+    assert result.returncode == 2, result.stderr
+    (line,) = result.stderr.splitlines()
     assert line.startswith(f"error: {sys.executable} lacks {lacks}: ")
     assert f"pip install 'PATH[{extra}]'" in line
     assert "cluster.python=" in line
 
 
 @pytest.fixture
-def installed(tmp_path: Path) -> Path:
+def libraries(tmp_path: Path) -> Path:
     """Return a directory with links to all installed libraries, for a test to take some away."""
     directory = tmp_path / "installed"
     directory.mkdir()
@@ -52,13 +52,13 @@ def installed(tmp_path: Path) -> Path:
 
 
 def test_a_bare_interpreter_cannot_train_and_says_what_it_lacks() -> None:
-    done = run(["trainer.pretrain", "--config-path", "/absent", "--config-name", "x"])
-    check_one_line(done, "torch, megatron-core, numpy, psutil, pyyaml")
+    result = run(["trainer.pretrain", "--config-path", "/absent", "--config-name", "x"])
+    check_one_line(result, "torch, megatron-core, numpy, psutil, pyyaml")
 
 
 def test_a_bare_interpreter_cannot_tokenize_and_says_what_it_lacks() -> None:
-    done = run(["corpus", "run", "--config-path", "/absent", "--config-name", "x"])
-    check_one_line(done, "numpy, pyyaml, tokenizers", extra="data")
+    result = run(["corpus", "run", "--config-path", "/absent", "--config-name", "x"])
+    check_one_line(result, "numpy, pyyaml, tokenizers", extra="data")
 
 
 def test_help_needs_no_library() -> None:
@@ -66,17 +66,17 @@ def test_help_needs_no_library() -> None:
         assert run([module, "--help"]).returncode == 0
 
 
-def test_a_single_library_is_missed_before_the_training(installed: Path) -> None:
-    """Not when the first checkpoint needs it."""
-    (installed / "psutil").unlink()
+def test_missing_library_is_reported_before_the_training(libraries: Path) -> None:
+    """The start reports it, not the first checkpoint that needs it."""
+    (libraries / "psutil").unlink()
     arguments = ["trainer.pretrain", "--config-path", "/absent", "--config-name", "x"]
-    check_one_line(run(arguments, PYTHONPATH=str(installed)), "psutil")
+    check_one_line(run(arguments, PYTHONPATH=str(libraries)), "psutil")
 
 
-def test_tensorboard_is_needed_only_if_it_is_asked_for(
-    configuration: Any, installed: Path, tmp_path: Path
+def test_tensorboard_is_needed_only_for_its_logger(
+    configuration: Any, libraries: Path, tmp_path: Path
 ) -> None:
-    (installed / "tensorboard").unlink()
+    (libraries / "tensorboard").unlink()
     logger = "exp_manager.create_tensorboard_logger"
     changes = {
         "exp_manager.explicit_log_dir": str(tmp_path / "log"),
@@ -85,17 +85,17 @@ def test_tensorboard_is_needed_only_if_it_is_asked_for(
         "trainer.limit_val_batches": 0,
         "trainer.max_steps": 1,
     }
-    for name, asked in (("with", {}), ("without", {logger: False})):
-        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(configuration({**changes, **asked})))
+    for name, logger_keys in (("with", {}), ("without", {logger: False})):
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(configuration({**changes, **logger_keys})))
     arguments = ["trainer.pretrain", "--config-path", str(tmp_path), "--config-name"]
-    done = run([*arguments, "with"], PYTHONPATH=str(installed))
-    check_one_line(done, "tensorboard")
-    assert f"{logger}=False" in done.stderr
-    done = run([*arguments, "without"], PYTHONPATH=str(installed))
-    assert done.returncode == 0, done.stderr
+    result = run([*arguments, "with"], PYTHONPATH=str(libraries))
+    check_one_line(result, "tensorboard")
+    assert f"{logger}=False" in result.stderr
+    result = run([*arguments, "without"], PYTHONPATH=str(libraries))
+    assert result.returncode == 0, result.stderr
 
 
-def test_a_module_of_ours_that_is_missing_is_a_bug(tmp_path: Path, installed: Path) -> None:
+def test_a_module_of_ours_that_is_missing_is_a_bug(tmp_path: Path, libraries: Path) -> None:
     copy = tmp_path / "copy"
     copy.mkdir()
     for path in (*(REPOSITORY / "arithmetic").glob("*.*"), *(REPOSITORY / "trainer").rglob("*.py")):
@@ -104,10 +104,10 @@ def test_a_module_of_ours_that_is_missing_is_a_bug(tmp_path: Path, installed: Pa
         target.write_text(path.read_text())
     (copy / "trainer" / "config" / "check.py").unlink()
     command = [sys.executable, "-m", "trainer.pretrain", "--config-path", "/absent", "--config-name", "x"]
-    done = subprocess.run(command, cwd=copy, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1
-    assert "No module named 'trainer.config.check'" in done.stderr
-    assert "Traceback" in done.stderr
+    result = subprocess.run(command, cwd=copy, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 1
+    assert "No module named 'trainer.config.check'" in result.stderr
+    assert "Traceback" in result.stderr
 
 
 def test_a_missing_library_of_lm_eval_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:

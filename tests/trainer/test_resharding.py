@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.trainer.conftest import edited, environment, free_port
+from tests.trainer.conftest import config_with, environment, free_port
 from tests.trainer.faults import FAULT
 from tests.trainer.ranks import Run
 from trainer.checkpoint.marker import FULLY_RESHARDABLE
@@ -84,21 +84,21 @@ def test_weights_and_optimizer_states_are_the_same_under_other_parallel_sizes(
 ) -> None:
     changes = {"exp_manager.explicit_log_dir": str(tmp_path), "model.data.data_impl": "mock"}
     config = tmp_path / "config.yaml"
-    config.write_text(yaml.safe_dump(edited({**LAYERS, **changes, **FAMILIES[family]})))
-    told: dict[str, Any] = {}
+    config.write_text(yaml.safe_dump(config_with({**LAYERS, **changes, **FAMILIES[family]})))
+    results: dict[str, Any] = {}
     for launch in LAUNCHES:
-        numbers, output = launched(pool, config, *launch)
-        told.update(numbers)
-        # Ranks that share no part of the model may be fewer; of each other change the log tells.
+        numbers, output = run_launch(pool, config, *launch)
+        results.update(numbers)
+        # Ranks that share no part of the model may be fewer; the log reports each other change.
         changed = sum(stage[2] not in (None, "data4") for stage in launch[1])
         assert output.count("dropout does not continue bit by bit") == changed
-    first = told["data4"]
+    first = results["data4"]
     kinds = {name.split(".")[2] for name in first["tensors"] if name.startswith("optimizer.state.")}
     assert kinds == {"exp_avg", "exp_avg_sq"} | ({"fp32_param"} if family == "llama" else set())
-    hold_equal(told, NEAR[family])
-    hold_exports_equal(tmp_path, {*told, "data4-beside"})
-    # Of a model in bf16 the masters.
-    hold_exports_equal(tmp_path, {"data4", "tensor2", "virtual2", "one"}, "float32")
+    assert_equal_results(results, NEAR[family])
+    assert_equal_exports(tmp_path, {*results, "data4-beside"})
+    # A model in bf16 exports its masters.
+    assert_equal_exports(tmp_path, {"data4", "tensor2", "virtual2", "one"}, "float32")
     assert capsys.readouterr().out.count("32-bit masters") == (4 if family == "llama" else 0)
 
 
@@ -110,31 +110,33 @@ def test_optimizer_states_in_shards_are_the_same_under_other_parallel_sizes(
     # The last pipeline stage has a copy of the embeddings, which is saved once.
     tied = {**FAMILIES["llama"], "model.share_embeddings_and_output_weights": True}
     sharded = {"model.optim.name": "mcore_distributed_optim"}
-    config.write_text(yaml.safe_dump(edited({**LAYERS, **changes, **tied, **sharded})))
-    told: dict[str, Any] = {}
+    config.write_text(yaml.safe_dump(config_with({**LAYERS, **changes, **tied, **sharded})))
+    results: dict[str, Any] = {}
     for launch in SHARDED:
-        told.update(launched(pool, config, *launch, fault="shard:all:0")[0])
-    kinds = {name.split(".")[2] for name in told["data4"]["tensors"] if name.startswith("optimizer.state.")}
+        results.update(run_launch(pool, config, *launch, fault="shard:all:0")[0])
+    kinds = {
+        name.split(".")[2] for name in results["data4"]["tensors"] if name.startswith("optimizer.state.")
+    }
     assert kinds == {"exp_avg", "exp_avg_sq", "param"}
-    hold_equal(told, NEAR["llama"])
-    hold_exports_equal(tmp_path, {*told, "data4-resharded", "both2-resharded"})
-    gathered = {name for name, one in told.items() if one["format"] == FULLY_RESHARDABLE}
+    assert_equal_results(results, NEAR["llama"])
+    assert_equal_exports(tmp_path, {*results, "data4-resharded", "both2-resharded"})
+    gathered = {name for name, result in results.items() if result["format"] == FULLY_RESHARDABLE}
     assert gathered == {"buckets"}
-    assert told["data4"]["gathered"] == told["data4"]["tensors"]
-    assert told["data4-again"]["losses"] == told["data4"]["losses"]
-    assert told["whole"]["losses"] == told["data2"]["losses"]
+    assert results["data4"]["gathered"] == results["data4"]["tensors"]
+    assert results["data4-again"]["losses"] == results["data4"]["losses"]
+    assert results["whole"]["losses"] == results["data2"]["losses"]
 
 
-def launched(
+def run_launch(
     pool: Any, config: Path, world: int, stages: Stages, fault: str = ""
 ) -> tuple[dict[str, Any], str]:
-    """Run a launch of the probe; return what it tells of each stage, and what rank 0 printed."""
+    """Run a launch of the probe; return its results by stage, and the output of rank 0."""
     port, name = free_port(), f"{world}-{stages[0][0]}"
     outputs = [config.with_name(f"{name}.rank{rank}") for rank in range(world)]
-    told = config.with_name(f"{name}.json")
+    answers = config.with_name(f"{name}.json")
     ranks = [
         pool.start(
-            [str(config), str(told), json.dumps(stages)],
+            [str(config), str(answers), json.dumps(stages)],
             {**environment(rank, world, port), FAULT: fault},
             output,
             "tests.trainer.probe_resharding",
@@ -142,23 +144,23 @@ def launched(
         for rank, output in enumerate(outputs)
     ]
     assert [rank.wait() for rank in ranks] == [0] * world, outputs[0].read_text()
-    return json.loads(told.read_text()), outputs[0].read_text()
+    return json.loads(answers.read_text()), outputs[0].read_text()
 
 
-def hold_equal(told: dict[str, Any], near: float) -> None:
-    """Hold what each stage tells against the first, all of whose state it has."""
-    first = told["data4"]
-    for name, one in told.items():
-        assert one["tensors"] == first["tensors"], name
-        assert one["losses"] == pytest.approx(first["losses"], rel=near), name
+def assert_equal_results(results: dict[str, Any], near: float) -> None:
+    """Compare each stage's results with the first's, whose state it has."""
+    first = results["data4"]
+    for name, result in results.items():
+        assert result["tensors"] == first["tensors"], name
+        assert result["losses"] == pytest.approx(first["losses"], rel=near), name
         # Saved beside a step: as it was before, though every file was written after.
-        assert not one["written_early"]
-        assert one["step"] == 2
-        assert one["beside"] == one["tensors"], name
+        assert not result["written_early"]
+        assert result["step"] == 2
+        assert result["beside"] == result["tensors"], name
 
 
-def hold_exports_equal(directory: Path, names: set[str], dtype: str | None = None) -> None:
-    """Hold the safetensors of all checkpoints against each other, byte by byte."""
+def assert_equal_exports(directory: Path, names: set[str], dtype: str | None = None) -> None:
+    """Compare the safetensors of all checkpoints, byte by byte."""
     digests = {}
     for name in names:
         output = directory / f"hf-{name}-{dtype}"
@@ -181,7 +183,7 @@ def test_four_ranks_become_two_and_then_one(trainings: Any, pool: Any, tmp_path:
     def numbers(name: str, world: int, until: int, directory: Path) -> dict[tuple[str, int], tuple[Any, ...]]:
         changes = {**common, "trainer.max_steps": until, f"{params}.dirpath": str(directory)}
         run = Run(trainings, pool, name, changes, world)
-        assert run.end() == [0] * world, run.said()
+        assert run.end() == [0] * world, run.output()
         fields = {"train": ("consumed_samples", "loss", "grad_norm"), "validation": ("val_loss",)}
         return {
             (kind, line["step"]): tuple(line[field] for field in names)

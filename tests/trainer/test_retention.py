@@ -15,7 +15,7 @@ from trainer.config.saving import Saving
 
 pytestmark = pytest.mark.trainer
 
-MARKED = Marker(
+BLANK_MARKER = Marker(
     step=0,
     consumed_samples=0,
     world_size=1,
@@ -32,18 +32,18 @@ def saving(tmp_path: Path) -> Saving:
 
 
 def save(saving: Saving, step: int, loss: float | None = None, **more: Any) -> Checkpoint:
-    """Write a checkpoint as a training of one rank does, and remove what is surplus."""
+    """Write a checkpoint as a training of one rank does, and remove surplus ones."""
     unfinished = begin(saving.directory, f"step={step}")
     (unfinished / "__0_0.distcp").write_text("weights")
     metrics = {"step": float(step)} if loss is None else {"step": float(step), "val_loss": loss}
-    marker = replace(MARKED, step=step, metrics=metrics, files=sync_part(unfinished, 0), **more)
-    found = finish(unfinished, f"step={step}", marker)
-    keep_best(saving, found)
-    return found
+    marker = replace(BLANK_MARKER, step=step, metrics=metrics, files=sync_part(unfinished, 0), **more)
+    checkpoint = finish(unfinished, f"step={step}", marker)
+    keep_best(saving, checkpoint)
+    return checkpoint
 
 
 def steps(saving: Saving) -> list[int]:
-    return [found.marker.step for found in complete(saving.directory)]
+    return [checkpoint.marker.step for checkpoint in complete(saving.directory)]
 
 
 def test_the_best_are_kept_and_the_newest_besides(saving: Saving) -> None:
@@ -54,7 +54,7 @@ def test_the_best_are_kept_and_the_newest_besides(saving: Saving) -> None:
     assert steps(saving) == [2, 6]
 
 
-def test_more_may_be_better(saving: Saving) -> None:
+def test_highest_value_is_best_in_mode_max(saving: Saving) -> None:
     most = replace(saving, mode="max", monitor="step", keep=3)
     for step in range(1, 6):
         save(most, step)
@@ -67,11 +67,11 @@ def test_unvalidated_checkpoint_ranks_last_and_later_step_wins_among_equals(savi
     assert steps(saving) == [5, 6, 7]
 
 
-@pytest.mark.parametrize(("keep", "left"), [(-1, [1, 2, 3]), (0, [3]), (1, [3])])
-def test_all_or_only_the_newest(saving: Saving, keep: int, left: list[int]) -> None:
+@pytest.mark.parametrize(("keep", "remaining"), [(-1, [1, 2, 3]), (0, [3]), (1, [3])])
+def test_all_or_only_the_newest_are_kept(saving: Saving, keep: int, remaining: list[int]) -> None:
     for step in (1, 2, 3):
         save(replace(saving, keep=keep), step)
-    assert steps(saving) == left
+    assert steps(saving) == remaining
 
 
 def test_files_of_others_are_kept(saving: Saving) -> None:
@@ -84,8 +84,8 @@ def test_files_of_others_are_kept(saving: Saving) -> None:
     (evaluated.path / "evaluation" / "result.json").touch()
     for step in (2, 3, 4):
         save(saving, step, 1.0)
-    left = {path.name for path in saving.directory.iterdir() if not path.is_symlink()}
-    assert left == {
+    names = {path.name for path in saving.directory.iterdir() if not path.is_symlink()}
+    assert names == {
         "step=0",
         "notes.txt",
         "weights-of-another-program",

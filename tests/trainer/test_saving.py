@@ -10,7 +10,7 @@ import pytest
 from launcher.estimates import cost
 from launcher.estimates.training import model_size
 from launcher.estimates.values import Values
-from tests.trainer.conftest import edited
+from tests.trainer.conftest import config_with
 from tests.trainer.ranks import Run
 from tests.warm import WarmPool
 
@@ -24,7 +24,7 @@ def checkpoints_of(trainings: Any, name: str) -> set[str]:
     return {path.name for path in (trainings.root / name / "checkpoints").glob("megatron_gpt*")}
 
 
-def test_only_the_last_step_is_saved_if_so_asked_and_nothing_is_validated(trainings: Any) -> None:
+def test_only_the_last_step_is_saved_without_intervals_and_validation(trainings: Any) -> None:
     params = "exp_manager.checkpoint_callback_params"
     changes = {f"{params}.every_n_train_steps": 0, "trainer.limit_val_batches": 0}
     outcome = trainings("at_the_end", changes)
@@ -34,7 +34,7 @@ def test_only_the_last_step_is_saved_if_so_asked_and_nothing_is_validated(traini
 
 
 def test_generators_that_differ_end_no_training(trainings: Any) -> None:
-    """Rank 1 has drawn once more: at the next save it takes the first rank's, of which the checkpoint is."""
+    """Rank 1 has drawn once more: at the next save it takes the state of rank 0, which the checkpoint has."""
     changes = {
         "trainer.max_steps": 3,
         "trainer.limit_val_batches": 0,
@@ -48,8 +48,8 @@ def test_generators_that_differ_end_no_training(trainings: Any) -> None:
     assert len(outcome.lines("checkpoint")) == 3
 
 
-def test_the_time_of_a_step_has_no_save_in_it(trainings: Any) -> None:
-    """Neither its beginning, nor its end at a later step: the save that is due at step 40 waits for it."""
+def test_step_time_contains_no_save(trainings: Any) -> None:
+    """Neither the beginning nor the end of a save counts: the save of step 40 waits for that of step 20."""
     changes = {
         "trainer.max_steps": 41,
         "trainer.limit_val_batches": 0,
@@ -57,13 +57,13 @@ def test_the_time_of_a_step_has_no_save_in_it(trainings: Any) -> None:
     }
     outcome = trainings("clock", changes, fault="clock:0:0")
     assert outcome.codes == [0], outcome.stderr
-    told = [line for line in outcome.stdout[0].splitlines() if line.startswith("settled, ")]
-    assert told[0] == "settled, paused True"
+    lines = [line for line in outcome.stdout[0].splitlines() if line.startswith("settled, ")]
+    assert lines[0] == "settled, paused True"
 
 
-@pytest.mark.parametrize(("precision", "each"), [("bf16", 14), (32, 12)])
-def test_a_checkpoint_takes_what_is_estimated_beforehand(trainings: Any, precision: Any, each: int) -> None:
-    """Weights, master weights if these are in 16 bits, and two moments: launcher/estimates."""
+@pytest.mark.parametrize(("precision", "bytes_each"), [("bf16", 14), (32, 12)])
+def test_checkpoint_takes_its_estimated_bytes(trainings: Any, precision: Any, bytes_each: int) -> None:
+    """launcher/estimates counts weights, master weights if these are in 16 bits, and two moments."""
     params = "exp_manager.checkpoint_callback_params"
     changes = {
         "trainer.precision": precision,
@@ -79,19 +79,19 @@ def test_a_checkpoint_takes_what_is_estimated_beforehand(trainings: Any, precisi
     assert outcome.codes == [0], outcome.stderr
     (directory,) = (trainings.root / f"sized_{precision}" / "checkpoints").glob("megatron_gpt*")
     size = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
-    values = Values(edited({**changes, "model.override_vocab_size": 304}))
+    values = Values(config_with({**changes, "model.override_vocab_size": 304}))
     model = model_size(values)
     assert model is not None
     assert model.parameters == 2 * (12 * 256**2 + 13 * 256) + (304 + 32) * 256 + 2 * 256
-    estimated = cost.checkpoints_of(values, model, "megatron")
-    assert estimated is not None
-    assert estimated.size == each * model.parameters
+    estimate = cost.checkpoints_of(values, model, "megatron")
+    assert estimate is not None
+    assert estimate.size == bytes_each * model.parameters
     # The rest is what each file and each tensor is introduced with.
-    assert estimated.size < size < 1.02 * estimated.size
+    assert estimate.size < size < 1.02 * estimate.size
 
 
-def test_a_checkpoint_that_one_rank_cannot_write_ends_the_job_and_is_none(trainings: Any) -> None:
-    # As on a full disk; the logs are smaller than this, its part of a checkpoint is not.
+def test_checkpoint_that_one_rank_cannot_write_ends_the_job_and_stays_unfinished(trainings: Any) -> None:
+    # The limit acts as a full disk: the logs are smaller, the rank's part of a checkpoint is not.
     outcome = trainings("full", TENSOR_2, 2, fault="full:1:100000")
     log_dir = outcome.log_dir
     assert outcome.codes == [1, 1]
@@ -100,14 +100,14 @@ def test_a_checkpoint_that_one_rank_cannot_write_ends_the_job_and_is_none(traini
     for log in logs:
         assert " failed:\nTraceback" in log
         assert "cannot be written" in log
-    # Both learn of it at once; the first to tell it does so with its traceback.
-    assert any(" failed:\nTraceback" in told for told in outcome.stderr)
-    # Rank 0 tells of it in any case; rank 1, which is not the first of its node, only if it is the first to.
+    # Both learn of it at once; the first to report it prints its traceback.
+    assert any(" failed:\nTraceback" in stderr for stderr in outcome.stderr)
+    # Rank 0 always reports it; rank 1, which is not the first of its node, only if it is the first to do so.
     assert "cannot be written" in outcome.stderr[0]
     assert (" failed:\nTraceback" in outcome.stderr[1]) == ("cannot be written" in outcome.stderr[1])
-    (left,) = [path for path in (log_dir / "checkpoints").iterdir() if path.is_dir()]
-    assert left.name.startswith(".unfinished-")
-    assert not (left / "complete.json").exists()
+    (directory,) = [path for path in (log_dir / "checkpoints").iterdir() if path.is_dir()]
+    assert directory.name.startswith(".unfinished-")
+    assert not (directory / "complete.json").exists()
 
 
 def test_a_second_training_does_not_write_into_the_directory_of_another(
@@ -123,9 +123,9 @@ def test_a_second_training_does_not_write_into_the_directory_of_another(
     # It was at work until then.
     assert -signal.SIGKILL in first.end()
     assert second.codes == [2]
-    (told,) = second.stderr[0].splitlines()
-    assert f"{log_dir / 'checkpoints'}: process {first.ranks[0].pid} on " in told
-    assert "training.run.dependency=singleton" in told
+    (message,) = second.stderr[0].splitlines()
+    assert f"{log_dir / 'checkpoints'}: process {first.ranks[0].pid} on " in message
+    assert "training.run.dependency=singleton" in message
 
 
 def test_a_training_that_starts_afresh_is_the_one_to_continue(trainings: Any) -> None:
@@ -140,7 +140,7 @@ def test_a_training_that_starts_afresh_is_the_one_to_continue(trainings: Any) ->
     assert anew.codes == [0], anew.stderr
     assert anew.lines("start")[1]["step"] == 0
     last = f"megatron_gpt--val_loss={anew.lines('validation')[-1]['val_loss']:.2f}-step=3-consumed_samples=24"
-    # Of the second training's two one is kept; it leaves the first training's alone.
+    # The second training keeps one of its two, and leaves the first training's alone.
     assert checkpoints_of(trainings, "afresh") == before | {last}
     assert trainings("afresh", few).lines("start")[2]["step"] == 3
 

@@ -16,38 +16,38 @@ from trainer.optim.schedule import CosineAnnealing, Schedule, WarmupAnnealing, m
 
 pytestmark = pytest.mark.trainer
 
-# What tests/nemo/record_schedules.py wrote; tests/nemo holds it against NeMo again.
+# Written by tests/nemo/record_schedules.py; tests/nemo compares it with NeMo again.
 RECORDED = json.loads((Path(__file__).parent / "data" / "nemo_schedules.json").read_text())
 
 
-def configured(lr: float, steps: int, lr_scale: float = 1.0, **sched: Any) -> Schedule:
+def schedule_of(lr: float, steps: int, lr_scale: float = 1.0, **sched: Any) -> Schedule:
     """Return the schedule of a configuration's ``model.optim`` in a training of so many steps."""
     flat = {"model.optim.lr": lr, **{f"model.optim.sched.{name}": value for name, value in sched.items()}}
     return make_schedule(read_optimization(Values(flat), steps), lr_scale)
 
 
-@pytest.mark.parametrize("recorded", RECORDED, ids=lambda recorded: json.dumps(recorded["sched"]))
-def test_the_rates_are_nemos(recorded: dict[str, Any]) -> None:
-    """To the last bit: the same operations in the same order.
+@pytest.mark.parametrize("record", RECORDED, ids=lambda record: json.dumps(record["sched"]))
+def test_rates_equal_those_of_nemo(record: dict[str, Any]) -> None:
+    """They are equal to the last bit: the same operations in the same order.
 
-    But for the cosine, in whose last bit the mathematics libraries of two machines may differ: multiplied by
-    half the range and rounded again, that is less than two ulps of the highest rate.
+    The cosine is an exception: its last bit may differ between the mathematics libraries of two machines.
+    Multiplied by half the range and rounded again, that is less than two ulps of the highest rate.
     """
     schedule, rates = (
-        configured(recorded["lr"], recorded["max_steps"], **recorded["sched"]),
-        recorded["rates"],
+        schedule_of(record["lr"], record["max_steps"], **record["sched"]),
+        record["rates"],
     )
     assert len(rates) >= 1000
-    tolerance = 2 * math.ulp(recorded["lr"]) if recorded["sched"]["name"] == "CosineAnnealing" else 0.0
+    tolerance = 2 * math.ulp(record["lr"]) if record["sched"]["name"] == "CosineAnnealing" else 0.0
     far = [(step, rate) for step, rate in enumerate(rates) if not abs(schedule(step) - rate) <= tolerance]
     assert far == []
 
 
-def test_recorded_are_warm_ups_and_constant_ends_of_either_kind() -> None:
-    names = {frozenset(recorded["sched"]) - {"min_lr", "last_epoch"} for recorded in RECORDED}
+def test_recording_has_warm_ups_and_constant_ends_of_either_kind() -> None:
+    names = {frozenset(record["sched"]) - {"min_lr", "last_epoch"} for record in RECORDED}
     cosine = [set(), {"warmup_steps", "constant_steps"}, {"warmup_ratio", "constant_ratio"}, {"warmup_ratio"}]
     line = [set(), {"warmup_ratio"}, {"warmup_steps"}]
-    assert {frozenset({"name", *one}) for one in (*cosine, *line, {"constant_steps"})} == names
+    assert {frozenset({"name", *keys}) for keys in (*cosine, *line, {"constant_steps"})} == names
 
 
 def test_warm_up_starts_above_zero_without_constant_steps() -> None:
@@ -92,24 +92,28 @@ def test_warmup_annealing_falls_in_a_straight_line() -> None:
 
 def test_a_ratio_is_a_share_of_the_schedules_steps_rounded_down() -> None:
     sched = {"warmup_ratio": 0.015, "constant_ratio": 0.25, "min_lr": 0.0}
-    read = read_optimization(
+    optimization = read_optimization(
         Values({"model.optim.lr": 1.0, **{f"model.optim.sched.{key}": sched[key] for key in sched}}), 1010
     )
-    assert (read.warmup_steps, read.constant_steps, read.schedule_steps) == (15, 252, 1010)
+    assert (optimization.warmup_steps, optimization.constant_steps, optimization.schedule_steps) == (
+        15,
+        252,
+        1010,
+    )
 
 
 def test_a_schedule_that_ends_elsewhere_than_the_training() -> None:
-    assert configured(1.0, 10, name="WarmupAnnealing", max_steps=20)(10) == 0.5
-    assert configured(1.0, 10, name="WarmupAnnealing")(10) == 0.0
+    assert schedule_of(1.0, 10, name="WarmupAnnealing", max_steps=20)(10) == 0.5
+    assert schedule_of(1.0, 10, name="WarmupAnnealing")(10) == 0.0
 
 
-def test_all_of_a_schedule_can_be_scaled() -> None:
-    plain, half = configured(1e-3, 100, warmup_steps=10), configured(1e-3, 100, 0.5, warmup_steps=10)
+def test_whole_schedule_is_scaled() -> None:
+    plain, half = schedule_of(1e-3, 100, warmup_steps=10), schedule_of(1e-3, 100, 0.5, warmup_steps=10)
     assert [half(step) for step in range(120)] == [plain(step) / 2 for step in range(120)]
 
 
 @pytest.mark.parametrize(
-    ("sched", "told"),
+    ("sched", "message"),
     [
         (
             {"warmup_steps": 5, "warmup_ratio": 0.1},
@@ -127,18 +131,18 @@ def test_all_of_a_schedule_can_be_scaled() -> None:
         ({"name": "PolynomialDecayAnnealing"}, "one of CosineAnnealing, WarmupAnnealing"),
     ],
 )
-def test_invalid_schedules_are_refused(sched: dict[str, Any], told: str) -> None:
-    with pytest.raises(UserError, match=told):
-        configured(1.0, 100, **sched)
+def test_invalid_schedules_are_refused(sched: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        schedule_of(1.0, 100, **sched)
 
 
 def test_a_schedule_without_room_to_fall_is_remarked() -> None:
-    def said(max_steps: int) -> str | None:
+    def remark_of(max_steps: int) -> str | None:
         flat = {f"model.optim.sched.{part}_steps": 5 for part in ("warmup", "constant")}
         return remark(read_optimization(Values({"model.optim.lr": 1.0, **flat}), max_steps))
 
-    assert said(11) is None
-    assert said(10) == (
+    assert remark_of(11) is None
+    assert remark_of(10) == (
         "warm-up (5) and constant steps (5) fill the 10 steps of the schedule: "
         "the learning rate does not fall in between"
     )

@@ -27,26 +27,26 @@ def test_the_world_comes_from_torchruns_variables() -> None:
 
 
 @pytest.mark.parametrize("names", [{"RANK": "one"}, {"RANK": "2", "WORLD_SIZE": "2"}, {"WORLD_SIZE": "0"}])
-def test_a_broken_environment_is_told(names: dict[str, str]) -> None:
+def test_broken_environment_is_reported(names: dict[str, str]) -> None:
     with pytest.raises(UserError, match=next(iter(names))):
         World.from_environment(names)
 
 
-@pytest.mark.parametrize(("found_by", "tellers"), [("job", [0]), ("node", [0, 2]), ("rank", [0, 1, 2, 3])])
-def test_a_mistake_is_told_by_one_of_those_who_find_it(
-    found_by: Any, tellers: list[int], capsys: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("found_by", "reporters"), [("job", [0]), ("node", [0, 2]), ("rank", [0, 1, 2, 3])])
+def test_mistake_is_reported_by_one_of_the_ranks_that_find_it(
+    found_by: Any, reporters: list[int], capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And the others wait: the first to leave ends the job, the one that tells included."""
+    """The others wait: the first rank to end stops the job, the reporting one included."""
     waits: list[float] = []
     monkeypatch.setattr(time, "sleep", waits.append)
 
-    def tells(rank: int) -> bool:
+    def reports(rank: int) -> bool:
         two_nodes = {"RANK": str(rank), "WORLD_SIZE": "4", "LOCAL_RANK": str(rank % 2)}
         record_mistake(None, World.from_environment(two_nodes), UserError("wrong", found_by))
         return bool(capsys.readouterr().err == "error: wrong\n")
 
-    assert [rank for rank in range(4) if tells(rank)] == tellers
-    assert len(waits) == 4 - len(tellers)
+    assert [rank for rank in range(4) if reports(rank)] == reporters
+    assert len(waits) == 4 - len(reporters)
 
 
 def test_the_time_to_the_end_is_never_negative() -> None:
@@ -58,7 +58,7 @@ def test_the_time_to_the_end_is_never_negative() -> None:
     assert pace.eta(12) == 0.0
 
 
-def test_lines_for_people() -> None:
+def test_numbers_are_formatted_for_people() -> None:
     line = step_line(12, 200, 5.43214, 1.2e-3, 0.874, 3412.4, 0.301, 56.2)
     assert line == (
         "step  12/200 | loss 5.4321 | lr 1.2e-03 | grad norm 0.87 | 3,412 tokens/s | 0.30 s/step | eta 0:56"
@@ -68,7 +68,7 @@ def test_lines_for_people() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("model: {a: [}", "not valid YAML"),
         ("model: {a: 2026-13-01}", "not valid YAML: month must be in 1..12"),
@@ -79,11 +79,11 @@ def test_lines_for_people() -> None:
         ("model: 3", "'model' must be a mapping"),
     ],
 )
-def test_a_file_that_is_no_configuration(tmp_path: Path, text: str, told: str) -> None:
+def test_file_that_is_no_configuration_is_refused(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "a.yaml").write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(UserError, match=r"a\.yaml") as error:
         load_config(tmp_path, "a")
-    assert told in str(error.value)
+    assert message in str(error.value)
 
 
 def test_flattening_keeps_lists() -> None:

@@ -1,4 +1,4 @@
-"""Span corruption: what is taken out of a text, and what a T5 is given of it."""
+"""Span corruption: the spans taken out of a text, and the inputs and targets of a T5."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trainer.errors import UserError
 
 pytestmark = pytest.mark.trainer
 
-# Text is below 1000: what is a sentinel can be told.
+# Text is below 1000, so that sentinels are recognised.
 SPECIAL = SpecialTokens(first_sentinel=1000, end=1, start=2, padding=0)
 SEEDS = st.integers(0, 2**64 - 1)
 DENOISING = Denoising(density=0.15, mean_span=3.0, sentinels=100)
@@ -38,14 +38,14 @@ def samples(draw: st.DrawFn) -> tuple[Tokens, Lengths, int]:
 
 
 def spans_of(sequence: Tokens) -> dict[int, list[int]]:
-    """Return what follows each sentinel, up to the next or the end; -1 for what precedes the first."""
-    found: dict[int, list[int]] = {-1: []}
+    """Return the tokens after each sentinel, up to the next or the end; under -1 those before the first."""
+    spans: dict[int, list[int]] = {-1: []}
     for token in sequence[:-1].tolist():
         if token >= SPECIAL.first_sentinel:
-            found[token] = []
+            spans[token] = []
         else:
-            found[list(found)[-1]].append(token)
-    return found
+            spans[list(spans)[-1]].append(token)
+    return spans
 
 
 @given(samples())
@@ -65,7 +65,9 @@ def test_inputs_and_targets_make_the_text_again(sample: tuple[Tokens, Lengths, i
 
 
 @given(samples())
-def test_spans_are_apart_and_as_many_and_as_long_as_asked(sample: tuple[Tokens, Lengths, int]) -> None:
+def test_spans_are_apart_and_have_the_requested_number_and_length(
+    sample: tuple[Tokens, Lengths, int],
+) -> None:
     tokens, lengths, seed = sample
     inputs, targets = corrupt(tokens, lengths, SPECIAL, seed)
     text, spans = spans_of(inputs), spans_of(targets)
@@ -80,24 +82,24 @@ def test_spans_are_apart_and_as_many_and_as_long_as_asked(sample: tuple[Tokens, 
 
 @given(st.integers(2, 5000), st.floats(0.01, 0.5), st.floats(1.0, 10.0))
 def test_density_and_mean_span_are_within_the_rounding(raw: int, density: float, mean_span: float) -> None:
-    found = lengths_of(raw, density, mean_span)
-    assert abs(found.noise - raw * density) <= 0.5 or found.noise == 1
-    assert abs(found.spans - found.noise / mean_span) <= 0.5 or found.spans == 1
+    lengths = lengths_of(raw, density, mean_span)
+    assert abs(lengths.noise - raw * density) <= 0.5 or lengths.noise == 1
+    assert abs(lengths.spans - lengths.noise / mean_span) <= 0.5 or lengths.spans == 1
 
 
 @given(st.integers(16, 5000), st.floats(0.01, 0.4), st.floats(1.5, 10.0))
 def test_the_encoder_reads_exactly_its_length(length: int, density: float, mean_span: float) -> None:
-    found = fit(length, density, mean_span)
-    assert found.inputs == length
-    assert lengths_of(found.raw + 1, density, mean_span).inputs > length
+    lengths = fit(length, density, mean_span)
+    assert lengths.inputs == length
+    assert lengths_of(lengths.raw + 1, density, mean_span).inputs > length
 
 
-def test_the_papers_lengths() -> None:
-    # Of the T5 code base: 568 tokens of text are 512 and 114.
+def test_lengths_equal_those_of_the_paper() -> None:
+    # T5's code base has these: 568 tokens of text become 512 and 114.
     assert (fit(512, 0.15, 3.0).raw, fit(512, 0.15, 3.0).targets) == (568, 114)
 
 
-def test_spans_depend_on_the_seed_alone_and_are_those_of_the_first_day() -> None:
+def test_spans_depend_on_the_seed_alone_and_never_change() -> None:
     tokens, lengths = np.arange(10) + 500, lengths_of(10, 0.3, 2.0)
     inputs, targets = corrupt(tokens, lengths, SPECIAL, 3)
     # Other numbers here are other trainings: of runs that were begun before, too.
@@ -129,18 +131,18 @@ class Text:
         return np.random.default_rng(index).integers(3, self._highest + 1, 72)
 
 
-def maker(generation: int = 0, micro_batch: int = 2) -> T5BatchBuilder:
+def make_builder(generation: int = 0, micro_batch: int = 2) -> T5BatchBuilder:
     vocabulary = Vocabulary(200, 1, "a test", start=2, padding=0).with_sentinels(100)
     lengths = sample_lengths(DENOISING, 64, 20)
     return T5BatchBuilder(lengths, vocabulary, 20, (7, generation), micro_batch, torch.device("cpu"))
 
 
-def rows(made: T5BatchBuilder, windows: list[int | None], samples: list[int] | None) -> list[list[int]]:
-    return [row for batch in made.batches(Text(), windows, samples) for row in batch.inputs.tolist()]
+def rows(builder: T5BatchBuilder, windows: list[int | None], samples: list[int] | None) -> list[list[int]]:
+    return [row for batch in builder.batches(Text(), windows, samples) for row in batch.inputs.tolist()]
 
 
-def test_a_batch_is_what_megatrons_t5_takes() -> None:
-    (batch,) = maker().batches(Text(), [3, None], [0, 1])
+def test_batch_has_the_arguments_of_megatrons_t5() -> None:
+    (batch,) = make_builder().batches(Text(), [3, None], [0, 1])
     lengths = fit(64, 0.15, 3.0)
     assert batch.inputs.shape == (2, 64)
     assert batch.labels.shape == batch.decoder_inputs.shape == batch.mask.shape == (2, 20)
@@ -149,7 +151,7 @@ def test_a_batch_is_what_megatrons_t5_takes() -> None:
     assert batch.labels[0, 0] == 200, "the first sentinel follows the tokenizer's tokens"
     assert batch.labels[0, lengths.targets - 1] == 1
     assert batch.labels[0, lengths.targets :].tolist() == [0] * (20 - lengths.targets)
-    # What is padding does not count, nor does a sample that is none.
+    # Padding does not count, nor does a missing sample.
     assert batch.mask.sum(1).tolist() == [lengths.targets, 0]
     assert set(batch.arguments()) == {
         "encoder_input_ids",
@@ -163,31 +165,31 @@ def test_a_batch_is_what_megatrons_t5_takes() -> None:
 
 def test_a_sample_depends_on_its_number_and_the_generation_and_on_no_batch() -> None:
     windows: list[int | None] = [4, 9, 4, 1]
-    once = rows(maker(), windows, [10, 11, 12, 13])
-    assert once == rows(maker(micro_batch=4), windows, [10, 11, 12, 13])
-    assert once[2:] == rows(maker(), windows[2:], [12, 13])
-    # The same window in another epoch, and in another generation.
+    once = rows(make_builder(), windows, [10, 11, 12, 13])
+    assert once == rows(make_builder(micro_batch=4), windows, [10, 11, 12, 13])
+    assert once[2:] == rows(make_builder(), windows[2:], [12, 13])
+    # One window differs in another epoch, and in another generation.
     assert once[0] != once[2]
-    assert once[0] != rows(maker(generation=1), [4], [10])[0]
+    assert once[0] != rows(make_builder(generation=1), [4], [10])[0]
 
 
 def test_held_out_windows_have_the_same_spans_each_time() -> None:
-    held = maker()
-    (first,) = held.batches(Text(), [5, 6])
-    assert rows(held, [6, 5], None) == first.inputs.tolist()[::-1]
-    assert held.targets(Text(), 5).tolist() == first.labels[0][first.mask[0] > 0].tolist()
-    assert rows(held, [5], None) != rows(held, [5], [5])
+    builder = make_builder()
+    (first,) = builder.batches(Text(), [5, 6])
+    assert rows(builder, [6, 5], None) == first.inputs.tolist()[::-1]
+    assert builder.targets(Text(), 5).tolist() == first.labels[0][first.mask[0] > 0].tolist()
+    assert rows(builder, [5], None) != rows(builder, [5], [5])
 
 
-def test_made_up_text_will_do() -> None:
+def test_made_up_text_becomes_batches() -> None:
     lengths = sample_lengths(DENOISING, 64, 20)
-    (batch,) = maker().batches(MockSource(lengths.raw, 200, 1), [0, 1], [0, 1])
+    (batch,) = make_builder().batches(MockSource(lengths.raw, 200, 1), [0, 1], [0, 1])
     assert isinstance(batch, T5Batch)
 
 
 def test_tokens_of_another_tokenizer_are_refused() -> None:
     with pytest.raises(UserError, match=r"the data hold token 2\d\d, but the vocabulary .* ends at 199"):
-        list(maker().batches(Text(highest=299), [0, 1], [0, 1]))
+        list(make_builder().batches(Text(highest=299), [0, 1], [0, 1]))
 
 
 def test_tokens_below_zero_are_refused() -> None:
@@ -197,7 +199,7 @@ def test_tokens_below_zero_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "lengths", "told"),
+    ("changes", "lengths", "message"),
     [
         ({}, (512, 113), r"model\.data\.seq_length_dec=113: expected at least 114"),
         ({"sentinels": 27}, (512, 128), r"num_sentinel_tokens=27: expected at least 28"),
@@ -205,9 +207,9 @@ def test_tokens_below_zero_are_refused() -> None:
         ({}, (2, 10), "no room for text between"),
     ],
 )
-def test_lengths_that_do_not_fit_are_refused(changes: Any, lengths: tuple[int, int], told: str) -> None:
+def test_lengths_that_do_not_fit_are_refused(changes: Any, lengths: tuple[int, int], message: str) -> None:
     values = {"density": 0.15, "mean_span": 3.0, "sentinels": 100, **changes}
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         sample_lengths(Denoising(**values), *lengths)
 
 
@@ -216,9 +218,9 @@ def test_berts_vocabulary_has_tokens_for_start_end_and_padding(tmp_path: Path) -
     tokens = ["[PAD]", "[UNK]", "\u2028", "[CLS]", "[SEP]", "##s"]
     path.write_text("\n".join(tokens) + "\n", encoding="utf-8")
     cased = Tokenizer(name="BertWordPieceCase", vocab_file=path)
-    found = read_vocabulary(cased, mock=False)
-    assert (found.size, found.start, found.end_of_text, found.padding) == (6, 3, 4, 0)
-    assert (found.with_sentinels(100).size, found.with_sentinels(100).sentinels) == (106, 100)
+    vocabulary = read_vocabulary(cased, mock=False)
+    assert (vocabulary.size, vocabulary.start, vocabulary.end_of_text, vocabulary.padding) == (6, 3, 4, 0)
+    assert (vocabulary.with_sentinels(100).size, vocabulary.with_sentinels(100).sentinels) == (106, 100)
     path.write_text("[PAD]\n[CLS]\n")
     with pytest.raises(UserError, match=r"not BERT's vocab\.txt: it lacks the token \[SEP\]"):
         read_vocabulary(cased, mock=False)

@@ -25,9 +25,7 @@ def read(configuration: Configuration, changes: dict[str, Any]) -> Settings:
     return read_settings(flatten(configuration({"exp_manager.explicit_log_dir": "/nowhere", **changes})))
 
 
-def test_a_t5s_documents_are_those_that_spans_are_taken_from(
-    configuration: Configuration, tmp_path: Path
-) -> None:
+def test_documents_of_a_t5_are_the_sources_of_its_spans(configuration: Configuration, tmp_path: Path) -> None:
     documents = [[(31 * number + place) % 97 for place in range(number % 40)] for number in range(60)]
     indexed_files.write(tmp_path / "data", [[document] for document in documents], "uint16")
     settings = read(configuration, {**T5, "model.data.data_prefix": [str(tmp_path / "data")]})
@@ -65,8 +63,8 @@ def test_samples_follow_one_another_over_all_steps(
         states[step - 1] = consumed
         consumed = samples.stop
         # From any state before it is the same.
-        for after, seen in states.items():
-            assert samples_of_step(settings, StepRequest(step, after, seen)) == samples
+        for after, samples_before in states.items():
+            assert samples_of_step(settings, StepRequest(step, after, samples_before)) == samples
     last = samples_of_step(settings, StepRequest(10**9))
     assert last.stop == consumed + (10**9 - 29) * 8
     for step, after in ((0, 0), (10**9 + 1, 0), (5, 5)):

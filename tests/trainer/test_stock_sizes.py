@@ -1,4 +1,4 @@
-"""The two sides agree: what the launcher writes for a size of the tree, our trainer takes and builds."""
+"""The two sides agree: our trainer accepts and builds the launcher's configuration of each stock size."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from arithmetic.parameters import count_parameters, padded_vocabulary, vocabular
 from launcher.config.compose import BatchComposer, list_options
 from launcher.stages.planning import plan_launch
 from tests.trainer.conftest import free_port
-from tests.trainer.probing import probed
+from tests.trainer.probing import run_probe
 from tests.warm import WarmPool
 from trainer.config.check import check_keys
 from trainer.config.layout import make_layout
@@ -31,20 +31,20 @@ def sweep() -> BatchComposer:
     return BatchComposer(["engine=megatron"])
 
 
-def written(sweep: BatchComposer, size: str, *overrides: str) -> dict[str, Any]:
+def launch_config(sweep: BatchComposer, size: str, *overrides: str) -> dict[str, Any]:
     """Return the configuration of a launch, as the trainer reads it."""
     plan = plan_launch(sweep.compose([f"training={size}", *overrides]).config, number=1, tag="x")
     assert plan.job.config is not None
     return dict(plan.job.config)
 
 
-def test_there_are_sizes_of_each_family() -> None:
+def test_each_family_has_sizes() -> None:
     assert {size.split("/")[0] for size in SIZES} == set(FAMILIES)
 
 
 @pytest.mark.parametrize("size", sorted({*SIZES} - {"t5/41b"}))
-def test_a_stock_size_is_taken_as_it_stands(sweep: BatchComposer, size: str) -> None:
-    config = written(sweep, size)
+def test_stock_size_is_accepted_unchanged(sweep: BatchComposer, size: str) -> None:
+    config = launch_config(sweep, size)
     flat = flatten(config)
     check_keys(flat)
     settings = read_settings(flat)
@@ -55,41 +55,43 @@ def test_a_stock_size_is_taken_as_it_stands(sweep: BatchComposer, size: str) -> 
     assert layout.micro_batches * per_pass == settings.global_batch
 
 
-def test_the_one_size_that_is_refused_is_told_what_is_valid(sweep: BatchComposer) -> None:
-    told = r"model\.pipeline_model_parallel_size=2: .*valid here: 1 or null"
-    with pytest.raises(UserError, match=told):
-        check_keys(flatten(written(sweep, "t5/41b")))
+def test_refused_size_is_reported_with_the_valid_value(sweep: BatchComposer) -> None:
+    message = r"model\.pipeline_model_parallel_size=2: .*valid here: 1 or null"
+    with pytest.raises(UserError, match=message):
+        check_keys(flatten(launch_config(sweep, "t5/41b")))
 
 
 @pytest.mark.parametrize("size", EXPERTS)
 def test_experts_are_refused_by_name(sweep: BatchComposer, size: str) -> None:
-    told = r"model\.expert_model_parallel_size=\d+: mixtures of experts .*engine=nemo and engine=megatron_lm"
-    with pytest.raises(UserError, match=told):
-        check_keys(flatten(written(sweep, size)))
+    message = (
+        r"model\.expert_model_parallel_size=\d+: mixtures of experts .*engine=nemo and engine=megatron_lm"
+    )
+    with pytest.raises(UserError, match=message):
+        check_keys(flatten(launch_config(sweep, size)))
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_both_sides_pad_the_same_vocabulary(sweep: BatchComposer, size: str) -> None:
-    config = written(sweep, size)
+    config = launch_config(sweep, size)
     settings = read_settings(flatten(config))
     # Without its files: the data dir of this machine is not the test's.
     tokenizer = replace(settings.data.tokenizer, model=None, vocab_file=None, merge_file=None)
-    found = read_vocabulary(tokenizer, mock=True)
+    vocabulary = read_vocabulary(tokenizer, mock=True)
     if settings.denoising is not None:
-        found = found.with_sentinels(settings.denoising.sentinels)
-    padded = padded_vocabulary(found.size, settings.architecture.vocab_divisor, settings.parallel.tensor)
+        vocabulary = vocabulary.with_sentinels(settings.denoising.sentinels)
+    padded = padded_vocabulary(vocabulary.size, settings.architecture.vocab_divisor, settings.parallel.tensor)
     assert padded == vocabulary_size(config["model"])
 
 
-def test_a_size_of_the_vocabulary_that_is_given(sweep: BatchComposer) -> None:
-    config = written(sweep, "llama/llama2_13b", "+training.model.override_vocab_size=1001")
+def test_given_vocabulary_size_is_kept(sweep: BatchComposer) -> None:
+    config = launch_config(sweep, "llama/llama2_13b", "+training.model.override_vocab_size=1001")
     settings = read_settings(flatten(config))
     assert padded_vocabulary(1001, settings.architecture.vocab_divisor, settings.parallel.tensor) == 1001
     assert vocabulary_size(config["model"]) == 1001
 
 
-class Built(NamedTuple):
-    """Return the parameters of all sizes, built in one process; `expected` is the launcher's formula."""
+class SizeCounts(NamedTuple):
+    """The parameters of all sizes, built in one process; `expected` is the launcher's formula."""
 
     expected: dict[str, int]
     parameters: dict[str, int]
@@ -98,32 +100,32 @@ class Built(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def built(sweep: BatchComposer, pool: WarmPool, tmp_path_factory: pytest.TempPathFactory) -> Built:
-    asked, expected, vocabularies = {}, {}, {}
+def size_counts(sweep: BatchComposer, pool: WarmPool, tmp_path_factory: pytest.TempPathFactory) -> SizeCounts:
+    requests, expected, vocabularies = {}, {}, {}
     for size in SIZES:
-        config = written(sweep, size)
+        config = launch_config(sweep, size)
         vocabulary = vocabulary_size(config["model"])
         assert vocabulary is not None
         vocabularies[size] = vocabulary
         expected[size] = count_parameters(config["model"], vocabulary, config["run"]["model_type"])
-        asked[size] = {"flat": flatten(config), "vocabulary": vocabulary}
+        requests[size] = {"flat": flatten(config), "vocabulary": vocabulary}
     directory = tmp_path_factory.mktemp("sizes")
-    (directory / "asked").write_text(json.dumps(asked, default=str))
+    (directory / "asked").write_text(json.dumps(requests, default=str))
     arguments = [str(free_port()), str(directory / "asked")]
-    found = probed(pool, "tests.trainer.probe_sizes", arguments, directory)
-    return Built(expected, found["parameters"], vocabularies, found["megabytes"])
+    counts = run_probe(pool, "tests.trainer.probe_sizes", arguments, directory)
+    return SizeCounts(expected, counts["parameters"], vocabularies, counts["megabytes"])
 
 
 @pytest.mark.trainer
 @pytest.mark.parametrize("size", SIZES)
-def test_a_size_has_as_many_parameters_as_the_formula_says(built: Built, size: str) -> None:
-    assert built.parameters[size] == built.expected[size]
+def test_a_size_has_as_many_parameters_as_the_formula_says(size_counts: SizeCounts, size: str) -> None:
+    assert size_counts.parameters[size] == size_counts.expected[size]
 
 
 @pytest.mark.trainer
-def test_the_largest_model_takes_no_memory_to_build(built: Built) -> None:
-    assert max(built.parameters.values()) > 400e9
-    assert built.megabytes < 2048
+def test_the_largest_model_takes_no_memory_to_build(size_counts: SizeCounts) -> None:
+    assert max(size_counts.parameters.values()) > 400e9
+    assert size_counts.megabytes < 2048
 
 
 class Published(NamedTuple):
@@ -133,7 +135,7 @@ class Published(NamedTuple):
     unit: float
 
 
-# Where a source tells the exact number of the weights that were published, the unit is 1.
+# The unit is 1 where a source has the exact number of the published weights.
 PUBLISHED = {
     # github.com/openai/gpt-2, README and model_card.md; huggingface.co/distilbert/distilgpt2.
     "gpt2/124m": Published(124e6, 1e6),
@@ -173,16 +175,16 @@ UNPADDED = {"gpt2": 50257, "gpt3": 50257, "llama1": 32000, "llama2": 32000, "lla
 @pytest.mark.trainer
 @pytest.mark.parametrize("size", PUBLISHED)
 def test_a_size_has_as_many_parameters_as_its_paper_says(
-    sweep: BatchComposer, built: Built, size: str
+    sweep: BatchComposer, size_counts: SizeCounts, size: str
 ) -> None:
-    model = written(sweep, size)["model"]
+    model = launch_config(sweep, size)["model"]
     family, name = size.split("/")
     unpadded = UNPADDED[name[: len("llama1")] if family == "llama" else family]
     tied = model.get("share_embeddings_and_output_weights", True)
     width = (model.get("encoder") or model)["hidden_size"]
     # A row of the vocabulary is one of the embedding, and of the output where this has its own.
-    padding = (built.vocabularies[size] - unpadded) * (width + (0 if tied else width))
+    padding = (size_counts.vocabularies[size] - unpadded) * (width + (0 if tied else width))
     if family == "t5":
-        padding += built.vocabularies[size] - unpadded
+        padding += size_counts.vocabularies[size] - unpadded
     published = PUBLISHED[size]
-    assert abs(built.parameters[size] - padding - published.number) < published.unit
+    assert abs(size_counts.parameters[size] - padding - published.number) < published.unit

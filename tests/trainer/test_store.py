@@ -18,7 +18,7 @@ from trainer.errors import UserError
 pytestmark = pytest.mark.trainer
 
 TEMPLATE = "megatron_gpt--{val_loss:.2f}-{step}-{consumed_samples}"
-MARKED = Marker(
+BLANK_MARKER = Marker(
     step=200,
     consumed_samples=3200,
     world_size=1,
@@ -31,10 +31,10 @@ MARKED = Marker(
 def save(directory: Path, name: str, step: int = 200) -> Checkpoint:
     unfinished = begin(directory, name)
     (unfinished / "__0_0.distcp").write_text("weights")
-    return finish(unfinished, name, replace(MARKED, step=step, files=sync_part(unfinished, 0)))
+    return finish(unfinished, name, replace(BLANK_MARKER, step=step, files=sync_part(unfinished, 0)))
 
 
-def test_a_name_in_nemos_style() -> None:
+def test_checkpoint_name_follows_nemos_style() -> None:
     values = {"val_loss": 4.3211, "step": 200, "consumed_samples": 3200}
     assert render(TEMPLATE, values) == "megatron_gpt--val_loss=4.32-step=200-consumed_samples=3200"
     without = render(TEMPLATE, {**values, "val_loss": None})
@@ -42,7 +42,7 @@ def test_a_name_in_nemos_style() -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "told"),
+    ("template", "message"),
     [
         ("m-{stepp}", "did you mean 'step'"),
         ("a/{step}", "without '/'"),
@@ -54,20 +54,20 @@ def test_a_name_in_nemos_style() -> None:
         ("latest", "{step}"),
     ],
 )
-def test_templates_that_cannot_be_filled_in(template: str, told: str) -> None:
+def test_invalid_templates_are_refused(template: str, message: str) -> None:
     check_template(TEMPLATE)
     with pytest.raises(UserError, match=r"checkpoint_callback_params\.filename") as error:
         check_template(template)
-    assert told in str(error.value)
+    assert message in str(error.value)
 
 
 def test_the_newest_is_the_one_that_was_saved_last(tmp_path: Path) -> None:
-    """Not the one with the highest step, name or time: a training may start afresh, and clocks differ."""
+    """The highest step, name or time does not count: a training may start afresh, and clocks differ."""
     for step in (1000, 30, 200):
-        found = save(tmp_path, f"m-step={step}", step)
+        checkpoint = save(tmp_path, f"m-step={step}", step)
     os.utime(tmp_path / "m-step=30", (2e9, 2e9))
-    assert newest(tmp_path) == (found, {})
-    assert found.path.name == "m-step=200"
+    assert newest(tmp_path) == (checkpoint, {})
+    assert checkpoint.path.name == "m-step=200"
     assert (tmp_path / "latest").readlink() == Path("m-step=200")
     assert newest(tmp_path / "absent") == (None, {})
 
@@ -86,12 +86,12 @@ def test_a_directory_that_cannot_be_read_is_not_taken_for_an_empty_one(
         newest(tmp_path)
 
 
-def test_a_launch_more_than_nine_times_over(tmp_path: Path) -> None:
+def test_newest_checkpoint_is_found_among_twelve_of_one_name(tmp_path: Path) -> None:
     names = [save(tmp_path, "m").path.name for _ in range(12)]
     assert names == ["m", *(f"m-v{version}" for version in range(1, 12))]
-    found, _ = newest(tmp_path)
-    assert found is not None
-    assert found.path.name == "m-v11"
+    checkpoint, _ = newest(tmp_path)
+    assert checkpoint is not None
+    assert checkpoint.path.name == "m-v11"
     assert (tmp_path / "latest").readlink() == Path("m-v11")
 
 
@@ -110,9 +110,9 @@ def test_incomplete_checkpoint_is_skipped_with_the_reason(tmp_path: Path) -> Non
     (save(tmp_path, "m-step=3").path / "__0_0.distcp").write_text("weigh")
     (save(tmp_path, "m-step=4").path / "__0_0.distcp").unlink()
     (tmp_path / ".snapshot").mkdir()
-    found, torn = newest(tmp_path)
-    assert found == good
-    reasons = {path.name.split("-step=2-")[0]: reason for path, reason in torn.items()}
+    checkpoint, skipped = newest(tmp_path)
+    assert checkpoint == good
+    reasons = {path.name.split("-step=2-")[0]: reason for path, reason in skipped.items()}
     changed = f"__0_0.distcp is missing or has another size than {MARKER} says"
     unmarked = dict.fromkeys(("none", ".unfinished-m"), f"no {MARKER}")
     unreadable = dict.fromkeys(("cut", "other", "short"), f"{MARKER} cannot be read")
@@ -128,8 +128,8 @@ def test_no_two_saves_write_into_one_directory(tmp_path: Path) -> None:
 def test_a_link_that_cannot_be_set_ends_no_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "latest").mkdir()
     with caplog.at_level("WARNING", logger="trainer"):
-        found = save(tmp_path, "m")
-    assert newest(tmp_path)[0] == found
+        checkpoint = save(tmp_path, "m")
+    assert newest(tmp_path)[0] == checkpoint
     assert f"the link {tmp_path / 'latest'} cannot be set: Is a directory" in caplog.text
 
 
@@ -147,6 +147,6 @@ def test_a_marker_of_another_version_is_read(tmp_path: Path) -> None:
     old = '{"step": 5, "consumed_samples": 40, "world_size": 1, "tensor_model_parallel_size": 1, '
     old += '"pipeline_model_parallel_size": 1, "architecture": {}'
     (tmp_path / MARKER).write_text(old + "}")
-    assert read_marker(tmp_path) == replace(MARKED, step=5, consumed_samples=40)
+    assert read_marker(tmp_path) == replace(BLANK_MARKER, step=5, consumed_samples=40)
     (tmp_path / MARKER).write_text(old + ', "weather": "fine", "serial": 3}')
-    assert read_marker(tmp_path) == replace(MARKED, step=5, consumed_samples=40, serial=3)
+    assert read_marker(tmp_path) == replace(BLANK_MARKER, step=5, consumed_samples=40, serial=3)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.trainer.conftest import REMOVED
 from tests.trainer.t5 import T5, both
-from tests.trainer.test_keys import Watched
+from tests.trainer.test_keys import RecordingConfig
 from trainer.config.check import check_keys, table_for
 from trainer.config.keys import KEYS, T5_KEYS, Implemented, Refused, status_of
 from trainer.config.load import flatten
@@ -55,17 +55,19 @@ def test_the_settings_read_what_the_table_calls_implemented(flat: dict[str, Any]
         layernorm_zero_centered_gamma=False,
     )
     more |= {f"model.{name}": True for name in ("megatron_amp_O2", "transformer_engine", "fp8", "fp8_hybrid")}
-    watched = Watched({**flat, **more, "trainer.precision": "bf16"})
-    read_settings(watched)
+    config = RecordingConfig({**flat, **more, "trainer.precision": "bf16"})
+    read_settings(config)
     implemented = {key for key, status in T5_KEYS.items() if isinstance(status, Implemented)}
-    assert implemented <= watched.read
-    # What the table refuses is only ever read with a value that asks for nothing.
-    others = {key for key in watched.read if not isinstance(status_of(key, T5_KEYS), Implemented | Refused)}
-    assert others == {"model.mcore_gpt"}, "which would make it a GPT"
+    assert implemented <= config.read
+    # A key that the table refuses is only ever read with a value that asks for nothing.
+    other_keys = {
+        key for key in config.read if not isinstance(status_of(key, T5_KEYS), Implemented | Refused)
+    }
+    assert other_keys == {"model.mcore_gpt"}, "which would make it a GPT"
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "told"),
+    ("key", "value", "message"),
     [
         (
             "model.num_layers",
@@ -86,14 +88,14 @@ def test_the_settings_read_what_the_table_calls_implemented(flat: dict[str, Any]
         ("model.override_vocab_size", 400, "the sentinels follow"),
     ],
 )
-def test_unsupported_values_are_refused(flat: dict[str, Any], key: str, value: object, told: str) -> None:
-    with pytest.raises(UserError, match=told) as error:
+def test_unsupported_values_are_refused(flat: dict[str, Any], key: str, value: object, message: str) -> None:
+    with pytest.raises(UserError, match=message) as error:
         check_keys({**flat, key: value})
     assert str(error.value).startswith(f"{key}={value!r}")
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"model.data.seq_length": 64}, r"data\.seq_length=64: expected the same as model\.seq_length=32"),
         ({"model.max_position_embeddings": 16}, r"at least model\.seq_length=32"),
@@ -138,14 +140,14 @@ def test_unsupported_values_are_refused(flat: dict[str, Any], key: str, value: o
     ],
 )
 def test_a_wrong_value_is_named_with_what_is_valid(
-    flat: dict[str, Any], changes: dict[str, Any], told: str
+    flat: dict[str, Any], changes: dict[str, Any], message: str
 ) -> None:
-    given = {key: value for key, value in {**flat, **changes}.items() if value != REMOVED}
-    with pytest.raises(UserError, match=told):
-        read_settings(given)
+    config = {key: value for key, value in {**flat, **changes}.items() if value != REMOVED}
+    with pytest.raises(UserError, match=message):
+        read_settings(config)
 
 
-def test_the_stock_recomputing_of_no_layer_is_none(flat: dict[str, Any]) -> None:
+def test_stock_keys_that_recompute_no_layer_are_accepted(flat: dict[str, Any]) -> None:
     stock = both(
         activations_checkpoint_granularity="full",
         activations_checkpoint_method="block",

@@ -11,7 +11,7 @@ import yaml
 
 from arithmetic.parameters import count_parameters
 from tests.trainer.conftest import free_port
-from tests.trainer.probing import probed
+from tests.trainer.probing import run_probe
 from tests.trainer.t5 import SEQ_LENGTH, SEQ_LENGTH_DEC, T5, both
 from tests.warm import WarmPool
 
@@ -54,21 +54,23 @@ def probe(base: Any, pool: WarmPool, tmp_path_factory: pytest.TempPathFactory) -
     path = tmp_path_factory.mktemp("probe") / "probe.yaml"
     path.write_text(yaml.safe_dump(base({})))
     arguments = [str(path), str(free_port()), json.dumps(VARIANTS)]
-    result: dict[str, Any] = probed(pool, "tests.trainer.probe_t5", arguments, path.parent)
+    result: dict[str, Any] = run_probe(pool, "tests.trainer.probe_t5", arguments, path.parent)
     return result
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_variant_starts_at_chance_and_learns(probe: dict[str, Any], name: str) -> None:
-    found = probe[name]
-    assert abs(found["loss"] - math.log(PADDED)) < 0.3
-    assert found["after"] < found["loss"]
-    assert found["grad_norm"] > 0
-    assert found["without_gradient"] == []
+    numbers = probe[name]
+    assert abs(numbers["loss"] - math.log(PADDED)) < 0.3
+    assert numbers["after"] < numbers["loss"]
+    assert numbers["grad_norm"] > 0
+    assert numbers["without_gradient"] == []
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_it_has_as_many_parameters_as_the_checks_count(probe: dict[str, Any], base: Any, name: str) -> None:
+def test_variant_has_as_many_parameters_as_the_checks_count(
+    probe: dict[str, Any], base: Any, name: str
+) -> None:
     node = base(VARIANTS[name])["model"]
     node["max_position_embeddings"] = SEQ_LENGTH
     assert probe[name]["parameters"] == count_parameters(node, PADDED, "t5")
@@ -92,11 +94,11 @@ def test_no_two_layers_start_alike(probe: dict[str, Any]) -> None:
 def test_recomputing_activations_changes_no_number(probe: dict[str, Any]) -> None:
     plain = probe["plain"]
     for name in ("full", "selective"):
-        found = probe[name]
-        assert (found["loss"], found["grad_norm"]) == pytest.approx((plain["loss"], plain["grad_norm"]))
+        numbers = probe[name]
+        assert (numbers["loss"], numbers["grad_norm"]) == pytest.approx((plain["loss"], plain["grad_norm"]))
 
 
-def test_the_base_of_rotary_positions_is_heard(probe: dict[str, Any]) -> None:
+def test_base_of_rotary_positions_changes_the_loss(probe: dict[str, Any]) -> None:
     # T5Model itself knows no base.
     assert probe["rope"]["loss"] != probe["rope_base"]["loss"]
 

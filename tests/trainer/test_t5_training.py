@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.trainer, pytest.mark.timeout(300)]
 CALLBACK = "exp_manager.checkpoint_callback_params"
 COMMON = {
     **T5,
-    # As few as in test_layouts, whose tolerances hold for them.
+    # test_layouts has as few steps, for which its tolerances hold.
     "trainer.max_steps": 4,
     "trainer.val_check_interval": 4,
     "trainer.limit_val_batches": 2,
@@ -31,64 +31,64 @@ UNTIED = {"model.share_decoder_tokens_head_embeddings": False}
 FAMILIES: dict[str, dict[str, Any]] = {"nemo": {}, "paper": {**RELATIVE, **UNTIED}}
 
 
-def run(trainings: Any, pool: WarmPool, name: str, changes: dict[str, Any], world: int) -> Run:
-    done = Run(trainings, pool, f"t5_{name}", {**COMMON, **changes}, world)
-    assert done.end() == [0] * world, done.said()
-    return done
+def run_t5(trainings: Any, pool: WarmPool, name: str, changes: dict[str, Any], world: int) -> Run:
+    run = Run(trainings, pool, f"t5_{name}", {**COMMON, **changes}, world)
+    assert run.end() == [0] * world, run.output()
+    return run
 
 
-def numbers(done: Run) -> list[float]:
-    steps = [line[name] for line in done.lines("train") for name in ("loss", "grad_norm")]
-    return [*steps, *(line["val_loss"] for line in done.lines("validation"))]
+def numbers(run: Run) -> list[float]:
+    steps = [line[name] for line in run.lines("train") for name in ("loss", "grad_norm")]
+    return [*steps, *(line["val_loss"] for line in run.lines("validation"))]
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def alone(request: pytest.FixtureRequest, trainings: Any, pool: WarmPool) -> tuple[str, Run]:
+def single_rank(request: pytest.FixtureRequest, trainings: Any, pool: WarmPool) -> tuple[str, Run]:
     family = request.param
-    return family, run(trainings, pool, f"{family}_alone", FAMILIES[family], 1)
+    return family, run_t5(trainings, pool, f"{family}_alone", FAMILIES[family], 1)
 
 
 @pytest.mark.parametrize(("layout", "sizes"), [("tensor", TENSOR), ("sequence", SEQUENCE), ("data", {})])
 def test_two_ranks_compute_the_numbers_of_one(
-    alone: tuple[str, Run], trainings: Any, pool: WarmPool, layout: str, sizes: dict[str, Any]
+    single_rank: tuple[str, Run], trainings: Any, pool: WarmPool, layout: str, sizes: dict[str, Any]
 ) -> None:
-    family, single = alone
-    done = run(trainings, pool, f"{family}_{layout}", {**FAMILIES[family], **sizes}, 2)
-    ours, theirs = numbers(done), numbers(single)
+    family, single = single_rank
+    run = run_t5(trainings, pool, f"{family}_{layout}", {**FAMILIES[family], **sizes}, 2)
+    ours, theirs = numbers(run), numbers(single)
     assert len(ours) == 2 * 4 + 1
     assert ours[:2] == pytest.approx(theirs[:2], rel=FIRST)
     assert ours == pytest.approx(theirs, rel=LATER)
-    assert done.lines("start")[0]["parameters"] == single.lines("start")[0]["parameters"]
+    assert run.lines("start")[0]["parameters"] == single.lines("start")[0]["parameters"]
     print(f"{family} {layout}: {max(abs(a / b - 1) for a, b in zip(ours, theirs, strict=True)):.1e}")
 
 
-def test_reports_describe_a_t5(alone: tuple[str, Run]) -> None:
-    done = alone[1]
-    said = done.said()
-    assert "T5: " in said
-    assert "2 + 2 layers" in said
-    assert "batch: 8 x 32 tokens = 256 a step | each from 34 of text: 5 in 2 spans become 8 targets" in said
-    assert "padded to 12" in said
-    assert done.lines("start")[0]["tokens_per_step"] == 8 * SEQ_LENGTH
-    (data,) = done.lines("data")
-    # Of the targets, the padding left out: 8 of each window that is evaluated.
+def test_reports_describe_a_t5(single_rank: tuple[str, Run]) -> None:
+    run = single_rank[1]
+    output = run.output()
+    assert "T5: " in output
+    assert "2 + 2 layers" in output
+    assert "batch: 8 x 32 tokens = 256 a step | each from 34 of text: 5 in 2 spans become 8 targets" in output
+    assert "padded to 12" in output
+    assert run.lines("start")[0]["tokens_per_step"] == 8 * SEQ_LENGTH
+    (data,) = run.lines("data")
+    # The targets without the padding are 8 of each evaluated window.
     assert data["tokens"] % 8 == 0
     assert data["has_sentinels"]
     assert 1 < data["unigram_entropy"] < math.log(300 + 2 + 1)
-    losses = [line["loss"] for line in done.lines("train")]
+    losses = [line["loss"] for line in run.lines("train")]
     assert losses[-1] < losses[0] - 0.2
-    assert all("megatron_t5--val_loss=" in name for name in done.checkpoints())
+    assert all("megatron_t5--val_loss=" in name for name in run.checkpoints())
 
 
 def test_a_resumed_t5_is_bitwise_the_same_with_dropout(trainings: Any, pool: WarmPool) -> None:
     changes = {**DROPOUT, **TENSOR, **RELATIVE}
-    whole = run(trainings, pool, "whole", changes, 2)
-    run(trainings, pool, "halves", {**changes, "trainer.max_steps": 2, "trainer.val_check_interval": 2}, 2)
-    halves = run(trainings, pool, "halves", changes, 2)
+    whole = run_t5(trainings, pool, "whole", changes, 2)
+    run_t5(trainings, pool, "halves", {**changes, "trainer.max_steps": 2, "trainer.val_check_interval": 2}, 2)
+    halves = run_t5(trainings, pool, "halves", changes, 2)
     assert "step=2" in halves.lines("start")[1]["resumed_from"]
 
-    def curve(done: Run) -> list[tuple[Any, ...]]:
-        return [(line["step"], line["loss"], line["grad_norm"]) for line in done.lines("train")]
+    def curve(run: Run) -> list[tuple[Any, ...]]:
+        return [(line["step"], line["loss"], line["grad_norm"]) for line in run.lines("train")]
 
     assert curve(halves) == curve(whole)
     assert halves.lines("validation")[-1]["val_loss"] == whole.lines("validation")[-1]["val_loss"]
@@ -100,4 +100,4 @@ def test_a_checkpoint_of_another_encoder_is_refused(trainings: Any, pool: WarmPo
     other = {**short, "trainer.max_steps": 2, "model.encoder.ffn_hidden_size": 32}
     refused = Run(trainings, pool, "t5_other", other, 1)
     assert refused.end() == [2]
-    assert "the model has encoder_ffn_hidden_size=32, but the checkpoint" in refused.said()
+    assert "the model has encoder_ffn_hidden_size=32, but the checkpoint" in refused.output()

@@ -1,4 +1,4 @@
-"""Files in torch's distributed format, read and written without a model: chunks, parts, and damages."""
+"""Files in torch's distributed format, read and written without a model: chunks, parts, and damage."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(tensor_files, "_BLOCK_BYTES", 100)
 
 
-def written(directory: Path) -> Path:
+def write_chunks(directory: Path) -> Path:
     """Write stacked layers in chunks of a layer and a half of its columns, and a vector in bf16."""
     directory.mkdir()
     with TensorFilesWriter(directory) as writer:
@@ -44,7 +44,7 @@ def written(directory: Path) -> Path:
 
 
 def test_tensors_are_read_whole_by_layer_and_in_part(tmp_path: Path) -> None:
-    with TensorFiles(written(tmp_path / "c")) as files:
+    with TensorFiles(write_chunks(tmp_path / "c")) as files:
         assert files.tensors() == {
             "layers": TensorInfo((4, 6, 8), torch.float32),
             "rows": TensorInfo((4, 64), torch.bfloat16),
@@ -60,14 +60,14 @@ def test_tensors_are_read_whole_by_layer_and_in_part(tmp_path: Path) -> None:
 
 
 def test_views_are_written_without_the_rest_of_their_storage(tmp_path: Path) -> None:
-    directory = written(tmp_path / "c")
+    directory = write_chunks(tmp_path / "c")
     (shard,) = directory.glob("*.distcp")
     assert shard.stat().st_size < 11 * (6 * 4 * 4 + 2000)
 
 
-def test_torch_reads_what_is_written_and_the_other_way_round(tmp_path: Path) -> None:
+def test_torch_reads_our_files_and_we_read_torchs(tmp_path: Path) -> None:
     target = {"layers": torch.zeros_like(WHOLE)}
-    reader = dcp.FileSystemReader(str(written(tmp_path / "ours")))
+    reader = dcp.FileSystemReader(str(write_chunks(tmp_path / "ours")))
     _load_state_dict(target, storage_reader=reader, no_dist=True)
     assert torch.equal(target["layers"], WHOLE)
     # The path as an object, which torch keeps in the index.
@@ -120,7 +120,7 @@ def hostile_index(directory: Path) -> None:
     ],
 )
 def test_damage_is_named(tmp_path: Path, damage: Callable[[Path], None], message: str) -> None:
-    directory = written(tmp_path / "c")
+    directory = write_chunks(tmp_path / "c")
     damage(directory)
     with pytest.raises(UserError, match=message), TensorFiles(directory) as files:
         files.read("layers")
@@ -128,7 +128,7 @@ def test_damage_is_named(tmp_path: Path, damage: Callable[[Path], None], message
 
 
 def test_damage_of_a_chunk_of_rows_is_named(tmp_path: Path) -> None:
-    directory = written(tmp_path / "c")
+    directory = write_chunks(tmp_path / "c")
     (shard,) = directory.glob("*.distcp")
     content = bytearray(shard.read_bytes())
     content[content.index(ROWS[2].view(torch.uint8).numpy().tobytes())] ^= 1
@@ -138,7 +138,7 @@ def test_damage_of_a_chunk_of_rows_is_named(tmp_path: Path) -> None:
 
 
 def test_index_without_a_chunk_is_refused(tmp_path: Path) -> None:
-    directory = written(tmp_path / "c")
+    directory = write_chunks(tmp_path / "c")
     index = pickle.loads((directory / ".metadata").read_bytes())
     del index.state_dict_metadata["layers"].chunks[3]
     (directory / ".metadata").write_bytes(pickle.dumps(index))
@@ -149,7 +149,7 @@ def test_index_without_a_chunk_is_refused(tmp_path: Path) -> None:
 
 
 def test_index_that_leads_out_of_its_directory_is_refused(tmp_path: Path) -> None:
-    directory = written(tmp_path / "c")
+    directory = write_chunks(tmp_path / "c")
     index = pickle.loads((directory / ".metadata").read_bytes())
     for info in index.storage_data.values():
         info.relative_path = f"../c/{info.relative_path}"

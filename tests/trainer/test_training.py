@@ -24,7 +24,7 @@ def ended_well(outcome: Any) -> bool:
 
 @pytest.fixture(scope="module")
 def plain(trainings: Any) -> Any:
-    """One process, no dropout."""
+    """Return a training of one process without dropout."""
     outcome = trainings("plain")
     assert ended_well(outcome)
     return outcome
@@ -32,13 +32,13 @@ def plain(trainings: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def tensor_parallel(trainings: Any) -> Any:
-    """Two tensor-parallel processes, no dropout."""
+    """Return a training of two tensor-parallel processes without dropout."""
     outcome = trainings("tensor_parallel", TENSOR_2, world=2)
     assert ended_well(outcome)
     return outcome
 
 
-def test_the_loss_falls_and_everything_is_told(plain: Any) -> None:
+def test_loss_falls_and_all_events_are_written(plain: Any) -> None:
     (start,) = plain.lines("start")
     assert {key: start[key] for key in ("step", "max_steps", "world_size", "tensor", "data")} == {
         "step": 0,
@@ -72,15 +72,15 @@ def test_the_loss_falls_and_everything_is_told(plain: Any) -> None:
     assert [line["reason"] for line in plain.lines("end")] == ["max_steps"]
 
 
-def test_the_files_of_a_log_directory(plain: Any) -> None:
+def test_log_directory_has_its_files(plain: Any) -> None:
     names = {path.name for path in plain.log_dir.iterdir()}
     expected = {"nemo_log_globalrank-0_localrank-0.txt", "cmd-args.log", "hparams.yaml", "metrics.jsonl"}
     assert expected <= names
     assert {"nemo_error_log.txt", "failures"}.isdisjoint(names)
     assert any(name.startswith("events.out.tfevents") for name in names)
     # After each validation, and at the end.
-    saved = [(line["step"], Path(line["path"]).name) for line in plain.lines("checkpoint")]
-    assert saved == [
+    checkpoints = [(line["step"], Path(line["path"]).name) for line in plain.lines("checkpoint")]
+    assert checkpoints == [
         (
             line["step"],
             f"megatron_gpt--val_loss={line['val_loss']:.2f}-step={line['step']}-"
@@ -88,7 +88,7 @@ def test_the_files_of_a_log_directory(plain: Any) -> None:
         )
         for line in plain.lines("validation")
     ]
-    assert (plain.log_dir / "checkpoints" / "latest").readlink() == Path(saved[-1][1])
+    assert (plain.log_dir / "checkpoints" / "latest").readlink() == Path(checkpoints[-1][1])
     lines = plain.stdout[0].splitlines()
     assert sum(line.startswith("step ") and "| loss" in line and "eta" in line for line in lines) == 6
     assert any(
@@ -106,14 +106,14 @@ def test_tensorboard_has_nemos_names(plain: Any) -> None:
     from tensorboard.compat.proto.event_pb2 import Event
 
     (path,) = plain.log_dir.glob("events.out.tfevents.*")
-    content, at, found = path.read_bytes(), 0, {}
-    while at < len(content):
-        (length,) = struct.unpack_from("<Q", content, at)
-        event = Event.FromString(content[at + 12 : at + 12 + length])
-        at += 12 + length + 4
+    content, offset, scalars = path.read_bytes(), 0, {}
+    while offset < len(content):
+        (length,) = struct.unpack_from("<Q", content, offset)
+        event = Event.FromString(content[offset + 12 : offset + 12 + length])
+        offset += 12 + length + 4
         for value in event.summary.value:
-            found.setdefault(value.tag, []).append((event.step, value.simple_value))
-    assert set(found) == {
+            scalars.setdefault(value.tag, []).append((event.step, value.simple_value))
+    assert set(scalars) == {
         "reduced_train_loss",
         "val_loss",
         "lr",
@@ -128,8 +128,8 @@ def test_tensorboard_has_nemos_names(plain: Any) -> None:
         "validation_step_timing in s",
         "grad_norm",
     }
-    assert found["global_step"] == [(step, step) for step in range(1, 7)]
-    assert [step for step, _ in found["val_loss"]] == [4, 6]
+    assert scalars["global_step"] == [(step, step) for step in range(1, 7)]
+    assert [step for step, _ in scalars["val_loss"]] == [4, 6]
 
 
 def test_tensor_parallelism_changes_no_loss(plain: Any, tensor_parallel: Any) -> None:
@@ -215,12 +215,12 @@ def test_bf16_with_master_weights_as_the_stock_sizes_have_it(trainings: Any) -> 
     assert losses[-1] < losses[0] - 0.3
     assert outcome.lines("checkpoint") == outcome.lines("data") == []
     assert not (outcome.log_dir / "checkpoints").exists()
-    said = outcome.stdout[0]
-    assert "bf16 weights, fp32 masters" in said
-    assert "50,257 padded to 50,304" in said
-    assert "Transformer Engine needs CUDA" in said
-    assert "CPU (gloo)" in said
-    assert "every rank keeps whole optimizer states" in said
+    output = outcome.stdout[0]
+    assert "bf16 weights, fp32 masters" in output
+    assert "50,257 padded to 50,304" in output
+    assert "Transformer Engine needs CUDA" in output
+    assert "CPU (gloo)" in output
+    assert "every rank keeps whole optimizer states" in output
 
 
 def test_a_diverging_loss_exits_with_3_and_saves_nothing(trainings: Any) -> None:
@@ -232,7 +232,7 @@ def test_a_diverging_loss_exits_with_3_and_saves_nothing(trainings: Any) -> None
     assert outcome.lines("end") == []
 
 
-def test_one_dead_rank_ends_the_job_and_the_other_tells(trainings: Any) -> None:
+def test_dead_rank_ends_the_job_and_the_other_names_it(trainings: Any) -> None:
     changes = {**TENSOR_2, "trainer.max_steps": 100000}
     processes, log_dir = trainings.start("dying", changes, 2, [])
     for line in processes[0].stdout:
@@ -264,7 +264,7 @@ def test_mistakes_exit_with_2_and_one_line(trainings: Any) -> None:
 
 
 @pytest.mark.skipif(any(Path("/dev").glob("nvidia*")), reason="there may be a usable GPU")
-def test_a_gpu_that_is_not_there_is_a_mistake(trainings: Any) -> None:
+def test_missing_gpu_is_a_mistake(trainings: Any) -> None:
     outcome = trainings("no_gpu", {"trainer.accelerator": "gpu"})
     assert outcome.codes == [2]
     assert outcome.stderr[0].startswith("error: trainer.accelerator=gpu: ")

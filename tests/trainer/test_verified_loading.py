@@ -1,4 +1,4 @@
-"""Loading of checkpoints: nothing damaged, nothing that executes, nobody else's unless trusted."""
+"""Loading of checkpoints: none that is damaged, executes code, or belongs to an untrusted user."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 
 from tests.trainer.test_choice import choose
 from tests.trainer.test_damages import TRAINING
-from tests.trainer.test_retention import MARKED
+from tests.trainer.test_retention import BLANK_MARKER
 from trainer.checkpoint import store
 from trainer.checkpoint.choice import Choice, Chooser, Damaged
 from trainer.checkpoint.files import share
@@ -42,7 +42,7 @@ def save(saving: Saving, step: int) -> store.Checkpoint:
     (unfinished / "__0_0.distcp").write_text(f"weights {step}")
     checksums = store.checksum_part(unfinished, 0)
     files = store.sync_part(unfinished, 0)
-    marker = replace(MARKED, step=step, files=files, checksums=checksums)
+    marker = replace(BLANK_MARKER, step=step, files=files, checksums=checksums)
     return store.finish(unfinished, f"m-step={step}", marker)
 
 
@@ -53,22 +53,22 @@ def test_each_byte_of_a_marker_counts(saving: Saving) -> None:
         for bit in (0, 3, 5):
             changed = bytearray(content)
             changed[at] ^= 1 << bit
-            marker, wrong = parse_marker(bytes(changed))
+            marker, problem = parse_marker(bytes(changed))
             assert marker is None
-            assert wrong is not None
+            assert problem is not None
         assert parse_marker(content[:at])[0] is None
 
 
 def test_a_marker_without_checksums_is_of_an_earlier_version(saving: Saving) -> None:
-    found = save(saving, 1)
-    values = json.loads((found.path / MARKER).read_text())
+    checkpoint = save(saving, 1)
+    values = json.loads((checkpoint.path / MARKER).read_text())
     del values["checksum"], values["checksums"]
-    (found.path / MARKER).write_text(json.dumps(values, indent=1) + "\n")
-    old = read_marker(found.path)
-    assert old == replace(found.marker, checksums={})
+    (checkpoint.path / MARKER).write_text(json.dumps(values, indent=1) + "\n")
+    old = read_marker(checkpoint.path)
+    assert old == replace(checkpoint.marker, checksums={})
     for odd in ({"step": "1"}, {"files": [1]}, {"serial": None}, {"files": {"common.pt": "big"}}):
-        (found.path / MARKER).write_text(json.dumps({**values, **odd}))
-        assert examine_marker(found.path) == (None, f"{MARKER} is not as it was written")
+        (checkpoint.path / MARKER).write_text(json.dumps({**values, **odd}))
+        assert examine_marker(checkpoint.path) == (None, f"{MARKER} is not as it was written")
 
 
 def test_a_named_pipe_is_no_marker_and_no_shard(saving: Saving) -> None:
@@ -76,9 +76,9 @@ def test_a_named_pipe_is_no_marker_and_no_shard(saving: Saving) -> None:
     for path in (second.path / "__0_0.distcp", third.path / MARKER):
         path.unlink()
         os.mkfifo(path)
-    found, torn = store.newest(saving.directory)
-    assert found == first
-    assert set(torn) == {second.path, third.path}
+    newest, skipped = store.newest(saving.directory)
+    assert newest == first
+    assert set(skipped) == {second.path, third.path}
 
 
 def test_each_rank_reads_its_share_and_each_file_is_read_once() -> None:
@@ -95,30 +95,32 @@ def test_a_damaged_checkpoint_is_set_aside_and_nothing_is_overwritten(saving: Sa
     for number in range(2):
         damaged = save(saving, 2)
         (damaged.path / "__0_0.distcp").write_text("weights")
-        told: list[Damaged] = []
-        choice = Chooser(saving, Resume(), told.append).choose()
+        reports: list[Damaged] = []
+        choice = Chooser(saving, Resume(), reports.append).choose()
         assert choice
         assert choice.checkpoint == first
-        (one,) = told
-        assert one.path == damaged.path
-        assert one.moved_to == saving.directory / "damaged" / ("m-step=2" if number == 0 else "m-step=2-v1")
-        assert (one.moved_to / "__0_0.distcp").read_text() == "weights"
+        (report,) = reports
+        assert report.path == damaged.path
+        assert report.moved_to == saving.directory / "damaged" / (
+            "m-step=2" if number == 0 else "m-step=2-v1"
+        )
+        assert (report.moved_to / "__0_0.distcp").read_text() == "weights"
         assert not damaged.path.exists()
         assert (saving.directory / "latest").readlink() == Path(first.path.name)
     assert store.complete(saving.directory) == [first]
 
 
 def test_checkpoint_read_as_damaged_is_replaced_by_the_next_older(saving: Saving) -> None:
-    found = [save(saving, step) for step in (1, 2, 3)]
+    checkpoints = [save(saving, step) for step in (1, 2, 3)]
     chooser = Chooser(saving, Resume())
-    for expected in reversed(found):
+    for expected in reversed(checkpoints):
         choice = chooser.choose()
         assert choice == Choice(expected, load_optimizer=True, is_branch=False)
         chooser.reject(choice, "__0_0.distcp has checksum 1, not 2")
     # Never from the start in silence: neither now nor when they have been set aside.
-    for one in (chooser, Chooser(saving, Resume())):
+    for candidate in (chooser, Chooser(saving, Resume())):
         with pytest.raises(UserError, match="no whole checkpoint is left") as error:
-            one.choose()
+            candidate.choose()
         assert str(saving.directory / "damaged") in str(error.value)
     store.damaged(saving.directory)[0].parent.rename(saving.directory.parent / "elsewhere")
     assert choose(saving, Resume()) is None
@@ -164,10 +166,10 @@ def test_a_named_checkpoint_that_is_damaged_is_refused_and_stays(saving: Saving)
 
 @pytest.mark.parametrize("name", ["evaluation", "notes.txt"])
 def test_files_that_a_user_adds_are_no_damage(saving: Saving, name: str) -> None:
-    found = save(saving, 1)
-    (found.path / name).mkdir()
-    (found.path / name / "link").symlink_to("nowhere")
-    assert store.newest(saving.directory) == (found, {})
+    checkpoint = save(saving, 1)
+    (checkpoint.path / name).mkdir()
+    (checkpoint.path / name / "link").symlink_to("nowhere")
+    assert store.newest(saving.directory) == (checkpoint, {})
     assert choose(saving, Resume()) is not None
 
 
@@ -181,17 +183,17 @@ def test_another_programs_directories_are_not_moved(saving: Saving) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="files of another user")
-@pytest.mark.parametrize("what", [".", "__0_0.distcp", MARKER])
-def test_another_users_checkpoint_is_refused_unless_it_is_trusted(saving: Saving, what: str) -> None:
-    found = save(saving, 1)
-    os.chown(found.path / what, NOBODY.pw_uid, NOBODY.pw_gid)
+@pytest.mark.parametrize("entry", [".", "__0_0.distcp", MARKER])
+def test_another_users_checkpoint_is_refused_unless_it_is_trusted(saving: Saving, entry: str) -> None:
+    checkpoint = save(saving, 1)
+    os.chown(checkpoint.path / entry, NOBODY.pw_uid, NOBODY.pw_gid)
     with pytest.raises(UserError, match=r"training\.resume\.trust_owner=nobody trusts that user") as error:
         choose(saving, Resume())
     assert f"belongs to nobody (user {NOBODY.pw_uid}), neither to you nor to root" in str(error.value)
     with pytest.raises(UserError, match="belongs to nobody"):
-        choose(saving, Resume(checkpoint=str(found.path), trust_owner="daemon"))
-    for trusted in ("nobody", str(NOBODY.pw_uid)):
-        assert choose(saving, Resume(trust_owner=trusted)) is not None
+        choose(saving, Resume(checkpoint=str(checkpoint.path), trust_owner="daemon"))
+    for owner in ("nobody", str(NOBODY.pw_uid)):
+        assert choose(saving, Resume(trust_owner=owner)) is not None
 
 
 def test_trusting_an_owner_is_no_intervention() -> None:
@@ -269,7 +271,7 @@ def test_an_object_in_a_shard_executes_nothing(tmp_path: Path, monkeypatch: pyte
     canary, content = tmp_path / "canary", io.BytesIO()
     torch.save(Canary(canary), content)
     content.seek(0)
-    # As torch's planner does for each object.
+    # torch's planner does this for each object.
     with restricted_pickles(), pytest.raises(pickle.UnpicklingError):
         torch.load(content, weights_only=False)
     assert not canary.exists()
@@ -277,7 +279,7 @@ def test_an_object_in_a_shard_executes_nothing(tmp_path: Path, monkeypatch: pyte
     assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ
 
 
-def poisoned(file: Path, canary: Path) -> None:
+def poison(file: Path, canary: Path) -> None:
     """Make a file of a checkpoint a pickle that executes, and its marker one that fits."""
     import torch
 
@@ -299,50 +301,50 @@ def test_a_checkpoint_that_would_execute_is_damaged_and_executes_nothing(
 ) -> None:
     canary, run = tmp_path / "canary", f"poisoned{name}"
     changes = {**TRAINING, "trainer.max_steps": 6}
-    made = trainings(run, changes, arguments=["--stop-after", "4"])
-    assert made.codes == [0], made.stderr
-    poisoned(made.log_dir / "checkpoints" / "m-step=4" / name, canary)
-    done = trainings(run, changes)
-    assert done.codes == [0], done.stderr
+    first = trainings(run, changes, arguments=["--stop-after", "4"])
+    assert first.codes == [0], first.stderr
+    poison(first.log_dir / "checkpoints" / "m-step=4" / name, canary)
+    second = trainings(run, changes)
+    assert second.codes == [0], second.stderr
     assert not canary.exists()
-    assert done.lines("start")[1]["step"] == 2
-    (line,) = (made.log_dir / "damaged_checkpoints.jsonl").read_text().splitlines()
-    told = json.loads(line)
-    assert told["path"] == str(made.log_dir / "checkpoints" / "m-step=4")
-    assert told["moved_to"] == str(made.log_dir / "checkpoints" / "damaged" / "m-step=4")
-    assert told["reason"].startswith(f"{name} cannot be read: ")
+    assert second.lines("start")[1]["step"] == 2
+    (line,) = (first.log_dir / "damaged_checkpoints.jsonl").read_text().splitlines()
+    record = json.loads(line)
+    assert record["path"] == str(first.log_dir / "checkpoints" / "m-step=4")
+    assert record["moved_to"] == str(first.log_dir / "checkpoints" / "damaged" / "m-step=4")
+    assert record["reason"].startswith(f"{name} cannot be read: ")
     # Named, it is refused.
-    named = {**changes, "resume.checkpoint": told["moved_to"], "resume.data_generation": 1}
-    refused = trainings(run, named)
+    changes_with_name = {**changes, "resume.checkpoint": record["moved_to"], "resume.data_generation": 1}
+    refused = trainings(run, changes_with_name)
     assert refused.codes == [2]
-    assert f"{told['moved_to']} is damaged ({name} cannot be read: " in refused.stderr[0]
+    assert f"{record['moved_to']} is damaged ({name} cannot be read: " in refused.stderr[0]
     assert not canary.exists()
 
 
 def test_no_whole_checkpoint_ends_a_training_with_a_message(trainings: Any) -> None:
     changes = {**TRAINING, "trainer.max_steps": 4}
-    made = trainings("lost", changes, arguments=["--stop-after", "2"])
-    checkpoints = made.log_dir / "checkpoints"
+    first = trainings("lost", changes, arguments=["--stop-after", "2"])
+    checkpoints = first.log_dir / "checkpoints"
     (checkpoints / "m-step=2" / ".metadata").write_bytes(b"")
     for _ in range(2):
-        done = trainings("lost", changes)
-        assert done.codes == [2]
-        (told,) = done.stderr[0].splitlines()
-        assert f"no whole checkpoint is left in {checkpoints}" in told
-        assert "lr" not in told
-    assert len(done.lines("start")) == 1
+        again = trainings("lost", changes)
+        assert again.codes == [2]
+        (message,) = again.stderr[0].splitlines()
+        assert f"no whole checkpoint is left in {checkpoints}" in message
+        assert "lr" not in message
+    assert len(again.lines("start")) == 1
 
 
-def test_a_checkpoint_of_an_earlier_version_is_loaded_and_this_is_told(trainings: Any) -> None:
+def test_checkpoint_of_an_earlier_version_is_loaded_with_a_note(trainings: Any) -> None:
     changes = {**TRAINING, "trainer.max_steps": 4}
-    made = trainings("old", changes, arguments=["--stop-after", "2"])
-    path = made.log_dir / "checkpoints" / "m-step=2" / MARKER
+    first = trainings("old", changes, arguments=["--stop-after", "2"])
+    path = first.log_dir / "checkpoints" / "m-step=2" / MARKER
     values = json.loads(path.read_text())
     del values["checksum"], values["checksums"]
     path.write_text(json.dumps(values))
-    done = trainings("old", changes)
-    assert done.codes == [0], done.stderr
-    assert done.stdout[0].count("m-step=2 has no checksums") == 1
+    second = trainings("old", changes)
+    assert second.codes == [0], second.stderr
+    assert second.stdout[0].count("m-step=2 has no checksums") == 1
     assert trainings("old", changes).stdout[0].count("has no checksums") == 0
 
 
@@ -351,7 +353,7 @@ def test_a_node_that_reads_something_else_condemns_no_checkpoint(
 ) -> None:
     from trainer.checkpoint import reader
 
-    found = save(saving, 1)
+    checkpoint = save(saving, 1)
     rank_context: Any = SimpleNamespace(
         world=SimpleNamespace(rank=0), layout=SimpleNamespace(world=2), is_main=True
     )
@@ -363,9 +365,9 @@ def test_a_node_that_reads_something_else_condemns_no_checkpoint(
     monkeypatch.setattr("torch.distributed.all_gather_object", gather)
     monkeypatch.setattr(reader, "broadcast_from_rank0", lambda action: action())
     with pytest.raises(RuntimeError, match=r"rank 1 finds that .* and rank 0 does not"):
-        reader.verify(found, rank_context)
-    (found.path / "__0_0.distcp").write_text("weights 7")
-    assert "has checksum" in (reader.verify(found, rank_context) or "")
+        reader.verify(checkpoint, rank_context)
+    (checkpoint.path / "__0_0.distcp").write_text("weights 7")
+    assert "has checksum" in (reader.verify(checkpoint, rank_context) or "")
     finding = reader._Finding("__0_0.distcp", error="Stale file handle")
     with pytest.raises(RuntimeError, match=r"rank 1 cannot read .*: Stale file handle"):
-        reader.verify(found, rank_context)
+        reader.verify(checkpoint, rank_context)

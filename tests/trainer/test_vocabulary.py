@@ -55,7 +55,7 @@ def test_mock_data_need_no_tokenizer_and_real_data_do(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["[1, 2]", "{", '{"a": 0}', '{"a": 0, "<|endoftext|>": 7}'])
-def test_a_file_that_is_no_vocabulary(tmp_path: Path, text: str) -> None:
+def test_file_that_is_no_vocabulary_is_refused(tmp_path: Path, text: str) -> None:
     vocab, merges = tmp_path / "vocab.json", tmp_path / "merges.txt"
     vocab.write_text(text)
     merges.touch()
@@ -65,22 +65,22 @@ def test_a_file_that_is_no_vocabulary(tmp_path: Path, text: str) -> None:
     assert read("mmap", vocab_file=vocab, merge_file=merges).end_of_text == 1
 
 
-def test_a_sentencepiece_model_tells_its_pieces_and_the_one_that_ends(tmp_path: Path) -> None:
+def test_sentencepiece_model_has_its_pieces_and_the_one_that_ends(tmp_path: Path) -> None:
     path = tmp_path / "llama.model"
     path.write_bytes(model(piece("<unk>", 2), piece("<s>", 3), piece("</s>", 3), *map(piece, "abcd")))
-    found = read("mmap", library="sentencepiece", name="", model=path)
-    assert (found.size, found.end_of_text, found.origin) == (7, 2, str(path))
+    vocabulary = read("mmap", library="sentencepiece", name="", model=path)
+    assert (vocabulary.size, vocabulary.end_of_text, vocabulary.origin) == (7, 2, str(path))
     # Another name of the end, which its trainer's settings tell; a normal piece is not it.
-    named = [piece("</s>"), piece("<end>", 3)]
-    path.write_bytes(model(*named, trainer=field(47, b"<end>")))
+    pieces = [piece("</s>"), piece("<end>", 3)]
+    path.write_bytes(model(*pieces, trainer=field(47, b"<end>")))
     assert read_pieces(path) == (2, 1)
-    path.write_bytes(model(*named))
+    path.write_bytes(model(*pieces))
     with pytest.raises(UserError, match="lacks a piece that ends a document"):
         read("mmap", library="sentencepiece", name="", model=path)
 
 
 @pytest.mark.parametrize("content", [b"", b"\x0a\x7f", b"\x08", b"#!/bin/sh\n", b"\x0b\x01", field(1, 5)])
-def test_a_file_that_is_no_sentencepiece_model(tmp_path: Path, content: bytes) -> None:
+def test_file_that_is_no_sentencepiece_model_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "llama.model"
     path.write_bytes(content)
     with pytest.raises(UserError, match="not a SentencePiece model"):
@@ -88,26 +88,26 @@ def test_a_file_that_is_no_sentencepiece_model(tmp_path: Path, content: bytes) -
 
 
 @pytest.fixture
-def saved(tmp_path: Path) -> Path:
+def tokenizer_dir(tmp_path: Path) -> Path:
     """Return a directory as Hugging Face's ``save_pretrained`` writes it, with a token beyond the model's."""
     from tokenizers import AddedToken, Tokenizer, models
 
-    made: Any = Tokenizer(models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")]))
-    made.add_special_tokens([AddedToken("<|end_of_text|>", special=True)])
-    made.save(str(tmp_path / "tokenizer.json"))
+    tokenizer: Any = Tokenizer(models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")]))
+    tokenizer.add_special_tokens([AddedToken("<|end_of_text|>", special=True)])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|end_of_text|>"}))
     return tmp_path
 
 
-def test_a_directory_of_hugging_face(saved: Path) -> None:
-    found = read("mmap", library="huggingface", name=str(saved))
-    assert (found.size, found.end_of_text) == (4, 3)
-    (saved / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "ab"}}))
-    assert read("mmap", library="huggingface", name=str(saved)).end_of_text == 2
+def test_directory_of_hugging_face_is_read(tokenizer_dir: Path) -> None:
+    vocabulary = read("mmap", library="huggingface", name=str(tokenizer_dir))
+    assert (vocabulary.size, vocabulary.end_of_text) == (4, 3)
+    (tokenizer_dir / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "ab"}}))
+    assert read("mmap", library="huggingface", name=str(tokenizer_dir)).end_of_text == 2
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "told"),
+    ("name", "text", "message"),
     [
         ("tokenizer_config.json", "{}", "eos_token None"),
         ("tokenizer_config.json", "[]", "not a mapping"),
@@ -117,18 +117,20 @@ def test_a_directory_of_hugging_face(saved: Path) -> None:
         ("tokenizer.json", '{"model": {"vocab": {}}}', "is empty"),
     ],
 )
-def test_a_directory_that_is_not_of_a_tokenizer(saved: Path, name: str, text: str, told: str) -> None:
-    (saved / name).write_text(text)
-    with pytest.raises(UserError, match=told):
-        read("mmap", library="huggingface", name=str(saved))
-    (saved / name).unlink()
+def test_directory_without_a_valid_tokenizer_is_refused(
+    tokenizer_dir: Path, name: str, text: str, message: str
+) -> None:
+    (tokenizer_dir / name).write_text(text)
+    with pytest.raises(UserError, match=message):
+        read("mmap", library="huggingface", name=str(tokenizer_dir))
+    (tokenizer_dir / name).unlink()
     with pytest.raises(UserError, match=rf"{name}: No such file"):
-        read("mmap", library="huggingface", name=str(saved))
+        read("mmap", library="huggingface", name=str(tokenizer_dir))
 
 
 def test_a_name_on_the_hub_is_known_or_refused() -> None:
-    known = read("mmap", library="huggingface", name="meta-llama/Meta-Llama-3.1-70B")
-    assert (known.size, known.end_of_text) == (128256, 128001)
+    vocabulary = read("mmap", library="huggingface", name="meta-llama/Meta-Llama-3.1-70B")
+    assert (vocabulary.size, vocabulary.end_of_text) == (128256, 128001)
     with pytest.raises(UserError, match=r"model\.tokenizer\.type='a/b': there is no such directory"):
         read("mmap", library="huggingface", name="a/b")
     with pytest.raises(UserError, match=r"override_vocab_size for mock data"):
@@ -138,11 +140,11 @@ def test_a_name_on_the_hub_is_known_or_refused() -> None:
     assert read("mock", library="huggingface", name="a/b", override_size=1000).size == 1000
 
 
-def test_a_size_that_is_given_is_the_models(tmp_path: Path, configuration: Any) -> None:
+def test_given_size_is_that_of_the_model(tmp_path: Path, configuration: Any) -> None:
     from trainer.config.load import flatten
 
-    given = {"exp_manager.explicit_log_dir": str(tmp_path), "model.data.data_impl": "mock"}
-    flat = flatten(configuration({**given, "model.override_vocab_size": 400}))
+    keys = {"exp_manager.explicit_log_dir": str(tmp_path), "model.data.data_impl": "mock"}
+    flat = flatten(configuration({**keys, "model.override_vocab_size": 400}))
     settings = read_settings(flat)
     assert settings.data.tokenizer.override_size == 400
     # NeMo's model has so many rows, and no padding.
@@ -151,7 +153,7 @@ def test_a_size_that_is_given_is_the_models(tmp_path: Path, configuration: Any) 
     vocab, merges = tmp_path / "vocab.json", tmp_path / "merges.txt"
     vocab.write_text(json.dumps({"a": 0, "<|endoftext|>": 1}))
     merges.touch()
-    found = read("mmap", vocab_file=vocab, merge_file=merges, override_size=400)
-    assert (found.size, found.end_of_text) == (400, 1)
+    vocabulary = read("mmap", vocab_file=vocab, merge_file=merges, override_size=400)
+    assert (vocabulary.size, vocabulary.end_of_text) == (400, 1)
     with pytest.raises(UserError, match="at least the tokenizer's 2 tokens"):
         read("mmap", vocab_file=vocab, merge_file=merges, override_size=1)

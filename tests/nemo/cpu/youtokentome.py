@@ -1,4 +1,4 @@
-"""In place of a package that no longer builds: NeMo imports it for a tokenizer that is not used here."""
+"""A stand-in for a package that no longer builds: NeMo imports it for a tokenizer that is not used here."""
 
 
 class BPE:

@@ -66,11 +66,11 @@ def write_checkpoint(
     description
         The model.
     step, seed
-        Of the training, and of the weights.
+        The step of the training, and the seed of the weights.
     chunks
-        How the tensors are cut, as the ranks of a layout do.
+        The cuts of the tensors, as the ranks of a layout make them.
     with_model
-        Whether the marker describes the model, as an earlier version's does not.
+        False for a marker that does not describe the model, as an earlier version's.
     masters
         The weights in 32 bits, which an optimizer has of those in 16.
     """
@@ -119,7 +119,7 @@ def digest(directory: Path) -> str:
 
 
 def contents(directory: Path) -> dict[str, bytes]:
-    """Return what all files below a directory hold, hidden ones too."""
+    """Return the contents of all files below a directory, hidden ones too."""
     return {
         str(path.relative_to(directory)): path.read_bytes()
         for path in sorted(directory.rglob("*"))

@@ -1,7 +1,7 @@
-"""Run by test_huggingface.py in a process that knows nothing of Slipway: Hugging Face's models.
+"""Hugging Face's models, run by test_huggingface.py in a process without Slipway.
 
-First they are made and saved, with random weights; then, when a line comes from stdin, those that were
-converted are loaded, and what they compute is written into a file.
+First it saves models with random weights; then, after a line on stdin, it loads the converted ones and
+writes their logits into a file.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def main() -> None:
             if parameter.dim() == 1:
                 parameter.data += 1.0
         if name == "gpt2":
-            # As of the published model, all logits are far below 0.
+            # All logits are far below 0, as those of the published model.
             model.transformer.wte.weight.data += 0.5
             model.transformer.ln_f.bias.data -= 2.0
         model.save_pretrained(root / name / "source")
@@ -125,8 +125,10 @@ def main() -> None:
     print(json.dumps({"loss": loss}), flush=True)
     sys.stdin.readline()
     torch.save({name: logits(root / name / "exported", inputs[name]) for name in inputs}, root / "logits.pt")
-    ours = sorted({"trainer", "launcher", "arithmetic", "corpus", "supervisor", "tests"} & set(sys.modules))
-    print(json.dumps({"imported": ours}), flush=True)
+    modules = sorted(
+        {"trainer", "launcher", "arithmetic", "corpus", "supervisor", "tests"} & set(sys.modules)
+    )
+    print(json.dumps({"imported": modules}), flush=True)
 
 
 def exact_loss(model: Any, windows: Any) -> float:

@@ -1,4 +1,4 @@
-"""Run by test_huggingface.py in a warm process: the logits of our models with the weights of checkpoints."""
+"""The logits of our models with the weights of checkpoints; run by test_huggingface.py in a warm process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import yaml
 
-from tests.trainer.parity.parity_probe import ours, whole
+from tests.trainer.parity.parity_probe import gather_logits, our_arguments
 from trainer.checkpoint import state
 from trainer.config.layout import make_layout
 from trainer.config.load import flatten
@@ -30,14 +30,16 @@ def main(arguments: list[str]) -> int:
     root, size = Path(arguments[2]), int(arguments[3])
     inputs, logits = torch.load(root / "inputs.pt"), {}
     world = World.from_environment(os.environ)
-    every = {name: read_settings({**base, **keys}) for name, keys in cases.items()}
+    all_settings = {name: read_settings({**base, **keys}) for name, keys in cases.items()}
     with process_group(world, "auto") as device:
-        rank_context = make_rank_context(world, make_layout(next(iter(every.values())), 1), device)
-        for name, settings in every.items():
+        rank_context = make_rank_context(world, make_layout(next(iter(all_settings.values())), 1), device)
+        for name, settings in all_settings.items():
             model = build_model(settings, rank_context, size, is_trained=False)
             state.load_weights(root / name / "checkpoint", model)
             with torch.no_grad():
-                logits[name] = whole(model.chunks[0](**ours(name, inputs[name])), rank_context)
+                logits[name] = gather_logits(
+                    model.chunks[0](**our_arguments(name, inputs[name])), rank_context
+                )
     torch.save(logits, root / "ours.pt")
     print(json.dumps(sorted(logits)))
     return 0

@@ -1,4 +1,4 @@
-"""Run by test_dcp.py on two ranks forked from a warm process: FSDP trains a step and saves in each known way.
+"""Train a step with FSDP and save in each known way; run by test_dcp.py on two ranks of a warm process.
 
 ``probe_fsdp OUTPUT``: the checkpoints are directories of OUTPUT, and the model's weights OUTPUT/weights.pt.
 """
@@ -17,14 +17,14 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
 
-class Saved:
+class StatefulContent:
     """The objects of a training that DCP saves as one."""
 
     def __init__(self, content: dict[str, Any]) -> None:
         self._content = content
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is saved."""
+        """Return the saved content."""
         return self._content
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> int:
     model(torch.randn(4, 5)).square().sum().backward()
     optimizer.step()
     weights, states = get_state_dict(model, optimizer)
-    first = FullyShardedDataParallel(
+    fsdp1_model = FullyShardedDataParallel(
         torch.nn.Sequential(torch.nn.Linear(5, 7)),
         device_id=torch.device("cpu"),
         use_orig_params=True,
@@ -57,18 +57,18 @@ def main(arguments: list[str]) -> int:
     )
     contents: dict[str, dict[str, Any]] = {
         "nested": {"model": weights, "optimizer": states, "step": 3},
-        "stateful": {"app": Saved({"model": weights, "optim": states})},
+        "stateful": {"app": StatefulContent({"model": weights, "optim": states})},
         "plain": dict(weights),
         "beside": {**weights, "optimizer": states, "train_state": {"step": torch.tensor(1)}},
         "compiled": {"model": {f"module._orig_mod.{name}": weight for name, weight in weights.items()}},
-        "fsdp1": {"model": get_model_state_dict(first)},
+        "fsdp1": {"model": get_model_state_dict(fsdp1_model)},
     }
     for name, content in contents.items():
         dcp.save(content, checkpoint_id=output / name)
-    whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
-    whole_first = get_model_state_dict(first, options=StateDictOptions(full_state_dict=True))
+    full_weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+    full_fsdp1 = get_model_state_dict(fsdp1_model, options=StateDictOptions(full_state_dict=True))
     if dist.get_rank() == 0:
-        torch.save({"fsdp2": whole, "fsdp1": whole_first}, output / "weights.pt")
+        torch.save({"fsdp2": full_weights, "fsdp1": full_fsdp1}, output / "weights.pt")
     dist.destroy_process_group()
     print("{}")
     return 0

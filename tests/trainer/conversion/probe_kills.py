@@ -1,4 +1,4 @@
-"""Run by test_conversion_faults.py from a warm process: a conversion killed again and again, a moment later.
+"""A conversion killed at one moment after the other; run by test_conversion_faults.py from a warm process.
 
 ``probe_kills CHECKPOINT DIRECTORY``: the moments are the calls of Python that the interpreter audits, such as
 those that open, create, rename and remove files, and each tensor that was written. Then each time the same
@@ -27,34 +27,34 @@ def main(arguments: list[str]) -> int:
     output = directory / "out"
     assert in_child(lambda: export(checkpoint, directory / "expected")) == 0
     expected = digest(directory / "expected")
-    told: dict[str, list[str] | int] = {"absent": 0, "whole": 0, "leftovers": 0}
+    counts: dict[str, list[str] | int] = {"absent": 0, "whole": 0, "leftovers": 0}
     wrong: list[str] = []
     terminated: list[str] = []
     for moment in range(10_000):
-        code = in_child(lambda moment=moment: dying(checkpoint, output, moment, signal.SIGKILL))  # type: ignore[misc]
+        code = in_child(lambda moment=moment: export_and_die(checkpoint, output, moment, signal.SIGKILL))  # type: ignore[misc]
         is_whole = output.exists() and digest(output) == expected and (output / "config.json").is_file()
-        left = [path for path in directory.iterdir() if path.name.startswith(".unfinished-")]
+        leftovers = [path for path in directory.iterdir() if path.name.startswith(".unfinished-")]
         kind = "whole" if is_whole else "absent"
-        told[kind] = int(str(told[kind])) + 1
-        told["leftovers"] = int(str(told["leftovers"])) + bool(left)
+        counts[kind] = int(str(counts[kind])) + 1
+        counts["leftovers"] = int(str(counts["leftovers"])) + bool(leftovers)
         if output.exists() and not is_whole:
             wrong.append(f"{moment}: half an output")
-        again = in_child(lambda: export(checkpoint, output))
+        second_code = in_child(lambda: export(checkpoint, output))
         names = sorted(path.name for path in directory.iterdir())
-        if again != 0 or digest(output) != expected or names != ["expected", "out"]:
-            wrong.append(f"{moment}: {again}, {names}")
+        if second_code != 0 or digest(output) != expected or names != ["expected", "out"]:
+            wrong.append(f"{moment}: {second_code}, {names}")
         remove(output)
         if code == 0:
             break
         if moment % 5 == 0:
-            code = in_child(lambda moment=moment: dying(checkpoint, output, moment, signal.SIGTERM))  # type: ignore[misc]
+            code = in_child(lambda moment=moment: export_and_die(checkpoint, output, moment, signal.SIGTERM))  # type: ignore[misc]
             names = sorted(path.name for path in directory.iterdir())
             if names not in (["expected"], ["expected", "out"]) or (
                 output.exists() and digest(output) != expected
             ):
                 terminated.append(f"{moment}: {code}, {names}")
             remove(output)
-    print(json.dumps({**told, "wrong": wrong, "terminated": terminated}))
+    print(json.dumps({**counts, "wrong": wrong, "terminated": terminated}))
     return 0
 
 
@@ -62,15 +62,15 @@ def export(checkpoint: Path, output: Path) -> int:
     return program.main(["export", str(checkpoint), "--to", str(output)])
 
 
-def dying(checkpoint: Path, output: Path, moment: int, number: int) -> int:
+def export_and_die(checkpoint: Path, output: Path, moment: int, number: int) -> int:
     """Convert, and send this process a signal at a moment."""
-    left = moment
+    remaining = moment
     is_armed = True
 
     def count() -> None:
-        nonlocal left, is_armed
-        left -= 1
-        if left < 0 and is_armed:
+        nonlocal remaining, is_armed
+        remaining -= 1
+        if remaining < 0 and is_armed:
             is_armed = False
             os.kill(os.getpid(), number)
 
@@ -80,11 +80,11 @@ def dying(checkpoint: Path, output: Path, moment: int, number: int) -> int:
 
     write = safetensors_files._write_tensor
 
-    def written(*values: object) -> None:
+    def write_and_count(*values: object) -> None:
         write(*values)  # type: ignore[arg-type]
         count()
 
-    safetensors_files._write_tensor = written  # type: ignore[assignment]
+    safetensors_files._write_tensor = write_and_count  # type: ignore[assignment]
     sys.addaudithook(audit)
     return export(checkpoint, output)
 
@@ -95,9 +95,9 @@ def in_child(task: Callable[[], int]) -> int:
     if child == 0:
         code = 1
         try:
-            with Path(os.devnull).open("w") as nothing:
-                os.dup2(nothing.fileno(), 1)
-                os.dup2(nothing.fileno(), 2)
+            with Path(os.devnull).open("w") as devnull:
+                os.dup2(devnull.fileno(), 1)
+                os.dup2(devnull.fileno(), 2)
             code = task()
         except SystemExit as error:
             code = int(str(error.code))

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.trainer.conftest import edited
+from tests.trainer.conftest import config_with
 from tests.trainer.conversion.checkpoints import contents, digest, write_checkpoint
 from tests.trainer.conversion.test_weight_map import description
 from tests.trainer.damages import damage
 from tests.trainer.parity.test_parity import FAMILIES
-from tests.trainer.probing import probed
+from tests.trainer.probing import run_probe
 from trainer.checkpoint.marker import MARKER
 from trainer.conversion import __main__ as program
 from trainer.conversion import outputs
@@ -39,7 +39,7 @@ def export(source: Path, output: Path, *options: str) -> int:
 
 @pytest.fixture(scope="module")
 def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory of two checkpoints, of steps 2 and 4."""
+    """Return a directory of two checkpoints, of steps 2 and 4."""
     directory = tmp_path_factory.mktemp("pristine")
     write_checkpoint(directory, GPT2, step=2)
     write_checkpoint(directory, GPT2, step=4, seed=1)
@@ -128,7 +128,7 @@ def configuration(directory: Path, **changes: Any) -> Path:
     path = directory / "config.yaml"
     base = {"exp_manager.explicit_log_dir": "/x", "model.data.data_impl": "mock"}
     path.write_text(
-        yaml.safe_dump(edited({**base, **FAMILIES["gpt2"], "model.override_vocab_size": 304, **changes}))
+        yaml.safe_dump(config_with({**base, **FAMILIES["gpt2"], "model.override_vocab_size": 304, **changes}))
     )
     return path
 
@@ -144,17 +144,17 @@ def test_checkpoint_of_an_earlier_version_needs_the_configuration_of_its_trainin
     assert export(bare.path, tmp_path / "out", "--model", str(configuration(tmp_path))) == 0
     assert export(described.path, tmp_path / "expected") == 0
     assert digest(tmp_path / "out") == digest(tmp_path / "expected")
-    another = configuration(tmp_path, **{"model.layernorm_epsilon": 0.5})
-    assert export(bare.path, tmp_path / "out", "--model", str(another)) == 2
+    other_epsilon = configuration(tmp_path, **{"model.layernorm_epsilon": 0.5})
+    assert export(bare.path, tmp_path / "out", "--model", str(other_epsilon)) == 2
     assert re.search(r"model=\w+, now \w+", capsys.readouterr().err)
     # The tokenizer of the configuration has another number of tokens than the embedding has rows.
-    other = configuration(tmp_path, **{"model.override_vocab_size": 320})
-    assert export(bare.path, tmp_path / "other", "--model", str(other)) == 2
+    other_tokenizer = configuration(tmp_path, **{"model.override_vocab_size": 320})
+    assert export(bare.path, tmp_path / "other", "--model", str(other_tokenizer)) == 2
     assert "it was trained with another" in capsys.readouterr().err
     assert export(bare.path, tmp_path / "other", "--model", str(tmp_path / "no.yaml")) == 2
 
 
-def test_existing_output_is_found_or_refused_and_never_changed(
+def test_existing_output_is_reused_or_refused_and_never_changed(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "out"
@@ -185,12 +185,12 @@ def test_existing_output_is_found_or_refused_and_never_changed(
     (output / "model.safetensors").unlink()
     assert export(newest(source), output) == 2
     assert "its model.safetensors is missing" in capsys.readouterr().err
-    own = tmp_path / "own"
-    own.mkdir()
-    (own / "notes.txt").write_text("mine")
-    assert export(newest(source), own) == 2
+    user_directory = tmp_path / "own"
+    user_directory.mkdir()
+    (user_directory / "notes.txt").write_text("mine")
+    assert export(newest(source), user_directory) == 2
     assert "is no result of a conversion" in capsys.readouterr().err
-    assert contents(own) == {"notes.txt": b"mine"}
+    assert contents(user_directory) == {"notes.txt": b"mine"}
     (tmp_path / "link").symlink_to("nowhere")
     assert export(newest(source), tmp_path / "link") == 2
     (tmp_path / "file").write_text("x")
@@ -210,8 +210,8 @@ def test_output_that_another_process_writes_is_refused(source: Path, tmp_path: P
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "writing\n"
-        busy = pytest.raises(UserError, match="another process is writing it")
-        with busy, outputs.new_directory(output, {}, 1):
+        busy_error = pytest.raises(UserError, match="another process is writing it")
+        with busy_error, outputs.new_directory(output, {}, 1):
             pass
         assert len(hidden(tmp_path)) == 2
     finally:
@@ -220,7 +220,7 @@ def test_output_that_another_process_writes_is_refused(source: Path, tmp_path: P
     assert hidden(tmp_path) == []
 
 
-def test_output_that_another_process_finishes_meanwhile_is_taken(source: Path, tmp_path: Path) -> None:
+def test_output_that_another_process_finishes_meanwhile_is_used(source: Path, tmp_path: Path) -> None:
     output, record = tmp_path / "out", {"step": 4}
     with outputs.new_directory(output, record, 1) as unfinished:
         assert unfinished is not None
@@ -230,13 +230,13 @@ def test_output_that_another_process_finishes_meanwhile_is_taken(source: Path, t
         assert unfinished is None
         # The lock is still held.
         assert hidden(tmp_path) == [".out.lock"]
-    another = pytest.raises(UserError, match="the result of another conversion is there")
-    with another, outputs.new_directory(output, {"step": 2}, 1):
+    other_error = pytest.raises(UserError, match="the result of another conversion is there")
+    with other_error, outputs.new_directory(output, {"step": 2}, 1):
         pass
     assert contents(output) == before
-    # Not a conversion's, and so without the lock.
-    taken = pytest.raises(UserError, match=f"conversion.output={tmp_path}/new: Directory not empty")
-    with taken, outputs.new_directory(tmp_path / "new", record, 1):
+    # A directory that no conversion wrote, and so without the lock.
+    taken_error = pytest.raises(UserError, match=f"conversion.output={tmp_path}/new: Directory not empty")
+    with taken_error, outputs.new_directory(tmp_path / "new", record, 1):
         (tmp_path / "new").mkdir()
         (tmp_path / "new" / "notes.txt").write_text("mine")
     assert contents(tmp_path / "new") == {"notes.txt": b"mine"}
@@ -246,13 +246,15 @@ def test_output_that_another_process_finishes_meanwhile_is_taken(source: Path, t
 def test_file_that_cannot_be_read_is_named_and_not_the_output(tmp_path: Path) -> None:
     output, file = tmp_path / "out", tmp_path / "file"
     file.write_text("x")
-    source = pytest.raises(
+    read_error = pytest.raises(
         UserError, match=f"^{file}/below: Not a directory; nothing was written to {output}$"
     )
-    with source, outputs.new_directory(output, {}, 1):
+    with read_error, outputs.new_directory(output, {}, 1):
         (file / "below").read_bytes()
-    own = pytest.raises(UserError, match=f"^conversion.output={output}: Not a directory; nothing was written")
-    with own, outputs.new_directory(output, {}, 1) as unfinished:
+    own_error = pytest.raises(
+        UserError, match=f"^conversion.output={output}: Not a directory; nothing was written"
+    )
+    with own_error, outputs.new_directory(output, {}, 1) as unfinished:
         assert unfinished is not None
         (unfinished / "file").write_text("x")
         (unfinished / "file" / "below").write_text("x")
@@ -300,21 +302,21 @@ def test_full_disk_is_named_and_leaves_nothing(tmp_path: Path) -> None:
     large = write_checkpoint(source, wide, step=4)
     script = [sys.executable, "-c", _FULL, str(disk), str(large.path)]
     command = ["unshare", "--mount", "sh", "-c", _SMALL_DISK, "sh", str(disk), *script]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "bytes, and 1,0" in done.stderr
-    assert f"conversion.output={disk}/small: No space left on device; nothing was written" in done.stderr
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "bytes, and 1,0" in result.stderr
+    assert f"conversion.output={disk}/small: No space left on device; nothing was written" in result.stderr
 
 
 def test_conversion_that_is_killed_at_any_moment_leaves_the_whole_output_or_none(
     pool: Any, source: Path, tmp_path: Path
 ) -> None:
-    told = probed(
+    counts = run_probe(
         pool, "tests.trainer.conversion.probe_kills", [str(newest(source)), str(tmp_path / "kills")], tmp_path
     )
-    assert told["wrong"] == []
-    # Before, while and after it is written; of each of the first kind something was left, and then removed.
-    assert told["absent"] > 20
-    assert told["whole"] >= 1
-    assert told["leftovers"] > 10
-    assert told["terminated"] == []
+    assert counts["wrong"] == []
+    # Kills before, during and after the writing; most of the first leave files, which are removed later.
+    assert counts["absent"] > 20
+    assert counts["whole"] >= 1
+    assert counts["leftovers"] > 10
+    assert counts["terminated"] == []

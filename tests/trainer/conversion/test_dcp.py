@@ -14,7 +14,7 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 
 from tests.trainer.conftest import environment, free_port
-from tests.trainer.probing import probed
+from tests.trainer.probing import run_probe
 from tests.warm import WarmPool
 from trainer.conversion.convert import convert
 from trainer.conversion.dcp import DcpFiles
@@ -26,10 +26,10 @@ pytestmark = [pytest.mark.trainer, pytest.mark.filterwarnings("ignore:torch.dist
 
 
 @pytest.fixture(scope="module")
-def saved(pool: WarmPool, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def fsdp_output(pool: WarmPool, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output, port = tmp_path_factory.mktemp("fsdp"), free_port()
     ranks = tuple(environment(rank, 2, port) for rank in range(2))
-    probed(pool, "tests.trainer.conversion.probe_fsdp", [str(output)], output, ranks)
+    run_probe(pool, "tests.trainer.conversion.probe_fsdp", [str(output)], output, ranks)
     return output
 
 
@@ -39,21 +39,23 @@ def weights(directory: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", ["nested", "stateful", "plain", "beside", "compiled", "fsdp1"])
-def test_weights_of_fsdp_are_whole_and_under_the_models_names(name: str, saved: Path) -> None:
-    expected = torch.load(saved / "weights.pt", weights_only=True)["fsdp1" if name == "fsdp1" else "fsdp2"]
-    converted = weights(saved / name)
+def test_weights_of_fsdp_are_whole_and_under_the_models_names(name: str, fsdp_output: Path) -> None:
+    expected = torch.load(fsdp_output / "weights.pt", weights_only=True)[
+        "fsdp1" if name == "fsdp1" else "fsdp2"
+    ]
+    converted = weights(fsdp_output / name)
     assert converted.keys() == expected.keys()
     for key, weight in expected.items():
         assert converted[key].dtype == weight.dtype
         assert torch.equal(converted[key], weight)
 
 
-def test_formats_are_told_apart_by_their_files(saved: Path, tmp_path: Path) -> None:
-    recorded = Path(__file__).with_name("recorded") / "deepspeed" / "zero3"
-    assert recognise(saved / "plain") == recognise(saved) == "dcp"
-    assert recognise(recorded) == recognise(recorded / "global_step3") == "deepspeed"
-    shutil.copytree(saved / "plain", tmp_path / "step-3")
-    shutil.copytree(saved / "fsdp1", tmp_path / "step-12")
+def test_formats_are_recognised_by_their_files(fsdp_output: Path, tmp_path: Path) -> None:
+    zero3 = Path(__file__).with_name("recorded") / "deepspeed" / "zero3"
+    assert recognise(fsdp_output / "plain") == recognise(fsdp_output) == "dcp"
+    assert recognise(zero3) == recognise(zero3 / "global_step3") == "deepspeed"
+    shutil.copytree(fsdp_output / "plain", tmp_path / "step-3")
+    shutil.copytree(fsdp_output / "fsdp1", tmp_path / "step-12")
     with open_source(tmp_path, "dcp") as newest, open_source(tmp_path, "dcp", 3) as third:
         assert len(newest.tensors()) == 2
         assert len(third.tensors()) == 8
@@ -66,13 +68,13 @@ def test_formats_are_told_apart_by_their_files(saved: Path, tmp_path: Path) -> N
         recognise(tmp_path / "absent")
 
 
-def test_conversion_writes_the_tensors_under_their_names(saved: Path, tmp_path: Path) -> None:
-    shutil.copytree(saved / "nested", tmp_path / "saved" / "step-3")
+def test_conversion_writes_the_tensors_under_their_names(fsdp_output: Path, tmp_path: Path) -> None:
+    shutil.copytree(fsdp_output / "nested", tmp_path / "saved" / "step-3")
     conversion = Conversion(
         tmp_path / "saved", to="safetensors", output=tmp_path / "{step}", dtype="bfloat16"
     )
     (result,) = convert(conversion)
-    expected = torch.load(saved / "weights.pt", weights_only=True)["fsdp2"]
+    expected = torch.load(fsdp_output / "weights.pt", weights_only=True)["fsdp2"]
     converted = load_file(tmp_path / "3" / "model.safetensors")
     assert converted.keys() == expected.keys()
     assert torch.equal(converted["0.weight"], expected["0.weight"].bfloat16())
@@ -85,15 +87,15 @@ def test_conversion_writes_the_tensors_under_their_names(saved: Path, tmp_path: 
         convert(replace(conversion, to="huggingface", output=tmp_path / "other"))
 
 
-def test_step_of_a_single_checkpoint_is_held_against_its_name(tmp_path: Path) -> None:
+def test_step_of_a_single_checkpoint_is_compared_with_its_name(tmp_path: Path) -> None:
     dcp.save({"model": {"a.w": torch.ones(2)}}, checkpoint_id=tmp_path / "step-5", no_dist=True)
-    recorded = Path(__file__).with_name("recorded") / "deepspeed" / "zero3" / "global_step3"
-    with open_source(tmp_path / "step-5", "dcp", 5), open_source(recorded, "deepspeed", 3):
+    global_step3 = Path(__file__).with_name("recorded") / "deepspeed" / "zero3" / "global_step3"
+    with open_source(tmp_path / "step-5", "dcp", 5), open_source(global_step3, "deepspeed", 3):
         pass
     with pytest.raises(UserError, match=r"conversion\.step=9: .*step-5 is a single checkpoint, of step 5"):
         open_source(tmp_path / "step-5", "dcp", 9)
     with pytest.raises(UserError, match=r"conversion\.step=9: .*global_step3 has no global_step9"):
-        open_source(recorded, "deepspeed", 9)
+        open_source(global_step3, "deepspeed", 9)
 
 
 @pytest.mark.parametrize(

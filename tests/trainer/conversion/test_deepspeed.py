@@ -1,4 +1,4 @@
-"""DeepSpeed's checkpoints: recorded ones against its own conversion, others against what was partitioned."""
+"""DeepSpeed's checkpoints: recorded ones against its own conversion, others against their tensors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MODEL, OPTIMIZER = "mp_rank_00_model_states.pt", "zero_pp_rank_{}_mp_rank_00_opt
 
 
 def weights(directory: Path, step: int | None = None) -> dict[str, torch.Tensor]:
-    """Return all tensors, after a look at what is said of them."""
+    """Return all tensors, after a check of the listed shapes and types."""
     with DeepSpeedFiles(directory, step) as files:
         tensors = {name: files.read(name) for name in files.tensors()}
         infos = {name: (info.shape, info.dtype) for name, info in files.tensors().items()}
@@ -77,13 +77,13 @@ def test_partitions_of_any_number_of_ranks_are_joined(
 def write_stage2(
     directory: Path, model: dict[str, torch.Tensor], shapes: list[Any], ranks: int, padded: bool
 ) -> None:
-    """Write what stage 2 saves; without padding the last parts are shorter, or empty."""
+    """Write stage 2's files; without padding the last parts are shorter, or empty."""
     vectors = [torch.cat([model[name].flatten() for name in group]) for group in shapes]
     parts: list[list[torch.Tensor]] = [[] for _ in range(ranks)]
     for vector in vectors:
         size = 2 * -(-len(vector) // (2 * ranks))
-        filled = torch.cat([vector, torch.full((size * ranks - len(vector),), math.nan)])
-        for rank, part in enumerate((filled if padded else vector).split(size)):
+        padded_vector = torch.cat([vector, torch.full((size * ranks - len(vector),), math.nan)])
+        for rank, part in enumerate((padded_vector if padded else vector).split(size)):
             parts[rank].append(part.clone())
         for rank in range(-(-len(vector) // size), ranks if not padded else 0):
             parts[rank].append(torch.empty(0))
@@ -91,12 +91,12 @@ def write_stage2(
 
 
 def write_stage3(directory: Path, model: dict[str, torch.Tensor], shapes: list[Any], ranks: int) -> None:
-    """Write what stage 3 saves, in two vectors whose border is within a parameter."""
+    """Write stage 3's files, in two vectors whose border is within a parameter."""
     parts: list[list[torch.Tensor]] = [[] for _ in range(ranks)]
     for tensor in model.values():
         size = -(-tensor.numel() // ranks)
-        filled = torch.cat([tensor.flatten(), torch.full((size * ranks - tensor.numel(),), math.nan)])
-        for rank, part in enumerate(filled.split(size)):
+        padded_vector = torch.cat([tensor.flatten(), torch.full((size * ranks - tensor.numel(),), math.nan)])
+        for rank, part in enumerate(padded_vector.split(size)):
             parts[rank].append(part)
     vectors = [list(torch.cat(part).tensor_split([2])) for part in parts]
     names = [f"zero_pp_rank_{rank}_{MODEL}" for rank in range(ranks)]
@@ -114,7 +114,7 @@ def write(
         torch.save({"optimizer_state_dict": state}, directory / OPTIMIZER.format(rank))
 
 
-def test_nothing_but_the_tensor_that_is_read_takes_memory(tmp_path: Path) -> None:
+def test_reading_takes_memory_for_the_requested_tensor_alone(tmp_path: Path) -> None:
     shapes: list[Any] = [{"a": (1 << 20,), "b": (1 << 20,)}]
     vector = torch.arange(2 << 20, dtype=torch.float32)
     write(tmp_path, {}, shapes, "single_partition_of_fp32_groups", [[vector]], [MODEL])

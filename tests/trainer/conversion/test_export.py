@@ -45,7 +45,7 @@ def conversion(source: Path, output: Path, **changes: Any) -> Conversion:
     return read_conversion(node)
 
 
-def loaded(directory: Path) -> dict[str, torch.Tensor]:
+def load_tensors(directory: Path) -> dict[str, torch.Tensor]:
     files = sorted(directory.glob("*.safetensors"))
     return {name: tensor for path in files for name, tensor in load_file(path).items()}
 
@@ -63,10 +63,10 @@ def test_every_weight_is_exported_without_padding(tmp_path: Path, family: str) -
         expected |= dict(zip(row.theirs, row.to_theirs(layer, dtype), strict=True))
     (result,) = convert(conversion(tmp_path / "checkpoints", tmp_path / "out"))
     assert result.is_new
-    found = loaded(tmp_path / "out")
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], value) for name, value in expected.items())
-    assert len({value.dtype for value in found.values()}) == 1
+    tensors = load_tensors(tmp_path / "out")
+    assert tensors.keys() == expected.keys()
+    assert all(torch.equal(tensors[name], value) for name, value in expected.items())
+    assert len({value.dtype for value in tensors.values()}) == 1
     assert json.loads((tmp_path / "out" / "config.json").read_text())["vocab_size"] == model.vocabulary.size
     assert checkpoint.path.is_dir()
 
@@ -84,12 +84,12 @@ def test_output_is_the_same_however_the_tensors_were_cut(
     def cut(name: str, shape: Shape) -> Iterator[tuple[Shape, Shape]]:
         """Cut layers apart, or not; rows by tensor parallelism; and columns, as no layout does."""
         parts = [1] * len(shape)
-        layered = ".layers." in name
-        if layered and not stacked:
+        is_layered = ".layers." in name
+        if is_layered and not stacked:
             parts[0] = shape[0]
-        if len(shape) > layered:
-            parts[layered] = math.gcd(tensor, shape[layered])
-        if len(shape) > layered + 1:
+        if len(shape) > is_layered:
+            parts[is_layered] = math.gcd(tensor, shape[is_layered])
+        if len(shape) > is_layered + 1:
             parts[-1] = math.gcd(pieces, shape[-1])
         return grid(shape, tuple(parts))
 
@@ -109,7 +109,7 @@ def test_shards_and_their_index_are_as_transformers_writes_them(tmp_path: Path) 
     write_checkpoint(tmp_path / "checkpoints", model)
     convert(conversion(tmp_path / "checkpoints", tmp_path / "one"))
     convert(conversion(tmp_path / "checkpoints", tmp_path / "many", shard_bytes=45_000))
-    whole = loaded(tmp_path / "one")
+    whole = load_tensors(tmp_path / "one")
     assert (tmp_path / "one" / "model.safetensors").is_file()
     names = [row_name for row in rows_of(model) for row_name in row.theirs]
     plan = split_torch_state_dict_into_shards(
@@ -121,7 +121,7 @@ def test_shards_and_their_index_are_as_transformers_writes_them(tmp_path: Path) 
     index = json.loads((tmp_path / "many" / INDEX).read_text())
     assert index["metadata"]["total_size"] == plan.metadata["total_size"]
     assert index["weight_map"] == plan.tensor_to_filename
-    assert {name: value.tolist() for name, value in loaded(tmp_path / "many").items()} == {
+    assert {name: value.tolist() for name, value in load_tensors(tmp_path / "many").items()} == {
         name: value.tolist() for name, value in whole.items()
     }
     with SafetensorsFiles(tmp_path / "many") as files:
@@ -134,12 +134,12 @@ def test_shards_and_their_index_are_as_transformers_writes_them(tmp_path: Path) 
             assert file.metadata() == {"format": "pt"}
 
 
-def test_types_are_converted_and_what_float16_cannot_hold_is_refused(tmp_path: Path) -> None:
+def test_types_are_converted_and_overflow_of_float16_is_refused(tmp_path: Path) -> None:
     model = description(FAMILIES["gpt2"])
     write_checkpoint(tmp_path / "checkpoints", model)
     convert(conversion(tmp_path / "checkpoints", tmp_path / "whole"))
     convert(conversion(tmp_path / "checkpoints", tmp_path / "half", dtype="bfloat16"))
-    whole, half = loaded(tmp_path / "whole"), loaded(tmp_path / "half")
+    whole, half = load_tensors(tmp_path / "whole"), load_tensors(tmp_path / "half")
     assert all(torch.equal(half[name], value.bfloat16()) for name, value in whole.items())
     assert json.loads((tmp_path / "half" / "config.json").read_text())["torch_dtype"] == "bfloat16"
     large = torch.tensor([[1.0, float("inf")], [70_000.0, 1.0]])
@@ -149,7 +149,7 @@ def test_types_are_converted_and_what_float16_cannot_hold_is_refused(tmp_path: P
     fine = Entry("weight", TensorInfo((2,), torch.float16), lambda: large[0])
     (tmp_path / "fine").mkdir()
     write(tmp_path / "fine", [fine], 1 << 30)
-    assert loaded(tmp_path / "fine")["weight"].tolist() == [1.0, float("inf")]
+    assert load_tensors(tmp_path / "fine")["weight"].tolist() == [1.0, float("inf")]
 
 
 def test_tensors_of_mixed_types_and_odd_sizes_are_read_by_the_library(tmp_path: Path) -> None:
@@ -165,14 +165,14 @@ def test_tensors_of_mixed_types_and_odd_sizes_are_read_by_the_library(tmp_path: 
         Entry(name, TensorInfo(tuple(value.shape), value.dtype), lambda value=value: value)  # type: ignore[misc]
         for name, value in tensors.items()
     ]
-    written: list[int] = []
-    write(tmp_path, entries, 1 << 30, written.append)
-    found = loaded(tmp_path)
+    sizes: list[int] = []
+    write(tmp_path, entries, 1 << 30, sizes.append)
+    read_back = load_tensors(tmp_path)
     assert all(
-        torch.equal(found[name], value) and found[name].dtype == value.dtype
+        torch.equal(read_back[name], value) and read_back[name].dtype == value.dtype
         for name, value in tensors.items()
     )
-    assert sum(written) == sum(value.nbytes for value in tensors.values())
+    assert sum(sizes) == sum(value.nbytes for value in tensors.values())
 
 
 def test_32_bit_masters_are_taken_where_32_bits_are_wanted(
@@ -186,36 +186,38 @@ def test_32_bit_masters_are_taken_where_32_bits_are_wanted(
     convert_checkpoint(conversion(checkpoint.path, tmp_path / "precise", dtype="float32"), checkpoint)
     name = "transformer.h.1.ln_1.weight"
     ours = "decoder.layers.self_attention.linear_qkv.layer_norm_weight"
-    assert torch.equal(loaded(tmp_path / "kept")[name], weights[ours][1])
-    assert torch.equal(loaded(tmp_path / "precise")[name], masters[ours][1])
+    assert torch.equal(load_tensors(tmp_path / "kept")[name], weights[ours][1])
+    assert torch.equal(load_tensors(tmp_path / "precise")[name], masters[ours][1])
     assert capsys.readouterr().out.count("the weights are the optimizer's 32-bit masters") == 1
     plain = conversion(checkpoint.path, tmp_path / "plain", to="safetensors", dtype="float32")
     convert_checkpoint(plain, checkpoint)
     assert capsys.readouterr().out.count("the weights are the optimizer's 32-bit masters") == 1
-    assert all(torch.equal(loaded(tmp_path / "plain")[name], master) for name, master in masters.items())
+    assert all(
+        torch.equal(load_tensors(tmp_path / "plain")[name], master) for name, master in masters.items()
+    )
     bare = write_checkpoint(tmp_path / "bare", model)
     convert_checkpoint(conversion(bare.path, tmp_path / "bare_out", dtype="float32"), bare)
     assert "the weights are the model's, in bf16" in capsys.readouterr().out
-    assert torch.equal(loaded(tmp_path / "bare_out")[name], weights[ours][1].float())
+    assert torch.equal(load_tensors(tmp_path / "bare_out")[name], weights[ours][1].float())
 
 
 def test_tensors_are_written_under_their_own_names(tmp_path: Path) -> None:
     model = description(FAMILIES["gpt2"])
     write_checkpoint(tmp_path / "checkpoints", model)
     convert(conversion(tmp_path / "checkpoints", tmp_path / "out", to="safetensors"))
-    found, ours = loaded(tmp_path / "out"), weights_of(model)
-    assert found.keys() == ours.keys()
-    assert all(torch.equal(found[name], value) for name, value in ours.items())
+    tensors, ours = load_tensors(tmp_path / "out"), weights_of(model)
+    assert tensors.keys() == ours.keys()
+    assert all(torch.equal(tensors[name], value) for name, value in ours.items())
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [RECORD, "model.safetensors"]
 
 
-def test_tensors_of_other_programs_are_kept_whatever_their_names(tmp_path: Path) -> None:
+def test_tensors_of_other_programs_are_kept_under_any_name(tmp_path: Path) -> None:
     names = ["optimizer.weight", "random.weight", "random_features.weight", "rng_state"]
     source = tmp_path / "source"
     source.mkdir()
     save_file({name: torch.ones(2) for name in names}, source / "model.safetensors")
     convert(conversion(source, tmp_path / "out", to="safetensors", source_format="huggingface"))
-    assert sorted(loaded(tmp_path / "out")) == names
+    assert sorted(load_tensors(tmp_path / "out")) == names
     with TensorFilesWriter(tmp_path) as writer:
         for name in names:
             writer.add(name, torch.ones(2))
@@ -261,7 +263,7 @@ def test_link_that_leads_nowhere_does_not_stop_a_conversion(tmp_path: Path) -> N
     save_file({"weight": torch.ones(2)}, source / "model.safetensors")
     (source / "tokenizer.json").symlink_to(tmp_path / "absent")
     convert(conversion(source, tmp_path / "out", to="safetensors", source_format="huggingface"))
-    assert list(loaded(tmp_path / "out")) == ["weight"]
+    assert list(load_tensors(tmp_path / "out")) == ["weight"]
 
 
 def test_text_of_the_comparison_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
@@ -314,7 +316,7 @@ def test_program_prints_plain_lines_in_a_pipe(tmp_path: Path, capsys: pytest.Cap
     ]
 
 
-def test_terminal_has_a_bar(tmp_path: Path) -> None:
+def test_terminal_shows_a_progress_bar(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "checkpoints", description(FAMILIES["gpt2"]))
     ours, theirs = pty.openpty()
     with os.fdopen(theirs, "w") as terminal, contextlib.redirect_stdout(terminal):

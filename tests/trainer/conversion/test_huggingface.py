@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 from tests.trainer.conftest import Tokenized, Trainings, environment, free_port
 from tests.trainer.conversion import huggingface_models
 from tests.trainer.parity.test_parity import FACTOR, FAMILIES, both
-from tests.trainer.probing import probed
+from tests.trainer.probing import run_probe
 from tests.trainer.t5 import T5
 from tests.warm import WarmPool
 from trainer.checkpoint import compatible, store
@@ -61,7 +61,7 @@ CASES: dict[str, dict[str, Any]] = {
         "model.rotary_base": 500000,
         "model.scale_positional_embedding": True,
     },
-    # As GPT-3's improved sizes are.
+    # GPT-3's improved sizes are such models.
     "stablelm": {
         **FAMILIES["llama"],
         "model.normalization": "layernorm",
@@ -81,8 +81,8 @@ RUN: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Converted:
-    """The directories of all models: ``source``, ``checkpoint`` and ``exported``; and what was computed."""
+class ConvertedModels:
+    """The directories of all models: ``source``, ``checkpoint`` and ``exported``; and their numbers."""
 
     root: Path
     loss: float
@@ -92,7 +92,9 @@ class Converted:
 
 
 @pytest.fixture(scope="module")
-def converted(configuration: Any, pool: WarmPool, tmp_path_factory: pytest.TempPathFactory) -> Converted:
+def converted_models(
+    configuration: Any, pool: WarmPool, tmp_path_factory: pytest.TempPathFactory
+) -> ConvertedModels:
     root = tmp_path_factory.mktemp("converted")
     source, order = MockSource(32, SIZE, SEED), Order(None, SEED)
     windows = [source.window(order.window(sample)) for sample in range(8)]
@@ -116,28 +118,30 @@ def converted(configuration: Any, pool: WarmPool, tmp_path_factory: pytest.TempP
                     directory / "source",
                 )
                 convert(Conversion(directory / "checkpoint", "huggingface", directory / "exported"))
-            ours = _computed(root, configuration, pool)
+            ours = _compute_logits(root, configuration, pool)
             output, _ = process.communicate("\n", timeout=120)
         finally:
             process.kill()
     assert process.returncode == 0
     logits = torch.load(root / "logits.pt")
-    return Converted(root, loss, json.loads(output)["imported"], ours, logits)
+    return ConvertedModels(root, loss, json.loads(output)["imported"], ours, logits)
 
 
-def _computed(root: Path, configuration: Any, pool: WarmPool) -> dict[str, Any]:
+def _compute_logits(root: Path, configuration: Any, pool: WarmPool) -> dict[str, Any]:
     base = root / "base.yaml"
     changes = {"exp_manager.explicit_log_dir": str(root), "model.data.data_impl": "mock"}
     base.write_text(yaml.safe_dump(configuration(changes)))
     arguments = [str(base), json.dumps(CASES), str(root), str(SIZE)]
-    probed(pool, PROBE, arguments, root, (environment(0, 1, free_port()),))
+    run_probe(pool, PROBE, arguments, root, (environment(0, 1, free_port()),))
     logits: dict[str, Any] = torch.load(root / "ours.pt")
     return logits
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_tensor_comes_back_bit_by_bit(converted: Converted, name: str) -> None:
-    source, exported = converted.root / name / "source", converted.root / name / "exported"
+def test_every_tensor_survives_the_round_trip_bit_by_bit(
+    converted_models: ConvertedModels, name: str
+) -> None:
+    source, exported = converted_models.root / name / "source", converted_models.root / name / "exported"
     with SafetensorsFiles(source) as before, SafetensorsFiles(exported) as after:
         assert set(before.tensors()) == set(after.tensors())
         for tensor in before.tensors():
@@ -146,9 +150,9 @@ def test_every_tensor_comes_back_bit_by_bit(converted: Converted, name: str) -> 
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_options_come_back(converted: Converted, name: str) -> None:
+def test_options_survive_the_round_trip(converted_models: ConvertedModels, name: str) -> None:
     before, after = (
-        json.loads((converted.root / name / part / "config.json").read_text())
+        json.loads((converted_models.root / name / part / "config.json").read_text())
         for part in ("source", "exported")
     )
     rope = before.pop("rope_parameters", None)
@@ -162,40 +166,44 @@ def test_options_come_back(converted: Converted, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_logits_are_hugging_faces(converted: Converted, name: str) -> None:
-    exact, theirs = converted.logits[name]["exact"], converted.logits[name]["theirs"]
-    ours = converted.ours[name].double()
+def test_logits_equal_those_of_hugging_face(converted_models: ConvertedModels, name: str) -> None:
+    exact, theirs = converted_models.logits[name]["exact"], converted_models.logits[name]["theirs"]
+    ours = converted_models.ours[name].double()
     assert float(exact.abs().max()) > 0.5
     assert float((ours - exact).abs().max()) <= FACTOR * float((theirs - exact).abs().max())
 
 
-def test_converted_models_need_nothing_of_slipway(converted: Converted) -> None:
-    assert converted.imported == []
+def test_converted_models_need_nothing_of_slipway(converted_models: ConvertedModels) -> None:
+    assert converted_models.imported == []
 
 
-def test_first_loss_of_a_continued_training_is_hugging_faces(
-    converted: Converted, trainings: Trainings
+def test_first_loss_of_a_continued_training_equals_hugging_faces(
+    converted_models: ConvertedModels, trainings: Trainings
 ) -> None:
-    start = {**RUN, "restore_from_path": str(converted.root / "gpt2" / "checkpoint"), "trainer.max_steps": 2}
+    start = {
+        **RUN,
+        "restore_from_path": str(converted_models.root / "gpt2" / "checkpoint"),
+        "trainer.max_steps": 2,
+    }
     launches = [
         trainings("continued", start, arguments=arguments) for arguments in (["--stop-after", "1"], [])
     ]
     for launch in launches:
         assert launch.codes in ([0], [75]), launch.stderr
     (first, loss), (second, _) = launches[1].curve("loss")
-    assert loss == pytest.approx(converted.loss, rel=1e-6)
+    assert loss == pytest.approx(converted_models.loss, rel=1e-6)
     assert (first, second) == (1, 2)
     # The second launch has a checkpoint of its own.
-    said = [launch.stdout[0] + launch.stderr[0] for launch in launches]
-    assert ["starting from the weights of" in text for text in said] == [True, False]
+    outputs = [launch.stdout[0] + launch.stderr[0] for launch in launches]
+    assert ["starting from the weights of" in text for text in outputs] == [True, False]
 
 
 def test_rows_that_pad_the_vocabulary_hardly_change_the_loss(
-    converted: Converted, trainings: Trainings
+    converted_models: ConvertedModels, trainings: Trainings
 ) -> None:
     changes = {
         **RUN,
-        "restore_from_path": str(converted.root / "gpt2"),
+        "restore_from_path": str(converted_models.root / "gpt2"),
         "model.tensor_model_parallel_size": 2,
         "trainer.max_steps": 1,
     }
@@ -203,11 +211,11 @@ def test_rows_that_pad_the_vocabulary_hardly_change_the_loss(
     assert launch.codes == [0, 0], launch.stderr
     ((_, loss),) = launch.curve("loss")
     # 301 tokens padded to 302: the bound of `initial_weights`.
-    assert 0 < loss - converted.loss < math.log(1 + 1 / SIZE)
+    assert 0 < loss - converted_models.loss < math.log(1 + 1 / SIZE)
 
 
-def test_a_t5_is_trained_on_and_goes_back_to_hugging_face(
-    converted: Converted, trainings: Trainings, tokenized: Tokenized, tmp_path: Path
+def test_a_t5_is_trained_further_and_exported_to_hugging_face(
+    converted_models: ConvertedModels, trainings: Trainings, tokenized: Tokenized, tmp_path: Path
 ) -> None:
     words = len(json.loads((tokenized.tokenizer / "vocab.json").read_text()))
     changes = {
@@ -216,7 +224,7 @@ def test_a_t5_is_trained_on_and_goes_back_to_hugging_face(
         "model.data.data_impl": "mock",
         "model.tokenizer.num_sentinel_tokens": SIZE - words,
         "model.make_vocab_size_divisible_by": 1,
-        "restore_from_path": str(converted.root / "t5" / "checkpoint"),
+        "restore_from_path": str(converted_models.root / "t5" / "checkpoint"),
         "trainer.max_steps": 1,
         "trainer.limit_val_batches": 0,
     }
@@ -224,13 +232,13 @@ def test_a_t5_is_trained_on_and_goes_back_to_hugging_face(
     assert launch.codes == [0], launch.stderr
     (result,) = convert(Conversion(launch.log_dir / "checkpoints", "huggingface", tmp_path / "{step}"))
     with (
-        SafetensorsFiles(converted.root / "t5" / "source") as before,
+        SafetensorsFiles(converted_models.root / "t5" / "source") as before,
         SafetensorsFiles(result.output) as after,
     ):
         assert set(before.tensors()) == set(after.tensors())
-        moved = [float((before.read(name) - after.read(name)).abs().max()) for name in before.tensors()]
+        distances = [float((before.read(name) - after.read(name)).abs().max()) for name in before.tensors()]
     # One step of Adam: each weight by no more than the learning rate, and all by some of it.
-    assert min(moved) > 0 and max(moved) < 0.1
+    assert min(distances) > 0 and max(distances) < 0.1
 
 
 @pytest.mark.parametrize(
@@ -241,17 +249,19 @@ def test_a_t5_is_trained_on_and_goes_back_to_hugging_face(
     ],
 )
 def test_weights_of_another_model_are_refused(
-    converted: Converted, trainings: Trainings, changes: dict[str, Any], message: str
+    converted_models: ConvertedModels, trainings: Trainings, changes: dict[str, Any], message: str
 ) -> None:
-    start = {**RUN, **changes, "restore_from_path": str(converted.root / "gpt2" / "checkpoint")}
+    start = {**RUN, **changes, "restore_from_path": str(converted_models.root / "gpt2" / "checkpoint")}
     launch = trainings(f"refused-{len(message)}", start)
     assert launch.codes == [2]
     assert "Traceback" not in launch.stderr[0]
     assert re.search(message, launch.stderr[0])
 
 
-def test_damaged_weights_are_refused(converted: Converted, trainings: Trainings, tmp_path: Path) -> None:
-    shutil.copytree(converted.root / "gpt2" / "checkpoint", tmp_path / "damaged")
+def test_damaged_weights_are_refused(
+    converted_models: ConvertedModels, trainings: Trainings, tmp_path: Path
+) -> None:
+    shutil.copytree(converted_models.root / "gpt2" / "checkpoint", tmp_path / "damaged")
     shard = tmp_path / "damaged" / "__0_0.distcp"
     content = bytearray(shard.read_bytes())
     content[len(content) // 2] ^= 1
@@ -276,44 +286,48 @@ def test_damaged_weights_are_refused(converted: Converted, trainings: Trainings,
     ],
 )
 def test_differences_are_named_by_their_keys(
-    converted: Converted, case: str, changes: dict[str, Any], key: str
+    converted_models: ConvertedModels, case: str, changes: dict[str, Any], key: str
 ) -> None:
-    checkpoint = store.named(converted.root / case / "checkpoint")
-    saved = description_from_json(checkpoint.marker.model, "x")
+    checkpoint = store.named(converted_models.root / case / "checkpoint")
+    description = description_from_json(checkpoint.marker.model, "x")
     with pytest.raises(UserError, match=key):
-        compatible.check_shapes("it", checkpoint, replace(saved, decoder=replace(saved.decoder, **changes)))
+        compatible.check_shapes(
+            "it", checkpoint, replace(description, decoder=replace(description.decoder, **changes))
+        )
 
 
-def test_keys_that_change_what_weights_compute_are_told(converted: Converted) -> None:
-    checkpoint = store.named(converted.root / "llama3_1" / "checkpoint")
-    saved = description_from_json(checkpoint.marker.model, "x")
-    shape = saved.decoder
+def test_keys_that_change_the_computation_are_reported(converted_models: ConvertedModels) -> None:
+    checkpoint = store.named(converted_models.root / "llama3_1" / "checkpoint")
+    description = description_from_json(checkpoint.marker.model, "x")
+    shape = description.decoder
     other = replace(shape, rotary_base=10000, norm_epsilon=1e-5, rope=replace(shape.rope, fusion=True))
-    told = list(compatible.function_differences(saved, replace(saved, decoder=other)))
-    assert told == [("model.layernorm_epsilon", 1e-3, 1e-5), ("model.rotary_base", 500000, 10000)]
-    assert list(compatible.function_differences(saved, saved)) == []
+    differences = list(compatible.function_differences(description, replace(description, decoder=other)))
+    assert differences == [("model.layernorm_epsilon", 1e-3, 1e-5), ("model.rotary_base", 500000, 10000)]
+    assert list(compatible.function_differences(description, description)) == []
 
 
 @pytest.mark.parametrize("case", ["gpt2", "gpt3", "llama2", "llama3_1", "stablelm"])
-def test_the_keys_of_an_imported_model_make_the_same_model(converted: Converted, case: str) -> None:
-    checkpoint = store.named(converted.root / case / "checkpoint")
-    saved = description_from_json(checkpoint.marker.model, "x")
-    keys = {f"model.{key}": value for key, value in model_keys(saved.decoder).items()}
+def test_the_keys_of_an_imported_model_make_the_same_model(
+    converted_models: ConvertedModels, case: str
+) -> None:
+    checkpoint = store.named(converted_models.root / case / "checkpoint")
+    description = description_from_json(checkpoint.marker.model, "x")
+    keys = {f"model.{key}": value for key, value in model_keys(description.decoder).items()}
     shape = read_architecture(Values({**keys, "model.encoder_seq_length": 16}))
-    made = replace(saved, decoder=shape)
-    compatible.check_shapes("it", checkpoint, made)
-    assert list(compatible.function_differences(saved, made)) == []
+    rebuilt = replace(description, decoder=shape)
+    compatible.check_shapes("it", checkpoint, rebuilt)
+    assert list(compatible.function_differences(description, rebuilt)) == []
 
 
-def test_a_gpt_does_not_start_from_a_t5(converted: Converted) -> None:
-    checkpoint = store.named(converted.root / "t5" / "checkpoint")
-    saved = description_from_json(checkpoint.marker.model, "x")
+def test_a_gpt_does_not_start_from_a_t5(converted_models: ConvertedModels) -> None:
+    checkpoint = store.named(converted_models.root / "t5" / "checkpoint")
+    description = description_from_json(checkpoint.marker.model, "x")
     with pytest.raises(UserError, match="is a T5, and the run a GPT"):
-        compatible.check_shapes("it", checkpoint, replace(saved, encoder=None))
+        compatible.check_shapes("it", checkpoint, replace(description, encoder=None))
 
 
-def _copy_of(converted: Converted, tmp_path: Path, **options: Any) -> Path:
-    source = converted.root / "gpt2" / "source"
+def _copy_of(converted_models: ConvertedModels, tmp_path: Path, **options: Any) -> Path:
+    source = converted_models.root / "gpt2" / "source"
     for path in source.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     config = json.loads((source / "config.json").read_text())
@@ -332,20 +346,22 @@ def _copy_of(converted: Converted, tmp_path: Path, **options: Any) -> Path:
         ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True: our models have"),
     ],
 )
-def test_models_that_are_not_what_their_options_say_are_refused(
-    converted: Converted, tmp_path: Path, options: dict[str, Any], message: str
+def test_models_that_contradict_their_options_are_refused(
+    converted_models: ConvertedModels, tmp_path: Path, options: dict[str, Any], message: str
 ) -> None:
     (tmp_path / "source").mkdir()
-    source = _copy_of(converted, tmp_path / "source", **options)
+    source = _copy_of(converted_models, tmp_path / "source", **options)
     with pytest.raises(UserError, match=message):
         import_weights(Conversion(source, "slipway", tmp_path / "out"), source)
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
-def _rewritten(converted: Converted, case: str, directory: Path, change: Callable[[str, Any], Any]) -> Path:
+def _rewrite(
+    converted_models: ConvertedModels, case: str, directory: Path, change: Callable[[str, Any], Any]
+) -> Path:
     """Write the weights of a model with other names and types."""
     directory.mkdir()
-    source = converted.root / case / "source"
+    source = converted_models.root / case / "source"
     (directory / "config.json").write_bytes((source / "config.json").read_bytes())
     with SafetensorsFiles(source) as files:
         save_file(
@@ -355,8 +371,10 @@ def _rewritten(converted: Converted, case: str, directory: Path, change: Callabl
 
 
 @pytest.mark.parametrize("case", ["gpt2", "t5"])
-def test_weights_in_16_bits_stay_as_they_are(converted: Converted, tmp_path: Path, case: str) -> None:
-    source = _rewritten(converted, case, tmp_path / "source", lambda name, x: (name, x.bfloat16()))
+def test_weights_in_16_bits_stay_as_they_are(
+    converted_models: ConvertedModels, tmp_path: Path, case: str
+) -> None:
+    source = _rewrite(converted_models, case, tmp_path / "source", lambda name, x: (name, x.bfloat16()))
     for conversion in (
         Conversion(source, "slipway", tmp_path / "checkpoint"),
         Conversion(tmp_path / "checkpoint", "huggingface", tmp_path / "exported"),
@@ -366,9 +384,11 @@ def test_weights_in_16_bits_stay_as_they_are(converted: Converted, tmp_path: Pat
         assert all(torch.equal(before.read(name), after.read(name)) for name in before.tensors())
 
 
-def test_the_names_of_the_first_gpt2_files_are_known(converted: Converted, tmp_path: Path) -> None:
-    source = _rewritten(
-        converted, "gpt2", tmp_path / "source", lambda name, x: (name.removeprefix("transformer."), x)
+def test_the_names_of_the_first_gpt2_files_are_known(
+    converted_models: ConvertedModels, tmp_path: Path
+) -> None:
+    source = _rewrite(
+        converted_models, "gpt2", tmp_path / "source", lambda name, x: (name.removeprefix("transformer."), x)
     )
     with SafetensorsFiles(source) as files:
         tensors = {name: files.read(name) for name in files.tensors()}
@@ -382,8 +402,8 @@ def test_the_names_of_the_first_gpt2_files_are_known(converted: Converted, tmp_p
         assert torch.equal(after.read("transformer.wte.weight"), tensors["wte.weight"])
 
 
-def test_the_same_import_finds_its_checkpoint(converted: Converted) -> None:
-    directory = converted.root / "llama2"
+def test_repeated_import_reuses_its_checkpoint(converted_models: ConvertedModels) -> None:
+    directory = converted_models.root / "llama2"
     before = (directory / "checkpoint" / "complete.json").stat().st_mtime_ns
     import_weights(
         Conversion(directory / "source", "slipway", directory / "checkpoint"), directory / "source"

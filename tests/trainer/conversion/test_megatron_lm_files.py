@@ -27,7 +27,7 @@ RECORDED = Path(__file__).with_name("recorded") / "megatron_lm"
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("recorded")
     for name in ("gpt2", "llama"):
         with tarfile.open(RECORDED / f"{name}.tar.xz") as archive:
@@ -40,21 +40,21 @@ Copy = Callable[[str], Path]
 
 
 @pytest.fixture
-def copy(recorded: Path, tmp_path: Path) -> Copy:
-    return lambda name: Path(shutil.copytree(recorded / name / "checkpoints", tmp_path / "checkpoints"))
+def copy(recordings: Path, tmp_path: Path) -> Copy:
+    return lambda name: Path(shutil.copytree(recordings / name / "checkpoints", tmp_path / "checkpoints"))
 
 
 # Two ranks saved: pipeline parallel the GPT-2, with padding of its vocabulary, tensor parallel the Llama.
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_converted_model_computes_megatron_lms_logits(name: str, recorded: Path, tmp_path: Path) -> None:
+def test_converted_model_computes_megatron_lms_logits(name: str, recordings: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     (result,) = convert(
-        Conversion(recorded / name / "checkpoints", to="huggingface", output=tmp_path / "{step}")
+        Conversion(recordings / name / "checkpoints", to="huggingface", output=tmp_path / "{step}")
     )
     assert result.output == tmp_path / "2"
     model: Any = AutoModelForCausalLM.from_pretrained(result.output)
-    reference = load_file(recorded / name / "logits.safetensors")
+    reference = load_file(recordings / name / "logits.safetensors")
     with torch.no_grad():
         logits = model.eval()(reference["tokens"]).logits
     assert reference["logits"].std() > 0.1
@@ -85,14 +85,14 @@ def test_gelu_is_the_exact_one_without_the_fused_kernel(copy: Copy) -> None:
 
 def _change_options(path: Path, options: dict[str, Any], removed: tuple[str, ...] = ()) -> None:
     content = vars(load(path)["args"])
-    known = {name: value for name, value in content.items() if not isinstance(value, Unknown)}
+    values = {name: value for name, value in content.items() if not isinstance(value, Unknown)}
     for name in ("arguments", *removed):
-        known.pop(name)
-    torch.save({"args": argparse.Namespace(**{**known, **options})}, path)
+        values.pop(name)
+    torch.save({"args": argparse.Namespace(**{**values, **options})}, path)
 
 
 @pytest.mark.parametrize("option", ["layernorm_zero_centered_gamma", "apply_layernorm_1p"])
-def test_zero_centred_scales_are_exported_with_the_one_added(option: str, copy: Copy, tmp_path: Path) -> None:
+def test_zero_centred_scales_are_exported_plus_one(option: str, copy: Copy, tmp_path: Path) -> None:
     directory = copy("gpt2") / "iter_0000002"
     removed = () if option == "layernorm_zero_centered_gamma" else ("layernorm_zero_centered_gamma",)
     _change_options(directory / "common.pt", {option: True}, removed)
@@ -115,7 +115,7 @@ def test_norm_epsilon_of_an_earlier_version_is_read(copy: Copy) -> None:
 
 def test_options_of_a_training_are_read_without_its_program(copy: Copy) -> None:
     directory = copy("llama") / "iter_0000002"
-    # As megatron-core allows classes to all readers of a process that has imported it.
+    # megatron-core allows such classes to all readers of a process that has imported it.
     with torch.serialization.safe_globals([argparse.Namespace]):
         options = vars(load(directory / "common.pt")["args"])
     assert options["rotary_base"] == 50000

@@ -20,7 +20,7 @@ from trainer.errors import UserError
 pytestmark = pytest.mark.trainer
 
 NAME = "megatron_gpt--val_loss=9.02-step={}-consumed_samples={}.0"
-# Tells its arguments, and writes what it was asked for; a failure leaves a part of it.
+# The stand-in writes its arguments and the requested file; it leaves the file if it fails.
 STAND_IN = """\
 import json, os, sys
 from pathlib import Path
@@ -42,7 +42,7 @@ def make_checkpoint(directory: Path, step: int, suffix: str = "") -> Path:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A run of NeMo's, with its script and a configuration of a conversion."""
+    """Write a run of NeMo's, with its script and a configuration of a conversion."""
     directory = tmp_path / "run"
     for step, suffix in ((2, ""), (10, ""), (10, "-last")):
         make_checkpoint(directory / "checkpoints", step, suffix)
@@ -62,7 +62,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def convert(run: Path, rank: int = 0, **variables: str) -> subprocess.CompletedProcess[str]:
-    place = [
+    options = [
         "--config-path",
         str(run.parent),
         "--config-name",
@@ -72,7 +72,7 @@ def convert(run: Path, rank: int = 0, **variables: str) -> subprocess.CompletedP
     ]
     sizes = ["--tensor_model_parallel_size", "2", "--pipeline_model_parallel_size", "1"]
     return subprocess.run(
-        [sys.executable, "-m", "trainer.conversion.nemo", *place, *sizes, "--gpus_per_node", "2"],
+        [sys.executable, "-m", "trainer.conversion.nemo", *options, *sizes, "--gpus_per_node", "2"],
         env={
             **os.environ,
             "RANK": str(rank),
@@ -86,7 +86,7 @@ def convert(run: Path, rank: int = 0, **variables: str) -> subprocess.CompletedP
     )
 
 
-def told(run: Path, rank: int) -> dict[str, Any]:
+def script_arguments(run: Path, rank: int) -> dict[str, Any]:
     return dict(json.loads((run.parent / f"told{rank}").read_text()))
 
 
@@ -94,15 +94,15 @@ def test_script_gets_the_newest_checkpoint_and_its_result_the_name(run: Path) ->
     output = run.parent / "out"
     assert convert(run, rank=1).returncode == 0
     assert not (output / "10").exists()
-    # Of a killed job of this output, of an output whose name begins with this one, and such an output itself.
-    others = [".nemo-10-6", ".nemo-10-hf-7", ".nemo-10-weights"]
-    for name in others:
+    # A killed job of this output left the first; the others belong to outputs with longer names.
+    other_outputs = [".nemo-10-6", ".nemo-10-hf-7", ".nemo-10-weights"]
+    for name in other_outputs:
         (output / name).mkdir()
-    done = convert(run)
-    assert (done.returncode, done.stderr) == (0, "")
+    result = convert(run)
+    assert (result.returncode, result.stderr) == (0, "")
     assert (output / "10" / "10.nemo").read_text() == "weights"
-    assert sorted(path.name for path in output.iterdir()) == [*others[1:], "10"]
-    first, second = told(run, 0), told(run, 1)
+    assert sorted(path.name for path in output.iterdir()) == [*other_outputs[1:], "10"]
+    first, second = script_arguments(run, 0), script_arguments(run, 1)
     assert first["--nemo_file_path"] == second["--nemo_file_path"]
     assert first["--checkpoint_folder"] == str(run / "checkpoints")
     assert first["--checkpoint_name"] == NAME.format(10, 20)
@@ -111,19 +111,19 @@ def test_script_gets_the_newest_checkpoint_and_its_result_the_name(run: Path) ->
 
 
 def test_failure_of_the_script_is_the_jobs_and_leaves_nothing(run: Path) -> None:
-    other = run.parent / "out" / ".nemo-10-6"
-    other.mkdir(parents=True)
-    done = convert(run, CODE="3")
-    assert done.returncode == 3
+    other_output = run.parent / "out" / ".nemo-10-6"
+    other_output.mkdir(parents=True)
+    result = convert(run, CODE="3")
+    assert result.returncode == 3
     # Another job may be writing there.
-    assert list((run.parent / "out").iterdir()) == [other]
+    assert list((run.parent / "out").iterdir()) == [other_output]
 
 
 def test_missing_script_is_named(run: Path) -> None:
     (run.parent / "nemo" / SCRIPT).unlink()
-    done = convert(run)
-    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
-    assert "megatron_ckpt_to_nemo.py" in done.stderr
+    result = convert(run)
+    assert (result.returncode, "Traceback" in result.stderr) == (2, False)
+    assert "megatron_ckpt_to_nemo.py" in result.stderr
 
 
 def test_unfinished_checkpoints_are_left_out(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_unfinished_checkpoints_are_left_out(tmp_path: Path) -> None:
 
 def test_hyperparameters_fit_the_conversion(tmp_path: Path) -> None:
     (tmp_path / "vocab.json").touch()
-    trained = {
+    hyperparameters = {
         "tensor_model_parallel_size": 4,
         "virtual_pipeline_model_parallel_size": 2,
         "sequence_parallel": True,
@@ -150,7 +150,7 @@ def test_hyperparameters_fit_the_conversion(tmp_path: Path) -> None:
         "tokenizer": {"vocab_file": "/data/vocab.json", "merge_file": None, "type": "GPT2BPETokenizer"},
         "precision": 32,
     }
-    content, precision = fit_hparams({"cfg": trained}, tmp_path, (1, 1), tmp_path)
+    content, precision = fit_hparams({"cfg": hyperparameters}, tmp_path, (1, 1), tmp_path)
     assert precision == "32-true"
     assert content["cfg"] == {
         "tensor_model_parallel_size": 1,
@@ -159,17 +159,17 @@ def test_hyperparameters_fit_the_conversion(tmp_path: Path) -> None:
         "sequence_parallel": False,
         "activations_checkpoint_granularity": None,
         "optim": {"name": "fused_adam", "lr": 1},
-        "tokenizer": {**trained["tokenizer"], "vocab_file": str(tmp_path / "vocab.json")},  # type: ignore[dict-item]
+        "tokenizer": {**hyperparameters["tokenizer"], "vocab_file": str(tmp_path / "vocab.json")},  # type: ignore[dict-item]
         "precision": 32,
     }
     with pytest.raises(UserError, match=r"expected the hyperparameters"):
         fit_hparams({"hidden_size": 4}, tmp_path, (1, 1), None)
-    trained["tokenizer"] = {"model": "/data/absent.model"}
+    hyperparameters["tokenizer"] = {"model": "/data/absent.model"}
     with pytest.raises(UserError, match=r"it has no absent\.model"):
-        fit_hparams({"cfg": trained}, tmp_path, (1, 1), tmp_path)
+        fit_hparams({"cfg": hyperparameters}, tmp_path, (1, 1), tmp_path)
 
 
-# Saves the weights that it finds beside it, as the script that makes a Llama does, and tells its environment.
+# The stand-in saves the weights that lie beside it, as the script that makes a Llama does.
 HUGGING_FACE = """\
 import os, shutil, sys
 from pathlib import Path
@@ -218,8 +218,8 @@ def test_llama_of_nemos_script_becomes_a_directory_of_hugging_face(run: Path) ->
     node = yaml.safe_load((run.parent / "job.yaml").read_text())["conversion"]
     node |= {"to": "huggingface", "model": LLAMA, "model_type": "gpt"}
     (run.parent / "job.yaml").write_text(yaml.safe_dump({"conversion": node}))
-    done = convert(run)
-    assert done.returncode == 0, done.stderr
+    result = convert(run)
+    assert result.returncode == 0, result.stderr
     model: Any = AutoModelForCausalLM.from_pretrained(run.parent / "out" / "10")
     tokens = torch.arange(12)[None] * 5
     with torch.no_grad():

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.trainer
 TEXT = "the train of größe 日本  alpha\n"
 
 
-def loaded(directory: Path) -> Any:
+def load_tokenizer(directory: Path) -> Any:
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(directory)
@@ -38,7 +38,7 @@ def test_gpt2s_two_files_become_a_tokenizer(tokenized: Tokenized, tmp_path: Path
     words = read_vocabulary(files, mock=False)
     model = replace(description({}), tokenizer=files, vocabulary=words)
     names = write_tokenizer(tmp_path, model, None)
-    tokenizer = loaded(tmp_path)
+    tokenizer = load_tokenizer(tmp_path)
     expected = ByteLevelBPETokenizer(str(files.vocab_file), str(files.merge_file)).encode(TEXT).ids
     assert tokenizer(TEXT)["input_ids"] == expected
     assert tokenizer.decode(expected) == TEXT
@@ -112,7 +112,7 @@ def test_word_pieces_have_the_sentinels_of_a_t5_behind_them(tmp_path: Path) -> N
     model = replace(description({}), tokenizer=files, vocabulary=words)
     (tmp_path / "model").mkdir()
     write_tokenizer(tmp_path / "model", model, None)
-    tokenizer = loaded(tmp_path / "model")
+    tokenizer = load_tokenizer(tmp_path / "model")
     assert tokenizer("The trains<extra_id_0>", add_special_tokens=False)["input_ids"] == [5, 6, 7, 8]
     assert len(tokenizer) == words.size
     assert (tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.bos_token_id) == (3, 0, 2)
@@ -139,7 +139,7 @@ def test_a_sentencepiece_model_encodes_as_before(corpus: Path, tmp_path: Path) -
     (tmp_path / "model").mkdir()
     write_tokenizer(tmp_path / "model", model, None)
     expected = sentencepiece.SentencePieceProcessor(model_file=str(path)).encode("the train of alpha größe")
-    tokenizer = loaded(tmp_path / "model")
+    tokenizer = load_tokenizer(tmp_path / "model")
     assert tokenizer("the train of alpha größe")["input_ids"] == expected
     assert tokenizer.eos_token_id == end
 
@@ -157,5 +157,5 @@ def test_a_directory_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
         write_tokenizer(tmp_path, description({}), tmp_path)
 
 
-def test_mock_data_leave_no_tokenizer(tmp_path: Path) -> None:
+def test_mock_data_write_no_tokenizer(tmp_path: Path) -> None:
     assert write_tokenizer(tmp_path, description({}), None) == []

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.trainer.conftest import edited
+from tests.trainer.conftest import config_with
 from tests.trainer.parity.test_parity import FAMILIES, both
 from trainer.checkpoint.description import Description, describe, description_from_json
 from trainer.config.load import flatten
@@ -30,7 +30,7 @@ _BASE = {"exp_manager.explicit_log_dir": "/x", "model.data.data_impl": "mock"}
 
 
 def description(changes: dict[str, Any]) -> Description:
-    flat = flatten(edited({**_BASE, **changes}))
+    flat = flatten(config_with({**_BASE, **changes}))
     return describe(read_settings(flat), Vocabulary(SIZE, 0, "a test's"), PADDED)
 
 
@@ -75,7 +75,7 @@ def test_no_weight_changes_on_its_way_to_ours_and_back(changes: dict[str, Any], 
         assert all(torch.equal(part, original) for part, original in zip(back, theirs, strict=True))
 
 
-def test_no_name_stands_twice() -> None:
+def test_each_name_occurs_once() -> None:
     for changes in (*FAMILIES.values(), STABLELM):
         table = list(rows_of(description(changes)))
         theirs = [name for row in table for name in row.theirs]
@@ -141,7 +141,7 @@ def test_a_trained_bias_of_the_head_is_refused() -> None:
         ),
     ],
 )
-def test_what_hugging_face_lacks_is_refused(changes: dict[str, Any], key: str) -> None:
+def test_options_that_hugging_face_lacks_are_refused(changes: dict[str, Any], key: str) -> None:
     with pytest.raises(UserError, match=f"{re.escape(key)}: .*; expected"):
         list(rows_of(description(changes)))
 
@@ -153,7 +153,7 @@ def test_a_description_is_read_as_it_was_written(family: str) -> None:
     assert description_from_json({**content, "later": 1}, "x") == expected
 
 
-def test_a_description_that_lacks_something_is_refused() -> None:
+def test_incomplete_description_is_refused() -> None:
     content = description({}).to_json()
     del content["decoder"]["norm_epsilon"]
     with pytest.raises(UserError, match=r"/checkpoint does not describe its model .*norm_epsilon"):

@@ -1,4 +1,4 @@
-"""Called by parity_probe.py in a process that has megatron-core's groups: one attention against another."""
+"""One attention against another, called by parity_probe.py in a process with megatron-core's groups."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ HEADS, CHANNELS, LENGTH, SEQUENCES = 4, 8, 16, 2
 
 def on_one_rank() -> dict[str, Any]:
     return {
-        "attention": backends_differ(),
-        "recompute": recomputed(),
-        "gelu": gelus_differ(),
+        "attention": compare_backends(),
+        "recompute": recomputation_is_bitwise(),
+        "gelu": compare_gelus(),
         "choices": choices(),
     }
 
@@ -26,10 +26,10 @@ def on_two_ranks() -> dict[str, Any]:
 
     from trainer.model.attention import SdpaAttention
 
-    found = attend(SdpaAttention, Case(dropout=0.5))[0]
-    other = found.clone()
-    dist.broadcast(other, src=0)
-    difference = (found - other).abs().max()
+    output = attend(SdpaAttention, Case(dropout=0.5))[0]
+    output_of_first = output.clone()
+    dist.broadcast(output_of_first, src=0)
+    difference = (output - output_of_first).abs().max()
     dist.all_reduce(difference, op=dist.ReduceOp.MAX)
     return {"ranks": float(difference)}
 
@@ -42,7 +42,7 @@ class Case(SimpleNamespace):
         super().__init__(**{**plain, "scale": None, "dtype": torch.float32, **changes})
 
 
-def backends_differ() -> dict[str, Any]:
+def compare_backends() -> dict[str, Any]:
     """Compare SDPA with megatron-core's own attention, forward and backward, in many cases.
 
     Dropout is compared too: on a CPU both draw the same numbers in the same order.
@@ -70,13 +70,13 @@ def backends_differ() -> dict[str, Any]:
             bias=bias,
             scale=scale,
         )
-        found, again, expected = (
+        first, second, expected = (
             attend(SdpaAttention, case),
             attend(SdpaAttention, case),
             attend(LocalAttention, case),
         )
-        repeated &= all(torch.equal(x, y) for x, y in zip(found, again, strict=True))
-        for x, y in zip(found, expected, strict=True):
+        repeated &= all(torch.equal(x, y) for x, y in zip(first, second, strict=True))
+        for x, y in zip(first, expected, strict=True):
             worst[dtype] = max(worst[dtype], float((x - y).abs().max() / y.abs().max()))
     return {"fp32": worst[torch.float32], "bf16": worst[torch.bfloat16], "repeated": repeated}
 
@@ -135,8 +135,8 @@ def configuration(case: Case) -> Any:
     )
 
 
-def recomputed() -> bool:
-    """Gradients of attention with dropout, computed twice: bitwise the same or not."""
+def recomputation_is_bitwise() -> bool:
+    """Return True if recomputed attention with dropout has bitwise the same gradients."""
     from megatron.core import tensor_parallel
 
     from trainer.model.attention import SdpaAttention
@@ -151,7 +151,7 @@ def recomputed() -> bool:
     return all(torch.equal(x, y) for x, y in zip(original, attend(Checkpointed, case), strict=True))
 
 
-def gelus_differ() -> dict[str, float]:
+def compare_gelus() -> dict[str, float]:
     """Compare our GELU with the one that megatron-core computes when it fuses, in 64 bits."""
     import torch.nn.functional as F
     from megatron.core.fusions.fused_bias_gelu import bias_gelu
@@ -171,28 +171,28 @@ def gelus_differ() -> dict[str, float]:
 
 
 def choices() -> dict[str, str]:
-    """Return what is chosen, or what is said, for wishes and devices, with Transformer Engine and without."""
+    """Return the choice, or the error, for each wish and device, with Transformer Engine and without."""
     from trainer.model import backends
 
-    original, found = backends.transformer_engine_problem, {}
+    original, answers = backends.transformer_engine_problem, {}
     wishes = ("auto", "sdpa", "local", "transformer_engine")
-    for absent, wanted, engine, kind, dtype, contexts in itertools.product(
+    for absent, backend, engine, kind, dtype, contexts in itertools.product(
         ("", "absent "), wishes, ("-", "te"), ("cpu", "cuda"), ("fp32", "bf16"), (1, 2)
     ):
         problem = "libcudnn" if absent else None
         backends.transformer_engine_problem = lambda problem=problem: problem
-        name = f"{absent}{wanted} {engine} {kind} {dtype} cp{contexts}"
-        found[name] = _choice(wanted, engine == "te", kind, dtype == "bf16", contexts)
+        name = f"{absent}{backend} {engine} {kind} {dtype} cp{contexts}"
+        answers[name] = _choice(backend, engine == "te", kind, dtype == "bf16", contexts)
     backends.transformer_engine_problem = original
-    return found
+    return answers
 
 
-def _choice(wanted: str, engine: bool, kind: str, bf16: bool, contexts: int) -> str:
+def _choice(backend: str, engine: bool, kind: str, bf16: bool, contexts: int) -> str:
     from trainer.errors import UserError
     from trainer.model.backends import attention_backend
 
     shape = SimpleNamespace(
-        attention_backend=wanted, transformer_engine=engine, attention_dropout=0.1, position="rope"
+        attention_backend=backend, transformer_engine=engine, attention_dropout=0.1, position="rope"
     )
     config = SimpleNamespace(bf16=bf16, context_parallel_size=contexts)
     try:

@@ -1,4 +1,4 @@
-"""Run by test_parity.py, one process a rank: our models with Hugging Face's weights, against its outputs."""
+"""Our models with Hugging Face's weights, against its outputs; run by test_parity.py, one process a rank."""
 
 from __future__ import annotations
 
@@ -81,9 +81,11 @@ def compare(
     model.zero_grad_buffer()
     chunk = model.chunks[0]
     load(chunk.module, rank_context, rows, reference["weights"])
-    arguments = ours(family, {name: x.to(rank_context.device) for name, x in reference["arguments"].items()})
+    arguments = our_arguments(
+        family, {name: x.to(rank_context.device) for name, x in reference["arguments"].items()}
+    )
     with torch.no_grad():
-        logits = whole(chunk(**arguments), rank_context).cpu()
+        logits = gather_logits(chunk(**arguments), rank_context).cpu()
     labels = {"lm_labels" if settings.encoder else "labels": reference["labels"].to(rank_context.device)}
     chunk(**arguments, **labels).float().mean().backward()
     model.config.finalize_model_grads_func(model.chunks)
@@ -97,7 +99,7 @@ def compare(
     }
 
 
-def ours(family: str, arguments: dict[str, Any]) -> dict[str, Any]:
+def our_arguments(family: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of megatron-core's model from those of Hugging Face's."""
     tokens = arguments["input_ids"]
     if family.startswith("t5"):
@@ -139,7 +141,7 @@ def own_part(parameter: Any, tensor: Any, rank_context: Any) -> Any:
     return torch.cat(blocks[rank_context.tensor_rank :: ranks], parameter.partition_dim)
 
 
-def whole(logits: Any, rank_context: Any) -> Any:
+def gather_logits(logits: Any, rank_context: Any) -> Any:
     """Gather ``[b, s, v / ranks]`` from the tensor-parallel ranks: ``[b, s, v]``."""
     parts = [torch.empty_like(logits) for _ in range(rank_context.layout.tensor)]
     dist.all_gather(parts, logits.contiguous())

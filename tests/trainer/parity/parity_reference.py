@@ -1,4 +1,4 @@
-"""Run by test_parity.py in a process of its own: Hugging Face's models, made from a configuration.
+"""Hugging Face's models, made from a configuration; run by test_parity.py in a process of its own.
 
 Their weights are random, and large: where all is nearly zero, a wrong activation looks like a right one. Each
 model's weights, tokens, logits and gradients go into one file, in 32 bits.
@@ -90,13 +90,13 @@ def inputs_of(model: Any) -> dict[str, Any]:
     tokens = torch.randint(VOCABULARY, (SEQUENCES, LENGTH + 1))
     if not model.config.is_encoder_decoder:
         return {"arguments": {"input_ids": tokens[:, :-1]}, "labels": tokens[:, 1:]}
-    decoded = torch.randint(VOCABULARY, (SEQUENCES, DECODER_LENGTH + 1))
-    arguments = {"input_ids": tokens, "decoder_input_ids": decoded[:, :-1]}
-    return {"arguments": arguments, "labels": decoded[:, 1:]}
+    decoder_tokens = torch.randint(VOCABULARY, (SEQUENCES, DECODER_LENGTH + 1))
+    arguments = {"input_ids": tokens, "decoder_input_ids": decoder_tokens[:, :-1]}
+    return {"arguments": arguments, "labels": decoder_tokens[:, 1:]}
 
 
 def reference(model: Any, deviation: float) -> dict[str, Any]:
-    """Return everything that ours is compared with; the loss is the mean over all tokens, in nats."""
+    """Return the numbers that ours are compared with; the loss is the mean over all tokens, in nats."""
     for parameter in model.parameters():
         parameter.data.normal_(std=deviation)
         if parameter.dim() == 1:
@@ -115,7 +115,7 @@ def reference(model: Any, deviation: float) -> dict[str, Any]:
 
 
 def exact_logits(model: Any, arguments: dict[str, Any]) -> Any:
-    """Return the logits in 64 bits, but for what Hugging Face computes in 32 all the same: some norms."""
+    """Return the logits in 64 bits, except for some norms, which Hugging Face computes in 32 all the same."""
     with torch.no_grad():
         return model.double()(**arguments, use_cache=False).logits
 
@@ -123,8 +123,8 @@ def exact_logits(model: Any, arguments: dict[str, Any]) -> Any:
 def main() -> None:
     torch.manual_seed(1)
     # Without 1 / sqrt(d) the scores of a T5 grow quickly, and its attention would look at one token alone.
-    made = ((gpt2, 0.3), (llama, 0.3), (t5, 0.15), (t5_v1_1, 0.1))
-    references = {make.__name__: reference(make(), deviation) for make, deviation in made}
+    makers = ((gpt2, 0.3), (llama, 0.3), (t5, 0.15), (t5_v1_1, 0.1))
+    references = {make.__name__: reference(make(), deviation) for make, deviation in makers}
     torch.save(references, Path(sys.argv[1]))
 
 

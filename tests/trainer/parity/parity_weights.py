@@ -21,6 +21,6 @@ def rows_by_parameter(settings: Settings, vocabulary: int) -> dict[str, Row]:
 
 
 def _parameter(name: str, layer: int | None) -> str:
-    for kept, own in _NORMS.items():
-        name = name.replace(kept, own)
+    for saved_name, model_name in _NORMS.items():
+        name = name.replace(saved_name, model_name)
     return name if layer is None else name.replace(".layers.", f".layers.{layer}.")

@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from tests.trainer.conftest import REPOSITORY, environment, free_port
-from tests.trainer.probing import probed
+from tests.trainer.probing import run_probe
 from tests.warm import WarmPool
 
 pytestmark = pytest.mark.trainer
@@ -110,7 +110,7 @@ def _cases(backends: tuple[str, ...], ranks: int) -> dict[str, dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Hugging Face's models and what they compute."""
+    """Return the file of Hugging Face's models and their outputs."""
     path = tmp_path_factory.mktemp("parity") / "reference.pt"
     _finish([_start(["tests.trainer.parity.parity_reference", str(path)], {})])
     return path
@@ -121,12 +121,14 @@ def results(
     reference: Path, configuration: Any, pool: WarmPool, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[int, dict[str, Any]]:
     """Return the results of our models, on one rank and on two."""
-    found = {}
+    results_by_ranks = {}
     for ranks in (1, 2):
         arguments, port = _arguments(reference, configuration, _cases(ON_CPU, ranks), ranks), free_port()
         environments = tuple(environment(rank, ranks, port) for rank in range(ranks))
-        found[ranks] = probed(pool, PROBE, arguments, tmp_path_factory.mktemp("said"), environments)
-    return found
+        results_by_ranks[ranks] = run_probe(
+            pool, PROBE, arguments, tmp_path_factory.mktemp("said"), environments
+        )
+    return results_by_ranks
 
 
 def _arguments(
@@ -140,8 +142,8 @@ def _arguments(
 
 def _on_a_gpu(arguments: list[str]) -> dict[str, Any]:
     """Run the probe in a process of its own: the warm one has no GPU."""
-    started = _start([PROBE, *arguments], {**environment(0, 1, free_port()), "CUDA_VISIBLE_DEVICES": "0"})
-    result: dict[str, Any] = json.loads(_finish([started])[0].splitlines()[-1])
+    process = _start([PROBE, *arguments], {**environment(0, 1, free_port()), "CUDA_VISIBLE_DEVICES": "0"})
+    result: dict[str, Any] = json.loads(_finish([process])[0].splitlines()[-1])
     return result
 
 
@@ -156,24 +158,24 @@ def _start(arguments: list[str], variables: dict[str, str]) -> subprocess.Popen[
     )
 
 
-def _finish(started: list[subprocess.Popen[str]]) -> list[str]:
+def _finish(processes: list[subprocess.Popen[str]]) -> list[str]:
     try:
-        outputs = [process.communicate(timeout=TIMEOUT) for process in started]
+        outputs = [process.communicate(timeout=TIMEOUT) for process in processes]
     finally:
-        for process in started:
+        for process in processes:
             process.kill()
-    assert [process.returncode for process in started] == [0] * len(started), outputs[0][1]
+    assert [process.returncode for process in processes] == [0] * len(processes), outputs[0][1]
     return [output for output, _ in outputs]
 
 
-def _check(found: dict[str, float]) -> None:
-    assert found["ours"] <= FACTOR * found["theirs"]
+def _check(differences: dict[str, float]) -> None:
+    assert differences["ours"] <= FACTOR * differences["theirs"]
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_outputs_are_hugging_faces(
+def test_outputs_equal_those_of_hugging_face(
     results: dict[int, dict[str, Any]],
     reference: Path,
     configuration: Any,
@@ -194,22 +196,22 @@ def test_outputs_are_hugging_faces(
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
-def test_outputs_are_hugging_faces_with_sequence_parallelism(
+def test_outputs_equal_hugging_faces_with_sequence_parallelism(
     results: dict[int, dict[str, Any]], family: str
 ) -> None:
-    found = results[2]["cases"][f"{family} sequence"]
-    _check(found)
+    differences = results[2]["cases"][f"{family} sequence"]
+    _check(differences)
     # A norm's gradient that is not added up over the ranks is wrong by about half.
-    assert found["gradient"] < 1e-2
+    assert differences["gradient"] < 1e-2
 
 
 @pytest.mark.parametrize("name", CONTROLS)
-def test_a_wrong_key_would_be_seen(results: dict[int, dict[str, Any]], name: str) -> None:
-    found = results[1]["cases"][name]
-    assert found["ours"] > 100 * FACTOR * found["theirs"]
+def test_a_wrong_key_is_detected(results: dict[int, dict[str, Any]], name: str) -> None:
+    differences = results[1]["cases"][name]
+    assert differences["ours"] > 100 * FACTOR * differences["theirs"]
 
 
-def test_the_differences_are_told(
+def test_differences_are_printed(
     results: dict[int, dict[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = [
@@ -217,10 +219,10 @@ def test_the_differences_are_told(
         "from Hugging Face in 64 bits: logits, ours | theirs in 32 bits; ours from theirs: gradients",
     ]
     for ranks, result in results.items():
-        for name, found in result["cases"].items():
+        for name, row in result["cases"].items():
             if name not in CONTROLS:
-                logits = f"{found['ours']:.1e} | {found['theirs']:.1e} of {found['largest']:4.1f}"
-                lines.append(f"  {ranks} x {name:18} {logits}   gradients {found['gradient']:.1e}")
+                logits = f"{row['ours']:.1e} | {row['theirs']:.1e} of {row['largest']:4.1f}"
+                lines.append(f"  {ranks} x {name:18} {logits}   gradients {row['gradient']:.1e}")
     with capsys.disabled():
         print("\n".join(lines))
 
@@ -232,7 +234,7 @@ def test_sdpa_is_megatron_cores_attention(results: dict[int, dict[str, Any]]) ->
     assert results[1]["attention"]["bf16"] < 2**-4
 
 
-def test_sdpa_computes_the_same_each_time(results: dict[int, dict[str, Any]]) -> None:
+def test_sdpa_is_repeatable(results: dict[int, dict[str, Any]]) -> None:
     assert results[1]["attention"]["repeated"]
 
 
@@ -244,11 +246,11 @@ def test_the_dropout_of_tensor_parallel_ranks_differs(results: dict[int, dict[st
     assert results[2]["ranks"] > 0.1
 
 
-def test_gelu_is_what_megatron_core_fuses(results: dict[int, dict[str, Any]]) -> None:
-    found = results[1]["gelu"]
+def test_gelu_equals_the_fused_one_of_megatron_core(results: dict[int, dict[str, Any]]) -> None:
+    differences = results[1]["gelu"]
     # megatron-core writes sqrt(2 / pi) with eight digits.
-    assert found["fused"] < 1e-8 < found["exact"]
-    assert found["marked"] == 1
+    assert differences["fused"] < 1e-8 < differences["exact"]
+    assert differences["marked"] == 1
 
 
 TRANSFORMER_ENGINE = "model.attention_backend=transformer_engine: it"
@@ -283,7 +285,7 @@ TRANSFORMER_ENGINE = "model.attention_backend=transformer_engine: it"
         ),
     ],
 )
-def test_the_fastest_attention_that_can_is_chosen(
+def test_the_fastest_available_attention_is_chosen(
     results: dict[int, dict[str, Any]], wish: str, answer: str
 ) -> None:
     assert re.fullmatch(answer, results[1]["choices"][wish])

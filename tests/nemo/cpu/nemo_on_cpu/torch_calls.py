@@ -8,7 +8,7 @@ from typing import Any
 from nemo_on_cpu.hooks import after_import, forget_all
 
 
-# Not after torch itself: that would be before torch has made its own tables of these functions.
+# An import of torch itself would be too early: torch has not made its tables of these functions then.
 @after_import("nemo")
 def _use_the_cpu(_: ModuleType) -> None:
     import torch
