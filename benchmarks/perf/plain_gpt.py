@@ -118,9 +118,9 @@ class Peer:
     model
         A map from tokens to logits.
     device
-        Where.
+        The device to train on.
     autocast
-        Whether matrices are multiplied in bf16, whatever the weights.
+        True to multiply matrices in bf16, whatever the weights.
     weights
         The type of the weights.
     """

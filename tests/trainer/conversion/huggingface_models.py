@@ -1,7 +1,7 @@
 """Hugging Face's models, run by test_huggingface.py in a process without Slipway.
 
-First it saves models with random weights; then, after a line on stdin, it loads the converted ones and
-writes their logits into a file.
+First the program saves models with random weights; then, after a line on stdin, it loads the converted ones
+and writes their logits into a file.
 """
 
 from __future__ import annotations
