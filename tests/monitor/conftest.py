@@ -28,7 +28,7 @@ def runs(tmp_path: Path) -> Runs:
 
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test waits for the real pace of a display."""
+    """Shorten the intervals of all displays and polls."""
     monkeypatch.setattr(polling.JobPoller.__init__, "__defaults__", (0.05, 0.3))
     monkeypatch.setattr(watching.StatusPoller.__init__, "__defaults__", (0.3, 0.5))
     monkeypatch.setattr(watching, "_REDRAW_SECONDS", 0.02)

@@ -1,4 +1,4 @@
-"""Run directories as somebody hostile, or a broken disk, could leave them: as data, and written to a disk."""
+"""Run directories that a hostile user or a broken disk could leave: strategies, and a writer of them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from launcher.monitor import logs as log_reading
 NOBODY = 65534
 HUGE = 20 << 30
 
-# Of one verb.
+# The limits of one verb.
 _SECONDS = 20
 _MEMORY = 3 << 30
 
@@ -174,7 +174,7 @@ records = (
 _ROOT_KEYS = ["training", "cluster", "stages", "container", "env_vars", "base_results_dir", "launcher_dir"]
 _CHECKPOINT = st.builds(Thing, st.just("json"), _object(["step", "serial", "files"])) | junk | special
 
-# Each file of a launch that is read, by what may lie in its place.
+# The files of a launch that verbs read, each with the strategy of its content.
 FILES: dict[str, st.SearchStrategy[Thing]] = {
     "results/metrics.jsonl": metrics,
     **{f"marks/{name}": marks for name in MARKS},
@@ -214,21 +214,21 @@ FILES: dict[str, st.SearchStrategy[Thing]] = {
 
 @dataclass(frozen=True)
 class HostileRun:
-    """A run: what in its manifest differs from a sound one, or what lies in the manifest's place."""
+    """A run: the changes to a sound manifest, or a thing that replaces the manifest."""
 
     changes: dict[str, Any]
-    instead: Thing | None
+    replacement: Thing | None
     files: dict[str, Thing] = field(default_factory=dict)
     owned_by_nobody: bool = False
 
     def write(self, run_dir: Path, manifest: dict[str, Any]) -> None:
-        """Write it to an empty directory; what does not go with the rest is left out."""
+        """Write the run to an empty directory; leave out files that conflict with others."""
         launch = run_dir / "launches" / "1"
         launch.mkdir(parents=True)
-        put(launch / "launcher.json", self.instead or Thing("json", {**manifest, **self.changes}))
+        put(launch / "launcher.json", self.replacement or Thing("json", {**manifest, **self.changes}))
         for name, thing in self.files.items():
             path = Path(os.path.normpath(launch / name))
-            with contextlib.suppress(OSError, ValueError, RuntimeError):  # of a loop of links
+            with contextlib.suppress(OSError, ValueError, RuntimeError):  # raised for a loop of links
                 # Nothing is written through a link, such as `results` to `/`.
                 if path.parent.resolve().is_relative_to(run_dir.resolve()) and not os.path.lexists(path):
                     put(path, thing)
@@ -239,7 +239,7 @@ class HostileRun:
 
 
 def put(path: Path, thing: Thing) -> None:
-    """Let something lie at a path, where nothing lies yet."""
+    """Create a thing at a path that does not exist yet."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if thing.kind == "text":
         path.write_bytes(thing.content.encode("utf-8", "surrogatepass"))
@@ -254,8 +254,8 @@ def put(path: Path, thing: Thing) -> None:
     elif thing.kind == "fifo":
         os.mkfifo(path)
     elif thing.kind == "socket":
-        with contextlib.chdir(path.parent), socket.socket(socket.AF_UNIX) as one:
-            one.bind(path.name[:90])
+        with contextlib.chdir(path.parent), socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(path.name[:90])
     elif thing.kind == "directory":
         path.mkdir()
     elif thing.kind == "sparse":
@@ -280,7 +280,7 @@ _CHANGED = [
 
 
 def hostile_runs(evil: str, healthy_tag: str) -> st.SearchStrategy[HostileRun]:
-    """Runs, of which some name a configuration of Slurm, and some a healthy run's tag."""
+    """Return a strategy of runs; some name a Slurm configuration, some a healthy run's tag."""
     likely = st.one_of(
         st.fixed_dictionaries({"job_id": odd_texts}),
         st.fixed_dictionaries({"slurm_conf": st.just(evil)}),
@@ -301,34 +301,36 @@ def hostile_runs(evil: str, healthy_tag: str) -> st.SearchStrategy[HostileRun]:
     return st.builds(
         HostileRun,
         changes | likely | likely | likely,
-        st.sampled_from([True] * 9 + [False]).flatmap(lambda one: st.none() if one else junk | special),
+        st.sampled_from([True] * 9 + [False]).flatmap(
+            lambda is_sound: st.none() if is_sound else junk | special
+        ),
         files,
         st.booleans(),
     )
 
 
 class TookTooLong(BaseException):
-    """A verb that was still at it when its time was over."""
+    """Raised when a verb exceeds its time."""
 
 
 def run(base: Path, *words: str) -> tuple[int, str, str]:
-    """Run a verb in this process, within a time and a memory; return its code and what it printed."""
+    """Run a verb in this process, with limits of time and memory; return its code, stdout and stderr."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise TookTooLong(words)
 
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
-    before = signal.signal(signal.SIGALRM, stop)
+    previous_handler = signal.signal(signal.SIGALRM, stop)
     limits = resource.getrlimit(resource.RLIMIT_AS)
-    timer = signal.setitimer(signal.ITIMER_REAL, _SECONDS)  # pytest's own, of the whole test
-    resource.setrlimit(resource.RLIMIT_AS, (_used() + _MEMORY, limits[1]))
+    timer = signal.setitimer(signal.ITIMER_REAL, _SECONDS)  # pytest's own, for the whole test
+    resource.setrlimit(resource.RLIMIT_AS, (_memory_in_use() + _MEMORY, limits[1]))
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = main([*words, _where(words[0], base)])
+            code = main([*words, _base_option(words[0], base)])
     finally:
         resource.setrlimit(resource.RLIMIT_AS, limits)
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGALRM, previous_handler)
         signal.setitimer(signal.ITIMER_REAL, *timer)
     texts = []
     for stream in (out, err):
@@ -341,19 +343,19 @@ def run(base: Path, *words: str) -> tuple[int, str, str]:
 _COMPOSING = ("check", "diff", "launch", "render", "show")
 
 
-def _where(verb: str, base: Path) -> str:
+def _base_option(verb: str, base: Path) -> str:
     return f"base_results_dir={base}" if verb in _COMPOSING else f"--base-results-dir={base}"
 
 
 class _Clock:
-    """The module `time` for a display that is looked at three times, at once, and then left with Ctrl-C."""
+    """A stand-in for the module `time`: no sleep takes time, and each third one raises KeyboardInterrupt."""
 
     def __init__(self) -> None:
-        self._looks = 0
+        self._sleeps = 0
 
     def sleep(self, seconds: float) -> None:
-        self._looks += 1
-        if self._looks % 3 == 0:
+        self._sleeps += 1
+        if self._sleeps % 3 == 0:
             raise KeyboardInterrupt
 
     def __getattr__(self, name: str) -> Any:
@@ -361,8 +363,8 @@ class _Clock:
 
 
 @contextlib.contextmanager
-def in_a_moment() -> Iterator[None]:
-    """Let nothing that watches wait, or watch for long, and the same words be composed once."""
+def without_waiting() -> Iterator[None]:
+    """Make verbs that watch end at once, and compose the same overrides only once."""
     composed: dict[tuple[str, ...], Composition] = {}
 
     def compose_once(overrides: list[str], config_dir: Path | None = None) -> Composition:
@@ -379,13 +381,13 @@ def in_a_moment() -> Iterator[None]:
         yield
 
 
-def _used() -> int:
+def _memory_in_use() -> int:
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     return pages * resource.getpagesize()
 
 
 def verbs_about(run_name: str) -> list[tuple[str, ...]]:
-    """The verbs that read a run."""
+    """Return the verbs that read a run."""
     return [
         ("status", run_name),
         ("status", run_name, "--json"),
@@ -407,7 +409,7 @@ _TINY = (
     "training=gpt3/tiny", "cluster=bcm", "engine=megatron", "container=null", "cluster.python=/bin/true",
     "training.run.dependency=null", "training.model.data.data_impl=mock", "training.run.name={run}",
 )  # fmt: skip
-# The other verbs that read a run, many of which take longer: of each example of the property one.
+# The other verbs that read a run, many of them slower: each example of the property runs one.
 FURTHER_VERBS: list[tuple[str, ...]] = [
     ("plot", "{run}"),
     ("plot", "{run}", "--no-terminal", "--output", "{base}/{run}/mine.png"),
@@ -431,12 +433,12 @@ FURTHER_VERBS: list[tuple[str, ...]] = [
 
 @functools.cache
 def root_config(base: Path) -> str:
-    """The stored configuration of a launch."""
+    """Return the stored configuration of a launch."""
     words = [word.format(run="theirs") for word in _TINY]
-    made = drafting.draft(drafting.Request([*words, f"base_results_dir={base}"], command=[]))
-    return stored_text(made.stored_config, {})
+    draft = drafting.draft(drafting.Request([*words, f"base_results_dir={base}"], command=[]))
+    return stored_text(draft.stored_config, {})
 
 
 def further_verb(number: int, run_name: str, base: Path) -> tuple[str, ...]:
-    """One of these, about a run."""
+    """Return one of `FURTHER_VERBS`, with its run and directory filled in."""
     return tuple(word.format(run=run_name, base=base) for word in FURTHER_VERBS[number % len(FURTHER_VERBS)])

@@ -1,4 +1,4 @@
-"""Runs on disk as the launcher and the trainer leave them, and a scheduler that says what a test wants."""
+"""Runs on disk as the launcher and the trainer write them, and a scheduler with the answers of a test."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PENDING = JobStatus(State.PENDING, "Resources")
 
 @dataclass
 class FakeScheduler:
-    """Answers from a table; each question moves a job on to its next status, the last one stays."""
+    """A scheduler with a table of answers: each question moves a job to its next status, the last stays."""
 
     table: dict[str, list[JobStatus]] = field(default_factory=dict)
     questions: list[list[str]] = field(default_factory=list)
@@ -40,10 +40,10 @@ class FakeScheduler:
     def statuses(self, refs: Iterable[JobRef]) -> list[JobStatus]:
         if self.error:
             raise UserError(self.error)
-        asked = list(refs)
-        self.questions.append([ref.job_id for ref in asked])
+        jobs = list(refs)
+        self.questions.append([ref.job_id for ref in jobs])
         self.events.get(len(self.questions), lambda: None)()
-        return [self._next(ref.job_id) for ref in asked]
+        return [self._next(ref.job_id) for ref in jobs]
 
     def _next(self, job_id: str) -> JobStatus:
         row = self.table.get(job_id, [JobStatus(State.UNKNOWN, "the scheduler does not know this job")])
@@ -51,7 +51,7 @@ class FakeScheduler:
 
 
 class Runs:
-    """Makes run directories below one results directory."""
+    """A writer of run directories below one results directory."""
 
     def __init__(self, base: Path) -> None:
         self.base = base
@@ -132,7 +132,7 @@ def curve(step: int) -> float:
 
 
 def whole_training(first: int = 0, last: int = 300) -> list[dict[str, Any]]:
-    """A launch that trains from one step to another, validating every 25."""
+    """Return the events of a launch that trains from one step to another and validates every 25 steps."""
     origin = 1000.0 + first * 0.5
     events = [start(first, origin), held_out()]
     for step in range(first + 1, last + 1):
@@ -151,7 +151,7 @@ def append(directory: Path, events: Iterable[dict[str, Any]]) -> Path:
 
 
 def log(directory: Path, job_id: str = "11", extension: str = "out") -> Path:
-    """The log of a launch's job."""
+    """Return the path of the log of a launch's job."""
     return directory / f"log-{JOB_NAME}_{job_id}.{extension}"
 
 

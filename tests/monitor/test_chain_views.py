@@ -1,4 +1,4 @@
-"""A chain as one run: its log, its progress, its history, and what failed last."""
+"""A chain as one run: its log, its progress, its history, and its last failure."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def chain(*statuses: JobStatus, current: int, most: int = 4) -> JobStatus:
 
 
 @pytest.fixture
-def launched(runs: Runs) -> Callable[..., Path]:
+def launch_chain(runs: Runs) -> Callable[..., Path]:
     def launch(jobs: int = 3, **changes: Any) -> Path:
         directory = runs.launch(links=4, **changes)
         for link in range(1, jobs + 1):
@@ -62,11 +62,11 @@ def launched(runs: Runs) -> Callable[..., Path]:
 
 def mark(directory: Path, link: int, started: float, ended: float | None, **fields: Any) -> None:
     job = {"job_id": str(10 + link), "link": link}
-    before = directory / "marks" / f"{10 + link}.0"
-    begun = {**job, "started": started, "nodes": "n1", **({"avoids": "n4"} if link > 1 else {})}
-    before.with_suffix(".0.started.json").write_text(json.dumps(begun))
+    stem = directory / "marks" / f"{10 + link}.0"
+    start_mark = {**job, "started": started, "nodes": "n1", **({"avoids": "n4"} if link > 1 else {})}
+    stem.with_suffix(".0.started.json").write_text(json.dumps(start_mark))
     if ended is not None:
-        before.with_suffix(".0.ended.json").write_text(json.dumps({**job, "ended": ended, **fields}))
+        stem.with_suffix(".0.ended.json").write_text(json.dumps({**job, "ended": ended, **fields}))
 
 
 @pytest.mark.parametrize(
@@ -81,10 +81,10 @@ def mark(directory: Path, link: int, started: float, ended: float | None, **fiel
         ("99", "one\ntwo\nthree\nfour\nfive\n"),
     ],
 )
-def test_the_log_is_that_of_all_links(
-    launched: Callable[..., Path], runs: Runs, capsys: Capsys, lines: str | None, expected: str
+def test_log_of_a_chain_joins_the_logs_of_all_links(
+    launch_chain: Callable[..., Path], runs: Runs, capsys: Capsys, lines: str | None, expected: str
 ) -> None:
-    directory = launched()
+    directory = launch_chain()
     log(directory, "11").write_text("one\ntwo\n")
     log(directory, "12").write_text("three\n")
     log(directory, "13").write_text("four\nfive\n")
@@ -93,7 +93,7 @@ def test_the_log_is_that_of_all_links(
     assert capsys.readouterr().out == expected
 
 
-def test_lines_that_lie_in_several_logs(tmp_path: Path) -> None:
+def test_last_lines_are_found_across_several_logs(tmp_path: Path) -> None:
     paths = [tmp_path / name for name in "abc"]
     for path, text in zip(paths, ("1\n2\n", "", "3\n4"), strict=True):
         path.write_text(text)
@@ -102,10 +102,10 @@ def test_lines_that_lie_in_several_logs(tmp_path: Path) -> None:
 
 
 def test_a_log_is_followed_from_link_to_link(
-    launched: Callable[..., Path], runs: Runs, scheduler: FakeScheduler, fast: None, capsys: Capsys
+    launch_chain: Callable[..., Path], runs: Runs, scheduler: FakeScheduler, fast: None, capsys: Capsys
 ) -> None:
     """No link is passed over, however quickly the next one came."""
-    directory = launched()
+    directory = launch_chain()
     log(directory, "11").write_text("first\n")
 
     def second_and_third() -> JobStatus:
@@ -117,8 +117,10 @@ def test_a_log_is_followed_from_link_to_link(
         def __getitem__(self, index: Any) -> Any:
             return super().__getitem__(index) if len(self) > 1 else second_and_third()
 
-    begun = chain(RUNNING, PENDING, current=1)
-    scheduler.table["11"] = Moving([begun, begun, chain(INTERRUPTED, PENDING, current=2), begun])
+    first_runs = chain(RUNNING, PENDING, current=1)
+    scheduler.table["11"] = Moving(
+        [first_runs, first_runs, chain(INTERRUPTED, PENDING, current=2), first_runs]
+    )
     assert slipway(runs, "logs", "gpt3_tiny", "-f") == 0
     output = capsys.readouterr()
     assert output.out == "first\nsecond\nthird\n"
@@ -129,14 +131,14 @@ def test_a_log_is_followed_from_link_to_link(
 
 
 def test_a_first_log_may_appear_while_logs_are_listed(
-    launched: Callable[..., Path],
+    launch_chain: Callable[..., Path],
     runs: Runs,
     scheduler: FakeScheduler,
     fast: None,
     capsys: Capsys,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    directory = launched(jobs=1)
+    directory = launch_chain(jobs=1)
     scheduler.set("11", chain(COMPLETED, current=1))
 
     def listing(*arguments: Any) -> list[Path]:
@@ -149,10 +151,10 @@ def test_a_first_log_may_appear_while_logs_are_listed(
     assert capsys.readouterr().out == "first\n"
 
 
-def test_one_link_alone(
-    launched: Callable[..., Path], runs: Runs, scheduler: FakeScheduler, capsys: Capsys
+def test_link_option_shows_the_log_of_one_link(
+    launch_chain: Callable[..., Path], runs: Runs, scheduler: FakeScheduler, capsys: Capsys
 ) -> None:
-    directory = launched()
+    directory = launch_chain()
     log(directory, "12").write_text("second\n")
     scheduler.set("11", chain(INTERRUPTED, FAILED, RUNNING, current=3))
     assert slipway(runs, "logs", "gpt3_tiny", "--link", "2", "-f") == 1, "that link failed"
@@ -167,10 +169,10 @@ def test_one_link_alone(
     assert "is not a chain" in capsys.readouterr().err
 
 
-def test_status_is_one_line(
-    launched: Callable[..., Path], runs: Runs, scheduler: FakeScheduler, capsys: Capsys
+def test_status_of_a_chain_is_one_line(
+    launch_chain: Callable[..., Path], runs: Runs, scheduler: FakeScheduler, capsys: Capsys
 ) -> None:
-    directory = launched()
+    directory = launch_chain()
     append(directory, [start(), *(train(step) for step in range(1, 6)), start(4), train(5), train(6)])
     scheduler.set("11", chain(INTERRUPTED, RUNNING, PENDING, current=2))
     assert slipway(runs, "status") == 0
@@ -192,10 +194,10 @@ def test_status_is_one_line(
     assert open_launch(runs.base / "gpt3_tiny").links == {1: "11", 2: "12", 3: "13"}
 
 
-def test_history_tells_of_each_link(
-    launched: Callable[..., Path], runs: Runs, scheduler: FakeScheduler, capsys: Capsys
+def test_history_lists_each_link(
+    launch_chain: Callable[..., Path], runs: Runs, scheduler: FakeScheduler, capsys: Capsys
 ) -> None:
-    directory = launched()
+    directory = launch_chain()
     mark(
         directory, 1, 1000.0, 1004.0, exit_code=75, verdict="continue", rule="saved", why="it saved and left"
     )
@@ -215,33 +217,36 @@ def test_history_tells_of_each_link(
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].split()[:3] == ["1", "13", "RUNNING"]
     assert lines[2].startswith("link 1  11") and lines[3].strip() == "it saved and left"
-    below_second = [line.strip() for line in lines[lines.index(lines[4]) + 1 :]]
-    assert below_second[0] == "excluded nodes: n4"
-    assert below_second[1].startswith("exit code 1; a GPU was lost") and "n1" in below_second[1]
-    told_json = row.to_json()["lives"][1]
-    assert (told_json["link"], told_json["avoids"]) == (2, "n4")
-    assert told_json["reading"]["verdict"] == "exclude"
+    second_lines = [line.strip() for line in lines[lines.index(lines[4]) + 1 :]]
+    assert second_lines[0] == "excluded nodes: n4"
+    assert second_lines[1].startswith("exit code 1; a GPU was lost") and "n1" in second_lines[1]
+    attempt_json = row.to_json()["lives"][1]
+    assert (attempt_json["link"], attempt_json["avoids"]) == (2, "n4")
+    assert attempt_json["reading"]["verdict"] == "exclude"
 
 
-def test_history_tells_once_why_a_chain_stopped(
-    launched: Callable[..., Path], runs: Runs, scheduler: FakeScheduler, capsys: Capsys
+def test_history_says_once_why_a_chain_stopped(
+    launch_chain: Callable[..., Path], runs: Runs, scheduler: FakeScheduler, capsys: Capsys
 ) -> None:
-    directory, why = launched(jobs=1), "1 link in a row ended without a new checkpoint: a library was missing"
+    directory, why = (
+        launch_chain(jobs=1),
+        "1 link in a row ended without a new checkpoint: a library was missing",
+    )
     mark(directory, 1, 1000.0, 1004.0, exit_code=1, verdict="stop", rule="import_error", why=why)
     end_chain(directory, ChainEnd("job 11", why, 1004.0))
-    ended = JobStatus(State.FAILED, f"exit code 1; {why}", "n1", "00:00:04", 1)
-    scheduler.set("11", replace(ended, chain=ChainJobs(1, 4, {"11": FAILED}, [1])))
+    status = JobStatus(State.FAILED, f"exit code 1; {why}", "n1", "00:00:04", 1)
+    scheduler.set("11", replace(status, chain=ChainJobs(1, 4, {"11": FAILED}, [1])))
     assert main(["history", "gpt3_tiny", "--base-results-dir", str(runs.base)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.strip() for line in lines if why in line] == [f"exit code 1; {why}"]
 
 
-def test_failures_of_an_earlier_link_are_not_reported(launched: Callable[..., Path], runs: Runs) -> None:
-    directory = launched()
+def test_failures_of_an_earlier_link_are_not_reported(launch_chain: Callable[..., Path], runs: Runs) -> None:
+    directory = launch_chain()
     failures = directory / "results" / "failures"
     failures.mkdir()
-    for rank, at in ((0, 1005.0), (1, 1011.0)):
-        content = {"time": at, "rank": rank, "error": f"of rank {rank}"}
+    for rank, failed_at in ((0, 1005.0), (1, 1011.0)):
+        content = {"time": failed_at, "rank": rank, "error": f"of rank {rank}"}
         (failures / f"globalrank-{rank}.json").write_text(json.dumps(content))
     launch = open_launch(runs.base / "gpt3_tiny")
     mark(directory, 1, 1000.0, 1006.0, exit_code=1)
@@ -250,8 +255,8 @@ def test_failures_of_an_earlier_link_are_not_reported(launched: Callable[..., Pa
     assert [failure.rank for failure in rank_failures(launch)] == [1]
 
 
-def test_nemos_progress_goes_on_in_the_next_log(launched: Callable[..., Path], runs: Runs) -> None:
-    directory = launched(engine="nemo")
+def test_nemos_progress_goes_on_in_the_next_log(launch_chain: Callable[..., Path], runs: Runs) -> None:
+    directory = launch_chain(engine="nemo")
 
     def line(step: int) -> str:
         metrics = f"reduced_train_loss=9.0, global_step={step - 1}.000"
@@ -268,11 +273,11 @@ def test_nemos_progress_goes_on_in_the_next_log(launched: Callable[..., Path], r
     assert steps == [1, 2, 3, 4]
 
 
-def test_stage_is_said_to_wait_before_slurm_has_looked_at_its_new_dependency(
-    runs: Runs, scheduler: FakeScheduler, launched: Callable[..., Path], capsys: Capsys
+def test_stage_waits_before_slurm_has_looked_at_its_new_dependency(
+    runs: Runs, scheduler: FakeScheduler, launch_chain: Callable[..., Path], capsys: Capsys
 ) -> None:
-    """Each link gives the stage another dependency, and Slurm then has no word for why it waits."""
-    chain, stage = launched(name="a"), runs.launch("after", 2, waits_for="a")
+    """Each link gives the stage another dependency, and Slurm has no reason for the wait at first."""
+    chain, stage = launch_chain(name="a"), runs.launch("after", 2, waits_for="a")
     (stage / NAME).write_text(to_json(Stages(before=Stage("a", str(chain), "a-1"))))
     scheduler.set("12", State.PENDING)
     slipway(runs, "status", "after")
@@ -282,7 +287,7 @@ def test_stage_is_said_to_wait_before_slurm_has_looked_at_its_new_dependency(
     assert "it waits" not in capsys.readouterr().out
 
 
-def test_stages_that_are_damaged_hide_no_status(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:
+def test_damaged_stages_hide_no_status(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:
     stage = runs.launch("after", 2, waits_for="a")
     (stage / NAME).write_text('{"before": {"run": "a", "directory": 5, "tag": "a-1"}}')
     scheduler.set("12", State.PENDING)

@@ -15,7 +15,7 @@ from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
 
 
-def joined(*launches: list[dict[str, object]]) -> Curves:
+def join_launches(*launches: list[dict[str, object]]) -> Curves:
     curves = Curves()
     for launch in launches:
         parsed = [parse_event(json.dumps(event)) for event in launch]
@@ -34,21 +34,21 @@ def test_a_later_launch_overrides_what_it_repeats() -> None:
         start(100, time=2000.0),
         *(train(step, time=1900.0 + step, loss=2.0) for step in range(101, 111)),
     ]
-    curves = joined(first, second)
+    curves = join_launches(first, second)
     assert list(curves.steps) == list(range(1, 111))
     assert list(curves.losses[98:102]) == [1.0, 1.0, 2.0, 2.0]
     assert curves.validations == [(100, 1.0)]
     assert curves.resumed == [100]
-    assert curves.seconds == 60.0 + 10.0  # the time between the launches is nobody's
+    assert curves.seconds == 60.0 + 10.0  # the time between the launches does not count
 
 
-def test_a_launch_that_never_trained_forgets_nothing() -> None:
-    curves = joined(whole_training(0, 50), [start(50, time=9000.0)], [])
+def test_a_launch_without_steps_drops_no_points() -> None:
+    curves = join_launches(whole_training(0, 50), [start(50, time=9000.0)], [])
     assert curves.steps[-1] == 50 and curves.resumed == []
 
 
-def test_starting_afresh_begins_the_curve_anew() -> None:
-    curves = joined(
+def test_a_launch_from_step_zero_begins_a_new_curve() -> None:
+    curves = join_launches(
         whole_training(0, 50), [start(0, time=9000.0), train(1, time=9001.0), train(2, time=9002.0)]
     )
     assert list(curves.steps) == [1, 2]
@@ -58,14 +58,14 @@ def test_starting_afresh_begins_the_curve_anew() -> None:
 def test_tokens_count_the_steps_between_points() -> None:
     every_tenth = [start(), *(train(step) for step in range(10, 101, 10))]
     bigger_batches = [start(100, tokens_per_step=4096), train(110), train(120)]
-    curves = joined(every_tenth, bigger_batches)
+    curves = join_launches(every_tenth, bigger_batches)
     assert curves.tokens == 100 * 2048 + 20 * 4096
     assert curves.tokens_per_second == pytest.approx(4096.0)
 
 
-def test_a_growing_batch_tells_its_tokens_at_each_step() -> None:
+def test_tokens_of_a_growing_batch_are_summed_over_its_steps() -> None:
     steps = [{**train(step), "tokens": tokens} for step, tokens in enumerate((512, 512, 1024, 2048), start=1)]
-    assert joined([start(), *steps]).tokens == 4096
+    assert join_launches([start(), *steps]).tokens == 4096
 
 
 def test_smoothing() -> None:
@@ -118,7 +118,7 @@ def test_summary(runs: Runs, scheduler: FakeScheduler) -> None:
     assert json.loads(json.dumps(summary.to_json(), allow_nan=False))["launches"] == 2
 
 
-def test_a_model_that_learned_nothing_is_not_below(runs: Runs, scheduler: FakeScheduler) -> None:
+def test_a_model_that_learned_nothing_is_not_below_the_entropy(runs: Runs, scheduler: FakeScheduler) -> None:
     append(runs.launch(), [start(), held_out(6.1), train(1, loss=float("nan")), validation(1, 9.0)])
     summary, _ = summarize(runs.base / "gpt3_tiny")
     assert (
@@ -127,7 +127,7 @@ def test_a_model_that_learned_nothing_is_not_below(runs: Runs, scheduler: FakeSc
     assert summary.to_json()["last_loss"] == "nan" and summary.state == "UNKNOWN"
 
 
-def test_all_parallel_sizes_are_told(runs: Runs, scheduler: FakeScheduler) -> None:
+def test_summary_names_all_parallel_sizes(runs: Runs, scheduler: FakeScheduler) -> None:
     sizes = {"tensor": 1, "pipeline": 2, "virtual": 2, "context": 1, "data": 1}
     append(runs.launch(nodes=1, tasks_per_node=2), [start(**sizes), train(1)])
     summary, _ = summarize(runs.base / "gpt3_tiny")
@@ -143,18 +143,18 @@ def test_all_parallel_sizes_are_told(runs: Runs, scheduler: FakeScheduler) -> No
 def test_the_entropy_of_a_t5_counts_sentinels(runs: Runs, scheduler: FakeScheduler) -> None:
     append(runs.launch(), [start(), held_out(5.4, has_sentinels=True), train(1), validation(1, 5.0)])
     summary, _ = summarize(runs.base / "gpt3_tiny")
-    told = dict(summary.rows())["unigram entropy"]
-    assert told == "5.4000 nats of the held-out targets, sentinels included"
+    entropy = dict(summary.rows())["unigram entropy"]
+    assert entropy == "5.4000 nats of the held-out targets, sentinels included"
 
 
-def test_a_run_without_validation(runs: Runs, scheduler: FakeScheduler) -> None:
+def test_summary_of_a_run_without_validation(runs: Runs, scheduler: FakeScheduler) -> None:
     append(runs.launch(), [start(), train(1), train(2)])
     summary, _ = summarize(runs.base / "gpt3_tiny")
     rows = dict(summary.rows())
     assert summary.below_entropy is None and rows["below entropy"] == rows["held-out loss"] == "-"
 
 
-def test_nothing_to_sum_up(runs: Runs, scheduler: FakeScheduler) -> None:
+def test_summary_needs_a_training_step(runs: Runs, scheduler: FakeScheduler) -> None:
     runs.launch()
     with pytest.raises(UserError, match="no training step yet"):
         summarize(runs.base / "gpt3_tiny")

@@ -1,4 +1,4 @@
-"""Damaged checkpoints, as `slipway status` and `slipway history` tell of them."""
+"""Damaged checkpoints in the output of `slipway status` and `slipway history`."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def slipway(runs: Runs, *arguments: str) -> None:
     main([*arguments, "--base-results-dir", str(runs.base)])
 
 
-def leave(launch: Path, step: int, time: float, *, moved: bool = True) -> None:
-    """Tell of a damaged checkpoint as the trainer does."""
-    told = {
+def record_damage(launch: Path, step: int, time: float, *, moved: bool = True) -> None:
+    """Record a damaged checkpoint as the trainer does."""
+    event = {
         "kind": "damaged",
         "time": time,
         "path": f"/results/run/checkpoints/m-step={step}",
@@ -37,10 +37,10 @@ def leave(launch: Path, step: int, time: float, *, moved: bool = True) -> None:
         "moved_to": f"/results/run/checkpoints/damaged/m-step={step}" if moved else None,
     }
     with (launch / "results" / FILE_NAME).open("a") as file:
-        file.write(json.dumps(told) + "\n")
+        file.write(json.dumps(event) + "\n")
 
 
-def test_both_sides_know_the_file() -> None:
+def test_launcher_and_trainer_use_the_same_file_name() -> None:
     assert FILE_NAME == DAMAGED_FILE_NAME
 
 
@@ -55,32 +55,36 @@ def test_directories_set_aside_are_no_checkpoints(runs: Runs) -> None:
     assert (saved.step, saved.wrong) == (4, None)
 
 
-def test_status_tells_beside_the_reason(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:
+def test_status_names_damaged_checkpoints_beside_the_reason(
+    runs: Runs, scheduler: FakeScheduler, capsys: Capsys
+) -> None:
     launch = runs.launch("a", job_id="1")
     append(launch, [start(4), train(5)])
     scheduler.set("1", JobStatus(State.FAILED, "exit code 1", "n1", "00:00:50", 1))
-    leave(launch, 8, 1000.0)
+    record_damage(launch, 8, 1000.0)
     slipway(runs, "status", "a")
     assert "exit code 1; the checkpoint m-step=8 was damaged" in capsys.readouterr().out
-    leave(launch, 6, 1001.0)
+    record_damage(launch, 6, 1001.0)
     slipway(runs, "status", "a")
     assert "exit code 1; 2 checkpoints were damaged, m-step=6 the last" in capsys.readouterr().out
     slipway(runs, "status", "a", "--json")
     (row,) = json.loads(capsys.readouterr().out)
-    assert [one["moved_to"] for one in row["damaged_checkpoints"]] == [
+    assert [checkpoint["moved_to"] for checkpoint in row["damaged_checkpoints"]] == [
         "/results/run/checkpoints/damaged/m-step=8",
         "/results/run/checkpoints/damaged/m-step=6",
     ]
 
 
-def test_history_tells_below_the_link(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:
+def test_history_lists_damaged_checkpoints_below_the_link(
+    runs: Runs, scheduler: FakeScheduler, capsys: Capsys
+) -> None:
     launch = runs.launch("a", links=4)
     for link in (1, 2):
         claim(launch, str(10 + link), link)
         job = {"job_id": str(10 + link), "link": link}
-        begun = {**job, "started": 1000.0 * link, "nodes": "n1"}
-        (launch / "marks" / f"{10 + link}.0.started.json").write_text(json.dumps(begun))
-    ended = {
+        start_mark = {**job, "started": 1000.0 * link, "nodes": "n1"}
+        (launch / "marks" / f"{10 + link}.0.started.json").write_text(json.dumps(start_mark))
+    end_mark = {
         "job_id": "11",
         "link": 1,
         "ended": 1500.0,
@@ -88,15 +92,15 @@ def test_history_tells_below_the_link(runs: Runs, scheduler: FakeScheduler, caps
         "verdict": "continue",
         "why": "it saved",
     }
-    (launch / "marks" / "11.0.ended.json").write_text(json.dumps(ended))
-    leave(launch, 8, 2010.0)
-    leave(launch, 6, 2011.0, moved=False)
+    (launch / "marks" / "11.0.ended.json").write_text(json.dumps(end_mark))
+    record_damage(launch, 8, 2010.0)
+    record_damage(launch, 6, 2011.0, moved=False)
     jobs = {"11": JobStatus(State.INTERRUPTED, "saved", "n1", "00:08:20", 75), "12": RUNNING}
     scheduler.set("11", JobStatus(State.RUNNING, chain=ChainJobs(2, 4, jobs, [1, 2])))
     slipway(runs, "history", "a")
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
-    at = next(index for index, line in enumerate(lines) if line.startswith("link 2"))
-    assert lines[at + 1 : at + 3] == [
+    position = next(index for index, line in enumerate(lines) if line.startswith("link 2"))
+    assert lines[position + 1 : position + 3] == [
         "the checkpoint m-step=8 was damaged (common.pt is missing), and was set aside as "
         "/results/run/checkpoints/damaged/m-step=8",
         "the checkpoint m-step=6 was damaged (common.pt is missing), and was skipped",
@@ -104,11 +108,11 @@ def test_history_tells_below_the_link(runs: Runs, scheduler: FakeScheduler, caps
     assert "\n".join(lines).count("m-step=8 was damaged") == 1
 
 
-def test_a_launch_without_links_tells_below_itself(
+def test_history_lists_damaged_checkpoints_below_a_launch_without_links(
     runs: Runs, scheduler: FakeScheduler, capsys: Capsys
 ) -> None:
     launch = runs.launch("a")
-    leave(launch, 8, 1000.0)
+    record_damage(launch, 8, 1000.0)
     scheduler.set("11", RUNNING)
     slipway(runs, "history", "a")
     assert "the checkpoint m-step=8 was damaged" in capsys.readouterr().out
@@ -121,12 +125,12 @@ def test_a_launch_without_links_tells_below_itself(
     "content",
     ["{", "[1]", '{"time": "x"}', '{"time": 1, "path": 2, "reason": "r", "moved_to": null}', "\0" * 99],
 )
-def test_odd_content_tells_nothing(runs: Runs, content: Any) -> None:
+def test_invalid_lines_are_ignored(runs: Runs, content: Any) -> None:
     launch = runs.launch("a")
     (launch / "results" / FILE_NAME).write_text(content + "\n")
-    leave(launch, 8, 1.0)
-    (found,) = damaged_checkpoints(open_launch(runs.base / "a", 1))
-    assert found.name == "m-step=8"
+    record_damage(launch, 8, 1.0)
+    (checkpoint,) = damaged_checkpoints(open_launch(runs.base / "a", 1))
+    assert checkpoint.name == "m-step=8"
 
 
 def test_a_named_pipe_and_control_characters_do_no_harm(
@@ -137,8 +141,8 @@ def test_a_named_pipe_and_control_characters_do_no_harm(
     os.mkfifo(path)
     assert damaged_checkpoints(open_launch(runs.base / "a", 1)) == []
     path.unlink()
-    told = {"time": 1, "path": "/x/\x1b[31m", "reason": "\x1b]0;x\n", "moved_to": "\x1b"}
-    path.write_text(json.dumps(told) + "\n")
+    event = {"time": 1, "path": "/x/\x1b[31m", "reason": "\x1b]0;x\n", "moved_to": "\x1b"}
+    path.write_text(json.dumps(event) + "\n")
     scheduler.set("11", RUNNING)
     for verb in ("status", "history"):
         slipway(runs, verb, "a")

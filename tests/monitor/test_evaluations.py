@@ -12,27 +12,37 @@ from launcher.monitor.evaluations import evaluation_table, progress_rows, read_e
 from launcher.monitor.evidence import _is_empty, expected_outputs
 
 
-def write(run_dir: Path, step: int, **content: Any) -> None:
+def write_results(run_dir: Path, step: int, **content: Any) -> None:
     directory = run_dir / "evaluations"
     directory.mkdir(exist_ok=True)
     (directory / f"step-{step}.json").write_text(json.dumps({"version": 1, "step": step, **content}))
 
 
-def arc(value: float, **more: float) -> dict[str, dict[str, float]]:
+def arc_easy_results(value: float, **more: float) -> dict[str, dict[str, float]]:
     return {"arc_easy": {"alias": "x", "acc": value, "acc_stderr": 0.01, **more}}  # type: ignore[dict-item]
 
 
 def test_results_are_in_the_order_of_their_steps(tmp_path: Path) -> None:
-    write(tmp_path, 100, perplexity={"loss": 4.0, "perplexity": 54.6, "tokens": 10}, lm_eval=arc(0.5))
-    write(tmp_path, 20, perplexity={"loss": 5.0, "perplexity": 148.4, "tokens": 10}, lm_eval=arc(0.25))
-    write(tmp_path, 120, perplexity=None, lm_eval=arc(0.625, acc_norm=0.75))
+    write_results(
+        tmp_path,
+        100,
+        perplexity={"loss": 4.0, "perplexity": 54.6, "tokens": 10},
+        lm_eval=arc_easy_results(0.5),
+    )
+    write_results(
+        tmp_path,
+        20,
+        perplexity={"loss": 5.0, "perplexity": 148.4, "tokens": 10},
+        lm_eval=arc_easy_results(0.25),
+    )
+    write_results(tmp_path, 120, perplexity=None, lm_eval=arc_easy_results(0.625, acc_norm=0.75))
     evaluations = read_evaluations(tmp_path)
     columns, rows = evaluation_table(evaluations)
     assert columns == ("STEP", "HELD-OUT LOSS", "PERPLEXITY", "arc_easy acc")
     assert rows == [
         ("20", "5.0000", "148.41", "0.2500 ± 0.0100"),
         ("100", "4.0000", "54.60", "0.5000 ± 0.0100"),
-        ("120", "-", "-", "-"),  # its main metric is another one
+        ("120", "-", "-", "-"),  # its main metric is acc_norm
     ]
     assert progress_rows(evaluations) == [
         ("evaluated loss", "5.0000 → 4.0000, steps 20 to 100, 2 checkpoints"),
@@ -41,8 +51,8 @@ def test_results_are_in_the_order_of_their_steps(tmp_path: Path) -> None:
     ]
 
 
-def test_of_tasks_of_one_printed_name_the_one_with_a_metric_stays(tmp_path: Path) -> None:
-    write(tmp_path, 7, lm_eval={"a\x1b": {"acc": 0.5}, "a\\x1b": {"alias": "x"}})
+def test_task_with_a_metric_wins_among_tasks_of_one_printed_name(tmp_path: Path) -> None:
+    write_results(tmp_path, 7, lm_eval={"a\x1b": {"acc": 0.5}, "a\\x1b": {"alias": "x"}})
     (evaluation,) = read_evaluations(tmp_path)
     assert evaluation.metrics == {"a\\x1b": ("acc", 0.5, None)}
 
@@ -66,8 +76,8 @@ def test_files_of_any_content_are_read(tmp_path: Path, content: str) -> None:
     assert read_evaluations(tmp_path / "nowhere") == []
 
 
-def test_names_of_tasks_cannot_write_on_the_terminal(tmp_path: Path) -> None:
-    write(tmp_path, 1, lm_eval={"a\x1b[31m\nb": {"acc": 1}})
+def test_task_names_are_escaped_for_the_terminal(tmp_path: Path) -> None:
+    write_results(tmp_path, 1, lm_eval={"a\x1b[31m\nb": {"acc": 1}})
     columns, _ = evaluation_table(read_evaluations(tmp_path))
     assert "\x1b" not in "".join(columns) and "\n" not in "".join(columns)
 
@@ -80,9 +90,9 @@ def test_a_conversion_is_verified_by_its_record(tmp_path: Path) -> None:
     )
     for name in ("step-2", "step-10", ".unfinished-step-12", "step-x"):
         (tmp_path / "[x]" / name).mkdir(parents=True)
-    there = expected_outputs({"conversion": node})
-    assert there is not None
-    assert {path.parent.name for path in there} == {"step-2", "step-10"}
+    outputs = expected_outputs({"conversion": node})
+    assert outputs is not None
+    assert {path.parent.name for path in outputs} == {"step-2", "step-10"}
     assert expected_outputs({"conversion": {**node, "step": 4}}) == [tmp_path / "[x]/step-4/conversion.json"]
     assert expected_outputs({"conversion": {"output": "/a/b"}}) == [Path("/a/b/conversion.json")]
 

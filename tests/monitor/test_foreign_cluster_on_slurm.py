@@ -1,4 +1,4 @@
-"""Looking at a run whose manifest names a cluster of somebody else's, on a real Slurm."""
+"""Reading a run whose manifest names another user's cluster, on a real Slurm."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ __attribute__((constructor)) static void begin(void) { FILE *file = fopen("CANAR
 
 @pytest.mark.slurm
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="the plugin is to be compiled")
-def test_looking_at_a_run_loads_no_plugin_of_its_author(
+def test_reading_a_run_loads_no_plugin_of_its_author(
     tmp_path: Path, plain_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a real Slurm, whose commands load what the configuration names; ours is trusted, and is asked."""
+    """Slurm's commands load the plugins that a configuration names; only our own one is trusted and used."""
     evil, canary = tmp_path / "evil", tmp_path / "canary"
     (evil / "plug").mkdir(parents=True)
     (evil / "plug.c").write_text(_PLUGIN.replace("CANARY", str(canary)))
@@ -50,9 +50,11 @@ def test_looking_at_a_run_loads_no_plugin_of_its_author(
         else:
             evil.chmod(0o777)
         base = tmp_path / "tree"
-        own = plain_sandbox.environment()["SLURM_CONF"]
+        own_conf = plain_sandbox.environment()["SLURM_CONF"]
         monkeypatch.delenv("SLURM_CONF", raising=False)
-        healthy = Runs(base).launch("healthy", tag=TAG, job_id=_submitted(base, own), slurm_conf=own)
+        healthy = Runs(base).launch(
+            "healthy", tag=TAG, job_id=_submit_job(base, own_conf), slurm_conf=own_conf
+        )
         Runs(base).launch("theirs", job_id="77", slurm_conf=str(conf))
         code, out, err = run(base, "status", "--json")
         assert not canary.exists(), err
@@ -66,7 +68,7 @@ def test_looking_at_a_run_loads_no_plugin_of_its_author(
         run(base, "cancel", "healthy")
 
 
-def _submitted(base: Path, conf: str) -> str:
+def _submit_job(base: Path, conf: str) -> str:
     """Submit a job as the healthy run's; return its id."""
     script = base / "healthy" / "launches" / "1" / "submitted" / f"{TAG}.1_submission.sh"
     script.parent.mkdir(parents=True)

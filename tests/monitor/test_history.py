@@ -1,4 +1,4 @@
-"""`slipway history`: what became of each launch, and where the result of one comes from."""
+"""`slipway history`: the outcome of each launch, and the provenance of a result."""
 
 from __future__ import annotations
 
@@ -26,14 +26,12 @@ def slipway(runs: Runs, *arguments: str) -> int:
     return main(["history", *arguments, "--base-results-dir", str(runs.base)])
 
 
-def told(runs: Runs, capsys: Capsys, *arguments: str, code: int = 0) -> Any:
+def read_history(runs: Runs, capsys: Capsys, *arguments: str, code: int = 0) -> Any:
     assert slipway(runs, *arguments, "--json") == code
     return json.loads(capsys.readouterr().out)
 
 
-def test_a_line_for_each_launch_and_what_changed(
-    runs: Runs, scheduler: FakeScheduler, capsys: Capsys
-) -> None:
+def test_each_launch_has_a_line_and_its_changes(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:
     first = runs.launch(overrides=["training=gpt3/tiny", "a=1", "gone=x"], git_commit="0123456789abcdef")
     second = runs.launch(
         number=2,
@@ -61,12 +59,12 @@ def test_a_line_for_each_launch_and_what_changed(
     assert scheduler.questions == [["11", "12"]], "one question for all"
 
 
-def test_for_programs(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:
+def test_json_has_a_row_for_each_launch(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:
     append(runs.launch(overrides=["a=1"]), [start(), train(1, loss=float("inf"))])
     runs.launch(number=2, overrides=["a=2"], job_id=None, error="sbatch: error: invalid partition\nmore")
     (runs.launch(number=3) / "launcher.json").write_text("{")
     scheduler.set("11", State.RUNNING)
-    first, second, third = told(runs, capsys, "gpt3_tiny", code=3)
+    first, second, third = read_history(runs, capsys, "gpt3_tiny", code=3)
     assert (first["state"], first["first_step"], first["step"], first["loss"]) == ("RUNNING", 0, 1, "inf")
     assert (second["state"], second["reason"]) == ("NOT_SUBMITTED", "sbatch: error: invalid partition")
     assert second["changed"] == {"a": ["1", "2"]}
@@ -85,7 +83,7 @@ def test_history_has_each_attempt_of_a_requeued_job(
     append(directory, [start(20, 1110.0), train(25, 1120.0)])
     append(directory, [start(25, 1210.0), train(300, 1290.0, 4.5), end(300, 1295.0)])
     scheduler.set("11", JobStatus(State.COMPLETED, None, "n3", "00:01:40", 0, restarts=2))
-    (row,) = told(runs, capsys, "gpt3_tiny")
+    (row,) = read_history(runs, capsys, "gpt3_tiny")
     assert (row["first_step"], row["step"], row["loss"], row["restarts"]) == (0, 300, 4.5, 2)
     attempts = [
         (attempt["state"], attempt["first_step"], attempt["step"], attempt["node_list"])
@@ -109,7 +107,7 @@ def test_history_has_each_attempt_of_a_requeued_job(
     assert all(line == line.rstrip() for line in lines)
 
 
-def test_why_a_requeued_job_ended_is_told_once(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:
+def test_why_a_requeued_job_ended_is_said_once(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:
     directory = runs.launch()
     leave(directory, "11", started=1000.0, ended=1050.0, code=75)
     leave(directory, "11", attempt=1, started=1100.0, ended=1130.0, code=75)
@@ -119,7 +117,9 @@ def test_why_a_requeued_job_ended_is_told_once(runs: Runs, scheduler: FakeSchedu
     assert capsys.readouterr().out.count("saved before its end") == 1
 
 
-def test_another_training_under_the_same_name(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:
+def test_history_names_the_changes_of_a_different_training(
+    runs: Runs, scheduler: FakeScheduler, capsys: Capsys
+) -> None:
     changes: list[dict[str, Any]] = [{"key": "training.model.optim.lr", "old": 6e-4, "new": 3e-4}]
     changes += [{"key": f"training.model.k{number}", "old": None, "new": "x"} for number in range(9)]
     differs = {"launch": 1, "changes": changes}
@@ -127,23 +127,23 @@ def test_another_training_under_the_same_name(runs: Runs, scheduler: FakeSchedul
     runs.launch(number=2, differs=differs)
     for job in ("11", "12"):
         scheduler.set(job, State.COMPLETED)
-    first, second = told(runs, capsys, "gpt3_tiny")
+    first, second = read_history(runs, capsys, "gpt3_tiny")
     assert (first["differs"], second["differs"]) == (None, differs)
     slipway(runs, "gpt3_tiny")
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
-    at = lines.index("a different training than launch 1:")
-    assert lines[at + 1] == "training.model.optim.lr: 0.0006 → 0.0003"
-    assert lines[at + 9] == "and 2 more"
+    position = lines.index("a different training than launch 1:")
+    assert lines[position + 1] == "training.model.optim.lr: 0.0006 → 0.0003"
+    assert lines[position + 9] == "and 2 more"
 
 
-def test_each_task_of_an_array(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:
+def test_history_has_each_task_of_an_array(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:
     directory = runs.launch()
     leave(directory, "11_0", started=1.0, ended=5.0)
     leave(directory, "11_1", started=1.0, ended=5.0, code=1)
     leave(directory, "11_2", started=2.0)
     tasks = {"2": State.RUNNING}
     scheduler.set("11", JobStatus(State.RUNNING, "tasks: 1 RUNNING", tasks=tasks))
-    (row,) = told(runs, capsys, "gpt3_tiny")
+    (row,) = read_history(runs, capsys, "gpt3_tiny")
     assert [(attempt["job_id"], attempt["state"], attempt["reason"]) for attempt in row["lives"]] == [
         ("11_0", "COMPLETED", None),
         ("11_1", "FAILED", "exit code 1"),
@@ -161,25 +161,25 @@ def test_secrets_are_not_shown(runs: Runs, scheduler: FakeScheduler, capsys: Cap
         scheduler.set(number, State.COMPLETED)
     for arguments in ([], ["--json"], ["--launch", "1"], ["--launch", "1", "--json"]):
         assert slipway(runs, "gpt3_tiny", *arguments) == 0
-        shown = capsys.readouterr().out
-        assert secret not in shown and other not in shown
-        assert "HF_TOKEN" in shown and "***" in shown
+        output = capsys.readouterr().out
+        assert secret not in output and other not in output
+        assert "HF_TOKEN" in output and "***" in output
     assert slipway(runs, "gpt3_tiny") == 0
     assert "env_vars.HF_TOKEN: *** (changed)" in capsys.readouterr().out
 
 
-def test_changes() -> None:
+def test_changes_between_overrides() -> None:
     changes = changes_between(["a=1", "a=2", "b=[x,y]", "c=", "~d"], ["a=3", "b=[x,y]", "c=1", "e=f=g"])
     assert changes.lines() == ["- ~d", "+ e=f=g", "a: 2 → 3", "c:  → 1"]
     assert changes_between(["a=1"], ["a=1"]).lines() == []
 
 
-# where a result comes from
+# the provenance of a result
 
 
 @pytest.fixture
-def theirs(tmp_path: Path) -> Path:
-    """A checkout of the user's own, changed since its commit."""
+def checkout(tmp_path: Path) -> Path:
+    """The user's own checkout, changed since its commit."""
     directory = tmp_path / "my checkout"
     (directory / "conf").mkdir(parents=True)
     (directory / "conf" / "mine.yaml").write_text("env_vars:\n  HF_TOKEN: null\nx: 1\n")
@@ -191,44 +191,46 @@ def theirs(tmp_path: Path) -> Path:
     return directory
 
 
-def test_everything_about_one_launch(
-    runs: Runs, scheduler: FakeScheduler, capsys: Capsys, theirs: Path
+def test_launch_option_shows_everything_about_one_launch(
+    runs: Runs, scheduler: FakeScheduler, capsys: Capsys, checkout: Path
 ) -> None:
-    origin = gather(theirs / "conf", None, "/images/nemo.sqsh")
+    origin = gather(checkout / "conf", None, "/images/nemo.sqsh")
     directory = runs.launch(overrides=["a=1"], choices={"cluster": "bcm"}, **origin.fields)
     (directory / "git.diff").write_text(origin.files["git.diff"])
     (directory / "marks").mkdir()
     (directory / "marks" / "image.sha256").write_text("abc123  -\n")
     (directory / "results" / "packages.json").write_text('{"torch": "2.13.0"}')
     (directory / "results" / "git-info.log").write_text("commit hash: 123\nmore\n")
-    found = told(runs, capsys, "gpt3_tiny", "--launch", "1")
-    assert (found["image"], found["image_digest"]) == ("/images/nemo.sqsh", "sha256:abc123")
-    assert found["job_packages"] == {"torch": "2.13.0"}
-    assert set(found["packages"]) >= {"python", "slipway", "hydra-core", "submitit"}
-    assert (found["git_dirty"], found["git_diff"]) == (True, "git.diff")
+    details = read_history(runs, capsys, "gpt3_tiny", "--launch", "1")
+    assert (details["image"], details["image_digest"]) == ("/images/nemo.sqsh", "sha256:abc123")
+    assert details["job_packages"] == {"torch": "2.13.0"}
+    assert set(details["packages"]) >= {"python", "slipway", "hydra-core", "submitit"}
+    assert (details["git_dirty"], details["git_diff"]) == (True, "git.diff")
     assert slipway(runs, str(directory / "results")) == 0
-    shown = capsys.readouterr().out
+    output = capsys.readouterr().out
     for expected in (
         "slipway launch",
         "a=1",
         "cluster=bcm",
-        f"commit {found['git_commit']}, with uncommitted changes",
+        f"commit {details['git_commit']}, with uncommitted changes",
         "launches/1/git.diff",
         "sha256:abc123",
         "torch 2.13.0",
         "by u on login",
     ):
-        assert expected in shown
+        assert expected in output
     assert slipway(runs, "11") == 0
-    assert capsys.readouterr().out == shown, "the job's id names the launch"
+    assert capsys.readouterr().out == output, "the job's id names the launch"
 
 
-def test_an_older_manifest_tells_what_it_has(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:
+def test_older_manifest_is_shown_without_the_newer_fields(
+    runs: Runs, scheduler: FakeScheduler, capsys: Capsys
+) -> None:
     runs.launch()
     assert slipway(runs, "gpt3_tiny", "--launch", "1") == 0
-    shown = capsys.readouterr().out
-    assert "slipway 0.1.0" in shown
-    assert "image" not in shown and "code" not in shown
+    output = capsys.readouterr().out
+    assert "slipway 0.1.0" in output
+    assert "image" not in output and "code" not in output
     assert slipway(runs, "gpt3_tiny", "--launch", "7") == 2
 
 

@@ -1,4 +1,4 @@
-"""Reading a tree in which somebody else's run lies: nothing is executed, nothing hangs, nobody is blinded."""
+"""Reading a tree with a hostile run: no verb executes its content, hangs, or hides other runs."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from hostile_runs import (
     Thing,
     further_verb,
     hostile_runs,
-    in_a_moment,
     root_config,
     run,
     verbs_about,
+    without_waiting,
 )
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
@@ -42,7 +42,7 @@ _CODES = {0, 1, 2, 3, 4, 75, 130}
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]")
 _HEALTHY, _TAG = "healthy", "20261121-120000-abcdef"
 
-# As cruel as Slurm: one id that is none, and it answers nothing.
+# As strict as Slurm: it answers nothing if one id is invalid.
 _SQUEUE = """#!/bin/sh
 printf '%s\\n' "${{SLURM_CONF-}}" >>{here}/configurations
 for argument; do case $argument in --jobs=*)
@@ -57,22 +57,22 @@ cat {here}/answer
 
 @dataclass
 class Tree:
-    """A tree of runs with a healthy one, and how the verbs told of it before there was another."""
+    """A tree with a healthy run, and the outputs of the verbs before a hostile run was added."""
 
     base: Path
-    here: Path
-    told: dict[tuple[str, ...], tuple[int, str]]
+    root: Path
+    outputs: dict[tuple[str, ...], tuple[int, str]]
 
     @property
     def manifest(self) -> dict[str, Any]:
-        """The healthy run's."""
+        """The healthy run's manifest."""
         content: dict[str, Any] = json.loads(
             (self.base / _HEALTHY / "launches" / "1" / "launcher.json").read_text()
         )
         return content
 
 
-_OF_TREE: list[tuple[str, ...]] = [
+_TREE_VERBS: list[tuple[str, ...]] = [
     ("status",),
     ("status", "--json"),
     ("list", "runs"),
@@ -86,8 +86,8 @@ _OF_TREE: list[tuple[str, ...]] = [
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tree]:
     # Short, as the path of a socket has to be.
-    here = tmp_path_factory.mktemp("h")
-    base = here / "tree"
+    root = tmp_path_factory.mktemp("h")
+    base = root / "tree"
     directory = Runs(base).launch(_HEALTHY, tag=_TAG, job_id="77", user="root")
     append(directory, whole_training(0, 100)[:-1])
     leave(directory, "77", started=1000.0)
@@ -96,34 +96,34 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tree]:
     script = directory / "submitted" / f"{_TAG}.1_submission.sh"
     separator = "\x1f"
     record = ["77", "77", "RUNNING", "None", "n[1-2]", "00:00:50", "0", "0", "root", str(script)]
-    (here / "answer").write_text(separator.join(record) + separator + "\n")
-    programs = here / "bin"
+    (root / "answer").write_text(separator.join(record) + separator + "\n")
+    programs = root / "bin"
     programs.mkdir()
     for name, text in (
-        ("squeue", _SQUEUE.format(here=here)),
+        ("squeue", _SQUEUE.format(here=root)),
         ("sacct", "#!/bin/sh\nexit 1\n"),
-        ("scancel", f"#!/bin/sh\ntouch {here}/cancelled\n"),
+        ("scancel", f"#!/bin/sh\ntouch {root}/cancelled\n"),
     ):
         (programs / name).write_text(text)
         (programs / name).chmod(0o755)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
-        patch.setenv("SLIPWAY_CACHE_DIR", str(here / "cache"))
+        patch.setenv("SLIPWAY_CACHE_DIR", str(root / "cache"))
         patch.delenv("SLURM_CONF", raising=False)
         patch.delenv("SLIPWAY_RESULTS_DIR", raising=False)
-        patch.chdir(here)
+        patch.chdir(root)
         patch.setattr(SlurmScheduler.__init__, "__defaults__", (None, Retry(rest=0.0)))
-        with in_a_moment():
-            told = {}
+        with without_waiting():
+            outputs = {}
             for words in verbs_about(_HEALTHY):
                 code, out, _ = run(base, *words)
-                told[words] = (code, out)
-            yield Tree(base, here, told)
+                outputs[words] = (code, out)
+            yield Tree(base, root, outputs)
 
 
-def evil_configuration(here: Path) -> Path:
-    """A configuration of Slurm of nobody's; it need not be one that works."""
-    path = here / "evil" / "slurm.conf"
+def evil_configuration(root: Path) -> Path:
+    """Write a Slurm configuration that belongs to nobody, and need not work; return its path."""
+    path = root / "evil" / "slurm.conf"
     if not path.exists():
         path.parent.mkdir()
         path.write_text("PluginDir=evil\n")
@@ -138,17 +138,17 @@ def _check_healthy(tree: Tree) -> None:
     code, out, _ = run(tree.base, "status", "--json")
     assert code in _CODES
     rows = {Path(row["run_dir"]).name: row for row in json.loads(out)}
-    assert rows[_HEALTHY] == json.loads(tree.told["status", _HEALTHY, "--json"][1])[0]
+    assert rows[_HEALTHY] == json.loads(tree.outputs["status", _HEALTHY, "--json"][1])[0]
     _, out, _ = run(tree.base, "list", "runs", "--json")
     assert _HEALTHY in {row["run"] for row in json.loads(out)}
-    # A manifest may claim this job: then the user is told that there are several of that id, and which.
+    # A manifest may claim this job: then the user is shown all runs of that id.
     _, out, err = run(tree.base, "status", "77", "--json")
     assert rows[_HEALTHY] in json.loads(out) or f"tree/{_HEALTHY} (" in err
 
 
 @contextlib.contextmanager
-def planted(tree: Tree, hostile: HostileRun) -> Iterator[None]:
-    """A hostile run beside the healthy one, and nothing of it after."""
+def planted_run(tree: Tree, hostile: HostileRun) -> Iterator[None]:
+    """Write a hostile run beside the healthy one; remove all traces of it afterwards."""
     try:
         hostile.write(
             tree.base / "theirs",
@@ -157,34 +157,34 @@ def planted(tree: Tree, hostile: HostileRun) -> Iterator[None]:
         yield
     finally:
         shutil.rmtree(tree.base / "theirs")
-        shutil.rmtree(tree.here / "cache", ignore_errors=True)
-        (tree.here / "configurations").unlink(missing_ok=True)
+        shutil.rmtree(tree.root / "cache", ignore_errors=True)
+        (tree.root / "configurations").unlink(missing_ok=True)
         trust._logged.clear()
 
 
 def check(tree: Tree, verbs: Sequence[tuple[str, ...]]) -> None:
-    """Run verbs over the tree: nothing breaks, is executed, or hides the healthy run."""
-    evil = evil_configuration(tree.here)
-    for words in (*verbs, *_OF_TREE):
+    """Run verbs over the tree; assert that nothing breaks, is executed, or hides the healthy run."""
+    evil = evil_configuration(tree.root)
+    for words in (*verbs, *_TREE_VERBS):
         code, out, err = run(tree.base, *words)
         assert code in _CODES, (words, code, err)
-        # What programs read is printed as it is where there is no terminal.
-        told = err if words[0] in ("logs", "render", "launch") else out + err
-        assert not _CONTROLS.search(told), (words, _CONTROLS.search(told))
+        # Output for programs is not escaped where there is no terminal.
+        output = err if words[0] in ("logs", "render", "launch") else out + err
+        assert not _CONTROLS.search(output), (words, _CONTROLS.search(output))
         assert "Traceback" not in err
     _check_healthy(tree)
-    asked = (tree.here / "configurations").read_text().split()
-    assert str(evil) not in asked, "Slurm's commands were given the configuration of somebody else"
-    assert not list(tree.here.rglob("canary"))
-    assert not (tree.here / "cancelled").exists()
+    configurations = (tree.root / "configurations").read_text().split()
+    assert str(evil) not in configurations, "Slurm's commands were given the configuration of somebody else"
+    assert not list(tree.root.rglob("canary"))
+    assert not (tree.root / "cancelled").exists()
 
 
 def test_any_run_directory_costs_its_own_row_only(tree: Tree) -> None:
-    strategy = hostile_runs(str(evil_configuration(tree.here)), _TAG)
+    strategy = hostile_runs(str(evil_configuration(tree.root)), _TAG)
 
     @settings(
         max_examples=_EXAMPLES,
-        derandomize=_EXAMPLES <= 100,  # of the suite: what is found by chance is found by the longer run
+        derandomize=_EXAMPLES <= 100,  # the suite repeats its examples; the longer run draws new ones
         phases=[
             Phase.explicit,
             Phase.reuse,
@@ -197,7 +197,7 @@ def test_any_run_directory_costs_its_own_row_only(tree: Tree) -> None:
     @given(hostile=strategy, further=st.integers(0, len(FURTHER_VERBS) - 1))
     @example(hostile=HostileRun({"job_id": "77_1"}, None), further=0)  # a point of an array of the healthy id
     def any_run(hostile: HostileRun, further: int) -> None:
-        with planted(tree, hostile):
+        with planted_run(tree, hostile):
             check(tree, [*verbs_about("theirs"), further_verb(further, "theirs", tree.base)])
 
     any_run()
@@ -207,18 +207,18 @@ def test_any_run_directory_costs_its_own_row_only(tree: Tree) -> None:
 def test_every_further_verb_reads_a_healthy_run(tree: Tree, number: int) -> None:
     """Otherwise the property would try a verb that is refused for a reason of its own."""
     code, out, err = run(tree.base, *further_verb(number, _HEALTHY, tree.base))
-    is_refused = FURTHER_VERBS[number][0] == "sweep"  # which the run is none
+    is_refused = FURTHER_VERBS[number][0] == "sweep"  # the run is no sweep
     assert code in ((2,) if is_refused else (0, 1, 3, 130)), err
     assert bool(out) is not is_refused
 
 
 @pytest.mark.parametrize("number", range(len(FURTHER_VERBS)))
 def test_no_further_verb_waits_for_a_fifo(tree: Tree, number: int) -> None:
-    with planted(tree, HostileRun({}, None, dict.fromkeys(FILES, Thing("fifo")))):
+    with planted_run(tree, HostileRun({}, None, dict.fromkeys(FILES, Thing("fifo")))):
         check(tree, [further_verb(number, "theirs", tree.base)])
 
 
-# the breaks that this began with
+# regressions: inputs that broke a verb once
 
 
 ODD_JOB_IDS = ["abc", "5_[1-", "-1", "--user=root", "../x", "9" * 20, "é", "0", "77,", ""]
@@ -226,8 +226,8 @@ ODD_JOB_IDS = ["abc", "5_[1-", "-1", "--user=root", "../x", "9" * 20, "é", "0",
 
 @pytest.mark.parametrize("job_id", ODD_JOB_IDS)
 def test_an_odd_job_id_costs_its_own_row_only(tree: Tree, job_id: str) -> None:
-    """All ids go into one question to Slurm, which answers nothing if one of them is none."""
-    with planted(tree, HostileRun({"job_id": job_id}, None)):
+    """All ids go into one question to Slurm, which answers nothing if one of them is invalid."""
+    with planted_run(tree, HostileRun({"job_id": job_id}, None)):
         check(tree, verbs_about("theirs"))
         code, out, _ = run(tree.base, "status", "--json")
     (theirs,) = [row for row in json.loads(out) if row["run"] == "theirs"]
@@ -250,22 +250,22 @@ _READ = ["launcher.json", "results/metrics.jsonl", "marks/17.0.started.json", "m
     ids=lambda thing: str(thing.content or thing.kind),
 )
 @pytest.mark.parametrize("name", _READ)
-def test_nobody_waits_for_what_is_no_file(tree: Tree, name: str, thing: Thing) -> None:
-    """20 GB of holes, and a device without an end, are not read into memory either: `run` limits it."""
-    instead = thing if name == "launcher.json" else None
-    with planted(
+def test_no_verb_waits_for_special_files(tree: Tree, name: str, thing: Thing) -> None:
+    """Sparse files of 20 GiB and endless devices are not read into memory either: `run` limits it."""
+    replacement = thing if name == "launcher.json" else None
+    with planted_run(
         tree,
         HostileRun(
-            {"job_id": None} if name == "marks/job" else {}, instead, {} if instead else {name: thing}
+            {"job_id": None} if name == "marks/job" else {}, replacement, {} if replacement else {name: thing}
         ),
     ):
         check(tree, verbs_about("theirs"))
 
 
-def test_two_runs_of_one_tag_are_told_apart(tree: Tree) -> None:
-    """A manifest may claim the tag of another run: that one's job is told all the same."""
+def test_two_runs_of_one_tag_are_distinguished(tree: Tree) -> None:
+    """A manifest may claim another run's tag: the other run's job is still reported."""
     for job_id in ("17", "78"):
-        with planted(tree, HostileRun({"tag": _TAG, "job_id": job_id}, None)):
+        with planted_run(tree, HostileRun({"tag": _TAG, "job_id": job_id}, None)):
             # The answer for the run that is looked at last must not stand for both.
             os.utime(tree.base / "theirs" / "launches", (0, 0))
             check(tree, verbs_about("theirs"))
@@ -273,7 +273,7 @@ def test_two_runs_of_one_tag_are_told_apart(tree: Tree) -> None:
 
 @pytest.mark.parametrize("verb", ["cancel", "hold", "release"])
 def test_the_verbs_that_act_print_no_control_characters(tree: Tree, verb: str) -> None:
-    with planted(tree, HostileRun({"run": "x\x1b]0;owned\x07", "host": "\x9b31m"}, None)):
+    with planted_run(tree, HostileRun({"run": "x\x1b]0;owned\x07", "host": "\x9b31m"}, None)):
         _, out, err = run(tree.base, verb, "theirs")
         assert "x\\x1b]0;owned\\x07" in out + err
         assert not _CONTROLS.search(out + err)
@@ -282,17 +282,17 @@ def test_the_verbs_that_act_print_no_control_characters(tree: Tree, verb: str) -
 def test_following_waits_for_no_fifo(tree: Tree, fast: None) -> None:
     files = {name: Thing("fifo") for name in ("results/metrics.jsonl", "log-job_17.out")}
     files["marks/17.0.ended.json"] = Thing("json", {"job_id": "17", "exit_code": 1, "ended": 1100})
-    with planted(tree, HostileRun({}, None, files)):
+    with planted_run(tree, HostileRun({}, None, files)):
         for words in (("follow", "theirs"), ("logs", "-f", "theirs")):
             code, _, err = run(tree.base, *words)
             assert code == 1, err
 
 
 @pytest.mark.parametrize("name", ["$\\frac{1$", "a\x1b[2J\nb", "\udcff", "漢" * 70])
-def test_any_name_is_the_title_of_a_picture(tree: Tree, name: str) -> None:
-    """Matplotlib reads a formula between dollars, and breaks on one that is none."""
+def test_any_run_name_can_be_the_title_of_a_plot(tree: Tree, name: str) -> None:
+    """Matplotlib reads a formula between dollars, and fails on an invalid one."""
     files = {"results/metrics.jsonl": Thing("lines", whole_training(0, 10))}
-    with planted(tree, HostileRun({"run": name}, None, files)):
+    with planted_run(tree, HostileRun({"run": name}, None, files)):
         check(tree, [("plot", "theirs")])
         assert (tree.base / "theirs" / "loss.png").stat().st_size
 
@@ -300,10 +300,10 @@ def test_any_name_is_the_title_of_a_picture(tree: Tree, name: str) -> None:
 _CANARY = "{{ cycler.__init__.__globals__.os.system('touch canary') }}"
 
 
-def test_templates_of_somebody_else_are_not_rendered(tree: Tree) -> None:
-    """A launch is rendered again with the templates that are stored with it, and Jinja's run any code."""
+def test_templates_of_another_user_are_not_rendered(tree: Tree) -> None:
+    """A launch is rendered again with its stored templates, and a Jinja template can run any code."""
     files = {"templates/task.sh.j2": Thing("text", _CANARY), "root_config.yaml": Thing("root config", {})}
-    with planted(tree, HostileRun({}, None, files, owned_by_nobody=True)):
+    with planted_run(tree, HostileRun({}, None, files, owned_by_nobody=True)):
         launch = tree.base / "theirs" / "launches" / "1"
         if os.geteuid() != 0:
             (launch / "templates").chmod(0o777)
@@ -314,30 +314,32 @@ def test_templates_of_somebody_else_are_not_rendered(tree: Tree) -> None:
         for path in (launch.parents[1], *launch.parents[1].rglob("*")):
             os.chown(path, os.geteuid(), os.getegid())
             path.chmod(0o755)
-        assert run(tree.base, "render", "--task", f"--launch-dir={launch}")[0] == 0  # one's own is
-        (tree.here / "canary").unlink()
+        assert (
+            run(tree.base, "render", "--task", f"--launch-dir={launch}")[0] == 0
+        )  # own templates are trusted
+        (tree.root / "canary").unlink()
 
 
-def test_the_index_forgets_what_is_not_trusted(tree: Tree) -> None:
-    """Also one that an earlier version remembered: a later look-up of another id asked that cluster."""
-    evil = evil_configuration(tree.here)
-    with planted(tree, HostileRun({"slurm_conf": str(evil)}, None)):
+def test_the_index_drops_clusters_that_are_not_trusted(tree: Tree) -> None:
+    """The index of an earlier version has such clusters, and the look-up of another id asked them."""
+    evil = evil_configuration(tree.root)
+    with planted_run(tree, HostileRun({"slurm_conf": str(evil)}, None)):
         _, _, err = run(tree.base, "status", "4711")
         assert f"SLURM_CONF={evil}, which is not trusted" in err
         (entry,) = [entry for entry in Index().entries() if entry.run == "theirs"]
         assert entry.slurm_conf is None
         Index().remember([replace(entry, slurm_conf=str(evil))])
         run(tree.base, "status", "4711")
-        assert str(evil) not in (tree.here / "configurations").read_text().split()
+        assert str(evil) not in (tree.root / "configurations").read_text().split()
 
 
-def test_a_cluster_that_is_ones_own_is_asked(tree: Tree) -> None:
-    conf = tree.here / "slurm.conf"
+def test_own_cluster_is_asked(tree: Tree) -> None:
+    conf = tree.root / "slurm.conf"
     conf.touch(mode=0o644)
-    with planted(tree, HostileRun({"slurm_conf": str(conf)}, None)):
+    with planted_run(tree, HostileRun({"slurm_conf": str(conf)}, None)):
         _, _, err = run(tree.base, "status")
         assert err == ""
-        assert str(conf) in (tree.here / "configurations").read_text().split()
+        assert str(conf) in (tree.root / "configurations").read_text().split()
         conf.chmod(0o666)
         _, _, err = run(tree.base, "status")
         assert err == (

@@ -1,4 +1,4 @@
-"""`slipway logs`: which file it is, and following it, on runs as they lie on disk."""
+"""`slipway logs`: the choice of a file, and following it, on runs on disk."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ def test_logs_of_ranks_and_stderr(runs: Runs, scheduler: FakeScheduler, capsys: 
     assert capsys.readouterr().out == "err\n"
 
 
-def test_logs_before_there_is_one(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:
+def test_missing_log_is_reported_with_the_state_of_the_job(
+    runs: Runs, scheduler: FakeScheduler, capsys: Capsys
+) -> None:
     runs.launch()
     scheduler.set("11", PENDING)
     assert slipway(runs, "logs", "gpt3_tiny") == 1
@@ -65,13 +67,13 @@ def test_logs_follow_until_the_job_ends(
     scheduler.set("11", PENDING, PENDING, RUNNING, RUNNING, RUNNING, RUNNING, final)
     scheduler.events[4] = lambda: path.write_text("first\nlast, and torn")
     assert slipway(runs, "logs", "gpt3_tiny", "-f") == code
-    told = capsys.readouterr()
-    assert told.out == "first\nlast, and torn"
-    assert f"waiting for {path.name}: the job is PENDING (Resources)" in told.err
-    assert final.state.value in told.err
+    output = capsys.readouterr()
+    assert output.out == "first\nlast, and torn"
+    assert f"waiting for {path.name}: the job is PENDING (Resources)" in output.err
+    assert final.state.value in output.err
 
 
-def test_following_gives_up_when_nobody_can_tell(
+def test_following_gives_up_when_the_state_is_unknown(
     runs: Runs, scheduler: FakeScheduler, capsys: Capsys
 ) -> None:
     runs.launch()
@@ -108,20 +110,21 @@ def test_a_character_split_between_two_reads(tmp_path: Path) -> None:
     assert reader.poll() == "█\n"
 
 
-def test_a_rank_that_failed(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:
+def test_logs_name_the_failure_of_a_rank(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:
     directory = runs.launch()
     results = directory / "results"
     (results / "failures").mkdir()
-    told = {"time": 5.0, "rank": 2, "host": "n2", "error": "ValueError: no such token", "log": None}
-    (results / "failures" / "globalrank-2.json").write_text(json.dumps(told))
+    failure = {"time": 5.0, "rank": 2, "host": "n2", "error": "ValueError: no such token", "log": None}
+    (results / "failures" / "globalrank-2.json").write_text(json.dumps(failure))
     (results / "nemo_log_globalrank-2_localrank-0.txt").write_text("rank two\n")
     assert slipway(runs, "logs", "gpt3_tiny", "--rank", "2") == 0
-    seen = capsys.readouterr()
-    assert seen.out == "rank two\n"
+    output = capsys.readouterr()
+    assert output.out == "rank two\n"
     assert (
-        "rank 2 failed: ValueError: no such token: " in seen.err and "failures/globalrank-2.json" in seen.err
+        "rank 2 failed: ValueError: no such token: " in output.err
+        and "failures/globalrank-2.json" in output.err
     )
-    # Also where the whole job is followed.
+    # The failure is reported, too, if the whole job is followed.
     log(directory).write_text("srun: error\n")
     scheduler.set("11", FAILED)
     assert slipway(runs, "follow", "gpt3_tiny") == 1
@@ -143,9 +146,9 @@ def test_logs_of_an_array(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) 
     for task in (0, 2, 10):
         log(directory, f"11_{task}").write_text(f"task {task}\n")
     assert slipway(runs, "logs", "gpt3_tiny") == 0
-    told = capsys.readouterr()
-    assert told.out == "task 10\n"
-    assert "task 10 of an array; other tasks that have started: 0, 2" in told.err
+    output = capsys.readouterr()
+    assert output.out == "task 10\n"
+    assert "task 10 of an array; other tasks that have started: 0, 2" in output.err
     assert slipway(runs, "logs", "gpt3_tiny", "--task", "2") == 0
     assert capsys.readouterr().out == "task 2\n"
     scheduler.set("11", JobStatus(State.RUNNING, tasks={"0": State.COMPLETED, "4": State.PENDING}))
@@ -168,12 +171,12 @@ def test_following_an_array_goes_on_to_the_next_task(
         text = f"task {task}\n"
         scheduler.events[5 * task] = partial(log(directory, f"11_{task}").write_text, text)
     assert slipway(runs, "logs", "gpt3_tiny", "-f") == 0
-    told = capsys.readouterr()
-    assert told.out == "task 1\ntask 2\n"
-    assert f"{log(directory, '11_2').name}:" in told.err and "job 11 is COMPLETED" in told.err
+    output = capsys.readouterr()
+    assert output.out == "task 1\ntask 2\n"
+    assert f"{log(directory, '11_2').name}:" in output.err and "job 11 is COMPLETED" in output.err
 
 
-def test_no_task_of_a_job_that_is_no_array(runs: Runs, scheduler: FakeScheduler) -> None:
+def test_task_option_is_refused_for_a_job_that_is_no_array(runs: Runs, scheduler: FakeScheduler) -> None:
     log(runs.launch()).write_text("one\n")
     with pytest.raises(UserError, match="launch 1 of gpt3_tiny is not an array: it has no task 1"):
         slipway(runs, "logs", "gpt3_tiny", "--task", "1")
@@ -182,19 +185,19 @@ def test_no_task_of_a_job_that_is_no_array(runs: Runs, scheduler: FakeScheduler)
 def test_a_requeued_job_is_followed_on(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:
     path = log(runs.launch())
     path.write_text("first attempt\n")
-    again = JobStatus(State.PENDING, "BeginTime", restarts=1)
-    scheduler.set("11", RUNNING, again, again, RUNNING, RUNNING, RUNNING, RUNNING, COMPLETED)
+    requeued = JobStatus(State.PENDING, "BeginTime", restarts=1)
+    scheduler.set("11", RUNNING, requeued, requeued, RUNNING, RUNNING, RUNNING, RUNNING, COMPLETED)
 
-    def live_again() -> None:
+    def write_second_attempt() -> None:
         with path.open("a") as stream:
             stream.write("second attempt\n")
 
-    scheduler.events[4] = live_again
+    scheduler.events[4] = write_second_attempt
     assert slipway(runs, "logs", "gpt3_tiny", "-f", "-n", "1") == 0
     assert capsys.readouterr().out == "first attempt\nsecond attempt\n"
 
 
-def test_following_tells_of_a_newer_launch(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:
+def test_following_warns_of_a_newer_launch(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:
     log(runs.launch()).write_text("old\n")
     scheduler.set("11", RUNNING, RUNNING, RUNNING, RUNNING, RUNNING, RUNNING, COMPLETED)
     scheduler.events[3] = partial(runs.launch, number=2)
@@ -202,7 +205,7 @@ def test_following_tells_of_a_newer_launch(runs: Runs, scheduler: FakeScheduler,
     assert capsys.readouterr().err.count("launched again meanwhile: this is launch 1") == 1
 
 
-def test_ctrl_c_ends_the_following_alone(
+def test_ctrl_c_ends_the_following_and_not_the_job(
     runs: Runs, scheduler: FakeScheduler, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs.launch()
@@ -213,12 +216,12 @@ def test_ctrl_c_ends_the_following_alone(
 
     monkeypatch.setattr(log_reading, "read_all", interrupt)
     assert slipway(runs, "logs", "gpt3_tiny", "-f") == 130
-    told = capsys.readouterr().err
-    assert "job 11 continues" in told and "cancel it:  slipway cancel" in told
+    message = capsys.readouterr().err
+    assert "job 11 continues" in message and "cancel it:  slipway cancel" in message
 
 
 def test_records_of_failed_ranks_have_any_form(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:
-    """Without a host, of several lines, two of one rank; what cannot be a rank or a time is left out."""
+    """A record may lack a host or span lines, and ranks repeat; impossible ranks and times are left out."""
     directory = runs.launch()
     results = directory / "results"
     (results / "failures").mkdir()
@@ -234,8 +237,8 @@ def test_records_of_failed_ranks_have_any_form(runs: Runs, scheduler: FakeSchedu
     for rank in ("2", "4"):
         (results / f"nemo_log_globalrank-{rank}_localrank-0.txt").write_text("text\n")
         assert slipway(runs, "logs", "gpt3_tiny", "--rank", rank) == 0
-    (told,) = capsys.readouterr().err.splitlines()
-    assert told.startswith("rank 2 failed: ValueError: no token: ") and told.endswith("/globalrank-2.json")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("rank 2 failed: ValueError: no token: ") and line.endswith("/globalrank-2.json")
     assert slipway(runs, "follow", "gpt3_tiny") == 1
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("Rank 2 failed first: ValueError: no token: ") and last.endswith(

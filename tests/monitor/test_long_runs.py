@@ -1,4 +1,4 @@
-"""Runs of a million steps: what is read as a stream and kept in columns says the same as the plain way."""
+"""Runs of a million steps: the streaming readers and columns agree with plain implementations."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ LOSSES = st.none() | st.sampled_from([math.nan, math.inf, 2.5]) | st.floats(0, 1
 TIMES = st.integers(1, 10_000).map(float)
 
 
-def a_step(step: int, loss: float | None = 2.5) -> dict[str, Any]:
-    """Return the trainer's events of a step, in their order."""
-    told = {"kind": "train", "time": 1000.0 + step, "step": step, "loss": loss, "lr": 6e-4, "grad_norm": 1.5}
+def step_event(step: int, loss: float | None = 2.5) -> dict[str, Any]:
+    """Return the trainer's event of a step, with its keys in their order."""
+    event = {"kind": "train", "time": 1000.0 + step, "step": step, "loss": loss, "lr": 6e-4, "grad_norm": 1.5}
     sizes = {"consumed_samples": 16 * step, "global_batch": 16, "tokens": 2048, "step_time": 0.5}
     rest = {"tokens_per_second": 4096.5, "tflops_per_gpu": 1e-4, "mfu": None, "data_wait": 0.0}
-    return {**told, **sizes, **rest, "memory_bytes": 123}
+    return {**event, **sizes, **rest, "memory_bytes": 123}
 
 
 EVENTS = st.one_of(
@@ -56,9 +56,9 @@ EVENTS = st.one_of(
 
 
 class PlainCurves:
-    """The curves as dictionaries of all that was told."""
+    """The curves as dictionaries, from all events."""
 
-    def __init__(self, told: Iterable[Event]) -> None:
+    def __init__(self, stream: Iterable[Event]) -> None:
         self.train: dict[int, tuple[float | None, int, float]] = {}
         self.validation: dict[int, float] = {}
         self.resumed: list[int] = []
@@ -66,7 +66,7 @@ class PlainCurves:
         self.first_step = 0
         self.seconds = self._until = 0.0
         self._has_trained = True
-        for event in told:
+        for event in stream:
             self._take(event)
 
     def _take(self, event: Event) -> None:
@@ -88,9 +88,9 @@ class PlainCurves:
             return
         self._has_trained = True
         origin = self.start.step if self.start else 0
-        self.train = {at: point for at, point in self.train.items() if at < event.step}
-        self.validation = {at: loss for at, loss in self.validation.items() if at <= origin}
-        self.resumed = [at for at in self.resumed if at < origin] + ([origin] if origin else [])
+        self.train = {step: point for step, point in self.train.items() if step < event.step}
+        self.validation = {step: loss for step, loss in self.validation.items() if step <= origin}
+        self.resumed = [step for step in self.resumed if step < origin] + ([origin] if origin else [])
 
     @property
     def spans(self) -> list[tuple[int, float]]:
@@ -102,21 +102,21 @@ class PlainCurves:
         ]
 
 
-def same(one: float | None, other: float | None) -> bool:
-    both = one is not None and other is not None and math.isnan(one) and math.isnan(other)
-    return both or one == other
+def are_equal(first: float | None, second: float | None) -> bool:
+    both_nan = first is not None and second is not None and math.isnan(first) and math.isnan(second)
+    return both_nan or first == second
 
 
 @SMALL
 @given(st.lists(EVENTS, max_size=40))
-def test_columns_say_what_dictionaries_say(told: list[Event]) -> None:
-    plain, curves = PlainCurves(told), Curves()
-    curves.add(told)
+def test_columns_agree_with_dictionaries(stream: list[Event]) -> None:
+    plain, curves = PlainCurves(stream), Curves()
+    curves.add(stream)
     assert list(curves.steps) == sorted(plain.train)
     for index, step in enumerate(curves.steps):
         loss, tokens, speed = plain.train[step]
         assert [column[index] for column in curves.train.columns[2:]] == [tokens, speed]
-        assert same(curves.loss(index), loss) and same(
+        assert are_equal(curves.loss(index), loss) and are_equal(
             curves.losses[index], math.nan if loss is None else loss
         )
     assert curves.validations == sorted(plain.validation.items())
@@ -130,15 +130,13 @@ def test_columns_say_what_dictionaries_say(told: list[Event]) -> None:
 NUMBERS = st.one_of(
     st.none(), st.booleans(), st.integers(-3, 3), st.integers(), st.floats(), st.just("7"), st.just([])
 )
-KEYS = [*a_step(1), "path", "val_loss", "reason", "max_steps"]
+KEYS = [*step_event(1), "path", "val_loss", "reason", "max_steps"]
 
 
 @SMALL
 @given(st.dictionaries(st.sampled_from(KEYS[1:]), NUMBERS, max_size=4), st.randoms(), st.booleans())
-def test_a_line_read_quickly_is_the_line_read_as_json(
-    changes: dict[str, Any], chance: Any, shuffled: bool
-) -> None:
-    content = {**a_step(3), **changes}
+def test_the_quick_parser_agrees_with_json(changes: dict[str, Any], chance: Any, shuffled: bool) -> None:
+    content = {**step_event(3), **changes}
     names = list(content)
     if shuffled:
         chance.shuffle(names)
@@ -163,54 +161,58 @@ def test_a_line_read_quickly_is_the_line_read_as_json(
     ],
 )
 def test_lines_that_only_look_like_steps_are_left_to_json(change: tuple[str, str]) -> None:
-    line = json.dumps(a_step(3))
+    line = json.dumps(step_event(3))
     assert parse_step(line.encode()) == parse_event(line)
     assert change[0] in line and parse_step(line.replace(*change).encode()) is None
 
 
-def test_a_number_beyond_all_files_is_no_event() -> None:
+def test_an_event_with_an_impossible_number_is_ignored() -> None:
     for change in ({"step": 1 << 63}, {"time": "x"}, {"step": 1e300}):
-        assert parse_event(json.dumps({**a_step(3), **change})) is None
-    assert parse_event(json.dumps({**a_step(3), "step": (1 << 63) - 1})) is not None
-    event = parse_event(json.dumps({**a_step(3), "tokens": -(1 << 70)}))
+        assert parse_event(json.dumps({**step_event(3), **change})) is None
+    assert parse_event(json.dumps({**step_event(3), "step": (1 << 63) - 1})) is not None
+    event = parse_event(json.dumps({**step_event(3), "tokens": -(1 << 70)}))
     assert isinstance(event, Train) and event.tokens is None
 
 
-def test_a_line_without_an_end_takes_no_memory(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_line_is_not_kept_in_memory(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "LONGEST_LINE", 1 << 10)
-    path = append(runs.launch(), [start(), a_step(1)])
+    path = append(runs.launch(), [start(), step_event(1)])
     reader = EventReader(path)
     with path.open("ab", buffering=0) as stream:
         stream.write(b" " * 5000)
         assert [type(event) for event in list(reader.stream())] == [Start, Train]
-        stream.write(b" " * 5000 + json.dumps(a_step(2)).encode() + b"\n")
+        stream.write(b" " * 5000 + json.dumps(step_event(2)).encode() + b"\n")
         assert list(reader.stream()) == []
-        stream.write(json.dumps(a_step(3)).encode() + b"\n" + b"x" * 10)
+        stream.write(json.dumps(step_event(3)).encode() + b"\n" + b"x" * 10)
         assert [event.step for event in reader.stream() if isinstance(event, Train)] == [3]
 
 
 def many_attempts() -> list[dict[str, Any]]:
-    told = [start(), held_out()]
+    history = [start(), held_out()]
     for origin, last in ((0, 300), (250, 600), (600, 601)):
-        told += [start(origin)] if origin else []
+        history += [start(origin)] if origin else []
         for step in range(origin + 1, last + 1):
-            told += [a_step(step, 3.0 - step / 1000)] + ([validation(step, 3.0)] if step % 50 == 0 else [])
-    return [*told, end(601, 2000.0)]
+            history += [step_event(step, 3.0 - step / 1000)] + (
+                [validation(step, 3.0)] if step % 50 == 0 else []
+            )
+    return [*history, end(601, 2000.0)]
 
 
 @pytest.mark.parametrize("steps", [20, 64, 4096])
-def test_the_newest_events_tell_as_much_as_all(runs: Runs, steps: int) -> None:
+def test_the_newest_events_give_the_same_progress_as_all(runs: Runs, steps: int) -> None:
     path = append(runs.launch(), many_attempts())
     with path.open("a") as stream:
-        stream.write(json.dumps(a_step(602))[:40] + json.dumps(start(601)) + "\n" + '{"kind": "train", "x"\n')
-        stream.write(json.dumps(a_step(602)) + "\n")
+        stream.write(
+            json.dumps(step_event(602))[:40] + json.dumps(start(601)) + "\n" + '{"kind": "train", "x"\n'
+        )
+        stream.write(json.dumps(step_event(602)) + "\n")
     whole, few = list(EventReader(path).stream()), EventReader(path).newest(steps)
     quick, plain = Progress(few), Progress(whole)
     for name in ("step", "max_steps", "loss", "validation_loss", "tokens_per_second", "eta", "end"):
         assert getattr(quick, name) == getattr(plain, name), name
-    others = [[event for event in told if not isinstance(event, Train)] for told in (few, whole)]
+    others = [[event for event in sequence if not isinstance(event, Train)] for sequence in (few, whole)]
     assert others[0] == others[1]
-    trains = [[event for event in told if isinstance(event, Train)] for told in (few, whole)]
+    trains = [[event for event in sequence if isinstance(event, Train)] for sequence in (few, whole)]
     assert len(trains[0]) <= steps + 4 and trains[0][-20:] == trains[1][-20:]
     firsts = [index for index, event in enumerate(few) if isinstance(event, Start)]
     assert [next(e.step for e in few[index:] if isinstance(e, Train)) for index in firsts] == [
@@ -224,7 +226,7 @@ def test_the_newest_events_tell_as_much_as_all(runs: Runs, steps: int) -> None:
 
 @SMALL
 @given(st.lists(st.floats(-9, 9) | st.sampled_from([0.0, 1.0]), min_size=1, max_size=300))
-def test_the_median_of_many(values: list[float]) -> None:
+def test_the_median_of_many_values_is_exact(values: list[float]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(verification, "_SORTED", 10)
         patch.setattr(verification, "_SAMPLE", 5)
@@ -233,10 +235,10 @@ def test_the_median_of_many(values: list[float]) -> None:
 
 @SMALL
 @given(st.lists(st.floats(-9, 9), max_size=120), st.integers(2, 50))
-def test_some_means_are_those_of_all(values: list[float], most: int) -> None:
+def test_smoothing_at_some_points_agrees_with_smoothing_all(values: list[float], most: int) -> None:
     chosen = evenly(len(values), most)
-    every = smooth(values)
-    assert smooth(values, at=chosen) == [every[index] for index in chosen]
+    smoothed = smooth(values)
+    assert smooth(values, at=chosen) == [smoothed[index] for index in chosen]
 
 
 @SMALL
@@ -256,8 +258,8 @@ def test_an_outline_has_the_extremes_of_each_column(points: dict[int, float], co
     def extremes(indices: Sequence[int]) -> dict[int, tuple[float, float]]:
         column = [(columns * (steps[i] - steps[0]) // (steps[-1] - steps[0] + 1), losses[i]) for i in indices]
         return {
-            at: (min(v for c, v in column if c == at), max(v for c, v in column if c == at))
-            for at, _ in column
+            index: (min(v for c, v in column if c == index), max(v for c, v in column if c == index))
+            for index, _ in column
         }
 
     if len(steps) > 4 * columns:
@@ -276,17 +278,17 @@ PIECES = st.one_of(
 
 @SMALL
 @given(st.lists(PIECES, max_size=30).map("".join), st.sampled_from([1, 7, 64]), st.booleans())
-def test_a_log_in_blocks_is_the_log_in_one(
-    tmp_path_factory: pytest.TempPathFactory, text: str, block: int, again: bool
+def test_errors_found_in_blocks_are_those_of_the_whole_log(
+    tmp_path_factory: pytest.TempPathFactory, text: str, block: int, is_requeued: bool
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "log.out"
     path.write_text(text)
-    since = b"; rendezvous at " if again else None
+    since = b"; rendezvous at " if is_requeued else None
     whole = find_errors(path, since)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(evidence, "_BLOCK_BYTES", block)
         assert find_errors(path, since) == whole
-    begin = max(text.rfind("; rendezvous at "), 0) if again else 0
+    begin = max(text.rfind("; rendezvous at "), 0) if is_requeued else 0
     harmless = ("srun: error: ", "Traceback (most recent call last)")
     if any(pattern.decode() in text[begin:] for pattern in PATTERNS if pattern.decode() not in harmless):
         assert whole.errors
@@ -303,7 +305,9 @@ def progress_lines(steps: int) -> str:
 
 
 @pytest.mark.parametrize("block", [1 << 9, 1 << 12])
-def test_nemos_log_in_blocks(runs: Runs, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+def test_nemos_log_read_in_blocks_gives_the_same_events(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
     path = log(runs.launch(engine="nemo"))
     path.write_text("words\n" * 3000 + progress_lines(300) + "\rEpoch 0: :  40%|██  | 301/500 [05:01<")
     whole = list(NemoReader(path, 2048).stream())
@@ -325,7 +329,7 @@ def test_a_log_without_progress_is_read_once(runs: Runs, monkeypatch: pytest.Mon
     assert [event.step for event in reader.stream() if isinstance(event, Train)] == [1, 2]
 
 
-def test_no_log_and_no_metrics(tmp_path: Path) -> None:
+def test_missing_files_have_no_events(tmp_path: Path) -> None:
     missing = tmp_path / "missing"
     assert EventReader(missing).newest(10) == []
     assert [*EventReader(missing).stream(), *NemoReader(missing).stream()] == []

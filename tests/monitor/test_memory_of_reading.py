@@ -1,4 +1,4 @@
-"""The memory of the verbs that read a long run: it does not grow with what its steps and its logs hold."""
+"""The memory of verbs that read a long run does not grow with its steps and logs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ pytestmark = pytest.mark.usefixtures("fast")
 
 _SHORT, _STEPS = 50, 30_000
 _LOG = 12 << 20
-# A block of a file at a time, and of each step a few numbers in columns.
+# A block of a file at a time, and a few numbers for each step.
 _MOST = 6 << 20
 
 
-def _run(base: Path, name: str, steps: int, log_bytes: int) -> None:
+def _write_run(base: Path, name: str, steps: int, log_bytes: int) -> None:
     launch = Runs(base).launch(name, job_id="11" if steps == _STEPS else "12")
     losses = [train(step, loss=3.0 - step / 10_000) for step in range(1, steps + 1)]
     path = append(launch, [start(max_steps=steps), held_out(), *losses, end(steps, 1000.0 + steps)])
@@ -31,8 +31,8 @@ def _run(base: Path, name: str, steps: int, log_bytes: int) -> None:
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     base = tmp_path_factory.mktemp("long")
-    _run(base, "short", _SHORT, 1 << 10)
-    _run(base, "long", _STEPS, _LOG)
+    _write_run(base, "short", _SHORT, 1 << 10)
+    _write_run(base, "long", _STEPS, _LOG)
     return base
 
 
@@ -42,15 +42,15 @@ def test_a_long_run_takes_little_memory(
 ) -> None:
     for job in ("11", "12"):
         scheduler.set(job, COMPLETED)
-    json_ = [] if verb == "follow" else ["--json"]
-    assert main([verb, "short", *json_, "--base-results-dir", str(base)]) in (0, 1)  # modules are imported
+    options = [] if verb == "follow" else ["--json"]
+    assert main([verb, "short", *options, "--base-results-dir", str(base)]) in (0, 1)  # modules are imported
     capsys.readouterr()
     tracemalloc.start()
     try:
-        assert main([verb, "long", *json_, "--base-results-dir", str(base)]) in (0, 1)
-        most = tracemalloc.get_traced_memory()[1]
+        assert main([verb, "long", *options, "--base-results-dir", str(base)]) in (0, 1)
+        peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    told = capsys.readouterr().out
-    assert str(_STEPS) in told
-    assert most < _MOST, f"{most >> 10} KiB"
+    output = capsys.readouterr().out
+    assert str(_STEPS) in output
+    assert peak < _MOST, f"{peak >> 10} KiB"

@@ -30,14 +30,14 @@ model:
 
 
 def line(step: int, clock: str = "00:10", loss: str = "9.030", validation: str = "") -> str:
-    """A line as NeMo writes it; step counts from 1."""
+    """Return a line as NeMo writes it; `step` counts from 1."""
     return (
         f"\rEpoch 0: :  40%|████▍     | {step}/5000 [{clock}<00:33, reduced_train_loss={loss}, "
         f"global_step={step - 1:#.4g}, consumed_samples=4.000, train_step_timing in s=0.0500{validation}]"
     )
 
 
-def test_a_recorded_log() -> None:
+def test_a_recorded_log_is_read() -> None:
     events = list(NemoReader(RECORDED, 128).stream())
     starts = [event for event in events if isinstance(event, Start)]
     assert [(start.step, start.max_steps) for start in starts] == [(0, 400)]
@@ -45,9 +45,14 @@ def test_a_recorded_log() -> None:
     assert steps == [*range(1, 7), *range(198, 208), *range(398, 401)]
     # The first validation was before step 198, the others after step 200 and 400.
     assert [event.loss for event in events if isinstance(event, Validation)] == [7.62, 7.4, 7.13, 7.07]
-    seen = Progress(events)
-    assert (seen.step, seen.max_steps, seen.loss, seen.validation_loss) == (400, 400, 7.79, 7.07)
-    assert seen.train and seen.train.tokens_per_second == pytest.approx(128 / 0.0423)
+    progress = Progress(events)
+    assert (progress.step, progress.max_steps, progress.loss, progress.validation_loss) == (
+        400,
+        400,
+        7.79,
+        7.07,
+    )
+    assert progress.train and progress.train.tokens_per_second == pytest.approx(128 / 0.0423)
 
 
 def test_status_of_a_nemo_training(
@@ -68,32 +73,37 @@ def test_status_of_a_nemo_training(
     assert "step 1500/5000  loss 9.0300" in capsys.readouterr().out
 
 
-def test_the_end_of_a_long_log_tells_as_much(tmp_path: Path) -> None:
-    """Also where a failed job's ranks have written long tracebacks after the last step."""
+def test_the_end_of_a_long_log_gives_the_same_progress(tmp_path: Path) -> None:
+    """This holds, too, if a failed job's ranks wrote long tracebacks after the last step."""
     path = tmp_path / "log"
     content = "".join(line(step, f"{step // 60:02}:{step % 60:02}") for step in range(1, 3000))
     path.write_text(content + "\n" + "n3: Traceback (most recent call last):\n" * 10_000)
-    seen = Progress(read_nemo_end(path))
-    assert (seen.step, seen.max_steps, seen.loss, seen.steps_per_second) == (2999, 5000, 9.03, 1.0)
+    progress = Progress(read_nemo_end(path))
+    assert (progress.step, progress.max_steps, progress.loss, progress.steps_per_second) == (
+        2999,
+        5000,
+        9.03,
+        1.0,
+    )
     assert len(read_nemo_end(path)) < 200
     assert read_nemo_end(tmp_path / "none") == [] == list(NemoReader(tmp_path / "none").stream())
     path.write_text("no progress yet\n")
     assert read_nemo_end(path) == []
 
 
-def test_torn_lines_tell_nothing_wrong(tmp_path: Path) -> None:
+def test_torn_lines_give_no_wrong_values(tmp_path: Path) -> None:
     """Other ranks write into the same log, at any place of a line."""
     path = tmp_path / "log"
     message = "[NeMo W 2026-11-21 21:48:20 random:220] CPU RNG state changed within GPU RNG context\n"
     whole = line(306, loss="7.330")
-    for at in range(1, len(whole)):
-        path.write_text(line(305, loss="7.000") + whole[:at] + message + whole[at:])
+    for cut in range(1, len(whole)):
+        path.write_text(line(305, loss="7.000") + whole[:cut] + message + whole[cut:])
         for event in NemoReader(path).stream():
-            assert event.step in (304, 305, 306), whole[:at]
-            assert not isinstance(event, Train) or event.loss in (None, 7.0, 7.33), whole[:at]
+            assert event.step in (304, 305, 306), whole[:cut]
+            assert not isinstance(event, Train) or event.loss in (None, 7.0, 7.33), whole[:cut]
 
 
-def test_reading_while_it_is_written(tmp_path: Path) -> None:
+def test_a_log_is_read_while_it_is_written(tmp_path: Path) -> None:
     path = tmp_path / "log"
     reader = NemoReader(path)
     assert list(reader.stream()) == []

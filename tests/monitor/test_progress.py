@@ -1,4 +1,4 @@
-"""Reading what a trainer appends, and how far it has come."""
+"""Reading a trainer's metrics, and the progress that they show."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def progress(*events: dict[str, object]) -> Progress:
     return Progress(event for event in parsed if event)
 
 
-def test_reading_while_it_is_written(runs: Runs) -> None:
+def test_metrics_are_read_while_they_are_written(runs: Runs) -> None:
     directory = runs.launch()
     path = directory / "results" / "metrics.jsonl"
     reader = EventReader(path)
@@ -80,7 +80,7 @@ def long_training(last: int, every: int = 100) -> list[dict[str, object]]:
 
 
 @pytest.mark.parametrize("last", [1, 30, 99, 100, 101, 140, 400, 2399, 2400, 2401, 2450])
-def test_the_ends_of_a_file_tell_as_much_as_all_of_it(runs: Runs, last: int) -> None:
+def test_the_ends_of_a_file_give_the_same_progress_as_all_of_it(runs: Runs, last: int) -> None:
     path = append(runs.launch(), long_training(last))
     quick, whole = Progress(read_head_and_tail(path)), Progress(EventReader(path).stream())
     for name in ("step", "max_steps", "loss", "validation_loss", "tokens_per_second", "eta", "held_out"):
@@ -101,10 +101,10 @@ def test_a_validation_far_back_is_found(runs: Runs) -> None:
 def test_a_validation_across_two_blocks_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "_BLOCK_BYTES", 64)
     line = json.dumps(validation(7, 4.0)).encode() + b"\n"
-    for more in range(2000):
-        content = line + b" " * more + b"\n"
-        (found,) = events.last_line_with(io.BytesIO(content), b'"val_loss"', len(content))
-        assert isinstance(found, Validation) and found.step == 7, more
+    for padding in range(2000):
+        content = line + b" " * padding + b"\n"
+        (event,) = events.last_line_with(io.BytesIO(content), b'"val_loss"', len(content))
+        assert isinstance(event, Validation) and event.step == 7, padding
 
 
 def test_the_rate_of_a_restarted_trainer_is_not_counted_over_the_pause(runs: Runs) -> None:
@@ -115,21 +115,21 @@ def test_the_rate_of_a_restarted_trainer_is_not_counted_over_the_pause(runs: Run
 
 
 def test_progress() -> None:
-    seen = progress(*whole_training(0, 100)[:-1])
-    assert (seen.step, seen.max_steps, seen.tokens_per_second) == (100, 300, 4096.0)
-    assert seen.steps_per_second == 2.0 and seen.eta == 100.0
-    assert seen.held_out and seen.held_out.unigram_entropy == 6.1
+    current = progress(*whole_training(0, 100)[:-1])
+    assert (current.step, current.max_steps, current.tokens_per_second) == (100, 300, 4096.0)
+    assert current.steps_per_second == 2.0 and current.eta == 100.0
+    assert current.held_out and current.held_out.unigram_entropy == 6.1
 
 
-def test_nothing_is_known_before_there_is_something() -> None:
+def test_progress_is_unknown_before_the_first_steps() -> None:
     empty = progress()
     assert (empty.step, empty.eta, empty.loss, empty.tokens_per_second) == (None, None, None, None)
-    begun = progress(start(40))
-    assert (begun.step, begun.eta) == (40, None)
+    started = progress(start(40))
+    assert (started.step, started.eta) == (40, None)
     assert progress(start(), train(1)).eta is None  # one point has no rate
 
 
-def test_eta_after_a_resume_counts_from_there() -> None:
+def test_eta_after_a_resume_counts_from_the_resumed_step() -> None:
     # Requeued in the same file: an hour later, at step 50, twice as fast.
     events = [start(), train(1), train(100), start(50, time=5000.0)]
     assert progress(*events).eta is None
@@ -147,5 +147,5 @@ def test_eta_is_never_negative() -> None:
 
 
 def test_validation_and_end() -> None:
-    seen = progress(start(), train(25), validation(25, 7.5), end(25, 1020.0))
-    assert seen.validation_loss == 7.5 and seen.end and seen.end.reason == "max_steps"
+    current = progress(start(), train(25), validation(25, 7.5), end(25, 1020.0))
+    assert current.validation_loss == 7.5 and current.end and current.end.reason == "max_steps"

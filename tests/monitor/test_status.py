@@ -1,4 +1,4 @@
-"""`slipway status`, once and watched, on runs as they lie on disk."""
+"""`slipway status`, once and with `--watch`, on runs on disk."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_status(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:
     assert scheduler.questions == [["1", "2"]]  # one question for all
 
 
-def test_status_for_programs(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:
+def test_status_as_json(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:
     append(runs.launch("a", job_id="1"), [start(), train(1, loss=float("nan"))])
     tasks = {"0": State.COMPLETED, "1": State.FAILED}
     scheduler.set("1", JobStatus(State.FAILED, "task 1: exit code 3", restarts=1, tasks=tasks))
@@ -76,7 +76,7 @@ def test_status_for_programs(runs: Runs, scheduler: FakeScheduler, capsys: Capsy
     assert (item["restarts"], item["user"], item["eta_seconds"]) == (1, "u", None)
 
 
-def test_another_training_is_told(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:
+def test_status_names_a_different_training(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:
     changes = [{"key": f"training.model.{name}", "old": 1, "new": 2} for name in ("seed", "lr", "k", "l")]
     runs.launch(differs={"launch": 1, "changes": changes})
     scheduler.set("11", RUNNING)
@@ -92,7 +92,7 @@ def test_another_training_is_told(runs: Runs, scheduler: FakeScheduler, capsys: 
 @pytest.mark.parametrize(
     "differs", [{}, {"launch": 1}, {"launch": True, "changes": []}, {"launch": 1, "changes": [1, {"key": 2}]}]
 )
-def test_columns_without_a_difference_are_left_out(
+def test_invalid_differences_are_left_out(
     runs: Runs, scheduler: FakeScheduler, capsys: Capsys, differs: dict[str, Any]
 ) -> None:
     runs.launch(differs=differs)
@@ -101,14 +101,14 @@ def test_columns_without_a_difference_are_left_out(
     assert json.loads(capsys.readouterr().out)[0]["differs"] is None
 
 
-def test_all_live_launches_of_a_run_are_told(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:
+def test_all_live_launches_of_a_run_are_shown(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:
     """An earlier launch is hidden by a newer one only when it is over."""
     requeued, array = runs.launch(number=1), runs.launch(number=2)
     now = time.time()
     leave(requeued, "11", started=now, ended=now, code=143)  # killed by Slurm, and it waits again
     leave(array, "12_0", started=1.0, ended=2.0)  # one task of several
-    done = runs.launch(number=3)
-    leave(done, "13", started=1.0, ended=2.0)
+    finished = runs.launch(number=3)
+    leave(finished, "13", started=1.0, ended=2.0)
     runs.launch(number=4)
     scheduler.set("11", PENDING)
     scheduler.set("12", RUNNING)
@@ -131,20 +131,20 @@ def test_one_launch_by_its_job(runs: Runs, scheduler: FakeScheduler, capsys: Cap
     assert [item["job_id"] for item in json.loads(capsys.readouterr().out)] == ["12"]
 
 
-def test_status_tells_what_it_cannot_see(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:
-    done = runs.launch("done", job_id="1")
-    leave(done, "1", ended=5.0)
+def test_status_says_why_a_state_is_unknown(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:
+    finished = runs.launch("done", job_id="1")
+    leave(finished, "1", ended=5.0)
     runs.launch("lost", job_id="2")
     runs.launch("refused", job_id=None, error="sbatch: error: invalid partition\nBatch job failed")
     broken = runs.launch("broken")
     (broken / "launcher.json").write_text("{")
     scheduler.error = "squeue cannot reach the controller"
     assert slipway(runs, "status", "--json") == 3
-    told = {item["run"]: (item["state"], item["reason"]) for item in json.loads(capsys.readouterr().out)}
-    assert told["done"] == ("COMPLETED", None)
-    assert told["lost"] == ("UNKNOWN", "squeue cannot reach the controller")
-    assert told["refused"] == ("NOT_SUBMITTED", "sbatch: error: invalid partition")
-    assert told["broken"][0] == "UNKNOWN" and "not a launch's manifest" in told["broken"][1]
+    rows = {item["run"]: (item["state"], item["reason"]) for item in json.loads(capsys.readouterr().out)}
+    assert rows["done"] == ("COMPLETED", None)
+    assert rows["lost"] == ("UNKNOWN", "squeue cannot reach the controller")
+    assert rows["refused"] == ("NOT_SUBMITTED", "sbatch: error: invalid partition")
+    assert rows["broken"][0] == "UNKNOWN" and "not a launch's manifest" in rows["broken"][1]
 
 
 BROKEN: dict[str, dict[str, Any]] = {
@@ -173,22 +173,22 @@ def test_broken_run_of_a_colleague_hides_nothing_else(
     for job_id in ("1", "2", "3"):
         scheduler.set(job_id, RUNNING)
     assert slipway(runs, "status", "--json") == 3
-    told = {item["run"]: item for item in json.loads(capsys.readouterr().out)}
-    assert all("not a launch's manifest" in told[name]["reason"] for name in BROKEN)
-    assert [told[name]["state"] for name in ("marks", "steps", "metrics")] == ["RUNNING"] * 3
-    assert told["steps"]["step"] == 1
+    rows = {item["run"]: item for item in json.loads(capsys.readouterr().out)}
+    assert all("not a launch's manifest" in rows[name]["reason"] for name in BROKEN)
+    assert [rows[name]["state"] for name in ("marks", "steps", "metrics")] == ["RUNNING"] * 3
+    assert rows["steps"]["step"] == 1
 
 
 @pytest.mark.parametrize("verb", ["status", "follow", "logs"])
-def test_no_word_of_another_reaches_the_terminal_as_an_order(
+def test_control_characters_of_others_are_escaped(
     runs: Runs, scheduler: FakeScheduler, capsys: Capsys, verb: str
 ) -> None:
     runs.launch("x", run="a\x1b[2Jb", job_id="1")
     scheduler.set("1", JobStatus(State.FAILED, "why\x1b]0;title\x07\nnext"))
     slipway(runs, verb, "x")
-    told = capsys.readouterr()
-    assert "why\\x1b]0;title\\x07\\nnext" in told.out + told.err
-    assert "\x1b" not in told.out + told.err
+    output = capsys.readouterr()
+    assert "why\\x1b]0;title\\x07\\nnext" in output.out + output.err
+    assert "\x1b" not in output.out + output.err
 
 
 def test_a_run_that_is_removed_has_not_completed(runs: Runs, scheduler: FakeScheduler) -> None:
@@ -196,13 +196,13 @@ def test_a_run_that_is_removed_has_not_completed(runs: Runs, scheduler: FakeSche
     runs.launch("gone", job_id="2")
     scheduler.set("1", COMPLETED)
     scheduler.set("2", RUNNING)
-    wanted = [find_run(name, runs.base) for name in ("kept", "gone")]
+    refs = [find_run(name, runs.base) for name in ("kept", "gone")]
     shutil.rmtree(runs.base / "gone")
-    seen = {row.run: row.status.state for row in look(wanted, runs.base)}
-    assert seen == {"kept": State.COMPLETED, "gone": State.UNKNOWN}
+    states = {row.run: row.status.state for row in look(refs, runs.base)}
+    assert states == {"kept": State.COMPLETED, "gone": State.UNKNOWN}
 
 
-def test_status_of_nothing(runs: Runs, capsys: Capsys) -> None:
+def test_status_without_runs(runs: Runs, capsys: Capsys) -> None:
     assert slipway(runs, "status") == 0
     assert "no run was launched" in capsys.readouterr().err
     assert slipway(runs, "status", "--watch") == 0
@@ -220,7 +220,7 @@ def test_status_of_nothing(runs: Runs, capsys: Capsys) -> None:
         ([JobStatus(State.UNKNOWN), FAILED, COMPLETED], 1),
     ],
 )
-def test_the_exit_code_is_that_of_the_worst(
+def test_the_exit_code_is_that_of_the_worst_state(
     runs: Runs, scheduler: FakeScheduler, states: list[JobStatus], code: int
 ) -> None:
     for number, status in enumerate(states, start=1):
@@ -230,7 +230,7 @@ def test_the_exit_code_is_that_of_the_worst(
     assert slipway(runs, "status") == (3 if JobStatus(State.UNKNOWN) in states else 0)
 
 
-def test_only_what_completed_looks_like_it() -> None:
+def test_only_completed_jobs_are_green() -> None:
     assert [state for state in State if "green" in colour(state)] == [State.COMPLETED]
     assert "magenta" in colour(State.UNKNOWN)
 
@@ -238,7 +238,7 @@ def test_only_what_completed_looks_like_it() -> None:
 # status --watch
 
 
-def test_watching_in_a_pipe_tells_each_change_once(
+def test_watching_in_a_pipe_prints_each_change_once(
     runs: Runs, scheduler: FakeScheduler, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("launcher.cli.status._LEAST_INTERVAL", 0.01)
@@ -247,8 +247,8 @@ def test_watching_in_a_pipe_tells_each_change_once(
     scheduler.set("1", PENDING, PENDING, RUNNING, RUNNING, FAILED)
     scheduler.set("2", RUNNING, RUNNING, RUNNING, RUNNING, RUNNING, COMPLETED)
     assert slipway(runs, "status", "a", "b", "--watch", "--interval", "0.05") == 1
-    told = [line.split("  ", 1)[1] for line in capsys.readouterr().out.splitlines()]
-    assert told == [
+    lines = [line.split("  ", 1)[1] for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
         "a  job 1  PENDING (Resources)  step 100/300  loss 5.2615",
         "b  job 2  RUNNING  on n[1-2]",
         "a  job 1  RUNNING  on n[1-2]  step 100/300  loss 5.2615",
@@ -257,7 +257,7 @@ def test_watching_in_a_pipe_tells_each_change_once(
     ]
 
 
-def test_watching_for_programs(
+def test_watching_as_json(
     runs: Runs, scheduler: FakeScheduler, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("launcher.cli.status._LEAST_INTERVAL", 0.01)
@@ -288,10 +288,10 @@ def test_a_scheduler_that_goes_silent_and_comes_back(runs: Runs, scheduler: Fake
         leave(runs.base / "b" / "launches" / "1", "2", ended=5.0)
         scheduler.error = "squeue: Connection refused"
         _until(lambda: poller.snapshot().silent is not None)
-        seen = poller.snapshot()
-        assert seen.why == "squeue: Connection refused" and not seen.is_over
-        assert seen.states == [State.UNKNOWN, State.COMPLETED]  # the second has left marks
-        first = seen.rows[0]
+        snapshot = poller.snapshot()
+        assert snapshot.why == "squeue: Connection refused" and not snapshot.is_over
+        assert snapshot.states == [State.UNKNOWN, State.COMPLETED]  # the second has left marks
+        first = snapshot.rows[0]
         assert first.status.reason == "no answer; before that RUNNING"
         assert (first.status.nodes, first.status.elapsed) == ("n[1-2]", "00:00:50")
         assert first.progress.step == 100
@@ -300,7 +300,7 @@ def test_a_scheduler_that_goes_silent_and_comes_back(runs: Runs, scheduler: Fake
         assert poller.snapshot().states == [State.RUNNING, State.COMPLETED]
 
 
-def test_a_question_that_hangs_is_silence_too(
+def test_a_scheduler_that_hangs_is_silent_too(
     runs: Runs, scheduler: FakeScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("launcher.monitor.watching._STALE_SECONDS", 0.1)
@@ -327,7 +327,7 @@ def test_a_silent_scheduler_is_asked_ever_less_often() -> None:
     assert backoff(60.0, 5) == 60.0
 
 
-def test_watching_gives_up_on_what_nobody_can_tell(
+def test_watching_gives_up_on_unknown_states(
     runs: Runs, scheduler: FakeScheduler, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("launcher.cli.status._LEAST_INTERVAL", 0.01)
@@ -338,7 +338,7 @@ def test_watching_gives_up_on_what_nobody_can_tell(
     assert "UNKNOWN (the scheduler does not know this job)" in capsys.readouterr().out
 
 
-def test_ctrl_c_ends_the_watching_alone(
+def test_ctrl_c_ends_the_watching_and_not_the_jobs(
     runs: Runs, scheduler: FakeScheduler, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs.launch()
@@ -362,7 +362,7 @@ def screen(poller: StatusPoller, width: int, height: int) -> list[str]:
 
 
 @pytest.mark.parametrize(("width", "height"), [(40, 10), (80, 24), (200, 50)])
-def test_the_screen_is_never_too_small(runs: Runs, scheduler: FakeScheduler, width: int, height: int) -> None:
+def test_the_table_fits_on_any_screen(runs: Runs, scheduler: FakeScheduler, width: int, height: int) -> None:
     for number in range(40):
         append(runs.launch(f"run{number:02}", job_id=str(1 + number)), whole_training(0, 100)[:-1])
         scheduler.set(str(1 + number), COMPLETED if number < 37 else PENDING)
@@ -373,17 +373,17 @@ def test_the_screen_is_never_too_small(runs: Runs, scheduler: FakeScheduler, wid
     lines = screen(poller, width, height)
     assert len(lines) <= height and max(map(len, lines)) <= width
     assert "2 PENDING  1 RUNNING  37 COMP" in lines[0]
-    # What waits or runs is shown first where not all have room.
+    # Waiting and running jobs are shown first if not all rows fit.
     for name in ("run37", "run38", "run39"):
         assert any(line.startswith(f"{name} ") for line in lines), lines
-    shown = sum(line.startswith("run") for line in lines) - 1  # the header is no run
-    assert shown == 40 or any(f"and {40 - shown} more" in line for line in lines)
+    row_count = sum(line.startswith("run") for line in lines) - 1  # the header is no run
+    assert row_count == 40 or any(f"and {40 - row_count} more" in line for line in lines)
     assert any("run37, run38 PENDING Resources" in line for line in lines)
     assert ("n[1,3,5,7,9,11,13,1…" in "".join(lines)) == (width == 200)
 
 
-def test_a_terminal_shows_the_last_look_when_the_watching_ends(runs: Runs) -> None:
-    """On a terminal of its own; the whole screen is given back."""
+def test_a_terminal_shows_the_last_table_when_the_watching_ends(runs: Runs) -> None:
+    """The command has a terminal of its own, and restores the whole screen."""
     import pty
     import subprocess
     import sys
@@ -395,11 +395,11 @@ def test_a_terminal_shows_the_last_look_when_the_watching_ends(runs: Runs) -> No
         [*command, "--base-results-dir", str(runs.base)], stdout=slave, stderr=slave, stdin=slave, timeout=60
     )
     os.close(slave)
-    told = os.read(master, 1 << 16).decode()
+    output = os.read(master, 1 << 16).decode()
     os.close(master)
     assert done.returncode == 1
-    after = told.rpartition("\x1b[?1049l")[2]
-    assert "refused" in after and "NOT_SUBMITTED" in after
+    remainder = output.rpartition("\x1b[?1049l")[2]
+    assert "refused" in remainder and "NOT_SUBMITTED" in remainder
 
 
 def _until(condition: object) -> None:

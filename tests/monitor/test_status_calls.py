@@ -25,7 +25,7 @@ COUNTED = ("squeue", "sacct", "scontrol", "sinfo")
 
 @pytest.fixture
 def jobs(runs: Runs, plain_sandbox: Sandbox) -> Iterator[list[str]]:
-    """Forty jobs of a run each; every fourth is gone at once, the others wait for ever."""
+    """Forty jobs, each of its own run: every fourth is cancelled at once, the others wait forever."""
     environment = plain_sandbox.environment()
     submitted: list[str] = []
     try:
@@ -33,14 +33,14 @@ def jobs(runs: Runs, plain_sandbox: Sandbox) -> Iterator[list[str]]:
             directory = runs.launch(f"r{number}", tag=f"calls-{number}", job_id=None)
             script = directory / f"{JOB_NAME}_submission.sh"
             script.write_text("#!/bin/bash\n#SBATCH --partition=cloud --output=/dev/null\n")
-            named = submitted_name(script, f"calls-{number}")
-            link_or_copy(named, script)
-            command = ["sbatch", "--parsable", str(named), f"calls-{number}"]
+            script_link = submitted_name(script, f"calls-{number}")
+            link_or_copy(script_link, script)
+            command = ["sbatch", "--parsable", str(script_link), f"calls-{number}"]
             done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
             submitted.append(done.stdout.strip())
-            known = {"job_id": submitted[-1], "slurm_conf": environment["SLURM_CONF"]}
+            fields = {"job_id": submitted[-1], "slurm_conf": environment["SLURM_CONF"]}
             manifest = json.loads((directory / "launcher.json").read_text())
-            (directory / "launcher.json").write_text(json.dumps(manifest | known))
+            (directory / "launcher.json").write_text(json.dumps(manifest | fields))
         subprocess.run(["scancel", *submitted[::4]], env=environment, check=True)
         yield submitted
     finally:
@@ -57,19 +57,21 @@ def test_the_number_of_questions_is_constant(
         real = shutil.which(name, path=environment["PATH"])
         (wrappers / name).write_text(f'#!/bin/bash\necho {name} >>{log}\nexec {real} "$@"\n')
         (wrappers / name).chmod(0o755)
-    counted = {**os.environ, **environment, "PATH": f"{wrappers}:{environment['PATH']}"}
+    call_environment = {**os.environ, **environment, "PATH": f"{wrappers}:{environment['PATH']}"}
 
     def status(number: int) -> tuple[dict[str, str], list[str]]:
         log.write_text("")
         command = [SLIPWAY, "status", *(str(runs.base / f"r{index}") for index in range(number)), "--json"]
-        done = subprocess.run(command, env=counted, check=True, capture_output=True, text=True, timeout=60)
-        told = {item["job_id"]: item["state"] for item in json.loads(done.stdout)}
-        return told, sorted(log.read_text().split())
+        done = subprocess.run(
+            command, env=call_environment, check=True, capture_output=True, text=True, timeout=60
+        )
+        states = {item["job_id"]: item["state"] for item in json.loads(done.stdout)}
+        return states, sorted(log.read_text().split())
 
-    few, asked_for_few = status(10)
-    many, asked_for_many = status(40)
-    # The second squeue asks when those ended that left no mark of it.
-    assert asked_for_few == asked_for_many == ["sacct", "squeue", "squeue"]
+    few, calls_for_few = status(10)
+    many, calls_for_many = status(40)
+    # The second squeue asks for the ends of jobs that left no mark.
+    assert calls_for_few == calls_for_many == ["sacct", "squeue", "squeue"]
     assert (list(few), list(many)) == (jobs[:10], jobs)
-    ended = set(jobs[::4])
-    assert many == {job: "CANCELLED" if job in ended else "PENDING" for job in jobs}
+    cancelled = set(jobs[::4])
+    assert many == {job: "CANCELLED" if job in cancelled else "PENDING" for job in jobs}

@@ -1,4 +1,4 @@
-"""The time of a job's last transition, from what is known without asking Slurm for more."""
+"""The time of a job's last transition, without further questions to Slurm."""
 
 from __future__ import annotations
 
@@ -28,106 +28,112 @@ def seconds(text: str | None) -> float | None:
 
 
 @pytest.fixture
-def told(runs: Runs, capsys: pytest.CaptureFixture[str]) -> Any:
-    def ask() -> tuple[str | None, ...]:
+def times(runs: Runs, capsys: pytest.CaptureFixture[str]) -> Any:
+    def read() -> tuple[str | None, ...]:
         slipway(runs, "status", "--json")
         (item,) = json.loads(capsys.readouterr().out)
         return tuple(item[name] for name in NAMES)
 
-    return ask
+    return read
 
 
-def test_a_job_that_waits(runs: Runs, scheduler: FakeScheduler, told: Any) -> None:
+def test_times_of_a_waiting_job(runs: Runs, scheduler: FakeScheduler, times: Any) -> None:
     runs.launch()
     scheduler.set("11", PENDING)
-    assert told() == (CREATED, None, None, CREATED)
+    assert times() == (CREATED, None, None, CREATED)
 
 
-def test_a_job_that_runs(runs: Runs, scheduler: FakeScheduler, told: Any) -> None:
+def test_times_of_a_running_job(runs: Runs, scheduler: FakeScheduler, times: Any) -> None:
     launch = runs.launch()
     scheduler.set("11", RUNNING)
-    # Before its script leaves a mark, by the time that Slurm says it ran.
-    _, started, ended, last = told()
+    # Before its script leaves a mark, Slurm's elapsed time gives the start.
+    _, started, ended, last = times()
     assert started == last and ended is None
     assert abs((seconds(started) or 0) - (time.time() - 50)) < 5
     leave(launch, "11", started=1000.0)
-    assert told() == (CREATED, "1970-01-01T00:16:40Z", None, "1970-01-01T00:16:40Z")
+    assert times() == (CREATED, "1970-01-01T00:16:40Z", None, "1970-01-01T00:16:40Z")
 
 
-def test_a_job_that_ended(runs: Runs, scheduler: FakeScheduler, told: Any) -> None:
+def test_times_of_a_job_that_ended(runs: Runs, scheduler: FakeScheduler, times: Any) -> None:
     launch = runs.launch()
     leave(launch, "11", started=1000.0)
     scheduler.set("11", FAILED)  # killed with its node: it ran for 3 s
-    assert told() == (CREATED, "1970-01-01T00:16:40Z", "1970-01-01T00:16:43Z", "1970-01-01T00:16:43Z")
+    assert times() == (CREATED, "1970-01-01T00:16:40Z", "1970-01-01T00:16:43Z", "1970-01-01T00:16:43Z")
     leave(launch, "11", started=1000.0, ended=1100.0)
     for status in (FAILED, COMPLETED):
         scheduler.set("11", status)
-        assert told()[2:] == ("1970-01-01T00:18:20Z", "1970-01-01T00:18:20Z")
+        assert times()[2:] == ("1970-01-01T00:18:20Z", "1970-01-01T00:18:20Z")
 
 
-def test_without_a_scheduler_the_marks_tell(runs: Runs, scheduler: FakeScheduler, told: Any) -> None:
+def test_marks_give_the_times_without_a_scheduler(runs: Runs, scheduler: FakeScheduler, times: Any) -> None:
     launch = runs.launch()
     leave(launch, "11", started=1000.0, ended=1100.0)
     scheduler.error = "squeue cannot reach the controller"
-    assert told() == (CREATED, "1970-01-01T00:16:40Z", "1970-01-01T00:18:20Z", "1970-01-01T00:18:20Z")
+    assert times() == (CREATED, "1970-01-01T00:16:40Z", "1970-01-01T00:18:20Z", "1970-01-01T00:18:20Z")
 
 
-def test_a_state_that_cannot_be_told_is_of_no_time(runs: Runs, scheduler: FakeScheduler, told: Any) -> None:
+def test_an_unknown_state_has_no_time(runs: Runs, scheduler: FakeScheduler, times: Any) -> None:
     launch = runs.launch()
     leave(launch, "11", started=1000.0)
     scheduler.error = "squeue cannot reach the controller"
-    assert told() == (CREATED, "1970-01-01T00:16:40Z", None, None)
+    assert times() == (CREATED, "1970-01-01T00:16:40Z", None, None)
 
 
-def test_a_job_that_was_requeued(runs: Runs, scheduler: FakeScheduler, told: Any) -> None:
+def test_times_of_a_requeued_job(runs: Runs, scheduler: FakeScheduler, times: Any) -> None:
     year = 365 * 86400
     launch = runs.launch(created="1971-01-01T00:00:00Z")
     leave(launch, "11", started=year + 1000.0, ended=year + 1100.0, code=143)
     scheduler.set("11", replace(PENDING, restarts=1))
-    assert told() == ("1971-01-01T00:00:00Z", None, None, "1971-01-01T00:18:20Z")
+    assert times() == ("1971-01-01T00:00:00Z", None, None, "1971-01-01T00:18:20Z")
     scheduler.set("11", replace(RUNNING, restarts=1))
-    assert (seconds(told()[3]) or 0) > time.time() - 60, "the mark is of the attempt before"
+    assert (seconds(times()[3]) or 0) > time.time() - 60, "the mark is of the attempt before"
     leave(launch, "11", attempt=1, started=year + 2000.0)
-    assert told()[3] == "1971-01-01T00:33:20Z"
+    assert times()[3] == "1971-01-01T00:33:20Z"
 
 
-def test_a_job_that_was_cancelled_while_it_waited(runs: Runs, scheduler: FakeScheduler, told: Any) -> None:
+def test_times_of_a_job_that_was_cancelled_while_it_waited(
+    runs: Runs, scheduler: FakeScheduler, times: Any
+) -> None:
     launch = runs.launch()
     note_cancelled(launch, "11", "me")
     scheduler.set("11", JobStatus(State.CANCELLED, "by me"))
-    _, started, ended, last = told()
+    _, started, ended, last = times()
     assert started is None and ended == last
     assert abs((seconds(last) or 0) - time.time()) < 60
 
 
-def test_a_job_that_slurm_alone_knows_the_end_of(runs: Runs, scheduler: FakeScheduler, told: Any) -> None:
-    """One that waited, and was cancelled with scancel."""
+def test_times_of_a_job_whose_end_slurm_alone_knows(runs: Runs, scheduler: FakeScheduler, times: Any) -> None:
+    """The job waited, and was cancelled with scancel."""
     runs.launch()
     scheduler.set("11", JobStatus(State.CANCELLED, "by me", elapsed="00:00:00", ended=1000.0))
-    assert told() == (CREATED, None, "1970-01-01T00:16:40Z", "1970-01-01T00:16:40Z")
+    assert times() == (CREATED, None, "1970-01-01T00:16:40Z", "1970-01-01T00:16:40Z")
 
 
-def test_a_chain_that_was_ended_between_its_links(runs: Runs, scheduler: FakeScheduler, told: Any) -> None:
+def test_times_of_a_chain_that_was_ended_between_its_links(
+    runs: Runs, scheduler: FakeScheduler, times: Any
+) -> None:
     launch = runs.launch(links=3)
     end_chain(launch, ChainEnd("me", "cancelled", 3000.0))
     scheduler.set("11", JobStatus(State.CANCELLED))
-    assert told()[3] == "1970-01-01T00:50:00Z"
+    assert times()[3] == "1970-01-01T00:50:00Z"
 
 
-def test_a_job_that_never_was(runs: Runs, scheduler: FakeScheduler, told: Any) -> None:
+def test_times_of_a_launch_that_was_refused(runs: Runs, scheduler: FakeScheduler, times: Any) -> None:
     runs.launch(job_id=None, error="sbatch: error: invalid partition")
-    assert told() == (None, None, None, CREATED)
+    assert times() == (None, None, None, CREATED)
 
 
 @pytest.mark.parametrize("created", ["soon", "", "9999-99-99T00:00:00Z"])
-def test_a_manifest_that_tells_no_time(runs: Runs, scheduler: FakeScheduler, told: Any, created: str) -> None:
+def test_times_of_a_manifest_without_a_valid_time(
+    runs: Runs, scheduler: FakeScheduler, times: Any, created: str
+) -> None:
     launch = runs.launch(created=created)
     leave(launch, "11", started=1e300, ended=1e300)
     scheduler.set("11", COMPLETED)
-    assert told() == (None, None, None, None)
+    assert times() == (None, None, None, None)
 
 
-def test_a_time_in_a_few_characters() -> None:
+def test_a_time_is_shown_in_a_few_characters() -> None:
     now = datetime(2026, 11, 22, 12, 30)
     assert since(datetime(2026, 11, 22, 12, 4).timestamp(), now) == "12:04"
     assert since(datetime(2026, 11, 2, 12, 4).timestamp(), now) == "2 Nov"
@@ -136,7 +142,7 @@ def test_a_time_in_a_few_characters() -> None:
     assert max(len(since(day * 86400.0, now)) for day in range(20000, 20800)) <= 7
 
 
-def test_a_narrow_terminal_keeps_it(
+def test_a_narrow_terminal_keeps_the_column_since(
     runs: Runs, scheduler: FakeScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from launcher.monitor.run_status import as_table, collect_status

@@ -1,4 +1,4 @@
-"""`slipway follow | plot` through their parsers, on runs as they lie on disk."""
+"""`slipway follow | plot` through their parsers, on runs on disk."""
 
 from __future__ import annotations
 
@@ -77,15 +77,13 @@ def test_follow_in_a_pipe(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) 
     assert sum("lr " in line for line in lines) == 1  # hundreds of steps at once are one line
 
 
-def test_follow_tells_a_newcomer_why_nothing_was_trained(
-    runs: Runs, scheduler: FakeScheduler, capsys: Capsys
-) -> None:
+def test_follow_says_why_nothing_was_trained(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:
     append(runs.launch(), [start(300), {**end(300, 1001.0), "reason": "already_complete"}])
     scheduler.set("11", RUNNING, COMPLETED)
     assert slipway(runs, "follow", "gpt3_tiny") == 0
-    told = capsys.readouterr().out
-    assert "the trainer resumed from step 300" in told
-    assert "nothing left to do: increase training.trainer.max_steps to continue" in told
+    output = capsys.readouterr().out
+    assert "the trainer resumed from step 300" in output
+    assert "nothing left to do: increase training.trainer.max_steps to continue" in output
 
 
 def test_follow_shows_the_end_of_a_failed_jobs_log(
@@ -95,21 +93,21 @@ def test_follow_shows_the_end_of_a_failed_jobs_log(
     log(directory).write_text("".join(f"line {i}\n" for i in range(100)))
     scheduler.set("11", FAILED)
     assert slipway(runs, "follow", "gpt3_tiny") == 1
-    told = capsys.readouterr().err
-    assert "FAILED (exit code 1)" in told and "line 80\n" in told and "line 79\n" not in told
-    assert str(log(directory)) in told
+    message = capsys.readouterr().err
+    assert "FAILED (exit code 1)" in message and "line 80\n" in message and "line 79\n" not in message
+    assert str(log(directory)) in message
 
 
 def test_follow_a_training_that_was_interrupted(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:
     log(runs.launch()).write_text("saved at step 120\n")
     scheduler.set("11", JobStatus(State.INTERRUPTED, "saved before its end: launching again continues"))
     assert slipway(runs, "follow", "gpt3_tiny") == 75
-    told = capsys.readouterr().err
-    assert "INTERRUPTED (saved before its end: launching again continues)" in told
-    assert "The end of" not in told  # nothing went wrong
+    message = capsys.readouterr().err
+    assert "INTERRUPTED (saved before its end: launching again continues)" in message
+    assert "The end of" not in message  # nothing went wrong
 
 
-def test_follow_gives_up_when_nobody_can_tell(runs: Runs, scheduler: FakeScheduler) -> None:
+def test_follow_gives_up_when_the_state_is_unknown(runs: Runs, scheduler: FakeScheduler) -> None:
     runs.launch()
     assert slipway(runs, "follow", "gpt3_tiny") == 3
 
@@ -132,9 +130,9 @@ def test_ctrl_c_leaves_the_job_alone(
 
     monkeypatch.setattr(LinesView, "show", interrupt)
     assert slipway(runs, "follow", "gpt3_tiny") == 130
-    told = capsys.readouterr().err
-    assert "job 11 continues" in told and "slipway follow" in told
-    assert "slipway cancel" in told
+    message = capsys.readouterr().err
+    assert "job 11 continues" in message and "slipway follow" in message
+    assert "slipway cancel" in message
 
 
 def test_a_bug_in_the_watching_thread_is_not_hidden(runs: Runs, scheduler: FakeScheduler) -> None:
@@ -157,12 +155,12 @@ def test_a_scheduler_that_hangs_is_not_taken_for_a_running_job(runs: Runs, sched
         return answer
 
     scheduler.statuses = hanging  # type: ignore[method-assign]
-    with polling.JobPoller(open_launch(runs.base / "gpt3_tiny"), patience=0.5) as watched:
-        assert watched.status == RUNNING
+    with polling.JobPoller(open_launch(runs.base / "gpt3_tiny"), patience=0.5) as poller:
+        assert poller.status == RUNNING
         hang.wait(0.6)
-        assert watched.is_over and watched.status.state is State.UNKNOWN
-        watched.alive()  # the trainer still tells of steps
-        assert not watched.is_over
+        assert poller.is_over and poller.status.state is State.UNKNOWN
+        poller.alive()  # the trainer still tells of steps
+        assert not poller.is_over
     hang.set()
 
 
@@ -202,10 +200,10 @@ def test_plot(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:
     append(runs.launch(number=2), whole_training(150, 300))
     scheduler.set("12", COMPLETED)
     assert slipway(runs, "plot", "gpt3_tiny") == 0
-    told = capsys.readouterr().out
-    assert "held-out loss    7.5885 → 4.3647" in told and "yes, by 1.7353 nats" in told
-    assert "┈┈ unigram entropy 6.1000" in told and "\x1b" not in told
-    assert max(map(len, told.splitlines()[:-1])) <= 110
+    output = capsys.readouterr().out
+    assert "held-out loss    7.5885 → 4.3647" in output and "yes, by 1.7353 nats" in output
+    assert "┈┈ unigram entropy 6.1000" in output and "\x1b" not in output
+    assert max(map(len, output.splitlines()[:-1])) <= 110
     png = (runs.base / "gpt3_tiny" / "loss.png").read_bytes()
     assert png.startswith(b"\x89PNG\r\n\x1a\n") and png.rstrip().endswith(b"IEND\xaeB`\x82")
     width, height = (int.from_bytes(png[at : at + 4]) for at in (16, 20))
@@ -213,7 +211,7 @@ def test_plot(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:
     assert [path.name for path in (runs.base / "gpt3_tiny").iterdir() if path.name.startswith(".")] == []
 
 
-def test_plot_of_little(runs: Runs, scheduler: FakeScheduler, capsys: Capsys, tmp_path: Path) -> None:
+def test_plot_of_a_single_step(runs: Runs, scheduler: FakeScheduler, capsys: Capsys, tmp_path: Path) -> None:
     append(runs.launch(), [start(), train(1, loss=float("nan")), validation(1, float("nan"))])
     output = tmp_path / "x.png"
     assert slipway(runs, "plot", "gpt3_tiny", "--output", str(output)) == 0
@@ -222,7 +220,7 @@ def test_plot_of_little(runs: Runs, scheduler: FakeScheduler, capsys: Capsys, tm
         slipway(runs, "plot", "gpt3_tiny", "--no-terminal", "--output", str(tmp_path / "none" / "x.png"))
 
 
-def test_plot_for_programs(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:
+def test_plot_as_json(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:
     append(runs.launch(), whole_training(0, 300))
     scheduler.set("11", COMPLETED)
     assert slipway(runs, "plot", "gpt3_tiny", "--json") == 0

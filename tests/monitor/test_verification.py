@@ -1,4 +1,4 @@
-"""`slipway verify` on runs as they lie on disk; each check is shown failing."""
+"""`slipway verify` on runs on disk; each check has a case in which it fails."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ COMPLETED = JobStatus(State.COMPLETED, None, "n[1-2]", "00:01:30", 0)
 RANKS = 4
 
 
-def sound(runs: Runs, number: int = 1, first: int = 0, last: int = 300, max_steps: int = 300) -> Path:
-    """A launch with all that a sound training leaves; return its directory."""
+def sound_launch(runs: Runs, number: int = 1, first: int = 0, last: int = 300, max_steps: int = 300) -> Path:
+    """Write a launch with all files of a sound training; return its directory."""
     launch = runs.launch(number=number)
     run_dir = launch.parents[1]
     append(launch, whole_training(first, last))
@@ -62,19 +62,19 @@ def sound(runs: Runs, number: int = 1, first: int = 0, last: int = 300, max_step
     return launch
 
 
-def verified(launch: Path) -> tuple[int, dict[str, RunCheck]]:
+def verify_launch(launch: Path) -> tuple[int, dict[str, RunCheck]]:
     evidence = gather(launch.parents[1])
     checks = verify(evidence)
     return exit_code(evidence, checks), {check.name: check for check in checks}
 
 
-def said(checks: dict[str, RunCheck], verdict: RunVerdict) -> list[str]:
+def checks_with(checks: dict[str, RunCheck], verdict: RunVerdict) -> list[str]:
     return [name for name, check in checks.items() if check.verdict is verdict]
 
 
 def test_a_sound_run_is_verified(runs: Runs, scheduler: FakeScheduler) -> None:
     scheduler.set("11", COMPLETED)
-    code, checks = verified(sound(runs))
+    code, checks = verify_launch(sound_launch(runs))
     assert code == 0
     assert {check.verdict for check in checks.values()} == {RunVerdict.OK}
     assert len(checks) == 8
@@ -84,36 +84,36 @@ def test_a_sound_run_is_verified(runs: Runs, scheduler: FakeScheduler) -> None:
 
 def test_a_training_loss_that_falls_is_enough(runs: Runs, scheduler: FakeScheduler) -> None:
     scheduler.set("11", COMPLETED)
-    launch = sound(runs)
+    launch = sound_launch(runs)
     with_nothing_held_out(launch)
-    code, checks = verified(launch)
+    code, checks = verify_launch(launch)
     assert code == 0
     assert "held-out" not in checks["loss falling"].evidence
 
 
-def test_a_resumed_run_is_judged_as_a_whole(runs: Runs, scheduler: FakeScheduler) -> None:
+def test_a_resumed_run_is_verified_as_a_whole(runs: Runs, scheduler: FakeScheduler) -> None:
     """The second launch alone is flat, too short, and begins at step 280; the first was killed at 290."""
-    first = sound(runs, 1, last=290)
-    second = sound(runs, 2, first=280)
+    first = sound_launch(runs, 1, last=290)
+    second = sound_launch(runs, 2, first=280)
     scheduler.set("11", JobStatus(State.FAILED, "it was killed"))
     scheduler.set("12", COMPLETED)
-    code, checks = verified(second)
+    code, checks = verify_launch(second)
     assert code == 0, checks
     assert checks["no step missing"].evidence == "steps 1-300"
     assert "falls" in checks["loss falling"].evidence
 
     lines = (first / "results" / "metrics.jsonl").read_text().splitlines(keepends=True)
-    kept = [line for line in lines if not json.loads(line).get("step", 0) >= 270]
-    (first / "results" / "metrics.jsonl").write_text("".join(kept))
-    code, checks = verified(second)
-    assert (code, said(checks, RunVerdict.FAILED)) == (1, ["no step missing"])
+    kept_lines = [line for line in lines if not json.loads(line).get("step", 0) >= 270]
+    (first / "results" / "metrics.jsonl").write_text("".join(kept_lines))
+    code, checks = verify_launch(second)
+    assert (code, checks_with(checks, RunVerdict.FAILED)) == (1, ["no step missing"])
     assert checks["no step missing"].evidence == "no record of steps 270-280"
 
 
 def rewrite(launch: Path, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> None:
     path = launch / "results" / "metrics.jsonl"
-    told = [change(json.loads(line)) for line in path.read_text().splitlines()]
-    path.write_text("".join(json.dumps(event) + "\n" for event in told if event))
+    events = [change(json.loads(line)) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(event) + "\n" for event in events if event))
 
 
 def with_nan(launch: Path) -> None:
@@ -150,12 +150,12 @@ def stopped_by_its_time(launch: Path) -> None:
 def with_a_failed_rank(launch: Path) -> None:
     failures = launch / "results" / "failures"
     failures.mkdir()
-    told = {"time": 5.0, "rank": 3, "host": "n2", "error": "OSError: no space", "log": None}
-    (failures / "globalrank-3.json").write_text(json.dumps(told))
+    failure = {"time": 5.0, "rank": 3, "host": "n2", "error": "OSError: no space", "log": None}
+    (failures / "globalrank-3.json").write_text(json.dumps(failure))
 
 
 def with_a_traceback(launch: Path) -> None:
-    """After one of an earlier attempt, and one at an interpreter's end that changes nothing."""
+    """Add a traceback after one of an earlier attempt and a harmless one at an interpreter's end."""
     trace = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    f()\nValueError: {}\n'
     earlier, harmless, real = (trace.format(word) for word in ("earlier", "harmless", "real"))
     stopped = "srun: error: n1: tasks 0-1: Exited with exit code 75\n"
@@ -180,7 +180,7 @@ def with_a_rank_that_ended_in_an_earlier_attempt(launch: Path) -> None:
 
 
 def with_a_flat_loss_and_nothing_held_out(launch: Path) -> None:
-    """Noise alone."""
+    """Make the loss noise alone."""
     dice = random.Random(2)
     with_nothing_held_out(launch)
     rewrite(launch, lambda e: e | {"loss": dice.gauss(5, 0.1)} if e["kind"] == "train" else e)
@@ -221,9 +221,9 @@ def test_a_run_that_is_not_sound_is_not_verified(
     runs: Runs, scheduler: FakeScheduler, damage: Callable[[Path], None], check: str, evidence: str
 ) -> None:
     scheduler.set("11", COMPLETED)
-    launch = sound(runs)
+    launch = sound_launch(runs)
     damage(launch)
-    code, checks = verified(launch)
+    code, checks = verify_launch(launch)
     assert code == 1
     assert checks[check].verdict is RunVerdict.FAILED
     assert evidence in checks[check].evidence
@@ -240,11 +240,13 @@ def test_a_run_that_is_not_sound_is_not_verified(
         (JobStatus(State.PENDING), 4),
     ],
 )
-def test_end_of_the_job(runs: Runs, scheduler: FakeScheduler, status: JobStatus, code: int) -> None:
+def test_exit_code_for_each_end_of_the_job(
+    runs: Runs, scheduler: FakeScheduler, status: JobStatus, code: int
+) -> None:
     scheduler.set("11", status)
-    launch = sound(runs)
-    found, checks = verified(launch)
-    assert found == code
+    launch = sound_launch(runs)
+    actual_code, checks = verify_launch(launch)
+    assert actual_code == code
     assert checks["ended well"].verdict is (RunVerdict.FAILED if code == 1 else RunVerdict.UNKNOWN)
     assert status.state.value in checks["ended well"].evidence
 
@@ -253,55 +255,57 @@ def test_unfinished_work_of_a_running_job_is_no_failure(runs: Runs, scheduler: F
     scheduler.set("11", JobStatus(State.RUNNING))
     launch = runs.launch()
     append(launch, whole_training(0, 100)[:-1])
-    code, checks = verified(launch)
+    code, checks = verify_launch(launch)
     assert code == 4
-    assert said(checks, RunVerdict.FAILED) == []
+    assert checks_with(checks, RunVerdict.FAILED) == []
     assert checks["last step"].evidence == "step 100/300 so far"
 
 
-def test_a_loss_with_which_the_trainer_stopped(runs: Runs, scheduler: FakeScheduler) -> None:
-    """It writes no step for such a loss."""
+def test_verify_reports_the_loss_that_stopped_the_trainer(runs: Runs, scheduler: FakeScheduler) -> None:
+    """The trainer writes no step for such a loss."""
     scheduler.set("11", JobStatus(State.FAILED, "exit code 3", exit_code=3))
-    launch = sound(runs)
-    told = "the training loss of step 301 is nan: stopping without a checkpoint"
-    (launch / f"log-{JOB_NAME}_11.out").write_text(f"error: {told}\n")
-    _, checks = verified(launch)
-    assert checks["losses finite"] == RunCheck("losses finite", RunVerdict.FAILED, told)
+    launch = sound_launch(runs)
+    message = "the training loss of step 301 is nan: stopping without a checkpoint"
+    (launch / f"log-{JOB_NAME}_11.out").write_text(f"error: {message}\n")
+    _, checks = verify_launch(launch)
+    assert checks["losses finite"] == RunCheck("losses finite", RunVerdict.FAILED, message)
 
 
-def test_errors_of_an_earlier_life_of_a_requeued_job_are_over(runs: Runs, scheduler: FakeScheduler) -> None:
+def test_errors_of_an_earlier_attempt_of_a_requeued_job_are_over(
+    runs: Runs, scheduler: FakeScheduler
+) -> None:
     scheduler.set("11", COMPLETED)
-    launch = sound(runs)
+    launch = sound_launch(runs)
     with_a_failed_rank(launch)
     now = time.time()
     (launch / "results" / "nemo_error_log.txt").write_text("Traceback (most recent call last):\nE: x\n")
     leave(launch, "11", attempt=0, started=now - 50, ended=now - 40, code=1)
-    assert verified(launch)[0] == 1
+    assert verify_launch(launch)[0] == 1
     leave(launch, "11", attempt=1, started=now + 10, ended=now + 20)
-    assert verified(launch)[0] == 0
+    assert verify_launch(launch)[0] == 0
 
 
-def test_too_few_steps_cannot_tell_and_a_held_out_loss_can(runs: Runs, scheduler: FakeScheduler) -> None:
+def test_a_trend_needs_enough_steps_or_a_held_out_loss(runs: Runs, scheduler: FakeScheduler) -> None:
     scheduler.set("11", COMPLETED)
     launch = runs.launch()
     append(launch, [start(max_steps=4), *(train(step) for step in range(1, 5)), end(4, 1002.0)])
-    code, checks = verified(launch)
+    code, checks = verify_launch(launch)
     assert checks["loss falling"].verdict is RunVerdict.UNKNOWN
     assert code == 1  # nothing else of a sound run is there
     append(launch, [validation(2, 5.0), validation(4, 4.9)])
-    assert verified(launch)[1]["loss falling"].verdict is RunVerdict.OK
+    assert verify_launch(launch)[1]["loss falling"].verdict is RunVerdict.OK
 
 
-def test_a_run_without_a_launch(runs: Runs) -> None:
+def test_a_run_without_a_launch_is_refused(runs: Runs) -> None:
     (runs.base / "x" / "launches").mkdir(parents=True)
     with pytest.raises(UserError, match="has no launch yet"):
         gather(runs.base / "x")
 
 
-def test_no_steps_at_all(runs: Runs, scheduler: FakeScheduler) -> None:
+def test_a_launch_without_steps_fails(runs: Runs, scheduler: FakeScheduler) -> None:
     scheduler.set("11", COMPLETED)
     launch = runs.launch()
-    code, checks = verified(launch)
+    code, checks = verify_launch(launch)
     assert (code, checks["last step"].evidence) == (1, "the trainer recorded no step")
 
 
@@ -320,12 +324,12 @@ def test_a_narrow_terminal_keeps_each_verdict_in_one_line(
     for name, value in {"COLUMNS": "36", "TERM": "xterm", "NO_COLOR": "1"}.items():
         monkeypatch.setenv(name, value)
     assert main(["verify", "gpt3_tiny", "--base-results-dir", str(runs.base)]) == 1
-    told = terminal.getvalue()
-    assert "cannot tell" in told
-    assert "losses finite" in told and "\x1b[1mlosses finite" not in told, "a name is plain"
+    output = terminal.getvalue()
+    assert "cannot tell" in output
+    assert "losses finite" in output and "\x1b[1mlosses finite" not in output, "a name is plain"
 
 
-def test_nemos_run_is_told_from_its_log(runs: Runs, scheduler: FakeScheduler) -> None:
+def test_nemos_run_is_verified_by_its_log(runs: Runs, scheduler: FakeScheduler) -> None:
     scheduler.set("11", COMPLETED)
     launch = runs.launch(engine="nemo")
     bar = "Epoch 0: : 50%|█ | {0}/30 [00:0{1}<00:03, reduced_train_loss={2:.3f}, global_step={3}.00, "
@@ -335,11 +339,11 @@ def test_nemos_run_is_told_from_its_log(runs: Runs, scheduler: FakeScheduler) ->
     (launch / "gpt3_tiny_hydra.yaml").write_text('{"trainer": {"max_steps": 30}}')
     checkpoints = launch.parents[1] / "checkpoints"
     (checkpoints / "megatron_gpt--val_loss=8.50-step=30-consumed_samples=60.0-last").mkdir(parents=True)
-    code, checks = verified(launch)
+    code, checks = verify_launch(launch)
     assert code == 0, checks
-    assert said(checks, RunVerdict.NOT_APPLICABLE) == ["no step missing", "every rank ended"]
+    assert checks_with(checks, RunVerdict.NOT_APPLICABLE) == ["no step missing", "every rank ended"]
     (checkpoints / "megatron_gpt--val_loss=8.50-step=30-consumed_samples=60.0-last-unfinished").touch()
-    assert said(verified(launch)[1], RunVerdict.FAILED) == ["last step saved"]
+    assert checks_with(verify_launch(launch)[1], RunVerdict.FAILED) == ["last step saved"]
 
 
 def test_a_data_preparation_is_verified_by_its_files(runs: Runs, scheduler: FakeScheduler) -> None:
@@ -348,39 +352,39 @@ def test_a_data_preparation_is_verified_by_its_files(runs: Runs, scheduler: Fake
     data = runs.base / "it's data"
     data.mkdir()
     config = {"output_prefix": f"{data}/corpus", "splits": None, "phase": None}
-    assert verified(launch)[0] == 3  # no configuration, no telling
+    assert verify_launch(launch)[0] == 3  # without a configuration nothing is known of the outputs
     (launch / "gpt3_tiny_hydra.yaml").write_text(json.dumps({"data_preparation": config}))
     for name in ["corpus.bin", "corpus.idx", "corpus.manifest.json"]:
         (data / name).write_text("x")
-    code, checks = verified(launch)
+    code, checks = verify_launch(launch)
     assert (code, checks["no error of a rank"].evidence) == (3, "the job has no log")
     (launch / f"log-{JOB_NAME}_11.out").write_text("all is well\n")
-    code, checks = verified(launch)
+    code, checks = verify_launch(launch)
     assert (code, list(checks)) == (0, ["ended well", "outputs exist", "no error of a rank"])
     (data / "corpus.bin").write_text("")
-    code, checks = verified(launch)
+    code, checks = verify_launch(launch)
     assert code == 1
     assert checks["outputs exist"].evidence == f"missing or empty: {data}/corpus.bin"
     config["phase"] = "fetch"
     (launch / "gpt3_tiny_hydra.yaml").write_text(json.dumps({"data_preparation": config}))
-    code, checks = verified(launch)
-    assert (code, said(checks, RunVerdict.NOT_APPLICABLE)) == (0, ["outputs exist"])
+    code, checks = verify_launch(launch)
+    assert (code, checks_with(checks, RunVerdict.NOT_APPLICABLE)) == (0, ["outputs exist"])
 
 
-def test_a_trend_is_told_from_noise() -> None:
+def test_a_trend_is_distinguished_from_noise() -> None:
     dice = random.Random(1)
-    wrong = 0
+    misjudged = 0
     for _ in range(200):
         flat = [5.0 + dice.gauss(0, 0.1) for _ in range(200)]
-        judged = measure_trend(flat)
-        assert judged
-        wrong += judged.trend is not Trend.FLAT
-    assert wrong <= 4, "three standard errors: one in four hundred"
+        measured = measure_trend(flat)
+        assert measured
+        misjudged += measured.trend is not Trend.FLAT
+    assert misjudged <= 4, "three standard errors: one in four hundred"
     falling = [5.0 - step / 1000 + dice.gauss(0, 0.1) for step in range(200)]
     spiked = [*falling[:-3], 50.0, *falling[-2:]]
     for losses in (falling, spiked):
-        judged = measure_trend(losses)
-        assert judged and judged.trend is Trend.FALLS
+        measured = measure_trend(losses)
+        assert measured and measured.trend is Trend.FALLS
     rising = measure_trend(falling[::-1])
     assert rising and rising.trend is Trend.RISES
     assert measure_trend(falling[:19]) is None
