@@ -1,4 +1,4 @@
-"""An sbatch that takes every job and writes down how it was called: ids count from 101."""
+"""An sbatch that takes every job and records its calls; job ids count from 101."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-# Of one line each: what was asked for and in which order. `refuse` and `judge` hold words that are refused.
+# `calls` has a line for each call, in order; `refuse` and `judge` hold the words that are refused.
 _SBATCH = """#!/bin/bash
 here={here}
 if [[ $1 == --test-only ]]; then
@@ -32,47 +32,49 @@ echo "Submitted batch job $((100 + $(grep -c ^submitted "$here/calls")))"
 
 
 class FakeSlurm:
-    """A stand-in for sbatch that records its calls, and refuses as told."""
+    """A stand-in for sbatch that records its calls, and refuses jobs on request."""
 
-    def __init__(self, here: Path) -> None:
-        self.here = here
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
         for name in ("judge", "refuse", "calls"):
-            (here / name).touch()
+            (directory / name).touch()
 
     def refuse(self, *words: str) -> None:
-        """Refuse to take submissions whose arguments have one of these in them."""
-        (self.here / "refuse").write_text("".join(f"{word}\n" for word in words))
+        """Refuse submissions whose arguments contain one of these words."""
+        (self.directory / "refuse").write_text("".join(f"{word}\n" for word in words))
 
     def judge(self, **reasons: str) -> None:
-        """Refuse, with a reason each, scripts with these words in them when they are shown."""
-        (self.here / "judge").write_text("".join(f"{word} {reason}\n" for word, reason in reasons.items()))
+        """Refuse to test scripts that contain one of these words, each with its reason."""
+        (self.directory / "judge").write_text(
+            "".join(f"{word} {reason}\n" for word, reason in reasons.items())
+        )
 
     def calls(self) -> list[str]:
-        return (self.here / "calls").read_text().splitlines()
+        return (self.directory / "calls").read_text().splitlines()
 
     def submitted(self) -> list[str]:
-        """The arguments of each submission, without directories."""
+        """Return the arguments of each submission, without directories."""
         lines = [line.removeprefix("submitted ") for line in self.calls() if line.startswith("submitted ")]
         return [" ".join(word.rpartition("/")[2] for word in line.split()) for line in lines]
 
 
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
-    """Put it first in PATH; tests with such an sbatch are those that no job needs to run for."""
-    programs, here = tmp_path / "bin", tmp_path / "slurm"
+    """Put the sbatch first in PATH, for tests in which no job needs to run."""
+    programs, directory = tmp_path / "bin", tmp_path / "slurm"
     programs.mkdir()
-    here.mkdir()
-    (programs / "sbatch").write_text(_SBATCH.format(here=here))
+    directory.mkdir()
+    (programs / "sbatch").write_text(_SBATCH.format(here=directory))
     (programs / "sbatch").chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
-    (programs / "python").write_text("#!/bin/bash\necho missing:\n")  # asked what it has not: nothing
+    (programs / "python").write_text("#!/bin/bash\necho missing:\n")  # reports no missing module
     (programs / "python").chmod(0o755)
     (tmp_path / "slurm.conf").touch()
-    return FakeSlurm(here)
+    return FakeSlurm(directory)
 
 
 def overrides(tmp_path: Path, *more: str) -> list[str]:
-    """A tiny training that Slurm is to run, whose interpreter is one that does nothing."""
-    # Nothing is missed of data that nobody prepares; a preparation alone has no such key.
+    """Return the overrides of a tiny training on Slurm, whose interpreter does nothing."""
+    # Mock data cannot be missing, as no stage prepares any; a preparation alone has no such key.
     mock = [] if "stages=[data_preparation]" in more else ["training.model.data.data_impl=mock"]
     return [
         "training=gpt3/tiny",
@@ -86,7 +88,7 @@ def overrides(tmp_path: Path, *more: str) -> list[str]:
 
 
 def stages(tmp_path: Path, *more: str) -> list[str]:
-    """The preparation of its text before it."""
+    """Return the overrides of the training after the preparation of its text."""
     text = tmp_path / "text.txt"
     text.write_text("text\n")
     both = ["stages=[data_preparation,training]", f"data_preparation.inputs=[{text}]"]

@@ -30,7 +30,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     return install(tmp_path, monkeypatch)
 
 
-def launched(tmp_path: Path, *more: str) -> list[Launched]:
+def submit_stages(tmp_path: Path, *more: str) -> list[Launched]:
     request = Request(stages(tmp_path, *more), ["slipway", "launch", *more])
     return launch_stages(drafts(request), request)
 
@@ -41,8 +41,8 @@ def job_of(*overrides: str) -> Job:
 
 
 def test_tasks_are_three_jobs_that_each_wait_for_success(tmp_path: Path, slurm: FakeSlurm) -> None:
-    fetch, tokenize, merge, training = launched(tmp_path, TASKS, "resilience.after_stage=afterany")
-    assert [one.paths.run_name for one in (fetch, tokenize, merge, training)] == [
+    fetch, tokenize, merge, training = submit_stages(tmp_path, TASKS, "resilience.after_stage=afterany")
+    assert [launch.paths.run_name for launch in (fetch, tokenize, merge, training)] == [
         "tokenize_text_fetch",
         "tokenize_text",
         "tokenize_text_merge",
@@ -54,7 +54,7 @@ def test_tasks_are_three_jobs_that_each_wait_for_success(tmp_path: Path, slurm: 
         "--dependency=afterok:102",
         "--dependency=afterany:103,singleton",
     ]
-    scripts = [one.paths.script.read_text() for one in (fetch, tokenize, merge)]
+    scripts = [launch.paths.script.read_text() for launch in (fetch, tokenize, merge)]
     assert ["#SBATCH --array=0-2\n" in script for script in scripts] == [False, True, False]
     assert "    tokenize \\\n" in scripts[1]
     assert '    --tasks=3 \\\n    "--task=$SLURM_ARRAY_TASK_ID"\n' in scripts[1]
@@ -64,45 +64,45 @@ def test_tasks_are_three_jobs_that_each_wait_for_success(tmp_path: Path, slurm: 
 
 
 def test_the_users_dependency_is_that_of_the_first_part(tmp_path: Path, slurm: FakeSlurm) -> None:
-    jobs = launched(tmp_path, PREPARE, TASKS, "data_preparation.run.dependency='afterok:7?afterok:8'")
-    assert [one.manifest.after for one in jobs] == [None, "afterok:101", "afterok:102"]
+    jobs = submit_stages(tmp_path, PREPARE, TASKS, "data_preparation.run.dependency='afterok:7?afterok:8'")
+    assert [job.manifest.after for job in jobs] == [None, "afterok:101", "afterok:102"]
     assert "afterok:7?afterok:8" in jobs[0].paths.script.read_text()
 
 
 def test_a_part_can_be_launched_alone(tmp_path: Path, slurm: FakeSlurm) -> None:
-    launched(tmp_path, PREPARE, TASKS)
-    (merge,) = launched(tmp_path, PREPARE, TASKS, "data_preparation.phase=merge")
+    submit_stages(tmp_path, PREPARE, TASKS)
+    (merge,) = submit_stages(tmp_path, PREPARE, TASKS, "data_preparation.phase=merge")
     assert (merge.paths.run_name, merge.paths.number, merge.manifest.after) == (
         "tokenize_text_merge",
         2,
         None,
     )
-    (one,) = launched(tmp_path, PREPARE)
-    assert "    run \\\n" in one.paths.script.read_text()
+    (preparation,) = submit_stages(tmp_path, PREPARE)
+    assert "    run \\\n" in preparation.paths.script.read_text()
 
 
-def test_each_part_again_byte_for_byte(
+def test_each_part_is_rendered_again_byte_for_byte(
     tmp_path: Path, slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    jobs = launched(tmp_path, PREPARE, TASKS)
+    jobs = submit_stages(tmp_path, PREPARE, TASKS)
     capsys.readouterr()
-    for name, one in zip(("fetch", "tokenize", "merge"), jobs, strict=True):
-        again = (one.paths.directory / "launcher_cmd.log").read_text().splitlines()[2]
-        assert f"--stage=data_preparation.{name}" in again
-        options = ["--dry-run", f"--stage=data_preparation.{name}", f"--tag={one.manifest.tag}"]
+    for name, job in zip(("fetch", "tokenize", "merge"), jobs, strict=True):
+        command = (job.paths.directory / "launcher_cmd.log").read_text().splitlines()[2]
+        assert f"--stage=data_preparation.{name}" in command
+        options = ["--dry-run", f"--stage=data_preparation.{name}", f"--tag={job.manifest.tag}"]
         assert main(["launch", *stages(tmp_path, PREPARE, TASKS), *options, "--launch-number=1"]) == 0
-        assert capsys.readouterr().out == one.paths.script.read_text()
-        stored = ["--launch-dir", str(one.paths.directory)]
-        # What was launched is neither tried nor built again.
+        assert capsys.readouterr().out == job.paths.script.read_text()
+        stored = ["--launch-dir", str(job.paths.directory)]
+        # A stored launch is neither tried nor built again.
         for words in (["render"], ["launch", "--dry-run", "--smoke", "--build=job"]):
             assert main([*words, *stored]) == 0
-            assert capsys.readouterr().out == one.paths.script.read_text()
+            assert capsys.readouterr().out == job.paths.script.read_text()
 
 
-def test_refused_part_tells_how_to_go_on(tmp_path: Path, slurm: FakeSlurm) -> None:
+def test_refused_part_names_the_command_to_go_on_with(tmp_path: Path, slurm: FakeSlurm) -> None:
     slurm.refuse("--dependency=afterok:102")
     with pytest.raises(UserError) as raised:
-        launched(tmp_path, TASKS)
+        submit_stages(tmp_path, TASKS)
     assert raised.value.message.startswith("data_preparation.merge: Slurm refused the job")
     assert str(raised.value.hint).splitlines()[-1] == (
         "once this is mended: the same command with stages=[data_preparation] data_preparation.phase=merge"
@@ -113,9 +113,9 @@ def test_refused_part_tells_how_to_go_on(tmp_path: Path, slurm: FakeSlurm) -> No
 
 
 def test_without_a_queue_one_process_does_the_work_of_all_tasks() -> None:
-    drafted = drafts(Request([PREPARE, "data_preparation.inputs=[/x]", TASKS, "cluster=local"], []))
-    assert [one.plan.paths.run_name for one in drafted] == ["tokenize_text"]
-    assert drafted[0].plan.job.payload.argv[4] == "run"
+    all_drafts = drafts(Request([PREPARE, "data_preparation.inputs=[/x]", TASKS, "cluster=local"], []))
+    assert [draft.plan.paths.run_name for draft in all_drafts] == ["tokenize_text"]
+    assert all_drafts[0].plan.job.payload.argv[4] == "run"
 
 
 @pytest.mark.parametrize(
@@ -142,8 +142,8 @@ def test_without_a_queue_one_process_does_the_work_of_all_tasks() -> None:
 def test_mistakes_are_named_with_what_is_valid(overrides: list[str], words: str) -> None:
     with pytest.raises((UserError, Mistakes)) as raised:
         job_of("cluster=bcm", *overrides)
-    told = " ".join(f"{one.message} {one.hint}" for one in raised.value.mistakes)
-    assert re.search(words, told), told
+    text = " ".join(f"{mistake.message} {mistake.hint}" for mistake in raised.value.mistakes)
+    assert re.search(words, text), text
 
 
 def test_a_point_of_a_sweep_is_one_job(
@@ -154,7 +154,7 @@ def test_a_point_of_a_sweep_is_one_job(
     assert slurm.calls() == []
 
 
-def test_an_array_of_the_users_is_refused_beside_tasks_alone() -> None:
+def test_an_array_of_the_user_is_refused_only_beside_tasks() -> None:
     assert job_of("cluster=bcm", "cluster.sbatch.array=0-3%1").queue.further == {"array": "0-3%1"}
     with pytest.raises(UserError, match=r"array=0-3%1: data_preparation.tasks=2 is an array already"):
         overrides = [PREPARE, "data_preparation.inputs=[/x]", "cluster=bcm", "data_preparation.tasks=2"]
@@ -190,11 +190,11 @@ def test_all_keys_reach_the_job(tmp_path: Path) -> None:
     )
     assert job.stage_config is not None
     spec = read(job.stage_config["data_preparation"])
-    assert [(one.location, one.format, one.text_key) for one in spec.inputs] == [
+    assert [(source.location, source.format, source.text_key) for source in spec.inputs] == [
         ("s3://b/x", "parquet", "body"),
         (str(Path("a.txt").absolute()), None, None),
     ]
-    assert [(one.name, dict(one.options)) for one in spec.filters] == [
+    assert [(rule.name, dict(rule.options)) for rule in spec.filters] == [
         ("gopher_quality", {}),
         ("regex", {"regex_exp": "x"}),
     ]
@@ -218,7 +218,7 @@ def test_a_container_on_cpu_nodes_looks_for_no_gpu(overrides: list[str], value: 
     assert value is None or "NVIDIA_VISIBLE_DEVICES" in job.container_variables
 
 
-def test_prepare_tells_sources_from_overrides(
+def test_prepare_distinguishes_sources_from_overrides(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -230,8 +230,8 @@ def test_prepare_tells_sources_from_overrides(
     assert script.count("#SBATCH --partition=cpu\n") == 3
     assert script.count("#SBATCH --array=0-3\n") == 1
     listed = ",".join(f"'{word}'" for word in words[2:6])
-    same = [f"data_preparation.inputs=[{listed}]", "data_dir=here", "data_preparation=mixed"]
-    assert main(["render", "--config", PREPARE, "cluster=local", *same]) == 0
+    overrides = [f"data_preparation.inputs=[{listed}]", "data_dir=here", "data_preparation=mixed"]
+    assert main(["render", "--config", PREPARE, "cluster=local", *overrides]) == 0
     node = yaml.safe_load(capsys.readouterr().out)["data_preparation"]
     assert node["inputs"] == [
         f"{tmp_path}/a=1.jsonl",
@@ -243,7 +243,7 @@ def test_prepare_tells_sources_from_overrides(
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["no.jsonl"], "no.jsonl: no such file or directory"),
         ([], "no input"),
@@ -257,30 +257,37 @@ def test_prepare_refuses_what_it_cannot_read(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     words: list[str],
-    told: str,
+    message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "b").mkdir()
     assert main(["data", "prepare", *words]) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["b"]
 
 
-def checked(capsys: pytest.CaptureFixture[str], *overrides: str) -> dict[str, Any]:
+def source_findings(capsys: pytest.CaptureFixture[str], *overrides: str) -> dict[str, Any]:
     """Return the findings of `slipway check` about sources, by severity."""
     main(["check", "--json", PREPARE, "cluster=local", *overrides])
     content = json.loads(capsys.readouterr().out)
-    return {one["message"]: one["severity"] for one in content["findings"] if one["id"] == "path.sources"}
+    return {
+        finding["message"]: finding["severity"]
+        for finding in content["findings"]
+        if finding["id"] == "path.sources"
+    }
 
 
-def test_sources_and_tokenizers_that_are_missing_are_named_beforehand(
+def test_check_names_missing_sources_and_tokenizers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.jsonl").touch()
-    assert checked(capsys, "data_preparation.inputs=[a.jsonl, '*.jsonl', 'https://x/y', {path: .}]") == {}
-    told = checked(capsys, "data_preparation.inputs=[b.jsonl, 'c*.jsonl', {path: no/d}]")
-    assert told == {
+    assert (
+        source_findings(capsys, "data_preparation.inputs=[a.jsonl, '*.jsonl', 'https://x/y', {path: .}]")
+        == {}
+    )
+    findings = source_findings(capsys, "data_preparation.inputs=[b.jsonl, 'c*.jsonl', {path: no/d}]")
+    assert findings == {
         f"data_preparation.inputs='{tmp_path}/b.jsonl': there is no such file or directory; likewise"
         f" {tmp_path}/no/d": "error",
         f"data_preparation.inputs='{tmp_path}/c*.jsonl': no file has a name of this pattern": "error",
@@ -288,12 +295,12 @@ def test_sources_and_tokenizers_that_are_missing_are_named_beforehand(
     (tmp_path / "bpe").mkdir()
     (tmp_path / "bpe" / "vocab.json").touch()
     half = [f"data_preparation.tokenizer_dir={tmp_path}/bpe", "data_preparation.inputs=[a.jsonl]"]
-    told = checked(capsys, *half, "data_preparation.tokenizer.file=t.json")
-    assert any("it has vocab.json and no merges.txt" in text for text in told)
-    assert any("tokenizer.file='t.json': there is no such file" in text for text in told)
+    findings = source_findings(capsys, *half, "data_preparation.tokenizer.file=t.json")
+    assert any("it has vocab.json and no merges.txt" in text for text in findings)
+    assert any("tokenizer.file='t.json': there is no such file" in text for text in findings)
 
 
-def test_the_model_of_a_filter_is_seen_by_a_job_anywhere() -> None:
+def test_the_model_of_a_filter_is_mounted_by_its_whole_path() -> None:
     job = job_of(
         "data_preparation.filters=[gopher_quality,{language:{languages:[en],model:lid.bin}}]",
         "container=/x.sqsh",
@@ -312,10 +319,10 @@ def test_the_model_of_a_filter_is_seen_by_a_job_anywhere() -> None:
         ("data_preparation.output_prefix=/proc/nope/x", "data_preparation.output_prefix"),
     ],
 )
-def test_a_directory_that_cannot_be_made_names_its_key(
+def test_the_error_for_an_impossible_directory_names_its_key(
     tmp_path: Path, slurm: FakeSlurm, override: str, key: str
 ) -> None:
     with pytest.raises(UserError, match="cannot write /proc/nope") as raised:
-        launched(tmp_path, override)
+        submit_stages(tmp_path, override)
     assert raised.value.key == key
     assert slurm.submitted() == []

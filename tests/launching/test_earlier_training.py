@@ -20,13 +20,13 @@ from tests.integration.conftest import SLIPWAY, run_command
 
 pytestmark = pytest.mark.timeout(300)
 
-# The job does nothing: what is tested comes before it.
+# The job does nothing: the tests are about the checks before it.
 MOCK = "training.model.data.data_impl=mock"
 FAST = ("cluster=local", "cluster.python=/bin/true", "training=gpt3/tiny", "training.run.name=mine")
 
 
 def launch(cwd: Path, *overrides: str, code: int = 0, job: tuple[str, ...] = FAST) -> str:
-    """Launch, wait for the job's end, and return what was said."""
+    """Launch, wait for the job's end, and return the stderr of the launch."""
     done = run_forked(["launch", *job, *overrides], cwd=cwd, env=dict(os.environ), timeout=280)
     assert done.returncode == code, done.stdout + done.stderr
     deadline = time.monotonic() + 60
@@ -50,7 +50,7 @@ def manifest(cwd: Path) -> dict[str, Any]:
 
 
 def checkpoint(cwd: Path, name: str, serial: int = 1, **marker: Any) -> Path:
-    """A complete checkpoint as far as the launcher looks."""
+    """Write a checkpoint that is complete as far as the launcher looks; return its path."""
     path = cwd / "results/mine/checkpoints" / name
     path.mkdir(parents=True)
     (path / "weights").write_bytes(b"weights")
@@ -64,11 +64,11 @@ def checkpoint(cwd: Path, name: str, serial: int = 1, **marker: Any) -> Path:
 
 def test_another_model_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     launch(tmp_path, MOCK)
-    said = launch(tmp_path, MOCK, "training.model.num_layers=4", "training.model.hidden_size=256", code=2)
-    assert "training.run.name='mine': launch 1 of this run trains another model or tokenizer" in said
-    assert "training.model.num_layers 2 → 4" in said
-    assert "training.model.hidden_size 128 → 256" in said
-    assert "training.run.name=..." in said and "[run.training]" in said
+    message = launch(tmp_path, MOCK, "training.model.num_layers=4", "training.model.hidden_size=256", code=2)
+    assert "training.run.name='mine': launch 1 of this run trains another model or tokenizer" in message
+    assert "training.model.num_layers 2 → 4" in message
+    assert "training.model.hidden_size 128 → 256" in message
+    assert "training.run.name=..." in message and "[run.training]" in message
     assert launches(tmp_path) == ["1"]
     launch(tmp_path, MOCK, "training.model.num_layers=4", "--no-check=run.training")
     assert manifest(tmp_path)["differs"]["changes"] == [
@@ -80,9 +80,9 @@ def test_other_tensor_parallel_size_is_refused_for_a_checkpoint_in_shards(tmp_pa
     sizes = {f"{name}_model_parallel_size": 1 for name in ("tensor", "pipeline", "virtual_pipeline")}
     saved = checkpoint(tmp_path, "m-step=1", optimizer="dp_reshardable", **sizes)
     tensor = ("training.model.tensor_model_parallel_size=2", "training.trainer.devices=2")
-    said = launch(tmp_path, MOCK, *tensor, code=2)
-    assert "the optimizer states of the checkpoint m-step=1 are in shards of 1 [run.shards]" in said
-    assert f"python -m trainer.checkpoint.reshard {saved}" in said
+    message = launch(tmp_path, MOCK, *tensor, code=2)
+    assert "the optimizer states of the checkpoint m-step=1 are in shards of 1 [run.shards]" in message
+    assert f"python -m trainer.checkpoint.reshard {saved}" in message
     launch(tmp_path, MOCK, *tensor, "training.resume.load_optimizer=False")
 
 
@@ -98,25 +98,25 @@ def test_other_tensor_parallel_size_is_refused_for_a_checkpoint_in_shards(tmp_pa
 def test_another_tokenizer_engine_or_precision_is_refused(tmp_path: Path, changed: str) -> None:
     launch(tmp_path, MOCK)
     skipped = [f"--no-check={name}" for name in ("path.tokenizer", "engine.megatron", "type.flag")]
-    said = launch(tmp_path, MOCK, changed, *skipped, code=2)
-    assert "trains another model or tokenizer" in said
+    message = launch(tmp_path, MOCK, changed, *skipped, code=2)
+    assert "trains another model or tokenizer" in message
     assert launches(tmp_path) == ["1"]
 
 
-def test_another_rate_seed_or_batch_is_told_and_recorded(tmp_path: Path) -> None:
+def test_another_rate_seed_or_batch_is_reported_and_recorded(tmp_path: Path) -> None:
     launch(tmp_path, MOCK)
     assert manifest(tmp_path)["differs"] is None
-    said = launch(
+    message = launch(
         tmp_path,
         MOCK,
         "training.model.optim.lr=0.05",
         "training.model.seed=7",
         "training.model.global_batch_size=64",
     )
-    assert "warning: training.run.name='mine': launch 1 of this run was another training" in said
-    assert "training.model.optim.lr 0.005 → 0.05" in said
-    assert "training.model.seed 1234 → 7" in said
-    assert "goes on from its checkpoints" in said
+    assert "warning: training.run.name='mine': launch 1 of this run was another training" in message
+    assert "training.model.optim.lr 0.005 → 0.05" in message
+    assert "training.model.seed 1234 → 7" in message
+    assert "goes on from its checkpoints" in message
     recorded = manifest(tmp_path)["differs"]
     assert recorded["launch"] == 1
     keys = {change["key"] for change in recorded["changes"]}
@@ -125,7 +125,7 @@ def test_another_rate_seed_or_batch_is_told_and_recorded(tmp_path: Path) -> None
 
 def test_changes_allowed_within_a_training_are_not_reported(tmp_path: Path) -> None:
     launch(tmp_path, MOCK)
-    said = launch(
+    message = launch(
         tmp_path,
         MOCK,
         "training.trainer.max_steps=700",
@@ -138,17 +138,17 @@ def test_changes_allowed_within_a_training_are_not_reported(tmp_path: Path) -> N
         "resilience.exclude_hours=2",
         "training.resume.lr_scale=0.5",
     )
-    assert "another training" not in said
+    assert "another training" not in message
     assert manifest(tmp_path)["differs"] is None
 
 
-def test_a_failure_without_a_checkpoint_holds_no_training(tmp_path: Path) -> None:
-    """Too little memory, fewer layers, once more: nothing is there that would not fit."""
+def test_another_model_is_allowed_while_there_is_no_checkpoint(tmp_path: Path) -> None:
+    """After too little memory the user tries fewer layers: no checkpoint conflicts with them."""
     failing = (FAST[0], "cluster.python=/bin/false", *FAST[2:])
     launch(tmp_path, MOCK, job=failing)
-    said = launch(tmp_path, MOCK, "training.model.num_layers=1")
-    assert "warning:" in said and "training.model.num_layers 2 → 1" in said
-    assert "goes on from its checkpoints" not in said
+    message = launch(tmp_path, MOCK, "training.model.num_layers=1")
+    assert "warning:" in message and "training.model.num_layers 2 → 1" in message
+    assert "goes on from its checkpoints" not in message
     checkpoint(tmp_path, "m-step=1")
     launch(tmp_path, MOCK, "training.model.num_layers=2", code=2)
 
@@ -157,60 +157,60 @@ def test_a_failure_without_a_checkpoint_holds_no_training(tmp_path: Path) -> Non
 
 
 @pytest.fixture
-def stocked(tmp_path: Path) -> Path:
-    """A directory with data/, and a first launch that read it."""
+def workdir(tmp_path: Path) -> Path:
+    """A working directory with data/, and a first launch that read it."""
     stock(tmp_path / "data")
     launch(tmp_path)
     return tmp_path
 
 
-def test_the_manifest_has_the_identity_of_the_data(stocked: Path) -> None:
-    found = {Path(file["name"]).name: file for file in manifest(stocked)["data"]}
-    data = stocked / "data"
-    assert set(found) == {"corpus_text_document.bin", "corpus_text_document.idx", "vocab.json", "merges.txt"}
-    assert found["corpus_text_document.bin"]["size"] == (data / "corpus_text_document.bin").stat().st_size
-    assert found["vocab.json"]["key"] == "model.tokenizer.vocab_file"
-    assert all(file["checksum"].startswith("sha256:") for file in found.values())
+def test_the_manifest_has_the_identity_of_the_data(workdir: Path) -> None:
+    files = {Path(file["name"]).name: file for file in manifest(workdir)["data"]}
+    data = workdir / "data"
+    assert set(files) == {"corpus_text_document.bin", "corpus_text_document.idx", "vocab.json", "merges.txt"}
+    assert files["corpus_text_document.bin"]["size"] == (data / "corpus_text_document.bin").stat().st_size
+    assert files["vocab.json"]["key"] == "model.tokenizer.vocab_file"
+    assert all(file["checksum"].startswith("sha256:") for file in files.values())
 
 
-def test_touched_and_moved_data_are_the_same(stocked: Path) -> None:
-    for path in stocked.glob("data/**/*.*"):
+def test_touched_and_moved_data_are_the_same(workdir: Path) -> None:
+    for path in workdir.glob("data/**/*.*"):
         os.utime(path)
-    assert "another training" not in launch(stocked)
+    assert "another training" not in launch(workdir)
     for suffix in (".bin", ".idx"):
-        shutil.move(f"{stocked}/data/corpus_text_document{suffix}", f"{stocked}/data/moved{suffix}")
-    shutil.move(stocked / "data/bpe", stocked / "data/moved_bpe")
-    said = launch(
-        stocked,
-        f"training.model.data.data_prefix=[{stocked}/data/moved]",
-        f"training.model.tokenizer.vocab_file={stocked}/data/moved_bpe/vocab.json",
-        f"training.model.tokenizer.merge_file={stocked}/data/moved_bpe/merges.txt",
+        shutil.move(f"{workdir}/data/corpus_text_document{suffix}", f"{workdir}/data/moved{suffix}")
+    shutil.move(workdir / "data/bpe", workdir / "data/moved_bpe")
+    message = launch(
+        workdir,
+        f"training.model.data.data_prefix=[{workdir}/data/moved]",
+        f"training.model.tokenizer.vocab_file={workdir}/data/moved_bpe/vocab.json",
+        f"training.model.tokenizer.merge_file={workdir}/data/moved_bpe/merges.txt",
     )
-    assert "another training" not in said
-    assert manifest(stocked)["differs"] is None
+    assert "another training" not in message
+    assert manifest(workdir)["differs"] is None
 
 
 @pytest.mark.parametrize("name", ["corpus_text_document.bin", "corpus_text_document.idx", "bpe/vocab.json"])
-def test_exchanged_files_are_refused_until_they_are_accepted(stocked: Path, name: str) -> None:
-    path = stocked / "data" / name
-    content, before = bytearray(path.read_bytes()), path.stat()
+def test_exchanged_files_are_refused_until_they_are_accepted(workdir: Path, name: str) -> None:
+    path = workdir / "data" / name
+    content, old_stat = bytearray(path.read_bytes()), path.stat()
     if name.endswith(".idx"):
-        data_set(stocked / "data/corpus_text_document", (4, 3))  # as large
+        data_set(workdir / "data/corpus_text_document", (4, 3))  # as large
     else:
         content[-1 if name.endswith(".bin") else -2] ^= 1
         path.write_bytes(content)
-    # As by `cp -p` and `rsync -t`: neither the size nor the time tells of it.
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    said = launch(stocked, code=2)
-    assert "launch 1 of this run was trained on other data" in said
-    assert f"{path} (model." in said and "same size" in said
-    assert launches(stocked) == ["1"]
-    accept = said.partition("training.resume.accept_data=data-")[2].split()[0]
-    launch(stocked, "training.resume.accept_data=data-000000000000", code=2)
-    said = launch(stocked, f"training.resume.accept_data=data-{accept}")
-    assert "accepted are other data" in said
-    launch(stocked)
-    assert launches(stocked) == ["1", "2", "3"]
+    # As after `cp -p` and `rsync -t`: neither the size nor the time shows the change.
+    os.utime(path, ns=(old_stat.st_atime_ns, old_stat.st_mtime_ns))
+    message = launch(workdir, code=2)
+    assert "launch 1 of this run was trained on other data" in message
+    assert f"{path} (model." in message and "same size" in message
+    assert launches(workdir) == ["1"]
+    accept = message.partition("training.resume.accept_data=data-")[2].split()[0]
+    launch(workdir, "training.resume.accept_data=data-000000000000", code=2)
+    message = launch(workdir, f"training.resume.accept_data=data-{accept}")
+    assert "accepted are other data" in message
+    launch(workdir)
+    assert launches(workdir) == ["1", "2", "3"]
 
 
 def write_manifest(prefix: Path, source: str) -> None:
@@ -231,13 +231,13 @@ def hash_of(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def test_the_origin_of_the_data_is_recorded_and_what_changed_of_it_told(tmp_path: Path) -> None:
+def test_the_origin_of_the_data_is_recorded_and_its_changes_are_reported(tmp_path: Path) -> None:
     stock(tmp_path / "data")
     prefix = tmp_path / "data/corpus_text_document"
     write_manifest(prefix, "a")
     launch(tmp_path)
-    found = {Path(file["name"]).name: file for file in manifest(tmp_path)["data"]}
-    origin = found["corpus_text_document.bin"]["origin"]
+    files = {Path(file["name"]).name: file for file in manifest(tmp_path)["data"]}
+    origin = files["corpus_text_document.bin"]["origin"]
     assert origin["sha256"] == hash_of(Path(f"{prefix}.bin"))
     assert origin["sources"] == [["s3://raw/a.jsonl", "a" * 64]]
     assert (origin["tokenizer"], origin["options"]) == ("f" * 64, {"seed": 1})
@@ -245,69 +245,71 @@ def test_the_origin_of_the_data_is_recorded_and_what_changed_of_it_told(tmp_path
     content[0] ^= 1
     Path(f"{prefix}.bin").write_bytes(content)
     write_manifest(prefix, "b")
-    said = launch(tmp_path, code=2)
-    assert "source s3://raw/a.jsonl changed (aaaaaaaaaaaa → bbbbbbbbbbbb)" in said
+    message = launch(tmp_path, code=2)
+    assert "source s3://raw/a.jsonl changed (aaaaaaaaaaaa → bbbbbbbbbbbb)" in message
     assert launches(tmp_path) == ["1"]
 
 
-def test_the_checkpoint_knows_better_than_the_launch(stocked: Path) -> None:
+def test_the_data_of_the_checkpoint_count_and_not_those_of_the_launch(workdir: Path) -> None:
     """Data that were accepted for a launch that saved nothing are not those of the checkpoint."""
-    kept = manifest(stocked)["data"]
-    (stocked / "data/bpe/vocab.json").write_text('{"<|endoftext|>":  0}')
-    launch(stocked, "--no-check=data.identity")
-    launch(stocked)
-    checkpoint(stocked, "m-step=1", data=kept)
-    assert "the checkpoint m-step=1 was trained on other data" in launch(stocked, code=2)
+    data = manifest(workdir)["data"]
+    (workdir / "data/bpe/vocab.json").write_text('{"<|endoftext|>":  0}')
+    launch(workdir, "--no-check=data.identity")
+    launch(workdir)
+    checkpoint(workdir, "m-step=1", data=data)
+    assert "the checkpoint m-step=1 was trained on other data" in launch(workdir, code=2)
 
 
-def test_another_runs_checkpoint_is_compared_too(stocked: Path) -> None:
-    theirs = stocked / "theirs/m-step=1"
-    theirs.parent.mkdir()
-    checkpoint(stocked, "m-step=1", data=manifest(stocked)["data"]).rename(theirs)
-    new = ("training.run.name=new", f"training.resume.checkpoint='{theirs}'")
-    run_command(SLIPWAY, "launch", *FAST, *new, cwd=stocked)
-    (stocked / "data/bpe/vocab.json").write_text('{"<|endoftext|>":  0}')
-    said = run_command(SLIPWAY, "launch", *FAST, *new, "training.run.name=newer", cwd=stocked, check=2).stderr
-    assert "the checkpoint m-step=1 was trained on other data" in said
-    assert not (stocked / "results/newer").exists()
+def test_another_runs_checkpoint_is_compared_too(workdir: Path) -> None:
+    other_checkpoint = workdir / "theirs/m-step=1"
+    other_checkpoint.parent.mkdir()
+    checkpoint(workdir, "m-step=1", data=manifest(workdir)["data"]).rename(other_checkpoint)
+    new = ("training.run.name=new", f"training.resume.checkpoint='{other_checkpoint}'")
+    run_command(SLIPWAY, "launch", *FAST, *new, cwd=workdir)
+    (workdir / "data/bpe/vocab.json").write_text('{"<|endoftext|>":  0}')
+    message = run_command(
+        SLIPWAY, "launch", *FAST, *new, "training.run.name=newer", cwd=workdir, check=2
+    ).stderr
+    assert "the checkpoint m-step=1 was trained on other data" in message
+    assert not (workdir / "results/newer").exists()
 
 
-def test_other_engines_take_the_key_too(stocked: Path) -> None:
-    said = launch(stocked, "engine=nemo", "nemo_path=/nemo", "--no-check=run.training")
-    assert "accept" not in said
-    (stocked / "results/mine/checkpoints/nemo-step=100-last").mkdir(parents=True)
-    (stocked / "data/bpe/merges.txt").write_text("#version: 0.3\n")
-    said = launch(stocked, "engine=nemo", "nemo_path=/nemo", code=2)
-    accept = said.partition("training.resume.accept_data=data-")[2].split()[0]
-    launch(stocked, "engine=nemo", "nemo_path=/nemo", f"training.resume.accept_data=data-{accept}")
+def test_other_engines_take_accept_data_too(workdir: Path) -> None:
+    message = launch(workdir, "engine=nemo", "nemo_path=/nemo", "--no-check=run.training")
+    assert "accept" not in message
+    (workdir / "results/mine/checkpoints/nemo-step=100-last").mkdir(parents=True)
+    (workdir / "data/bpe/merges.txt").write_text("#version: 0.3\n")
+    message = launch(workdir, "engine=nemo", "nemo_path=/nemo", code=2)
+    accept = message.partition("training.resume.accept_data=data-")[2].split()[0]
+    launch(workdir, "engine=nemo", "nemo_path=/nemo", f"training.resume.accept_data=data-{accept}")
 
 
 # --- a checkpoint to go on from
 
 
-def test_a_checkpoint_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    said = launch(tmp_path, MOCK, "training.resume.checkpoint=nope", code=2)
-    assert "training.resume.checkpoint='nope': there is no such checkpoint" in said
+def test_a_missing_checkpoint_is_refused(tmp_path: Path) -> None:
+    message = launch(tmp_path, MOCK, "training.resume.checkpoint=nope", code=2)
+    assert "training.resume.checkpoint='nope': there is no such checkpoint" in message
     assert not (tmp_path / "results").exists()
     for serial, name in enumerate(("m-step=100", "m-step=200"), start=1):
         checkpoint(tmp_path, name, serial)
-    said = launch(tmp_path, MOCK, "training.resume.checkpoint='m-step=1000'", code=2)
-    assert "did you mean 'm-step=100'?" in said
-    assert "the newest first: m-step=200, m-step=100" in said
+    message = launch(tmp_path, MOCK, "training.resume.checkpoint='m-step=1000'", code=2)
+    assert "did you mean 'm-step=100'?" in message
+    assert "the newest first: m-step=200, m-step=100" in message
     launch(tmp_path, MOCK, "training.resume.checkpoint='m-step=100'")
 
 
 def test_a_torn_checkpoint_is_refused(tmp_path: Path) -> None:
     path = checkpoint(tmp_path, "m-step=100")
     (path / "weights").write_bytes(b"short")
-    said = launch(tmp_path, MOCK, f"training.resume.checkpoint='{path}'", code=2)
-    assert "weights has 5 bytes of 7" in said
+    message = launch(tmp_path, MOCK, f"training.resume.checkpoint='{path}'", code=2)
+    assert "weights has 5 bytes of 7" in message
     (path / "complete.json").unlink()
-    said = launch(tmp_path, MOCK, "training.resume.checkpoint='m-step=100'", code=2)
-    assert "not a complete checkpoint: no complete.json" in said
+    message = launch(tmp_path, MOCK, "training.resume.checkpoint='m-step=100'", code=2)
+    assert "not a complete checkpoint: no complete.json" in message
 
 
-def test_an_intervention_that_was_made_needs_its_checkpoint_no_more(tmp_path: Path) -> None:
+def test_a_finished_intervention_no_longer_needs_its_checkpoint(tmp_path: Path) -> None:
     checkpoint(tmp_path, "m-step=300", 3, resume={"checkpoint": "m-step=100"})
     launch(tmp_path, MOCK, "training.resume.checkpoint='m-step=100'")
 
@@ -320,12 +322,12 @@ def test_an_intervention_that_was_made_needs_its_checkpoint_no_more(tmp_path: Pa
         "+training.exp_manager.resume_from_checkpoint",
     ],
 )
-def test_nemos_ways_to_name_one_are_looked_at(tmp_path: Path, key: str) -> None:
+def test_nemos_keys_of_a_checkpoint_are_checked(tmp_path: Path, key: str) -> None:
     nemo = ("engine=nemo", "nemo_path=/nemo", MOCK, "--no-check=path.tokenizer")
     (tmp_path / "saved").mkdir()
     (tmp_path / "saved/base.nemo").touch()
-    said = launch(tmp_path, *nemo, f"{key}={tmp_path}/saved/bose.nemo", code=2)
-    assert "there is no such checkpoint" in said and "base.nemo" in said
+    message = launch(tmp_path, *nemo, f"{key}={tmp_path}/saved/bose.nemo", code=2)
+    assert "there is no such checkpoint" in message and "base.nemo" in message
     assert not (tmp_path / "results").exists()
     launch(tmp_path, *nemo, f"{key}={tmp_path}/saved/base.nemo")
     (tmp_path / "saved/tp_rank_00_pp_rank_000").mkdir()
@@ -333,21 +335,21 @@ def test_nemos_ways_to_name_one_are_looked_at(tmp_path: Path, key: str) -> None:
     launch(tmp_path, *nemo, f"{key}={tmp_path}/saved/old.ckpt", "training.run.name=other", job=FAST[:3])
 
 
-def test_weights_to_start_from_are_looked_at(tmp_path: Path) -> None:
+def test_weights_to_start_from_are_checked(tmp_path: Path) -> None:
     (tmp_path / "weights/gpt2").mkdir(parents=True)
-    said = launch(tmp_path, MOCK, f"training.restore_from_path={tmp_path}/weights/gtp2", code=2)
-    assert f"training.restore_from_path='{tmp_path}/weights/gtp2': there is no such checkpoint" in said
-    assert "/weights: gpt2" in said
+    message = launch(tmp_path, MOCK, f"training.restore_from_path={tmp_path}/weights/gtp2", code=2)
+    assert f"training.restore_from_path='{tmp_path}/weights/gtp2': there is no such checkpoint" in message
+    assert "/weights: gpt2" in message
     (tmp_path / "weights/gpt2/config.json").write_text("{}")
-    said = launch(tmp_path, MOCK, f"training.restore_from_path={tmp_path}/weights/gpt2", code=2)
-    assert "slipway convert" in said and "--to slipway" in said
+    message = launch(tmp_path, MOCK, f"training.restore_from_path={tmp_path}/weights/gpt2", code=2)
+    assert "slipway convert" in message and "--to slipway" in message
     (tmp_path / "weights/gpt2/weights").write_bytes(b"weights")
     marker: dict[str, Any] = {"step": 0, "serial": 1, "files": {"weights": 7}}
     marker["model"] = {"decoder": {"num_layers": 12, "hidden_size": 768}, "encoder": None}
     (tmp_path / "weights/gpt2/complete.json").write_text(json.dumps(marker))
     for path in ("weights/gpt2", "weights"):
-        said = launch(tmp_path, MOCK, f"training.restore_from_path={tmp_path}/{path}", code=2)
-        assert "it has model.num_layers=12, and this run 2" in said
+        message = launch(tmp_path, MOCK, f"training.restore_from_path={tmp_path}/{path}", code=2)
+        assert "it has model.num_layers=12, and this run 2" in message
     assert not (tmp_path / "results").exists()
 
 
@@ -355,8 +357,8 @@ def test_weights_to_start_from_reach_the_trainer(tmp_path: Path) -> None:
     (tmp_path / "weights").mkdir()
     (tmp_path / "weights/complete.json").write_text(json.dumps({"step": 0, "serial": 1, "files": {}}))
     launch(tmp_path, MOCK, f"training.restore_from_path={tmp_path}/weights")
-    (written,) = newest(tmp_path).glob("*_hydra.yaml")
-    assert yaml.safe_load(written.read_text())["restore_from_path"] == f"{tmp_path}/weights"
+    (config,) = newest(tmp_path).glob("*_hydra.yaml")
+    assert yaml.safe_load(config.read_text())["restore_from_path"] == f"{tmp_path}/weights"
     # A run with a checkpoint of its own goes on from that.
     checkpoint(tmp_path, "m-step=100")
     (tmp_path / "weights/complete.json").unlink()
@@ -365,37 +367,37 @@ def test_weights_to_start_from_reach_the_trainer(tmp_path: Path) -> None:
 
 def test_megatron_lm_starts_from_no_such_weights(tmp_path: Path) -> None:
     lm = ("engine=megatron_lm", "megatron_lm_path=/megatron", "training.restore_from_path=/weights")
-    said = launch(tmp_path, MOCK, *lm, code=2)
-    assert "training.restore_from_path='/weights': engine=megatron_lm has no such option" in said
+    message = launch(tmp_path, MOCK, *lm, code=2)
+    assert "training.restore_from_path='/weights': engine=megatron_lm has no such option" in message
 
 
 @pytest.mark.parametrize("engine", ["megatron", "nemo", "megatron_lm"])
-def test_a_directory_that_must_hold_one_and_holds_none_is_refused(tmp_path: Path, engine: str) -> None:
-    asked = (
+def test_a_directory_without_a_required_checkpoint_is_refused(tmp_path: Path, engine: str) -> None:
+    options = (
         f"engine={engine}",
         "nemo_path=/nemo",
         "megatron_lm_path=/megatron",
         MOCK,
         "--no-check=path.tokenizer",
     )
-    said = launch(tmp_path, *asked, "training.exp_manager.resume_ignore_no_checkpoint=False", code=2)
-    assert "there is no complete checkpoint in it" in said
-    assert "training.exp_manager.resume_ignore_no_checkpoint=True starts from step 0" in said
+    message = launch(tmp_path, *options, "training.exp_manager.resume_ignore_no_checkpoint=False", code=2)
+    assert "there is no complete checkpoint in it" in message
+    assert "training.exp_manager.resume_ignore_no_checkpoint=True starts from step 0" in message
 
 
-def test_megatron_lms_record_names_an_iteration_that_is_there(tmp_path: Path) -> None:
+def test_megatron_lms_record_must_name_an_existing_iteration(tmp_path: Path) -> None:
     lm = ("engine=megatron_lm", "megatron_lm_path=/megatron", MOCK, "--no-check=path.tokenizer")
     saved = tmp_path / "results/mine/checkpoints"
     saved.mkdir(parents=True)
     (saved / "latest_checkpointed_iteration.txt").write_text("200\n")
     (saved / "iter_0000100").mkdir()
-    said = launch(tmp_path, *lm, code=2)
-    assert "says '200', and there is no iter_0000200" in said and "iter_0000100" in said
+    message = launch(tmp_path, *lm, code=2)
+    assert "says '200', and there is no iter_0000200" in message and "iter_0000100" in message
     (saved / "iter_0000200").mkdir()
     launch(tmp_path, *lm)
 
 
-def test_check_says_the_same_and_a_dry_run_does_not_look(tmp_path: Path) -> None:
+def test_check_says_the_same_and_a_dry_run_skips_it(tmp_path: Path) -> None:
     command = (SLIPWAY, "check", *FAST, MOCK, "training.resume.checkpoint=nope", "--no-check=machine")
     done: subprocess.CompletedProcess[str] = run_command(*command, cwd=tmp_path, check=2)
     assert "[path.checkpoint]" in done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""The nodes that failed under a run's jobs: read, avoided by the next launch, and on record there."""
+"""The nodes that failed under a run's jobs: the next launch reads, avoids and records them."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     return install(tmp_path, monkeypatch)
 
 
-def note(tmp_path: Path, *lines: str) -> Path:
+def write_excluded(tmp_path: Path, *lines: str) -> Path:
     run_dir = tmp_path / "results" / "gpt3_tiny"
     run_dir.mkdir(parents=True, exist_ok=True)
     (run_dir / "excluded_nodes.tsv").write_text("".join(f"{line}\n" for line in lines))
     return run_dir
 
 
-def drafted(tmp_path: Path, *more: str) -> tuple[Draft, Request]:
+def draft_with_request(tmp_path: Path, *more: str) -> tuple[Draft, Request]:
     request = Request(overrides(tmp_path, *more), ["slipway", "launch"])
     return draft(request), request
 
 
-def header(made: Draft) -> list[str]:
-    return [line for line in made.rendered.script.splitlines() if line.startswith("#SBATCH --exclude")]
+def exclude_lines(new_draft: Draft) -> list[str]:
+    return [line for line in new_draft.rendered.script.splitlines() if line.startswith("#SBATCH --exclude")]
 
 
 def test_a_run_without_the_file_avoids_nothing(tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ def test_a_run_without_the_file_avoids_nothing(tmp_path: Path) -> None:
 
 
 def test_lines_expire_and_the_newest_of_a_node_counts(tmp_path: Path) -> None:
-    run_dir = note(
+    run_dir = write_excluded(
         tmp_path,
         "n1\t100\t7\told",
         "n2\t200\t8\tXid 79",
@@ -50,7 +50,7 @@ def test_lines_expire_and_the_newest_of_a_node_counts(tmp_path: Path) -> None:
         "n1\t150\t9\ta job that ended later, and began earlier",
     )
     assert read_excluded(run_dir, now=250) == (ExcludedNode("n1", 300, "9", "fell off the bus"),)
-    assert [one.node for one in read_excluded(run_dir, now=0)] == ["n1", "n2"]
+    assert [entry.node for entry in read_excluded(run_dir, now=0)] == ["n1", "n2"]
     assert read_excluded(run_dir, now=300) == ()
 
 
@@ -63,14 +63,14 @@ def test_lines_expire_and_the_newest_of_a_node_counts(tmp_path: Path) -> None:
     ],
 )
 def test_damaged_lines_are_passed_over(tmp_path: Path, line: str) -> None:
-    run_dir = note(tmp_path, line, "n2\t900\t7\twhy")
-    assert [one.node for one in read_excluded(run_dir, now=0)] == ["n2"]
+    run_dir = write_excluded(tmp_path, line, "n2\t900\t7\twhy")
+    assert [entry.node for entry in read_excluded(run_dir, now=0)] == ["n2"]
 
 
 def test_bytes_that_are_no_text_hide_no_other_line(tmp_path: Path) -> None:
-    run_dir = note(tmp_path)
+    run_dir = write_excluded(tmp_path)
     (run_dir / "excluded_nodes.tsv").write_bytes(b"n1\t900\t7\t\xff\nn2\t900\t7\twhy")
-    assert [one.node for one in read_excluded(run_dir, now=0)] == ["n1", "n2"]
+    assert [entry.node for entry in read_excluded(run_dir, now=0)] == ["n1", "n2"]
 
 
 def test_excluded_nodes_of_a_manifest_are_read_back(tmp_path: Path) -> None:
@@ -92,67 +92,67 @@ def test_excluded_nodes_of_a_manifest_are_read_back(tmp_path: Path) -> None:
 def test_nodes_that_failed_are_excluded_beside_the_users_own(
     tmp_path: Path, slurm: FakeSlurm, own: str | None, nodes: list[str], exclude: str
 ) -> None:
-    note(tmp_path, *(f"{node}\t{FAR}\t7\tXid 79" for node in nodes))
-    made, request = drafted(tmp_path, *([f"cluster.exclude='{own}'"] if own else []))
-    launch(made, request)
+    write_excluded(tmp_path, *(f"{node}\t{FAR}\t7\tXid 79" for node in nodes))
+    new_draft, request = draft_with_request(tmp_path, *([f"cluster.exclude='{own}'"] if own else []))
+    launch(new_draft, request)
     (submission,) = slurm.submitted()
     assert submission.startswith(f"--exclude={exclude} ")
 
 
-def test_the_next_launch_avoids_them_and_its_manifest_says_so(tmp_path: Path, slurm: FakeSlurm) -> None:
-    note(tmp_path, f"n2\t{FAR}\t7\tXid 79", "n3\t5\t6\tlong ago")
-    made, request = drafted(tmp_path, "cluster.exclude=n9")
-    done = launch(made, request)
-    assert done.warnings == []
-    assert header(made) == ["#SBATCH --exclude=n9"], "a later link may use the others again, once they expire"
+def test_the_next_launch_avoids_and_records_failed_nodes(tmp_path: Path, slurm: FakeSlurm) -> None:
+    write_excluded(tmp_path, f"n2\t{FAR}\t7\tXid 79", "n3\t5\t6\tlong ago")
+    new_draft, request = draft_with_request(tmp_path, "cluster.exclude=n9")
+    outcome = launch(new_draft, request)
+    assert outcome.warnings == []
+    assert exclude_lines(new_draft) == ["#SBATCH --exclude=n9"], (
+        "a later link may use the others again, once they expire"
+    )
     assert slurm.submitted()[0].startswith("--exclude=n9,n2 ")
-    excluded = read_manifest(done.paths.directory).excluded
+    excluded = read_manifest(outcome.paths.directory).excluded
     assert excluded == [{"node": "n2", "until": FAR, "job": "7", "why": "Xid 79"}]
 
 
-def test_links_submitted_at_launch_avoid_them_too(tmp_path: Path, slurm: FakeSlurm) -> None:
-    note(tmp_path, f"n2\t{FAR}\t7\tXid 79")
-    made, request = drafted(tmp_path, "resilience.links=3", "resilience.submit=launch")
-    launch(made, request)
+def test_links_submitted_at_launch_avoid_failed_nodes_too(tmp_path: Path, slurm: FakeSlurm) -> None:
+    write_excluded(tmp_path, f"n2\t{FAR}\t7\tXid 79")
+    new_draft, request = draft_with_request(tmp_path, "resilience.links=3", "resilience.submit=launch")
+    launch(new_draft, request)
     assert len(slurm.submitted()) == 3
     assert all("--exclude=n2 " in submission for submission in slurm.submitted())
 
 
-def test_sbatch_judges_a_launch_once(tmp_path: Path, slurm: FakeSlurm) -> None:
-    note(tmp_path, f"n2\t{FAR}\t7\tXid 79", f"n4\t{FAR}\t9\tdied")
-    made, request = drafted(tmp_path)
-    launch(made, request)
+def test_sbatch_tests_a_launch_once(tmp_path: Path, slurm: FakeSlurm) -> None:
+    write_excluded(tmp_path, f"n2\t{FAR}\t7\tXid 79", f"n4\t{FAR}\t9\tdied")
+    new_draft, request = draft_with_request(tmp_path)
+    launch(new_draft, request)
     assert len([call for call in slurm.calls() if call.startswith("judged ")]) == 1
 
 
 @pytest.mark.parametrize("more", ["resilience.exclude_hours=0", "cluster.scheduler=local"])
-def test_nodes_are_not_avoided_where_that_is_switched_off_or_no_slurm_is(tmp_path: Path, more: str) -> None:
-    note(tmp_path, f"n2\t{FAR}\t7\tXid 79")
-    assert nodes_to_avoid(drafted(tmp_path)[0])
-    assert nodes_to_avoid(drafted(tmp_path, more)[0]) == ()
+def test_nodes_are_not_avoided_if_switched_off_or_without_slurm(tmp_path: Path, more: str) -> None:
+    write_excluded(tmp_path, f"n2\t{FAR}\t7\tXid 79")
+    assert nodes_to_avoid(draft_with_request(tmp_path)[0])
+    assert nodes_to_avoid(draft_with_request(tmp_path, more)[0]) == ()
 
 
-def test_a_node_that_slurm_does_not_take_does_not_keep_the_run_from_being_launched(
-    tmp_path: Path, slurm: FakeSlurm
-) -> None:
-    """It may be gone from the cluster."""
-    note(tmp_path, f"n2\t{FAR}\t7\tXid 79", f"gone\t{FAR}\t8\tdied")
+def test_a_node_that_slurm_does_not_take_does_not_stop_the_launch(tmp_path: Path, slurm: FakeSlurm) -> None:
+    """The node may be gone from the cluster."""
+    write_excluded(tmp_path, f"n2\t{FAR}\t7\tXid 79", f"gone\t{FAR}\t8\tdied")
     slurm.refuse("--exclude=")
-    made, request = drafted(tmp_path)
-    done = launch(made, request)
+    new_draft, request = draft_with_request(tmp_path)
+    outcome = launch(new_draft, request)
     assert [("--exclude" in submission) for submission in slurm.submitted()] == [True, False]
-    assert done.warnings == [
+    assert outcome.warnings == [
         "n2 (job 7 failed there), gone (job 8 failed there) not avoided: Slurm refused the job: no --exclude="
     ]
-    assert done.manifest.excluded == []
-    assert read_manifest(done.paths.directory).excluded == []
-    assert done.manifest.job_id == "102"
+    assert outcome.manifest.excluded == []
+    assert read_manifest(outcome.paths.directory).excluded == []
+    assert outcome.manifest.job_id == "102"
 
 
 def test_other_refusals_of_slurm_are_reported_in_its_words(tmp_path: Path, slurm: FakeSlurm) -> None:
-    note(tmp_path, f"n2\t{FAR}\t7\tXid 79")
+    write_excluded(tmp_path, f"n2\t{FAR}\t7\tXid 79")
     slurm.judge(gpt3_tiny="Invalid account")
-    made, request = drafted(tmp_path)
+    new_draft, request = draft_with_request(tmp_path)
     with pytest.raises(UserError, match="Invalid account"):
-        launch(made, request)
+        launch(new_draft, request)
     assert not (tmp_path / "results" / "gpt3_tiny" / "launches").exists()

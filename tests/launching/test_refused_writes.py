@@ -1,4 +1,4 @@
-"""A launch that cannot be written whole, as on a full disk: refused, and nothing of it stays."""
+"""A launch that cannot be written whole, as on a full disk, is refused and leaves nothing."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     return slurm
 
 
-def fill(monkeypatch: pytest.MonkeyPatch, module: str, name: str, good: int) -> None:
-    """Let a function that writes below `results` find the disk full after some calls."""
+def fill_disk(monkeypatch: pytest.MonkeyPatch, module: str, name: str, good: int) -> None:
+    """Make a function that writes below `results` fail for a full disk after some calls."""
     import importlib
 
     real, calls = getattr(importlib.import_module(module), name), []
@@ -55,21 +55,21 @@ def test_a_full_disk_leaves_no_directories(
         "stages": ["launch", *stages(tmp_path)],
         "sweep": ["sweep", *overrides(tmp_path, MOCK, "training.model.seed=1,2")],
     }[kind]
-    # Of a sweep the disk is full at the end of a launch, and of stages in the second one as well.
-    fill(monkeypatch, "launcher.runs.write", "write_atomic", good + 9 * (kind != "launch"))
-    kept = tmp_path / "results" / "kept"
+    # In a sweep the disk is full at the end of a launch; with stages, in the second launch, too.
+    fill_disk(monkeypatch, "launcher.runs.write", "write_atomic", good + 9 * (kind != "launch"))
+    existing = tmp_path / "results" / "kept"
     if kind == "sweep":
-        kept.mkdir(parents=True)
+        existing.mkdir(parents=True)
     assert main(words) == 2
-    told = capsys.readouterr().err
-    assert "no space left on device" in told
+    message = capsys.readouterr().err
+    assert "no space left on device" in message
     assert slurm.submitted() == []
-    left = [path for path in (tmp_path / "results").rglob("*") if path != kept]
-    assert left == []
+    leftovers = [path for path in (tmp_path / "results").rglob("*") if path != existing]
+    assert leftovers == []
     assert (tmp_path / "results").exists() == (kind == "sweep"), "what was there before stays"
 
 
-def test_directories_of_a_job_that_cannot_be_made_leave_no_launch(
+def test_impossible_directories_of_a_job_leave_no_launch(
     tmp_path: Path,
     slurm: FakeSlurm,
     monkeypatch: pytest.MonkeyPatch,
@@ -89,19 +89,19 @@ def test_directories_of_a_job_that_cannot_be_made_leave_no_launch(
     assert not list((tmp_path / "results").rglob("*"))
 
 
-def test_a_run_that_was_there_stays(
+def test_an_existing_run_is_not_changed(
     tmp_path: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert main(["launch", *overrides(tmp_path, MOCK)]) == 0
     before = sorted((tmp_path / "results").rglob("*"))
-    fill(monkeypatch, "launcher.runs.write", "write_atomic", 2)
+    fill_disk(monkeypatch, "launcher.runs.write", "write_atomic", 2)
     assert main(["launch", *overrides(tmp_path, MOCK)]) == 2
     assert sorted((tmp_path / "results").rglob("*")) == before
     assert len(slurm.submitted()) == 1
 
 
-def test_files_that_the_system_lets_nobody_write(tmp_path: Path) -> None:
-    """With a real limit: directories can be made, and no file."""
+def test_a_launch_is_refused_if_no_file_can_be_written(tmp_path: Path) -> None:
+    """Under a real limit directories can be made, and files cannot."""
     program = [sys.executable, "-m", "launcher.cli.app"]
     words = ["training=gpt3/tiny", "cluster=local", MOCK, "cluster.python=/bin/true"]
     done = subprocess.run(

@@ -17,7 +17,7 @@ from tests.integration.conftest import SLIPWAY, run_command
 
 # In two parts, as a launch keeps what differs from the commit.
 VALUE = "S3CRET" + "value7"
-# By the variable that the job gets, with the form that each has.
+# The secrets by their variables in the job, each of a form of its own.
 SECRETS = {
     "HF_TOKEN": f"hf_{VALUE}AbCdEfGhIjKlMnOpQ",
     "WANDB_API_KEY": hashlib.sha1(VALUE.encode()).hexdigest(),
@@ -25,9 +25,9 @@ SECRETS = {
     "GIT_MIRROR": f"https://{VALUE}git@host.example/x.git",
     "MY_STUFF": f"plain{VALUE}",
 }
-# Of the launching shell, which sbatch hands over, and which no key refers to in the end.
+# Variables of the launching shell: sbatch passes them on, and no key refers to them.
 SHELL = {"HF_TOKEN": f"hf_{VALUE}OfTheShellAbCdEfGh", "DB_PASSWORD": f"shell{VALUE}"}
-# Each task tells the checksums of what it was given, and stays until it is told to end.
+# Each task prints the checksums of its secrets, and waits for the file `go`.
 PAYLOAD = """#!/bin/bash
 [[ ${SLURM_JOB_ID:-} ]] || exit 0
 for name in NAMES; do echo "$name=$(printf '%s' "${!name}" | sha256sum | cut -c -64)"; done
@@ -37,33 +37,33 @@ until [[ -e HERE/go ]]; do sleep 0.1; done
 
 
 class Processes(threading.Thread):
-    """The command lines of all processes while it runs; of this machine, which is all of the nodes."""
+    """A thread that records the command lines of all processes of this machine, which is all of the nodes."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
-        self.seen: set[bytes] = set()
-        self.over = threading.Event()
+        self.command_lines: set[bytes] = set()
+        self.finished = threading.Event()
 
     def run(self) -> None:
-        while not self.over.wait(0.02):
+        while not self.finished.wait(0.02):
             for path in Path("/proc").glob("[0-9]*/cmdline"):
                 with suppress(OSError):
-                    self.seen.add(path.read_bytes())
+                    self.command_lines.add(path.read_bytes())
 
 
 @contextmanager
-def watched() -> Iterator[set[bytes]]:
+def watch_processes() -> Iterator[set[bytes]]:
     processes = Processes()
     processes.start()
     try:
-        yield processes.seen
+        yield processes.command_lines
     finally:
-        processes.over.set()
+        processes.finished.set()
         processes.join()
 
 
 @pytest.mark.slurm
-def test_a_secret_that_a_job_has_by_reference_is_nowhere_else(tmp_path: Path, sandbox: Sandbox) -> None:
+def test_a_secret_by_reference_reaches_the_job_alone(tmp_path: Path, sandbox: Sandbox) -> None:
     results, cache = tmp_path / "results", tmp_path / "cache"
     words = _overrides(tmp_path)
     slurm_conf = sandbox.environment()["SLURM_CONF"]
@@ -80,23 +80,23 @@ def test_a_secret_that_a_job_has_by_reference_is_nowhere_else(tmp_path: Path, sa
         printed.append(done.stdout + done.stderr)
         return done.stdout
 
-    with watched() as command_lines:
+    with watch_processes() as command_lines:
         slipway("launch", *words, "env_vars.HF_TOKEN='${oc.env:HF_TOKEN}'", check=2)
         assert "env_files={HF_TOKEN: " in printed[-1]
         job = json.loads(slipway("launch", *words, "--json"))["job_id"]
         marks = results / "secret" / "launches" / "1" / "marks"
         _wait_for(marks / "job.2", tmp_path / "begun-0", tmp_path / "begun-1")
         next_job = (marks / "job.2").read_text().strip()
-        for one in (job, next_job):
-            assert f"JobId={one}" in slurm("scontrol", "show", "job", "-d", one)
-            assert "supervisor.pyz" in slurm("scontrol", "write", "batch_script", one, "-")
+        for job_id in (job, next_job):
+            assert f"JobId={job_id}" in slurm("scontrol", "show", "job", "-d", job_id)
+            assert "supervisor.pyz" in slurm("scontrol", "write", "batch_script", job_id, "-")
         slurm("scontrol", "show", "step", job)
         slurm("squeue", "--all", "--format=%all")
         slipway("status", "--json")
         slipway("attach", "secret", "--", "true")
-        kept = _files_with(sandbox.options.directory, SECRETS)
-        sent = _files_with(sandbox.options.directory, SHELL)
-        readable = [path for path in sent if path.stat().st_mode & 0o077]
+        secret_files = _files_with(sandbox.options.directory, SECRETS)
+        shell_files = _files_with(sandbox.options.directory, SHELL)
+        readable = [path for path in shell_files if path.stat().st_mode & 0o077]
         (tmp_path / "go").touch()
         _wait_for(marks / f"{job}.0.ended.json")
     if sandbox.options.accounting:
@@ -114,19 +114,19 @@ def test_a_secret_that_a_job_has_by_reference_is_nowhere_else(tmp_path: Path, sa
     assert [text for text in printed if any(value in text.encode() for value in secrets)] == []
     for directory in (results, cache):
         assert _files_with(directory, SECRETS) + _files_with(directory, SHELL) == []
-    assert kept == []
+    assert secret_files == []
     # Slurm keeps the shell's environment, for its own user and root alone.
-    assert {path.name for path in sent} == {"environment"}
+    assert {path.name for path in shell_files} == {"environment"}
     assert readable == []
 
 
-def _overrides(here: Path) -> list[str]:
-    """Write the files of the secrets and the payload; return what a launch is called with."""
-    files, python = here / "files", here / "python"
+def _overrides(directory: Path) -> list[str]:
+    """Write the files of the secrets and the payload; return the overrides of the launch."""
+    files, python = directory / "files", directory / "python"
     files.mkdir(mode=0o700)
     for name, value in SECRETS.items():
         (files / name).write_text(f"{value}\n")
-    python.write_text(PAYLOAD.replace("NAMES", " ".join(SECRETS)).replace("HERE", str(here)))
+    python.write_text(PAYLOAD.replace("NAMES", " ".join(SECRETS)).replace("HERE", str(directory)))
     python.chmod(0o755)
     return [
         *("cluster=sandbox", "training=gpt3/tiny", "training.model.data.data_impl=mock"),
@@ -140,12 +140,12 @@ def _overrides(here: Path) -> list[str]:
 def _files_with(directory: Path, secrets: Mapping[str, str]) -> list[Path]:
     """Return the files below a directory that hold a secret; Slurm removes some of them meanwhile."""
     values = [value.encode() for value in secrets.values()]
-    found = []
+    paths = []
     for path in directory.rglob("*"):
         with suppress(FileNotFoundError):
             if path.is_file() and any(value in path.read_bytes() for value in values):
-                found.append(path)
-    return found
+                paths.append(path)
+    return paths
 
 
 def _wait_for(*paths: Path) -> None:

@@ -1,4 +1,4 @@
-"""Several stages in one launch: each a job that waits for the one before, all of them checked beforehand."""
+"""Several stages in one launch: all are checked first, and each is a job that waits for the one before."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     return install(tmp_path, monkeypatch)
 
 
-def launched(tmp_path: Path, *more: str) -> list[Launched]:
+def submit_stages(tmp_path: Path, *more: str) -> list[Launched]:
     request = Request(stages(tmp_path, *more), ["slipway", "launch", "stages=[data_preparation,training]"])
     return launch_stages(drafts(request), request)
 
 
 @dataclass(frozen=True)
-class Told:
+class Result:
     code: int
     out: str
     err: str
@@ -40,10 +40,10 @@ class Told:
 
 @pytest.fixture
 def slipway(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> object:
-    def call(verb: str, *more: str) -> Told:
+    def call(verb: str, *more: str) -> Result:
         code = main([verb, *stages(tmp_path), *more])
         captured = capsys.readouterr()
-        return Told(code, captured.out, captured.err)
+        return Result(code, captured.out, captured.err)
 
     return call
 
@@ -57,10 +57,10 @@ def slipway(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> object:
         (("training.run.dependency='afterok:7,singleton'",), "afterok:101,afterok:7,singleton"),
     ],
 )
-def test_a_stage_waits_for_the_one_before_and_never_for_ever(
+def test_a_stage_waits_for_the_one_before_but_not_forever(
     tmp_path: Path, slurm: FakeSlurm, more: tuple[str, ...], after: str
 ) -> None:
-    first, second = launched(tmp_path, *more)
+    first, second = submit_stages(tmp_path, *more)
     assert slurm.submitted() == [
         f"{first.manifest.tag}.1_submission.sh {first.manifest.tag}",
         f"--dependency={after} --kill-on-invalid-dep=yes {second.manifest.tag}.1_submission.sh"
@@ -76,7 +76,7 @@ def test_a_stage_waits_for_the_one_before_and_never_for_ever(
     assert (tmp_path / "results" / "gpt3_tiny" / "launcher.log").read_text() == "Submitted batch job 102\n"
 
 
-def test_each_stage_is_as_if_it_were_launched_alone(tmp_path: Path, slurm: FakeSlurm) -> None:
+def test_each_stage_is_rendered_as_if_it_were_launched_alone(tmp_path: Path, slurm: FakeSlurm) -> None:
     both = drafts(Request(stages(tmp_path, "resilience.links=3"), []))
     alone = draft(Request(overrides(tmp_path, "resilience.links=3"), [], number=1, tag=both[1].plan.tag))
     assert both[1].rendered == alone.rendered
@@ -85,15 +85,15 @@ def test_each_stage_is_as_if_it_were_launched_alone(tmp_path: Path, slurm: FakeS
     assert both[0].plan.job.chain.links == 1, "a preparation does not go on from a checkpoint"
 
 
-def test_all_are_judged_before_anything_is_written(tmp_path: Path, slurm: FakeSlurm) -> None:
+def test_sbatch_tests_all_stages_before_anything_is_written(tmp_path: Path, slurm: FakeSlurm) -> None:
     slurm.judge(gpt3_tiny="Invalid account")
     with pytest.raises(UserError, match="Invalid account"):
-        launched(tmp_path)
+        submit_stages(tmp_path)
     assert [line.split()[0] for line in slurm.calls()] == ["judged", "judged"]
     assert not (tmp_path / "results").exists()
 
 
-def test_all_are_checked_before_anything_is_submitted(
+def test_all_stages_are_checked_before_anything_is_submitted(
     tmp_path: Path, slurm: FakeSlurm, slipway: object
 ) -> None:
     result = slipway("launch", "training.model.global_batch_size=7", "data_preparation.run.time_limit=soon")  # type: ignore[operator]
@@ -107,7 +107,7 @@ def test_all_are_checked_before_anything_is_submitted(
 
 def test_a_stage_that_cannot_wait_beside_alternatives_is_refused(tmp_path: Path, slurm: FakeSlurm) -> None:
     with pytest.raises(UserError, match=r"training.run.dependency='afterok:7\?afterok:8': alternatives"):
-        launched(tmp_path, "training.run.dependency='afterok:7?afterok:8'")
+        submit_stages(tmp_path, "training.run.dependency='afterok:7?afterok:8'")
     assert slurm.submitted() == []
     assert not (tmp_path / "results").exists()
 
@@ -115,19 +115,19 @@ def test_a_stage_that_cannot_wait_beside_alternatives_is_refused(tmp_path: Path,
 def test_refused_first_stage_leaves_the_second_without_a_job(tmp_path: Path, slurm: FakeSlurm) -> None:
     slurm.refuse("tokenize_text")
     with pytest.raises(UserError, match="Slurm refused the job: no tokenize_text"):
-        launched(tmp_path)
+        submit_stages(tmp_path)
     assert len(slurm.submitted()) == 1
     second = read_manifest(tmp_path / "results" / "gpt3_tiny" / "launches" / "1")
     assert second.job_id is None
     assert second.error == "the stage before it, data_preparation, has no job"
     slurm.refuse()
-    assert [launch.paths.number for launch in launched(tmp_path)] == [2, 2]
+    assert [launch.paths.number for launch in submit_stages(tmp_path)] == [2, 2]
 
 
-def test_refused_second_stage_tells_how_to_go_on(tmp_path: Path, slurm: FakeSlurm) -> None:
+def test_refused_second_stage_names_the_command_to_go_on_with(tmp_path: Path, slurm: FakeSlurm) -> None:
     slurm.refuse("gpt3_tiny")
     with pytest.raises(UserError) as raised:
-        launched(tmp_path)
+        submit_stages(tmp_path)
     assert raised.value.message == "training: Slurm refused the job: no gpt3_tiny"
     assert str(raised.value.hint).splitlines() == [
         "data_preparation is job 101, and goes on",
@@ -143,10 +143,10 @@ def test_refused_second_stage_tells_how_to_go_on(tmp_path: Path, slurm: FakeSlur
 def test_stage_after_a_chain_waits_for_its_known_links(
     tmp_path: Path, slurm: FakeSlurm, condition: str, needs_success: bool, submit: str, after: str
 ) -> None:
-    """Each link adds the one that it submits, and the stage itself judges whether the chain is done."""
-    chosen = ["stages=[training,data_preparation]", "resilience.links=3", f"resilience.submit={submit}"]
-    chosen += [f"resilience.after_stage={condition}", "data_preparation.run.dependency=singleton"]
-    first, second = launched(tmp_path, *chosen)
+    """Each link adds the link that it submits, and the stage itself decides whether the chain is done."""
+    options = ["stages=[training,data_preparation]", "resilience.links=3", f"resilience.submit={submit}"]
+    options += [f"resilience.after_stage={condition}", "data_preparation.run.dependency=singleton"]
+    first, second = submit_stages(tmp_path, *options)
     assert (second.manifest.after, second.manifest.waits_for) == (f"{after},singleton", "gpt3_tiny")
     assert f"--dependency={after},singleton" in slurm.submitted()[-1]
     chain, stage = (read_stages(launch.paths.directory) for launch in (first, second))
@@ -159,9 +159,9 @@ def test_stage_after_a_chain_waits_for_its_known_links(
     )
 
 
-def test_training_knows_the_stages_that_look_at_its_checkpoints(tmp_path: Path, slurm: FakeSlurm) -> None:
-    chosen = ["stages=[data_preparation,training,command]", "command.argv=[true]", "command.every=3"]
-    _, training, command = launched(tmp_path, *chosen)
+def test_training_knows_the_stages_that_read_its_checkpoints(tmp_path: Path, slurm: FakeSlurm) -> None:
+    options = ["stages=[data_preparation,training,command]", "command.argv=[true]", "command.every=3"]
+    _, training, command = submit_stages(tmp_path, *options)
     paths, manifest = command.paths, command.manifest
     assert read_stages(training.paths.directory).repeated == (
         Repeated("command", str(paths.directory), manifest.tag, str(paths.script), 3),
@@ -171,7 +171,7 @@ def test_training_knows_the_stages_that_look_at_its_checkpoints(tmp_path: Path, 
 
 
 def test_only_stages_around_a_chain_know_of_each_other(tmp_path: Path, slurm: FakeSlurm) -> None:
-    for launch in launched(tmp_path, "resilience.links=3"):  # the chain is the last
+    for launch in submit_stages(tmp_path, "resilience.links=3"):  # the chain is the last
         assert not (launch.paths.directory / STAGES_FILE).exists()
 
 
@@ -180,7 +180,7 @@ def test_refused_stage_after_a_chain_is_launched_again_when_that_is_done(
 ) -> None:
     slurm.refuse("tokenize_text")
     with pytest.raises(UserError) as raised:
-        launched(tmp_path, "stages=[training,data_preparation]", "resilience.links=3")
+        submit_stages(tmp_path, "stages=[training,data_preparation]", "resilience.links=3")
     assert str(raised.value.hint).splitlines()[-1] == (
         "once this is mended, and gpt3_tiny is done: the same command with stages=[data_preparation]"
     )
@@ -199,7 +199,7 @@ def test_refused_stage_after_a_chain_is_launched_again_when_that_is_done(
         ),
     ],
 )
-def test_refused_stage_that_reads_checkpoints_is_launched_again_by_what_works_alone(
+def test_refused_stage_that_reads_checkpoints_names_a_command_that_works_alone(
     tmp_path: Path, slurm: FakeSlurm, stage: str, words: list[str], refused: str, advice: str
 ) -> None:
     slurm.refuse(refused)
@@ -227,15 +227,17 @@ def test_refused_stage_that_reads_checkpoints_is_launched_again_by_what_works_al
         ),
     ],
 )
-def test_stages_that_cannot_follow_each_other(tmp_path: Path, more: list[str], words: str) -> None:
+def test_stages_that_cannot_follow_each_other_are_refused(
+    tmp_path: Path, more: list[str], words: str
+) -> None:
     with pytest.raises(UserError, match=words):
         drafts(Request(stages(tmp_path, *more), []))
 
 
-def test_the_order_is_the_users(tmp_path: Path, slurm: FakeSlurm) -> None:
-    done = launched(tmp_path, "stages=[training,data_preparation]")
-    assert [launch.manifest.stage for launch in done] == ["training", "data_preparation"]
-    assert done[1].manifest.after == "afterok:101"
+def test_stages_are_launched_in_the_order_of_the_user(tmp_path: Path, slurm: FakeSlurm) -> None:
+    launches = submit_stages(tmp_path, "stages=[training,data_preparation]")
+    assert [launch.manifest.stage for launch in launches] == ["training", "data_preparation"]
+    assert launches[1].manifest.after == "afterok:101"
 
 
 def test_a_dry_run_shows_all_scripts_and_writes_nothing(tmp_path: Path, slipway: object) -> None:
@@ -252,10 +254,12 @@ def test_a_dry_run_shows_all_scripts_and_writes_nothing(tmp_path: Path, slipway:
     assert len(rendered.out.splitlines()) == len(result.out.splitlines())
 
 
-def test_each_script_again_byte_for_byte(tmp_path: Path, slurm: FakeSlurm, slipway: object) -> None:
-    for launch in launched(tmp_path):
-        again = (launch.paths.directory / "launcher_cmd.log").read_text().splitlines()[2]
-        assert f"--stage={launch.manifest.stage}" in again
+def test_each_script_is_rendered_again_byte_for_byte(
+    tmp_path: Path, slurm: FakeSlurm, slipway: object
+) -> None:
+    for launch in submit_stages(tmp_path):
+        command = (launch.paths.directory / "launcher_cmd.log").read_text().splitlines()[2]
+        assert f"--stage={launch.manifest.stage}" in command
         options = ["--dry-run", f"--stage={launch.manifest.stage}", f"--tag={launch.manifest.tag}"]
         result = slipway("launch", *options, "--launch-number=1")  # type: ignore[operator]
         assert result.out == launch.paths.script.read_text()
@@ -264,8 +268,8 @@ def test_each_script_again_byte_for_byte(tmp_path: Path, slurm: FakeSlurm, slipw
     assert "--stage=training" in refused.err
     unknown = slipway("render", "--stage=trainig")  # type: ignore[operator]
     assert "did you mean 'training'?" in unknown.err
-    unasked = slipway("launch", "--stage=training")  # type: ignore[operator]
-    assert "they need --dry-run" in unasked.err
+    without_dry_run = slipway("launch", "--stage=training")  # type: ignore[operator]
+    assert "they need --dry-run" in without_dry_run.err
 
 
 def test_each_submitted_stage_is_reported(slurm: FakeSlurm, slipway: object) -> None:
@@ -281,7 +285,7 @@ def test_each_submitted_stage_is_reported(slurm: FakeSlurm, slipway: object) -> 
     ]
 
 
-def test_no_smoke_of_what_is_not_prepared_yet(slurm: FakeSlurm, slipway: object) -> None:
+def test_smoke_is_refused_while_data_are_not_prepared(slurm: FakeSlurm, slipway: object) -> None:
     result = slipway("launch", "--smoke")  # type: ignore[operator]
     assert result.code == 2
     assert "stages=[training] --smoke" in result.err
@@ -295,7 +299,7 @@ def test_launch_that_needs_dry_run_is_refused_before_its_smoke(slurm: FakeSlurm,
     assert "sbatch" not in str(slurm.calls())
 
 
-def test_check_tells_of_each_stage(slurm: FakeSlurm, slipway: object) -> None:
+def test_check_reports_each_stage(slurm: FakeSlurm, slipway: object) -> None:
     result = slipway("check", "--json", "training.model.global_batch_size=7")  # type: ignore[operator]
     assert result.code == 2
     first, second = json.loads(result.out)
@@ -309,8 +313,8 @@ def test_check_tells_of_each_stage(slurm: FakeSlurm, slipway: object) -> None:
     ]
 
 
-def test_diff_is_of_each_stage(tmp_path: Path, slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]) -> None:
-    launched(tmp_path)
+def test_diff_covers_each_stage(tmp_path: Path, slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]) -> None:
+    submit_stages(tmp_path)
     assert main(["diff", *stages(tmp_path)]) == 0
     assert (
         main(["diff", *stages(tmp_path), "data_preparation.seed=5", "training.run.time_limit=00:20:00"]) == 1
@@ -322,6 +326,6 @@ def test_diff_is_of_each_stage(tmp_path: Path, slurm: FakeSlurm, capsys: pytest.
     assert "--launch 1: of which stage?" in capsys.readouterr().err
 
 
-def test_one_stage_is_meant_where_only_one_can_be(tmp_path: Path) -> None:
+def test_several_stages_are_refused_where_one_is_needed(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="this needs a single stage"):
         draft(Request(stages(tmp_path), []))

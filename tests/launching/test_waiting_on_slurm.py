@@ -20,45 +20,51 @@ from launcher.schedulers.slurm import SlurmScheduler
 from launcher.slurm.states import Action, State
 
 
-class Waiting:
+class PendingLaunches:
     """Launches in a partition whose nodes never come."""
 
-    def __init__(self, sandbox: Sandbox, here: Path) -> None:
+    def __init__(self, sandbox: Sandbox, directory: Path) -> None:
         self.conf = sandbox.environment()["SLURM_CONF"]
         self.scheduler = SlurmScheduler(self.conf)
-        self.here = here
+        self.directory = directory
         self.tags: list[str] = []
 
     def launch(self, *more: str) -> list[Launched]:
-        python = self.here / "python"
+        python = self.directory / "python"
         python.write_text("#!/bin/bash\necho missing:\n")
         python.chmod(0o755)
-        where = ["cluster=sandbox", f"cluster.slurm_conf={self.conf}", "cluster.partition=cloud"]
-        how = [
+        cluster_options = ["cluster=sandbox", f"cluster.slurm_conf={self.conf}", "cluster.partition=cloud"]
+        run_options = [
             f"cluster.python={python}",
             "cluster.gpu_request=none",
-            f"base_results_dir={self.here}/results",
+            f"base_results_dir={self.directory}/results",
         ]
         request = Request(
-            ["training=gpt3/tiny", "training.model.data.data_impl=mock", *where, *how, *more],
+            [
+                "training=gpt3/tiny",
+                "training.model.data.data_impl=mock",
+                *cluster_options,
+                *run_options,
+                *more,
+            ],
             ["slipway", "launch"],
         )
-        done = launch_stages(drafts(request), request)
-        self.tags += [one.manifest.tag for one in done]
-        return done
+        launches = launch_stages(drafts(request), request)
+        self.tags += [launch.manifest.tag for launch in launches]
+        return launches
 
-    def jobs(self, one: Launched, link: int | None = None) -> list[str]:
-        manifest = one.manifest
-        submission = Submission(manifest.tag, one.paths.script, manifest.user, manifest.created)
-        found = self.scheduler.find([submission]).get(manifest.tag, {})
-        return [job for number, jobs in sorted(found.items()) for job in jobs if link in (None, number)]
+    def jobs(self, launch: Launched, link: int | None = None) -> list[str]:
+        manifest = launch.manifest
+        submission = Submission(manifest.tag, launch.paths.script, manifest.user, manifest.created)
+        links = self.scheduler.find([submission]).get(manifest.tag, {})
+        return [job for number, jobs in sorted(links.items()) for job in jobs if link in (None, number)]
 
     def state(self, ref: JobRef) -> State:
         return self.scheduler.statuses([ref])[0].state
 
     def dependency(self, job_id: str) -> str:
-        told = self.run("squeue", "--noheader", "--Format=Dependency:200", f"--jobs={job_id}")
-        return told.strip().replace("(unfulfilled)", "")
+        output = self.run("squeue", "--noheader", "--Format=Dependency:200", f"--jobs={job_id}")
+        return output.strip().replace("(unfulfilled)", "")
 
     def run(self, *command: str) -> str:
         environment = {"PATH": "/usr/bin:/bin", "SLURM_CONF": self.conf}
@@ -68,46 +74,46 @@ class Waiting:
 
 
 @pytest.fixture
-def waiting(plain_sandbox: Sandbox, tmp_path: Path) -> Iterator[Waiting]:
-    one = Waiting(plain_sandbox, tmp_path)
+def pending(plain_sandbox: Sandbox, tmp_path: Path) -> Iterator[PendingLaunches]:
+    launches = PendingLaunches(plain_sandbox, tmp_path)
     try:
-        yield one
+        yield launches
     finally:
-        submissions = [Submission(tag, tmp_path, user(), "2026-01-01T00:00:00Z") for tag in one.tags]
-        found = one.scheduler.find(submissions)
-        jobs = [job for links in found.values() for some in links.values() for job in some]
+        submissions = [Submission(tag, tmp_path, user(), "2026-01-01T00:00:00Z") for tag in launches.tags]
+        links_by_tag = launches.scheduler.find(submissions)
+        jobs = [job for links in links_by_tag.values() for job_ids in links.values() for job in job_ids]
         if jobs:
-            one.run("scancel", *jobs)
+            launches.run("scancel", *jobs)
 
 
 @pytest.mark.slurm
-def test_the_links_of_a_chain_are_told_apart(waiting: Waiting) -> None:
-    (one,) = waiting.launch("resilience.links=3", "resilience.submit=launch")
-    first = one.manifest.job_id
-    jobs = waiting.jobs(one)
+def test_the_links_of_a_chain_are_distinguished(pending: PendingLaunches) -> None:
+    (launch,) = pending.launch("resilience.links=3", "resilience.submit=launch")
+    first = launch.manifest.job_id
+    jobs = pending.jobs(launch)
     assert len(jobs) == 3
-    assert [waiting.jobs(one, link) for link in (1, 2, 3, 4)] == [[jobs[0]], [jobs[1]], [jobs[2]], []]
+    assert [pending.jobs(launch, link) for link in (1, 2, 3, 4)] == [[jobs[0]], [jobs[1]], [jobs[2]], []]
     assert jobs[0] == first
     for before, job in pairwise(jobs):
-        assert sorted(waiting.dependency(job).split(",")) == [f"afterany:{before}", "singleton"]
-    assert waiting.scheduler.locate(jobs[2]) == submitted_name(one.paths.script, one.manifest.tag, 3)
+        assert sorted(pending.dependency(job).split(",")) == [f"afterany:{before}", "singleton"]
+    assert pending.scheduler.locate(jobs[2]) == submitted_name(launch.paths.script, launch.manifest.tag, 3)
 
 
 @pytest.mark.slurm
-def test_a_stage_whose_parent_failed_does_not_wait_for_ever(waiting: Waiting, tmp_path: Path) -> None:
+def test_a_stage_whose_parent_failed_does_not_wait_forever(pending: PendingLaunches, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("text\n")
     text = f"data_preparation.inputs=[{tmp_path}/text.txt]"
     chain = ["resilience.links=2", "resilience.submit=launch"]
-    parent, child = waiting.launch("stages=[data_preparation,training]", text, *chain)
+    parent, child = pending.launch("stages=[data_preparation,training]", text, *chain)
     assert parent.manifest.job_id is not None
-    jobs = waiting.jobs(child)
+    jobs = pending.jobs(child)
     assert len(jobs) == 2
-    assert f"afterok:{parent.manifest.job_id}" in waiting.dependency(jobs[0])
+    assert f"afterok:{parent.manifest.job_id}" in pending.dependency(jobs[0])
     refs = [JobRef({1: job}, child.paths.directory, child.manifest.tags) for job in jobs]
-    assert {waiting.state(ref) for ref in refs} == {State.PENDING}
-    assert waiting.scheduler.act(Action.CANCEL, [parent.manifest.job_id]) == {}
+    assert {pending.state(ref) for ref in refs} == {State.PENDING}
+    assert pending.scheduler.act(Action.CANCEL, [parent.manifest.job_id]) == {}
     deadline = time.monotonic() + 120
-    while State.PENDING in {waiting.state(ref) for ref in refs}:
+    while State.PENDING in {pending.state(ref) for ref in refs}:
         assert time.monotonic() < deadline
         time.sleep(0.2)
-    assert {waiting.state(ref) for ref in refs} == {State.CANCELLED}
+    assert {pending.state(ref) for ref in refs} == {State.CANCELLED}
