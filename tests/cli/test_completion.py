@@ -1,4 +1,4 @@
-"""Completion in real shells, and quickly."""
+"""Completion in real shells, and the few modules that it imports."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ SLIPWAY = Path(sys.executable).with_name("slipway")
 def scripts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The scripts for both shells, as a user saves them."""
     folder = tmp_path_factory.mktemp("completion")
-    found = {}
+    paths = {}
     for shell in ("bash", "zsh"):
         text = subprocess.run(
             [SLIPWAY, "completion", shell], capture_output=True, text=True, check=True
         ).stdout
-        found[shell] = folder / f"slipway.{shell}"
-        found[shell].write_text(text)
-    return found
+        paths[shell] = folder / f"slipway.{shell}"
+        paths[shell].write_text(text)
+    return paths
 
 
 def environment() -> dict[str, str]:
     return {**os.environ, "PATH": f"{SLIPWAY.parent}:{os.environ['PATH']}", "TERM": "dumb", "PS1": "> "}
 
 
-def replies(scripts: dict[str, Path], line: str, cwd: Path) -> list[str]:
+def completions_of(scripts: dict[str, Path], line: str, cwd: Path) -> list[str]:
     """Return the completions of bash's function for a command line with the cursor at its end."""
     program = (
         f"source {scripts['bash']}\n"
@@ -91,65 +91,69 @@ def replies(scripts: dict[str, Path], line: str, cwd: Path) -> list[str]:
         ("slipway nope ", []),
     ],
 )
-def test_bash(scripts: dict[str, Path], tmp_path: Path, line: str, expected: list[str]) -> None:
-    found = replies(scripts, line, tmp_path)
-    assert set(expected) <= set(found)
-    assert expected or not found
+def test_bash_completes_a_line(
+    scripts: dict[str, Path], tmp_path: Path, line: str, expected: list[str]
+) -> None:
+    completions = completions_of(scripts, line, tmp_path)
+    assert set(expected) <= set(completions)
+    assert expected or not completions
 
 
-def test_every_size_and_verb(scripts: dict[str, Path], tmp_path: Path) -> None:
-    assert replies(scripts, "slipway launch training=", tmp_path) == list_options("training")
-    assert replies(scripts, "slipway ", tmp_path) == list(_VERBS)
+def test_every_size_and_verb_is_completed(scripts: dict[str, Path], tmp_path: Path) -> None:
+    assert completions_of(scripts, "slipway launch training=", tmp_path) == list_options("training")
+    assert completions_of(scripts, "slipway ", tmp_path) == list(_VERBS)
 
 
-def test_every_key_of_the_tree(scripts: dict[str, Path], tmp_path: Path) -> None:
+def test_every_key_of_the_tree_is_completed(scripts: dict[str, Path], tmp_path: Path) -> None:
     """The keys that Hydra composes are those that are offered, also where files build on others."""
     training = compose(["training=t5/220m"]).config.training
     assert training is not None
     for node, keys in (("model", training.model), ("trainer", training.trainer)):
-        found = replies(scripts, f"slipway launch training=t5/220m training.{node}.", tmp_path)
-        assert {name.rpartition(".")[2].removesuffix("=") or name.split(".")[-2] for name in found} == set(
-            keys
-        )
+        completions = completions_of(scripts, f"slipway launch training=t5/220m training.{node}.", tmp_path)
+        assert {
+            name.rpartition(".")[2].removesuffix("=") or name.split(".")[-2] for name in completions
+        } == set(keys)
 
 
-def test_the_users_own_tree(scripts: dict[str, Path], tmp_path: Path) -> None:
+def test_the_users_own_tree_is_completed(scripts: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "conf/cluster").mkdir(parents=True)
     (tmp_path / "conf/cluster/ours.yaml").write_text("defaults: [bcm, _self_]\nspecial: 1\n")
     (tmp_path / "conf/cluster/broken.yaml").write_text("a: [\n")
-    assert "ours" in replies(scripts, "slipway launch --config-dir conf cluster=", tmp_path)
+    assert "ours" in completions_of(scripts, "slipway launch --config-dir conf cluster=", tmp_path)
     line = "slipway launch --config-dir=conf cluster=ours cluster.s"
-    assert {"cluster.special=", "cluster.scheduler="} <= set(replies(scripts, line, tmp_path))
-    assert replies(scripts, "slipway launch --config-dir conf cluster=broken cluster.a", tmp_path) == []
+    assert {"cluster.special=", "cluster.scheduler="} <= set(completions_of(scripts, line, tmp_path))
+    assert (
+        completions_of(scripts, "slipway launch --config-dir conf cluster=broken cluster.a", tmp_path) == []
+    )
 
 
-def test_images(scripts: dict[str, Path], tmp_path: Path) -> None:
+def test_images_are_completed(scripts: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "images").mkdir()
     for name in ("megatron-run-1.sqsh", "megatron-run-1.sqsh.json", ".megatron-run-2.sqsh.tmp-1"):
         (tmp_path / "images" / name).touch()
-    assert replies(scripts, "slipway image inspect megatron", tmp_path)[:2] == [
+    assert completions_of(scripts, "slipway image inspect megatron", tmp_path)[:2] == [
         "megatron",
         "megatron-run-1.sqsh",
     ]
-    assert replies(scripts, "slipway image inspect .megatron", tmp_path) == []
-    assert "megatron-run-1.sqsh" not in replies(scripts, "slipway image build megatron", tmp_path)
+    assert completions_of(scripts, "slipway image inspect .megatron", tmp_path) == []
+    assert "megatron-run-1.sqsh" not in completions_of(scripts, "slipway image build megatron", tmp_path)
 
 
-def test_runs(scripts: dict[str, Path], tmp_path: Path) -> None:
+def test_runs_are_completed(scripts: dict[str, Path], tmp_path: Path) -> None:
     for name in ("gpt3_a", "gpt3_b", "t5_c"):
         (tmp_path / "results" / name / "launches").mkdir(parents=True)
-    assert sorted(replies(scripts, "slipway logs gpt3", tmp_path)) == ["gpt3_a", "gpt3_b"]
-    assert replies(scripts, "slipway status gpt3_a t5", tmp_path) == ["t5_c"]
-    assert replies(scripts, f"slipway plot --base-results-dir {tmp_path} x", tmp_path) == []
+    assert sorted(completions_of(scripts, "slipway logs gpt3", tmp_path)) == ["gpt3_a", "gpt3_b"]
+    assert completions_of(scripts, "slipway status gpt3_a t5", tmp_path) == ["t5_c"]
+    assert completions_of(scripts, f"slipway plot --base-results-dir {tmp_path} x", tmp_path) == []
 
 
-def test_runs_that_were_seen_elsewhere(scripts: dict[str, Path], tmp_path: Path) -> None:
+def test_runs_of_other_known_trees_are_completed(scripts: dict[str, Path], tmp_path: Path) -> None:
     near, far = tmp_path / "results" / "gpt3_near", tmp_path / "far" / "gpt3_far"
     for run in (near, far):
         (run / "launches").mkdir(parents=True)
     Index().remember([], [tmp_path / "far", tmp_path / "gone"])
-    assert replies(scripts, "slipway history gpt3", tmp_path) == ["gpt3_near", "gpt3_far"]
-    assert replies(scripts, "slipway list r", tmp_path) == ["runs"]
+    assert completions_of(scripts, "slipway history gpt3", tmp_path) == ["gpt3_near", "gpt3_far"]
+    assert completions_of(scripts, "slipway list r", tmp_path) == ["runs"]
 
 
 def test_the_candidates_need_neither_hydra_nor_pydantic() -> None:
@@ -164,52 +168,59 @@ def test_the_candidates_need_neither_hydra_nor_pydantic() -> None:
     assert not heavy & set(done.stderr.split())
 
 
-def test_the_parsers_are_read_as_they_are() -> None:
-    found = {command.name: command for command in commands()}
-    assert set(_VERBS) <= set(found)
-    assert "--config-dir" in found["launch"].valued and "--dry-run" not in found["launch"].valued
-    assert (found["launch"].kind, found["logs"].kind) == ("overrides", "runs")
+def test_the_commands_are_those_of_the_parsers() -> None:
+    commands_by_name = {command.name: command for command in commands()}
+    assert set(_VERBS) <= set(commands_by_name)
+    assert (
+        "--config-dir" in commands_by_name["launch"].valued
+        and "--dry-run" not in commands_by_name["launch"].valued
+    )
+    assert (commands_by_name["launch"].kind, commands_by_name["logs"].kind) == ("overrides", "runs")
 
 
-def typed(shell: Sequence[str], lines: Sequence[tuple[str, str]]) -> Iterator[str]:
-    """Type into an interactive shell, each line until it shows what is expected of it."""
+def type_into(shell: Sequence[str], lines: Sequence[tuple[str, str]]) -> Iterator[str]:
+    """Type lines into an interactive shell; yield its output up to the expected text of each."""
     pid, terminal = pty.fork()
     if pid == 0:
         os.execvpe(shell[0], [*shell], environment())
     try:
         for line, expected in lines:
             os.write(terminal, line.encode())
-            shown, end = "", time.monotonic() + 20
-            while expected not in shown and time.monotonic() < end:
+            output, end = "", time.monotonic() + 20
+            while expected not in output and time.monotonic() < end:
                 if select.select([terminal], [], [], 0.1)[0]:
-                    shown += os.read(terminal, 65536).decode(errors="replace")
-            yield shown
+                    output += os.read(terminal, 65536).decode(errors="replace")
+            yield output
     finally:
         os.close(terminal)
         os.kill(pid, 9)
         os.waitpid(pid, 0)
 
 
-# The rest of a word that a key completes, then a word that goes on.
-TYPED = [
+# Lines that end with a tab, and the text to which the shell completes them.
+TYPED_LINES = [
     ("slipway launch training=gpt3/126\t", "gpt3/126m "),
     ("cluster=sandb\t", "cluster=sandbox "),
     ("training.trainer.num_nod\t", "num_nodes="),
 ]
 
 
-def test_a_bash_that_is_typed_into(scripts: dict[str, Path]) -> None:
-    lines = [(f"source {scripts['bash']}; echo rea''dy\n", "ready"), *TYPED]
-    shown = list(typed(["bash", "--norc", "--noprofile", "-i"], lines))
-    assert [expected in text for (_, expected), text in zip(lines, shown, strict=True)] == [True] * 4, shown
+def test_an_interactive_bash_completes_lines(scripts: dict[str, Path]) -> None:
+    lines = [(f"source {scripts['bash']}; echo rea''dy\n", "ready"), *TYPED_LINES]
+    outputs = list(type_into(["bash", "--norc", "--noprofile", "-i"], lines))
+    assert [expected in text for (_, expected), text in zip(lines, outputs, strict=True)] == [True] * 4, (
+        outputs
+    )
 
 
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="needs zsh")
-def test_a_zsh_that_is_typed_into(scripts: dict[str, Path]) -> None:
+def test_an_interactive_zsh_completes_lines(scripts: dict[str, Path]) -> None:
     start = f"autoload -Uz compinit && compinit -u -D; source {scripts['zsh']}; echo rea''dy\n"
-    lines = [(start, "ready"), *TYPED]
-    shown = list(typed(["zsh", "-f", "-i"], lines))
-    assert [expected in text for (_, expected), text in zip(lines, shown, strict=True)] == [True] * 4, shown
+    lines = [(start, "ready"), *TYPED_LINES]
+    outputs = list(type_into(["zsh", "-f", "-i"], lines))
+    assert [expected in text for (_, expected), text in zip(lines, outputs, strict=True)] == [True] * 4, (
+        outputs
+    )
 
 
 def test_shellcheck_finds_nothing(scripts: dict[str, Path]) -> None:

@@ -1,4 +1,4 @@
-"""`slipway diff`: exactly what another launch would change, and nothing else."""
+"""`slipway diff` shows exactly what another launch would change."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOCAL = [
 
 
 @pytest.fixture(scope="module")
-def launched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with a run of two launches; the second has 300 steps."""
     directory = tmp_path_factory.mktemp("launched")
     with pytest.MonkeyPatch.context() as patch:
@@ -32,13 +32,13 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def here(launched: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(launched)
-    return launched
+def cwd(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(workdir)
+    return workdir
 
 
 def diff(capsys: Capsys, *words: str, check: int) -> list[str]:
-    """The lines that differ, without the headers of the files and of the places in them."""
+    """Return the lines that differ, without the headers of files and hunks."""
     capsys.readouterr()
     assert main(["diff", *LOCAL, *words]) == check
     lines = capsys.readouterr().out.splitlines()
@@ -61,44 +61,44 @@ def test_equal_launch_has_no_difference(capsys: Capsys) -> None:
         ("~training.model.make_vocab_size_divisible_by", ["-  make_vocab_size_divisible_by: 128"]),
     ],
 )
-def test_one_override_shows_exactly_that(capsys: Capsys, override: str, expected: list[str]) -> None:
+def test_one_override_shows_exactly_its_change(capsys: Capsys, override: str, expected: list[str]) -> None:
     assert diff(capsys, "training.trainer.max_steps=300", override, check=1) == expected
 
 
-def test_against_an_earlier_launch(capsys: Capsys) -> None:
-    changed = ["-  max_steps: 200", "+  max_steps: 300"]
-    assert diff(capsys, "training.trainer.max_steps=300", "--launch=1", check=1) == changed
+def test_diff_against_an_earlier_launch(capsys: Capsys) -> None:
+    expected = ["-  max_steps: 200", "+  max_steps: 300"]
+    assert diff(capsys, "training.trainer.max_steps=300", "--launch=1", check=1) == expected
 
 
-def test_the_files_are_named(capsys: Capsys) -> None:
+def test_diff_names_the_files(capsys: Capsys) -> None:
     assert main(["diff", *LOCAL]) == 1
     out = capsys.readouterr().out
     assert out.startswith("--- results/gpt3_tiny/launches/2/gpt3_tiny_hydra.yaml\n+++ as it would be now\n@@")
     assert "\x1b" not in out
 
 
-def test_another_name_is_a_difference_and_not_another_file(capsys: Capsys, here: Path) -> None:
+def test_another_name_is_a_difference_and_not_another_file(capsys: Capsys, cwd: Path) -> None:
     words = ["training.trainer.max_steps=300", "training.run.name=other"]
-    lines = diff(capsys, *words, f"training.run.results_dir={here}/results/gpt3_tiny", check=1)
+    lines = diff(capsys, *words, f"training.run.results_dir={cwd}/results/gpt3_tiny", check=1)
     assert "-  name: gpt3_tiny" in lines and "+  name: other" in lines
     assert all("gpt3_tiny" in line or "other" in line for line in lines)
 
 
-def test_a_run_that_was_never_launched(capsys: Capsys) -> None:
+def test_a_run_that_was_never_launched_is_refused(capsys: Capsys) -> None:
     assert main(["diff", "training=gpt3/126m"]) == 2
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert "gpt3_126m was never launched: there is nothing in results/gpt3_126m" in told.err
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert "gpt3_126m was never launched: there is nothing in results/gpt3_126m" in output.err
 
 
-def test_a_launch_that_there_is_not(capsys: Capsys) -> None:
+def test_a_missing_launch_is_refused(capsys: Capsys) -> None:
     assert main(["diff", *LOCAL, "--launch=7"]) == 2
     assert "--launch 7: gpt3_tiny has no such launch\n  launches: 1, 2" in capsys.readouterr().err
 
 
-def test_a_broken_launch_is_told(capsys: Capsys, here: Path) -> None:
-    broken = here / "results/gpt3_tiny/launches/3"
-    shutil.copytree(here / "results/gpt3_tiny/launches/2", broken, symlinks=True)
+def test_a_broken_launch_is_reported(capsys: Capsys, cwd: Path) -> None:
+    broken = cwd / "results/gpt3_tiny/launches/3"
+    shutil.copytree(cwd / "results/gpt3_tiny/launches/2", broken, symlinks=True)
     try:
         (broken / "launcher.json").write_text("{")
         assert main(["diff", *LOCAL]) == 2
@@ -107,7 +107,7 @@ def test_a_broken_launch_is_told(capsys: Capsys, here: Path) -> None:
         shutil.rmtree(broken)
 
 
-def test_nothing_is_written(capsys: Capsys, here: Path) -> None:
-    before = sorted(here.rglob("*"))
+def test_diff_writes_nothing(capsys: Capsys, cwd: Path) -> None:
+    before = sorted(cwd.rglob("*"))
     main(["diff", *LOCAL])
-    assert sorted(here.rglob("*")) == before
+    assert sorted(cwd.rglob("*")) == before

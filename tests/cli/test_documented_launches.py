@@ -11,18 +11,18 @@ import pytest
 from launcher.cli.app import main
 
 DOCS = Path(__file__).parents[2] / "docs"
-# What needs files of the reader's own, or more words.
+# Parts of commands that need files of the reader's own, or more words.
 _OWN = ("--config-dir", "restore_from_path", "--build", " ...")
 
 
 def commands() -> list[str]:
-    """The commands that are whole, and need no file of the reader's."""
-    found = []
+    """Return the whole commands that need no file of the reader's."""
+    launches = []
     for page in sorted(DOCS.glob("*.md")):
         blocks = re.findall(r"^```(?:bash|text)\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
         lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
-        found += [line for line in lines if line.startswith("slipway launch ")]
-    return [line for line in found if not any(word in line for word in _OWN)]
+        launches += [line for line in lines if line.startswith("slipway launch ")]
+    return [line for line in launches if not any(word in line for word in _OWN)]
 
 
 @pytest.mark.parametrize("command", commands())

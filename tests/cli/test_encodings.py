@@ -1,4 +1,4 @@
-"""Paths with letters beyond ASCII where Python takes the locale for one of ASCII alone."""
+"""Paths with letters beyond ASCII while Python takes the locale for ASCII."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ LOCAL = ["cluster=local", "training=gpt3/tiny", "cluster.python=/bin/true", "--n
 MOCK = "training.model.data.data_impl=mock"
 
 
-@pytest.mark.parametrize("way_in", ["slipway", "main.py"])
+@pytest.mark.parametrize("program", ["slipway", "main.py"])
 def test_runs_below_a_path_with_an_umlaut(
-    way_in: str, repository: Path, tmp_path: Path, cache_dir: Path
+    program: str, repository: Path, tmp_path: Path, cache_dir: Path
 ) -> None:
     (tmp_path / "größe").mkdir()
     slipway = [str(Path(sys.executable).with_name("slipway"))]
     launch = (
         [*slipway, "launch"]
-        if way_in == "slipway"
+        if program == "slipway"
         else [sys.executable, str(repository / "launcher/main.py")]
     )
 
@@ -34,15 +34,15 @@ def test_runs_below_a_path_with_an_umlaut(
         assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
         return done.stdout
 
-    told = run(*launch, *LOCAL, MOCK, "base_results_dir=größe/results", "training.run.name=erster")
-    assert "größe/results/erster" in told
+    output = run(*launch, *LOCAL, MOCK, "base_results_dir=größe/results", "training.run.name=erster")
+    assert "größe/results/erster" in output
     for words in (["größe/results/erster"], ["erster"], ["--base-results-dir", "größe/results"]):
         assert "erster" in run(*slipway, "status", *words)
     (row,) = json.loads(run(*slipway, "status", "erster", "--json"))
     assert row["run_dir"] == str(tmp_path / "größe/results/erster")
 
 
-def test_the_environment_is_handed_on_as_it_is(tmp_path: Path) -> None:
+def test_utf8_mode_is_handed_on_in_the_environment(tmp_path: Path) -> None:
     program = (
         "import os, sys; from launcher.cli.app import use_utf8; use_utf8();"
         "print(sys.flags.utf8_mode, os.environ['PYTHONUTF8'])"

@@ -1,4 +1,4 @@
-"""`slipway image`: its words, its help, and the job that it becomes; what it makes is in tests/images."""
+"""`slipway image`: its words, its help, and the job that it becomes; tests/images tests the images."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ VERBS = ("render", "build", "import", "list", "inspect", "verify", "push", "prun
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_has_examples_and_exit_codes(verb: str, capsys: Capsys) -> None:
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as raised:
         main(["image", verb, "--help"])
-    told = capsys.readouterr().out
-    assert ended.value.code == 0
-    assert f"  slipway image {verb}" in told and "exit code:\n" in told
+    output = capsys.readouterr().out
+    assert raised.value.code == 0
+    assert f"  slipway image {verb}" in output and "exit code:\n" in output
 
 
 def test_a_recipe_is_rendered(capsys: Capsys) -> None:
     assert main(["image", "render", "megatron:dev", "image.packages=[g++,zstd]"]) == 0
-    told = capsys.readouterr()
-    assert "\nFROM nvcr.io/nvidia/pytorch:" in told.out and "zstd" in told.out and "tmux" in told.out
-    assert "is not pinned" in told.err
+    output = capsys.readouterr()
+    assert "\nFROM nvcr.io/nvidia/pytorch:" in output.out and "zstd" in output.out and "tmux" in output.out
+    assert "is not pinned" in output.err
     assert main(["image", "render", "megatron", "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert record["file_name"] == f"megatron-run-{record['hash'][:12]}.sqsh"
@@ -78,8 +78,8 @@ def test_mistakes(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["image", *words]) == 2
-    told = capsys.readouterr().err
-    assert message in told and hint in told
+    error = capsys.readouterr().err
+    assert message in error and hint in error
     assert list(tmp_path.iterdir()) == []
 
 
@@ -88,35 +88,37 @@ def script_of(capsys: Capsys, *words: str) -> str:
     return capsys.readouterr().out
 
 
-def arguments(script: str) -> list[str]:
-    """The words that `slipway` gets in the job, from `image` on."""
+def words_in_job(script: str) -> list[str]:
+    """Return the words that `slipway` gets in the job, from `image` on."""
     text = script[script.index("launcher.cli.app") :].split("\n\n")[0]
     words = shlex.split(text.replace("\\\n", " "))
     return words[words.index("image") :]
 
 
-def test_the_job_that_imports(capsys: Capsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_import_on_the_cluster_is_a_job(
+    capsys: Capsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     options = ("--compression=lz4", "--temp-dir=scratch", "--plain-http", "--output=here/x.sqsh")
     script = script_of(capsys, "import", "docker://nvcr.io/nvidia/nemo:24.07", *options)
     assert "#SBATCH --nodes=1\n" in script and "--container-image" not in script and "gpus" not in script
-    given = arguments(script)
-    assert given[:3] == ["image", "import", "nvcr.io#nvidia/nemo:24.07"]
-    wanted = {f"--output={tmp_path}/here/x.sqsh", f"--temp-dir={tmp_path}/scratch", "--plain-http"}
-    assert wanted | {"--compression=lz4"} <= set(given)
-    # Where it starts is not where the user stands.
-    given = arguments(script_of(capsys, "import", "oci:layout:1", f"--images-dir={tmp_path}/images"))
-    assert given[2:4] == [f"oci:{tmp_path}/layout:1", f"--output={tmp_path}/images/layout+1.sqsh"]
+    job_words = words_in_job(script)
+    assert job_words[:3] == ["image", "import", "nvcr.io#nvidia/nemo:24.07"]
+    expected = {f"--output={tmp_path}/here/x.sqsh", f"--temp-dir={tmp_path}/scratch", "--plain-http"}
+    assert expected | {"--compression=lz4"} <= set(job_words)
+    # The job does not start in the user's working directory.
+    job_words = words_in_job(script_of(capsys, "import", "oci:layout:1", f"--images-dir={tmp_path}/images"))
+    assert job_words[2:4] == [f"oci:{tmp_path}/layout:1", f"--output={tmp_path}/images/layout+1.sqsh"]
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_job_that_builds(capsys: Capsys, tmp_path: Path) -> None:
+def test_a_build_on_the_cluster_is_a_job(capsys: Capsys, tmp_path: Path) -> None:
     words = ("build", "megatron:dev", "image.tag=2", f"images_dir={tmp_path}/images", "--force")
-    given = arguments(script_of(capsys, *words, "--builder=buildah"))
-    assert given[:4] == ["image", "build", "megatron:dev", "image.tag=2"]
-    assert {f"--images-dir={tmp_path}/images", "--force", "--builder=buildah"} <= set(given)
-    # It has no cluster to ask, nor a further job to become.
-    assert not any("cluster" in word or word == "--dry-run" for word in given)
+    job_words = words_in_job(script_of(capsys, *words, "--builder=buildah"))
+    assert job_words[:4] == ["image", "build", "megatron:dev", "image.tag=2"]
+    assert {f"--images-dir={tmp_path}/images", "--force", "--builder=buildah"} <= set(job_words)
+    # The job has no cluster to ask, and submits no further job.
+    assert not any("cluster" in word or word == "--dry-run" for word in job_words)
 
 
 def test_launch_stores_the_container_as_resolved(tmp_path: Path) -> None:
@@ -134,13 +136,13 @@ def test_job_of_an_image_needs_no_container(tmp_path: Path) -> None:
     assert (job.container, job.payload.argv[0]) == (None, sys.executable)
 
 
-def test_the_store_is_that_of_the_configuration(capsys: Capsys, tmp_path: Path) -> None:
+def test_list_reads_the_configured_directory(capsys: Capsys, tmp_path: Path) -> None:
     for words in ((f"images_dir={tmp_path}/a",), (f"--images-dir={tmp_path}/a",)):
         assert main(["image", "list", *words]) == 0
         assert f"there is no image in {tmp_path}/a yet" in capsys.readouterr().err
 
 
-def test_looking_at_a_file_composes_nothing(tmp_path: Path) -> None:
+def test_verify_of_a_file_composes_nothing(tmp_path: Path) -> None:
     (tmp_path / "x.sqsh").write_bytes(b"")
     program = (
         "import sys\nfrom launcher.cli.app import main\n"

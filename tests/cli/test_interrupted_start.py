@@ -1,4 +1,4 @@
-"""Ctrl-C while modules are imported: exit code 130, and no traceback of whatever is just imported."""
+"""Ctrl-C while modules are imported: exit code 130, and no traceback."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
-# What pip writes for a command, and the NeMo launcher's way.
+# The script that pip writes for a command, and the NeMo launcher's way to start.
 SCRIPT = "import re\nimport sys\nfrom launcher.main import main\nsys.exit(main())\n"
 MAIN = f"import runpy\nrunpy.run_path({str(REPOSITORY / 'launcher' / 'main.py')!r}, run_name='__main__')\n"
 # Ctrl-C comes when a module is looked for.
@@ -48,7 +48,7 @@ def test_an_interrupted_import_is_no_traceback(tmp_path: Path, program: str, mod
     verb = ["launch"] if program == SCRIPT else []
     words = [*verb, "training=gpt3/126m", "cluster=bcm", "--dry-run"]
     done = subprocess.run(
-        # What a script starts in the background ignores Ctrl-C.
+        # A process that a script starts in the background ignores Ctrl-C.
         ["env", "--default-signal=INT", sys.executable, "-c", INTERRUPT + program, *words],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(REPOSITORY), "AT": module},
@@ -58,7 +58,7 @@ def test_an_interrupted_import_is_no_traceback(tmp_path: Path, program: str, mod
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
-def test_the_command_is_this_module() -> None:
+def test_the_command_starts_the_tested_module() -> None:
     assert "slipway = launcher.main:main" in (REPOSITORY / "setup.cfg").read_text()
 
 

@@ -1,4 +1,4 @@
-"""The command line of a launch: doors, exit codes and what is imported on the way."""
+"""The command line of a launch: its options, exit codes and imports."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ sys.exit(code)
 """
 
 
-def command(*arguments: str, cwd: Path, check: int = 0) -> subprocess.CompletedProcess[str]:
+def run_main(*arguments: str, cwd: Path, check: int = 0) -> subprocess.CompletedProcess[str]:
     main = Path(__file__).resolve().parents[2] / "launcher" / "main.py"
     done = subprocess.run([sys.executable, str(main), *arguments], cwd=cwd, capture_output=True, text=True)
     assert done.returncode == check, done.stderr
     return done
 
 
-@pytest.mark.parametrize("door", ["--dry-run", "dry_run=true", "dry_run=t"])
-def test_a_dry_run_prints_the_script_and_writes_nothing(tmp_path: Path, door: str) -> None:
-    done = command("training=gpt3/126m", door, "cluster=bcm", cwd=tmp_path)
+@pytest.mark.parametrize("option", ["--dry-run", "dry_run=true", "dry_run=t"])
+def test_a_dry_run_prints_the_script_and_writes_nothing(tmp_path: Path, option: str) -> None:
+    done = run_main("training=gpt3/126m", option, "cluster=bcm", cwd=tmp_path)
     assert done.stdout.startswith("#!/bin/bash\n#SBATCH --job-name=nemo-megatron-gpt3_126m\n")
     assert "\x1b" not in done.stdout
     assert list(tmp_path.iterdir()) == []
@@ -42,7 +42,7 @@ def test_a_dry_run_in_a_pipe_imports_neither_submitit_nor_rich_nor_torch(tmp_pat
     assert not {"submitit", "rich", "torch", "trainer", "numpy"} & set(imported)
 
 
-def test_a_dry_run_of_a_told_image_imports_nothing_that_makes_one(tmp_path: Path) -> None:
+def test_a_dry_run_of_a_named_image_imports_no_builder_of_images(tmp_path: Path) -> None:
     program = MODULES.replace('.partition(".")[0]', "")
     words = ["launch", "--dry-run", "cluster=bcm", "container=nvcr.io#nvidia/nemo:24.07"]
     done = subprocess.run(
@@ -70,7 +70,7 @@ def test_no_verb_imports_torch_or_the_trainer(tmp_path: Path, verb: str) -> None
 
 
 def test_a_mistake_is_one_message_and_exit_code_2(tmp_path: Path) -> None:
-    done = command("training=gpt3/126b", cwd=tmp_path, check=2)
+    done = run_main("training=gpt3/126b", cwd=tmp_path, check=2)
     assert done.stdout == ""
     assert done.stderr.startswith("slipway: training=gpt3/126b: there is no such choice\n")
     assert "Traceback" not in done.stderr
@@ -78,17 +78,17 @@ def test_a_mistake_is_one_message_and_exit_code_2(tmp_path: Path) -> None:
 
 
 def test_overrides_may_stand_on_both_sides_of_an_option(tmp_path: Path) -> None:
-    done = command("training=gpt3/5b", "--dry-run", "training.trainer.num_nodes=4", cwd=tmp_path)
+    done = run_main("training=gpt3/5b", "--dry-run", "training.trainer.num_nodes=4", cwd=tmp_path)
     assert "#SBATCH --nodes=4\n" in done.stdout
     assert "gpt3_5b" in done.stdout
 
 
 def test_an_unknown_option_is_refused(tmp_path: Path) -> None:
-    assert "--dryrun" in command("--dryrun", cwd=tmp_path, check=2).stderr
+    assert "--dryrun" in run_main("--dryrun", cwd=tmp_path, check=2).stderr
 
 
 def test_main_py_hides_no_module_of_others(tmp_path: Path) -> None:
-    """Run from its own folder, where `plan`, `config` and `errors` lie beside it."""
+    """The script runs in its own folder, beside `plan`, `config` and `errors`."""
     main = Path(__file__).resolve().parents[2] / "launcher"
     done = subprocess.run([sys.executable, "main.py", "--dry-run"], cwd=main, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

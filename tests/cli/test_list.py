@@ -1,4 +1,4 @@
-"""`slipway list`: what can be chosen."""
+"""`slipway list`: the available choices."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from launcher.config.compose import list_options
 Capsys = pytest.CaptureFixture[str]
 
 
-def listed(capsys: Capsys, *words: str, check: int = 0) -> str:
+def list_output(capsys: Capsys, *words: str, check: int = 0) -> str:
     assert main(["list", *words]) == check
     return capsys.readouterr().out
 
 
-def test_everything_at_a_glance(capsys: Capsys) -> None:
-    text = listed(capsys)
+def test_list_alone_shows_all_kinds_of_choices(capsys: Capsys) -> None:
+    text = list_output(capsys)
     assert text.startswith("STAGE ")
     assert all(word in text for word in ("\nFAMILY ", "\nCLUSTER ", "training", "gpt3", "bcm", "sandbox"))
     assert "\x1b" not in text
 
 
 def test_every_size_has_its_parameters(capsys: Capsys) -> None:
-    sizes = {row["size"]: row for row in json.loads(listed(capsys, "training", "--json"))}
+    sizes = {row["size"]: row for row in json.loads(list_output(capsys, "training", "--json"))}
     assert list(sizes) == list_options("training")
     assert all(row["parameters"] > 0 and row["num_nodes"] > 0 for row in sizes.values())
     # Counted by hand: 12 layers of 12 h² + 13 h, 50,304 tokens and 2,048 positions of h, the last norm's 2 h.
@@ -35,8 +35,8 @@ def test_every_size_has_its_parameters(capsys: Capsys) -> None:
     assert (sizes["gpt3/126m"]["vocabulary"], sizes["gpt3/126m"]["hidden_size"]) == (50_304, 768)
 
 
-def test_the_table(capsys: Capsys) -> None:
-    lines = listed(capsys, "training").splitlines()
+def test_the_table_of_sizes(capsys: Capsys) -> None:
+    lines = list_output(capsys, "training").splitlines()
     assert lines[0].split() == [
         "SIZE",
         "PARAMETERS",
@@ -51,13 +51,13 @@ def test_the_table(capsys: Capsys) -> None:
     assert row == ["gpt3/126m", "125M", "12", "768", "12", "2,048", "256", "8×8"]
 
 
-def test_clusters_say_what_they_are(capsys: Capsys) -> None:
-    rows = json.loads(listed(capsys, "clusters", "--json"))
+def test_clusters_have_descriptions(capsys: Capsys) -> None:
+    rows = json.loads(list_output(capsys, "clusters", "--json"))
     assert all(row["about"] for row in rows)
     assert next(row["about"] for row in rows if row["cluster"] == "local").startswith("This machine, without")
 
 
-def test_a_tree_of_the_users_own(capsys: Capsys, tmp_path: Path) -> None:
+def test_a_tree_of_the_user_is_listed(capsys: Capsys, tmp_path: Path) -> None:
     (tmp_path / "training/ours").mkdir(parents=True)
     (tmp_path / "training/ours/small.yaml").write_text(
         "defaults:\n  - /training/gpt3/126m@_here_\n  - _self_\nmodel: {num_layers: 2}\n"
@@ -66,18 +66,18 @@ def test_a_tree_of_the_users_own(capsys: Capsys, tmp_path: Path) -> None:
         "defaults:\n  - /training/gpt3/126m@_here_\n  - _self_\nrun: {nam: x}\n"
     )
     assert main(["list", "training", "--config-dir", str(tmp_path), "--json"]) == 1
-    told = capsys.readouterr()
-    sizes = {row["size"]: row for row in json.loads(told.out)}
+    output = capsys.readouterr()
+    sizes = {row["size"]: row for row in json.loads(output.out)}
     assert sizes["ours/small"]["num_layers"] == 2
     assert "training.run.nam: there is no such key" in sizes["ours/broken"]["error"]
-    assert "training.run.nam" in told.err
+    assert "training.run.nam" in output.err
     assert main(["list", "training", "--config-dir", str(tmp_path)]) == 1
     assert [line.split()[1:] for line in capsys.readouterr().out.splitlines() if "broken" in line] == [
         ["-"] * 7
     ]
 
 
-def test_another_word_is_refused(capsys: Capsys) -> None:
+def test_an_unknown_word_is_refused(capsys: Capsys) -> None:
     with pytest.raises(SystemExit):
         main(["list", "models"])
     assert "families" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`slipway list runs` and `slipway list --all`: the runs there are, without asking a scheduler."""
+"""`slipway list runs` and `slipway list --all`: the runs on disk, without asking a scheduler."""
 
 from __future__ import annotations
 
@@ -34,12 +34,14 @@ def launch(run_dir: Path, number: int = 1, **changes: Any) -> None:
     write_manifest(directory, Manifest(**(rest | values | changes)))
 
 
-def listed(capsys: Capsys, *arguments: object) -> list[dict[str, Any]]:
+def list_rows(capsys: Capsys, *arguments: object) -> list[dict[str, Any]]:
     assert main(["list", *map(str, arguments), "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 
-def test_the_runs_of_one_tree(tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_list_runs_shows_the_runs_of_one_tree(
+    tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     launch(tmp_path / "results" / "old", created="2026-11-20T12:00:00Z", job_id=None, user="grace")
     launch(tmp_path / "results" / "new")
@@ -53,36 +55,40 @@ def test_the_runs_of_one_tree(tmp_path: Path, capsys: Capsys, monkeypatch: pytes
     ]
 
 
-def test_every_run_that_is_known(tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_list_all_shows_the_runs_of_all_known_trees(
+    tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trees = {name: tmp_path / name for name in ("here", "seen", "always", "never")}
     for name, tree in trees.items():
         launch(tree / f"run_{name}", user=name)
     monkeypatch.setenv("SLIPWAY_RESULTS_DIR", str(trees["always"]))
     assert main(["history", str(trees["seen"] / "run_seen"), "--launch", "1"]) == 0
     capsys.readouterr()
-    found = listed(capsys, "--all", "--base-results-dir", trees["here"])
-    assert {row["run"]: (row["tree"], row["user"]) for row in found} == {
+    rows = list_rows(capsys, "--all", "--base-results-dir", trees["here"])
+    assert {row["run"]: (row["tree"], row["user"]) for row in rows} == {
         f"run_{name}": (str(trees[name]), name) for name in ("here", "seen", "always")
     }
-    assert [row["run"] for row in listed(capsys, "runs", "--base-results-dir", trees["here"])] == ["run_here"]
+    assert [row["run"] for row in list_rows(capsys, "runs", "--base-results-dir", trees["here"])] == [
+        "run_here"
+    ]
 
 
-def test_nothing_and_mistakes(tmp_path: Path, capsys: Capsys) -> None:
-    assert listed(capsys, "--all", "--base-results-dir", tmp_path) == []
+def test_missing_runs_and_mistakes_are_explained(tmp_path: Path, capsys: Capsys) -> None:
+    assert list_rows(capsys, "--all", "--base-results-dir", tmp_path) == []
     assert main(["list", "--all", "--base-results-dir", str(tmp_path)]) == 0
     assert "no run was launched in the known directories yet" in capsys.readouterr().err
     assert main(["list", "training", "--all"]) == 2
     assert "slipway list --all" in capsys.readouterr().err
 
 
-def test_a_cache_that_is_not_ours_is_told(tmp_path: Path, cache_dir: Path, capsys: Capsys) -> None:
+def test_a_cache_that_others_may_write_is_reported(tmp_path: Path, cache_dir: Path, capsys: Capsys) -> None:
     launch(tmp_path / "a")
     cache_dir.mkdir()
     cache_dir.chmod(0o777)
     assert main(["list", "runs", "--base-results-dir", str(tmp_path)]) == 0
-    told = capsys.readouterr()
-    assert told.out.splitlines()[1].startswith("a ")
-    assert "can be written by others" in told.err
+    output = capsys.readouterr()
+    assert output.out.splitlines()[1].startswith("a ")
+    assert "can be written by others" in output.err
     assert main(["history", str(tmp_path / "a"), "--launch", "1"]) == 0
     assert "can be written by others" in capsys.readouterr().err
 

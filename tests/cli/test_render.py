@@ -14,7 +14,7 @@ from launcher.errors import UserError
 
 Capsys = pytest.CaptureFixture[str]
 
-# The job does nothing: what is looked at is its files.
+# The job does nothing: the tests look at its files.
 LOCAL = [
     "cluster=local",
     "cluster.python=/bin/true",
@@ -24,14 +24,14 @@ LOCAL = [
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def test_rendered_script_is_the_one_that_a_launch_writes(here: Path, capsys: Capsys) -> None:
+def test_rendered_script_is_the_one_that_a_launch_writes(cwd: Path, capsys: Capsys) -> None:
     assert main(["launch", *LOCAL]) == 0
-    launch = here / "results/gpt3_tiny/launches/1"
+    launch = cwd / "results/gpt3_tiny/launches/1"
     tag = (launch / "launcher_cmd.log").read_text().strip().rpartition("--tag=")[2]
     replay = ["--launch-number=1", f"--tag={tag}"]
     written = {
@@ -46,12 +46,12 @@ def test_rendered_script_is_the_one_that_a_launch_writes(here: Path, capsys: Cap
     assert [path.name for path in launch.parent.iterdir()] == ["1"]
 
 
-def test_the_script_is_that_of_a_dry_run(here: Path, capsys: Capsys) -> None:
+def test_the_script_is_that_of_a_dry_run(cwd: Path, capsys: Capsys) -> None:
     words = ["training=gpt3/126m", "--tag=t"]
     assert main(["launch", *words, "--dry-run"]) == main(["render", *words]) == 0
     out = capsys.readouterr().out
     assert out[: len(out) // 2] == out[len(out) // 2 :]
-    assert list(here.iterdir()) == []
+    assert list(cwd.iterdir()) == []
 
 
 def test_the_configuration_of_a_data_preparation_is_printed(capsys: Capsys) -> None:
@@ -62,7 +62,7 @@ def test_the_configuration_of_a_data_preparation_is_printed(capsys: Capsys) -> N
     assert yaml.safe_load(capsys.readouterr().out)["data_preparation"]["inputs"] == ["/x"]
 
 
-def test_one_file_at_a_time() -> None:
+def test_only_one_file_is_rendered_at_a_time() -> None:
     with pytest.raises((SystemExit, UserError)):
         main(["render", "--task", "--config"])
 
@@ -77,7 +77,7 @@ sys.exit(code)
 
 
 @pytest.mark.parametrize("verb", ["render", "show", "list"])
-def test_in_a_pipe_no_verb_imports_rich_or_what_submits(verb: str) -> None:
+def test_in_a_pipe_no_verb_imports_rich_or_submitit(verb: str) -> None:
     done = subprocess.run([sys.executable, "-c", MODULES, verb], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert not {"rich", "submitit", "torch", "trainer", "numpy"} & set(done.stderr.split())

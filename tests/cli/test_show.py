@@ -1,4 +1,4 @@
-"""`slipway show`: the composed tree, and where each value is from."""
+"""`slipway show`: the composed tree, and the source of each value."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Capsys = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -39,41 +39,41 @@ def test_printed_text_is_the_configuration(capsys: Capsys, words: list[str]) -> 
 
 
 def test_sampled_keys_name_the_file_that_holds_them(capsys: Capsys) -> None:
-    """The line that is named sets that very key, in a file of these choices."""
+    """The named line sets the key, in a file of these choices."""
     items = json.loads(show(capsys, "--json", "training=gpt3/5b", "cluster=bcm"))
     of_files = [item for item in items if re.search(r"\.yaml:\d+$", item["source"] or "")]
     assert len(of_files) == len(items)
     for item in random.Random(5).sample(of_files, 20):
         path, _, line = item["source"].rpartition(":")
         text = Path(path).read_text().splitlines()[int(line) - 1]
-        # A value that refers to another has that one's source.
+        # A value that refers to another key has that key's source.
         assert text.split(":")[0].strip() == item["key"].rpartition(".")[2] or item["key"].count(".") == 0, (
             item
         )
         assert Path(path).is_relative_to(CONF_DIR)
 
 
-def test_the_file_that_decides_is_named(capsys: Capsys, here: Path) -> None:
-    (here / "conf/cluster").mkdir(parents=True)
-    (here / "conf/cluster/ours.yaml").write_text("defaults: [bcm, _self_]\n\npartition: p5\n")
+def test_the_file_that_decides_is_named(capsys: Capsys, cwd: Path) -> None:
+    (cwd / "conf/cluster").mkdir(parents=True)
+    (cwd / "conf/cluster/ours.yaml").write_text("defaults: [bcm, _self_]\n\npartition: p5\n")
     words = ["--config-dir=conf", "cluster=ours", "training.trainer.num_nodes=3", "env_vars.A=1"]
-    found = {item["key"]: item for item in json.loads(show(capsys, "--json", *words))}
-    assert found["cluster.partition"]["source"] == "conf/cluster/ours.yaml:3"
-    assert found["cluster.gpus_per_node"]["source"].startswith(str(CONF_DIR / "cluster/bcm.yaml:"))
-    assert found["training.trainer.num_nodes"] == {
+    items = {item["key"]: item for item in json.loads(show(capsys, "--json", *words))}
+    assert items["cluster.partition"]["source"] == "conf/cluster/ours.yaml:3"
+    assert items["cluster.gpus_per_node"]["source"].startswith(str(CONF_DIR / "cluster/bcm.yaml:"))
+    assert items["training.trainer.num_nodes"] == {
         "key": "training.trainer.num_nodes",
         "value": 3,
         "source": "the command line: training.trainer.num_nodes=3",
     }
-    assert found["env_vars.A"]["value"] == "1"
-    assert found["training.model.num_layers"]["source"].startswith(str(CONF_DIR / "training/gpt3/126m.yaml:"))
+    assert items["env_vars.A"]["value"] == "1"
+    assert items["training.model.num_layers"]["source"].startswith(str(CONF_DIR / "training/gpt3/126m.yaml:"))
 
 
-def test_keys_narrow_it(capsys: Capsys) -> None:
+def test_keys_select_parts_of_the_tree(capsys: Capsys) -> None:
     text = show(capsys, "cluster.mem", "training.trainer", "training.trainer.num_nodes=7", "env_vars")
-    found = yaml.safe_load(text)
-    assert set(found) == {"cluster", "training", "env_vars"}
-    assert (found["cluster"], set(found["training"])) == ({"mem": "0"}, {"trainer"})
+    tree = yaml.safe_load(text)
+    assert set(tree) == {"cluster", "training", "env_vars"}
+    assert (tree["cluster"], set(tree["training"])) == ({"mem": "0"}, {"trainer"})
     assert re.search(r"^    num_nodes: 7 +# from the command line: training.trainer.num_nodes=7$", text, re.M)
 
 
@@ -85,10 +85,10 @@ def test_keys_narrow_it(capsys: Capsys) -> None:
         ("cluster.mem.x", "there is no such key"),
     ],
 )
-def test_an_unknown_key(capsys: Capsys, key: str, hint: str) -> None:
+def test_an_unknown_key_is_refused(capsys: Capsys, key: str, hint: str) -> None:
     assert main(["show", key]) == 2
-    told = capsys.readouterr()
-    assert (told.out, hint in told.err) == ("", True), told.err
+    output = capsys.readouterr()
+    assert (output.out, hint in output.err) == ("", True), output.err
 
 
 def test_odd_values_stay_in_one_line(capsys: Capsys) -> None:
@@ -99,7 +99,7 @@ def test_odd_values_stay_in_one_line(capsys: Capsys) -> None:
 
 
 def test_each_file_is_parsed_once(capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many keys there are to locate."""
+    """The number of keys to locate does not matter."""
     parsed: list[str] = []
     compose_yaml = yaml.compose
 

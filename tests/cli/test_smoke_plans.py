@@ -21,30 +21,30 @@ IMAGE = "container=nvcr.io#nvidia/nemo:24.07"
 
 @pytest.fixture
 def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Plans a smoke where there are the data that a GPT reads."""
+    """Return a function that plans a smoke, in a directory with a GPT's data."""
     stock(tmp_path / "data")
     monkeypatch.chdir(tmp_path)
 
     def call(*overrides: str) -> tuple[Draft, Smoke]:
-        given = ["cluster=bcm", IMAGE, f"base_results_dir={tmp_path}", *overrides]
-        request = Request(overrides=given, command=["slipway", "launch", *given, "--smoke"])
-        made = draft(request)
-        return made, plan_smoke(made, request)
+        words = ["cluster=bcm", IMAGE, f"base_results_dir={tmp_path}", *overrides]
+        request = Request(overrides=words, command=["slipway", "launch", *words, "--smoke"])
+        full_draft = draft(request)
+        return full_draft, plan_smoke(full_draft, request)
 
     return call
 
 
-def shape(made: Draft) -> ParallelConfig:
-    assert made.plan.job.config is not None
-    found = read_parallel_config(Values(made.plan.job.config))
-    assert found
-    return found
+def parallel_config_of(launch_draft: Draft) -> ParallelConfig:
+    assert launch_draft.plan.job.config is not None
+    parallel_config = read_parallel_config(Values(launch_draft.plan.job.config))
+    assert parallel_config
+    return parallel_config
 
 
 @pytest.mark.parametrize(
     ("size", "pipeline", "batch"),
     [
-        ("gpt3/126m", 1, 32),  # 8 nodes, and 256 of them all
+        ("gpt3/126m", 1, 32),  # 8 nodes, and a batch of 256 on all of them
         ("gpt3/5b", 1, 128),
         ("gpt3/20b", 1, 32),
         ("gpt3/175b", 2, 64),
@@ -52,21 +52,23 @@ def shape(made: Draft) -> ParallelConfig:
         ("llama/llama2_7b", 1, 128),
     ],
 )
-def test_each_gpu_does_what_it_will_do(plan: Any, size: str, pipeline: int, batch: int) -> None:
-    made, smoke = plan(f"training={size}")
-    whole, small = shape(made), shape(smoke.draft)
-    nodes = made.plan.job.resources.nodes
+def test_each_gpu_has_the_work_of_the_whole_training(plan: Any, size: str, pipeline: int, batch: int) -> None:
+    full_draft, smoke = plan(f"training={size}")
+    whole, small = parallel_config_of(full_draft), parallel_config_of(smoke.draft)
+    nodes = full_draft.plan.job.resources.nodes
     assert smoke.draft.plan.job.resources.nodes == 1
     assert (small.pipeline, small.batch) == (pipeline, batch)
     assert (small.micro, small.tensor, small.devices) == (whole.micro, whole.tensor, whole.devices)
     assert small.micro_batches(1) == whole.micro_batches(nodes)
-    layers = [node.plan.job.config["model"].get("num_layers") for node in (made, smoke.draft)]  # type: ignore[index]
+    layers = [
+        launch_draft.plan.job.config["model"].get("num_layers") for launch_draft in (full_draft, smoke.draft)
+    ]  # type: ignore[index]
     if layers[0] is not None:
         assert layers[0] / whole.pipeline == layers[1] / small.pipeline
 
 
-def test_a_smoke_is_short_and_keeps_to_itself(plan: Any, tmp_path: Path) -> None:
-    made, smoke = plan(
+def test_a_smoke_is_short_and_writes_to_its_own_run(plan: Any, tmp_path: Path) -> None:
+    full_draft, smoke = plan(
         "training=gpt3/5b",
         "training.exp_manager.create_wandb_logger=True",
         f"training.exp_manager.explicit_log_dir={tmp_path}/mine",
@@ -86,32 +88,32 @@ def test_a_smoke_is_short_and_keeps_to_itself(plan: Any, tmp_path: Path) -> None
     assert not exp_manager["create_checkpoint_callback"]
     assert not exp_manager["create_wandb_logger"]
     assert config["model"]["rampup_batch_size"] is None
-    # What makes the first steps what they are stays.
-    assert made.plan.job.config is not None
-    assert config["model"]["optim"] == made.plan.job.config["model"]["optim"]
+    # The optimizer, which shapes the first steps, is unchanged.
+    assert full_draft.plan.job.config is not None
+    assert config["model"]["optim"] == full_draft.plan.job.config["model"]["optim"]
     assert "the optimizer's states are shared by 8 instead of 128" in " ".join(smoke.summary)
 
 
-@pytest.mark.parametrize("where", ["cluster", "stage_cluster.training"])
-def test_one_job_of_an_array_is_tried(plan: Any, where: str) -> None:
-    made, smoke = plan("training=gpt3/126m", f"++{where}.sbatch.array=0-4%1")
-    assert "#SBATCH --array=0-4%1\n" in made.rendered.script
+@pytest.mark.parametrize("key", ["cluster", "stage_cluster.training"])
+def test_one_job_of_an_array_is_tried(plan: Any, key: str) -> None:
+    full_draft, smoke = plan("training=gpt3/126m", f"++{key}.sbatch.array=0-4%1")
+    assert "#SBATCH --array=0-4%1\n" in full_draft.rendered.script
     assert "--array" not in smoke.draft.rendered.script
     assert "_%j.out" in smoke.draft.rendered.script
 
 
-def test_a_limit_that_is_shorter_stays(plan: Any) -> None:
+def test_a_shorter_time_limit_stays(plan: Any) -> None:
     _, smoke = plan("training=gpt3/126m", "training.run.time_limit=00:10:00")
     assert smoke.draft.plan.job.resources.time_limit == "00:10:00"
 
 
-def test_a_pipeline_shrinks_as_far_as_it_must_and_says_so(plan: Any) -> None:
+def test_a_pipeline_shrinks_as_far_as_needed_and_the_summary_says_so(plan: Any) -> None:
     layout = [
         f"training.model.{name}_model_parallel_size={size}"
         for name, size in (("tensor", 2), ("pipeline", 24))
     ]
     _, smoke = plan("training=gpt3/5b", *layout, "training.trainer.num_nodes=12")
-    assert shape(smoke.draft).pipeline == 4
+    assert parallel_config_of(smoke.draft).pipeline == 4
     assert "pipeline 4 instead of 24, with 4 of the 24 layers" in smoke.summary[1]
 
 
@@ -135,6 +137,6 @@ def test_layouts_beyond_one_node_are_refused(plan: Any, overrides: list[str], me
     assert re.search(message, str(error.value))
 
 
-def test_the_command_of_the_launch_alone() -> None:
+def test_the_launch_command_has_no_smoke_option() -> None:
     command = ["slipway", "launch", "training.model.x=--smoke", "--smo", "--smoke", "--", "--smoke"]
     assert without_smoke(command) == ["slipway", "launch", "training.model.x=--smoke", "--", "--smoke"]

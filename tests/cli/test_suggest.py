@@ -1,4 +1,4 @@
-"""`slipway suggest`: what it prints, and that what it prints can be pasted."""
+"""`slipway suggest`: its output, which can be pasted."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ WORDS = [
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty directory to stand in, on a machine without Slurm."""
+def cwd(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory, on a machine without Slurm."""
     monkeypatch.setenv("PATH", str(tmp_path_factory.mktemp("no-slurm")))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def told(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+def suggest_json(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     main(["suggest", *words, "--json"])
     content: dict[str, Any] = json.loads(capsys.readouterr().out)
     return content
 
 
-def test_table_is_followed_by_overrides_to_paste(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_is_followed_by_overrides_to_paste(cwd: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["suggest", *WORDS, "nodes=4", "--top", "3"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "gpt3_5b: 4 nodes × 8 a100-40gb (cluster.gpu)"
@@ -41,15 +41,15 @@ def test_table_is_followed_by_overrides_to_paste(here: Path, capsys: pytest.Capt
     rows, pasted = [line.split() for line in lines[3:6]], [line.split() for line in lines[6:]]
     assert [row[0] for row in rows] == ["1", "2", "3"] == [words[0] for words in pasted]
     assert all(word.startswith("training.model.") for words in pasted for word in words[1:])
-    assert list(here.iterdir()) == []
+    assert list(cwd.iterdir()) == []
 
 
 def test_first_suggestion_fits_and_is_then_the_own_layout(capsys: pytest.CaptureFixture[str]) -> None:
-    before = told(capsys, *WORDS, "nodes=4")
+    before = suggest_json(capsys, *WORDS, "nodes=4")
     assert before["yours"]["fits"] is False
     assert before["yours"]["memory_bytes"] > before["memory_limit_bytes"]
     first = before["suggestions"][0]
-    after = told(capsys, *WORDS, "nodes=4", *first["overrides"])
+    after = suggest_json(capsys, *WORDS, "nodes=4", *first["overrides"])
     assert after["yours"]["fits"] is True
     for key in ("tensor", "pipeline", "virtual", "context", "micro", "recompute", "data", "memory_bytes"):
         assert after["yours"][key] == first[key]
@@ -62,14 +62,14 @@ def test_refusal_of_the_trainer_for_every_layout_is_an_error(
 ) -> None:
     words = ["training=mixtral/mixtral_8x7b", f"cluster.gpu={gpu}", "engine=megatron"]
     assert main(["suggest", *words]) == 2
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert "training.model.expert_model_parallel_size=8: mixtures of experts are not in this" in told.err
-    assert "[engine.megatron]" in told.err
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert "training.model.expert_model_parallel_size=8: mixtures of experts are not in this" in output.err
+    assert "[engine.megatron]" in output.err
 
 
 def test_nodes_is_short_for_num_nodes(capsys: pytest.CaptureFixture[str]) -> None:
-    short, long = (told(capsys, *WORDS, word) for word in ("nodes=4", "training.trainer.num_nodes=4"))
+    short, long = (suggest_json(capsys, *WORDS, word) for word in ("nodes=4", "training.trainer.num_nodes=4"))
     assert short == long
     assert short["nodes"] == 4
 
@@ -99,9 +99,11 @@ def test_experts_are_ranked_by_distance_with_a_note(capsys: pytest.CaptureFixtur
     assert lines[1].startswith("training.model.num_moe_experts=8: how long experts take is not estimated")
     assert all(line.endswith(" ?") for line in lines[4:6])
     assert lines[6] == "1  as it is"
-    found = told(capsys, *words)
-    assert found["steps_not_timed"].startswith("training.model.num_moe_experts=8: ")
-    assert all(one["memory_bytes"] < found["memory_limit_bytes"] for one in found["suggestions"])
+    answer = suggest_json(capsys, *words)
+    assert answer["steps_not_timed"].startswith("training.model.num_moe_experts=8: ")
+    assert all(
+        suggestion["memory_bytes"] < answer["memory_limit_bytes"] for suggestion in answer["suggestions"]
+    )
 
 
 def test_layouts_that_the_trainer_refuses_are_left_out(
@@ -111,14 +113,17 @@ def test_layouts_that_the_trainer_refuses_are_left_out(
 
     def verdicts(plans: list[Any]) -> list[str]:
         own = "model.x=1: refused whatever the layout"
-        odd = [plan.job.config["model"]["pipeline_model_parallel_size"] > 1 for plan in plans]
-        return ["model.pipeline_model_parallel_size: refused" if each else own for each in odd]
+        has_pipeline = [plan.job.config["model"]["pipeline_model_parallel_size"] > 1 for plan in plans]
+        return [
+            "model.pipeline_model_parallel_size: refused" if is_refused else own
+            for is_refused in has_pipeline
+        ]
 
     words = (*WORDS, "engine=megatron", "container=null", "nodes=4")
     monkeypatch.setattr("launcher.cli.suggest.trainer_verdicts", lambda plans: ["" for _ in plans])
-    assert {one["pipeline"] for one in told(capsys, *words)["suggestions"]} > {1}
+    assert {suggestion["pipeline"] for suggestion in suggest_json(capsys, *words)["suggestions"]} > {1}
     monkeypatch.setattr("launcher.cli.suggest.trainer_verdicts", verdicts)
-    assert {one["pipeline"] for one in told(capsys, *words)["suggestions"]} == {1}
+    assert {suggestion["pipeline"] for suggestion in suggest_json(capsys, *words)["suggestions"]} == {1}
 
 
 @pytest.mark.parametrize(

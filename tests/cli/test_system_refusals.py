@@ -1,4 +1,4 @@
-"""Refusals of the system, each one message without a traceback; and odd things that work."""
+"""Refusals by the system, each one message without a traceback; and odd inputs that work."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LONG = "x" * 300
 
 
 def slipway(*arguments: str | bytes, cwd: Path, user: int | None = None, **streams: int) -> tuple[int, str]:
-    # A fork is its parent's user.
+    # A fork belongs to its parent's user.
     program = forked_command() if user is None else [sys.executable, "-m", "launcher.cli.app"]
     env = {**os.environ, "PYTHONPATH": str(MAIN.parents[2])}
     done = subprocess.run(
@@ -35,7 +35,7 @@ def slipway(*arguments: str | bytes, cwd: Path, user: int | None = None, **strea
 
 @pytest.fixture
 def stranger(tmp_path: Path) -> int:
-    """The user id of somebody who may not look into `private`."""
+    """The id of a user who may not read `private`."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to become somebody else")
     nobody = 65534
@@ -44,14 +44,14 @@ def stranger(tmp_path: Path) -> int:
             break
         path.chmod(0o755)
     try:
-        code, told = slipway("--version", cwd=tmp_path, user=nobody)
+        code, message = slipway("--version", cwd=tmp_path, user=nobody)
     except PermissionError as error:
-        code, told = 1, str(error)
+        code, message = 1, str(error)
     if code != 0:
-        pytest.skip(f"the checkout is not for everybody to read: {told.splitlines()[-1]}")
+        pytest.skip(f"the checkout is not for everybody to read: {message.splitlines()[-1]}")
     (tmp_path / "private" / "there").mkdir(parents=True)
     (tmp_path / "private").chmod(0o700)
-    # Where they may write: that they may not is told first.
+    # A directory that the user may write: otherwise that refusal came first.
     (tmp_path / "results").mkdir()
     (tmp_path / "results").chmod(0o777)
     return nobody
@@ -75,12 +75,12 @@ def stranger(tmp_path: Path) -> int:
     ids=lambda words: " ".join(words)[-60:],
 )
 def test_unreadable_files_are_reported(tmp_path: Path, stranger: int, arguments: list[str]) -> None:
-    given = [word.format(here=tmp_path) for word in arguments]
-    code, told = slipway(*given, cwd=tmp_path, user=stranger)
-    assert "Traceback" not in told
-    assert code == 2, told
-    assert "permission denied" in told.lower()
-    assert "private" in told
+    command = [word.format(here=tmp_path) for word in arguments]
+    code, message = slipway(*command, cwd=tmp_path, user=stranger)
+    assert "Traceback" not in message
+    assert code == 2, message
+    assert "permission denied" in message.lower()
+    assert "private" in message
 
 
 def test_characters_beyond_an_ascii_output_are_escaped(tmp_path: Path) -> None:
@@ -91,16 +91,16 @@ def test_characters_beyond_an_ascii_output_are_escaped(tmp_path: Path) -> None:
     assert r"NODES\xd7TASKS" in done.stdout, done.stderr
 
 
-def test_a_run_that_one_may_not_read_hides_no_other(tmp_path: Path, stranger: int) -> None:
+def test_an_unreadable_run_hides_no_other(tmp_path: Path, stranger: int) -> None:
     for run in ("theirs", "closed", "ours"):
         (tmp_path / "results" / run / "launches" / "1").mkdir(parents=True)
     (tmp_path / "results" / "theirs" / "launches").chmod(0o700)
     (tmp_path / "results" / "closed").chmod(0o700)
     command = [sys.executable, "-m", "launcher.cli.app", "status", "--json"]
     done = subprocess.run(command, cwd=tmp_path, user=stranger, capture_output=True, text=True)
-    told = {item["run"]: item["reason"] for item in json.loads(done.stdout)}
-    assert set(told) == {"theirs", "ours"}
-    assert told["theirs"] == "its launches cannot be read: permission denied"
+    reasons = {item["run"]: item["reason"] for item in json.loads(done.stdout)}
+    assert set(reasons) == {"theirs", "ours"}
+    assert reasons["theirs"] == "its launches cannot be read: permission denied"
 
 
 @pytest.mark.parametrize(
@@ -113,23 +113,23 @@ def test_a_run_that_one_may_not_read_hides_no_other(tmp_path: Path, stranger: in
     ],
     ids=lambda words: " ".join(words)[:20],
 )
-def test_names_that_no_file_can_have(tmp_path: Path, arguments: list[str]) -> None:
-    code, told = slipway(*arguments, cwd=tmp_path)
-    assert "Traceback" not in told
-    assert code == 2, told
-    assert "name too long" in told.lower()
+def test_names_that_no_file_can_have_are_refused(tmp_path: Path, arguments: list[str]) -> None:
+    code, message = slipway(*arguments, cwd=tmp_path)
+    assert "Traceback" not in message
+    assert code == 2, message
+    assert "name too long" in message.lower()
 
 
 @pytest.mark.parametrize("arguments", [["launch", *LOCAL], ["status", "--json"]])
-def test_an_output_that_is_full(tmp_path: Path, arguments: list[str]) -> None:
+def test_a_full_output_is_reported(tmp_path: Path, arguments: list[str]) -> None:
     with Path("/dev/full").open("wb") as full:
-        code, told = slipway(*arguments, cwd=tmp_path, stdout=full.fileno())
-    assert "Traceback" not in told
-    assert "the output: no space left on device" in told
+        code, message = slipway(*arguments, cwd=tmp_path, stdout=full.fileno())
+    assert "Traceback" not in message
+    assert "the output: no space left on device" in message
     assert code == 2
 
 
-def test_an_output_that_is_closed(tmp_path: Path) -> None:
+def test_a_closed_output_is_no_failure(tmp_path: Path) -> None:
     done = subprocess.run(
         ["bash", "-c", '"$@" >&-', "bash", sys.executable, "-m", "launcher.cli.app", "launch", *LOCAL],
         cwd=tmp_path,
@@ -140,25 +140,25 @@ def test_an_output_that_is_closed(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_templates_that_would_not_be_used(tmp_path: Path) -> None:
+def test_templates_that_would_not_be_used_are_refused(tmp_path: Path) -> None:
     templates = tmp_path / "templates"
     templates.mkdir()
     (templates / "sbatch.sh.j").touch()
-    code, told = slipway("launch", *LOCAL, "--template-dir", "templates", cwd=tmp_path)
+    code, message = slipway("launch", *LOCAL, "--template-dir", "templates", cwd=tmp_path)
     assert code == 2
-    assert "sbatch.sh.j" in told
-    assert "sbatch.sh.j2" in told
+    assert "sbatch.sh.j" in message
+    assert "sbatch.sh.j2" in message
     (templates / "local.sh.j2").symlink_to("local.sh.j2")
-    code, told = slipway("launch", *LOCAL, "--template-dir", "templates", cwd=tmp_path)
+    code, message = slipway("launch", *LOCAL, "--template-dir", "templates", cwd=tmp_path)
     assert code == 2
-    assert "not a file that can be read" in told
+    assert "not a file that can be read" in message
 
 
-def test_a_directory_whose_name_is_not_utf8(tmp_path: Path) -> None:
-    here = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
-    here.mkdir()
-    code, told = slipway("launch", *LOCAL[:2], MOCK, "cluster.python=/bin/true", "--follow", cwd=here)
-    assert "Traceback" not in told
-    assert code == 0, told
-    (script,) = here.glob("results/gpt3_tiny/*_submission.sh")
+def test_a_launch_works_in_a_directory_whose_name_is_not_utf8(tmp_path: Path) -> None:
+    cwd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
+    cwd.mkdir()
+    code, message = slipway("launch", *LOCAL[:2], MOCK, "cluster.python=/bin/true", "--follow", cwd=cwd)
+    assert "Traceback" not in message
+    assert code == 0, message
+    (script,) = cwd.glob("results/gpt3_tiny/*_submission.sh")
     assert b"/caf\xe9/results/gpt3_tiny/launches/1" in script.read_bytes()
