@@ -1,4 +1,4 @@
-"""Fixtures: a project that launches jobs of a few lines of shell, and cancels what is left of them."""
+"""Fixtures: a project that launches jobs of a few lines of shell, and cancels the ones left at the end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def project(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> Iterator[Project]:
-    """On a Slurm without accounting."""
+    """A project on a Slurm without accounting."""
     monkeypatch.setenv("SLURM_CONF", plain_sandbox.environment()["SLURM_CONF"])
     yield from _project(tmp_path, monkeypatch, capsys, "cluster=sandbox")
 
@@ -27,7 +27,7 @@ def project(
 def local_project(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[Project]:
-    """On this machine, without Slurm."""
+    """A project on this machine, without Slurm."""
     yield from _project(tmp_path, monkeypatch, capsys, "cluster=local")
 
 

@@ -1,4 +1,4 @@
-"""A directory to launch in; the payload of its jobs waits until it is told to save, or for four minutes."""
+"""A directory to launch in; the payload of its jobs waits for the signal to save, or for four minutes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ done
 
 @dataclass
 class Project:
-    """Launches and acts through the command's own `main`, in the test's process."""
+    """A directory whose jobs are launched through the command's own `main`, in the test's process."""
 
     directory: Path
     cluster: str
@@ -52,11 +52,11 @@ class Project:
         return path
 
     def slipway(self, *words: str) -> tuple[int, str, str]:
-        """The exit code of a command line, what it prints, and what it says on stderr."""
+        """Run a command line; return its exit code, stdout and stderr."""
         self.capsys.readouterr()
         code = main(list(words))
-        told = self.capsys.readouterr()
-        return code, told.out, told.err
+        output = self.capsys.readouterr()
+        return code, output.out, output.err
 
     def launch(self, *overrides: str, name: str = "run") -> str:
         """Launch the payload as one task; return the job's id."""
@@ -97,7 +97,7 @@ class Project:
         """Return the nodes of a launch: one that another test has just left may not be free yet."""
         return str(read_attempts(self.launch_dir(number))[-1].nodes).split(",")
 
-    def ended(self, number: int = 1, name: str = "run") -> list[dict[str, Any]]:
+    def end_marks(self, number: int = 1, name: str = "run") -> list[dict[str, Any]]:
         return ends(self.launch_dir(number, name))
 
     def cancel_all(self) -> None:
@@ -118,8 +118,8 @@ def wait_until(condition: Callable[[], object]) -> None:
         time.sleep(0.05)
 
 
-def manifest_of(name: str, number: int) -> Path:
-    """Leave launch `number` of a run here, as one that became the job of that number; return where it is."""
+def write_launch(name: str, number: int) -> Path:
+    """Write launch `number` of a run, whose job has that number as its id; return its directory."""
     directory = Path("results") / name / "launches" / str(number)
     directory.mkdir(parents=True)
     manifest = Manifest(

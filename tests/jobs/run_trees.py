@@ -1,4 +1,4 @@
-"""Runs on disk for the tests of finding them: manifests, and nothing else."""
+"""Runs on disk for the tests of finding them: only manifests."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def launch(run_dir: Path, number: int = 1, **changes: Any) -> Path:
 
 @dataclass
 class Cluster:
-    """A scheduler that knows scripts, and counts the questions."""
+    """A scheduler that knows scripts, and records the questions."""
 
     jobs: dict[str, Path] = field(default_factory=dict)
     own: list[Path] = field(default_factory=list)
@@ -47,14 +47,14 @@ class Cluster:
     questions: list[str] = field(default_factory=list)
 
     def locate(self, job_id: str) -> Path | None:
-        self._asked(job_id)
+        self._record(job_id)
         return self.jobs.get(job_id)
 
     def scripts(self) -> list[Path]:
-        self._asked("scripts")
+        self._record("scripts")
         return self.own
 
-    def _asked(self, question: str) -> None:
+    def _record(self, question: str) -> None:
         self.questions.append(question)
         if self.error:
             raise SchedulerSilent(self.error)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
-from control_project import manifest_of
+from control_project import write_launch
 
 from launcher.cli.app import main
 from launcher.errors import UserError
@@ -26,7 +26,7 @@ PENDING = JobStatus(State.PENDING, "Priority: other jobs come first")
 
 @dataclass
 class FakeScheduler:
-    """Tells of each job what it is told to, one status after the other; the last one stays."""
+    """A scheduler that reports the statuses of each job, one after the other; the last one stays."""
 
     table: dict[str, list[JobStatus]] = field(default_factory=dict)
     errors: dict[str, UserError] = field(default_factory=dict)
@@ -53,11 +53,13 @@ def scheduler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeScheduler:
     return fake
 
 
-def test_those_that_wait_first_the_newest_of_them_first(scheduler: FakeScheduler, capsys: Capsys) -> None:
+def test_waiting_jobs_are_cancelled_first_the_newest_before_the_others(
+    scheduler: FakeScheduler, capsys: Capsys
+) -> None:
     for number, status in enumerate((RUNNING, PENDING, PENDING), 1):
-        manifest_of("a", number)
+        write_launch("a", number)
         scheduler.table[str(number)] = [status]
-    manifest_of("b", 4)
+    write_launch("b", 4)
     scheduler.table["4"] = [PENDING]
     assert main(["cancel", "a", "b"]) == 0
     assert [job for _, job in scheduler.acts] == ["4", "3", "2", "1"]
@@ -65,15 +67,15 @@ def test_those_that_wait_first_the_newest_of_them_first(scheduler: FakeScheduler
 
 def test_no_failure_stops_the_rest(scheduler: FakeScheduler, capsys: Capsys) -> None:
     for number, name in enumerate("abc", 1):
-        manifest_of(name, number)
+        write_launch(name, number)
         scheduler.table[str(number)] = [RUNNING]
     scheduler.errors["3"] = UserError("job 3 was not cancelled: Access/permission denied", hint="it is u's")
     scheduler.errors["2"] = NoAnswer("Slurm did not answer: timed out")
     assert main(["cancel", "c", "b", "a"]) == 1, "a refusal counts more than silence"
-    told = capsys.readouterr()
+    output = capsys.readouterr()
     assert [job for _, job in scheduler.acts] == ["3", "2", "1"]
-    assert told.out == "cancelled job 1 of a (launch 1): it was RUNNING on n[1-2] for 00:10:00\n"
-    assert told.err.splitlines() == [
+    assert output.out == "cancelled job 1 of a (launch 1): it was RUNNING on n[1-2] for 00:10:00\n"
+    assert output.err.splitlines() == [
         "slipway: job 3 of c (launch 3) was not cancelled: Access/permission denied",
         "  it is u's",
         "slipway: job 2 of b (launch 2): whether it could be cancelled is not known",
@@ -83,8 +85,8 @@ def test_no_failure_stops_the_rest(scheduler: FakeScheduler, capsys: Capsys) -> 
     assert json.loads(capsys.readouterr().out)[0]["done"] == "unknown"
 
 
-def test_a_scheduler_that_does_not_answer(scheduler: FakeScheduler, capsys: Capsys) -> None:
-    manifest_of("a", 1)
+def test_a_scheduler_that_does_not_answer_is_reported(scheduler: FakeScheduler, capsys: Capsys) -> None:
+    write_launch("a", 1)
     scheduler.silent = "squeue failed: Unable to contact slurm controller"
     for verb in ("cancel", "hold", "release"):
         assert main([verb, "a"]) == 3
@@ -93,10 +95,8 @@ def test_a_scheduler_that_does_not_answer(scheduler: FakeScheduler, capsys: Caps
     assert not scheduler.acts
 
 
-def test_a_job_that_moved_on_between_the_question_and_the_act(
-    scheduler: FakeScheduler, capsys: Capsys
-) -> None:
-    manifest_of("a", 1)
+def test_a_job_that_moved_on_before_the_action_is_reported(scheduler: FakeScheduler, capsys: Capsys) -> None:
+    write_launch("a", 1)
     scheduler.errors["1"] = UserError("job 1 has begun")
     scheduler.table["1"] = [RUNNING, JobStatus(State.COMPLETED, elapsed="00:10:01")]
     assert main(["cancel", "a"]) == 0
@@ -106,8 +106,10 @@ def test_a_job_that_moved_on_between_the_question_and_the_act(
     assert "cannot be held: it is RUNNING" in capsys.readouterr().err
 
 
-def test_waiting_in_vain(scheduler: FakeScheduler, capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
-    manifest_of("a", 1)
+def test_waiting_ends_if_the_scheduler_is_silent(
+    scheduler: FakeScheduler, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_launch("a", 1)
     monkeypatch.setattr(acting, "_PATIENCE_SECONDS", 0.2)
     scheduler.table["1"] = [RUNNING]
     monkeypatch.setattr(FakeScheduler, "act", lambda self, *_: setattr(self, "silent", "gone") or {})
@@ -116,10 +118,10 @@ def test_waiting_in_vain(scheduler: FakeScheduler, capsys: Capsys, monkeypatch: 
 
 
 @pytest.mark.parametrize(("answer", "acts"), [("y\n", ["1"]), ("\n", []), ("", [])])
-def test_asked_first(
+def test_interactive_cancel_asks_first(
     scheduler: FakeScheduler, capsys: Capsys, monkeypatch: pytest.MonkeyPatch, answer: str, acts: list[str]
 ) -> None:
-    manifest_of("a", 1)
+    write_launch("a", 1)
     scheduler.table["1"] = [RUNNING]
     terminal = io.StringIO(answer)
     monkeypatch.setattr(terminal, "isatty", lambda: True)
@@ -138,13 +140,13 @@ def test_stage_that_waits_for_a_chain_is_cancelled_with_it(
     words: list[str],
     is_repeated: bool,
 ) -> None:
-    """Also one that looks at a checkpoint just now: its first job waits for the chain."""
-    chain, stage = manifest_of("a", 1), manifest_of("after", 2)
+    """A stage that reads a checkpoint just now is cancelled, too: its first job waits for the chain."""
+    chain, stage = write_launch("a", 1), write_launch("after", 2)
     (chain / NAME).write_text(to_json(Stages(after=(Stage("after", str(stage), "tag"),))))
-    first = replace(RUNNING, chain=ChainJobs(1, 1, {"1": RUNNING}, [1]))
+    chain_status = replace(RUNNING, chain=ChainJobs(1, 1, {"1": RUNNING}, [1]))
     jobs = {"2": PENDING, "3": RUNNING}
-    further = replace(RUNNING, chain=ChainJobs(2, 2, jobs, (1, 2), is_repeated=True))
-    scheduler.table = {"1": [first], "2": [further if is_repeated else PENDING]}
+    stage_status = replace(RUNNING, chain=ChainJobs(2, 2, jobs, (1, 2), is_repeated=True))
+    scheduler.table = {"1": [chain_status], "2": [stage_status if is_repeated else PENDING]}
     terminal = io.StringIO("y\ny\n")
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr("sys.stdin", terminal)

@@ -1,4 +1,4 @@
-"""A chain is cancelled as a whole; what is held of it is the link that waits."""
+"""A chain is cancelled as a whole; `hold` acts on the link that waits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
-from control_project import manifest_of
+from control_project import write_launch
 
 from launcher.cli.app import main
 from launcher.errors import UserError
@@ -32,7 +32,7 @@ CANCELLED = JobStatus(State.CANCELLED, "by me")
 
 @dataclass
 class ChainScheduler:
-    """Knows jobs by their ids; `lost` are those that no claim tells of."""
+    """A scheduler that knows jobs by their ids; `lost` are jobs without a claim."""
 
     jobs: dict[str, JobStatus] = field(default_factory=dict)
     lost: list[str] = field(default_factory=list)
@@ -44,7 +44,7 @@ class ChainScheduler:
         return [status_of_chain(ref, [self.jobs[job] for job in ref.links.values()]) for ref in refs]
 
     def find(self, submissions: Sequence[Submission]) -> FoundJobs:
-        """Say that the links are in the order of all jobs."""
+        """Return all jobs as the links, in their order."""
         (submission,) = submissions
         return {submission.tag: {link: [job] for link, job in enumerate([*self.jobs, *self.lost], 1)}}
 
@@ -64,11 +64,11 @@ DIRECTORY = Path("results/a/launches/17")
 
 @pytest.fixture
 def scheduler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ChainScheduler:
-    """The run `a` here is a chain of at most five jobs, of which 18 runs and 19 waits."""
+    """The scheduler of the run `a`, a chain of at most five jobs, of which 18 runs and 19 waits."""
     fake = ChainScheduler({"17": TIMEOUT, "18": RUNNING, "19": PENDING})
     monkeypatch.setattr("launcher.schedulers.scheduler_for", lambda *_: fake)
     monkeypatch.chdir(tmp_path)
-    manifest_of("a", 17)
+    write_launch("a", 17)
     write_manifest(DIRECTORY, replace(read_manifest(DIRECTORY), links=5))
     for link, job in enumerate(fake.jobs, 1):
         claim(DIRECTORY, job, link)
@@ -113,7 +113,7 @@ def test_cancel_warns_of_damaged_stages(scheduler: ChainScheduler, capsys: Capsy
     assert "stages that wait for a are not cancelled" in warning
 
 
-def test_a_link_that_nobody_put_on_record_is_ended_too(scheduler: ChainScheduler) -> None:
+def test_a_link_without_a_record_is_cancelled_too(scheduler: ChainScheduler) -> None:
     scheduler.lost = ["20"]
     assert main(["cancel", "18"]) == 0, "the id of any link names the chain"
     assert scheduler.acts == [("cancel", "20"), ("cancel", "19"), ("cancel", "18")]
@@ -136,7 +136,7 @@ def test_refused_save_ends_nothing(scheduler: ChainScheduler, capsys: Capsys) ->
 
 
 def test_refused_cancellation_ends_nothing(scheduler: ChainScheduler) -> None:
-    """As of a colleague's run in a directory that both may write."""
+    """Slurm refuses to cancel a colleague's run, in a directory that both may write."""
     scheduler.errors |= {job: UserError(f"job {job} was not cancelled: denied") for job in ("18", "19")}
     assert main(["cancel", "a"]) == 1
     assert scheduler.acts == [("cancel", "19"), ("cancel", "18")] and chain_end(DIRECTORY) is None
@@ -149,14 +149,14 @@ def test_refused_cancellation_ends_nothing(scheduler: ChainScheduler) -> None:
 def test_chain_that_looks_over_is_ended_too(
     scheduler: ChainScheduler, state: State, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A link may live of which no claim tells, and which Slurm did not tell of a moment ago."""
+    """A link may live without a claim, and without a record in Slurm a moment ago."""
     scheduler.jobs |= {"18": JobStatus(state), "19": JobStatus(State.FAILED)}
     monkeypatch.setattr(scheduler, "find", lambda submissions: {})
     assert main(["cancel", "a"]) == 0
     # Nobody cancelled what was over; one that ends just now may still submit its next link.
     assert (chain_end(DIRECTORY) is None) == state.is_final and scheduler.acts == []
-    what = "it is over" if state.is_final else "it is ending"
-    assert f"{what}: " in capsys.readouterr().out
+    phrase = "it is over" if state.is_final else "it is ending"
+    assert f"{phrase}: " in capsys.readouterr().out
     scheduler.jobs["20"] = PENDING
     monkeypatch.setattr(scheduler, "find", lambda submissions: {submissions[0].tag: {1: ["17"], 4: ["20"]}})
     assert main(["cancel", "a"]) == 0
@@ -164,12 +164,14 @@ def test_chain_that_looks_over_is_ended_too(
     output = capsys.readouterr().out
     assert (
         output.startswith("cancelled job 20 of a")
-        or f"{what}, but not job 20 of its chain, cancelled now: " in output
+        or f"{phrase}, but not job 20 of its chain, cancelled now: " in output
     )
     assert link_jobs(DIRECTORY) == ["17", "18", "19", "20"], "it is on record now, so that its end is told"
 
 
-def test_a_waiting_link_that_stays_leaves_by_itself(scheduler: ChainScheduler, capsys: Capsys) -> None:
+def test_a_waiting_link_that_is_not_cancelled_stops_no_cancellation(
+    scheduler: ChainScheduler, capsys: Capsys
+) -> None:
     scheduler.errors["19"] = UserError("job 19 is over already")
     assert main(["cancel", "a"]) == 0
     assert scheduler.acts[-1] == ("cancel", "18")

@@ -1,4 +1,4 @@
-"""`slipway attach` on a real Slurm, and without one; into a container: the line that does it."""
+"""`slipway attach` on a real Slurm, and without one; for a container, the printed line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from control_project import SLIPWAY, Project
 
 from launcher.rendering.render import TEMPLATE_DIR
 
-# What a shell in the place of a rank sees.
+# Prints the environment of a shell in the place of a rank.
 _LOOK = (
     'echo "$RANK of $WORLD_SIZE on $(hostname) in $PWD, rendezvous $MASTER_ADDR, GPUs $CUDA_VISIBLE_DEVICES"'
 )
@@ -33,7 +33,7 @@ def attach(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slurm
-def test_node_of_a_rank(project: Project) -> None:
+def test_attach_finds_the_node_of_a_rank(project: Project) -> None:
     job = project.launch_ranks()
     project.wait_until_it_trains(ranks=4)
     code, (first, second) = project.launch_dir() / "code", project.nodes()
@@ -42,7 +42,7 @@ def test_node_of_a_rank(project: Project) -> None:
         (["--rank", "3"], 3, second),
         (["--node", second], 2, second),
     ):
-        # The variables of another allocation are not minded.
+        # The variables of another allocation are ignored.
         done = attach("run", *place, "--", "bash", "-c", _LOOK, SLURM_JOB_ID="1", SLURM_NNODES="7")
         assert done.stdout == f"{rank} of 4 on {node} in {code}, rendezvous {first}, GPUs 0,1\n", done.stderr
         script = project.launch_dir() / "attach.sh"
@@ -65,33 +65,33 @@ def test_node_of_a_rank(project: Project) -> None:
 
 
 @pytest.mark.slurm
-def test_a_shell_on_a_terminal(project: Project) -> None:
+def test_attach_opens_a_shell_on_a_terminal(project: Project) -> None:
     project.launch_ranks()
     project.wait_until_it_trains(ranks=4)
     child, terminal = pty.fork()
     if child == 0:
         os.execvpe(SLIPWAY, [str(SLIPWAY), "attach", "run", "--rank", "2"], {**os.environ, "TERM": "vt100"})
     os.write(terminal, b"tty && echo rank=$RANK term=$TERM; exit 5\n")
-    seen = _read(terminal)
-    assert "rank=2 term=vt100" in seen and "/dev/pts/" in seen, seen
+    output = _read(terminal)
+    assert "rank=2 term=vt100" in output and "/dev/pts/" in output, output
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
 
 
 def _read(terminal: int) -> str:
     """Return the output of a terminal until nobody has it open any more."""
-    seen, end = b"", time.monotonic() + 60
+    output, end = b"", time.monotonic() + 60
     while time.monotonic() < end and select.select([terminal], [], [], end - time.monotonic())[0]:
         try:
-            seen += os.read(terminal, 4096)
-        except OSError:  # what Linux says of the other end when it is closed
+            output += os.read(terminal, 4096)
+        except OSError:  # raised by Linux when the other end is closed
             break
     os.close(terminal)
-    return seen.decode()
+    return output.decode()
 
 
 @pytest.mark.slurm
-def test_the_line_alone(project: Project) -> None:
-    """Also of a container: it has no name here, and needs none."""
+def test_print_shows_the_line_alone(project: Project) -> None:
+    """The line for a container is the same: it has no name, and needs none."""
     job = project.launch_ranks("cluster.partition=cloud")
     code, _, err = project.slipway("attach", "run")
     assert code == 2
@@ -105,22 +105,24 @@ def test_the_line_alone(project: Project) -> None:
     code, out, err = project.slipway("attach", "run", "--print", "--rank", "1")
     assert (code, err) == (0, "")
     script = project.launch_dir(2) / "attach.sh"
-    where = f"--jobid={job} --overlap --nodes=1 --ntasks=1 --nodelist={first}"
-    assert out == f"srun {where} --pty bash {script} {project.tag(2)} 1\n"
+    srun_options = f"--jobid={job} --overlap --nodes=1 --ntasks=1 --nodelist={first}"
+    assert out == f"srun {srun_options} --pty bash {script} {project.tag(2)} 1\n"
     done = attach("run", "--print", SLURM_JOB_ID="1", SLURM_CONF="")
     conf = os.environ["SLURM_CONF"]
-    assert done.stdout.startswith(f"(unset ${{!SLURM_*}}; SLURM_CONF={conf} srun {where} --pty"), done.stderr
-    for wrong, told in (
+    assert done.stdout.startswith(f"(unset ${{!SLURM_*}}; SLURM_CONF={conf} srun {srun_options} --pty"), (
+        done.stderr
+    )
+    for options, message in (
         (["--rank", "4"], "the ranks 0 to 3"),
         (["--node", "n9"], f"job {job} does not run there"),
         (["--launch", "1"], "does not run: it is CANCELLED"),
     ):
-        code, _, err = project.slipway("attach", "run", "--print", *wrong)
-        assert code == 2 and told in err
+        code, _, err = project.slipway("attach", "run", "--print", *options)
+        assert code == 2 and message in err
 
 
 @pytest.mark.slurm
-def test_a_task_of_an_array(project: Project) -> None:
+def test_attach_to_a_task_of_an_array(project: Project) -> None:
     job = project.launch("cluster.sbatch={array: 3-4%1}")
     project.wait_until_it_trains()
     for name in ("run", f"{job}_3"):
@@ -133,13 +135,13 @@ def test_a_task_of_an_array(project: Project) -> None:
 
 
 def test_a_container_of_apptainers_cannot_be_joined() -> None:
-    apart = ["unshare", "--mount"] if os.getuid() == 0 else ["unshare", "--map-root-user", "--mount"]
-    if subprocess.run([*apart, "true"], capture_output=True).returncode != 0:
+    unshare = ["unshare", "--mount"] if os.getuid() == 0 else ["unshare", "--map-root-user", "--mount"]
+    if subprocess.run([*unshare, "true"], capture_output=True).returncode != 0:
         pytest.skip("no mount namespace of its own for a process here")
     tag = f"apptainers-{os.getpid()}"
-    told = [f"SLIPWAY_TAG={tag}", "RANK=0", "APPTAINER_CONTAINER=/apps/nemo.sqsh"]
+    variables = [f"SLIPWAY_TAG={tag}", "RANK=0", "APPTAINER_CONTAINER=/apps/nemo.sqsh"]
     rank = subprocess.Popen(
-        ["env", *told, *apart, "sh", "-c", "echo; exec sleep 600"], stdout=subprocess.PIPE
+        ["env", *variables, *unshare, "sh", "-c", "echo; exec sleep 600"], stdout=subprocess.PIPE
     )
     try:
         assert rank.stdout is not None and rank.stdout.readline() == b"\n"
@@ -152,7 +154,7 @@ def test_a_container_of_apptainers_cannot_be_joined() -> None:
     assert "a container of Apptainer's" in done.stderr and "--outside" in done.stderr
 
 
-def test_without_slurm(local_project: Project) -> None:
+def test_attach_without_slurm(local_project: Project) -> None:
     project = local_project
     project.launch_ranks()
     project.wait_until_it_trains(ranks=4)

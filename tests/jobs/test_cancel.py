@@ -45,12 +45,12 @@ def test_save_lets_what_runs_save_and_cancels_what_waits(project: Project) -> No
     assert (saving["job_id"], saving["done"]) == (running, "asked to save and leave")
     assert saving["state"] == "RUNNING" and saving["node_list"].startswith("n[")
     assert saving["end"]["state"] == "INTERRUPTED"
-    assert [end["exit_code"] for end in project.ended()] == [75]
+    assert [end["exit_code"] for end in project.end_marks()] == [75]
     assert project.log().count(" saves") == 4
 
 
 @pytest.mark.slurm
-def test_only_what_is_named(project: Project) -> None:
+def test_cancel_ends_only_the_named_launches(project: Project) -> None:
     chosen = [project.launch("cluster.partition=cloud") for _ in range(3)]
     other = project.launch("cluster.partition=cloud", name="other")
     assert project.slipway("cancel", "run", "--launch", "2")[0] == 0
@@ -68,7 +68,7 @@ def test_only_what_is_named(project: Project) -> None:
 
 
 @pytest.mark.slurm
-def test_a_job_whose_answer_was_lost(project: Project) -> None:
+def test_a_job_whose_answer_was_lost_is_cancelled(project: Project) -> None:
     job = project.launch("cluster.partition=cloud")
     _forget_job(project.launch_dir())
     code, out, _ = project.slipway("cancel", "run")
@@ -77,8 +77,8 @@ def test_a_job_whose_answer_was_lost(project: Project) -> None:
 
 
 @pytest.mark.slurm
-def test_a_launch_that_is_no_job_yet(project: Project) -> None:
-    """It is given up: should its job still come, it does nothing."""
+def test_a_launch_without_a_job_is_given_up(project: Project) -> None:
+    """A job of the launch that comes afterwards does nothing."""
     job = project.launch("cluster.partition=cloud")
     project.slipway("cancel", "run", "--wait")
     manifest = _forget_job(project.launch_dir(), tag="a-tag-that-no-job-has")
@@ -94,14 +94,14 @@ def test_a_launch_that_is_no_job_yet(project: Project) -> None:
 
 
 @pytest.mark.slurm
-def test_an_array(project: Project) -> None:
+def test_cancel_of_an_array(project: Project) -> None:
     """Tasks run singly: when the first leaves, no other begins."""
     job = project.launch("cluster.sbatch={array: 0-2%1}")
     project.wait_until_it_trains()
     code, out, err = project.slipway("cancel", "--save", "--wait", "run")
     assert code == 0, err
     assert out.startswith(f"told job {job} of run (launch 1) to save and leave: it is RUNNING")
-    assert len(project.ended()) == 1
+    assert len(project.end_marks()) == 1
     assert project.log().count(" saves") == 1
     job = project.launch("cluster.sbatch={array: 0-2%1}")
     project.wait_until_it_trains(2)
@@ -116,7 +116,7 @@ def test_an_array(project: Project) -> None:
 
 
 def _forget_job(launch_dir: Path, **changes: str) -> Path:
-    """Leave a manifest as a launcher does that died before it had its answer."""
+    """Write a manifest as of a launcher that died before Slurm answered; return its path."""
     manifest = launch_dir / "launcher.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "job_id": None, **changes}))
     return manifest
@@ -124,7 +124,7 @@ def _forget_job(launch_dir: Path, **changes: str) -> Path:
 
 @pytest.mark.slurm
 def test_one_refusal_does_not_stop_the_rest(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job that Slurm says is another user's, and one that is our own."""
+    """Slurm refuses one job as another user's; the other one is our own."""
     theirs = project.launch("cluster.partition=cloud", name="theirs")
     ours = project.launch("cluster.partition=cloud", name="ours")
     programs = project.directory / "bin"
@@ -147,7 +147,7 @@ exit 1
     assert [project.state(job).split()[0] for job in (theirs, ours)] == ["PENDING", "CANCELLED"]
 
 
-def test_without_slurm(local_project: Project) -> None:
+def test_cancel_without_slurm(local_project: Project) -> None:
     project = local_project
     job = project.launch()
     project.wait_until_it_trains()
@@ -160,6 +160,6 @@ def test_without_slurm(local_project: Project) -> None:
     code, out, _ = project.slipway("cancel", "run", "--wait")
     assert code == 0 and f"cancelled job {job} of run (launch 2)" in out
     assert "has ended: CANCELLED (by " in out
-    wait_until(lambda: project.ended(2))
+    wait_until(lambda: project.end_marks(2))
     code, _, err = project.slipway("cancel", "run", "-i")
     assert code == 2 and "not a terminal" in err

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from control_project import manifest_of
+from control_project import write_launch
 
 from launcher.cli.app import main
 from launcher.runs.provenance import user
@@ -77,31 +77,31 @@ exit $code
 class CountedSlurm:
     """A queue, and a count of the calls to Slurm."""
 
-    def __init__(self, here: Path) -> None:
-        self.here = here
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
         for name in ("queue", "tags", "reasons"):
-            (here / name).mkdir(parents=True)
+            (directory / name).mkdir(parents=True)
         for name in ("calls", "theirs"):
-            (here / name).touch()
+            (directory / name).touch()
 
     def job(self, run: str, number: int, state: str = "PENDING") -> str:
         """Put a job into the queue: launch `number` of a run."""
-        manifest_of(run, number)
-        (self.here / "queue" / str(number)).write_text(state)
-        (self.here / "tags" / str(number)).write_text(f"{run}-{number}")
+        write_launch(run, number)
+        (self.directory / "queue" / str(number)).write_text(state)
+        (self.directory / "tags" / str(number)).write_text(f"{run}-{number}")
         return str(number)
 
     def not_ours(self, *jobs: str) -> None:
-        (self.here / "theirs").write_text("".join(f"{job}\n" for job in jobs))
+        (self.directory / "theirs").write_text("".join(f"{job}\n" for job in jobs))
 
     def held(self) -> set[str]:
-        return {path.name for path in (self.here / "reasons").iterdir()}
+        return {path.name for path in (self.directory / "reasons").iterdir()}
 
     def queue(self) -> set[str]:
-        return {path.name for path in (self.here / "queue").iterdir()}
+        return {path.name for path in (self.directory / "queue").iterdir()}
 
     def calls(self, program: str = "") -> list[str]:
-        lines = (self.here / "calls").read_text().splitlines()
+        lines = (self.directory / "calls").read_text().splitlines()
         return [line for line in lines if line.startswith(program)]
 
 
@@ -109,23 +109,23 @@ class CountedSlurm:
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CountedSlurm:
     programs = tmp_path / "bin"
     programs.mkdir()
-    here = tmp_path / "slurm"
+    directory = tmp_path / "slurm"
     texts = {"squeue": _SQUEUE, "scancel": _SCANCEL, "scontrol": _SCONTROL, "sacct": "#!/bin/bash\nexit 1\n"}
     for name, text in texts.items():
-        (programs / name).write_text(text.format(here=here, s=SEPARATOR))
+        (programs / name).write_text(text.format(here=directory, s=SEPARATOR))
         (programs / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     assert shutil.which("squeue") == str(programs / "squeue")
-    return CountedSlurm(here)
+    return CountedSlurm(directory)
 
 
 def cancel(capsys: Capsys, *words: str, verb: str = "cancel") -> tuple[int, list[str], list[str]]:
     capsys.readouterr()
     code = main([verb, *words])
-    told = capsys.readouterr()
-    return code, told.out.splitlines(), told.err.splitlines()
+    output = capsys.readouterr()
+    return code, output.out.splitlines(), output.err.splitlines()
 
 
 def runs(slurm: CountedSlurm, count: int, state: str = "PENDING") -> list[str]:
@@ -135,7 +135,7 @@ def runs(slurm: CountedSlurm, count: int, state: str = "PENDING") -> list[str]:
     return names
 
 
-def told_of(lines: Sequence[str], words: str) -> list[str]:
+def lines_with(lines: Sequence[str], words: str) -> list[str]:
     return [line for line in lines if words in line]
 
 
@@ -157,13 +157,13 @@ def test_a_long_list_is_cut(slurm: CountedSlurm, capsys: Capsys, monkeypatch: py
     assert slurm.queue() == set()
 
 
-def test_refusals_among_many(slurm: CountedSlurm, capsys: Capsys) -> None:
-    """Each is told of its own job, with one question more for all of them."""
+def test_refusals_among_many_cancellations(slurm: CountedSlurm, capsys: Capsys) -> None:
+    """Each refusal is of its own job, with one question more for all of them."""
     names = runs(slurm, 40, "RUNNING")
     slurm.not_ours("7", "31")
     code, out, err = cancel(capsys, *names)
     assert (code, slurm.queue()) == (1, {"7", "31"})
-    assert len(told_of(out, "cancelled job")) == 38 and len(out) == 38
+    assert len(lines_with(out, "cancelled job")) == 38 and len(out) == 38
     assert err == [
         line
         for job in ("31", "7")
@@ -176,22 +176,22 @@ def test_refusals_among_many(slurm: CountedSlurm, capsys: Capsys) -> None:
     assert len(slurm.calls("scancel")) == 1 and len(slurm.calls("squeue")) <= 4
 
 
-def test_a_scancel_that_stops_at_a_refusal(slurm: CountedSlurm, capsys: Capsys) -> None:
+def test_jobs_after_a_refusal_that_stops_scancel_are_cancelled(slurm: CountedSlurm, capsys: Capsys) -> None:
     """Jobs that it does not mention, or that still wait, are ended one by one."""
     names = runs(slurm, 6)
     slurm.not_ours("6")
-    (slurm.here / "stops").touch()
+    (slurm.directory / "stops").touch()
     code, out, _ = cancel(capsys, *names)
     assert (code, slurm.queue()) == (1, {"6"})
-    assert len(told_of(out, "cancelled job")) == 5
+    assert len(lines_with(out, "cancelled job")) == 5
 
 
-def test_a_scancel_that_does_nothing(slurm: CountedSlurm, capsys: Capsys) -> None:
+def test_a_broken_scancel_is_reported_for_each_job(slurm: CountedSlurm, capsys: Capsys) -> None:
     names = runs(slurm, 3)
-    (slurm.here / "broken").touch()
+    (slurm.directory / "broken").touch()
     code, out, err = cancel(capsys, *names)
     assert (code, out, len(slurm.queue())) == (1, [], 3)
-    assert len(told_of(err, "was not cancelled: it broke")) == 3
+    assert len(lines_with(err, "was not cancelled: it broke")) == 3
 
 
 def test_launches_of_one_run_end_one_after_the_other(slurm: CountedSlurm, capsys: Capsys) -> None:
@@ -211,9 +211,9 @@ def test_many_are_told_to_save_at_once(slurm: CountedSlurm, capsys: Capsys) -> N
     slurm.not_ours("3")
     code, out, err = cancel(capsys, "--save", "w", *names)
     assert code == 1
-    assert len(told_of(out, "to save and leave: it is RUNNING")) == 11
-    assert len(told_of(out, "cancelled job 13 of w")) == 1
-    assert told_of(err, "job 3 of r003 (launch 3) was not cancelled")
+    assert len(lines_with(out, "to save and leave: it is RUNNING")) == 11
+    assert len(lines_with(out, "cancelled job 13 of w")) == 1
+    assert lines_with(err, "job 3 of r003 (launch 3) was not cancelled")
     first, second = slurm.calls("scancel")
     assert first == "scancel 13" and second.startswith("scancel --batch --signal=USR1 ")
     assert slurm.queue() == {str(number) for number in range(1, 13)}
@@ -232,19 +232,19 @@ def test_as_many_calls_to_hold_forty_jobs_as_four(
     code, out, err = cancel(capsys, *names[4:], verb=verb)
     assert (code, err) == (0, [])
     assert len(slurm.calls()) - few - before == few == 3, slurm.calls()
-    assert len(told_of(out, f"{done} job")) == len(out) == 40
+    assert len(lines_with(out, f"{done} job")) == len(out) == 40
     assert len(slurm.held()) == (44 if verb == "hold" else 0)
-    was, (code, out, err) = len(slurm.calls()), cancel(capsys, *names, verb=verb)
+    before_repeat, (code, out, err) = len(slurm.calls()), cancel(capsys, *names, verb=verb)
     assert (code, err) == (0, [])
-    assert len(told_of(out, "it is held already" if verb == "hold" else "it is not held")) == 44
-    assert len(slurm.calls()) - was <= 2
+    assert len(lines_with(out, "it is held already" if verb == "hold" else "it is not held")) == 44
+    assert len(slurm.calls()) - before_repeat <= 2
 
 
-def test_refusals_among_many_that_are_held(slurm: CountedSlurm, capsys: Capsys) -> None:
+def test_refusals_among_many_holds(slurm: CountedSlurm, capsys: Capsys) -> None:
     names = runs(slurm, 40)
     slurm.not_ours("7", "31")
     code, out, err = cancel(capsys, *names, verb="hold")
-    assert (code, len(told_of(out, "held job")), len(out)) == (1, 38, 38)
+    assert (code, len(lines_with(out, "held job")), len(out)) == (1, 38, 38)
     assert err == [
         line
         for job in ("31", "7")
@@ -258,9 +258,9 @@ def test_refusals_among_many_that_are_held(slurm: CountedSlurm, capsys: Capsys) 
 
 
 def test_jobs_that_scontrol_passed_over_are_held_singly(slurm: CountedSlurm, capsys: Capsys) -> None:
-    (slurm.here / "stops").touch()
+    (slurm.directory / "stops").touch()
     code, out, err = cancel(capsys, *runs(slurm, 3), verb="hold")
-    # Of each that is held singly the stub complains: what the queue says afterwards counts.
+    # The stub complains of each job that is held singly: the queue afterwards counts.
     assert slurm.held() == {"1", "2", "3"}, (code, out, err)
 
 
@@ -282,7 +282,7 @@ _SEVEN = "jobs 7, 6, 5, 4, 3 and 2 more"
 
 
 @pytest.mark.parametrize(
-    ("verb", "line", "told"),
+    ("verb", "line", "message"),
     [
         ("cancel", _FULL, f"cancelled {_SEVEN}"),
         ("cancel --json", _FULL, f"cancelled {_SEVEN}"),
@@ -293,18 +293,18 @@ _SEVEN = "jobs 7, 6, 5, 4, 3 and 2 more"
     ],
 )
 def test_actions_are_reported_if_the_output_is_lost(
-    slurm: CountedSlurm, verb: str, line: str, told: str
+    slurm: CountedSlurm, verb: str, line: str, message: str
 ) -> None:
-    """Exit code 2 would say that nothing was."""
+    """Exit code 2 would say that nothing was done."""
     names = runs(slurm, 7)
     if verb == "cancel --save":
         names.append("r008")
         slurm.job("r008", 8, "RUNNING")
     if verb == "release":
-        (slurm.here / "reasons" / "1").write_text("JobHeldUser")
+        (slurm.directory / "reasons" / "1").write_text("JobHeldUser")
     code, err = slipway(line, [*verb.split(), *names])
     assert code == 4, err
-    assert f"slipway: done before the failure: {told}\n" in err
+    assert f"slipway: done before the failure: {message}\n" in err
     assert "Traceback" not in err
 
 

@@ -1,4 +1,4 @@
-"""A run is found by what the user calls it, from any directory, whatever became of the index."""
+"""A run is found by a path, its name or a job's id, from any directory, with and without the index."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from launcher.runs.manifest import read_manifest
 from launcher.runs.paths import submitted_name
 
 BASE = Path("results")
-_CLUSTERS = RunLocator.__dict__["_clusters"]  # those that there are, in place of which most tests have one
+_CLUSTERS = RunLocator.__dict__["_clusters"]  # the real ones, which most tests replace by a single one
 
 
 @pytest.fixture(autouse=True)
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     """The only scheduler there is."""
     fake = Cluster()
-    only = _Cluster(None, fake, 5.0)  # type: ignore[arg-type]  # it can do what is asked here
+    only = _Cluster(None, fake, 5.0)  # type: ignore[arg-type]  # it has the methods that are used
     monkeypatch.setattr(RunLocator, "_clusters", [only])
     return fake
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The user's working directory, which has no runs."""
     directory = tmp_path / "here"
     directory.mkdir()
@@ -43,8 +43,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return directory
 
 
-def remembered(run_dir: Path, number: int = 1) -> None:
-    """Put runs on record, as `launch` and every look do."""
+def remember(run_dir: Path, number: int = 1) -> None:
+    """Add a run to the index, as `launch` and every look-up do."""
     manifest = read_manifest(run_dir / "launches" / str(number))
     Index().remember([entry_of(run_dir, number, manifest, manifest.job_id)])
 
@@ -62,7 +62,7 @@ def test_any_path_of_a_run_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (run / "checkpoints").mkdir()
     elsewhere = tmp_path / "link"
     elsewhere.symlink_to(first)
-    named: dict[object, int | None] = {
+    launches: dict[object, int | None] = {
         run: None,
         run / "launches": None,
         run / "checkpoints": None,
@@ -75,9 +75,9 @@ def test_any_path_of_a_run_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         elsewhere: 1,
         f"{elsewhere}/launcher.json": 1,
     }
-    found = {word: find_run(str(word), BASE) for word in named}
-    assert {word: item.launch for word, item in found.items()} == named
-    assert {item.run_dir for item in found.values()} == {run}
+    refs = {word: find_run(str(word), BASE) for word in launches}
+    assert {word: ref.launch for word, ref in refs.items()} == launches
+    assert {ref.run_dir for ref in refs.values()} == {run}
     assert find_run("runs", BASE) == find_run("runs", Path("nowhere")) == RunRef(run), "it is remembered"
     monkeypatch.chdir(first)
     assert find_run(".", BASE) == find_run("results", BASE) == RunRef(run, 1)
@@ -86,15 +86,15 @@ def test_any_path_of_a_run_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert find_run("../runs", BASE) == RunRef(run)
 
 
-def test_a_directory_called_launches_is_no_run_of_what_lies_beside_it(tmp_path: Path, here: Path) -> None:
+def test_a_file_beside_a_directory_called_launches_names_no_run(tmp_path: Path, cwd: Path) -> None:
     (tmp_path / "launches" / "of ships").mkdir(parents=True)
-    (here / "notes").touch()
+    (cwd / "notes").touch()
     with pytest.raises(UserError, match="no run 'notes'"):
         find_run("notes", BASE)
 
 
-def test_a_tree_is_no_run(here: Path) -> None:
-    launch(here / "mine" / "a")
+def test_a_tree_is_no_run(cwd: Path) -> None:
+    launch(cwd / "mine" / "a")
     with pytest.raises(UserError, match="no run 'mine'") as raised:
         find_run("mine", BASE)
     assert "slipway status --base-results-dir mine" in str(raised.value)
@@ -103,15 +103,17 @@ def test_a_tree_is_no_run(here: Path) -> None:
 # by a name
 
 
-def test_a_name_from_any_directory(tmp_path: Path) -> None:
+def test_a_name_is_found_from_any_directory(tmp_path: Path) -> None:
     run = tmp_path / "x" / "gpt3_126m"
     launch(run)
-    remembered(run)
+    remember(run)
     assert find_run("gpt3_126m", BASE).run_dir == run
     assert find_run("gpt3_126m", tmp_path / "x") == RunRef(run)
 
 
-def test_trees_that_are_always_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trees_of_the_environment_are_always_searched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     launch(tmp_path / "x" / "deep" / "er" / "a")
     launch(tmp_path / "y" / "b")
     monkeypatch.setenv("SLIPWAY_RESULTS_DIR", f"{tmp_path / 'nowhere'}:{tmp_path / 'x'}::{tmp_path / 'y'}")
@@ -119,12 +121,12 @@ def test_trees_that_are_always_looked_at(tmp_path: Path, monkeypatch: pytest.Mon
     assert find_run("b", BASE).run_dir == tmp_path / "y/b"
 
 
-def test_the_base_comes_first_then_ones_own(tmp_path: Path, here: Path) -> None:
-    theirs, mine, base = tmp_path / "t/a", tmp_path / "m/a", here / "results/group/a"
+def test_the_base_comes_first_then_own_runs(tmp_path: Path, cwd: Path) -> None:
+    theirs, mine, base = tmp_path / "t/a", tmp_path / "m/a", cwd / "results/group/a"
     launch(theirs)
     launch(mine, user=provenance.user())
-    remembered(theirs)
-    remembered(mine)
+    remember(theirs)
+    remember(mine)
     assert find_run("a", BASE).run_dir == mine
     launch(base)
     assert find_run("a", BASE).run_dir == base
@@ -133,24 +135,24 @@ def test_the_base_comes_first_then_ones_own(tmp_path: Path, here: Path) -> None:
 def test_several_of_one_name_are_listed(tmp_path: Path) -> None:
     for tree in "xy":
         launch(tmp_path / tree / "a", user=f"user-{tree}")
-        remembered(tmp_path / tree / "a")
+        remember(tmp_path / tree / "a")
     with pytest.raises(UserError, match="several runs 'a'") as raised:
         find_run("a", BASE)
-    told = str(raised.value)
-    assert f"{tmp_path}/x/a  (user-x, 2026-11-21T12:00:01Z)" in told
-    assert f"{tmp_path}/y/a  (user-y" in told
+    message = str(raised.value)
+    assert f"{tmp_path}/x/a  (user-x, 2026-11-21T12:00:01Z)" in message
+    assert f"{tmp_path}/y/a  (user-y" in message
 
 
-def test_a_name_that_is_not_there(tmp_path: Path, cluster: Cluster) -> None:
+def test_an_unknown_name_is_explained(tmp_path: Path, cluster: Cluster) -> None:
     launch(tmp_path / "x" / "gpt3_126m")
-    remembered(tmp_path / "x" / "gpt3_126m")
+    remember(tmp_path / "x" / "gpt3_126m")
     cluster.error = "the controller does not answer"
     with pytest.raises(UserError, match="no run 'gtp3_126m'") as raised:
         find_run("gtp3_126m", BASE)
-    told = str(raised.value)
-    assert "did you mean 'gpt3_126m'?" in told
-    assert f"looked in results, {tmp_path}/x" in told
-    assert "the controller does not answer" in told
+    message = str(raised.value)
+    assert "did you mean 'gpt3_126m'?" in message
+    assert f"looked in results, {tmp_path}/x" in message
+    assert "the controller does not answer" in message
     with pytest.raises(UserError, match="names no run"):
         find_run("", BASE)
 
@@ -175,7 +177,7 @@ def test_clusters_are_asked_at_once_and_the_silent_ones_are_named(
     for conf in confs:
         conf.touch(mode=0o644)
         launch(tmp_path / "x" / conf.stem, slurm_conf=str(conf))
-        remembered(tmp_path / "x" / conf.stem)
+        remember(tmp_path / "x" / conf.stem)
     programs = tmp_path / "bin"
     programs.mkdir()
     for name in ("squeue", "sacct"):
@@ -184,10 +186,10 @@ def test_clusters_are_asked_at_once_and_the_silent_ones_are_named(
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     with pytest.raises(UserError, match="no run 'unheard-of'") as raised:
         find_run("unheard-of", BASE)
-    told = str(raised.value)
+    message = str(raised.value)
     for conf in confs[:2]:
-        assert f"SLURM_CONF={conf}: Slurm does not answer: nothing within 2 s" in told
-    assert f"SLURM_CONF={confs[2]}" not in told
+        assert f"SLURM_CONF={conf}: Slurm does not answer: nothing within 2 s" in message
+    assert f"SLURM_CONF={confs[2]}" not in message
     assert set((tmp_path / "together").read_text().split("\n")) == {"", *map(str, confs)}
     # The next time the silent ones are left alone; the others are not.
     (tmp_path / "together").unlink()
@@ -197,7 +199,7 @@ def test_clusters_are_asked_at_once_and_the_silent_ones_are_named(
         assert f"SLURM_CONF={conf} did not answer at " in str(raised.value)
         assert f"and was not asked again; to ask it: export SLURM_CONF={conf}" in str(raised.value)
     assert (tmp_path / "together").read_text().split() == [str(confs[2])]
-    # One that this shell is of is asked in any case.
+    # The cluster of this shell is asked in any case.
     monkeypatch.setenv("SLURM_CONF", str(confs[0]))
     monkeypatch.setattr("launcher.jobs.locator._OWN_SECONDS", 0.5)
     with pytest.raises(UserError) as raised:
@@ -218,17 +220,17 @@ def test_a_cluster_that_answers_again_is_asked_again(tmp_path: Path) -> None:
 # by a job's id
 
 
-def test_a_job_that_is_remembered(tmp_path: Path, cluster: Cluster) -> None:
+def test_a_remembered_job_is_found_without_questions(tmp_path: Path, cluster: Cluster) -> None:
     run = tmp_path / "x" / "a"
     launch(run, job_id="16")
     launch(run, 2, job_id="17")
-    remembered(run, 2)
+    remember(run, 2)
     assert find_run("17", BASE) == RunRef(run, 2)
     assert find_run("17_3", BASE) == RunRef(run, 2, "3")
     assert cluster.questions == []
 
 
-def test_a_job_whose_id_only_its_own_mark_tells(tmp_path: Path) -> None:
+def test_a_job_is_found_by_its_own_mark(tmp_path: Path) -> None:
     run = tmp_path / "x" / "a"
     directory = launch(run)
     (directory / "marks").mkdir()
@@ -247,9 +249,9 @@ def test_a_job_of_a_colleague_is_found_by_its_script(tmp_path: Path, cluster: Cl
     assert find_run("17", BASE) == RunRef(run, 3)
     assert find_run("a", BASE) == RunRef(run)
     assert cluster.questions == []
-    with pytest.raises(UserError, match="no launch of a job of that id") as told:
+    with pytest.raises(UserError, match="no launch of a job of that id") as raised:
         find_run("18", BASE)
-    assert f"there is a job 18 of {tmp_path}/no_slipway.sh, which is in no run" in str(told.value)
+    assert f"there is a job 18 of {tmp_path}/no_slipway.sh, which is in no run" in str(raised.value)
 
 
 def test_a_job_of_a_launch_that_was_removed_is_not_the_next_one(tmp_path: Path, cluster: Cluster) -> None:
@@ -262,56 +264,58 @@ def test_a_job_of_a_launch_that_was_removed_is_not_the_next_one(tmp_path: Path, 
         find_run("12", BASE)
 
 
-def test_an_id_that_was_used_again(tmp_path: Path) -> None:
-    """The newest is meant, most likely; that there are others is told."""
+def test_an_id_that_was_used_again_means_the_newest_launch(tmp_path: Path) -> None:
+    """The newest launch is meant, most likely; a note names the others."""
     old, new = tmp_path / "x" / "old", tmp_path / "y" / "new"
     launch(new, job_id="17", created="2026-11-21T12:00:00Z")
     launch(old, job_id="17", created="2025-01-01T12:00:00Z")
-    remembered(new)
-    remembered(old)
-    found = find_run("17", BASE)
-    assert (found.run_dir, found.launch) == (new, 1)
-    assert found.notes == (
+    remember(new)
+    remember(old)
+    ref = find_run("17", BASE)
+    assert (ref.run_dir, ref.launch) == (new, 1)
+    assert ref.notes == (
         f"several launches had a job 17; the newest is taken, not that of {old} (2025-01-01T12:00:00Z)",
     )
 
 
-def test_the_array_of_a_sweep_is_known_by_its_points(tmp_path: Path, cluster: Cluster) -> None:
-    """Also where a job had this id before: the newest is meant, and the other points are no others."""
+def test_the_array_of_a_sweep_is_found_by_its_points(tmp_path: Path, cluster: Cluster) -> None:
+    """If a job had this id before, the newest is meant; the other points are not listed as others."""
     old, sweep = tmp_path / "x" / "old", tmp_path / "y" / "sweep"
     launch(old, job_id="17", created="2026-11-21T11:00:00Z")
     for task in range(3):
         launch(sweep / f"seed={task}", job_id=f"17_{task}", array_tag="t", array_task=task)
-        remembered(sweep / f"seed={task}")
+        remember(sweep / f"seed={task}")
     launch(tmp_path / "z" / "other", job_id="170_1")
-    remembered(tmp_path / "z" / "other")
-    found = find_run("17", BASE)
-    assert (found.run_dir.parent, found.launch, found.job, found.notes) == (sweep, 1, "17", ())
+    remember(tmp_path / "z" / "other")
+    ref = find_run("17", BASE)
+    assert (ref.run_dir.parent, ref.launch, ref.job, ref.notes) == (sweep, 1, "17", ())
     assert find_run("17_1", BASE) == RunRef(sweep / "seed=1", 1)
     with pytest.raises(UserError, match="no launch of a job of that id"):
         find_run("17_9", BASE)
-    remembered(old)
+    remember(old)
     (note,) = find_run("17", BASE).notes
     assert note.endswith(f"not that of {old} (2026-11-21T11:00:00Z)")
     assert cluster.questions == ["scripts"], "who knows the id asks nobody"
 
 
-def test_a_run_may_be_called_a_number(here: Path) -> None:
-    launch(here / "results" / "17")
-    launch(here / "results" / "a", job_id="17")
-    assert find_run("17", BASE).run_dir == here / "results" / "17"
+def test_a_run_may_be_called_a_number(cwd: Path) -> None:
+    launch(cwd / "results" / "17")
+    launch(cwd / "results" / "a", job_id="17")
+    assert find_run("17", BASE).run_dir == cwd / "results" / "17"
 
 
-# what became of things
+# lost indexes, moved and copied trees
 
 
-def test_the_index_is_gone(tmp_path: Path, here: Path, cluster: Cluster, cache_dir: Path) -> None:
+def test_runs_are_found_without_the_index(
+    tmp_path: Path, cwd: Path, cluster: Cluster, cache_dir: Path
+) -> None:
     """The base, and the trees of the user's own jobs, are searched still."""
-    below, far = here / "results" / "a", tmp_path / "far" / "b"
+    below, far = cwd / "results" / "a", tmp_path / "far" / "b"
     launch(below, job_id="17")
     script = launch(far, job_id="18") / "job-b_submission.sh"
-    remembered(below)
-    remembered(far)
+    remember(below)
+    remember(far)
     shutil.rmtree(cache_dir)
     assert find_run("17", BASE) == RunRef(below, 1)
     with pytest.raises(UserError):
@@ -324,27 +328,27 @@ def test_the_index_is_gone(tmp_path: Path, here: Path, cluster: Cluster, cache_d
     assert find_run("b", BASE) == RunRef(far), "what was found is remembered"
 
 
-def test_a_tree_that_was_moved(tmp_path: Path, here: Path) -> None:
+def test_a_tree_that_was_moved_is_found(tmp_path: Path, cwd: Path) -> None:
     run = tmp_path / "before" / "a"
     launch(run, job_id="17")
-    remembered(run)
-    (tmp_path / "before").rename(here / "results")
-    assert find_run("a", BASE) == RunRef(here / "results" / "a")
-    assert find_run("17", BASE) == RunRef(here / "results" / "a", 1)
+    remember(run)
+    (tmp_path / "before").rename(cwd / "results")
+    assert find_run("a", BASE) == RunRef(cwd / "results" / "a")
+    assert find_run("17", BASE) == RunRef(cwd / "results" / "a", 1)
     with pytest.raises(UserError):
         find_run("nowhere", BASE)
-    assert Index().trees() == [here / "results"]
-    (here / "results" / "a").rename(here / "results" / "b")
-    assert find_run("17", BASE) == RunRef(here / "results" / "b", 1)
-    assert find_run("b", BASE) == find_run("a", BASE) == RunRef(here / "results" / "b")
+    assert Index().trees() == [cwd / "results"]
+    (cwd / "results" / "a").rename(cwd / "results" / "b")
+    assert find_run("17", BASE) == RunRef(cwd / "results" / "b", 1)
+    assert find_run("b", BASE) == find_run("a", BASE) == RunRef(cwd / "results" / "b")
 
 
-def test_a_run_that_was_moved_between_known_trees(tmp_path: Path) -> None:
+def test_a_run_that_was_moved_between_known_trees_is_found(tmp_path: Path) -> None:
     for tree in "xy":
         launch(tmp_path / tree / f"stays_in_{tree}")
-        remembered(tmp_path / tree / f"stays_in_{tree}")
+        remember(tmp_path / tree / f"stays_in_{tree}")
     run = launch(tmp_path / "x" / "a", job_id="17").parents[1]
-    remembered(run)
+    remember(run)
     run.rename(tmp_path / "y" / "a")
     assert find_run("17", BASE).run_dir == find_run("a", BASE).run_dir == tmp_path / "y" / "a"
     shutil.rmtree(tmp_path / "y" / "a")
@@ -355,10 +359,10 @@ def test_a_run_that_was_moved_between_known_trees(tmp_path: Path) -> None:
     assert [entry.run for entry in Index().entries()] == ["stays_in_x"]
 
 
-def test_a_copy_is_the_same_launch(tmp_path: Path, here: Path) -> None:
+def test_a_copy_is_the_same_launch(tmp_path: Path, cwd: Path) -> None:
     run = tmp_path / "x" / "a"
     launch(run, job_id="17")
-    remembered(run)
+    remember(run)
     shutil.copytree(tmp_path / "x", tmp_path / "backup")
     launch(run, 2, job_id="18")
     assert runs_in(tmp_path / "backup") == [tmp_path / "backup" / "a"]
@@ -372,10 +376,10 @@ def test_a_copy_is_the_same_launch(tmp_path: Path, here: Path) -> None:
     assert find_run("17", BASE) == RunRef(copy, 1)
 
 
-# trees as they are
+# unusual trees
 
 
-def test_a_walk_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_of_a_tree_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(30):
         (tmp_path / "data" / str(number)).mkdir(parents=True)
     launch(tmp_path / "data" / "a_run_among_data")
@@ -386,26 +390,26 @@ def test_a_walk_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert list(scanning.runs_below([tmp_path])) == []
 
 
-def test_names_that_are_no_text(tmp_path: Path) -> None:
+def test_names_that_are_no_text_are_found(tmp_path: Path) -> None:
     run = Path(os.fsdecode(os.fsencode(tmp_path) + b"/r\xe9sultats \xff")) / "a b\n"
     launch(run, job_id="17")
-    remembered(run)
+    remember(run)
     assert find_run("a b\n", BASE).run_dir == find_run("17", BASE).run_dir == run
     with pytest.raises(UserError) as raised:
         find_run("a c\n", BASE)
-    told = str(raised.value).splitlines()
-    assert all(line.isprintable() for line in told)
-    assert "did you mean 'a b\\n'?" in told[1]
+    lines = str(raised.value).splitlines()
+    assert all(line.isprintable() for line in lines)
+    assert "did you mean 'a b\\n'?" in lines[1]
 
 
-def test_links_that_go_in_circles_name_no_run(here: Path) -> None:
-    (here / "loop").symlink_to("loop")
+def test_links_that_go_in_circles_name_no_run(cwd: Path) -> None:
+    (cwd / "loop").symlink_to("loop")
     for word in ("loop", "../here/loop"):
         with pytest.raises(UserError, match="there is no run"):
             find_run(word, BASE)
 
 
-def test_what_stands_in_the_way_of_a_walk(tmp_path: Path) -> None:
+def test_obstacles_in_a_tree_do_not_stop_the_search(tmp_path: Path) -> None:
     tree = tmp_path / "x"
     for run in ("a", ".hidden/b", "1/2/3/c", "1/2/3/4/5/too_deep"):
         launch(tree / run, user=provenance.user())
@@ -416,8 +420,8 @@ def test_what_stands_in_the_way_of_a_walk(tmp_path: Path) -> None:
     (tree / "broken" / "launches" / "1").mkdir(parents=True)
     (tree / "broken" / "launches" / "1" / "launcher.json").write_text("{")
     launch(tree / "odd", job_id=17, run=None, tag=["x"])
-    found = {entry.run_dir.relative_to(tree).as_posix() for entry in RunLocator(tree).launches([tree])}
-    assert found == {"a", "1/2/3/c"}
+    paths = {entry.run_dir.relative_to(tree).as_posix() for entry in RunLocator(tree).launches([tree])}
+    assert paths == {"a", "1/2/3/c"}
     assert find_run("odd", tree).run_dir == tree / "odd"
     assert find_run("broken", tree).run_dir == tree / "broken"
 
@@ -440,7 +444,7 @@ for word in sys.argv[2:]:
 
 @pytest.fixture
 def stranger(tmp_path: Path) -> Callable[..., list[str]]:
-    """Find runs as somebody else, who has an index of their own."""
+    """Return a function that finds runs as another user, who has an index of their own."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to become somebody else")
     for path in (tmp_path, *tmp_path.parents):
@@ -467,7 +471,7 @@ def stranger(tmp_path: Path) -> Callable[..., list[str]]:
     return run
 
 
-def test_two_users_in_one_tree(tmp_path: Path, stranger: Callable[..., list[str]]) -> None:
+def test_two_users_find_each_others_runs(tmp_path: Path, stranger: Callable[..., list[str]]) -> None:
     """Each finds the other's runs; what may not be read is passed over."""
     tree = tmp_path / "shared"
     launch(tree / "open", job_id="2")
@@ -478,13 +482,13 @@ def test_two_users_in_one_tree(tmp_path: Path, stranger: Callable[..., list[str]
     for path in (theirs, *theirs.rglob("*")):
         os.chown(path, 65534, 65534)
         path.chmod(0o700)
-    told = stranger(tree, "open", "2", "half", "4", "5", "3", "theirs", "6")
-    assert told == ["open:None", "open:1", "half:None", "half:1", "-", "-", "theirs:None", "theirs:1"]
+    lines = stranger(tree, "open", "2", "half", "4", "5", "3", "theirs", "6")
+    assert lines == ["open:None", "open:1", "half:None", "half:1", "-", "-", "theirs:None", "theirs:1"]
     assert stranger(tmp_path / "nowhere", "open", "6") == ["open:None", "theirs:1"]
     assert find_run("6", tree) == RunRef(theirs, 1)
 
 
-def test_two_thousand_launches(tmp_path: Path) -> None:
+def test_two_thousand_launches_are_indexed(tmp_path: Path) -> None:
     for number in range(2000):
         launch(tmp_path / "x" / f"run_{number // 4}", number % 4 + 1, job_id=str(number + 1))
     assert find_run("2000", tmp_path / "x") == RunRef(tmp_path / "x" / "run_499", 4)

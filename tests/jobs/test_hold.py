@@ -9,7 +9,7 @@ from control_project import Project, wait_until
 
 
 @pytest.mark.slurm
-def test_held_and_released(project: Project) -> None:
+def test_a_job_is_held_and_released(project: Project) -> None:
     job = project.launch("cluster.partition=cloud")
     code, out, err = project.slipway("hold", "run")
     assert (code, err) == (0, "")
@@ -53,7 +53,7 @@ def test_running_jobs_are_not_held(project: Project) -> None:
 
 
 @pytest.mark.slurm
-def test_the_waiting_tasks_of_an_array(project: Project) -> None:
+def test_the_waiting_tasks_of_an_array_are_held(project: Project) -> None:
     job = project.launch("cluster.sbatch={array: 0-2%1}")
     project.wait_until_it_trains()
     code, out, _ = project.slipway("hold", "run")
@@ -72,8 +72,8 @@ def test_the_waiting_tasks_of_an_array(project: Project) -> None:
 
 
 @pytest.mark.slurm
-def test_held_by_an_administrator(project: Project) -> None:
-    """The tests are root, who may release it; a user is told Slurm's words."""
+def test_a_hold_by_an_administrator_counts_as_held(project: Project) -> None:
+    """The tests run as root, who may release the job; a user reads Slurm's words."""
     job = project.launch("cluster.partition=cloud")
     subprocess.run(["scontrol", "hold", job], check=True)
     assert project.state(job) == "PENDING JobHeldAdmin"

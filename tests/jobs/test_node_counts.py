@@ -18,7 +18,7 @@ def test_a_range_is_as_many_as_the_newest_link_got(tmp_path: Path) -> None:
     assert open_launch(tmp_path / "run").nodes == 3
 
 
-def test_a_fixed_number_is_what_was_asked_for(tmp_path: Path) -> None:
+def test_a_fixed_number_is_the_requested_one(tmp_path: Path) -> None:
     """A mark may abbreviate the nodes, as Slurm does."""
     leave(launch(tmp_path / "run", job_id="17", nodes=8), "17", started=100, nodes="n[1-8]")
     assert open_launch(tmp_path / "run").nodes == 8

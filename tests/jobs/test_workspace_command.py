@@ -24,7 +24,7 @@ from launcher.plan import Mount
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
-# Each records its words and its environment, and goes on with the command among them.
+# Each records its words and its environment, and runs the command among its words.
 _STAND_IN = """#!/bin/bash
 set -e
 printf '%s\\0' "$@" >'{record}/{name}'
@@ -89,14 +89,14 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
     return Desk(tmp_path, f"{programs}:{os.environ['PATH']}")
 
 
-def drafted(*overrides: str) -> Draft:
-    (made,) = drafts(Request(["stages=[workspace]", *overrides], ["slipway"]))
-    return made
+def draft_workspace(*overrides: str) -> Draft:
+    (draft,) = drafts(Request(["stages=[workspace]", *overrides], ["slipway"]))
+    return draft
 
 
-def test_everything_arrives_as_it_is(desk: Desk) -> None:
+def test_all_values_reach_the_shell_unchanged(desk: Desk) -> None:
     (desk.directory / "key").write_text("s3cret\nsecond line\n")
-    made = drafted(
+    draft = draft_workspace(
         f"env_vars.NOTE={hydra_value(HOSTILE)}",
         f"env_files.HF_TOKEN={desk.directory}/key",
         f"cluster.comment={hydra_value(HOSTILE)}",
@@ -107,7 +107,7 @@ def test_everything_arrives_as_it_is(desk: Desk) -> None:
         "cluster.sbatch={nice: 100, spread_job: True, array: 0-1%1, export: ALL}",
     )
     leaks = {"SBATCH_PARTITION": "x", "SLURM_NNODES": "9", "SALLOC_ACCOUNT": "x", "PYXIS_CONTAINER_NAME": "x"}
-    done = desk.run(made.rendered.script, **leaks, SLURM_CONF="/site/slurm.conf", PYTHONPATH="/mine")
+    done = desk.run(draft.rendered.script, **leaks, SLURM_CONF="/site/slurm.conf", PYTHONPATH="/mine")
     assert (done.returncode, done.stdout, done.stderr) == (7, "", "")
     assert not (desk.directory / "canary").exists()
     results, data = desk.directory / "results", desk.directory / "data"
@@ -119,7 +119,7 @@ def test_everything_arrives_as_it_is(desk: Desk) -> None:
         "--export=ALL",
         "--container-image=nvcr.io#nvidia/nemo:25.07",
         f"--container-mounts={results}:{results},{data}:{data}:ro,/fsx data:/fsx:ro",
-        f"--container-env={','.join(made.plan.job.container_variables)}",
+        f"--container-env={','.join(draft.plan.job.container_variables)}",
         "--no-container-mount-home",
         "bash",
         "-c",
@@ -137,9 +137,9 @@ def test_everything_arrives_as_it_is(desk: Desk) -> None:
         "--nice=100",
         "--spread-job",
     ]
-    asked, last = desk.words("salloc"), ["bash", "/opt/NeMo", f"{desk.directory}/bin", desk.shell]
-    assert asked[: len(flags) + len(inner)] == flags + inner and asked[-4:] == last
-    assert len(asked) == len(flags) + len(inner) + 1 + len(last)  # with what runs there, in one word
+    words, last = desk.words("salloc"), ["bash", "/opt/NeMo", f"{desk.directory}/bin", desk.shell]
+    assert words[: len(flags) + len(inner)] == flags + inner and words[-4:] == last
+    assert len(words) == len(flags) + len(inner) + 1 + len(last)  # the command for the node is one word
     shell = desk.variables("shell")
     assert (shell["NOTE"], shell["HF_TOKEN"], shell["NCCL_NVLS_ENABLE"]) == (HOSTILE, "s3cret", "0")
     assert shell["PYTHONPATH"] == "/opt/NeMo:/mine"
@@ -151,26 +151,26 @@ def test_everything_arrives_as_it_is(desk: Desk) -> None:
     assert shell["SLURM_JOB_NAME"] == "interactive"
 
 
-def test_a_secret_is_nowhere_but_in_its_file(desk: Desk) -> None:
+def test_a_secret_is_read_from_its_file_and_is_not_in_the_script(desk: Desk) -> None:
     key = desk.directory / "key file"
     key.write_text("s3cret\n")
-    made = drafted(f"wandb_api_key_file={hydra_value(str(key))}")
-    assert "s3cret" not in made.rendered.script and f"$(head -n 1 '{key}')" in made.rendered.script
-    desk.run(made.rendered.script)
+    draft = draft_workspace(f"wandb_api_key_file={hydra_value(str(key))}")
+    assert "s3cret" not in draft.rendered.script and f"$(head -n 1 '{key}')" in draft.rendered.script
+    desk.run(draft.rendered.script)
     assert desk.variables("srun")["WANDB_API_KEY"] == "s3cret"
     (desk.directory / "salloc").unlink()
     key.unlink()
-    done = desk.run(made.rendered.script)
+    done = desk.run(draft.rendered.script)
     assert done.returncode == 1 and "head: cannot open" in done.stderr
     assert not (desk.directory / "salloc").exists()
 
 
-def test_whoever_ends_the_process_ends_the_session(desk: Desk) -> None:
-    """It is salloc itself: no bash stands in front of it and keeps the signal."""
+def test_a_signal_to_the_process_ends_the_session(desk: Desk) -> None:
+    """The process is salloc itself: no bash in front of it keeps the signal."""
     shell = desk.directory / "shell"
     shell.write_text(f"#!/bin/bash\ncd {desk.directory} && echo $$ >new && mv new pid; exec sleep 60\n")
     shell.chmod(0o755)
-    script = in_place(drafted("training=gpt3/5b", f"workspace.shell={shell}").rendered.script)
+    script = in_place(draft_workspace("training=gpt3/5b", f"workspace.shell={shell}").rendered.script)
     environment = {**os.environ, "PATH": desk.path}
     with subprocess.Popen(["bash", "-c", script], env=environment, stdin=subprocess.DEVNULL) as session:
         while session.poll() is None and not (desk.directory / "pid").exists():
@@ -180,26 +180,34 @@ def test_whoever_ends_the_process_ends_the_session(desk: Desk) -> None:
     assert (desk.directory / "pid").read_text() == f"{session.pid}\n"
 
 
-def test_the_trainer_as_it_is_now(desk: Desk) -> None:
-    made = drafted("engine=megatron", "training=gpt3/tiny", "container=/apps/x.sqsh", "cluster.srun_args=[]")
-    assert made.plan.job.container is not None
+def test_a_workspace_has_the_trainer_of_the_checkout(desk: Desk) -> None:
+    draft = draft_workspace(
+        "engine=megatron", "training=gpt3/tiny", "container=/apps/x.sqsh", "cluster.srun_args=[]"
+    )
+    assert draft.plan.job.container is not None
     for name in ("arithmetic", "corpus", "trainer"):
-        assert Mount(str(REPOSITORY / name), f"/opt/slipway/{name}") in made.plan.job.container.mounts
-    desk.run(made.rendered.script)
+        assert Mount(str(REPOSITORY / name), f"/opt/slipway/{name}") in draft.plan.job.container.mounts
+    desk.run(draft.rendered.script)
     assert desk.words("srun")[-4:] == ["bash", "/opt/slipway", "/opt/slipway", "bash"]
-    bare = drafted("engine=megatron", "training=gpt3/tiny", "container=null", "workspace.shell=/bin/true")
+    bare = draft_workspace(
+        "engine=megatron", "training=gpt3/tiny", "container=null", "workspace.shell=/bin/true"
+    )
     assert desk.run(bare.rendered.script).returncode == 0
     assert desk.words("srun")[-4:] == ["bash", str(REPOSITORY), str(desk.directory), "/bin/true"]
     assert not any("container" in word for word in desk.words("srun"))
 
 
-def test_a_container_of_its_own(desk: Desk) -> None:
+def test_a_workspace_has_a_container_of_its_own(desk: Desk) -> None:
     """Changes there reach neither the training's unpacked container nor its saved image."""
     options = ["name=nemo", "save=/apps/saved.sqsh", "stage_to=/scratch", "writable=True"]
-    given = ["training=gpt3/20b", "container=/apps/x.sqsh", *(f"container_options.{one}" for one in options)]
-    desk.run(drafted(*given).rendered.script)
+    overrides = [
+        "training=gpt3/20b",
+        "container=/apps/x.sqsh",
+        *(f"container_options.{option}" for option in options),
+    ]
+    desk.run(draft_workspace(*overrides).rendered.script)
     words = desk.words("srun")
-    # What follows from the model's layout, as the training has it.
+    # This variable follows from the model's layout, as in the training.
     assert desk.variables("srun")["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
     assert "--container-image=/apps/x.sqsh" in words
     assert any(re.fullmatch("--container-name=nemo_workspace-[0-9a-f]{12}", word) for word in words)
@@ -207,40 +215,40 @@ def test_a_container_of_its_own(desk: Desk) -> None:
     assert not any("saved.sqsh" in word for word in words)
 
 
-def test_apptainer(desk: Desk) -> None:
-    made = drafted("container=/apps/x.sqsh", "container_options.runtime=apptainer")
-    desk.run(made.rendered.script)
+def test_apptainer_starts_the_shell(desk: Desk) -> None:
+    draft = draft_workspace("container=/apps/x.sqsh", "container_options.runtime=apptainer")
+    desk.run(draft.rendered.script)
     words = desk.words("srun")
     assert words.index("apptainer") < words.index("/apps/x.sqsh") < words.index("bash")
 
 
-def test_a_directory_that_is_not_there_is_no_end(desk: Desk) -> None:
-    made = drafted("workspace.workdir=/no/such", f"workspace.shell={hydra_value(desk.shell)}")
-    done = desk.run(made.rendered.script)
+def test_a_missing_directory_does_not_end_the_session(desk: Desk) -> None:
+    draft = draft_workspace("workspace.workdir=/no/such", f"workspace.shell={hydra_value(desk.shell)}")
+    done = desk.run(draft.rendered.script)
     assert done.returncode == 7 and "/no/such" in done.stderr
     assert (desk.directory / "shell.pwd").read_text() == f"{desk.directory}\n"
 
 
-def test_in_an_allocation(desk: Desk) -> None:
-    made = drafted("cluster.scheduler=allocation", "container=null", "workspace.shell=/bin/true")
+def test_a_workspace_in_an_allocation(desk: Desk) -> None:
+    draft = draft_workspace("cluster.scheduler=allocation", "container=null", "workspace.shell=/bin/true")
     done = desk.run(
-        made.rendered.script, SLURM_JOB_ID="4711", SLURM_NTASKS="16", SLURM_CONF="/site/slurm.conf"
+        draft.rendered.script, SLURM_JOB_ID="4711", SLURM_NTASKS="16", SLURM_CONF="/site/slurm.conf"
     )
     assert done.returncode == 0, done.stderr
     assert desk.words("srun")[:4] == ["--jobid=4711", "--overlap", "--nodes=1", "--ntasks=1"]
     assert not {"SLURM_JOB_ID", "SLURM_NTASKS"} & set(desk.variables("srun"))
     assert not (desk.directory / "salloc").exists()
-    assert "this shell is in no allocation" in desk.run(made.rendered.script).stderr
+    assert "this shell is in no allocation" in desk.run(draft.rendered.script).stderr
 
 
-def test_on_this_machine(desk: Desk) -> None:
-    made = drafted(
+def test_a_workspace_on_this_machine(desk: Desk) -> None:
+    draft = draft_workspace(
         "cluster=local",
         "training=gpt3/tiny",
         "container=/x.sqsh",
         f"workspace.shell={hydra_value(desk.shell)}",
     )
-    assert desk.run(made.rendered.script).returncode == 7
+    assert desk.run(draft.rendered.script).returncode == 7
     assert desk.variables("shell")["PYTHONPATH"].split(":")[0] == str(REPOSITORY)
     assert not (desk.directory / "srun").exists()
 
@@ -280,7 +288,7 @@ def test_on_this_machine(desk: Desk) -> None:
 )
 def test_flags_of_the_requested_resources(desk: Desk, overrides: list[str], flags: list[str]) -> None:
     """A single task has the resources of all tasks of a training's node, or the requested GPUs."""
-    desk.run(drafted("training=gpt3/5b", "cluster.gres=null", *overrides).rendered.script)
+    desk.run(draft_workspace("training=gpt3/5b", "cluster.gres=null", *overrides).rendered.script)
     words = desk.words("salloc")
     assert [
         word for word in words if "gpu" in word.partition("=")[0] or "gres" in word or "cpus" in word
@@ -289,9 +297,9 @@ def test_flags_of_the_requested_resources(desk: Desk, overrides: list[str], flag
     assert not any(word.startswith(("--dependency", "--signal", "--no-requeue")) for word in words)
 
 
-def test_the_image_of_developers(desk: Desk) -> None:
+def test_a_workspace_has_the_image_of_developers(desk: Desk) -> None:
     def image(*overrides: str) -> str:
-        container = drafted(*overrides).plan.job.container
+        container = draft_workspace(*overrides).plan.job.container
         assert container is not None
         return container.image
 
@@ -299,12 +307,12 @@ def test_the_image_of_developers(desk: Desk) -> None:
     assert image("container=megatron") == image("container=megatron:run") == dev
     assert image("container=megatron", "workspace.container=megatron:run") != dev
     assert image("workspace.container=nvcr.io#nvidia/nemo:24.09") == "nvcr.io#nvidia/nemo:24.09"
-    (trained,) = drafts(Request(["container=megatron"], ["slipway"]))
-    assert trained.plan.job.container is not None and trained.plan.job.container.image != dev
+    (training,) = drafts(Request(["container=megatron"], ["slipway"]))
+    assert training.plan.job.container is not None and training.plan.job.container.image != dev
 
 
 @pytest.mark.parametrize(
-    ("overrides", "told"),
+    ("overrides", "message"),
     [
         (["stages=[workspace,training]"], "a shell to sit at"),
         (["workspace.shell=bin/sh"], "workspace.shell='bin/sh': a name or a whole path"),
@@ -316,13 +324,13 @@ def test_the_image_of_developers(desk: Desk) -> None:
         (["container=megatron:debug"], "flavor"),
     ],
 )
-def test_mistakes(desk: Desk, overrides: list[str], told: str) -> None:
-    with pytest.raises((UserError, Mistakes), match=told):
-        drafted(*overrides)
+def test_mistakes(desk: Desk, overrides: list[str], message: str) -> None:
+    with pytest.raises((UserError, Mistakes), match=message):
+        draft_workspace(*overrides)
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["launch", "--follow"], "--follow: stages=[workspace] is a shell"),
         (["launch", "--json"], "--json: stages=[workspace] is a shell"),
@@ -338,11 +346,11 @@ def test_requests_unfit_for_a_shell_are_refused(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     words: list[str],
-    told: str,
+    message: str,
 ) -> None:
     monkeypatch.setenv("PATH", str(desk.directory))
     assert main([*words, "stages=[workspace]", "training=gpt3/126m"]) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert not (desk.directory / "results").exists()
 
 
@@ -363,32 +371,32 @@ def test_print_shows_the_command(desk: Desk, capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize("cluster", ["bcm", "local", "interactive"])
 def test_shellcheck_finds_nothing(desk: Desk, cluster: str) -> None:
     places = {"interactive": ["cluster.scheduler=allocation"]}.get(cluster, [])
-    text = drafted(f"cluster={cluster}", "env_files.HF_TOKEN=/home/me/key", *places).rendered.script
+    text = draft_workspace(f"cluster={cluster}", "env_files.HF_TOKEN=/home/me/key", *places).rendered.script
     shellcheck = Path(sys.executable).with_name("shellcheck")
     done = subprocess.run([shellcheck, "-"], input=text, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 
 
-def test_the_users_own_template(desk: Desk) -> None:
+def test_the_users_own_template_is_used(desk: Desk) -> None:
     (desk.directory / "templates").mkdir()
     (desk.directory / "templates/session.sh.j2").write_text(
         '{% extends "slipway/session.sh.j2" %}\n'
         "{% block environment %}{{ super() }}export MINE=1\n{% endblock %}\n"
     )
     request = Request(["stages=[workspace]"], ["slipway"], template_dir=desk.directory / "templates")
-    (made,) = drafts(request)
-    desk.run(made.rendered.script)
+    (draft,) = drafts(request)
+    desk.run(draft.rendered.script)
     assert desk.variables("salloc")["MINE"] == "1"
 
 
 def test_variables_for_salloc_in_the_shell_are_reported(desk: Desk) -> None:
     leaks = {"SALLOC_ACCOUNT": "llm", "SBATCH_PARTITION": "x", "HOME": "/"}
-    told = ["SALLOC_ACCOUNT=llm of your shell is not passed on to salloc"]
-    assert ignored(drafted().plan, leaks) == told
-    assert ignored(drafted("cluster=local", "training=gpt3/tiny").plan, leaks) == []
+    warnings = ["SALLOC_ACCOUNT=llm of your shell is not passed on to salloc"]
+    assert ignored(draft_workspace().plan, leaks) == warnings
+    assert ignored(draft_workspace("cluster=local", "training=gpt3/tiny").plan, leaks) == []
 
 
-def test_completion() -> None:
+def test_keys_of_a_workspace_are_completed() -> None:
     roots = [CONF_DIR]
     assert "stages=[workspace]" in candidates("stages=[w", [], roots)
     assert "workspace.shell=" in candidates("workspace.s", [], roots)
