@@ -1,4 +1,4 @@
-"""The status of a job array, from those of its tasks."""
+"""The status of a job array, from the statuses of its tasks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LETTERS = {
         # Nobody knows whether it runs.
         ("CFUCC", State.UNKNOWN),
         ("CCCCU", State.UNKNOWN),
-        # What one saved the next went on with, up to the end.
+        # Each task went on with what the one before had saved, up to the end.
         ("IICCC", State.COMPLETED),
         ("IIIII", State.INTERRUPTED),
         ("IIFCC", State.FAILED),
@@ -47,12 +47,12 @@ LETTERS = {
         ("C", State.COMPLETED),
     ],
 )
-def test_sums(tasks: str, expected: State) -> None:
-    told = {number: JobStatus(LETTERS[letter]) for number, letter in enumerate(tasks)}
-    summed = sum_up(told)
+def test_the_state_of_an_array_sums_up_its_tasks(tasks: str, expected: State) -> None:
+    statuses = {number: JobStatus(LETTERS[letter]) for number, letter in enumerate(tasks)}
+    summed = sum_up(statuses)
     assert summed.state is expected
-    assert list(summed.tasks) == [str(number) for number in told]
-    assert summed.state.is_live or not any(status.state.is_live for status in told.values())
+    assert list(summed.tasks) == [str(number) for number in statuses]
+    assert summed.state.is_live or not any(status.state.is_live for status in statuses.values())
 
 
 def test_the_other_fields_are_those_of_the_task_that_decides() -> None:
@@ -69,7 +69,7 @@ def test_the_other_fields_are_those_of_the_task_that_decides() -> None:
     assert sum_up({0: running, 1: in_turn}).reason == "tasks: 1 RUNNING, 1 PENDING"
 
 
-def test_a_task_that_never_ran_does_not_tell_how_long() -> None:
+def test_a_task_that_never_ran_gives_no_elapsed_time() -> None:
     saved = JobStatus(State.INTERRUPTED, None, "n1", "00:13:34", 75)
     dropped = JobStatus(State.CANCELLED, "by root", None, "00:00:00")
     summed = sum_up({0: saved, 1: dropped, 2: dropped})
@@ -80,7 +80,7 @@ def test_a_task_that_never_ran_does_not_tell_how_long() -> None:
     ("numbers", "expected"),
     [("3", [3]), ("0-2,7", [0, 1, 2, 7]), ("0-8:4", [0, 4, 8]), ("1,3,...", [1, 3]), ("", [])],
 )
-def test_numbers(numbers: str, expected: list[int]) -> None:
+def test_task_numbers_are_expanded_and_compressed(numbers: str, expected: list[int]) -> None:
     assert expand_tasks(numbers) == expected
     if ":" not in numbers:
         assert expand_tasks(compress_tasks(expected)) == expected

@@ -1,4 +1,4 @@
-"""The status of a chain, from those of its jobs and from the marks that they left."""
+"""The status of a chain, from the statuses of its jobs and from their marks."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def ref(directory: Path, jobs: int, links: int = 5) -> JobRef:
 
 
 def mark(directory: Path, link: int, code: int | None = None, at: float = 100.0, **ended: Any) -> None:
-    """Leave the marks of a link: that it began and, with a code or more, that it ended."""
+    """Write the marks of a link: of its start and, with a code or more, of its end."""
     marks = directory / "marks"
     marks.mkdir(exist_ok=True)
     job = JOBS[link - 1]
-    told = {"job_id": job, "started": at, "nodes": "n1", "link": link}
-    (marks / f"{job}.0.started.json").write_text(json.dumps(told))
+    start_mark = {"job_id": job, "started": at, "nodes": "n1", "link": link}
+    (marks / f"{job}.0.started.json").write_text(json.dumps(start_mark))
     if code is not None:
         ended = {"exit_code": code, "ended": at + 50, **ended}
     if ended:
@@ -50,14 +50,14 @@ def statuses(*states: State) -> list[JobStatus]:
     return [JobStatus(state) for state in states]
 
 
-def current(directory: Path, told: Sequence[JobStatus], links: int = 5) -> tuple[int, JobStatus]:
-    status = status_of_chain(ref(directory, len(told), links), told)
-    assert status.chain and list(status.chain.jobs) == list(JOBS[: len(told)])
+def current(directory: Path, job_statuses: Sequence[JobStatus], links: int = 5) -> tuple[int, JobStatus]:
+    status = status_of_chain(ref(directory, len(job_statuses), links), job_statuses)
+    assert status.chain and list(status.chain.jobs) == list(JOBS[: len(job_statuses)])
     assert status.chain.job_id == JOBS[status.chain.current - 1]
     return status.chain.current, status
 
 
-def test_a_job_that_is_no_chain_is_left_as_it_is(tmp_path: Path) -> None:
+def test_the_status_of_a_job_that_is_no_chain_is_not_changed(tmp_path: Path) -> None:
     (running,) = statuses(S.RUNNING)
     assert status_of_chain(ref(tmp_path, 1, links=1), [running]) is running
 
@@ -77,14 +77,18 @@ def test_a_job_that_is_no_chain_is_left_as_it_is(tmp_path: Path) -> None:
         ((S.TIMEOUT, S.UNKNOWN), 2, S.UNKNOWN),
     ],
 )
-def test_the_link_that_counts(tmp_path: Path, states: Sequence[State], link: int, state: State) -> None:
-    found, status = current(tmp_path, statuses(*states))
-    assert (found, status.state) == (link, state)
+def test_the_current_link_gives_the_state(
+    tmp_path: Path, states: Sequence[State], link: int, state: State
+) -> None:
+    current_link, status = current(tmp_path, statuses(*states))
+    assert (current_link, status.state) == (link, state)
 
 
 def test_waiting_link_reports_the_end_of_the_one_before(tmp_path: Path) -> None:
-    told = [JobStatus(S.FAILED, "exit code 3"), JobStatus(S.PENDING, "Resources: it is next")]
-    assert current(tmp_path, told)[1].reason == "Resources: it is next; link 1 was FAILED (exit code 3)"
+    job_statuses = [JobStatus(S.FAILED, "exit code 3"), JobStatus(S.PENDING, "Resources: it is next")]
+    assert (
+        current(tmp_path, job_statuses)[1].reason == "Resources: it is next; link 1 was FAILED (exit code 3)"
+    )
     assert current(tmp_path, [JobStatus(S.PENDING, "Priority")])[1].reason == "Priority"
 
 
@@ -93,44 +97,48 @@ def test_waiting_link_reports_the_end_of_the_one_before(tmp_path: Path) -> None:
 def test_a_node_may_fail_when_all_is_done(
     tmp_path: Path, links: int, jobs: Sequence[State], verdict: str, state: State
 ) -> None:
-    """The job says so itself; Slurm tells of the node alone."""
+    """The job says so itself; Slurm reports the node alone."""
     mark(tmp_path, len(jobs), 0, verdict=verdict)
     assert status_of_chain(ref(tmp_path, len(jobs), links), statuses(*jobs)).state is state
 
 
 @pytest.mark.parametrize("successor", [S.CANCELLED, S.PENDING, S.COMPLETED, S.UNKNOWN])
-def test_after_a_success_the_next_link_is_no_news(tmp_path: Path, successor: State) -> None:
+def test_after_a_success_the_next_link_does_not_count(tmp_path: Path, successor: State) -> None:
     mark(tmp_path, 1, code=75)
     mark(tmp_path, 2, code=0, at=200.0)
-    told = [JobStatus(S.INTERRUPTED), JobStatus(S.COMPLETED, None, "n1", "00:00:50", 0), JobStatus(successor)]
+    job_statuses = [
+        JobStatus(S.INTERRUPTED),
+        JobStatus(S.COMPLETED, None, "n1", "00:00:50", 0),
+        JobStatus(successor),
+    ]
     # Also where the mark could not be written.
-    assert current(tmp_path, told)[0] == 2
+    assert current(tmp_path, job_statuses)[0] == 2
     end_chain(tmp_path, ChainEnd("job 18", "all is done"))
-    link, status = current(tmp_path, told)
+    link, status = current(tmp_path, job_statuses)
     assert (link, status.state, status.reason, status.exit_code) == (2, S.COMPLETED, None, 0)
-    left = S.CANCELLED if successor is S.COMPLETED else successor
+    last_state = S.CANCELLED if successor is S.COMPLETED else successor
     assert status.chain and [link.state for link in status.chain.jobs.values()] == [
-        told[0].state,
+        job_statuses[0].state,
         S.COMPLETED,
-        left,
+        last_state,
     ]
 
 
-def test_why_a_chain_stopped(tmp_path: Path) -> None:
+def test_the_reason_says_why_a_chain_stopped(tmp_path: Path) -> None:
     for link in (1, 2, 3):
         mark(tmp_path, link, code=1, at=100.0 * link)
-    told = [JobStatus(S.FAILED, "exit code 1", exit_code=1) for _ in range(3)]
+    job_statuses = [JobStatus(S.FAILED, "exit code 1", exit_code=1) for _ in range(3)]
     why = "3 links in a row ended without a new checkpoint: its tasks failed"
     end_chain(tmp_path, ChainEnd("job 19", why))
-    link, status = current(tmp_path, [*told, JobStatus(S.CANCELLED)])
+    link, status = current(tmp_path, [*job_statuses, JobStatus(S.CANCELLED)])
     assert (link, status.state, status.exit_code) == (3, S.FAILED, 1)
     assert status.reason == f"exit code 1; {why}"
 
 
-def test_the_last_link_and_a_chain_that_broke(tmp_path: Path) -> None:
-    told = [JobStatus(S.TIMEOUT), JobStatus(S.INTERRUPTED, "saved")]
-    assert current(tmp_path, told, links=2)[1].reason == "saved; the last of 2 links"
-    broken = current(tmp_path, told, links=3)[1]
+def test_the_reason_names_the_last_link_or_a_missing_one(tmp_path: Path) -> None:
+    job_statuses = [JobStatus(S.TIMEOUT), JobStatus(S.INTERRUPTED, "saved")]
+    assert current(tmp_path, job_statuses, links=2)[1].reason == "saved; the last of 2 links"
+    broken = current(tmp_path, job_statuses, links=3)[1]
     assert broken.state is S.INTERRUPTED and "link 2 of 3, and the next one is not known" in str(
         broken.reason
     )
@@ -149,24 +157,24 @@ def test_a_link_that_was_cancelled_before_it_began_has_no_next_one(tmp_path: Pat
     assert (link, status.state, status.reason) == (2, S.CANCELLED, "by ada")
 
 
-def test_a_chain_that_somebody_cancelled(tmp_path: Path) -> None:
+def test_a_chain_that_a_user_cancelled_is_cancelled(tmp_path: Path) -> None:
     mark(tmp_path, 1, code=143, at=100.0)  # ended at 150
-    gone = [JobStatus(S.TIMEOUT), JobStatus(S.CANCELLED)]
+    job_statuses = [JobStatus(S.TIMEOUT), JobStatus(S.CANCELLED)]
     end_chain(tmp_path, ChainEnd("ada", "cancelled by ada", ended=170.0))
-    # Nothing of it ran then: that link 1 came to its time limit is not how the chain ended.
-    link, status = current(tmp_path, gone)
+    # No link ran then: the chain did not end by the time limit of link 1.
+    link, status = current(tmp_path, job_statuses)
     assert (link, status.state, status.reason) == (1, S.CANCELLED, "by ada")
-    # What ran saved and left after that.
+    # The link that ran saved and left after that.
     mark(tmp_path, 2, code=75, at=140.0)
     _, status = current(tmp_path, [JobStatus(S.TIMEOUT), JobStatus(S.INTERRUPTED, "saved")])
     assert (status.state, status.reason) == (S.INTERRUPTED, "saved")
 
 
-def test_a_chain_that_was_cancelled_before_it_began(tmp_path: Path) -> None:
+def test_a_chain_that_was_cancelled_before_it_began_is_cancelled(tmp_path: Path) -> None:
     end_chain(tmp_path, ChainEnd("ada", "cancelled by ada"))
-    told = [JobStatus(S.UNKNOWN, "forgotten"), JobStatus(S.UNKNOWN, "forgotten")]
+    job_statuses = [JobStatus(S.UNKNOWN, "forgotten"), JobStatus(S.UNKNOWN, "forgotten")]
     # Slurm has forgotten both; the mark has not.
-    assert current(tmp_path, [JobStatus(S.CANCELLED), *told[:1]])[1].reason == "by ada"
+    assert current(tmp_path, [JobStatus(S.CANCELLED), *job_statuses[:1]])[1].reason == "by ada"
 
 
 @pytest.mark.parametrize(
@@ -188,13 +196,13 @@ def test_job_that_leaves_at_once_is_no_success(
     done = state is S.COMPLETED
     mark(tmp_path, 1, code=0 if done else 143, **verdict)
     end_chain(tmp_path, ChainEnd("job 17", "as its verdict says"))
-    told = [JobStatus(S.COMPLETED, exit_code=0, restarts=restarts), JobStatus(S.CANCELLED)]
-    link, status = current(tmp_path, told)
+    job_statuses = [JobStatus(S.COMPLETED, exit_code=0, restarts=restarts), JobStatus(S.CANCELLED)]
+    link, status = current(tmp_path, job_statuses)
     assert (link, status.state, status.restarts) == (1, state, restarts)
     assert status.chain and status.chain.jobs["17"].state is state
     if restarts:
-        told[0] = replace(told[0], state=S.FAILED, exit_code=1)
-        assert current(tmp_path, told)[1].state is state, "whatever it left with"
+        job_statuses[0] = replace(job_statuses[0], state=S.FAILED, exit_code=1)
+        assert current(tmp_path, job_statuses)[1].state is state, "whatever it left with"
 
 
 def test_chain_of_which_no_link_began_is_no_success(tmp_path: Path) -> None:
@@ -205,7 +213,7 @@ def test_chain_of_which_no_link_began_is_no_success(tmp_path: Path) -> None:
     assert (link, status.state, status.reason, status.exit_code) == (1, S.CANCELLED, "by ada", None)
 
 
-def test_links_whose_jobs_are_not_known(tmp_path: Path) -> None:
+def test_links_whose_jobs_are_not_known_are_skipped(tmp_path: Path) -> None:
     links = replace(ref(tmp_path, 1), links={1: "17", 3: "19", 5: "21"})
     status = status_of_chain(links, statuses(S.FAILED, S.TIMEOUT, S.PENDING))
     assert status.chain and (str(status.chain), status.chain.job_id) == ("5/5", "21")
@@ -217,24 +225,24 @@ def test_links_whose_jobs_are_not_known(tmp_path: Path) -> None:
 
 
 def test_jobs_of_another_launch_are_no_links(tmp_path: Path) -> None:
-    """Its run was removed and launched anew while its chain waited; the marks, or Slurm, tell its tag."""
+    """The run was removed and launched anew while its chain waited; the marks, or Slurm, have the tag."""
     mark(tmp_path, 1)
     mark(tmp_path, 2, code=0, tag="of-old")
     links = ref(tmp_path, 3)
-    told = [JobStatus(S.RUNNING), JobStatus(S.COMPLETED), JobStatus(S.UNKNOWN, ANOTHER_JOB)]
-    status = status_of_chain(links, told)
-    assert (status.state, status.chain) == (S.RUNNING, ChainJobs(1, 5, {"17": told[0]}, [1]))
+    job_statuses = [JobStatus(S.RUNNING), JobStatus(S.COMPLETED), JobStatus(S.UNKNOWN, ANOTHER_JOB)]
+    status = status_of_chain(links, job_statuses)
+    assert (status.state, status.chain) == (S.RUNNING, ChainJobs(1, 5, {"17": job_statuses[0]}, [1]))
     assert [attempt.job_id for attempt in read_attempts(tmp_path, tags=("a-tag",))] == ["17"]
     assert [attempt.tag for attempt in read_attempts(tmp_path)] == [None, "of-old"]
 
 
-def test_the_first_who_ends_a_chain_is_on_record(tmp_path: Path) -> None:
+def test_the_first_end_of_a_chain_is_recorded(tmp_path: Path) -> None:
     end_chain(tmp_path, ChainEnd("job 17", "all is done", ended=12.0))
     end_chain(tmp_path, ChainEnd("ada", "cancelled by ada", ended=13.0))
     assert chain_end(tmp_path) == ChainEnd("job 17", "all is done", 12.0)
 
 
-def test_claims_are_the_links_that_are_known(tmp_path: Path) -> None:
+def test_claims_name_the_known_links(tmp_path: Path) -> None:
     assert later_jobs(tmp_path) == {}
     for link, job in enumerate(JOBS[:3], 1):
         assert claim(tmp_path, job, link) == job
@@ -257,7 +265,7 @@ def test_missing_claim_hides_no_other(tmp_path: Path) -> None:
     assert link_jobs(tmp_path) == ["17", "19", "20", "21", "30"]
 
 
-def test_marks_alone(tmp_path: Path) -> None:
+def test_marks_alone_give_the_state_of_a_chain_that_is_over(tmp_path: Path) -> None:
     """A chain that may go on is not over while no scheduler can be asked."""
     assert from_marks_alone(ref(tmp_path, 2)) is None
     mark(tmp_path, 1, code=75)
@@ -286,14 +294,16 @@ def test_marks_alone(tmp_path: Path) -> None:
         (None, 143, S.FAILED),
     ],
 )
-def test_slurms_word_in_the_mark_of_an_end(tmp_path: Path, word: str | None, code: int, state: State) -> None:
+def test_slurms_state_in_the_mark_of_an_end_is_read(
+    tmp_path: Path, word: str | None, code: int, state: State
+) -> None:
     mark(tmp_path, 1, code=code, state=word)
     status = from_marks(tmp_path, "17")
     assert status and status.state is state
 
 
-def test_a_link_that_the_next_one_judged(tmp_path: Path) -> None:
-    """Its node failed: it left no exit code and no time."""
+def test_a_link_has_the_state_that_the_next_one_recorded(tmp_path: Path) -> None:
+    """The link's node failed: the link left no exit code and no time."""
     mark(tmp_path, 1, state="NODE_FAIL", rule="node_failed", why="a node of it failed", judged_by="job 18")
     status = from_marks(tmp_path, "17")
     assert status == JobStatus(S.NODE_FAIL, None, "n1", why="a node of it failed")

@@ -1,4 +1,4 @@
-"""Whose job is it? Forty jobs of ten launches and two users, lost answers, and ids that are used again."""
+"""The launch of each job: forty jobs of ten launches and two users, lost answers, and reused ids."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ exit 0
 
 @dataclass
 class ChainOfJobs:
-    """A launch whose links were all submitted: what the launcher wrote down of it."""
+    """The launcher's record of a launch whose links were all submitted."""
 
     script: Path
     user: str
@@ -88,12 +88,14 @@ class Cluster:
         return [self.launch(f"{prefix}-{n}", USERS[n % 2], n < beginning) for n in range(10)]
 
     def states(self, chains: list[ChainOfJobs]) -> dict[str, dict[str, tuple[State, str | None]]]:
-        """State and reason of each job, by the tag of its launch, with one call for all."""
+        """Return state and reason of each job, by the tag of its launch, with one call for all."""
         statuses = self.scheduler.statuses([chain.ref for chain in chains])
         jobs_of = {}
         for chain, status in zip(chains, statuses, strict=True):
             assert status.chain is not None
-            jobs_of[chain.tag] = {job: (each.state, each.reason) for job, each in status.chain.jobs.items()}
+            jobs_of[chain.tag] = {
+                job: (job_status.state, job_status.reason) for job, job_status in status.chain.jobs.items()
+            }
         return jobs_of
 
     def lose_state(self) -> None:
@@ -108,9 +110,9 @@ class Cluster:
         daemons._start_controller(DaemonStarter(record, Reporter()))
 
 
-def wait_until(holds: Callable[[], bool], seconds: float = 90) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 90) -> None:
     deadline = time.monotonic() + seconds
-    while not holds():
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.2)
 
@@ -122,7 +124,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]
         yield Cluster(sandbox, tmp_path)
 
 
-def test_each_job_is_known_or_told_unknown(cluster: Cluster) -> None:
+def test_each_job_is_known_or_reported_as_unknown(cluster: Cluster) -> None:
     scheduler, chains = cluster.scheduler, cluster.launch_ten("first", beginning=2)
     jobs = [job for chain in chains for job in chain.jobs]
     assert len(set(jobs)) == 40
@@ -142,10 +144,12 @@ def test_each_job_is_known_or_told_unknown(cluster: Cluster) -> None:
         )
 
     wait_until(as_expected)
-    # A ticket of another launch with these ids is told nothing of them.
+    # A reference of another launch with these ids learns nothing of the jobs.
     strangers = [replace(chain, tag=new_tag()) for chain in chains]
     states = cluster.states(strangers)
-    assert {each for of in states.values() for each in of.values()} == {(State.UNKNOWN, ANOTHER_JOB)}
+    assert {
+        job_state_and_reason for job_states in states.values() for job_state_and_reason in job_states.values()
+    } == {(State.UNKNOWN, ANOTHER_JOB)}
 
     if cluster.accounting:  # it learns of jobs late
         questions = scheduler._questions
@@ -155,10 +159,10 @@ def test_each_job_is_known_or_told_unknown(cluster: Cluster) -> None:
         ended = [job for chain in chains if chain.begins for job in chain.jobs]
         wait_until(lambda: {record.state for record in questions.accounting(ended)} == {State.COMPLETED})
     cluster.lose_state()
-    again = cluster.launch_ten("second", beginning=0)
-    assert {job for chain in again for job in chain.jobs} == {*jobs}, "the ids are used again"
-    states = cluster.states([*chains, *again])
-    for chain in again:
+    second_chains = cluster.launch_ten("second", beginning=0)
+    assert {job for chain in second_chains for job in chain.jobs} == {*jobs}, "the ids are used again"
+    states = cluster.states([*chains, *second_chains])
+    for chain in second_chains:
         assert {job_state for job_state, _ in states[chain.tag].values()} == {State.PENDING}
     for chain in chains:
         expected = [(State.UNKNOWN, ANOTHER_JOB)]
@@ -170,5 +174,5 @@ def test_each_job_is_known_or_told_unknown(cluster: Cluster) -> None:
         assert {*states[chain.tag].values()} <= {*expected}
     # Asked for a span of time, sacct leaves out jobs whose turn never came: those after a first that waits.
     old = {c.tag: c.links(LINKS if c.begins else 1) for c in chains} if cluster.accounting else {}
-    new = {chain.tag: chain.links() for chain in again}
-    assert scheduler.find([chain.submission for chain in (*chains, *again)]) == old | new
+    new = {chain.tag: chain.links() for chain in second_chains}
+    assert scheduler.find([chain.submission for chain in (*chains, *second_chains)]) == old | new

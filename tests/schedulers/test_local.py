@@ -1,4 +1,4 @@
-"""Jobs of this machine without Slurm: processes, found by what they run."""
+"""Jobs of this machine without Slurm: processes, found by their command lines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from launcher.schedulers.local import LocalScheduler
 from launcher.slurm.states import Action, State
 from tests.job_marks import leave
 
-# Says what it was told, in its own directory; the sleep is a child that has to end with it.
+# Records its signal in its own directory; the sleep is a child that has to end with it.
 SCRIPT = """
 cd "$(dirname "$0")"
 trap 'echo saved >told; exit 75' USR1
@@ -41,7 +41,7 @@ def ref(tmp_path: Path) -> Iterator[JobRef]:
     script.write_text(SCRIPT)
     tag = new_tag()
     job_id = scheduler.submit(submission(script, tag))
-    until(lambda: (script.parent / "child").exists() and (script.parent / "child").read_text() != "")
+    wait_until(lambda: (script.parent / "child").exists() and (script.parent / "child").read_text() != "")
     try:
         yield JobRef({1: job_id}, script.parent, [tag], host())
     finally:
@@ -49,14 +49,14 @@ def ref(tmp_path: Path) -> Iterator[JobRef]:
             os.killpg(int(job_id), signal.SIGKILL)
 
 
-def until(is_so: Callable[[], bool]) -> None:
+def wait_until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 60
-    while not is_so():
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
 
-def ended(ref: JobRef) -> bool:
+def has_ended(ref: JobRef) -> bool:
     return scheduler.statuses([ref])[0].state is not State.RUNNING
 
 
@@ -64,18 +64,18 @@ def test_a_job_is_found_once_by_its_tag(ref: JobRef) -> None:
     """Its subshells have the same command line."""
     script = ref.launch_dir / "x_submission.sh"
     (tag,) = ref.tags
-    submissions = [submission(script, each) for each in (tag, new_tag())]
+    submissions = [submission(script, submission_tag) for submission_tag in (tag, new_tag())]
     assert scheduler.find(submissions) == {tag: {1: [ref.job_id]}}
     second = scheduler.submit(submissions[0])
     try:
-        until(lambda: scheduler.locate(second) == script)
+        wait_until(lambda: scheduler.locate(second) == script)
         assert scheduler.find(submissions) == {tag: {1: [ref.job_id, second]}}
     finally:
         os.killpg(int(second), signal.SIGKILL)
 
 
 def test_a_script_that_became_its_supervisor_is_still_the_job(tmp_path: Path) -> None:
-    """Its command is the supervisor's then, and has the launch directory and the tag."""
+    """Its command line is the supervisor's then, with the launch directory and the tag."""
     directory = tmp_path / "with space"
     directory.mkdir()
     script, tag = directory / "x_submission.sh", new_tag()
@@ -85,13 +85,13 @@ def test_a_script_that_became_its_supervisor_is_still_the_job(tmp_path: Path) ->
     job_id = scheduler.submit(submission(script, tag))
     log = directory / f"log-x_{job_id}.out"
     try:
-        until(lambda: log.exists() and "begun" in log.read_text())
-        submissions = [submission(script, each) for each in (tag, new_tag())]
+        wait_until(lambda: log.exists() and "begun" in log.read_text())
+        submissions = [submission(script, submission_tag) for submission_tag in (tag, new_tag())]
         assert scheduler.find(submissions) == {tag: {1: [job_id]}}
         assert scheduler.locate(job_id) == script
         (status,) = scheduler.statuses([JobRef({1: job_id}, directory, [tag], host())])
         assert status.state is State.RUNNING
-        # Of a Slurm whose node is this machine it is Slurm's.
+        # If this machine is a node of Slurm's, the job is Slurm's.
         (directory / "supervisor.json").write_text('{"scheduler": "slurm"}')
         assert scheduler.find(submissions) == {} and scheduler.locate(job_id) is None
         assert script not in scheduler.scripts()
@@ -103,44 +103,48 @@ def test_cancel_ends_all_processes_of_a_job(ref: JobRef) -> None:
     child = int((ref.launch_dir / "child").read_text())
     assert scheduler.locate(ref.job_id) == ref.launch_dir / "x_submission.sh"
     assert scheduler.act(Action.CANCEL, [ref.job_id]) == {}
-    until(lambda: ended(ref))
+    wait_until(lambda: has_ended(ref))
     assert (ref.launch_dir / "told").read_text() == "ended\n"
-    until(lambda: not Path(f"/proc/{child}/fd").exists() or "Z" in stat(child))
+    wait_until(lambda: not Path(f"/proc/{child}/fd").exists() or "Z" in process_stat(child))
     for action in Action:
         error = scheduler.act(action, [ref.job_id])[ref.job_id]
         assert "is over already: there is no such process" in error.message
     assert scheduler.locate(ref.job_id) is None
 
 
-def stat(pid: int) -> str:
+def process_stat(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return "Z"
 
 
-def test_save_tells_the_script_alone(ref: JobRef) -> None:
+def test_save_signals_the_script_alone(ref: JobRef) -> None:
     assert scheduler.act(Action.SAVE, [ref.job_id]) == {}
-    until(lambda: ended(ref))
+    wait_until(lambda: has_ended(ref))
     assert (ref.launch_dir / "told").read_text() == "saved\n"
 
 
 def test_local_jobs_never_wait(ref: JobRef) -> None:
-    held, released = (scheduler.act(action, [ref.job_id]) for action in (Action.HOLD, Action.RELEASE))
-    assert "has begun: without Slurm nothing waits, and nothing can be held" in held[ref.job_id].message
-    assert "is not held: without Slurm nothing waits" in released[ref.job_id].message
-    assert not ended(ref)
+    hold_errors, release_errors = (
+        scheduler.act(action, [ref.job_id]) for action in (Action.HOLD, Action.RELEASE)
+    )
+    assert (
+        "has begun: without Slurm nothing waits, and nothing can be held" in hold_errors[ref.job_id].message
+    )
+    assert "is not held: without Slurm nothing waits" in release_errors[ref.job_id].message
+    assert not has_ended(ref)
 
 
 def test_a_process_that_is_no_job_of_ours_is_left_alone() -> None:
-    """Numbers of processes are used again."""
+    """Process ids are used again."""
     for action in (Action.CANCEL, Action.SAVE):
         errors = scheduler.act(action, [str(os.getpid())])
         assert "is over already" in errors[str(os.getpid())].message
 
 
-def test_a_job_of_another_host_is_asked_for_there(ref: JobRef) -> None:
-    """The same number is another process here."""
+def test_a_job_of_another_host_is_unknown(ref: JobRef) -> None:
+    """The same id is another process on this machine."""
     elsewhere = replace(ref, host="login7")
     (status,) = scheduler.statuses([elsewhere])
     assert (status.state, status.reason) == (
@@ -149,6 +153,6 @@ def test_a_job_of_another_host_is_asked_for_there(ref: JobRef) -> None:
     )
     errors = LocalScheduler(host="login7").act(Action.CANCEL, [ref.job_id])
     assert "runs on login7, without Slurm: do this there" in errors[ref.job_id].message
-    assert not ended(ref)
+    assert not has_ended(ref)
     leave(ref.launch_dir, ref.job_id, started=1.0, ended=2.0)
     assert scheduler.statuses([elsewhere])[0].state is State.COMPLETED

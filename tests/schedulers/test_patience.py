@@ -1,4 +1,4 @@
-"""A controller that is busy or dead: asked again for a while, left alone for a while, and told as such."""
+"""A controller that is busy or dead is asked again for a while, then left alone, and reported."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ DONE = Answer(0, "told", "")
 
 @dataclass
 class Controller:
-    """Answers with what it is given, each try taking so many seconds of a clock of its own."""
+    """A controller that gives the set answers; each try takes so many seconds of a clock of its own."""
 
     answers: list[Answer | None]
     seconds: float = 0.0
     now: float = 1000.0
-    asked: list[Sequence[str]] = field(default_factory=list)
+    commands: list[Sequence[str]] = field(default_factory=list)
 
     def run(self, command: Sequence[str], environment: Mapping[str, str], timeout: float) -> Answer:
-        self.asked.append(command)
+        self.commands.append(command)
         self.now += min(self.seconds, timeout)
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if answer is None:
@@ -36,27 +36,27 @@ class Controller:
     def sleep(self, seconds: float) -> None:
         self.now += seconds
 
-    def patience(self, jitter: float = 0.5) -> Retry:
+    def retry(self, jitter: float = 0.5) -> Retry:
         return Retry(run=self.run, clock=lambda: self.now, sleep=self.sleep, jitter=lambda: jitter)
 
 
 def test_a_busy_controller_is_asked_again(caplog: pytest.LogCaptureFixture) -> None:
     controller = Controller([BUSY, BUSY, DONE])
     with caplog.at_level(logging.WARNING, logger="launcher.slurm.commands"):
-        assert controller.patience().ask(["squeue"], {}) is DONE
+        assert controller.retry().ask(["squeue"], {}) is DONE
     assert [record.getMessage() for record in caplog.records] == [
         "Slurm does not answer squeue (Unable to contact slurm controller (connect failure)); asking again"
     ] * 2
 
 
 @pytest.mark.parametrize("jitter", [0.0, 0.5, 1.0])
-def test_for_ten_seconds_and_not_for_ever(jitter: float) -> None:
+def test_a_busy_controller_is_asked_for_ten_seconds(jitter: float) -> None:
     controller = Controller([BUSY])
     with pytest.raises(SchedulerSilent, match="Slurm does not answer: Unable to contact") as raised:
-        controller.patience(jitter).ask(["squeue"], {})
-    assert 4 <= len(controller.asked) <= 5
+        controller.retry(jitter).ask(["squeue"], {})
+    assert 4 <= len(controller.commands) <= 5
     assert controller.now - 1000 <= 10
-    assert f"(squeue, asked {len(controller.asked)} times, " in raised.value.message
+    assert f"(squeue, asked {len(controller.commands)} times, " in raised.value.message
     assert raised.value.exit_code == 3
 
 
@@ -67,45 +67,45 @@ def test_slurms_own_patience_counts() -> None:
         with pytest.raises(
             SchedulerSilent, match="nothing within 20 s" if seconds > 30 else "Unable to contact"
         ):
-            controller.patience(0.0).ask(["squeue"], {})
-        assert len(controller.asked) == tries
+            controller.retry(0.0).ask(["squeue"], {})
+        assert len(controller.commands) == tries
 
 
 def test_silent_daemon_is_not_asked_for_a_while() -> None:
     """A verb asks several questions, and `--watch` every two seconds."""
     controller = Controller([BUSY])
-    patience = controller.patience()
+    retry = controller.retry()
     with pytest.raises(SchedulerSilent) as first:
-        patience.ask(["squeue"], {})
-    tries = len(controller.asked)
+        retry.ask(["squeue"], {})
+    tries = len(controller.commands)
     with pytest.raises(SchedulerSilent) as second:
-        patience.ask(["scontrol"], {})
-    assert (second.value.message, len(controller.asked)) == (first.value.message, tries)
+        retry.ask(["scontrol"], {})
+    assert (second.value.message, len(controller.commands)) == (first.value.message, tries)
     controller.answers = [DONE]
     # Another Slurm, and another daemon of it.
-    assert patience.ask(["squeue"], {"SLURM_CONF": "/other"}) is DONE
-    assert patience.ask(["sacct"], {}, who="Slurm's accounting") is DONE
+    assert retry.ask(["squeue"], {"SLURM_CONF": "/other"}) is DONE
+    assert retry.ask(["sacct"], {}, who="Slurm's accounting") is DONE
     controller.now += 11
-    assert patience.ask(["squeue"], {}) is DONE
-    assert patience.ask(["squeue"], {}) is DONE
+    assert retry.ask(["squeue"], {}) is DONE
+    assert retry.ask(["squeue"], {}) is DONE
 
 
 def test_an_answer_that_refuses_is_an_answer() -> None:
     refused = Answer(1, "", "scancel: error: Kill job error on job id 1: Access/permission denied\n")
     controller = Controller([refused])
-    assert controller.patience().ask(["scancel"], {}) is refused
-    assert len(controller.asked) == 1
+    assert controller.retry().ask(["scancel"], {}) is refused
+    assert len(controller.commands) == 1
 
 
-def test_once_where_once_is_enough() -> None:
+def test_a_command_is_asked_once_where_once_is_enough() -> None:
     controller = Controller([None], 45.0)
     with pytest.raises(SchedulerSilent, match="asked once, 10 s in all"):
-        controller.patience().ask(["sacct"], {}, timeout=10, again=False)
+        controller.retry().ask(["sacct"], {}, timeout=10, again=False)
 
 
 # As Slurm 22.05 printed them: with its controller stopped, killed, and its database's daemon stopped.
 @pytest.mark.parametrize(
-    "told",
+    "message",
     [
         "Socket timed out on send/recv operation",
         "Unable to contact slurm controller (connect failure)",
@@ -118,12 +118,12 @@ def test_once_where_once_is_enough() -> None:
         "Slurm backup controller in standby mode",
     ],
 )
-def test_words_for_nobody_answering(told: str) -> None:
-    assert says_unanswered(told)
+def test_messages_that_nobody_answers(message: str) -> None:
+    assert says_unanswered(message)
 
 
 @pytest.mark.parametrize(
-    "told",
+    "message",
     [
         "Invalid job id specified",
         "Access/permission denied",
@@ -134,17 +134,17 @@ def test_words_for_nobody_answering(told: str) -> None:
         "",
     ],
 )
-def test_words_that_are_answers(told: str) -> None:
-    assert not says_unanswered(told)
+def test_messages_that_are_answers(message: str) -> None:
+    assert not says_unanswered(message)
 
 
 def test_no_slurm_at_all_is_not_a_busy_one() -> None:
-    told = "squeue: error: fetch_config: DNS SRV lookup failed"
-    assert says_no_slurm(told)
-    assert not says_unanswered(told)
+    message = "squeue: error: fetch_config: DNS SRV lookup failed"
+    assert says_no_slurm(message)
+    assert not says_unanswered(message)
 
 
-def test_a_command_that_hangs_is_ended_and_told(
+def test_a_command_that_hangs_is_ended_and_reported(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("launcher.slurm.commands._NOTICE_SECONDS", 0.05)
@@ -155,7 +155,7 @@ def test_a_command_that_hangs_is_ended_and_told(
     assert "has not answered for" in caplog.text
 
 
-def test_what_a_command_reads_and_prints() -> None:
+def test_a_command_reads_its_input_and_its_output_is_returned() -> None:
     text = (
         "import sys; print(sys.stdin.read(), flush=True); sys.stdout.buffer.write(bytes([255])); sys.exit(3)"
     )

@@ -34,17 +34,17 @@ def sacct_line(job_id: str, word: str, tag: str) -> str:
 
 
 class Slurm:
-    """Answers squeue and sacct; an answer that is `None` does not come."""
+    """A Slurm that answers squeue and sacct; an answer of `None` does not come."""
 
     def __init__(self, squeue: Answer | None = EMPTY, sacct: Answer | None = EMPTY) -> None:
         self.answers = {"squeue": squeue, "sacct": sacct}
-        self.asked: list[Sequence[str]] = []
+        self.commands: list[Sequence[str]] = []
         self.timeouts: list[float] = []
-        patience = Retry(run=self.run, sleep=lambda _: None)
-        self.scheduler = SlurmScheduler(None, patience)
+        retry = Retry(run=self.run, sleep=lambda _: None)
+        self.scheduler = SlurmScheduler(None, retry)
 
     def run(self, command: Sequence[str], environment: Mapping[str, str], timeout: float) -> Answer:
-        self.asked.append(command)
+        self.commands.append(command)
         self.timeouts.append(timeout)
         assert environment["SLURM_BITSTR_LEN"] == "0"
         answer = self.answers[command[0]]
@@ -54,7 +54,7 @@ class Slurm:
 
     @property
     def programs(self) -> list[str]:
-        return [command[0] for command in self.asked]
+        return [command[0] for command in self.commands]
 
 
 def refs(count: int, directory: Path) -> list[JobRef]:
@@ -66,7 +66,7 @@ def submission(tag: str, *, user: str | None = None, days: float = 0.0) -> Submi
     return Submission(tag, Path("/x_submission.sh"), user or getpass.getuser(), since)
 
 
-def test_one_question_each_however_many_jobs(tmp_path: Path) -> None:
+def test_one_question_each_for_any_number_of_jobs(tmp_path: Path) -> None:
     live = "".join(queue_line(str(number), "RUNNING", f"tag-{number}") for number in range(250))
     past = "".join(sacct_line(str(number), "COMPLETED", f"tag-{number}") for number in range(250, 500))
     slurm = Slurm(Answer(0, live, ""), Answer(0, past, ""))
@@ -76,19 +76,19 @@ def test_one_question_each_however_many_jobs(tmp_path: Path) -> None:
         *[State.RUNNING] * 2,
         *[State.COMPLETED] * 2,
     ]
-    (jobs,) = [option for option in slurm.asked[1] if option.startswith("--jobs=")]
+    (jobs,) = [option for option in slurm.commands[1] if option.startswith("--jobs=")]
     assert jobs == "--jobs=" + ",".join(map(str, range(250, 500)))
-    slurm.asked.clear()
+    slurm.commands.clear()
     assert slurm.scheduler.statuses([]) == []
     slurm.scheduler.statuses(refs(250, tmp_path))
     assert slurm.programs == ["squeue"], "nothing has ended that the accounting could tell of"
 
 
-def test_a_list_too_long_for_one_argument(tmp_path: Path) -> None:
+def test_a_list_too_long_for_one_argument_is_split(tmp_path: Path) -> None:
     slurm = Slurm()
     slurm.scheduler.statuses(refs(30_000, tmp_path))
     assert slurm.programs == ["squeue", "sacct"]
-    squeue, sacct = slurm.asked
+    squeue, sacct = slurm.commands
     assert not [option for option in squeue if option.startswith("--jobs")]
     parts = [option.removeprefix("--jobs=") for option in sacct if option.startswith("--jobs")]
     assert len(parts) > 1 and max(map(len, parts)) < 131_000
@@ -104,9 +104,7 @@ def test_an_id_that_the_queue_has_forgotten_is_no_failure(tmp_path: Path) -> Non
         slurm.scheduler.statuses(refs(1, tmp_path))
 
 
-def test_a_dead_accounting_does_not_hide_what_the_queue_tells(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_dead_accounting_does_not_hide_the_queue(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     live = queue_line("0", "RUNNING", "tag-0") + queue_line("1", "FAILED", "tag-1")
     slurm = Slurm(Answer(0, live, ""), None)
     statuses = slurm.scheduler.statuses(refs(3, tmp_path))
@@ -120,8 +118,8 @@ def test_a_dead_accounting_does_not_hide_what_the_queue_tells(
     assert slurm.programs == ["squeue", "sacct", "squeue"], "left alone for a while"
 
 
-class Ended(Slurm):
-    """Knows when jobs ended: 0 in the queue, 1 in the accounting."""
+class SlurmWithEnds(Slurm):
+    """A Slurm that knows when jobs ended: 0 in the queue, 1 in the accounting."""
 
     def run(self, command: Sequence[str], environment: Mapping[str, str], timeout: float) -> Answer:
         answer = super().run(command, environment, timeout)
@@ -135,7 +133,7 @@ class Ended(Slurm):
 def test_the_end_of_a_job_without_marks_is_asked_for_once(tmp_path: Path) -> None:
     lines = [queue_line(str(number), "CANCELLED", f"tag-{number}") for number in range(4)]
     lines = [line.replace("1:00", "0:00") for line in lines]
-    slurm = Ended(Answer(0, "".join(lines), ""), NO_ACCOUNTING)
+    slurm = SlurmWithEnds(Answer(0, "".join(lines), ""), NO_ACCOUNTING)
     by_user, began = refs(4, tmp_path)[2:]
     by_user.launch_dir.mkdir()
     note_cancelled(by_user.launch_dir, "2", "me")
@@ -145,7 +143,7 @@ def test_the_end_of_a_job_without_marks_is_asked_for_once(tmp_path: Path) -> Non
         statuses = slurm.scheduler.statuses(refs(4, tmp_path))
         assert [statuses[number].ended for number in range(4)] == [1000.0, 1001.0, None, None]
     assert slurm.programs == ["squeue", "sacct", "squeue", "sacct", "squeue", "sacct"]
-    options = [option for command in slurm.asked[2:4] for option in command if option.startswith("--jobs")]
+    options = [option for command in slurm.commands[2:4] for option in command if option.startswith("--jobs")]
     assert options == ["--jobs=0,1", "--jobs=1"]
 
 
@@ -155,7 +153,7 @@ def test_the_end_of_an_array_is_that_of_its_last_task() -> None:
     assert ends == {"7": 30.0, "7_0": 30.0, "7_1": 10.0, "7_2": 20.0, "7_3": 20.0, "8": 5.0}
 
 
-def test_without_accounting_the_marks_tell(tmp_path: Path) -> None:
+def test_marks_give_the_end_without_accounting(tmp_path: Path) -> None:
     slurm = Slurm(EMPTY, NO_ACCOUNTING)
     _, ref = refs(2, tmp_path)
     ref.launch_dir.mkdir()
@@ -163,33 +161,33 @@ def test_without_accounting_the_marks_tell(tmp_path: Path) -> None:
     assert slurm.scheduler.statuses([ref])[0].exit_code == 3
 
 
-def test_an_accounting_that_keeps_no_command_lines(tmp_path: Path) -> None:
+def test_an_accounting_without_command_lines_is_read(tmp_path: Path) -> None:
     """SubmitLine came with 21.08."""
     line = sacct_line("0", "COMPLETED", "").rpartition(SEPARATOR)[0] + "\n"
 
-    class Old(Slurm):
+    class OldSlurm(Slurm):
         def run(self, command: Sequence[str], environment: Mapping[str, str], timeout: float) -> Answer:
             super().run(command, environment, timeout)
             if command[0] == "sacct" and any("SubmitLine" in option for option in command):
                 return Answer(1, "", 'sacct: error: Invalid field requested: "SubmitLine"\n')
             return Answer(0, line, "") if command[0] == "sacct" else EMPTY
 
-    slurm = Old()
+    slurm = OldSlurm()
     assert slurm.scheduler.statuses(refs(1, tmp_path))[0].state is State.COMPLETED
-    slurm.asked.clear()
+    slurm.commands.clear()
     slurm.scheduler.statuses(refs(1, tmp_path))
     assert slurm.programs == ["squeue", "sacct"], "it is known by now"
 
 
-def test_all_jobs_of_all_intents_in_one_question_each() -> None:
-    """A tag whose answer was lost may have become two jobs; the one that was first counts."""
+def test_all_jobs_of_all_submissions_are_found_in_one_question_each() -> None:
+    """A tag whose answer was lost may have become two jobs; the first one counts."""
     live = queue_line("12", "PENDING", "two") + queue_line("11", "PENDING", "other")
     past = sacct_line("9", "COMPLETED", "two") + sacct_line("10_[0-4%1]", "CANCELLED", "array")
     slurm = Slurm(Answer(0, live, ""), Answer(0, past, ""))
     submissions = [submission("two"), submission("array", days=2), submission("none"), submission("wo")]
     assert slurm.scheduler.find(submissions) == {"two": {1: ["9", "12"]}, "array": {1: ["10"]}}
     assert slurm.programs == ["squeue", "sacct"]
-    squeue, sacct = slurm.asked
+    squeue, sacct = slurm.commands
     assert {f"--user={getpass.getuser()}", "--all"} <= {*squeue}, "also in partitions that are hidden"
     since = min(option for option in sacct if option.startswith("--starttime="))
     expected = datetime.now(UTC) - timedelta(days=3)
@@ -201,12 +199,12 @@ def test_a_user_whom_this_host_does_not_know_does_not_fail_the_question() -> Non
     assert slurm.scheduler.find([submission("t", user="nobody-of-that-name"), submission("u")]) == {
         "t": {1: ["12"]}
     }
-    squeue, sacct = slurm.asked
+    squeue, sacct = slurm.commands
     assert not [option for option in squeue if option.startswith("--user")]
     assert "--allusers" in sacct
 
 
-def test_the_accounting_is_not_searched_for_old_intents() -> None:
+def test_the_accounting_is_not_searched_for_old_submissions() -> None:
     slurm = Slurm(Answer(0, queue_line("12", "PENDING", "t"), ""))
     # What waits for longer is in the queue.
     assert slurm.scheduler.find([submission("t", days=8)]) == {"t": {1: ["12"]}}
@@ -214,7 +212,7 @@ def test_the_accounting_is_not_searched_for_old_intents() -> None:
     assert slurm.scheduler.find([]) == {}
 
 
-def test_a_busy_controller_while_looking_for_a_job_is_told() -> None:
+def test_a_busy_controller_is_reported_while_looking_for_a_job() -> None:
     slurm = Slurm(None)
     with pytest.raises(Unreachable, match="Slurm does not answer"):
         slurm.scheduler.find([submission("t")])

@@ -59,48 +59,48 @@ def release(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def of_tag(records: list[Record], tag: str) -> list[Record]:
+def records_of_tag(records: list[Record], tag: str) -> list[Record]:
     return [record for record in records if record.tag == tag]
 
 
-def test_the_queue(release: str) -> None:
+def test_the_recorded_queue_is_read(release: str) -> None:
     records = parse_squeue(text(release, "squeue.txt"))
     assert len(records) == len(text(release, "squeue.txt").splitlines())
     for tag, expected in QUEUE.items():
-        (record,) = of_tag(records, tag)
+        (record,) = records_of_tag(records, tag)
         status = status_of(record)
         assert (status.state, status.exit_code, status.restarts) == expected, tag
         assert (status.reason or "").startswith(REASONS.get(tag, "")), (tag, status.reason)
         assert script_of(record) == Path(
             f"/tmp/slipway-recording/{tag}/launches/1/submitted/{tag}.1_submission.sh"
         )
-    (failed,) = of_tag(records, "t-node-failed")
+    (failed,) = records_of_tag(records, "t-node-failed")
     assert status_of(failed).state is State.NODE_FAIL
 
 
-def test_the_links_of_a_chain_and_the_tasks_of_an_array(release: str) -> None:
+def test_recorded_links_and_tasks_are_distinguished(release: str) -> None:
     for parse, name in ((parse_squeue, "squeue.txt"), (parse_sacct, "sacct.txt")):
         records = parse(text(release, name))
-        links = sorted(of_tag(records, "t-chain"), key=lambda record: int(record.parent_id))
+        links = sorted(records_of_tag(records, "t-chain"), key=lambda record: int(record.parent_id))
         assert [record.link for record in links] == [1, 2, 3]
-        tasks = {record.task: status_of(record).exit_code for record in of_tag(records, "t-array")}
+        tasks = {record.task: status_of(record).exit_code for record in records_of_tag(records, "t-array")}
         assert tasks == {"0": 0, "1": 1, "2": 2}
-        (waiting,) = of_tag(records, "t-array-waiting")
+        (waiting,) = records_of_tag(records, "t-array-waiting")
         assert waiting.task == "0-4"
 
 
-def test_the_accounting(release: str) -> None:
+def test_the_recorded_accounting_is_read(release: str) -> None:
     records = parse_sacct(text(release, "sacct.txt"))
     assert State.UNKNOWN not in {record.state for record in records}
     for tag, (state, _, restarts) in QUEUE.items():
-        attempts = of_tag(records, tag)
+        attempts = records_of_tag(records, tag)
         assert (status_of(attempts[-1]).state, len(attempts)) == (state, restarts + 1), tag
-    assert [record.word for record in of_tag(records, "t-requeued")] == ["REQUEUED", "COMPLETED"]
-    (failed,) = of_tag(records, "t-launch-failed")
+    assert [record.word for record in records_of_tag(records, "t-requeued")] == ["REQUEUED", "COMPLETED"]
+    (failed,) = records_of_tag(records, "t-launch-failed")
     assert (status_of(failed).reason or "").startswith(REASONS["t-launch-failed"])
 
 
-def test_the_cluster(release: str) -> None:
+def test_the_recorded_cluster_is_read(release: str) -> None:
     settings = cluster.parse_settings(text(release, "settings.txt"))
     assert settings.release == tuple(map(int, release.split(".")))
     assert (settings.has_accounting, settings.max_array) == (True, 1001)
@@ -115,9 +115,10 @@ def test_the_cluster(release: str) -> None:
     assert [(node.name, node.gpus) for node in nodes] == [(f"n{n}", (("a100", 8),)) for n in range(1, 5)]
     assert {node.name for node in nodes if not node.is_usable} <= {"n4"}
     assert "team" in {
-        each.account for each in cluster.parse_associations(text(release, "associations.txt"), "sandbox")
+        association.account
+        for association in cluster.parse_associations(text(release, "associations.txt"), "sandbox")
     }
-    assert {each.name for each in cluster.parse_qos(text(release, "qos.txt"))} == {"long", "normal"}
+    assert {qos.name for qos in cluster.parse_qos(text(release, "qos.txt"))} == {"long", "normal"}
 
 
 @pytest.mark.parametrize(
@@ -143,18 +144,18 @@ def test_recorded_verdicts_on_scripts(
         with pytest.raises(UserError, match="Slurm would refuse this job: "):
             SlurmScheduler().validate("")
     else:
-        told = SlurmScheduler().validate("")
-        assert told is None if expected is None else expected in (told or "")
+        verdict = SlurmScheduler().validate("")
+        assert verdict is None if expected is None else expected in (verdict or "")
 
 
-def test_what_json_and_scontrol_tell_of_a_submission(release: str) -> None:
+def test_json_and_scontrol_have_the_command_of_a_submission(release: str) -> None:
     """The table of docs/versions.md: arguments in 22.05 alone, the line of the submission since 25.11."""
     script = "/tmp/slipway-recording/t-running/launches/1/submitted/t-running.1_submission.sh"
     command = f"{script} t-running" if release == "22.05" else script
     (job,) = json.loads(text(release, "squeue.json"))["jobs"]
     assert job["command"] == command
     assert job.get("submit_line") == (f"sbatch {script} t-running" if release == "26.05" else None)
-    shown = next(
+    job_line = next(
         line for line in text(release, "show_job.txt").splitlines() if " UserId=" in line and command in line
     )
-    assert (f" SubmitLine=sbatch {script} t-running" in shown) == (release == "26.05")
+    assert (f" SubmitLine=sbatch {script} t-running" in job_line) == (release == "26.05")

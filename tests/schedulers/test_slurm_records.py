@@ -18,12 +18,12 @@ from supervisor.slurm_states import STATES
 RECORDED = Path(__file__).parent / "recorded"
 
 
-def recorded(name: str) -> str:
+def read_recorded(name: str) -> str:
     return (RECORDED / f"{name}.txt").read_text()
 
 
-QUEUE = {record.command.rpartition(" ")[2]: record for record in parse_squeue(recorded("squeue"))}
-ATTEMPTS = by_job(parse_sacct(recorded("sacct")))
+QUEUE = {record.command.rpartition(" ")[2]: record for record in parse_squeue(read_recorded("squeue"))}
+ATTEMPTS = by_job(parse_sacct(read_recorded("sacct")))
 
 
 def row(*fields: object) -> str:
@@ -50,14 +50,14 @@ def row(*fields: object) -> str:
         ("requeued", JobStatus(State.COMPLETED, None, "n1", "00:00:00", 0, restarts=1)),
     ],
 )
-def test_squeue(tag: str, expected: JobStatus) -> None:
+def test_squeue_gives_the_status_of_a_job(tag: str, expected: JobStatus) -> None:
     assert status_of(QUEUE[f"t-{tag}"]) == expected
 
 
-def test_why_slurm_itself_cancelled_a_job() -> None:
-    told = status_of(replace(QUEUE["t-depnever"], word="CANCELLED"))
-    assert told.state is State.CANCELLED
-    assert told.reason == "what it waited for failed, or cannot happen any more"
+def test_a_cancellation_by_slurm_has_a_reason() -> None:
+    status = status_of(replace(QUEUE["t-depnever"], word="CANCELLED"))
+    assert status.state is State.CANCELLED
+    assert status.reason == "what it waited for failed, or cannot happen any more"
 
 
 @pytest.mark.parametrize(
@@ -120,8 +120,8 @@ def test_sacct_has_each_attempt(tag: str, expected: list[JobStatus]) -> None:
     assert {record.tag for record in attempts} == {f"t-{tag}"}
 
 
-def test_tasks_of_arrays() -> None:
-    queue = by_job(parse_squeue(recorded("squeue")))
+def test_tasks_of_arrays_are_read() -> None:
+    queue = by_job(parse_squeue(read_recorded("squeue")))
     (array,) = {record.parent_id for record in queue[QUEUE["t-array"].parent_id]}
     assert sorted(record.task or "" for record in queue[array]) == ["0", "1", "2", "3", "4"]
     waiting = QUEUE["t-arraypend"]
@@ -131,34 +131,34 @@ def test_tasks_of_arrays() -> None:
 
 def test_every_line_is_understood() -> None:
     for name, parse in (("squeue", parse_squeue), ("sacct", parse_sacct)):
-        records = parse(recorded(name))
-        assert len(records) == len(recorded(name).splitlines())
+        records = parse(read_recorded(name))
+        assert len(records) == len(read_recorded(name).splitlines())
         assert State.UNKNOWN not in {record.state for record in records}
-        # Whatever squeue and sacct call the script, it is the same one.
+        # squeue and sacct name the same script, each in its own way.
         assert {script_of(record) for record in records} == {Path("/results/rec_submission.sh")}
 
 
 def test_a_notice_around_the_answer_hides_no_job() -> None:
     """A site's wrapper may print one; a job without its tag would be submitted once more."""
-    (line, *_) = recorded("squeue").splitlines()
+    (line, *_) = read_recorded("squeue").splitlines()
     (plain,) = parse_squeue(f"{line}\n")
     assert parse_squeue(f"Welcome\n{line}\nMaintenance on Monday\n\nat 9:00\n") == [plain]
 
 
-def squeue_row(**told: str) -> str:
+def squeue_row(**changes: str) -> str:
     fields = {
         "job_id": "12", "raw": "12", "word": "RUNNING", "reason": "None", "nodes": "n1", "elapsed": "1:00",
         "code": "0", "restarts": "0", "user": "me", "command": "/a/b_submission.sh tag",
-    } | told  # fmt: skip
+    } | changes  # fmt: skip
     return SEPARATOR.join(fields.values()) + SEPARATOR + "\n"
 
 
-def sacct_row(**told: str) -> str:
+def sacct_row(**changes: str) -> str:
     fields = {
         "job_id": "12", "raw": "12", "word": "RUNNING", "reason": "None", "nodes": "n1",
         "elapsed": "00:01:00", "code": "0:0", "submit": "2026-01-01T00:00:00", "user": "me", "dir": "/w",
         "command": "sbatch /a/b_submission.sh tag",
-    } | told  # fmt: skip
+    } | changes  # fmt: skip
     return SEPARATOR.join(fields.values()) + "\n"
 
 
@@ -166,8 +166,8 @@ HOSTILE = st.text(alphabet=st.one_of(st.sampled_from("|%_[]\n\r\t\x1e\x85\u2028 
 
 
 @given(st.lists(HOSTILE, min_size=1, max_size=4))
-def test_whatever_commands_hold_no_job_is_lost_or_made_up(arguments: list[str]) -> None:
-    """All but the separator itself and NUL: bytes that are no text come as lone surrogates."""
+def test_no_command_line_hides_or_invents_a_job(arguments: list[str]) -> None:
+    """Commands hold all but the separator and NUL: bytes that are no text come as lone surrogates."""
     clean = [text.replace(SEPARATOR, "").replace("\0", "") for text in arguments]
     queue = "".join(
         squeue_row(job_id=str(number), command=f"/x_submission.sh {text} tag-{number}")
@@ -194,7 +194,7 @@ def test_any_text_is_read(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("job_id", "of", "task"),
+    ("job_id", "parent_id", "task"),
     [
         ("9", "9", None),
         ("9_3", "9", "3"),
@@ -204,9 +204,9 @@ def test_any_text_is_read(text: str) -> None:
         ("12+0", "12+0", None),
     ],
 )
-def test_ids(job_id: str, of: str, task: str | None) -> None:
+def test_job_ids_are_taken_apart(job_id: str, parent_id: str, task: str | None) -> None:
     (record,) = parse_squeue(squeue_row(job_id=job_id))
-    assert (record.parent_id, record.task) == (of, task)
+    assert (record.parent_id, record.task) == (parent_id, task)
 
 
 def test_lines_that_are_no_job_are_passed_over() -> None:
@@ -231,7 +231,7 @@ def test_lines_that_are_no_job_are_passed_over() -> None:
         ("0:125", (None, None)),
     ],
 )
-def test_exit_codes(code: str, expected: tuple[int | None, str | None]) -> None:
+def test_exit_codes_of_the_accounting(code: str, expected: tuple[int | None, str | None]) -> None:
     (record,) = parse_sacct(sacct_row(word="FAILED", code=code))
     status = status_of(record)
     assert (status.exit_code, status.reason) == expected
@@ -239,11 +239,11 @@ def test_exit_codes(code: str, expected: tuple[int | None, str | None]) -> None:
 
 # Slurm 22.05 prints the wait status, later versions the exit code and the signal.
 @pytest.mark.parametrize(
-    ("told", "code"),
+    ("field", "code"),
     [("768", 3), ("3:0", 3), ("9", 137), ("0:9", 137), ("0", 0), ("0:0", 0), ("0:125", None), ("", None)],
 )
-def test_exit_codes_of_the_queue(told: str, code: int | None) -> None:
-    (record,) = parse_squeue(squeue_row(code=told))
+def test_exit_codes_of_the_queue(field: str, code: int | None) -> None:
+    (record,) = parse_squeue(squeue_row(code=field))
     assert record.exit_code == code
 
 
@@ -300,13 +300,13 @@ def test_every_word_of_slurm_is_known() -> None:
         ("", State.UNKNOWN, "Slurm says ''"),
     ],
 )
-def test_words(word: str, state: State, reason: str | None) -> None:
+def test_words_of_slurm_are_states(word: str, state: State, reason: str | None) -> None:
     (record,) = parse_sacct(sacct_row(word=word))
     status = status_of(record)
     assert (status.state, status.reason) == (state, reason)
 
 
-def test_the_end_of_a_saved_training_stays_what_slurm_says_it_was() -> None:
+def test_a_time_limit_with_exit_code_75_stays_a_time_limit() -> None:
     (record,) = parse_sacct(sacct_row(word="TIMEOUT", code="75:0"))
     assert status_of(record).state is State.TIMEOUT
     assert State.INTERRUPTED.is_final

@@ -1,4 +1,4 @@
-"""Verbs of Slurm's: what its commands say too little of, and with a real one, what they do."""
+"""Actions on Slurm's jobs: answers of its commands that say too little, and effects on a real Slurm."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_actions_without_effect_are_refused(action: Action, known: Sequence[Reco
         ),
     ],
 )
-def test_a_refusal_is_told_in_slurms_words(
+def test_a_refusal_is_reported_in_slurms_words(
     action: Action, reason: str | None, message: str, hint: str
 ) -> None:
     error = act(action, [record("PENDING", reason)], lambda command: Answer(1, "", message))
@@ -158,7 +158,7 @@ sleep {seconds} & wait $!
 """
 
 
-class Real:
+class RealSlurm:
     """A scheduler of a sandbox, and the jobs submitted to it."""
 
     def __init__(self, sandbox: Sandbox, directory: Path) -> None:
@@ -203,137 +203,137 @@ class Real:
 
 
 @pytest.fixture
-def real(plain_sandbox: Sandbox, tmp_path: Path) -> Iterator[Real]:
-    real = Real(plain_sandbox, tmp_path)
+def slurm(plain_sandbox: Sandbox, tmp_path: Path) -> Iterator[RealSlurm]:
+    slurm = RealSlurm(plain_sandbox, tmp_path)
     try:
-        yield real
+        yield slurm
     finally:
-        if real.jobs:
-            real.run("scancel", *real.jobs)
+        if slurm.jobs:
+            slurm.run("scancel", *slurm.jobs)
 
 
 @pytest.mark.slurm
-def test_a_job_that_waits(real: Real) -> None:
-    scheduler, ref = real.scheduler, real.submit()
+def test_a_job_that_waits_is_held_released_and_cancelled(slurm: RealSlurm) -> None:
+    scheduler, ref = slurm.scheduler, slurm.submit()
     job = ref.job_id
     assert scheduler.locate(job) == submitted_name(ref.launch_dir / "x_submission.sh", ref.submitted_tag)
-    real.act(Action.HOLD, job)
-    assert real.status(ref).reason == "JobHeldUser: held, `slipway release RUN` lets it go"
+    slurm.act(Action.HOLD, job)
+    assert slurm.status(ref).reason == "JobHeldUser: held, `slipway release RUN` lets it go"
     with pytest.raises(UserError, match="nothing runs that could save"):
-        real.act(Action.SAVE, job)
-    real.act(Action.RELEASE, job)
-    assert "Held" not in (real.status(ref).reason or "")
+        slurm.act(Action.SAVE, job)
+    slurm.act(Action.RELEASE, job)
+    assert "Held" not in (slurm.status(ref).reason or "")
     with pytest.raises(UserError, match="is not held: it is PENDING"):
-        real.act(Action.RELEASE, job)
-    real.act(Action.CANCEL, job)
-    assert real.wait(ref, State.CANCELLED).exit_code is None
+        slurm.act(Action.RELEASE, job)
+    slurm.act(Action.CANCEL, job)
+    assert slurm.wait(ref, State.CANCELLED).exit_code is None
     for action in Action:
         with pytest.raises(UserError, match=f"job {job} is over already: CANCELLED"):
-            real.act(action, job)
+            slurm.act(action, job)
     # An id of which this Slurm knows nothing, and one that is another job's.
     assert scheduler.locate("3") is None
     with pytest.raises(UserError, match="Slurm's queue does not have job 3"):
-        real.act(Action.CANCEL, "3")
-    reused = real.status(replace(ref, tags=[new_tag()]))
+        slurm.act(Action.CANCEL, "3")
+    reused = slurm.status(replace(ref, tags=[new_tag()]))
     assert (reused.state, reused.reason) == (State.UNKNOWN, ANOTHER_JOB)
 
 
 @pytest.mark.slurm
-def test_a_job_that_runs_saves_and_leaves(real: Real) -> None:
-    ref = real.submit("gpu")
-    real.wait(ref, State.RUNNING)
+def test_a_job_that_runs_saves_and_leaves(slurm: RealSlurm) -> None:
+    ref = slurm.submit("gpu")
+    slurm.wait(ref, State.RUNNING)
     while not (ref.launch_dir / "ready").exists():
         time.sleep(0.05)
     with pytest.raises(UserError, match="has begun: only a job that waits can be held"):
-        real.act(Action.HOLD, ref.job_id)
-    real.run("scontrol", "requeue", ref.job_id)
-    again = real.wait(ref, State.PENDING)
-    assert again.restarts == 1
+        slurm.act(Action.HOLD, ref.job_id)
+    slurm.run("scontrol", "requeue", ref.job_id)
+    requeued = slurm.wait(ref, State.PENDING)
+    assert requeued.restarts == 1
     (ref.launch_dir / "ready").unlink()
     time.sleep(1.1)  # slurmd takes no job that begins in the second in which it was killed
     # The end of the first attempt takes its time.
     for _ in range(100):
-        real.run("scontrol", "update", f"jobid={ref.job_id}", "StartTime=now", check=False)
-        if real.status(ref).state is State.RUNNING and (ref.launch_dir / "ready").exists():
+        slurm.run("scontrol", "update", f"jobid={ref.job_id}", "StartTime=now", check=False)
+        if slurm.status(ref).state is State.RUNNING and (ref.launch_dir / "ready").exists():
             break
         time.sleep(0.2)
-    real.act(Action.SAVE, ref.job_id)
-    ended = real.wait(ref, State.INTERRUPTED)
+    slurm.act(Action.SAVE, ref.job_id)
+    ended = slurm.wait(ref, State.INTERRUPTED)
     assert (ended.exit_code, ended.restarts) == (75, 1)
 
 
 @pytest.mark.slurm
-def test_an_array(real: Real) -> None:
-    ref = real.submit("gpu", "#SBATCH --array=0-3%1")
-    scheduler, job = real.scheduler, ref.job_id
-    status = real.wait(ref, State.RUNNING)
+def test_an_array_is_held_saved_and_cancelled(slurm: RealSlurm) -> None:
+    ref = slurm.submit("gpu", "#SBATCH --array=0-3%1")
+    scheduler, job = slurm.scheduler, ref.job_id
+    status = slurm.wait(ref, State.RUNNING)
     assert status.reason == "tasks: 1 RUNNING, 3 PENDING"
-    real.act(Action.HOLD, job)
-    assert "3 PENDING; 1-3: JobHeldUser: held" in (real.status(ref).reason or "")
-    real.act(Action.RELEASE, job)
+    slurm.act(Action.HOLD, job)
+    assert "3 PENDING; 1-3: JobHeldUser: held" in (slurm.status(ref).reason or "")
+    slurm.act(Action.RELEASE, job)
     while not (ref.launch_dir / "ready").exists():
         time.sleep(0.05)
-    real.act(Action.SAVE, job)
+    slurm.act(Action.SAVE, job)
     deadline = time.monotonic() + 30
-    while real.status(ref).tasks["0"] is not State.INTERRUPTED:
+    while slurm.status(ref).tasks["0"] is not State.INTERRUPTED:
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    real.act(Action.CANCEL, job)
-    ended = real.wait(ref, State.CANCELLED)
+    slurm.act(Action.CANCEL, job)
+    ended = slurm.wait(ref, State.CANCELLED)
     assert list(ended.tasks) == ["0", "1", "2", "3"]
     assert scheduler.locate(job) == submitted_name(ref.launch_dir / "x_submission.sh", ref.submitted_tag)
 
 
 @pytest.mark.slurm
-def test_all_jobs_of_a_tag_are_found(real: Real) -> None:
+def test_all_jobs_of_a_tag_are_found(slurm: RealSlurm) -> None:
     tag = new_tag()
-    refs = [real.submit(tag=tag), real.submit(tag=tag), real.submit(header="#SBATCH --array=0-1%1")]
+    refs = [slurm.submit(tag=tag), slurm.submit(tag=tag), slurm.submit(header="#SBATCH --array=0-1%1")]
     now = datetime.now(UTC).isoformat()
     submissions = [
-        Submission(name, Path("/x_submission.sh"), whose, now)
-        for name, whose in (
+        Submission(name, Path("/x_submission.sh"), owner, now)
+        for name, owner in (
             (tag, user()),
             (refs[2].submitted_tag, user()),
             (new_tag(), "nobody-of-that-name"),
         )
     ]
     first, second, array = (ref.job_id for ref in refs)
-    assert real.scheduler.find(submissions) == {
+    assert slurm.scheduler.find(submissions) == {
         tag: {1: [first, second]},
         refs[2].submitted_tag: {1: [array]},
     }
 
 
 @pytest.mark.slurm
-def test_a_controller_that_does_not_answer(real: Real) -> None:
+def test_a_controller_that_does_not_answer_is_reported(slurm: RealSlurm) -> None:
     """The message says how often and how long it was asked; the job is there as before."""
-    ref = real.submit()
-    conf = Path(real.environment["SLURM_CONF"])
+    ref = slurm.submit()
+    conf = Path(slurm.environment["SLURM_CONF"])
     pid_file = re.search("^SlurmctldPidFile=(.*)$", conf.read_text(), re.MULTILINE)
     assert pid_file
     controller = int(Path(pid_file[1]).read_text())
-    hasty = Retry(first_pause=0.1, last_start=1.0, answer_timeout=0.4)
-    asking = SlurmScheduler(str(conf), hasty)
+    short_retry = Retry(first_pause=0.1, last_start=1.0, answer_timeout=0.4)
+    scheduler = SlurmScheduler(str(conf), short_retry)
     os.kill(controller, signal.SIGSTOP)
     try:
         with pytest.raises(
             SchedulerSilent, match=r"Slurm does not answer: nothing within 0 s \(squeue, asked \d times"
         ):
-            asking.statuses([ref])
-        error = asking.act(Action.CANCEL, [ref.job_id])[ref.job_id]
+            scheduler.statuses([ref])
+        error = scheduler.act(Action.CANCEL, [ref.job_id])[ref.job_id]
         assert isinstance(error, SchedulerSilent) and "Slurm does not answer" in error.message
     finally:
         os.kill(controller, signal.SIGCONT)
-    assert real.status(ref).state is State.PENDING
+    assert slurm.status(ref).state is State.PENDING
 
 
 @pytest.mark.slurm
-def test_jobs_that_only_the_accounting_knows(accounting_sandbox: Sandbox, tmp_path: Path) -> None:
+def test_jobs_that_only_the_accounting_knows_are_found(accounting_sandbox: Sandbox, tmp_path: Path) -> None:
     """The queue has each job once; the accounting has all of its attempts, and the way to its script."""
-    real = Real(accounting_sandbox, tmp_path)
-    ref = real.submit("gpu", seconds=0)
-    real.wait(ref, State.COMPLETED)
-    questions = real.scheduler._questions
+    slurm = RealSlurm(accounting_sandbox, tmp_path)
+    ref = slurm.submit("gpu", seconds=0)
+    slurm.wait(ref, State.COMPLETED)
+    questions = slurm.scheduler._questions
     deadline = time.monotonic() + 60
     while not [
         attempt
@@ -344,13 +344,13 @@ def test_jobs_that_only_the_accounting_knows(accounting_sandbox: Sandbox, tmp_pa
         time.sleep(0.3)
     questions.queue = lambda job_ids: []  # type: ignore[method-assign]
     questions.queue_of = lambda users: []  # type: ignore[method-assign]
-    assert real.status(ref) == JobStatus(
-        State.COMPLETED, None, real.status(ref).nodes, real.status(ref).elapsed, 0
+    assert slurm.status(ref) == JobStatus(
+        State.COMPLETED, None, slurm.status(ref).nodes, slurm.status(ref).elapsed, 0
     )
-    assert real.scheduler.locate(ref.job_id) == submitted_name(
+    assert slurm.scheduler.locate(ref.job_id) == submitted_name(
         ref.launch_dir / "x_submission.sh", ref.submitted_tag
     )
     submission = Submission(
         ref.submitted_tag, Path("/x_submission.sh"), user(), datetime.now(UTC).isoformat()
     )
-    assert real.scheduler.find([submission]) == {ref.submitted_tag: {1: [ref.job_id]}}
+    assert slurm.scheduler.find([submission]) == {ref.submitted_tag: {1: [ref.job_id]}}

@@ -25,7 +25,7 @@ echo "Submitted batch job 4242"
 
 
 @pytest.fixture
-def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def sbatch_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An sbatch on PATH that records how it was called."""
     programs = tmp_path / "bin"
     programs.mkdir()
@@ -49,22 +49,22 @@ def submission(script: Path) -> Submission:
     return Submission("a-tag", script, "me", "2026-01-01T00:00:00Z")
 
 
-def test_the_hooks_that_we_override_are_there() -> None:
+def test_the_hooks_that_we_override_exist() -> None:
     for name in ("_make_submission_file_text", "_make_submission_command"):
         assert callable(getattr(submitit.SlurmExecutor, name))
     assert list(inspect.signature(PicklingExecutor._submit_command).parameters) == ["self", "command"]
 
 
-def test_our_own_script_is_submitted(record: Path, script: Path) -> None:
+def test_our_own_script_is_submitted(sbatch_record: Path, script: Path) -> None:
     assert SlurmScheduler(None).submit(submission(script)) == "4242"
-    named = script.parent / "submitted" / "a-tag.1_submission.sh"
-    assert (record / "arguments").read_text() == f"{named}\na-tag\n"
-    assert named.resolve() == script
-    assert (record / "script").read_text() == script.read_text()
+    submitted = script.parent / "submitted" / "a-tag.1_submission.sh"
+    assert (sbatch_record / "arguments").read_text() == f"{submitted}\na-tag\n"
+    assert submitted.resolve() == script
+    assert (sbatch_record / "script").read_text() == script.read_text()
 
 
 def test_variables_that_would_change_the_submission_do_not_reach_sbatch(
-    record: Path, script: Path, monkeypatch: pytest.MonkeyPatch
+    sbatch_record: Path, script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in [name for name in os.environ if name.startswith(("SBATCH_", "SLURM_"))]:
         monkeypatch.delenv(name)
@@ -72,42 +72,42 @@ def test_variables_that_would_change_the_submission_do_not_reach_sbatch(
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     scheduler = SlurmScheduler(None)
     scheduler.submit(submission(script))
-    seen = (record / "environment").read_text()
-    assert "SBATCH_PARTITION" not in seen
-    assert "SLURM_JOB_ID" not in seen
+    environment = (sbatch_record / "environment").read_text()
+    assert "SBATCH_PARTITION" not in environment
+    assert "SLURM_JOB_ID" not in environment
     assert os.environ["SBATCH_PARTITION"] == "elsewhere", "the launcher's own environment stays as it is"
-    told = scheduler.ignored_environment()
-    assert told[0].startswith("SBATCH_PARTITION=elsewhere of your shell is not passed on to sbatch")
-    assert told[0].endswith("instead: cluster.partition=elsewhere")
-    assert "job 7, in which you are" in told[1]
+    warnings = scheduler.ignored_environment()
+    assert warnings[0].startswith("SBATCH_PARTITION=elsewhere of your shell is not passed on to sbatch")
+    assert warnings[0].endswith("instead: cluster.partition=elsewhere")
+    assert "job 7, in which you are" in warnings[1]
 
 
-def test_the_cluster_chosen_is_the_one_submitted_to(record: Path, script: Path) -> None:
+def test_the_cluster_chosen_is_the_one_submitted_to(sbatch_record: Path, script: Path) -> None:
     SlurmScheduler("/site/slurm.conf").submit(submission(script))
-    assert "SLURM_CONF=/site/slurm.conf\n" in (record / "environment").read_text()
+    assert "SLURM_CONF=/site/slurm.conf\n" in (sbatch_record / "environment").read_text()
 
 
-def test_a_refusal_is_told_in_slurms_words(
-    record: Path, script: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_refusal_is_reported_in_slurms_words(
+    sbatch_record: Path, script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("REFUSE", "nope")
     with pytest.raises(UserError, match="invalid partition specified: nope"):
         SlurmScheduler(None).submit(submission(script))
 
 
-@pytest.mark.parametrize("told", ["Socket timed out on send", "Unable to contact slurm controller"])
+@pytest.mark.parametrize("message", ["Socket timed out on send", "Unable to contact slurm controller"])
 def test_a_controller_that_says_nothing_has_not_refused(
-    record: Path, script: Path, monkeypatch: pytest.MonkeyPatch, told: str
+    sbatch_record: Path, script: Path, monkeypatch: pytest.MonkeyPatch, message: str
 ) -> None:
-    monkeypatch.setenv("REFUSE", f"{told} (connect failure)")
-    with pytest.raises(NoAnswer, match=told):
+    monkeypatch.setenv("REFUSE", f"{message} (connect failure)")
+    with pytest.raises(NoAnswer, match=message):
         SlurmScheduler(None).submit(submission(script))
 
 
 def test_sbatch_that_did_not_start_left_no_job(
-    record: Path, script: Path, monkeypatch: pytest.MonkeyPatch
+    sbatch_record: Path, script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PATH", f"{record}/bin")
+    monkeypatch.setenv("PATH", f"{sbatch_record}/bin")
     with pytest.raises(UserError, match="sbatch cannot be run: env: no such file or directory") as raised:
         SlurmScheduler(None).submit(submission(script))
     assert not isinstance(raised.value, NoAnswer)
