@@ -60,9 +60,7 @@ def test_each_gpu_has_the_work_of_the_whole_training(plan: Any, size: str, pipel
     assert (small.pipeline, small.batch) == (pipeline, batch)
     assert (small.micro, small.tensor, small.devices) == (whole.micro, whole.tensor, whole.devices)
     assert small.micro_batches(1) == whole.micro_batches(nodes)
-    layers = [
-        launch_draft.plan.job.config["model"].get("num_layers") for launch_draft in (full_draft, smoke.draft)
-    ]  # type: ignore[index]
+    layers = [item.plan.job.config["model"].get("num_layers") for item in (full_draft, smoke.draft)]  # type: ignore[index]
     if layers[0] is not None:
         assert layers[0] / whole.pipeline == layers[1] / small.pipeline
 
