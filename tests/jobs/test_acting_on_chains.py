@@ -80,7 +80,7 @@ def scheduler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ChainScheduler
 
 
 def test_a_chain_is_ended_before_its_jobs_are(scheduler: ChainScheduler, capsys: Capsys) -> None:
-    """Otherwise the next link would begin when the current one has ended."""
+    """The next link would otherwise begin when the current one has ended."""
     assert main(["cancel", "a"]) == 0
     assert scheduler.acts == [("cancel", "19"), ("cancel", "18")] and all(scheduler.ended_first)
     end = chain_end(DIRECTORY)

@@ -14,7 +14,7 @@ from supervisor.marks import GIVEN_UP, claim
 
 @pytest.mark.slurm
 def test_pending_jobs_end_before_running_ones(project: Project) -> None:
-    """Otherwise the second launch would begin as soon as the first has ended."""
+    """The second launch would otherwise begin as soon as the first has ended."""
     running, waiting = project.launch_ranks(), project.launch_ranks()
     project.wait_until_it_trains(ranks=4)
     code, out, err = project.slipway("cancel", "run", "--wait")

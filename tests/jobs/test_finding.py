@@ -122,14 +122,14 @@ def test_trees_of_the_environment_are_always_searched(
 
 
 def test_the_base_comes_first_then_own_runs(tmp_path: Path, cwd: Path) -> None:
-    theirs, mine, base = tmp_path / "t/a", tmp_path / "m/a", cwd / "results/group/a"
-    launch(theirs)
-    launch(mine, user=provenance.user())
-    remember(theirs)
-    remember(mine)
-    assert find_run("a", BASE).run_dir == mine
-    launch(base)
-    assert find_run("a", BASE).run_dir == base
+    other_run, own_run, base_run = tmp_path / "t/a", tmp_path / "m/a", cwd / "results/group/a"
+    launch(other_run)
+    launch(own_run, user=provenance.user())
+    remember(other_run)
+    remember(own_run)
+    assert find_run("a", BASE).run_dir == own_run
+    launch(base_run)
+    assert find_run("a", BASE).run_dir == base_run
 
 
 def test_several_of_one_name_are_listed(tmp_path: Path) -> None:

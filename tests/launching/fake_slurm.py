@@ -91,5 +91,5 @@ def stages(tmp_path: Path, *more: str) -> list[str]:
     """Return the overrides of the training after the preparation of its text."""
     text = tmp_path / "text.txt"
     text.write_text("text\n")
-    both = ["stages=[data_preparation,training]", f"data_preparation.inputs=[{text}]"]
-    return overrides(tmp_path, *both, *more)
+    stage_overrides = ["stages=[data_preparation,training]", f"data_preparation.inputs=[{text}]"]
+    return overrides(tmp_path, *stage_overrides, *more)

@@ -77,12 +77,14 @@ def test_a_stage_waits_for_the_one_before_but_not_forever(
 
 
 def test_each_stage_is_rendered_as_if_it_were_launched_alone(tmp_path: Path, slurm: FakeSlurm) -> None:
-    both = drafts(Request(stages(tmp_path, "resilience.links=3"), []))
-    alone = draft(Request(overrides(tmp_path, "resilience.links=3"), [], number=1, tag=both[1].plan.tag))
-    assert both[1].rendered == alone.rendered
-    assert both[1].composition.choices == alone.composition.choices
-    assert both[0].composition.config.training is None
-    assert both[0].plan.job.chain.links == 1, "a preparation does not go on from a checkpoint"
+    stage_drafts = drafts(Request(stages(tmp_path, "resilience.links=3"), []))
+    single_draft = draft(
+        Request(overrides(tmp_path, "resilience.links=3"), [], number=1, tag=stage_drafts[1].plan.tag)
+    )
+    assert stage_drafts[1].rendered == single_draft.rendered
+    assert stage_drafts[1].composition.choices == single_draft.composition.choices
+    assert stage_drafts[0].composition.config.training is None
+    assert stage_drafts[0].plan.job.chain.links == 1, "a preparation does not go on from a checkpoint"
 
 
 def test_sbatch_tests_all_stages_before_anything_is_written(tmp_path: Path, slurm: FakeSlurm) -> None:

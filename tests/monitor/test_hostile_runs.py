@@ -205,7 +205,7 @@ def test_any_run_directory_costs_its_own_row_only(tree: Tree) -> None:
 
 @pytest.mark.parametrize("number", range(len(FURTHER_VERBS)))
 def test_every_further_verb_reads_a_healthy_run(tree: Tree, number: int) -> None:
-    """Otherwise the property would try a verb that is refused for a reason of its own."""
+    """The property must not try a verb that is refused for a reason of its own."""
     code, out, err = run(tree.base, *further_verb(number, _HEALTHY, tree.base))
     is_refused = FURTHER_VERBS[number][0] == "sweep"  # the run is no sweep
     assert code in ((2,) if is_refused else (0, 1, 3, 130)), err

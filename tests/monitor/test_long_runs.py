@@ -206,22 +206,27 @@ def test_the_newest_events_give_the_same_progress_as_all(runs: Runs, steps: int)
             json.dumps(step_event(602))[:40] + json.dumps(start(601)) + "\n" + '{"kind": "train", "x"\n'
         )
         stream.write(json.dumps(step_event(602)) + "\n")
-    whole, few = list(EventReader(path).stream()), EventReader(path).newest(steps)
-    quick, plain = Progress(few), Progress(whole)
+    all_events, newest_events = list(EventReader(path).stream()), EventReader(path).newest(steps)
+    quick, plain = Progress(newest_events), Progress(all_events)
     for name in ("step", "max_steps", "loss", "validation_loss", "tokens_per_second", "eta", "end"):
         assert getattr(quick, name) == getattr(plain, name), name
-    others = [[event for event in sequence if not isinstance(event, Train)] for sequence in (few, whole)]
+    others = [
+        [event for event in sequence if not isinstance(event, Train)]
+        for sequence in (newest_events, all_events)
+    ]
     assert others[0] == others[1]
-    trains = [[event for event in sequence if isinstance(event, Train)] for sequence in (few, whole)]
+    trains = [
+        [event for event in sequence if isinstance(event, Train)] for sequence in (newest_events, all_events)
+    ]
     assert len(trains[0]) <= steps + 4 and trains[0][-20:] == trains[1][-20:]
-    firsts = [index for index, event in enumerate(few) if isinstance(event, Start)]
-    assert [next(e.step for e in few[index:] if isinstance(e, Train)) for index in firsts] == [
+    firsts = [index for index, event in enumerate(newest_events) if isinstance(event, Start)]
+    assert [next(e.step for e in newest_events[index:] if isinstance(e, Train)) for index in firsts] == [
         1,
         251,
         601,
         602,
     ]
-    assert events.newest(whole, steps) == few
+    assert events.newest(all_events, steps) == newest_events
 
 
 @SMALL

@@ -68,10 +68,10 @@ def test_the_number_of_questions_is_constant(
         states = {item["job_id"]: item["state"] for item in json.loads(done.stdout)}
         return states, sorted(log.read_text().split())
 
-    few, calls_for_few = status(10)
-    many, calls_for_many = status(40)
+    states_of_few, calls_for_few = status(10)
+    states_of_many, calls_for_many = status(40)
     # The second squeue asks for the ends of jobs that left no mark.
     assert calls_for_few == calls_for_many == ["sacct", "squeue", "squeue"]
-    assert (list(few), list(many)) == (jobs[:10], jobs)
+    assert (list(states_of_few), list(states_of_many)) == (jobs[:10], jobs)
     cancelled = set(jobs[::4])
-    assert many == {job: "CANCELLED" if job in cancelled else "PENDING" for job in jobs}
+    assert states_of_many == {job: "CANCELLED" if job in cancelled else "PENDING" for job in jobs}

@@ -191,11 +191,11 @@ def with_nothing_held_out(launch: Path) -> None:
 
 
 def without_the_last_checkpoint(launch: Path) -> None:
-    whole = launch.parents[1] / "checkpoints" / "megatron_gpt--step=300"
-    earlier = whole.with_name("megatron_gpt--step=200")
-    earlier.mkdir()
-    (earlier / "complete.json").write_text(json.dumps({"step": 200, "serial": 0}))
-    (whole / "__0_0.distcp").write_text("wei")  # of another size than the marker says
+    last = launch.parents[1] / "checkpoints" / "megatron_gpt--step=300"
+    previous = last.with_name("megatron_gpt--step=200")
+    previous.mkdir()
+    (previous / "complete.json").write_text(json.dumps({"step": 200, "serial": 0}))
+    (last / "__0_0.distcp").write_text("wei")  # of another size than the marker says
 
 
 @pytest.mark.parametrize(

@@ -33,15 +33,17 @@ def ref(directory: Path, jobs: int, links: int = 5) -> JobRef:
     return JobRef(dict(enumerate(JOBS[:jobs], 1)), directory, ["a-tag"], "login", max_links=links)
 
 
-def mark(directory: Path, link: int, code: int | None = None, at: float = 100.0, **ended: Any) -> None:
+def mark(
+    directory: Path, link: int, code: int | None = None, start_time: float = 100.0, **ended: Any
+) -> None:
     """Write the marks of a link: of its start and, with a code or more, of its end."""
     marks = directory / "marks"
     marks.mkdir(exist_ok=True)
     job = JOBS[link - 1]
-    start_mark = {"job_id": job, "started": at, "nodes": "n1", "link": link}
+    start_mark = {"job_id": job, "started": start_time, "nodes": "n1", "link": link}
     (marks / f"{job}.0.started.json").write_text(json.dumps(start_mark))
     if code is not None:
-        ended = {"exit_code": code, "ended": at + 50, **ended}
+        ended = {"exit_code": code, "ended": start_time + 50, **ended}
     if ended:
         (marks / f"{job}.0.ended.json").write_text(json.dumps({"job_id": job, **ended}))
 
@@ -105,7 +107,7 @@ def test_a_node_may_fail_when_all_is_done(
 @pytest.mark.parametrize("successor", [S.CANCELLED, S.PENDING, S.COMPLETED, S.UNKNOWN])
 def test_after_a_success_the_next_link_does_not_count(tmp_path: Path, successor: State) -> None:
     mark(tmp_path, 1, code=75)
-    mark(tmp_path, 2, code=0, at=200.0)
+    mark(tmp_path, 2, code=0, start_time=200.0)
     job_statuses = [
         JobStatus(S.INTERRUPTED),
         JobStatus(S.COMPLETED, None, "n1", "00:00:50", 0),
@@ -126,7 +128,7 @@ def test_after_a_success_the_next_link_does_not_count(tmp_path: Path, successor:
 
 def test_the_reason_says_why_a_chain_stopped(tmp_path: Path) -> None:
     for link in (1, 2, 3):
-        mark(tmp_path, link, code=1, at=100.0 * link)
+        mark(tmp_path, link, code=1, start_time=100.0 * link)
     job_statuses = [JobStatus(S.FAILED, "exit code 1", exit_code=1) for _ in range(3)]
     why = "3 links in a row ended without a new checkpoint: its tasks failed"
     end_chain(tmp_path, ChainEnd("job 19", why))
@@ -158,14 +160,14 @@ def test_a_link_that_was_cancelled_before_it_began_has_no_next_one(tmp_path: Pat
 
 
 def test_a_chain_that_a_user_cancelled_is_cancelled(tmp_path: Path) -> None:
-    mark(tmp_path, 1, code=143, at=100.0)  # ended at 150
+    mark(tmp_path, 1, code=143, start_time=100.0)  # ended at 150
     job_statuses = [JobStatus(S.TIMEOUT), JobStatus(S.CANCELLED)]
     end_chain(tmp_path, ChainEnd("ada", "cancelled by ada", ended=170.0))
     # No link ran then: the chain did not end by the time limit of link 1.
     link, status = current(tmp_path, job_statuses)
     assert (link, status.state, status.reason) == (1, S.CANCELLED, "by ada")
     # The link that ran saved and left after that.
-    mark(tmp_path, 2, code=75, at=140.0)
+    mark(tmp_path, 2, code=75, start_time=140.0)
     _, status = current(tmp_path, [JobStatus(S.TIMEOUT), JobStatus(S.INTERRUPTED, "saved")])
     assert (status.state, status.reason) == (S.INTERRUPTED, "saved")
 
@@ -270,10 +272,10 @@ def test_marks_alone_give_the_state_of_a_chain_that_is_over(tmp_path: Path) -> N
     assert from_marks_alone(ref(tmp_path, 2)) is None
     mark(tmp_path, 1, code=75)
     assert from_marks_alone(ref(tmp_path, 1)) is None
-    mark(tmp_path, 2, code=0, at=300.0)
+    mark(tmp_path, 2, code=0, start_time=300.0)
     done = from_marks_alone(ref(tmp_path, 3))
     assert done and done.state is S.COMPLETED and done.chain and done.chain.current == 2
-    mark(tmp_path, 2, code=1, at=300.0)
+    mark(tmp_path, 2, code=1, start_time=300.0)
     assert from_marks_alone(ref(tmp_path, 2)) is None
     assert from_marks_alone(ref(tmp_path, 2, links=2)) is not None
     end_chain(tmp_path, ChainEnd("job 18", "stopped"))

@@ -131,8 +131,8 @@ def test_each_job_is_known_or_reported_as_unknown(cluster: Cluster) -> None:
 
     # Lost answers: the links of all launches are looked for by one question.
     submissions = [chain.submission for chain in chains]
-    known = {chain.tag: chain.links() for chain in chains}
-    assert scheduler.find([*submissions, replace(submissions[0], tag=new_tag())]) == known
+    jobs_by_tag = {chain.tag: chain.links() for chain in chains}
+    assert scheduler.find([*submissions, replace(submissions[0], tag=new_tag())]) == jobs_by_tag
     assert scheduler.find([replace(submissions[0], tag=new_tag())]) == {}
 
     def as_expected() -> bool:

@@ -144,7 +144,7 @@ def test_a_process_that_is_no_job_of_ours_is_left_alone() -> None:
 
 
 def test_a_job_of_another_host_is_unknown(ref: JobRef) -> None:
-    """The same id is another process on this machine."""
+    """The id belongs to another process on this machine."""
     elsewhere = replace(ref, host="login7")
     (status,) = scheduler.statuses([elsewhere])
     assert (status.state, status.reason) == (

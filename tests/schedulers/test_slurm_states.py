@@ -41,8 +41,8 @@ def mark(ref: JobRef, *, started: float | None = None, ended: float | None = Non
 def test_marks_give_the_status(ref: JobRef) -> None:
     assert from_marks(ref.launch_dir) is None
     mark(ref, started=100.0)
-    begun = from_marks(ref.launch_dir)
-    assert begun and begun.state is State.UNKNOWN and begun.nodes == "n[1-2]"
+    running = from_marks(ref.launch_dir)
+    assert running and running.state is State.UNKNOWN and running.nodes == "n[1-2]"
     mark(ref, ended=100.0 + 90061)
     done = JobStatus(State.COMPLETED, None, "n[1-2]", "1-01:01:01", 0)
     assert from_marks(ref.launch_dir) == done
@@ -58,8 +58,8 @@ def test_marks_give_the_status(ref: JobRef) -> None:
 def test_the_end_of_a_jobs_first_attempt_is_not_its_end(ref: JobRef) -> None:
     mark(ref, started=100.0, ended=200.0)
     leave(ref.launch_dir, "12", attempt=1, started=300.0)
-    begun = from_marks(ref.launch_dir)
-    assert begun and begun.state is State.UNKNOWN and begun.restarts == 1
+    status = from_marks(ref.launch_dir)
+    assert status and status.state is State.UNKNOWN and status.restarts == 1
 
 
 def test_a_torn_mark_gives_no_state(ref: JobRef) -> None:
@@ -212,7 +212,7 @@ def test_a_task_that_was_cancelled_before_it_began_has_no_record(array: JobRef) 
 
 
 def test_sacct_takes_128_from_exit_codes(ref: JobRef) -> None:
-    """Then 139 (SIGSEGV) becomes 11, and 203 becomes 75, that of a training that has saved."""
+    """Exit code 139 (SIGSEGV) becomes 11, and 203 becomes 75, that of a training that has saved."""
     (record,) = parse_sacct(sacct_line("FAILED", "11:0"))
     assert status_of_job(ref, [], [record]).exit_code == 11
     assert (

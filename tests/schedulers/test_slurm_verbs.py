@@ -39,13 +39,15 @@ ARRAY = [
 ]
 
 
-def act(action: Action, known: Sequence[Record], run: Callable[[Sequence[str]], Answer]) -> UserError | None:
+def act(
+    action: Action, records: Sequence[Record], run: Callable[[Sequence[str]], Answer]
+) -> UserError | None:
     """Act on job 7, of which the queue has the same records however often it is asked."""
-    return job_actions.act(action, ["7"], run, lambda job_ids: {"7": known}).get("7")
+    return job_actions.act(action, ["7"], run, lambda job_ids: {"7": records}).get("7")
 
 
 @pytest.mark.parametrize(
-    ("action", "known", "command"),
+    ("action", "records", "command"),
     [
         (Action.CANCEL, [record("PENDING")], "scancel 7"),
         (Action.CANCEL, ARRAY, "scancel 7"),
@@ -61,19 +63,19 @@ def act(action: Action, known: Sequence[Record], run: Callable[[Sequence[str]], 
         (Action.RELEASE, ARRAY, "scontrol release 7_2"),
     ],
 )
-def test_command_for_each_action(action: Action, known: Sequence[Record], command: str) -> None:
+def test_command_for_each_action(action: Action, records: Sequence[Record], command: str) -> None:
     commands: list[str] = []
 
     def run(command: Sequence[str]) -> Answer:
         commands.append(" ".join(command))
         return Answer(0, "", "")
 
-    assert act(action, known, run) is None
+    assert act(action, records, run) is None
     assert commands == [command]
 
 
 @pytest.mark.parametrize(
-    ("action", "known", "message"),
+    ("action", "records", "message"),
     [
         (Action.CANCEL, [], "Slurm's queue does not have job 7: it is over, or never was"),
         (Action.CANCEL, [record("COMPLETED")], "job 7 is over already: COMPLETED"),
@@ -84,11 +86,11 @@ def test_command_for_each_action(action: Action, known: Sequence[Record], comman
         (Action.RELEASE, [record("RUNNING")], "job 7 is not held: it is RUNNING"),
     ],
 )
-def test_actions_without_effect_are_refused(action: Action, known: Sequence[Record], message: str) -> None:
+def test_actions_without_effect_are_refused(action: Action, records: Sequence[Record], message: str) -> None:
     def run(command: Sequence[str]) -> Answer:
         raise AssertionError(command)
 
-    error = act(action, known, run)
+    error = act(action, records, run)
     assert error and error.message == message
 
 
@@ -125,7 +127,7 @@ def test_a_refusal_is_reported_in_slurms_words(
 
 
 def test_save_that_no_job_got_is_refused() -> None:
-    """Without a complaint about one job it concerns all; without any message the job is over."""
+    """A complaint that names no job concerns all jobs; without any message the job is over."""
     running = [record("RUNNING")]
     error = act(Action.SAVE, running, lambda command: Answer(1, "", "scancel: error: it broke"))
     assert error and error.message == "job 7 was not told to save: it broke"
@@ -133,9 +135,9 @@ def test_save_that_no_job_got_is_refused() -> None:
 
 
 def test_save_that_none_of_several_jobs_got_is_refused_for_each() -> None:
-    known = {job_id: [record("RUNNING", None, job_id, job_id)] for job_id in ("7", "8")}
+    records = {job_id: [record("RUNNING", None, job_id, job_id)] for job_id in ("7", "8")}
     broken = Answer(1, "", "scancel: error: it broke")
-    errors = job_actions.act(Action.SAVE, ["7", "8"], lambda command: broken, lambda job_ids: known)
+    errors = job_actions.act(Action.SAVE, ["7", "8"], lambda command: broken, lambda job_ids: records)
     assert [error.message for error in errors.values()] == [
         "job 7 was not told to save: it broke",
         "job 8 was not told to save: it broke",
@@ -143,8 +145,8 @@ def test_save_that_none_of_several_jobs_got_is_refused_for_each() -> None:
 
 
 def test_hold_that_is_refused_is_no_success_where_the_job_is_held_already() -> None:
-    known = [record("PENDING", "JobHeldUser")]
-    error = act(Action.HOLD, known, lambda command: Answer(1, "", "Access/permission denied"))
+    records = [record("PENDING", "JobHeldUser")]
+    error = act(Action.HOLD, records, lambda command: Answer(1, "", "Access/permission denied"))
     assert error and error.message == "job 7 was not held: Access/permission denied"
 
 

@@ -28,7 +28,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Places:
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cwd(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the current directory, which is empty, on a machine without Slurm."""
     monkeypatch.setenv("PATH", str(tmp_path_factory.mktemp("no-slurm")))
     monkeypatch.chdir(tmp_path)

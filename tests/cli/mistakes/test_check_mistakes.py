@@ -128,11 +128,11 @@ def test_mistake_of_the_configuration_is_reported_and_nothing_is_written(
     arguments: list[str],
     words: list[str],
     places: Places,
-    here: Path,
+    cwd: Path,
     repository: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert_mistake(["launch", "--dry-run", *arguments], words, places, here, repository, capsys)
+    assert_mistake(["launch", "--dry-run", *arguments], words, places, cwd, repository, capsys)
 
 
 # Overrides that the reference launcher got wrong, each with a line of the script that it leads to.
@@ -166,7 +166,7 @@ WORKING = [
 
 @pytest.mark.parametrize(("arguments", "line"), WORKING, ids=lambda value: ascii(value)[:50])
 def test_valid_overrides_are_accepted(
-    arguments: list[str], line: str | None, here: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], line: str | None, cwd: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["launch", "--dry-run", *arguments]) == 0
     output = capsys.readouterr()
@@ -174,7 +174,7 @@ def test_valid_overrides_are_accepted(
     if line is None:
         assert "--exclusive" not in output.out or "--no-container-mount-home" not in output.out
     else:
-        assert line.format(here=here) in output.out
+        assert line.format(here=cwd) in output.out
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_valid_overrides_are_accepted(
     ],
 )
 def test_warning_does_not_stop_the_launch(
-    arguments: list[str], words: str, here: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], words: str, cwd: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["launch", "--dry-run", *arguments]) == 0
     output = capsys.readouterr()

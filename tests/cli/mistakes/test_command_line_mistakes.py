@@ -53,11 +53,11 @@ def test_command_line_mistake_is_reported_and_nothing_is_written(
     arguments: list[str],
     words: list[str],
     places: Places,
-    here: Path,
+    cwd: Path,
     repository: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert_mistake(arguments, words, places, here, repository, capsys)
+    assert_mistake(arguments, words, places, cwd, repository, capsys)
 
 
 @pytest.mark.parametrize(
@@ -69,17 +69,17 @@ def test_command_line_mistake_is_reported_and_nothing_is_written(
     ],
 )
 def test_mistake_in_a_process_of_its_own_has_no_traceback(
-    arguments: list[str], words: str, here: Path, repository: Path
+    arguments: list[str], words: str, cwd: Path, repository: Path
 ) -> None:
     command = [sys.executable, str(repository / "launcher/main.py"), *arguments]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
     assert words in done.stderr
     assert "Traceback" not in done.stderr
-    assert list(here.iterdir()) == []
+    assert list(cwd.iterdir()) == []
 
 
-def test_deleted_current_directory_is_reported(here: Path, repository: Path) -> None:
+def test_deleted_current_directory_is_reported(cwd: Path, repository: Path) -> None:
     program = (
         "import os, sys; os.mkdir('x'); os.chdir('x'); os.rmdir('../x'); os.execv(sys.argv[1], sys.argv[1:])"
     )
@@ -112,7 +112,7 @@ def test_full_disk_is_reported(
     assert "Traceback" not in output.err
 
 
-def test_bug_keeps_its_traceback(here: Path, repository: Path) -> None:
+def test_bug_keeps_its_traceback(cwd: Path, repository: Path) -> None:
     program = """
 import sys
 from launcher import drafting
@@ -129,4 +129,4 @@ sys.exit(main(["launch", "--dry-run"]))
     assert (done.returncode, done.stdout) == (1, "")
     assert "Traceback" in done.stderr
     assert "ValueError: a bug of ours" in done.stderr
-    assert list(here.iterdir()) == []
+    assert list(cwd.iterdir()) == []

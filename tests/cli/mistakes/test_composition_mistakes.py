@@ -65,7 +65,7 @@ COMPOSING: Rows = [
         ["did you mean 'micro_batch_size'", "+training.model.micro_batchsize=..."],
     ),
     (["training.model.num_layers.x=1"], ["training.model.num_layers is not there, or holds no keys"]),
-    # of a key that is there twice, the one that counts
+    # if a key is given twice, the last one counts
     (
         ["cluster.partion=a", "cluster.partion=b"],
         ["cluster.partion=b: there is no such key", "line: cluster.partion=b"],
@@ -203,11 +203,11 @@ def test_composition_mistake_is_reported_and_nothing_is_written(
     arguments: list[str],
     words: list[str],
     places: Places,
-    here: Path,
+    cwd: Path,
     repository: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert_mistake(["launch", "--dry-run", *arguments], words, places, here, repository, capsys)
+    assert_mistake(["launch", "--dry-run", *arguments], words, places, cwd, repository, capsys)
 
 
 def test_several_mistakes_are_reported_together(capsys: pytest.CaptureFixture[str]) -> None:
@@ -225,13 +225,13 @@ def test_several_mistakes_are_reported_together(capsys: pytest.CaptureFixture[st
 
 
 def messages_of(*overrides: str) -> list[str]:
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError) as raised:
         compose(overrides)
-    return [mistake.message for mistake in caught.value.mistakes]
+    return [mistake.message for mistake in raised.value.mistakes]
 
 
 def test_mistakes_of_every_kind_are_reported_together() -> None:
-    """In the order of the command line, though Hydra stops at the first that it meets."""
+    """The order is that of the command line, though Hydra stops at the first mistake."""
     assert messages_of(
         "cluster.partion=x",
         "training.trainer.num_node=3",

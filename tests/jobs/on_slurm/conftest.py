@@ -1,4 +1,4 @@
-"""Two sandboxes, with accounting and without, populated at the same time: most of it is waiting for Slurm."""
+"""Two sandboxes, with accounting and without, populated at the same time: most of it is waiting time."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tests.sandbox.fixtures import booted
 
 @pytest.fixture(scope="session")
 def sandbox_runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, SandboxRuns]]:
-    """On sandboxes of their own: what runs, waits or is broken there stays so for all of these tests."""
+    """Runs on sandboxes of their own: what runs, waits or is broken there stays so for all of these tests."""
     with booted(accounting=True) as sandbox, booted(accounting=False) as plain_sandbox:
-        both = {
+        runs_by_kind = {
             "accounting": open_runs(tmp_path_factory.mktemp("accounting"), sandbox),
             "plain": open_runs(tmp_path_factory.mktemp("plain"), plain_sandbox),
         }
         with ThreadPoolExecutor() as pool:
-            list(pool.map(populate, both.values()))
-        yield both
+            list(pool.map(populate, runs_by_kind.values()))
+        yield runs_by_kind
 
 
 @pytest.fixture(params=["accounting", "plain"])

@@ -1,4 +1,4 @@
-"""Runs in every state that Slurm knows, on one sandbox: launched, provoked, and looked at as a user would."""
+"""Runs in every state that Slurm knows, on one sandbox: launched, provoked, and read as a user would."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from typing import Any
 from launcher.sandbox.lifecycle import Sandbox
 from tests.forked_slipway import run_forked
 
-# Nothing is trained: what is looked at is the job around it.
+# Nothing is trained: the tests look at the job around the payload.
 STAGE = ["stages=[data_preparation]", "data_preparation.inputs=[/etc/hostname]", "cluster=sandbox"]
 PREFIX = "run-"
-# The launcher asks the interpreter of a job what it has; outside of a job these answer at once.
+# The launcher asks the interpreter of a job for its modules; outside of a job the payloads answer at once.
 HEADER = "#!/bin/bash\n[[ ${SLURM_JOB_ID:-} ]] || exit 0\n"
 PATIENCE_SECONDS = 240
 
@@ -30,9 +30,9 @@ Done = subprocess.CompletedProcess[str]
 class SandboxRuns:
     """One sandbox with its runs.
 
-    `jobs` has the id of each run's job. `rows` is what `slipway status --json` told last, by run, and `seen`
-    each state of a run that it told, with the reason, in their order. `said` is what the verb answered that
-    acted on a run.
+    `jobs` has the id of each run's job. `rows` is the last answer of `slipway status --json`, by run, and
+    `history` has a row for each new state or reason of a run, in their order. `said` is the answer of the
+    verb that acted on a run.
     """
 
     directory: Path
@@ -40,7 +40,7 @@ class SandboxRuns:
     accounting: bool
     jobs: dict[str, str] = field(default_factory=dict)
     rows: dict[str, Row] = field(default_factory=dict)
-    seen: dict[str, list[Row]] = field(default_factory=dict)
+    history: dict[str, list[Row]] = field(default_factory=dict)
     said: dict[str, Done] = field(default_factory=dict)
 
     def command(self, *words: object) -> Done:
@@ -58,7 +58,7 @@ class SandboxRuns:
         return run_forked(words, cwd=self.directory, env=env, timeout=90)
 
     def slurm(self, *words: object) -> str:
-        """Run a command of Slurm's, which must succeed, and return what it printed."""
+        """Run a command of Slurm's, which must succeed, and return its output."""
         done = self.command(*words)
         assert done.returncode == 0, f"{words}\n{done.stdout}{done.stderr}"
         return done.stdout
@@ -68,9 +68,9 @@ class SandboxRuns:
         payload = self.directory / f"{run}.sh"
         payload.write_text(HEADER + body)
         payload.chmod(0o755)
-        named = [f"data_preparation.run.name={run}", f"cluster.job_name_prefix={PREFIX}"]
-        chosen = [*STAGE, *named, f"cluster.python={payload}", *overrides]
-        done = self.slipway("launch", *chosen, "--json", programs=programs)
+        name_overrides = [f"data_preparation.run.name={run}", f"cluster.job_name_prefix={PREFIX}"]
+        all_overrides = [*STAGE, *name_overrides, f"cluster.python={payload}", *overrides]
+        done = self.slipway("launch", *all_overrides, "--json", programs=programs)
         if done.returncode == 0:
             self.jobs[run] = json.loads(done.stdout)["job_id"]
         return done
@@ -78,22 +78,25 @@ class SandboxRuns:
     def submit(self, *options: object, script: str = "exec sleep 3600") -> str:
         """Submit a job that is none of ours; return its id."""
         line = shlex.join(["bash", "-c", script])
-        told = self.slurm("sbatch", "--parsable", "--output=/dev/null", *options, "--wrap", line)
-        return told.strip()
+        output = self.slurm("sbatch", "--parsable", "--output=/dev/null", *options, "--wrap", line)
+        return output.strip()
 
-    def look(self, programs: Path | None = None) -> dict[str, Row]:
-        """Every run, as `slipway status --json` tells it."""
+    def read_rows(self, programs: Path | None = None) -> dict[str, Row]:
+        """Return the row of each run in `slipway status --json`."""
         done = self.slipway("status", "--json", programs=programs)
         assert done.stdout, done.stderr
         return {row["run"]: row for row in json.loads(done.stdout)}
 
     def watch(self) -> None:
-        """Look once, and remember what is new."""
-        self.rows = self.look()
+        """Read the rows once, and record the new ones."""
+        self.rows = self.read_rows()
         for run, row in self.rows.items():
-            told = self.seen.setdefault(run, [])
-            if not told or (told[-1]["state"], told[-1]["reason"]) != (row["state"], row["reason"]):
-                told.append(row)
+            recorded = self.history.setdefault(run, [])
+            if not recorded or (recorded[-1]["state"], recorded[-1]["reason"]) != (
+                row["state"],
+                row["reason"],
+            ):
+                recorded.append(row)
 
     def state(self, run: str) -> str | None:
         row = self.rows.get(run)
@@ -104,7 +107,7 @@ class SandboxRuns:
         return any("\nattempt " in log.read_text() for log in self.launch_directory(run).glob("log-*.out"))
 
     def wait_for(self, run: str, *, states: Sequence[str], task: str | None = None) -> Row:
-        """Look until a run, or a task of it, is in one of the states, or too long has passed."""
+        """Watch until a run, or a task of it, is in one of the states, or time is up; return its row."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < deadline:
             self.watch()
@@ -122,7 +125,7 @@ class SandboxRuns:
 
 
 def open_runs(directory: Path, sandbox: Sandbox) -> SandboxRuns:
-    """A sandbox without runs, whose index is not the user's own."""
+    """Return the runs of a sandbox, none so far, whose index is not the user's own."""
     env = {
         **os.environ,
         "TMPDIR": str(directory),

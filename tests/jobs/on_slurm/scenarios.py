@@ -1,4 +1,4 @@
-"""The runs of the sandbox: their scripts, and what is done to them.
+"""The runs of the sandbox: their scripts, and the actions on them.
 
 Nodes: n1 is everybody's; n2 is taken away from the partition `low`; n3 is a stranger's alone; n4 fails.
 """
@@ -20,7 +20,7 @@ SECOND_ATTEMPT_ENDS = "if ((${SLURM_RESTART_COUNT:-0})); then " + ATTEMPT.strip(
 GRACE_IS_PREEMPTION = slurm_is_at_least(24, 5)
 # 24.11.5 requeues a job that was preempted once more when its second attempt has ended, 26.05.5 does not.
 IS_REQUEUED_TWICE = GRACE_IS_PREEMPTION and not slurm_is_at_least(26, 5)
-# Deaf to a polite signal, so that Slurm has to end it itself.
+# Ignores SIGTERM, so that Slurm has to kill it.
 STUBBORN = "trap '' TERM\n" + ATTEMPT + "while :; do sleep 1; done\n"
 WAITS = "cluster.partition=cloud"
 REQUEUE = "cluster.requeue=True"
@@ -31,12 +31,12 @@ class Scenario:
     """A run: its payload, its overrides, and the state in which it stays."""
 
     run: str
-    stays: str
+    final_state: str
     body: str = "echo done\n"
     overrides: tuple[str, ...] = ("cluster.nodelist=n1",)
 
 
-# Those that take longest come first.
+# The slowest come first.
 SCENARIOS = [
     Scenario("timed_out", "TIMEOUT", SLEEP),
     Scenario(
@@ -105,35 +105,35 @@ WAITING, RUNNING = ("PENDING",), ("RUNNING",)
 
 @dataclass(frozen=True)
 class Provocation:
-    """Something that is done once, as soon as a run is seen as it has to be.
+    """An action that is done once, as soon as a run is in one of the states.
 
-    A run that has to be RUNNING must have said so itself, and so must those that it is `with_`: before that
-    the payload is not there yet.
+    A run that has to be RUNNING must have printed so itself, and so must the `other_runs`: before that the
+    payload has not begun.
     """
 
     run: str
-    seen: tuple[str, ...]
-    do: Callable[[SandboxRuns], object]
+    states: tuple[str, ...]
+    action: Callable[[SandboxRuns], object]
     reason: str = ""
-    with_: tuple[str, ...] = ()
+    other_runs: tuple[str, ...] = ()
     restarts: int | None = None
 
     def is_due(self, runs: SandboxRuns) -> bool:
         row = runs.rows.get(self.run)
-        if not row or row["state"] not in self.seen or not (row["reason"] or "").startswith(self.reason):
+        if not row or row["state"] not in self.states or not (row["reason"] or "").startswith(self.reason):
             return False
         if self.restarts not in (None, row["restarts"]):
             return False
-        return self.seen is not RUNNING or all(runs.has_begun(run) for run in (self.run, *self.with_))
+        return self.states is not RUNNING or all(runs.has_begun(run) for run in (self.run, *self.other_runs))
 
 
 def scontrol(*words: str) -> Callable[[SandboxRuns], object]:
-    """A command of the administrator's about a run's job, which `{run}` stands for."""
+    """Return an action that calls scontrol, as an administrator; `{run}` stands for the job of a run."""
     return lambda runs: runs.slurm("scontrol", *(word.format_map(runs.jobs) for word in words))
 
 
 def slipway(verb: str, run: str) -> Callable[[SandboxRuns], object]:
-    """A verb of ours about a run; what it says is kept in `SandboxRuns.said`."""
+    """Return an action that calls a verb about a run; its answer is kept in `SandboxRuns.said`."""
     return lambda runs: runs.said.update({run: runs.slipway(verb, run)})
 
 
@@ -142,12 +142,12 @@ def preempt(runs: SandboxRuns) -> None:
 
 
 def fail_node(runs: SandboxRuns) -> None:
-    """Let a node fail as when its daemon no longer answers, without the half minute until then."""
+    """Make a node fail as if its daemon no longer answered, without the half minute until then."""
     runs.slurm("scontrol", "update", "NodeName=n4", "State=DOWN", "Reason=test")
 
 
 def move_away(runs: SandboxRuns) -> None:
-    """The directory of the log is gone when the job starts; Slurm, since 23.02, cannot make it again."""
+    """Remove the directory of the log before the job starts; Slurm, since 23.02, cannot make it again."""
     run_dir = runs.directory / "results" / "lost_its_place"
     run_dir.rename(run_dir.with_name("moved"))
     run_dir.touch()
@@ -155,7 +155,7 @@ def move_away(runs: SandboxRuns) -> None:
 
 
 def begin_again(runs: SandboxRuns, run: str) -> None:
-    """Let a requeued job begin; slurmd takes none in the second in which it was killed."""
+    """Start a requeued job; slurmd takes no job in the second in which it was killed."""
     time.sleep(1.1)
     runs.slurm("scontrol", "update", f"JobId={runs.jobs[run]}", "StartTime=now")
 
@@ -163,7 +163,7 @@ def begin_again(runs: SandboxRuns, run: str) -> None:
 PROVOCATIONS = [
     # A time limit is in whole minutes; the end that follows from it is not. Slurm looks every 30 seconds.
     Provocation("timed_out", RUNNING, scontrol("update", "JobId={timed_out}", "EndTime=now+1")),
-    Provocation("preempted_politely", RUNNING, preempt, with_=("preempted", "preempted_for_good")),
+    Provocation("preempted_politely", RUNNING, preempt, other_runs=("preempted", "preempted_for_good")),
     Provocation("requeued", RUNNING, scontrol("requeue", "{requeued}")),
     # A requeued job would wait for two minutes.
     Provocation("requeued", WAITING, lambda runs: begin_again(runs, "requeued"), reason="BeginTime"),
@@ -198,37 +198,39 @@ PROVOCATIONS = [
 
 
 def populate(runs: SandboxRuns) -> None:
-    """Launch all runs, do to them what is to be done, and wait until each is as it stays.
+    """Launch all runs, act on them, and wait until each is in its final state.
 
-    A run that does not come to its state in time is left as it is: its own test tells.
+    A run that does not come to its state in time is left as it is: its own test fails.
     """
     runs.jobs[STRANGER] = runs.submit("--nodelist=n3", "--exclusive")
-    left = list(PROVOCATIONS)
+    remaining = list(PROVOCATIONS)
     for number, scenario in enumerate([*SCENARIOS, *ARRAYS]):
         overrides = [word.replace("{failed}", runs.jobs.get("failed", "")) for word in scenario.overrides]
         done = runs.launch(scenario.run, scenario.body, *overrides)
         assert done.returncode == 0, f"{scenario.run}\n{done.stdout}{done.stderr}"
         if number % 4 == 3:
-            left = list(_provoke(runs, left))
+            remaining = list(_provoke(runs, remaining))
     no_such_partition = write_programs(runs.directory / "refusing", {"sbatch": REFUSING})
     runs.launch(REFUSED, "exit 0\n", programs=no_such_partition)
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline:
-        left = list(_provoke(runs, left))
-        if not left and all(runs.state(scenario.run) == scenario.stays for scenario in [*SCENARIOS, *ARRAYS]):
+        remaining = list(_provoke(runs, remaining))
+        if not remaining and all(
+            runs.state(scenario.run) == scenario.final_state for scenario in [*SCENARIOS, *ARRAYS]
+        ):
             return
         time.sleep(0.5)
 
 
-# What is asked beforehand is fine; what is submitted then is not.
+# The test of a script succeeds; its submission fails.
 REFUSING = 'case " $* " in *" --test-only "*) exec $real "$@" ;; esac\nexec $real --partition=nosuch "$@"'
 
 
-def _provoke(runs: SandboxRuns, left: list[Provocation]) -> Iterator[Provocation]:
-    """Do what is due, and return what is not yet."""
+def _provoke(runs: SandboxRuns, remaining: list[Provocation]) -> Iterator[Provocation]:
+    """Do the provocations that are due, and yield the others."""
     runs.watch()
-    for provocation in left:
+    for provocation in remaining:
         if provocation.is_due(runs):
-            provocation.do(runs)
+            provocation.action(runs)
         else:
             yield provocation

@@ -11,21 +11,21 @@ from tests.jobs.on_slurm.sandbox_runs import Row, SandboxRuns
 pytestmark = pytest.mark.slurm
 
 
-def told(runs: SandboxRuns, word: str) -> tuple[Row, int]:
+def read_status(runs: SandboxRuns, word: str) -> tuple[Row, int]:
     done = runs.slipway("status", word, "--json", "--exit-code")
     (row,) = json.loads(done.stdout)
     return row, done.returncode
 
 
-def waiting(runs: SandboxRuns, run: str) -> set[str]:
+def waiting_reasons(runs: SandboxRuns, run: str) -> set[str]:
     """Return the reasons why the tasks of an array wait, in Slurm's own words."""
     job = runs.jobs[run]
-    told = runs.slurm("squeue", "--noheader", "--states=PENDING", "--format=%r", f"--jobs={job}")
-    return set(told.split())
+    output = runs.slurm("squeue", "--noheader", "--states=PENDING", "--format=%r", f"--jobs={job}")
+    return set(output.split())
 
 
 def test_one_failed_task_makes_the_array_fail(runs: SandboxRuns) -> None:
-    row, code = told(runs, "array")
+    row, code = read_status(runs, "array")
     assert (row["state"], row["exit_code"], code) == ("FAILED", 3, 1)
     assert row["tasks"] == {"0": "COMPLETED", "1": "FAILED", "2": "COMPLETED"}
     assert "exit code 3" in row["reason"]
@@ -44,23 +44,23 @@ def test_each_task_has_a_log(runs: SandboxRuns) -> None:
     assert "--task" in newest.stderr, "that there are others"
 
 
-def test_history_tells_each_task(runs: SandboxRuns) -> None:
+def test_history_lists_each_task(runs: SandboxRuns) -> None:
     (launch,) = json.loads(runs.slipway("history", "array", "--json").stdout)
     attempts = {attempt["job_id"].partition("_")[2]: attempt["state"] for attempt in launch["lives"]}
     assert attempts == {"0": "COMPLETED", "1": "FAILED", "2": "COMPLETED"}
 
 
-def test_the_tasks_that_wait_are_held_and_let_go_and_one_is_cancelled(runs: SandboxRuns) -> None:
+def test_the_tasks_that_wait_are_held_and_released_and_one_is_cancelled(runs: SandboxRuns) -> None:
     job = runs.jobs["array_held"]
-    row, code = told(runs, "array_held")
+    row, code = read_status(runs, "array_held")
     assert (row["state"], code) == ("RUNNING", 4)
     tasks = {"0": "RUNNING", "1": "PENDING", "2": "PENDING", "3": "PENDING"}
     assert row["tasks"] == tasks
     assert "JobHeldUser: held, `slipway release RUN`" in row["reason"]
-    assert waiting(runs, "array_held") == {"JobHeldUser"}
+    assert waiting_reasons(runs, "array_held") == {"JobHeldUser"}
     released = runs.slipway("release", "array_held")
     assert released.returncode == 0, released.stderr
-    assert "JobHeldUser" not in waiting(runs, "array_held")
+    assert "JobHeldUser" not in waiting_reasons(runs, "array_held")
     cancelled = runs.slipway("cancel", f"{job}_2")
     assert (cancelled.returncode, f"{job}_2" in cancelled.stdout) == (0, True), cancelled.stderr
     # Slurm keeps no record of a task that never began, and its accounting is late to drop what it had.

@@ -1,4 +1,4 @@
-"""Jobs that Slurm has forgotten, is late with, or confuses with another are never reported as well."""
+"""Jobs that Slurm has forgotten, is late with, or confuses with another are never reported as healthy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slurm
 
 LIVE = {"running", "suspended", "held", "never", "requeued_held"}
 
-# Without accounting: what the marks of the job itself tell once the queue has forgotten it.
+# Without accounting: the states by the job's own marks, once the queue has forgotten the job.
 BY_MARKS = {
     "completed": "COMPLETED",
     "failed": "FAILED",
@@ -42,27 +42,27 @@ BY_MARKS = {
 
 
 @pytest.fixture(scope="module")
-def forgotten(sandbox_runs: dict[str, SandboxRuns]) -> dict[bool, dict[str, Row]]:
+def rows_without_queue(sandbox_runs: dict[str, SandboxRuns]) -> dict[bool, dict[str, Row]]:
     """Return the statuses of all runs after squeue forgot them (MinJobAge), by `SandboxRuns.accounting`."""
     return {
-        runs.accounting: runs.look(write_programs(runs.directory / "forgetful", {"squeue": "exit 0"}))
+        runs.accounting: runs.read_rows(write_programs(runs.directory / "forgetful", {"squeue": "exit 0"}))
         for runs in sandbox_runs.values()
     }
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.run)
 def test_accounting_remembers_what_the_queue_forgot(
-    sandbox_runs: dict[str, SandboxRuns], forgotten: dict[bool, dict[str, Row]], scenario: Scenario
+    sandbox_runs: dict[str, SandboxRuns], rows_without_queue: dict[bool, dict[str, Row]], scenario: Scenario
 ) -> None:
     run = scenario.run
-    before, row = sandbox_runs["accounting"].rows[run], forgotten[True][run]
+    old_row, row = sandbox_runs["accounting"].rows[run], rows_without_queue[True][run]
     if run in LIVE:
         # sacct keeps "runaway" jobs alive for ever.
         assert row["state"] == "UNKNOWN"
         assert "not in the queue" in row["reason"]
     else:
-        same = ("state", "job_id", "restarts")
-        assert [row[key] for key in same] == [before[key] for key in same]
+        keys = ("state", "job_id", "restarts")
+        assert [row[key] for key in keys] == [old_row[key] for key in keys]
 
 
 # Slurm ends the script with its tasks: how much it can still write down is a race, which the machine decides.
@@ -71,25 +71,25 @@ RACING = ("preempted_politely", "preempted_for_good", "timed_out")
 OVER = {"PREEMPTED": "PREEMPTED", "TIMEOUT": "TIMEOUT", "TimeLimit": "TIMEOUT"}
 
 
-def by_marks(runs: SandboxRuns, run: str) -> str:
+def state_by_marks(runs: SandboxRuns, run: str) -> str:
     """Return the status of a run by its marks alone."""
     if run not in RACING:
         return BY_MARKS[run]
-    told = ends(runs.launch_directory(run))
-    # First its exit code, then what Slurm has told it; nothing if it was killed before.
-    return OVER.get(told[-1].get("state"), "FAILED") if told else "UNKNOWN"
+    marks = ends(runs.launch_directory(run))
+    # The mark has Slurm's word, or the exit code alone; there is none if the script was killed before.
+    return OVER.get(marks[-1].get("state"), "FAILED") if marks else "UNKNOWN"
 
 
 @pytest.mark.parametrize("run", sorted({*BY_MARKS, *RACING, "node_failed"}))
-def test_without_accounting_the_marks_are_what_is_left(
-    sandbox_runs: dict[str, SandboxRuns], forgotten: dict[bool, dict[str, Row]], run: str
+def test_without_accounting_the_marks_give_the_state(
+    sandbox_runs: dict[str, SandboxRuns], rows_without_queue: dict[bool, dict[str, Row]], run: str
 ) -> None:
-    row = forgotten[False][run]
+    row = rows_without_queue[False][run]
     if run == "node_failed":
         # srun itself says 0 when a node fails.
         assert row["state"] in ("FAILED", "NODE_FAIL", "UNKNOWN"), row
     else:
-        assert row["state"] == by_marks(sandbox_runs["plain"], run), row
+        assert row["state"] == state_by_marks(sandbox_runs["plain"], run), row
     assert (row["state"] == "UNKNOWN") <= bool(row["reason"])
 
 
@@ -104,17 +104,19 @@ def test_late_accounting_changes_nothing_while_the_queue_remembers(
     sandbox_runs: dict[str, SandboxRuns],
 ) -> None:
     runs = sandbox_runs["accounting"]
-    told = runs.look(write_programs(runs.directory / "late", {"sacct": "exit 0"}))
+    rows = runs.read_rows(write_programs(runs.directory / "late", {"sacct": "exit 0"}))
     for scenario in SCENARIOS:
-        assert told[scenario.run]["state"] == scenario.stays
+        assert rows[scenario.run]["state"] == scenario.final_state
 
 
 def test_late_accounting_and_a_forgetful_queue_leave_the_marks(sandbox_runs: dict[str, SandboxRuns]) -> None:
     runs = sandbox_runs["accounting"]
-    neither = write_programs(runs.directory / "neither", {"squeue": "exit 0", "sacct": "exit 0"})
-    rows = runs.look(neither)
+    programs = write_programs(runs.directory / "neither", {"squeue": "exit 0", "sacct": "exit 0"})
+    rows = runs.read_rows(programs)
     names = (*BY_MARKS, *RACING)
-    assert {name: rows[name]["state"] for name in names} == {name: by_marks(runs, name) for name in names}
+    assert {name: rows[name]["state"] for name in names} == {
+        name: state_by_marks(runs, name) for name in names
+    }
 
 
 def test_out_of_memory_as_slurm_words_it(runs: SandboxRuns) -> None:
@@ -127,7 +129,7 @@ def test_out_of_memory_as_slurm_words_it(runs: SandboxRuns) -> None:
     assert (row["state"], done.returncode) == ("OUT_OF_MEMORY", 1)
 
 
-def as_another_job(runs: SandboxRuns, run: str, name: str, job_id: str) -> None:
+def copy_as_another_job(runs: SandboxRuns, run: str, name: str, job_id: str) -> None:
     """Copy a run under another name, as if its job had had another id."""
     copy, old = runs.directory / "results" / name, runs.jobs[run]
     shutil.copytree(runs.directory / "results" / run, copy, symlinks=True)
@@ -141,10 +143,10 @@ def as_another_job(runs: SandboxRuns, run: str, name: str, job_id: str) -> None:
 @pytest.mark.parametrize(
     ("run", "state"), [("completed", "COMPLETED"), ("cancelled", "CANCELLED"), ("never", "UNKNOWN")]
 )
-def test_an_id_that_is_a_strangers_now(runs: SandboxRuns, run: str, state: str) -> None:
+def test_the_id_of_a_job_may_be_a_strangers_now(runs: SandboxRuns, run: str, state: str) -> None:
     """A Slurm that was set up anew counts from one again."""
     name, stranger = f"{run}_long_ago", runs.jobs[STRANGER]
-    as_another_job(runs, run, name, stranger)
+    copy_as_another_job(runs, run, name, stranger)
     try:
         (row,) = json.loads(runs.slipway("status", name, "--json").stdout)
         assert (row["state"], row["job_id"]) == (state, stranger), row

@@ -1,4 +1,4 @@
-"""On a real Slurm: the index deleted, the tree moved, another directory: the run is found all the same."""
+"""Finding a run on a real Slurm: with a deleted index, in a moved tree, and from another directory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STAGE = ["stages=[data_preparation]", "data_preparation.inputs=[/etc/hostname]",
 
 
 class Shell:
-    """Somebody's shell: where they stand, and which index is theirs."""
+    """A user's shell, with its working directory and its index."""
 
     def __init__(self, directory: Path, conf: str, cache: Path, **environment: str) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -33,12 +33,12 @@ class Shell:
         return done.stdout if code == 0 else done.stderr
 
     def launch(self, *overrides: str) -> tuple[Path, str]:
-        """A run's directory, and its job."""
-        told = json.loads(self.slipway("launch", *STAGE, "cluster.python=/bin/true", "--json", *overrides))
-        return Path(told["run_dir"]), told["job_id"]
+        """Launch a run; return its directory, and the id of its job."""
+        launch = json.loads(self.slipway("launch", *STAGE, "cluster.python=/bin/true", "--json", *overrides))
+        return Path(launch["run_dir"]), launch["job_id"]
 
     def origin(self, word: object) -> dict[str, Any]:
-        """The launch that a word names, as `history` tells it."""
+        """Return the launch that a word names, as `history` reports it."""
         return json.loads(self.slipway("history", word, "--json"))
 
     def launches(self, word: object) -> list[dict[str, Any]]:
@@ -46,7 +46,7 @@ class Shell:
 
 
 @pytest.mark.slurm
-def test_everything_is_found_again(tmp_path: Path, sandbox: Sandbox) -> None:
+def test_a_run_is_found_without_its_index_and_in_a_moved_tree(tmp_path: Path, sandbox: Sandbox) -> None:
     conf = sandbox.environment()["SLURM_CONF"]
     user = Shell(tmp_path / "project", conf, tmp_path / "cache")
     run_dir, job = user.launch("data_preparation.run.name=found_again")
@@ -54,15 +54,15 @@ def test_everything_is_found_again(tmp_path: Path, sandbox: Sandbox) -> None:
     try:
         elsewhere = Shell(tmp_path / "elsewhere", conf, user.cache)
         colleague = Shell(tmp_path / "colleague", conf, tmp_path / "another cache")
-        listed = json.loads(elsewhere.slipway("list", "--all", "--json"))
-        assert [(row["run_dir"], row["launches"]) for row in listed] == [(str(run_dir), 2)]
+        rows = json.loads(elsewhere.slipway("list", "--all", "--json"))
+        assert [(row["run_dir"], row["launches"]) for row in rows] == [(str(run_dir), 2)]
 
         # By the index; then, without one, by what Slurm knows of the jobs.
         for shell in (elsewhere, colleague):
             assert shell.origin(job)["directory"] == f"{run_dir}/launches/1"
             assert shell.origin(second)["directory"] == f"{run_dir}/launches/2"
             shutil.rmtree(shell.cache)
-            states = [row["state"] for row in _settled(shell, "found_again")]
+            states = [row["state"] for row in _settled_launches(shell, "found_again")]
             assert states == ["COMPLETED", "PENDING"]
 
         moved = tmp_path / "archive" / "of the project"
@@ -71,25 +71,25 @@ def test_everything_is_found_again(tmp_path: Path, sandbox: Sandbox) -> None:
         for shell in (elsewhere, colleague):
             assert "no run 'found_again'" in shell.slipway("history", "found_again", code=2)
             shutil.rmtree(shell.cache)
-            there = moved / "results" / "found_again"
-            log = there / "launches" / "1" / f"log-nemo-megatron-found_again_{job}.out"
-            assert shell.origin(log)["run_dir"] == str(there)
+            moved_run = moved / "results" / "found_again"
+            log = moved_run / "launches" / "1" / f"log-nemo-megatron-found_again_{job}.out"
+            assert shell.origin(log)["run_dir"] == str(moved_run)
             # Seen once, it is known: by its name and its jobs' ids, from any directory.
-            assert shell.origin(job)["directory"] == f"{there}/launches/1"
-            assert shell.origin(second)["directory"] == f"{there}/launches/2"
+            assert shell.origin(job)["directory"] == f"{moved_run}/launches/1"
+            assert shell.origin(second)["directory"] == f"{moved_run}/launches/2"
             assert [row["job_id"] for row in shell.launches("found_again")] == [job, second]
 
         fresh = Shell(
             tmp_path / "fresh", conf, tmp_path / "third", SLIPWAY_RESULTS_DIR=str(moved / "results")
         )
-        assert fresh.origin(job)["run_dir"] == str(there)
+        assert fresh.origin(job)["run_dir"] == str(moved_run)
         assert fresh.launches("found_again")[0]["tag"] == fresh.origin(job)["tag"]
     finally:
         subprocess.run(["scancel", second], env={**os.environ, "SLURM_CONF": conf}, check=False)
 
 
-def _settled(shell: Shell, word: str) -> list[dict[str, Any]]:
-    """The launches, once the first is over."""
+def _settled_launches(shell: Shell, word: str) -> list[dict[str, Any]]:
+    """Return the launches of a run, once the first is over."""
     for _ in range(100):
         rows = shell.launches(word)
         if rows[0]["state"] not in ("PENDING", "RUNNING", "COMPLETING"):

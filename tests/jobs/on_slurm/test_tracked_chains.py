@@ -24,7 +24,7 @@ SIZE = [
     "training.trainer.devices=1",
     "training.model.tensor_model_parallel_size=1",
 ]
-# Each link writes down that it was there, so that the payload knows which one it is.
+# Each link records its job, so that the payload knows the number of the link.
 COUNTS = """
 echo "$SLURM_JOB_ID" >>"$0.links"
 link=$(wc -l <"$0.links")
@@ -35,7 +35,7 @@ echo "attempt ${SLURM_RESTART_COUNT:-0}"
 
 @dataclass
 class Chains:
-    """Chains of a sandbox; `look` asks until a chain is as it should be."""
+    """Chains of a sandbox; `wait` asks until a chain is as it should be."""
 
     runs: SandboxRuns
 
@@ -43,8 +43,12 @@ class Chains:
         payload = self.runs.directory / f"{run}.sh"
         payload.write_text(HEADER + COUNTS + body)
         payload.chmod(0o755)
-        named = [f"training.run.name={run}", f"cluster.job_name_prefix={PREFIX}", f"cluster.python={payload}"]
-        done = self.runs.slipway("launch", *TRAINING, *SIZE, *named, *overrides, "--json")
+        name_overrides = [
+            f"training.run.name={run}",
+            f"cluster.job_name_prefix={PREFIX}",
+            f"cluster.python={payload}",
+        ]
+        done = self.runs.slipway("launch", *TRAINING, *SIZE, *name_overrides, *overrides, "--json")
         assert done.returncode == 0, done.stderr
         self.runs.jobs[run] = json.loads(done.stdout)["job_id"]
 
@@ -53,9 +57,9 @@ class Chains:
         (row,) = json.loads(done.stdout)
         return dict(row)
 
-    def wait(self, run: str, when: Callable[[Row], object]) -> Row:
+    def wait(self, run: str, condition: Callable[[Row], object]) -> Row:
         deadline = time.monotonic() + PATIENCE_SECONDS
-        while not when(row := self.row(run)):
+        while not condition(row := self.row(run)):
             assert time.monotonic() < deadline, f"it stayed {row}\n{self.log(run)}"
             time.sleep(0.5)
         return row
@@ -77,7 +81,7 @@ class Chains:
 
 @pytest.fixture(scope="module")
 def chains(plain_sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chains]:
-    """Launched side by side, on a Slurm without accounting."""
+    """Chains that were launched side by side, on a Slurm without accounting."""
     chains = Chains(open_runs(tmp_path_factory.mktemp("chains"), plain_sandbox))
     try:
         chains.launch("goes_on", "((link == 3)) || exit 75\necho done\n", "resilience.links=4")
@@ -94,7 +98,7 @@ def _is_over(row: Row) -> bool:
     return row["state"] not in ("PENDING", "RUNNING", "COMPLETING")
 
 
-def test_a_chain_that_comes_to_its_end(chains: Chains) -> None:
+def test_a_chain_that_comes_to_its_end_is_completed(chains: Chains) -> None:
     row = chains.wait("goes_on", _is_over)
     assert (row["state"], row["reason"], row["exit_code"]) == ("COMPLETED", None, 0)
     assert (row["link"], row["max_links"]) == (3, 4)
@@ -104,21 +108,21 @@ def test_a_chain_that_comes_to_its_end(chains: Chains) -> None:
     assert chains.runs.slipway("status", "goes_on", "--exit-code").returncode == 0
 
 
-def test_its_log_goes_from_link_to_link(chains: Chains) -> None:
+def test_the_log_of_a_chain_goes_from_link_to_link(chains: Chains) -> None:
     chains.wait("goes_on", _is_over)
     done = chains.runs.slipway("logs", "goes_on")
-    told = [line for line in done.stdout.splitlines() if line.startswith("link ") and line.endswith("lives")]
-    assert told == ["link 1 lives", "link 2 lives", "link 3 lives"]
+    lines = [line for line in done.stdout.splitlines() if line.startswith("link ") and line.endswith("lives")]
+    assert lines == ["link 1 lives", "link 2 lives", "link 3 lives"]
     followed = chains.runs.slipway("logs", "goes_on", "-f")
     assert followed.stdout == done.stdout and followed.returncode == 0
     job = link_jobs(chains.directory("goes_on"))[1]
     for words in ((job,), ("goes_on", "--link", "2")):
-        alone = chains.runs.slipway("logs", *words).stdout
-        assert "link 2 lives" in alone and "link 1 lives" not in alone and "link 3 lives" not in alone
+        output = chains.runs.slipway("logs", *words).stdout
+        assert "link 2 lives" in output and "link 1 lives" not in output and "link 3 lives" not in output
     assert chains.runs.slipway("logs", "goes_on", "--link", "7").returncode == 2
 
 
-def test_its_history_has_a_line_for_each_link(chains: Chains) -> None:
+def test_the_history_of_a_chain_has_a_line_for_each_link(chains: Chains) -> None:
     chains.wait("goes_on", _is_over)
     attempts = chains.history("goes_on")["lives"]
     assert [(attempt["link"], attempt["state"], attempt["exit_code"]) for attempt in attempts] == [
@@ -129,8 +133,8 @@ def test_its_history_has_a_line_for_each_link(chains: Chains) -> None:
         "continue",
         None,
     ]
-    told = chains.runs.slipway("history", "goes_on").stdout
-    assert "link 2" in told and "it saved and left" in told
+    output = chains.runs.slipway("history", "goes_on").stdout
+    assert "link 2" in output and "it saved and left" in output
 
 
 def test_a_job_that_is_requeued_goes_on(chains: Chains) -> None:
@@ -155,13 +159,13 @@ def test_a_crash_loop_says_why_it_stopped(chains: Chains) -> None:
     assert chains.runs.slipway("follow", "crashes").returncode == 1
 
 
-def test_the_last_link_says_that_it_was(chains: Chains) -> None:
+def test_the_last_link_says_that_it_was_the_last(chains: Chains) -> None:
     row = chains.wait("short", _is_over)
     assert row["state"] == "INTERRUPTED" and row["reason"].endswith("the last of 2 links")
     assert chains.runs.slipway("status", "short", "--exit-code").returncode == 75
 
 
-def test_holding_and_cancelling(chains: Chains) -> None:
+def test_the_waiting_link_is_held_and_the_chain_is_cancelled(chains: Chains) -> None:
     """The order matters: what is held waits, what is cancelled is gone."""
     row = chains.wait("runs", lambda row: row["state"] == "RUNNING" and "here" in chains.log("runs"))
     first, second, third = link_jobs(chains.directory("runs"))

@@ -1,4 +1,4 @@
-"""The times that `status` tells of a job of a real Slurm, with and without accounting."""
+"""The times that `status` reports of a job of a real Slurm, with and without accounting."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def test_each_transition_has_its_time(tmp_path: Path, request: pytest.FixtureReq
         deadline = time.monotonic() + 120
         while True:
             done = run_command(SLIPWAY, "status", "--json", cwd=tmp_path, check=None, **conf)
-            (found,) = json.loads(done.stdout)
-            if found["state"] == state:
+            (status,) = json.loads(done.stdout)
+            if status["state"] == state:
                 return {
-                    name: found[name] and datetime.fromisoformat(found[name]).timestamp() for name in _ALL
+                    name: status[name] and datetime.fromisoformat(status[name]).timestamp() for name in _ALL
                 }
-            assert time.monotonic() < deadline, found
+            assert time.monotonic() < deadline, status
             time.sleep(0.5)
 
     waits = row("PENDING")
@@ -53,7 +53,7 @@ def test_each_transition_has_its_time(tmp_path: Path, request: pytest.FixtureReq
     ended = row("COMPLETED")
     assert begin < ended["started"] <= ended["ended"] == ended["last_transition"] <= time.time() + 1
     assert ended["ended"] - ended["started"] >= 1
-    # Of a job that waits nobody but Slurm knows when it was cancelled with scancel.
+    # Only Slurm knows when a job that waits was cancelled with scancel.
     run_command(SLIPWAY, "launch", *words, cwd=tmp_path, **conf)
     begin = time.time() - 1
     with pytest.MonkeyPatch.context() as patch:
