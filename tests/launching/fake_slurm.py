@@ -74,7 +74,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
 
 def overrides(tmp_path: Path, *more: str) -> list[str]:
     """Return the overrides of a tiny training on Slurm, whose interpreter does nothing."""
-    # Mock data cannot be missing, as no stage prepares any; a preparation alone has no such key.
+    # Mock data cannot be missing, though no stage prepares any; a preparation alone has no such key.
     mock = [] if "stages=[data_preparation]" in more else ["training.model.data.data_impl=mock"]
     return [
         "training=gpt3/tiny",
