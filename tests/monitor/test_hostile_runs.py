@@ -314,9 +314,7 @@ def test_templates_of_another_user_are_not_rendered(tree: Tree) -> None:
         for path in (launch.parents[1], *launch.parents[1].rglob("*")):
             os.chown(path, os.geteuid(), os.getegid())
             path.chmod(0o755)
-        assert (
-            run(tree.base, "render", "--task", f"--launch-dir={launch}")[0] == 0
-        )  # own templates are trusted
+        assert run(tree.base, "render", "--task", f"--launch-dir={launch}")[0] == 0  # own ones are trusted
         (tree.root / "canary").unlink()
 
 

@@ -28,7 +28,7 @@ def seconds(text: str | None) -> float | None:
 
 
 @pytest.fixture
-def times(runs: Runs, capsys: pytest.CaptureFixture[str]) -> Any:
+def read_times(runs: Runs, capsys: pytest.CaptureFixture[str]) -> Any:
     def read() -> tuple[str | None, ...]:
         slipway(runs, "status", "--json")
         (item,) = json.loads(capsys.readouterr().out)
@@ -37,100 +37,104 @@ def times(runs: Runs, capsys: pytest.CaptureFixture[str]) -> Any:
     return read
 
 
-def test_times_of_a_waiting_job(runs: Runs, scheduler: FakeScheduler, times: Any) -> None:
+def test_times_of_a_waiting_job(runs: Runs, scheduler: FakeScheduler, read_times: Any) -> None:
     runs.launch()
     scheduler.set("11", PENDING)
-    assert times() == (CREATED, None, None, CREATED)
+    assert read_times() == (CREATED, None, None, CREATED)
 
 
-def test_times_of_a_running_job(runs: Runs, scheduler: FakeScheduler, times: Any) -> None:
+def test_times_of_a_running_job(runs: Runs, scheduler: FakeScheduler, read_times: Any) -> None:
     launch = runs.launch()
     scheduler.set("11", RUNNING)
     # Before its script leaves a mark, Slurm's elapsed time gives the start.
-    _, started, ended, last = times()
+    _, started, ended, last = read_times()
     assert started == last and ended is None
     assert abs((seconds(started) or 0) - (time.time() - 50)) < 5
     leave(launch, "11", started=1000.0)
-    assert times() == (CREATED, "1970-01-01T00:16:40Z", None, "1970-01-01T00:16:40Z")
+    assert read_times() == (CREATED, "1970-01-01T00:16:40Z", None, "1970-01-01T00:16:40Z")
 
 
-def test_times_of_a_job_that_ended(runs: Runs, scheduler: FakeScheduler, times: Any) -> None:
+def test_times_of_a_job_that_ended(runs: Runs, scheduler: FakeScheduler, read_times: Any) -> None:
     launch = runs.launch()
     leave(launch, "11", started=1000.0)
     scheduler.set("11", FAILED)  # killed with its node: it ran for 3 s
-    assert times() == (CREATED, "1970-01-01T00:16:40Z", "1970-01-01T00:16:43Z", "1970-01-01T00:16:43Z")
+    assert read_times() == (CREATED, "1970-01-01T00:16:40Z", "1970-01-01T00:16:43Z", "1970-01-01T00:16:43Z")
     leave(launch, "11", started=1000.0, ended=1100.0)
     for status in (FAILED, COMPLETED):
         scheduler.set("11", status)
-        assert times()[2:] == ("1970-01-01T00:18:20Z", "1970-01-01T00:18:20Z")
+        assert read_times()[2:] == ("1970-01-01T00:18:20Z", "1970-01-01T00:18:20Z")
 
 
-def test_marks_give_the_times_without_a_scheduler(runs: Runs, scheduler: FakeScheduler, times: Any) -> None:
+def test_marks_give_the_times_without_a_scheduler(
+    runs: Runs, scheduler: FakeScheduler, read_times: Any
+) -> None:
     launch = runs.launch()
     leave(launch, "11", started=1000.0, ended=1100.0)
     scheduler.error = "squeue cannot reach the controller"
-    assert times() == (CREATED, "1970-01-01T00:16:40Z", "1970-01-01T00:18:20Z", "1970-01-01T00:18:20Z")
+    assert read_times() == (CREATED, "1970-01-01T00:16:40Z", "1970-01-01T00:18:20Z", "1970-01-01T00:18:20Z")
 
 
-def test_an_unknown_state_has_no_time(runs: Runs, scheduler: FakeScheduler, times: Any) -> None:
+def test_an_unknown_state_has_no_time(runs: Runs, scheduler: FakeScheduler, read_times: Any) -> None:
     launch = runs.launch()
     leave(launch, "11", started=1000.0)
     scheduler.error = "squeue cannot reach the controller"
-    assert times() == (CREATED, "1970-01-01T00:16:40Z", None, None)
+    assert read_times() == (CREATED, "1970-01-01T00:16:40Z", None, None)
 
 
-def test_times_of_a_requeued_job(runs: Runs, scheduler: FakeScheduler, times: Any) -> None:
+def test_times_of_a_requeued_job(runs: Runs, scheduler: FakeScheduler, read_times: Any) -> None:
     year = 365 * 86400
     launch = runs.launch(created="1971-01-01T00:00:00Z")
     leave(launch, "11", started=year + 1000.0, ended=year + 1100.0, code=143)
     scheduler.set("11", replace(PENDING, restarts=1))
-    assert times() == ("1971-01-01T00:00:00Z", None, None, "1971-01-01T00:18:20Z")
+    assert read_times() == ("1971-01-01T00:00:00Z", None, None, "1971-01-01T00:18:20Z")
     scheduler.set("11", replace(RUNNING, restarts=1))
-    assert (seconds(times()[3]) or 0) > time.time() - 60, "the mark is of the attempt before"
+    assert (seconds(read_times()[3]) or 0) > time.time() - 60, "the mark is of the attempt before"
     leave(launch, "11", attempt=1, started=year + 2000.0)
-    assert times()[3] == "1971-01-01T00:33:20Z"
+    assert read_times()[3] == "1971-01-01T00:33:20Z"
 
 
 def test_times_of_a_job_that_was_cancelled_while_it_waited(
-    runs: Runs, scheduler: FakeScheduler, times: Any
+    runs: Runs, scheduler: FakeScheduler, read_times: Any
 ) -> None:
     launch = runs.launch()
     note_cancelled(launch, "11", "me")
     scheduler.set("11", JobStatus(State.CANCELLED, "by me"))
-    _, started, ended, last = times()
+    _, started, ended, last = read_times()
     assert started is None and ended == last
     assert abs((seconds(last) or 0) - time.time()) < 60
 
 
-def test_times_of_a_job_whose_end_slurm_alone_knows(runs: Runs, scheduler: FakeScheduler, times: Any) -> None:
+def test_times_of_a_job_whose_end_slurm_alone_knows(
+    runs: Runs, scheduler: FakeScheduler, read_times: Any
+) -> None:
     """The job waited, and was cancelled with scancel."""
     runs.launch()
     scheduler.set("11", JobStatus(State.CANCELLED, "by me", elapsed="00:00:00", ended=1000.0))
-    assert times() == (CREATED, None, "1970-01-01T00:16:40Z", "1970-01-01T00:16:40Z")
+    assert read_times() == (CREATED, None, "1970-01-01T00:16:40Z", "1970-01-01T00:16:40Z")
 
 
 def test_times_of_a_chain_that_was_ended_between_its_links(
-    runs: Runs, scheduler: FakeScheduler, times: Any
+    runs: Runs, scheduler: FakeScheduler, read_times: Any
 ) -> None:
     launch = runs.launch(links=3)
     end_chain(launch, ChainEnd("me", "cancelled", 3000.0))
     scheduler.set("11", JobStatus(State.CANCELLED))
-    assert times()[3] == "1970-01-01T00:50:00Z"
+    assert read_times()[3] == "1970-01-01T00:50:00Z"
 
 
-def test_times_of_a_launch_that_was_refused(runs: Runs, scheduler: FakeScheduler, times: Any) -> None:
+def test_times_of_a_launch_that_was_refused(runs: Runs, scheduler: FakeScheduler, read_times: Any) -> None:
     runs.launch(job_id=None, error="sbatch: error: invalid partition")
-    assert times() == (None, None, None, CREATED)
+    assert read_times() == (None, None, None, CREATED)
 
 
 @pytest.mark.parametrize("created", ["soon", "", "9999-99-99T00:00:00Z"])
 def test_times_of_a_manifest_without_a_valid_time(
-    runs: Runs, scheduler: FakeScheduler, times: Any, created: str
+    runs: Runs, scheduler: FakeScheduler, read_times: Any, created: str
 ) -> None:
     launch = runs.launch(created=created)
     leave(launch, "11", started=1e300, ended=1e300)
     scheduler.set("11", COMPLETED)
-    assert times() == (None, None, None, None)
+    assert read_times() == (None, None, None, None)
 
 
 def test_a_time_is_shown_in_a_few_characters() -> None:
