@@ -95,9 +95,7 @@ def words_in_job(script: str) -> list[str]:
     return words[words.index("image") :]
 
 
-def test_an_import_on_the_cluster_is_a_job(
-    capsys: Capsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_import_becomes_a_job(capsys: Capsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     options = ("--compression=lz4", "--temp-dir=scratch", "--plain-http", "--output=here/x.sqsh")
     script = script_of(capsys, "import", "docker://nvcr.io/nvidia/nemo:24.07", *options)
@@ -112,7 +110,7 @@ def test_an_import_on_the_cluster_is_a_job(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_build_on_the_cluster_is_a_job(capsys: Capsys, tmp_path: Path) -> None:
+def test_a_build_becomes_a_job(capsys: Capsys, tmp_path: Path) -> None:
     words = ("build", "megatron:dev", "image.tag=2", f"images_dir={tmp_path}/images", "--force")
     job_words = words_in_job(script_of(capsys, *words, "--builder=buildah"))
     assert job_words[:4] == ["image", "build", "megatron:dev", "image.tag=2"]
