@@ -35,12 +35,14 @@ def docstrings() -> list[str]:
 def test_the_commands_about_data_run_as_written(repository: Path, tmp_path: Path, warm_python: Path) -> None:
     lines = [json.dumps({"text": text}) for text in docstrings()]
     (tmp_path / "corpus.jsonl").write_text("\n".join(lines) + "\n")
-    written = [command for page in PAGES for command in commands(repository / "docs" / page)]
-    assert [command.split()[1] for command in written].count("data") == len(written) - 1
-    # Processes that have imported torch before: nothing else is added.
-    started = [re.sub(r"^slipway launch ", rf"\g<0>cluster.python={warm_python} ", text) for text in written]
+    page_commands = [command for page in PAGES for command in commands(repository / "docs" / page)]
+    assert [command.split()[1] for command in page_commands].count("data") == len(page_commands) - 1
+    # Use processes that have imported torch before; nothing else differs from the page.
+    script_lines = [
+        re.sub(r"^slipway launch ", rf"\g<0>cluster.python={warm_python} ", text) for text in page_commands
+    ]
     done = subprocess.run(
-        ["bash", "-eux", "-c", "\n".join(started)],
+        ["bash", "-eux", "-c", "\n".join(script_lines)],
         cwd=tmp_path,
         env={**os.environ, "PATH": f"{write_slipway(tmp_path / 'bin')}:{os.environ['PATH']}"},
         text=True,
@@ -56,7 +58,7 @@ def test_the_commands_about_data_run_as_written(repository: Path, tmp_path: Path
     answer = json.loads((tmp_path / "step7.json").read_text())
     assert len(answer["samples"]) == 32
     pieces = [piece for sample in answer["samples"] for piece in sample["pieces"]]
-    # Each piece is of the line of the file that its offset says.
+    # Each piece comes from the line of the file at its offset.
     content = (tmp_path / "corpus.jsonl").read_bytes()
     assert {piece["source"] for piece in pieces} == {str(tmp_path / "corpus.jsonl")}
     for piece in pieces:

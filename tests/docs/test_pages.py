@@ -22,7 +22,11 @@ def test_index_links_every_page(repository: Path) -> None:
 def test_navigation_has_every_page_once(repository: Path) -> None:
     sections = yaml.safe_load((repository / "mkdocs.yml").read_text())["nav"]
     pages = [
-        page for section in sections for entries in section.values() for e in entries for page in e.values()
+        page
+        for section in sections
+        for entries in section.values()
+        for entry in entries
+        for page in entry.values()
     ]
     assert sorted(pages) == sorted(path.name for path in (repository / "docs").glob("*.md"))
 
@@ -30,13 +34,13 @@ def test_navigation_has_every_page_once(repository: Path) -> None:
 @pytest.mark.parametrize("page", ["docs/architecture.md", "docs/glossary.md", "CONTRIBUTING.md"])
 def test_files_that_a_page_names_exist(page: str, repository: Path) -> None:
     text = (repository / page).read_text()
-    named = re.findall(
+    paths = re.findall(
         r"`((?:launcher|supervisor|trainer|arithmetic|corpus|sandbox|conf|scripts|tests|templates)/[^`\s]*)`",
         text,
     )
-    missing = [name for name in named if "NAME" not in name and "FAMILY" not in name]
+    missing = [name for name in paths if "NAME" not in name and "FAMILY" not in name]
     missing = [name for name in missing if not (repository / name).exists()]
-    assert len(named) >= (page != "docs/glossary.md")
+    assert len(paths) >= (page != "docs/glossary.md")
     assert missing == []
 
 

@@ -1,4 +1,4 @@
-"""Facts to judge: a machine, a Slurm and an image that are as they should be."""
+"""Facts for the rules of the doctor: a healthy machine, a healthy Slurm and an image."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ FILE = Image("/images/nemo.sqsh", path="/images/nemo.sqsh", size=10 * GIB)
 
 
 def place(path: str = "/scratch/enroot", **other: Any) -> Directory:
-    given = {"there": "/scratch", "kind": "xfs", "point": "/scratch", "source": "/dev/sda1"}
-    return Directory(**{"path": path, **given, "free": 500 * GIB, "writable": True, **other})
+    defaults = {"there": "/scratch", "kind": "xfs", "point": "/scratch", "source": "/dev/sda1"}
+    return Directory(**{"path": path, **defaults, "free": 500 * GIB, "writable": True, **other})
 
 
 def machine(without: Iterable[str] = (), places: dict[str, Directory] | None = None, **other: Any) -> Machine:
     tools = {name: "1.2" for name in _PROGRAMS if name not in set(without)}
     names = ("enroot runtime", "enroot data", "enroot cache", "enroot temp", "temporary")
-    given = {
+    defaults = {
         "host": "n1",
         "uid": 1000,
         "python": "3.9.2",
@@ -51,11 +51,11 @@ def machine(without: Iterable[str] = (), places: dict[str, Directory] | None = N
         "places": {**{name: place() for name in names}, **(places or {})},
         "enroot": Enroot("3.5.0", "/etc/enroot/enroot.conf", hooks=("98-nvidia.sh",)),
     }
-    return Machine(**{**given, **other})
+    return Machine(**{**defaults, **other})
 
 
 def slurm(**settings: str) -> Slurm:
-    given = {
+    defaults = {
         "SLURM_VERSION": "24.11.5",
         "ClusterName": "big",
         "AccountingStorageType": "accounting_storage/slurmdbd",
@@ -64,7 +64,7 @@ def slurm(**settings: str) -> Slurm:
         "ProctrackType": "proctrack/cgroup",
         "TaskPlugin": "task/cgroup,task/affinity",
     }
-    return Slurm(settings={**given, **settings}, pyxis=True, nodes={"gpu": (4, 3)}, gpus=("a100",))
+    return Slurm(settings={**defaults, **settings}, pyxis=True, nodes={"gpu": (4, 3)}, gpus=("a100",))
 
 
 def gpus(driver: str = "550.54.15", cuda: str | None = "12.4", **other: Any) -> Gpus:
@@ -75,12 +75,12 @@ def plugstack(**options: str) -> Plugstack:
     return Plugstack("/etc/slurm/plugstack.conf:3", "/usr/lib/slurm/spank_pyxis.so", True, options)
 
 
-def one(lines: Iterable[Line], what: str) -> Line:
-    """The one line about a thing."""
-    (found,) = [line for line in lines if line.what == what]
-    return found
+def line_about(lines: Iterable[Line], what: str) -> Line:
+    """Return the only line about a thing."""
+    (match,) = [line for line in lines if line.what == what]
+    return match
 
 
-def told(lines: Iterable[Line]) -> dict[str, str]:
-    """The status of each thing; with a ``!`` where a launch cannot do without it."""
+def statuses_of(lines: Iterable[Line]) -> dict[str, str]:
+    """Return the status of each thing, with a ``!`` where the launch needs it."""
     return {line.what: f"{line.status}{'!' if line.needed else ''}" for line in lines}

@@ -1,4 +1,4 @@
-"""NVIDIA's table of drivers, and what an image asks of one."""
+"""NVIDIA's table of drivers, and the requirements of an image on its driver."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from launcher.doctor.tool_rules import CudaSupport, cuda_support, fulfils, minimum_driver, version
 
-# As the images of CUDA 12.4 have it, shortened.
+# The variable of the images of CUDA 12.4, shortened.
 REQUIRES = "cuda>=12.4 brand=tesla,driver>=470,driver<471 brand=tesla,driver>=535,driver<536"
 
 
@@ -46,20 +46,20 @@ def test_text_without_a_number_is_no_version() -> None:
 
 
 @pytest.mark.parametrize(
-    ("driver", "cuda", "does"),
+    ("driver", "cuda", "expected"),
     [
         ("550.54.15", "12.4", True),
-        ("545.23.08", "12.3", False),  # too old, and of none of the branches that are let in
-        ("535.161.07", "12.2", True),  # of one that is
+        ("545.23.08", "12.3", False),  # too old, and in none of the admitted branches
+        ("535.161.07", "12.2", True),  # in an admitted branch
         ("536.10", "12.2", False),
         ("470.82.01", "11.4", True),
         ("510.47.03", "11.6", False),
     ],
 )
 def test_requirements_on_drivers_are_those_of_nvidia_container_cli(
-    driver: str, cuda: str, does: bool
+    driver: str, cuda: str, expected: bool
 ) -> None:
-    assert fulfils(driver, cuda, REQUIRES) is does
+    assert fulfils(driver, cuda, REQUIRES) is expected
 
 
 def test_unknown_conditions_count_as_fulfilled() -> None:

@@ -22,48 +22,52 @@ from launcher.sandbox.lifecycle import Sandbox
 
 
 @pytest.fixture
-def nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine on whose PATH there is nothing, and a home without files."""
+def bare_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Set up a machine with an empty PATH and an empty home directory; return the directory of both."""
     for name in ("bin", "home"):
         (tmp_path / name).mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    others = ("SLURM_CONF", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR", "DOCKER_CONFIG", "REGISTRY_AUTH_FILE")
-    for name in (*others, "ENROOT_CONFIG_PATH"):
+    variables = ("SLURM_CONF", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR", "DOCKER_CONFIG", "REGISTRY_AUTH_FILE")
+    for name in (*variables, "ENROOT_CONFIG_PATH"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path
 
 
 def by_name(out: str) -> dict[str, dict[str, Any]]:
-    """The lines of the machine that one is on, of ``--json``."""
+    """Return the lines about this machine from the output of ``--json``, by their subject."""
     return {line["what"]: line for line in json.loads(out)["lines"] if "here" in line["where"]}
 
 
-def test_bare_machine_lacks_what_the_launch_needs(nothing: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bare_machine_lacks_what_the_launch_needs(
+    bare_machine: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["doctor", "cluster=bcm"]) == 1
-    told = capsys.readouterr().out.splitlines()
-    statuses = {line.split("  ")[0]: line.split()[1:] for line in told if not line.startswith(" ")}
+    lines = capsys.readouterr().out.splitlines()
+    statuses = {line.split("  ")[0]: line.split()[1:] for line in lines if not line.startswith(" ")}
     assert statuses["slurm"][0] == "missing!"
     for name in ("enroot", "images.build", "images.copy", "images.unpack", "squashfs.make"):
         assert statuses[name][0] == "missing"
-    assert told[-1].startswith("missing for this launch: slurm")
-    assert sum(line.strip().startswith("-> ") for line in told) >= 6  # each has its fix
+    assert lines[-1].startswith("missing for this launch: slurm")
+    assert sum(line.strip().startswith("-> ") for line in lines) >= 6  # each has its fix
 
 
-def test_local_launch_needs_python_alone(nothing: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_local_launch_needs_python_alone(bare_machine: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = main(["doctor", "cluster=local", "--json"])
     out = capsys.readouterr().out
-    found = by_name(out)
-    assert "slurm" not in found
-    assert found["trainer"]["status"] in ("ok", "missing")
-    assert code == (0 if found["trainer"]["status"] == "ok" else 1)
+    lines = by_name(out)
+    assert "slurm" not in lines
+    assert lines["trainer"]["status"] in ("ok", "missing")
+    assert code == (0 if lines["trainer"]["status"] == "ok" else 1)
     assert json.loads(out)["ok"] is (code == 0)
 
 
-def test_interpreter_without_libraries_is_missing(nothing: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_interpreter_without_libraries_is_missing(
+    bare_machine: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["doctor", "cluster=local", "cluster.python=/nowhere/python3", "--json"]) in (0, 1)
     assert by_name(capsys.readouterr().out)["trainer"]["status"] == "warning"  # nodes may have it
-    fake = nothing / "python3"
+    fake = bare_machine / "python3"
     fake.write_text("#!/bin/sh\necho missing: torch\n")
     fake.chmod(0o755)
     assert main(["doctor", "cluster=local", f"cluster.python={fake}", "--json"]) == 1
@@ -73,9 +77,9 @@ def test_interpreter_without_libraries_is_missing(nothing: Path, capsys: pytest.
 
 
 def test_secrets_are_never_shown(
-    nothing: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    bare_machine: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    home = nothing / "home"
+    home = bare_machine / "home"
     files = {
         ".config/enroot/.credentials": "machine nvcr.io login $oauthtoken password SESAME\n",
         ".docker/config.json": json.dumps(
@@ -100,9 +104,9 @@ def test_secrets_are_never_shown(
     assert ".credentials" not in line["fix"]
 
 
-def test_files_without_registries_are_no_credentials(nothing: Path) -> None:
+def test_files_without_registries_are_no_credentials(bare_machine: Path) -> None:
     for name, text in ((".docker/config.json", "not json"), (".config/containers/auth.json", "[1]")):
-        path = nothing / "home" / name
+        path = bare_machine / "home" / name
         path.parent.mkdir(parents=True)
         path.write_text(text)
     assert credentials() == []
@@ -110,9 +114,12 @@ def test_files_without_registries_are_no_credentials(nothing: Path) -> None:
     assert credentials() == [Credentials(str(path), ("a.io\\x1b[31m",), is_private=False)]
 
 
-def test_registries_are_named_as_in_images(nothing: Path) -> None:
+def test_registries_are_named_as_in_images(bare_machine: Path) -> None:
     """Other programs write other names; a login that is a part of the name is not printed."""
-    enroot, docker = nothing / "home/.config/enroot/.credentials", nothing / "home/.docker/config.json"
+    enroot, docker = (
+        bare_machine / "home/.config/enroot/.credentials",
+        bare_machine / "home/.docker/config.json",
+    )
     for path in (enroot, docker):
         path.parent.mkdir(parents=True)
     enroot.write_text("machine auth.docker.io login me password SESAME\n")
@@ -123,70 +130,70 @@ def test_registries_are_named_as_in_images(nothing: Path) -> None:
         "me:SESAME@b.io",
     )
     docker.write_text(json.dumps({"auths": {key: {} for key in keys}}))
-    assert [one.registries for one in credentials()] == [
+    assert [entry.registries for entry in credentials()] == [
         ("docker.io",),
         ("docker.io", "a.io:5000", "quay.io/team", "b.io"),
     ]
 
 
-def test_image_is_started_by_its_name_for_pyxis(nothing: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nodes stand elsewhere than the user; and `docker://` would send Enroot to Docker Hub."""
-    monkeypatch.chdir(nothing)
-    assert image_named("./torn.sqsh", "--image").for_pyxis == str(nothing / "torn.sqsh")
+def test_image_is_started_by_its_name_for_pyxis(bare_machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes have another working directory, and `docker://` would send Enroot to Docker Hub."""
+    monkeypatch.chdir(bare_machine)
+    assert image_named("./torn.sqsh", "--image").for_pyxis == str(bare_machine / "torn.sqsh")
     assert (
         image_named("docker://nvcr.io/nvidia/nemo:24.07", "--image").for_pyxis == "nvcr.io#nvidia/nemo:24.07"
     )
 
 
-def test_cuda_of_an_image_comes_from_its_registry(nothing: Path) -> None:
-    """As skopeo tells it; and why it is not told."""
-    skopeo = nothing / "bin/skopeo"
+def test_cuda_of_an_image_comes_from_its_registry(bare_machine: Path) -> None:
+    """An image without an answer of skopeo has the reason instead."""
+    skopeo = bare_machine / "bin/skopeo"
 
-    def says(text: str) -> None:
+    def write_skopeo(text: str) -> None:
         skopeo.write_text(f"#!/bin/sh\n{text}\n")
         skopeo.chmod(0o755)
 
     name = "nvcr.io#nvidia/nemo:24.07"
     assert image_named(name, "container").why == "no skopeo on this machine to ask the registry"
-    says("""[ "$*" = "inspect --config docker://nvcr.io/nvidia/nemo:24.07" ] || exit 1
+    write_skopeo("""[ "$*" = "inspect --config docker://nvcr.io/nvidia/nemo:24.07" ] || exit 1
 echo '{"config": {"Env": ["PATH=/bin", "CUDA_VERSION=12.5.0.23", "NVIDIA_REQUIRE_CUDA=cuda>=9.0"]}}'""")
-    found = image_named(name, "container")
-    assert (found.cuda, found.requires, found.registry, found.why) == (
+    image = image_named(name, "container")
+    assert (image.cuda, image.requires, image.registry, image.why) == (
         "12.5.0.23",
         "cuda>=9.0",
         "nvcr.io",
         None,
     )
-    says("""echo 'time="x" level=fatal msg="Error: reading manifest: unauthorized"' >&2; exit 1""")
+    write_skopeo("""echo 'time="x" level=fatal msg="Error: reading manifest: unauthorized"' >&2; exit 1""")
     assert image_named(name, "container").why == "the registry's error: unauthorized"
-    says("echo '[]'")
+    write_skopeo("echo '[]'")
     assert image_named(name, "container").why == "the registry's answer cannot be read"
 
 
-def test_cuda_of_an_image_comes_from_its_file(nothing: Path) -> None:
+def test_cuda_of_an_image_comes_from_its_file(bare_machine: Path) -> None:
     assert image_named("/nowhere/x.sqsh", "container").why == "no such file or directory"
-    torn = nothing / "torn.sqsh"
+    torn = bare_machine / "torn.sqsh"
     torn.write_bytes(b"x" * 200)
-    found = image_named(str(torn), "container")
-    assert found.is_broken
-    assert str(torn) not in (found.why or "")
+    image = image_named(str(torn), "container")
+    assert image.is_broken
+    assert str(torn) not in (image.why or "")
 
 
-def test_unreadable_image_has_an_unknown_cuda(nothing: Path) -> None:
-    """Here without unsquashfs: that is not the image's fault, and no word about its environment."""
-    whole = nothing / "whole.sqsh"
+def test_unreadable_image_has_an_unknown_cuda(bare_machine: Path) -> None:
+    """A missing unsquashfs is not the image's fault, and says nothing about its environment."""
+    path = bare_machine / "whole.sqsh"
     # A superblock: inodes, time, block size, fragments, gzip, ..., 4.0, root, bytes used.
     numbers = struct.pack("<IIIIHHHHHHQQ", 1, 0, 131072, 0, 1, 17, 0, 1, 4, 0, 0, 96)
-    whole.write_bytes((b"hsqs" + numbers).ljust(96, b"\0"))
-    found = image_named(str(whole), "container")
-    assert not found.is_broken
-    assert "unsquashfs is missing" in (found.why or "")
-    assert image_line(found).status == "unknown"
-    assert image_line(found).fix is None  # it is here: nodes need not be asked for it
+    path.write_bytes((b"hsqs" + numbers).ljust(96, b"\0"))
+    image = image_named(str(path), "container")
+    assert not image.is_broken
+    assert "unsquashfs is missing" in (image.why or "")
+    assert image_line(image).status == "unknown"
+    assert image_line(image).fix is None  # this machine has it: no node need be asked
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         (["--nodes", "-1"], "--nodes -1"),
         (["--patience", "0"], "--patience 0"),
@@ -200,17 +207,19 @@ def test_unreadable_image_has_an_unknown_cuda(nothing: Path) -> None:
         (["cluster=nowhere"], "nowhere"),
     ],
 )
-def test_mistakes(nothing: Path, words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_options_are_refused(
+    bare_machine: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["doctor", *words]) == 2
     printed = capsys.readouterr()
-    assert says in printed.err
+    assert message in printed.err
     assert printed.out == ""
 
 
 def test_help_has_examples_and_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as raised:
         main(["doctor", "--help"])
-    assert ended.value.code == 0
+    assert raised.value.code == 0
     text = capsys.readouterr().out
     assert "examples:\n" in text
     assert "exit code:\n" in text
@@ -226,8 +235,8 @@ def test_nodes_of_a_real_slurm_are_examined(
     monkeypatch.setenv("SLURM_NNODES", "17")
     main(["doctor", "cluster=sandbox", "--nodes", "2", "--json"])
     lines = json.loads(capsys.readouterr().out)["lines"]
-    of_slurm = {line["what"]: line["status"] for line in lines if line["what"].startswith("slurm")}
-    assert of_slurm == {
+    statuses = {line["what"]: line["status"] for line in lines if line["what"].startswith("slurm")}
+    assert statuses == {
         "slurm": "ok",
         "slurm.accounting": "warning",
         "slurm.select": "ok",
@@ -255,10 +264,10 @@ def test_pending_job_is_cancelled_when_patience_ends(
     out = capsys.readouterr().out
     assert "1 of 1 did not answer: no answer within 1 s" in out
     assert "unknown, and needed for this launch: nodes" in out
-    assert doctors(environment) == []
+    assert doctor_jobs(environment) == []
 
 
-_WAITS = """\
+_WAITING_DOCTOR = """\
 import sys
 from launcher.cli.app import main
 from launcher.doctor import nodes
@@ -269,21 +278,25 @@ sys.exit(main(["doctor", "cluster=sandbox", "cluster.begin=now+1hour", "--nodes"
 
 @pytest.mark.slurm
 def test_job_is_cancelled_when_the_doctor_is_terminated(plain_sandbox: Sandbox) -> None:
-    """As when the terminal is closed: nobody would see the job wait, or know what it is."""
+    """A closed terminal sends SIGHUP: nobody would see the job wait, or know what it is for."""
     environment = plain_sandbox.environment()
-    nothing = subprocess.DEVNULL
+    devnull = subprocess.DEVNULL
     with subprocess.Popen(
-        [sys.executable, "-c", _WAITS], env=environment, stdin=nothing, stdout=nothing, stderr=nothing
+        [sys.executable, "-c", _WAITING_DOCTOR],
+        env=environment,
+        stdin=devnull,
+        stdout=devnull,
+        stderr=devnull,
     ) as doctor:
-        while doctor.poll() is None and not doctors(environment):
+        while doctor.poll() is None and not doctor_jobs(environment):
             time.sleep(0.1)
         doctor.send_signal(signal.SIGHUP)
     assert doctor.returncode == 128 + signal.SIGHUP
-    assert doctors(environment) == []
+    assert doctor_jobs(environment) == []
 
 
-def doctors(environment: dict[str, str]) -> list[str]:
-    """The doctor's jobs that wait or run."""
+def doctor_jobs(environment: dict[str, str]) -> list[str]:
+    """Return the names of the doctor's jobs that wait or run."""
     command = ["squeue", "--noheader", "--format=%j", "--states=PENDING,RUNNING"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     return [name for name in done.stdout.split() if name.startswith("slipway-doctor")]

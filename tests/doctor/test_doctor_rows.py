@@ -1,4 +1,4 @@
-"""Lines of many machines become one row where they say the same; what nodes told is put together."""
+"""Rows of the doctor's table: equal lines of machines are merged, and answers of nodes are put together."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def test_equal_lines_are_one_row_with_the_least_room() -> None:
         ("slurm", ("here",), None),
         ("enroot.data", ("n1", "n2", "n3"), 5),
     ]
-    apart = merged([("n1", [line(7)]), ("n2", [line(7, Status.WARNING)])])
-    assert [row.where for row in apart] == [("n1",), ("n2",)]
+    separate = merged([("n1", [line(7)]), ("n2", [line(7, Status.WARNING)])])
+    assert [row.where for row in separate] == [("n1",), ("n2",)]
 
 
 def test_needed_rows_are_lacking_or_unknown() -> None:
@@ -88,11 +88,11 @@ def test_mixed_lines_of_several_nodes_are_sorted_out() -> None:
     assert max(map(len, lines)) < 300
     lines += [f"{MARK} n9 0 0 -", "srun: job 5 queued", f"{MARK} n8 0 two x", f"{MARK} n7 0 3 eJw"]
     random.Random(0).shuffle(lines)
-    machines, blind = read(lines)
+    machines, without_python = read(lines)
     assert sorted(json.dumps(content) for content in machines) == sorted(map(json.dumps, contents))
-    assert blind == ["n9"]
-    torn, _ = read([line for line in lines if not line.startswith(f"{MARK} n2 1 ")])
-    assert sorted(content["host"] for content in torn) == ["n1", "n3"]
+    assert without_python == ["n9"]
+    complete, _ = read([line for line in lines if not line.startswith(f"{MARK} n2 1 ")])
+    assert sorted(content["host"] for content in complete) == ["n1", "n3"]
 
 
 def test_answers_of_different_lengths_of_one_node_are_no_second_node() -> None:
@@ -102,12 +102,12 @@ def test_answers_of_different_lengths_of_one_node_are_no_second_node() -> None:
     assert len(read([*few, *many])[0]) < 2
 
 
-def gathered(answers: Answers | None) -> Surroundings:
+def surroundings_with(answers: Answers | None) -> Surroundings:
     return Surroundings(ON_PYXIS, slurm(), machine(host="login"), FILE, (), "3.11", {}, None, None, answers)
 
 
 @pytest.mark.parametrize(
-    ("job_python", "lacks", "words"),
+    ("job_python", "is_lacking", "words"),
     [
         (
             "3.6.8 /usr/libexec/platform-python",
@@ -119,26 +119,26 @@ def gathered(answers: Answers | None) -> Surroundings:
         (None, True, "no python3: nothing keeps a job here"),
     ],
 )
-def test_a_node_needs_a_python_that_keeps_jobs(job_python: str | None, lacks: bool, words: str) -> None:
+def test_a_node_needs_a_python_that_keeps_jobs(job_python: str | None, is_lacking: bool, words: str) -> None:
     node = machine(files={"/images/nemo.sqsh": FILE.size}, job_python=job_python)
-    rows = apply_rules(gathered(Answers(1, (node,), (), None)))
+    rows = apply_rules(surroundings_with(Answers(1, (node,), (), None)))
     (row,) = (row for row in rows if row.what == "python" and row.where == (node.host,))
-    assert (row.text, row in lacking(rows)) == (words, lacks)
+    assert (row.text, row in lacking(rows)) == (words, is_lacking)
 
 
 def test_silent_nodes_do_not_count_as_healthy() -> None:
     good = machine(files={"/images/nemo.sqsh": FILE.size})
-    rows = apply_rules(gathered(Answers(3, (good,), ("n2",), "srun: killed")))
+    rows = apply_rules(surroundings_with(Answers(3, (good,), ("n2",), "srun: killed")))
     (silent,) = lacking(rows, Status.UNKNOWN)
     assert silent.text == "1 of 3 did not answer: srun: killed"
     assert [(row.where, row.what, row.text) for row in lacking(rows)] == [
         (("n2",), "python", "no Python: nothing keeps a job here")
     ]
-    assert not lacking(apply_rules(gathered(None)), Status.UNKNOWN)
-    assert "not examined" in [row.text for row in apply_rules(gathered(None))]
+    assert not lacking(apply_rules(surroundings_with(None)), Status.UNKNOWN)
+    assert "not examined" in [row.text for row in apply_rules(surroundings_with(None))]
 
 
-_OF_PYXIS = """\
+_PYXIS_LOG = """\
 slurmstepd-n2: error: pyxis: child 18246 failed with error code: 1
 slurmstepd-n2: error: pyxis: failed to create container filesystem for image: /x.sqsh
 slurmstepd-n1: error: pyxis: failed to create container filesystem for image: /x.sqsh
@@ -149,19 +149,19 @@ srun: error: n2: task 1: Exited with exit code 1
 
 
 def test_image_that_starts_on_some_nodes_alone_is_missing() -> None:
-    why = pyxis_words(_OF_PYXIS)
+    why = pyxis_words(_PYXIS_LOG)
     assert why == ("failed to create container filesystem for image: /x.sqsh; Invalid image format: /x.sqsh")
     assert pyxis_words("srun: error: Invalid partition\n") == "Invalid partition"
     good = machine(files={"/images/nemo.sqsh": FILE.size})
-    both = (good, machine(host="n2", files=good.files))
-    rows = apply_rules(gathered(Answers(2, both, started=("n1",), why_not_started=why)))
+    machines = (good, machine(host="n2", files=good.files))
+    rows = apply_rules(surroundings_with(Answers(2, machines, started=("n1",), why_not_started=why)))
     assert [(row.where, row.status) for row in rows if row.what == "container"] == [
         (("n1",), Status.OK),
         (("n2",), Status.MISSING),
     ]
-    (lost,) = lacking(rows)
-    assert "starts on 1 of 2 nodes: failed to create" in lost.text
-    assert not lacking(apply_rules(gathered(Answers(2, both, started=("n1", "n2")))))
+    (failure,) = lacking(rows)
+    assert "starts on 1 of 2 nodes: failed to create" in failure.text
+    assert not lacking(apply_rules(surroundings_with(Answers(2, machines, started=("n1", "n2")))))
 
 
 def test_control_characters_of_an_image_do_not_reach_the_terminal() -> None:
@@ -175,11 +175,11 @@ def test_control_characters_of_an_image_do_not_reach_the_terminal() -> None:
 def test_more_patience_gives_an_image_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = []
 
-    def runs(command: list[str], **other: object) -> None:
+    def refuse(command: list[str], **options: object) -> None:
         limits.extend(word for word in command if word.startswith("--time="))
         raise OSError(2, "no such file")
 
-    monkeypatch.setattr(subprocess, "Popen", runs)
+    monkeypatch.setattr(subprocess, "Popen", refuse)
     plan = drafts(Request(overrides=["cluster=bcm"], command=["slipway"]))[0].plan
     for patience in (1.0, 3601.0):
         with pytest.raises(UserError):
@@ -190,7 +190,7 @@ def test_more_patience_gives_an_image_more_time(monkeypatch: pytest.MonkeyPatch)
 def test_node_that_differs_has_a_row_of_its_own() -> None:
     good = machine(files={"/images/nemo.sqsh": FILE.size})
     bad = machine(host="n2", files={"/images/nemo.sqsh": None})
-    rows = apply_rules(gathered(Answers(2, (good, bad))))
+    rows = apply_rules(surroundings_with(Answers(2, (good, bad))))
     assert [(row.what, row.where) for row in lacking(rows)] == [("image", ("n2",))]
     assert [row.where for row in rows if row.what == "enroot.data"] == [("here", "n1", "n2")]
 
@@ -209,10 +209,10 @@ def test_node_that_differs_has_a_row_of_its_own() -> None:
 def test_examined_nodes_are_those_of_the_launch(
     overrides: list[str], expected: list[str], absent: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SLURM_JOB_ID", "7")  # as in a salloc
+    monkeypatch.setenv("SLURM_JOB_ID", "7")  # as inside salloc
     plan = drafts(Request(overrides=overrides, command=["slipway"]))[0].plan
-    named = srun_command(plan, ["n1", "n2"], "me")
-    assert {"--nodes=2", "--nodelist=n1,n2"} <= set(named), "what was looked at is started on"
+    command_by_name = srun_command(plan, ["n1", "n2"], "me")
+    assert {"--nodes=2", "--nodelist=n1,n2"} <= set(command_by_name), "what was looked at is started on"
     command = srun_command(plan, 2, "me")
     assert set(expected) <= set(command)
     assert not set(absent) & set(command)
@@ -224,18 +224,18 @@ def test_paths_of_enroot_in_a_job_are_ignored_as_by_pyxis(monkeypatch: pytest.Mo
     variables = {"ENROOT_DATA_PATH": "/scratch", "ENROOT_RESTRICT_DEV": "y"}
     overrides = ["cluster=bcm", *(f"env_vars.{name}={value}" for name, value in variables.items())]
     plan = drafts(Request(overrides=overrides, command=["slipway"]))[0].plan
-    of_job = environment_of(plan)
-    assert {name for name in of_job if name.startswith("ENROOT_")} == {"ENROOT_RESTRICT_DEV"}
+    job_environment = environment_of(plan)
+    assert {name for name in job_environment if name.startswith("ENROOT_")} == {"ENROOT_RESTRICT_DEV"}
     # An import does not go through Pyxis, and is no job.
     environment = environment_here(plan)
     assert {name for name in environment if name.startswith("ENROOT_")} == {"ENROOT_RUNTIME_PATH"}
 
 
 def test_report_of_the_probe_has_the_fields_of_the_facts() -> None:
-    """The report is of this machine, and is read as a node's is."""
+    """The report is of this machine, and is read like a node's."""
     content = gather({"files": {"a": __file__, "b": "/nowhere/x"}}, {"PATH": "", "HOME": "/"})
-    machine = machine_of(json.loads(json.dumps(content)))
-    assert machine.files["/nowhere/x"] is None
-    assert machine.files[__file__]
-    assert machine.tools == {}
+    facts = machine_of(json.loads(json.dumps(content)))
+    assert facts.files["/nowhere/x"] is None
+    assert facts.files[__file__]
+    assert facts.tools == {}
     assert read(answer_lines(content))[0] == [json.loads(json.dumps(content))]

@@ -1,4 +1,4 @@
-"""The report's lines: each trap has a line, and a fix."""
+"""The report's lines: each known problem has a line and a fix."""
 
 from __future__ import annotations
 
@@ -30,38 +30,40 @@ from tests.doctor.machines import (
     NEMO,
     ON_PYXIS,
     gpus,
+    line_about,
     machine,
-    one,
     place,
     plugstack,
     slurm,
-    told,
+    statuses_of,
 )
 
 
 def test_complete_slurm_is_ok() -> None:
     lines = list(slurm_lines(slurm(), ON_PYXIS))
-    assert told(lines) == {
+    assert statuses_of(lines) == {
         "slurm": "ok!",
         "slurm.accounting": "ok",
         "slurm.select": "ok",
         "slurm.cgroups": "ok",
         "slurm.nodes": "ok!",
     }
-    assert one(lines, "slurm").text == "24.11.5, cluster big: the controller answers"
-    assert one(lines, "slurm.nodes").text == "nodes that take jobs: gpu: 3 of 4; GPUs: a100"
+    assert line_about(lines, "slurm").text == "24.11.5, cluster big: the controller answers"
+    assert line_about(lines, "slurm.nodes").text == "nodes that take jobs: gpu: 3 of 4; GPUs: a100"
     assert all(line.fix is None for line in lines)
 
 
 def test_missing_slurm_is_reported_with_its_reason() -> None:
     lines = list(slurm_lines(Slurm(why="no Slurm found on this machine"), ON_PYXIS))
-    assert told(lines) == {"slurm": "missing!"}
+    assert statuses_of(lines) == {"slurm": "missing!"}
     assert "slipway sandbox up" in (lines[0].fix or "")
-    assert told(slurm_lines(Slurm(why="none"), Requirements(scheduler="local"))) == {"slurm": "missing"}
+    assert statuses_of(slurm_lines(Slurm(why="none"), Requirements(scheduler="local"))) == {
+        "slurm": "missing"
+    }
 
 
 @pytest.mark.parametrize(
-    ("what", "settings", "says"),
+    ("what", "settings", "message"),
     [
         ("slurm.accounting", {"AccountingStorageType": "accounting_storage/none"}, "sacct has no records"),
         ("slurm.accounting", {"AccountingStorageType": "(null)"}, "none: sacct"),
@@ -71,24 +73,24 @@ def test_missing_slurm_is_reported_with_its_reason() -> None:
         ("slurm.cgroups", {"TaskPlugin": "task/affinity"}, "cores and GPUs of others"),
     ],
 )
-def test_missing_plugins_of_slurm_are_warnings(what: str, settings: dict[str, str], says: str) -> None:
+def test_missing_plugins_of_slurm_are_warnings(what: str, settings: dict[str, str], message: str) -> None:
     lines = list(slurm_lines(slurm(**settings), ON_PYXIS))
-    line = one(lines, what)
+    line = line_about(lines, what)
     assert line.status is Status.WARNING
-    assert says in line.text
+    assert message in line.text
     assert line.fix
     assert [other.status for other in lines if other.what != what] == [Status.OK] * 4
 
 
 def test_partition_without_usable_nodes_is_missing() -> None:
     down = replace(slurm(), nodes={"gpu": (4, 0)})
-    assert told(slurm_lines(down, ON_PYXIS))["slurm.nodes"] == "missing!"
-    assert told(slurm_lines(replace(slurm(), nodes={}), ON_PYXIS))["slurm.nodes"] == "warning"
+    assert statuses_of(slurm_lines(down, ON_PYXIS))["slurm.nodes"] == "missing!"
+    assert statuses_of(slurm_lines(replace(slurm(), nodes={}), ON_PYXIS))["slurm.nodes"] == "warning"
 
 
 def test_pyxis_of_srun_is_reported() -> None:
-    there = machine(plugstack=plugstack(runtime_path="/run/pyxis"))
-    line = pyxis_line(slurm(), ON_PYXIS, there)
+    configured = machine(plugstack=plugstack(runtime_path="/run/pyxis"))
+    line = pyxis_line(slurm(), ON_PYXIS, configured)
     assert (line.status, line.needed) == (Status.OK, True)
     assert line.text.endswith("plugstack.conf:3: /usr/lib/slurm/spank_pyxis.so runtime_path=/run/pyxis")
     line = pyxis_line(replace(slurm(), pyxis=False), ON_PYXIS, machine())
@@ -104,16 +106,18 @@ def test_pyxis_that_is_configured_and_not_loaded_is_missing() -> None:
     line = pyxis_line(replace(slurm(), pyxis=False), ON_PYXIS, machine(plugstack=plugstack()))
     assert line.status is Status.MISSING
     assert "although plugstack.conf has Pyxis" in line.text
-    gone = replace(plugstack(), there=False)
-    line = pyxis_line(replace(slurm(), pyxis=False), ON_PYXIS, machine(plugstack=gone))
+    absent = replace(plugstack(), there=False)
+    line = pyxis_line(replace(slurm(), pyxis=False), ON_PYXIS, machine(plugstack=absent))
     assert "spank_pyxis.so is not there" in (line.fix or "")
 
 
 def test_plugin_of_pyxis_is_reported_for_each_node() -> None:
-    assert told(pyxis_node_lines(machine(plugstack=plugstack()), ON_PYXIS, FILE)) == {"pyxis.plugin": "ok!"}
-    gone = machine(plugstack=replace(plugstack(), there=False))
-    assert told(pyxis_node_lines(gone, ON_PYXIS, FILE)) == {"pyxis.plugin": "missing!"}
-    assert told(pyxis_node_lines(gone, BARE, None)) == {}
+    assert statuses_of(pyxis_node_lines(machine(plugstack=plugstack()), ON_PYXIS, FILE)) == {
+        "pyxis.plugin": "ok!"
+    }
+    absent = machine(plugstack=replace(plugstack(), there=False))
+    assert statuses_of(pyxis_node_lines(absent, ON_PYXIS, FILE)) == {"pyxis.plugin": "missing!"}
+    assert statuses_of(pyxis_node_lines(absent, BARE, None)) == {}
 
 
 def test_image_of_a_registry_in_memory_is_a_warning() -> None:
@@ -128,31 +132,31 @@ def test_image_of_a_registry_in_memory_is_a_warning() -> None:
 def test_complete_enroot_is_ok() -> None:
     lines = list(enroot_lines(machine(), ON_PYXIS, FILE, is_node=True))
     assert {line.status for line in lines} == {Status.OK}
-    assert one(lines, "enroot.data").free == 500 * GIB
-    assert "no 50-slurm-pytorch.sh" in one(lines, "enroot.hooks").text
+    assert line_about(lines, "enroot.data").free == 500 * GIB
+    assert "no 50-slurm-pytorch.sh" in line_about(lines, "enroot.hooks").text
 
 
 def test_only_nodes_need_enroot() -> None:
     bare = machine(enroot=None)
-    assert told(enroot_lines(bare, ON_PYXIS, FILE, is_node=True)) == {"enroot": "missing!"}
-    assert told(enroot_lines(bare, ON_PYXIS, FILE, is_node=False)) == {"enroot": "missing"}
-    assert told(enroot_lines(bare, Requirements(image=True, runtime="apptainer"), FILE, is_node=True)) == {
-        "enroot": "missing"
-    }
+    assert statuses_of(enroot_lines(bare, ON_PYXIS, FILE, is_node=True)) == {"enroot": "missing!"}
+    assert statuses_of(enroot_lines(bare, ON_PYXIS, FILE, is_node=False)) == {"enroot": "missing"}
+    assert statuses_of(
+        enroot_lines(bare, Requirements(image=True, runtime="apptainer"), FILE, is_node=True)
+    ) == {"enroot": "missing"}
 
 
 def test_missing_programs_of_enroot_are_reported() -> None:
-    without = machine(without=("jq", "parallel"))
-    line = one(enroot_lines(without, ON_PYXIS, FILE, is_node=False), "enroot")
+    incomplete = machine(without=("jq", "parallel"))
+    line = line_about(enroot_lines(incomplete, ON_PYXIS, FILE, is_node=False), "enroot")
     assert line.status is Status.WARNING
     assert "without jq and parallel it imports nothing" in line.text
-    assert one(enroot_lines(without, ON_PYXIS, FILE, is_node=True), "enroot").status is Status.OK
-    line = one(enroot_lines(machine(without=["unsquashfs"]), ON_PYXIS, FILE, is_node=True), "enroot")
+    assert line_about(enroot_lines(incomplete, ON_PYXIS, FILE, is_node=True), "enroot").status is Status.OK
+    line = line_about(enroot_lines(machine(without=["unsquashfs"]), ON_PYXIS, FILE, is_node=True), "enroot")
     assert (line.status, line.needed) == (Status.MISSING, True)
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "status", "says"),
+    ("name", "changes", "status", "message"),
     [
         ("runtime", {"writable": False, "there": "/run"}, "missing", "you may not write to /run"),
         ("runtime", {"free": 0, "kind": "tmpfs"}, "missing", "full"),
@@ -171,18 +175,18 @@ def test_missing_programs_of_enroot_are_reported() -> None:
     ],
 )
 def test_directories_of_enroot_are_reported(
-    name: str, changes: dict[str, object], status: str, says: str
+    name: str, changes: dict[str, object], status: str, message: str
 ) -> None:
     node = machine(places={f"enroot {name}": place("/there/enroot", **changes)})
     imports = name in ("cache", "temp")
     image = replace(FILE, path=None) if imports else FILE
     lines = list(enroot_lines(node, ON_PYXIS, image, is_node=True))
-    line = one(lines, f"enroot.{name}")
+    line = line_about(lines, f"enroot.{name}")
     if imports:
-        of_a_file = enroot_lines(node, ON_PYXIS, FILE, is_node=True)
-        assert not any(each.what == line.what for each in of_a_file), "nothing is imported there"
+        lines_of_file = enroot_lines(node, ON_PYXIS, FILE, is_node=True)
+        assert not any(item.what == line.what for item in lines_of_file), "nothing is imported there"
     assert line.status == status
-    assert says in line.text
+    assert message in line.text
     assert "/there/enroot" in line.text
     assert (line.fix is None) == (status == "ok")
     assert all(other.status is Status.OK for other in lines if other is not line)
@@ -192,32 +196,35 @@ def test_image_with_gpus_needs_nvidia_container_cli() -> None:
     image = replace(FILE, devices="all")
     enroot = Enroot(hooks=("10-home.sh", "98-nvidia.sh"))
     node = machine(enroot=enroot, without=("nvidia-container-cli",), gpus=None)
-    line = one(enroot_lines(node, ON_PYXIS, image, is_node=True), "enroot.hooks")
+    line = line_about(enroot_lines(node, ON_PYXIS, image, is_node=True), "enroot.hooks")
     assert (line.status, line.needed) == (Status.MISSING, True)
     assert "NVIDIA_VISIBLE_DEVICES=all" in line.text and "98-nvidia.sh" in line.text
     assert "env_vars.NVIDIA_VISIBLE_DEVICES=void" in (line.fix or "")
     for devices in ("void", None):
         harmless = replace(FILE, devices=devices)
-        assert one(enroot_lines(node, ON_PYXIS, harmless, is_node=True), "enroot.hooks").status is Status.OK
-    assert one(enroot_lines(node, ON_PYXIS, image, is_node=False), "enroot.hooks").status is Status.OK
+        assert (
+            line_about(enroot_lines(node, ON_PYXIS, harmless, is_node=True), "enroot.hooks").status
+            is Status.OK
+        )
+    assert line_about(enroot_lines(node, ON_PYXIS, image, is_node=False), "enroot.hooks").status is Status.OK
 
 
 def test_mqueue_matters_only_where_enroot_binds_it() -> None:
     lines = list(enroot_lines(machine(mqueue=False), ON_PYXIS, FILE, is_node=True))
-    assert one(lines, "enroot.mqueue").status is Status.OK
+    assert line_about(lines, "enroot.mqueue").status is Status.OK
     for enroot in (Enroot(binds_mqueue=True), Enroot(settings={"ENROOT_RESTRICT_DEV": "y"})):
         lines = list(enroot_lines(machine(mqueue=False, enroot=enroot), ON_PYXIS, FILE, is_node=True))
-        line = one(lines, "enroot.mqueue")
+        line = line_about(lines, "enroot.mqueue")
         assert (line.status, line.needed) == (Status.MISSING, True)
         assert "mount -t mqueue" in (line.fix or "")
 
 
 def test_gpus_need_the_hook_of_nvidia() -> None:
     with_gpus = machine(gpus=gpus())
-    line = one(enroot_lines(with_gpus, ON_PYXIS, FILE, is_node=True), "enroot.hooks")
+    line = line_about(enroot_lines(with_gpus, ON_PYXIS, FILE, is_node=True), "enroot.hooks")
     assert (line.status, line.needed) == (Status.MISSING, True)
     assert "nvidia-container-cli, which is not there" in line.text
-    line = one(
+    line = line_about(
         enroot_lines(replace(with_gpus, enroot=Enroot()), ON_PYXIS, FILE, is_node=True), "enroot.hooks"
     )
     assert "see none of the GPUs" in line.text
@@ -233,44 +240,44 @@ def test_gpus_need_the_hook_of_nvidia() -> None:
 )
 def test_sysctls_that_forbid_namespaces_are_reported(sysctls: dict[str, int], status: str, fix: str) -> None:
     node = machine(sysctls=sysctls)
-    line = one(enroot_lines(node, ON_PYXIS, FILE, is_node=True), "user namespaces")
+    line = line_about(enroot_lines(node, ON_PYXIS, FILE, is_node=True), "user namespaces")
     assert line.status == status
     assert fix in (line.fix or "")
-    as_root = one(enroot_lines(replace(node, uid=0), ON_PYXIS, FILE, is_node=True), "user namespaces")
+    as_root = line_about(enroot_lines(replace(node, uid=0), ON_PYXIS, FILE, is_node=True), "user namespaces")
     assert as_root.status is Status.OK
     assert "others may not" in as_root.text
 
 
 def test_refused_namespaces_are_reported_with_the_error() -> None:
     node = machine(no_namespaces="unshare failed: Operation not permitted")
-    line = one(enroot_lines(node, ON_PYXIS, FILE, is_node=True), "user namespaces")
+    line = line_about(enroot_lines(node, ON_PYXIS, FILE, is_node=True), "user namespaces")
     assert (line.status, line.needed) == (Status.MISSING, True)
     assert "Operation not permitted" in line.text
 
 
 def test_programs_that_build_images_are_reported() -> None:
-    assert set(told(tool_lines(machine())).values()) == {"ok"}
-    nothing = list(tool_lines(replace(machine(), tools={}, file_systems=())))
-    assert told(nothing) == {
+    assert set(statuses_of(tool_lines(machine())).values()) == {"ok"}
+    lines = list(tool_lines(replace(machine(), tools={}, file_systems=())))
+    assert statuses_of(lines) == {
         "images.build": "missing",
         "images.copy": "missing",
         "images.unpack": "missing",
         "squashfs.make": "missing",
         "squashfs.mount": "warning",
     }
-    assert "apt-get install buildah" in (one(nothing, "images.build").fix or "")
-    old = one(tool_lines(machine(compressors=("gzip", "xz"))), "squashfs.make")
+    assert "apt-get install buildah" in (line_about(lines, "images.build").fix or "")
+    old = line_about(tool_lines(machine(compressors=("gzip", "xz"))), "squashfs.make")
     assert "without lz4 and zstd" in old.text
 
 
 def test_docker_without_a_daemon_is_a_warning() -> None:
     tools = {"docker": machine().tools["buildah"]}
-    alone = replace(machine(), tools=tools, docker_daemon="!cannot connect")
-    line = one(tool_lines(alone), "images.build")
+    docker_only = replace(machine(), tools=tools, docker_daemon="!cannot connect")
+    line = line_about(tool_lines(docker_only), "images.build")
     assert (line.status, line.text) == (Status.WARNING, "docker 1.2 without a daemon that answers")
-    works = replace(alone, docker_daemon="28.2.2")
-    assert one(tool_lines(works), "images.build").status is Status.OK
-    line = one(tool_lines(machine(subordinate_ids=False)), "images.build")
+    answering = replace(docker_only, docker_daemon="28.2.2")
+    assert line_about(tool_lines(answering), "images.build").status is Status.OK
+    line = line_about(tool_lines(machine(subordinate_ids=False)), "images.build")
     assert line.status is Status.WARNING
     assert "/etc/subuid" in line.text
 
@@ -278,8 +285,8 @@ def test_docker_without_a_daemon_is_a_warning() -> None:
 def test_squashfs_without_a_way_to_mount_it_is_reported() -> None:
     node = machine(file_systems=("ext4",), fuse=False)
     assert mounting(node, is_node=True).status is Status.WARNING
-    wants = replace(node, plugstack=plugstack(use_squashfuse="1"))
-    line = mounting(wants, is_node=True)
+    fuse_node = replace(node, plugstack=plugstack(use_squashfuse="1"))
+    line = mounting(fuse_node, is_node=True)
     assert (line.status, line.needed) == (Status.MISSING, True)
 
 
@@ -288,80 +295,82 @@ def test_both_ways_to_mount_a_squashfs_are_named() -> None:
 
 
 def test_apptainer_is_needed_where_it_starts_the_tasks() -> None:
-    needs = Requirements(image=True, runtime="apptainer")
-    missing = apptainer_line(machine(), needs, is_node=True)
+    requirements = Requirements(image=True, runtime="apptainer")
+    missing = apptainer_line(machine(), requirements, is_node=True)
     assert missing is not None
     assert (missing.status, missing.needed) == (Status.MISSING, True)
     assert apptainer_line(machine(), ON_PYXIS, is_node=True) is None
     tools = {"apptainer": machine().tools["buildah"]}
-    there = apptainer_line(replace(machine(), tools=tools), needs, is_node=True)
-    assert there is not None
-    assert there.status is Status.OK
+    present = apptainer_line(replace(machine(), tools=tools), requirements, is_node=True)
+    assert present is not None
+    assert present.status is Status.OK
 
 
 def test_credentials_are_reported_by_registry() -> None:
-    own = Credentials("/home/me/.docker/config.json", ("ghcr.io", "nvcr.io/nvidia"))
-    assert credential_line([own], NEMO).status is Status.OK
+    login = Credentials("/home/me/.docker/config.json", ("ghcr.io", "nvcr.io/nvidia"))
+    assert credential_line([login], NEMO).status is Status.OK
     line = credential_line([], NEMO)
     assert line.status is Status.WARNING
     assert "none for nvcr.io" in line.text
     assert "$oauthtoken" in (line.fix or "")
-    line = credential_line([replace(own, registries=("nvcr.io",))], replace(NEMO, registry="nvcr.io:443"))
+    line = credential_line([replace(login, registries=("nvcr.io",))], replace(NEMO, registry="nvcr.io:443"))
     assert line.status is Status.OK
     line = credential_line([], None)
     assert line.status is Status.OK
-    line = credential_line([replace(own, is_private=False)], NEMO)
+    line = credential_line([replace(login, is_private=False)], NEMO)
     assert (line.status, line.fix and line.fix[:30]) == (Status.WARNING, "chmod 600 /home/me/.docker/con")
 
 
 def test_driver_that_runs_the_cuda_of_the_image_is_ok() -> None:
     node = machine(gpus=gpus("560.35.03", "12.6"))
     lines = list(gpu_lines(node, NEMO, is_node=True))
-    assert told(lines) == {"gpu": "ok", "gpu.image": "ok"}
-    assert one(lines, "gpu").text == "driver 560.35.03, CUDA 12.6: 8 × NVIDIA A100-SXM4-80GB"
-    older = one(gpu_lines(machine(gpus=gpus("535.104.05", "12.2")), NEMO, is_node=True), "gpu.image")
+    assert statuses_of(lines) == {"gpu": "ok", "gpu.image": "ok"}
+    assert line_about(lines, "gpu").text == "driver 560.35.03, CUDA 12.6: 8 × NVIDIA A100-SXM4-80GB"
+    older = line_about(gpu_lines(machine(gpus=gpus("535.104.05", "12.2")), NEMO, is_node=True), "gpu.image")
     assert older.status is Status.OK
     assert "minor version compatibility" in older.text
 
 
 def test_driver_that_is_too_old_for_the_image_is_missing() -> None:
     node = machine(gpus=gpus("470.82.01", "11.4"))
-    carried = one(gpu_lines(node, NEMO, is_node=True), "gpu.image")
-    assert (carried.status, carried.needed) == (Status.WARNING, False)
-    assert "needs driver 525.60.13 or newer; here is 470.82.01" in carried.text
-    assert "libraries of 555.42.02" in (carried.fix or "")
-    line = one(gpu_lines(node, replace(NEMO, compat_driver=None), is_node=True), "gpu.image")
+    line_with_compat = line_about(gpu_lines(node, NEMO, is_node=True), "gpu.image")
+    assert (line_with_compat.status, line_with_compat.needed) == (Status.WARNING, False)
+    assert "needs driver 525.60.13 or newer; here is 470.82.01" in line_with_compat.text
+    assert "libraries of 555.42.02" in (line_with_compat.fix or "")
+    line = line_about(gpu_lines(node, replace(NEMO, compat_driver=None), is_node=True), "gpu.image")
     assert (line.status, line.needed) == (Status.MISSING, True)
     assert "cuda-compat" in (line.fix or "")
-    asks = replace(NEMO, requires="cuda>=12.5 brand=tesla,driver>=535,driver<536")
-    line = one(gpu_lines(node, asks, is_node=True), "gpu.image")
+    strict_image = replace(NEMO, requires="cuda>=12.5 brand=tesla,driver>=535,driver<536")
+    line = line_about(gpu_lines(node, strict_image, is_node=True), "gpu.image")
     assert (line.status, line.needed) == (Status.MISSING, True)
     assert "NVIDIA_DISABLE_REQUIRE" in (line.fix or "")
 
 
 def test_unknown_cuda_is_unknown() -> None:
     node = machine(gpus=gpus())
-    untold = one(gpu_lines(node, Image("x", why="the registry did not answer"), is_node=True), "gpu.image")
-    assert (untold.status, untold.needed) == (Status.UNKNOWN, False)
-    assert "the registry did not answer" in untold.text
-    ancient = one(gpu_lines(node, replace(NEMO, cuda="9.2"), is_node=True), "gpu.image")
+    unanswered = line_about(
+        gpu_lines(node, Image("x", why="the registry did not answer"), is_node=True), "gpu.image"
+    )
+    assert (unanswered.status, unanswered.needed) == (Status.UNKNOWN, False)
+    assert "the registry did not answer" in unanswered.text
+    ancient = line_about(gpu_lines(node, replace(NEMO, cuda="9.2"), is_node=True), "gpu.image")
     assert ancient.status is Status.UNKNOWN
 
 
 def test_node_without_gpus_is_a_warning() -> None:
-    assert told(gpu_lines(machine(), NEMO, is_node=True)) == {"gpu": "warning"}
-    assert told(gpu_lines(machine(), NEMO, is_node=False)) == {}  # a login node has none, as a rule
+    assert statuses_of(gpu_lines(machine(), NEMO, is_node=True)) == {"gpu": "warning"}
+    assert statuses_of(gpu_lines(machine(), NEMO, is_node=False)) == {}  # a login node has none, as a rule
     broken = machine(gpus=Gpus(trouble="Driver/library version mismatch"))
-    line = one(gpu_lines(broken, NEMO, is_node=True), "gpu")
+    line = line_about(gpu_lines(broken, NEMO, is_node=True), "gpu")
     assert (line.status, "version mismatch" in line.text) == (Status.WARNING, True)
 
 
 def test_missing_files_on_a_node_are_reported() -> None:
     node = machine(files={"/images/nemo.sqsh": 10 * GIB, "/venv/bin/python": None})
-    assert told(file_lines(node, FILE, "/venv/bin/python")) == {"image": "ok!", "trainer": "missing!"}
-    assert told(file_lines(machine(), FILE, None)) == {"image": "missing!"}
+    assert statuses_of(file_lines(node, FILE, "/venv/bin/python")) == {"image": "ok!", "trainer": "missing!"}
+    assert statuses_of(file_lines(machine(), FILE, None)) == {"image": "missing!"}
     shorter = machine(files={"/images/nemo.sqsh": 3})
-    assert told(file_lines(shorter, FILE, None)) == {"image": "warning!"}
+    assert statuses_of(file_lines(shorter, FILE, None)) == {"image": "warning!"}
 
 
 def test_image_is_reported_as_this_machine_sees_it() -> None:
@@ -375,7 +384,7 @@ def test_image_is_reported_as_this_machine_sees_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "status", "says"),
+    ("changes", "status", "message"),
     [
         ({}, "ok", "/local/images (xfs)"),
         ({"writable": False}, "warning", "may not write to /scratch"),
@@ -385,12 +394,12 @@ def test_image_is_reported_as_this_machine_sees_it() -> None:
     ],
 )
 def test_directory_of_the_copied_image_is_reported(
-    changes: dict[str, object], status: str, says: str
+    changes: dict[str, object], status: str, message: str
 ) -> None:
     node = machine(places={"stage": place("/local/images", **changes)})
     (line,) = stage_lines(node, FILE)
-    assert (line.status, says in line.text) == (status, True)
-    assert not list(stage_lines(node, NEMO))  # of a registry: nothing is copied
+    assert (line.status, message in line.text) == (status, True)
+    assert not list(stage_lines(node, NEMO))  # an image of a registry is not copied
     assert not list(stage_lines(machine(), FILE))
 
 
@@ -407,8 +416,8 @@ def test_directory_of_the_copied_image_is_reported(
     ],
 )
 def test_untested_slurm_is_noted(version: str, status: str, is_noted: bool) -> None:
-    line = one(list(slurm_lines(slurm(SLURM_VERSION=version), ON_PYXIS)), "slurm")
-    assert told([line]) == {"slurm": status}
+    line = line_about(list(slurm_lines(slurm(SLURM_VERSION=version), ON_PYXIS)), "slurm")
+    assert statuses_of([line]) == {"slurm": status}
     assert ("; the tests were run on 22.05, 24.11, 26.05" in line.text) == is_noted
 
 
@@ -426,18 +435,20 @@ def test_page_of_versions_names_each_tested_release(repository: Path) -> None:
 
 def test_python_and_extras_are_reported() -> None:
     versions = {"enroot-py": None, "matplotlib": "3.9", "plotext": "6.0"}
-    refused = (False, "cluster.python=null: does not find torch\n  install it\n  or an image")
-    lines = list(python_lines("3.11.7, /bin/python", versions, refused))
-    assert told(lines) == {
+    answer = (False, "cluster.python=null: does not find torch\n  install it\n  or an image")
+    lines = list(python_lines("3.11.7, /bin/python", versions, answer))
+    assert statuses_of(lines) == {
         "python": "ok!",
         "trainer": "missing!",
         "extra containers": "missing",
         "extra plot": "ok",
     }
-    assert one(lines, "trainer").fix == "install it; or an image"
-    assert told(python_lines("3.11.7", versions, (True, "")))["trainer"] == "ok!"
-    assert told(python_lines("3.11.7", versions, (True, "not on this machine")))["trainer"] == "warning!"
-    assert "trainer" not in told(python_lines("3.11.7", versions, None))
+    assert line_about(lines, "trainer").fix == "install it; or an image"
+    assert statuses_of(python_lines("3.11.7", versions, (True, "")))["trainer"] == "ok!"
+    assert (
+        statuses_of(python_lines("3.11.7", versions, (True, "not on this machine")))["trainer"] == "warning!"
+    )
+    assert "trainer" not in statuses_of(python_lines("3.11.7", versions, None))
 
 
 @pytest.mark.parametrize(
@@ -460,11 +471,14 @@ def test_engine_of_an_image_is_reported(tag: str, engine: str, status: Status) -
 
 
 def test_a_driver_is_compared_with_the_cuda_of_the_table() -> None:
-    known = Image("x", why="skopeo is not here", contents=contents_of("nvcr.io", "nvidia/nemo", "26.04"))
+    image = Image("x", why="skopeo is not here", contents=contents_of("nvcr.io", "nvidia/nemo", "26.04"))
     old, new = (machine(gpus=gpus(driver=driver)) for driver in ("550.54.15", "580.65.06"))
-    line = one(gpu_lines(old, known, is_node=True), "gpu.image")
+    line = line_about(gpu_lines(old, image, is_node=True), "gpu.image")
     assert (line.status, line.needed) == (Status.MISSING, True)
     assert "CUDA 13.1.1, as nvcr.io/nvidia/nemo:26.04 has it needs driver 580 or newer" in line.text
-    assert one(gpu_lines(new, known, is_node=True), "gpu.image").status is Status.OK
-    # What the image itself tells counts for more.
-    assert one(gpu_lines(old, replace(known, cuda="12.4.1"), is_node=True), "gpu.image").status is Status.OK
+    assert line_about(gpu_lines(new, image, is_node=True), "gpu.image").status is Status.OK
+    # The image's own version takes precedence over the table's.
+    assert (
+        line_about(gpu_lines(old, replace(image, cuda="12.4.1"), is_node=True), "gpu.image").status
+        is Status.OK
+    )

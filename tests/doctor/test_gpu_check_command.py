@@ -1,4 +1,4 @@
-"""`slipway gpu-check` as a user runs it; the trainer's side is another test's, and here a script's."""
+"""`slipway gpu-check` as a user runs it; a script stands in for the trainer, which has its own tests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ROWS = [
 
 
 def python_that_writes(directory: Path, rows: list[dict[str, Any]], code: int, finished: bool = True) -> Path:
-    """Write what stands in for the interpreter: it tells its arguments and leaves a table."""
+    """Write a stand-in for the interpreter that prints its arguments and leaves a table."""
     content = {"machine": {"host": "n1", "gpus": [{}]}, "rows": rows, "finished": finished}
     table = json.dumps(content)
     script = directory / "python"
@@ -45,7 +45,7 @@ def python_that_writes(directory: Path, rows: list[dict[str, Any]], code: int, f
 
 @pytest.fixture
 def srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put an srun first on PATH that tells its arguments and runs the command behind its options."""
+    """Put an srun first on PATH that prints its arguments and runs the command behind its options."""
     script = tmp_path / "bin" / "srun"
     script.parent.mkdir()
     script.write_text(
@@ -85,8 +85,8 @@ def test_passed_checks_exit_with_0_and_print_json(tmp_path: Path, capfd: pytest.
     for name in ("trainer/gpu_check/__main__.py", "arithmetic/gpus.json"):
         assert (tmp_path / "a" / "code" / name).exists()
     # A few micro batches, in place of a global batch of 256.
-    measured = yaml.safe_load((tmp_path / "a" / "throughput_config.yaml").read_text())
-    assert measured["model"]["global_batch_size"] == 4 * measured["model"]["micro_batch_size"]
+    config = yaml.safe_load((tmp_path / "a" / "throughput_config.yaml").read_text())
+    assert config["model"]["global_batch_size"] == 4 * config["model"]["micro_batch_size"]
 
 
 def test_checks_that_end_early_have_failed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -140,7 +140,7 @@ def test_a_measured_step_takes_a_few_micro_batches(changes: dict[str, Any], batc
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (
             ["cluster=bcm", "cluster.gpus_per_node=null", "cluster.gres=null", "cluster.gpus_per_task=1"],
@@ -154,10 +154,10 @@ def test_a_measured_step_takes_a_few_micro_batches(changes: dict[str, Any], batc
     ],
 )
 def test_checks_that_cannot_start_name_the_reason(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], words: list[str], said: str
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], words: list[str], message: str
 ) -> None:
     assert main(["gpu-check", *words, "--directory", str(tmp_path / "a")]) == 2
-    assert said in capfd.readouterr().err
+    assert message in capfd.readouterr().err
 
 
 def test_checks_that_cannot_start_leave_no_files(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -181,7 +181,7 @@ def test_node_of_a_real_slurm_is_checked(
     out, err = capfd.readouterr()
     assert code == 0, err
     assert out.startswith("versions  passed   torch 2.9\n")
-    # One is a share of the node.
+    # The check gets a share of the node's GPUs, not all of them.
     assert "GPUs: 0,1" in err.splitlines()
 
 
@@ -195,8 +195,8 @@ def test_node_of_an_allocation_is_checked(
     for name, value in no_accounting_sandbox.environment().items():
         monkeypatch.setenv(name, value)
     allocate = ["salloc", "--no-shell", "--nodes=1", "--gres=gpu:2", "--time=5"]
-    said = subprocess.run(allocate, capture_output=True, text=True, check=True, timeout=60).stderr
-    job = said.partition("Granted job allocation ")[2].split()[0]
+    output = subprocess.run(allocate, capture_output=True, text=True, check=True, timeout=60).stderr
+    job = output.partition("Granted job allocation ")[2].split()[0]
     try:
         monkeypatch.setenv("SLURM_JOB_ID", job)
         python = python_that_writes(tmp_path, ROWS[:1], 0)

@@ -1,4 +1,4 @@
-"""The probe, on programs and files that the tests make: what it asks, and that nothing stops it."""
+"""The probe, on programs and files of the tests: it asks each of them, and no failure stops it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ export ENROOT_VERSION="3.5.0"
 
 
 @pytest.fixture
-def programs(tmp_path: Path) -> Callable[[str, str], None]:
-    """Makes a program in the one directory in which programs are looked for."""
+def put_program(tmp_path: Path) -> Callable[[str, str], None]:
+    """Return a function that writes a program into the only directory on the PATH."""
     (tmp_path / "bin").mkdir()
 
     def make(name: str, text: str) -> None:
@@ -35,9 +35,9 @@ def programs(tmp_path: Path) -> Callable[[str, str], None]:
     return make
 
 
-def look(tmp_path: Path, asked: dict[str, dict[str, str]] | None = None, **variables: str) -> Machine:
+def examine(tmp_path: Path, request: dict[str, dict[str, str]] | None = None, **variables: str) -> Machine:
     environment = {"PATH": str(tmp_path / "bin"), "HOME": str(tmp_path / "home"), **variables}
-    return machine_of(probe.gather(asked or {}, environment))
+    return machine_of(probe.gather(request or {}, environment))
 
 
 def test_probe_runs_with_an_old_python() -> None:
@@ -53,74 +53,76 @@ def test_probe_runs_with_an_old_python() -> None:
 
 
 def test_empty_path_has_no_programs(tmp_path: Path) -> None:
-    found = look(tmp_path)
-    assert (found.tools, found.enroot, found.gpus, found.docker_daemon) == ({}, None, None, None)
-    assert found.places["temporary"].path == "/tmp"
+    machine = examine(tmp_path)
+    assert (machine.tools, machine.enroot, machine.gpus, machine.docker_daemon) == ({}, None, None, None)
+    assert machine.places["temporary"].path == "/tmp"
 
 
-def test_versions_and_compressors_are_read(tmp_path: Path, programs: Callable[[str, str], None]) -> None:
-    programs("skopeo", "echo skopeo version 1.18.0-dev commit: 1.2.3")
-    programs("unsquashfs", "echo 'unsquashfs version 4.6.1 (2023/03/25)'; exit 1")
-    programs(
+def test_versions_and_compressors_are_read(tmp_path: Path, put_program: Callable[[str, str], None]) -> None:
+    put_program("skopeo", "echo skopeo version 1.18.0-dev commit: 1.2.3")
+    put_program("unsquashfs", "echo 'unsquashfs version 4.6.1 (2023/03/25)'; exit 1")
+    put_program(
         "mksquashfs", r"""printf 'SYNTAX: x\n\tCompressors available:\n\t\t\tgzip (default)\n\t\t\tzstd\n'"""
     )
-    programs("umoci", "exit 1")
-    programs(
+    put_program("umoci", "exit 1")
+    put_program(
         "docker", 'case "$1" in version) echo Cannot connect >&2; exit 1;; *) echo Docker version 28.2;; esac'
     )
-    found = look(tmp_path)
-    assert found.tools["skopeo"] == "1.18.0-dev"
-    assert found.tools["unsquashfs"] == "4.6.1"
-    assert found.tools["umoci"] is None
-    assert found.compressors == ("gzip", "zstd")
-    assert found.docker_daemon == "!Cannot connect"
+    machine = examine(tmp_path)
+    assert machine.tools["skopeo"] == "1.18.0-dev"
+    assert machine.tools["unsquashfs"] == "4.6.1"
+    assert machine.tools["umoci"] is None
+    assert machine.compressors == ("gzip", "zstd")
+    assert machine.docker_daemon == "!Cannot connect"
 
 
-def test_namespaces_are_tried(tmp_path: Path, programs: Callable[[str, str], None]) -> None:
-    assert look(tmp_path).no_namespaces is None
-    programs("unshare", '[ "$*" = "--user --map-root-user --mount $0 --version" ]')
-    assert look(tmp_path).no_namespaces is None
-    programs("unshare", "echo 'unshare failed: Operation not permitted' >&2; exit 1")
-    assert look(tmp_path).no_namespaces == "unshare failed: Operation not permitted"
+def test_namespaces_are_tried(tmp_path: Path, put_program: Callable[[str, str], None]) -> None:
+    assert examine(tmp_path).no_namespaces is None
+    put_program("unshare", '[ "$*" = "--user --map-root-user --mount $0 --version" ]')
+    assert examine(tmp_path).no_namespaces is None
+    put_program("unshare", "echo 'unshare failed: Operation not permitted' >&2; exit 1")
+    assert examine(tmp_path).no_namespaces == "unshare failed: Operation not permitted"
 
 
-def test_user_without_a_name_or_home_is_probed(tmp_path: Path, programs: Callable[[str, str], None]) -> None:
-    """Nor $HOME, as in a container of another user's id."""
-    programs("enroot", "")
+def test_user_without_a_name_or_home_is_probed(
+    tmp_path: Path, put_program: Callable[[str, str], None]
+) -> None:
+    """A container that runs as another user's id has no $HOME either."""
+    put_program("enroot", "")
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("HOME", raising=False)
         patch.setattr(pwd, "getpwuid", lambda uid: {}[uid])
-        found = look(tmp_path, HOME="")
-    assert found.places["enroot data"].path == "~/.local/share/enroot"
+        machine = examine(tmp_path, HOME="")
+    assert machine.places["enroot data"].path == "~/.local/share/enroot"
 
 
 def test_ids_of_a_user_are_those_of_the_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """$USER is what su, sudo and cron make of it."""
+    """$USER may name another account: su, sudo and cron set it."""
     me = pwd.getpwuid(os.getuid()).pw_name
     monkeypatch.setattr(os, "getuid", lambda: 4711)
     monkeypatch.setattr(pwd, "getpwuid", lambda uid: types.SimpleNamespace(pw_name="ada"))
     monkeypatch.setattr(probe, "_read", lambda path: "ada:100000:65536\n")
-    assert look(tmp_path, USER=me).subordinate_ids
+    assert examine(tmp_path, USER=me).subordinate_ids
     monkeypatch.setattr(probe, "_read", lambda path: f"{me}:100000:65536\n")
-    assert not look(tmp_path, USER=me).subordinate_ids
+    assert not examine(tmp_path, USER=me).subordinate_ids
 
 
-def test_version_of_the_daemon_is_read(tmp_path: Path, programs: Callable[[str, str], None]) -> None:
-    programs("docker", "echo 28.2.2")
-    assert look(tmp_path).docker_daemon == "28.2.2"
+def test_version_of_the_daemon_is_read(tmp_path: Path, put_program: Callable[[str, str], None]) -> None:
+    put_program("docker", "echo 28.2.2")
+    assert examine(tmp_path).docker_daemon == "28.2.2"
 
 
 def test_program_without_an_answer_is_ended(
-    tmp_path: Path, programs: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, put_program: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(probe, "_PATIENCE_SECONDS", 0.2)
-    programs("docker", "exec /bin/sleep 600")
-    found = look(tmp_path)
-    assert found.docker_daemon == "!no answer within 0.2 s"
-    assert found.tools["docker"] is None
+    put_program("docker", "exec /bin/sleep 600")
+    machine = examine(tmp_path)
+    assert machine.docker_daemon == "!no answer within 0.2 s"
+    assert machine.tools["docker"] is None
 
 
-def enroot(tmp_path: Path, conf: str) -> None:
+def write_enroot(tmp_path: Path, conf: str) -> None:
     etc = tmp_path / "etc"
     for name in ("hooks.d", "mounts.d", "enroot.conf.d"):
         (etc / name).mkdir(parents=True)
@@ -134,9 +136,9 @@ def enroot(tmp_path: Path, conf: str) -> None:
 
 
 def test_configuration_of_enroot_is_read_as_enroot_reads_it(
-    tmp_path: Path, programs: Callable[[str, str], None]
+    tmp_path: Path, put_program: Callable[[str, str], None]
 ) -> None:
-    """With expansions, drop-ins, and what the user's environment has instead; and nothing is made."""
+    """Expansions, drop-ins and the user's variables count, and no file is created."""
     text = """\
 # ENROOT_DATA_PATH /not/this
 ENROOT_RUNTIME_PATH /run/enroot/user-$(id -u)
@@ -144,60 +146,62 @@ ENROOT_CACHE_PATH   ${HOME}/cache
 ENROOT_DATA_PATH    /tmp/data
 ENROOT_SQUASH_OPTIONS -comp lz4 -noD
 """
-    enroot(tmp_path, text)
+    write_enroot(tmp_path, text)
     (tmp_path / "etc/enroot.conf.d/10-more.conf").write_text("ENROOT_RESTRICT_DEV=yes\n")
     before = sorted(tmp_path.rglob("*"))
-    found = look(tmp_path, ENROOT_DATA_PATH=str(tmp_path / "mine"), ENROOT_PASSWORD="sesame")
-    assert found.enroot is not None
-    assert (found.enroot.version, found.enroot.trouble) == ("3.5.0", None)
-    assert found.enroot.conf == str(tmp_path / "etc/enroot.conf")
-    assert found.enroot.settings == {
+    machine = examine(tmp_path, ENROOT_DATA_PATH=str(tmp_path / "mine"), ENROOT_PASSWORD="sesame")
+    assert machine.enroot is not None
+    assert (machine.enroot.version, machine.enroot.trouble) == ("3.5.0", None)
+    assert machine.enroot.conf == str(tmp_path / "etc/enroot.conf")
+    assert machine.enroot.settings == {
         "ENROOT_SQUASH_OPTIONS": "-comp lz4 -noD",
         "ENROOT_RESTRICT_DEV": "yes",
     }
-    assert found.enroot.hooks == ("98-nvidia.sh",)
-    assert found.enroot.binds_mqueue
-    user = str(found.uid)
-    assert {name: place.path for name, place in found.places.items()} == {
+    assert machine.enroot.hooks == ("98-nvidia.sh",)
+    assert machine.enroot.binds_mqueue
+    user = str(machine.uid)
+    assert {name: place.path for name, place in machine.places.items()} == {
         "enroot cache": str(tmp_path / "home/cache"),
         "enroot data": str(tmp_path / "mine"),
         "enroot runtime": f"/run/enroot/user-{user}",
         "enroot temp": "/tmp",
         "temporary": "/tmp",
     }
-    assert found.places["enroot data"].there == str(tmp_path)
-    assert found.places["enroot data"].writable
-    assert found.places["enroot data"].free
+    assert machine.places["enroot data"].there == str(tmp_path)
+    assert machine.places["enroot data"].writable
+    assert machine.places["enroot data"].free
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_unreadable_configuration_is_reported(tmp_path: Path, programs: Callable[[str, str], None]) -> None:
-    enroot(tmp_path, "ENROOT_DATA_PATH /tmp/data\n")
+def test_unreadable_configuration_is_reported(
+    tmp_path: Path, put_program: Callable[[str, str], None]
+) -> None:
+    write_enroot(tmp_path, "ENROOT_DATA_PATH /tmp/data\n")
     (tmp_path / "bin/env").unlink()
-    found = look(tmp_path)
-    assert found.enroot is not None
-    assert "enroot.conf cannot be read" in (found.enroot.trouble or "")
+    machine = examine(tmp_path)
+    assert machine.enroot is not None
+    assert "enroot.conf cannot be read" in (machine.enroot.trouble or "")
 
 
-def test_gpus_and_their_driver_are_read(tmp_path: Path, programs: Callable[[str, str], None]) -> None:
-    programs(
+def test_gpus_and_their_driver_are_read(tmp_path: Path, put_program: Callable[[str, str], None]) -> None:
+    put_program(
         "nvidia-smi",
         r"""case "$1" in
 --query-gpu=*) printf '550.54.15, NVIDIA H100 80GB HBM3\n550.54.15, NVIDIA H100 80GB HBM3\n';;
 *) echo '| NVIDIA-SMI 550.54.15   Driver Version: 550.54.15   CUDA Version: 12.4     |';;
 esac""",
     )
-    found = look(tmp_path).gpus
-    assert found is not None
-    assert (found.driver, found.cuda, found.trouble) == ("550.54.15", "12.4", None)
-    assert found.names == ("NVIDIA H100 80GB HBM3",) * 2
+    gpus = examine(tmp_path).gpus
+    assert gpus is not None
+    assert (gpus.driver, gpus.cuda, gpus.trouble) == ("550.54.15", "12.4", None)
+    assert gpus.names == ("NVIDIA H100 80GB HBM3",) * 2
 
 
-def test_error_of_nvidia_smi_is_reported(tmp_path: Path, programs: Callable[[str, str], None]) -> None:
-    programs("nvidia-smi", "echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18")
-    found = look(tmp_path).gpus
-    assert found is not None
-    assert (found.driver, found.trouble) == (
+def test_error_of_nvidia_smi_is_reported(tmp_path: Path, put_program: Callable[[str, str], None]) -> None:
+    put_program("nvidia-smi", "echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18")
+    gpus = examine(tmp_path).gpus
+    assert gpus is not None
+    assert (gpus.driver, gpus.trouble) == (
         None,
         "Failed to initialize NVML: Driver/library version mismatch",
     )
@@ -212,17 +216,17 @@ def test_line_of_pyxis_is_read_from_plugstack_conf(tmp_path: Path, included: boo
     stack.write_text("include plugstack.conf.d/*.conf\n" if included else line)
     place = folder / "pyxis.conf" if included else stack
     place.write_text(line)
-    found = look(tmp_path, SLURM_CONF=str(tmp_path / "slurm.conf")).plugstack
-    assert (found.at, found.plugin, found.there) == (f"{place}:2", str(plugin), False)
-    assert found.options == {"runtime_path": "/run/me", "use_squashfuse": "1"}
+    plugstack = examine(tmp_path, SLURM_CONF=str(tmp_path / "slurm.conf")).plugstack
+    assert (plugstack.at, plugstack.plugin, plugstack.there) == (f"{place}:2", str(plugin), False)
+    assert plugstack.options == {"runtime_path": "/run/me", "use_squashfuse": "1"}
     plugin.touch()
-    asked: dict[str, Any] = {"plugstack": {"slurm": str(stack)}}
-    assert look(tmp_path, asked).plugstack.there is True
+    request: dict[str, Any] = {"plugstack": {"slurm": str(stack)}}
+    assert examine(tmp_path, request).plugstack.there is True
 
 
 def test_circular_includes_end(tmp_path: Path) -> None:
     (tmp_path / "plugstack.conf").write_text(
         "include plugstack.conf\ninclude nowhere/*\noptional /x/other.so\n"
     )
-    found = look(tmp_path, SLURM_CONF=str(tmp_path / "slurm.conf")).plugstack
-    assert (found.at, found.there, found.options) == (None, None, {})
+    plugstack = examine(tmp_path, SLURM_CONF=str(tmp_path / "slurm.conf")).plugstack
+    assert (plugstack.at, plugstack.there, plugstack.options) == (None, None, {})

@@ -1,4 +1,4 @@
-"""Imports in processes of their own, and programs that tell when they are at it."""
+"""Imports in processes of their own, and programs that report when they work."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-# As the command does it: a mistake of the user's is printed, and interruptions end it.
+# Like the command, it prints a user's mistake, and an interruption ends it.
 _SCRIPT = """
 import sys
 from pathlib import Path
@@ -41,7 +41,7 @@ def start(
     compression: str = "auto",
     environment: dict[str, str] | None = None,
 ) -> subprocess.Popen[str]:
-    """An import as a process; it says at the end whether it was ``made`` or ``reused``."""
+    """Start an import as a process; it prints at its end whether the image was ``made`` or ``reused``."""
     command = [sys.executable, "-c", _SCRIPT, source, str(target), compression, *words]
     pipe = subprocess.PIPE
     return subprocess.Popen(
@@ -55,25 +55,25 @@ def start(
 
 
 def end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    """Its exit code and its outputs."""
+    """Wait for a process; return its exit code and its outputs."""
     out, err = process.communicate()
     return process.returncode, out, err
 
 
-def wrapped(directory: Path, name: str, before: str) -> dict[str, str]:
-    """An environment in which a program does something before its work."""
+def wrap_program(directory: Path, name: str, before: str) -> dict[str, str]:
+    """Return an environment in which a program runs a shell command before its work."""
     directory.mkdir(exist_ok=True)
     real = shutil.which(name)
     assert real
     program = directory / name
-    # It may also be asked for its version.
+    # A call with one argument asks for the version only.
     program.write_text(f'#!/bin/sh\nif [ $# -gt 1 ]; then\n{before}\nfi\nexec {real} "$@"\n')
     program.chmod(0o755)
     return {**os.environ, "PATH": f"{directory}{os.pathsep}{os.environ['PATH']}"}
 
 
 def stand_ins(directory: Path, *names: str) -> str:
-    """A PATH with only some programs; no links, through which a test might write to the real ones."""
+    """Return a PATH with only some programs; a test might overwrite the real ones through links."""
     directory.mkdir(exist_ok=True)
     for name in names:
         real = shutil.which(name)
@@ -84,7 +84,7 @@ def stand_ins(directory: Path, *names: str) -> str:
 
 
 def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
-    """Until a file is there, with something in it; the process must still run."""
+    """Wait until a file has content; the process must still run."""
     while not (path.exists() and path.read_text().strip()):
         assert process.poll() is None, end(process)
         time.sleep(0.02)

@@ -48,8 +48,8 @@ CMD ["cat", "/etc/made"]
 
 
 @pytest.fixture(scope="module")
-def kitchen(tiny_layout: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A storage of podman's and buildah's own with the base in it, and trees with a recipe `small`."""
+def build_directory(tiny_layout: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A directory with a container storage that holds the base, and trees with a recipe `small`."""
     need("skopeo", "umoci", "mksquashfs", "unsquashfs")
     directory = tmp_path_factory.mktemp("kitchen")
     (directory / "conf/image").mkdir(parents=True)
@@ -66,57 +66,57 @@ def kitchen(tiny_layout: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 @pytest.fixture
-def options(kitchen: Path, tmp_path: Path) -> list[str]:
+def options(build_directory: Path, tmp_path: Path) -> list[str]:
     """Return the options of every call: a store of the test's own, and the trees."""
-    trees = [f"--config-dir={kitchen}/conf", f"--template-dir={kitchen}/templates"]
+    trees = [f"--config-dir={build_directory}/conf", f"--template-dir={build_directory}/templates"]
     return [f"--images-dir={tmp_path}/images", *trees]
 
 
-def asked(capsys: Capsys, verb: str, *words: str) -> Any:
+def ask_json(capsys: Capsys, verb: str, *words: str) -> Any:
     assert main(["image", verb, *words, "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("builder", ["buildah", "podman"])
-def test_from_a_recipe_to_a_squashfs(
+def test_a_recipe_is_built_into_a_squashfs(
     options: list[str], builder: str, tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need(builder)
     store = tmp_path / "images"
-    # What is not whole is no image, whatever its name.
-    torn = store / asked(capsys, "render", "small", *options[1:])["file_name"]
+    # A truncated file is no image, whatever its name.
+    torn = store / ask_json(capsys, "render", "small", *options[1:])["file_name"]
     store.mkdir()
     torn.write_bytes(b"hsqs")
-    made = asked(capsys, "build", "small", f"--builder={builder}", *options)
-    image = Path(made["path"])
-    assert not made["reused"] and image == torn
+    answer = ask_json(capsys, "build", "small", f"--builder={builder}", *options)
+    image = Path(answer["path"])
+    assert not answer["reused"] and image == torn
     assert {path.name for path in store.iterdir()} == {image.name, f"{image.name}.json"}
 
-    (listed,) = asked(capsys, "list", *options[:2])
-    assert (listed["path"], listed["recipe"]["name"], listed["recipe"]["flavor"]) == (
+    (entry,) = ask_json(capsys, "list", *options[:2])
+    assert (entry["path"], entry["recipe"]["name"], entry["recipe"]["flavor"]) == (
         str(image),
         "small",
         "run",
     )
-    assert image.name == f"small-run-{listed['recipe']['hash'][:12]}.sqsh"
+    assert image.name == f"small-run-{entry['recipe']['hash'][:12]}.sqsh"
 
-    # What the recipe says is in the image itself: where a job finds it, without the record.
-    alone = shutil.copy(image, tmp_path / "alone.sqsh")
-    for found in (asked(capsys, "inspect", "small", *options), asked(capsys, "inspect", str(alone))):
-        assert found["env"] == {**dict(word.split("=", 1) for word in tiny.ENV), "COLOUR": "deep $BLUE"}
-        assert (found["workdir"], found["cmd"]) == ("/work place", ["cat", "/etc/made"])
-        assert found["entrypoint"] == ["/bin/sh", "-c", 'exec "$@"', "entry"]
-        assert found["labels"]["slipway.recipe.hash"] == listed["recipe"]["hash"]
-        assert found["labels"]["slipway.dirty"] in ("true", "false", "unknown")
+    # The image itself holds the settings of the recipe: a job finds them there, without the record.
+    copy = shutil.copy(image, tmp_path / "alone.sqsh")
+    for details in (ask_json(capsys, "inspect", "small", *options), ask_json(capsys, "inspect", str(copy))):
+        assert details["env"] == {**dict(word.split("=", 1) for word in tiny.ENV), "COLOUR": "deep $BLUE"}
+        assert (details["workdir"], details["cmd"]) == ("/work place", ["cat", "/etc/made"])
+        assert details["entrypoint"] == ["/bin/sh", "-c", 'exec "$@"', "entry"]
+        assert details["labels"]["slipway.recipe.hash"] == entry["recipe"]["hash"]
+        assert details["labels"]["slipway.dirty"] in ("true", "false", "unknown")
     assert run("unsquashfs", "-cat", image, "etc/made").startswith("made of good morning")
 
-    assert asked(capsys, "verify", "small", "--deep", *options)[0]["is_whole"]
+    assert ask_json(capsys, "verify", "small", "--deep", *options)[0]["is_whole"]
 
-    # A second time nothing is built, nor is anything needed for it.
+    # The second build makes nothing, and needs no program.
     monkeypatch.setenv("PATH", str(tmp_path))
     before = image.stat()
-    again = asked(capsys, "build", "small", *options)
-    assert again["reused"] and again["digest"] == made["digest"]
+    second = ask_json(capsys, "build", "small", *options)
+    assert second["reused"] and second["digest"] == answer["digest"]
     assert image.stat() == before
 
 
@@ -131,14 +131,14 @@ def test_a_recipe_that_changed_is_another_image(options: list[str], tmp_path: Pa
 
 
 def test_a_failing_instruction_is_quoted_and_leaves_nothing(
-    options: list[str], kitchen: Path, tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+    options: list[str], build_directory: Path, tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need("buildah")
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
-    # As on a disk of overlays: without layers of their own instructions leave no container.
+    # Build in layers, as where overlays work: without layers a failed instruction leaves no container.
     monkeypatch.setattr(building, "find_builder", lambda name: replace(find_builder(name), copies=False))
-    template = kitchen / "templates/failing.Dockerfile.j2"
+    template = build_directory / "templates/failing.Dockerfile.j2"
     template.write_text(TEMPLATE.replace("> /etc/made", "; nosuchprogram --now"))
     assert main(["image", "build", "small", "image.template=failing", *options]) == 2
     errors = capsys.readouterr().err
@@ -154,27 +154,29 @@ def test_a_run_records_the_digest_of_the_registry(
 ) -> None:
     need("buildah")
     words = [f"images_dir={tmp_path}/images", "image.builder=buildah", *options[1:]]
-    made = asked(capsys, "build", "small", *words)
+    answer = ask_json(capsys, "build", "small", *words)
     place = f"{registry.host}/push/small:1"
-    (pushed,) = asked(capsys, "push", "small", place, *words, "--plain-http")
-    assert pushed["digest"] != made["digest"], "a registry packs its layers"
-    assert recorded_digest(made["path"]) == pushed["digest"]
-    there = look_up(Reference.parse(place), Access(plain_http=True))
-    assert there.digest == pushed["digest"]
-    assert asked(capsys, "build", "small", *words)["reused"], "it is the same image still"
+    (result,) = ask_json(capsys, "push", "small", place, *words, "--plain-http")
+    assert result["digest"] != answer["digest"], "a registry packs its layers"
+    assert recorded_digest(answer["path"]) == result["digest"]
+    remote = look_up(Reference.parse(place), Access(plain_http=True))
+    assert remote.digest == result["digest"]
+    assert ask_json(capsys, "build", "small", *words)["reused"], "it is the same image still"
 
 
-def slipway(*words: str) -> subprocess.Popen[str]:
+def start_slipway(*words: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "launcher.cli.app", "image", *words]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_an_interrupted_build_leaves_nothing(options: list[str], kitchen: Path, tmp_path: Path) -> None:
+def test_an_interrupted_build_leaves_nothing(
+    options: list[str], build_directory: Path, tmp_path: Path
+) -> None:
     need("buildah")
     seconds = f"654.{os.getpid()}"  # other tests may sleep on this machine
-    template = kitchen / "templates/waiting.Dockerfile.j2"
+    template = build_directory / "templates/waiting.Dockerfile.j2"
     template.write_text(TEMPLATE.replace("> /etc/made", f"; sleep {seconds}"))
-    with slipway("build", "small", "image.template=waiting", *options) as process:
+    with start_slipway("build", "small", "image.template=waiting", *options) as process:
         assert process.stderr
         for line in process.stderr:
             if "made of" in line and "RUN" not in line:  # what the instruction says before it sleeps
@@ -202,25 +204,25 @@ def test_two_builds_at_once_build_once(
     need("buildah")
     real = shutil.which("buildah")
     (tmp_path / "bin").mkdir()
-    stand_in = tmp_path / "bin/buildah"
-    stand_in.write_text(f'#!/bin/sh\necho "$1" >> {tmp_path}/calls\nexec {real} "$@"\n')
-    stand_in.chmod(0o755)
+    program = tmp_path / "bin/buildah"
+    program.write_text(f'#!/bin/sh\necho "$1" >> {tmp_path}/calls\nexec {real} "$@"\n')
+    program.chmod(0o755)
 
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
-    both = [slipway("build", "small", "--builder=buildah", "--json", *options) for _ in range(2)]
-    message = [one.communicate() for one in both]
-    assert [one.returncode for one in both] == [0, 0], message
-    assert sorted(json.loads(out)["reused"] for out, _ in message) == [False, True]
+    processes = [start_slipway("build", "small", "--builder=buildah", "--json", *options) for _ in range(2)]
+    outputs = [process.communicate() for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    assert sorted(json.loads(out)["reused"] for out, _ in outputs) == [False, True]
     assert (tmp_path / "calls").read_text().split().count("bud") == 1
 
 
-def stand_in(directory: Path, name: str, script: str) -> None:
+def write_stand_in(directory: Path, name: str, script: str) -> None:
     directory.mkdir(exist_ok=True)
     (directory / name).write_text(f"#!/bin/sh\n{script}\n")
     (directory / name).chmod(0o755)
 
 
-# As they answer, each seen on a machine.
+# Answers of the programs, each of them seen on a machine.
 NO_DAEMON = "echo 'Cannot connect to the Docker daemon at unix:///var/run/docker.sock.' >&2; exit 1"
 DAEMON = "echo 'Server: Docker Engine - Community'"
 PODMAN_AS_DOCKER = "echo 'Client: Podman Engine'"
@@ -230,7 +232,7 @@ else echo 'Error: kernel does not support overlay fs' >&2; exit 125; fi"""
 
 
 @pytest.mark.parametrize(
-    ("programs", "found"),
+    ("programs", "expected"),
     [
         ({"docker": NO_DAEMON, "buildah": 'echo \'"GraphDriverName": "overlay",\''}, ("buildah", False)),
         ({"docker": DAEMON, "buildah": "exit 0"}, ("docker", False)),
@@ -240,24 +242,24 @@ else echo 'Error: kernel does not support overlay fs' >&2; exit 125; fi"""
     ids=["a docker without a daemon", "docker", "podman in the name of docker", "no overlay"],
 )
 def test_the_first_working_builder_is_taken(
-    programs: dict[str, str], found: tuple[str, bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    programs: dict[str, str], expected: tuple[str, bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, script in programs.items():
-        stand_in(tmp_path / "bin", name, script)
+        write_stand_in(tmp_path / "bin", name, script)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.delenv("STORAGE_DRIVER", raising=False)
     builder = find_builder()
-    assert (builder.name, builder.copies) == found
+    assert (builder.name, builder.copies) == expected
     transport = "dockerd" if builder.name == "docker" else "podman"
     assert str(builder.reference("localhost/me/a:1")) == f"{transport}://localhost/me/a:1"
 
 
 def test_each_builder_says_why_it_does_not_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stand_in(tmp_path / "bin", "docker", NO_DAEMON)
+    write_stand_in(tmp_path / "bin", "docker", NO_DAEMON)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    with pytest.raises(UserError, match="no program that builds images works here") as refused:
+    with pytest.raises(UserError, match="no program that builds images works here") as raised:
         find_builder()
-    message = str(refused.value)
+    message = str(raised.value)
     assert "docker: docker: Cannot connect to the Docker daemon" in message
     assert "buildah: not on PATH" in message and "--on-cluster" in message
     with pytest.raises(UserError, match="podman does not work here"):
@@ -301,23 +303,23 @@ def test_an_image_built_meanwhile_is_reused(
     options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
 ) -> None:
     need("buildah")
-    built: list[Any] = []
+    answers: list[Any] = []
 
-    def slow(preferred: str | None = None) -> Builder:
-        if not built:
-            built.append(None)
-            built[0] = asked(capsys, "build", "small", *options)
+    def find_late(preferred: str | None = None) -> Builder:
+        if not answers:
+            answers.append(None)
+            answers[0] = ask_json(capsys, "build", "small", *options)
         return find_builder("buildah")
 
-    monkeypatch.setattr(building, "find_builder", slow)
-    assert asked(capsys, "build", "small", *options)["reused"]
-    assert not built[0]["reused"]
+    monkeypatch.setattr(building, "find_builder", find_late)
+    assert ask_json(capsys, "build", "small", *options)["reused"]
+    assert not answers[0]["reused"]
 
 
-def test_a_store_that_cannot_be_made_is_named(kitchen: Path, tmp_path: Path, capsys: Capsys) -> None:
+def test_a_store_that_cannot_be_made_is_named(build_directory: Path, tmp_path: Path, capsys: Capsys) -> None:
     need("buildah")
     (tmp_path / "file").touch()
-    trees = [f"--config-dir={kitchen}/conf", f"--template-dir={kitchen}/templates"]
+    trees = [f"--config-dir={build_directory}/conf", f"--template-dir={build_directory}/templates"]
     words = ["small", "--builder=buildah", f"--images-dir={tmp_path}/file", *trees]
     assert main(["image", "build", *words]) == 2
     assert f"cannot write {tmp_path}/file: file exists" in capsys.readouterr().err

@@ -29,29 +29,29 @@ PINNED = "sha256:" + "a1" * 32
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def drafted(container: str, *more: str) -> Draft:
-    where = [f"container={container}", "images_dir=images", "cluster=bcm", "training=gpt3/126m"]
-    return draft(Request([*where, *more], ["slipway", "launch"]))
+def draft_with(container: str, *more: str) -> Draft:
+    overrides = [f"container={container}", "images_dir=images", "cluster=bcm", "training=gpt3/126m"]
+    return draft(Request([*overrides, *more], ["slipway", "launch"]))
 
 
-def there(file: Path) -> None:
+def write_image(file: Path) -> None:
     """Write a file that looks like a squashfs."""
     file.parent.mkdir(exist_ok=True)
     image(file)
 
 
-def image_of(made: Draft) -> str:
-    assert made.plan.job.container is not None
-    return made.plan.job.container.image
+def image_of(launch: Draft) -> str:
+    assert launch.plan.job.container is not None
+    return launch.plan.job.container.image
 
 
 @pytest.mark.parametrize(
-    ("container", "message"),
+    ("container", "name"),
     [
         (NEMO, NEMO),
         ("nvcr.io/nvidia/nemo:24.07", NEMO),
@@ -65,34 +65,34 @@ def image_of(made: Draft) -> str:
         ("oci:layouts/tiny:1", "HERE/images/tiny+1.sqsh"),
     ],
 )
-def test_container_becomes_the_name_that_pyxis_takes(container: str, message: str, here: Path) -> None:
-    assert resolve_container(container, f"{here}/images").image == message.replace("HERE", str(here))
+def test_container_becomes_the_name_that_pyxis_takes(container: str, name: str, directory: Path) -> None:
+    assert resolve_container(container, f"{directory}/images").image == name.replace("HERE", str(directory))
 
 
 @pytest.mark.parametrize(
-    ("container", "message"),
+    ("container", "name"),
     [("docker://nvcr.io/nvidia/nemo:24.07", NEMO), ("oci:layouts/tiny:1", "HERE/images/tiny+1.sqsh")],
 )
-def test_the_script_has_the_name_that_pyxis_takes(container: str, message: str, here: Path) -> None:
-    made = drafted(container)
-    expected = message.replace("HERE", str(here))
-    assert image_of(made) == expected
-    assert f"--container-image={expected}" in shlex.split(made.rendered.script, comments=True)
+def test_the_script_has_the_name_that_pyxis_takes(container: str, name: str, directory: Path) -> None:
+    launch = draft_with(container)
+    expected = name.replace("HERE", str(directory))
+    assert image_of(launch) == expected
+    assert f"--container-image={expected}" in shlex.split(launch.rendered.script, comments=True)
 
 
-def test_a_recipe_resolves_to_its_file(here: Path) -> None:
-    run, dev = image_of(drafted("nemo")), image_of(drafted("nemo:dev"))
-    assert re.fullmatch(rf"{re.escape(str(here))}/images/nemo-run-[0-9a-f]{{12}}\.sqsh", run)
+def test_a_recipe_resolves_to_its_file(directory: Path) -> None:
+    run, dev = image_of(draft_with("nemo")), image_of(draft_with("nemo:dev"))
+    assert re.fullmatch(rf"{re.escape(str(directory))}/images/nemo-run-[0-9a-f]{{12}}\.sqsh", run)
     assert Path(dev).name.startswith("nemo-dev-")
-    conf = here / "conf/image"
+    conf = directory / "conf/image"
     conf.mkdir(parents=True)
     (conf / "ours.yaml").write_text("defaults: [nemo, _self_]\ntag: '2'\n")
     words = ["container=ours", "images_dir=images", "cluster=bcm"]
-    made = draft(Request(words, [], config_dir=here / "conf"))
-    assert Path(image_of(made)).name.startswith("ours-run-")
+    launch = draft(Request(words, [], config_dir=directory / "conf"))
+    assert Path(image_of(launch)).name.startswith("ours-run-")
 
 
-def test_each_point_of_a_sweep_has_its_own_image(here: Path) -> None:
+def test_each_point_of_a_sweep_has_its_own_image(directory: Path) -> None:
     words = ["cluster=bcm", "images_dir=images", "container=choice(nemo,docker://nvcr.io/nvidia/nemo:24.07)"]
     sweep = draft_sweep(SweepRequest(words, ["slipway", "sweep"]))
     images = [Path(image_of(point.draft)).name for point in sweep.points]
@@ -112,7 +112,7 @@ def test_each_point_of_a_sweep_has_its_own_image(here: Path) -> None:
 )
 def test_a_wrong_container_is_named_with_its_source(container: str, words: list[str]) -> None:
     with pytest.raises(UserError) as raised:
-        drafted(container)
+        draft_with(container)
     message = str(raised.value)
     assert all(word in message for word in [*words, "from the command line: container="]), message
 
@@ -120,51 +120,51 @@ def test_a_wrong_container_is_named_with_its_source(container: str, words: list[
 # --- what the checks say
 
 
-def lost(made: Draft) -> MissingPath:
-    found = missing_image(PathResolver(made))
-    assert found is not None
-    (one,) = found
-    return one
+def missing_path(launch: Draft) -> MissingPath:
+    paths = missing_image(PathResolver(launch))
+    assert paths is not None
+    (path,) = paths
+    return path
 
 
 @pytest.mark.parametrize("container", ["nemo:dev", "oci:layouts/tiny:1"])
-def test_a_missing_image_is_named_with_the_command_that_makes_it(container: str, here: Path) -> None:
-    one = lost(drafted(container))
-    assert (one.key, one.certain) == ("container", True)
+def test_a_missing_image_is_named_with_the_command_that_makes_it(container: str, directory: Path) -> None:
+    path = missing_path(draft_with(container))
+    assert (path.key, path.certain) == ("container", True)
     verb = (
-        f"build nemo:dev --images-dir={here}/images"  # wherever it is pasted
+        f"build nemo:dev --images-dir={directory}/images"  # wherever it is pasted
         if container == "nemo:dev"
-        else f"import oci:{here}/layouts/tiny:1 --output={here}/images/tiny+1.sqsh"
+        else f"import oci:{directory}/layouts/tiny:1 --output={directory}/images/tiny+1.sqsh"
     )
-    assert one.fix == f"slipway image {verb}; or the same launch with --build"
-    assert "there is no such file" in one.why
-    there(Path(image_of(drafted(container))))
-    assert missing_image(PathResolver(drafted(container))) == ()
+    assert path.fix == f"slipway image {verb}; or the same launch with --build"
+    assert "there is no such file" in path.why
+    write_image(Path(image_of(draft_with(container))))
+    assert missing_image(PathResolver(draft_with(container))) == ()
 
 
-def test_a_torn_image_is_found_by_the_checks(here: Path) -> None:
-    image(here / "torn.sqsh", size=200)
-    one = lost(drafted(f"{here}/torn.sqsh"))
-    assert one.why.startswith("cut short")
-    assert one.fix == f"make it anew: slipway image import IMAGE --output {here}/torn.sqsh --force"
+def test_a_torn_image_is_found_by_the_checks(directory: Path) -> None:
+    image(directory / "torn.sqsh", size=200)
+    path = missing_path(draft_with(f"{directory}/torn.sqsh"))
+    assert path.why.startswith("cut short")
+    assert path.fix == f"make it anew: slipway image import IMAGE --output {directory}/torn.sqsh --force"
 
 
-def test_a_registry_image_on_many_nodes_is_a_warning(here: Path) -> None:
-    (one,) = fetched_at_once(PathResolver(drafted(NEMO))) or ()
-    assert not one.certain
-    assert one.why == "each of the job's 8 nodes fetches and unpacks it by itself, all at once"
-    assert one.fix is not None
-    assert f"slipway image import '{NEMO}'" in one.fix
-    there(here / "images/nvidia+nemo+24.07.sqsh")
-    (one,) = fetched_at_once(PathResolver(drafted(NEMO))) or ()
-    assert one.fix == f"it is a file already: container={here}/images/nvidia+nemo+24.07.sqsh"
+def test_a_registry_image_on_many_nodes_is_a_warning(directory: Path) -> None:
+    (path,) = fetched_at_once(PathResolver(draft_with(NEMO))) or ()
+    assert not path.certain
+    assert path.why == "each of the job's 8 nodes fetches and unpacks it by itself, all at once"
+    assert path.fix is not None
+    assert f"slipway image import '{NEMO}'" in path.fix
+    write_image(directory / "images/nvidia+nemo+24.07.sqsh")
+    (path,) = fetched_at_once(PathResolver(draft_with(NEMO))) or ()
+    assert path.fix == f"it is a file already: container={directory}/images/nvidia+nemo+24.07.sqsh"
     for more in ("training.trainer.num_nodes=1", "container_options.name=nemo"):
-        assert fetched_at_once(PathResolver(drafted(NEMO, more))) == ()
-    assert fetched_at_once(PathResolver(drafted("/apps/nemo.sqsh"))) is None
+        assert fetched_at_once(PathResolver(draft_with(NEMO, more))) == ()
+    assert fetched_at_once(PathResolver(draft_with("/apps/nemo.sqsh"))) is None
 
 
-def test_the_digest_is_read_from_the_record(here: Path) -> None:
-    file = here / "nemo.sqsh"
+def test_the_digest_is_read_from_the_record(directory: Path) -> None:
+    file = directory / "nemo.sqsh"
     image(file)
     assert recorded_digest(str(file)) is None
     values = {"compression": "lz4", "squash_options": (), "block_size": 131072, "created": "", "made_by": ""}
@@ -181,22 +181,22 @@ def test_the_digest_is_read_from_the_record(here: Path) -> None:
 
 def dry(capsys: Capsys, *words: str) -> tuple[str, str]:
     assert main(["launch", "--dry-run", "cluster=bcm", "images_dir=images", *words]) == 0
-    message = capsys.readouterr()
-    return message.out, message.err
+    printed = capsys.readouterr()
+    return printed.out, printed.err
 
 
-@pytest.mark.parametrize("where", ["--build", "--build=host"])
-def test_build_makes_a_file_of_a_registry_image(where: str, here: Path, capsys: Capsys) -> None:
-    out, message = dry(capsys, where, f"container={NEMO}")  # an override after a bare --build is none of it
-    file = here / "images/nvidia+nemo+24.07.sqsh"
+@pytest.mark.parametrize("flag", ["--build", "--build=host"])
+def test_build_makes_a_file_of_a_registry_image(flag: str, directory: Path, capsys: Capsys) -> None:
+    out, message = dry(capsys, flag, f"container={NEMO}")  # an override after a bare --build is not its value
+    file = directory / "images/nvidia+nemo+24.07.sqsh"
     assert f"    --container-image={file} \\\n" in out
     assert f"slipway: first: slipway image import '{NEMO}' --output={file}\n" in message
-    there(file)
-    again, message = dry(capsys, where, f"container={NEMO}")
-    assert f"--container-image={file} " in again and "first:" not in message
+    write_image(file)
+    script, message = dry(capsys, flag, f"container={NEMO}")
+    assert f"--container-image={file} " in script and "first:" not in message
 
 
-def test_build_as_a_job_comes_first(here: Path, capsys: Capsys) -> None:
+def test_build_as_a_job_comes_first(directory: Path, capsys: Capsys) -> None:
     out, _ = dry(capsys, "--build=job", "container=nemo", "stage_cluster.image.partition=cpu")
     stages = re.findall("^# --- (image|training): .*", out, re.MULTILINE)
     assert stages == ["image", "training"]
@@ -204,36 +204,36 @@ def test_build_as_a_job_comes_first(here: Path, capsys: Capsys) -> None:
     assert "#SBATCH --partition=cpu\n#SBATCH --nodes=1\n" in first
     assert "#SBATCH --cpus-per-task=8\n#SBATCH --mem=32G\n#SBATCH --time=4:00:00\n" in first
     assert "gpu" not in first.partition("\n# Made by")[0]
-    file = Path(image_of(drafted("nemo"))).name
-    words = ["image", "build", "nemo", f"--images-dir={here}/images", f"--expect={file}"]
+    file = Path(image_of(draft_with("nemo"))).name
+    words = ["image", "build", "nemo", f"--images-dir={directory}/images", f"--expect={file}"]
     assert "".join(f"    {word} \\\n" for word in words).removesuffix(" \\\n") in first
-    assert not (here / "images").exists() and not (here / "results").exists()
+    assert not (directory / "images").exists() and not (directory / "results").exists()
 
 
-def test_trees_of_the_job_are_absolute_paths(here: Path) -> None:
-    (here / "conf/image").mkdir(parents=True)
+def test_trees_of_the_job_are_absolute_paths(directory: Path) -> None:
+    (directory / "conf/image").mkdir(parents=True)
     request = Request(["container=nemo", "cluster=bcm", "images_dir=images"], [], config_dir=Path("conf"))
-    needed = required_image(draft(request).composition, request)
-    assert needed is not None
-    assert needed.command[-1] == f"--config-dir={here}/conf"
+    requirement = required_image(draft(request).composition, request)
+    assert requirement is not None
+    assert requirement.command[-1] == f"--config-dir={directory}/conf"
 
 
 @pytest.mark.parametrize("option", ["stage_to=/scratch", "runtime=apptainer"])
-@pytest.mark.parametrize("where", ["--build", "--build=job"])
+@pytest.mark.parametrize("flag", ["--build", "--build=job"])
 def test_options_that_need_a_file_get_the_built_one(
-    where: str, option: str, here: Path, capsys: Capsys
+    flag: str, option: str, directory: Path, capsys: Capsys
 ) -> None:
-    out, _ = dry(capsys, where, f"container_options.{option}", f"container={NEMO}")
+    out, _ = dry(capsys, flag, f"container_options.{option}", f"container={NEMO}")
     training = out.rpartition("# --- training: ")[2]
-    file = f"{here}/images/nvidia+nemo+24.07.sqsh"
-    # Of what is copied to each node the job alone knows the path; supervisor.json has that of the file.
+    file = f"{directory}/images/nvidia+nemo+24.07.sqsh"
+    # Only the job knows the path of the copy on each node; supervisor.json has the path of the file.
     assert ("=%SLIPWAY_IMAGE% " if option.startswith("stage_to") else file) in training
     assert NEMO not in training
 
 
-def test_build_replaces_a_torn_file(here: Path, capsys: Capsys) -> None:
-    (here / "images").mkdir()
-    image(here / "images/nvidia+nemo+24.07.sqsh", size=200)
+def test_build_replaces_a_torn_file(directory: Path, capsys: Capsys) -> None:
+    (directory / "images").mkdir()
+    image(directory / "images/nvidia+nemo+24.07.sqsh", size=200)
     _, message = dry(capsys, "--build", f"container={NEMO}")
     assert "slipway: first: slipway image import" in message
 
@@ -241,29 +241,31 @@ def test_build_replaces_a_torn_file(here: Path, capsys: Capsys) -> None:
 @pytest.mark.parametrize("name", ["$(x) y", "long" * 60])
 def test_run_names_of_image_jobs_are_short_and_distinct(name: str, capsys: Capsys) -> None:
     runs = []
-    for other in ("", "z"):
-        out, _ = dry(capsys, "--build=job", f"container='oci:/layouts/{name}{other}:1'")
+    for suffix in ("", "z"):
+        out, _ = dry(capsys, "--build=job", f"container='oci:/layouts/{name}{suffix}:1'")
         runs += re.findall(r"^#SBATCH --job-name=nemo-megatron-(image_\S+)$", out, re.MULTILINE)
     assert len(set(runs)) == 2
     assert all(len(run) < 120 for run in runs)
 
 
-def test_a_recipe_changed_while_the_job_waited_is_refused(here: Path, capsys: Capsys) -> None:
-    (here / "conf/image").mkdir(parents=True)
-    recipe = here / "conf/image/ours.yaml"
+def test_a_recipe_changed_while_the_job_waited_is_refused(directory: Path, capsys: Capsys) -> None:
+    (directory / "conf/image").mkdir(parents=True)
+    recipe = directory / "conf/image/ours.yaml"
     recipe.write_text("defaults: [nemo, _self_]\ntag: '2'\n")
-    request = Request(["container=ours", "cluster=bcm", "images_dir=images"], [], config_dir=here / "conf")
-    needed = required_image(draft(request).composition, request)
-    assert needed is not None
+    request = Request(
+        ["container=ours", "cluster=bcm", "images_dir=images"], [], config_dir=directory / "conf"
+    )
+    requirement = required_image(draft(request).composition, request)
+    assert requirement is not None
     recipe.write_text("defaults: [nemo, _self_]\nworkdir: /elsewhere\n")
-    assert main([*needed.work.arguments]) == 2
+    assert main([*requirement.work.arguments]) == 2
     errors = capsys.readouterr().err
-    assert f"--expect={needed.file.name}: the recipe ours becomes ours-run-" in errors
-    assert not (here / "images").exists()
-    # Another one has made it before it changed.
-    there(needed.file)
-    assert main([*needed.work.arguments]) == 0
-    assert f"there already: {needed.file}" in capsys.readouterr().out
+    assert f"--expect={requirement.file.name}: the recipe ours becomes ours-run-" in errors
+    assert not (directory / "images").exists()
+    # Another launch has built the image before the recipe changed.
+    write_image(requirement.file)
+    assert main([*requirement.work.arguments]) == 0
+    assert f"there already: {requirement.file}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -288,33 +290,33 @@ def test_build_without_an_image_to_build_is_refused(words: list[str], errors: st
     assert errors in capsys.readouterr().err
 
 
-def test_a_file_needs_no_build(here: Path) -> None:
-    request = Request([f"container={here}/x.sqsh", "cluster=bcm"], [])
+def test_a_file_needs_no_build(directory: Path) -> None:
+    request = Request([f"container={directory}/x.sqsh", "cluster=bcm"], [])
     composition = draft(request).composition
     assert required_image(composition, request) is None
-    chosen = choice_of(composition)
-    assert chosen is not None and (chosen.stored, chosen.command) == (None, ())
-    own = resolve_container("nemo", str(here), template_dir=here).command
-    assert own == ("image", "build", "nemo", f"--images-dir={here}", f"--template-dir={here}")
+    choice = choice_of(composition)
+    assert choice is not None and (choice.stored, choice.command) == (None, ())
+    command = resolve_container("nemo", str(directory), template_dir=directory).command
+    assert command == ("image", "build", "nemo", f"--images-dir={directory}", f"--template-dir={directory}")
 
 
 def test_hints_of_a_launch_name_options_of_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[ImportOptions] = []
+    calls: list[ImportOptions] = []
 
     def refuse(source: object, target: object, options: ImportOptions, progress: object) -> None:
-        given.append(options)
+        calls.append(options)
         raise UserError("no TLS", hint="if you trust the network on the way to it: --plain-http")
 
     monkeypatch.setattr("launcher.images.importing.import_image", refuse)
-    needed = ImageRequirement(
+    requirement = ImageRequirement(
         resolve_container("127.0.0.1:5000/x:1", "images"), Path("images/x.sqsh"), Request([], [])
     )
     with pytest.raises(UserError) as raised:
-        make_here(needed, ImageProgress())
+        make_here(requirement, ImageProgress())
     assert "ENROOT_ALLOW_HTTP=yes slipway launch ... --build" in (raised.value.hint or "")
     assert "--plain-http" not in (raised.value.hint or "")
     monkeypatch.setenv("ENROOT_ALLOW_HTTP", "yes")
     with pytest.raises(UserError):
-        make_here(needed, ImageProgress())
-    assert [options.plain_http for options in given] == [False, True]
-    assert "--plain-http" in needed.command, "a job makes it in the same way"
+        make_here(requirement, ImageProgress())
+    assert [options.plain_http for options in calls] == [False, True]
+    assert "--plain-http" in requirement.command, "a job makes it in the same way"

@@ -35,7 +35,7 @@ NONE = [f"image.versions.{part}=null" for part in PARTS]
 
 
 @pytest.fixture(scope="module")
-def rendered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def dockerfiles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Render each recipe in each flavor as shipped, with all its keys set, and with parts left out."""
     folder = tmp_path_factory.mktemp("dockerfiles")
     script = folder / "setup.sh"
@@ -55,26 +55,26 @@ def rendered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return files
 
 
-def test_hadolint_finds_nothing(rendered: dict[str, Path]) -> None:
-    # One process for all: most of its time is its start.
-    done = subprocess.run([HADOLINT, *rendered.values()], capture_output=True, text=True, check=False)
+def test_hadolint_finds_nothing(dockerfiles: dict[str, Path]) -> None:
+    # One process checks all of them: it spends most of its time on its start.
+    done = subprocess.run([HADOLINT, *dockerfiles.values()], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_each_exception_is_argued(rendered: dict[str, Path]) -> None:
-    argued = set()
-    for path in rendered.values():
+def test_each_exception_has_a_reason(dockerfiles: dict[str, Path]) -> None:
+    rules = set()
+    for path in dockerfiles.values():
         lines = path.read_text().splitlines()
         for number, line in enumerate(lines):
             if "hadolint ignore" in line:
                 assert re.fullmatch(r"# hadolint ignore=DL\d+", line)
                 assert re.fullmatch(r"# [^h].{20,}", lines[number - 1])
-                argued.add(line.rpartition("=")[2])
-    assert argued == {"DL3008", "DL3013"}
+                rules.add(line.rpartition("=")[2])
+    assert rules == {"DL3008", "DL3013"}
 
 
-def test_no_line_is_left_empty_or_open(rendered: dict[str, Path]) -> None:
-    for path in rendered.values():
+def test_no_line_is_left_empty_or_open(dockerfiles: dict[str, Path]) -> None:
+    for path in dockerfiles.values():
         content = path.read_text()
         assert "\n\n\n" not in content
         assert "{{ config" not in content
@@ -83,28 +83,28 @@ def test_no_line_is_left_empty_or_open(rendered: dict[str, Path]) -> None:
         assert content.endswith("\n")
 
 
-def test_lists_of_packages_are_not_kept(rendered: dict[str, Path]) -> None:
-    updating = 0
-    for path in rendered.values():
+def test_lists_of_packages_are_not_kept(dockerfiles: dict[str, Path]) -> None:
+    updates = 0
+    for path in dockerfiles.values():
         for command in re.findall(r"^RUN (?:.*\\\n)*.*$", path.read_text(), re.MULTILINE):
             if "apt-get update" in command:
-                updating += 1
+                updates += 1
                 assert "rm -rf /var/lib/apt/lists/*" in command
-    assert updating
+    assert updates
 
 
 def dockerfile_value(line: str) -> str:
     """Read a double-quoted value as a Dockerfile does."""
-    found = re.fullmatch(r'[\w.]+="((?:[^"\\]|\\.)*)"', line)
-    assert found, line
-    assert not re.search(r"(?<!\\)(?:\\\\)*\$", found[1]), "a variable would be expanded"
-    return re.sub(r"\\(.)", r"\1", found[1])
+    match = re.fullmatch(r'[\w.]+="((?:[^"\\]|\\.)*)"', line)
+    assert match, line
+    assert not re.search(r"(?<!\\)(?:\\\\)*\$", match[1]), "a variable would be expanded"
+    return re.sub(r"\\(.)", r"\1", match[1])
 
 
 @pytest.mark.parametrize("keyword", ["AWKWARD", "org.awkward"])
-def test_values_arrive_as_they_are(rendered: dict[str, Path], keyword: str) -> None:
-    content = rendered["nemo-full"].read_text()
-    (line,) = (found for found in re.findall(rf"^.*?({re.escape(keyword)}=.*)$", content, re.MULTILINE))
+def test_values_arrive_as_they_are(dockerfiles: dict[str, Path], keyword: str) -> None:
+    content = dockerfiles["nemo-full"].read_text()
+    (line,) = (match for match in re.findall(rf"^.*?({re.escape(keyword)}=.*)$", content, re.MULTILINE))
     assert dockerfile_value(line.removesuffix(" \\")) == AWKWARD
 
 
@@ -120,7 +120,7 @@ def test_a_line_break_is_refused() -> None:
         read_recipe("nemo", None, ["image.env.A='x\nRUN id'"])
 
 
-def test_gpus_to_compile_for() -> None:
+def test_gpu_architectures_reach_the_compiler() -> None:
     content = read_recipe("nemo-aws", None, ["image.cuda_archs=[100,80]"]).dockerfile
     words = re.findall(r"NVCC_GENCODE='([^']*)'", content)
     assert set(words) == {

@@ -18,13 +18,13 @@ from tests.images.tiny import PASSWORD, USER, Registry, free_port, need, run
 
 Capsys = pytest.CaptureFixture[str]
 
-# What an import without Enroot takes, and what those programs start themselves.
+# The programs of an import without Enroot, and those that they start themselves.
 IMPORTERS = ("skopeo", "umoci", "mksquashfs")
 OTHERS = ("unsquashfs", "setpriv", "git", "sh")
 
 
-class Place:
-    """The directories where images go and where they are made, both empty."""
+class ImportPlace:
+    """Two empty directories: one for images, and one in which they are made."""
 
     def __init__(self, directory: Path) -> None:
         self.images, self.work = directory / "images", directory / "work"
@@ -35,21 +35,21 @@ class Place:
     def target(self) -> Path:
         return self.images / "tiny.sqsh"
 
-    def imported(self, source: str, *words: str) -> list[str]:
-        where = ["--output", str(self.target), "--temp-dir", str(self.work)]
-        return ["import", source, *where, "--via", "skopeo", "--plain-http", *words]
+    def import_arguments(self, source: str, *words: str) -> list[str]:
+        options = ["--output", str(self.target), "--temp-dir", str(self.work)]
+        return ["import", source, *options, "--via", "skopeo", "--plain-http", *words]
 
-    def left(self) -> list[Path]:
+    def leftovers(self) -> list[Path]:
         return [path for directory in (self.images, self.work) for path in directory.rglob("*")]
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
+def place(tmp_path: Path) -> ImportPlace:
     (tmp_path / "place").mkdir()
-    return Place(tmp_path / "place")
+    return ImportPlace(tmp_path / "place")
 
 
-# Mounted where nobody else sees it; afterwards it tells all that is on it. 99: that is not allowed here.
+# Mounts a disk that nobody else sees, and prints all its files at the end. 99: mounts are not allowed.
 _SMALL_DISK = """
 mount -t tmpfs -o size=8m tmpfs "$1" && cd "$1" || exit 99
 mkdir images work
@@ -62,13 +62,13 @@ exit $code
 """
 
 
-def refused_on_small_disk(point: Path, before: str, *words: str) -> tuple[str, str]:
+def errors_on_small_disk(point: Path, before: str, *words: str) -> tuple[str, str]:
     """Return the errors of a command on a disk of 8 MB, and the files that it leaves there.
 
     Parameters
     ----------
     before
-        What a shell does there first.
+        Shell command that runs there first.
     """
     if os.geteuid() != 0:
         pytest.skip("needs root, to mount a small file system")
@@ -87,7 +87,7 @@ def refused_on_small_disk(point: Path, before: str, *words: str) -> tuple[str, s
     return done.stderr, done.stdout
 
 
-def refused(capsys: Capsys, *words: str) -> str:
+def errors_of(capsys: Capsys, *words: str) -> str:
     """Return the errors of a command that is refused."""
     code = main(["image", *words])
     output = capsys.readouterr()
@@ -97,7 +97,7 @@ def refused(capsys: Capsys, *words: str) -> str:
 
 
 def with_file(layout: Path, directory: Path, content: bytes) -> str:
-    """An image like that of a layout, with one more file in it."""
+    """Copy a layout, add a file to its image, and return the image's reference."""
     shutil.copytree(layout, directory / "layout")
     (directory / "more").write_bytes(content)
     image = f"{directory / 'layout'}:1"
@@ -108,7 +108,7 @@ def with_file(layout: Path, directory: Path, content: bytes) -> str:
 @pytest.mark.parametrize("lacking", IMPORTERS)
 def test_a_missing_program_is_named(
     capsys: Capsys,
-    place: Place,
+    place: ImportPlace,
     tiny_layout: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -117,70 +117,70 @@ def test_a_missing_program_is_named(
     programs = tmp_path / "bin"
     programs.mkdir()
     for name in (*IMPORTERS, *OTHERS):
-        found = shutil.which(name)
-        if found and name != lacking:
-            (programs / name).symlink_to(found)
+        path = shutil.which(name)
+        if path and name != lacking:
+            (programs / name).symlink_to(path)
     monkeypatch.setenv("PATH", str(programs))
-    message = refused(capsys, *place.imported(f"oci:{tiny_layout}:1"))
+    message = errors_of(capsys, *place.import_arguments(f"oci:{tiny_layout}:1"))
     package = {"mksquashfs": "squashfs-tools"}.get(lacking, lacking)
     assert lacking in message
     assert f"apt-get install {package}\n" in message
-    assert not place.left()
+    assert not place.leftovers()
 
 
 def test_missing_builders_are_named(
-    capsys: Capsys, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    capsys: Capsys, place: ImportPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    message = refused(capsys, "build", "nemo", "--images-dir", str(place.images))
+    message = errors_of(capsys, "build", "nemo", "--images-dir", str(place.images))
     assert all(engine in message for engine in ("docker", "podman", "buildah"))
     assert "apt-get install" in message
-    assert not place.left()
+    assert not place.leftovers()
 
 
 def test_too_little_space_is_reported_before_the_import(
-    tiny_layout: Path, tmp_path: Path, place: Place
+    tiny_layout: Path, tmp_path: Path, place: ImportPlace
 ) -> None:
     words = ["--output", "images/tiny.sqsh", "--temp-dir", str(place.work), "--via", "skopeo"]
     fill = "head -c 8300000 /dev/zero >full"
-    message, left = refused_on_small_disk(tmp_path / "disk", fill, "import", f"oci:{tiny_layout}:1", *words)
+    message, files = errors_on_small_disk(tmp_path / "disk", fill, "import", f"oci:{tiny_layout}:1", *words)
     assert f"{tmp_path / 'disk' / 'images'}: the image needs about" in message
     assert re.search(r"needs about [\d.]+ MB there, and [\d.]+ .?B are free", message)
     assert "images_dir=DIR" in message, "the next step"
-    assert (left, place.left()) == ("", [])
+    assert (files, place.leftovers()) == ("", [])
 
 
 def test_a_disk_that_fills_while_unpacking_is_explained(
-    tiny_layout: Path, tmp_path: Path, place: Place
+    tiny_layout: Path, tmp_path: Path, place: ImportPlace
 ) -> None:
-    # It weighs nothing before.
+    # The file is small in its compressed layer.
     source = with_file(tiny_layout, tmp_path, bytes(2**25))
     words = ["--output", str(place.target), "--temp-dir", "work", "--via", "skopeo"]
-    message, left = refused_on_small_disk(tmp_path / "disk", "", "import", source, *words)
+    message, files = errors_on_small_disk(tmp_path / "disk", "", "import", source, *words)
     assert "no space is left" in message
     assert "--temp-dir" in message, "the next step"
-    assert (left, place.left()) == ("", [])
+    assert (files, place.leftovers()) == ("", [])
 
 
 def test_a_disk_that_fills_while_packing_is_explained(
-    tiny_layout: Path, tmp_path: Path, place: Place
+    tiny_layout: Path, tmp_path: Path, place: ImportPlace
 ) -> None:
-    # It weighs nothing before, and much as it is packed.
+    # The file is small in its compressed layer, and large in a squashfs without compression.
     source = with_file(tiny_layout, tmp_path, b"more" * 2**23)
     words = ["--output", "images/tiny.sqsh", "--temp-dir", str(place.work), "--compression", "none"]
     before = "echo what was there >images/tiny.sqsh"
-    message, left = refused_on_small_disk(
+    message, files = errors_on_small_disk(
         tmp_path / "disk", before, "import", source, *words, "--via", "skopeo"
     )
     assert "no space is left" in message
     assert "images_dir=" in message, "the next step"
-    assert (left, place.left()) == ("images/tiny.sqsh\nwhat was there\n", [])
+    assert (files, place.leftovers()) == ("images/tiny.sqsh\nwhat was there\n", [])
 
 
 @pytest.mark.parametrize("password", [None, "not it"])
 def test_a_refused_login_is_explained(
     capsys: Capsys,
-    place: Place,
+    place: ImportPlace,
     guarded_registry: Registry,
     tiny_layout: Path,
     tmp_path: Path,
@@ -190,46 +190,46 @@ def test_a_refused_login_is_explained(
     auth = tmp_path / "auth.json"
     login = base64.b64encode(f"{USER}:{password}".encode()).decode()
     auth.write_text(json.dumps({"auths": {guarded_registry.host: {"auth": login}} if password else {}}))
-    message = refused(capsys, *place.imported(image, "--authfile", str(auth)))
+    message = errors_of(capsys, *place.import_arguments(image, "--authfile", str(auth)))
     assert "refuses access" in message
     assert f"skopeo login {guarded_registry.host}" in message or "skopeo login REGISTRY" in message
     assert login not in message
     assert "not it" not in message
-    whose = "without a login" if password is None else f"as {USER}, of {auth}"
-    assert f"the registry was asked {whose}\n" in message
-    assert not place.left()
+    identity = "without a login" if password is None else f"as {USER}, of {auth}"
+    assert f"the registry was asked {identity}\n" in message
+    assert not place.leftovers()
 
 
-def test_an_unreachable_registry_is_explained(capsys: Capsys, place: Place) -> None:
+def test_an_unreachable_registry_is_explained(capsys: Capsys, place: ImportPlace) -> None:
     need(*IMPORTERS)
-    message = refused(capsys, *place.imported(f"127.0.0.1:{free_port()}/team/tiny:1"))
+    message = errors_of(capsys, *place.import_arguments(f"127.0.0.1:{free_port()}/team/tiny:1"))
     assert "cannot be reached" in message
     assert "curl" in message, "the next step"
-    assert not place.left()
+    assert not place.leftovers()
 
 
 def test_a_missing_image_is_explained(
-    capsys: Capsys, place: Place, registry: Registry, tiny_image: str
+    capsys: Capsys, place: ImportPlace, registry: Registry, tiny_image: str
 ) -> None:
-    message = refused(capsys, *place.imported(f"{registry.host}/team/tiny:0.0"))
+    message = errors_of(capsys, *place.import_arguments(f"{registry.host}/team/tiny:0.0"))
     assert "no such image" in message
     assert "team/tiny has no tag 0.0 (of " in message and "nearest: 1\n" in message
-    assert not place.left()
-    message = refused(capsys, *place.imported(f"{registry.host}/team/nothing_of_this_name:1"))
+    assert not place.leftovers()
+    message = errors_of(capsys, *place.import_arguments(f"{registry.host}/team/nothing_of_this_name:1"))
     assert "no such image" in message and "or it is private" in message and "without a login" in message
 
 
 @pytest.fixture(scope="module")
-def whole(tiny_rootfs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def intact(tiny_rootfs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     need("mksquashfs", "unsquashfs")
     image = tmp_path_factory.mktemp("whole") / "whole.sqsh"
     run("mksquashfs", tiny_rootfs, image, "-quiet", "-no-progress", "-noappend", "-all-root")
     return image
 
 
-def broken(kind: str, whole: Path, directory: Path) -> Path:
+def write_broken(kind: str, intact: Path, directory: Path) -> Path:
     image = directory / "image.sqsh"
-    content = whole.read_bytes()
+    content = intact.read_bytes()
     image.write_bytes(
         {"no squashfs": b"PK\x03\x04" * 9999, "empty": b"", "truncated": content[: len(content) // 2]}[kind]
     )
@@ -239,11 +239,11 @@ def broken(kind: str, whole: Path, directory: Path) -> Path:
 @pytest.mark.parametrize("verb", ["inspect", "verify"])
 @pytest.mark.parametrize("kind", ["no squashfs", "empty", "truncated"])
 def test_an_incomplete_squashfs_is_refused(
-    capsys: Capsys, whole: Path, tmp_path: Path, kind: str, verb: str
+    capsys: Capsys, intact: Path, tmp_path: Path, kind: str, verb: str
 ) -> None:
-    image = broken(kind, whole, tmp_path)
+    image = write_broken(kind, intact, tmp_path)
     before = image.read_bytes()
-    message = refused(capsys, verb, str(image))
+    message = errors_of(capsys, verb, str(image))
     assert str(image) in message
     assert {"no squashfs": "not a squashfs", "empty": "empty", "truncated": "cut short"}[kind] in message
     assert "slipway image" in message, "the next step"
@@ -253,9 +253,9 @@ def test_an_incomplete_squashfs_is_refused(
 
 @pytest.mark.parametrize("kind", ["no squashfs", "truncated"])
 def test_a_launch_with_a_broken_image_is_refused(
-    capsys: Capsys, whole: Path, tmp_path: Path, kind: str
+    capsys: Capsys, intact: Path, tmp_path: Path, kind: str
 ) -> None:
-    image = broken(kind, whole, tmp_path)
+    image = write_broken(kind, intact, tmp_path)
     words = [
         "training=gpt3/126m",
         "cluster=bcm",

@@ -95,7 +95,7 @@ def test_a_broken_record_is_ignored(image: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "read"),
+    ("name", "value", "expected"),
     [
         ("workdir", None, ""),
         ("architecture", None, ""),
@@ -105,13 +105,13 @@ def test_a_broken_record_is_ignored(image: Path, text: str) -> None:
     ],
 )
 def test_a_record_with_odd_values_of_the_image_is_read(
-    image: Path, name: str, value: object, read: object
+    image: Path, name: str, value: object, expected: object
 ) -> None:
     record = json.loads(sidecar_path(image).read_text())
     record["config"][name] = value
     sidecar_path(image).write_text(json.dumps(record))
     sidecar = read_sidecar(image)
-    assert sidecar is not None and getattr(sidecar.config, name) == read
+    assert sidecar is not None and getattr(sidecar.config, name) == expected
 
 
 @pytest.mark.parametrize("change", [{"created": None}, {"made_by": None}, {"modified": 1.5}])
@@ -123,7 +123,7 @@ def test_a_record_with_odd_values_is_read(image: Path, change: dict[str, object]
 
 
 @pytest.mark.parametrize("name", ["version", "config", "recipe"])
-def test_a_record_without_what_each_version_writes_is_ignored(image: Path, name: str) -> None:
+def test_a_record_without_a_field_of_every_version_is_ignored(image: Path, name: str) -> None:
     record = json.loads(sidecar_path(image).read_text())
     del record[name]
     sidecar_path(image).write_text(json.dumps(record))

@@ -1,4 +1,4 @@
-"""From an image to a squashfs without Enroot: what is kept, and when nothing is to be done."""
+"""Imports without Enroot: the squashfs and its record, and the cases in which nothing is imported again."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def programs() -> None:
 
 @pytest.fixture(scope="module")
 def imported(tiny_layout: Path, tmp_path_factory: pytest.TempPathFactory) -> Imported:
-    """The image, by the way that needs no registry; not to be changed."""
+    """The image, imported without a registry; not to be changed."""
     target = tmp_path_factory.mktemp("images") / "tiny.sqsh"
     recipe = RecipeOrigin("tiny", "run", "0123456789ab")
     return import_image(layout_reference(tiny_layout), target, ImportOptions(via="skopeo", recipe=recipe))
@@ -40,8 +40,8 @@ def layout_reference(layout: Path) -> Reference:
     return Reference.parse(f"oci:{layout}:1")
 
 
-def copied(imported: Imported, directory: Path) -> Path:
-    """An image and its record, for tests that change them."""
+def copy_image(imported: Imported, directory: Path) -> Path:
+    """Copy an image and its record, for tests that change them."""
     for path in (imported.path, sidecar_path(imported.path)):
         shutil.copy2(path, directory)
     return directory / imported.path.name
@@ -68,7 +68,7 @@ def test_the_record_describes_the_image(imported: Imported, tiny_layout: Path) -
     assert names == {"tiny.sqsh", "tiny.sqsh.json"}
 
 
-def test_it_starts_as_its_image_says(imported: Imported, tmp_path: Path) -> None:
+def test_a_container_starts_as_its_image_says(imported: Imported, tmp_path: Path) -> None:
     run("unsquashfs", "-d", tmp_path / "root", imported.path)
     enter = ["chroot"] if os.geteuid() == 0 else ["unshare", "--map-root-user", "chroot"]
     start = [
@@ -82,7 +82,7 @@ def test_it_starts_as_its_image_says(imported: Imported, tmp_path: Path) -> None
         "/etc/rc",
     ]
     assert "it's hello" in run(*start).splitlines()
-    # What is asked for takes the command's place, after the entry point and in the working directory.
+    # A given command replaces the image's, after the entry point and in the working directory.
     assert run(*start, "/bin/sh", "-c", "pwd").splitlines() == ["it's hello", WORKDIR]
     assert (tmp_path / "root/etc/environment").read_text().splitlines() == list(ENV)
     rc = (tmp_path / "root/etc/rc").read_text()
@@ -90,17 +90,17 @@ def test_it_starts_as_its_image_says(imported: Imported, tmp_path: Path) -> None
 
 
 def test_all_files_are_owned_by_root(imported: Imported) -> None:
-    listed = run("unsquashfs", "-lln", imported.path).splitlines()
-    assert listed
-    assert {line.split()[1] for line in listed if "squashfs-root" in line} == {"0/0"}
+    lines = run("unsquashfs", "-lln", imported.path).splitlines()
+    assert lines
+    assert {line.split()[1] for line in lines if "squashfs-root" in line} == {"0/0"}
 
 
 def test_the_same_digest_is_not_imported_again(imported: Imported, tiny_layout: Path, tmp_path: Path) -> None:
-    target = copied(imported, tmp_path)
+    target = copy_image(imported, tmp_path)
     before = (target.stat().st_ino, target.stat().st_mtime_ns)
-    again = import_image(layout_reference(tiny_layout), target, ImportOptions(via="skopeo"))
-    assert again.reused
-    assert again.digest == imported.digest
+    second = import_image(layout_reference(tiny_layout), target, ImportOptions(via="skopeo"))
+    assert second.reused
+    assert second.digest == imported.digest
     assert (target.stat().st_ino, target.stat().st_mtime_ns) == before
 
 
@@ -108,26 +108,26 @@ def test_the_same_digest_is_not_imported_again(imported: Imported, tiny_layout: 
 def test_another_compression_is_packed_again(
     imported: Imported, tiny_layout: Path, tmp_path: Path, compression: str
 ) -> None:
-    target = copied(imported, tmp_path)
+    target = copy_image(imported, tmp_path)
     assert imported.sidecar
     assert imported.sidecar.compression == "lz4"
     options = ImportOptions(via="skopeo", compression=compression)
-    made = import_image(layout_reference(tiny_layout), target, options)
-    assert not made.reused
-    assert f"{target.name} is packed with lz4: packed again" in made.notes
+    result = import_image(layout_reference(tiny_layout), target, options)
+    assert not result.reused
+    assert f"{target.name} is packed with lz4: packed again" in result.notes
     assert read_superblock(target).compression == compression
-    # What there is will do for those who want no compression in particular.
+    # An import without a requested compression reuses the file.
     assert import_image(layout_reference(tiny_layout), target, ImportOptions(via="skopeo")).reused
 
 
 def test_force_imports_again(imported: Imported, tiny_layout: Path, tmp_path: Path) -> None:
-    target = copied(imported, tmp_path)
+    target = copy_image(imported, tmp_path)
     inode = target.stat().st_ino
-    mounted = target.open("rb")  # as by a job that runs
+    mounted = target.open("rb")  # as a running job has it
     with mounted:
-        made = import_image(layout_reference(tiny_layout), target, ImportOptions(via="skopeo", force=True))
+        result = import_image(layout_reference(tiny_layout), target, ImportOptions(via="skopeo", force=True))
         assert mounted.read() == imported.path.read_bytes()
-    assert not made.reused
+    assert not result.reused
     assert target.stat().st_ino != inode
 
 
@@ -149,16 +149,18 @@ def test_a_tag_that_has_moved_is_imported_again(
 def test_the_digest_is_that_of_the_registry(registry: Registry, tiny_image: str, tmp_path: Path) -> None:
     reference = Reference.parse(tiny_image)
     remote = look_up(reference, Access(plain_http=True))
-    message = run(
+    output = run(
         "skopeo", "inspect", "--tls-verify=false", "--format", "{{.Digest}}", f"docker://{tiny_image}"
     )
-    assert remote.digest == message.strip()
-    # A reference that has the digest needs no question: the registry may be gone.
+    assert remote.digest == output.strip()
+    # A reference with a digest needs no answer of the registry, which may be gone.
     pinned = Reference.parse(f"{tiny_image}@{remote.digest}")
-    made = import_image(pinned, tmp_path / "pinned.sqsh", SKOPEO)
-    again = import_image(pinned, tmp_path / "pinned.sqsh", ImportOptions(via="skopeo"))  # it would ask by TLS
-    assert (made.reused, again.reused) == (False, True)
-    assert made.digest == again.digest == remote.digest
+    first = import_image(pinned, tmp_path / "pinned.sqsh", SKOPEO)
+    second = import_image(
+        pinned, tmp_path / "pinned.sqsh", ImportOptions(via="skopeo")
+    )  # it would ask by TLS
+    assert (first.reused, second.reused) == (False, True)
+    assert first.digest == second.digest == remote.digest
 
 
 def test_the_image_of_this_architecture_is_taken(
@@ -172,13 +174,13 @@ def test_the_image_of_this_architecture_is_taken(
         name = registry.push(tmp_path / tag, "team/several", tag)
         digests.append(look_up(Reference.parse(name), Access(plain_http=True)).digest)
     url = f"http://{registry.host}/v2/team/several/manifests"
-    listed = []
+    entries = []
     for digest, machine in zip(reversed(digests), ("s390x", architecture()), strict=True):
         request = urllib.request.Request(f"{url}/{digest}", headers={"Accept": f"{kind}.v2+json"})
         with urllib.request.urlopen(request) as answer:
             size = len(answer.read())
         platform = {"architecture": machine, "os": "linux"}
-        listed.append({"mediaType": f"{kind}.v2+json", "size": size, "digest": digest, "platform": platform})
+        entries.append({"mediaType": f"{kind}.v2+json", "size": size, "digest": digest, "platform": platform})
 
     def put(tag: str, manifests: list[dict[str, object]]) -> Reference:
         body = {"schemaVersion": 2, "mediaType": f"{kind}.list.v2+json", "manifests": manifests}
@@ -187,31 +189,31 @@ def test_the_image_of_this_architecture_is_taken(
         urllib.request.urlopen(request).close()
         return Reference.parse(f"{registry.host}/team/several:{tag}")
 
-    remote = look_up(put("both", listed), Access(plain_http=True))
+    remote = look_up(put("both", entries), Access(plain_http=True))
     assert (remote.digest, remote.config.labels["is"]) == (digests[0], "mine")
     with pytest.raises(UserError, match=f"made for s390x, and this machine is {architecture()}"):
-        look_up(put("foreign", listed[:1]), Access(plain_http=True))
+        look_up(put("foreign", entries[:1]), Access(plain_http=True))
 
 
 def test_an_image_without_a_record_is_reused_by_its_name(
     imported: Imported, tiny_layout: Path, tmp_path: Path
 ) -> None:
-    target = copied(imported, tmp_path)
+    target = copy_image(imported, tmp_path)
     sidecar_path(target).unlink()
-    taken = import_image(layout_reference(tiny_layout), target, ImportOptions(via="skopeo"))
-    assert taken.reused
-    assert taken.sidecar is None
-    assert "no record" in taken.notes[0]
+    result = import_image(layout_reference(tiny_layout), target, ImportOptions(via="skopeo"))
+    assert result.reused
+    assert result.sidecar is None
+    assert "no record" in result.notes[0]
 
 
 def test_a_torn_image_is_imported_again(imported: Imported, tiny_layout: Path, tmp_path: Path) -> None:
-    target = copied(imported, tmp_path)
+    target = copy_image(imported, tmp_path)
     os.truncate(target, target.stat().st_size // 2)
-    made = import_image(layout_reference(tiny_layout), target, ImportOptions(via="skopeo"))
-    assert not made.reused
-    assert "cut short" in made.notes[0]
-    assert made.sidecar
-    assert target.stat().st_size == made.sidecar.size >= read_superblock(target).used_bytes
+    result = import_image(layout_reference(tiny_layout), target, ImportOptions(via="skopeo"))
+    assert not result.reused
+    assert "cut short" in result.notes[0]
+    assert result.sidecar
+    assert target.stat().st_size == result.sidecar.size >= read_superblock(target).used_bytes
 
 
 def test_the_stored_image_serves_while_the_registry_does_not_answer(
@@ -222,9 +224,9 @@ def test_the_stored_image_serves_while_the_registry_does_not_answer(
     target = tmp_path / "images/tiny.sqsh"
     import_image(layout_reference(layout), target, ImportOptions(via="skopeo"))
     shutil.rmtree(layout)
-    again = import_image(layout_reference(layout), target, ImportOptions(via="skopeo"))
-    assert again.reused
-    assert "is used as it was imported" in again.notes[0]
+    second = import_image(layout_reference(layout), target, ImportOptions(via="skopeo"))
+    assert second.reused
+    assert "is used as it was imported" in second.notes[0]
     with pytest.raises(UserError):
         import_image(layout_reference(layout), target, ImportOptions(via="skopeo", force=True))
     assert target.exists()
@@ -233,10 +235,10 @@ def test_the_stored_image_serves_while_the_registry_does_not_answer(
 def test_logins_are_read_from_authfile(guarded_registry: Registry, tiny_layout: Path, tmp_path: Path) -> None:
     name = guarded_registry.push(tiny_layout, "team/tiny", credentials=f"{USER}:{PASSWORD}")
     target = tmp_path / "images/tiny.sqsh"
-    with pytest.raises(UserError) as refused:
+    with pytest.raises(UserError) as raised:
         import_image(Reference.parse(name), target, SKOPEO)
-    assert "the registry refuses access" in refused.value.message
-    assert "skopeo login" in str(refused.value)
+    assert "the registry refuses access" in raised.value.message
+    assert "skopeo login" in str(raised.value)
     assert not target.parent.exists()
     login = ["skopeo", "login", "--tls-verify=false", "--authfile", tmp_path / "auth", "-u", USER]
     run(*login, "-p", PASSWORD, guarded_registry.host)
@@ -258,11 +260,11 @@ def test_enroot_logins_serve_skopeo_and_are_written_nowhere(
     file.write_text(
         f"machine nvcr.io login $oauthtoken password no\nmachine 127.0.0.1 login {USER} password $TEAM_KEY\n"
     )
-    made = import_image(Reference.parse(name), target, SKOPEO)
-    assert not made.reused
-    # It is written nowhere.
-    left = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert not any(PASSWORD.encode() in path.read_bytes() for path in left)
+    result = import_image(Reference.parse(name), target, SKOPEO)
+    assert not result.reused
+    # No file has the password.
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert not any(PASSWORD.encode() in path.read_bytes() for path in files)
 
 
 @pytest.mark.parametrize(
@@ -289,11 +291,13 @@ def test_the_login_file_is_read_as_enroot_reads_it(
 def test_archives_are_imported(imported: Imported, tiny_layout: Path, tmp_path: Path) -> None:
     run("skopeo", "copy", "-q", f"oci:{tiny_layout}:1", f"oci-archive:{tmp_path}/tiny.tar:1")
     run("skopeo", "copy", "-q", f"oci:{tiny_layout}:1", f"docker-archive:{tmp_path}/docker.tar:tiny:1")
-    made = import_image(Reference.parse(f"oci-archive:{tmp_path}/tiny.tar:1"), tmp_path / "a.sqsh", SKOPEO)
-    assert made.digest == imported.digest
-    made = import_image(Reference.parse(f"docker-archive:{tmp_path}/docker.tar"), tmp_path / "b.sqsh", SKOPEO)
-    assert made.sidecar
-    assert (made.sidecar.config.env, made.sidecar.config.workdir) == (ENV, WORKDIR)
+    result = import_image(Reference.parse(f"oci-archive:{tmp_path}/tiny.tar:1"), tmp_path / "a.sqsh", SKOPEO)
+    assert result.digest == imported.digest
+    result = import_image(
+        Reference.parse(f"docker-archive:{tmp_path}/docker.tar"), tmp_path / "b.sqsh", SKOPEO
+    )
+    assert result.sidecar
+    assert (result.sidecar.config.env, result.sidecar.config.workdir) == (ENV, WORKDIR)
 
 
 def test_images_of_podman_and_buildah_are_imported(
@@ -304,11 +308,11 @@ def test_images_of_podman_and_buildah_are_imported(
     config.write_text(f'[storage]\ndriver = "vfs"\n{places}')
     monkeypatch.setenv("CONTAINERS_STORAGE_CONF", str(config))
     run("skopeo", "copy", "-q", f"oci:{tiny_layout}:1", "containers-storage:localhost/tiny:1")
-    # Enroot is not used for these even where it is there: it leaves a container behind.
-    made = import_image(Reference.parse("podman://localhost/tiny:1"), tmp_path / "tiny.sqsh")
-    assert made.sidecar
-    assert "skopeo" in made.sidecar.made_by
-    assert made.digest == imported.digest
+    # Enroot is not used for these even where it is installed: it leaves a container behind.
+    result = import_image(Reference.parse("podman://localhost/tiny:1"), tmp_path / "tiny.sqsh")
+    assert result.sidecar
+    assert "skopeo" in result.sidecar.made_by
+    assert result.digest == imported.digest
 
 
 @pytest.mark.parametrize(
@@ -321,7 +325,9 @@ def test_images_of_podman_and_buildah_are_imported(
         ("oci:/x", "x.sqsh", ImportOptions(via="skopeo"), "there is no such image"),
     ],
 )
-def test_mistakes(tmp_path: Path, source: str, name: str, options: ImportOptions, message: str) -> None:
+def test_imports_that_cannot_succeed_are_refused(
+    tmp_path: Path, source: str, name: str, options: ImportOptions, message: str
+) -> None:
     with pytest.raises(UserError) as raised:
         import_image(Reference.parse(source), tmp_path / "images" / name, options)
     assert message in raised.value.message

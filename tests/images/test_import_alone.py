@@ -15,7 +15,7 @@ from launcher.images.references import Reference
 from launcher.images.scratch import is_locked, lock_path, locked
 from launcher.images.squashfs import read_superblock
 from launcher.images.store import read_sidecar, sidecar_path, stored_images
-from tests.images.importer import end, has_ended, is_running, start, wait_for, wrapped
+from tests.images.importer import end, has_ended, is_running, start, wait_for, wrap_program
 from tests.images.tiny import need
 
 
@@ -36,7 +36,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the directory where imports work, and nothing else does."""
     directory = tmp_path / "work"
     directory.mkdir()
-    # The first of those on one file system is taken.
+    # Of the candidates on one file system the first is taken.
     monkeypatch.setenv("ENROOT_TEMP_PATH", str(directory))
     return directory
 
@@ -46,13 +46,13 @@ _HANGING = 'for last; do :; done\nprintf half > "$2"\necho $$ > {mark}\nexec sle
 
 
 def test_ten_imports_at_once_import_once(tiny_layout: Path, images: Path, tmp_path: Path) -> None:
-    environment = wrapped(tmp_path / "bin", "mksquashfs", f"echo packed >> {tmp_path}/log")
+    environment = wrap_program(tmp_path / "bin", "mksquashfs", f"echo packed >> {tmp_path}/log")
     target = images / "tiny.sqsh"
-    ten = [start(f"oci:{tiny_layout}:1", target, environment=environment) for _ in range(10)]
-    ends = [end(process) for process in ten]
-    assert [code for code, _, _ in ends] == [0] * 10, ends
-    assert sorted(out.split()[0] for _, out, _ in ends) == ["made", *["reused"] * 9]
-    assert len({out.split()[1] for _, out, _ in ends}) == 1
+    processes = [start(f"oci:{tiny_layout}:1", target, environment=environment) for _ in range(10)]
+    outcomes = [end(process) for process in processes]
+    assert [code for code, _, _ in outcomes] == [0] * 10, outcomes
+    assert sorted(out.split()[0] for _, out, _ in outcomes) == ["made", *["reused"] * 9]
+    assert len({out.split()[1] for _, out, _ in outcomes}) == 1
     assert (tmp_path / "log").read_text() == "packed\n"
     assert {path.name for path in images.iterdir()} == {"tiny.sqsh", "tiny.sqsh.json"}
 
@@ -98,7 +98,7 @@ def test_an_import_waits_for_the_record_of_another(tiny_layout: Path, images: Pa
     target = images / "tiny.sqsh"
     import_image(Reference.parse(f"oci:{tiny_layout}:1"), target)
     record = sidecar_path(target).read_text()
-    # As another import leaves it for a moment.
+    # Another import leaves the image without a record for a moment.
     with locked(target, lambda who: None):
         sidecar_path(target).unlink()
         process = start(f"oci:{tiny_layout}:1", target)
@@ -113,11 +113,13 @@ def test_an_import_waits_for_the_record_of_another(tiny_layout: Path, images: Pa
 def test_a_second_import_waits_and_names_the_first(tiny_layout: Path, images: Path, tmp_path: Path) -> None:
     go = tmp_path / "go"
     os.mkfifo(go)
-    environment = wrapped(tmp_path / "bin", "mksquashfs", f"echo here > {tmp_path}/mark\nread line < {go}")
+    environment = wrap_program(
+        tmp_path / "bin", "mksquashfs", f"echo here > {tmp_path}/mark\nread line < {go}"
+    )
     target = images / "tiny.sqsh"
     first = start(f"oci:{tiny_layout}:1", target, environment=environment)
     wait_for(tmp_path / "mark", first)
-    # It does not matter that this one would be forced: the other's work is newer than its wish.
+    # --force makes no difference: the first import's file is newer than the second's request.
     second = start(f"oci:{tiny_layout}:1", target, "force", environment=environment)
     assert second.stderr
     message = ""
@@ -141,7 +143,7 @@ def test_an_interrupted_import_leaves_no_target(
     tiny_layout: Path, images: Path, tmp_path: Path, number: signal.Signals, code: int, work: Path
 ) -> None:
     mark, target = tmp_path / "mark", images / "tiny.sqsh"
-    environment = wrapped(tmp_path / "bin", "mksquashfs", _HANGING.format(mark=mark))
+    environment = wrap_program(tmp_path / "bin", "mksquashfs", _HANGING.format(mark=mark))
     process = start(f"oci:{tiny_layout}:1", target, environment=environment)
     wait_for(mark, process)
     assert stored_images(images) == []
@@ -153,9 +155,9 @@ def test_an_interrupted_import_leaves_no_target(
     if number is not signal.SIGKILL:
         assert list(images.iterdir()) == []
         assert has_ended(packer)
-    # The next one does it, and removes what is left of the one before.
-    done, out, err = end(start(f"oci:{tiny_layout}:1", target))
-    assert (done, out.split()[0]) == (0, "made"), err
+    # The next import succeeds, and removes the leftovers of the interrupted one.
+    exit_code, out, err = end(start(f"oci:{tiny_layout}:1", target))
+    assert (exit_code, out.split()[0]) == (0, "made"), err
     assert {path.name for path in images.iterdir()} == {"tiny.sqsh", "tiny.sqsh.json"}
     assert list(work.iterdir()) == []
     assert has_ended(packer)
@@ -171,7 +173,7 @@ def test_an_interrupted_replacement_keeps_the_former_image(
     assert end(start(f"oci:{tiny_layout}:1", target))[0] == 0
     before, record = target.read_bytes(), read_sidecar(target)
     mark = tmp_path / "mark"
-    environment = wrapped(tmp_path / "bin", "mksquashfs", _HANGING.format(mark=mark))
+    environment = wrap_program(tmp_path / "bin", "mksquashfs", _HANGING.format(mark=mark))
     process = start(f"oci:{tiny_layout}:1", target, "force", environment=environment)
     wait_for(mark, process)
     process.send_signal(number)
@@ -183,7 +185,7 @@ def test_an_interrupted_replacement_keeps_the_former_image(
 def test_a_failed_import_leaves_nothing(tiny_layout: Path, images: Path, tmp_path: Path, work: Path) -> None:
     words = "Write failed because No space left on device"
     before = f'printf half > "$2"\necho "{words}" >&2\nexit 1'
-    environment = wrapped(tmp_path / "bin", "mksquashfs", before)
+    environment = wrap_program(tmp_path / "bin", "mksquashfs", before)
     code, _, err = end(start(f"oci:{tiny_layout}:1", images / "tiny.sqsh", environment=environment))
     assert code == 1
     assert f"error: cannot pack oci:{tiny_layout}:1: no space is left" in err

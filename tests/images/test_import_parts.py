@@ -1,4 +1,4 @@
-"""The parts of an import: where it works, what it writes into a root file system, and what it says."""
+"""Parts of an import: its scratch directory, its files in a root file system, and its messages."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ GB = 10**9
 
 
 def places(**free: tuple[int, str]) -> dict[Path, ScratchPlace]:
-    """Directories with their free gigabytes and their kinds, each on a file system of its own."""
-    found = {}
+    """Return directories with their free gigabytes and kinds, each on a file system of its own."""
+    by_path = {}
     for device, (name, (size, kind)) in enumerate(free.items()):
         path = Path("/", *name.split("_"))
-        found[path] = ScratchPlace(path, size * GB, kind == "memory", kind == "shared", device)
-    return found
+        by_path[path] = ScratchPlace(path, size * GB, kind == "memory", kind == "shared", device)
+    return by_path
 
 
 @pytest.mark.parametrize(
@@ -51,40 +51,42 @@ def places(**free: tuple[int, str]) -> dict[Path, ScratchPlace]:
         ({"tmp": (10, "disk"), "images": (900, "shared")}, "/images"),
         ({"tmp": (90, "memory"), "var_tmp": (10, "disk")}, "/tmp"),
         ({"tmp": (10, "disk"), "scratch": (50, "disk")}, "/scratch"),
-        # What stays needs room beside what is unpacked.
+        # The image needs room beside the unpacked files.
         ({"tmp": (40, "disk"), "images": (45, "disk")}, "/tmp"),
     ],
 )
 def test_scratch_goes_where_there_is_room(free: dict[str, tuple[int, str]], expected: str) -> None:
-    found = places(**{"images": (20, "disk"), **free})
-    chosen = choose_scratch(
+    candidates = places(**{"images": (20, "disk"), **free})
+    directory = choose_scratch(
         SpaceNeeds(40 * GB, 10 * GB),
         Path("/images/x.sqsh"),
         None,
         {"ENROOT_TEMP_PATH": "/scratch"},
-        found.get,
+        candidates.get,
     )
-    assert chosen == Path(expected)
+    assert directory == Path(expected)
 
 
 def test_too_little_room_is_refused_with_numbers() -> None:
-    found = places(tmp=(30, "disk"), images=(20, "disk"))
+    candidates = places(tmp=(30, "disk"), images=(20, "disk"))
     with pytest.raises(UserError) as raised:
-        choose_scratch(SpaceNeeds(40 * GB, 10 * GB), Path("/images/x.sqsh"), None, {}, found.get)
+        choose_scratch(SpaceNeeds(40 * GB, 10 * GB), Path("/images/x.sqsh"), None, {}, candidates.get)
     assert "needs about 40.0 GB, and there are 30.0 GB in /tmp, 20.0 GB in /images" in raised.value.message
     assert "--temp-dir DIR" in str(raised.value)
     with pytest.raises(
         UserError, match=r"/images: the image needs about 30\.0 GB there, and 20\.0 GB are free"
     ):
-        choose_scratch(SpaceNeeds(1 * GB, 30 * GB), Path("/images/x.sqsh"), None, {}, found.get)
+        choose_scratch(SpaceNeeds(1 * GB, 30 * GB), Path("/images/x.sqsh"), None, {}, candidates.get)
 
 
 def test_temp_dir_is_the_only_candidate(tmp_path: Path) -> None:
-    found = places(tmp=(900, "disk"), mine=(30, "disk"), images=(900, "disk"))
-    chosen = choose_scratch(SpaceNeeds(20 * GB, GB), Path("/images/x.sqsh"), Path("/mine"), {}, found.get)
-    assert chosen == Path("/mine")
+    candidates = places(tmp=(900, "disk"), mine=(30, "disk"), images=(900, "disk"))
+    directory = choose_scratch(
+        SpaceNeeds(20 * GB, GB), Path("/images/x.sqsh"), Path("/mine"), {}, candidates.get
+    )
+    assert directory == Path("/mine")
     with pytest.raises(UserError, match=r"needs about 40\.0 GB, and there are 30\.0 GB in /mine"):
-        choose_scratch(SpaceNeeds(40 * GB, GB), Path("/images/x.sqsh"), Path("/mine"), {}, found.get)
+        choose_scratch(SpaceNeeds(40 * GB, GB), Path("/images/x.sqsh"), Path("/mine"), {}, candidates.get)
     with pytest.raises(UserError, match="not a writable directory"):
         choose_scratch(SpaceNeeds(1, 1), tmp_path / "x.sqsh", tmp_path / "none")
 
@@ -102,7 +104,7 @@ def test_scratch_of_killed_processes_is_removed(tmp_path: Path) -> None:
         dead.mkdir()
         (dead / "lock").touch()
         with scratch_directory(tmp_path) as second:
-            # That of a process that lives stays, and so does what is not of these.
+            # Scratch of a live process stays, and so do files that are no scratch.
             assert {path.name for path in tmp_path.iterdir()} == {
                 *("slipway-other", "outside"),
                 *(first.path.name, second.path.name),
@@ -162,14 +164,14 @@ def test_words_reach_the_program_as_they_are(
 ) -> None:
     root = tmp_path / "it's a root"
     root.mkdir()
-    # The working directory is made when it starts, so it has to be one of this machine.
-    place_of = tmp_path / "a $(touch no) place"
-    config = ImageConfig(entrypoint=config.entrypoint, cmd=config.cmd, workdir=str(place_of))
+    # The image's start creates its working directory, which therefore lies on this machine.
+    workdir = tmp_path / "a $(touch no) place"
+    config = ImageConfig(entrypoint=config.entrypoint, cmd=config.cmd, workdir=str(workdir))
     configure(root, config, "x\nrm -rf /")
     done = subprocess.run(
         ["sh", root / "etc/rc", *arguments], input="pwd", capture_output=True, text=True, check=True
     )
-    assert done.stdout == (f"{place_of}\n" if expected is None else expected)
+    assert done.stdout == (f"{workdir}\n" if expected is None else expected)
     assert "\nrm -rf" not in (root / "etc/rc").read_text()
 
 
@@ -311,18 +313,18 @@ def test_hints_for_a_registry_without_tls_can_be_pasted() -> None:
 
 
 def test_layers_need_room_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[SpaceNeeds] = []
+    calls: list[SpaceNeeds] = []
 
-    def full(needs: SpaceNeeds, *_: object) -> Path:
-        asked.append(needs)
+    def refuse(needs: SpaceNeeds, *_: object) -> Path:
+        calls.append(needs)
         raise UserError("no room")
 
-    monkeypatch.setattr(scratch, "choose_scratch", full)
+    monkeypatch.setattr(scratch, "choose_scratch", refuse)
     monkeypatch.setattr(backends, "choose_backend", lambda *_: backends.ENROOT)
     monkeypatch.setattr(backends, "look_up", lambda *_: RemoteImage("sha256:a", 70, 1000, ImageConfig()))
     with pytest.raises(UserError, match="no room"):
         import_image(Reference.parse("registry.example/x:1"), tmp_path / "x.sqsh")
-    assert [needs.temporary for needs in asked] == [1070]
+    assert [needs.temporary for needs in calls] == [1070]
 
 
 def test_a_failure_shows_no_secret() -> None:
@@ -340,17 +342,17 @@ def test_in_a_pipe_each_step_is_a_line(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_a_bar_shows_rate_and_remaining_time() -> None:
-    shown, now = io.StringIO(), iter(range(1000))
-    console = Console(file=shown, force_terminal=True, width=120, color_system=None)
-    with show_bars(console, lambda: 1.0 * next(now)) as bars:
+    stream, clock = io.StringIO(), iter(range(1000))
+    console = Console(file=stream, force_terminal=True, width=120, color_system=None)
+    with show_bars(console, lambda: 1.0 * next(clock)) as bars:
         bars.step("fetching [x]", 8_000_000)
-        for done in (1_000_000, 2_000_000, 3_000_000):
-            bars.advance(done)
+        for amount in (1_000_000, 2_000_000, 3_000_000):
+            bars.advance(amount)
         bars._live.refresh()
         bars.note("[by] the way")
-        bars.advance(9_000_000)  # more than was thought
+        bars.advance(9_000_000)  # more than expected
         bars.step("looking")
-    text = shown.getvalue()
+    text = stream.getvalue()
     assert re.search(r"fetching \[x\] ━+ *3.0 MB of 8.0 MB +\d+\.\d [kM]B/s +0:00:\d\d", text), text
     assert "[by] the way" in text
     assert re.search(r"✓ fetching \[x\] ━+ 9.0 MB of 9.0 MB [\d.]+ [kM]B/s 0:00:\d\d", text), text
@@ -361,5 +363,5 @@ def test_a_bar_shows_rate_and_remaining_time() -> None:
     ("size", "text"),
     [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (99_960_000, "100 MB"), (21 * GB, "21.0 GB")],
 )
-def test_sizes(size: int, text: str) -> None:
+def test_sizes_are_formatted(size: int, text: str) -> None:
     assert format_size(size) == text

@@ -40,32 +40,32 @@ def imported(tiny_layout: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 @pytest.fixture
-def alone(imported: Path, tmp_path: Path) -> Path:
-    """The same file without its record, as a colleague gives it away."""
+def bare_image(imported: Path, tmp_path: Path) -> Path:
+    """A copy of that file without its record, as a colleague may share it."""
     return Path(shutil.copy(imported, tmp_path / "theirs.sqsh"))
 
 
-def asked(capsys: Capsys, verb: str, *words: object) -> Any:
+def ask_json(capsys: Capsys, verb: str, *words: object) -> Any:
     assert main(["image", verb, *map(str, words), "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 
-def packed(directory: Path, target: Path, *options: str) -> Path:
+def pack(directory: Path, target: Path, *options: str) -> Path:
     need("mksquashfs", "unsquashfs")
     run("mksquashfs", directory, target, "-noappend", "-all-root", "-no-progress", *options)
     return target
 
 
 def test_the_configuration_is_in_the_image_too(
-    imported: Path, alone: Path, tmp_path: Path, capsys: Capsys
+    imported: Path, bare_image: Path, tmp_path: Path, capsys: Capsys
 ) -> None:
-    with_record, without = (asked(capsys, "inspect", one) for one in (imported, alone))
-    same = ("env", "workdir", "entrypoint", "cmd", "labels", "size", "compression", "created", "block_size")
-    assert {name: without[name] for name in same} == {name: with_record[name] for name in same}
-    assert without["env"] == dict(word.split("=", 1) for word in tiny.ENV)
-    assert (without["workdir"], tuple(without["entrypoint"])) == (tiny.WORKDIR, tiny.ENTRYPOINT)
-    assert (tuple(without["cmd"]), without["labels"]) == (tiny.COMMAND, tiny.LABELS)
-    assert (without["compression"], without["digest"]) == ("zstd", None)
+    with_record, without_record = (ask_json(capsys, "inspect", image) for image in (imported, bare_image))
+    fields = ("env", "workdir", "entrypoint", "cmd", "labels", "size", "compression", "created", "block_size")
+    assert {name: without_record[name] for name in fields} == {name: with_record[name] for name in fields}
+    assert without_record["env"] == dict(word.split("=", 1) for word in tiny.ENV)
+    assert (without_record["workdir"], tuple(without_record["entrypoint"])) == (tiny.WORKDIR, tiny.ENTRYPOINT)
+    assert (tuple(without_record["cmd"]), without_record["labels"]) == (tiny.COMMAND, tiny.LABELS)
+    assert (without_record["compression"], without_record["digest"]) == ("zstd", None)
     assert with_record["digest"].startswith("sha256:")
 
 
@@ -81,7 +81,7 @@ def test_inspect_and_list_print_tables(imported: Path, capsys: Capsys) -> None:
 
 
 def test_a_python_without_its_library_is_explained() -> None:
-    """As that of Debian's python3-minimal, which has no `json`."""
+    """Debian's python3-minimal has no `json`."""
     program = f"import runpy, sys; sys.modules['json'] = None; runpy.run_path({probe.__file__!r})"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 1
@@ -102,8 +102,8 @@ def test_volumes_are_shown(imported: Path, tmp_path: Path, capsys: Capsys) -> No
 def test_secrets_of_an_image_are_not_shown(tmp_path: Path, capsys: Capsys) -> None:
     (tmp_path / "root/etc").mkdir(parents=True)
     (tmp_path / "root/etc/environment").write_text("HF_TOKEN=abcdefgh\nPATH=/bin\n")
-    image = packed(tmp_path / "root", tmp_path / "a.sqsh")
-    assert asked(capsys, "inspect", image)["env"] == {"HF_TOKEN": "***", "PATH": "/bin"}
+    image = pack(tmp_path / "root", tmp_path / "a.sqsh")
+    assert ask_json(capsys, "inspect", image)["env"] == {"HF_TOKEN": "***", "PATH": "/bin"}
     assert main(["image", "inspect", str(image)]) == 0
     assert "abcdefgh" not in capsys.readouterr().out
 
@@ -117,22 +117,22 @@ def test_secrets_of_an_image_are_not_shown(tmp_path: Path, capsys: Capsys) -> No
         (("-noI", "-noD", "-noF", "-noX"), "none"),
     ],
 )
-def test_superblocks(tmp_path: Path, options: tuple[str, ...], name: str) -> None:
+def test_superblocks_are_read(tmp_path: Path, options: tuple[str, ...], name: str) -> None:
     (tmp_path / "root").mkdir()
     (tmp_path / "root/a").write_text("a" * 1000)
-    image = packed(tmp_path / "root", tmp_path / "a.sqsh", *options)
+    image = pack(tmp_path / "root", tmp_path / "a.sqsh", *options)
     block = read_superblock(image)
     assert (block.compression, block.inodes) == (name, 2)
     assert block.block_size == (1 << 20 if "1M" in options else 1 << 17)
     assert block.used_bytes <= image.stat().st_size
 
 
-def test_a_complete_image_passes(imported: Path, alone: Path) -> None:
-    one = verify(imported, deep=True)
-    assert one.is_whole and not one.notes
-    assert [words.split()[0] for words in one.checked[1:]] == ["sha256", "its", "every"]
-    other = verify(alone, deep=True)
-    assert other.is_whole and len(other.notes) == 1
+def test_a_complete_image_passes(imported: Path, bare_image: Path) -> None:
+    with_record = verify(imported, deep=True)
+    assert with_record.is_whole and not with_record.notes
+    assert [words.split()[0] for words in with_record.checked[1:]] == ["sha256", "its", "every"]
+    without_record = verify(bare_image, deep=True)
+    assert without_record.is_whole and len(without_record.notes) == 1
 
 
 def test_files_of_any_name_are_decompressed(tmp_path: Path) -> None:
@@ -141,31 +141,31 @@ def test_files_of_any_name_are_decompressed(tmp_path: Path) -> None:
     for name in ("we[i]rd*", "back\\slash", " lead", "some dir/-x", "#", "ü"):
         (root / name).write_text(name * 1000)
     (root / "link").symlink_to("#")
-    found = verify(packed(root, tmp_path / "a.sqsh"), deep=True)
-    assert found.is_whole, found.problem
+    report = verify(pack(root, tmp_path / "a.sqsh"), deep=True)
+    assert report.is_whole, report.problem
     size = sum(len(name.encode()) for name in ("we[i]rd*", "back\\slash", " lead", "some dir/-x", "#", "ü"))
-    assert found.checked[-1] == f"every file: {size * 1000:,} bytes"
+    assert report.checked[-1] == f"every file: {size * 1000:,} bytes"
 
 
-def broken(image: Path, how: str) -> Path:
+def break_image(image: Path, damage: str) -> Path:
     content = bytearray(image.read_bytes())
-    (used,) = struct.unpack_from("<Q", content, 40)
-    if how == "cut short":
-        del content[used - 100 :]
-    elif how == "another kind":
+    (used_bytes,) = struct.unpack_from("<Q", content, 40)
+    if damage == "cut short":
+        del content[used_bytes - 100 :]
+    elif damage == "another kind":
         content[:4] = b"\x7fELF"
-    elif how == "files in it":
-        content[1000 : used // 2] = bytes(used // 2 - 1000)
-    elif how == "its tables":
-        content[used - 600 : used - 100] = bytes(500)
-    elif how == "empty":
+    elif damage == "files in it":
+        content[1000 : used_bytes // 2] = bytes(used_bytes // 2 - 1000)
+    elif damage == "its tables":
+        content[used_bytes - 600 : used_bytes - 100] = bytes(500)
+    elif damage == "empty":
         content.clear()
     image.write_bytes(content)
     return image
 
 
 @pytest.mark.parametrize(
-    ("how", "deep", "why"),
+    ("damage", "deep", "why"),
     [
         ("cut short", False, "cut short"),
         ("another kind", False, "not a squashfs image"),
@@ -174,25 +174,25 @@ def broken(image: Path, how: str) -> Path:
         ("files in it", True, "a file in it cannot be read"),
     ],
 )
-def test_a_broken_image_fails(alone: Path, capsys: Capsys, how: str, deep: bool, why: str) -> None:
-    broken(alone, how)
-    assert main(["image", "verify", str(alone), *["--deep"] * deep]) == 2
+def test_a_broken_image_fails(bare_image: Path, capsys: Capsys, damage: str, deep: bool, why: str) -> None:
+    break_image(bare_image, damage)
+    assert main(["image", "verify", str(bare_image), *["--deep"] * deep]) == 2
     output = capsys.readouterr()
     assert why in output.err and "make it again" in output.err
-    assert f"{alone}: not whole" in output.out
+    assert f"{bare_image}: not whole" in output.out
 
 
-def test_changed_bytes_fail_the_checksum(imported: Path, alone: Path) -> None:
-    shutil.copy(sidecar_path(imported), sidecar_path(alone))
-    assert verify(alone).is_whole
-    found = verify(broken(alone, "files in it"))
-    assert found.problem is not None and "its bytes have changed" in found.problem.message
-    # Of a record that is of another file nothing is believed.
-    shutil.copy(imported, alone)
-    record = json.loads(sidecar_path(alone).read_text())
-    sidecar_path(alone).write_text(json.dumps(record | {"size": 7}))
-    found = verify(alone)
-    assert found.problem is not None and "the record of another file" in found.problem.message
+def test_changed_bytes_fail_the_checksum(imported: Path, bare_image: Path) -> None:
+    shutil.copy(sidecar_path(imported), sidecar_path(bare_image))
+    assert verify(bare_image).is_whole
+    report = verify(break_image(bare_image, "files in it"))
+    assert report.problem is not None and "its bytes have changed" in report.problem.message
+    # The record of another file is not trusted.
+    shutil.copy(imported, bare_image)
+    record = json.loads(sidecar_path(bare_image).read_text())
+    sidecar_path(bare_image).write_text(json.dumps(record | {"size": 7}))
+    report = verify(bare_image)
+    assert report.problem is not None and "the record of another file" in report.problem.message
 
 
 def test_the_whole_store_is_verified_by_default(imported: Path, tmp_path: Path, capsys: Capsys) -> None:
@@ -200,11 +200,13 @@ def test_the_whole_store_is_verified_by_default(imported: Path, tmp_path: Path, 
     store.mkdir()
     for name in ("good", "bad"):
         shutil.copy(imported, store / f"{name}.sqsh")
-    broken(store / "bad.sqsh", "cut short")
+    break_image(store / "bad.sqsh", "cut short")
     assert main(["image", "verify", "--images-dir", str(store), "--json"]) == 2
-    message = {Path(one["path"]).stem: one["is_whole"] for one in json.loads(capsys.readouterr().out)}
-    assert message == {"good": True, "bad": False}
-    assert {Path(one["path"]).stem for one in asked(capsys, "list", "--images-dir", store)} == set(message)
+    outcomes = {Path(entry["path"]).stem: entry["is_whole"] for entry in json.loads(capsys.readouterr().out)}
+    assert outcomes == {"good": True, "bad": False}
+    assert {Path(entry["path"]).stem for entry in ask_json(capsys, "list", "--images-dir", store)} == set(
+        outcomes
+    )
 
 
 def test_images_are_located_by_path_name_recipe_and_reference(imported: Path, tmp_path: Path) -> None:
@@ -221,28 +223,28 @@ def test_images_are_located_by_path_name_recipe_and_reference(imported: Path, tm
         ("megatron", "is not in", "slipway image build megatron:run"),
         (str(store / "tin.sqsh"), "no such file", "tiny.sqsh"),
     ):
-        with pytest.raises(UserError, match=re.escape(message)) as refused:
+        with pytest.raises(UserError, match=re.escape(message)) as raised:
             locate(text, store)
-        assert hint in str(refused.value)
+        assert hint in str(raised.value)
 
 
-def python_root(directory: Path) -> Path:
-    """A root file system with this machine's Python, and distributions that are only their metadata."""
+def make_python_root(directory: Path) -> Path:
+    """Make a root file system with this machine's Python, and distributions that are metadata only."""
     modules = "__future__ email.parser importlib.metadata importlib.util json pathlib platform re sys"
     names = f"import {modules.replace(' ', ', ')}\n"
     names += "print(*[m.__file__ for m in sys.modules.values() if getattr(m, '__file__', None)])"
     interpreter = Path("/usr/bin/python3").resolve()
     if not interpreter.is_file():
         pytest.skip("needs Debian's Python")
-    used = [Path(word) for word in run(interpreter, "-I", "-S", "-c", names).split()]
+    module_files = [Path(word) for word in run(interpreter, "-I", "-S", "-c", names).split()]
     binaries = [
         interpreter,
-        *(path for path in used if path.suffix == ".so"),
+        *(path for path in module_files if path.suffix == ".so"),
         Path(shutil.which("env") or ""),
     ]
-    listed = " ".join(run("ldd", path) for path in binaries).split()
-    libraries = {Path(word) for word in listed if word.startswith("/") and not word.endswith(":")}
-    for path in {*used, *binaries, *libraries}:
+    linked = " ".join(run("ldd", path) for path in binaries).split()
+    libraries = {Path(word) for word in linked if word.startswith("/") and not word.endswith(":")}
+    for path in {*module_files, *binaries, *libraries}:
         (directory / path.relative_to("/")).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, directory / path.relative_to("/"))
     (directory / "usr/bin/python3").symlink_to(interpreter.name)
@@ -266,28 +268,28 @@ def need_mounts() -> None:
 
 def test_versions_are_read_by_the_python_of_the_image(tmp_path: Path, capsys: Capsys) -> None:
     need_mounts()
-    image = packed(python_root(tmp_path / "root"), tmp_path / "a.sqsh", "-comp", "lz4")
-    mounted = Path("/proc/self/mounts").read_text()
-    found = asked(capsys, "inspect", image, "--deep")["installed"]
-    assert found["python"] == run("/usr/bin/python3", "--version").split()[1]
-    assert {name: found[name] for name in ("torch", "nemo", "megatron_core", "apex", "cuda")} == {
+    image = pack(make_python_root(tmp_path / "root"), tmp_path / "a.sqsh", "-comp", "lz4")
+    mounts = Path("/proc/self/mounts").read_text()
+    versions = ask_json(capsys, "inspect", image, "--deep")["installed"]
+    assert versions["python"] == run("/usr/bin/python3", "--version").split()[1]
+    assert {name: versions[name] for name in ("torch", "nemo", "megatron_core", "apex", "cuda")} == {
         "torch": "2.13.0",
         "nemo": "2.4.1",
         "megatron_core": "0.16.1",
         "apex": None,
         "cuda": "12.8",
     }
-    assert Path("/proc/self/mounts").read_text() == mounted
+    assert Path("/proc/self/mounts").read_text() == mounts
 
 
 def test_an_image_without_python_is_refused(imported: Path) -> None:
     need_mounts()
-    with pytest.raises(UserError, match="its Python could not be started") as refused:
+    with pytest.raises(UserError, match="its Python could not be started") as raised:
         installed_versions(imported, inspect(imported).config)
-    assert "No such file or directory" in str(refused.value)
+    assert "No such file or directory" in str(raised.value)
 
 
-def test_a_machine_that_starts_no_image_is_told_what_to_install(
+def test_missing_programs_that_start_an_image_are_named(
     imported: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -299,9 +301,9 @@ def test_a_missing_unsquashfs_is_reported(
     imported: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capsys
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    found = asked(capsys, "inspect", imported)
-    assert found["workdir"] == tiny.WORKDIR and "unsquashfs is missing" in found["notes"][0]
-    assert asked(capsys, "verify", imported)[0]["is_whole"]
+    details = ask_json(capsys, "inspect", imported)
+    assert details["workdir"] == tiny.WORKDIR and "unsquashfs is missing" in details["notes"][0]
+    assert ask_json(capsys, "verify", imported)[0]["is_whole"]
     assert main(["image", "verify", str(imported), "--deep"]) == 2
     assert "apt-get install squashfs-tools" in capsys.readouterr().err
 
@@ -313,8 +315,8 @@ def test_unreadable_files_of_an_image_are_ignored(tmp_path: Path) -> None:
     (tmp_path / "root/etc/environment").symlink_to("environment")
     os.mkfifo(tmp_path / "root/etc/rc")
     run("mksquashfs", tmp_path / "root", tmp_path / "x.sqsh", "-quiet", "-no-progress")
-    found = inspect(tmp_path / "x.sqsh")
-    assert (found.release, found.source, found.config.env) == (None, None, ())
+    details = inspect(tmp_path / "x.sqsh")
+    assert (details.release, details.source, details.config.env) == (None, None, ())
 
 
 def test_a_signal_ends_an_inspection_cleanly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,12 +324,12 @@ def test_a_signal_ends_an_inspection_cleanly(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "root").mkdir()
     run("mksquashfs", tmp_path / "root", tmp_path / "x.sqsh", "-quiet", "-no-progress")
 
-    def told_to_end(*_: object) -> None:
+    def handle_signal(*_: object) -> None:
         handler = signal.getsignal(signal.SIGTERM)
         assert callable(handler)
         handler(signal.SIGTERM, None)
 
-    monkeypatch.setattr("launcher.cli.image.installed_versions", told_to_end)
-    with pytest.raises(SystemExit) as ended:
+    monkeypatch.setattr("launcher.cli.image.installed_versions", handle_signal)
+    with pytest.raises(SystemExit) as raised:
         main(["image", "inspect", str(tmp_path / "x.sqsh"), "--deep"])
-    assert ended.value.code == 128 + signal.SIGTERM
+    assert raised.value.code == 128 + signal.SIGTERM

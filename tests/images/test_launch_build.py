@@ -24,7 +24,7 @@ from tests.images.tiny import need, run
 
 pytestmark = pytest.mark.slurm
 
-# Without Pyxis srun has no such options: this one notes them, and goes on without.
+# srun has no such options without Pyxis: this one records them, and runs without them.
 SRUN = """#!/bin/bash
 printf '%s\\n' "$@" | grep ^--container-image= >>"$RECORD"
 for word; do
@@ -37,8 +37,8 @@ _ENDED = (State.COMPLETED, State.FAILED, State.CANCELLED, State.TIMEOUT)
 
 
 @dataclass
-class Yard:
-    """A directory for launches, with a record of the images that their tasks started in."""
+class Launches:
+    """Launches below one directory, with a record of the images that their tasks started in."""
 
     root: Path
     conf: str
@@ -75,8 +75,8 @@ class Yard:
         return message
 
     def manifest(self, run_name: str) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.root / "results" / run_name / "launcher.json").read_text())
-        return found
+        content: dict[str, Any] = json.loads((self.root / "results" / run_name / "launcher.json").read_text())
+        return content
 
     def end(self, run_name: str) -> State:
         """Wait until the job of a run ends, and return its state."""
@@ -92,93 +92,97 @@ class Yard:
             time.sleep(0.1)
         pytest.fail(f"{run_name} is {state}: {log.read_text() if log.exists() else 'no log'}")
 
-    def started_in(self) -> list[str]:
+    def started_images(self) -> list[str]:
         return [line.partition("=")[2] for line in (self.root / "record").read_text().splitlines()]
 
 
 @pytest.fixture
-def yard(plain_sandbox: Sandbox, tmp_path: Path) -> Yard:
+def launches(plain_sandbox: Sandbox, tmp_path: Path) -> Launches:
     need("skopeo", "umoci", "mksquashfs", "unsquashfs")
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/srun").write_text(SRUN)
     (tmp_path / "bin/srun").chmod(0o755)
-    return Yard(tmp_path, plain_sandbox.environment()["SLURM_CONF"])
+    return Launches(tmp_path, plain_sandbox.environment()["SLURM_CONF"])
 
 
 def test_two_launches_at_once_build_the_recipe_once(
-    yard: Yard, tiny_layout: Path, monkeypatch: pytest.MonkeyPatch
+    launches: Launches, tiny_layout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need("buildah")
-    trees = [f"--config-dir={yard.root}/conf", f"--template-dir={yard.root}/templates"]
-    (yard.root / "conf/image").mkdir(parents=True)
-    (yard.root / "templates").mkdir()
+    trees = [f"--config-dir={launches.root}/conf", f"--template-dir={launches.root}/templates"]
+    (launches.root / "conf/image").mkdir(parents=True)
+    (launches.root / "templates").mkdir()
     recipe = "defaults: [_base, _self_]\ntemplate: small\nbase: localhost/tiny:1\nbuilder: buildah\n"
-    (yard.root / "conf/image/small.yaml").write_text(recipe)
+    (launches.root / "conf/image/small.yaml").write_text(recipe)
     template = '{% extends "_base.Dockerfile.j2" %}{% block body %}ENV MADE=yes\n{% endblock %}'
-    (yard.root / "templates/small.Dockerfile.j2").write_text(template)
-    storage = f'[storage]\ndriver = "vfs"\ngraphroot = "{yard.root}/graph"\nrunroot = "{yard.root}/run"\n'
-    (yard.root / "storage.conf").write_text(storage)
-    monkeypatch.setenv("CONTAINERS_STORAGE_CONF", str(yard.root / "storage.conf"))
+    (launches.root / "templates/small.Dockerfile.j2").write_text(template)
+    storage = (
+        f'[storage]\ndriver = "vfs"\ngraphroot = "{launches.root}/graph"\nrunroot = "{launches.root}/run"\n'
+    )
+    (launches.root / "storage.conf").write_text(storage)
+    monkeypatch.setenv("CONTAINERS_STORAGE_CONF", str(launches.root / "storage.conf"))
     run("skopeo", "copy", "-q", f"oci:{tiny_layout}:1", "containers-storage:localhost/tiny:1")
 
     names = ["one", "two"]
-    both = [
-        yard.start("small", "--build", *trees, f"data_preparation.run.name={name}", "env_vars.A=1")
+    processes = [
+        launches.start("small", "--build", *trees, f"data_preparation.run.name={name}", "env_vars.A=1")
         for name in names
     ]
-    output = [process.communicate()[1] for process in both]
-    assert [process.returncode for process in both] == [0, 0], output
-    assert sum(": made\n" in one for one in output) == 1, output
-    (image,) = (yard.root / "images").glob("*.sqsh")
-    recorded = read_sidecar(image)
-    assert recorded is not None and recorded.recipe is not None
-    assert (recorded.recipe.name, recorded.recipe.flavor) == ("small", "run")
-    assert [yard.end(name) for name in names] == [State.COMPLETED] * 2
-    assert yard.started_in() == [str(image)] * 2
+    output = [process.communicate()[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], output
+    assert sum(": made\n" in text for text in output) == 1, output
+    (image,) = (launches.root / "images").glob("*.sqsh")
+    record = read_sidecar(image)
+    assert record is not None and record.recipe is not None
+    assert (record.recipe.name, record.recipe.flavor) == ("small", "run")
+    assert [launches.end(name) for name in names] == [State.COMPLETED] * 2
+    assert launches.started_images() == [str(image)] * 2
     for name in names:
-        manifest = yard.manifest(name)
-        assert (manifest["image"], manifest["image_digest"]) == (str(image), recorded.digest)
-    # It is there: nothing is built again.
-    _, message = yard.launch("small", "--build", *trees, "data_preparation.run.name=three")
+        manifest = launches.manifest(name)
+        assert (manifest["image"], manifest["image_digest"]) == (str(image), record.digest)
+    # The image exists: nothing is built again.
+    _, message = launches.launch("small", "--build", *trees, "data_preparation.run.name=three")
     assert "building" not in message and ": made\n" not in message
 
 
 def test_a_job_makes_the_image_and_the_launch_waits_for_it(
-    yard: Yard, tiny_layout: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    launches: Launches, tiny_layout: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    container = f"oci:{os.path.relpath(tiny_layout, yard.root)}:1"
+    container = f"oci:{os.path.relpath(tiny_layout, launches.root)}:1"
     more = [
         "--build=job",
         "image_job.cpus_per_task=1",
         "image_job.mem=null",
         "resilience.after_stage=afterany",
     ]
-    out, _ = yard.launch(container, *more)
-    made = yard.manifest("image_tiny+1")
-    assert yard.manifest("tokenize_text")["after"] == f"afterok:{made['job_id']}"
-    assert f"waits for afterok:{made['job_id']}" in out
-    assert yard.end("image_tiny+1") is State.COMPLETED
-    image = yard.root / "images/tiny+1.sqsh"
+    out, _ = launches.launch(container, *more)
+    manifest = launches.manifest("image_tiny+1")
+    assert launches.manifest("tokenize_text")["after"] == f"afterok:{manifest['job_id']}"
+    assert f"waits for afterok:{manifest['job_id']}" in out
+    assert launches.end("image_tiny+1") is State.COMPLETED
+    image = launches.root / "images/tiny+1.sqsh"
     assert read_sidecar(image) is not None
-    assert yard.end("tokenize_text") is State.COMPLETED
-    assert yard.started_in() == [str(image)]
-    monkeypatch.chdir(yard.root)
-    # Each script again, byte for byte, from the command that its launch keeps.
+    assert launches.end("tokenize_text") is State.COMPLETED
+    assert launches.started_images() == [str(image)]
+    monkeypatch.chdir(launches.root)
+    # The command recorded by each launch renders its script again, byte for byte.
     for name in ("image_tiny+1", "tokenize_text"):
-        directory = yard.root / "results" / name / "launches/1"
+        directory = launches.root / "results" / name / "launches/1"
         words = shlex.split((directory / "launcher_cmd.log").read_text().splitlines()[-1].removeprefix("# "))
-        again = words[words.index("launch") + 1 :]
-        assert main(["launch", *again]) == 0
+        arguments = words[words.index("launch") + 1 :]
+        assert main(["launch", *arguments]) == 0
         (script,) = directory.glob("*_submission.sh")
         assert capsys.readouterr().out == script.read_text()
 
 
-def test_a_failed_image_job_cancels_the_launch(yard: Yard) -> None:
-    out, _ = yard.launch("oci:nowhere:1", "--build=job", "image_job.cpus_per_task=1", "image_job.mem=null")
+def test_a_failed_image_job_cancels_the_launch(launches: Launches) -> None:
+    out, _ = launches.launch(
+        "oci:nowhere:1", "--build=job", "image_job.cpus_per_task=1", "image_job.mem=null"
+    )
     assert "waits for afterok:" in out
-    assert yard.end("image_nowhere+1") is State.FAILED
-    assert yard.end("tokenize_text") is State.CANCELLED
-    assert not list((yard.root / "images").glob("*.sqsh"))
-    log = next((yard.root / "results/image_nowhere+1").glob("log-*.out")).read_text()
-    assert f"{yard.root}/nowhere" in log
+    assert launches.end("image_nowhere+1") is State.FAILED
+    assert launches.end("tokenize_text") is State.CANCELLED
+    assert not list((launches.root / "images").glob("*.sqsh"))
+    log = next((launches.root / "results/image_nowhere+1").glob("log-*.out")).read_text()
+    assert f"{launches.root}/nowhere" in log
     assert "Traceback" not in log

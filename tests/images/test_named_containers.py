@@ -1,4 +1,4 @@
-"""`slipway image prune --named`: containers that launches left on nodes, without a Slurm and an Enroot."""
+"""`slipway image prune --named`: containers that launches left on nodes, without a real Slurm or Enroot."""
 
 from __future__ import annotations
 
@@ -48,20 +48,20 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return directory
 
 
-def left(nodes: Path) -> dict[str, list[str]]:
+def containers_by_node(nodes: Path) -> dict[str, list[str]]:
     return {node.name: sorted(path.name for path in node.iterdir()) for node in sorted(nodes.iterdir())}
 
 
 def test_a_name_is_removed_from_all_nodes_and_nothing_else(nodes: Path, capsys: Capsys) -> None:
-    before = left(nodes)
+    before = containers_by_node(nodes)
     words = ["image", "prune", "--named", "kept", "cluster=bcm", "--json"]
     assert main([*words, "--dry-run"]) == 0
     expected = [{"node": node, "name": f"kept-{_IDLE}", "state": "idle"} for node in ("n1", "n2")]
     assert json.loads(capsys.readouterr().out) == expected
-    assert left(nodes) == before
+    assert containers_by_node(nodes) == before
     assert main([*words, "--yes"]) == 0
-    assert {one["state"] for one in json.loads(capsys.readouterr().out)} == {"removed"}
-    assert left(nodes) == {
+    assert {entry["state"] for entry in json.loads(capsys.readouterr().out)} == {"removed"}
+    assert containers_by_node(nodes) == {
         "n1": ["pyxis_17.0", f"pyxis_other-{_IDLE}", "ubuntu"],
         "n2": [f"pyxis_kept-more-{_IDLE}"],
     }
@@ -72,6 +72,6 @@ def test_a_name_is_removed_from_all_nodes_and_nothing_else(nodes: Path, capsys: 
 def test_a_node_without_room_is_named(nodes: Path, capsys: Capsys) -> None:
     (nodes / "held").mkdir()
     assert main(["image", "prune", "--named", "*", "cluster=bcm", "--yes"]) == 1
-    told = capsys.readouterr()
-    assert "slipway: held: skipped: " in told.err and "Nodes are busy" in told.err
-    assert left(nodes) == {"held": [], "n1": ["pyxis_17.0", "ubuntu"], "n2": []}
+    printed = capsys.readouterr()
+    assert "slipway: held: skipped: " in printed.err and "Nodes are busy" in printed.err
+    assert containers_by_node(nodes) == {"held": [], "n1": ["pyxis_17.0", "ubuntu"], "n2": []}

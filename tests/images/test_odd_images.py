@@ -1,4 +1,4 @@
-"""Images and machines that are not as one expects: links in circles, others' files, nobody's home."""
+"""Unusual images and machines: file systems without locks, files of other users, users without a home."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_read_only_device_directory_is_emptied(tmp_path: Path) -> None:
 
 
 def test_a_file_system_without_locks_is_uncertain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(handle: int, how: int) -> None:
+    def refuse(handle: int, operation: int) -> None:
         raise OSError(errno.EBADF, "Bad file descriptor")
 
     monkeypatch.setattr("fcntl.flock", refuse)
@@ -92,15 +92,15 @@ def test_a_replaced_image_of_a_colleague_is_kept_on_nfs(
     )
     (tmp_path / "x.sqsh").write_text("theirs")
     importing._keep_for_jobs(tmp_path / "x.sqsh")
-    [kept] = tmp_path.glob(".x.sqsh.old-*")
-    assert kept.read_text() == "theirs"
+    [backup] = tmp_path.glob(".x.sqsh.old-*")
+    assert backup.read_text() == "theirs"
 
 
 def test_login_is_skipped_without_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nobody(uid: int) -> None:
+    def refuse(uid: int) -> None:
         raise KeyError(uid)
 
-    monkeypatch.setattr("pwd.getpwuid", nobody)
+    monkeypatch.setattr("pwd.getpwuid", refuse)
     monkeypatch.delenv("HOME")
     assert enroot_login("nvcr.io", environment={}) is None
 
@@ -109,7 +109,7 @@ def test_login_is_skipped_without_home_directory(monkeypatch: pytest.MonkeyPatch
     ("registry", "host"),
     [("nvcr.io", "nvcr.io"), ("a.b:5000", "a.b"), ("[::1]", "[::1]"), ("docker.io", "auth.docker.io")],
 )
-def test_the_host_that_a_login_is_for(registry: str, host: str) -> None:
+def test_hints_name_the_host_of_a_login(registry: str, host: str) -> None:
     assert hint_names(Reference(Kind.REGISTRY, "a/b", registry, "1"))["HOSTNAME"] == host
 
 
@@ -131,22 +131,22 @@ def test_a_home_in_an_option_is_expanded(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_a_login_refused_to_both_programs_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*_: object) -> None:
+    def refuse(*_: object) -> None:
         raise explain_failure("look", "skopeo", 1, ["unauthorized"], {"REGISTRY": "a.b"})
 
-    def fails(*_: object) -> None:
+    def fail(*_: object) -> None:
         raise explain_failure("look", "enroot", 1, ["[INFO] Authenticating with user: <anonymous>"])
 
-    monkeypatch.setattr("launcher.images.registry.look_up", refused)
-    monkeypatch.setattr("launcher.images.backends._run_enroot", fails)
+    monkeypatch.setattr("launcher.images.registry.look_up", refuse)
+    monkeypatch.setattr("launcher.images.backends._run_enroot", fail)
     monkeypatch.setattr("launcher.images.tools.which", Path)
     with pytest.raises(UserError, match="the registry refuses access") as raised:
         backends.look_up(backends.ENROOT, Reference.parse("a.b/c:1"), Access())
     assert "skopeo login a.b" in str(raised.value)
 
 
-def skopeo_that_refuses(
-    here: Path, monkeypatch: pytest.MonkeyPatch, message: str, tags: str = "", user: str = ""
+def install_refusing_skopeo(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, message: str, tags: str = "", user: str = ""
 ) -> None:
     """Put a skopeo first in PATH whose look-ups fail; it may have a login, and list tags."""
     script = f"""#!/bin/sh
@@ -156,9 +156,9 @@ case "$*" in
 *) echo '{message}' >&2 && exit 1 ;;
 esac
 """
-    (here / "skopeo").write_text(script)
-    (here / "skopeo").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{here}:{os.environ['PATH']}")
+    (directory / "skopeo").write_text(script)
+    (directory / "skopeo").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
 
 
 def refusal(image: str = "nvcr.io#nvidia/nemo:24.99", access: Access | None = None) -> str:
@@ -172,7 +172,7 @@ DENIED = "reading manifest 24.99 in nvcr.io/nvidia/nemo: denied: requested acces
 
 
 def test_the_nearest_tags_are_suggested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    skopeo_that_refuses(tmp_path, monkeypatch, UNKNOWN, '"23.11", "24.07", "24.09", "latest"')
+    install_refusing_skopeo(tmp_path, monkeypatch, UNKNOWN, '"23.11", "24.07", "24.09", "latest"')
     message = refusal()
     assert "nvidia/nemo has no tag 24.99 (of 4 tags)" in message
     assert "nearest: 24.09, 24.07" in message and "skopeo list-tags docker://nvcr.io/nvidia/nemo" in message
@@ -180,7 +180,7 @@ def test_the_nearest_tags_are_suggested(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_missing_repository_may_be_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    skopeo_that_refuses(tmp_path, monkeypatch, UNKNOWN)
+    install_refusing_skopeo(tmp_path, monkeypatch, UNKNOWN)
     message = refusal()
     assert "there is no such image" in message and "or it is private" in message
     assert "the registry was asked without a login" in message
@@ -188,16 +188,16 @@ def test_a_missing_repository_may_be_private(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_refusal_names_the_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    skopeo_that_refuses(tmp_path, monkeypatch, DENIED, user="bob")
+    install_refusing_skopeo(tmp_path, monkeypatch, DENIED, user="bob")
     message = refusal()
     assert "the registry was asked as bob, of the logins of skopeo and docker" in message
     assert "check the name" in message
-    given = Access(authfile=tmp_path / "auth.json")
-    assert f"asked as bob, of {tmp_path}/auth.json" in refusal(access=given)
+    access = Access(authfile=tmp_path / "auth.json")
+    assert f"asked as bob, of {tmp_path}/auth.json" in refusal(access=access)
 
 
 def test_a_refusal_names_the_login_of_enroot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    skopeo_that_refuses(tmp_path, monkeypatch, DENIED)
+    install_refusing_skopeo(tmp_path, monkeypatch, DENIED)
     monkeypatch.setenv("ENROOT_CONFIG_PATH", str(tmp_path))
     (tmp_path / ".credentials").write_text("machine nvcr.io login alice password hunter22\n")
     with pytest.raises(ToolError) as raised:
@@ -208,14 +208,14 @@ def test_a_refusal_names_the_login_of_enroot(tmp_path: Path, monkeypatch: pytest
     assert "hunter22" not in str(raised.value)
 
 
-@pytest.mark.parametrize("theirs", ["x.sqsh", "x.sqsh.json"])
+@pytest.mark.parametrize("name", ["x.sqsh", "x.sqsh.json"])
 def test_a_colleagues_file_in_a_sticky_directory_is_refused_before_the_import(
-    theirs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     images = tmp_path / "images"
     images.mkdir()
     images.chmod(0o1777)
-    (images / theirs).write_text("theirs")
+    (images / name).write_text("theirs")
     # Both the directory and the file are another user's.
     monkeypatch.setattr(importing.os, "geteuid", lambda: os.getuid() + 4242)
     monkeypatch.setattr(backends, "choose_backend", lambda *_: backends.SKOPEO)
@@ -224,14 +224,14 @@ def test_a_colleagues_file_in_a_sticky_directory_is_refused_before_the_import(
     monkeypatch.setattr(backends, "make_squashfs", lambda *_: pytest.fail("it was imported"))
     with pytest.raises(UserError, match="sticky bit, where nobody else replaces it") as raised:
         import_image(Reference.parse("a.b#c:1"), images / "x.sqsh")
-    assert str(images / theirs) in str(raised.value) and "images_dir=DIR" in str(raised.value)
-    assert [path.name for path in images.iterdir()] == [theirs]
+    assert str(images / name) in str(raised.value) and "images_dir=DIR" in str(raised.value)
+    assert [path.name for path in images.iterdir()] == [name]
 
 
 def test_a_read_only_directory_is_refused_before_the_import(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its lock may be there all the same, left by a colleague."""
+    """A colleague may have left a lock there all the same."""
     (tmp_path / ".x.sqsh.lock").touch()
     monkeypatch.setattr(importing.os, "access", lambda *_: False)
     with pytest.raises(UserError, match="permission denied"):
@@ -242,10 +242,10 @@ def test_a_read_only_directory_is_refused_before_the_import(
 def test_a_full_disk_names_the_command_that_removes_layers(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(*_: object, **__: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise explain_failure("build x", name, 1, ["write: no space left on device"])
 
-    monkeypatch.setattr("launcher.images.tools.run", fails)
+    monkeypatch.setattr("launcher.images.tools.run", fail)
     with pytest.raises(ToolError, match="no space is left") as raised:
         building.build_recipe(read_recipe("nemo"), Builder(name), {}, ImageProgress(), Access())
     assert f"{name} keeps layers of earlier builds: `{Builder(name).cleanup}`" in (raised.value.hint or "")

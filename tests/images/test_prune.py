@@ -1,4 +1,4 @@
-"""`slipway image prune`: what nobody needs goes, and nothing that a live run uses."""
+"""`slipway image prune` removes the images that nobody needs, and none that a live run uses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NOW = 1000 * DAY
 
 
 def put(store: Path, name: str, *, record: bool = True, age: float = 0.0) -> Path:
-    """A file of the store; what is in it is nobody's business here."""
+    """Write a file of the store; its content does not matter."""
     image = store / name
     store.mkdir(exist_ok=True)
     image.write_bytes(b"x" * 100)
@@ -42,9 +42,9 @@ def put(store: Path, name: str, *, record: bool = True, age: float = 0.0) -> Pat
     return image
 
 
-def chosen(store: Path, uses: dict[Path, list[ImageUse]], rules: PruneRules) -> dict[str, bool]:
-    found = decide(stored_images(store), uses, rules, NOW)
-    return {one.entry.path.name: one.remove for one in found}
+def removals(store: Path, uses: dict[Path, list[ImageUse]], rules: PruneRules) -> dict[str, bool]:
+    choices = decide(stored_images(store), uses, rules, NOW)
+    return {choice.entry.path.name: choice.remove for choice in choices}
 
 
 def test_images_that_runs_need_stay(tmp_path: Path) -> None:
@@ -55,29 +55,36 @@ def test_images_that_runs_need_stay(tmp_path: Path) -> None:
         images["live"]: [ImageUse("b", False, 0.0), ImageUse("c", True, 0.0)],
         images["theirs"]: [],
     }
-    kept = {"ended.sqsh": False, "live.sqsh": False, "theirs.sqsh": False}
-    assert chosen(tmp_path, uses, PruneRules()) == {**kept, "free.sqsh": True}
-    assert chosen(tmp_path, uses, PruneRules(ended=True)) == {**kept, "free.sqsh": True, "ended.sqsh": True}
-    # The age of an image that was needed is that of its last launch.
+    needed = {"ended.sqsh": False, "live.sqsh": False, "theirs.sqsh": False}
+    assert removals(tmp_path, uses, PruneRules()) == {**needed, "free.sqsh": True}
+    assert removals(tmp_path, uses, PruneRules(ended=True)) == {
+        **needed,
+        "free.sqsh": True,
+        "ended.sqsh": True,
+    }
+    # The age of a used image is that of its last launch.
     old = PruneRules(ended=True, older_than=38 * DAY)
-    assert chosen(tmp_path, uses, old) == {**kept, "free.sqsh": True}
-    assert chosen(tmp_path, uses, PruneRules(older_than=41 * DAY)) == {**kept, "free.sqsh": False}
-    whys = {one.entry.path.name: one.why for one in decide(stored_images(tmp_path), uses, PruneRules(), NOW)}
-    assert whys["live.sqsh"] == "c waits or runs, or may"
-    assert whys["theirs.sqsh"] == "not made by slipway: it has no record"
+    assert removals(tmp_path, uses, old) == {**needed, "free.sqsh": True}
+    assert removals(tmp_path, uses, PruneRules(older_than=41 * DAY)) == {**needed, "free.sqsh": False}
+    reasons = {
+        choice.entry.path.name: choice.why
+        for choice in decide(stored_images(tmp_path), uses, PruneRules(), NOW)
+    }
+    assert reasons["live.sqsh"] == "c waits or runs, or may"
+    assert reasons["theirs.sqsh"] == "not made by slipway: it has no record"
 
 
 def test_images_of_other_users_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(tmp_path, "a.sqsh")
-    assert chosen(tmp_path, {}, PruneRules()) == {"a.sqsh": True}
+    assert removals(tmp_path, {}, PruneRules()) == {"a.sqsh": True}
     monkeypatch.setattr("os.getuid", lambda: 4321)
-    assert chosen(tmp_path, {}, PruneRules(ended=True)) == {"a.sqsh": False}
+    assert removals(tmp_path, {}, PruneRules(ended=True)) == {"a.sqsh": False}
 
 
 def test_the_newest_stay(tmp_path: Path) -> None:
     for days in (1, 2, 3):
         put(tmp_path, f"{days}.sqsh", age=days)
-    assert chosen(tmp_path, {}, PruneRules(keep=2)) == {"1.sqsh": False, "2.sqsh": False, "3.sqsh": True}
+    assert removals(tmp_path, {}, PruneRules(keep=2)) == {"1.sqsh": False, "2.sqsh": False, "3.sqsh": True}
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("30d", 30 * DAY), ("12h", DAY / 2), ("2w", 14 * DAY)])
@@ -113,26 +120,26 @@ def test_a_replaced_file_is_removed_when_no_job_may_have_it_open(tmp_path: Path)
 
 def test_a_partial_file_is_removed_when_nobody_imports(tmp_path: Path) -> None:
     store = tmp_path / "images"
-    half = put(store, ".a.sqsh.tmp-0123456789ab", record=False)
-    (store / ".a.sqsh.lock").touch()  # it leaves this one too
+    partial = put(store, ".a.sqsh.tmp-0123456789ab", record=False)
+    (store / ".a.sqsh.lock").touch()  # an import leaves its lock too
     with locked(store / "a.sqsh", lambda _: None):
         (choice,) = decide_leftovers(store, {})
         assert not choice.remove and "just now" in choice.why
         with pytest.raises(UserError, match="just now"):
             remove(choice.entry)
     (choice,) = decide_leftovers(store, {})
-    assert (choice.entry.path, choice.remove) == (half, True)
+    assert (choice.entry.path, choice.remove) == (partial, True)
     remove(choice.entry)
     assert list(store.iterdir()) == []
 
 
-def launch(tree: Path, name: str, image: Path, job: str, where: str) -> Path:
+def write_launch(tree: Path, name: str, image: Path, job: str, machine: str) -> Path:
     directory = tree / name / "launches" / "1"
     directory.mkdir(parents=True)
     values: dict[str, Any] = dict.fromkeys(("stage", "engine", "job_name", "version", "user"), "x")
     values |= {"run": name, "launch": 1, "tag": name, "created": "2026-11-21T12:00:00Z", "scheduler": "local"}
     values |= {"nodes": 1, "tasks_per_node": 1, "time_limit": None, "choices": {}, "command": []}
-    write_manifest(directory, Manifest(**values, overrides=[], image=str(image), job_id=job, host=where))
+    write_manifest(directory, Manifest(**values, overrides=[], image=str(image), job_id=job, host=machine))
     return directory
 
 
@@ -140,9 +147,9 @@ def launch(tree: Path, name: str, image: Path, job: str, where: str) -> Path:
 def process(tmp_path: Path) -> Iterator[int]:
     """A process that is the job of the run `running`, as this machine sees it."""
     script = tmp_path / "results" / "running" / "launches" / "1" / "x_submission.sh"
-    with subprocess.Popen([sys.executable, "-c", "input()", script], stdin=subprocess.PIPE) as one:
-        yield one.pid
-        one.kill()
+    with subprocess.Popen([sys.executable, "-c", "input()", script], stdin=subprocess.PIPE) as job:
+        yield job.pid
+        job.kill()
 
 
 def test_prune_asks_and_removes(
@@ -151,25 +158,25 @@ def test_prune_asks_and_removes(
     monkeypatch.chdir(tmp_path)
     store, tree = tmp_path / "images", tmp_path / "results"
     images = {name: put(store, f"{name}.sqsh") for name in ("free", "ended", "running", "elsewhere")}
-    ended = str(2**22 + 1)  # beyond what Linux numbers processes with
-    launch(tree, "ended", images["ended"], ended, host())
-    launch(tree, "running", images["running"], str(process), host())
-    launch(tree, "elsewhere", images["elsewhere"], "1", "another.machine")
+    ended = str(2**22 + 1)  # beyond Linux' largest process id
+    write_launch(tree, "ended", images["ended"], ended, host())
+    write_launch(tree, "running", images["running"], str(process), host())
+    write_launch(tree, "elsewhere", images["elsewhere"], "1", "another.machine")
     command = ["image", "prune", "--images-dir", str(store)]
 
     assert main([*command, "--dry-run", "--json"]) == 0
-    message = {Path(one["path"]).stem: one for one in json.loads(capsys.readouterr().out)}
-    assert {name for name, one in message.items() if one["remove"]} == {"free"}
-    assert "running waits or runs" in message["running"]["why"] and not message["free"]["removed"]
+    entries = {Path(entry["path"]).stem: entry for entry in json.loads(capsys.readouterr().out)}
+    assert {name for name, entry in entries.items() if entry["remove"]} == {"free"}
+    assert "running waits or runs" in entries["running"]["why"] and not entries["free"]["removed"]
 
     assert main(command) == 2
-    shown = capsys.readouterr()
-    assert "1 of 4 to remove: 100 B" in shown.out and "--yes" in shown.err
+    printed = capsys.readouterr()
+    assert "1 of 4 to remove: 100 B" in printed.out and "--yes" in printed.err
     assert all(image.exists() for image in images.values())
 
-    # On a terminal it asks; anything but a yes is a no.
-    for output, code in (("\n", 2), ("yes\n", 0)):
-        terminal = io.StringIO(output)
+    # The command asks on a terminal; anything but a yes is a no.
+    for reply, code in (("\n", 2), ("yes\n", 0)):
+        terminal = io.StringIO(reply)
         monkeypatch.setattr(terminal, "isatty", lambda: True)
         monkeypatch.setattr("sys.stdin", terminal)
         assert main(command) == code
@@ -177,8 +184,10 @@ def test_prune_asks_and_removes(
         assert images["free"].exists() == (code != 0)
 
     assert main([*command, "--ended", "--yes"]) == 0
-    left = {path.name for path in store.iterdir()}
-    assert left == {name for one in ("running", "elsewhere") for name in (f"{one}.sqsh", f"{one}.sqsh.json")}
+    remaining = {path.name for path in store.iterdir()}
+    assert remaining == {
+        name for stem in ("running", "elsewhere") for name in (f"{stem}.sqsh", f"{stem}.sqsh.json")
+    }
     capsys.readouterr()
 
 
@@ -193,7 +202,7 @@ def test_an_image_launched_during_the_question_stays(
             return True
 
         def readline(self, size: int | None = -1) -> str:  # type: ignore[override]
-            launch(tmp_path / "results", "running", images["running"], str(process), host())
+            write_launch(tmp_path / "results", "running", images["running"], str(process), host())
             return "y\n"
 
     monkeypatch.setattr("sys.stdin", Terminal())
@@ -202,7 +211,7 @@ def test_an_image_launched_during_the_question_stays(
     assert "running.sqsh: needed just now; it stays" in capsys.readouterr().err
 
 
-def test_mistakes(tmp_path: Path, capsys: Capsys) -> None:
+def test_wrong_options_are_refused_and_an_empty_store_is_not(tmp_path: Path, capsys: Capsys) -> None:
     assert main(["image", "prune", "--images-dir", str(tmp_path / "none")]) == 0
     assert "there is no image in" in capsys.readouterr().err
     assert main(["image", "prune", "--images-dir", str(tmp_path), "--keep", "-1"]) == 2

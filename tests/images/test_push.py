@@ -27,7 +27,7 @@ def login(guarded_registry: Registry, tmp_path: Path) -> Path:
     return file
 
 
-def pushed(capsys: Capsys, *words: object) -> tuple[int, list[dict[str, Any]], str]:
+def push_json(capsys: Capsys, *words: object) -> tuple[int, list[dict[str, Any]], str]:
     code = main(["image", "push", *map(str, words), "--plain-http", "--json"])
     output = capsys.readouterr()
     return code, json.loads(output.out or "[]"), output.err
@@ -36,18 +36,18 @@ def pushed(capsys: Capsys, *words: object) -> tuple[int, list[dict[str, Any]], s
 def test_every_registry_gets_the_same_image(
     tiny_layout: Path, registry: Registry, guarded_registry: Registry, login: Path, capsys: Capsys
 ) -> None:
-    places = [f"{one.host}/push/all:1" for one in (registry, guarded_registry)]
-    code, results, _ = pushed(capsys, f"oci:{tiny_layout}:1", *places, "--authfile", login)
+    places = [f"{server.host}/push/all:1" for server in (registry, guarded_registry)]
+    code, results, _ = push_json(capsys, f"oci:{tiny_layout}:1", *places, "--authfile", login)
     assert code == 0
-    digests = {one["digest"] for one in results}
+    digests = {result["digest"] for result in results}
     access = Access(plain_http=True, authfile=login)
     assert digests == {look_up(Reference.parse(place), access).digest for place in places}
-    assert len(digests) == 1 and not any(one["was_there"] for one in results)
-    # From one to another, and once more: nothing is sent.
+    assert len(digests) == 1 and not any(result["was_there"] for result in results)
+    # Copy from one registry to another, and push once more: nothing is sent.
     further = f"{registry.host}/push/copy:2"
-    code, results, _ = pushed(capsys, places[1], further, places[0], "--authfile", login)
-    assert (code, [one["was_there"] for one in results]) == (0, [False, True])
-    assert {one["digest"] for one in results} == digests
+    code, results, _ = push_json(capsys, places[1], further, places[0], "--authfile", login)
+    assert (code, [result["was_there"] for result in results]) == (0, [False, True])
+    assert {result["digest"] for result in results} == digests
 
 
 def test_a_refusal_does_not_stop_other_registries(
@@ -55,8 +55,8 @@ def test_a_refusal_does_not_stop_other_registries(
 ) -> None:
     source = f"oci:{tiny_layout}:1"
     refusing = f"{guarded_registry.host}/push/refused:1"
-    code, results, complaint = pushed(capsys, source, refusing, f"{registry.host}/push/one:1")
-    assert (code, [one["error"] is None for one in results]) == (1, [False, True])
+    code, results, complaint = push_json(capsys, source, refusing, f"{registry.host}/push/one:1")
+    assert (code, [result["error"] is None for result in results]) == (1, [False, True])
     assert "the registry refuses access" in complaint and "skopeo login" in complaint
     assert main(["image", "push", source, refusing, "--plain-http"]) == 2
     assert "the registry refuses access" in capsys.readouterr().err
@@ -92,8 +92,8 @@ def test_an_archive_is_packed_once(
     temporary.mkdir()
     run("skopeo", "copy", "-q", f"oci:{tiny_layout}:1", f"docker-archive:{archive}:team/tiny:1")
     places = [f"{registry.host}/push/archive{number}:1" for number in (1, 2)]
-    code, results, _ = pushed(capsys, f"docker-archive:{archive}", *places, "--temp-dir", temporary)
-    assert code == 0 and len({one["digest"] for one in results}) == 1
+    code, results, _ = push_json(capsys, f"docker-archive:{archive}", *places, "--temp-dir", temporary)
+    assert code == 0 and len({result["digest"] for result in results}) == 1
     # A layer of a registry is compressed, whatever it was in the archive.
     raw = run("skopeo", "inspect", "--tls-verify=false", "--raw", f"docker://{places[0]}")
     assert "gzip" in json.loads(raw)["layers"][0]["mediaType"]
@@ -114,8 +114,8 @@ def test_an_archive_is_packed_once(
         (("nemo", "podman://x:1"), "no place in a registry"),
     ],
 )
-def test_mistakes(words: tuple[str, ...], message: str, capsys: Capsys) -> None:
-    code, _, complaint = pushed(capsys, *words)
+def test_pushes_that_cannot_succeed_are_refused(words: tuple[str, ...], message: str, capsys: Capsys) -> None:
+    code, _, complaint = push_json(capsys, *words)
     assert (code, message in complaint) == (2, True), complaint
     assert "build it first" not in complaint
 
@@ -124,9 +124,9 @@ def test_pushing_an_unbuilt_recipe_is_refused(
     tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need("buildah")
-    # Where no overlay can be mounted its storage is another, for skopeo too.
+    # Where no overlay can be mounted buildah and skopeo need another storage.
     storage = f'[storage]\ndriver = "vfs"\ngraphroot = "{tmp_path}/graph"\nrunroot = "{tmp_path}/run"\n'
     (tmp_path / "storage.conf").write_text(storage)
     monkeypatch.setenv("CONTAINERS_STORAGE_CONF", str(tmp_path / "storage.conf"))
-    code, _, complaint = pushed(capsys, "nemo", "127.0.0.1:1/x:1", "--builder=buildah")
+    code, _, complaint = push_json(capsys, "nemo", "127.0.0.1:1/x:1", "--builder=buildah")
     assert code == 2 and "build it first: slipway image build nemo" in complaint

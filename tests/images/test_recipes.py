@@ -1,4 +1,4 @@
-"""Recipes: what they come to, what their hash is of, and what is said of mistakes in them."""
+"""Recipes: their Dockerfiles and labels, their hashes, and the messages about mistakes in them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHIPPED = [(name, flavor) for name in ("megatron", "nemo", "nemo-aws") for flavo
 
 
 @pytest.fixture
-def mine(tmp_path: Path) -> Path:
+def user_tree(tmp_path: Path) -> Path:
     """A tree of the user's own, with a recipe that builds on one of ours."""
     (tmp_path / "tree" / "image").mkdir(parents=True)
     write(tmp_path / "tree", "mine", "base: example.org/team/nemo:1")
@@ -37,9 +37,9 @@ def write(tree: Path, name: str, *lines: str, on: str = "nemo") -> None:
     (tree / "image" / f"{name}.yaml").write_text(text)
 
 
-def test_recipes_are_listed(mine: Path) -> None:
+def test_recipes_are_listed(user_tree: Path) -> None:
     assert recipe_names() == ["megatron", "nemo", "nemo-aws"]
-    assert recipe_names(mine) == ["megatron", "mine", "nemo", "nemo-aws"]
+    assert recipe_names(user_tree) == ["megatron", "mine", "nemo", "nemo-aws"]
 
 
 @pytest.mark.parametrize(("name", "flavor"), SHIPPED)
@@ -130,7 +130,7 @@ def labels_of(recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield from re.findall(r'([\w.]+)="(.*)"', instruction)
 
 
-def test_labels() -> None:
+def test_labels_are_in_the_dockerfile() -> None:
     recipe = read_recipe("nemo-aws", "dev", ["image.labels.org.team=us"])
     assert dict(labels_of(recipe)) == recipe.labels
     assert recipe.labels["slipway.recipe.name"] == "nemo-aws"
@@ -142,9 +142,9 @@ def test_labels() -> None:
 
 def test_labels_of_a_build_name_the_commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def git(*words: str) -> str:
-        who = ("-c", "user.name=x", "-c", "user.email=x@y")
+        identity = ("-c", "user.name=x", "-c", "user.email=x@y")
         return subprocess.run(
-            ["git", "-C", tmp_path, *who, *words], check=True, capture_output=True, text=True
+            ["git", "-C", tmp_path, *identity, *words], check=True, capture_output=True, text=True
         ).stdout.strip()
 
     (tmp_path / "image").mkdir()
@@ -154,12 +154,18 @@ def test_labels_of_a_build_name_the_commits(tmp_path: Path, monkeypatch: pytest.
     git("commit", "-q", "-m", "first")
     monkeypatch.setattr(recipes, "TEMPLATE_DIR", tmp_path)
     commit = git("rev-parse", "HEAD")
-    ours = build_labels()
-    assert ours["org.opencontainers.image.revision"] == commit
-    assert (ours["slipway.dirty"], "slipway.config.revision" in ours) == ("false", False)
+    template_labels = build_labels()
+    assert template_labels["org.opencontainers.image.revision"] == commit
+    assert (template_labels["slipway.dirty"], "slipway.config.revision" in template_labels) == (
+        "false",
+        False,
+    )
     (tmp_path / "image" / "a.yaml").write_text("a: 2\n")
-    theirs = build_labels(tmp_path)
-    assert (theirs["slipway.config.revision"], theirs["slipway.config.dirty"]) == (commit, "true")
+    config_labels = build_labels(tmp_path)
+    assert (config_labels["slipway.config.revision"], config_labels["slipway.config.dirty"]) == (
+        commit,
+        "true",
+    )
 
 
 def test_parts_without_a_version_are_left_out() -> None:
@@ -187,15 +193,15 @@ def test_the_dev_script_is_run_in_the_dev_flavor(tmp_path: Path) -> None:
     assert "image.dev_script is for the dev flavor" in run.warnings[-1]
 
 
-def test_a_user_recipe_and_template_are_rendered(mine: Path, tmp_path: Path) -> None:
-    assert "\nFROM example.org/team/nemo:1\n" in read_recipe("mine", None, (), mine).dockerfile
+def test_a_user_recipe_and_template_are_rendered(user_tree: Path, tmp_path: Path) -> None:
+    assert "\nFROM example.org/team/nemo:1\n" in read_recipe("mine", None, (), user_tree).dockerfile
     templates = tmp_path / "templates"
     templates.mkdir()
     (templates / "ours.Dockerfile.j2").write_text(
         '{% extends "slipway/nemo.Dockerfile.j2" %}{% block body %}RUN touch /here\n{% endblock %}'
     )
-    write(mine, "mine", "template: ours")
-    text = read_recipe("mine", "dev", (), mine, templates).dockerfile
+    write(user_tree, "mine", "template: ours")
+    text = read_recipe("mine", "dev", (), user_tree, templates).dockerfile
     assert "RUN touch /here\n" in text
     assert "tmux" in text
     (templates / "nemo.Dockerfile.j2").write_text("FROM scratch\nCOPY nothing /\n")
@@ -212,23 +218,25 @@ def test_a_user_recipe_and_template_are_rendered(mine: Path, tmp_path: Path) -> 
         "{{ 'te' in versions }}",
     ],
 )
-def test_a_template_uses_versions_as_any_mapping(line: str, mine: Path, tmp_path: Path) -> None:
+def test_a_template_uses_versions_as_any_mapping(line: str, user_tree: Path, tmp_path: Path) -> None:
     templates = tmp_path / "templates"
     templates.mkdir()
     (templates / "ours.Dockerfile.j2").write_text(f"FROM scratch\nRUN echo {line}\n")
-    (mine / "image" / "alone.yaml").write_text(
+    (user_tree / "image" / "alone.yaml").write_text(
         "defaults:\n  - _base\n  - _self_\nbase: example.org/nemo:1\ntemplate: ours\nversions: {te: '2.1'}\n"
     )
-    assert re.search(r"RUN echo .*(2\.1|True)", read_recipe("alone", None, (), mine, templates).dockerfile)
+    assert re.search(
+        r"RUN echo .*(2\.1|True)", read_recipe("alone", None, (), user_tree, templates).dockerfile
+    )
 
 
-def test_a_version_that_a_template_only_lists_is_refused(mine: Path, tmp_path: Path) -> None:
+def test_a_version_that_a_template_only_lists_is_refused(user_tree: Path, tmp_path: Path) -> None:
     templates = tmp_path / "templates"
     templates.mkdir()
     (templates / "ours.Dockerfile.j2").write_text("FROM scratch\nRUN echo {{ versions|length }}\n")
-    write(mine, "mine", "template: ours", "versions: {te: '2.1'}")
+    write(user_tree, "mine", "template: ours", "versions: {te: '2.1'}")
     with pytest.raises(UserError, match="the template ours builds no such thing"):
-        read_recipe("mine", None, (), mine, templates)
+        read_recipe("mine", None, (), user_tree, templates)
 
 
 @pytest.mark.parametrize(
@@ -276,7 +284,7 @@ def test_a_version_that_a_template_only_lists_is_refused(mine: Path, tmp_path: P
         ),
     ],
 )
-def test_mistakes_of_overrides(name: str, overrides: list[str], message: list[str]) -> None:
+def test_mistakes_in_overrides_are_named(name: str, overrides: list[str], message: list[str]) -> None:
     with pytest.raises(UserError) as caught:
         read_recipe(name, None, overrides)
     for words in message:
@@ -284,14 +292,14 @@ def test_mistakes_of_overrides(name: str, overrides: list[str], message: list[st
     assert "me:pw" not in str(caught.value)
 
 
-def test_mistakes_in_files_name_their_lines(mine: Path) -> None:
+def test_mistakes_in_files_name_their_lines(user_tree: Path) -> None:
     def mistake(*lines: str, on: str = "nemo") -> str:
-        write(mine, "mine", *lines, on=on)
+        write(user_tree, "mine", *lines, on=on)
         with pytest.raises(UserError) as caught:
-            read_recipe("mine", None, (), mine)
+            read_recipe("mine", None, (), user_tree)
         return str(caught.value)
 
-    source = f"from {mine}/image/mine.yaml:4"
+    source = f"from {user_tree}/image/mine.yaml:4"
     assert source in mistake("flavor: dve")
     assert "did you mean 'packages'?" in mistake("pakages: [numactl]")
     misspelt = mistake("versions: {gdrcpy: 1.0.0}", on="nemo-aws")
@@ -300,8 +308,8 @@ def test_mistakes_in_files_name_their_lines(mine: Path) -> None:
     assert "not valid YAML" in mistake("packages: [numactl")
     assert "there is no such file to build on" in mistake(on="nmo")
     # A number is read as it was written.
-    write(mine, "mine", "tag: 1.10")
-    assert read_recipe("mine", None, (), mine).image_name.endswith(":1.10")
+    write(user_tree, "mine", "tag: 1.10")
+    assert read_recipe("mine", None, (), user_tree).image_name.endswith(":1.10")
 
 
 def test_a_directory_of_dockerfiles_serves_a_launch(tmp_path: Path) -> None:
@@ -318,7 +326,7 @@ def test_a_directory_of_dockerfiles_serves_a_launch(tmp_path: Path) -> None:
         assert draft(request).rendered
 
 
-def test_mistakes_in_templates_and_scripts(mine: Path, tmp_path: Path) -> None:
+def test_mistakes_in_templates_and_scripts_are_named(user_tree: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"--template-dir .*: no such directory"):
         read_recipe("nemo", None, (), None, tmp_path / "none")
     (tmp_path / "nemo.Dockerfile.j2").write_text("FROM {{ base }}\nENV A={{ nothing }}\n")
@@ -340,7 +348,7 @@ def test_the_megatron_image_has_the_packages_of_the_extras() -> None:
     recipe = read_recipe("megatron")
     lines = [*recipe.config.python_packages, f"megatron-core=={recipe.config.versions['megatron_core']}"]
     packages = {(need := Requirement(line)).name: need for line in lines}
-    # Those of the base, for which its Transformer Engine and Apex were compiled.
+    # torch and numpy are the base's, for which its Transformer Engine and Apex were compiled.
     assert extra.keys() - packages.keys() == {"torch", "numpy"}
     assert packages.keys() < extra.keys()
     constraints = [
@@ -352,9 +360,9 @@ def test_the_megatron_image_has_the_packages_of_the_extras() -> None:
                 assert Version(pinned.version) in extra[name].specifier
             else:
                 assert pinned in set(extra[name].specifier)
-    for pinned_one in constraints:
-        if pinned_one.name in packages:
-            assert packages[pinned_one.name].specifier == pinned_one.specifier
+    for constraint in constraints:
+        if constraint.name in packages:
+            assert packages[constraint.name].specifier == constraint.specifier
 
 
 def test_the_megatron_image_keeps_the_torch_of_its_base() -> None:

@@ -1,4 +1,4 @@
-"""The names of images: each form that people write, and what each tool is given for it."""
+"""Names of images: the forms that users write, and the form that each tool takes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from launcher.images.references import Kind, Reference
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 
-# What is written; what it is shown as; for Pyxis; for Enroot; for skopeo; the file.
+# Columns: as written, as printed, for Pyxis, for Enroot, for skopeo, the file's name.
 _REGISTRY = [
     (
         "nvcr.io#nvidia/nemo:24.07",
@@ -92,13 +92,13 @@ _REGISTRY = [
 ]
 
 
-@pytest.mark.parametrize(("text", "shown", "pyxis", "enroot", "skopeo", "file_name"), _REGISTRY)
-def test_image_of_a_registry(
-    text: str, shown: str, pyxis: str, enroot: str, skopeo: str, file_name: str
+@pytest.mark.parametrize(("text", "printed", "pyxis", "enroot", "skopeo", "file_name"), _REGISTRY)
+def test_registry_images_have_a_form_for_each_tool(
+    text: str, printed: str, pyxis: str, enroot: str, skopeo: str, file_name: str
 ) -> None:
     reference = Reference.parse(text)
     assert reference.kind is Kind.REGISTRY
-    assert (str(reference), reference.for_pyxis, reference.for_enroot) == (shown, pyxis, enroot)
+    assert (str(reference), reference.for_pyxis, reference.for_enroot) == (printed, pyxis, enroot)
     assert (reference.for_skopeo, reference.file_name) == (skopeo, file_name)
 
 
@@ -142,7 +142,7 @@ def test_all_forms_name_the_same_registry(form: str) -> None:
         (f"podman://nemo@{DIGEST}", Kind.PODMAN, None, f"containers-storage:nemo@{DIGEST}", None),
     ],
 )
-def test_image_of_an_engine(
+def test_engine_images_have_a_form_for_each_tool(
     text: str, kind: Kind, enroot: str | None, skopeo: str, file_name: str | None
 ) -> None:
     reference = Reference.parse(text)
@@ -160,7 +160,7 @@ def test_image_of_an_engine(
         ("docker-archive:/a/nemo.tar.gz", "docker-archive:/a/nemo.tar.gz", "nemo"),
     ],
 )
-def test_image_in_a_directory_or_an_archive(text: str, skopeo: str, file_name: str) -> None:
+def test_images_in_directories_and_archives_are_for_skopeo(text: str, skopeo: str, file_name: str) -> None:
     reference = Reference.parse(text)
     assert str(reference) == text
     assert (reference.for_pyxis, reference.for_enroot, reference.for_skopeo) == (None, None, skopeo)
@@ -176,7 +176,7 @@ def test_relative_paths_start_in_the_current_directory(
 
 
 @pytest.mark.parametrize("text", ["/a/b.sqsh", "./b.sqsh", "b.squashfs", "~/b.sqsh", "/a/b", "/a/b:c.sqsh"])
-def test_squashfs_file(text: str) -> None:
+def test_a_path_is_a_squashfs_file(text: str) -> None:
     reference = Reference.parse(text)
     assert reference.kind is Kind.SQUASHFS
     assert reference.for_pyxis == str(Path(os.path.expanduser(text)).absolute())  # noqa: PTH111
@@ -240,7 +240,7 @@ def test_a_password_in_a_name_is_not_shown(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "expected"),
     [
         ("nemo", ("nemo", None)),
         ("nemo-aws:dev", ("nemo-aws", "dev")),
@@ -251,8 +251,8 @@ def test_a_password_in_a_name_is_not_shown(text: str) -> None:
         ("nemo:", None),
     ],
 )
-def test_name_of_a_recipe(text: str, found: tuple[str, str | None] | None) -> None:
-    assert recipe_and_flavor(text) == found
+def test_recipe_names_differ_from_image_names(text: str, expected: tuple[str, str | None] | None) -> None:
+    assert recipe_and_flavor(text) == expected
 
 
 _parts = st.from_regex(r"[a-z0-9]+((\.|_|__|-)[a-z0-9]+)?", fullmatch=True)

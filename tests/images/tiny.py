@@ -31,7 +31,7 @@ COMMAND = ("env",)
 LABELS = {"org.opencontainers.image.title": "tiny", "org.example.words": "two words"}
 
 USER, PASSWORD = "reader", "sesame"
-# Of the password, by bcrypt, which is all that the registry takes.
+# The password's bcrypt hash: the registry takes no other kind.
 _HTPASSWD = f"{USER}:$2b$04$abcdefghijklmnopqrstuuinwY/tkBVrn3xrxQI/TgnMHhkvl85RW\n"
 
 _CONFIG = """\
@@ -62,16 +62,16 @@ def run(*words: str | Path) -> str:
 
 
 def make_rootfs(directory: Path) -> Path:
-    """A root file system: programs of this machine and the libraries that they need."""
+    """Make a root file system of programs of this machine and the libraries that they need."""
     for name in ("bin", "dev", "etc", "proc", "sys", "tmp", "usr/share", "opt"):
         (directory / name).mkdir(parents=True)
-    wanted: set[Path] = set()
+    libraries: set[Path] = set()
     for name in _PROGRAMS:
-        found = shutil.which(name, path="/usr/bin:/bin")
-        assert found
-        shutil.copy(found, directory / "bin" / name)
-        wanted |= {Path(path) for path in _LIBRARY.findall(run("ldd", found))}
-    for library in wanted:
+        program = shutil.which(name, path="/usr/bin:/bin")
+        assert program
+        shutil.copy(program, directory / "bin" / name)
+        libraries |= {Path(path) for path in _LIBRARY.findall(run("ldd", program))}
+    for library in libraries:
         (directory / library.relative_to("/")).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(library, directory / library.relative_to("/"))
     (directory / "etc/passwd").write_text("root:x:0:0:root:/:/bin/sh\n")
@@ -81,13 +81,13 @@ def make_rootfs(directory: Path) -> Path:
 
 
 def make_layout(rootfs: Path, layout: Path, tag: str = "1") -> Path:
-    """An OCI directory with one image, `tag`, of a root file system."""
+    """Make an OCI directory with one image, `tag`, of a root file system."""
     image = f"{layout}:{tag}"
     run("umoci", "init", "--layout", layout)
     run("umoci", "new", "--image", image)
     layer = layout.parent / "layer.tar"
     with tarfile.open(layer, "w") as tar:
-        tar.add(rootfs, arcname=".", filter=_of_root)
+        tar.add(rootfs, arcname=".", filter=_owned_by_root)
     run("umoci", "raw", "add-layer", "--image", image, layer)
     layer.unlink()
     words = ["--config.workingdir", WORKDIR]
@@ -98,7 +98,7 @@ def make_layout(rootfs: Path, layout: Path, tag: str = "1") -> Path:
     return layout
 
 
-def _of_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
+def _owned_by_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
     member.uid = member.gid = 0
     member.uname = member.gname = "root"
     return member
@@ -117,9 +117,9 @@ class Registry(NamedTuple):
     def push(
         self, layout: Path, name: str, tag: str = "1", *, credentials: str | None = None, oci: bool = False
     ) -> str:
-        """Put an image of an OCI directory there; return its reference, as docker writes it.
+        """Push an image of an OCI directory; return its reference, as docker writes it.
 
-        As docker's format, which Enroot gets of this old registry too, or as OCI's.
+        The format is docker's, which Enroot gets from this old registry too, or OCI's.
         """
         login = ["--dest-creds", credentials] if credentials else []
         image = f"{self.host}/{name}:{tag}"
@@ -138,14 +138,14 @@ class Registry(NamedTuple):
 
 
 def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 @contextmanager
 def serving(directory: Path, *, guarded: bool = False) -> Iterator[Registry]:
-    """A registry while it lasts; a guarded one lets only `USER` in, with `PASSWORD`."""
+    """Serve a registry during the context; a guarded one lets only `USER` in, with `PASSWORD`."""
     need("docker-registry", "skopeo")
     port = free_port()
     auth = _AUTH.format(directory=directory) if guarded else ""
@@ -153,7 +153,7 @@ def serving(directory: Path, *, guarded: bool = False) -> Iterator[Registry]:
     config.write_text(_CONFIG.format(directory=directory, port=port, auth=auth))
     (directory / "htpasswd").write_text(_HTPASSWD)
     registry = Registry(port, directory / "registry.log")
-    # Ends with the tests, however they do.
+    # The registry ends with the tests, however they end.
     command = ["setpriv", "--pdeathsig", "KILL", "--", "docker-registry", "serve", str(config)]
     with registry.log.open("w") as log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
@@ -171,7 +171,7 @@ def _wait_for(registry: Registry, process: subprocess.Popen[bytes]) -> None:
             urllib.request.urlopen(f"http://{registry.host}/v2/").close()
             return
         except urllib.error.HTTPError as error:
-            error.close()  # it answers that one must log in
+            error.close()  # it runs, and asks for a login
             return
         except OSError:
             assert process.poll() is None, registry.log.read_text()

@@ -28,7 +28,7 @@ sys.addaudithook(watch)
 
 
 def run(*command: str | Path, cwd: Path, **environment: str) -> str:
-    """Run a command to its end; fail with what it told unless it exits with 0."""
+    """Run a command to its end; fail with its output unless it exits with 0."""
     done = subprocess.run(
         [str(word) for word in command],
         cwd=cwd,
@@ -83,12 +83,12 @@ def installed(repository: Path, wheel: Path, tmp_path_factory: pytest.TempPathFa
     run(sys.executable, "-m", "venv", "--without-pip", venv, cwd=base)
     (site,) = venv.glob("lib/python*/site-packages")
     # The dependencies, as plain directories: a .pth in them, such as an editable Slipway's, is not read.
-    others = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
+    dependencies = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
     watch = WATCH.format(checkout=f"{repository}/", allowed=f"{sys.prefix}/", log=str(opened))
     (site / "checkout_watch.py").write_text(watch)
-    (site / "others.pth").write_text("\n".join([*others, "import checkout_watch"]) + "\n")
+    (site / "others.pth").write_text("\n".join([*dependencies, "import checkout_watch"]) + "\n")
     pip = [sys.executable, "-m", "pip", "--python", venv / "bin" / "python", "install", "--quiet"]
-    # What is used of it is compiled when it is first imported.
+    # Python compiles each module when it is first imported.
     run(*pip, "--no-deps", "--no-index", "--disable-pip-version-check", "--no-compile", wheel, cwd=base)
     (base / "home").mkdir()
     path = [part for part in os.environ["PATH"].split(":") if not part.startswith(str(repository))]

@@ -20,7 +20,7 @@ def metadata(repository: Path) -> configparser.ConfigParser:
 
 
 @pytest.fixture(scope="module")
-def claimed(metadata: configparser.ConfigParser) -> list[str]:
+def versions(metadata: configparser.ConfigParser) -> list[str]:
     """The versions of the classifiers, the oldest first."""
     return re.findall(
         r"^Programming Language :: Python :: (3\.\d+)$", metadata["metadata"]["classifiers"], re.M
@@ -33,15 +33,15 @@ def tools(repository: Path) -> dict[str, Any]:
     return tables
 
 
-def test_the_classifiers_leave_no_version_out(claimed: list[str]) -> None:
-    minors = [int(version.removeprefix("3.")) for version in claimed]
+def test_the_classifiers_leave_no_version_out(versions: list[str]) -> None:
+    minors = [int(version.removeprefix("3.")) for version in versions]
     assert minors == list(range(minors[0], minors[0] + len(minors)))
 
 
 def test_the_oldest_version_is_required(
-    repository: Path, metadata: configparser.ConfigParser, claimed: list[str]
+    repository: Path, metadata: configparser.ConfigParser, versions: list[str]
 ) -> None:
-    oldest = claimed[0]
+    oldest = versions[0]
     assert metadata["options"]["python_requires"] == f">={oldest}"
     script = (repository / "scripts" / "venv.sh").read_text()
     assert f"sys.version_info < ({oldest.replace('.', ', ')})" in script
@@ -57,19 +57,19 @@ def test_lint_holds_the_supervisor_to_its_oldest_python(repository: Path) -> Non
 
 
 def test_lint_checks_the_oldest_and_the_newest_version(
-    repository: Path, claimed: list[str], tools: dict[str, Any]
+    repository: Path, versions: list[str], tools: dict[str, Any]
 ) -> None:
-    assert tools["ruff"]["target-version"] == f"py{claimed[0].replace('.', '')}"
-    assert tools["mypy"]["python_version"] == claimed[0]
+    assert tools["ruff"]["target-version"] == f"py{versions[0].replace('.', '')}"
+    assert tools["mypy"]["python_version"] == versions[0]
     recipe = (repository / "Makefile").read_text().partition("\nlint:")[2].partition("\n\n")[0]
     assert "/mypy\n" in recipe
-    assert f"/mypy --python-version {claimed[-1]}\n" in recipe
+    assert f"/mypy --python-version {versions[-1]}\n" in recipe
 
 
-def test_the_documentation_lists_the_same_versions(repository: Path, claimed: list[str]) -> None:
+def test_the_documentation_lists_the_same_versions(repository: Path, versions: list[str]) -> None:
     page = (repository / "docs" / "versions.md").read_text()
-    assert re.findall(r"^\| (3\.\d+) \|", page, re.M) == claimed
+    assert re.findall(r"^\| (3\.\d+) \|", page, re.M) == versions
 
 
-def test_this_version_is_among_them(claimed: list[str]) -> None:
-    assert f"{sys.version_info.major}.{sys.version_info.minor}" in claimed
+def test_the_running_python_is_among_the_versions(versions: list[str]) -> None:
+    assert f"{sys.version_info.major}.{sys.version_info.minor}" in versions

@@ -69,9 +69,9 @@ def test_the_wheel_carries_the_license_and_the_readme(wheel: Path, source: Path)
         (license_file,) = (name for name in archive.namelist() if name.endswith("/LICENSE"))
         (metadata,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         assert archive.read(license_file) == (source / "LICENSE").read_bytes()
-        told = Parser().parsestr(archive.read(metadata).decode())
-    assert told["License"] == "Apache-2.0"
-    assert told.get_payload() == (source / "README.md").read_text()
+        message = Parser().parsestr(archive.read(metadata).decode())
+    assert message["License"] == "Apache-2.0"
+    assert message.get_payload() == (source / "README.md").read_text()
 
 
 def test_the_source_distribution_has_no_results_and_no_tests(dist: Path) -> None:
@@ -83,16 +83,16 @@ def test_the_source_distribution_has_no_results_and_no_tests(dist: Path) -> None
     assert not {"tests", "results", "benchmarks"} & tops
 
 
-def test_it_is_the_wheel_that_runs(installed: Installed, tmp_path: Path) -> None:
-    where = "import launcher, trainer; print(launcher.__file__); print(trainer.__file__)"
-    told = installed.run("python", "-c", where, cwd=tmp_path).split()
-    assert all(Path(path).is_relative_to(installed.directory) for path in told)
+def test_the_wheel_runs_its_own_packages(installed: Installed, tmp_path: Path) -> None:
+    program = "import launcher, trainer; print(launcher.__file__); print(trainer.__file__)"
+    paths = installed.run("python", "-c", program, cwd=tmp_path).split()
+    assert all(Path(path).is_relative_to(installed.directory) for path in paths)
     assert re.fullmatch(r"slipway \d\S+\n", installed.run("slipway", "--version", cwd=tmp_path))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_watch_sees_what_is_opened(repository: Path, installed: Installed, tmp_path: Path) -> None:
-    """Otherwise the tests that see nothing opened would prove nothing."""
+    """The tests that see no file opened rely on the watch."""
     before = installed.files_of_the_checkout()
     installed.run("python", "-c", f"open({str(repository / 'LICENSE')!r})", cwd=tmp_path)
     assert [*before, str(repository / "LICENSE")] == installed.files_of_the_checkout()
@@ -102,26 +102,26 @@ def test_the_watch_sees_what_is_opened(repository: Path, installed: Installed, t
 def test_a_dry_run_prints_the_checkouts_script(
     repository: Path, installed: Installed, tmp_path: Path
 ) -> None:
-    told = installed.run("slipway", *DRY_RUN, cwd=tmp_path)
-    ours = run(sys.executable, repository / "launcher" / "main.py", *DRY_RUN[1:], cwd=tmp_path)
+    script = installed.run("slipway", *DRY_RUN, cwd=tmp_path)
+    expected = run(sys.executable, repository / "launcher" / "main.py", *DRY_RUN[1:], cwd=tmp_path)
     tag = re.compile(r"\d+-\d{6}-[0-9a-f]{6}")
-    assert tag.sub("", told) == tag.sub("", ours)
-    assert "#SBATCH --job-name=nemo-megatron-gpt3_126m\n" in told
+    assert tag.sub("", script) == tag.sub("", expected)
+    assert "#SBATCH --job-name=nemo-megatron-gpt3_126m\n" in script
     assert list(tmp_path.iterdir()) == []
     assert installed.files_of_the_checkout() == []
 
 
-def test_a_starter_tree_from_the_wheel(installed: Installed, tmp_path: Path) -> None:
+def test_a_starter_tree_of_the_wheel_works(installed: Installed, tmp_path: Path) -> None:
     assert "./launch.sh --dry-run" in installed.run("slipway", "init", cwd=tmp_path)
-    told = installed.run("./launch.sh", "cluster=mine", "training=gpt3/mine", "--dry-run", cwd=tmp_path)
-    assert "#SBATCH --job-name=nemo-megatron-gpt3_mine\n" in told
-    assert "# module load cuda\n" in told
+    script = installed.run("./launch.sh", "cluster=mine", "training=gpt3/mine", "--dry-run", cwd=tmp_path)
+    assert "#SBATCH --job-name=nemo-megatron-gpt3_mine\n" in script
+    assert "# module load cuda\n" in script
     assert installed.files_of_the_checkout() == []
 
 
 @pytest.mark.slurm
 @pytest.mark.trainer
-def test_a_launch_from_the_wheel(installed: Installed, tmp_path: Path, short_directory: Path) -> None:
+def test_a_launch_of_the_wheel_completes(installed: Installed, tmp_path: Path, short_directory: Path) -> None:
     skip_without_slurm()
     sandbox = {"SLIPWAY_SANDBOX_DIR": str(short_directory / "sandbox")}
     small = ["training.trainer.max_steps=2", "training.trainer.limit_val_batches=0"]
@@ -130,10 +130,10 @@ def test_a_launch_from_the_wheel(installed: Installed, tmp_path: Path, short_dir
     try:
         installed.run("slipway", "sandbox", "up", cwd=tmp_path, **sandbox)
         assert "COMPLETED" in installed.run(*launch, cwd=tmp_path, **sandbox)
-        told = json.loads(installed.run("slipway", "status", "--json", cwd=tmp_path, **sandbox))
+        rows = json.loads(installed.run("slipway", "status", "--json", cwd=tmp_path, **sandbox))
     finally:
         installed.run("slipway", "sandbox", "down", cwd=tmp_path, **sandbox)
-    assert [(run["run"], run["state"], run["step"]) for run in told] == [("gpt3_tiny", "COMPLETED", 2)]
+    assert [(row["run"], row["state"], row["step"]) for row in rows] == [("gpt3_tiny", "COMPLETED", 2)]
     code = tmp_path / "results" / "gpt3_tiny" / "launches" / "1" / "code" / "trainer"
     (site,) = installed.directory.glob("lib/python*/site-packages")
     names = [str(path.relative_to(code)) for path in code.rglob("*.py")]

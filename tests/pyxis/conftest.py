@@ -16,7 +16,7 @@ from launcher.sandbox.lifecycle import Sandbox
 from tests.pyxis.pyxis_images import add_trainer, rootfs_with_programs, squash
 from tests.sandbox.fixtures import booted
 
-# A task that reports where it is, in the place of a trainer: `python3` of the image.
+# The image's `python3`: it reports where the task is, in place of a trainer.
 _REPORT = """\
 #!/bin/bash
 # Written by the tests: one line for each thing that a task can see.
@@ -49,13 +49,13 @@ def pyxis_sandbox() -> Iterator[Sandbox]:
         prerequisites.check_containers(plugin)
     except UserError as error:
         pytest.skip(f"needs Enroot and Pyxis: {error.message}")
-    with booted(nodes=2, gpus=2, cloud_nodes=0, pyxis=plugin) as one:
-        yield one
+    with booted(nodes=2, gpus=2, cloud_nodes=0, pyxis=plugin) as booted_sandbox:
+        yield booted_sandbox
 
 
 @pytest.fixture
 def on_pyxis(pyxis_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Sandbox:
-    """The same, and this process' Slurm is it."""
+    """That sandbox, as the Slurm of this process."""
     for name in set(os.environ) - set(pyxis_sandbox.environment()):
         monkeypatch.delenv(name)
     monkeypatch.setenv("SLURM_CONF", str(pyxis_sandbox.slurm_conf))
@@ -70,7 +70,7 @@ def shell_image(pyxis_sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture(scope="session")
 def other_shell_image(pyxis_sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same with another name in it."""
+    """An image like `shell_image` with another name in it."""
     return reporting_image(tmp_path_factory.mktemp("other"), "other")
 
 
@@ -94,14 +94,14 @@ def trainer_image(pyxis_sandbox: Sandbox, tmp_path_factory: pytest.TempPathFacto
     """An image with this Python, the packages of the extra `train`, and our trainer."""
     directory = tmp_path_factory.mktemp("trainer")
     root = rootfs_with_programs(directory / "root", PYTHONPATH="/opt/packages:/opt/slipway")
-    needed = ("torch", "megatron-core", "numpy", "psutil", "pyyaml", "tensorboard", "tokenizers")
-    add_trainer(root, repository, *needed)
+    requirements = ("torch", "megatron-core", "numpy", "psutil", "pyyaml", "tensorboard", "tokenizers")
+    add_trainer(root, repository, *requirements)
     image = squash(root, directory / "trainer.sqsh")
     shutil.rmtree(root)
     return image
 
 
-def steps(command: list[str | Path], **environment: str) -> str:
+def run_step(command: list[str | Path], **environment: str) -> str:
     """Run a command that must succeed, and return its output."""
     done = subprocess.run(
         [str(word) for word in command],

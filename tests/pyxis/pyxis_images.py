@@ -13,13 +13,13 @@ from importlib import metadata
 from pathlib import Path
 
 _PROGRAMS = ("bash", "cat", "env", "hostname", "id", "ls", "mkdir", "mv", "sleep", "touch", "tr")
-# Whatever follows the name, or stands alone: the loader.
+# The path that follows a name, or that of the loader, which stands alone.
 _LIBRARY = re.compile(r"(?:=> |^\s+)(/\S+) \(0x", re.MULTILINE)
-# What no training reads.
+# Files that no training reads.
 _IGNORED = shutil.ignore_patterns("__pycache__", "*-packages", "test", "idlelib", "config-*")
 _USELESS = re.compile(r"(^|/)(__pycache__|include|tests?)/|\.a$")
-# What Enroot starts a container with: it goes to the image's working directory, and runs its entry point when
-# Pyxis lets it.
+# The script that Enroot starts a container with: it goes to the image's working directory, and runs its entry
+# point when Pyxis lets it.
 _RC = """\
 mkdir -p "{workdir}" 2> /dev/null
 cd "{workdir}" && unset OLDPWD || exit 1
@@ -33,14 +33,14 @@ exec "$@"
 
 
 def rootfs_with_programs(root: Path, workdir: str = "/opt/of the image", **environment: str) -> Path:
-    """A root file system with a shell, what tasks of a rendered script call, and an environment."""
+    """Make a root file system with a shell, the programs that tasks call, and an environment."""
     for name in ("bin", "dev", "etc", "proc", "sys", "tmp", "usr/bin", "root", workdir.lstrip("/")):
         (root / name).mkdir(parents=True, exist_ok=True)
-    found = [Path(str(shutil.which(name, path="/usr/bin:/bin"))) for name in _PROGRAMS]
-    for program in found:
+    programs = [Path(str(shutil.which(name, path="/usr/bin:/bin"))) for name in _PROGRAMS]
+    for program in programs:
         shutil.copy(program, root / "bin" / program.name)
     (root / "bin/sh").symlink_to("bash")
-    _add_libraries(root, found)
+    _add_libraries(root, programs)
     (root / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/sh\n")
     (root / "etc/group").write_text("root:x:0:\n")
     (root / "etc/rc").write_text(_RC.format(workdir=workdir))
@@ -79,21 +79,21 @@ def squash(root: Path, image: Path) -> Path:
 
 
 def _closure(requirements: Iterable[str]) -> dict[str, metadata.Distribution]:
-    """The distributions that are needed here, by name; those that are not installed are for elsewhere."""
-    found: dict[str, metadata.Distribution] = {}
-    wanted = list(requirements)
-    while wanted:
-        words = re.match(r"[A-Za-z0-9._-]+", wanted.pop())
+    """Return the needed distributions by name; those that are not installed are for other platforms."""
+    distributions: dict[str, metadata.Distribution] = {}
+    pending = list(requirements)
+    while pending:
+        words = re.match(r"[A-Za-z0-9._-]+", pending.pop())
         assert words
         name = re.sub("[-_.]+", "-", words.group()).lower()
-        if name in found:
+        if name in distributions:
             continue
         try:
-            found[name] = metadata.distribution(name)
+            distributions[name] = metadata.distribution(name)
         except metadata.PackageNotFoundError:
             continue
-        wanted += [text for text in found[name].requires or () if "extra ==" not in text]
-    return found
+        pending += [text for text in distributions[name].requires or () if "extra ==" not in text]
+    return distributions
 
 
 def _files(distributions: dict[str, metadata.Distribution]) -> Iterator[tuple[Path, str]]:
@@ -104,10 +104,12 @@ def _files(distributions: dict[str, metadata.Distribution]) -> Iterator[tuple[Pa
 
 
 def _add_libraries(root: Path, binaries: list[Path]) -> None:
-    """Add what binaries are linked with, unless it is in the root already."""
-    # It ends with 1 when one of the files is not dynamic.
-    told = subprocess.run(["ldd", *binaries], stdin=subprocess.DEVNULL, capture_output=True, text=True).stdout
-    for path in {Path(match) for match in _LIBRARY.findall(told)}:
+    """Add the libraries of binaries, unless they are in the root already."""
+    # ldd ends with 1 when one of the files is not dynamic.
+    listing = subprocess.run(
+        ["ldd", *binaries], stdin=subprocess.DEVNULL, capture_output=True, text=True
+    ).stdout
+    for path in {Path(match) for match in _LIBRARY.findall(listing)}:
         target = root / path.relative_to("/")
         if not path.is_relative_to(root) and not target.exists():
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""`slipway doctor` where there are Pyxis and Enroot: what is there is found, and an image is started."""
+"""`slipway doctor` where Pyxis and Enroot are installed: it finds both, and starts an image."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def test_an_image_starts_on_the_nodes(
 ) -> None:
     words = ["doctor", "cluster=sandbox", f"container={shell_image}", "--nodes", "2", "--start", "--json"]
     assert main(words) == 0
-    found = statuses(capsys.readouterr().out)
-    assert found["pyxis", "here"] == "ok"
+    status = statuses(capsys.readouterr().out)
+    assert status["pyxis", "here"] == "ok"
     for node in ("n1", "n2"):
         for what in ("pyxis.plugin", "image", "enroot", "enroot.runtime", "enroot.data", "container"):
-            assert found[what, node] == "ok", what
+            assert status[what, node] == "ok", what
 
 
 def test_file_that_is_no_image_starts_nowhere(
@@ -44,7 +44,7 @@ def test_file_that_is_no_image_starts_nowhere(
     assert "missing for this launch: image, container" in out
 
 
-def test_an_image_that_asks_for_gpus_is_told_of_before_it_is_started(
+def test_an_image_that_asks_for_gpus_is_reported_before_it_is_started(
     on_pyxis: Sandbox, cuda_image: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["doctor", "cluster=sandbox", f"container={cuda_image}", "--nodes", "1", "--json"]
@@ -52,8 +52,8 @@ def test_an_image_that_asks_for_gpus_is_told_of_before_it_is_started(
     assert statuses(capsys.readouterr().out)["enroot.hooks", "n1"] == "missing"
     assert main([*words, "--start"]) == 1
     lines = json.loads(capsys.readouterr().out)["lines"]
-    (started,) = (line for line in lines if line["what"] == "container")
-    assert (started["where"], started["status"]) == (["n1"], "missing")
-    assert "nvidia-container-cli" in started["found"]
-    assert "env_vars.NVIDIA_VISIBLE_DEVICES=void" in started["fix"]
+    (row,) = (line for line in lines if line["what"] == "container")
+    assert (row["where"], row["status"]) == (["n1"], "missing")
+    assert "nvidia-container-cli" in row["found"]
+    assert "env_vars.NVIDIA_VISIBLE_DEVICES=void" in row["fix"]
     assert main([*words, "--start", "env_vars.NVIDIA_VISIBLE_DEVICES=void"]) == 0

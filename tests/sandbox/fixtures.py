@@ -1,4 +1,4 @@
-"""Sandboxes for the tests of every folder: booted when first asked for, once a session, always torn down."""
+"""Sandboxes for the tests of every folder: booted at the first request, once a session, always torn down."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from launcher.sandbox.options import Ports, SandboxOptions
 from launcher.sandbox.prerequisites import check, find_program, slurm_version
 from launcher.sandbox.state import SandboxRecord, load
 
-# The value of --accounting; None: as each test chooses.
+# The value of --accounting; None: each test chooses.
 _requested_accounting: bool | None = None
 
 
@@ -40,35 +40,35 @@ def sandbox() -> Iterator[Sandbox]:
 
     `environment()` is for subprocesses.
     """
-    with booted(accounting=_accounting(default=True)) as one:
-        yield one
+    with booted(accounting=_accounting(default=True)) as booted_sandbox:
+        yield booted_sandbox
 
 
 @pytest.fixture(scope="session")
 def plain_sandbox() -> Iterator[Sandbox]:
     """Four nodes with eight fake GPUs each; without accounting, unless --accounting=on."""
-    with booted(accounting=_accounting(default=False)) as one:
-        yield one
+    with booted(accounting=_accounting(default=False)) as booted_sandbox:
+        yield booted_sandbox
 
 
 @pytest.fixture(scope="session")
 def accounting_sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
-    """For tests about accounting: `sandbox`, or one of their own if that has none."""
+    """A sandbox with accounting: `sandbox`, or another one if that has none."""
     if _requested_accounting is not False:
         yield request.getfixturevalue("sandbox")
         return
-    with booted(accounting=True) as one:
-        yield one
+    with booted(accounting=True) as booted_sandbox:
+        yield booted_sandbox
 
 
 @pytest.fixture(scope="session")
 def no_accounting_sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
-    """For tests about missing accounting: `plain_sandbox`, or one of their own if that has accounting."""
+    """A sandbox without accounting: `plain_sandbox`, or another one if that has accounting."""
     if _requested_accounting is not True:
         yield request.getfixturevalue("plain_sandbox")
         return
-    with booted(accounting=False) as one:
-        yield one
+    with booted(accounting=False) as booted_sandbox:
+        yield booted_sandbox
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def short_directory() -> Iterator[Path]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-# Ends with the tests, however they do: a worker of pytest-xdist is killed when its session is interrupted.
+# Tears down when the tests end, however: a worker of pytest-xdist is killed when its session is interrupted.
 _GUARD = """
 import shutil, sys
 from pathlib import Path
@@ -96,9 +96,9 @@ shutil.rmtree(parent)
 
 @contextmanager
 def booted(nodes: int = 4, accounting: bool | None = None, **choices: Any) -> Iterator[Sandbox]:
-    """Boot a sandbox of its own, with further options; skip the test where that is not possible.
+    """Boot another sandbox, with further options; skip the test where that is not possible.
 
-    Who is about accounting says `accounting`; None means that requested by --accounting, else none.
+    Tests about accounting pass `accounting`; None means the choice of --accounting, else no accounting.
     """
     accounting = _accounting(default=False) if accounting is None else accounting
     skip_without_slurm(accounting)
@@ -131,8 +131,8 @@ def slurm_is_at_least(year: int, month: int) -> bool:
     return find_program("slurmctld") is not None and slurm_version() >= (year, month)
 
 
-def recorded(options: SandboxOptions, lacking: str | None = None) -> SandboxOptions:
-    """Return options that were written and read again; an older version wrote no option `lacking`."""
+def write_and_read(options: SandboxOptions, lacking: str | None = None) -> SandboxOptions:
+    """Write options and return them as read again; an older version wrote no option `lacking`."""
     SandboxRecord(options, Ports(17000, options.nodes)).save()
     file = options.directory / "sandbox.json"
     record = json.loads(file.read_text())

@@ -1,4 +1,4 @@
-"""`slipway sandbox` without a Slurm: what is said when something is missing or down."""
+"""`slipway sandbox` without a Slurm: its messages when something is missing or down."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from launcher.sandbox import prerequisites
 from launcher.sandbox.lifecycle import down, mounts_under, up
 from launcher.sandbox.options import SandboxOptions
 from launcher.sandbox.state import Process, load, locked
-from tests.sandbox.fixtures import recorded
+from tests.sandbox.fixtures import write_and_read
 
 
 def run(*arguments: str) -> int:
@@ -27,21 +27,25 @@ def run(*arguments: str) -> int:
     return int(args.run(args))
 
 
-def test_status_of_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_without_a_sandbox_is_down(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("status", "--dir", str(tmp_path)) == 3
     assert capsys.readouterr().out == f"down: no sandbox in {tmp_path}\n"
     assert run("status", "--json", "--dir", str(tmp_path)) == 3
     assert json.loads(capsys.readouterr().out)["phase"] == "down"
 
 
-def test_env_of_nothing_prints_nothing_for_eval(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_env_without_a_sandbox_prints_nothing_for_eval(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run("env", "--dir", str(tmp_path)) == 3
     printed = capsys.readouterr()
     assert printed.out == ""
     assert f"the sandbox in {tmp_path} is down" in printed.err
 
 
-def test_down_of_nothing_leaves_a_directory_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_down_without_a_sandbox_leaves_the_directory_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "precious").write_text("mine")
     assert run("down", "--dir", str(tmp_path)) == 0
     assert "nothing to stop" in capsys.readouterr().out
@@ -59,15 +63,15 @@ def test_the_environment_names_the_directory(
 
 @pytest.mark.parametrize("name", ["up", "down", "status", "env"])
 def test_help_has_examples(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as raised:
         run(name, "--help")
-    assert ended.value.code == 0
+    assert raised.value.code == 0
     help_text = capsys.readouterr().out
     assert "examples:\n" in help_text
     assert "exit code:\n" in help_text
 
 
-def test_without_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_up_without_root_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(UserError, match="needs root") as error:
         up(SandboxOptions(directory=tmp_path / "sandbox"))
@@ -93,7 +97,7 @@ def test_missing_programs_are_named_with_the_line_that_installs_them(
     assert " mariadb-server\n" in str(error.value)
 
 
-def test_the_database_plugin_is_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_database_plugin_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prerequisites, "find_program", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(prerequisites, "_DEBIAN_PLUGINS", str(tmp_path.relative_to("/")))
     monkeypatch.setattr(prerequisites, "Path", lambda _: Path("/"))
@@ -104,7 +108,7 @@ def test_the_database_plugin_is_missed(tmp_path: Path, monkeypatch: pytest.Monke
     prerequisites.check_programs(accounting=True)
 
 
-def test_a_container_without_rights_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_container_without_rights_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "unshare").write_text(
         "#!/bin/sh\necho 'unshare failed: Operation not permitted' >&2; exit 1\n"
     )
@@ -139,7 +143,7 @@ def install_slurmctld(folder: Path, monkeypatch: pytest.MonkeyPatch, printed: st
     monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
 
 
-def test_a_record_that_is_not_ours_is_not_guessed_at(tmp_path: Path) -> None:
+def test_a_record_of_another_version_is_refused(tmp_path: Path) -> None:
     (tmp_path / "sandbox.json").write_text('{"version": 99}')
     with pytest.raises(UserError, match="not the record of a sandbox"):
         load(tmp_path)
@@ -148,8 +152,8 @@ def test_a_record_that_is_not_ours_is_not_guessed_at(tmp_path: Path) -> None:
     assert (tmp_path / "sandbox.json").exists()
 
 
-def test_a_record_without_a_directory_is_of_no_sandbox(tmp_path: Path) -> None:
-    recorded(SandboxOptions(tmp_path))
+def test_a_record_without_a_directory_is_refused(tmp_path: Path) -> None:
+    write_and_read(SandboxOptions(tmp_path))
     path = tmp_path / "sandbox.json"
     record = json.loads(path.read_text())
     del record["options"]["directory"]
@@ -159,7 +163,7 @@ def test_a_record_without_a_directory_is_of_no_sandbox(tmp_path: Path) -> None:
 
 
 def test_fields_of_daemons_that_a_later_version_records_are_ignored(tmp_path: Path) -> None:
-    recorded(SandboxOptions(tmp_path))
+    write_and_read(SandboxOptions(tmp_path))
     path = tmp_path / "sandbox.json"
     daemons = {"munged": {"pid": 1, "start_time": 2, "binary": "/usr/sbin/munged"}}
     path.write_text(json.dumps({**json.loads(path.read_text()), "daemons": daemons}))
@@ -168,7 +172,7 @@ def test_fields_of_daemons_that_a_later_version_records_are_ignored(tmp_path: Pa
     assert loaded.daemons == {"munged": Process(1, 2)}
 
 
-def test_only_one_at_a_time(tmp_path: Path) -> None:
+def test_a_directory_has_one_lock_at_a_time(tmp_path: Path) -> None:
     with locked(tmp_path), pytest.raises(UserError, match="another process"), locked(tmp_path):
         pass
     with locked(tmp_path):

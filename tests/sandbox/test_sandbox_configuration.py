@@ -15,7 +15,7 @@ import pytest
 from launcher.errors import UserError
 from launcher.sandbox import configuration, default_directory, slurm_conf_path
 from launcher.sandbox.options import Ports, SandboxOptions, SandboxPaths, choose_ports, is_free
-from tests.sandbox.fixtures import recorded
+from tests.sandbox.fixtures import write_and_read
 
 _DIRECTORY = Path("/srv/sandbox")
 _VERSION = (22, 5)
@@ -29,13 +29,13 @@ def _conf(**choices: int | bool) -> dict[str, str]:
 
 
 def _keys(text: str) -> dict[str, str]:
-    found = {}
+    values = {}
     for line in text.splitlines():
         if line and not line.startswith("#"):
             head, _, rest = line.partition(" " if line.startswith(("Node", "Part", "Incl")) else "=")
-            assert head not in found, f"twice in slurm.conf: {head}"
-            found[head] = rest
-    return found
+            assert head not in values, f"twice in slurm.conf: {head}"
+            values[head] = rest
+    return values
 
 
 def test_everything_in_slurm_conf_lies_under_the_directory() -> None:
@@ -45,7 +45,7 @@ def test_everything_in_slurm_conf_lies_under_the_directory() -> None:
     assert all(path.startswith("/srv/sandbox/") for path in paths)
 
 
-def test_nodes_have_consecutive_ports_and_what_was_asked_for() -> None:
+def test_nodes_have_consecutive_ports_and_the_requested_resources() -> None:
     conf = _conf(nodes=3, gpus=2, cpus=16)
     assert conf["SlurmctldPort"] == "17000"
     assert conf["NodeName=n[1-3]"].startswith("NodeAddr=127.0.0.1 Port=[17002-17004] CPUs=16")
@@ -61,12 +61,12 @@ def test_one_node_is_not_written_as_a_range() -> None:
 
 
 def test_cloud_nodes_have_gpu_files_too() -> None:
-    # Without, slurmctld warns once for each of a thousand nodes since 24.11.
+    # Without these files slurmctld warns once for each of a thousand nodes since 24.11.
     lines = configuration.gres_conf(SandboxOptions(directory=_DIRECTORY, gpus=2)).splitlines()
     assert lines[1] == "NodeName=cloud[0001-1024] Name=gpu File=/srv/sandbox/dev/gpu[0-1]"
 
 
-# What a version does not document, its slurm.conf does not have.
+# A slurm.conf has only the options that its version documents.
 @pytest.mark.parametrize(
     ("version", "keys"),
     [
@@ -79,8 +79,8 @@ def test_options_are_those_of_the_version(version: tuple[int, int], keys: set[st
     options = SandboxOptions(directory=_DIRECTORY)
     conf = _keys(configuration.slurm_conf(options, Ports(17000, options.nodes), version))
     words = conf.keys() | set(conf["SchedulerParameters"].split(","))
-    of_some = {"SlurmctldParameters", "PrivateData", "PreemptParameters", "requeue_setup_env_fail"}
-    assert words & of_some == keys
+    version_options = {"SlurmctldParameters", "PrivateData", "PreemptParameters", "requeue_setup_env_fail"}
+    assert words & version_options == keys
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_the_database_has_no_port() -> None:
     assert "DbdPort=17001\n" in text
 
 
-def test_nodes_know_each_other_and_what_the_machine_knows() -> None:
+def test_hosts_names_the_nodes_and_the_hosts_of_the_machine() -> None:
     machine = ["127.0.1.1 login # the machine", "10.0.0.7 n1 storage", "# nothing", "", "::1 ip6-localhost"]
     lines = configuration.hosts(SandboxOptions(directory=_DIRECTORY, nodes=2), "box", machine).splitlines()
     assert lines == [
@@ -167,9 +167,9 @@ def test_ports_stay_where_they_were_and_avoid_taken_ones() -> None:
     options = SandboxOptions(directory=_DIRECTORY)
     first = choose_ports(options)
     assert choose_ports(options) == first
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", first.slurmd[-1]))
-        taken.listen()
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", first.slurmd[-1]))
+        server.listen()
         assert not is_free(first.slurmd[-1])
         second = choose_ports(options)
         assert set(range(second.base, second.slurmd.stop)).isdisjoint(range(first.base, first.slurmd.stop))
@@ -212,7 +212,7 @@ def test_sizes_are_checked() -> None:
 
 def test_options_survive_the_record(tmp_path: Path) -> None:
     options = SandboxOptions(directory=tmp_path, nodes=2, accounting=True, base_port=20000)
-    assert recorded(options) == options
+    assert write_and_read(options) == options
 
 
 def test_gpus_may_have_a_type() -> None:
@@ -246,9 +246,9 @@ def test_further_options_survive_the_record_too(tmp_path: Path) -> None:
     options = SandboxOptions(
         directory=tmp_path, accounting=True, gpu_type="h100", accounts=("a", "b"), qos=("debug",)
     )
-    assert recorded(options) == options
+    assert write_and_read(options) == options
     plain = SandboxOptions(directory=tmp_path)
-    assert recorded(plain, lacking="qos") == plain
+    assert write_and_read(plain, lacking="qos") == plain
     assert options.differences(SandboxOptions(directory=tmp_path, accounting=True)) == [
         "gpu type h100, requested none",
         "accounts a,b, requested none",
@@ -259,8 +259,8 @@ def test_further_options_survive_the_record_too(tmp_path: Path) -> None:
 def test_differences_are_named() -> None:
     running = SandboxOptions(directory=_DIRECTORY, base_port=20000)
     assert running.differences(SandboxOptions(directory=_DIRECTORY)) == []
-    asked = SandboxOptions(directory=_DIRECTORY, nodes=2, accounting=True, base_port=21000)
-    assert running.differences(asked) == [
+    requested = SandboxOptions(directory=_DIRECTORY, nodes=2, accounting=True, base_port=21000)
+    assert running.differences(requested) == [
         "nodes 4, requested 2",
         "accounting off, requested on",
         "base port 20000, requested 21000",

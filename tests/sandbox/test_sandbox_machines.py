@@ -34,13 +34,13 @@ ln --symbolic --force /dev/null /etc/resolv.conf
 cd /etc
 eval "$3"
 """
-# Mounts are shared, as on a machine that systemd has booted: one that leaves a namespace is seen.
+# Mounts are shared, as on a machine that systemd has booted: a mount that leaves a namespace is seen.
 _RUN = """
 shift 3
 mount --make-rshared /
 exec "$@"
 """
-# A root directory that is no mount point, with what the machine's has.
+# A root directory that is no mount point, with the content of the machine's.
 _RUN_IN_CHROOT = """
 cd "$2/root"
 shift 3
@@ -83,7 +83,7 @@ with booted(nodes=2, accounting=True) as sandbox:
 
 
 def use_sandbox(repository: Path, machine: Path, name: str, setup: str, run: str = _RUN) -> list[str]:
-    """Boot and use a sandbox on a machine of its own; return where an srun ran, and where a batch job did."""
+    """Boot and use a sandbox on a machine of its own; return the hosts of an srun and of a batch job."""
     skip_without_slurm(accounting=True)
     if subprocess.run([*_NAMESPACES, "true"], capture_output=True).returncode:
         pytest.skip("the root directory is no mount point, and mounts would leave the namespace")

@@ -32,8 +32,8 @@ def call(sandbox: Sandbox, *command: str, code: int = 0) -> str:
 
 
 def traces(directory: Path) -> list[str]:
-    """Name processes and mounts that have to do with a directory, in whatever namespace they are."""
-    found = []
+    """Return processes that use or mount a directory, in whatever namespace they are."""
+    entries = []
     for pid in processes():
         try:
             line = (Path("/proc") / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode()
@@ -41,8 +41,8 @@ def traces(directory: Path) -> list[str]:
         except OSError:
             continue
         if str(directory) in line + mounts or str(directory) in environment(pid).values():
-            found.append(f"{pid} {line}")
-    return found
+            entries.append(f"{pid} {line}")
+    return entries
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 15) -> None:
@@ -109,7 +109,7 @@ def test_a_finished_job_is_in_the_accounting(accounting_sandbox: Sandbox) -> Non
 
 
 def test_sandboxes_do_not_share_temporary_tables(accounting_sandbox: Sandbox) -> None:
-    """MariaDB removes those of another when it starts: of sandboxes that were booted at once some failed."""
+    """A starting MariaDB removes tables of the others: of sandboxes booted at once some failed."""
     record = load(accounting_sandbox.directory)
     assert record is not None
     command = Path(f"/proc/{record.daemons['mariadbd'].pid}/cmdline").read_text().split("\0")
@@ -119,14 +119,16 @@ def test_sandboxes_do_not_share_temporary_tables(accounting_sandbox: Sandbox) ->
 
 def test_daemons_listen_on_loopback_only(accounting_sandbox: Sandbox) -> None:
     ports = accounting_sandbox.ports
-    mine = {f"{port:04X}" for port in range(ports.base, ports.slurmd.stop)}
+    own_ports = {f"{port:04X}" for port in range(ports.base, ports.slurmd.stop)}
     lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
     listening = [line.split()[1].split(":") for line in lines if line.split()[3] == "0A"]
-    addresses = {port: address for address, port in listening if port in mine}
-    assert addresses == dict.fromkeys(mine, "0100007F")
+    addresses = {port: address for address, port in listening if port in own_ports}
+    assert addresses == dict.fromkeys(own_ports, "0100007F")
 
 
-def test_two_live_side_by_side_and_up_is_idempotent(plain_sandbox: Sandbox, short_directory: Path) -> None:
+def test_two_sandboxes_live_side_by_side_and_up_is_idempotent(
+    plain_sandbox: Sandbox, short_directory: Path
+) -> None:
     options = SandboxOptions(directory=short_directory / "second", nodes=1, gpus=2, cloud_nodes=0)
     second = up(options)
     try:
@@ -163,7 +165,7 @@ def test_down_leaves_nothing(short_directory: Path) -> None:
     mounts = Path("/proc/self/mountinfo").read_text()
     sandbox = up(SandboxOptions(directory=short_directory / "sandbox", nodes=2))
     _run_stubborn_job(sandbox, short_directory)
-    # A shell with the sandbox's SLURM_CONF is its user's, not its own.
+    # A shell with the sandbox's SLURM_CONF belongs to the user, not to the sandbox.
     with subprocess.Popen(["sleep", "60"], env=sandbox.environment()) as bystander:
         assert down(sandbox.directory)
         assert bystander.poll() is None
@@ -182,7 +184,7 @@ def test_remains_of_a_crash_are_cleared_away(short_directory: Path) -> None:
     before = set(traces(sandbox.directory))
     record = json.loads((options.directory / "sandbox.json").read_text())
     os.kill(record["daemons"]["slurmctld"]["pid"], signal.SIGKILL)
-    wait_for(lambda: (found := load(options.directory)) and found.missing)
+    wait_for(lambda: (loaded := load(options.directory)) and loaded.missing)
     broken = status(options.directory)
     assert (broken.phase, broken.missing) == ("broken", ("slurmctld",))
     try:
@@ -194,7 +196,7 @@ def test_remains_of_a_crash_are_cleared_away(short_directory: Path) -> None:
         down(options.directory)
 
 
-def test_a_recorded_number_that_is_somebody_elses_now_is_not_killed(short_directory: Path) -> None:
+def test_a_recorded_pid_that_another_process_has_now_is_not_killed(short_directory: Path) -> None:
     skip_without_slurm()
     options = SandboxOptions(directory=short_directory / "sandbox", nodes=1)
     up(options)

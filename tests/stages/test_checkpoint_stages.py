@@ -37,12 +37,12 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
 
 
 @pytest.fixture
-def trained(tmp_path: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> Path:
+def run_dir(tmp_path: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run as a launch leaves it; no checkpoint is needed to plan."""
     monkeypatch.chdir(tmp_path)
     request = Request(overrides(tmp_path, "cluster.partition=cpu"), ["slipway", "launch"])
-    (launched,) = launch_stages(drafts(request), request)
-    return launched.paths.run_dir
+    (launch,) = launch_stages(drafts(request), request)
+    return launch.paths.run_dir
 
 
 def jobs(*words: str) -> dict[str, Job]:
@@ -58,24 +58,24 @@ def printed_config(capsys: Capsys, *words: str) -> dict[str, object]:
     return content
 
 
-def test_behind_a_training_its_checkpoints_are_converted_and_evaluated() -> None:
-    planned = jobs(ALL, "training=gpt3/tiny")
-    assert list(planned) == ["training", "conversion", "evaluation"]
-    conversion, evaluation = (planned[stage].stage_config for stage in ("conversion", "evaluation"))
+def test_checkpoints_of_the_training_before_are_converted_and_evaluated() -> None:
+    jobs_by_stage = jobs(ALL, "training=gpt3/tiny")
+    assert list(jobs_by_stage) == ["training", "conversion", "evaluation"]
+    conversion, evaluation = (jobs_by_stage[stage].stage_config for stage in ("conversion", "evaluation"))
     assert conversion is not None and evaluation is not None
     node = conversion["conversion"]
     assert node["source"] == "/r/gpt3_tiny/checkpoints"
     assert node["output"] == "/r/gpt3_tiny_conversion/huggingface/step-{step}"
     assert node["training"] == {"run": "gpt3_tiny", "directory": "/r/gpt3_tiny"}
     assert (node["model"]["hidden_size"], node["model_type"]) == (128, "gpt")
-    measured = evaluation["evaluation"]
-    assert (measured["source"], measured["converted"]) == (node["source"], node["output"])
-    assert measured["results"] == "/r/gpt3_tiny/evaluations"
+    settings = evaluation["evaluation"]
+    assert (settings["source"], settings["converted"]) == (node["source"], node["output"])
+    assert settings["results"] == "/r/gpt3_tiny/evaluations"
     assert evaluation["model"] == {**node["model"], "data": evaluation["model"]["data"]}
     assert evaluation["exp_manager"]["explicit_log_dir"] == "/r/gpt3_tiny_evaluation/launches/1/results"
 
 
-def test_a_source_of_its_own_is_not_the_trainings() -> None:
+def test_a_given_source_replaces_the_checkpoints_of_the_training() -> None:
     node = jobs("stages=[training,conversion]", "training=gpt3/tiny", "conversion.source=/other")[
         "conversion"
     ]
@@ -84,7 +84,7 @@ def test_a_source_of_its_own_is_not_the_trainings() -> None:
     assert node.stage_config["conversion"]["model"] is None
 
 
-def test_a_model_that_the_user_names_is_evaluated_in_place_of_the_conversions() -> None:
+def test_a_given_model_is_evaluated_in_place_of_the_conversions() -> None:
     node = jobs(ALL, "training=gpt3/tiny", "evaluation.converted=/own/step-{step}")["evaluation"].stage_config
     assert node is not None
     assert node["evaluation"]["converted"] == "/own/step-{step}"
@@ -138,14 +138,14 @@ def test_an_evaluation_has_a_gpu_for_each_process_of_its_layout(
     words: list[str], tasks: tuple[int, int], gpus: int | None
 ) -> None:
     tensor = "training.model.tensor_model_parallel_size=8"
-    job = jobs(
+    jobs_by_stage = jobs(
         "stages=[training,evaluation]",
         "training=gpt3/5b",
         tensor,
         "evaluation.lm_eval.tasks=[arc_easy]",
         *words,
     )
-    requested = job["evaluation"].resources
+    requested = jobs_by_stage["evaluation"].resources
     assert (requested.nodes, requested.tasks_per_node) == tasks
     assert requested.gpus_per_node == gpus
     assert requested.exclusive is False
@@ -204,32 +204,32 @@ def test_mistakes_name_the_key(words: list[str], message: str) -> None:
     assert message in str(raised.value)
 
 
-def test_a_run_tells_what_its_checkpoints_are(trained: Path, capsys: Capsys) -> None:
-    words = ["cluster=local", "stages=[evaluation]", f"evaluation.source={trained}/checkpoints"]
+def test_a_run_describes_its_checkpoints(run_dir: Path, capsys: Capsys) -> None:
+    words = ["cluster=local", "stages=[evaluation]", f"evaluation.source={run_dir}/checkpoints"]
     config = printed_config(capsys, *words)
-    job_config = yaml.safe_load((trained / "gpt3_tiny_hydra.yaml").read_text())
+    job_config = yaml.safe_load((run_dir / "gpt3_tiny_hydra.yaml").read_text())
     assert {**config["model"], "data": 0} == {**job_config["model"], "data": 0}  # type: ignore[dict-item]
-    assert config["evaluation"]["results"] == f"{trained}/evaluations"  # type: ignore[index]
+    assert config["evaluation"]["results"] == f"{run_dir}/evaluations"  # type: ignore[index]
 
 
-def test_checkpoints_are_found_in_a_run_that_was_moved(trained: Path) -> None:
-    (path,) = (trained / "launches" / "1").glob("*_hydra.yaml")
+def test_checkpoints_are_found_in_a_run_that_was_moved(run_dir: Path) -> None:
+    (path,) = (run_dir / "launches" / "1").glob("*_hydra.yaml")
     config = yaml.safe_load(path.read_text())
-    config["exp_manager"]["checkpoint_callback_params"] = {"dirpath": str(trained / "checkpoints")}
+    config["exp_manager"]["checkpoint_callback_params"] = {"dirpath": str(run_dir / "checkpoints")}
     path.write_text(yaml.safe_dump(config))
-    moved = trained.rename(trained.with_name("moved"))
+    moved = run_dir.rename(run_dir.with_name("moved"))
     training = newest_training(moved)
     assert training is not None and training.checkpoints == moved / "checkpoints"
 
 
-def test_convert_plans_here_by_default(trained: Path, capsys: Capsys) -> None:
+def test_convert_runs_on_this_machine_by_default(run_dir: Path, capsys: Capsys) -> None:
     assert main(["convert", "gpt3_tiny@20", "--dtype", "bfloat16", "--check", "--dry-run"]) == 0
     script = capsys.readouterr().out
     assert "srun" not in script
-    assert f"--config-path={trained}_conversion/launches/1" in script
+    assert f"--config-path={run_dir}_conversion/launches/1" in script
 
 
-def test_on_the_cluster_it_runs_where_the_run_ran(trained: Path, capsys: Capsys) -> None:
+def test_on_cluster_takes_the_partition_of_the_run(run_dir: Path, capsys: Capsys) -> None:
     assert main(["evaluate", "gpt3_tiny@2,4", "--on-cluster", "--dry-run"]) == 0
     script = capsys.readouterr().out
     assert "#SBATCH --partition=cpu\n" in script
@@ -238,7 +238,7 @@ def test_on_the_cluster_it_runs_where_the_run_ran(trained: Path, capsys: Capsys)
     assert "#SBATCH --partition=other\n" in capsys.readouterr().out
 
 
-def test_a_directory_is_a_source_too(trained: Path, tmp_path: Path, capsys: Capsys) -> None:
+def test_a_directory_is_a_source_too(run_dir: Path, tmp_path: Path, capsys: Capsys) -> None:
     foreign = tmp_path / "a model"
     foreign.mkdir()
     assert main(["convert", str(foreign), "--to", "slipway", "--dry-run"]) == 0
@@ -256,37 +256,39 @@ def test_a_directory_is_a_source_too(trained: Path, tmp_path: Path, capsys: Caps
         (["convert", "gpt3_tiny@2,4"], "one step at a time"),
     ],
 )
-def test_mistakes_of_the_verbs(trained: Path, capsys: Capsys, words: list[str], message: str) -> None:
+def test_mistakes_of_the_verbs_are_named(
+    run_dir: Path, capsys: Capsys, words: list[str], message: str
+) -> None:
     assert main(words) == 2
     assert message in capsys.readouterr().err
-    assert not Path(f"{trained}_conversion").exists()
+    assert not Path(f"{run_dir}_conversion").exists()
 
 
-def test_a_step_that_is_not_there_is_refused_with_those_that_are(
-    trained: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+def test_a_missing_step_is_refused_with_the_existing_ones(
+    run_dir: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("launcher.checks.gathering.checkpoints.marked_checkpoints", _marked)
     assert main(["convert", "gpt3_tiny@7"]) == 2
     error = capsys.readouterr().err
     assert "conversion.step='7': no complete checkpoint of this step" in error
     assert "steps: 2, 4" in error
-    assert not Path(f"{trained}_conversion").exists()
+    assert not Path(f"{run_dir}_conversion").exists()
 
 
 def _marked(directory: Path) -> list[Marked]:
     return [Marked(directory / f"step-{step}", {"step": step, "serial": step}) for step in (2, 4)]
 
 
-def test_a_run_without_a_checkpoint_is_refused(trained: Path, capsys: Capsys) -> None:
+def test_a_run_without_a_checkpoint_is_refused(run_dir: Path, capsys: Capsys) -> None:
     assert main(["convert", "gpt3_tiny"]) == 2
     assert "conversion.source" in (error := capsys.readouterr().err)
     assert "no checkpoint in it" in error
 
 
 def test_missing_libraries_name_the_extra(
-    trained: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+    run_dir: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (trained / "checkpoints" / "x").mkdir()
+    (run_dir / "checkpoints" / "x").mkdir()
     monkeypatch.setattr("launcher.checks.gathering.host._libraries", lambda job: ("no_such_library",))
     assert main(["convert", "gpt3_tiny"]) == 2
     error = capsys.readouterr().err
@@ -316,7 +318,7 @@ def test_a_directory_that_cannot_be_listed_does_not_end_the_checks_of_a_source(
 
         return call
 
-    for name in ("listdir", "scandir"):  # as of a file system whose server has gone
+    for name in ("listdir", "scandir"):  # as on a file system whose server has gone
         monkeypatch.setattr(os, name, failing(getattr(os, name)))
     assert main(["convert", str(tmp_path / "tokens"), f"base_results_dir={tmp_path}/results"]) == 2
     assert "tokens': no weights of a known format in it" in capsys.readouterr().err
@@ -330,16 +332,16 @@ def test_a_directory_that_cannot_be_listed_does_not_end_the_checks_of_a_source(
     ],
 )
 def test_an_output_of_another_conversion_is_refused_before_the_launch(
-    trained: Path, tmp_path: Path, capsys: Capsys, record: dict[str, str] | None, difference: str
+    run_dir: Path, tmp_path: Path, capsys: Capsys, record: dict[str, str] | None, difference: str
 ) -> None:
-    (trained / "checkpoints" / "step-4").mkdir()
-    (trained / "checkpoints" / "step-4" / "complete.json").touch()
+    (run_dir / "checkpoints" / "step-4").mkdir()
+    (run_dir / "checkpoints" / "step-4" / "complete.json").touch()
     output = tmp_path / "model"
     output.mkdir()
     (output / "x").touch()
     if record is not None:
         (output / "conversion.json").write_text(json.dumps({"made_of": record}))
-    assert main(["convert", str(trained), "--output", str(output)]) == 2
+    assert main(["convert", str(run_dir), "--output", str(output)]) == 2
     assert f"something else is there ({difference})" in capsys.readouterr().err
 
 
@@ -349,11 +351,11 @@ def test_commands_of_the_pages_can_be_planned(page: str, repository: Path) -> No
     commands = re.findall(r"^slipway launch (stages=.*)$", text, re.MULTILINE)
     assert commands
     for command in commands:
-        planned = drafts(Request(shlex.split(command), ["slipway", "launch"]))
-        assert {draft.plan.job.engine for draft in planned} == {"megatron"}
+        launches = drafts(Request(shlex.split(command), ["slipway", "launch"]))
+        assert {draft.plan.job.engine for draft in launches} == {"megatron"}
 
 
-def test_directories_of_what_goes_before_are_named_by_their_keys() -> None:
+def test_directories_of_earlier_stages_are_named_by_their_keys() -> None:
     words = [ALL, "engine=megatron", "cluster=bcm", "base_results_dir=/r", "data_dir=/d"]
     words += ["conversion.output=/c/step-{step}", "evaluation.results=/e"]
     words += ["+training.exp_manager.checkpoint_callback_params.dirpath=/k", "training=gpt3/126m"]

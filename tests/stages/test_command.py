@@ -29,7 +29,7 @@ def job(*overrides: str) -> Job:
     return plan_launch(composition.config, number=1, tag="tag").job
 
 
-def tree(tmp_path: Path, code: int) -> list[str]:
+def odd_arguments(tmp_path: Path, code: int) -> list[str]:
     """Return the command line of a program whose arguments are in a file, where no shell's rules apply."""
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
@@ -52,10 +52,12 @@ def tree(tmp_path: Path, code: int) -> list[str]:
 def test_program_gets_its_arguments_as_they_stand(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], code: int, tasks: int
 ) -> None:
-    launched = main(["launch", *tree(tmp_path, code), f"command.tasks_per_node={tasks}", "--follow"])
+    exit_code = main(
+        ["launch", *odd_arguments(tmp_path, code), f"command.tasks_per_node={tasks}", "--follow"]
+    )
     run_dir = tmp_path / "results/command"
     results = run_dir / "launches/1/results"
-    assert launched == (0 if code == 0 else 1)
+    assert exit_code == (0 if code == 0 else 1)
     assert (tmp_path / "written").is_dir()
     ranks = {path.name: json.loads(path.read_text()) for path in results.iterdir()}
     expected = [[ODD, str(code)], str(tasks), "a 'b'", str(results)]
@@ -86,8 +88,8 @@ def test_mistakes_are_named_and_nothing_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], override: str, words: str
 ) -> None:
     results = tmp_path / "results"
-    given = ["stages=[command]", "cluster=local", f"base_results_dir={results}", "command.argv=[true]"]
-    assert main(["launch", *given, override]) == 2
+    arguments = ["stages=[command]", "cluster=local", f"base_results_dir={results}", "command.argv=[true]"]
+    assert main(["launch", *arguments, override]) == 2
     message = capsys.readouterr().err
     assert words in message and override.partition("=")[0] in message
     assert not results.exists()
@@ -97,8 +99,8 @@ def test_numbers_stay_as_they_were_written(tmp_path: Path) -> None:
     (tmp_path / "command").mkdir()
     text = "defaults: [/command/default@_here_, _self_]\nargv: [sleep, 1.10, 0042, 1_0]\n"
     (tmp_path / "command/sleep.yaml").write_text(text)
-    chosen = ["stages=[command]", "command=sleep", "cluster=local", f"base_results_dir={tmp_path}"]
-    payload = draft(Request(chosen, [], config_dir=tmp_path)).plan.job.payload
+    overrides = ["stages=[command]", "command=sleep", "cluster=local", f"base_results_dir={tmp_path}"]
+    payload = draft(Request(overrides, [], config_dir=tmp_path)).plan.job.payload
     assert payload.argv == ("sleep", "1.10", "0042", "1_0")
 
 
@@ -114,16 +116,16 @@ def test_gpus_are_requested_in_the_words_of_the_cluster() -> None:
 
 
 def test_stage_cluster_wins() -> None:
-    asked = ("command.mem=1G", "command.cpus_per_task=3")
-    assert (job(*asked).resources.memory, job(*asked).resources.cpus_per_task) == ("1G", 3)
-    own = job(*asked, "stage_cluster.command={mem: 2G, gpus_per_node: 1}").resources
-    assert (own.memory, own.cpus_per_task, own.gpus_per_node) == ("2G", 3, 1)
+    requested = ("command.mem=1G", "command.cpus_per_task=3")
+    assert (job(*requested).resources.memory, job(*requested).resources.cpus_per_task) == ("1G", 3)
+    resources = job(*requested, "stage_cluster.command={mem: 2G, gpus_per_node: 1}").resources
+    assert (resources.memory, resources.cpus_per_task, resources.gpus_per_node) == ("2G", 3, 1)
 
 
 def test_image_of_a_command_is_its_own(tmp_path: Path) -> None:
-    chosen = ["stages=[command]", "cluster=bcm", "command.argv=[bench]", f"base_results_dir={tmp_path}"]
+    overrides = ["stages=[command]", "cluster=bcm", "command.argv=[bench]", f"base_results_dir={tmp_path}"]
     images = {
-        key: draft(Request([*chosen, *more], [])).plan.job.container
+        key: draft(Request([*overrides, *more], [])).plan.job.container
         for key, more in {
             "launch": ["container=/apps/a.sqsh"],
             "own": ["container=/apps/a.sqsh", "command.container=/apps/b.sqsh"],
@@ -146,28 +148,28 @@ def test_container_without_gpus_asks_for_no_driver() -> None:
 def test_writable_directory_is_named_by_its_key(tmp_path: Path) -> None:
     words = ["stages=[command]", "cluster=bcm", "command.argv=[true]", "command.writable=[/x/]"]
     words += [f"base_results_dir={tmp_path}", "data_dir=/d"]
-    planned = draft(Request(words, ["slipway", "launch"]))
-    assert planned.directory_key(Path("/x")) == "command.writable"
+    launch = draft(Request(words, ["slipway", "launch"]))
+    assert launch.directory_key(Path("/x")) == "command.writable"
 
 
-def found(*overrides: str) -> list[tuple[str, bool]]:
+def findings_of(*overrides: str) -> list[tuple[str, bool]]:
     composition = compose(["stages=[command]", "cluster=local", "container=null", *overrides])
     plan = plan_launch(composition.config, number=1, tag="tag")
     facts = path_facts(Draft(composition, plan, composition.config, "base_results_dir"))
-    return [(lost.why, lost.certain) for lost in facts.script or ()]
+    return [(path.why, path.certain) for path in facts.script or ()]
 
 
 def test_missing_program_is_a_finding(tmp_path: Path) -> None:
     script = tmp_path / "bench"
-    assert found(f"command.argv=[{script}]") == [("there is no such program", True)]
+    assert findings_of(f"command.argv=[{script}]") == [("there is no such program", True)]
     script.touch()
-    assert found(f"command.argv=[{script}]") == [("it may not be executed", True)]
+    assert findings_of(f"command.argv=[{script}]") == [("it may not be executed", True)]
     script.chmod(0o755)
-    assert found(f"command.argv=[{script}]") == []
-    assert found(f"command.argv=[{tmp_path}]") == [("a directory, not a program", True)]
-    assert found("command.argv=[no-such-bench]") == [("there is no such program", True)]
+    assert findings_of(f"command.argv=[{script}]") == []
+    assert findings_of(f"command.argv=[{tmp_path}]") == [("a directory, not a program", True)]
+    assert findings_of("command.argv=[no-such-bench]") == [("there is no such program", True)]
     # The nodes of a cluster may have what this machine lacks, and nothing is known of an image.
-    assert found("command.argv=[no-such-bench]", "cluster=bcm") == [
+    assert findings_of("command.argv=[no-such-bench]", "cluster=bcm") == [
         ("there is no such program on this machine; every node must have it", False)
     ]
-    assert found("command.argv=[/no/such]", "cluster=bcm", "container=/apps/x.sqsh") == []
+    assert findings_of("command.argv=[/no/such]", "cluster=bcm", "container=/apps/x.sqsh") == []

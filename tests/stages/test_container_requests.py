@@ -22,13 +22,13 @@ _PLACES = ["base_results_dir=/shared/results", "data_dir=/shared/data", "contain
 _LAUNCH = ["training=gpt3/126m", "training.trainer.num_nodes=1", *_PLACES]
 
 
-def planned(*overrides: str) -> Plan:
+def plan_of(*overrides: str) -> Plan:
     return plan_launch(compose([*_LAUNCH, *overrides]).config, number=1, tag="test")
 
 
 def mounts(*texts: str) -> list[Mount]:
-    """The user's own mounts of a launch."""
-    container = planned(f"container_mounts={json.dumps(texts)}").job.container
+    """Return the user's own mounts of a launch."""
+    container = plan_of(f"container_mounts={json.dumps(texts)}").job.container
     assert container is not None
     return list(container.mounts[2:])
 
@@ -58,10 +58,12 @@ def mounts(*texts: str) -> list[Mount]:
         ("data_dir=/shared/$data", ["data_dir", "'$'"]),
     ],
 )
-def test_options_that_fail_on_the_nodes_are_refused_before(override: str, words: list[str]) -> None:
+def test_options_that_fail_on_the_nodes_are_refused_before_the_launch(
+    override: str, words: list[str]
+) -> None:
     override = override.replace("$", r"\$") if "oc.env" in override else override
     with pytest.raises(UserError) as caught:
-        planned(override)
+        plan_of(override)
     for word in words:
         assert word in str(caught.value)
     assert "abc" not in str(caught.value)
@@ -72,25 +74,25 @@ def test_options_that_fail_on_the_nodes_are_refused_before(override: str, words:
 )
 def test_no_path_of_this_machine_is_suggested_for_one_in_the_container(key: str) -> None:
     with pytest.raises(UserError, match="a whole path is needed") as caught:
-        planned(f"{key}=./here", "stages=[workspace]")
+        plan_of(f"{key}=./here", "stages=[workspace]")
     assert (caught.value.key, caught.value.hint) == (key, None)
 
 
 def test_shell_without_container_is_suggested_by_its_whole_path() -> None:
     with pytest.raises(UserError) as caught:
-        planned("workspace.shell=./here", "stages=[workspace]", "container=null")
+        plan_of("workspace.shell=./here", "stages=[workspace]", "container=null")
     assert caught.value.hint == f"workspace.shell={Path('here').absolute()}"
 
 
 def test_one_node_may_save_its_container_and_several_may_not() -> None:
     save = "container_options.save=/shared/saved.sqsh"
-    assert "--container-save=/shared/saved.sqsh" in render(planned(save)).script
+    assert "--container-save=/shared/saved.sqsh" in render(plan_of(save)).script
     for more in ("training.trainer.num_nodes=2", "resilience.nodes={min: 1, max: 2}"):
         with pytest.raises(UserError, match="each of the job's 2 nodes would write this file"):
-            planned(save, more)
+            plan_of(save, more)
 
 
-def test_mounts_without_a_path_and_those_of_where_the_user_stands(
+def test_mounts_take_no_path_or_one_relative_to_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -114,11 +116,11 @@ def test_mounts_without_a_path_and_those_of_where_the_user_stands(
 
 def test_apptainer_has_no_mounts_without_a_path() -> None:
     with pytest.raises(UserError, match="Apptainer has no such mount"):
-        planned("container_mounts=[tmpfs:/scratch]", "container_options.runtime=apptainer")
+        plan_of("container_mounts=[tmpfs:/scratch]", "container_options.runtime=apptainer")
 
 
 def test_variables_of_the_job_win_in_the_container() -> None:
-    job = planned(
+    job = plan_of(
         "env_vars.NCCL_DEBUG=INFO",
         "cluster.env_vars.NCCL_NVLS_ENABLE=0",
         "env_files.HF_TOKEN=/home/me/token",
@@ -133,7 +135,7 @@ def test_variables_of_the_job_win_in_the_container() -> None:
 
 def recorded_name(image: Path) -> str:
     """Return the name that a job gives the container of an image, as the script of a session does."""
-    plan = planned(f"container={image}", "container_options.name=kept")
+    plan = plan_of(f"container={image}", "container_options.name=kept")
     container = supervisor_settings(plan).container
     assert container is not None
     naming = render_template("container_name.sh.j2", {"job": plan.job})
@@ -177,17 +179,19 @@ def test_a_name_has_the_digits_of_the_image_as_it_is(tmp_path: Path) -> None:
 def test_a_pinned_image_of_a_registry_has_its_digest_in_the_name() -> None:
     for sign in ":@":  # as Pyxis takes it, and as most write it
         image = f"nvcr.io#nvidia/nemo{sign}sha256:{'c' * 64}"
-        pinned = planned(f"container='{image}'", "container_options.name=kept")
+        pinned = plan_of(f"container='{image}'", "container_options.name=kept")
         assert "--container-name=kept-cccccccccccc" in render(pinned).script
-    one, other = (
-        render(planned(f"container=nvcr.io#nvidia/nemo:{tag}", "container_options.name=kept")).script
+    first, second = (
+        render(plan_of(f"container=nvcr.io#nvidia/nemo:{tag}", "container_options.name=kept")).script
         for tag in ("24.05", "24.07")
     )
-    names = [next(line for line in text.splitlines() if "--container-name" in line) for text in (one, other)]
+    names = [
+        next(line for line in text.splitlines() if "--container-name" in line) for text in (first, second)
+    ]
     assert names[0] != names[1]
 
 
-def test_a_record_of_another_file_tells_no_digest(tmp_path: Path) -> None:
+def test_a_record_of_another_file_has_no_digest(tmp_path: Path) -> None:
     from launcher.images.store import ImageConfig, Sidecar
 
     image = tmp_path / "x.sqsh"

@@ -63,7 +63,7 @@ def job_of(*overrides: str) -> Job:
 
 
 def lines_of(argv: tuple[str, ...]) -> str:
-    """One option with its values to a line."""
+    """Return a line for each option with its values."""
     return " ".join(argv).replace(" --", "\n--") + "\n"
 
 
@@ -93,7 +93,7 @@ def value_of(argv: tuple[str, ...], option: str) -> str:
     return argv[argv.index(option) + 1]
 
 
-def test_experts_narrow_attention_and_uneven_stages() -> None:
+def test_experts_latent_attention_and_uneven_stages_have_arguments() -> None:
     argv = job_of("training=deepseek/deepseek_v3").payload.argv
     # Megatron-LM takes a list of digits without spaces.
     assert value_of(argv, "--moe-layer-freq") == f"[0,0,0{',1' * 58}]"
@@ -106,7 +106,7 @@ def test_experts_narrow_attention_and_uneven_stages() -> None:
     assert "--q-lora-rank" not in job_of("training=deepseek/deepseek_v2_lite").payload.argv
 
 
-def test_parallel_layers_and_precision() -> None:
+def test_parallelism_and_precision_have_arguments() -> None:
     job = job_of(
         "training=gpt3/5b",
         "training.trainer.precision=16",
@@ -130,10 +130,10 @@ def test_a_pipelined_t5_has_its_stages_counted_apart() -> None:
     assert value_of(argv, "--pipeline-model-parallel-size") == "1"
 
 
-def test_signals_and_places() -> None:
+def test_payload_has_the_save_signal_and_the_paths() -> None:
     payload = job_of("megatron_lm_path=/opt/Megatron-LM", "cluster.python=/opt/bin/python").payload
-    launch = "/shared/results/gpt3_126m/launches/1"
-    start = ("/opt/bin/python", "-u", f"{launch}/megatron_lm.py", "/opt/Megatron-LM", "gpt")
+    launch_dir = "/shared/results/gpt3_126m/launches/1"
+    start = ("/opt/bin/python", "-u", f"{launch_dir}/megatron_lm.py", "/opt/Megatron-LM", "gpt")
     assert payload.argv[:5] == start
     assert payload.save_signal == "TERM"
 

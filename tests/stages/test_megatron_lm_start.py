@@ -76,7 +76,7 @@ def test_the_process_becomes_the_script(tmp_path: Path) -> None:
     assert done.stdout.strip() == str([str(tmp_path / "pretrain_gpt.py"), "--log-interval", "1"])
 
 
-def test_a_directory_without_the_script_is_told(tmp_path: Path) -> None:
+def test_a_directory_without_the_script_is_explained(tmp_path: Path) -> None:
     command = [sys.executable, START, tmp_path, "bert"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1

@@ -38,12 +38,12 @@ def test_data_dir_is_mounted_where_the_job_may_read_there(overrides: tuple[str, 
     assert ("/no_such_data" in {mount.source for mount in container.mounts}) is mounted
 
 
-def test_a_data_dir_that_is_not_there_is_no_lost_mount(tmp_path: Path) -> None:
+def test_mock_data_need_no_mount_of_a_missing_data_dir(tmp_path: Path) -> None:
     places = [f"data_dir={tmp_path}/none", f"base_results_dir={tmp_path}/results"]
 
-    def lost(*overrides: str) -> list[str]:
-        made = draft(Request([*places, *overrides], []))
-        return [lack.key for lack in missing_mounts(PathResolver(made)) or ()]
+    def missing_keys(*overrides: str) -> list[str]:
+        launch = draft(Request([*places, *overrides], []))
+        return [path.key for path in missing_mounts(PathResolver(launch)) or ()]
 
-    assert lost("engine=megatron") == ["data_dir"]
-    assert lost("engine=megatron", MOCK) == []
+    assert missing_keys("engine=megatron") == ["data_dir"]
+    assert missing_keys("engine=megatron", MOCK) == []

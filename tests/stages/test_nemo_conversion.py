@@ -18,15 +18,15 @@ TRAINED = ["stages=[training,conversion]", "conversion=nemo"]
 ALONE = ["stages=[conversion]", "conversion=nemo", "conversion.source=/others/run/checkpoints"]
 
 
-def job(*words: str) -> Job:
+def job_of(*words: str) -> Job:
     places = ["base_results_dir=/r", "data_dir=/d", "cluster=bcm", "container=/apps/x.sqsh", "engine=nemo"]
     *_, config = by_stage(compose([*places, *words]).config)
     return plan_launch(config, number=1, tag="x").job
 
 
-def arguments(planned: Job) -> dict[str, str]:
+def arguments(job: Job) -> dict[str, str]:
     """Return the script's options."""
-    words = list(planned.payload.argv)
+    words = list(job.payload.argv)
     words = words[words.index("--nemo-path") :]
     return dict(zip(words[::2], words[1::2], strict=True))
 
@@ -45,11 +45,11 @@ def arguments(planned: Job) -> dict[str, str]:
 def test_job_has_the_gpus_of_one_replica(
     training: str, tensor: int, pipeline: int, nodes: int, tasks: int, model_type: str
 ) -> None:
-    planned = job(*TRAINED, f"training={training}")
-    assert (planned.resources.nodes, planned.resources.tasks_per_node) == (nodes, tasks)
-    assert (planned.resources.gpus_per_node, planned.resources.exclusive) == (tasks, False)
-    assert (planned.engine, planned.stage) == ("nemo", "conversion")
-    assert arguments(planned) == {
+    job = job_of(*TRAINED, f"training={training}")
+    assert (job.resources.nodes, job.resources.tasks_per_node) == (nodes, tasks)
+    assert (job.resources.gpus_per_node, job.resources.exclusive) == (tasks, False)
+    assert (job.engine, job.stage) == ("nemo", "conversion")
+    assert arguments(job) == {
         "--nemo-path": "/opt/NeMo",
         "--tensor_model_parallel_size": str(tensor),
         "--pipeline_model_parallel_size": str(pipeline),
@@ -59,9 +59,9 @@ def test_job_has_the_gpus_of_one_replica(
 
 
 def test_job_reads_the_training_before_it() -> None:
-    planned = job(*TRAINED, "training=gpt3/126m", "conversion.tokenizer_dir=/apps/bpe")
-    assert planned.stage_config is not None
-    node = planned.stage_config["conversion"]
+    job = job_of(*TRAINED, "training=gpt3/126m", "conversion.tokenizer_dir=/apps/bpe")
+    assert job.stage_config is not None
+    node = job.stage_config["conversion"]
     assert node["source"] == "/r/gpt3_126m/checkpoints"
     assert node["output"] == "/r/gpt3_126m_conversion/nemo/step-{step}"
     assert node["training"]["directory"] == "/r/gpt3_126m"
@@ -70,20 +70,20 @@ def test_job_reads_the_training_before_it() -> None:
 
 @pytest.mark.parametrize("training", ["llama/llama2_7b", "llama/llama3_1_8b"])
 def test_llama_is_converted_to_hugging_face(training: str) -> None:
-    planned = job(TRAINED[0], "conversion=huggingface", f"training={training}", "conversion.dtype=float32")
-    assert planned.stage_config is not None
-    assert planned.stage_config["conversion"]["to"] == "huggingface"
+    job = job_of(TRAINED[0], "conversion=huggingface", f"training={training}", "conversion.dtype=float32")
+    assert job.stage_config is not None
+    assert job.stage_config["conversion"]["to"] == "huggingface"
 
 
 def test_decoder_of_a_t5_begins_at_its_stage() -> None:
-    planned = job(
+    job = job_of(
         *TRAINED,
         "training=t5/3b",
         "training.model.pipeline_model_parallel_size=4",
         "training.model.pipeline_model_parallel_split_rank=2",
         "training.trainer.num_nodes=1",
     )
-    options = arguments(planned)
+    options = arguments(job)
     assert options["--pipeline_model_parallel_split_rank"] == "2"
     assert options["--gpus_per_node"] == "8"
 
@@ -108,7 +108,7 @@ def test_decoder_of_a_t5_begins_at_its_stage() -> None:
 )
 def test_requests_beyond_the_script_are_refused_by_their_key(words: list[str], message: str) -> None:
     with pytest.raises(UserError) as raised:
-        job(*words, *(["cluster.gpus_per_node=8"] if words[0] == TRAINED[0] else []))
+        job_of(*words, *(["cluster.gpus_per_node=8"] if words[0] == TRAINED[0] else []))
     assert message in str(raised.value)
 
 
@@ -119,5 +119,5 @@ def test_launch_has_the_code_that_its_tasks_import(tmp_path: Path, monkeypatch: 
     cluster = [word for word in overrides(tmp_path) if not word.startswith("training")]
     words = [*cluster, *ALONE[:2], "engine=nemo", f"nemo_path={tmp_path}", "conversion.model_type=gpt"]
     request = Request([*words, f"conversion.source={tmp_path}/checkpoints"], ["slipway", "launch"])
-    (launched,) = launch_stages(drafts(request), request)
-    assert (launched.paths.code / "trainer" / "conversion" / "nemo.py").is_file()
+    (launch,) = launch_stages(drafts(request), request)
+    assert (launch.paths.code / "trainer" / "conversion" / "nemo.py").is_file()

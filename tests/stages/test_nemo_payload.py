@@ -48,14 +48,14 @@ def test_logs_are_of_the_launch_and_checkpoints_of_the_run() -> None:
     assert checkpoints == "/shared/results/gpt3_126m/checkpoints"
 
 
-def test_the_time_is_of_each_launch() -> None:
+def test_max_time_is_that_of_each_launch() -> None:
     config = plan_of("training.trainer.max_time='00:01:00:00'").job.config
     assert config is not None
     assert config["trainer"]["max_time"] is None
     assert config["exp_manager"]["max_time_per_run"] == "00:01:00:00"
 
 
-def test_a_time_of_each_launch_that_the_user_gave_stays() -> None:
+def test_a_given_max_time_per_run_stays() -> None:
     config = plan_of("+training.exp_manager.max_time_per_run='00:00:30:00'").job.config
     assert config is not None
     assert config["exp_manager"]["max_time_per_run"] == "00:00:30:00"
@@ -71,7 +71,7 @@ def test_a_time_of_each_launch_that_the_user_gave_stays() -> None:
         (["training.run.model_type=gtp"], "training.run.model_type"),
     ],
 )
-def test_mistakes_are_told(overrides: list[str], key: str) -> None:
+def test_mistakes_name_their_key(overrides: list[str], key: str) -> None:
     with pytest.raises(UserError) as caught:
         plan_of(*overrides)
     assert [mistake.key for mistake in caught.value.mistakes] == [key]

@@ -10,46 +10,46 @@ from launcher.rendering.render import render
 from launcher.stages.planning import plan_launch
 
 
-def planned(*overrides: str) -> Plan:
-    # Not what is asked for where there is a range.
+def plan_of(*overrides: str) -> Plan:
+    # A range replaces this number of nodes.
     fixed = ["training=gpt3/126m", "training.trainer.num_nodes=16", "cluster.python=/venv/bin/python"]
     return plan_launch(compose([*fixed, *overrides]).config, number=1, tag="tag")
 
 
 @pytest.mark.parametrize(
-    ("engine", "written"),
-    # Our trainer counts them; NeMo wants a number there, and is told another one in the job.
+    ("engine", "num_nodes"),
+    # Our trainer counts the nodes; NeMo needs a number, which the job replaces.
     [("nemo", 2), ("megatron", None), ("megatron_lm", 2)],
 )
-def test_a_range(engine: str, written: int | None) -> None:
-    plan = planned(f"engine={engine}", "resilience.nodes={min: 2, max: 4}")
+def test_a_range_reaches_sbatch_srun_and_the_engine(engine: str, num_nodes: int | None) -> None:
+    plan = plan_of(f"engine={engine}", "resilience.nodes={min: 2, max: 4}")
     assert list(plan.job.resources.node_counts) == [2, 3, 4]
     assert plan.job.config is not None
-    assert plan.job.config["trainer"]["num_nodes"] == written
-    made = render(plan)
-    assert "#SBATCH --nodes=2-4\n" in made.script
-    of_srun = (
+    assert plan.job.config["trainer"]["num_nodes"] == num_nodes
+    rendered = render(plan)
+    assert "#SBATCH --nodes=2-4\n" in rendered.script
+    srun_options = (
         '--nodes="$SLURM_JOB_NUM_NODES"',
         "--ntasks=$((SLURM_JOB_NUM_NODES * 8))",
         "--ntasks-per-node=8",
     )
-    assert "".join(f"    {argument} \\\n" for argument in of_srun) in made.script
-    assert ('"trainer.num_nodes=$SLURM_JOB_NUM_NODES"' in made.script) is (engine == "nemo")
-    assert 'export WORLD_SIZE="$SLURM_NTASKS"\n' in made.task
+    assert "".join(f"    {argument} \\\n" for argument in srun_options) in rendered.script
+    assert ('"trainer.num_nodes=$SLURM_JOB_NUM_NODES"' in rendered.script) is (engine == "nemo")
+    assert 'export WORLD_SIZE="$SLURM_NTASKS"\n' in rendered.task
 
 
 @pytest.mark.parametrize("engine", ["nemo", "megatron", "megatron_lm"])
 def test_a_range_of_one_number_is_that_number(engine: str) -> None:
-    plan = planned(f"engine={engine}", "resilience.nodes={min: 2, max: 2}")
-    same = planned(f"engine={engine}", "training.trainer.num_nodes=2")
+    plan = plan_of(f"engine={engine}", "resilience.nodes={min: 2, max: 2}")
+    same = plan_of(f"engine={engine}", "training.trainer.num_nodes=2")
     assert plan == same
     assert render(plan) == render(same)
 
 
-def test_flags_of_a_range_for_sbatch() -> None:
-    """Told of tasks, it would give no more nodes than the least number of nodes has tasks."""
+def test_sbatch_gets_no_number_of_tasks_for_a_range() -> None:
+    """A number of tasks would limit sbatch to the nodes that these tasks need."""
     script = render(
-        planned("engine=megatron", "resilience.nodes={min: 2, max: 4}", "cluster.cpus_per_task=3")
+        plan_of("engine=megatron", "resilience.nodes={min: 2, max: 4}", "cluster.cpus_per_task=3")
     ).script
     header = [line for line in script.splitlines() if line.startswith("#SBATCH")]
     assert "#SBATCH --cpus-per-task=24" in header

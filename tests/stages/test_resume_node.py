@@ -11,35 +11,38 @@ from launcher.errors import UserError
 from launcher.stages.planning import plan_launch
 
 
-def written(*overrides: str) -> dict[str, Any]:
+def written_config(*overrides: str) -> dict[str, Any]:
     config = compose(["launcher_scripts_path=/shared", *overrides]).config
     job = plan_launch(config, number=2, tag="x").job
     assert job.config is not None
     return job.config
 
 
-def test_our_trainer_gets_it() -> None:
-    given = ["training.resume.checkpoint='m-step=2'", "training.resume.lr_scale=0.5"]
-    assert written("engine=megatron", *given)["resume"] == {
+def test_our_trainer_gets_resume() -> None:
+    overrides = ["training.resume.checkpoint='m-step=2'", "training.resume.lr_scale=0.5"]
+    assert written_config("engine=megatron", *overrides)["resume"] == {
         "checkpoint": "m-step=2",
         "load_optimizer": True,
         "lr_scale": 0.5,
         "data_generation": 0,
         "trust_owner": None,
     }
-    assert written("engine=megatron", "training.resume.trust_owner=1000")["resume"]["trust_owner"] == "1000"
+    assert (
+        written_config("engine=megatron", "training.resume.trust_owner=1000")["resume"]["trust_owner"]
+        == "1000"
+    )
 
 
 @pytest.mark.parametrize("engine", ["nemo", "megatron_lm"])
-def test_other_engines_would_ignore_it(engine: str) -> None:
-    assert "resume" not in written(f"engine={engine}")
+def test_resume_is_refused_with_other_engines(engine: str) -> None:
+    assert "resume" not in written_config(f"engine={engine}")
     with pytest.raises(UserError, match=r"training\.resume\.load_optimizer=false: engine=") as error:
-        written(f"engine={engine}", "training.resume.load_optimizer=False")
+        written_config(f"engine={engine}", "training.resume.load_optimizer=False")
     assert "engine=megatron has" in str(error.value)
 
 
 def test_resume_node_is_read_strictly() -> None:
     with pytest.raises(UserError, match=r"(?s)training\.resume.*did you mean 'lr_scale'"):
-        written("engine=megatron", "+training.resume.lr_scal=0.5")
+        written_config("engine=megatron", "+training.resume.lr_scal=0.5")
     with pytest.raises(UserError, match=r"training\.resume\.lr_scale"):
-        written("engine=megatron", "training.resume.lr_scale=0")
+        written_config("engine=megatron", "training.resume.lr_scale=0")
