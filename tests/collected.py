@@ -96,4 +96,6 @@ def _capturing(config: Any) -> Any:
 
 
 def _workers(config: Any) -> list[Any]:
-    return [each for each in config.pluginmanager.get_plugins() if type(each).__name__ == "WorkerInteractor"]
+    return [
+        plugin for plugin in config.pluginmanager.get_plugins() if type(plugin).__name__ == "WorkerInteractor"
+    ]

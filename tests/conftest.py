@@ -26,7 +26,7 @@ settings.register_profile(
 )
 settings.load_profile("any machine")
 
-# What `nohup`, or a script in the background, ignores would be ignored by all that the tests start.
+# A signal that `nohup` or a background shell ignores would be ignored by every process of the tests.
 # Python itself ignores these two, and gives them back to what it starts.
 _OF_PYTHON = {signal.SIGPIPE, signal.SIGXFSZ}
 for number in signal.valid_signals() - _OF_PYTHON:
@@ -55,7 +55,7 @@ if "TMPDIR" not in os.environ and _has_room(_MEMORY):
     os.environ["TMPDIR"] = tempfile.tempdir = str(_MEMORY)
 
 parse_shipped_files_once()
-# What is imported and collected stays: looking for garbage there takes a quarter of it.
+# Imported and collected objects stay: looking for garbage among them takes a quarter of the time.
 gc.disable()
 
 
@@ -68,7 +68,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-# What these set up is dear, and all of their files share it. They begin first: they mostly wait for Slurm.
+# Their set-up is costly, and all files of a group share it. They begin first: they mostly wait for Slurm.
 _TOGETHER = {
     "tests/chains/": ("tests/chains/",),
     "sandbox_runs": tuple(
@@ -87,7 +87,7 @@ _LONG = (
     "tests/trainer/test_gpu_check.py",
     "tests/trainer/test_resharding.py",
 )
-# What takes many seconds, and is no part of the inner loop: what needs one of these, and the files below.
+# Tests of many seconds, left out of the inner loop: those with one of these fixtures, and the files below.
 _SLOW_FIXTURES = {"sandbox", "plain_sandbox", "accounting_sandbox", "no_accounting_sandbox", "pool"}
 _SLOW = (
     "tests/cli/test_broken_outputs.py",
@@ -114,7 +114,7 @@ def _is_slow(item: pytest.Item) -> bool:
 
 
 def _group(nodeid: str) -> str:
-    """Return what of the tests one worker runs: a file, or files that share what is dear."""
+    """Return the group of tests that one worker runs: a file, or files that share costly fixtures."""
     file = nodeid.partition("::")[0]
     return next((name for name, files in _TOGETHER.items() if file.startswith(files)), file)
 
@@ -137,7 +137,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With several workers (``-n 3``) the tests of a group stay together and in their order."""
+    """Keep the tests of a group together and in their order with several workers (``-n 3``)."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Groups(LoadScopeScheduling):
@@ -158,7 +158,7 @@ _CACHES = count()
 
 @pytest.fixture(scope="session", autouse=True)
 def caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The index of runs lies here, and never where the user's own is."""
+    """Keep the index of runs away from the user's own."""
     directory = tmp_path_factory.mktemp("caches")
     before = os.environ.get("SLIPWAY_CACHE_DIR")
     os.environ["SLIPWAY_CACHE_DIR"] = str(directory / "session")
@@ -171,7 +171,7 @@ def caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def cache_dir(caches: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Each test has an index of its own; the directory is made by whoever remembers something."""
+    """Give each test an index of its own; the directory is made when something is remembered."""
     directory = caches / str(next(_CACHES))
     monkeypatch.setenv("SLIPWAY_CACHE_DIR", str(directory))
     monkeypatch.delenv("SLIPWAY_RESULTS_DIR", raising=False)

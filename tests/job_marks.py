@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 
-def leave(
+def leave_marks(
     launch_dir: Path,
     job_id: str,
     *,
@@ -20,17 +20,17 @@ def leave(
     """Write the marks of one attempt of a job; `job_id` of an array's task is ``17_2``."""
     marks = launch_dir / "marks"
     marks.mkdir(exist_ok=True)
-    of = job_id.partition("_")[0]
-    (marks / "job").write_text(f"{of}\n")
-    for name, told in (
+    base_id = job_id.partition("_")[0]
+    (marks / "job").write_text(f"{base_id}\n")
+    for name, fields in (
         ("started", None if started is None else {"started": started, "nodes": nodes}),
         ("ended", None if ended is None else {"exit_code": code, "ended": ended}),
     ):
-        if told is not None:
+        if fields is not None:
             path = marks / f"{job_id}.{attempt}.{name}.json"
-            path.write_text(json.dumps({"job_id": of, **told}) + "\n")
+            path.write_text(json.dumps({"job_id": base_id, **fields}) + "\n")
 
 
-def ends(launch_dir: Path) -> list[dict[str, Any]]:
+def end_marks(launch_dir: Path) -> list[dict[str, Any]]:
     """Return the marks that the attempts of a launch's job left at their ends."""
     return [json.loads(path.read_text()) for path in sorted((launch_dir / "marks").glob("*.ended.json"))]

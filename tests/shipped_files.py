@@ -13,9 +13,9 @@ _CONF = Path(__file__).resolve().parents[1] / "conf"
 
 
 def parse_shipped_files_once() -> None:
-    """Have Hydra parse each of them, with its list of defaults, once: a third of each of many compositions.
+    """Have Hydra parse each shipped file, with its defaults, once: a third of the time of many compositions.
 
-    Nothing changes these files; what lies elsewhere is read each time.
+    Nothing changes these files; files elsewhere are read each time.
     """
     repository: Any = ConfigRepository
     load, shipped = repository.load_config, str(_CONF)

@@ -37,9 +37,9 @@ def _directory() -> Path:
     return Path(_stack.enter_context(TemporaryDirectory(prefix="slipway-", dir=short_parent())))
 
 
-def _starts(name: str, modules: tuple[str, ...]) -> Callable[[], Path]:
+def _starter(name: str, modules: tuple[str, ...]) -> Callable[[], Path]:
     @cache
-    def started() -> Path:
+    def serve() -> Path:
         path = _directory() / name
         if _SHARED not in os.environ:
             _stack.enter_context(run_zygote(path, path.with_suffix(".jsonl"), modules))
@@ -47,14 +47,14 @@ def _starts(name: str, modules: tuple[str, ...]) -> Callable[[], Path]:
 
     def start() -> Path:
         with _lock:  # many threads may be the first to launch
-            return started()
+            return serve()
 
     return start
 
 
 # The socket of each; the journal lies beside it.
-ranks = _starts("ranks", TRAINING)
-launchers = _starts("launchers", _LAUNCHING)
+ranks = _starter("ranks", TRAINING)
+launchers = _starter("launchers", _LAUNCHING)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -75,7 +75,7 @@ def test_parameters_are_those_that_megatron_core_built() -> None:
 
 
 def test_parameters_of_bert_base_are_counted() -> None:
-    """As many as the published model: its norm after the embeddings is Megatron's after the last layer."""
+    """The published model has as many: its norm after the embeddings is Megatron's after the last layer."""
     # bert-base-uncased with the heads of its pretraining.
     assert count_parameters(BERT_BASE, 30_522, "bert") == 110_106_428
 

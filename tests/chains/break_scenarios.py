@@ -13,14 +13,14 @@ from tests.chains.chain_runs import CHAIN, PREFIX, ChainRuns
 from tests.fakes.programs import write_programs
 from tests.jobs.on_slurm.sandbox_runs import Done
 
-# Who ends the chain of `unbegun`.
+# The user who ends the chain of `unbegun`.
 SOMEBODY = "somebody"
 # The payload of a link that runs until a file allows it to fail.
-FAILS_WHEN_TOLD = "ready; until [[ -e $work/go ]]; do sleep 0.2; done; exit 1"
+FAILS_ON_REQUEST = "ready; until [[ -e $work/go ]]; do sleep 0.2; done; exit 1"
 
 
 def requeued(runs: ChainRuns, run: str) -> None:
-    """An administrator's requeue of a link whose job was submitted with --no-requeue."""
+    """Requeue, as an administrator, a link whose job was submitted with --no-requeue."""
     body = "((${SLURM_RESTART_COUNT:-0})) || wait_to_save 1\nsave 3\n"
     job = _running_chain(runs, run, body)
     _requeue(runs, run, job)
@@ -32,7 +32,7 @@ def requeued(runs: ChainRuns, run: str) -> None:
 
 
 def cancelled_with_requeue(runs: ChainRuns, run: str) -> None:
-    """A `scancel` of a job that Slurm may requeue: nothing tells the job that it is no requeue."""
+    """Cancel with `scancel` a job that Slurm may requeue: the job cannot tell it from a requeue."""
     job = _running_chain(runs, run, "wait_to_save 1\n")
     runs.slurm("scontrol", "update", f"JobId={job}", "Requeue=1")
     runs.slurm("scancel", job)
@@ -40,7 +40,7 @@ def cancelled_with_requeue(runs: ChainRuns, run: str) -> None:
 
 
 def cancelled_while_requeued(runs: ChainRuns, run: str) -> None:
-    """`slipway cancel` of a chain whose current link waits to begin again."""
+    """Cancel with `slipway cancel` a chain whose current link waits to begin again."""
     job = _running_chain(runs, run, "wait_to_save 1\n")
     _requeue(runs, run, job)
     runs.said[run] = runs.slipway("cancel", run)
@@ -48,7 +48,7 @@ def cancelled_while_requeued(runs: ChainRuns, run: str) -> None:
 
 
 def unbegun(runs: ChainRuns, run: str) -> None:
-    """A chain that was ended before its first link began: the job leaves."""
+    """End a chain before its first link begins: the job leaves."""
     runs.chain(run, "save 1\n", "resilience.links=3", "cluster.sbatch={hold: True}", nodes="n1")
     end_chain(runs.launch_directory(run), ChainEnd(SOMEBODY, f"cancelled by {SOMEBODY}"))
     runs.slurm("scontrol", "release", runs.jobs[run])
@@ -56,8 +56,8 @@ def unbegun(runs: ChainRuns, run: str) -> None:
 
 
 def deleted(runs: ChainRuns, run: str) -> None:
-    """`rm -rf` of a run whose chain is queued, and the same launch again."""
-    body = f"case $link in 1) {FAILS_WHEN_TOLD} ;; *) save 3 ;; esac\n"
+    """Remove a run whose chain is queued with `rm -rf`, and launch it again."""
+    body = f"case $link in 1) {FAILS_ON_REQUEST} ;; *) save 3 ;; esac\n"
     overrides = ["resilience.links=6"]
     first = _running_chain(runs, run, body, *overrides)
     (second,) = {*runs.queued(run)} - {first}
@@ -73,23 +73,23 @@ def deleted(runs: ChainRuns, run: str) -> None:
 
 
 def full_disk(runs: ChainRuns, run: str) -> None:
-    """Claims that could not be written: of a link that ended, then of those that run and wait as well."""
+    """Remove claims, as on a full disk: of a link that ended, then of those that run and wait as well."""
     body = "((link > 2)) || { save $link; exit 1; }\nbe_deaf\n"
     runs.chain(run, body, "resilience.links=9", nodes="n1")
     runs.until_ready(run, 3)
     runs.until("the fourth link waits", lambda: len(runs.links(run)) == 4, run)
     marks = runs.launch_directory(run) / "marks"
-    told = []
+    answers = []
     for missing in ((2,), (3, 4)):
         for link in missing:
             (marks / f"job.{link}").unlink()
-        told += runs.told_by("status", run)
-    # As where nothing at all could be written since the first link.
+        answers += runs.ask_json("status", run)
+    # Now nothing at all could be written since the first link.
     for path in marks.iterdir():
         if path.name != "job" and not path.name.startswith(runs.jobs[run]):
             path.unlink()
-    told += runs.told_by("status", run)
-    runs.said[f"{run}_status"] = Done("status", 0, json.dumps(told), "")
+    answers += runs.ask_json("status", run)
+    runs.said[f"{run}_status"] = Done("status", 0, json.dumps(answers), "")
     runs.said[run] = runs.slipway("cancel", "--wait", run)
     runs.said[f"{run}_left"] = Done("squeue", 0, " ".join(runs.queued(run)), "")
     runs.command("scancel", f"--name={PREFIX}{run}")
@@ -97,7 +97,7 @@ def full_disk(runs: ChainRuns, run: str) -> None:
 
 
 def injected(runs: ChainRuns, run: str) -> None:
-    """A mark whose numbers are commands."""
+    """Replace the numbers of a mark by commands."""
     job = _running_chain(runs, run, "case $link in 1) wait_to_save 3 ;; *) save 5 ;; esac\n")
     marks = runs.launch_directory(run) / "marks"
     started = marks / f"{job}.0.started.json"
@@ -110,7 +110,7 @@ def injected(runs: ChainRuns, run: str) -> None:
 
 
 def suspended(runs: ChainRuns, run: str) -> None:
-    """`slipway cancel --save` is refused while nothing runs that could save, and later it is not."""
+    """Try `slipway cancel --save` while the job is suspended and nothing could save, then again after it."""
     job = _running_chain(runs, run, "wait_to_save 3\n")
     runs.slurm("scontrol", "suspend", job)
     runs.until(f"{job} is stopped", lambda: _process_states(job) == {"T"}, run)
@@ -126,7 +126,7 @@ def suspended(runs: ChainRuns, run: str) -> None:
     runs.until_over(run)
 
 
-# On a node: Slurm takes the job, and its answer comes when the test says so; or all of it comes late.
+# On a node Slurm takes the job and answers when the test allows it; or it takes the job late, too.
 SLOW = """wait_for() { until [[ -e ${0%/*}/$1 ]]; do sleep 0.2; done; }
 if [[ $(uname -n) != n[0-9]* || " $* " == *" --test-only "* ]]; then exec $real "$@"; fi
 touch "${0%/*}/asked"
@@ -140,12 +140,12 @@ exit $code
 
 
 def cancelled_before_submission(runs: ChainRuns, run: str) -> None:
-    """`slipway cancel` while the next link is being submitted: Slurm takes it after that."""
+    """Run `slipway cancel` while the next link is being submitted: Slurm takes it after that."""
     _cancelled_in_submission(runs, run, "asked")
 
 
 def cancelled_before_answer(runs: ChainRuns, run: str) -> None:
-    """The same, but Slurm has taken the link, and only the job does not know yet."""
+    """Run `slipway cancel` when Slurm has taken the next link, but the job does not know yet."""
     _cancelled_in_submission(runs, run, "taken")
 
 

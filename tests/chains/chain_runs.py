@@ -1,4 +1,4 @@
-"""Chains on a sandbox of their own, whose nodes can be lost: launched, broken, and looked at."""
+"""Chains on a sandbox of their own, whose nodes can be lost: to launch, to break and to look at."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from tests.warm import WarmPool
 
 PREFIX = "chain-"
 NODES = 12
-# It ends a wait that is in vain, and no other, however busy the machine is.
+# Long enough that only a wait in vain reaches it, however busy the machine is.
 PATIENCE_SECONDS = 900
-# Between two looks; asked for by all chains at once, squeue would take a processor of its own.
+# Between two looks; squeue, called by all chains at once, would take a processor of its own.
 LOOK_SECONDS, SQUEUE_SECONDS = 0.3, 1.0
 ACTIVE = "--states=PENDING,CONFIGURING,RUNNING,SUSPENDED,COMPLETING"
-# One node with one task, unless an override says otherwise. What is trained here is nothing: the payload of
-# each chain is a script.
+# One node with one task, unless an override says otherwise. Nothing is trained: the payload of each chain is
+# a script.
 CHAIN = [
     "cluster=sandbox",
     "training=gpt3/tiny",
@@ -41,8 +41,8 @@ CHAIN = [
     f"cluster.job_name_prefix={PREFIX}",
     "numa_mapping.enable=False",
 ]
-# Each link adds a line to `begun`, so that a payload knows which it is. The launcher asks the interpreter of
-# a job what it has; outside of a job these answer at once.
+# Each link adds a line to `begun`, so that a payload knows its number. The launcher asks the interpreter of a
+# job what it has; outside of a job these answer at once.
 HEADER = r"""#!/bin/bash
 [[ ${SLURM_JOB_ID:-} ]] || exit 0
 set -u
@@ -98,7 +98,7 @@ class ChainRuns(SandboxRuns):
     # A launch takes a processor for a second, and there may be two.
     turns: Semaphore = field(default_factory=lambda: Semaphore(2))
     is_closed: bool = False
-    # The job and the name of each that waits or runs, as of the last look at the queue, and when that began.
+    # Id and name of each job that waits or runs, at the last look at the queue, and the time of that look.
     _queue: list[list[str]] = field(default_factory=list)
     _looked: float = 0
     _looking: Lock = field(default_factory=Lock)
@@ -122,8 +122,8 @@ class ChainRuns(SandboxRuns):
         chosen = [*CHAIN, f"training.run.name={run}", f"cluster.python={payload}"]
         done = self.begin(*chosen, *overrides, nodes=nodes, programs=programs)
         assert done.returncode == 0, f"{run}\n{done.stdout}{done.stderr}"
-        told = json.loads(done.stdout)
-        self.jobs[run] = (told[0] if isinstance(told, list) else told)[
+        answer = json.loads(done.stdout)
+        self.jobs[run] = (answer[0] if isinstance(answer, list) else answer)[
             "job_id"
         ]  # of several stages the first
 
@@ -137,7 +137,7 @@ class ChainRuns(SandboxRuns):
             return self.slipway("launch", *overrides, *limits, "--json", programs=programs)
 
     def launch_directory(self, run: str) -> Path:
-        """The directory of a run's newest launch."""
+        """Return the directory of a run's newest launch."""
         run_dir = self.directory / "results" / run
         return run_dir / "launches" / str(max(launch_numbers(run_dir), default=1))
 
@@ -148,26 +148,26 @@ class ChainRuns(SandboxRuns):
         """Return True if the payload of a link has said that it waits for what comes."""
         return str(link) in _lines(self.work(run) / "ready")
 
-    def begun(self, run: str) -> list[str]:
-        """The jobs whose payloads began."""
+    def begun_jobs(self, run: str) -> list[str]:
+        """Return the jobs whose payloads began."""
         return _lines(self.work(run) / "begun")
 
     def until(
         self,
-        what: str,
-        happened: Callable[[], object],
+        event: str,
+        condition: Callable[[], object],
         run: str | None = None,
         every: float = LOOK_SECONDS,
     ) -> None:
-        """Wait, and fail if it is in vain: too long, or where it is a run's and no job of that is left."""
+        """Wait for a condition; fail after too long a wait, or once no job of the run is left."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         for turn in count(1):
             is_hopeless = turn % 40 == 0 and run is not None and not self.queued(run)
-            if happened():
+            if condition():
                 return
             is_late = time.monotonic() > deadline
             assert not (is_hopeless or is_late or self.is_closed), (
-                f"in vain: {what}\n{run and self.told(run)}"
+                f"in vain: {event}\n{run and self.report(run)}"
             )
             time.sleep(every)
 
@@ -186,19 +186,19 @@ class ChainRuns(SandboxRuns):
     def queued(self, run: str, since: float | None = None) -> list[str]:
         """Return the jobs of a run that wait or run, as Slurm tells now.
 
-        Those who wait for a change share a look, one since then that is younger than the next of theirs.
+        All who wait for a change share a look at the queue, if it is recent and not before `since`.
         """
         now = time.monotonic()
         with self._looking:
             if self._looked <= (now if since is None else max(since, now - SQUEUE_SECONDS)):
                 began = time.monotonic()
-                told = self.slurm("squeue", "--noheader", "--format=%i %j", ACTIVE)
-                self._queue, self._looked = [line.split(maxsplit=1) for line in told.splitlines()], began
+                output = self.slurm("squeue", "--noheader", "--format=%i %j", ACTIVE)
+                self._queue, self._looked = [line.split(maxsplit=1) for line in output.splitlines()], began
             return [job for job, name in self._queue if name == f"{PREFIX}{run}"]
 
     def job(self, run: str, link: int) -> str:
-        """The job of a link that has begun."""
-        return self.begun(run)[link - 1]
+        """Return the job of a link that has begun."""
+        return self.begun_jobs(run)[link - 1]
 
     def attempts(self, run: str) -> list[JobAttempt]:
         """Return the attempts of a chain's links, in their order."""
@@ -215,15 +215,15 @@ class ChainRuns(SandboxRuns):
         logs = sorted(self.launch_directory(run).glob("log-*.out"))
         return "\n".join(path.read_text(errors="replace") for path in logs)
 
-    def told(self, run: str) -> str:
-        """Everything that is known of a run, for a failed test."""
+    def report(self, run: str) -> str:
+        """Return everything that is known of a run, for a failed test."""
         marks = self.launch_directory(run) / "marks"
         texts = [f"{path.name}: {path.read_text()}" for path in sorted(marks.glob("[!.]*"))]
         known = self.command("squeue", "--states=all", "--format=%i %j %T %r %N %E", f"--name={PREFIX}{run}")
         return "\n".join([known.stdout, *texts, self.log(run)])
 
     def near_its_limit(self, job: str) -> None:
-        """Slurm looks every 30 seconds: once before this end, and once after it."""
+        """Let a job end in 45 seconds: Slurm looks every 30 seconds, once before and once after that."""
         self.slurm("scontrol", "update", f"JobId={job}", "EndTime=now+45")
 
     def preempt(self, job: str) -> str:
@@ -235,7 +235,7 @@ class ChainRuns(SandboxRuns):
         return self.slurm("squeue", "--noheader", "--format=%N", f"--jobs={job}").strip()
 
     def kill_daemon(self, name: str) -> Process:
-        """`kill -9` of a node's slurmd: what ran there goes on, and is nobody's any more."""
+        """Kill a node's slurmd with `kill -9`: the processes of its jobs go on."""
         record = load(self.sandbox_directory)
         assert record
         daemon = record.daemons[name]
@@ -244,10 +244,10 @@ class ChainRuns(SandboxRuns):
         return daemon
 
     def kill_node(self, name: str) -> None:
-        """Cut the power of a node: all that runs there is gone at once, and nobody is told."""
+        """Cut the power of a node: all that runs there is gone at once, without notice."""
         record = load(self.sandbox_directory)
         assert record
-        # Kept open, so that its number is not given to another meanwhile, a node of another sandbox.
+        # The open file keeps the namespace's number from being given to a node of another sandbox.
         with state.mount_namespace(record.daemons[name].pid).open("rb"):
             namespace = _namespace(record.daemons[name].pid)
             assert namespace not in (None, _namespace(os.getpid()))
@@ -260,7 +260,7 @@ class ChainRuns(SandboxRuns):
                 time.sleep(0.01)
                 state.reap(daemon.pid)
 
-    def told_by(self, verb: str, *words: str) -> Any:
+    def ask_json(self, verb: str, *words: str) -> Any:
         """Return the JSON of a verb."""
         done = self.slipway(verb, *words, "--json")
         assert done.stdout, done.stderr
@@ -268,7 +268,7 @@ class ChainRuns(SandboxRuns):
 
 
 def open_runs(directory: Path, sandbox: Sandbox, pool: WarmPool) -> ChainRuns:
-    """A sandbox without runs, whose index is not the user's own."""
+    """Return a sandbox without runs, whose index is not the user's own."""
     env = {
         **{name: value for name, value in os.environ.items() if not name.startswith("SLURM_")},
         "TMPDIR": str(directory),

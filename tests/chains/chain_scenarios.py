@@ -1,4 +1,4 @@
-"""What is done to the chains, each on nodes of its own: n1 everybody's, the others as they are named here."""
+"""Scenarios of chains, each on nodes of its own: n1 is shared, the others are named in the scenarios."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Scenario = Callable[[ChainRuns, str], object]
 
 
 def limited(runs: ChainRuns, run: str) -> None:
-    """The time limit: of a link that saves when it is told to, and of one that is deaf to that."""
+    """Let the time limit end a link that saves when it is told to, and one that ignores the signal."""
     body = "case $link in 1) wait_to_save 3 ;; 2) save 5; be_deaf ;; 3) save 6 ;; *) save 9 ;; esac\n"
     runs.chain(run, body, "resilience.links=6", nodes="n1")
     for link in (1, 2):
@@ -28,7 +28,7 @@ def limited(runs: ChainRuns, run: str) -> None:
 
 
 def preempted(runs: ChainRuns, run: str) -> None:
-    """A higher partition: under a link that saves, and under one that is deaf to that."""
+    """Preempt, by a higher partition, a link that saves, and one that ignores the signal."""
     body = "case $link in 1) wait_to_save 3 ;; 2) be_deaf ;; *) exit 0 ;; esac\n"
     settings = ["resilience.links=6", "resilience.max_failures=1", "cluster.partition=low"]
     runs.chain(run, body, *settings, nodes="n2")
@@ -42,7 +42,7 @@ def preempted(runs: ChainRuns, run: str) -> None:
 
 
 def bereft(runs: ChainRuns, run: str) -> None:
-    """One of two slurmds is killed, not that of the script's node: there is a third one to go on with."""
+    """Kill one of two slurmds, not that of the script's node: a third node is there to go on with."""
     body = "case $link in 1) save 3; be_deaf ;; *) exit 0 ;; esac\n"
     two = ["training.trainer.num_nodes=2", "training.model.global_batch_size=32"]
     runs.chain(run, body, "resilience.links=4", *two, nodes="n3,n4,n5")
@@ -53,7 +53,7 @@ def bereft(runs: ChainRuns, run: str) -> None:
 
 
 def orphaned(runs: ChainRuns, run: str) -> None:
-    """The node of the script dies: nobody is left to tell what became of the link, but the next one."""
+    """Kill the node of the script: only the next link can tell what became of this one."""
     body = "case $link in 1) save 3; be_deaf ;; *) exit 0 ;; esac\n"
     runs.chain(run, body, "resilience.links=4", nodes="n6,n7")
     runs.until_ready(run, 1)
@@ -63,7 +63,7 @@ def orphaned(runs: ChainRuns, run: str) -> None:
 
 
 def crashing(runs: ChainRuns, run: str) -> None:
-    """Three links get on, two of them after the training went back; the others fall over at once."""
+    """Let three links make progress, two of them after the training went back; the others fail at once."""
     saves = "1) save 1000 ;; 2 | 3) save $((link * 200)) ;;"
     body = f"case $link in {saves} esac\necho it is broken >&2\nexit 1\n"
     runs.chain(run, body, "resilience.links=20", "resilience.max_failures=3", nodes="n1")
@@ -71,19 +71,19 @@ def crashing(runs: ChainRuns, run: str) -> None:
 
 
 def mistaken(runs: ChainRuns, run: str) -> None:
-    """Exit code 2 is a mistake of the user's: the next link would make it again."""
+    """End with exit code 2, a mistake of the user's: the next link would make it again."""
     runs.chain(run, "exit 2\n", "resilience.links=20", nodes="n1")
     runs.until_over(run)
 
 
 def finished(runs: ChainRuns, run: str) -> None:
-    """Done in its first link."""
+    """End the chain in its first link."""
     runs.chain(run, "save 4\n", "resilience.links=20", nodes="n1")
     runs.until_over(run)
 
 
 def cancelled(runs: ChainRuns, run: str) -> None:
-    """`slipway cancel`, while its second link runs and a third waits."""
+    """Run `slipway cancel` while the second link of a chain runs and a third waits."""
     runs.chain(run, "((link > 1)) || { save 1; exit 1; }\nbe_deaf\n", "resilience.links=9", nodes="n1")
     runs.until_ready(run, 2)
     runs.until("the third link waits", lambda: len(runs.links(run)) == 3, run)
@@ -92,7 +92,7 @@ def cancelled(runs: ChainRuns, run: str) -> None:
 
 
 def cut_off(runs: ChainRuns, run: str) -> None:
-    """A `scancel` of the link that runs: whoever did it meant the run."""
+    """Cancel the running link with `scancel`: whoever did it meant the run."""
     runs.chain(run, "wait_to_save 1\n", "resilience.links=9", nodes="n1")
     runs.until_ready(run, 1)
     runs.until("the second link waits", lambda: len(runs.links(run)) == 2, run)
@@ -101,7 +101,7 @@ def cut_off(runs: ChainRuns, run: str) -> None:
 
 
 def termed(runs: ChainRuns, run: str) -> None:
-    """The script alone is sent TERM: srun, told as well, would kill the tasks, which can yet save."""
+    """Send TERM to the script alone: srun, if it got it too, would kill the tasks, which can still save."""
     body = "case $link in 1) wait_to_save 3 ;; *) exit 0 ;; esac\n"
     runs.chain(run, body, "resilience.links=3", nodes="n1")
     runs.until_ready(run, 1)
@@ -111,7 +111,8 @@ def termed(runs: ChainRuns, run: str) -> None:
     runs.until_over(run)
 
 
-# On a node, and not where the launcher runs: a submission has none of a job's variables.
+# The commands are missing on a node, and not where the launcher runs: a submission has none of a job's
+# variables.
 NO_SLURM = """if [[ $(uname -n) == n[0-9]* ]]; then
     echo "${0##*/} $*" >>"${0%/*}/called"
     echo "${0##*/}: command not found" >&2
@@ -122,7 +123,7 @@ exec $real "$@"
 
 
 def bare(runs: ChainRuns, run: str) -> None:
-    """Nodes that have no `sbatch` and no `scancel`: all links are submitted at launch."""
+    """Run on nodes that have no `sbatch` and no `scancel`: all links are submitted at launch."""
     folder = runs.directory / "bare-programs"
     for name in ("sbatch", "scancel"):
         write_programs(folder, {name: NO_SLURM})
@@ -131,7 +132,7 @@ def bare(runs: ChainRuns, run: str) -> None:
     runs.until_over(run)
 
 
-# Takes the job and tells nobody, the first time.
+# Takes the job, and loses the answer the first time.
 FORGETFUL = """if [[ $(uname -n) == n[0-9]* && ! -e ${0%/*}/forgot && " $* " != *" --test-only "* ]]; then
     touch "${0%/*}/forgot"
     $real "$@" >"${0%/*}/lost"
@@ -142,7 +143,7 @@ exec $real "$@"
 
 
 def unanswered(runs: ChainRuns, run: str) -> None:
-    """Slurm's answer to the submission of the second link is lost."""
+    """Lose Slurm's answer to the submission of the second link."""
     folder = write_programs(runs.directory / "forgetful-programs", {"sbatch": FORGETFUL})
     body = "case $link in 1) save 3; exit 1 ;; *) sleep 2 ;; esac\n"
     runs.chain(run, body, "resilience.links=4", nodes="n1", programs=folder)
@@ -150,7 +151,7 @@ def unanswered(runs: ChainRuns, run: str) -> None:
 
 
 def twins(runs: ChainRuns, run: str) -> None:
-    """The same, and it cannot be looked for either: there are two jobs that could be the second link."""
+    """Lose the answer where squeue is missing too: two jobs could be the second link."""
     folder = write_programs(runs.directory / "twin-programs", {"sbatch": FORGETFUL})
     write_programs(folder, {"squeue": NO_SLURM})
     body = "case $link in 1) save 3; exit 1 ;; *) sleep 2 ;; esac\n"
@@ -159,7 +160,7 @@ def twins(runs: ChainRuns, run: str) -> None:
 
 
 def fatherless(runs: ChainRuns, run: str) -> None:
-    """A training whose data could not be prepared."""
+    """Launch a training whose data cannot be prepared."""
     payload = runs.directory / f"{run}.sh"
     runs.work(run).mkdir()
     payload.write_text(HEADER + 'case " $* " in *pretrain*) exit 0 ;; esac\nexit 3\n')

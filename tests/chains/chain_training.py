@@ -1,4 +1,4 @@
-"""Runs of the real trainer on a sandbox, and the one that is interrupted by each kind of failure."""
+"""Runs of the real trainer on a sandbox, and the training that each kind of failure interrupts once."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TRAINING = [
     f"{CHECKPOINTS}.every_n_train_steps={EVERY}",
 ]
 SLOW, FAST = "0.7", "0"
-# Of the link that comes near its time limit, in 45 seconds.
+# The pace of the link that comes near its time limit, in 45 seconds.
 SLOWEST = "1.4"
 STAGES_AFTER = ("conversion", "evaluation")
 
@@ -68,51 +68,53 @@ class Training:
     def all_events(self) -> list[dict[str, Any]]:
         """Return the events of rank 0 in all links; a kill may have cut a line."""
         path = self._runs.launch_directory(self.name) / "results" / "metrics.jsonl"
-        found = []
+        events = []
         for line in path.read_text().splitlines() if path.exists() else []:
             with suppress(ValueError):
-                found.append(json.loads(line))
-        return found
+                events.append(json.loads(line))
+        return events
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         return [event for event in self.all_events() if event["kind"] == kind]
 
-    def by_link(self) -> list[list[dict[str, Any]]]:
+    def events_by_link(self) -> list[list[dict[str, Any]]]:
         """Return the events of each link that began to train."""
-        found: list[list[dict[str, Any]]] = []
+        links: list[list[dict[str, Any]]] = []
         for event in self.all_events():
             if event["kind"] == "start":
-                found.append([])
-            found[-1].append(event)
-        return found
+                links.append([])
+            links[-1].append(event)
+        return links
 
-    def reached(self) -> list[int]:
-        """The last step of each link."""
-        steps = [[e["step"] for e in events if e["kind"] in ("start", "train")] for events in self.by_link()]
-        return [each[-1] for each in steps]
+    def last_steps(self) -> list[int]:
+        """Return the last step of each link."""
+        steps = [
+            [e["step"] for e in events if e["kind"] in ("start", "train")] for events in self.events_by_link()
+        ]
+        return [link_steps[-1] for link_steps in steps]
 
-    def saved(self) -> list[int]:
-        """The newest checkpoint at the end of each link, as the trainer told of it."""
-        found = [0]
-        for events in self.by_link():
-            found.append(max([found[-1], *(e["step"] for e in events if e["kind"] == "checkpoint")]))
-        return found[1:]
+    def saved_steps(self) -> list[int]:
+        """Return the newest checkpoint at the end of each link, by the trainer's events."""
+        steps = [0]
+        for events in self.events_by_link():
+            steps.append(max([steps[-1], *(e["step"] for e in events if e["kind"] == "checkpoint")]))
+        return steps[1:]
 
-    def numbers(self) -> dict[tuple[str, int], set[tuple[Any, ...]]]:
-        """For each step all that was ever computed there: one value if all links agree."""
-        found: dict[tuple[str, int], set[tuple[Any, ...]]] = {}
+    def values_by_step(self) -> dict[tuple[str, int], set[tuple[Any, ...]]]:
+        """Return all values that were ever computed at each step: one value if all links agree."""
+        values: dict[tuple[str, int], set[tuple[Any, ...]]] = {}
         fields = {"train": ("loss", "grad_norm", "lr", "consumed_samples"), "validation": ("val_loss",)}
         for kind, names in fields.items():
             for event in self.events(kind):
-                found.setdefault((kind, event["step"]), set()).add(tuple(event[name] for name in names))
-        return found
+                values.setdefault((kind, event["step"]), set()).add(tuple(event[name] for name in names))
+        return values
 
-    def at_work(self, link: int, steps: int = 2, saves: int = 0) -> str:
+    def wait_for_steps(self, link: int, steps: int = 2, saves: int = 0) -> str:
         """Wait until a link has trained some steps and saved some times; return its job."""
         runs = self._runs
 
         def trained() -> bool:
-            links = self.by_link()
+            links = self.events_by_link()
             kinds = [event["kind"] for event in links[-1]] if len(links) == link else []
             return bool(kinds) and kinds.count("train") >= steps and kinds.count("checkpoint") >= saves
 
@@ -127,7 +129,7 @@ class Training:
 
 
 def interrupted(runs: ChainRuns, run: str) -> None:
-    """One training, interrupted once by each kind of failure, and `calm`, which nothing interrupts.
+    """Interrupt a training once by each kind of failure; nothing interrupts the same one named `calm`.
 
     A conversion and an evaluation follow it.
     """
@@ -137,29 +139,29 @@ def interrupted(runs: ChainRuns, run: str) -> None:
     chain = ["resilience.links=9", "resilience.max_failures=2"]
     tried.launch(*chain, "stages=[training,conversion,evaluation]", pace=SLOWEST)
 
-    runs.near_its_limit(tried.at_work(1))
+    runs.near_its_limit(tried.wait_for_steps(1))
 
-    preempted = tried.at_work(2)
+    preempted = tried.wait_for_steps(2)
     tried.set_pace(SLOW)
     preemptor = runs.preempt(preempted)
     runs.until_gone(run, preempted)
     runs.slurm("scancel", preemptor)
 
     # The last checkpoint has to be newer than the one before, and not of the last step.
-    job = tried.at_work(3, EVERY + 2, saves=1)
+    job = tried.wait_for_steps(3, EVERY + 2, saves=1)
     os.kill(tried.ranks(job)[-1], signal.SIGKILL)
 
-    job = tried.at_work(4, EVERY + 2, saves=1)
+    job = tried.wait_for_steps(4, EVERY + 2, saves=1)
     node = runs.nodes_of(job)
     runs.kill_node(node)
-    tried.at_work(5)
+    tried.wait_for_steps(5)
     tried.set_pace(FAST)
     for name in (run, *(f"{run}_{stage}" for stage in STAGES_AFTER), "calm"):
         runs.until_over(name)
 
 
 def rewound(runs: ChainRuns, run: str) -> None:
-    """A training that is launched again from an early checkpoint, as a chain that may not fail once."""
+    """Launch a training again from an early checkpoint, as a chain that may not fail once."""
     training = Training(runs, run, "n8")
     own = ["training.trainer.max_steps=8", "training.trainer.limit_val_batches=0"]
     own += [f"{CHECKPOINTS}.every_n_train_steps=2", f"{CHECKPOINTS}.save_top_k=-1"]
@@ -170,7 +172,7 @@ def rewound(runs: ChainRuns, run: str) -> None:
     own += [f"training.resume.checkpoint='{early}'", "resilience.links=4", "resilience.max_failures=1"]
     training.launch(*own, pace=SLOW)
     # Told to save at once, it has done less steps than the first launch had.
-    runs.slurm("scancel", "--batch", "--signal=USR1", training.at_work(1, steps=1))
-    training.at_work(2, steps=1)
+    runs.slurm("scancel", "--batch", "--signal=USR1", training.wait_for_steps(1, steps=1))
+    training.wait_for_steps(2, steps=1)
     training.set_pace(FAST)
     runs.until_over(run)

@@ -1,4 +1,4 @@
-"""A sandbox of their own for the chains, which break nodes; all at the same time: most of it is waiting."""
+"""The sandbox of the chains, which break nodes; all chains run at once, since most of it is waiting."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ class Chains:
     runs: ChainRuns
     over: dict[str, Future[object]] = field(default_factory=dict)
 
-    def ended(self, run: str) -> ChainRuns:
-        """Wait until a chain has been through what is done to it; fail as that failed."""
+    def wait_for(self, run: str) -> ChainRuns:
+        """Wait until a chain's scenario is over; fail as that failed."""
         self.over[run].result()
         return self.runs
 
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory, pool: WarmPool) -> Iterator[ChainRuns]:
-    """A sandbox for chains; the ranks of real trainings are forked from one that has imported torch."""
+    """Yield a sandbox for chains; the ranks of real trainings are forked from a process with torch."""
     with booted(nodes=NODES) as sandbox:
-        one = open_runs(tmp_path_factory.mktemp("chains"), sandbox, pool)
-        # The real trainer saves within that, on a busy machine too.
-        one.slurm("scontrol", "update", "PartitionName=low", "GraceTime=20")
-        yield one
+        runs = open_runs(tmp_path_factory.mktemp("chains"), sandbox, pool)
+        # The real trainer saves within this time, on a busy machine too.
+        runs.slurm("scontrol", "update", "PartitionName=low", "GraceTime=20")
+        yield runs
 
 
 @pytest.fixture(scope="session")
 def chains(runs: ChainRuns) -> Iterator[Chains]:
-    found = Chains(runs)
+    chains = Chains(runs)
     with ThreadPoolExecutor(len(SCENARIOS)) as pool:
         for run, scenario in SCENARIOS.items():
-            found.over[run] = pool.submit(scenario, runs, run)
-        yield found
+            chains.over[run] = pool.submit(scenario, runs, run)
+        yield chains
         runs.is_closed = True

@@ -9,31 +9,31 @@ from contextlib import contextmanager
 from tests.chains.chain_runs import CHAIN, ChainRuns
 from tests.chains.chain_training import FAST, Training
 
-# Nobody else's.
+# No other chain uses these nodes.
 STAYS, LEAVES = "n11", "n12"
 BOTH = f"{STAYS},{LEAVES}"
 RANGE = "resilience.nodes={min:1,max:2}"
-TOLD, FEWER, FIXED, NAMESAKE = "told", "fewer", "fixed", "namesake"
+PRINTING, FEWER, FIXED, NAMESAKE = "told", "fewer", "fixed", "namesake"
 STEPS = 12
 # So long that it is stopped long before its end, on a busy machine too.
 PACE = "3"
 
 
 def until_both_are_free(runs: ChainRuns) -> None:
-    """A range takes what there is: a node that does not answer just then would be missing."""
+    """Wait for both nodes: a range takes the idle nodes alone."""
 
     def are_free() -> bool:
-        told = runs.slurm(
+        output = runs.slurm(
             "sinfo", "--noheader", "--Node", f"--nodes={BOTH}", "--format=%T", "--partition=gpu"
         )
-        return told.split() == ["idle", "idle"]
+        return output.split() == ["idle", "idle"]
 
     runs.until(f"{BOTH} are free", are_free)
 
 
 @contextmanager
 def drained(runs: ChainRuns) -> Iterator[None]:
-    """One of the nodes takes no further job, as before maintenance; what runs there goes on."""
+    """Drain one of the nodes, as before maintenance; its running jobs go on."""
     runs.slurm("scontrol", "update", f"NodeName={LEAVES}", "State=DRAIN", "Reason=maintenance")
     try:
         yield
@@ -41,15 +41,15 @@ def drained(runs: ChainRuns) -> Iterator[None]:
         runs.slurm("scontrol", "update", f"NodeName={LEAVES}", "State=RESUME")
 
 
-def told(runs: ChainRuns, run: str) -> None:
-    """A payload of NeMo's, which prints what it is told."""
+def print_arguments(runs: ChainRuns, run: str) -> None:
+    """Launch a chain whose payload, in NeMo's place, prints its arguments."""
     body = 'echo "link $link: rank $RANK of $WORLD_SIZE, ${!#}"\n((link > 1)) || wait_to_save 3\n'
     script = runs.directory / "examples/nlp/language_modeling/megatron_gpt_pretraining.py"
     script.parent.mkdir(parents=True)
     script.touch()
     settings = ["engine=nemo", f"nemo_path={runs.directory}", RANGE, "resilience.links=3"]
     settings += [f"training.model.tokenizer.{file}=null" for file in ("vocab_file", "merge_file")]
-    # One task a node: told of tasks, sbatch would give no more nodes than the least number has of them.
+    # One task a node: with a number of tasks, sbatch would give as few nodes as the smallest size needs.
     size = ["training.trainer.devices=1", "training.model.tensor_model_parallel_size=1"]
     batch = ["training.model.micro_batch_size=1", "training.model.global_batch_size=4"]
     until_both_are_free(runs)
@@ -62,16 +62,16 @@ def told(runs: ChainRuns, run: str) -> None:
 
 
 def fewer(runs: ChainRuns, run: str) -> None:
-    """A training that loses a node on its way, and the same one on the node that stays."""
+    """Launch a training that loses a node on its way, and the same training on the node that stays."""
     changes = [f"training.trainer.max_steps={STEPS}", "training.trainer.val_check_interval=6"]
     changes += ["training.model.hidden_dropout=0", "training.model.attention_dropout=0"]
     training = Training(runs, run, BOTH)
     until_both_are_free(runs)
     training.launch(*changes, RANGE, "resilience.links=3", pace=PACE)
-    job = training.at_work(1)
+    job = training.wait_for_steps(1)
     with drained(runs):
         runs.slurm("scancel", "--signal=USR1", "--batch", job)
-        training.at_work(2, steps=0)
+        training.wait_for_steps(2, steps=0)
         training.set_pace(FAST)
     Training(runs, FIXED, LEAVES).launch(*changes, "training.trainer.num_nodes=1", pace=FAST)
     runs.until_over(run)
@@ -102,7 +102,7 @@ while len(list(work.glob("*.met-*"))) < 4:
 
 
 def namesakes(runs: ChainRuns, run: str) -> None:
-    """Two jobs of one name on one host: both are there until the ranks of both have met."""
+    """Launch two jobs of one name on one host: both are there until the ranks of both have met."""
     work = runs.work(run)
     work.mkdir()
     payload = work / "payload"
@@ -117,7 +117,7 @@ def namesakes(runs: ChainRuns, run: str) -> None:
 
 
 def elastic(runs: ChainRuns, run: str) -> None:
-    """One after the other: they share the nodes. Named after the last."""
+    """Run the scenarios one after the other, since they share the nodes; the run is that of the last one."""
     namesakes(runs, NAMESAKE)
-    told(runs, TOLD)
+    print_arguments(runs, PRINTING)
     fewer(runs, run)

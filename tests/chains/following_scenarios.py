@@ -1,4 +1,4 @@
-"""A stage after a chain: it runs once, after the success of the chain, whatever becomes of a link."""
+"""Stages after a chain: each runs once, after the success of the chain, whatever becomes of a link."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def follow(
     program: str = PROGRAM,
     programs: Path | None = None,
 ) -> None:
-    """Launch a chain, and a program after it that writes down its job and how many links still run."""
+    """Launch a chain, and after it a program that records its job and how many links still run."""
     path = runs.directory / f"{run}-program"
     path.write_text(program.format(run=run, work=runs.work(run)))
     path.chmod(0o755)
@@ -40,13 +40,13 @@ def follow(
     )
 
 
-def both_over(runs: ChainRuns, run: str) -> None:
+def until_both_are_over(runs: ChainRuns, run: str) -> None:
     runs.until_over(run)
     runs.until_over(AFTER.format(run))
 
 
 def continued(runs: ChainRuns, run: str) -> None:
-    """Three links, of which two fall over: the stage waits for the third."""
+    """Launch three links, of which two fail: the stage waits for the third."""
     body = "wait=$work/go.$link\nready\nuntil [[ -e $wait ]]; do sleep 0.1; done\nsave $link\n((link > 2))\n"
     follow(runs, run, body, "resilience.links=9")
     for link in (1, 2, 3):
@@ -54,36 +54,36 @@ def continued(runs: ChainRuns, run: str) -> None:
         if link == 2:
             runs.said[run] = runs.slipway("status", AFTER.format(run))
         (runs.work(run) / f"go.{link}").touch()
-    both_over(runs, run)
+    until_both_are_over(runs, run)
 
 
 def given_up(runs: ChainRuns, run: str) -> None:
-    """A chain that gets nowhere: there is nothing for a stage to do."""
+    """Launch a chain that makes no progress: the stage has nothing to do."""
     follow(runs, run, "exit 1\n", "resilience.links=9", "resilience.max_failures=2")
-    both_over(runs, run)
+    until_both_are_over(runs, run)
 
 
 def used_up(runs: ChainRuns, run: str) -> None:
-    """All links are used, and the work is not done."""
+    """Use up all links before the work is done."""
     follow(runs, run, "save $link\nexit 1\n", "resilience.links=2")
-    both_over(runs, run)
+    until_both_are_over(runs, run)
 
 
 def called_off(runs: ChainRuns, run: str) -> None:
-    """`slipway cancel` of the chain, while its second link runs."""
+    """Run `slipway cancel` of the chain, while its second link runs."""
     follow(runs, run, "((link > 1)) || { save 1; exit 1; }\nbe_deaf\n", "resilience.links=9")
     runs.until_ready(run, 2)
     runs.until("the third link waits", lambda: len(runs.links(run)) == 3, run)
     runs.slipway("cancel", run)
-    both_over(runs, run)
+    until_both_are_over(runs, run)
 
 
 def called_off_waiting(runs: ChainRuns, run: str) -> None:
-    """`scancel` of all links while none runs: no supervisor is there to tell anybody."""
+    """Cancel all links with `scancel` while none runs: no supervisor is there to tell the stage."""
     follow(runs, run, "exit 0\n", "resilience.links=9", "cluster.begin=now+1hour")
     runs.slurm("scancel", *runs.queued(run))
     runs.slurm("scontrol", "update", f"JobId={runs.queued(AFTER.format(run))[0]}", "StartTime=now")
-    both_over(runs, run)
+    until_both_are_over(runs, run)
 
 
 # Kills the supervisor, which has left its mark and is about to cancel the next link.
@@ -96,14 +96,14 @@ exec $real "$@"
 
 
 def killed_when_done(runs: ChainRuns, run: str) -> None:
-    """The link is killed between the mark that all is done and the end of the chain."""
+    """Kill the link between the mark that all is done and the end of the chain."""
     folder = runs.directory / "murderous-programs"
     write_programs(folder, {"scancel": MURDEROUS})
     follow(runs, run, "save 4\n", "resilience.links=9", programs=folder)
-    both_over(runs, run)
+    until_both_are_over(runs, run)
 
 
-# On a node, and not where the launcher runs.
+# The commands are missing on a node, and not where the launcher runs.
 NO_COMMANDS = """if [[ $(uname -n) == n[0-9]* ]]; then
     echo "${0##*/}: command not found" >&2
     exit 127
@@ -113,16 +113,16 @@ exec $real "$@"
 
 
 def without_commands(runs: ChainRuns, run: str) -> None:
-    """Nodes without sbatch and scancel: all links are submitted at launch."""
+    """Run on nodes without sbatch and scancel: all links are submitted at launch."""
     folder = runs.directory / "commandless-programs"
     for name in ("sbatch", "scancel"):
         write_programs(folder, {name: NO_COMMANDS})
     body = "case $link in 1) save 3; exit 1 ;; *) exit 0 ;; esac\n"
     follow(runs, run, body, "resilience.links=4", "resilience.submit=launch", programs=folder)
-    both_over(runs, run)
+    until_both_are_over(runs, run)
 
 
-# Of a stage that is repeated: each of its jobs waits until it may go on.
+# The program of a repeated stage: each of its jobs waits until it may go on.
 SLOW = """#!/bin/bash
 echo "begin $SLURM_JOB_ID" >>{work}/after
 until [[ -e {work}/go.$SLURM_JOB_ID || -e {work}/go.all ]]; do sleep 0.1; done
@@ -131,7 +131,7 @@ echo "end $SLURM_JOB_ID $(ls {work}/../results/{run}/checkpoints | wc -l)" >>{wo
 
 
 def repeated(runs: ChainRuns, run: str) -> None:
-    """Five checkpoints of two links, and a stage that looks at each second one, slower than they come."""
+    """Save five checkpoints in two links; the stage reads every second one, slower than they come."""
     body = """case $link in
     1) save 1; ready; until [[ -e $work/go.1 ]]; do sleep 0.1; done; save 2
        until [[ -e $work/go.2 ]]; do sleep 0.1; done; save 3; save 4
@@ -153,18 +153,20 @@ def repeated(runs: ChainRuns, run: str) -> None:
     (work / "go.5").touch()
     runs.until_ready(run, 2)
     (work / "go.3").touch()
-    runs.until("two further ones are counted", lambda: '"checkpoint": 7' in counted(runs, after), run)
+    runs.until(
+        "two further ones are counted", lambda: '"checkpoint": 7' in counted_checkpoints(runs, after), run
+    )
     (work / "go.all").touch()
     (work / "go.4").touch()
-    both_over(runs, run)
+    until_both_are_over(runs, run)
 
 
-def counted(runs: ChainRuns, run: str) -> str:
+def counted_checkpoints(runs: ChainRuns, run: str) -> str:
     path = runs.launch_directory(run) / "marks/checkpoints.json"
     return path.read_text() if path.exists() else ""
 
 
-# Takes no job of the stage's on a node.
+# Refuses the stage's jobs on a node.
 REFUSING = """if [[ $(uname -n) == n[0-9]* && $* == *_after/* ]]; then
     echo "sbatch: error: Batch job submission failed: Access denied" >&2
     exit 1
@@ -174,14 +176,14 @@ exec $real "$@"
 
 
 def refused(runs: ChainRuns, run: str) -> None:
-    """Jobs of a stage that is repeated are refused: that holds up nothing."""
+    """Refuse the jobs of a repeated stage: the training goes on."""
     folder = runs.directory / "refusing-programs"
     write_programs(folder, {"sbatch": REFUSING})
     body = "save 1\nready\nuntil [[ -e $work/go ]]; do sleep 0.1; done\nsave 2\n"
     follow(runs, run, body, "command.every=1", programs=folder)
     runs.until("it is refused", lambda: "Access denied" in runs.log(run), run)
     (runs.work(run) / "go").touch()
-    both_over(runs, run)
+    until_both_are_over(runs, run)
 
 
 FOLLOWING: dict[str, Callable[[ChainRuns, str], object]] = {

@@ -66,9 +66,9 @@ def moments(recording: Path) -> list[list[list[Any]]]:
 def lay(rows: list[list[Any]], directory: Path) -> None:
     """Make a directory as it was recorded, with sparse files; what is already so stays untouched."""
     directory.mkdir(parents=True, exist_ok=True)
-    recorded = {path for _, _, path, *_ in rows}
+    recorded_paths = {path for _, _, path, *_ in rows}
     for path in sorted(directory.rglob("*"), reverse=True):
-        if str(path.relative_to(directory)) not in recorded:
+        if str(path.relative_to(directory)) not in recorded_paths:
             path.unlink() if path.is_file() else shutil.rmtree(path)
     for time, size, name, *text in sorted(rows, key=lambda row: row[2]):
         path = directory / name

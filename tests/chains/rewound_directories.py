@@ -20,7 +20,7 @@ into=${{work%/*}}/results/${{work##*/}}/checkpoints
 """
 
 
-def gone_back(engine: str, runs: ChainRuns, run: str) -> None:
+def replay_rewind(engine: str, runs: ChainRuns, run: str) -> None:
     """Replay a recording: each link crashes after it saved a lower step than the first launch left."""
     recording = RECORDED / f"{engine}.json"
     source = runs.directory / f"{run}-source"
@@ -41,4 +41,4 @@ def gone_back(engine: str, runs: ChainRuns, run: str) -> None:
 
 
 # The runs, by their names.
-REWOUND = {f"rewound_{engine}": partial(gone_back, engine) for engine in ("nemo", "megatron_lm")}
+REWOUND = {f"rewound_{engine}": partial(replay_rewind, engine) for engine in ("nemo", "megatron_lm")}

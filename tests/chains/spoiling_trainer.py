@@ -14,8 +14,8 @@ from tests.trainer.damages import damage, swap_steps
 from trainer.checkpoint import store
 from trainer.checkpoint.marker import MARKER
 
-# The directory of checkpoints, a seed, and how many jobs find damages: `DIRECTORY:SEED:COUNT`. None: it is
-# left alone, and not stopped.
+# The directory of checkpoints, a seed, and how many jobs find damages: `DIRECTORY:SEED:COUNT`. With a count
+# of 0 the training is neither damaged nor stopped.
 SPOIL = "CHAIN_TEST_SPOIL"
 RECORD = "damages.jsonl"
 STEPS = 6
@@ -23,18 +23,20 @@ STEPS = 6
 
 def spoil(checkpoints: Path, record: Path, seed: str) -> None:
     """Damage the newest checkpoint, sometimes the one before as well; record how, and what is left."""
-    found = store.complete(checkpoints)
-    chance = random.Random(f"{seed} {len(found)} {os.environ['SLURM_JOB_ID']}")
-    many = 2 if chance.random() < 0.25 else 1
-    damages = [damage(one.path, found[0].path, chance) for one in found[: -many - 1 : -1]]
-    aside = [
-        one.path.name
-        for one, told in zip(reversed(found), damages, strict=False)
-        if told != f"{swap_steps.__name__} {MARKER}"
+    complete = store.complete(checkpoints)
+    chance = random.Random(f"{seed} {len(complete)} {os.environ['SLURM_JOB_ID']}")
+    count = 2 if chance.random() < 0.25 else 1
+    damages = [
+        damage(checkpoint.path, complete[0].path, chance) for checkpoint in complete[: -count - 1 : -1]
     ]
-    told = {"damages": damages, "aside": aside, "step": found[-many - 1].marker.step}
+    aside = [
+        checkpoint.path.name
+        for checkpoint, change in zip(reversed(complete), damages, strict=False)
+        if change != f"{swap_steps.__name__} {MARKER}"
+    ]
+    fields = {"damages": damages, "aside": aside, "step": complete[-count - 1].marker.step}
     with record.open("a") as file:
-        file.write(json.dumps({"job": os.environ["SLURM_JOB_ID"], **told}) + "\n")
+        file.write(json.dumps({"job": os.environ["SLURM_JOB_ID"], **fields}) + "\n")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -51,8 +53,8 @@ def main(arguments: Sequence[str]) -> int:
     def stopping(*arguments: Any) -> Any:
         nonlocal left
         left -= 1
-        found = len(record.read_text().splitlines()) if record.exists() else 0
-        if left == 0 and found < int(count) and os.environ["RANK"] == "0":
+        damages = len(record.read_text().splitlines()) if record.exists() else 0
+        if left == 0 and damages < int(count) and os.environ["RANK"] == "0":
             os.kill(os.getpid(), signal.SIGUSR1)
         return compute(*arguments)
 

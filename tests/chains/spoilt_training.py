@@ -15,7 +15,7 @@ from tests.chains.spoiling_trainer import RECORD, SPOIL, STEPS
 from tests.jobs.on_slurm.sandbox_runs import Done
 
 SPOILT, UNSPOILT = "spoilt", "unspoilt"
-# How often; 20 take three minutes.
+# Number of damages; 20 take three minutes.
 COUNT = int(os.environ.get("SLIPWAY_TEST_DAMAGES", "3"))
 SEED = int(os.environ.get("SLIPWAY_TEST_SEED", random.SystemRandom().randrange(1 << 32)))
 EVERY = 2
@@ -31,14 +31,14 @@ SETTINGS = [
 
 
 def spoilt(runs: ChainRuns, run: str) -> None:
-    """Launch a chain whose links each find damages but the first; then launch it by itself, several times."""
+    """Launch a chain whose links each find damages but the first; then launch it by itself several times."""
     launches = max(COUNT // 3, 1)
     _launch(runs, UNSPOILT, count=0)
     links = COUNT - launches + 1
     _launch(runs, run, f"resilience.links={links}", count=COUNT)
     for number in range(1, links):
         # A wait for all of them would last longer than the patience of one.
-        runs.until(f"damage {number}", lambda number=number: len(record(runs, run)) >= number, run)
+        runs.until(f"damage {number}", lambda number=number: len(damage_records(runs, run)) >= number, run)
     runs.until_over(run)
     for _ in range(launches):
         _launch(runs, run, count=COUNT)
@@ -46,8 +46,8 @@ def spoilt(runs: ChainRuns, run: str) -> None:
     runs.until_over(UNSPOILT)
 
 
-def record(runs: ChainRuns, run: str) -> list[dict[str, Any]]:
-    """Read the damage before each job but the first, what is to be set aside, and the newest whole step."""
+def damage_records(runs: ChainRuns, run: str) -> list[dict[str, Any]]:
+    """Return the damage before each job but the first, what is to be set aside, and the newest whole step."""
     path = _results(runs, run) / RECORD
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
@@ -63,8 +63,8 @@ def events(runs: ChainRuns, run: str, kind: str) -> list[dict[str, Any]]:
     return [line for line in lines if line["kind"] == kind]
 
 
-def damaged(runs: ChainRuns, run: str) -> list[str]:
-    """The names of the checkpoints that were set aside."""
+def damaged_names(runs: ChainRuns, run: str) -> list[str]:
+    """Return the names of the checkpoints that were set aside."""
     return sorted(path.name for path in (_results(runs, run) / "checkpoints" / "damaged").iterdir())
 
 

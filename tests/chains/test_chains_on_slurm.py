@@ -13,7 +13,7 @@ from tests.chains.rewound_directories import LINKS
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(2400)]
 
-# In the names of NeMo's checkpoints and of Megatron-LM's.
+# The step in the names of NeMo's checkpoints and of Megatron-LM's.
 STEP = re.compile(r"(?:step=|iter_)(\d+)")
 
 
@@ -26,9 +26,9 @@ def verdicts(attempts: list[JobAttempt]) -> list[str | None]:
 
 
 def test_a_chain_goes_on_over_its_time_limit(chains: Any) -> None:
-    runs = chains.ended("limited")
+    runs = chains.wait_for("limited")
     attempts = runs.attempts("limited")
-    assert len(runs.begun("limited")) == 3, runs.told("limited")
+    assert len(runs.begun_jobs("limited")) == 3, runs.report("limited")
     assert [attempt.link for attempt in attempts] == [1, 2, 3]
     assert codes(attempts)[0] == 75
     assert codes(attempts)[2] == 0
@@ -40,10 +40,10 @@ def test_a_chain_goes_on_over_its_time_limit(chains: Any) -> None:
 
 
 def test_a_chain_goes_on_after_a_preemption(chains: Any) -> None:
-    """And it does not count as a failure, even where one is too many."""
-    runs = chains.ended("preempted")
+    """A preemption does not count as a failure, even where one is too many."""
+    runs = chains.wait_for("preempted")
     attempts = runs.attempts("preempted")
-    assert len(runs.begun("preempted")) == 3, runs.told("preempted")
+    assert len(runs.begun_jobs("preempted")) == 3, runs.report("preempted")
     assert verdicts(attempts) == ["continue", "continue", "done"]
     assert (attempts[0].exit_code, attempts[0].signal) == (75, "USR1")
     assert attempts[1].state == "PREEMPTED"
@@ -51,17 +51,17 @@ def test_a_chain_goes_on_after_a_preemption(chains: Any) -> None:
     assert [attempt.failures for attempt in attempts] == [0, 0, 0]
 
 
-def test_what_ends_the_script_leaves_its_tasks_to_slurm(chains: Any) -> None:
-    runs = chains.ended("termed")
+def test_signal_to_script_is_not_passed_to_its_tasks(chains: Any) -> None:
+    runs = chains.wait_for("termed")
     first, second = runs.attempts("termed")
-    assert (first.exit_code, first.signal, first.verdict) == (75, "TERM", "continue"), runs.told("termed")
+    assert (first.exit_code, first.signal, first.verdict) == (75, "TERM", "continue"), runs.report("termed")
     assert (second.checkpoint, second.verdict) == (3, "done")
 
 
 def test_a_chain_leaves_a_node_that_died_under_it(chains: Any) -> None:
-    runs = chains.ended("bereft")
+    runs = chains.wait_for("bereft")
     first, second = runs.attempts("bereft")
-    assert (first.nodes, second.nodes) == ("n3,n4", "n3,n5"), runs.told("bereft")
+    assert (first.nodes, second.nodes) == ("n3,n4", "n3,n5"), runs.report("bereft")
     assert (first.state, first.verdict, first.excluded) == ("NODE_FAIL", "exclude", "n4")
     assert (second.verdict, second.checkpoint) == ("done", 3)
     assert "n4" in (second.avoids or "").split(",")
@@ -70,10 +70,10 @@ def test_a_chain_leaves_a_node_that_died_under_it(chains: Any) -> None:
 
 
 def test_a_chain_outlives_the_node_of_its_script(chains: Any) -> None:
-    """The link leaves no word of its end, and the next one puts it on record."""
-    runs = chains.ended("orphaned")
+    """The link leaves no mark of its end; the next one records it."""
+    runs = chains.wait_for("orphaned")
     first, second = runs.attempts("orphaned")
-    assert (first.nodes, second.nodes) == ("n6", "n7"), runs.told("orphaned")
+    assert (first.nodes, second.nodes) == ("n6", "n7"), runs.report("orphaned")
     assert (first.exit_code, first.state) == (None, "NODE_FAIL")
     assert first.verdict in ("continue", "exclude")
     assert first.why
@@ -81,10 +81,10 @@ def test_a_chain_outlives_the_node_of_its_script(chains: Any) -> None:
 
 
 def test_a_chain_that_gets_nowhere_stops_and_says_why(chains: Any) -> None:
-    runs = chains.ended("crashing")
+    runs = chains.wait_for("crashing")
     attempts = runs.attempts("crashing")
     # Three links got on, two of them with lower steps, and so three of six did not.
-    assert len(runs.begun("crashing")) == 6, runs.told("crashing")
+    assert len(runs.begun_jobs("crashing")) == 6, runs.report("crashing")
     assert verdicts(attempts) == ["continue"] * 5 + ["stop"]
     assert [attempt.checkpoint for attempt in attempts] == [None, 1000, 400, 600, 600, 600]
     end = runs.end("crashing")
@@ -95,11 +95,11 @@ def test_a_chain_that_gets_nowhere_stops_and_says_why(chains: Any) -> None:
 
 @pytest.mark.parametrize("engine", ["nemo", "megatron_lm"])
 def test_a_chain_of_another_trainer_that_went_back_goes_on(chains: Any, engine: str) -> None:
-    """Its directories are those of real trainings, in which the highest step is of before the way back."""
+    """The directories are of real trainings, whose highest step is from before the way back."""
     run = f"rewound_{engine}"
-    runs = chains.ended(run)
+    runs = chains.wait_for(run)
     attempts = runs.attempts(run)
-    assert verdicts(attempts) == ["continue"] * LINKS + ["done"], runs.told(run)
+    assert verdicts(attempts) == ["continue"] * LINKS + ["done"], runs.report(run)
     assert [attempt.failures for attempt in attempts] == [0] * (LINKS + 1)
     directory = runs.directory / "results" / run / "checkpoints"
     highest = max(int(number) for path in directory.iterdir() for number in STEP.findall(path.name))
@@ -108,45 +108,45 @@ def test_a_chain_of_another_trainer_that_went_back_goes_on(chains: Any, engine: 
     assert steps[-1] < highest
 
 
-def test_a_mistake_is_not_made_again(chains: Any) -> None:
-    runs = chains.ended("mistaken")
-    assert len(runs.begun("mistaken")) == 1, runs.told("mistaken")
+def test_chain_ends_after_a_mistake_of_the_user(chains: Any) -> None:
+    runs = chains.wait_for("mistaken")
+    assert len(runs.begun_jobs("mistaken")) == 1, runs.report("mistaken")
     assert [(attempt.exit_code, attempt.verdict) for attempt in runs.attempts("mistaken")] == [(2, "stop")]
     assert runs.end("mistaken").by == f"job {runs.job('mistaken', 1)}"
 
 
-def test_what_is_done_needs_no_further_link(chains: Any) -> None:
-    runs = chains.ended("finished")
-    assert runs.begun("finished") == runs.links("finished")[:1], runs.told("finished")
+def test_finished_chain_needs_no_further_link(chains: Any) -> None:
+    runs = chains.wait_for("finished")
+    assert runs.begun_jobs("finished") == runs.links("finished")[:1], runs.report("finished")
     assert verdicts(runs.attempts("finished")) == ["done"]
     states = runs.slurm("squeue", "--noheader", "--states=all", "--format=%T", "--name=chain-finished")
     assert sorted(states.split()) == ["CANCELLED", "COMPLETED"]
 
 
 def test_cancelling_a_run_ends_the_whole_chain(chains: Any) -> None:
-    runs = chains.ended("cancelled")
+    runs = chains.wait_for("cancelled")
     assert runs.said["cancelled"].returncode == 0, runs.said["cancelled"]
-    assert len(runs.begun("cancelled")) == 2, runs.told("cancelled")
+    assert len(runs.begun_jobs("cancelled")) == 2, runs.report("cancelled")
     assert runs.end("cancelled") is not None
     states = runs.slurm("squeue", "--noheader", "--states=all", "--format=%i %T", "--name=chain-cancelled")
-    told = dict(line.split() for line in states.splitlines())
-    assert [told[job] for job in runs.links("cancelled")] == ["FAILED", "CANCELLED", "CANCELLED"]
-    (row,) = runs.told_by("status", "cancelled")
+    state_of = dict(line.split() for line in states.splitlines())
+    assert [state_of[job] for job in runs.links("cancelled")] == ["FAILED", "CANCELLED", "CANCELLED"]
+    (row,) = runs.ask_json("status", "cancelled")
     assert row["state"] == "CANCELLED"
 
 
-def test_a_link_that_somebody_cancelled_is_the_last(chains: Any) -> None:
-    runs = chains.ended("cut_off")
-    assert len(runs.begun("cut_off")) == 1, runs.told("cut_off")
+def test_cancelled_link_is_the_last(chains: Any) -> None:
+    runs = chains.wait_for("cut_off")
+    assert len(runs.begun_jobs("cut_off")) == 1, runs.report("cut_off")
     assert runs.end("cut_off") is not None
-    (row,) = runs.told_by("status", "cut_off")
+    (row,) = runs.ask_json("status", "cut_off")
     assert row["state"] == "CANCELLED"
 
 
 def test_nodes_without_slurms_commands_can_be_links(chains: Any) -> None:
-    runs = chains.ended("bare")
+    runs = chains.wait_for("bare")
     attempts = runs.attempts("bare")
-    assert len(runs.begun("bare")) == 2, runs.told("bare")
+    assert len(runs.begun_jobs("bare")) == 2, runs.report("bare")
     assert len(runs.links("bare")) == 4, "all were submitted at launch"
     assert [(attempt.link, attempt.verdict) for attempt in attempts] == [(1, "continue"), (2, "done")]
     called = runs.directory / "bare-programs" / "called"
@@ -155,40 +155,40 @@ def test_nodes_without_slurms_commands_can_be_links(chains: Any) -> None:
 
 @pytest.mark.parametrize(("run", "is_found"), [("unanswered", True), ("twins", False)])
 def test_a_lost_answer_makes_no_second_link_of_a_number(chains: Any, run: str, is_found: bool) -> None:
-    runs = chains.ended(run)
+    runs = chains.wait_for(run)
     folder = "forgetful-programs" if is_found else "twin-programs"
-    lost = (runs.directory / folder / "lost").read_text().strip()
-    assert lost.isdecimal(), "the second link was submitted"
-    assert (lost == runs.links(run)[1]) == is_found, runs.told(run)
+    lost_job = (runs.directory / folder / "lost").read_text().strip()
+    assert lost_job.isdecimal(), "the second link was submitted"
+    assert (lost_job == runs.links(run)[1]) == is_found, runs.report(run)
     assert [(attempt.link, attempt.verdict) for attempt in runs.attempts(run)] == [
         (1, "continue"),
         (2, "done"),
     ]
-    assert runs.begun(run) == runs.links(run)[:2]
-    left = "leaves without doing anything" in runs.log(run)
-    assert left != is_found
+    assert runs.begun_jobs(run) == runs.links(run)[:2]
+    second_job_left = "leaves without doing anything" in runs.log(run)
+    assert second_job_left != is_found
 
 
 def test_a_failed_stage_leaves_nothing_that_waits_for_it(chains: Any) -> None:
-    runs = chains.ended("fatherless")
+    runs = chains.wait_for("fatherless")
     done = runs.said["fatherless"]
     assert done.returncode == 0, done
     jobs = json.loads(done.stdout)
     assert len(jobs if isinstance(jobs, list) else jobs["launches"]) == 2
-    assert len(runs.begun("fatherless")) == 1, "only the first stage began"
-    rows = {row["run"]: row["state"] for row in runs.told_by("status", "fatherless_data", "fatherless")}
+    assert len(runs.begun_jobs("fatherless")) == 1, "only the first stage began"
+    rows = {row["run"]: row["state"] for row in runs.ask_json("status", "fatherless_data", "fatherless")}
     assert rows == {"fatherless_data": "FAILED", "fatherless": "CANCELLED"}
 
 
 @pytest.mark.parametrize(
     "run", ["limited", "preempted", "bereft", "orphaned", "bare", "unanswered", "finished"]
 )
-def test_a_chain_is_one_run(chains: Any, run: str) -> None:
-    """One line in the status, whatever became of its links, and one log."""
-    runs = chains.ended(run)
-    (row,) = runs.told_by("status", run)
-    assert row["state"] == "COMPLETED", runs.told(run)
-    assert row["job_id"] == runs.begun(run)[-1]
+def test_status_and_logs_show_a_chain_as_one_run(chains: Any, run: str) -> None:
+    """Status has one line for the chain, whatever became of its links, and there is one log."""
+    runs = chains.wait_for(run)
+    (row,) = runs.ask_json("status", run)
+    assert row["state"] == "COMPLETED", runs.report(run)
+    assert row["job_id"] == runs.begun_jobs(run)[-1]
     log = runs.slipway("logs", run, "-n", "100000")
-    for job in runs.begun(run):
+    for job in runs.begun_jobs(run):
         assert f"Job {job}: run {run}, launch 1" in log.stdout, log

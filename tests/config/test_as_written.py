@@ -1,4 +1,4 @@
-"""Text is what was written: YAML and Hydra read numbers where none is meant."""
+"""Values stay as they were written, although YAML and Hydra read numbers where text is meant."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def test_numbers_in_files_arrive_as_they_were_written(tmp_path: Path) -> None:
 
 def test_a_time_limit_in_a_file_is_no_number_of_minutes(tmp_path: Path) -> None:
     (tmp_path / "training").mkdir()
-    mine = "defaults: [gpt3/126m@_here_, _self_]\nrun:\n  time_limit: 1:30:00\n  name: 1_000\n"
-    (tmp_path / "training" / "mine.yaml").write_text(mine)
+    text = "defaults: [gpt3/126m@_here_, _self_]\nrun:\n  time_limit: 1:30:00\n  name: 1_000\n"
+    (tmp_path / "training" / "mine.yaml").write_text(text)
     training = compose(["training=mine"], tmp_path).config.training
     assert training is not None
     assert (training.run.time_limit, training.run.name) == ("1:30:00", "1_000")
@@ -61,10 +61,10 @@ def test_numbers_on_the_command_line_arrive_as_they_were_typed(tmp_path: Path) -
 def test_our_own_files_write_text_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looking up how a number was written takes a second reading of the tree."""
 
-    def looked_up(self: Sources, key: str) -> str:
+    def fail_on_lookup(self: Sources, key: str) -> str:
         raise AssertionError(f"{key} needs quotes")
 
-    monkeypatch.setattr(Sources, "written", looked_up)
+    monkeypatch.setattr(Sources, "written", fail_on_lookup)
     for group in ("cluster", "training"):
         for choice in list_options(group):
             compose([f"{group}={choice}"])

@@ -29,7 +29,7 @@ from launcher.errors import UserError
         ("p4d", None),
     ],
 )
-def test_the_parameters_in_a_name(name: str, parameters: float | None) -> None:
+def test_parameters_are_read_from_a_name(name: str, parameters: float | None) -> None:
     assert parameters_in(name) == parameters
 
 
@@ -47,7 +47,7 @@ def test_every_shipped_size_states_its_parameters_or_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("choice", "meant"),
+    ("choice", "suggestion"),
     [
         ("gpt3/400m", "gpt3/400m_improved"),
         ("gpt3/1b3", "gpt3/1b_improved"),
@@ -67,11 +67,11 @@ def test_every_shipped_size_states_its_parameters_or_none() -> None:
         ("gpt3/tyni", "gpt3/tiny"),
     ],
 )
-def test_the_size_that_is_meant(choice: str, meant: str) -> None:
-    assert choice_hint(choice, list_options("training")).startswith(f"did you mean {meant!r}? valid: ")
+def test_nearest_size_is_suggested(choice: str, suggestion: str) -> None:
+    assert choice_hint(choice, list_options("training")).startswith(f"did you mean {suggestion!r}? valid: ")
 
 
-def test_a_size_without_its_family() -> None:
+def test_size_without_its_family_is_completed() -> None:
     options = list_options("training")
     assert choice_hint("400m", options).startswith("did you mean 'gpt3/400m_improved'?")
     assert choice_hint("1b3", options).startswith("did you mean 'gpt2/1558m' or 'gpt3/1b_improved'?")
@@ -81,7 +81,7 @@ def test_sizes_far_from_the_typed_one_are_not_suggested() -> None:
     assert choice_hint("gpt3/10t", list_options("training")).startswith("valid: gpt3/126m")
 
 
-def test_a_size_that_builds_on_another_one(tmp_path: Path) -> None:
+def test_size_that_builds_on_another_names_its_whole_path(tmp_path: Path) -> None:
     """Below a family's folder the other sizes have whole paths."""
     (tmp_path / "training/gpt3").mkdir(parents=True)
     file = tmp_path / "training/gpt3/ours.yaml"

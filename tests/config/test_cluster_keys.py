@@ -1,4 +1,4 @@
-"""The keys of `cluster`, and what becomes of them in a plan."""
+"""The keys of `cluster`, and their effects in a plan."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def job(*overrides: str) -> Job:
     ],
 )
 def test_notations_of_resources_that_users_write(override: str, field: str, value: Any) -> None:
-    found = getattr(job(override).resources, field)
-    assert found == value and type(found) is type(value)
+    planned = getattr(job(override).resources, field)
+    assert planned == value and type(planned) is type(value)
 
 
 @pytest.mark.parametrize(
@@ -53,14 +53,14 @@ def test_notations_of_resources_that_users_write(override: str, field: str, valu
         (["cluster.gpus_per_node=null"], (None, None, "gpu:8")),
     ],
 )
-def test_gpus_are_asked_for_in_one_way(overrides: list[str], expected: tuple[Any, ...]) -> None:
-    asked = job(*overrides).resources
-    assert (asked.gpus_per_node, asked.gpus_per_task, asked.gres) == expected
+def test_gpus_are_requested_in_one_way(overrides: list[str], expected: tuple[Any, ...]) -> None:
+    resources = job(*overrides).resources
+    assert (resources.gpus_per_node, resources.gpus_per_task, resources.gres) == expected
 
 
 def test_further_flags_are_named_with_dashes_or_underscores() -> None:
-    further = job("cluster.sbatch={spread_job: true, wait-all-nodes: 1, tmp: 10G, hold: false, hint: null}")
-    assert further.queue.further == {"spread-job": True, "wait-all-nodes": "1", "tmp": "10G"}
+    planned = job("cluster.sbatch={spread_job: true, wait-all-nodes: 1, tmp: 10G, hold: false, hint: null}")
+    assert planned.queue.further == {"spread-job": True, "wait-all-nodes": "1", "tmp": "10G"}
 
 
 @pytest.mark.parametrize(
@@ -93,15 +93,15 @@ def test_numbers_among_further_flags_are_as_written(tmp_path: Path) -> None:
 
 
 def test_numbers_in_a_stages_own_cluster_are_as_written() -> None:
-    own = job(
+    planned = job(
         *(
             f"stage_cluster.training.{text}"
             for text in ("env_vars.A=1.10", "sbatch.wckey=2.10", "account=0042")
         ),
         "cluster.env_vars.B=x",
     )
-    assert (own.environment["A"], own.environment["B"]) == ("1.10", "x")
-    assert (own.queue.account, own.queue.further) == ("0042", {"wckey": "2.10"})
+    assert (planned.environment["A"], planned.environment["B"]) == ("1.10", "x")
+    assert (planned.queue.account, planned.queue.further) == ("0042", {"wckey": "2.10"})
     with pytest.raises(UserError, match=r"stage_cluster\.training\.sbatch\.nic: ") as raised:
         compose(["stage_cluster.training.sbatch.nic=1"])
     assert "from the command line" in str(raised.value)
@@ -131,10 +131,10 @@ def test_an_array_is_one_training_several_times_one_after_another() -> None:
     for array in ("0-4", "0-4%2", "1,3", "7"):
         with pytest.raises(UserError, match="train the same run, one after another") as raised:
             job(f"cluster.sbatch.array='{array}'")
-        told = str(raised.value)
-        assert told.startswith("cluster.sbatch.array=")
-        assert f"write {array.partition('%')[0]}%1" in told
-        assert f"from the command line: cluster.sbatch.array='{array}'" in told
+        message = str(raised.value)
+        assert message.startswith("cluster.sbatch.array=")
+        assert f"write {array.partition('%')[0]}%1" in message
+        assert f"from the command line: cluster.sbatch.array='{array}'" in message
     with pytest.raises(UserError, match="not a job array; valid: 0-4%1"):
         job("cluster.sbatch={array: five}")
 
@@ -154,7 +154,7 @@ def test_variables_of_the_cluster_are_below_those_of_the_root() -> None:
 
 
 @pytest.mark.parametrize("cluster", ["p4d", "p4de", "p5", "p5en"])
-def test_the_aws_clusters(cluster: str) -> None:
+def test_aws_clusters_use_efa(cluster: str) -> None:
     planned = job(f"cluster={cluster}")
     assert planned.environment["FI_PROVIDER"] == "efa"
     assert (planned.resources.gpus_per_node, planned.resources.exclusive) == (8, True)
@@ -191,7 +191,7 @@ def test_preparing_data_needs_no_gpus_unless_its_own_cluster_says_so() -> None:
 @pytest.mark.parametrize(
     "key", ["cluster.gpus_per_node", "training.trainer.num_nodes", "numa_mapping.min_cores"]
 )
-def test_a_whole_number_is_one(key: str, value: str) -> None:
+def test_numbers_that_are_not_whole_are_refused(key: str, value: str) -> None:
     with pytest.raises(UserError, match="expected a whole number") as raised:
         job(f"{key}={value}")
     assert key in str(raised.value)
@@ -226,7 +226,7 @@ def test_harmless_values_that_look_like_secrets_are_accepted(override: str) -> N
     job(override)
 
 
-def test_keys_of_the_nemo_launcher_that_say_nothing() -> None:
+def test_default_values_of_nemo_launcher_keys_are_accepted() -> None:
     compose(["cluster_type=bcm", "debug=False", "bcp_no_redirect=False", "wandb_api_bcp_secret_key=null"])
 
 
@@ -241,13 +241,13 @@ def test_keys_of_the_nemo_launcher_that_say_nothing() -> None:
         ("run.time_limit=2:00:00", "did you mean 'training.run.time_limit'?"),
     ],
 )
-def test_a_word_of_slurms_leads_to_its_key(override: str, hint: str) -> None:
+def test_slurm_option_leads_to_its_key(override: str, hint: str) -> None:
     with pytest.raises(UserError) as raised:
         compose(["training=gpt3/126m", "cluster=bcm", override])
     assert raised.value.hint == hint
 
 
-def test_a_word_of_slurms_in_a_file_leads_to_its_key(tmp_path: Path) -> None:
+def test_slurm_option_in_a_file_leads_to_its_key(tmp_path: Path) -> None:
     (tmp_path / "cluster").mkdir()
     (tmp_path / "cluster" / "mine.yaml").write_text("defaults: [bcm, _self_]\nnice: 100\n")
     with pytest.raises(UserError) as raised:

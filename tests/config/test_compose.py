@@ -1,4 +1,4 @@
-"""Composition, and what is said of mistakes in it."""
+"""Composition, and the messages about mistakes in it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from launcher.errors import UserError
 from launcher.stages.planning import plan_launch
 
 
-def test_values_of_the_reference() -> None:
+def test_values_are_those_of_the_reference() -> None:
     training = compose(["training=gpt3/126m"]).config.training
     assert training is not None
     model = training.model
@@ -48,7 +48,9 @@ def test_each_cluster_has_its_engine(cluster: str, engine: str) -> None:
     assert (config.container is None) == (engine == "megatron")
 
 
-def test_relative_paths_start_where_the_user_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_paths_start_at_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     config = compose(["base_results_dir=out"]).config
     assert config.base_results_dir == str(tmp_path / "out")
@@ -84,7 +86,7 @@ def test_wrapper_style_overrides_work_unchanged() -> None:
     assert config.training.run.dependency is None
 
 
-def test_a_tree_of_the_users_is_looked_at_first(tmp_path: Path) -> None:
+def test_tree_of_the_user_comes_first(tmp_path: Path) -> None:
     (tmp_path / "cluster").mkdir()
     (tmp_path / "cluster" / "ours.yaml").write_text("defaults: [bcm, _self_]\npartition: p5\n")
     assert compose(["cluster=ours"], tmp_path).config.cluster.partition == "p5"
@@ -94,7 +96,7 @@ def test_a_tree_of_the_users_is_looked_at_first(tmp_path: Path) -> None:
     assert compose(["cluster=bcm"]).config.cluster.partition is None, "only for as long as it is asked for"
 
 
-def test_a_tree_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_missing_tree_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such directory"):
         compose([], tmp_path / "nope")
 

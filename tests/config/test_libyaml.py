@@ -1,4 +1,4 @@
-"""Files of the tree read with libyaml: the values and the messages of OmegaConf's own loader."""
+"""Files of the tree read with libyaml: same values and messages as with OmegaConf's own loader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The short way of composing is Hydra's: the same configurations, and the same mistakes."""
+"""The batch composer composes as Hydra does: the same configurations, and the same mistakes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from launcher.errors import UserError
 
 BASE = ["training=gpt3/tiny", "base_results_dir=/nowhere/results"]
 
-# Overrides of every kind, in any mix: those that other keys refer to, and those that a mix makes a mistake.
+# Overrides of every kind, for any mix: other keys refer to some, and some are mistakes only beside others.
 OVERRIDES = [
     # groups
     "training=gpt3/126m",
@@ -44,7 +44,7 @@ OVERRIDES = [
     "cluster.srun_args=[--a,--b c]",
     "container_mounts=[null,/a]",
     "data_preparation.inputs=[/x]",
-    # what others refer to, and references
+    # values that others refer to, and references
     "training.run.name=other",
     "training.run.results_dir=/elsewhere/${training.run.name}",
     "training.model.hidden_size=512",
@@ -71,7 +71,7 @@ OVERRIDES = [
     "env_vars.NCCL_DEBUG=INFO",
     "env_vars={B: 2}",
     "+env_vars.C=a,b",
-    # what is not there, and what goes
+    # new keys, and deleted ones
     "+training.model.a=1",
     "+training.model.a.b=2",
     "+training.model.a={b: 3}",
@@ -95,7 +95,7 @@ OVERRIDES = [
 
 
 class HydraComposer(BatchComposer):
-    """Hydra's and OmegaConf's own ways alone."""
+    """A composer that uses Hydra and OmegaConf alone."""
 
     def _compose(self, overrides: Sequence[str]) -> Composition:
         return self._check(HydraTree(overrides, self._roots), overrides)
@@ -109,9 +109,13 @@ def compose_by_hydra(overrides: Sequence[str], config_dir: Path | None = None) -
 SWEEP = BatchComposer(BASE)
 
 
-def outcome(composed: Composition | UserError) -> object:
-    """All that can be seen of a composition; its YAML tells 1 from 1.0 and from true."""
-    return str(composed) if isinstance(composed, UserError) else (composed, stored_text(composed.config, {}))
+def outcome(composition: Composition | UserError) -> object:
+    """Return all that can be seen of a composition; its YAML tells 1 from 1.0 and from true."""
+    return (
+        str(composition)
+        if isinstance(composition, UserError)
+        else (composition, stored_text(composition.config, {}))
+    )
 
 
 def attempt(make: Callable[[Sequence[str]], Composition], overrides: Sequence[str]) -> object:
@@ -190,8 +194,8 @@ def test_a_point_leaves_nothing_to_the_next() -> None:
     assert BatchComposer(BASE).compose([]).config == compose(BASE).config
 
 
-def test_numbers_that_are_meant_as_text(tmp_path: Path) -> None:
-    """In a file or an override: read as they were written, also where others refer to them."""
+def test_numbers_meant_as_text_are_read_as_written(tmp_path: Path) -> None:
+    """This holds in files and overrides, and where other keys refer to them."""
     (tmp_path / "cluster").mkdir()
     (tmp_path / "cluster/ours.yaml").write_text(
         "defaults: [bcm, _self_]\npartition: 0022\nenv_vars: {A: 1.10, B: '${cluster.partition}'}\n"
@@ -212,13 +216,13 @@ def test_a_mistake_names_its_source() -> None:
         next(points)
 
 
-def test_a_tree_of_the_users_own(tmp_path: Path) -> None:
+def test_tree_of_the_user_is_composed_as_by_hydra(tmp_path: Path) -> None:
     (tmp_path / "cluster").mkdir()
     (tmp_path / "cluster/ours.yaml").write_text("defaults: [bcm, _self_]\npartition: ${oc.env:USER,p5}x\n")
     points = [["cluster=ours"], ["cluster=bcm"], ["cluster=ours", "cluster.mem=1"]]
     compositions = map(BatchComposer(BASE, tmp_path).compose, points)
-    for point, composed in zip(points, compositions, strict=True):
-        assert outcome(composed) == outcome(compose_by_hydra([*BASE, *point], tmp_path))
+    for point, composition in zip(points, compositions, strict=True):
+        assert outcome(composition) == outcome(compose_by_hydra([*BASE, *point], tmp_path))
         compose(BASE)  # another tree meanwhile
 
 
@@ -229,8 +233,8 @@ def test_a_search_path_in_the_users_tree_is_looked_at(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(
         f"{config.read_text()}\nhydra:\n  searchpath: ['file://{tmp_path}/more']\n"
     )
-    composed = BatchComposer(BASE, tmp_path).compose(["cluster=far"])
-    assert outcome(composed) == outcome(compose_by_hydra([*BASE, "cluster=far"], tmp_path))
+    composition = BatchComposer(BASE, tmp_path).compose(["cluster=far"])
+    assert outcome(composition) == outcome(compose_by_hydra([*BASE, "cluster=far"], tmp_path))
 
 
 def test_mistakes_below_a_search_path_are_reported_together(tmp_path: Path) -> None:
@@ -248,7 +252,7 @@ def test_mistakes_below_a_search_path_are_reported_together(tmp_path: Path) -> N
 
 
 def test_explaining_mistakes_parses_a_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once to compose, and once more to explain, however many mistakes there are."""
+    """A file is parsed once to compose, and once to explain any number of mistakes."""
     path = tmp_path / "cluster/ours.yaml"
     path.parent.mkdir()
     path.write_text("defaults: [bcm, _self_]\n")

@@ -1,4 +1,4 @@
-"""The GPUs of a node, said once: tasks, ``gres`` and the world follow, unless the user says otherwise."""
+"""The GPUs of a node, set once: tasks, ``gres`` and the world follow, unless the user sets them too."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ DEVICES = "training.trainer.devices"
 GPUS = "cluster.gpus_per_node"
 
 
-def drafted(*overrides: str, config_dir: Path | None = None) -> Draft:
+def draft_launch(*overrides: str, config_dir: Path | None = None) -> Draft:
     return draft(Request(list(overrides), ["slipway", "launch"], config_dir=config_dir))
 
 
-def layout(made: Draft) -> tuple[int | None, str | None, int, Any]:
-    """GPUs of a node, gres, tasks of a node, and what the trainer reads."""
-    cluster, resources = made.composition.config.cluster, made.plan.job.resources
-    assert made.plan.job.config is not None
-    written = yaml.safe_load(config_text(made.plan.job.config))["trainer"]["devices"]
-    return cluster.gpus_per_node, cluster.gres, resources.tasks_per_node, written
+def layout(draft: Draft) -> tuple[int | None, str | None, int, Any]:
+    """Return the GPUs of a node, gres, tasks of a node, and the devices that the trainer reads."""
+    cluster, resources = draft.composition.config.cluster, draft.plan.job.resources
+    assert draft.plan.job.config is not None
+    devices = yaml.safe_load(config_text(draft.plan.job.config))["trainer"]["devices"]
+    return cluster.gpus_per_node, cluster.gres, resources.tasks_per_node, devices
 
 
 def tree(tmp_path: Path, **files: str) -> Path:
@@ -54,7 +54,7 @@ def tree(tmp_path: Path, **files: str) -> Path:
         (["cluster=local"], (None, None, 8, 8)),
         ([f"{GPUS}=null"], (None, "gpu:8", 8, 8)),
         ([f"{GPUS}=null", "cluster.gres=gpu:a100:4"], (None, "gpu:a100:4", 4, 4)),
-        # Said in both places: as they are.
+        # Set in both places: both stay as they are.
         ([f"{GPUS}=8", f"{DEVICES}=4"], (8, "gpu:8", 4, 4)),
         ([f"{DEVICES}=4"], (8, "gpu:8", 4, 4)),
         (["training.trainer={devices: 4}"], (8, "gpu:8", 4, 4)),
@@ -62,10 +62,8 @@ def tree(tmp_path: Path, **files: str) -> Path:
     ],
     ids=str,
 )
-def test_what_is_said_of_the_gpus_of_a_node_is_said_once(
-    overrides: list[str], expected: tuple[Any, ...]
-) -> None:
-    assert layout(drafted(*overrides)) == expected
+def test_gpus_of_a_node_are_set_in_one_place(overrides: list[str], expected: tuple[Any, ...]) -> None:
+    assert layout(draft_launch(*overrides)) == expected
     alone = BatchComposer([])
     assert alone.compose(overrides) == compose(overrides)
     assert alone.alone == 0
@@ -75,7 +73,7 @@ def test_what_is_said_of_the_gpus_of_a_node_is_said_once(
 
 def test_gpus_of_a_users_own_cluster_are_enough(tmp_path: Path) -> None:
     mine = "defaults: [bcm, _self_]\ngpus_per_node: 4\n"
-    assert layout(drafted("cluster=mine", config_dir=tree(tmp_path, cluster__mine=mine))) == (
+    assert layout(draft_launch("cluster=mine", config_dir=tree(tmp_path, cluster__mine=mine))) == (
         4,
         "gpu:4",
         4,
@@ -83,7 +81,7 @@ def test_gpus_of_a_users_own_cluster_are_enough(tmp_path: Path) -> None:
     )
     typed = "defaults: [_base, _self_]\nengine: nemo\ncontainer: x/y:1\ngres: gpu:a100:4\n"
     conf = tree(tmp_path, cluster__typed=typed)
-    assert layout(drafted("cluster=typed", config_dir=conf)) == (None, "gpu:a100:4", 4, 4)
+    assert layout(draft_launch("cluster=typed", config_dir=conf)) == (None, "gpu:a100:4", 4, 4)
 
 
 def test_a_tree_that_writes_the_numbers_follows_the_command_line(tmp_path: Path) -> None:
@@ -93,26 +91,26 @@ def test_a_tree_that_writes_the_numbers_follows_the_command_line(tmp_path: Path)
         training__mine="defaults: ['/training/gpt3/126m@_here_', _self_]\ntrainer:\n  devices: 8\n",
     )
     chosen = ("cluster=mine", "training=mine")
-    assert layout(drafted(*chosen, config_dir=conf)) == (8, "gpu:a100:8", 8, 8)
-    assert layout(drafted(*chosen, f"{GPUS}=4", config_dir=conf)) == (4, "gpu:a100:4", 4, 4)
+    assert layout(draft_launch(*chosen, config_dir=conf)) == (8, "gpu:a100:8", 8, 8)
+    assert layout(draft_launch(*chosen, f"{GPUS}=4", config_dir=conf)) == (4, "gpu:a100:4", 4, 4)
 
 
 def test_the_script_asks_for_as_many_tasks_as_gpus() -> None:
-    script = drafted(f"{GPUS}=4", "training.trainer.num_nodes=2").rendered.script
+    script = draft_launch(f"{GPUS}=4", "training.trainer.num_nodes=2").rendered.script
     assert "#SBATCH --gpus-per-node=4\n" in script
     assert "#SBATCH --ntasks-per-node=4\n" in script
 
 
-def test_a_value_that_followed_is_from_where_it_was_typed() -> None:
+def test_source_of_a_derived_value_is_the_typed_override() -> None:
     sources = compose([f"{GPUS}=4"]).sources()
     for key in (GPUS, DEVICES, "cluster.gres"):
         assert sources.locate(key) == f"from the command line: {GPUS}=4"
     assert re.search(r"_common\.yaml:\d+$", str(compose([]).sources().locate(DEVICES)))
 
 
-def test_all_contradictions_are_told_at_once() -> None:
+def test_all_contradictions_are_reported_together() -> None:
     with pytest.raises(UserError) as raised:
-        drafted(f"{GPUS}=4", "cluster.gres=gpu:8", f"{DEVICES}=8")
+        draft_launch(f"{GPUS}=4", "cluster.gres=gpu:8", f"{DEVICES}=8")
     gres, tasks = raised.value.mistakes
     assert "cluster.gres='gpu:8' and cluster.gpus_per_node=4 contradict each other" in str(gres)
     assert f"{DEVICES}=8 and cluster.gpus_per_node=4 contradict each other" in str(tasks)
@@ -122,12 +120,12 @@ def test_all_contradictions_are_told_at_once() -> None:
 
 
 @pytest.mark.parametrize("value", ["-1", "four", "0", "[4]", "True"])
-def test_a_number_that_is_none_is_told_of_its_own_key(value: str) -> None:
+def test_invalid_number_of_gpus_is_reported_by_its_key(value: str) -> None:
     try:
-        made = compose([f"{GPUS}={value}"])
+        composition = compose([f"{GPUS}={value}"])
     except UserError as error:
         assert all(mistake.key == GPUS for mistake in error.mistakes), error
     else:
         assert value == "0"
-        assert made.config.training is not None
-        assert made.config.training.trainer["devices"] == 8
+        assert composition.config.training is not None
+        assert composition.config.training.trainer["devices"] == 8

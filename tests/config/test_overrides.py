@@ -11,7 +11,7 @@ from launcher.config.overrides import hydra_value
 
 # Whatever one line of a script can hold.
 lines = st.text(st.characters(exclude_characters="\0\r\n", exclude_categories=["Cs"]), max_size=30)
-# What Hydra's and OmegaConf's grammars each read something into.
+# Characters with a meaning in Hydra's and OmegaConf's grammars.
 nasty = st.text("\\'\"${}[](),:=?~!@ ab1.e\t#", max_size=20)
 
 

@@ -54,8 +54,8 @@ def mistakes(*overrides: str, config_dir: Path | None = None) -> list[str]:
     ],
 )
 def test_placeholders_are_recognized(key: str, value: str, text: str) -> None:
-    found = placeholder_in(key, value)
-    assert found is not None and found.startswith(text)
+    placeholder = placeholder_in(key, value)
+    assert placeholder is not None and placeholder.startswith(text)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_other_values_are_no_placeholders(key: str, value: str) -> None:
     assert placeholder_in(key, value) is None
 
 
-def test_our_own_configurations_have_none() -> None:
+def test_shipped_configurations_have_no_placeholder() -> None:
     for recipe in recipe_names():
         read_recipe(recipe)
     sweep = BatchComposer([])
@@ -103,13 +103,13 @@ def test_our_own_configurations_have_none() -> None:
     compose(["cluster=mine", "training=gpt3/mine"], STARTER)
 
 
-def test_all_of_them_are_named_with_where_they_stand(tmp_path: Path) -> None:
+def test_all_placeholders_are_named_with_their_sources(tmp_path: Path) -> None:
     (tmp_path / "cluster").mkdir()
     (tmp_path / "cluster/ours.yaml").write_text(
         "defaults: [bcm, _self_]\npartition: <Your partition>\nmem: <MEM>\nmail_type: [END]\n"
     )
-    told = mistakes("cluster=ours", "data_dir='/fsx/<Your dir>'", "cluster.qos=TODO", config_dir=tmp_path)
-    assert sorted(told) == [
+    messages = mistakes("cluster=ours", "data_dir='/fsx/<Your dir>'", "cluster.qos=TODO", config_dir=tmp_path)
+    assert sorted(messages) == [
         "cluster.mem='<MEM>': a placeholder, not a value\n"
         f"  from {tmp_path}/cluster/ours.yaml:3\n"
         "  put your own in its place: cluster.mem=...; null leaves it out",
@@ -126,28 +126,28 @@ def test_all_of_them_are_named_with_where_they_stand(tmp_path: Path) -> None:
     ]
 
 
-def test_one_that_hydra_cannot_read_is_named_too() -> None:
+def test_placeholder_that_hydra_cannot_parse_is_named() -> None:
     assert mistakes("cluster.partition=<Your partition>")[0].startswith(
         "cluster.partition='<Your partition>': a placeholder, not a value\n"
     )
 
 
-def test_one_that_a_variable_brings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_placeholder_from_a_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUR_PARTITION", "<Your partition>")
-    (told,) = mistakes("cluster.partition=${oc.env:OUR_PARTITION}")
-    assert "cluster.partition='<Your partition>': a placeholder" in told
+    (message,) = mistakes("cluster.partition=${oc.env:OUR_PARTITION}")
+    assert "cluster.partition='<Your partition>': a placeholder" in message
 
 
-def test_a_sweep_refuses_it() -> None:
+def test_sweep_refuses_a_placeholder() -> None:
     with pytest.raises(UserError, match=r"cluster\.qos='TODO': a placeholder"):
         BatchComposer(["cluster.qos=TODO"]).compose(["training.model.micro_batch_size=2"])
 
 
-def test_a_secret_beside_it_is_not_shown() -> None:
+def test_secret_beside_a_placeholder_is_not_shown() -> None:
     token = f"hf_{'aB3' * 12}"
-    (told,) = mistakes(f"env_vars.HF_TOKEN={hydra_value(f'<your token> {token}')}")
-    assert told.startswith("env_vars.HF_TOKEN=***: a placeholder")
-    assert token not in told
+    (message,) = mistakes(f"env_vars.HF_TOKEN={hydra_value(f'<your token> {token}')}")
+    assert message.startswith("env_vars.HF_TOKEN=***: a placeholder")
+    assert token not in message
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_an_empty_variable_is_none(override: str, value: str | None, monkeypatch
         assert compose([override]).config.cluster.partition == value
 
 
-def test_an_empty_variable_without_a_default(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_variable_without_a_default_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OURS", "")
     assert mistakes("cluster.partition=${oc.env:OURS}", "data_dir=/fsx/${oc.env:OURS}/data") == [
         "cluster.partition: the environment variable OURS is empty\n"
@@ -179,16 +179,16 @@ def test_an_empty_variable_without_a_default(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("value", ["", "''", "' '", "${oc.env:OURS,''}"])
 @pytest.mark.parametrize("key", ["partition", "account", "gres", "nodelist", "mail_type"])
 def test_an_option_has_a_value_or_is_left_out(key: str, value: str) -> None:
-    (told,) = mistakes(f"cluster.{key}={value}")
-    assert f"cluster.{key}='" in told and "an empty value; null leaves the option out" in told
+    (message,) = mistakes(f"cluster.{key}={value}")
+    assert f"cluster.{key}='" in message and "an empty value; null leaves the option out" in message
 
 
-def test_a_variable_of_the_shell_that_envsubst_left() -> None:
-    (told,) = mistakes("data_dir=${TARGET_PATH}/data")
-    assert "there is no key 'TARGET_PATH' to refer to" in told
-    assert "${oc.env:TARGET_PATH}" in told and "envsubst" in told
+def test_shell_variable_left_by_envsubst_is_explained() -> None:
+    (message,) = mistakes("data_dir=${TARGET_PATH}/data")
+    assert "there is no key 'TARGET_PATH' to refer to" in message
+    assert "${oc.env:TARGET_PATH}" in message and "envsubst" in message
 
 
 def test_envsubst_leaves_the_root_as_it_is() -> None:
-    """Replaced by nothing, ``${launcher_scripts_path}`` would make data_dir /data."""
+    """An empty ``${launcher_scripts_path}`` would make data_dir /data."""
     assert re.findall(r"\$\{\w+\}|\$\w+", (CONF_DIR / "config.yaml").read_text()) == []

@@ -12,20 +12,20 @@ NAME = "PYDANTIC_DISABLE_PLUGINS"
 
 
 def test_models_may_be_built_in_several_threads() -> None:
-    """One thread is within when another comes, and leaves before it."""
+    """The second thread enters while the first is within, and leaves after it."""
     before = os.environ.get(NAME)
-    other_is_within, leave = threading.Event(), threading.Event()
+    other_is_within, may_leave = threading.Event(), threading.Event()
 
     def build() -> str | None:
         with without_plugins():
             other_is_within.set()
-            leave.wait(5)
+            may_leave.wait(5)
             return os.environ.get(NAME)
 
     with ThreadPoolExecutor() as pool:
         with without_plugins():
             other = pool.submit(build)
             other_is_within.wait(0.05)  # for as long as it takes, where nothing keeps it out
-        leave.set()
+        may_leave.set()
         assert other.result() == "__all__"
     assert os.environ.get(NAME) == before

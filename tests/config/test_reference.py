@@ -25,7 +25,7 @@ ABSENT = "absent"
 
 _LLAMA3 = "Llama team 2024, arXiv 2407.21783, table 3"
 
-# By size and key: what the reference has, what is here, and why.
+# By size and key: the reference's value, ours, and the source of ours.
 CORRECTIONS: dict[tuple[str, str], tuple[Any, Any, str]] = {
     ("llama/llama3_1_405b", "model.num_query_groups"): (16, 8, _LLAMA3),
     **{
@@ -48,7 +48,7 @@ OURS = {
 
 
 def read_family(family: str) -> dict[str, dict[str, Any]]:
-    """The reference's values of each size, interpolations as they stand there."""
+    """Return the reference's values of each size, with interpolations as written."""
     with (REFERENCE / f"{family}_common.csv").open() as file:
         common = {row["key"]: _literal(row["value"]) for row in csv.DictReader(file)}
     with (REFERENCE / f"{family}_sizes.csv").open() as file:
@@ -85,7 +85,7 @@ def _composing() -> Iterator[None]:
         yield
 
 
-def composed(size: str) -> DictConfig:
+def compose_tree(size: str) -> DictConfig:
     tree = hydra_compose("config", ["~data_preparation", f"training={size}"])
     OmegaConf.set_struct(tree, False)
     return tree
@@ -102,7 +102,7 @@ def flat(node: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def resolved_reference(size: str, tree: DictConfig) -> dict[str, Any]:
-    """The reference's values with its own interpolations resolved, in its own values."""
+    """Return the reference's values, with its interpolations resolved in these values."""
     other = OmegaConf.create(OmegaConf.to_container(tree))
     assert isinstance(other, DictConfig)
     other.training = {}
@@ -114,7 +114,7 @@ def resolved_reference(size: str, tree: DictConfig) -> dict[str, Any]:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_each_value_is_that_of_the_reference(size: str) -> None:
-    tree = composed(size)
+    tree = compose_tree(size)
     ours = flat(OmegaConf.to_container(tree.training, resolve=True, throw_on_missing=True))  # type: ignore[arg-type]
     expected = resolved_reference(size, tree)
     for (corrected, key), (theirs, right, _source) in CORRECTIONS.items():
@@ -125,32 +125,32 @@ def test_each_value_is_that_of_the_reference(size: str) -> None:
     differing = {
         key: (expected.get(key, ABSENT), ours.get(key, ABSENT))
         for key in sorted({*expected, *ours} - OURS)
-        if not same(expected.get(key, ABSENT), ours.get(key, ABSENT))
+        if not is_same(expected.get(key, ABSENT), ours.get(key, ABSENT))
     }
     assert differing == {}
 
 
-def same(theirs: Any, ours: Any) -> bool:
-    """Equal, and not merely true and 1, or a number and its text."""
+def is_same(theirs: Any, ours: Any) -> bool:
+    """Return True if two values are equal, and not merely true and 1, or a number and its text."""
     number = isinstance(theirs, (int, float)) and not isinstance(theirs, bool)
     return theirs == ours and (number or type(theirs) is type(ours))
 
 
 def right_max_time(time_limit: str) -> str:
-    """Half an hour less than the limit, as most sizes of the reference; a sixth less if it is short."""
+    """Return half an hour less than the limit, as most sizes of the reference; of a short one less."""
     seconds = parse_time_limit(time_limit)
     assert seconds is not None
     return format_days(seconds - min(1800, seconds // 6))
 
 
 def test_most_of_the_reference_has_the_derived_max_time_anyway() -> None:
-    """So the margin is the reference's own; its other values are beyond the limit or an hour below it."""
+    """The other values of the reference are beyond the limit or an hour below it."""
     differing = []
     for size, values in SIZES.items():
-        given, right = values["trainer.max_time"].zfill(11), right_max_time(values["run.time_limit"])
-        if given != right:
+        max_time, derived = values["trainer.max_time"].zfill(11), right_max_time(values["run.time_limit"])
+        if max_time != derived:
             limit, seconds = (
-                parse_time_limit(text) for text in (values["run.time_limit"], given.replace(":", "-", 1))
+                parse_time_limit(text) for text in (values["run.time_limit"], max_time.replace(":", "-", 1))
             )
             assert limit is not None and seconds is not None
             assert seconds >= limit or seconds == limit - 3600, size
@@ -178,7 +178,7 @@ GPT2 = {
 
 @pytest.mark.parametrize("name", GPT2)
 def test_gpt2_has_the_published_shapes(name: str) -> None:
-    model = composed(f"gpt2/{name}").training.model
+    model = compose_tree(f"gpt2/{name}").training.model
     assert (model.num_layers, model.hidden_size, model.num_attention_heads) == GPT2[name]
     assert (model.encoder_seq_length, model.max_position_embeddings, model.data.seq_length) == (1024,) * 3
     assert model.ffn_hidden_size == 4 * model.hidden_size

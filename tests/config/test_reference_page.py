@@ -1,4 +1,4 @@
-"""The page of all keys is that of the schema and the tree as they are."""
+"""The page of all keys agrees with the schema and the tree."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_the_page_is_not_stale(repository: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_every_strict_key_is_there(repository: Path) -> None:
+def test_page_has_every_strict_key(repository: Path) -> None:
     text = (repository / "docs" / "reference.md").read_text()
     models: list[type[BaseModel]] = [RunConfig, ClusterConfig, RecipeConfig]
     for model in models:

@@ -40,8 +40,8 @@ def test_every_fact_has_a_source_and_no_source_is_idle() -> None:
         assert source.where.startswith("https://")
 
 
-def test_every_fact_is_one_that_is_known_by_name() -> None:
-    names = {each.name for each in fields(Contents)} - {
+def test_every_fact_is_a_field_of_contents() -> None:
+    names = {field.name for field in fields(Contents)} - {
         "origin",
         "family",
         "month",
@@ -89,8 +89,8 @@ def test_the_tree_has_the_newest_image_that_works(repository: Path) -> None:
 def test_an_image_is_found_by_its_name(
     registry: str, repository: str, tag: str | None, month: str | None, is_certain: bool
 ) -> None:
-    found = contents_of(registry, repository, tag)
-    assert found is not None and (found.month, found.is_certain) == (month, is_certain)
+    contents = contents_of(registry, repository, tag)
+    assert contents is not None and (contents.month, contents.is_certain) == (month, is_certain)
 
 
 @pytest.mark.parametrize(
@@ -127,6 +127,6 @@ def test_images_of_others_are_not_guessed(repository: str) -> None:
     ],
 )
 def test_a_file_name_tells_a_release_without_certainty(name: str, month: str | None) -> None:
-    found = contents_by_file_name(name)
-    assert (found.month if found else None) == month
-    assert found is None or not found.is_certain
+    contents = contents_by_file_name(name)
+    assert (contents.month if contents else None) == month
+    assert contents is None or not contents.is_certain

@@ -9,7 +9,7 @@ import pytest
 from launcher.config.compose import CONF_DIR, compose
 from launcher.errors import UserError
 
-# As NeMo-Framework-Launcher has it, in part.
+# An excerpt of NeMo-Framework-Launcher's file.
 NEMO = """\
 defaults:
   - _self_
@@ -38,21 +38,21 @@ export_config: ${hydra:runtime.choices.export}
 """
 
 
-def told_of(text: str, directory: Path, *overrides: str) -> list[str]:
+def messages_of(text: str, directory: Path, *overrides: str) -> list[str]:
     (directory / "config.yaml").write_text(text)
     with pytest.raises(UserError) as caught:
         compose(overrides, directory)
     return [str(mistake) for mistake in caught.value.mistakes]
 
 
-def test_the_nemo_launchers(tmp_path: Path) -> None:
-    *told, missing = told_of(NEMO, tmp_path)
+def test_root_file_of_the_nemo_launcher_is_reported_by_line(tmp_path: Path) -> None:
+    *messages, missing = messages_of(NEMO, tmp_path)
     valid = (
         "  take the line out; valid: cluster, command, conversion, data_preparation, evaluation, training,"
         " workspace"
     )
     file = tmp_path / "config.yaml"
-    assert told == [
+    assert messages == [
         f"quality_filtering=heuristic/english: there is no such group\n  from {file}:5\n{valid}",
         f"export=gpt3/export_gpt3: there is no such group\n  from {file}:9\n{valid}",
         f"export_config: there is no such key\n  from {file}:24\n  take the line out",
@@ -61,20 +61,20 @@ def test_the_nemo_launchers(tmp_path: Path) -> None:
     assert missing.endswith("conf/config.yaml, which it replaces")
 
 
-def test_one_line_of_it(tmp_path: Path) -> None:
+def test_unknown_group_is_named_with_its_line(tmp_path: Path) -> None:
     ours = (CONF_DIR / "config.yaml").read_text()
     text = ours.replace("  - _self_\n", "  - export: gpt3/export_gpt3\n  - _self_\n")
-    (told,) = told_of(text, tmp_path)
-    assert told.startswith("export=gpt3/export_gpt3: there is no such group\n  from ")
+    (message,) = messages_of(text, tmp_path)
+    assert message.startswith("export=gpt3/export_gpt3: there is no such group\n  from ")
     line = text.splitlines().index("  - export: gpt3/export_gpt3") + 1
-    assert f"{tmp_path}/config.yaml:{line}\n" in told
+    assert f"{tmp_path}/config.yaml:{line}\n" in message
 
 
-def test_a_group_in_other_words_is_near(tmp_path: Path) -> None:
+def test_similar_group_is_suggested(tmp_path: Path) -> None:
     ours = (CONF_DIR / "config.yaml").read_text()
-    told = told_of(ours.replace("- training: gpt3/126m", "- trainings: gpt3/126m"), tmp_path)
-    assert "trainings=gpt3/126m: there is no such group" in told[0]
-    assert "did you mean 'training'?" in told[0]
+    messages = messages_of(ours.replace("- training: gpt3/126m", "- trainings: gpt3/126m"), tmp_path)
+    assert "trainings=gpt3/126m: there is no such group" in messages[0]
+    assert "did you mean 'training'?" in messages[0]
 
 
 @pytest.mark.parametrize("line", ["override hydra/job_logging: disabled", "override /hydra/launcher: basic"])
@@ -93,11 +93,11 @@ def test_file_of_a_group_may_not_choose_files_of_hydras(tmp_path: Path) -> None:
         compose(["training=mine", "base_results_dir=/results"], tmp_path)
 
 
-def test_a_copy_of_ours_is_right(tmp_path: Path) -> None:
+def test_copy_of_the_shipped_file_composes_the_same(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text((CONF_DIR / "config.yaml").read_text())
     assert compose([], tmp_path).config == compose([]).config
 
 
-def test_other_mistakes_are_told_as_ever(tmp_path: Path) -> None:
-    told = told_of((CONF_DIR / "config.yaml").read_text(), tmp_path, "cluster.partion=x")
-    assert told[0].startswith("cluster.partion=x: there is no such key")
+def test_other_mistakes_are_reported_as_usual(tmp_path: Path) -> None:
+    messages = messages_of((CONF_DIR / "config.yaml").read_text(), tmp_path, "cluster.partion=x")
+    assert messages[0].startswith("cluster.partion=x: there is no such key")

@@ -30,7 +30,7 @@ api_key apiKey accessToken AccountKey account_key hf_token password secret_key w
 access_token
 """
 
-# Of networks, libraries and models.
+# Names of networks, libraries and models.
 HARMLESS = """
 TOKENIZERS_PARALLELISM MY_TOKENIZER TOKENIZER_PATH MONKEY SECRETARY KEYBOARD PATH PWD OLDPWD COMPASS
 SSH_AUTH_SOCK GOOGLE_APPLICATION_CREDENTIALS AWS_WEB_IDENTITY_TOKEN_FILE HF_TOKEN_PATH
@@ -138,10 +138,10 @@ def test_the_refusal_names_its_key_and_a_way_out() -> None:
     with pytest.raises(UserError) as raised:
         plan_launch(composition.config, number=1, tag="x")
     composition.annotate(raised.value)
-    told = str(raised.value)
-    assert told.startswith("training.exp_manager.wandb_logger_kwargs.api_key: ")
-    assert "from the command line: +training.exp_manager.wandb_logger_kwargs.api_key=***" in told
-    assert "env_files={WANDB_API_KEY: " in told
+    message = str(raised.value)
+    assert message.startswith("training.exp_manager.wandb_logger_kwargs.api_key: ")
+    assert "from the command line: +training.exp_manager.wandb_logger_kwargs.api_key=***" in message
+    assert "env_files={WANDB_API_KEY: " in message
 
 
 @pytest.mark.parametrize(
@@ -178,8 +178,8 @@ def test_any_text_keeps_its_form_and_loses_the_secret(before: str, after: str) -
     """A token is found by its form in any text, and masking again changes nothing."""
     token = "ghp_" + "0a1b2c3d4e5f6g7h8i9j"
     for mask in (without_secrets, printable, redacted):
-        shown = mask(f"{before} {token} {after}")
-        assert token not in shown
+        masked = mask(f"{before} {token} {after}")
+        assert token not in masked
         assert mask(before).count("\n") <= before.count("\n")
 
 
@@ -190,7 +190,7 @@ def test_a_text_without_secrets_is_left_alone(text: str) -> None:
 
 
 LONG = "abcdefgh12345678" * 3
-# What texts with secrets are made of: each form, names and what gives them a value.
+# The parts of texts with secrets: each form, names, and the words that give them a value.
 PARTS = [
     *("-----BEGIN A PRIVATE KEY-----", f"hf_{LONG}A", f"ghp_{LONG}", f"github_pat_{LONG}", f"glsoat-{LONG}"),
     *(f"xoxb-{LONG}", f"xapp-{LONG}", f"nvapi-{LONG}", f"pypi-{LONG}", f"npm_{LONG}", f"dckr_pat_{LONG}"),
@@ -207,19 +207,19 @@ PARTS = [
 @given(st.lists(st.sampled_from(PARTS), max_size=8).map("".join))
 def test_quick_search_misses_no_secret(text: str) -> None:
     """A text without a form's cue has none of that form."""
-    found = secrecy.secrets_in(text)
+    secrets = secrecy.secrets_in(text)
     every = " ".join(cues for _, cues, _ in secret_forms._FORMS)
     secrecy._secrets_in.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(secret_forms, "folded_letters", lambda text: every)
-        assert secrecy.secrets_in(text) == found
+        assert secrecy.secrets_in(text) == secrets
     suspects = secrecy.suspect_lines(text, secrecy.known_values())
     for number, line in enumerate(text.split("\n")):
         assert number in suspects or without_secrets(line) == without_secrets(line, literals=True) == line
 
 
-def test_a_login_that_never_comes_is_not_looked_for_in_every_way() -> None:
-    """Each option could be read in two ways, and n of them in 2^n."""
+def test_login_without_a_key_is_searched_in_linear_time() -> None:
+    """Each option could be read in two ways, so n options in 2^n."""
     text = "wandb login " + "--host " * 200
     assert without_secrets(text) == text
     assert VALUE not in without_secrets(f"wandb login --host x --relogin --host=y {VALUE}")
@@ -264,6 +264,6 @@ def test_overrides_are_redacted() -> None:
     assert redacted("env_vars.A_KEY=a=b,c") == "env_vars.A_KEY=***"
     assert redacted("training=gpt3/126m") == "training=gpt3/126m"
     proxies = "{http_proxy: http://me:b@proxy:3128, HF_TOKEN: http://me:b@x}"
-    shown = "{http_proxy: http://me:***@proxy:3128, HF_TOKEN: ***}"
-    assert redacted(f"+env_vars={proxies}") == f"+env_vars={shown}"
+    masked = "{http_proxy: http://me:***@proxy:3128, HF_TOKEN: ***}"
+    assert redacted(f"+env_vars={proxies}") == f"+env_vars={masked}"
     assert redacted("container=docker://host:5000/a@sha256:b") == "container=docker://host:5000/a@sha256:b"

@@ -50,11 +50,11 @@ def tree(tmp_path: Path) -> Path:
         ("cluster.mem", ["=", "a b"], "from @/cluster/bcm.yaml:13"),
     ],
 )
-def test_the_line_or_the_override_that_set_it(
+def test_source_is_the_line_or_the_override_that_set_the_value(
     key: str, overrides: list[str], source: str | None, tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tree)
-    found = Sources(overrides, [tree, CONF_DIR]).locate(key)
+    location = Sources(overrides, [tree, CONF_DIR]).locate(key)
     expected = source.replace("@", str(CONF_DIR)) if source else None
-    assert (found or "").startswith(expected or "\0" if expected else "")
-    assert (found is None) == (source is None)
+    assert (location or "").startswith(expected or "\0" if expected else "")
+    assert (location is None) == (source is None)

@@ -15,11 +15,11 @@ from launcher.stages.planning import plan_launch
 SECRET = "S3CRETvalue9"
 
 
-def composed(*overrides: str) -> RunConfig:
+def compose_config(*overrides: str) -> RunConfig:
     return compose(["launcher_scripts_path=/shared", *overrides]).config
 
 
-def again(config: RunConfig, **environment: str) -> RunConfig:
+def store_and_read(config: RunConfig, **environment: str) -> RunConfig:
     return read_stored(stored_text(config, environment), "root_config.yaml")
 
 
@@ -28,9 +28,9 @@ def again(config: RunConfig, **environment: str) -> RunConfig:
 def test_stored_configuration_is_read_unchanged(size: str, cluster: str) -> None:
     if size not in list_options("training"):
         pytest.skip("no such size is shipped")
-    config = composed(f"training={size}", f"cluster={cluster}")
-    assert again(config) == config
-    assert plan_launch(again(config), number=3, tag="x") == plan_launch(config, number=3, tag="x")
+    config = compose_config(f"training={size}", f"cluster={cluster}")
+    assert store_and_read(config) == config
+    assert plan_launch(store_and_read(config), number=3, tag="x") == plan_launch(config, number=3, tag="x")
 
 
 @pytest.mark.parametrize(
@@ -50,14 +50,14 @@ def test_stored_configuration_is_read_unchanged(size: str, cluster: str) -> None
     ],
 )
 def test_odd_values_stay_as_they_are(value: str) -> None:
-    config = composed("training=gpt3/126m")
+    config = compose_config("training=gpt3/126m")
     odd = config.model_copy(update={"env_vars": {"ODD": value, "NULL": None}})
-    assert again(odd).env_vars == odd.env_vars
+    assert store_and_read(odd).env_vars == odd.env_vars
 
 
 def test_secrets_of_the_environment_stay_references(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", SECRET)
-    config = composed("training=gpt3/126m", "+training.model.note=${oc.env:HF_TOKEN}")
+    config = compose_config("training=gpt3/126m", "+training.model.note=${oc.env:HF_TOKEN}")
     odd = config.model_copy(update={"env_vars": {"MINE": f"a{SECRET}b", "ODD": "${x}"}})
     text = stored_text(odd, {"HF_TOKEN": SECRET, "SHELL": "/bin/bash"})
     assert SECRET not in text and text.count("${oc.env:HF_TOKEN}") == 2
@@ -68,7 +68,7 @@ def test_secrets_of_the_environment_stay_references(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_password_is_masked() -> None:
-    config = composed("training=gpt3/126m")
+    config = compose_config("training=gpt3/126m")
     proxied = config.model_copy(update={"env_vars": {"https_proxy": f"http://me:{SECRET}@proxy:1"}})
     text = stored_text(proxied, {})
     assert SECRET not in text and "http://me:***@proxy:1" in text

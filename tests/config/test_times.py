@@ -29,7 +29,7 @@ MINUTE, HOUR, DAY = 60, 3600, 86400
         ("-1", None),
     ],
 )
-def test_all_of_slurms_forms(text: str, seconds: int | None) -> None:
+def test_all_time_formats_of_slurm_are_read(text: str, seconds: int | None) -> None:
     assert parse_time_limit(text) == seconds
 
 
@@ -41,7 +41,7 @@ def test_times_that_slurm_would_not_read_are_refused(text: str) -> None:
         parse_time_limit(text)
 
 
-def test_writing_them() -> None:
+def test_times_are_formatted() -> None:
     assert format_days(5 * DAY + 23 * HOUR + 30 * MINUTE) == "05:23:30:00"
     assert format_time_limit(6 * DAY + HOUR) == "6-01:00:00"
     assert format_time_limit(90) == "00:01:30"
@@ -64,7 +64,7 @@ def test_the_training_ends_before_its_job(limit: str, max_time: str | None) -> N
     assert training.trainer["max_time"] == max_time
 
 
-def test_a_value_of_the_users_stays() -> None:
+def test_max_time_of_the_user_stays() -> None:
     training = compose(["training.trainer.max_time='00:01:00:00'"]).config.training
     assert training is not None
     assert training.trainer["max_time"] == "00:01:00:00"

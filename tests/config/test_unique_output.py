@@ -30,14 +30,14 @@ STAMP = r"\d{8}-\d{6}-\d{3}"
         (None, ["+unique_output_dir=True"], True),
     ],
 )
-def test_the_key_and_the_variable(
+def test_key_or_variable_makes_the_directory_unique(
     variable: str | None, overrides: list[str], is_unique: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("UNIQUE_OUTPUT_DIR", raising=False)
     if variable is not None:
         monkeypatch.setenv("UNIQUE_OUTPUT_DIR", variable)
-    given = [*overrides, "base_results_dir=/r/results"]
-    for config in (compose(given).config, BatchComposer(given[:-1]).compose(given[-1:]).config):
+    arguments = [*overrides, "base_results_dir=/r/results"]
+    for config in (compose(arguments).config, BatchComposer(arguments[:-1]).compose(arguments[-1:]).config):
         assert config.unique_output_dir == is_unique
         assert re.fullmatch(f"/r/results-{STAMP}" if is_unique else "/r/results", config.base_results_dir)
         assert config.training is not None
@@ -48,8 +48,8 @@ def test_compositions_of_one_process_share_a_directory() -> None:
     assert len({compose(["unique_output_dir=true"]).config.base_results_dir for _ in range(2)}) == 1
 
 
-def test_a_directory_of_one_launch_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wrapper of one's own may make it, and a launch is rendered again into it."""
+def test_stamped_directory_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrapper may stamp the directory itself, and a launch is rendered again into it."""
     monkeypatch.setenv("UNIQUE_OUTPUT_DIR", "1")
     for stamped in (
         "/r/results-20251122-123325",
@@ -68,7 +68,7 @@ def test_another_value_is_refused(value: str, monkeypatch: pytest.MonkeyPatch) -
         compose([])
 
 
-def test_a_root_of_ones_own_that_is_older_than_the_key(
+def test_variable_works_with_a_root_file_older_than_the_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = (CONF_DIR / "config.yaml").read_text()
@@ -89,17 +89,19 @@ VERBS = [
 
 @pytest.mark.parametrize("verb", VERBS, ids=lambda verb: " ".join(map(str, verb[1:]))[-40:])
 @pytest.mark.parametrize("by_key", [True, False], ids=["key", "variable"])
-def test_every_verb_that_launches(verb: list[str], by_key: bool, repository: Path, tmp_path: Path) -> None:
+def test_every_launching_verb_stamps_the_directory(
+    verb: list[str], by_key: bool, repository: Path, tmp_path: Path
+) -> None:
     command = [str(word).replace("@repository", str(repository)) for word in verb]
-    given = ["unique_output_dir=true"] if by_key else []
+    overrides = ["unique_output_dir=true"] if by_key else []
     variables = {} if by_key else {"UNIQUE_OUTPUT_DIR": "1"}
-    done = run_command(*command, *given, "cluster=bcm", cwd=tmp_path, **variables)
-    found = set(re.findall(rf"{re.escape(str(tmp_path))}/results-({STAMP})/", done.stdout))
-    assert len(found) == 1, done.stdout
+    done = run_command(*command, *overrides, "cluster=bcm", cwd=tmp_path, **variables)
+    stamps = set(re.findall(rf"{re.escape(str(tmp_path))}/results-({STAMP})/", done.stdout))
+    assert len(stamps) == 1, done.stdout
     assert f"{tmp_path}/results/" not in done.stdout
 
 
-def test_a_launch_is_found_where_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launch_is_found_in_its_stamped_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     local = [
         "cluster=local",
         "training=gpt3/tiny",

@@ -73,7 +73,7 @@ def phases(options: list[str]) -> list[list[str]]:
     return [["fetch", *options], *tokenize, ["merge", *options]]
 
 
-def killed(options: list[str], out: Path, log: Path, kills: int) -> None:
+def kill_repeatedly(options: list[str], out: Path, log: Path, kills: int) -> None:
     """Kill phases until there were as many kills, and enough of each phase; start anew when all is done."""
     measured = {phase[0]: measure(phase, out, log) for phase in phases(options)}
     expected = results(out)
@@ -86,7 +86,7 @@ def killed(options: list[str], out: Path, log: Path, kills: int) -> None:
         for phase in phases(options):
             seconds, steps = measured[phase[0]]
             while True:
-                # At a moment or at a step: the time between two renames is too short to be met by chance.
+                # At a moment or at a step: a random moment never falls between two renames.
                 at_step = chance.random() < 0.5
                 pid = start(phase, out, log, chance.randint(1, steps) if at_step else None)
                 if not at_step:
@@ -105,4 +105,4 @@ def killed(options: list[str], out: Path, log: Path, kills: int) -> None:
 
 
 if __name__ == "__main__":
-    killed(sys.argv[4:], Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))
+    kill_repeatedly(sys.argv[4:], Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))

@@ -22,15 +22,15 @@ from corpus.remotes import s3_client
 
 
 @dataclass
-class Served:
+class ServedFile:
     """A file of the server, and what goes wrong with it.
 
     Attributes
     ----------
     ranges, validators, weak
-        Whether the server has `Range`, and names an ETag, which may be a weak one.
+        Three flags: the server knows `Range`, it names an ETag, and the ETag is a weak one.
     ignores_conditions
-        It sends ranges whatever `If-Range` says.
+        True if it sends ranges whatever `If-Range` says.
     drop_after
         Bytes after which each response of the list ends; when it is empty, responses are whole.
     statuses
@@ -42,7 +42,7 @@ class Served:
     chunk, pause
         Bytes sent at a time, and seconds after each.
     redirect
-        Where to instead.
+        Address that responses redirect to.
     user
         Expected in the header `Authorization`.
     """
@@ -74,7 +74,7 @@ class FaultyServer(ThreadingHTTPServer):
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.files: dict[str, Served] = {}
+        self.files: dict[str, ServedFile] = {}
         self.requests: Counter[str] = Counter()
         self.sent: Counter[str] = Counter()
         self.headers: dict[str, list[dict[str, str]]] = {}
@@ -85,7 +85,7 @@ class FaultyServer(ThreadingHTTPServer):
 
     def put(self, name: str, content: bytes, **faults: Any) -> str:
         """Serve a file; return its URL."""
-        self.files[f"/{name}"] = Served(content, **faults)
+        self.files[f"/{name}"] = ServedFile(content, **faults)
         return f"{self.address}/{name}"
 
     def starts(self, name: str) -> list[int]:
@@ -128,16 +128,16 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._send(path, served)
 
-    def _send(self, path: str, served: Served) -> None:
+    def _send(self, path: str, served: ServedFile) -> None:
         size, start = len(served.content), 0
         if served.validators and self.headers.get("If-None-Match") == served.etag:
             self.send_response(304)
             self.end_headers()
             return
-        wanted = self.headers.get("Range")
-        same = self.headers.get("If-Range") in (None, served.etag) or served.ignores_conditions
-        if served.ranges and wanted and same:
-            start = int(wanted.removeprefix("bytes=").rstrip("-"))
+        requested = self.headers.get("Range")
+        is_current = self.headers.get("If-Range") in (None, served.etag) or served.ignores_conditions
+        if served.ranges and requested and is_current:
+            start = int(requested.removeprefix("bytes=").rstrip("-"))
             if start >= size:
                 self.send_response(416)
                 self.send_header("Content-Range", f"bytes */{size}")

@@ -1,4 +1,4 @@
-"""Filters, duplicates and the fast path in whole preparations: the division does not change the result."""
+"""Filters, duplicates and the fast path in whole preparations: tasks and workers do not change the result."""
 
 from __future__ import annotations
 
@@ -90,13 +90,13 @@ def test_cleaned_data_are_the_same_for_any_number_of_tasks_and_workers(
     assert set(manifest["versions"]) >= {"datatrove", "spacy"}
     lines = source.read_bytes().splitlines(keepends=True)
     offsets = np.cumsum([0, *map(len, lines)])
-    kept = np.frombuffer(first[".origins"], ORIGIN)["offset"].tolist()
-    assert kept == [offset for offset, line in zip(offsets, lines, strict=False) if b'"kept"' in line]
+    kept_offsets = np.frombuffer(first[".origins"], ORIGIN)["offset"].tolist()
+    assert kept_offsets == [offset for offset, line in zip(offsets, lines, strict=False) if b'"kept"' in line]
     assert all("unwanted" in sample["text"] for sample in manifest["samples"]["regex"])
     for reason in ("exact_duplicate", "near_duplicate"):
         samples = manifest["samples"][reason]
         assert len(samples) == 3
-        assert all(sample["same_as"]["offset"] in kept for sample in samples)
+        assert all(sample["same_as"]["offset"] in kept_offsets for sample in samples)
 
 
 def test_without_options_nothing_but_empty_documents_is_dropped(
@@ -113,22 +113,22 @@ def test_other_ids_of_gigatoken_do_not_change_the_data(
     capsys: pytest.CaptureFixture[str],
     least: int,
 ) -> None:
-    """They differ at the start, or in the sample of a unit only."""
+    """The ids differ at the start, or in the sample of a unit only."""
     expected = prepare()
     assert "fast path" not in capsys.readouterr().out
     original = corpus.fast_encoding._open
 
-    def wrong(kind: str, paths: Any) -> Any:
+    def open_wrongly(kind: str, paths: Any) -> Any:
         encode = original(kind, paths)
         return lambda text: encode(text)[len(text.split()) >= least :]
 
-    monkeypatch.setattr(corpus.fast_encoding, "_open", wrong)
+    monkeypatch.setattr(corpus.fast_encoding, "_open", open_wrongly)
     assert prepare() == expected
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     if least:
-        assert "tokenize: unit 1 is encoded again, without the fast path: gigatoken's ids differ" in said
+        assert "tokenize: unit 1 is encoded again, without the fast path: gigatoken's ids differ" in output
     else:
-        assert said.count("tokenize: without the fast path: gigatoken's ids differ") == 1
+        assert output.count("tokenize: without the fast path: gigatoken's ids differ") == 1
 
 
 def test_data_are_the_same_without_gigatoken(

@@ -1,4 +1,4 @@
-"""Filters of datatrove: which documents they drop, what is counted, and mistakes in the configuration."""
+"""Filters of datatrove: the documents they drop, the counts, and mistakes in the configuration."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_options_reach_the_filter() -> None:
     assert reason(PROSE, "fineweb_quality", stop_chars=["!"]) == "fineweb_quality/line_punct_ratio"
 
 
-def test_text_is_as_the_filter_leaves_it() -> None:
+def test_filter_may_change_the_text() -> None:
     result = clean(f"{PROSE}\nread more", "c4_quality")
     assert isinstance(result, Document)
     assert result.text == PROSE

@@ -52,9 +52,9 @@ def test_a_terminal_has_a_bar_and_a_pipe_has_lines() -> None:
     controller, terminal = pty.openpty()
     try:
         subprocess.run(command, env=environment, stdout=terminal, check=True)
-        shown = os.read(controller, 65536).decode()
+        output = os.read(controller, 65536).decode()
     finally:
         os.close(controller)
         os.close(terminal)
-    assert "a line\r\n" in shown
-    assert "━━━━━━━━━━━━┈┈┈┈┈┈┈┈┈┈┈┈ fetching: 1 of 2 files, 2.0 kB of 4.0 kB (50 %)" in shown
+    assert "a line\r\n" in output
+    assert "━━━━━━━━━━━━┈┈┈┈┈┈┈┈┈┈┈┈ fetching: 1 of 2 files, 2.0 kB of 4.0 kB (50 %)" in output

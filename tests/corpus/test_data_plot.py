@@ -70,8 +70,8 @@ def test_the_command_prints_and_writes_a_picture(tmp_path: Path) -> None:
     done = run_command(SLIPWAY, "data", "plot", "web_train", "--json", cwd=tmp_path)
     assert json.loads(done.stdout)["lengths"] == MANIFEST["lengths"]
     assert not list(tmp_path.glob("*.png"))
-    refused = run_command(SLIPWAY, "data", "plot", "wep", cwd=tmp_path, check=2)
-    assert "wep.manifest.json: there is no such file" in refused.stderr
+    refusal = run_command(SLIPWAY, "data", "plot", "wep", cwd=tmp_path, check=2)
+    assert "wep.manifest.json: there is no such file" in refusal.stderr
     (tmp_path / "broken.manifest.json").write_text("[1")
-    refused = run_command(SLIPWAY, "data", "plot", "broken", cwd=tmp_path, check=2)
-    assert "not a manifest of data" in refused.stderr and "Traceback" not in refused.stderr
+    refusal = run_command(SLIPWAY, "data", "plot", "broken", cwd=tmp_path, check=2)
+    assert "not a manifest of data" in refusal.stderr and "Traceback" not in refusal.stderr

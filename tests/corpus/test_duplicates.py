@@ -27,7 +27,7 @@ def text(seed: int, words: int = 200) -> str:
     return " ".join(random.Random(seed).choices(WORDS, k=words))
 
 
-def edited(original: str, seed: int) -> str:
+def edited_text(original: str, seed: int) -> str:
     """Return the text with one word in a hundred replaced, other case and other punctuation."""
     draw = random.Random(seed)
     words = original.split()
@@ -52,43 +52,49 @@ def search(
             writer.close()
     counts = [len(texts) for texts in units]
     scratch = directory / "scratch"
-    found = find(counts, hashes if exact else None, signatures or None, options, scratch, workers=2)
+    duplicates = find(counts, hashes if exact else None, signatures or None, options, scratch, workers=2)
     assert not (directory / "scratch").exists()
-    return found
+    return duplicates
 
 
-def pairs(found: Duplicates) -> dict[int, tuple[int, bool]]:
-    originals = zip(found.originals.tolist(), found.are_exact.tolist(), strict=True)
-    return dict(zip(found.numbers.tolist(), originals, strict=True))
+def pairs(duplicates: Duplicates) -> dict[int, tuple[int, bool]]:
+    originals = zip(duplicates.originals.tolist(), duplicates.are_exact.tolist(), strict=True)
+    return dict(zip(duplicates.numbers.tolist(), originals, strict=True))
 
 
 def test_planted_duplicates_are_dropped_and_others_stay(tmp_path: Path) -> None:
     documents = [text(number) for number in range(30)]
     documents[11] = documents[4]
-    documents[17] = edited(documents[4], 1)
-    documents[25] = edited(documents[4], 2)
-    documents[28] = edited(documents[9], 3)
+    documents[17] = edited_text(documents[4], 1)
+    documents[25] = edited_text(documents[4], 2)
+    documents[28] = edited_text(documents[9], 3)
     documents[29] = documents[28]
-    found = search(tmp_path, [documents[:10], documents[10:12], [], documents[12:]])
-    assert pairs(found) == {11: (4, True), 17: (4, False), 25: (4, False), 28: (9, False), 29: (28, True)}
+    duplicates = search(tmp_path, [documents[:10], documents[10:12], [], documents[12:]])
+    assert pairs(duplicates) == {
+        11: (4, True),
+        17: (4, False),
+        25: (4, False),
+        28: (9, False),
+        29: (28, True),
+    }
 
 
 def test_first_of_near_duplicates_stays_also_where_copies_follow(tmp_path: Path) -> None:
     """The block of datatrove may choose any document of a cluster, also one that is dropped as exact."""
     first = text(1)
-    documents = [edited(first, seed) for seed in range(6)] + [first] * 5 + [edited(first, 0)]
-    found = search(tmp_path, [documents[:7], documents[7:]])
-    assert found.numbers.tolist() == list(range(1, 12))
-    assert pairs(found)[11] == (0, True)
-    assert pairs(found)[6] == (0, False)
-    assert pairs(found)[7] == (6, True)
+    documents = [edited_text(first, seed) for seed in range(6)] + [first] * 5 + [edited_text(first, 0)]
+    duplicates = search(tmp_path, [documents[:7], documents[7:]])
+    assert duplicates.numbers.tolist() == list(range(1, 12))
+    assert pairs(duplicates)[11] == (0, True)
+    assert pairs(duplicates)[6] == (0, False)
+    assert pairs(duplicates)[7] == (6, True)
 
 
 @pytest.mark.parametrize("parts", [1, 2, 13, 40])
 def test_duplicates_do_not_depend_on_the_division_into_units(tmp_path: Path, parts: int) -> None:
     draw = random.Random(5)
     documents = [text(draw.randrange(25)) for _ in range(40)]
-    documents += [edited(documents[draw.randrange(40)], seed) for seed in range(20)]
+    documents += [edited_text(documents[draw.randrange(40)], seed) for seed in range(20)]
     draw.shuffle(documents)
     (tmp_path / "whole").mkdir()
     (tmp_path / "parts").mkdir()
@@ -133,7 +139,7 @@ def test_short_documents_are_exact_duplicates_only(tmp_path: Path) -> None:
     assert pairs(search(tmp_path, [["a b", "A B"]], exact=False)) == {}
 
 
-def test_no_document_at_all(tmp_path: Path) -> None:
+def test_no_documents_have_no_duplicates(tmp_path: Path) -> None:
     assert pairs(search(tmp_path, [[], []])) == {}
     assert pairs(search(tmp_path, [])) == {}
 
@@ -145,7 +151,7 @@ def test_hashes_of_other_documents_are_refused(tmp_path: Path) -> None:
 
 
 def test_duplicates_are_counted_by_reason_with_their_originals(tmp_path: Path) -> None:
-    documents = [text(1), text(2), text(1), edited(text(2), 1)]
+    documents = [text(1), text(2), text(1), edited_text(text(2), 1)]
     drops = search(tmp_path, [documents]).count(lambda number: (number // 2, 100 * number))
     assert dict(drops.counts) == {"exact_duplicate": 1, "near_duplicate": 1}
     assert drops.samples() == {

@@ -1,4 +1,4 @@
-"""gigatoken beside the reference: same ids for each kind of tokenizer, and what happens if they differ."""
+"""gigatoken beside the reference: same ids for each kind of tokenizer, and the fallback if they differ."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-def opened(kind: str, directory: Path) -> tuple[str, list[Path], Any]:
+def open_reference(kind: str, directory: Path) -> tuple[str, list[Path], Any]:
     """Return kind, files and reference of a tokenizer."""
     if kind == "gpt2":
         paths = [directory / "vocab.json", directory / "merges.txt"]
@@ -82,7 +82,7 @@ def opened(kind: str, directory: Path) -> tuple[str, list[Path], Any]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_ids_are_those_of_the_reference(kind: str, directory: Path) -> None:
-    name, paths, reference = opened(kind, directory)
+    name, paths, reference = open_reference(kind, directory)
     draw = random.Random(1)
     texts = [*PROBES, CODE, *(random_text(draw) for _ in range(500))]
     encoder = FastEncoder(name, paths, reference)
@@ -90,51 +90,51 @@ def test_ids_are_those_of_the_reference(kind: str, directory: Path) -> None:
 
 
 def test_difference_in_an_awkward_text_is_seen_at_the_start(directory: Path) -> None:
-    name, paths, reference = opened("gpt2", directory)
+    name, paths, reference = open_reference("gpt2", directory)
 
-    def other(texts: list[str]) -> list[list[int]]:
+    def encode_differently(texts: list[str]) -> list[list[int]]:
         return reference([text.replace("😀", "").replace("ǅ", "x") for text in texts])
 
     with pytest.raises(UnsupportedError, match="ids differ from the reference's for 'e"):
-        FastEncoder(name, paths, other)
+        FastEncoder(name, paths, encode_differently)
 
 
 def test_difference_is_seen_in_the_sample_and_sample_follows_from_the_key(directory: Path) -> None:
-    name, paths, reference = opened("gpt2", directory)
+    name, paths, reference = open_reference("gpt2", directory)
     sampled: list[str] = []
 
-    def counting(texts: list[str]) -> list[Any]:
+    def record_texts(texts: list[str]) -> list[Any]:
         sampled.extend(texts)
         ids: list[Any] = reference(texts)
         return [
             [*values, 0] if "sabotage" in text else values for text, values in zip(texts, ids, strict=True)
         ]
 
-    encoder = FastEncoder(name, paths, counting)
+    encoder = FastEncoder(name, paths, record_texts)
     documents = [f"document {number} " * 200 for number in range(2000)]
-    seen = []
+    samples = []
     for key in ("a", "b", "a"):
         del sampled[:]
         encoder.start(key)
         for first in range(0, 2000, 100):
             encoder.encode(documents[first : first + 100])
-        seen.append(tuple(sampled))
-    assert seen[0] == seen[2] != seen[1]
-    assert all(len(texts) >= 2 for texts in seen)
+        samples.append(tuple(sampled))
+    assert samples[0] == samples[2] != samples[1]
+    assert all(len(texts) >= 2 for texts in samples)
     encoder.start("c")
     with pytest.raises(DifferentIdsError, match="for 'sabotage"):
         encoder.encode(["sabotage of a document"] * 10)
 
 
 def test_long_document_is_compared_in_part(directory: Path) -> None:
-    name, paths, reference = opened("gpt2", directory)
+    name, paths, reference = open_reference("gpt2", directory)
     lengths: list[int] = []
 
-    def counting(texts: list[str]) -> list[Any]:
+    def record_lengths(texts: list[str]) -> list[Any]:
         lengths.extend(map(len, texts))
         return list(reference(texts))
 
-    encoder = FastEncoder(name, paths, counting)
+    encoder = FastEncoder(name, paths, record_lengths)
     del lengths[:]
     encoder.encode([CODE])
     assert lengths == [2048]
@@ -149,13 +149,13 @@ def test_tokenizer_that_gigatoken_cannot_take_is_unsupported(directory: Path, tm
         FastEncoder("sentencepiece", [tmp_path / "tokenizer.model"], lambda texts: [])
 
 
-def test_without_gigatoken_it_is_unsupported(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fast_path_is_unsupported_without_gigatoken(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gigatoken", None)
     with pytest.raises(UnsupportedError, match="gigatoken is not installed"):
-        FastEncoder(*opened("gpt2", directory))
+        FastEncoder(*open_reference("gpt2", directory))
 
 
 def test_failure_of_gigatoken_is_a_difference(directory: Path) -> None:
-    encoder = FastEncoder(*opened("gpt2", directory))
+    encoder = FastEncoder(*open_reference("gpt2", directory))
     with pytest.raises(DifferentIdsError, match="gigatoken failed"):
         encoder.encode([1])  # type: ignore[list-item]

@@ -150,7 +150,7 @@ def test_a_duplicate_shard_is_refused_or_dropped(
     assert "300 documents dropped (exact_duplicate 300)" in capsys.readouterr().out
 
 
-def test_a_changed_source_is_said_and_only_its_units_are_made_again(
+def test_changed_source_is_reported_and_only_its_units_are_made_again(
     lines: Path, tokenizer: Path, tmp_path: Path, capsys: Any
 ) -> None:
     node = configuration(tmp_path, lines, tokenizer)
@@ -162,17 +162,17 @@ def test_a_changed_source_is_said_and_only_its_units_are_made_again(
     # The list of sources is that of the last fetch: the units that it names are as they were.
     capsys.readouterr()
     assert run(tmp_path, node) == 0
-    said = capsys.readouterr().out
-    assert f"{lines}/a.jsonl: changed since the last run, of the same size" in said
+    output = capsys.readouterr().out
+    assert f"{lines}/a.jsonl: changed since the last run, of the same size" in output
     units = load_plan(preparation).units
     touched = [
         unit
         for unit in units
         if any(preparation_file(preparation, piece.file) == "a.jsonl" for piece in unit.pieces)
     ]
-    assert f"{len(before)} units, {len(before) - len(touched)} of them done before" in said
+    assert f"{len(before)} units, {len(before) - len(touched)} of them done before" in output
     assert 0 < len(touched) < len(before)
-    # What is made of the changed file is what a first run makes of it.
+    # The result is that of a first run with the changed file.
     assert prepare(configuration(tmp_path / "new", lines, tokenizer)) == results(tmp_path / "out")
 
 

@@ -22,7 +22,7 @@ from corpus import spec
 from corpus.__main__ import main
 from corpus.fetching import Policy
 from corpus.sources import read_sources
-from tests.corpus.servers import FaultyServer, Served, faulty_server
+from tests.corpus.servers import FaultyServer, ServedFile, faulty_server
 
 pytestmark = pytest.mark.trainer
 
@@ -38,7 +38,7 @@ class Fault:
 
     Attributes
     ----------
-    kept
+    kept_bytes
         Bytes that the next command does not request again.
     """
 
@@ -47,7 +47,7 @@ class Fault:
     faults: dict[str, Any] = field(default_factory=dict)
     content: bytes = CONTENT
     sha256: str | None = None
-    kept: int = 0
+    kept_bytes: int = 0
 
 
 FAULTS = {
@@ -55,13 +55,13 @@ FAULTS = {
         1,
         f"ended before byte {len(CONTENT):,}; gave up after 3 attempts",
         {"ranges": False, "drop_after": [300_000] * 9},
-        kept=300_000,
+        kept_bytes=300_000,
     ),
     "dropped connections": Fault(
         1,
         "400,000 bytes are kept in",
         {"drop_after": [300_000, 100_000, *[0] * 9]},
-        kept=400_000,
+        kept_bytes=400_000,
     ),
     "a wrong sha256": Fault(2, f"its sha256 is {SHA256}, expected {'ab' * 32}", sha256="ab" * 32),
     "another file than the sha256 says": Fault(
@@ -86,7 +86,7 @@ def server() -> Iterator[FaultyServer]:
 
 @pytest.fixture
 def command(tmp_path: Path) -> Callable[..., list[str]]:
-    """A command for inputs, of which the tokenizer is there."""
+    """Return a function that writes a configuration for inputs and returns the words of a command."""
     (tmp_path / "bpe").mkdir()
     (tmp_path / "bpe/vocab.json").write_text('{"a": 0, "<|endoftext|>": 1}')
     (tmp_path / "bpe/merges.txt").write_text("#version: 0.2\n")
@@ -123,25 +123,25 @@ def test_a_fault_is_named_and_the_command_goes_on_when_it_has_passed(
     assert "Traceback" not in errors
     work = tmp_path / "out/text.work"
     assert not (work / "sources.json").exists()
-    server.files[f"/{name}"] = Served(CONTENT)
+    server.files[f"/{name}"] = ServedFile(CONTENT)
     before = server.sent[f"/{name}"]
     assert main(command(url, format="jsonl")) == 0
     [file] = read_sources(spec.load(tmp_path, "p.yaml"))
     assert (file.sha256, file.path.read_bytes()) == (SHA256, CONTENT)
-    assert server.sent[f"/{name}"] - before == len(CONTENT) - fault.kept
+    assert server.sent[f"/{name}"] - before == len(CONTENT) - fault.kept_bytes
     assert sorted(path.suffix for path in file.path.parent.iterdir()) == sorted([file.path.suffix, ".state"])
 
 
-def test_a_source_that_changed_between_two_runs_is_said_and_taken(
+def test_source_that_changed_between_two_runs_is_reported_and_fetched(
     server: FaultyServer, command: Callable[..., list[str]], tmp_path: Path, capsys: Any
 ) -> None:
     words = command(server.put("text.jsonl", CONTENT))
     assert main(words) == 0
     server.put("text.jsonl", CONTENT[::-1])
     assert main(words) == 0
-    said = capsys.readouterr().out
-    assert "changed on the server since it was fetched (ETag" in said
-    assert "changed since the last run, of the same size: it is tokenized again" in said
+    output = capsys.readouterr().out
+    assert "changed on the server since it was fetched (ETag" in output
+    assert "changed since the last run, of the same size: it is tokenized again" in output
     [file] = read_sources(spec.load(tmp_path, "p.yaml"))
     assert file.path.read_bytes() == CONTENT[::-1]
 
@@ -153,7 +153,7 @@ def test_a_disk_that_fills_while_the_list_is_written_leaves_the_former_one(
     monkeypatch: pytest.MonkeyPatch,
     capsys: Any,
 ) -> None:
-    """Full disks of downloads are real ones, in test_fetching."""
+    """Full disks during downloads are real ones, in test_fetching."""
     text = tmp_path / "a.jsonl"
     text.write_bytes(CONTENT)
     words = command(str(text))
@@ -161,10 +161,10 @@ def test_a_disk_that_fills_while_the_list_is_written_leaves_the_former_one(
     before = (tmp_path / "out/text.work/sources.json").read_bytes()
     text.write_bytes(CONTENT[::-1])
 
-    def full(descriptor: int) -> None:
+    def fail_full_disk(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("os.fsync", full)
+    monkeypatch.setattr("os.fsync", fail_full_disk)
     assert main(words) == 1
     errors = capsys.readouterr().err
     assert errors.startswith("error: No space left on device")
@@ -195,7 +195,7 @@ def test_ctrl_c_keeps_what_was_received(
 def test_a_command_killed_again_and_again_ends_with_the_same_files(
     server: FaultyServer, command: Callable[..., list[str]], tmp_path: Path
 ) -> None:
-    """Three downloads at once, each of which goes on from what is on the disk."""
+    """Three downloads run at once, and each goes on from what is on the disk."""
     contents = [CONTENT[at:] + CONTENT[:at] for at in (0, 5, 9)]
     urls = [
         server.put(f"{number}.jsonl", content, chunk=16_384, pause=0.02)

@@ -42,34 +42,34 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path / "downloads"
 
 
-def fetched(directory: Path, url: str, sha256: str | None = None, policy: Policy = QUICK) -> Fetched:
+def fetch_file(directory: Path, url: str, sha256: str | None = None, policy: Policy = QUICK) -> Fetched:
     [result] = fetch_all(
         [Download(remote(url), sha256)], directory, Progress("fetching", 0, 1, "files"), policy
     )
     return result
 
 
-def names(directory: Path) -> list[str]:
-    """Return the suffixes of what is there, and nothing of the names."""
+def suffixes(directory: Path) -> list[str]:
+    """Return the suffixes of the files in a directory."""
     return sorted(path.suffix for path in directory.iterdir())
 
 
 def test_a_file_arrives_whole_and_is_used_again(server: FaultyServer, directory: Path) -> None:
     url = server.put("a.jsonl", CONTENT)
-    first = fetched(directory, url)
+    first = fetch_file(directory, url)
     assert (first.path.read_bytes(), first.size, first.sha256) == (CONTENT, len(CONTENT), SHA256)
     assert first.path.name.endswith("-a.jsonl")
-    assert names(directory) == [".jsonl", ".state"]
-    assert fetched(directory, url) == first
+    assert suffixes(directory) == [".jsonl", ".state"]
+    assert fetch_file(directory, url) == first
     assert server.sent["/a.jsonl"] == len(CONTENT)
     assert server.requests["/a.jsonl"] == 2
 
 
 def test_a_file_of_known_sha256_is_not_asked_for_again(server: FaultyServer, directory: Path) -> None:
     url = server.put("a.jsonl", CONTENT)
-    first = fetched(directory, url, SHA256)
+    first = fetch_file(directory, url, SHA256)
     server.files.clear()
-    assert fetched(directory, url, SHA256) == first
+    assert fetch_file(directory, url, SHA256) == first
     assert server.requests["/a.jsonl"] == 1
 
 
@@ -77,7 +77,7 @@ def test_a_server_without_etags_that_has_the_same_size_is_not_fetched_from_again
     server: FaultyServer, directory: Path
 ) -> None:
     url = server.put("a", CONTENT, validators=False)
-    assert fetched(directory, url) == fetched(directory, url)
+    assert fetch_file(directory, url) == fetch_file(directory, url)
     assert server.requests["/a"] == 2
 
 
@@ -99,23 +99,23 @@ def test_faults_that_pass_cost_attempts_and_nothing_else(
 ) -> None:
     policy = Policy(attempts=5, first_wait=0.01, longest_wait=0.02)
     url = server.put("a", CONTENT, **faults)
-    assert fetched(directory, url, policy=policy).path.read_bytes() == CONTENT
+    assert fetch_file(directory, url, policy=policy).path.read_bytes() == CONTENT
     assert server.sent["/a"] == sent
-    said = capsys.readouterr().out
-    assert "attempt 2 of 5" in said
-    assert ("the server sends no ranges: begun again" in said) == ("ranges" in faults)
+    output = capsys.readouterr().out
+    assert "attempt 2 of 5" in output
+    assert ("the server sends no ranges: begun again" in output) == ("ranges" in faults)
 
 
 def test_a_weak_etag_is_no_ground_to_resume(server: FaultyServer, directory: Path) -> None:
     """If-Range takes strong validators alone (RFC 9110, section 13.1.5)."""
     url = server.put("a", CONTENT, weak=True, drop_after=[300_000])
-    assert fetched(directory, url).path.read_bytes() == CONTENT
+    assert fetch_file(directory, url).path.read_bytes() == CONTENT
     assert server.sent["/a"] == 300_000 + len(CONTENT)
 
 
 def test_retry_after_is_obeyed(server: FaultyServer, directory: Path, capsys: Any) -> None:
     url = server.put("a", b"text", statuses=[(429, "1")])
-    fetched(directory, url)
+    fetch_file(directory, url)
     assert "HTTP 429 Too Many Requests; 0 bytes so far; attempt 2 of 3 in 1 s" in capsys.readouterr().out
 
 
@@ -131,7 +131,7 @@ def test_retry_after_is_a_number_or_a_date(
 
 
 @pytest.mark.parametrize("value", [None, "", "soon", "-1 day"])
-def test_a_retry_after_that_says_nothing_is_none(value: str | None) -> None:
+def test_invalid_retry_after_is_none(value: str | None) -> None:
     assert retry_after(value) is None
 
 
@@ -193,7 +193,7 @@ def test_faults_that_stay_are_named_and_leave_nothing_under_the_name(
     faults, sha256, kind, message = PERMANENT[fault]
     url = server.put("a.txt", CONTENT, **faults)
     with pytest.raises(kind) as raised:
-        fetched(directory, url, sha256)
+        fetch_file(directory, url, sha256)
     assert message in str(raised.value)
     assert str(raised.value).startswith(f"{url}: ")
     assert not list(directory.glob("*.txt"))
@@ -202,8 +202,8 @@ def test_faults_that_stay_are_named_and_leave_nothing_under_the_name(
 def test_received_bytes_are_kept_after_giving_up(server: FaultyServer, directory: Path) -> None:
     url = server.put("a", CONTENT, drop_after=[600_000, 0, 0, 0])
     with pytest.raises(OutsideError, match="600,000 bytes are kept"):
-        fetched(directory, url)
-    assert fetched(directory, url).path.read_bytes() == CONTENT
+        fetch_file(directory, url)
+    assert fetch_file(directory, url).path.read_bytes() == CONTENT
     assert server.sent["/a"] == len(CONTENT)
     last = server.headers["/a"][-1]
     assert (last["Range"], last["If-Range"]) == ("bytes=600000-", server.files["/a"].etag)
@@ -213,34 +213,34 @@ def test_bytes_that_were_not_synced_are_not_trusted(server: FaultyServer, direct
     """After a crash of the machine a file may be as long as it was, with zeros at its end."""
     url = server.put("a", CONTENT, drop_after=[600_000, 0, 0, 0])
     with pytest.raises(OutsideError):
-        fetched(directory, url)
+        fetch_file(directory, url)
     [part], [state] = directory.glob("*.part"), directory.glob("*.state")
     state.write_text(json.dumps({**json.loads(state.read_text()), "synced": 500_000}))
     part.write_bytes(CONTENT[:500_000] + bytes(100_000))
-    assert fetched(directory, url).path.read_bytes() == CONTENT
+    assert fetch_file(directory, url).path.read_bytes() == CONTENT
 
 
 def test_no_server_at_all_is_named(directory: Path) -> None:
     with faulty_server() as server:
         url = server.put("a", CONTENT)
     with pytest.raises(OutsideError, match=r"127\.0\.0\.1:\d+/a: .*refused.*gave up after 3 attempts"):
-        fetched(directory, url)
+        fetch_file(directory, url)
 
 
-def test_a_server_that_says_nothing_is_left(server: FaultyServer, directory: Path) -> None:
+def test_silent_server_is_given_up(server: FaultyServer, directory: Path) -> None:
     url = server.put("a", CONTENT, chunk=500_000, pause=2.0)
     with pytest.raises(OutsideError, match="no answer in time"):
-        fetched(directory, url, policy=Policy(attempts=1, timeout=0.2))
+        fetch_file(directory, url, policy=Policy(attempts=1, timeout=0.2))
 
 
 def test_a_source_that_changes_between_two_runs_is_fetched_anew(
     server: FaultyServer, directory: Path, capsys: Any
 ) -> None:
     url = server.put("a", CONTENT)
-    fetched(directory, url)
+    fetch_file(directory, url)
     other = CONTENT[::-1]
     server.put("a", other)
-    assert fetched(directory, url).path.read_bytes() == other
+    assert fetch_file(directory, url).path.read_bytes() == other
     assert "changed on the server since it was fetched (ETag" in capsys.readouterr().out
 
 
@@ -248,13 +248,13 @@ def test_a_new_version_that_fails_to_arrive_is_not_mixed_with_the_old_one(
     server: FaultyServer, directory: Path
 ) -> None:
     url = server.put("a", CONTENT)
-    old = fetched(directory, url)
+    old = fetch_file(directory, url)
     other = CONTENT[::-1]
     server.put("a", other, drop_after=[600_000, 0, 0, 0, 0])
     with pytest.raises(OutsideError):
-        fetched(directory, url)
+        fetch_file(directory, url)
     assert old.path.read_bytes() == CONTENT
-    assert fetched(directory, url).path.read_bytes() == other
+    assert fetch_file(directory, url).path.read_bytes() == other
     assert server.sent["/a"] == 2 * len(CONTENT)
 
 
@@ -264,22 +264,22 @@ def test_a_source_that_changes_during_a_download_is_never_mixed(
 ) -> None:
     url = server.put("a", CONTENT, drop_after=[600_000, 0, 0, 0])
     with pytest.raises(OutsideError):
-        fetched(directory, url)
+        fetch_file(directory, url)
     other = CONTENT[::-1] + b"longer"
     server.put("a", other, ranges=ranges)
-    assert fetched(directory, url).path.read_bytes() == other
-    said = capsys.readouterr().out
-    assert "changed on the server (size 1500000 became 1500006)" in said
-    assert "the 600,000 bytes of the former version are dropped" in said
+    assert fetch_file(directory, url).path.read_bytes() == other
+    output = capsys.readouterr().out
+    assert "changed on the server (size 1500000 became 1500006)" in output
+    assert "the 600,000 bytes of the former version are dropped" in output
 
 
 def test_a_range_of_another_version_is_never_mixed(server: FaultyServer, directory: Path) -> None:
     """Some servers know ranges and ignore If-Range."""
     url = server.put("a", CONTENT, drop_after=[600_000, 0, 0, 0])
     with pytest.raises(OutsideError):
-        fetched(directory, url)
+        fetch_file(directory, url)
     server.put("a", CONTENT[::-1], ignores_conditions=True)
-    assert fetched(directory, url).path.read_bytes() == CONTENT[::-1]
+    assert fetch_file(directory, url).path.read_bytes() == CONTENT[::-1]
 
 
 def test_a_smaller_file_on_the_server_is_fetched_from_its_beginning(
@@ -287,9 +287,9 @@ def test_a_smaller_file_on_the_server_is_fetched_from_its_beginning(
 ) -> None:
     url = server.put("a", CONTENT, drop_after=[600_000, 0, 0, 0])
     with pytest.raises(OutsideError):
-        fetched(directory, url)
+        fetch_file(directory, url)
     server.put("a", CONTENT[:1000], ignores_conditions=True)
-    assert fetched(directory, url).path.read_bytes() == CONTENT[:1000]
+    assert fetch_file(directory, url).path.read_bytes() == CONTENT[:1000]
 
 
 @pytest.mark.parametrize("damage", [b"", CONTENT[:-1], CONTENT[:-1] + b"?"])
@@ -297,42 +297,42 @@ def test_a_complete_file_that_was_damaged_is_fetched_again(
     server: FaultyServer, directory: Path, capsys: Any, damage: bytes
 ) -> None:
     url = server.put("a", CONTENT)
-    path = fetched(directory, url).path
+    path = fetch_file(directory, url).path
     path.write_bytes(damage)
-    assert fetched(directory, url).path.read_bytes() == CONTENT
+    assert fetch_file(directory, url).path.read_bytes() == CONTENT
     assert "changed since it was fetched: fetched again" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("state", ["", "{}", '{"version": 3}', "[]"])
 def test_a_damaged_state_begins_again(server: FaultyServer, directory: Path, state: str) -> None:
     url = server.put("a", CONTENT)
-    path = fetched(directory, url).path
+    path = fetch_file(directory, url).path
     path.with_name(f"{path.name}.state").write_text(state)
     path.rename(path.with_name(f"{path.name}.part"))
-    assert fetched(directory, url).path.read_bytes() == CONTENT
+    assert fetch_file(directory, url).path.read_bytes() == CONTENT
 
 
 def test_a_copy_is_used_when_the_server_is_gone(server: FaultyServer, directory: Path, capsys: Any) -> None:
     url = server.put("a", CONTENT)
-    first = fetched(directory, url)
+    first = fetch_file(directory, url)
     server.files.clear()
-    assert fetched(directory, url) == first
+    assert fetch_file(directory, url) == first
     assert "the copy of an earlier run is used, and may be older" in capsys.readouterr().out
 
 
 def test_another_sha256_than_that_of_the_copy_asks_the_server(server: FaultyServer, directory: Path) -> None:
     url = server.put("a", CONTENT)
-    fetched(directory, url)
+    fetch_file(directory, url)
     with pytest.raises(UserError, match=f"its sha256 is {SHA256}, expected {'0' * 64}"):
-        fetched(directory, url, "0" * 64)
+        fetch_file(directory, url, "0" * 64)
     server.put("a", CONTENT[::-1])
     expected = hashlib.sha256(CONTENT[::-1]).hexdigest()
-    assert fetched(directory, url, expected).sha256 == expected
+    assert fetch_file(directory, url, expected).sha256 == expected
 
 
 def test_an_expected_sha256_allows_to_resume_without_an_etag(server: FaultyServer, directory: Path) -> None:
     url = server.put("a", CONTENT, validators=False, drop_after=[600_000])
-    assert fetched(directory, url, SHA256).path.read_bytes() == CONTENT
+    assert fetch_file(directory, url, SHA256).path.read_bytes() == CONTENT
     assert server.sent["/a"] == len(CONTENT)
 
 
@@ -340,11 +340,13 @@ def test_a_file_of_unknown_length_says_that_only_a_sha256_proves_it(
     server: FaultyServer, directory: Path, capsys: Any
 ) -> None:
     url = server.put("a", CONTENT, announced=None)
-    assert fetched(directory, url).path.read_bytes() == CONTENT
+    assert fetch_file(directory, url).path.read_bytes() == CONTENT
     assert "the server names no length; only a sha256" in capsys.readouterr().out
 
 
-def test_all_failures_are_told_together_and_the_others_arrive(server: FaultyServer, directory: Path) -> None:
+def test_all_failures_are_reported_together_and_the_others_arrive(
+    server: FaultyServer, directory: Path
+) -> None:
     urls = [server.put("a", CONTENT), f"{server.address}/lost", f"{server.address}/gone"]
     with pytest.raises(UserError) as raised:
         fetch_all(
@@ -380,8 +382,8 @@ def test_two_processes_do_not_write_one_file(server: FaultyServer, directory: Pa
     with (directory / f"{file_name(remote(url))}.part").open("ab") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         with pytest.raises(UserError, match="another process is fetching it"):
-            fetched(directory, url)
-    assert fetched(directory, url).sha256 == SHA256
+            fetch_file(directory, url)
+    assert fetch_file(directory, url).sha256 == SHA256
 
 
 @pytest.mark.parametrize(
@@ -400,12 +402,12 @@ def test_user_and_password_are_used_and_never_shown(
     basic = "Basic " + base64.b64encode(b"reader:p@ss word").decode()
     server.put("a", CONTENT, user=basic, drop_after=[400_000])
     url = f"{server.address}/a?token=verysecret&part=1".replace("http://", "http://reader:p%40ss%20word@")
-    assert fetched(directory, url).sha256 == SHA256
-    kept = "".join(path.read_text() for path in directory.glob("*.state"))
-    said = capsys.readouterr().out + kept + "".join(path.name for path in directory.iterdir())
+    assert fetch_file(directory, url).sha256 == SHA256
+    states = "".join(path.read_text() for path in directory.glob("*.state"))
+    output = capsys.readouterr().out + states + "".join(path.name for path in directory.iterdir())
     for secret in ("p@ss", "p%40ss", "verysecret", "reader:"):
-        assert secret not in said
-    assert "token=***&part=1" in said
+        assert secret not in output
+    assert "token=***&part=1" in output
 
 
 def test_netrc_names_user_and_password(
@@ -416,7 +418,7 @@ def test_netrc_names_user_and_password(
     netrc.chmod(0o600)
     monkeypatch.setenv("HOME", str(tmp_path))
     url = server.put("a", CONTENT, user="Basic " + base64.b64encode(b"me:mine").decode())
-    assert fetched(directory, url).sha256 == SHA256
+    assert fetch_file(directory, url).sha256 == SHA256
 
 
 def test_a_redirect_within_http_is_followed_without_the_password(
@@ -425,12 +427,12 @@ def test_a_redirect_within_http_is_followed_without_the_password(
     with faulty_server() as other:
         target = other.put("b", CONTENT)
         url = server.put("a", b"", redirect=target).replace("http://", "http://me:mine@")
-        assert fetched(directory, url).sha256 == SHA256
+        assert fetch_file(directory, url).sha256 == SHA256
         assert "Authorization" in server.headers["/a"][0]
         assert "Authorization" not in other.headers["/b"][0]
 
 
-def test_names_hide_signatures() -> None:
+def test_public_names_hide_signatures() -> None:
     url = "https://u:p@host.example/a?X-Amz-Signature=abc&X-Amz-Credential=k&v=2&sig=1#part"
     assert public_name(url) == "https://host.example/a?X-Amz-Signature=***&X-Amz-Credential=***&v=2&sig=***"
 
@@ -529,7 +531,7 @@ def test_a_full_disk_is_named_and_nothing_is_lost(
 
 def test_the_state_names_the_version(server: FaultyServer, directory: Path) -> None:
     url = server.put("a", CONTENT)
-    path = fetched(directory, url).path
+    path = fetch_file(directory, url).path
     state = json.loads(path.with_name(f"{path.name}.state").read_text())
     assert state["sha256"] == SHA256
     assert state["version"] == {"size": len(CONTENT), "etag": server.files["/a"].etag, "modified": None}

@@ -1,4 +1,4 @@
-"""Preparations that are killed, and go on."""
+"""Preparations that are killed and continued."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MEMORY = Path("/dev/shm")
 
 @pytest.fixture
 def fast_path() -> Iterator[Path]:
-    """Return a directory in memory, where bringing a file to the disk takes no time."""
+    """Yield a directory in memory, where syncing a file to disk takes no time."""
     with TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as directory:
         yield Path(directory)
 
@@ -40,9 +40,9 @@ def test_results_are_the_same_after_200_kills(fast_path: Path) -> None:
     command += [str(KILLS), *write_configuration(fast_path, node)]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
-    story = json.loads(done.stdout.splitlines()[-1])
-    assert sum(story["kills"].values()) >= KILLS
-    assert min(story["kills"].values()) >= KILLS_OF_EACH_PHASE
-    assert set(story["kills"]) == {"fetch", "tokenize", "merge"}
-    assert story["completed"] > 0
-    assert story["leftovers"] == []
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert sum(report["kills"].values()) >= KILLS
+    assert min(report["kills"].values()) >= KILLS_OF_EACH_PHASE
+    assert set(report["kills"]) == {"fetch", "tokenize", "merge"}
+    assert report["completed"] > 0
+    assert report["leftovers"] == []

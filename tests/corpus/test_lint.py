@@ -73,7 +73,7 @@ def _edit(path: str, at: int, content: bytes) -> None:
     Path(path).write_bytes(whole)
 
 
-# Of the .idx: lengths at 34, pointers at 46, boundaries at 70.
+# Offsets in the .idx: lengths at 34, pointers at 46, boundaries at 70.
 @pytest.mark.parametrize(
     ("suffix", "at", "content", "reason"),
     [
@@ -286,5 +286,5 @@ def test_the_commands_print_tables_and_json_with_their_exit_codes(
         ("show", "corpus_text_document", "--document", "3"): "--document 3: expected 0 to 2",
         ("show", "corpus"): "corpus: no data set",
     }.items():
-        refused = run_command(SLIPWAY, "data", *command, cwd=tmp_path, check=2)
-        assert message in refused.stderr and "Traceback" not in refused.stderr
+        refusal = run_command(SLIPWAY, "data", *command, cwd=tmp_path, check=2)
+        assert message in refusal.stderr and "Traceback" not in refusal.stderr

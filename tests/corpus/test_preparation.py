@@ -1,4 +1,4 @@
-"""Data are the same however they were prepared, and Megatron reads them."""
+"""Data are the same for any division of the work, and Megatron reads them."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_results_do_not_depend_on_the_number_of_tasks(
     node = configuration(tmp_path, sources, tokenizer)
     assert prepare(node, tasks, random.Random(tasks)) == plain[1]
     assert set(plain[1]) == {"x.bin", "x.idx", "x.origins", "x.manifest.json"}
-    # Neither do they with splits and without duplicates, nor on how much a unit holds.
+    # Nor do they with splits and without duplicates, nor on the size of a unit.
     node = configuration(tmp_path / "options", sources, tokenizer, **OPTIONS)
     whole = prepare(node | {"output_prefix": str(tmp_path / "one" / "x"), "shard_bytes": 1 << 20})
     assert prepare(node, tasks, random.Random(tasks)) == whole
@@ -132,8 +132,8 @@ def test_exact_duplicates_are_dropped_and_splits_are_by_text(
     write_lines(tmp_path / "only.jsonl", ["a copy"])
     alone = configuration(moved, tmp_path / "only.jsonl", tokenizer, **OPTIONS)
     prepare(alone)
-    last = capsys.readouterr().out
-    assert last.count("has none") == 2
+    output = capsys.readouterr().out
+    assert output.count("has none") == 2
     (name,) = [name for name in parts if indexed_files.read(moved / f"out/x_{name}").documents]
     assert indexed_files.read(moved / f"out/x_{name}").documents[0] in parts[name]
 
@@ -158,11 +158,11 @@ def test_any_texts_come_back(
     node = configuration(
         directory, directory / "in", tokenizer, deduplicate={"exact": exact}, shard_bytes=1024
     )
-    one = prepare(node)
-    again = configuration(
+    undivided = prepare(node)
+    divided = configuration(
         directory / "again", directory / "in", tokenizer, deduplicate={"exact": exact}, shard_bytes=1024
     )
-    assert prepare(again, tasks) == one
+    assert prepare(divided, tasks) == undivided
     names = [
         source["name"] for source in json.loads((directory / "out/x.manifest.json").read_text())["sources"]
     ]

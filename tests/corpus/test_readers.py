@@ -138,8 +138,8 @@ def test_a_text_file_is_a_document(tmp_path: Path) -> None:
     assert records(path) == [BadRecord(0, 0, "not UTF-8")]
     path.write_bytes(b"")
     assert records(path) == [Document("", 0, 0)]
-    lines_of = SourceFile(0, "a.jsonl", path, 0, "", "jsonl")
-    assert list(read(Piece(0), lines_of)) == [BadRecord(0, 0, "empty file")]
+    empty_file = SourceFile(0, "a.jsonl", path, 0, "", "jsonl")
+    assert list(read(Piece(0), empty_file)) == [BadRecord(0, 0, "empty file")]
 
 
 def test_row_groups_of_parquet_are_pieces(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_row_groups_of_parquet_are_pieces(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("compression", [None, "bz2"])
-def test_articles_of_a_dump(tmp_path: Path, compression: str | None) -> None:
+def test_articles_of_a_dump_are_documents(tmp_path: Path, compression: str | None) -> None:
     path = tmp_path / "dump.xml"
     path.write_bytes(COMPRESS[compression](WIKI.encode()) if compression else WIKI.encode())
     assert records(path) == [
@@ -178,7 +178,7 @@ def test_articles_of_a_dump(tmp_path: Path, compression: str | None) -> None:
         assert bad == BadRecord(0, 3, "not well-formed XML: the rest of the file is not read")
 
 
-def test_samples_of_a_shard(tmp_path: Path) -> None:
+def test_samples_of_a_tar_shard_are_documents(tmp_path: Path) -> None:
     path = tmp_path / "a.tar"
     members = {
         "x/1.json": b'{"text": "metadata"}',

@@ -36,39 +36,39 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         yield client
 
 
-def fetched(directory: Path, address: str, policy: Policy = QUICK) -> Fetched:
+def fetch_file(directory: Path, address: str, policy: Policy = QUICK) -> Fetched:
     [result] = fetch_all([Download(remote(address))], directory, Progress("fetching", 0, 1, "files"), policy)
     return result
 
 
 def test_an_object_arrives_and_is_used_again(endpoint: Any, tmp_path: Path) -> None:
     endpoint.put_object(Bucket="data", Key="dir/a b?.txt", Body=CONTENT)
-    first = fetched(tmp_path, "s3://data/dir/a b?.txt")
+    first = fetch_file(tmp_path, "s3://data/dir/a b?.txt")
     assert first.path.read_bytes() == CONTENT
     assert first.path.name.endswith("-a_b_.txt")
     stamp = first.path.stat().st_mtime_ns
-    assert fetched(tmp_path, "s3://data/dir/a b?.txt") == first
+    assert fetch_file(tmp_path, "s3://data/dir/a b?.txt") == first
     assert first.path.stat().st_mtime_ns == stamp
 
 
-def test_an_object_that_changes_is_fetched_anew_and_said(endpoint: Any, tmp_path: Path, capsys: Any) -> None:
+def test_changed_object_is_fetched_anew_and_reported(endpoint: Any, tmp_path: Path, capsys: Any) -> None:
     endpoint.put_object(Bucket="data", Key="b", Body=CONTENT)
-    fetched(tmp_path, "s3://data/b")
+    fetch_file(tmp_path, "s3://data/b")
     endpoint.put_object(Bucket="data", Key="b", Body=CONTENT[::-1])
-    assert fetched(tmp_path, "s3://data/b").path.read_bytes() == CONTENT[::-1]
+    assert fetch_file(tmp_path, "s3://data/b").path.read_bytes() == CONTENT[::-1]
     assert "s3://data/b: changed on the server since it was fetched (ETag" in capsys.readouterr().out
 
 
 def test_a_part_is_resumed_and_never_mixed_with_another_version(
     endpoint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The connection is dropped here: moto never does."""
+    """The test drops the connection itself, since moto never does."""
     endpoint.put_object(Bucket="data", Key="c", Body=CONTENT)
     from corpus.remotes import S3File
 
     read, budget = S3File._read, [400_000]
 
-    def dropped(self: S3File, stream: Any, size: int) -> bytes:
+    def read_and_drop(self: S3File, stream: Any, size: int) -> bytes:
         data = read(self, stream, min(size, budget[0]))
         budget[0] -= len(data)
         if not data and budget[0] == 0:
@@ -76,23 +76,23 @@ def test_a_part_is_resumed_and_never_mixed_with_another_version(
         return data
 
     ranges: list[str | None] = []
-    monkeypatch.setattr(S3File, "_read", dropped)
+    monkeypatch.setattr(S3File, "_read", read_and_drop)
     with pytest.raises(OutsideError, match="400,000 bytes are kept"):
-        fetched(tmp_path, "s3://data/c")
+        fetch_file(tmp_path, "s3://data/c")
     monkeypatch.setattr(S3File, "_read", read)
     s3_client(QUICK.timeout).meta.events.register(
         "before-send.s3.GetObject", lambda request, **_: ranges.append(request.headers.get("Range"))
     )
-    assert fetched(tmp_path, "s3://data/c").path.read_bytes() == CONTENT
+    assert fetch_file(tmp_path, "s3://data/c").path.read_bytes() == CONTENT
     assert [value and bytes(value) for value in ranges] == [b"bytes=400000-"]
     budget[0] = 300_000
     endpoint.put_object(Bucket="data", Key="d", Body=CONTENT)
-    monkeypatch.setattr(S3File, "_read", dropped)
+    monkeypatch.setattr(S3File, "_read", read_and_drop)
     with pytest.raises(OutsideError, match="300,000 bytes are kept"):
-        fetched(tmp_path, "s3://data/d")
+        fetch_file(tmp_path, "s3://data/d")
     monkeypatch.setattr(S3File, "_read", read)
     endpoint.put_object(Bucket="data", Key="d", Body=CONTENT[::-1])
-    assert fetched(tmp_path, "s3://data/d").path.read_bytes() == CONTENT[::-1]
+    assert fetch_file(tmp_path, "s3://data/d").path.read_bytes() == CONTENT[::-1]
 
 
 def test_keys_are_listed_in_order_with_sizes(endpoint: Any) -> None:
@@ -115,7 +115,7 @@ def test_keys_are_listed_in_order_with_sizes(endpoint: Any) -> None:
 )
 def test_missing_objects_are_named(endpoint: Any, tmp_path: Path, address: str, message: str) -> None:
     with pytest.raises(UserError) as raised:
-        fetched(tmp_path, address)
+        fetch_file(tmp_path, address)
     assert str(raised.value).startswith(message)
 
 
@@ -125,7 +125,7 @@ def test_missing_credentials_name_the_places_where_they_are_looked_for(
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     with pytest.raises(UserError, match=r"no credentials for S3: set AWS_ACCESS_KEY_ID and .* in ~/.aws"):
-        fetched(tmp_path, "s3://data/wikitext", Policy(timeout=11.0))
+        fetch_file(tmp_path, "s3://data/wikitext", Policy(timeout=11.0))
     with pytest.raises(UserError, match="s3://data/wiki: no credentials"):
         list(list_s3("data", "wiki", timeout=11.0))
 
@@ -139,7 +139,7 @@ def test_credentials_come_from_the_users_files(
     (tmp_path / ".aws/credentials").write_text("[mine]\naws_access_key_id=a\naws_secret_access_key=b\n")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("AWS_PROFILE", "mine")
-    assert fetched(tmp_path, "s3://data/wikitext", Policy(timeout=12.0)).path.read_text() == "wikitext"
+    assert fetch_file(tmp_path, "s3://data/wikitext", Policy(timeout=12.0)).path.read_text() == "wikitext"
 
 
 @pytest.mark.parametrize(
@@ -161,13 +161,13 @@ def test_refusals_of_the_endpoint_are_told_apart(
     kind: type[Exception],
     message: str,
 ) -> None:
-    """Moto refuses nobody: a server of ours answers as S3 does."""
+    """Moto refuses nobody, so a server of ours answers as S3 does."""
     with faulty_server() as server:
         server.put("data/a", b"", statuses=[(status, None)] * 9, error=f"<Error><Code>{code}</Code></Error>")
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", server.address)
         s3_client.cache_clear()
         with pytest.raises(kind, match=f"s3://data/a: .*{message}"):
-            fetched(tmp_path, "s3://data/a")
+            fetch_file(tmp_path, "s3://data/a")
     s3_client.cache_clear()
 
 
@@ -178,5 +178,5 @@ def test_an_endpoint_that_is_not_there_is_named(
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", server.address)
     s3_client.cache_clear()
     with pytest.raises(OutsideError, match=r"Could not connect to the endpoint.*gave up after 3 attempts"):
-        fetched(tmp_path, "s3://data/a")
+        fetch_file(tmp_path, "s3://data/a")
     s3_client.cache_clear()

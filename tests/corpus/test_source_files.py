@@ -1,4 +1,4 @@
-"""From the entries of `inputs` to the list of local files."""
+"""The way from the entries of `inputs` to the list of local files."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def preparation(tmp_path: Path, *inputs: Any, **options: Any) -> spec.Preparatio
     return spec.read({**node, **places, **options})
 
 
-def found(tmp_path: Path, *inputs: Any, **options: Any) -> list[str]:
+def discovered_names(tmp_path: Path, *inputs: Any, **options: Any) -> list[str]:
     """Return the names without the directory, in order of the name."""
     sources = discover(preparation(tmp_path, *inputs, **options))
     return sorted(source.name.removeprefix(f"{tmp_path}/") for source in sources)
@@ -52,32 +52,35 @@ def found(tmp_path: Path, *inputs: Any, **options: Any) -> list[str]:
 
 def test_directories_are_searched_for_the_pattern(tmp_path: Path, books: Path) -> None:
     every = ["books/a.txt", "books/b.txt", "books/old-e.txt", "books/old/c.txt", "books/old/older/d.txt"]
-    assert found(tmp_path, books, pattern="*.txt") == every
-    assert found(tmp_path, books, pattern="old/*.txt") == ["books/old/c.txt"]
-    assert found(tmp_path, books, pattern="old/**/*.txt") == every[3:]
-    assert found(tmp_path, books / "old", books / "notes.md", pattern="c*") == ["books/notes.md", every[3]]
+    assert discovered_names(tmp_path, books, pattern="*.txt") == every
+    assert discovered_names(tmp_path, books, pattern="old/*.txt") == ["books/old/c.txt"]
+    assert discovered_names(tmp_path, books, pattern="old/**/*.txt") == every[3:]
+    assert discovered_names(tmp_path, books / "old", books / "notes.md", pattern="c*") == [
+        "books/notes.md",
+        every[3],
+    ]
 
 
 def test_globs_find_files_and_directories(tmp_path: Path, books: Path) -> None:
-    assert found(tmp_path, f"{books}/?.txt") == ["books/a.txt", "books/b.txt"]
-    assert found(tmp_path, f"{books}/**/[cd].txt") == ["books/old/c.txt", "books/old/older/d.txt"]
-    assert found(tmp_path, f"{tmp_path}/b*ks", pattern="*.md") == ["books/notes.md"]
+    assert discovered_names(tmp_path, f"{books}/?.txt") == ["books/a.txt", "books/b.txt"]
+    assert discovered_names(tmp_path, f"{books}/**/[cd].txt") == ["books/old/c.txt", "books/old/older/d.txt"]
+    assert discovered_names(tmp_path, f"{tmp_path}/b*ks", pattern="*.md") == ["books/notes.md"]
 
 
 def test_a_file_whose_name_looks_like_a_glob_is_that_file(tmp_path: Path) -> None:
     path = tmp_path / "a[1].txt"
     path.write_text("text")
     (tmp_path / "a1.txt").write_text("text")
-    assert found(tmp_path, path) == ["a[1].txt"]
+    assert discovered_names(tmp_path, path) == ["a[1].txt"]
 
 
 def test_a_file_that_two_entries_name_is_one_source(tmp_path: Path, books: Path) -> None:
     (books / "link.txt").symlink_to(books / "a.txt")
-    assert len(found(tmp_path, books, books / "a.txt", f"{books}/a*", pattern="*.txt")) == 5
+    assert len(discovered_names(tmp_path, books, books / "a.txt", f"{books}/a*", pattern="*.txt")) == 5
 
 
 def test_the_order_is_that_of_the_seed(tmp_path: Path, books: Path) -> None:
-    """Sorted by the components of the path and shuffled: earlier versions had the same order of documents."""
+    """Names are sorted by their components, then shuffled, as in earlier versions."""
     names = ["a.txt", "b.txt", "old/c.txt", "old/older/d.txt", "old-e.txt"]
     random.Random(1234).shuffle(names)
     sources = discover(preparation(tmp_path, books, pattern="*.txt"))
@@ -135,13 +138,13 @@ def test_a_directory_that_may_not_be_read_is_not_left_out_in_silence(
 ) -> None:
     scandir = os.scandir
 
-    def refusing(path: Any) -> Any:
+    def refuse_older(path: Any) -> Any:
         if str(path).endswith("older"):
             raise PermissionError(13, "Permission denied", str(path))
         return scandir(path)
 
     # Root may read everything.
-    monkeypatch.setattr(os, "scandir", refusing)
+    monkeypatch.setattr(os, "scandir", refuse_older)
     with pytest.raises(UserError, match="books/old/older: Permission denied"):
         discover(preparation(tmp_path, books))
 
@@ -256,7 +259,7 @@ def test_an_unknown_format_is_refused_by_name(tmp_path: Path, books: Path) -> No
         collect(preparation(tmp_path, books), QUICK)
 
 
-def test_changes_since_the_last_run_are_said(
+def test_changes_since_the_last_run_are_reported(
     tmp_path: Path, books: Path, server: FaultyServer, capsys: Any
 ) -> None:
     url = server.put("far.txt", b"some text")
@@ -268,16 +271,16 @@ def test_changes_since_the_last_run_are_said(
     server.put("far.txt", b"same size")
     capsys.readouterr()
     second = {file.name: file for file in collect(options, QUICK)}
-    said = capsys.readouterr().out
-    assert f"{books}/a.txt: changed since the last run, of the same size: it is tokenized again" in said
-    assert f"{books}/b.txt: changed since the last run, 14 bytes became 26: it is tokenized again" in said
-    assert f"{books}/old/c.txt: no longer among the sources" in said
-    assert f"{url}: changed since the last run, of the same size" in said
+    output = capsys.readouterr().out
+    assert f"{books}/a.txt: changed since the last run, of the same size: it is tokenized again" in output
+    assert f"{books}/b.txt: changed since the last run, 14 bytes became 26: it is tokenized again" in output
+    assert f"{books}/old/c.txt: no longer among the sources" in output
+    assert f"{url}: changed since the last run, of the same size" in output
     changed = {name for name in second if first[name].sha256 != second[name].sha256}
     assert changed == {f"{books}/a.txt", f"{books}/b.txt", url}
 
 
-def test_copies_are_said(tmp_path: Path, books: Path, capsys: Any) -> None:
+def test_copies_are_reported(tmp_path: Path, books: Path, capsys: Any) -> None:
     (books / "copy.txt").write_bytes((books / "a.txt").read_bytes())
     collect(preparation(tmp_path, books, pattern="*.txt"), QUICK)
     assert "the same bytes as" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Tokenizers that are fetched, local or trained: their ids are those of the libraries that made them."""
+"""Tokenizers that are fetched, local or trained give the ids of the libraries that made them."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ TEXTS = ["The first document.", "A second one,\n\n  with <|endoftext|> in it", "
 def corpus_text() -> str:
     chance = random.Random(5)
     words = ["river", "stone", "the", "a", "of", "running", "Ünder", "and", "42", "light", "lighter"]
-    made = ["".join(chance.choices("abcdefghij", k=chance.randint(2, 6))) for _ in range(60)]
-    return "\n".join(" ".join(chance.choices(words + made, k=20)) for _ in range(200))
+    random_words = ["".join(chance.choices("abcdefghij", k=chance.randint(2, 6))) for _ in range(60)]
+    return "\n".join(" ".join(chance.choices(words + random_words, k=20)) for _ in range(200))
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def text(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def gpt2(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes]:
-    """A vocabulary and merges in GPT-2's form."""
+    """Return a vocabulary and merges in GPT-2's form."""
     from tokenizers import ByteLevelBPETokenizer
 
     tokenizer = ByteLevelBPETokenizer()
@@ -61,7 +61,7 @@ def gpt2(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes]:
 
 @pytest.fixture(scope="module")
 def fast() -> bytes:
-    """A `tokenizer.json` as Llama 3's: tokens of its own, and one that it puts before each text."""
+    """Return a `tokenizer.json` as Llama 3's: it has tokens of its own, one of which precedes each text."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -101,7 +101,7 @@ def preparation(tmp_path: Path, text: Path, **options: Any) -> spec.Preparation:
     return spec.read({"inputs": [str(text)], "vocab_size": 300, **places, **options})
 
 
-def obtained(options: spec.Preparation) -> TokenizerFiles:
+def obtain_tokenizer(options: spec.Preparation) -> TokenizerFiles:
     return obtain(options, collect(options, QUICK), QUICK)
 
 
@@ -110,17 +110,17 @@ def test_a_trained_tokenizer_is_the_same_each_time_and_as_the_library_trains_it(
 ) -> None:
     from tokenizers import ByteLevelBPETokenizer
 
-    files = obtained(preparation(tmp_path, text))
+    files = obtain_tokenizer(preparation(tmp_path, text))
     expected = ByteLevelBPETokenizer()
     expected.train_from_iterator(
         [text.read_text()], vocab_size=300, min_frequency=2, special_tokens=["<|endoftext|>"]
     )
     expected.save_model(str(tmp_path))
-    # As it is read: end-of-text in a document is text like any other, as in Megatron.
+    # End-of-text in a document is text like any other when it is read, as in Megatron.
     expected = ByteLevelBPETokenizer(str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt"))
     ids = open_tokenizer(files)(TEXTS)
-    assert ids == [expected.encode(one).ids for one in TEXTS]
-    assert [expected.decode(one) for one in ids] == TEXTS
+    assert ids == [expected.encode(sample).ids for sample in TEXTS]
+    assert [expected.decode(token_ids) for token_ids in ids] == TEXTS
     assert (files.kind, files.vocabulary_size, files.end_of_document) == ("gpt2", 300, 0)
     assert sorted(path.name for path in (tmp_path / "bpe").iterdir()) == ["merges.txt", "vocab.json"]
     program = (
@@ -136,12 +136,12 @@ def test_a_trained_tokenizer_is_the_same_each_time_and_as_the_library_trains_it(
 
 
 def test_a_tokenizer_that_is_there_is_used_and_not_trained_again(tmp_path: Path, text: Path) -> None:
-    first = obtained(preparation(tmp_path, text))
+    first = obtain_tokenizer(preparation(tmp_path, text))
     text.write_text("quite another text")
-    # As a run leaves it that is killed behind its last file.
+    # A run that is killed after its last file leaves this file.
     unfinished = first.paths[0].with_name(".unfinished-training")
     unfinished.touch()
-    assert obtained(preparation(tmp_path, text)) == first
+    assert obtain_tokenizer(preparation(tmp_path, text)) == first
     assert not unfinished.exists()
 
 
@@ -156,27 +156,27 @@ def test_gpt2s_files_are_fetched_once(
         "merges_sha256": hashlib.sha256(merges).hexdigest(),
     }
     options = preparation(tmp_path, text, tokenizer=tokenizer)
-    files = obtained(options)
+    files = obtain_tokenizer(options)
     assert [path.read_bytes() for path in files.paths] == [vocab, merges]
     assert [path.name for path in files.paths] == ["vocab.json", "merges.txt"]
     assert files.sha256 == hashlib.sha256(vocab + merges).hexdigest()
     assert files.vocabulary_size == 300
     server.files.clear()
-    assert obtained(options) == files == describe(options)
+    assert obtain_tokenizer(options) == files == describe(options)
     assert server.requests["/encoder.json"] == 1
 
 
 def test_another_tokenizer_in_the_directory_is_neither_replaced_nor_used(
     tmp_path: Path, text: Path, server: FaultyServer, gpt2: tuple[bytes, bytes]
 ) -> None:
-    obtained(preparation(tmp_path, text, vocab_size=280))
+    obtain_tokenizer(preparation(tmp_path, text, vocab_size=280))
     before = (tmp_path / "bpe/vocab.json").read_bytes()
     tokenizer = {
         "vocab_url": server.put("encoder.json", gpt2[0]),
         "merges_url": server.put("vocab.bpe", gpt2[1]),
     }
     with pytest.raises(UserError, match=r"vocab\.json is there and is not that of http://.*encoder\.json"):
-        obtained(preparation(tmp_path, text, tokenizer=tokenizer))
+        obtain_tokenizer(preparation(tmp_path, text, tokenizer=tokenizer))
     assert (tmp_path / "bpe/vocab.json").read_bytes() == before
 
 
@@ -185,7 +185,7 @@ def test_a_fetched_tokenizer_of_another_sha256_is_refused(
 ) -> None:
     tokenizer = {"url": server.put("tokenizer.json", fast), "sha256": "ab" * 32}
     with pytest.raises(UserError, match=r"tokenizer\.json: its sha256 is [0-9a-f]{64}, expected abab"):
-        obtained(preparation(tmp_path, text, tokenizer=tokenizer))
+        obtain_tokenizer(preparation(tmp_path, text, tokenizer=tokenizer))
     assert not (tmp_path / "bpe").exists()
 
 
@@ -193,16 +193,16 @@ def test_a_fetched_tokenizer_of_another_sha256_is_refused(
 def test_a_tokenizer_json_gives_the_ids_of_transformers(
     tmp_path: Path, text: Path, server: FaultyServer, fast: bytes, way: str
 ) -> None:
-    """Without the token that begins a text, and whole although the file asks for truncation."""
+    """The token that begins a text is left out, and nothing is truncated although the file asks for it."""
     from transformers import PreTrainedTokenizerFast
 
     path = tmp_path / "published/tokenizer.json"
     path.parent.mkdir()
     path.write_bytes(fast)
     tokenizer = {"file": str(path)} if way == "file" else {"url": server.put("resolve/tokenizer.json", fast)}
-    files = obtained(preparation(tmp_path, text, tokenizer=tokenizer))
+    files = obtain_tokenizer(preparation(tmp_path, text, tokenizer=tokenizer))
     reference = PreTrainedTokenizerFast(tokenizer_file=str(path))
-    expected = [reference(one, add_special_tokens=False, truncation=False).input_ids for one in TEXTS]
+    expected = [reference(sample, add_special_tokens=False, truncation=False).input_ids for sample in TEXTS]
     assert open_tokenizer(files)(TEXTS) == expected
     assert (files.kind, files.vocabulary_size, files.end_of_document) == ("tokenizer.json", 300, 1)
     assert files.sha256 == hashlib.sha256(fast).hexdigest()
@@ -215,7 +215,7 @@ def test_the_trainer_reads_a_fetched_tokenizer_json_as_it_lies_there(
     from trainer.data.vocabulary import read_vocabulary
 
     url = server.put("tokenizer.json", fast)
-    files = obtained(preparation(tmp_path, text, tokenizer={"url": url}))
+    files = obtain_tokenizer(preparation(tmp_path, text, tokenizer={"url": url}))
     tokenizer = Tokenizer("huggingface", str(tmp_path / "bpe"), None, None, None, None)
     vocabulary = read_vocabulary(tokenizer, mock=False)
     assert (vocabulary.size, vocabulary.end_of_text) == (files.vocabulary_size, files.end_of_document)
@@ -245,9 +245,9 @@ def test_a_sentencepiece_model_gives_the_ids_of_its_library(
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(pieces)
     ways = {"file": {"file": str(path)}, "url": {"url": server.put("llama.model", pieces)}, "directory": {}}
-    files = obtained(preparation(tmp_path, text, tokenizer=ways[way]))
+    files = obtain_tokenizer(preparation(tmp_path, text, tokenizer=ways[way]))
     reference = sentencepiece.SentencePieceProcessor(model_proto=pieces)
-    assert open_tokenizer(files)(TEXTS) == [reference.encode_as_ids(one) for one in TEXTS]
+    assert open_tokenizer(files)(TEXTS) == [reference.encode_as_ids(sample) for sample in TEXTS]
     assert files.kind == "sentencepiece"
     assert (files.vocabulary_size, files.end_of_document) == (reference.get_piece_size(), reference.eos_id())
     named = {**ways[way], "end_of_document": "<s>"}

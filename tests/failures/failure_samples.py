@@ -1,8 +1,8 @@
-"""Ends of jobs: logs that a real Slurm and real trainings left, and the documented words of machines.
+"""Ends of jobs: logs of a real Slurm and of real trainings, and documented messages of machines.
 
-``recorded/`` is of the sandbox (Slurm 22.05): jobs whose time was over, that were cancelled, preempted, whose
-node's slurmd was killed, whose tasks were killed, failed or crashed, and trainings of ours, some by the same
-fates. Paths and long headers are left out, nothing else. The facts are what ``scontrol show job`` said then.
+``recorded/`` is of the sandbox (Slurm 22.05): jobs that ran out of time, were cancelled or preempted, whose
+node's slurmd was killed, whose tasks were killed, failed or crashed, and trainings of ours with some of the
+same ends. Only paths and long headers are left out. The facts are what ``scontrol show job`` printed then.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class Sample:
     down: tuple[str, ...] = ()
 
 
-def ended(
+def facts_of_end(
     code: int | None, state: str, reason: str = "None", preempted: str | None = "None", **further: Any
 ) -> Facts:
     return Facts(code, state, reason, preempted, **further)
 
 
-def recorded(
+def recorded_sample(
     log: str,
     facts: Facts,
     rule: str,
@@ -59,47 +59,52 @@ def recorded(
 TWO = ("n3", "n4")
 TRAINED_ON = ("n2", "n3")
 ON_REAL_CLUSTERS = [
-    recorded("time_limit", ended(143, "COMPLETING", "TimeLimit"), "time_limit"),
-    # Its script was killed with it, and the next link asks.
-    recorded("time_limit_deaf", Facts(None, "TIMEOUT"), "time_limit"),
-    recorded("time_limit", FAILED, "time_limit", name="time_limit, Slurm did not answer"),
-    recorded("cancelled", ended(143, "COMPLETING"), "cancelled", "stop"),
-    recorded(
+    recorded_sample("time_limit", facts_of_end(143, "COMPLETING", "TimeLimit"), "time_limit"),
+    # The script was killed with its job, so the next link asks Slurm.
+    recorded_sample("time_limit_deaf", Facts(None, "TIMEOUT"), "time_limit"),
+    recorded_sample("time_limit", FAILED, "time_limit", name="time_limit, Slurm did not answer"),
+    recorded_sample("cancelled", facts_of_end(143, "COMPLETING"), "cancelled", "stop"),
+    recorded_sample(
         "cancelled",
-        ended(143, "COMPLETING", requeue=False),
+        facts_of_end(143, "COMPLETING", requeue=False),
         "cancelled",
         "stop",
         name="cancelled, --no-requeue",
     ),
-    # What Slurm says of a job that somebody cancels is what it says of one that somebody requeues.
-    recorded(
-        "cancelled", ended(143, "COMPLETING", requeue=True), "ended_by_user", name="cancelled or requeued"
+    # Slurm says the same of a job that somebody cancels and of one that somebody requeues.
+    recorded_sample(
+        "cancelled",
+        facts_of_end(143, "COMPLETING", requeue=True),
+        "ended_by_user",
+        name="cancelled or requeued",
     ),
-    recorded("cancelled_deaf", Facts(None, "CANCELLED"), "cancelled", "stop"),
-    recorded("cancelled", Facts(143), "cancelled", "stop", name="cancelled, Slurm did not answer"),
-    recorded("preempted_at_once", ended(143, "RUNNING", preempted=PREEMPT_TIME), "preempted"),
-    recorded("preempted_after_grace", ended(143, "COMPLETING", preempted=PREEMPT_TIME), "preempted"),
-    recorded("preempted_deaf", Facts(None, "PREEMPTED"), "preempted"),
-    recorded("preempted_deaf", Facts(143), "preempted", name="preempted, Slurm did not answer"),
-    recorded(
+    recorded_sample("cancelled_deaf", Facts(None, "CANCELLED"), "cancelled", "stop"),
+    recorded_sample("cancelled", Facts(143), "cancelled", "stop", name="cancelled, Slurm did not answer"),
+    recorded_sample("preempted_at_once", facts_of_end(143, "RUNNING", preempted=PREEMPT_TIME), "preempted"),
+    recorded_sample(
+        "preempted_after_grace", facts_of_end(143, "COMPLETING", preempted=PREEMPT_TIME), "preempted"
+    ),
+    recorded_sample("preempted_deaf", Facts(None, "PREEMPTED"), "preempted"),
+    recorded_sample("preempted_deaf", Facts(143), "preempted", name="preempted, Slurm did not answer"),
+    recorded_sample(
         "node_failed",
-        ended(143, "COMPLETING", "NodeDown", signal="TERM"),
+        facts_of_end(143, "COMPLETING", "NodeDown", signal="TERM"),
         "node_failed",
         "exclude",
         ("n4",),
         hosts=TWO,
         down=("n4",),
     ),
-    recorded(
+    recorded_sample(
         "node_failed",
-        ended(143, "COMPLETING", "NodeDown"),
+        facts_of_end(143, "COMPLETING", "NodeDown"),
         "node_failed",
         "exclude",
         ("n4",),
         hosts=TWO,
         name="node_failed, sinfo did not answer",
     ),
-    recorded(
+    recorded_sample(
         "node_failed",
         Facts(143),
         "node_failed",
@@ -108,7 +113,7 @@ ON_REAL_CLUSTERS = [
         hosts=TWO,
         name="node_failed, Slurm did not answer",
     ),
-    # Who gives notice of it is a node that lives.
+    # The node that reports it is alive.
     Sample(
         "node_failed, of another node",
         Facts(None),
@@ -118,44 +123,44 @@ ON_REAL_CLUSTERS = [
         hosts=TWO,
     ),
     # The first node, whose script died with it; it is up again when the next link asks.
-    recorded("trainer_saved", Facts(None, "NODE_FAIL"), "node_failed", name="node_failed, the first"),
+    recorded_sample("trainer_saved", Facts(None, "NODE_FAIL"), "node_failed", name="node_failed, the first"),
     # A dead slurmd leaves its ranks alive: they saved.
-    recorded(
+    recorded_sample(
         "trainer_node_failed",
-        ended(75, "COMPLETING", "NodeDown", save="USR1", signal="TERM"),
+        facts_of_end(75, "COMPLETING", "NodeDown", save="USR1", signal="TERM"),
         "node_failed",
         "exclude",
         ("n3",),
         hosts=TRAINED_ON,
         down=("n3",),
     ),
-    recorded("trainer_saved", ended(75, "RUNNING", signal="USR1", save="USR1"), "saved"),
-    recorded("trainer_mistake", ended(2, "RUNNING", save="USR1"), "mistake", "stop"),
-    recorded("trainer_diverged", ended(3, "RUNNING", save="USR1"), "diverged", "stop"),
-    recorded("exit_3", ended(3, "RUNNING", save="TERM"), "failed"),
-    recorded(
+    recorded_sample("trainer_saved", facts_of_end(75, "RUNNING", signal="USR1", save="USR1"), "saved"),
+    recorded_sample("trainer_mistake", facts_of_end(2, "RUNNING", save="USR1"), "mistake", "stop"),
+    recorded_sample("trainer_diverged", facts_of_end(3, "RUNNING", save="USR1"), "diverged", "stop"),
+    recorded_sample("exit_3", facts_of_end(3, "RUNNING", save="TERM"), "failed"),
+    recorded_sample(
         "trainer_killed",
-        ended(137, "RUNNING", save="USR1"),
+        facts_of_end(137, "RUNNING", save="USR1"),
         "killed",
         left='{"time": 1795311784.872377, "rank": 1, "host": "n1", "error": "its process is gone without a'
         ' word: killed by a signal, or for want of memory", "log": null}',
     ),
-    recorded("task_killed", ended(137, "RUNNING"), "killed"),
-    recorded("segmentation_fault", ended(139, "RUNNING"), "crashed"),
-    recorded("bus_error", ended(135, "RUNNING"), "bus_error"),
-    recorded("disk_full", FAILED, "disk_full"),
-    recorded("rendezvous", FAILED, "rendezvous"),
-    recorded("collective_timeout", ended(143, "RUNNING"), "collective_timeout"),
-    recorded("import_error", FAILED, "import_error"),
+    recorded_sample("task_killed", facts_of_end(137, "RUNNING"), "killed"),
+    recorded_sample("segmentation_fault", facts_of_end(139, "RUNNING"), "crashed"),
+    recorded_sample("bus_error", facts_of_end(135, "RUNNING"), "bus_error"),
+    recorded_sample("disk_full", FAILED, "disk_full"),
+    recorded_sample("rendezvous", FAILED, "rendezvous"),
+    recorded_sample("collective_timeout", facts_of_end(143, "RUNNING"), "collective_timeout"),
+    recorded_sample("import_error", FAILED, "import_error"),
 ]
 
-# What Slurm says of jobs without a word in a log.
-SAID_BY_SLURM = [
+# Slurm's states of jobs that left nothing in a log.
+STATES_OF_SLURM = [
     Sample("done", Facts(0, "RUNNING", "None", "None"), "done", "done"),
     Sample("done, and nobody knows", Facts(0), "done", "done"),
     Sample("done, its last word lost", Facts(None, "COMPLETED"), "done", "done"),
     Sample("out of memory", Facts(None, "OUT_OF_MEMORY"), "out_of_memory"),
-    Sample("deadline", ended(143, "COMPLETING", "DeadLine"), "deadline", "stop"),
+    Sample("deadline", facts_of_end(143, "COMPLETING", "DeadLine"), "deadline", "stop"),
     Sample("deadline, afterwards", Facts(None, "DEADLINE"), "deadline", "stop"),
     Sample("not started", Facts(None, "FAILED", "JobLaunchFailure"), "not_started"),
     Sample("lost", Facts(), "lost"),
@@ -171,8 +176,8 @@ WATCHDOG = (
 ON_EIGHT = ("g01", "g02", "g03", "g04")
 
 
-def documented(rule: str, *lines: str, nodes: tuple[str, ...] = (), left: str = "") -> list[Sample]:
-    """Each line in the log of a job of four nodes with eight tasks each."""
+def documented_samples(rule: str, *lines: str, nodes: tuple[str, ...] = (), left: str = "") -> list[Sample]:
+    """Return a sample for each line, in the log of a job of four nodes with eight tasks each."""
     verdict = "exclude" if nodes else "continue"
     return [
         Sample(
@@ -185,14 +190,14 @@ def documented(rule: str, *lines: str, nodes: tuple[str, ...] = (), left: str = 
 
 # From the manuals and trackers of NVIDIA's driver (its catalogue of Xids), CUDA, NCCL, torch, Slurm, Pyxis.
 DOCUMENTED = [
-    *documented(
+    *documented_samples(
         "gpu_lost",
         f"g03: {XID.format('79')}, GPU has fallen off the bus.",
         "g03: Unable to determine the device handle for GPU 0000:3B:00.0: GPU is lost.  Reboot the system",
         nodes=("g03",),
     ),
-    *documented("gpu_lost", f"{XID.format('79')}, GPU has fallen off the bus."),
-    *documented(
+    *documented_samples("gpu_lost", f"{XID.format('79')}, GPU has fallen off the bus."),
+    *documented_samples(
         "gpu_memory",
         "[rank9]: RuntimeError: CUDA error: uncorrectable ECC error encountered",
         "[E ProcessGroupNCCL.cpp:916] [Rank 9] NCCL watchdog thread terminated with exception: CUDA error:"
@@ -201,45 +206,45 @@ DOCUMENTED = [
         f"g02 kernel: {XID.format('95')}, Uncontained: LTC TAG (0x2,0x0)",
         nodes=("g02",),
     ),
-    # Its peers can tell no more than that they lost it.
-    *documented(
+    # Its peers know only that they lost it.
+    *documented_samples(
         "gpu_memory",
         "rank 3 on g01 was lost: RuntimeError: Connection closed by peer",
         nodes=("g04",),
         left='{"time": 1795311784.5, "rank": 30, "host": "g04", "error": "AcceleratorError: CUDA error:'
         ' uncorrectable ECC error encountered", "log": "nemo_error_log.txt"}',
     ),
-    *documented(
+    *documented_samples(
         "nvlink",
         "[rank31]: RuntimeError: CUDA error: uncorrectable NVLink error detected during the execution",
         f"g04: {XID.format('74')}, NVLink: fatal error detected on link 4(0x10000, 0x0, 0x0)",
         nodes=("g04",),
     ),
-    *documented(
+    *documented_samples(
         "gpu_driver",
         f"g01: {XID.format('119')}, Timeout waiting for RPC from GSP0! Expected function 76 (GSP_RM_CONTROL)",
         "[rank0]: RuntimeError: CUDA error: CUDA-capable device(s) is/are busy or unavailable",
         "rank 7: RuntimeError: CUDA error: system not yet initialized",
         nodes=("g01",),
     ),
-    *documented(
+    *documented_samples(
         "ib_port",
         "g04:4242:4311 [5] NCCL WARN NET/IB : mlx5_5:1 Got async event : port error",
         nodes=("g04",),
     ),
-    *documented("collective_timeout", WATCHDOG),
-    *documented(
+    *documented_samples("collective_timeout", WATCHDOG),
+    *documented_samples(
         "network",
         "g02:3468:3905 [4] transport/net_ib.cc:1615 NCCL WARN NET/IB : Got completion from peer"
         " 10.1.0.4<54862> with status=12 opcode=0 len=0 vendor err 129 (Recv)",
         "torch.distributed.DistBackendError: ncclRemoteError: A call failed possibly due to a network error",
     ),
-    *documented(
+    *documented_samples(
         "gpu_out_of_memory",
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total"
         " capacity of 79.11 GiB",
     ),
-    *documented(
+    *documented_samples(
         "out_of_memory",
         "slurmstepd: error: Detected 1 oom_kill event in StepId=440575.0. Some of the step tasks have been"
         " OOM Killed.",
@@ -248,23 +253,25 @@ DOCUMENTED = [
         "srun: error: g03: tasks 1-3: Out Of Memory",
         "RuntimeError: DataLoader worker (pid 1234) is killed by signal: Killed.",
     ),
-    *documented(
+    *documented_samples(
         "port_taken",
         "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network"
         " address. port: 23011, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use",
     ),
-    *documented("file_system", "OSError: [Errno 116] Stale file handle: '/lustre/data/text.bin'"),
-    *documented(
+    *documented_samples("file_system", "OSError: [Errno 116] Stale file handle: '/lustre/data/text.bin'"),
+    *documented_samples(
         "container",
         "slurmstepd: error: pyxis: container start failed with error code: 1",
         "slurmstepd: error: pyxis:     [ERROR] No such file or directory: /apps/nemo.sqsh",
     ),
-    *documented(
+    *documented_samples(
         "cuda",
         "RuntimeError: CUDA error: an illegal memory access was encountered",
         f"{XID.format('31')}, MMU Fault: ENGINE GRAPHICS",
     ),
-    *documented("nccl", "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:2251"),
+    *documented_samples(
+        "nccl", "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:2251"
+    ),
 ]  # fmt: skip
 
-SAMPLES = [*ON_REAL_CLUSTERS, *SAID_BY_SLURM, *DOCUMENTED]
+SAMPLES = [*ON_REAL_CLUSTERS, *STATES_OF_SLURM, *DOCUMENTED]

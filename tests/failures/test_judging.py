@@ -12,8 +12,8 @@ from supervisor.judging import RULES, Facts, Judgement, judge
 from tests.failures.failure_samples import DOCUMENTED, FAILED, ON_REAL_CLUSTERS, SAMPLES, XID, Sample
 
 
-def judged(sample: Sample, tmp_path: Path) -> Judgement:
-    """As the launcher judges it, from files."""
+def judge_sample(sample: Sample, tmp_path: Path) -> Judgement:
+    """Judge a sample from files, as the launcher does."""
     log = tmp_path / "job.out"
     log.write_text(sample.log, encoding="utf-8", newline="")
     if sample.left:
@@ -24,8 +24,12 @@ def judged(sample: Sample, tmp_path: Path) -> Judgement:
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.name)
 def test_each_end_is_judged(sample: Sample, tmp_path: Path) -> None:
-    found = judged(sample, tmp_path)
-    assert (found.rule.name, found.verdict, found.nodes) == (sample.rule, sample.verdict, sample.nodes)
+    judgement = judge_sample(sample, tmp_path)
+    assert (judgement.rule.name, judgement.verdict, judgement.nodes) == (
+        sample.rule,
+        sample.verdict,
+        sample.nodes,
+    )
 
 
 def test_each_rule_has_an_end_that_it_is_for(tmp_path: Path) -> None:
@@ -33,7 +37,7 @@ def test_each_rule_has_an_end_that_it_is_for(tmp_path: Path) -> None:
     for number, sample in enumerate(SAMPLES):
         place = tmp_path / str(number)
         place.mkdir()
-        matched.add(judged(sample, place).rule)
+        matched.add(judge_sample(sample, place).rule)
     assert [rule for rule in RULES if rule not in matched] == []
 
 
@@ -65,14 +69,14 @@ HOSTILE = {
 @pytest.mark.parametrize("line", HOSTILE.values(), ids=HOSTILE)
 def test_a_log_excludes_no_node_but_the_jobs_own(line: str, tmp_path: Path) -> None:
     sample = Sample("hostile", FAILED, "", log=f"{line}\n", hosts=("g01", "g02"), tasks_per_node=8)
-    found = judged(sample, tmp_path)
-    assert (found.rule.verdict, found.verdict, found.nodes) == ("exclude", "continue", ())
+    judgement = judge_sample(sample, tmp_path)
+    assert (judgement.rule.verdict, judgement.verdict, judgement.nodes) == ("exclude", "continue", ())
 
 
 def test_first_node_of_a_line_that_names_all_is_at_fault(tmp_path: Path) -> None:
     line = "g02 of g01,g02,g03: GPU is lost\n"
     sample = Sample("all", FAILED, "gpu_lost", log=line, hosts=("g01", "g02", "g03"))
-    assert judged(sample, tmp_path).nodes == ("g02",)
+    assert judge_sample(sample, tmp_path).nodes == ("g02",)
 
 
 def test_the_end_of_a_long_log_counts_and_a_progress_bar_is_many_lines(tmp_path: Path) -> None:
@@ -80,8 +84,8 @@ def test_the_end_of_a_long_log_counts_and_a_progress_bar_is_many_lines(tmp_path:
     bar = "g02 is at\r  1%|  | 1/99 [00:01<00:09]\0\r  2%|  | 2/99 [00:02<00:08]\rrank 1: GPU is lost"
     log = early + "x" * TAIL_BYTES + f"\n{bar}"
     sample = Sample("long", FAILED, "gpu_lost", log=log, hosts=("g01", "g02", "g03"), tasks_per_node=1)
-    found = judged(sample, tmp_path)
-    assert (found.line, found.nodes) == ("rank 1: GPU is lost", ("g02",))
+    judgement = judge_sample(sample, tmp_path)
+    assert (judgement.line, judgement.nodes) == ("rank 1: GPU is lost", ("g02",))
 
 
 def test_reports_of_ranks_of_an_earlier_link_are_left_out(tmp_path: Path) -> None:
@@ -89,7 +93,7 @@ def test_reports_of_ranks_of_an_earlier_link_are_left_out(tmp_path: Path) -> Non
     old = Sample("old", FAILED, "failed", left=left)
     new = replace(old, left=left.replace("999.5", "1000.5"))
     for sample, rule in ((old, "failed"), (new, "gpu_memory")):
-        assert judged(sample, tmp_path).rule.name == rule
+        assert judge_sample(sample, tmp_path).rule.name == rule
 
 
 def test_first_rule_of_the_table_decides() -> None:

@@ -20,9 +20,9 @@ def test_a_rule_is_well_formed(rule: Rule) -> None:
 
 def test_rules_of_one_name_say_the_same() -> None:
     for rule in RULES:
-        same = rule_named(rule.name)
-        assert same is not None
-        assert (same.verdict, same.means, same.advice) == (rule.verdict, rule.means, rule.advice)
+        namesake = rule_named(rule.name)
+        assert namesake is not None
+        assert (namesake.verdict, namesake.means, namesake.advice) == (rule.verdict, rule.means, rule.advice)
     assert rule_named("nosuch") is None
     assert rule_named(None) is None
 
@@ -36,8 +36,8 @@ def test_the_last_rule_matches_whatever_ended() -> None:
     assert all(re.search(RULES[-1].pattern, f"code={code} state=-") for code in ("-", 1, 143))
 
 
-def test_words_about_the_job_before_are_no_sign_of_its_own_end() -> None:
+def test_sentences_about_the_previous_job_match_no_rule() -> None:
     """The next link writes these sentences into its own log, with the names of nodes."""
     patterns = [rule.pattern for rule in RULES if rule.of == "log"]
-    said = [f"Job 17: excludes n1 until 2026-11-22 02:02: {rule.means}" for rule in RULES]
-    assert [line for line in said if any(re.search(pattern, line) for pattern in patterns)] == []
+    messages = [f"Job 17: excludes n1 until 2026-11-22 02:02: {rule.means}" for rule in RULES]
+    assert [line for line in messages if any(re.search(pattern, line) for pattern in patterns)] == []

@@ -21,7 +21,7 @@ def write_program(path: Path, body: str) -> Path:
 
 
 def write_programs(folder: Path, bodies: Mapping[str, str]) -> Path:
-    """Write several, by their names, into a folder; return the folder."""
+    """Write several programs, by name, into a folder; return the folder."""
     for name, body in bodies.items():
         write_program(folder / name, body)
     return folder

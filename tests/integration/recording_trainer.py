@@ -1,4 +1,4 @@
-"""The trainer, with the tokens that reach its model written down, step by step."""
+"""The trainer, recording the tokens that reach its model, step by step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def main(arguments: Sequence[str]) -> int:
 
     compute, rows = run.train_losses, list[list[int]]()
 
-    def recorded(batches: Iterator[Any]) -> Iterator[Any]:
+    def record_batches(batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
             # The window again: its inputs, and the last of its targets.
             rows.extend(
@@ -28,14 +28,14 @@ def main(arguments: Sequence[str]) -> int:
             )
             yield batch
 
-    def recording(settings: Any, model: Any, batches: Iterator[Any], micro_batches: int) -> Any:
+    def compute_and_record(settings: Any, model: Any, batches: Iterator[Any], micro_batches: int) -> Any:
         rows.clear()
-        loss = compute(settings, model, recorded(batches), micro_batches)
+        loss = compute(settings, model, record_batches(batches), micro_batches)
         launch = settings.output.log_dir.parent.name
         path = Path(os.environ[RECORD]) / f"{launch}.rank{os.environ['RANK']}.jsonl"
         with path.open("a") as file:
             file.write(json.dumps(rows) + "\n")
         return loss
 
-    run.train_losses = recording
+    run.train_losses = compute_and_record
     return pretrain.main(arguments[arguments.index("-m") + 2 :])

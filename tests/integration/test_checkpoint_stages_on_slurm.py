@@ -53,7 +53,7 @@ class Place:
 def place(
     sandbox: Sandbox, workplace: Path, warm_python: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Place:
-    """The runs of a chain of three links with its two stages, which are over."""
+    """Launch a chain of three links with its two stages; return its directory when all are over."""
     directory = tmp_path_factory.mktemp("stages")
     (directory / "data").symlink_to(workplace / "data")
     place = Place(directory, sandbox.environment()["SLURM_CONF"])

@@ -1,4 +1,4 @@
-"""`slipway data audit` beside what a training was really fed: over a blend, a ramp, a resume and a rewind."""
+"""`slipway data audit` names the data that a training read: over a blend, a ramp, a resume and a rewind."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ STEPS = {1: range(1, 7), 2: range(7, 11), 3: range(5, 9)}
 
 
 @dataclass(frozen=True)
-class Audited:
+class AuditedRun:
     """A run of three launches: 6 steps, 4 more, and back to step 4 with another order of the data."""
 
     directory: Path
@@ -62,7 +62,7 @@ class Audited:
         answer: dict[str, Any] = json.loads(done.stdout)
         return answer
 
-    def computed(self, launch: int, step: int) -> dict[str, Any]:
+    def trainer_audit(self, launch: int, step: int) -> dict[str, Any]:
         """Return the trainer's own answer, counted from the state in which the launch began."""
         directory = self.directory / "results/audited/launches" / str(launch)
         settings = read_settings(flatten(load_config(directory, "audited_hydra.yaml")))
@@ -99,7 +99,7 @@ def _data_sets(directory: Path) -> dict[str, list[list[int]]]:
 
 
 @pytest.fixture(scope="module")
-def audited(pool: WarmPool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Audited]:
+def audited_run(pool: WarmPool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AuditedRun]:
     directory = tmp_path_factory.mktemp("audited")
     documents = _data_sets(directory)
     record = directory / "fed"
@@ -140,22 +140,22 @@ def audited(pool: WarmPool, tmp_path_factory: pytest.TempPathFactory) -> Iterato
             for rank in (0, 1)
         ]
         fed[launch] = [first + second for first, second in zip(*ranks, strict=True)]
-    yield Audited(directory, documents, fed)
+    yield AuditedRun(directory, documents, fed)
 
 
-def test_audit_names_the_documents_that_each_step_was_fed(audited: Audited) -> None:
+def test_audit_names_the_documents_that_each_step_was_fed(audited_run: AuditedRun) -> None:
     batches = []
     for launch, steps in STEPS.items():
-        assert len(audited.fed[launch]) == len(steps)
-        for step, fed in zip(steps, audited.fed[launch], strict=True):
-            answer = audited.computed(launch, step)
-            assert audited.tokens(answer) == fed
+        assert len(audited_run.fed[launch]) == len(steps)
+        for step, fed in zip(steps, audited_run.fed[launch], strict=True):
+            answer = audited_run.trainer_audit(launch, step)
+            assert audited_run.tokens(answer) == fed
             batches.append(answer["global_batch"])
     assert set(batches) == {4, 8}, "the ramp is passed"
-    assert {sample["data_set"] for sample in answer["samples"]} <= set(audited.documents)
+    assert {sample["data_set"] for sample in answer["samples"]} <= set(audited_run.documents)
 
 
-def test_the_command_counts_from_the_launch_that_trained_the_step(audited: Audited) -> None:
+def test_the_command_counts_from_the_launch_that_trained_the_step(audited_run: AuditedRun) -> None:
     # Launch 3 went back to step 4: the steps of launches 1 and 2 after it are forgotten.
     for step, launch, options in (
         (6, 1, ["--launch", "1"]),
@@ -163,29 +163,29 @@ def test_the_command_counts_from_the_launch_that_trained_the_step(audited: Audit
         (2, 1, []),
         (7, 3, []),
     ):
-        answer = audited.audit(step, *options)
+        answer = audited_run.audit(step, *options)
         assert (answer["launch"], answer["trained"]) == (launch, True)
-        assert audited.tokens(answer) == audited.fed[launch][step - STEPS[launch].start]
+        assert audited_run.tokens(answer) == audited_run.fed[launch][step - STEPS[launch].start]
 
 
-def test_a_step_beyond_the_training_is_a_mistake(audited: Audited) -> None:
+def test_a_step_beyond_the_training_is_a_mistake(audited_run: AuditedRun) -> None:
     # Launch 1 was to end with step 6, launch 2 with 10, launch 3 with 8.
-    refused = run_command(
-        SLIPWAY, "data", "audit", "audited", "--step", "9", cwd=audited.directory, check=2
+    refusal = run_command(
+        SLIPWAY, "data", "audit", "audited", "--step", "9", cwd=audited_run.directory, check=2
     ).stderr
-    assert "--step 9: expected 1 to trainer.max_steps=8 of this training" in refused
+    assert "--step 9: expected 1 to trainer.max_steps=8 of this training" in refusal
 
 
-def test_the_table_names_sources_and_offsets(audited: Audited) -> None:
-    prefix = next(name for name in audited.documents if name.endswith("books"))
-    count = len(audited.documents[prefix])
+def test_the_table_names_sources_and_offsets(audited_run: AuditedRun) -> None:
+    prefix = next(name for name in audited_run.documents if name.endswith("books"))
+    count = len(audited_run.documents[prefix])
     Path(f"{prefix}.origins").write_bytes(b"".join(ORIGIN.pack(n % 2, 100 * n) for n in range(count)))
     sources = {"sources": [{"name": "s3://raw/a.jsonl"}, {"name": "b.jsonl.zst"}]}
     Path(f"{prefix}.manifest.json").write_text(json.dumps(sources))
     command = [SLIPWAY, "data", "audit", "audited", "--step", "2", "--sample", "0"]
-    lines = run_command(*command, cwd=audited.directory).stdout.splitlines()
+    lines = run_command(*command, cwd=audited_run.directory).stdout.splitlines()
     assert lines[0] == "audited step 2: samples 4 to 7, epoch 0, data generation 0, launch 1"
-    (sample,) = audited.audit(2, "--sample", "0")["samples"]
+    (sample,) = audited_run.audit(2, "--sample", "0")["samples"]
     assert sum(piece["end"] - piece["first"] for piece in sample["pieces"]) == LENGTH + 1
     assert lines[3].split() == ["SAMPLE", "DOCUMENT", "TOKENS", "DATA", "SET", "SOURCE", "OFFSET"]
     assert len(lines) == 4 + len(sample["pieces"])
@@ -197,15 +197,15 @@ def test_the_table_names_sources_and_offsets(audited: Audited) -> None:
         assert line.split() == ["0", str(number), tokens, Path(sample["data_set"]).name, *origin]
 
 
-def test_the_text_is_that_of_the_tokens(audited: Audited) -> None:
+def test_the_text_is_that_of_the_tokens(audited_run: AuditedRun) -> None:
     options = ["--sample", "3", "--text"]
-    answer = audited.audit(7, "--launch", "2", *options)
-    fed = audited.fed[2][0][3]
+    answer = audited_run.audit(7, "--launch", "2", *options)
+    fed = audited_run.fed[2][0][3]
     assert "".join(piece["text"] for piece in answer["samples"][0]["pieces"]) == "".join(
         f"t{token}" if token else "<|endoftext|>" for token in fed
     )
     command = [SLIPWAY, "data", "audit", "audited", "--step", "7", "--launch", "2", *options]
-    lines = run_command(*command, cwd=audited.directory).stdout.splitlines()
+    lines = run_command(*command, cwd=audited_run.directory).stdout.splitlines()
     first = answer["samples"][0]["pieces"][0]
     tokens = f"tokens {first['first']}-{first['end'] - 1}"
     assert lines[3].startswith(
@@ -214,36 +214,38 @@ def test_the_text_is_that_of_the_tokens(audited: Audited) -> None:
     assert lines[4] == f"    {first['text']}"
 
 
-def test_data_that_changed_since_the_launch_are_reported(audited: Audited) -> None:
-    prefix = next(iter(audited.documents))
+def test_data_that_changed_since_the_launch_are_reported(audited_run: AuditedRun) -> None:
+    prefix = next(iter(audited_run.documents))
     path = Path(f"{prefix}.bin")
     before = path.read_bytes()
     try:
         path.write_bytes(before[:-2] + b"\x01\x01")
         command = [SLIPWAY, "data", "audit", "audited", "--step", "2"]
-        said = run_command(*command, cwd=audited.directory, check=1)
-        assert f"the data are not those of launch 1: {path}" in said.stderr
+        done = run_command(*command, cwd=audited_run.directory, check=1)
+        assert f"the data are not those of launch 1: {path}" in done.stderr
         path.unlink()
-        refused = run_command(*command, cwd=audited.directory, check=2).stderr
-        assert f"{path}: there is no such file" in refused and "Traceback" not in refused
+        refusal = run_command(*command, cwd=audited_run.directory, check=2).stderr
+        assert f"{path}: there is no such file" in refusal and "Traceback" not in refusal
     finally:
         path.write_bytes(before)
 
 
-def test_a_run_without_such_a_launch_or_sample_is_a_mistake(audited: Audited) -> None:
+def test_a_run_without_such_a_launch_or_sample_is_a_mistake(audited_run: AuditedRun) -> None:
     for options, message in {
         ("--step", "2", "--launch", "9"): "audited has no training as launch 9",
         ("--step", "2", "--launch", "2"): "--step 2: expected more than 6",
         ("--step", "2", "--sample", "4"): "--sample 4: expected 0 to 3",
         ("--step", "0"): "'0' is not a whole number of at least 1",
     }.items():
-        refused = run_command(SLIPWAY, "data", "audit", "audited", *options, cwd=audited.directory, check=2)
-        assert message in refused.stderr
-        assert "Traceback" not in refused.stderr
+        refusal = run_command(
+            SLIPWAY, "data", "audit", "audited", *options, cwd=audited_run.directory, check=2
+        )
+        assert message in refusal.stderr
+        assert "Traceback" not in refusal.stderr
 
 
-def test_audit_imports_no_torch(audited: Audited) -> None:
-    launch = audited.directory / "results/audited/launches/1"
+def test_audit_imports_no_torch(audited_run: AuditedRun) -> None:
+    launch = audited_run.directory / "results/audited/launches/1"
     program = (
         "import sys; from trainer.data import audit; audit.main(sys.argv[1:]); "
         "print('torch' in sys.modules, file=sys.stderr)"

@@ -12,8 +12,8 @@ import pytest
 
 from tests.sandbox.fixtures import skip_without_slurm
 
-# A launch that is found and told of; identity and lost answers, with accounting and without; chains and a
-# requeue; what is done to jobs; an answer of sbatch that is lost. None of them needs torch.
+# Finding and reporting a launch; identity and lost answers, with accounting and without; chains and a
+# requeue; verbs that act on jobs; a lost answer of sbatch. None of them needs torch.
 SELECTED = [
     "tests/jobs/on_slurm/test_found_again_on_slurm.py",
     "tests/schedulers/test_identity_on_slurm.py",
@@ -25,7 +25,7 @@ SELECTED = [
 
 @pytest.mark.slurm
 @pytest.mark.timeout(1500)  # the first time a root file system is made
-def test_the_fast_half(repository: Path) -> None:
+def test_selected_tests_pass_on_debian_13(repository: Path) -> None:
     if shutil.which("debootstrap", path=f"{os.environ['PATH']}:/usr/sbin") is None:
         pytest.skip("debootstrap is not installed: `make test-slurm` installs it")
     skip_without_slurm()

@@ -12,7 +12,7 @@ from launcher.rendering.render import render
 from launcher.sandbox.lifecycle import Sandbox
 from launcher.stages.planning import plan_launch
 
-# One of each kind. "many flags" has most of what a cluster can ask for, as far as the sandbox has it.
+# One of each kind. "many flags" has most options of a cluster that the sandbox supports.
 FURTHER = {
     "cluster=p4d": ["training=gpt3/5b", "cluster=p4d"],
     "cluster=p5en": ["training=llama/llama3_8b", "cluster=p5en"],
@@ -36,7 +36,7 @@ FURTHER = {
 def test_slurm_takes_every_size(tmp_path: Path, sandbox: Sandbox) -> None:
     cases = {size: [f"training={size}"] for size in list_options("training")} | FURTHER
     environment = sandbox.environment()
-    refused = {}
+    refusals = {}
     for name, overrides in cases.items():
         config = compose([*overrides, f"base_results_dir={tmp_path}"]).config
         script = render(plan_launch(config, number=1, tag="x")).script
@@ -49,5 +49,5 @@ def test_slurm_takes_every_size(tmp_path: Path, sandbox: Sandbox) -> None:
             timeout=60,
         )
         if done.returncode != 0 or "to start at" not in done.stderr:
-            refused[name] = done.stderr
-    assert refused == {}
+            refusals[name] = done.stderr
+    assert refusals == {}

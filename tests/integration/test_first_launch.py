@@ -1,4 +1,4 @@
-"""From one command to a training that continues, on a real Slurm and without one."""
+"""From one command to a training that continues, on a real Slurm and without Slurm."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def metrics(run: Path) -> list[dict[str, object]]:
 
 @pytest.mark.slurm
 @pytest.mark.trainer
-def test_a_training_on_slurm_and_its_continuation(
+def test_training_on_slurm_is_continued_by_a_second_launch(
     repository: Path, workplace: Path, accounting_sandbox: Sandbox, warm_python: Path
 ) -> None:
-    """Its ranks are forked; those of the README's commands start as a user's do."""
+    """The ranks are forked; those of the README's commands start as a user's do."""
     conf = {"SLURM_CONF": accounting_sandbox.environment()["SLURM_CONF"]}
     warm = f"cluster.python={warm_python}"
     main = [sys.executable, repository / "launcher" / "main.py", "cluster=sandbox", *SMALL, warm]
@@ -61,14 +61,14 @@ def test_a_training_on_slurm_and_its_continuation(
     assert (start["world_size"], start["tensor"], start["data"], start["step"]) == (4, 2, 2, 0)
 
     launch = [SLIPWAY, "launch", "cluster=sandbox", *SMALL, "training.trainer.max_steps=6", warm]
-    again = run_command(*launch, "--follow", cwd=workplace, **conf)
-    assert "COMPLETED" in again.stdout
+    second = run_command(*launch, "--follow", cwd=workplace, **conf)
+    assert "COMPLETED" in second.stdout
     assert metrics(run)[0]["step"] == 4, "the second launch continues where the first ended"
     assert metrics(run)[-1]["step"] == 6
     assert metrics(run / "launches" / "1")[-1]["step"] == 4, "the evidence of the first launch is untouched"
 
-    told = json.loads(run_command(SLIPWAY, "status", "gpt3_tiny", "--json", cwd=workplace, **conf).stdout)
-    assert (told[0]["state"], told[0]["step"], told[0]["launch"]) == ("COMPLETED", 6, 2)
+    rows = json.loads(run_command(SLIPWAY, "status", "gpt3_tiny", "--json", cwd=workplace, **conf).stdout)
+    assert (rows[0]["state"], rows[0]["step"], rows[0]["launch"]) == ("COMPLETED", 6, 2)
     log = run_command(SLIPWAY, "logs", "gpt3_tiny", "--launch", "1", cwd=workplace, **conf).stdout
     assert "step 4/4 | loss" in log
     # Both launches together; the first held-out loss is the first launch's.
@@ -80,7 +80,7 @@ def test_a_training_on_slurm_and_its_continuation(
 
 
 @pytest.mark.trainer
-def test_the_same_plan_without_slurm(workplace: Path, warm_python: Path) -> None:
+def test_same_plan_trains_without_slurm(workplace: Path, warm_python: Path) -> None:
     launch = [SLIPWAY, "launch", "cluster=local", *SMALL]
     name = [
         "training.run.name=local_run",
@@ -95,11 +95,11 @@ def test_the_same_plan_without_slurm(workplace: Path, warm_python: Path) -> None
 
 
 @pytest.mark.trainer
-def test_a_training_that_fails_is_told_with_its_reason(workplace: Path) -> None:
+def test_failed_training_is_reported_with_its_reason(workplace: Path) -> None:
     launch = [SLIPWAY, "launch", "cluster=local", *SMALL]
     name = ["training.run.name=fails", "training.model.fsdp=True"]
-    refused = run_command(*launch, *name, cwd=workplace, check=2)
-    assert "training.model.fsdp=True: FSDP is not in this version" in refused.stderr
+    refusal = run_command(*launch, *name, cwd=workplace, check=2)
+    assert "training.model.fsdp=True: FSDP is not in this version" in refusal.stderr
     done = run_command(*launch, *name, "--no-check=engine.megatron", "--follow", cwd=workplace, check=1)
     assert "FAILED" in done.stdout
     assert "model.fsdp" in done.stdout + done.stderr
@@ -125,8 +125,8 @@ def test_slurm_accepts_the_scripts_of_large_clusters(
     launch = [SLIPWAY, "launch", "cluster=bcm", *overrides, "--dry-run"]
     script = tmp_path / "script.sh"
     script.write_text(run_command(*launch, cwd=tmp_path, **conf).stdout)
-    told = run_command("sbatch", "--test-only", "--partition=cloud", script, cwd=tmp_path, **conf)
-    assert "to start at" in told.stderr
+    done = run_command("sbatch", "--test-only", "--partition=cloud", script, cwd=tmp_path, **conf)
+    assert "to start at" in done.stderr
 
 
 @pytest.mark.slurm
@@ -140,8 +140,8 @@ def test_a_job_that_must_wait_is_submitted_with_a_warning(tmp_path: Path, sandbo
         done = run_command(*launch, "--no-check=cluster.nodes", cwd=tmp_path, **conf)
         assert "the job would wait" in done.stderr
         job = json.loads(done.stdout)["job_id"]
-        told = json.loads(run_command(SLIPWAY, "status", "gpt3_tiny", "--json", cwd=tmp_path, **conf).stdout)
+        rows = json.loads(run_command(SLIPWAY, "status", "gpt3_tiny", "--json", cwd=tmp_path, **conf).stdout)
         run_command("scancel", job, cwd=tmp_path, **conf)
     finally:
         run_command(*drained, "State=RESUME", cwd=tmp_path, **conf)
-    assert told[0]["state"] == "PENDING"
+    assert rows[0]["state"] == "PENDING"

@@ -28,7 +28,7 @@ CASES = [
 # Backslashes cannot be in a log's path.
 WITH_BACKSLASH = r"\ \\ \n \" \' \$HOME \${HOME} %\j"
 
-# Each task says what it was given, under its rank.
+# Each task records its environment and arguments under its rank.
 RECORDER = """#!/bin/sh
 printf '%s\\0' "$HOSTILE" "$PWD" "$@" >"$RECORD/$SLURM_PROCID"
 """
@@ -37,25 +37,28 @@ printf '%s\\0' "$HOSTILE" "$PWD" "$@" >"$RECORD/$SLURM_PROCID"
 @pytest.mark.slurm
 def test_values_arrive_in_the_tasks_of_a_job(tmp_path: Path, sandbox: Sandbox) -> None:
     conf = {"SLURM_CONF": sandbox.environment()["SLURM_CONF"]}
-    launched = [_launch(tmp_path / str(number), case, conf) for number, case in enumerate(CASES)]
-    for number, (case, told) in enumerate(zip(CASES, launched, strict=True)):
+    launches = [_launch(tmp_path / str(number), case, conf) for number, case in enumerate(CASES)]
+    for number, (case, launch) in enumerate(zip(CASES, launches, strict=True)):
         place = tmp_path / str(number)
-        run_dir = Path(told["run_dir"])
+        run_dir = Path(launch["run_dir"])
         assert run_dir.parent.name == case
-        _wait_for(run_dir / "launches" / "1" / "marks" / f"{told['job_id']}.0.ended.json")
-        log = run_dir / f"log-nemo-megatron-tokenize_text_{told['job_id']}.out"
+        _wait_for(run_dir / "launches" / "1" / "marks" / f"{launch['job_id']}.0.ended.json")
+        log = run_dir / f"log-nemo-megatron-tokenize_text_{launch['job_id']}.out"
         assert "the tasks ended with exit code 0" in log.read_text(), log.read_text()
-        seen = (place / "record" / "0").read_bytes().decode().split("\0")[:-1]
-        assert seen[:6] == [case, f"{run_dir}/launches/1/code", "-u", "-m", "corpus", "run"]
-        assert seen[6:] == [f"--config-path={run_dir}/launches/1", "--config-name=tokenize_text_hydra.yaml"]
-        read = yaml.safe_load((run_dir / "launches" / "1" / "tokenize_text_hydra.yaml").read_text())
-        assert read["data_preparation"]["pattern"] == f"{case}{WITH_BACKSLASH}"
-        assert read["data_preparation"]["inputs"] == [f"{place}/{case}/input"]
+        recorded = (place / "record" / "0").read_bytes().decode().split("\0")[:-1]
+        assert recorded[:6] == [case, f"{run_dir}/launches/1/code", "-u", "-m", "corpus", "run"]
+        assert recorded[6:] == [
+            f"--config-path={run_dir}/launches/1",
+            "--config-name=tokenize_text_hydra.yaml",
+        ]
+        config = yaml.safe_load((run_dir / "launches" / "1" / "tokenize_text_hydra.yaml").read_text())
+        assert config["data_preparation"]["pattern"] == f"{case}{WITH_BACKSLASH}"
+        assert config["data_preparation"]["inputs"] == [f"{place}/{case}/input"]
     assert not list(tmp_path.rglob("canary*"))
     # The verbs find such runs too.
-    runs = [told["run_dir"] for told in launched]
+    runs = [launch["run_dir"] for launch in launches]
     status = json.loads(run_command(SLIPWAY, "status", *runs, "--json", cwd=tmp_path).stdout)
-    assert [row["job_id"] for row in status] == [told["job_id"] for told in launched]
+    assert [row["job_id"] for row in status] == [launch["job_id"] for launch in launches]
     assert {row["state"] for row in status} == {"COMPLETED"}
 
 
@@ -79,8 +82,8 @@ def _launch(place: Path, case: str, conf: dict[str, str]) -> dict[str, str]:
         f"data_preparation.inputs=[{hydra_value(f'{place}/{case}/input')}]",
     ]
     done = run_command(SLIPWAY, "launch", "cluster=sandbox", *words, "--json", cwd=place, **conf)
-    told: dict[str, str] = json.loads(done.stdout)
-    return told
+    launch: dict[str, str] = json.loads(done.stdout)
+    return launch
 
 
 @pytest.mark.slurm
@@ -108,13 +111,15 @@ def test_values_arrive_in_every_task_of_a_training(tmp_path: Path, sandbox: Sand
         "--config-name=gpt3_tiny_hydra.yaml",
     ]
     for rank in range(4):
-        seen = (place / "record" / str(rank)).read_bytes().decode().split("\0")[:-1]
-        assert seen == ["$(touch canary)", f"{launch}/code", *arguments]
+        recorded = (place / "record" / str(rank)).read_bytes().decode().split("\0")[:-1]
+        assert recorded == ["$(touch canary)", f"{launch}/code", *arguments]
     assert not list(tmp_path.rglob("canary*"))
 
 
 @pytest.mark.slurm
-def test_a_shells_own_slurm_variables_change_nothing_and_are_told(tmp_path: Path, sandbox: Sandbox) -> None:
+def test_slurm_variables_of_the_shell_change_nothing_and_are_reported(
+    tmp_path: Path, sandbox: Sandbox
+) -> None:
     shell = {
         "SBATCH_PARTITION": "cloud",
         "SBATCH_TIMELIMIT": "1",

@@ -1,4 +1,4 @@
-"""`cluster=interactive`: in the allocation of a real salloc, and without one on this machine."""
+"""`cluster=interactive` in the allocation of a real salloc, and on this machine without one."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def launch(tmp_path: Path) -> list[str | Path]:
     return [SLIPWAY, "launch", "cluster=interactive", *chosen, "--follow"]
 
 
-def recorded(tmp_path: Path) -> list[str]:
+def recorded_texts(tmp_path: Path) -> list[str]:
     return sorted(path.read_text() for path in (tmp_path / "record").iterdir())
 
 
 @pytest.mark.slurm
-def test_in_an_allocation_the_tasks_are_on_its_nodes(
+def test_tasks_run_on_the_nodes_of_the_allocation(
     tmp_path: Path, sandbox: Sandbox, launch: list[str | Path]
 ) -> None:
     conf = {"SLURM_CONF": sandbox.environment()["SLURM_CONF"]}
@@ -40,9 +40,9 @@ def test_in_an_allocation_the_tasks_are_on_its_nodes(
     done = run_command(*salloc, *launch, cwd=tmp_path, **conf)
     assert "in this allocation" in done.stdout
     assert "COMPLETED" in done.stdout
-    told = [line.split() for line in recorded(tmp_path)]
-    first, second = sorted({node for node, *_ in told})
-    assert [words[1:] for words in sorted(told, key=lambda words: words[1])] == [
+    records = [line.split() for line in recorded_texts(tmp_path)]
+    first, second = sorted({node for node, *_ in records})
+    assert [words[1:] for words in sorted(records, key=lambda words: words[1])] == [
         [rank, "4", "2", local, "nemo-megatron-gpt3_tiny", first]
         for rank, local in (("0", "0"), ("1", "1"), ("2", "0"), ("3", "1"))
     ]
@@ -53,14 +53,14 @@ def test_in_an_allocation_the_tasks_are_on_its_nodes(
 
 @pytest.mark.slurm
 def test_two_runs_share_an_allocation(tmp_path: Path, sandbox: Sandbox, launch: list[str | Path]) -> None:
-    """At the same time, and each with a rendezvous of its own: each waits until both have begun."""
+    """Both run at the same time, each with a rendezvous of its own: each waits until both have begun."""
     conf = {"SLURM_CONF": sandbox.environment()["SLURM_CONF"]}
     recorder = tmp_path / "recorder"
     meet = 'touch "$RECORD/$RUN"; until [ -e "$RECORD/a" ] && [ -e "$RECORD/b" ]; do sleep 0.1; done\n'
     recorder.write_text(f'#!/bin/sh\n{meet}printf "%s" "$MASTER_PORT" >"$RECORD/$RUN.$RANK"\n')
-    one = '"$@" env_vars.RUN={0} training.run.name={0} &'
-    both = f"{one.format('a')} {one.format('b')} wait -n && wait -n"
-    salloc = ["salloc", "--quiet", "--nodes=2", "--ntasks-per-node=2", "bash", "-c", both, "bash"]
+    launch_line = '"$@" env_vars.RUN={0} training.run.name={0} &'
+    script = f"{launch_line.format('a')} {launch_line.format('b')} wait -n && wait -n"
+    salloc = ["salloc", "--quiet", "--nodes=2", "--ntasks-per-node=2", "bash", "-c", script, "bash"]
     run_command(*salloc, *launch, cwd=tmp_path, **conf)
     ports = {
         name: {(tmp_path / "record" / f"{name}.{rank}").read_text() for rank in range(4)} for name in "ab"
@@ -80,12 +80,12 @@ def test_an_allocation_that_is_too_small_is_refused(
     assert not (tmp_path / "results").exists()
 
 
-def test_without_an_allocation_it_is_this_machine(
+def test_tasks_run_on_this_machine_without_an_allocation(
     tmp_path: Path, launch: list[str | Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     assert "on this machine" in run_command(*launch, cwd=tmp_path).stdout
-    assert [line.split()[0] for line in recorded(tmp_path)] == ["0", "1", "2", "3"]
+    assert [line.split()[0] for line in recorded_texts(tmp_path)] == ["0", "1", "2", "3"]
     chosen = ["cluster.scheduler=allocation", "training.run.name=other"]
     done = run_command(*launch, *chosen, cwd=tmp_path, check=2)
     assert "this shell is in no allocation" in done.stderr

@@ -23,7 +23,7 @@ from tests.integration.conftest import SLIPWAY
 # Each step goes on from those before it: none is left out.
 pytestmark = [pytest.mark.slurm, pytest.mark.trainer]
 
-# What makes 126m small enough for the machine of a test; everything else is as the wrapper has it.
+# Overrides that make 126m small enough for a test machine; everything else is as the wrapper has it.
 SHRUNK = " ".join(
     [
         "training.trainer.accelerator=cpu",
@@ -101,7 +101,7 @@ class Reader:
         return done.stdout + done.stderr
 
     def skips(self, command: str, because: str) -> None:
-        """Leave a command of the document out."""
+        """Leave a command of the document out, for a reason."""
         self.skipped[command] = because
 
     def __getitem__(self, name: str) -> str:
@@ -110,15 +110,15 @@ class Reader:
 
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Reader:
-    """Somebody who has copied the test case, and knows nothing else."""
+    """Return a reader who has copied the test case, and knows nothing else."""
     root = tmp_path_factory.mktemp("cluster")
     case = root / "home/ec2-user/2.nemo-launcher"
     (root / "apps").mkdir()
     (root / "fsx").mkdir()
     case.mkdir(parents=True)
-    someone = Reader(root)
-    someone.types(f"cp {repository}/benchmarks/*.sh {case}; cp -r {repository}/conf {case}/conf.template")
-    return someone
+    reader = Reader(root)
+    reader.types(f"cp {repository}/benchmarks/*.sh {case}; cp -r {repository}/conf {case}/conf.template")
+    return reader
 
 
 def header(script: str) -> set[str]:
@@ -205,8 +205,8 @@ cp -Rv ${TEST_CASE_PATH}/conf.template/cluster ${TARGET_PATH}/launcher_scripts/c
 envsubst < ${TEST_CASE_PATH}/conf.template/config.yaml > ${TARGET_PATH}/launcher_scripts/conf/config.yaml
 """)
     keys = ("data_dir", "base_results_dir", "container", "engine", "cluster.gres", "cluster.srun_args")
-    shown = yaml.safe_load(reader.types(f"slipway show --config-dir launcher_scripts/conf {' '.join(keys)}"))
-    assert shown == {
+    values = yaml.safe_load(reader.types(f"slipway show --config-dir launcher_scripts/conf {' '.join(keys)}"))
+    assert values == {
         "data_dir": f"{target}/data",
         "base_results_dir": f"{target}/results",
         "container": reader["ENROOT_IMAGE"],
@@ -215,7 +215,7 @@ envsubst < ${TEST_CASE_PATH}/conf.template/config.yaml > ${TARGET_PATH}/launcher
     }
 
 
-def test_3_2_what_was_left_in_the_template_is_named(reader: Reader) -> None:
+def test_3_2_placeholders_left_in_the_template_are_named(reader: Reader) -> None:
     """The reader forgot the partition, or to export a variable; or took the template of the NeMo launcher."""
     conf = Path(reader["TARGET_PATH"]) / "launcher_scripts/conf"
     bcm, config = conf / "cluster/bcm.yaml", conf / "config.yaml"
@@ -223,26 +223,26 @@ def test_3_2_what_was_left_in_the_template_is_named(reader: Reader) -> None:
     launch = "slipway launch --dry-run --config-dir launcher_scripts/conf"
     try:
         bcm.write_text(reviewed.replace("partition: gpu", "partition: <Your partition>"))
-        told = reader.types(launch, check=2)
-        assert "cluster.partition='<Your partition>': a placeholder, not a value\n" in told
-        assert "  from launcher_scripts/conf/cluster/bcm.yaml:7\n" in told
+        output = reader.types(launch, check=2)
+        assert "cluster.partition='<Your partition>': a placeholder, not a value\n" in output
+        assert "  from launcher_scripts/conf/cluster/bcm.yaml:7\n" in output
         bcm.write_text(reviewed)
 
         substitute = (
             "envsubst < $TEST_CASE_PATH/conf.template/config.yaml > launcher_scripts/conf/config.yaml"
         )
         reader.types(f"( unset TARGET_PATH; {substitute} )")
-        told = reader.types(launch, check=2)
+        output = reader.types(launch, check=2)
         assert (
             "launcher_scripts_path=null: a directory is needed\n  from launcher_scripts/conf/config.yaml:15"
-            in told
+            in output
         )
 
         config.write_text(root.replace("  - workspace: default", "  - export: gpt3/export_gpt3"))
-        told = reader.types(launch, check=2)
+        output = reader.types(launch, check=2)
         assert (
             "export=gpt3/export_gpt3: there is no such group\n  from launcher_scripts/conf/config.yaml:8\n"
-            in told
+            in output
         )
     finally:
         bcm.write_text(reviewed)
@@ -293,11 +293,11 @@ def test_5_pretraining_126m_on_two_nodes(reader: Reader, sandbox: Sandbox, warm_
     # The sandbox's nodes have no image and no GPU, and the machine two cores: the ranks are forked.
     reader.types(f"export SLURM_CONF={sandbox.environment()['SLURM_CONF']}; export ENROOT_IMAGE=null")
     forked = f"{SHRUNK} cluster.python={warm_python}"
-    told = reader.types(f"""
+    output = reader.types(f"""
 cd $TARGET_PATH
 MAX_STEPS=3 GLOBAL_BATCH_SIZE=16 $TEST_CASE_PATH/bmk-pretrain-gpt3-126m2.sh {forked} --follow
 """)
-    assert "COMPLETED" in told
+    assert "COMPLETED" in output
     run = Path(reader["TARGET_PATH"]) / "results/gpt3_126m"
     job = re.findall(r"\d+", (run / "launcher.log").read_text())[-1]
     # The document's tree.
@@ -329,11 +329,11 @@ MAX_STEPS=3 GLOBAL_BATCH_SIZE=16 $TEST_CASE_PATH/bmk-pretrain-gpt3-126m2.sh {for
 
 
 def test_5_another_launch_overwrites_nothing(reader: Reader) -> None:
-    """In the document it would overwrite all files but the log."""
-    told = reader.types(
+    """The document's launcher would overwrite all files but the log."""
+    output = reader.types(
         f"MAX_STEPS=4 GLOBAL_BATCH_SIZE=16 $TEST_CASE_PATH/bmk-pretrain-gpt3-126m2.sh {SHRUNK} --dry-run"
     )
-    assert f"{reader['TARGET_PATH']}/results/gpt3_126m/launches/2/log-" in told
+    assert f"{reader['TARGET_PATH']}/results/gpt3_126m/launches/2/log-" in output
     assert "COMPLETED" in reader.types("slipway status gpt3_126m")
 
 
@@ -356,7 +356,7 @@ def test_6_the_5b_wrapper(reader: Reader) -> None:
 
 
 def test_6_a_wrapper_and_a_size_of_ones_own(reader: Reader) -> None:
-    """A `bmk-pretrain-gpt3-<SIZE><INSTANCE>.sh` based on those examples, and a YAML file for the size."""
+    """The reader writes a `bmk-pretrain-gpt3-<SIZE><INSTANCE>.sh` and a YAML file for the size."""
     reader.types("""
 sed 's/MODEL_SIZE=126m/MODEL_SIZE=ours/; s/NUM_NODES:-2/NUM_NODES:-4/; s/^export UNIQUE/#&/' \\
     $TEST_CASE_PATH/bmk-pretrain-gpt3-126m2.sh > $TEST_CASE_PATH/bmk-pretrain-gpt3-ours4.sh
@@ -368,18 +368,18 @@ printf 'defaults: [/training/gpt3/126m@_here_, _self_]\nrun: {name: gpt3_ours}\n
     launch = "ENROOT_IMAGE=/apps/nemo.sqsh $TEST_CASE_PATH/bmk-pretrain-gpt3-ours4.sh"
     script = reader.types(f"{launch} --dry-run")
     assert {"--job-name=nemo-megatron-gpt3_ours", "--nodes=4"} <= header(script)
-    shown = reader.types(
+    source = reader.types(
         "slipway show --config-dir launcher_scripts/conf training=gpt3/ours training.model.num_layers"
     )
-    assert "num_layers: 6" in shown and "from launcher_scripts/conf/training/gpt3/ours.yaml:3" in shown
-    # A size that there is not, and a key of another spelling: both are told, with what is near.
-    told = reader.types(
+    assert "num_layers: 6" in source and "from launcher_scripts/conf/training/gpt3/ours.yaml:3" in source
+    # A missing size and a misspelled key are both reported, with the nearest valid ones.
+    output = reader.types(
         "MODEL_SIZE=400m ENROOT_IMAGE=null $TEST_CASE_PATH/1.bmk-pretrain.sh training.model.num_layer=4",
         check=2,
     )
-    assert "training=gpt3/400m: there is no such choice" in told
-    assert "did you mean 'gpt3/400m_improved'?" in told
-    assert "training.model.num_layer=4: there is no such key" in told
+    assert "training=gpt3/400m: there is no such choice" in output
+    assert "did you mean 'gpt3/400m_improved'?" in output
+    assert "training.model.num_layer=4: there is no such key" in output
 
 
 def test_every_command_that_was_skipped_has_its_reason(reader: Reader) -> None:

@@ -12,8 +12,8 @@ import pytest
 from launcher.sandbox.lifecycle import Sandbox
 from tests.integration.conftest import SLIPWAY, run_command
 
-# As NeMo: TERM saves, with the help of another process. What other signals do by default ends it, and so does
-# a second TERM.
+# Like NeMo, it saves on TERM with the help of another process. Other signals end it by default, and so does a
+# second TERM.
 STAND_IN = """#!/bin/bash
 sleep 60 &
 save() {
@@ -74,7 +74,7 @@ def test_a_warning_becomes_the_signal_that_nemo_saves_on(
 
     try:
         wait_until(lambda: log().count("trains") == 2)
-        # Somebody's, and then that of the time limit.
+        # The signal of a user, and then that of the time limit.
         for _ in range(2):
             subprocess.run(["scancel", "--signal=USR1", *target, job], env=environment, check=True)
             wait_until(lambda: log().count("saving checkpoint") == 2)
@@ -83,7 +83,7 @@ def test_a_warning_becomes_the_signal_that_nemo_saves_on(
         subprocess.run(["scancel", job], env=environment, check=False)
     assert '"exit_code": 75' in next((launch / "marks").glob("*.ended.json")).read_text()
     assert {"saved by 0", "saved by 1"} <= set(log().splitlines())
-    # What a job left that was killed while it saved is out of NeMo's way.
+    # Remains of a job that was killed while it saved are out of NeMo's way.
     assert not list((run / "checkpoints").iterdir())
     aside = run / "checkpoints-set-aside" / f"{job}.0"
     assert {path.name for path in aside.iterdir()} == {half.name, mark.name}

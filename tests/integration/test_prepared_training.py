@@ -41,7 +41,7 @@ TRAINING = [
 
 
 def text(dice: random.Random, sentences: int = 30) -> str:
-    """Return a text of a small grammar, which a model learns soon and counts of tokens do not tell."""
+    """Return a text of a small grammar, which a model learns soon and token frequencies do not predict."""
     return " ".join(
         " ".join(dice.choice(choices) for choices in WORDS.values()) + "." for _ in range(sentences)
     )
@@ -85,7 +85,7 @@ def parquet(dice: random.Random, rows: int) -> bytes:
 
 
 @dataclass
-class Shore:
+class Site:
     """A directory of a user, whose sources lie on an HTTP server and in a bucket."""
 
     directory: Path
@@ -112,9 +112,9 @@ class Shore:
 
 
 @pytest.fixture
-def shore(
+def site(
     tmp_path: Path, sandbox: Sandbox, warm_python: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Shore]:
+) -> Iterator[Site]:
     pytest.importorskip("moto")
     dice, home = random.Random(5), tmp_path / "home"
     home.mkdir()
@@ -131,48 +131,48 @@ def shore(
         settings = ["data_preparation=mixed", "data_preparation.vocab_size=400", "data_preparation.workers=1"]
         settings += ["data_preparation.shard_bytes=20000", "cluster=sandbox", f"cluster.python={warm_python}"]
         conf = {"SLURM_CONF": sandbox.environment()["SLURM_CONF"]}
-        yield Shore(tmp_path, conf, client, inputs, settings)
+        yield Site(tmp_path, conf, client, inputs, settings)
 
 
-def test_sources_on_servers_become_tokens_that_a_model_learns_from(shore: Shore) -> None:
+def test_sources_on_servers_become_tokens_that_a_model_learns_from(site: Site) -> None:
     parts = ["tokenize_mixed_fetch", "tokenize_mixed", "tokenize_mixed_merge"]
-    prepare = [shore.inputs, *shore.settings, "data_preparation.tasks=2"]
+    prepare = [site.inputs, *site.settings, "data_preparation.tasks=2"]
 
     # The sources and the tokenizer alone.
-    shore.put(jsonl(random.Random(6), 40))
-    shore.slipway("data", "prepare", *prepare, "data_preparation.phase=fetch")
-    assert (shore.directory / "data/bpe/vocab.json").exists()
+    site.put(jsonl(random.Random(6), 40))
+    site.slipway("data", "prepare", *prepare, "data_preparation.phase=fetch")
+    assert (site.directory / "data/bpe/vocab.json").exists()
 
     # A broken line: its task fails and is shown, whichever log was followed; nothing is merged.
-    shore.put(jsonl(random.Random(6), 40, broken=True))
-    failed = shore.slipway("data", "prepare", *prepare, check=1)
-    assert "error: s3://raw/crawl/part 1.jsonl.zst:" in failed.stdout
-    assert "the end of the log of task 0, results/tokenize_mixed/launches/1/log-" in failed.stderr
-    assert shore.states(*parts[:2]) == ["COMPLETED", "FAILED"]
-    (state,) = shore.states(parts[2])
+    site.put(jsonl(random.Random(6), 40, broken=True))
+    failure = site.slipway("data", "prepare", *prepare, check=1)
+    assert "error: s3://raw/crawl/part 1.jsonl.zst:" in failure.stdout
+    assert "the end of the log of task 0, results/tokenize_mixed/launches/1/log-" in failure.stderr
+    assert site.states(*parts[:2]) == ["COMPLETED", "FAILED"]
+    (state,) = site.states(parts[2])
     assert state in ("CANCELLED", "PENDING"), "it waits for a success that cannot come"
-    assert not (shore.directory / "data/corpus_text_document.bin").exists()
+    assert not (site.directory / "data/corpus_text_document.bin").exists()
 
-    # The same again, mended: what was done is not done again; then the training.
-    shore.put(jsonl(random.Random(6), 40))
-    both = [*prepare, *TRAINING, f"training.trainer.max_steps={STEPS}", "--follow"]
-    shore.slipway("launch", "stages=[data_preparation,training]", *both)
-    assert shore.states(*parts, "gpt3_tiny") == ["COMPLETED"] * 4
-    tasks = [shore.slipway("logs", "tokenize_mixed", "--task", number).stdout for number in "01"]
+    # The same command after the repair: finished work is not repeated; then the training.
+    site.put(jsonl(random.Random(6), 40))
+    arguments = [*prepare, *TRAINING, f"training.trainer.max_steps={STEPS}", "--follow"]
+    site.slipway("launch", "stages=[data_preparation,training]", *arguments)
+    assert site.states(*parts, "gpt3_tiny") == ["COMPLETED"] * 4
+    tasks = [site.slipway("logs", "tokenize_mixed", "--task", number).stdout for number in "01"]
     assert "task 1 of 2: 3 units, 2 of them done before" in tasks[0]
     assert "task 2 of 2: 2 units, 2 of them done before" in tasks[1]
-    manifest = shore.manifest()
+    manifest = site.manifest()
     assert {source["name"].rpartition("/")[2]: source["documents"] for source in manifest["sources"]} == {
         "rows.parquet": 40,
         "tiny-pages-articles.xml.bz2": 38,
         "part 1.jsonl.zst": 40,
     }
     assert manifest["counts"]["documents"] == 118
-    verdict = json.loads(shore.slipway("verify", parts[2], "--json").stdout)
+    verdict = json.loads(site.slipway("verify", parts[2], "--json").stdout)
     assert verdict["verdict"] == "verified"
 
     # It learned more than how often each token occurs.
-    lines = (shore.directory / "results/gpt3_tiny/results/metrics.jsonl").read_text().splitlines()
+    lines = (site.directory / "results/gpt3_tiny/results/metrics.jsonl").read_text().splitlines()
     events = [json.loads(line) for line in lines]
     losses = [event["loss"] for event in events if event["kind"] == "train"]
     (entropy,) = [event["unigram_entropy"] for event in events if event["kind"] == "data"]
@@ -182,12 +182,12 @@ def test_sources_on_servers_become_tokens_that_a_model_learns_from(shore: Shore)
     assert held_out[-1] < 0.7 * entropy
 
     # Other data under the same names: the training is refused with what changed.
-    shore.put(jsonl(random.Random(7), 40))
-    launch = shore.directory / "results/tokenize_mixed/launches/2"
+    site.put(jsonl(random.Random(7), 40))
+    launch = site.directory / "results/tokenize_mixed/launches/2"
     corpus = ["-m", "corpus", "run", f"--config-path={launch}", "--config-name=tokenize_mixed_hydra.yaml"]
     run_command(sys.executable, *corpus, cwd=Path(__file__).parents[2])
-    more = [*TRAINING, *shore.settings[-2:], f"training.trainer.max_steps={STEPS + 2}"]
-    refused = shore.slipway("launch", *more, check=2).stderr
-    assert "was trained on other data" in refused
-    assert "source s3://raw/crawl/part 1.jsonl.zst changed (" in refused
-    assert "training.resume.accept_data=data-" in refused
+    more = [*TRAINING, *site.settings[-2:], f"training.trainer.max_steps={STEPS + 2}"]
+    refusal = site.slipway("launch", *more, check=2).stderr
+    assert "was trained on other data" in refusal
+    assert "source s3://raw/crawl/part 1.jsonl.zst changed (" in refusal
+    assert "training.resume.accept_data=data-" in refusal

@@ -1,4 +1,4 @@
-"""The README's commands, run in a copy of the checkout as a newcomer would."""
+"""The README's commands, run in a copy of the checkout as a newcomer would run them."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ def test_every_command_of_the_readme(repository: Path, copy: Path, short_directo
             stderr=subprocess.STDOUT,
         )
         output.seek(0)
-        told = output.read()
-    assert done.returncode == 0, told[-8000:]
-    assert re.search(r"below entropy +yes", told), "the demo's model is better than the unigram entropy"
-    assert "#SBATCH --job-name=nemo-megatron-gpt3_126m" in told
+        text = output.read()
+    assert done.returncode == 0, text[-8000:]
+    assert re.search(r"below entropy +yes", text), "the demo's model is better than the unigram entropy"
+    assert "#SBATCH --job-name=nemo-megatron-gpt3_126m" in text
     assert list(copy.glob("results/demo/*/gpt3_tiny/loss.png"))
     assert not sandbox.exists(), "nothing is left behind"
 

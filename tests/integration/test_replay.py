@@ -13,7 +13,7 @@ import pytest
 from tests.forked_slipway import forked_command
 from tests.integration.conftest import SLIPWAY, run_command
 
-# The job does nothing: what is tested is its script.
+# The job does nothing: the test is about its script.
 MOCK = "training.model.data.data_impl=mock"
 FAST = ["cluster=local", "cluster.python=/bin/true", "training=gpt3/tiny", MOCK]
 
@@ -57,8 +57,8 @@ def test_a_launch_replays_to_the_same_bytes(repository: Path, tmp_path: Path, wa
     cold = way in ("main.py", "slipway")  # these two as they are written
     run_command(*commands[way], cwd=cwd)
     (run,) = (cwd / "results").iterdir()
-    command, _, again = command_log(run, 1)
-    assert replay(again.removeprefix("# "), cold=cold) == script(run, 1)
+    command, _, render_line = command_log(run, 1)
+    assert replay(render_line.removeprefix("# "), cold=cold) == script(run, 1)
     assert [path.name for path in (run / "launches").iterdir()] == ["1"], "a replay launches nothing"
 
     replay(command, cold=cold)
@@ -91,18 +91,18 @@ def test_edited_and_deleted_trees_do_not_change_a_replay(tmp_path: Path) -> None
     trees = ["--config-dir=ours", "--template-dir=ours"]
     run_command(SLIPWAY, "launch", *trees, "cluster=mine", MOCK, cwd=tmp_path)
     (run,) = (tmp_path / "results").iterdir()
-    again = command_log(run, 1)[2].removeprefix("# ")
+    render_line = command_log(run, 1)[2].removeprefix("# ")
     before = script(run, 1)
     task = (run / "launches/1/task.sh").read_bytes()
-    older = again.replace(f"--launch-dir={run}/launches/1 ", "")
-    assert older != again
+    older_line = render_line.replace(f"--launch-dir={run}/launches/1 ", "")
+    assert older_line != render_line
 
     cluster.write_text(cluster.read_text().replace("first", "second"))
     (ours / "part.j2").write_text("# another part\n")
-    assert replay(again) == before
-    assert replay(older) == before, "the number and the tag name the launch too"
+    assert replay(render_line) == before
+    assert replay(older_line) == before, "the number and the tag name the launch too"
     shutil.rmtree(ours)
-    assert replay(again) == before
+    assert replay(render_line) == before
     rendered = run_command(SLIPWAY, "render", f"--launch-dir={run}/launches/1", cwd=Path("/"))
     assert rendered.stdout.encode() == before
     rendered = run_command(SLIPWAY, "render", "--task", "--launch-dir", run / "launches/1", cwd=Path("/"))
@@ -111,7 +111,7 @@ def test_edited_and_deleted_trees_do_not_change_a_replay(tmp_path: Path) -> None
     assert [path.name for path in (run / "launches").iterdir()] == ["1"]
 
 
-def test_a_launch_directory_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_directory_without_a_launch_is_refused(tmp_path: Path) -> None:
     for directory in ("nowhere", "."):
         done = run_command(SLIPWAY, "render", f"--launch-dir={directory}", cwd=tmp_path, check=2)
         assert "launcher.json does not exist" in done.stderr

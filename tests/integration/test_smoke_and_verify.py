@@ -37,7 +37,7 @@ done
 """
 
 
-def told(run: Path) -> list[dict[str, Any]]:
+def read_metrics(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "results" / "metrics.jsonl").read_text().splitlines()]
 
 
@@ -48,8 +48,8 @@ def verify(run: Path, check: int) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def trained(workplace: Path, warm_python: Path) -> tuple[Path, subprocess.CompletedProcess[str]]:
-    """A training that was launched after its smoke."""
+def training(workplace: Path, warm_python: Path) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """Return the run of a training that was launched after its smoke, and the process."""
     launch = [SLIPWAY, "launch", "cluster=local", f"cluster.python={warm_python}", *SMALL]
     launch += ["training.run.name=sound", "--smoke", "--follow"]
     done = run_command(*launch, cwd=workplace)
@@ -57,28 +57,32 @@ def trained(workplace: Path, warm_python: Path) -> tuple[Path, subprocess.Comple
 
 
 @pytest.mark.trainer
-def test_the_launch_goes_on_after_its_smoke(trained: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
-    run, done = trained
+def test_the_launch_goes_on_after_its_smoke(training: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    run, done = training
     smoke = run.with_name("sound_smoke")
     assert "2 steps on 1 of 2 nodes, global batch 16 instead of 32" in done.stderr
     assert "smoke: passed; launching sound" in done.stderr
-    (start, *_) = told(smoke)
+    (start, *_) = read_metrics(smoke)
     assert (start["world_size"], start["data"], start["max_steps"]) == (1, 1, 2)
-    assert [event["step"] for event in told(smoke) if event["kind"] in ("train", "validation")] == [1, 2, 2]
+    assert [event["step"] for event in read_metrics(smoke) if event["kind"] in ("train", "validation")] == [
+        1,
+        2,
+        2,
+    ]
     assert list((smoke / "checkpoints").iterdir()) == []
-    assert told(run)[0]["world_size"] == 2
+    assert read_metrics(run)[0]["world_size"] == 2
     # Both can be rendered again, each as it was.
     for directory, is_smoke in ((run, False), (smoke, True)):
-        *_, again = (directory / "launcher_cmd.log").read_text().splitlines()
-        assert ("--smoke" in again) is is_smoke
-        script = run_command("bash", "-c", again.removeprefix("# "), cwd=run).stdout
+        *_, render_line = (directory / "launcher_cmd.log").read_text().splitlines()
+        assert ("--smoke" in render_line) is is_smoke
+        script = run_command("bash", "-c", render_line.removeprefix("# "), cwd=run).stdout
         (written,) = directory.glob("newest/*_submission.sh")
         assert script == written.read_text()
 
 
 @pytest.mark.trainer
-def test_a_sound_training_is_verified(trained: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
-    run, _ = trained
+def test_a_sound_training_is_verified(training: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    run, _ = training
     done = run_command(SLIPWAY, "verify", run, cwd=run)
     assert done.stdout.splitlines()[0].split() == ["CHECK", "VERDICT", "EVIDENCE"]
     assert done.stdout.splitlines()[-1] == "sound, launch 1: verified"
@@ -88,36 +92,36 @@ def test_a_sound_training_is_verified(trained: tuple[Path, subprocess.CompletedP
     assert len(content["checks"]) == 8
 
 
-def metrics_that_are_cut_off(run: Path) -> None:
+def cut_metrics(run: Path) -> None:
     path = run / "results" / "metrics.jsonl"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[: STEPS // 2]))
 
 
-def more_steps_asked_for(run: Path) -> None:
+def raise_max_steps(run: Path) -> None:
     path = run / "results" / "metrics.jsonl"
     path.write_text(path.read_text().replace(f'"max_steps": {STEPS}', '"max_steps": 9999'))
 
 
-def a_loss_that_is_none(run: Path) -> None:
+def spoil_loss(run: Path) -> None:
     path = run / "results" / "metrics.jsonl"
     path.write_text(path.read_text().replace('"step": 9, "loss": ', '"step": 9, "loss": NaN, "was": '))
 
 
-def a_rank_that_failed(run: Path) -> None:
+def add_rank_failure(run: Path) -> None:
     failure = {"time": 1.0, "rank": 1, "host": "n1", "error": "OSError: x", "log": None}
     (run / "results" / "failures").mkdir()
     (run / "results" / "failures" / "globalrank-1.json").write_text(json.dumps(failure))
 
 
-def a_rank_that_vanished(run: Path) -> None:
+def remove_rank_log(run: Path) -> None:
     next((run / "results").glob("nemo_log_globalrank-1_*")).unlink()
 
 
-def a_torn_checkpoint(run: Path) -> None:
+def empty_checkpoint_file(run: Path) -> None:
     next((run / "checkpoints" / "latest").resolve().glob("*.distcp")).write_bytes(b"")
 
 
-def no_mark_of_its_end(run: Path) -> None:
+def remove_end_marks(run: Path) -> None:
     for mark in (run / "newest" / "marks").glob("*.ended.json"):
         mark.unlink()
 
@@ -126,22 +130,22 @@ def no_mark_of_its_end(run: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "failed"),
     [
-        (metrics_that_are_cut_off, "last step"),
-        (more_steps_asked_for, "last step"),
-        (a_loss_that_is_none, "losses finite"),
-        (a_rank_that_failed, "no error of a rank"),
-        (a_rank_that_vanished, "every rank ended"),
-        (a_torn_checkpoint, "last step saved"),
-        (no_mark_of_its_end, "ended well"),
+        (cut_metrics, "last step"),
+        (raise_max_steps, "last step"),
+        (spoil_loss, "losses finite"),
+        (add_rank_failure, "no error of a rank"),
+        (remove_rank_log, "every rank ended"),
+        (empty_checkpoint_file, "last step saved"),
+        (remove_end_marks, "ended well"),
     ],
 )
 def test_a_training_that_was_spoiled_is_not_verified(
-    trained: tuple[Path, subprocess.CompletedProcess[str]],
+    training: tuple[Path, subprocess.CompletedProcess[str]],
     tmp_path: Path,
     damage: Callable[[Path], None],
     failed: str,
 ) -> None:
-    run = shutil.copytree(trained[0], tmp_path / "moved", symlinks=True)
+    run = shutil.copytree(training[0], tmp_path / "moved", symlinks=True)
     assert verify(run, 0)["verdict"] == "verified", "also at another place"
     damage(run)
     content = verify(run, 1)
@@ -149,9 +153,7 @@ def test_a_training_that_was_spoiled_is_not_verified(
 
 
 @pytest.mark.trainer
-def test_after_a_smoke_that_fails_nothing_is_launched(
-    workplace: Path, tmp_path: Path, warm_python: Path
-) -> None:
+def test_nothing_is_launched_after_a_failed_smoke(workplace: Path, tmp_path: Path, warm_python: Path) -> None:
     """The trainer notices that the file is no index, where the check that would is left out."""
     for suffix in (".bin", ".idx"):
         (tmp_path / f"broken{suffix}").write_bytes(b"no index")
@@ -175,7 +177,7 @@ def stand_in(tmp_path: Path) -> list[str]:
 
 
 @pytest.mark.slurm
-def test_in_an_allocation_the_smoke_is_on_its_first_node(
+def test_smoke_runs_on_the_first_node_of_an_allocation(
     tmp_path: Path, sandbox: Sandbox, stand_in: list[str]
 ) -> None:
     conf = {"SLURM_CONF": sandbox.environment()["SLURM_CONF"]}
@@ -193,7 +195,7 @@ def test_in_an_allocation_the_smoke_is_on_its_first_node(
 
 
 @pytest.mark.slurm
-def test_as_a_job_of_its_own_a_loss_that_is_none_stops_the_launch(
+def test_invalid_loss_in_a_smoke_job_stops_the_launch(
     tmp_path: Path, sandbox: Sandbox, stand_in: list[str]
 ) -> None:
     """A job that completes is not enough."""

@@ -18,7 +18,7 @@ from tests.launch_files import write_files
 
 
 @pytest.mark.slurm
-def test_a_job_with_everything_around_it(tmp_path: Path, sandbox: Sandbox) -> None:
+def test_tasks_have_flags_variables_boost_and_cores(tmp_path: Path, sandbox: Sandbox) -> None:
     key = tmp_path / "key"
     key.write_text("hunter2\n")
     tools = tmp_path / "bin"
@@ -44,18 +44,18 @@ def test_a_job_with_everything_around_it(tmp_path: Path, sandbox: Sandbox) -> No
     command = 'echo "task $RANK: $CUDA_DEVICE_MAX_CONNECTIONS, $(printf "%s" "$HF_TOKEN" | tr a-z A-Z)"'
     payload = Payload(argv=("bash", "-c", command), working_dir="/")
     write_files(dataclasses.replace(plan, job=dataclasses.replace(plan.job, payload=payload)))
-    submitted = subprocess.run(
+    done = subprocess.run(
         ["sbatch", "--wait", "--parsable", plan.paths.script],
         env={**sandbox.environment(), "SHELLOPTS": "braceexpand:verbose:xtrace"},  # prints every command
         capture_output=True,
         text=True,
         timeout=120,
     )
-    log = plan.paths.log(submitted.stdout.strip()).read_text()
-    assert submitted.returncode == 0, log + submitted.stderr
+    log = plan.paths.log(done.stdout.strip()).read_text()
+    assert done.returncode == 0, log + done.stderr
     assert sorted(re.findall(r"task (\d): 1, HUNTER2", log)) == ["0", "1", "2", "3"], log
-    boosted = sorted(tmp_path.glob("boosted-*"))
-    assert len(boosted) == 2, log
-    assert [path.read_text() for path in boosted] == ["-n nvidia-smi boost-slider --vboost 1\n"] * 2
+    boost_files = sorted(tmp_path.glob("boosted-*"))
+    assert len(boost_files) == 2, log
+    assert [path.read_text() for path in boost_files] == ["-n nvidia-smi boost-slider --vboost 1\n"] * 2
     assert len(re.findall(r"Rank \d: ", log)) == 4, "each task tells of its cores"
     assert "hunter2" not in log

@@ -1,4 +1,4 @@
-"""A T5 on real text, from one command: what was taken out is told better than by the tokens' frequencies."""
+"""A T5 on real text, from one command, predicts masked spans better than the tokens' frequencies do."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_t5_learns_real_text_on_slurm(workplace: Path, sandbox: Sandbox, warm_
 
     run_command(SLIPWAY, "plot", "t5_tiny", cwd=workplace, **conf)
     assert (run / "loss.png").read_bytes().startswith(b"\x89PNG")
-    refused = run_command(
+    refusal = run_command(
         *launch, "training.model.pipeline_model_parallel_size=2", cwd=workplace, check=2, **conf
     )
-    assert "megatron-core 0.16 has no pipeline for an encoder-decoder" in refused.stderr
+    assert "megatron-core 0.16 has no pipeline for an encoder-decoder" in refusal.stderr

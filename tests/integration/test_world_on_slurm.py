@@ -1,4 +1,4 @@
-"""The number of tasks, as those of a real job see it."""
+"""The number of tasks, as the tasks of a real job see it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ printf '%s' "$WORLD_SIZE $LOCAL_WORLD_SIZE $LOCAL_RANK $SLURMD_NODENAME" >"$RECO
 
 @pytest.mark.slurm
 @pytest.mark.parametrize(("nodes", "gpus"), [(1, 1), (1, 4), (2, 2), (4, 1), (3, 2)])
-def test_each_task_is_told_of_the_whole_job(tmp_path: Path, sandbox: Sandbox, nodes: int, gpus: int) -> None:
+def test_each_task_knows_the_size_of_the_job(tmp_path: Path, sandbox: Sandbox, nodes: int, gpus: int) -> None:
     record, recorder = tmp_path / "record", tmp_path / "recorder"
     record.mkdir()
     recorder.write_text(RECORDER)
@@ -38,8 +38,8 @@ def test_each_task_is_told_of_the_whole_job(tmp_path: Path, sandbox: Sandbox, no
         cwd=tmp_path,
         SLURM_CONF=sandbox.environment()["SLURM_CONF"],
     )
-    told = {int(path.name): path.read_text().split() for path in record.iterdir()}
-    assert sorted(told) == list(range(nodes * gpus))
-    assert {(world, local) for world, local, _, _ in told.values()} == {(str(nodes * gpus), str(gpus))}
-    assert [told[rank][2] for rank in sorted(told)] == [str(rank % gpus) for rank in sorted(told)]
-    assert len({told[rank][3] for rank in told}) == nodes
+    tasks = {int(path.name): path.read_text().split() for path in record.iterdir()}
+    assert sorted(tasks) == list(range(nodes * gpus))
+    assert {(world, local) for world, local, _, _ in tasks.values()} == {(str(nodes * gpus), str(gpus))}
+    assert [tasks[rank][2] for rank in sorted(tasks)] == [str(rank % gpus) for rank in sorted(tasks)]
+    assert len({tasks[rank][3] for rank in tasks}) == nodes

@@ -1,4 +1,4 @@
-"""Users' wrappers of the NeMo Megatron launcher: the same overrides mean the same here."""
+"""Users' wrappers of the NeMo Megatron launcher: the same overrides have the same meaning in Slipway."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ HYDRA_FULL_ERROR=1 python3 $TARGET_PATH/launcher_scripts/main.py \\
     "${BMK_ARGS[@]}" "$@"
 """
 
-# What the wrapper hands over, for the tests that need no process.
+# The overrides of the wrapper, for the tests that need no process.
 WRAPPED = [
     "stages=[training]",
     "training=gpt3/126m",
@@ -89,19 +89,19 @@ def header(script: str) -> list[str]:
     return re.findall(r"^#SBATCH (.*)$", script, re.MULTILINE)
 
 
-def drafted(*more: str) -> Draft:
-    # A place where no run is, so that nothing of this machine is read.
+def draft_wrapped(*more: str) -> Draft:
+    # A directory without runs, so that nothing of this machine is read.
     return draft(Request([*WRAPPED, "cluster=bcm", "base_results_dir=/nowhere/results", *more], ["test"]))
 
 
-def mounts(made: Draft) -> list[str]:
-    """The mounts of one's own: `source:target`."""
-    assert made.plan.job.container is not None
-    found = [f"{mount.source}:{mount.target}" for mount in made.plan.job.container.mounts]
-    return [text for text in found if not text.startswith(("/nowhere", str(Path.cwd())))]
+def mounts(draft: Draft) -> list[str]:
+    """Return the user's own mounts as `source:target`."""
+    assert draft.plan.job.container is not None
+    pairs = [f"{mount.source}:{mount.target}" for mount in draft.plan.job.container.mounts]
+    return [text for text in pairs if not text.startswith(("/nowhere", str(Path.cwd())))]
 
 
-def test_the_wrappers_script(wrapper: Path, tmp_path: Path) -> None:
+def test_script_has_the_settings_of_the_wrapper(wrapper: Path, tmp_path: Path) -> None:
     script, _ = run_wrapper(wrapper, *SITE, "--dry-run", cwd=tmp_path)
     assert {
         "--job-name=bmk-gpt3_126m",
@@ -120,12 +120,12 @@ def test_the_wrappers_script(wrapper: Path, tmp_path: Path) -> None:
     assert "NCCL_PROTO" not in script
     assert "    --container-image=/apps/aws-nemo-megatron_23.07-py3.sqsh \\\n" in script
     assert "    --no-container-mount-home \\\n" in script
-    (given,) = re.findall(r"^ +--container-mounts=(\S+)", script, re.MULTILINE)
-    assert {"/fsx/results:/fsx/results", "/fsx/data:/fsx/data:ro"} <= set(given.split(","))
-    assert given.split(",")[-2:] == ["/fsx:/fsx", "/opt/amazon:/opt/aws"]
+    (mounts_option,) = re.findall(r"^ +--container-mounts=(\S+)", script, re.MULTILINE)
+    assert {"/fsx/results:/fsx/results", "/fsx/data:/fsx/data:ro"} <= set(mounts_option.split(","))
+    assert mounts_option.split(",")[-2:] == ["/fsx:/fsx", "/opt/amazon:/opt/aws"]
 
 
-def test_the_same_from_another_directory(wrapper: Path, tmp_path: Path) -> None:
+def test_script_does_not_depend_on_the_directory(wrapper: Path, tmp_path: Path) -> None:
     scripts = {
         re.sub(r"(?<=supervisor\.pyz\" )\S+", "TAG", run_wrapper(wrapper, *SITE, "--dry-run", cwd=cwd)[0])
         for cwd in (tmp_path, Path("/"))
@@ -145,8 +145,8 @@ def test_a_mistake_in_a_wrapper_is_one_message(wrapper: Path, tmp_path: Path) ->
     assert "num_nodes" in stderr
 
 
-def test_configuration_that_the_job_reads() -> None:
-    config = drafted().plan.job.config
+def test_configuration_of_the_job_has_the_values_of_the_wrapper() -> None:
+    config = draft_wrapped().plan.job.config
     assert config is not None
     assert config["trainer"]["num_nodes"] == 2
     assert (config["trainer"]["max_steps"], config["trainer"]["val_check_interval"]) == (100, 100)
@@ -174,8 +174,8 @@ def test_the_launchers_path_moves_data_and_results() -> None:
         ("+env_vars.X=null", None),
     ],
 )
-def test_variables(override: str, value: str | None) -> None:
-    assert drafted(override).plan.job.environment.get("X") == value
+def test_variable_reaches_the_environment(override: str, value: str | None) -> None:
+    assert draft_wrapped(override).plan.job.environment.get("X") == value
 
 
 @pytest.mark.parametrize(
@@ -187,8 +187,8 @@ def test_variables(override: str, value: str | None) -> None:
         ("container_mounts=[]", []),
     ],
 )
-def test_mounts(override: str, expected: list[str]) -> None:
-    assert mounts(drafted(override)) == expected
+def test_mounts_are_planned_as_source_and_target(override: str, expected: list[str]) -> None:
+    assert mounts(draft_wrapped(override)) == expected
 
 
 @pytest.mark.parametrize(
@@ -199,28 +199,30 @@ def test_mounts(override: str, expected: list[str]) -> None:
         ("nvcr.io/nvidia/nemo:24.07", "nvcr.io#nvidia/nemo:24.07"),  # as Pyxis wants it
     ],
 )
-def test_images(written: str, image: str) -> None:
-    container = drafted(f"container={written}").plan.job.container
+def test_images_are_planned_in_the_spelling_of_pyxis(written: str, image: str) -> None:
+    container = draft_wrapped(f"container={written}").plan.job.container
     assert container is not None
     assert container.image == image
 
 
 def test_a_key_is_dropped() -> None:
-    config = drafted("~training.exp_manager.log_step_timing", "~training.model.nsys_profile").plan.job.config
+    config = draft_wrapped(
+        "~training.exp_manager.log_step_timing", "~training.model.nsys_profile"
+    ).plan.job.config
     assert config is not None
     assert "log_step_timing" not in config["exp_manager"]
     assert "nsys_profile" not in config["model"]
 
 
 @pytest.mark.parametrize("override", ["stages=[training]", 'stages=["training"]', "stages=[ 'training' ]"])
-def test_spellings_of_the_stages(override: str) -> None:
-    assert drafted(override).plan.job.stage == "training"
+def test_stages_are_read_in_several_spellings(override: str) -> None:
+    assert draft_wrapped(override).plan.job.stage == "training"
 
 
 @pytest.mark.parametrize("override", ["stages=training", "stages=[trainin]", "stages=[]", "stages=null"])
-def test_stages_that_the_nemo_launcher_does_not_take_either(override: str) -> None:
+def test_invalid_stages_are_refused(override: str) -> None:
     with pytest.raises(UserError, match="stages"):
-        drafted(override)
+        draft_wrapped(override)
 
 
 @pytest.mark.slurm
@@ -230,8 +232,8 @@ def test_slurm_accepts_the_wrappers_script(wrapper: Path, tmp_path: Path, sandbo
     site = [override for override in SITE if not override.startswith("cluster.partition")]
     script = tmp_path / "script.sh"
     script.write_text(run_wrapper(wrapper, *site, "--dry-run", cwd=tmp_path, **conf)[0])
-    told = run_command("sbatch", "--test-only", "--partition=cloud", script, cwd=tmp_path, **conf)
-    assert "to start at" in told.stderr
+    done = run_command("sbatch", "--test-only", "--partition=cloud", script, cwd=tmp_path, **conf)
+    assert "to start at" in done.stderr
 
 
 @pytest.mark.slurm

@@ -18,7 +18,7 @@ import pytest
 from launcher.cli.app import main
 from launcher.runs.manifest import Manifest, read_manifest, write_manifest
 from supervisor.marks import read_attempts
-from tests.job_marks import ends
+from tests.job_marks import end_marks
 
 SLIPWAY = Path(sys.executable).with_name("slipway")
 
@@ -98,7 +98,7 @@ class Project:
         return str(read_attempts(self.launch_dir(number))[-1].nodes).split(",")
 
     def end_marks(self, number: int = 1, name: str = "run") -> list[dict[str, Any]]:
-        return ends(self.launch_dir(number, name))
+        return end_marks(self.launch_dir(number, name))
 
     def cancel_all(self) -> None:
         if self.cluster == "cluster=sandbox" and self.jobs:

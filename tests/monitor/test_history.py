@@ -17,7 +17,7 @@ from launcher.runs.provenance import gather
 from launcher.schedulers.base import JobStatus
 from launcher.schedulers.job_status import INTERRUPTED_REASON
 from launcher.slurm.states import State
-from tests.job_marks import leave
+from tests.job_marks import leave_marks
 
 Capsys = pytest.CaptureFixture[str]
 
@@ -41,7 +41,7 @@ def test_each_launch_has_a_line_and_its_changes(runs: Runs, scheduler: FakeSched
         user="ada",
     )
     append(first, whole_training(0, 100)[:-1])
-    leave(first, "11", started=1_795_262_400.0, ended=1_795_262_460.0, code=1)
+    leave_marks(first, "11", started=1_795_262_400.0, ended=1_795_262_460.0, code=1)
     append(second, whole_training(100, 300))
     scheduler.set("11", JobStatus(State.FAILED, "exit code 1", "n[1-2]", "00:01:00", 1))
     scheduler.set("12", JobStatus(State.COMPLETED, None, "n3", "00:02:00", 0))
@@ -76,9 +76,9 @@ def test_history_has_each_attempt_of_a_requeued_job(
     runs: Runs, scheduler: FakeScheduler, capsys: Capsys
 ) -> None:
     directory = runs.launch()
-    leave(directory, "11", started=1000.0, nodes="n1")
-    leave(directory, "11", attempt=1, started=1100.0, ended=1130.0, code=143, nodes="n2")
-    leave(directory, "11", attempt=2, started=1200.0, ended=1300.0, nodes="n3")
+    leave_marks(directory, "11", started=1000.0, nodes="n1")
+    leave_marks(directory, "11", attempt=1, started=1100.0, ended=1130.0, code=143, nodes="n2")
+    leave_marks(directory, "11", attempt=2, started=1200.0, ended=1300.0, nodes="n3")
     append(directory, [start(0, 1010.0), train(1, 1020.0), train(30, 1050.0)])
     append(directory, [start(20, 1110.0), train(25, 1120.0)])
     append(directory, [start(25, 1210.0), train(300, 1290.0, 4.5), end(300, 1295.0)])
@@ -109,8 +109,8 @@ def test_history_has_each_attempt_of_a_requeued_job(
 
 def test_why_a_requeued_job_ended_is_said_once(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:
     directory = runs.launch()
-    leave(directory, "11", started=1000.0, ended=1050.0, code=75)
-    leave(directory, "11", attempt=1, started=1100.0, ended=1130.0, code=75)
+    leave_marks(directory, "11", started=1000.0, ended=1050.0, code=75)
+    leave_marks(directory, "11", attempt=1, started=1100.0, ended=1130.0, code=75)
     interrupted = JobStatus(State.INTERRUPTED, INTERRUPTED_REASON, "n1", "00:00:30", 75, restarts=1)
     scheduler.set("11", interrupted)
     slipway(runs, "gpt3_tiny")
@@ -138,9 +138,9 @@ def test_history_names_the_changes_of_a_different_training(
 
 def test_history_has_each_task_of_an_array(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:
     directory = runs.launch()
-    leave(directory, "11_0", started=1.0, ended=5.0)
-    leave(directory, "11_1", started=1.0, ended=5.0, code=1)
-    leave(directory, "11_2", started=2.0)
+    leave_marks(directory, "11_0", started=1.0, ended=5.0)
+    leave_marks(directory, "11_1", started=1.0, ended=5.0, code=1)
+    leave_marks(directory, "11_2", started=2.0)
     tasks = {"2": State.RUNNING}
     scheduler.set("11", JobStatus(State.RUNNING, "tasks: 1 RUNNING", tasks=tasks))
     (row,) = read_history(runs, capsys, "gpt3_tiny")

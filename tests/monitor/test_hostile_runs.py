@@ -28,7 +28,7 @@ from hostile_runs import (
 )
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
-from job_marks import leave
+from job_marks import leave_marks
 from monitor_samples import Runs, append, log, whole_training
 
 from launcher.runs import trust
@@ -90,7 +90,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tree]:
     base = root / "tree"
     directory = Runs(base).launch(_HEALTHY, tag=_TAG, job_id="77", user="root")
     append(directory, whole_training(0, 100)[:-1])
-    leave(directory, "77", started=1000.0)
+    leave_marks(directory, "77", started=1000.0)
     (directory / "root_config.yaml").write_text(root_config(base))
     log(directory, "77").write_text("all is well\n")
     script = directory / "submitted" / f"{_TAG}.1_submission.sh"

@@ -6,7 +6,7 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from job_marks import leave
+from job_marks import leave_marks
 from monitor_samples import COMPLETED, FakeScheduler, Runs, append, end, held_out, log, start, train
 
 from launcher.cli.app import main
@@ -25,7 +25,7 @@ def _write_run(base: Path, name: str, steps: int, log_bytes: int) -> None:
     path = append(launch, [start(max_steps=steps), held_out(), *losses, end(steps, 1000.0 + steps)])
     assert path.stat().st_size > 100 * steps
     log(launch, "11").write_bytes(b"nothing that tells of an error\n" * (log_bytes // 31))
-    leave(launch, "11" if steps == _STEPS else "12", started=1000.0)
+    leave_marks(launch, "11" if steps == _STEPS else "12", started=1000.0)
 
 
 @pytest.fixture(scope="module")

@@ -36,7 +36,7 @@ from launcher.runs.provenance import user
 from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
 from launcher.ui.tables import colour
-from tests.job_marks import leave
+from tests.job_marks import leave_marks
 
 pytestmark = pytest.mark.usefixtures("fast")
 
@@ -105,10 +105,10 @@ def test_all_live_launches_of_a_run_are_shown(runs: Runs, scheduler: FakeSchedul
     """An earlier launch is hidden by a newer one only when it is over."""
     requeued, array = runs.launch(number=1), runs.launch(number=2)
     now = time.time()
-    leave(requeued, "11", started=now, ended=now, code=143)  # killed by Slurm, and it waits again
-    leave(array, "12_0", started=1.0, ended=2.0)  # one task of several
+    leave_marks(requeued, "11", started=now, ended=now, code=143)  # killed by Slurm, and it waits again
+    leave_marks(array, "12_0", started=1.0, ended=2.0)  # one task of several
     finished = runs.launch(number=3)
-    leave(finished, "13", started=1.0, ended=2.0)
+    leave_marks(finished, "13", started=1.0, ended=2.0)
     runs.launch(number=4)
     scheduler.set("11", PENDING)
     scheduler.set("12", RUNNING)
@@ -133,7 +133,7 @@ def test_one_launch_by_its_job(runs: Runs, scheduler: FakeScheduler, capsys: Cap
 
 def test_status_says_why_a_state_is_unknown(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:
     finished = runs.launch("done", job_id="1")
-    leave(finished, "1", ended=5.0)
+    leave_marks(finished, "1", ended=5.0)
     runs.launch("lost", job_id="2")
     runs.launch("refused", job_id=None, error="sbatch: error: invalid partition\nBatch job failed")
     broken = runs.launch("broken")
@@ -164,7 +164,7 @@ def test_broken_run_of_a_colleague_hides_nothing_else(
         path = runs.launch(name) / "launcher.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     marked = runs.launch("marks", job_id="1")
-    leave(marked, "1", started=1.0, ended=2.0)
+    leave_marks(marked, "1", started=1.0, ended=2.0)
     for mark in (marked / "marks").iterdir():
         mark.write_text('{"started": NaN, "ended": Infinity, "exit_code": NaN}')
     with append(runs.launch("steps", job_id="2"), [start(), train(1)]).open("a") as metrics:
@@ -285,7 +285,7 @@ def test_a_scheduler_that_goes_silent_and_comes_back(runs: Runs, scheduler: Fake
     ) as poller:
         assert poller.snapshot().states == [State.RUNNING, State.COMPLETED]
         assert poller.snapshot().silent is None
-        leave(runs.base / "b" / "launches" / "1", "2", ended=5.0)
+        leave_marks(runs.base / "b" / "launches" / "1", "2", ended=5.0)
         scheduler.error = "squeue: Connection refused"
         _until(lambda: poller.snapshot().silent is not None)
         snapshot = poller.snapshot()

@@ -15,7 +15,7 @@ from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
 from launcher.ui.tables import since
 from supervisor.marks import ChainEnd, end_chain, note_cancelled
-from tests.job_marks import leave
+from tests.job_marks import leave_marks
 
 pytestmark = pytest.mark.usefixtures("fast")
 
@@ -50,16 +50,16 @@ def test_times_of_a_running_job(runs: Runs, scheduler: FakeScheduler, read_times
     _, started, ended, last = read_times()
     assert started == last and ended is None
     assert abs((seconds(started) or 0) - (time.time() - 50)) < 5
-    leave(launch, "11", started=1000.0)
+    leave_marks(launch, "11", started=1000.0)
     assert read_times() == (CREATED, "1970-01-01T00:16:40Z", None, "1970-01-01T00:16:40Z")
 
 
 def test_times_of_a_job_that_ended(runs: Runs, scheduler: FakeScheduler, read_times: Any) -> None:
     launch = runs.launch()
-    leave(launch, "11", started=1000.0)
+    leave_marks(launch, "11", started=1000.0)
     scheduler.set("11", FAILED)  # killed with its node: it ran for 3 s
     assert read_times() == (CREATED, "1970-01-01T00:16:40Z", "1970-01-01T00:16:43Z", "1970-01-01T00:16:43Z")
-    leave(launch, "11", started=1000.0, ended=1100.0)
+    leave_marks(launch, "11", started=1000.0, ended=1100.0)
     for status in (FAILED, COMPLETED):
         scheduler.set("11", status)
         assert read_times()[2:] == ("1970-01-01T00:18:20Z", "1970-01-01T00:18:20Z")
@@ -69,14 +69,14 @@ def test_marks_give_the_times_without_a_scheduler(
     runs: Runs, scheduler: FakeScheduler, read_times: Any
 ) -> None:
     launch = runs.launch()
-    leave(launch, "11", started=1000.0, ended=1100.0)
+    leave_marks(launch, "11", started=1000.0, ended=1100.0)
     scheduler.error = "squeue cannot reach the controller"
     assert read_times() == (CREATED, "1970-01-01T00:16:40Z", "1970-01-01T00:18:20Z", "1970-01-01T00:18:20Z")
 
 
 def test_an_unknown_state_has_no_time(runs: Runs, scheduler: FakeScheduler, read_times: Any) -> None:
     launch = runs.launch()
-    leave(launch, "11", started=1000.0)
+    leave_marks(launch, "11", started=1000.0)
     scheduler.error = "squeue cannot reach the controller"
     assert read_times() == (CREATED, "1970-01-01T00:16:40Z", None, None)
 
@@ -84,12 +84,12 @@ def test_an_unknown_state_has_no_time(runs: Runs, scheduler: FakeScheduler, read
 def test_times_of_a_requeued_job(runs: Runs, scheduler: FakeScheduler, read_times: Any) -> None:
     year = 365 * 86400
     launch = runs.launch(created="1971-01-01T00:00:00Z")
-    leave(launch, "11", started=year + 1000.0, ended=year + 1100.0, code=143)
+    leave_marks(launch, "11", started=year + 1000.0, ended=year + 1100.0, code=143)
     scheduler.set("11", replace(PENDING, restarts=1))
     assert read_times() == ("1971-01-01T00:00:00Z", None, None, "1971-01-01T00:18:20Z")
     scheduler.set("11", replace(RUNNING, restarts=1))
     assert (seconds(read_times()[3]) or 0) > time.time() - 60, "the mark is of the attempt before"
-    leave(launch, "11", attempt=1, started=year + 2000.0)
+    leave_marks(launch, "11", attempt=1, started=year + 2000.0)
     assert read_times()[3] == "1971-01-01T00:33:20Z"
 
 
@@ -132,7 +132,7 @@ def test_times_of_a_manifest_without_a_valid_time(
     runs: Runs, scheduler: FakeScheduler, read_times: Any, created: str
 ) -> None:
     launch = runs.launch(created=created)
-    leave(launch, "11", started=1e300, ended=1e300)
+    leave_marks(launch, "11", started=1e300, ended=1e300)
     scheduler.set("11", COMPLETED)
     assert read_times() == (None, None, None, None)
 
@@ -153,7 +153,7 @@ def test_a_narrow_terminal_keeps_the_column_since(
     from launcher.ui.tables import rich_table
 
     launch = runs.launch("gpt3_126m_with_a_name")
-    leave(launch, "11", started=datetime.now(UTC).timestamp())
+    leave_marks(launch, "11", started=datetime.now(UTC).timestamp())
     scheduler.set("11", RUNNING)
     rows = collect_status([runs.base / "gpt3_126m_with_a_name"])
     table = rich_table(*as_table(rows), [row.status.state for row in rows], 80)

@@ -31,7 +31,7 @@ from launcher.monitor.evidence import gather
 from launcher.monitor.verification import RunCheck, RunVerdict, Trend, exit_code, measure_trend, verify
 from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
-from tests.job_marks import leave
+from tests.job_marks import leave_marks
 
 COMPLETED = JobStatus(State.COMPLETED, None, "n[1-2]", "00:01:30", 0)
 RANKS = 4
@@ -279,9 +279,9 @@ def test_errors_of_an_earlier_attempt_of_a_requeued_job_are_over(
     with_a_failed_rank(launch)
     now = time.time()
     (launch / "results" / "nemo_error_log.txt").write_text("Traceback (most recent call last):\nE: x\n")
-    leave(launch, "11", attempt=0, started=now - 50, ended=now - 40, code=1)
+    leave_marks(launch, "11", attempt=0, started=now - 50, ended=now - 40, code=1)
     assert verify_launch(launch)[0] == 1
-    leave(launch, "11", attempt=1, started=now + 10, ended=now + 20)
+    leave_marks(launch, "11", attempt=1, started=now + 10, ended=now + 20)
     assert verify_launch(launch)[0] == 0
 
 

@@ -1,4 +1,4 @@
-"""The cores of each task: on this machine as it is, and on machines that are made up."""
+"""The cores of each task: on this machine, and on machines that are made up."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.launch_files import write_files
 OWN = sorted(os.sched_getaffinity(0))
 
 
-def planned(tmp_path: Path, tasks: int, *overrides: str, command: str = "taskset -pc $$") -> Plan:
+def plan_command(tmp_path: Path, tasks: int, *overrides: str, command: str = "taskset -pc $$") -> Plan:
     places = [
         "cluster=bcm",
         "container=null",
@@ -37,12 +37,12 @@ def planned(tmp_path: Path, tasks: int, *overrides: str, command: str = "taskset
 
 @pytest.mark.skipif(len(OWN) < 2 or len(OWN) != os.cpu_count(), reason="needs two cores, and all of them")
 def test_two_tasks_share_no_core(tmp_path: Path) -> None:
-    plan = planned(tmp_path, 2)
+    plan = plan_command(tmp_path, 2)
     write_files(plan)
-    told = subprocess.run(["bash", plan.paths.script], capture_output=True, text=True, timeout=60, check=True)
-    lists = re.findall(r"current affinity list: (\S+)", told.stdout)
+    done = subprocess.run(["bash", plan.paths.script], capture_output=True, text=True, timeout=60, check=True)
+    lists = re.findall(r"current affinity list: (\S+)", done.stdout)
     first, second = (set(_expand(text)) for text in lists)
-    assert first and second and not first & second, told.stdout
+    assert first and second and not first & second, done.stdout
 
 
 def _expand(text: str) -> list[int]:
@@ -54,7 +54,7 @@ def _expand(text: str) -> list[int]:
 
 
 class Machine:
-    """A made-up machine: two threads a core, NUMA nodes as given, GPUs at PCI buses of given nodes."""
+    """A made-up machine: two threads a core, and the given cores and GPUs of its NUMA nodes."""
 
     def __init__(self, root: Path, cores_of_nodes: list[int], gpus: list[int] | None = None) -> None:
         self.root, self.bin = root, root / "bin"
@@ -92,7 +92,7 @@ class Machine:
         script = rendered.task.replace(f"source {plan.paths.binding}", rendered.copied[plan.paths.binding])
         script = script.replace("/sys/", f"{self.root}/sys/")
         script = script.replace("/proc/$$/status", f"{self.root}/proc/status")
-        told, tasks = [], str(plan.job.resources.tasks_per_node)
+        messages, tasks = [], str(plan.job.resources.tasks_per_node)
         for rank in range(plan.job.resources.tasks_per_node):
             variables = {
                 "PATH": f"{self.bin}:/usr/bin:/bin",
@@ -106,44 +106,44 @@ class Machine:
                 ["bash", "-c", script, "task.sh", "true"], env=variables, capture_output=True, text=True
             )
             assert done.returncode == 0, done.stderr
-            told.append(done.stdout.strip().partition(": ")[2])
-        return told
+            messages.append(done.stdout.strip().partition(": ")[2])
+        return messages
 
 
-def test_eight_tasks_of_a_machine_with_two_numa_nodes(tmp_path: Path) -> None:
-    """48 cores each, as p5: 8 of them for each task, with both threads."""
-    told = Machine(tmp_path / "m", [48, 48]).bind(planned(tmp_path, 8))
-    assert told[0] == f"on CPUs {','.join(f'{c},{c + 96}' for c in range(8))} of NUMA node 0"
-    assert told[3].startswith("on CPUs 24,120,25,") and told[3].endswith("of NUMA node 0")
-    assert told[4].startswith("on CPUs 48,144,") and told[4].endswith("of NUMA node 1")
-    cpus = [cpu for text in told for cpu in text.split()[2].split(",")]
+def test_eight_tasks_divide_the_cores_of_two_numa_nodes(tmp_path: Path) -> None:
+    """Each node has 48 cores, as p5: each task has 8 of them, with both threads."""
+    messages = Machine(tmp_path / "m", [48, 48]).bind(plan_command(tmp_path, 8))
+    assert messages[0] == f"on CPUs {','.join(f'{c},{c + 96}' for c in range(8))} of NUMA node 0"
+    assert messages[3].startswith("on CPUs 24,120,25,") and messages[3].endswith("of NUMA node 0")
+    assert messages[4].startswith("on CPUs 48,144,") and messages[4].endswith("of NUMA node 1")
+    cpus = [cpu for text in messages for cpu in text.split()[2].split(",")]
     assert len(cpus) == len(set(cpus)) == 8 * 16
 
 
 def test_cores_are_near_the_gpu(tmp_path: Path) -> None:
     machine = Machine(tmp_path / "m", [4, 4], gpus=[1, 1, 0, 0])
-    assert [text.split()[-1] for text in machine.bind(planned(tmp_path, 4))] == ["1", "1", "0", "0"]
+    assert [text.split()[-1] for text in machine.bind(plan_command(tmp_path, 4))] == ["1", "1", "0", "0"]
 
 
-def test_tasks_get_equally_many_unless_told_otherwise(tmp_path: Path) -> None:
+def test_tasks_get_equally_many_cores_unless_balancing_is_off(tmp_path: Path) -> None:
     machine = Machine(tmp_path / "m", [6, 4], gpus=[0, 1, 1, 1])
     one_thread = "numa_mapping.cores=single_logical"
-    told = machine.bind(planned(tmp_path, 4, one_thread))
-    assert [len(text.split()[2].split(",")) for text in told] == [1, 1, 1, 1]
-    told = machine.bind(planned(tmp_path, 4, one_thread, "numa_mapping.balanced=False"))
-    assert [len(text.split()[2].split(",")) for text in told] == [6, 1, 1, 1]
+    messages = machine.bind(plan_command(tmp_path, 4, one_thread))
+    assert [len(text.split()[2].split(",")) for text in messages] == [1, 1, 1, 1]
+    messages = machine.bind(plan_command(tmp_path, 4, one_thread, "numa_mapping.balanced=False"))
+    assert [len(text.split()[2].split(",")) for text in messages] == [6, 1, 1, 1]
 
 
 def test_too_few_cores_leave_the_tasks_alone(tmp_path: Path) -> None:
-    told = Machine(tmp_path / "m", [2]).bind(planned(tmp_path, 4))
-    assert all("too few cores" in text for text in told)
-    told = Machine(tmp_path / "n", [8]).bind(planned(tmp_path, 4, "numa_mapping.min_cores=3"))
-    assert all("too few cores" in text for text in told)
+    messages = Machine(tmp_path / "m", [2]).bind(plan_command(tmp_path, 4))
+    assert all("too few cores" in text for text in messages)
+    messages = Machine(tmp_path / "n", [8]).bind(plan_command(tmp_path, 4, "numa_mapping.min_cores=3"))
+    assert all("too few cores" in text for text in messages)
 
 
 def test_a_part_of_a_node_is_left_as_the_scheduler_chose(tmp_path: Path) -> None:
-    told = Machine(tmp_path / "m", [8]).bind(planned(tmp_path, 2), SLURM_CPUS_ON_NODE="4")
-    assert told == ["its cores are left as the scheduler chose them"] * 2
+    messages = Machine(tmp_path / "m", [8]).bind(plan_command(tmp_path, 2), SLURM_CPUS_ON_NODE="4")
+    assert messages == ["its cores are left as the scheduler chose them"] * 2
 
 
 @pytest.mark.parametrize(
@@ -155,8 +155,8 @@ def test_a_part_of_a_node_is_left_as_the_scheduler_chose(tmp_path: Path) -> None
         ["cluster=local"],
     ],
 )
-def test_no_binding(tmp_path: Path, overrides: list[str]) -> None:
-    plan = planned(tmp_path, 2, *overrides)
+def test_no_binding_is_planned(tmp_path: Path, overrides: list[str]) -> None:
+    plan = plan_command(tmp_path, 2, *overrides)
     assert plan.job.binding is None
     assert "taskset" not in render(plan).task
 
@@ -173,29 +173,29 @@ def test_no_binding(tmp_path: Path, overrides: list[str]) -> None:
 )
 def test_bindings_that_are_not_implemented_are_refused(tmp_path: Path, override: str, words: str) -> None:
     with pytest.raises(UserError, match=re.escape(words)):
-        planned(tmp_path, 2, override)
+        plan_command(tmp_path, 2, override)
 
 
 def test_a_kernel_that_does_not_tell_of_threads_ends_no_training(tmp_path: Path) -> None:
     machine = Machine(tmp_path / "m", [4])
     for path in (machine.root / "sys").rglob("thread_siblings_list"):
         path.unlink()
-    told = machine.bind(planned(tmp_path, 2))
-    assert told == ["on CPUs 0,1,2,3 of NUMA node 0", "on CPUs 4,5,6,7 of NUMA node 0"]
+    messages = machine.bind(plan_command(tmp_path, 2))
+    assert messages == ["on CPUs 0,1,2,3 of NUMA node 0", "on CPUs 4,5,6,7 of NUMA node 0"]
     (machine.root / "sys/devices/system/cpu/online").unlink()
-    assert machine.bind(planned(tmp_path, 2)) == ["its cores are left as the scheduler chose them"] * 2
+    assert machine.bind(plan_command(tmp_path, 2)) == ["its cores are left as the scheduler chose them"] * 2
 
 
 def test_one_thread_of_a_core_is_one_that_is_allowed(tmp_path: Path) -> None:
     machine = Machine(tmp_path / "m", [4])
     machine._write("proc/status", "Cpus_allowed_list:\t6-7\n")
-    plan = planned(tmp_path, 2, "numa_mapping.cores=single_logical")
-    told = machine.bind(plan, SLURM_CPUS_ON_NODE="2")
-    assert told == ["on CPUs 6 of NUMA node 0", "on CPUs 7 of NUMA node 0"]
+    plan = plan_command(tmp_path, 2, "numa_mapping.cores=single_logical")
+    messages = machine.bind(plan, SLURM_CPUS_ON_NODE="2")
+    assert messages == ["on CPUs 6 of NUMA node 0", "on CPUs 7 of NUMA node 0"]
 
 
 def test_cores_that_the_user_confined_are_not_widened(tmp_path: Path) -> None:
-    """Without Slurm's word that the node is the job's."""
+    """Slurm does not say here that the whole node is the job's."""
     machine = Machine(tmp_path / "m", [4])
     machine._write("proc/status", "Cpus_allowed_list:\t0-1\n")
-    assert machine.bind(planned(tmp_path, 1))[0] == "on CPUs 0,1 of NUMA node 0"
+    assert machine.bind(plan_command(tmp_path, 1))[0] == "on CPUs 0,1 of NUMA node 0"

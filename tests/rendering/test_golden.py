@@ -200,14 +200,14 @@ CASES = {
 
 
 def render_case(overrides: list[str]) -> Rendered:
-    """Render the last of the jobs that the overrides ask for."""
+    """Render the last of the jobs that the overrides request."""
     *_, config = by_stage(compose([*_PLACES, *overrides]).config)
     return render(plan_launch(config, number=1, tag="golden"))
 
 
 def rendered(overrides: list[str]) -> str:
-    made = render_case(overrides)
-    return f"{made.script}\n##### task.sh #####\n{made.task}"
+    files = render_case(overrides)
+    return f"{files.script}\n##### task.sh #####\n{files.task}"
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -224,7 +224,7 @@ def test_no_golden_script_without_a_case() -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_bash_and_shellcheck_accept_it(name: str) -> None:
+def test_bash_and_shellcheck_accept_every_script(name: str) -> None:
     for script in rendered(CASES[name]).split("\n##### task.sh #####\n"):
         accept(script)
 
@@ -247,7 +247,7 @@ def accept(script: str) -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_header_is_what_users_of_the_nemo_launcher_expect() -> None:
+def test_header_has_the_flags_of_the_nemo_launcher() -> None:
     script = rendered(CASES["gpt3_126m_bcm"])
     for line in (
         "--job-name=nemo-megatron-gpt3_126m",
@@ -265,7 +265,7 @@ def test_header_is_what_users_of_the_nemo_launcher_expect() -> None:
 
 
 def test_scripts_do_not_depend_on_order_of_hashes(repository: Path) -> None:
-    """Sets of strings have another order in each process: one that is rendered would differ at a replay."""
+    """Sets of strings have another order in each process: a set in a script would change its replay."""
     names = ["gpt3_126m_bcm", "image_staged", "apptainer_options"]  # of other templates each
     program = "from tests.rendering.test_golden import *; print(rendered(CASES[sys.argv[1]]), end='')"
     for seed, name in enumerate(names, start=1):

@@ -22,7 +22,7 @@ from launcher.rendering.render import render
 from launcher.stages.planning import plan_launch
 from tests.launch_files import with_argument, write_files
 
-# Everything that a value may hold: no NUL, no line breaks, and nothing that UTF-8 cannot carry.
+# All text that a value may hold: no NUL, no line breaks, and nothing that UTF-8 cannot carry.
 values = st.text(st.characters(blacklist_characters="\0\n\r", blacklist_categories=["Cs"]), max_size=30)
 
 
@@ -54,7 +54,7 @@ def test_only_raw_shell_is_expanded() -> None:
     assert bash(f"X=1; printf %s {quote(RawShell('$X'))}") == b"1"
 
 
-# What shells, Hydra, OmegaConf and Slurm each read something into.
+# Characters with a meaning in shells, Hydra, OmegaConf or Slurm.
 nasty = st.text("ab \t'\"\\$`;#%&|<>(){}[]*?!~=,:@^é日🚀\x01\x7f", min_size=1, max_size=20)
 executed = st.sampled_from(["$(touch canary)", "`touch canary`", "; touch canary #", "${x:=$(touch canary)}"])
 hostile = st.builds(lambda a, b, c: a + b + c, nasty, executed | st.just("") | values, nasty)
@@ -75,7 +75,7 @@ printf '%s\\0' "$HOSTILE" "$PWD" "$PYTHONPATH" "$@" >"$RECORD"
 def test_hostile_values_arrive_through_the_whole_way(
     tmp_path: Path, directory: str, value: str, argument: str, tool: str
 ) -> None:
-    """From an override to the task's own environment, arguments and directory; nothing is executed."""
+    """Values go from an override to the task's environment, arguments and directory; nothing is executed."""
     base = Path(tempfile.mkdtemp(dir=tmp_path))
     recorder, record = base / f"tool{tool}", base / "record"
     recorder.write_text(RECORDER)
@@ -92,8 +92,8 @@ def test_hostile_values_arrive_through_the_whole_way(
     ]
     plan = with_argument(plan_launch(compose(overrides).config, number=1, tag="x"), argument)
     assert plan.job.stage_config is not None
-    read = yaml.safe_load(config_text(plan.job.stage_config))
-    assert read["data_preparation"]["pattern"] == argument
+    config = yaml.safe_load(config_text(plan.job.stage_config))
+    assert config["data_preparation"]["pattern"] == argument
     plan.paths.code.mkdir(parents=True)
     write_files(plan)
     environment = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
@@ -102,9 +102,9 @@ def test_hostile_values_arrive_through_the_whole_way(
     )
     assert done.returncode == 0, done.stderr
     code = f"{base}/results{directory}/tokenize_text/launches/1/code"
-    seen = record.read_bytes().decode().split("\0")[:-1]
-    assert seen[:5] == [value, code, code, "-u", "-m"]
-    assert seen[-1] == argument
+    recorded = record.read_bytes().decode().split("\0")[:-1]
+    assert recorded[:5] == [value, code, code, "-u", "-m"]
+    assert recorded[-1] == argument
     assert not list(base.rglob("canary*"))
 
 

@@ -1,4 +1,4 @@
-"""The port at which the ranks of a job meet: nobody else's on that host."""
+"""The port at which the ranks of a job meet is free on that host."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher.plan import Plan
-from tests.rendering.test_claims import run, written
+from tests.rendering.test_claims import run, write_plan
 
 FIRST, PORTS = 20000, 12000
 
@@ -28,7 +28,7 @@ def listen(port: int, family: socket.AddressFamily = socket.AF_INET) -> socket.s
 
 
 def free_number(step: int = 0) -> int:
-    """A job's id whose port nobody has on this host."""
+    """Return a job id whose port is free on this host."""
     for number in range(1000 + step, 1000 + step + PORTS):
         try:
             listen(FIRST + number % PORTS).close()
@@ -39,29 +39,29 @@ def free_number(step: int = 0) -> int:
 
 
 def port_of(plan: Plan, job: int) -> int:
-    code, told = run(plan, SLURM_JOB_ID=str(job))
-    assert code == 0, told
-    found = re.search(r"; rendezvous at n1:(\d+)$", told, re.MULTILINE)
-    assert found, told
-    return int(found[1])
+    code, output = run(plan, SLURM_JOB_ID=str(job))
+    assert code == 0, output
+    match = re.search(r"; rendezvous at n1:(\d+)$", output, re.MULTILINE)
+    assert match, output
+    return int(match[1])
 
 
 def test_the_port_follows_from_the_job(tmp_path: Path) -> None:
-    plan, job = written(tmp_path, "slurm"), free_number()
+    plan, job = write_plan(tmp_path, "slurm"), free_number()
     assert port_of(plan, job) == FIRST + job % PORTS
 
 
 def test_tasks_of_an_array_differ_by_their_own_ids(tmp_path: Path) -> None:
     """Slurm gives each an id, beside the array's; no other job has it."""
-    plan, job = written(tmp_path, "slurm"), free_number()
+    plan, job = write_plan(tmp_path, "slurm"), free_number()
     array = {"SLURM_ARRAY_JOB_ID": str(job - 3), "SLURM_ARRAY_TASK_ID": "3"}
-    _, told = run(plan, SLURM_JOB_ID=str(job), **array)
-    assert f"rendezvous at n1:{FIRST + job % PORTS}\n" in told
+    _, output = run(plan, SLURM_JOB_ID=str(job), **array)
+    assert f"rendezvous at n1:{FIRST + job % PORTS}\n" in output
 
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
 def test_a_port_on_which_somebody_listens_is_left_alone(tmp_path: Path, family: socket.AddressFamily) -> None:
-    plan, job = written(tmp_path, "slurm"), free_number(step=500)
+    plan, job = write_plan(tmp_path, "slurm"), free_number(step=500)
     with ExitStack() as taken:
         try:
             taken.enter_context(listen(FIRST + job % PORTS, family))

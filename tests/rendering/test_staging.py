@@ -1,4 +1,4 @@
-"""The image's way to the tasks: a node's own copy, or Apptainer; real bash, and Slurm's commands played."""
+"""The image's way to the tasks: a node's own copy, or Apptainer; real bash with fake Slurm commands."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.rendering.test_quoting import hostile, names, nasty
 
 STAGE = TEMPLATE_DIR / "stage_image.sh"
 
-# srun notes its arguments, too.
+# srun records its arguments, too.
 TOOLS = {
     **JOB_COMMANDS,
     "srun": r"""printf '%s\0' "$@" "" >>"$RECORD"
@@ -64,8 +64,8 @@ class Job:
             capture_output=True,
             text=True,
         )
-        told = done.stdout + done.stderr
-        assert done.returncode == 0, told
+        output = done.stdout + done.stderr
+        assert done.returncode == 0, output
         # Each call ends with an empty argument; the hostile ones are not empty.
         calls: list[list[str]] = [[]]
         for word in record.read_bytes().decode().split("\0")[:-1]:
@@ -73,13 +73,13 @@ class Job:
                 calls[-1].append(word)
             else:
                 calls.append([])
-        return told, calls[:-1]
+        return output, calls[:-1]
 
 
 def job(root: Path, image: Path, *overrides: str, argument: str = "") -> Job:
     """Write a launch whose payload is a recorder."""
     write_programs(root / "bin", TOOLS)
-    composed = compose(
+    composition = compose(
         [
             "stages=[data_preparation]",
             "cluster=bcm",
@@ -90,7 +90,7 @@ def job(root: Path, image: Path, *overrides: str, argument: str = "") -> Job:
             *overrides,
         ]
     )
-    plan = plan_launch(composed.config, number=1, tag="x")
+    plan = plan_launch(composition.config, number=1, tag="x")
     plan = with_argument(plan, argument) if argument else plan
     plan.paths.code.mkdir(parents=True)
     write_files(plan)
@@ -102,47 +102,47 @@ def image(path: Path, text: str = "an image") -> Path:
     return path
 
 
-def staged(root: Path) -> list[Path]:
+def staged_copies(root: Path) -> list[Path]:
     return sorted(path for path in root.glob(f"slipway-{os.getuid()}/*") if path.name[0] != ".")
 
 
 def started_from(calls: list[list[str]]) -> Path:
-    (found,) = (word for call in calls for word in call if word.startswith("--container-image="))
-    return Path(found.partition("=")[2])
+    (option,) = (word for call in calls for word in call if word.startswith("--container-image="))
+    return Path(option.partition("=")[2])
 
 
 def test_the_tasks_start_from_a_copy_that_the_next_job_finds(tmp_path: Path) -> None:
     shared, local = image(tmp_path / "nemo.sqsh"), tmp_path / "local disk"
     local.mkdir()
-    one = job(tmp_path, shared, f"container_options.stage_to={hydra_value(str(local))}")
-    _, calls = one.run()
-    (copy,) = staged(local)
+    staged_job = job(tmp_path, shared, f"container_options.stage_to={hydra_value(str(local))}")
+    _, calls = staged_job.run()
+    (copy,) = staged_copies(local)
     assert started_from(calls) == copy
     assert copy.read_text() == "an image"
     assert copy.stat().st_mode & 0o077 == 0
     first = copy.stat().st_ino
-    _, calls = one.run()
-    assert (staged(local), copy.stat().st_ino) == ([copy], first)
-    # What is there no longer is another image.
+    _, calls = staged_job.run()
+    assert (staged_copies(local), copy.stat().st_ino) == ([copy], first)
+    # Another image takes the place of the shared file.
     image(tmp_path / "new", "another image").replace(shared)
-    _, calls = one.run()
+    _, calls = staged_job.run()
     assert started_from(calls).read_text() == "another image"
-    assert len(staged(local)) == 2
+    assert len(staged_copies(local)) == 2
 
 
 def test_tasks_start_from_the_shared_file_without_a_copy(tmp_path: Path) -> None:
     shared = image(tmp_path / "nemo.sqsh")
     (tmp_path / "local").write_text("a file in its place")
-    told, calls = job(tmp_path, shared, f"container_options.stage_to={tmp_path}/local").run()
+    output, calls = job(tmp_path, shared, f"container_options.stage_to={tmp_path}/local").run()
     assert started_from(calls) == shared
-    assert f"no directory {tmp_path}/local/slipway-{os.getuid()} can be made here" in told
-    assert f"not every node has a copy of the image in {tmp_path}/local" in told
+    assert f"no directory {tmp_path}/local/slipway-{os.getuid()} can be made here" in output
+    assert f"not every node has a copy of the image in {tmp_path}/local" in output
 
 
-def test_an_image_that_is_not_there_is_pyxis_affair(tmp_path: Path) -> None:
-    told, calls = job(tmp_path, tmp_path / "none.sqsh", f"container_options.stage_to={tmp_path}").run()
+def test_missing_image_is_left_to_pyxis(tmp_path: Path) -> None:
+    output, calls = job(tmp_path, tmp_path / "none.sqsh", f"container_options.stage_to={tmp_path}").run()
     assert started_from(calls) == tmp_path / "none.sqsh"
-    assert "not every node has a copy" in told
+    assert "not every node has a copy" in output
 
 
 @settings(
@@ -155,10 +155,10 @@ def test_an_image_that_is_not_there_is_pyxis_affair(tmp_path: Path) -> None:
 def test_hostile_paths_are_staged_as_they_are(tmp_path: Path, name: str, directory: str) -> None:
     base = Path(tempfile.mkdtemp(dir=tmp_path))
     shared = image(base / f"x{name[:80]}.sqsh")
-    where = base / f"x{directory[:80]}"
-    where.mkdir()
-    _, calls = job(base, shared, f"container_options.stage_to={hydra_value(str(where))}").run()
-    (copy,) = staged(where)
+    stage_dir = base / f"x{directory[:80]}"
+    stage_dir.mkdir()
+    _, calls = job(base, shared, f"container_options.stage_to={hydra_value(str(stage_dir))}").run()
+    (copy,) = staged_copies(stage_dir)
     assert started_from(calls) == copy
     assert copy.read_text() == "an image"
     assert not list(base.rglob("canary*"))
@@ -168,10 +168,10 @@ def test_hostile_paths_are_staged_as_they_are(tmp_path: Path, name: str, directo
 
 
 def stage(source: Path, target: Path, state: str | None = None, **tools: str) -> tuple[int, str]:
-    found = source.stat()
+    status = source.stat()
     programs = write_programs(target.parent.parent / "bin", tools)
     done = subprocess.run(
-        ["bash", STAGE, source, target, state or f"{found.st_size} {int(found.st_mtime)}"],
+        ["bash", STAGE, source, target, state or f"{status.st_size} {int(status.st_mtime)}"],
         env={**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "SLURMD_NODENAME": "n1"},
         capture_output=True,
         text=True,
@@ -179,20 +179,20 @@ def stage(source: Path, target: Path, state: str | None = None, **tools: str) ->
     return done.returncode, done.stderr
 
 
-def left(directory: Path) -> list[str]:
+def entries(directory: Path) -> list[str]:
     return [path.name for path in directory.iterdir() if not path.name.endswith(".lock")]
 
 
 def test_without_room_nothing_is_copied_but_old_copies_make_some(tmp_path: Path) -> None:
     source, target = image(tmp_path / "a.sqsh"), tmp_path / "local" / "a-1.sqsh"
-    code, told = stage(source, target, df="echo Avail; echo 5")
-    assert (code, left(target.parent)) == (1, [])
-    assert told == f"n1: no room in {target.parent} for {source}: 8 bytes, and 5 are free\n"
+    code, message = stage(source, target, df="echo Avail; echo 5")
+    assert (code, entries(target.parent)) == (1, [])
+    assert message == f"n1: no room in {target.parent} for {source}: 8 bytes, and 5 are free\n"
     old, recent = image(target.parent / "old.sqsh"), image(target.parent / "recent.sqsh")
     os.utime(old, (1, 1))
-    code, told = stage(source, target, df=f"echo Avail; [[ -e {old} ]] && echo 5 || echo 9")
-    assert (code, told) == (0, "")
-    assert sorted(left(target.parent)) == ["a-1.sqsh", "recent.sqsh"]
+    code, message = stage(source, target, df=f"echo Avail; [[ -e {old} ]] && echo 5 || echo 9")
+    assert (code, message) == (0, "")
+    assert sorted(entries(target.parent)) == ["a-1.sqsh", "recent.sqsh"]
     assert recent.exists()
 
 
@@ -205,12 +205,12 @@ def test_without_room_nothing_is_copied_but_old_copies_make_some(tmp_path: Path)
     ],
     ids=["shorter", "fails", "ended"],
 )
-def test_half_a_copy_is_none(tmp_path: Path, cp: str, words: str) -> None:
+def test_incomplete_copy_is_not_kept(tmp_path: Path, cp: str, words: str) -> None:
     source, target = image(tmp_path / "a.sqsh"), tmp_path / "local" / "a-1.sqsh"
-    code, told = stage(source, target, cp=cp)
+    code, message = stage(source, target, cp=cp)
     assert code in (1, 143)
-    assert words in told
-    assert left(target.parent) == []
+    assert words in message
+    assert entries(target.parent) == []
 
 
 def test_copy_of_a_killed_job_is_written_anew(tmp_path: Path) -> None:
@@ -219,14 +219,14 @@ def test_copy_of_a_killed_job_is_written_anew(tmp_path: Path) -> None:
     image(target.parent / ".a-1.sqsh.new", "half")
     image(target, "torn")  # by somebody's hand
     assert stage(source, target) == (0, "")
-    assert (target.read_text(), left(target.parent)) == ("an image", ["a-1.sqsh"])
+    assert (target.read_text(), entries(target.parent)) == ("an image", ["a-1.sqsh"])
 
 
 def test_another_state_of_the_source_is_not_taken_for_this_one(tmp_path: Path) -> None:
     source, target = image(tmp_path / "a.sqsh"), tmp_path / "local" / "a-1.sqsh"
-    code, told = stage(source, target, state="8 1")
-    assert (code, left(target.parent)) == (1, [])
-    assert "changed while it was copied" in told
+    code, message = stage(source, target, state="8 1")
+    assert (code, entries(target.parent)) == (1, [])
+    assert "changed while it was copied" in message
 
 
 def test_existing_copy_is_used_by_several_jobs(tmp_path: Path) -> None:
@@ -240,16 +240,16 @@ def test_existing_copy_is_used_by_several_jobs(tmp_path: Path) -> None:
     assert target.stat().st_mtime > 1, "what is in use is not removed"
 
 
-def test_several_at_once_copy_once(tmp_path: Path) -> None:
+def test_simultaneous_jobs_copy_once(tmp_path: Path) -> None:
     source, target = image(tmp_path / "a.sqsh"), tmp_path / "local" / "a-1.sqsh"
     count = f'echo >>{tmp_path}/copies; sleep 0.2; exec /bin/cp "$@"'
     stage(image(tmp_path / "b.sqsh"), tmp_path / "local" / "b-1.sqsh", cp=count)
     (tmp_path / "copies").unlink()
-    found = source.stat()
-    words = ["bash", STAGE, source, target, f"{found.st_size} {int(found.st_mtime)}"]
+    status = source.stat()
+    words = ["bash", STAGE, source, target, f"{status.st_size} {int(status.st_mtime)}"]
     environment = {**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
-    together = [subprocess.Popen(words, env=environment, stderr=subprocess.DEVNULL) for _ in range(5)]
-    assert [one.wait() for one in together] == [0] * 5
+    processes = [subprocess.Popen(words, env=environment, stderr=subprocess.DEVNULL) for _ in range(5)]
+    assert [process.wait() for process in processes] == [0] * 5
     assert (tmp_path / "copies").read_text() == "\n"
     assert target.read_text() == "an image"
 
@@ -259,7 +259,7 @@ def test_several_at_once_copy_once(tmp_path: Path) -> None:
 
 def test_apptainer_starts_the_task_with_mounts_and_the_images_variables(tmp_path: Path) -> None:
     shared = image(tmp_path / "nemo.sqsh")
-    one = job(
+    apptainer_job = job(
         tmp_path,
         shared,
         "container_options.runtime=apptainer",
@@ -267,13 +267,13 @@ def test_apptainer_starts_the_task_with_mounts_and_the_images_variables(tmp_path
         f"container_mounts=['{tmp_path}:/data:ro+rbind']",
         "env_vars.KEPT=mine",
     )
-    # As an import writes them, and as Debian does; the file is the image's, and here this test's.
+    # Lines as an import and Debian write them; this file stands for the image's.
     text = 'KEPT=theirs\nUID=5\nno variable\nQUOTED="q"\nGREETING=it\'s $HOME'
     variables = image(tmp_path / "environment", text)
-    task = one.plan.paths.task_script
+    task = apptainer_job.plan.paths.task_script
     assert "/etc/environment" in task.read_text()
     task.write_text(task.read_text().replace("/etc/environment", str(variables)))
-    _, calls = one.run()
+    _, calls = apptainer_job.run()
     started = next(call for call in calls if call[0] == "apptainer")
     assert started[1:4] == ["exec", "--nv", "--no-mount=home,cwd"]  # as the cluster's srun_args have it
     assert f"--bind={tmp_path}:/data:ro" in started
@@ -285,7 +285,7 @@ def test_apptainer_starts_the_task_with_mounts_and_the_images_variables(tmp_path
 
 
 def test_apptainer_runs_the_entry_point_that_an_import_keeps(tmp_path: Path) -> None:
-    options = [f"container_options.{one}=True" for one in ("entrypoint", "writable", "remap_root")]
+    options = [f"container_options.{option}=True" for option in ("entrypoint", "writable", "remap_root")]
     _, calls = job(
         tmp_path, image(tmp_path / "nemo.sqsh"), "container_options.runtime=apptainer", *options
     ).run()

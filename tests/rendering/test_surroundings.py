@@ -1,4 +1,4 @@
-"""The environment of the payload: variables that follow from the model, secrets, the profiler."""
+"""The environment of the payload: variables that depend on the model, secrets, the profiler."""
 
 from __future__ import annotations
 
@@ -74,7 +74,9 @@ SHOW = f"for name in {VARIABLES}; do echo ${{!name-unset}}; done"
     ("capability", "expected"),
     [("8.0", "unset unset unset"), ("9.0", "8 8 0"), ("10.0", "8 8 unset"), (None, "unset unset unset")],
 )
-def test_variables_for_hopper_and_blackwell(tmp_path: Path, capability: str | None, expected: str) -> None:
+def test_variables_follow_from_the_gpus_capability(
+    tmp_path: Path, capability: str | None, expected: str
+) -> None:
     if capability:
         write_program(tmp_path / "bin" / "nvidia-smi", f"printf '{capability}\\n%.0s' 1 2 3 4 5 6 7 8")
     else:
@@ -88,8 +90,8 @@ def test_a_variable_that_is_set_stays(tmp_path: Path) -> None:
     bare = plan_of(tmp_path, "training=llama/llama2_70b", "container=null")
     assert run_task(bare, tmp_path, SHOW, NVTE_UB_SPLIT_AG="1").split() == ["8", "8", "1"]
     contained = plan_of(tmp_path, "training=llama/llama2_70b")
-    seen = run_task(contained, tmp_path, SHOW, NVTE_UB_SPLIT_AG="1").split()
-    assert seen == ["8", "8", "0"], "in a container it is the image that set it"
+    values = run_task(contained, tmp_path, SHOW, NVTE_UB_SPLIT_AG="1").split()
+    assert values == ["8", "8", "0"], "in a container it is the image that set it"
     dropped = plan_of(tmp_path, "training=llama/llama2_70b", "env_vars.NVTE_FWD_LAYERNORM_SM_MARGIN=null")
     assert run_task(dropped, tmp_path, SHOW).split() == ["unset", "8", "0"]
 
@@ -97,7 +99,7 @@ def test_a_variable_that_is_set_stays(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "overrides", [["training=gpt3/126m"], ["training=llama/llama1_7b"], ["training=gpt3/40b_improved"]]
 )
-def test_without_a_virtual_pipeline_nothing_is_asked(overrides: list[str]) -> None:
+def test_no_gpu_variables_without_a_virtual_pipeline(overrides: list[str]) -> None:
     assert job_of(*overrides).gpu_environment == {}
 
 
@@ -108,14 +110,17 @@ def test_only_the_chosen_ranks_run_under_the_profiler(tmp_path: Path) -> None:
         "training.model.nsys_profile.enabled=True",
         "training.model.nsys_profile.ranks=[0,3]",
     )
-    told = [
+    outputs = [
         run_task(plan, tmp_path, "echo payload", rank, SLURM_JOB_ID="7", SLURM_NODEID="1")
         for rank in range(4)
     ]
-    assert told[1] == told[2] == "payload\n"
+    assert outputs[1] == outputs[2] == "payload\n"
     reports = f"{tmp_path}/a %%p b/gpt3_126m/launches/1/results/profile_logs"  # nsys reads patterns
-    assert f"-o {reports}/profile_7_node1_rank3 --force-overwrite true" in told[3]
-    assert told[0].startswith("nsys profile -s none -t nvtx,cuda -o ") and "bash -c echo payload" in told[0]
+    assert f"-o {reports}/profile_7_node1_rank3 --force-overwrite true" in outputs[3]
+    assert (
+        outputs[0].startswith("nsys profile -s none -t nvtx,cuda -o ")
+        and "bash -c echo payload" in outputs[0]
+    )
     assert plan.paths.profiles in plan.job.directories
 
 
@@ -134,7 +139,7 @@ def test_each_engine_is_profiled_where_its_configuration_says_so() -> None:
     ],
 )
 def test_a_secret_reaches_the_tasks_and_nothing_else(inherited: dict[str, str], tmp_path: Path) -> None:
-    """Not the log either, where the shell that launched it prints every command."""
+    """The log has no secret either, although the launching shell prints every command."""
     (tmp_path / "traced").write_text("set -xv\n")
     (tmp_path / "my key").write_text("hunter2\nsecond line\n")
     overrides = [

@@ -16,7 +16,7 @@ from launcher.errors import UserError
 from launcher.plan import Payload, Plan
 from launcher.rendering.render import render
 from launcher.stages.planning import plan_launch
-from tests.job_marks import ends
+from tests.job_marks import end_marks
 from tests.launch_files import write_files
 
 
@@ -40,7 +40,7 @@ def start(plan: Plan, *, session: bool = False) -> subprocess.Popen[str]:
 
 
 def exit_mark(plan: Plan) -> dict[str, object]:
-    return ends(plan.paths.directory)[-1]
+    return end_marks(plan.paths.directory)[-1]
 
 
 def wait_for(path: Path) -> None:
@@ -124,7 +124,7 @@ def test_a_template_of_the_users_overrides_one_block(tmp_path: Path) -> None:
     ],
 )
 def test_a_block_that_is_gone_is_an_error(tmp_path: Path, name: str, text: str, words: str | None) -> None:
-    """It would be left out, and nobody would be told."""
+    """Rendering would leave the block out without notice."""
     (tmp_path / name).write_text(f'{{% extends "slipway/{name}" %}}\n{text}\n')
     plan = local_plan(tmp_path, "true")
     if words is None:
@@ -147,12 +147,12 @@ def test_a_script_of_an_earlier_version_is_an_error(tmp_path: Path) -> None:
 
 
 def test_variables_of_the_users_reach_the_payload_whatever_they_are_called(tmp_path: Path) -> None:
-    """The scripts' own begin with SLIPWAY_."""
+    """The scripts' own variables begin with SLIPWAY_."""
     names = ("run", "launch_dir", "code", "payload", "name", "value", "capability", "tasks", "hosts")
     overrides = ["training=gpt3/tiny", "cluster=local", "training.trainer.devices=1"]
     places = ["training.trainer.num_nodes=1", f"base_results_dir={tmp_path}"]
-    given = [f"env_vars.{name}=mine-{name}" for name in names]
-    plan = plan_launch(compose([*overrides, *places, *given]).config, number=1, tag="x")
+    variables = [f"env_vars.{name}=mine-{name}" for name in names]
+    plan = plan_launch(compose([*overrides, *places, *variables]).config, number=1, tag="x")
     payload = Payload(argv=("env",), working_dir=str(tmp_path), save_signal="TERM")
     plan = dataclasses.replace(plan, job=dataclasses.replace(plan.job, payload=payload))
     output = start(plan).communicate(timeout=30)[0]
@@ -166,7 +166,7 @@ def test_a_template_with_an_unknown_name_is_the_users_mistake(tmp_path: Path) ->
 
 
 def test_a_job_that_is_killed_has_never_succeeded(tmp_path: Path) -> None:
-    """As `slipway cancel` does it: all its processes at once; bash may lose an exit code then."""
+    """Like `slipway cancel`, the test signals all processes at once; bash may lose an exit code then."""
     for number in range(1, 9):
         plan = local_plan(tmp_path, "echo begins; while :; do sleep 0.2 & wait $!; done", number=number)
         process = start(plan, session=True)

@@ -1,4 +1,4 @@
-"""The number of tasks is nowhere written down: a job has as many as it got, and each is told how many."""
+"""No file of a launch holds the number of tasks: each task learns it from its job."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from launcher.launching.writing import files_of, manifest_of
 from launcher.runs import provenance
 
 NODES, GPUS = (1, 2, 8, 16, 64), (1, 4, 8)
-# Prime, so that their products with the others are no number that stands there for another reason.
+# Prime, so that no product with the others stands in a file for another reason.
 OTHER_NODES, OTHER_GPUS = 89, 7
 
 # The image file is only named.
@@ -39,14 +39,14 @@ class Renderer:
         if (nodes, gpus) not in self._texts:
             words = [f"training.trainer.num_nodes={nodes}", f"cluster.gpus_per_node={gpus}"]
             request = Request([*self._base, *words], ["slipway", *words], number=1, tag="tag")
-            (made,) = drafts(request, [self._sweep.compose(words)])
-            self._texts[nodes, gpus] = _texts(made, request)
+            (draft,) = drafts(request, [self._sweep.compose(words)])
+            self._texts[nodes, gpus] = _texts(draft, request)
         return self._texts[nodes, gpus]
 
 
-def _texts(made: Draft, request: Request) -> Mapping[str, str]:
-    manifest = manifest_of(made, request, provenance.Origin({}, {}))
-    contents = files_of(made, manifest, request)
+def _texts(draft: Draft, request: Request) -> Mapping[str, str]:
+    manifest = manifest_of(draft, request, provenance.Origin({}, {}))
+    contents = files_of(draft, manifest, request)
     texts = {path.name: text for path, text in contents.items() if isinstance(text, str)}
     # When it was launched, and by which process.
     texts["launcher.json"] = re.sub(r'"(created|launcher_pid)": .*', "", texts["launcher.json"])
@@ -58,24 +58,27 @@ def renderer(request: pytest.FixtureRequest) -> Renderer:
     return Renderer(request.param)
 
 
-def differing(one: str, other: str) -> set[tuple[str, str]]:
-    """The numbers in which two texts differ, in pairs; all else must be the same."""
-    assert re.sub(r"\d+", "0", one) == re.sub(r"\d+", "0", other)
-    pairs = zip(re.findall(r"\d+", one), re.findall(r"\d+", other), strict=True)
+def differing_numbers(text: str, other_text: str) -> set[tuple[str, str]]:
+    """Return the pairs of numbers in which two texts differ; all else must be the same."""
+    assert re.sub(r"\d+", "0", text) == re.sub(r"\d+", "0", other_text)
+    pairs = zip(re.findall(r"\d+", text), re.findall(r"\d+", other_text), strict=True)
     return {(left, right) for left, right in pairs if left != right}
 
 
 @pytest.mark.parametrize("gpus", GPUS)
 @pytest.mark.parametrize("nodes", NODES)
 def test_no_file_of_a_launch_holds_the_number_of_tasks(renderer: Renderer, nodes: int, gpus: int) -> None:
-    """With other nodes a file differs in their number alone, and with other GPUs in that of these."""
+    """A file differs in the number of nodes alone for other nodes, and in that of GPUs for other GPUs."""
     texts = renderer.texts(nodes, gpus)
     for name, text in renderer.texts(OTHER_NODES, gpus).items():
-        assert differing(texts[name], text) <= {(str(nodes), str(OTHER_NODES))}, name
+        assert differing_numbers(texts[name], text) <= {(str(nodes), str(OTHER_NODES))}, name
     for name, text in renderer.texts(nodes, OTHER_GPUS).items():
-        assert differing(texts[name], text) <= {(str(gpus), str(OTHER_GPUS))}, name
+        assert differing_numbers(texts[name], text) <= {(str(gpus), str(OTHER_GPUS))}, name
     assert not [text for text in texts.values() if re.search(r"WORLD_SIZE=\"?\d", text)]
 
 
 def test_differences_are_seen() -> None:
-    assert differing("WORLD_SIZE=16 --nodes=2", "WORLD_SIZE=712 --nodes=89") == {("16", "712"), ("2", "89")}
+    assert differing_numbers("WORLD_SIZE=16 --nodes=2", "WORLD_SIZE=712 --nodes=89") == {
+        ("16", "712"),
+        ("2", "89"),
+    }

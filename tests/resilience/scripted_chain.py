@@ -18,7 +18,7 @@ from tests.fakes.slurm import JOB_COMMANDS
 from tests.launch_files import write_files
 
 TAG = "0123abcd"
-# Each notes how it was called; sbatch its environment too, and it has as many answers as it was given.
+# Each command records its calls, and sbatch its environment too; environment variables set their answers.
 COMMANDS = {
     "srun": JOB_COMMANDS["srun"],
     "scontrol": """case "$*" in
@@ -51,7 +51,7 @@ class ScriptedChain:
         return self.plan.paths.directory
 
     def run(self, *arguments: str, job: str = "17", **variables: str) -> tuple[int, str]:
-        """Run the script as a job, and note in `commands` how Slurm's commands were called."""
+        """Run the script as a job; keep the calls of Slurm's commands in `commands`."""
         calls = self.root / "calls"
         calls.write_text("")
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
@@ -73,14 +73,14 @@ class ScriptedChain:
         self.commands = calls.read_text().splitlines()
         return done.returncode, log.read_text()
 
-    def called(self, name: str) -> list[str]:
+    def calls_of(self, name: str) -> list[str]:
         return [command for command in self.commands if command.split()[0] == name]
 
-    def submitted(self) -> list[str]:
-        return [command for command in self.called("sbatch") if "--test-only" not in command]
+    def submissions(self) -> list[str]:
+        return [command for command in self.calls_of("sbatch") if "--test-only" not in command]
 
     def replace_command(self, name: str, body: str) -> None:
-        """Write one of Slurm's commands; each call is noted."""
+        """Write one of Slurm's commands, which records each call."""
         calls = self.root / "calls"
         noted = f'printf "%s" {name} >>{calls}; printf " %s" "$@" >>{calls}; echo >>{calls}'
         write_program(self.root / "bin" / name, f"{noted}\n{body}")
@@ -95,7 +95,7 @@ class ScriptedChain:
         path.mkdir(parents=True)
         (path / "complete.json").write_text(json.dumps({"step": step, "serial": serial}))
 
-    def ended(self, job: str = "17") -> dict[str, Any]:
+    def end_mark(self, job: str = "17") -> dict[str, Any]:
         return dict(json.loads((self.plan.paths.marks / f"{job}.0.ended.json").read_text()))
 
 
@@ -107,7 +107,7 @@ def write_chain(tmp_path: Path, *overrides: str, queue: Queue | None = None) -> 
     job = dataclasses.replace(plan.job, payload=Payload(argv=("true",), working_dir=str(tmp_path)))
     plan = dataclasses.replace(plan, job=dataclasses.replace(job, queue=queue or job.queue))
     write_files(plan)
-    written = ScriptedChain(plan, tmp_path)
+    chain = ScriptedChain(plan, tmp_path)
     for name, body in COMMANDS.items():
-        written.replace_command(name, body)
-    return written
+        chain.replace_command(name, body)
+    return chain

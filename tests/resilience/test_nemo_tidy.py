@@ -26,7 +26,7 @@ def checkpoints(tmp_path: Path) -> Path:
 
 
 def save(directory: Path, *names: str) -> None:
-    """Checkpoints as NeMo makes them, one after the other: directories with parts."""
+    """Write checkpoints as NeMo does, one after the other: directories with parts."""
     for name in names:
         (directory / name / "weights").mkdir(parents=True)
         (directory / name / "metadata.json").write_text(f"of {name}")
@@ -40,21 +40,21 @@ def mark(directory: Path, *names: str) -> None:
 
 
 def tidy(directory: Path) -> str:
-    """Tidy as a job does; return what it said."""
-    said: list[str] = []
+    """Tidy as a job does; return its messages."""
+    lines: list[str] = []
 
     def say(message: str, **_: Any) -> None:
-        said.append(f"{message}\n")
+        lines.append(f"{message}\n")
 
     tidy_checkpoints(str(directory), "7.0", say)
-    return "".join(said)
+    return "".join(lines)
 
 
 def names(directory: Path) -> set[str]:
     return {path.name for path in directory.iterdir()} if directory.exists() else set()
 
 
-def aside(directory: Path) -> Path:
+def set_aside_dir(directory: Path) -> Path:
     return directory.with_name("checkpoints-set-aside") / "7.0"
 
 
@@ -75,56 +75,60 @@ def test_a_run_that_begins_has_nothing_to_tidy(checkpoints: Path, missing: bool)
     assert names(checkpoints.parent) == (set() if missing else {"checkpoints"})
 
 
-def test_unfinished_ones_are_moved_beside_with_their_marks(checkpoints: Path) -> None:
-    """A job that was killed while it wrote the next `-last`, and had not removed the one before."""
+def test_unfinished_checkpoints_are_set_aside_with_their_marks(checkpoints: Path) -> None:
+    """The job was killed while it wrote the next `-last`, and had not removed the one before."""
     save(checkpoints, STEP_2, f"{STEP_2}-last", f"{STEP_4}-last")
     mark(checkpoints, f"{STEP_4}-last")
-    said = tidy(checkpoints)
+    output = tidy(checkpoints)
     assert names(checkpoints) == {STEP_2, f"{STEP_2}-last"}
-    assert names(aside(checkpoints)) == {f"{STEP_4}-last", f"{STEP_4}-last-unfinished"}
-    assert (aside(checkpoints) / f"{STEP_4}-last" / "weights" / "0.0").read_bytes() == b"\0" * 8
-    assert f"set aside {STEP_4}-last, because a job ended while it wrote or removed it" in said
-    assert str(aside(checkpoints) / f"{STEP_4}-last") in said
+    assert names(set_aside_dir(checkpoints)) == {f"{STEP_4}-last", f"{STEP_4}-last-unfinished"}
+    assert (set_aside_dir(checkpoints) / f"{STEP_4}-last" / "weights" / "0.0").read_bytes() == b"\0" * 8
+    assert f"set aside {STEP_4}-last, because a job ended while it wrote or removed it" in output
+    assert str(set_aside_dir(checkpoints) / f"{STEP_4}-last") in output
 
 
 def test_a_mark_alone_is_moved_too(checkpoints: Path) -> None:
-    """A job that was killed after it had removed a checkpoint, before its mark."""
+    """The job was killed after it had removed a checkpoint, before its mark."""
     save(checkpoints, f"{STEP_4}-last")
     mark(checkpoints, STEP_2)
     tidy(checkpoints)
     assert names(checkpoints) == {f"{STEP_4}-last"}
-    assert names(aside(checkpoints)) == {f"{STEP_2}-unfinished"}
+    assert names(set_aside_dir(checkpoints)) == {f"{STEP_2}-unfinished"}
 
 
-def test_the_very_first_save(checkpoints: Path) -> None:
+def test_unfinished_first_save_is_set_aside(checkpoints: Path) -> None:
     """Nothing whole is left: NeMo starts anew, which it refuses to do beside what is half done."""
     save(checkpoints, f"{STEP_2}-last")
     mark(checkpoints, f"{STEP_2}-last")
     tidy(checkpoints)
     assert names(checkpoints) == set()
-    assert names(aside(checkpoints)) == {f"{STEP_2}-last", f"{STEP_2}-last-unfinished"}
+    assert names(set_aside_dir(checkpoints)) == {f"{STEP_2}-last", f"{STEP_2}-last-unfinished"}
 
 
 def test_newest_of_several_last_checkpoints_stays(checkpoints: Path) -> None:
-    """By the step, which is a number: a job that was killed before it removed the one before."""
+    """The step decides, as a number: the job was killed before it removed the previous `-last`."""
     save(checkpoints, f"{STEP_10}-last", f"{STEP_4}-last", f"{STEP_2}-last")
-    said = tidy(checkpoints)
+    output = tidy(checkpoints)
     assert names(checkpoints) == {f"{STEP_10}-last"}
-    assert names(aside(checkpoints)) == {f"{STEP_4}-last", f"{STEP_2}-last"}
-    assert f"set aside {STEP_4}-last, because NeMo takes one `-last` only, {STEP_10}-last" in said
+    assert names(set_aside_dir(checkpoints)) == {f"{STEP_4}-last", f"{STEP_2}-last"}
+    assert f"set aside {STEP_4}-last, because NeMo takes one `-last` only, {STEP_10}-last" in output
 
 
 def test_a_whole_checkpoint_that_is_newer_is_continued_from(checkpoints: Path) -> None:
-    """Killed between the checkpoint that is kept for its loss and its copy, `-last`."""
+    """The job was killed between the checkpoint that is kept for its loss and its copy, `-last`."""
     save(checkpoints, STEP_4, f"{STEP_4}-last", STEP_10, f"{STEP_10}-last")
     mark(checkpoints, f"{STEP_10}-last")
-    said = tidy(checkpoints)
+    output = tidy(checkpoints)
     assert names(checkpoints) == {STEP_4, STEP_10, f"{STEP_10}-last"}
     assert (checkpoints / f"{STEP_10}-last" / "metadata.json").read_text() == f"of {STEP_10}"
     part, linked = (checkpoints / name / "weights" / "0.0" for name in (STEP_10, f"{STEP_10}-last"))
     assert part.samefile(linked), "it takes no room"
-    assert names(aside(checkpoints)) == {f"{STEP_4}-last", f"{STEP_10}-last", f"{STEP_10}-last-unfinished"}
-    assert f"NeMo continues from {STEP_10}, which is newer" in said
+    assert names(set_aside_dir(checkpoints)) == {
+        f"{STEP_4}-last",
+        f"{STEP_10}-last",
+        f"{STEP_10}-last-unfinished",
+    }
+    assert f"NeMo continues from {STEP_10}, which is newer" in output
 
 
 def test_an_unfinished_checkpoint_is_never_continued_from(checkpoints: Path) -> None:
@@ -135,7 +139,7 @@ def test_an_unfinished_checkpoint_is_never_continued_from(checkpoints: Path) -> 
 
 
 def test_a_training_that_went_back_does_not_go_forth_again(checkpoints: Path) -> None:
-    """A kept checkpoint of a higher step is older than the `-last`: of the way that was left."""
+    """A kept checkpoint of a higher step is older than the `-last`: the training went back from it."""
     save(checkpoints, STEP_2, STEP_10, f"{STEP_4}-last")
     assert tidy(checkpoints) == ""
     assert names(checkpoints) == {STEP_2, STEP_10, f"{STEP_4}-last"}
@@ -149,7 +153,7 @@ def test_a_linked_checkpoint_is_no_progress(checkpoints: Path) -> None:
     assert progress(str(checkpoints), "nemo") == before
 
 
-def test_a_second_time_changes_nothing(checkpoints: Path) -> None:
+def test_tidying_again_changes_nothing(checkpoints: Path) -> None:
     save(checkpoints, STEP_10, f"{STEP_4}-last", f"{STEP_2}-last")
     mark(checkpoints, f"{STEP_2}-last")
     assert tidy(checkpoints)
@@ -166,28 +170,28 @@ def test_directories_set_aside_are_never_overwritten(checkpoints: Path) -> None:
     save(checkpoints, f"{STEP_10}-last")
     tidy(checkpoints)
     assert names(checkpoints) == {STEP_4, f"{STEP_10}-last"}
-    kept = {f"{STEP_4}-last", f"{STEP_4}-last-unfinished", f"{STEP_4}-last.again"}
-    assert names(aside(checkpoints)) == kept
+    expected = {f"{STEP_4}-last", f"{STEP_4}-last-unfinished", f"{STEP_4}-last.again"}
+    assert names(set_aside_dir(checkpoints)) == expected
 
 
-def test_files_of_single_ranks(checkpoints: Path) -> None:
-    """Not distributed checkpoints: a file of each rank, one mark for all."""
+def test_files_of_single_ranks_are_set_aside(checkpoints: Path) -> None:
+    """Checkpoints that are not distributed have a file for each rank, and one mark for all."""
     for rank in ("mp_rank_00", "mp_rank_01"):
         (checkpoints / rank).mkdir()
         (checkpoints / rank / f"{STEP_4}.ckpt").write_text(rank)
     mark(checkpoints, STEP_4)
     tidy(checkpoints)
     assert names(checkpoints / "mp_rank_00") == set() == names(checkpoints / "mp_rank_01")
-    assert (aside(checkpoints) / "mp_rank_01" / f"{STEP_4}.ckpt").read_text() == "mp_rank_01"
+    assert (set_aside_dir(checkpoints) / "mp_rank_01" / f"{STEP_4}.ckpt").read_text() == "mp_rank_01"
 
 
 def test_checkpoint_that_cannot_be_moved_keeps_its_mark_and_the_job_goes_on(checkpoints: Path) -> None:
     save(checkpoints, STEP_4)
     mark(checkpoints, STEP_4)
-    aside(checkpoints).parent.write_text("a file in the way")
-    said = tidy(checkpoints)
+    set_aside_dir(checkpoints).parent.write_text("a file in the way")
+    output = tidy(checkpoints)
     assert names(checkpoints) == {STEP_4, f"{STEP_4}-unfinished"}
-    assert f"could not set {checkpoints / STEP_4} aside" in said
+    assert f"could not set {checkpoints / STEP_4} aside" in output
 
 
 def test_names_are_no_commands(checkpoints: Path) -> None:
@@ -195,5 +199,5 @@ def test_names_are_no_commands(checkpoints: Path) -> None:
     save(checkpoints, name, "-rf-step=1-last")
     tidy(checkpoints)
     assert names(checkpoints) == {name}
-    assert names(aside(checkpoints)) == {"-rf-step=1-last"}
+    assert names(set_aside_dir(checkpoints)) == {"-rf-step=1-last"}
     assert not list(checkpoints.parent.rglob("pwned"))

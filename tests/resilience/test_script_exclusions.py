@@ -25,13 +25,13 @@ def test_failed_node_is_excluded_where_others_suffice(tmp_path: Path) -> None:
     chain = write_chain(tmp_path, "cluster.exclude=n9")
     chain.tasks("exit 1")
     chain.run(STATE="JobState=COMPLETING Reason=NodeDown PreemptTime=None", DOWN="down*")
-    assert (chain.ended()["verdict"], chain.ended()["excluded"]) == ("exclude", "n2")
-    assert chain.called("sbatch")[-1].startswith("sbatch --test-only --exclude=n9,n2 ")
-    assert chain.called("scontrol")[-1] == "scontrol update JobId=18 ExcNodeList=n9,n2"
+    assert (chain.end_mark()["verdict"], chain.end_mark()["excluded"]) == ("exclude", "n2")
+    assert chain.calls_of("sbatch")[-1].startswith("sbatch --test-only --exclude=n9,n2 ")
+    assert chain.calls_of("scontrol")[-1] == "scontrol update JobId=18 ExcNodeList=n9,n2"
     (line,) = (chain.plan.paths.run_dir / "excluded_nodes.tsv").read_text().splitlines()
     assert line.split("\t")[0::2] == ["n2", "17"]
     chain.run("2", TAG, job="18", ANSWER="19")
-    assert "--exclude=n9,n2 " in chain.submitted()[0]
+    assert "--exclude=n9,n2 " in chain.submissions()[0]
     assert read_attempts(chain.directory)[-1].avoids == "n9,n2"
 
 
@@ -52,18 +52,18 @@ def test_links_submitted_at_launch_all_exclude_node(tmp_path: Path) -> None:
         claim(chain.directory, job, link)
     chain.tasks("exit 1")
     chain.run(STATE="JobState=COMPLETING Reason=NodeDown PreemptTime=None", DOWN="down*")
-    assert chain.called("scontrol")[-1] == "scontrol update JobId=18,19 ExcNodeList=n2"
+    assert chain.calls_of("scontrol")[-1] == "scontrol update JobId=18,19 ExcNodeList=n2"
 
 
 def test_node_that_left_cluster_does_not_end_chain(tmp_path: Path) -> None:
-    """To Slurm it is no node then, and a job that is to avoid it is refused."""
+    """The node is unknown to Slurm then, which refuses a job that is to avoid it."""
     chain = write_chain(tmp_path)
     chain.tasks("exit 75")
     (chain.plan.paths.run_dir / "excluded_nodes.tsv").write_text("n2\t99999999999\t9\tit failed\n")
     _, output = chain.run(GONE="--exclude=n2")
     assert "Invalid node name" in output
     assert link_jobs(chain.directory) == ["17", "18"], output
-    assert "--exclude" not in chain.submitted()[-1]
+    assert "--exclude" not in chain.submissions()[-1]
 
 
 def test_expired_and_malformed_exclusions_are_ignored(tmp_path: Path) -> None:
@@ -78,15 +78,15 @@ def test_expired_and_malformed_exclusions_are_ignored(tmp_path: Path) -> None:
     )
     (chain.plan.paths.run_dir / "excluded_nodes.tsv").write_text("\n".join(lines) + "\n")
     chain.run()
-    assert "--exclude=n2 " in chain.submitted()[0]
+    assert "--exclude=n2 " in chain.submissions()[0]
 
 
 def test_begin_of_header_is_for_first_link_alone(tmp_path: Path) -> None:
     chain = write_chain(tmp_path, queue=Queue(begin="now+1hour"))
     chain.tasks("exit 75")
     chain.run()
-    assert " --begin=now " in chain.submitted()[0]
-    assert "--exclude" not in chain.submitted()[0]
+    assert " --begin=now " in chain.submissions()[0]
+    assert "--exclude" not in chain.submissions()[0]
 
 
 def test_text_of_log_neither_excludes_foreign_nodes_nor_runs(tmp_path: Path) -> None:
@@ -94,6 +94,6 @@ def test_text_of_log_neither_excludes_foreign_nodes_nor_runs(tmp_path: Path) -> 
     hostile = "NVRM: Xid (PCI:0000:3b:00): 79, $(touch canary) `touch canary` n7 n22 fallen off the bus"
     chain.tasks(f"echo {shlex.quote(hostile)}; echo '\"}}, {{\"'; exit 1")
     chain.run()
-    output = chain.ended()
-    assert output["rule"] == "gpu_lost" and output["verdict"] == "continue" and "excluded" not in output
+    end_mark = chain.end_mark()
+    assert end_mark["rule"] == "gpu_lost" and end_mark["verdict"] == "continue" and "excluded" not in end_mark
     assert not list(tmp_path.rglob("canary")) and not Path("canary").exists()

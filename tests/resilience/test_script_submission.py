@@ -17,15 +17,15 @@ def test_link_submits_next_before_its_tasks_and_cancels_it_when_done(tmp_path: P
     assert code == 0, output
     names = [command.split()[0] for command in chain.commands]
     assert names.index("sbatch") < names.index("srun") < names.index("scancel")
-    (submitted,) = chain.submitted()
+    (submission,) = chain.submissions()
     path = submitted_name(chain.plan.paths.script, TAG, 2)
-    assert submitted.endswith(f" --kill-on-invalid-dep=yes {path} 2 {TAG}")
-    assert "--dependency=afterany:17,singleton " in submitted
+    assert submission.endswith(f" --kill-on-invalid-dep=yes {path} 2 {TAG}")
+    assert "--dependency=afterany:17,singleton " in submission
     assert link_jobs(chain.directory) == ["17", "18"]
-    assert chain.called("scancel") == ["scancel 18"]
+    assert chain.calls_of("scancel") == ["scancel 18"]
     end = chain_end(chain.directory)
     assert end is not None and end.by == "job 17"
-    assert chain.ended()["verdict"] == "done"
+    assert chain.end_mark()["verdict"] == "done"
     assert list(chain.plan.paths.marks.glob(".*")) == []
 
 
@@ -35,7 +35,7 @@ def test_link_after_end_of_chain_does_nothing(tmp_path: Path) -> None:
     code, output = chain.run("2", TAG, job="18")
     assert code == 0
     assert "leaves without doing anything" in output and "job 17" in output
-    assert not chain.called("srun") and not chain.called("sbatch")
+    assert not chain.calls_of("srun") and not chain.calls_of("sbatch")
     assert [attempt.job_id for attempt in read_attempts(chain.directory)] == ["17"]
 
 
@@ -44,7 +44,7 @@ def test_second_job_of_one_link_leaves(tmp_path: Path) -> None:
     chain.tasks("exit 75")
     chain.run()
     code, output = chain.run("2", TAG, job="19")
-    assert (code, chain.called("srun")) == (0, [])
+    assert (code, chain.calls_of("srun")) == (0, [])
     assert f"{chain.plan.paths.marks}/job.2 says 18" in output
 
 
@@ -61,30 +61,34 @@ def test_variables_of_job_do_not_reach_next_job(tmp_path: Path) -> None:
         "SLURM_SUBMIT_DIR": str(tmp_path),
     }
     chain.run(**variables)
-    seen = (tmp_path / "bin" / "sbatch.env").read_text().splitlines()
-    assert "SLURM_CONF=/etc/slurm.conf" in seen and "OF_THE_USER=kept" in seen and f"PWD={tmp_path}" in seen
-    assert [line for line in seen if line.startswith(("SLURM", "SBATCH", "CUDA"))] == [
+    environment = (tmp_path / "bin" / "sbatch.env").read_text().splitlines()
+    assert (
+        "SLURM_CONF=/etc/slurm.conf" in environment
+        and "OF_THE_USER=kept" in environment
+        and f"PWD={tmp_path}" in environment
+    )
+    assert [line for line in environment if line.startswith(("SLURM", "SBATCH", "CUDA"))] == [
         "SLURM_CONF=/etc/slurm.conf"
     ]
-    assert "OF_THE_TASKS=1" not in seen
+    assert "OF_THE_TASKS=1" not in environment
 
 
 def test_variables_of_tasks_do_not_reach_job_submitted_after_them(tmp_path: Path) -> None:
-    """The script has exported by then what is for the tasks, secrets among it."""
+    """The script has exported the variables of its tasks by then, secrets among them."""
     chain = write_chain(tmp_path, "env_vars.OF_THE_TASKS=1", "env_vars.OF_BOTH=2")
     chain.tasks(f"sed -i 's/ANSWER-18/LATER/' {tmp_path}/bin/sbatch; exit 75")
     _, output = chain.run(ANSWER="refused", LATER="22", OF_BOTH="1", conf="mine", SLURM_CONF="/c")
     assert link_jobs(chain.directory) == ["17", "22"], output
-    seen = (tmp_path / "bin" / "sbatch.env").read_text().splitlines()
-    assert {"OF_BOTH=1", "conf=mine", "SLURM_CONF=/c"} <= set(seen)
-    assert not [line for line in seen if line.startswith(("OF_THE_TASKS", "MASTER_", "OF_BOTH=2"))]
+    environment = (tmp_path / "bin" / "sbatch.env").read_text().splitlines()
+    assert {"OF_BOTH=1", "conf=mine", "SLURM_CONF=/c"} <= set(environment)
+    assert not [line for line in environment if line.startswith(("OF_THE_TASKS", "MASTER_", "OF_BOTH=2"))]
 
 
 def test_script_submitted_by_hand_is_no_link(tmp_path: Path) -> None:
     chain = write_chain(tmp_path)
     code, output = chain.run("by hand")
     assert code == 0, output
-    assert chain.called("srun") and not chain.called("sbatch")
+    assert chain.calls_of("srun") and not chain.calls_of("sbatch")
     assert chain_end(chain.directory) is None
 
 
@@ -92,13 +96,13 @@ def test_last_link_and_chain_submitted_at_launch_submit_nothing(tmp_path: Path) 
     chain = write_chain(tmp_path)
     chain.tasks("exit 75")
     assert chain.run("3", TAG)[0] == 75
-    assert chain.submitted() == []
+    assert chain.submissions() == []
     at_launch = write_chain(tmp_path / "other", "resilience.submit=launch")
     for link, job in enumerate(("17", "18", "19"), start=1):
         claim(at_launch.directory, job, link)
     assert at_launch.run()[0] == 0
-    assert at_launch.submitted() == []
-    assert at_launch.called("scancel") == ["scancel 18 19"]
+    assert at_launch.submissions() == []
+    assert at_launch.calls_of("scancel") == ["scancel 18 19"]
 
 
 # The queue tells the script's arguments before Slurm 23.02 alone.
@@ -112,7 +116,7 @@ def test_lost_answer_makes_no_second_job(tmp_path: Path, arguments: str) -> None
         QUEUE=f"18|PENDING|(null)|{submitted_name(chain.plan.paths.script, TAG, 2)}{arguments}"
     )
     assert code == 75
-    assert len(chain.submitted()) == 1, output
+    assert len(chain.submissions()) == 1, output
     assert link_jobs(chain.directory) == ["17", "18"]
 
 
@@ -121,7 +125,7 @@ def test_busy_controller_is_asked_again(tmp_path: Path) -> None:
     chain.tasks("exit 75")
     (tmp_path / "bin" / "sbatch.busy").touch()
     _, output = chain.run()
-    assert len(chain.submitted()) == 2
+    assert len(chain.submissions()) == 2
     assert "link 2 could not be submitted: sbatch: error: Socket timed out" in output
     assert link_jobs(chain.directory) == ["17", "18"]
 
@@ -142,10 +146,10 @@ def test_one_next_job_is_submitted_where_claims_cannot_be_written(tmp_path: Path
     code, output = chain.run()
     assert code == 75
     assert link_jobs(chain.directory) == []
-    assert len(chain.submitted()) == 1, output
+    assert len(chain.submissions()) == 1, output
     chain.tasks("true")
     chain.run()
-    assert chain.called("scancel") == ["scancel 18"]
+    assert chain.calls_of("scancel") == ["scancel 18"]
 
 
 def test_ended_chain_submits_nothing(tmp_path: Path) -> None:
@@ -153,5 +157,5 @@ def test_ended_chain_submits_nothing(tmp_path: Path) -> None:
     ended = chain.plan.paths.marks / "chain-ended"
     chain.tasks(f"""echo '{{"by": "me", "why": "cancelled"}}' >{ended}; exit 75""")
     chain.run(ANSWER="refused")
-    assert len(chain.submitted()) == 3  # before the tasks, and none of them taken
+    assert len(chain.submissions()) == 3  # before the tasks, and none of them taken
     assert chain_end(chain.directory) == ChainEnd("me", "cancelled")

@@ -28,9 +28,9 @@ def test_exit_code_decides_whether_chain_goes_on(tmp_path: Path, code: int, verd
     chain = write_chain(tmp_path)
     chain.tasks(f"exit {code}")
     assert chain.run()[0] == code
-    assert chain.ended()["verdict"] == verdict
+    assert chain.end_mark()["verdict"] == verdict
     assert (chain_end(chain.directory) is not None) == ends
-    assert chain.called("scancel") == (["scancel 18"] if ends else [])
+    assert chain.calls_of("scancel") == (["scancel 18"] if ends else [])
     (attempt,) = read_attempts(chain.directory)
     assert (attempt.exit_code, attempt.link, attempt.verdict) == (code, 1, verdict)
     assert attempt.why
@@ -41,7 +41,7 @@ def test_exit_code_3_of_other_stage_is_no_divergence(tmp_path: Path) -> None:
     chain = write_chain(tmp_path, *stage, "resilience.links=1")
     chain.tasks("exit 3")
     chain.run()
-    assert chain.ended()["rule"] == "failed"
+    assert chain.end_mark()["rule"] == "failed"
 
 
 def test_links_without_new_checkpoint_end_chain(tmp_path: Path) -> None:
@@ -50,13 +50,13 @@ def test_links_without_new_checkpoint_end_chain(tmp_path: Path) -> None:
     failures = []
     for link in (1, 2, 3):
         chain.run(*([TAG] if link == 1 else [str(link), TAG]), job=str(16 + link), ANSWER=str(17 + link))
-        failures.append(chain.ended(str(16 + link))["failures"])
+        failures.append(chain.end_mark(str(16 + link))["failures"])
     assert failures == [0, 1, 2]
-    assert chain.ended("19")["verdict"] == "stop"
+    assert chain.end_mark("19")["verdict"] == "stop"
     end = chain_end(chain.directory)
     assert end is not None and end.by == "job 19"
     assert end.why.startswith("3 links in a row ended without a new checkpoint: ")
-    assert chain.called("scancel") == ["scancel 20"]
+    assert chain.calls_of("scancel") == ["scancel 20"]
 
 
 def test_new_checkpoint_resets_failures(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_new_checkpoint_resets_failures(tmp_path: Path) -> None:
     into = chain.plan.paths.checkpoints / "step=20"
     chain.tasks(f"""mkdir -p {into}; echo '{{"step": 20, "serial": 1}}' >{into}/complete.json; exit 1""")
     chain.run("2", TAG, job="18", ANSWER="19")
-    assert chain.ended("18")["verdict"] == "continue"
+    assert chain.end_mark("18")["verdict"] == "continue"
     chain.tasks("exit 75")
     chain.run("3", TAG, job="19", ANSWER="20")
     started = json.loads((chain.plan.paths.marks / "19.0.started.json").read_text())
@@ -80,10 +80,10 @@ def test_preempted_link_is_no_failure(tmp_path: Path) -> None:
     chain = write_chain(tmp_path, "resilience.links=9", "resilience.max_failures=1")
     chain.tasks("exit 143")
     chain.run(STATE="JobState=RUNNING Reason=None PreemptTime=2026-01-01T00:00:00")
-    assert (chain.ended()["state"], chain.ended()["verdict"]) == ("PREEMPTED", "continue")
+    assert (chain.end_mark()["state"], chain.end_mark()["verdict"]) == ("PREEMPTED", "continue")
     chain.tasks("exit 1")
     chain.run("2", TAG, job="18")
-    assert (chain.ended("18")["failures"], chain.ended("18")["verdict"]) == (0, "stop")
+    assert (chain.end_mark("18")["failures"], chain.end_mark("18")["verdict"]) == (0, "stop")
 
 
 @pytest.mark.parametrize("by_slipway", [True, False])
@@ -96,7 +96,7 @@ def test_cancelled_link_ends_chain(tmp_path: Path, by_slipway: bool) -> None:
         chain.run()
     else:
         chain.run(STATE="JobState=COMPLETING Reason=None PreemptTime=None")
-    assert chain.ended()["verdict"] == "stop"
+    assert chain.end_mark()["verdict"] == "stop"
     assert chain_end(chain.directory) is not None
 
 
@@ -106,7 +106,7 @@ def test_next_link_sees_that_link_before_was_cancelled(tmp_path: Path) -> None:
     chain.run(job="16", ANSWER="17")
     assert chain_end(chain.directory) is None
     code, output = chain.run("2", TAG, BEFORE="CANCELLED")
-    assert (code, chain.called("srun")) == (1, []), output
+    assert (code, chain.calls_of("srun")) == (1, []), output
     end = chain_end(chain.directory)
     assert end is not None and end.why == "job 16: it was cancelled"
 
@@ -117,11 +117,11 @@ def test_link_judges_link_before_whose_node_died(tmp_path: Path) -> None:
     chain.run(job="16", ANSWER="17")
     (chain.plan.paths.marks / "16.0.ended.json").unlink()
     chain.run("2", TAG, BEFORE="NODE_FAIL", ANSWER="18")
-    output = chain.ended("16")
-    assert (output["state"], output["judged_by"], output["link"]) == ("NODE_FAIL", "job 17", 1)
-    assert "exit_code" not in output and output["why"]
-    assert chain.ended("17")["failures"] == 1
-    assert chain.ended("17")["verdict"] == "stop"
+    end_mark = chain.end_mark("16")
+    assert (end_mark["state"], end_mark["judged_by"], end_mark["link"]) == ("NODE_FAIL", "job 17", 1)
+    assert "exit_code" not in end_mark and end_mark["why"]
+    assert chain.end_mark("17")["failures"] == 1
+    assert chain.end_mark("17")["verdict"] == "stop"
 
 
 @pytest.mark.parametrize(
@@ -135,15 +135,15 @@ def test_link_judges_link_before_whose_node_died(tmp_path: Path) -> None:
 )
 def test_first_failed_rank_and_last_step_are_recorded(tmp_path: Path, progress: str) -> None:
     chain = write_chain(tmp_path)
-    said = [progress, "srun: error: n2: tasks 3: Exited with exit code 1"]
-    chain.tasks(f"printf '%s\\n' {shlex.join(said)}; exit 1")
+    lines = [progress, "srun: error: n2: tasks 3: Exited with exit code 1"]
+    chain.tasks(f"printf '%s\\n' {shlex.join(lines)}; exit 1")
     chain.run()
-    output = chain.ended()
-    assert (output["rank"], output["host"], output["step"]) == (3, "n2", 7)
+    end_mark = chain.end_mark()
+    assert (end_mark["rank"], end_mark["host"], end_mark["step"]) == (3, "n2", 7)
 
 
 @pytest.mark.parametrize(
-    ("said", "signal", "expected"),
+    ("line", "signal", "expected"),
     [
         ("`Trainer.fit` stopped: `max_steps=5` reached.", "", 0),
         ("`Trainer.fit` stopped: `max_steps=5` reached.", "USR1", 0),
@@ -152,7 +152,7 @@ def test_first_failed_rank_and_last_step_are_recorded(tmp_path: Path, progress: 
         ("saving", "", 0),
     ],
 )
-def test_nemo_that_saved_and_left_is_not_done(tmp_path: Path, said: str, signal: str, expected: int) -> None:
+def test_nemo_that_saved_and_left_is_not_done(tmp_path: Path, line: str, signal: str, expected: int) -> None:
     chain = write_chain(tmp_path)
     payload = dataclasses.replace(chain.plan.job.payload, save_signal="TERM")
     plan = dataclasses.replace(
@@ -160,15 +160,15 @@ def test_nemo_that_saved_and_left_is_not_done(tmp_path: Path, said: str, signal:
     )
     write_files(plan)
     tell = f"kill -s {signal} $(ps -o ppid= -p $PPID); sleep 1; " if signal else ""
-    chain.tasks(f"{tell}echo {shlex.quote(said)}; exit 0")
+    chain.tasks(f"{tell}echo {shlex.quote(line)}; exit 0")
     chain.replace_command("srun", "trap '' USR1; " + COMMANDS["srun"])
     code, output = chain.run()
     assert code == expected, output
-    assert chain.ended()["verdict"] == ("continue" if expected else "done")
+    assert chain.end_mark()["verdict"] == ("continue" if expected else "done")
 
 
 def test_training_that_went_back_goes_on_link_by_link(tmp_path: Path) -> None:
-    """From step 1000 to 200: links that save 400, 600 and 800 get on; links that save nothing do not."""
+    """After the way back from step 1000 to 200, links that save 400, 600 and 800 get on; others do not."""
     chain = write_chain(tmp_path, "resilience.links=20", "resilience.max_failures=2")
     for serial, step in enumerate((200, 1000), start=1):
         chain.checkpoint(step, serial)
@@ -179,7 +179,7 @@ def test_training_that_went_back_goes_on_link_by_link(tmp_path: Path) -> None:
         chain.tasks(f"""mkdir {into}
             echo '{{"step": {step}, "serial": {link + 2}}}' >{into}/complete.json; exit 1""")
         chain.run(*([TAG] if link == 1 else [str(link), TAG]), job=str(16 + link), ANSWER=str(17 + link))
-        assert chain.ended(str(16 + link))["verdict"] == "continue"
+        assert chain.end_mark(str(16 + link))["verdict"] == "continue"
     assert [attempt.checkpoint for attempt in read_attempts(chain.directory)] == [1000, 400, 600, 800]
     chain.tasks("exit 1")
     for link in (5, 6):
@@ -197,17 +197,17 @@ def test_link_that_may_have_been_requeued_does_not_end_chain(tmp_path: Path, res
     chain.tasks("exit 143")
     state = f"JobState=COMPLETING Reason=None Requeue=1 Restarts={restarts} PreemptTime=None"
     assert chain.run(STATE=state)[0] == 143
-    assert (chain.ended()["verdict"], chain.ended()["why"]) == ("continue", why)
-    assert chain_end(chain.directory) is None and chain.called("scancel") == []
+    assert (chain.end_mark()["verdict"], chain.end_mark()["why"]) == ("continue", why)
+    assert chain_end(chain.directory) is None and chain.calls_of("scancel") == []
     chain.tasks("exit 0")
     code, output = chain.run(SLURM_RESTART_COUNT="1")
     assert code == 0, output
-    assert chain.submitted() == [], "the next link is there already"
+    assert chain.submissions() == [], "the next link is there already"
     assert [(attempt.number, attempt.verdict) for attempt in read_attempts(chain.directory)] == [
         (0, "continue"),
         (1, "done"),
     ]
-    assert chain.called("scancel") == ["scancel 18"]
+    assert chain.calls_of("scancel") == ["scancel 18"]
 
 
 def test_text_of_mark_is_neither_code_nor_number(tmp_path: Path) -> None:
@@ -219,5 +219,5 @@ def test_text_of_mark_is_neither_code_nor_number(tmp_path: Path) -> None:
     mark.write_text(json.dumps({**hostile, "checkpoint_order": [1], "nodes": "$(touch canary)"}))
     (chain.plan.paths.marks / "16.0.ended.json").unlink()
     chain.run("2", TAG, BEFORE="NODE_FAIL", ANSWER="18")
-    assert chain.called("srun")
+    assert chain.calls_of("srun")
     assert not list(tmp_path.rglob("canary")) and not Path("canary").exists()

@@ -21,12 +21,12 @@ from tests.forked_slipway import warm_up
 
 _STEPS = {"os.mkdir", "os.rename", "os.symlink", "os.chmod", "subprocess.Popen", "os.posix_spawn"}
 _WRITES = os.O_WRONLY | os.O_RDWR
-# Files of the copied code: all alike, so the first few stand for the rest.
+# Files of the copied code are all alike, so the first few stand for the rest.
 _CODE_FILES = 3
 
 
 class Steps:
-    """Counts the steps of this process and kills it before the chosen one."""
+    """Count the steps of this process, and kill it before the chosen one."""
 
     def __init__(self, fatal: int) -> None:
         self._fatal = fatal
@@ -59,9 +59,9 @@ def _request(number: int, overrides: list[str]) -> Request:
 
 def _launch(number: int, overrides: list[str]) -> None:
     request = _request(number, overrides)
-    made = draft(request)
+    launch_draft = draft(request)
     sys.addaudithook(Steps(number))
-    launch(made, request)
+    launch(launch_draft, request)
 
 
 def main() -> None:

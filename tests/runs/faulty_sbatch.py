@@ -1,4 +1,4 @@
-"""An sbatch that fails, in front of the real one: what may happen between a launcher and the controller."""
+"""A faulty sbatch in front of the real one: the failures that occur between a launcher and the controller."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-# What the wrapper does with one submission. `accept` hands it to the real sbatch, whose answer it keeps.
+# The wrapper's code for one submission. `accept` hands it to the real sbatch, whose answer it keeps.
 FAULTS: Mapping[str, str] = {
     "fine": 'accept "$@"; cat "$answer"',
     # The controller has the job, and the answer is lost.
@@ -18,17 +18,17 @@ FAULTS: Mapping[str, str] = {
     "binary": r"""accept "$@"; printf '\xff\xfe\n'; exit 0""",
     "hook": 'accept "$@"; echo "sbatch: warning: be nice" >&2; echo "Traceback" >&2; exit 1',
     "told": '"$real" "$@" | tee -a "$here/accepted"; fail "a hook of the site: invalid partition"',
-    # It has not.
+    # The controller has no job.
     "unreachable": 'fail "Unable to contact slurm controller (connect failure)"',
     "before": "kill -KILL $$",
-    # It takes the job only later, when it may have been submitted again.
+    # The controller takes the job only later, when it may have been submitted again.
     "late": 'later 1.5 "$@"; fail "Socket timed out on send/recv operation"',
     "very_late": 'later 5 "$@"; fail "Socket timed out on send/recv operation"',
-    # It takes the first submission while the second is on its way: two jobs before anybody is told of one.
+    # The controller takes the first submission while the second is on its way: two jobs, and no answer yet.
     "overtaken": 'overtaken "$@" </dev/null >/dev/null 2>&1 & fail "Socket timed out on send/recv operation"',
     "overtaking": 'touch "$here/go"; until [[ -s $here/accepted ]]; do sleep 0.1; done; '
     'accept "$@"; cat "$answer"',
-    # It takes it in the middle of what the test does.
+    # The controller takes the job at a moment that the test chooses.
     "stopping": 'touch "$here/stopped"; until [[ -e $here/go ]]; do sleep 0.1; done; '
     'SLURM_CONF=$REAL_SLURM_CONF accept "$@"; fail "Socket timed out on send/recv operation"',
     # The answer takes as long as the test wants.
@@ -36,9 +36,9 @@ FAULTS: Mapping[str, str] = {
     "for_ever": 'echo for_ever >>"$here/faults"; fail "Unable to contact slurm controller (connect failure)"',
 }
 
-# Those after which the job is there.
-TOLD_AT_ONCE = {"fine", "timeout", "killed", "terminated", "empty", "garbage", "binary", "hook", "told"}
-# Those of which no job comes.
+# The faults after which the job exists.
+SUBMITTED_AT_ONCE = {"fine", "timeout", "killed", "terminated", "empty", "garbage", "binary", "hook", "told"}
+# The faults that lead to no job.
 LEADING_NOWHERE = {"unreachable", "before", "for_ever"}
 
 _SCRIPT = """\
@@ -79,8 +79,8 @@ def plan(directory: Path, faults: Sequence[str]) -> Path:
     return directory
 
 
-def accepted(directory: Path) -> list[str]:
-    """The ids of the jobs that the controller took, in that order; some of them nobody was told."""
+def accepted_jobs(directory: Path) -> list[str]:
+    """Return the ids of the jobs that the controller took, in order; the launcher did not hear of some."""
     return [line.split()[-1] for line in (directory / "accepted").read_text().splitlines()]
 
 

@@ -1,4 +1,4 @@
-"""A cluster whose sbatch fails, for the tests of what a launcher makes of it."""
+"""A cluster whose sbatch fails, for tests of how a launcher copes with it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from typing import Any
 from launcher.runs.manifest import Manifest, read_manifest
 from launcher.sandbox.lifecycle import Sandbox
 from tests.forked_slipway import run_forked
-from tests.runs.faulty_sbatch import accepted, install, plan
+from tests.runs.faulty_sbatch import accepted_jobs, install, plan
 
 SLIPWAY = Path(sys.executable).with_name("slipway")
 
-# What the job does: it tells that it ran. A launcher asks an interpreter with `-c` what it can import.
+# The job records that it ran. A launcher asks an interpreter with `-c` which modules it can import.
 PAYLOAD = """#!/bin/bash
 [[ $1 == -c ]] || echo "$SLURM_JOB_ID" >>{ran}/$SLURM_JOB_NAME
 """
@@ -28,7 +28,7 @@ PAYLOAD = """#!/bin/bash
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A cluster whose sbatch fails, and who launches there."""
+    """A cluster whose sbatch fails, and the environment of the user who launches there."""
 
     directory: Path
     environment: dict[str, str]
@@ -48,7 +48,7 @@ class Site:
         """Start `slipway launch`."""
         environment = self.environment | {"FAULTS": str(plan(self.faults(run), faults))}
         return subprocess.Popen(
-            # What runs in the background of a shell, as these tests may, ignores Ctrl-C, and with nohup more.
+            # A background process of a shell, as these tests may be, ignores Ctrl-C, and with nohup SIGHUP.
             ["env", "--default-signal=INT,HUP", SLIPWAY, *self.arguments(run, *overrides)],
             cwd=self.directory,
             env=environment,
@@ -61,7 +61,7 @@ class Site:
     def launch_all(
         self, runs: dict[str, Sequence[str]], seconds: float = 60.0, *overrides: str
     ) -> dict[str, tuple[int, str]]:
-        """Launch runs at once, each with its faults; the exit code and the output of each."""
+        """Launch runs at once, each with its faults; return the exit code and the output of each."""
         outputs = {run: self.directory / f"{run}.txt" for run in runs}
         jobs = [
             {
@@ -72,7 +72,7 @@ class Site:
             for run, faults in runs.items()
         ]
         repository = str(Path(__file__).resolve().parents[2])
-        told = subprocess.run(
+        done = subprocess.run(
             [sys.executable, "-m", "tests.runs.forked_launchers", str(seconds)],
             input=json.dumps(jobs),
             cwd=self.directory,
@@ -81,8 +81,8 @@ class Site:
             text=True,
             timeout=200,
         )
-        assert told.returncode == 0, told.stderr
-        codes = [int(line) for line in told.stdout.split()]
+        assert done.returncode == 0, done.stderr
+        codes = [int(line) for line in done.stdout.split()]
         return {run: (code, outputs[run].read_text()) for run, code in zip(runs, codes, strict=True)}
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
@@ -97,31 +97,31 @@ class Site:
         )
 
     def code(self, *arguments: str) -> int:
-        """The exit code of another verb."""
+        """Return the exit code of another verb."""
         return outcomes(self.start(*arguments))[0]
 
     def status(self) -> dict[str, dict[str, Any]]:
-        told = run_forked(["status", "--json"], cwd=self.directory, env=self.environment, timeout=120)
-        return {row["run"]: row for row in json.loads(told.stdout)}
+        done = run_forked(["status", "--json"], cwd=self.directory, env=self.environment, timeout=120)
+        return {row["run"]: row for row in json.loads(done.stdout)}
 
     def queue(self) -> dict[str, tuple[str, str]]:
-        """Name and state of each job by its id, from Slurm itself."""
+        """Return name and state of each job by its id, from Slurm itself."""
         command = ["squeue", "--noheader", "--states=all", "--Format=JobID:|,Name:|,State:|"]
-        told = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=60)
-        rows = [[part.strip() for part in line.split("|")] for line in told.stdout.splitlines()]
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=60)
+        rows = [[part.strip() for part in line.split("|")] for line in done.stdout.splitlines()]
         return {
             job: (name.removeprefix("faulty-"), state) for job, name, state, *_ in rows if "faulty-" in name
         }
 
-    def ran(self, run: str) -> list[str]:
-        """The ids of the jobs whose payload ran, once for each time."""
+    def payload_jobs(self, run: str) -> list[str]:
+        """Return the ids of the jobs whose payload ran, once for each time."""
         path = self.directory / "ran" / f"faulty-{run}"
         return path.read_text().split() if path.exists() else []
 
 
 @contextmanager
 def faulty_site(tmp_path: Path, sandbox: Sandbox) -> Iterator[Site]:
-    """Install the wrapper and the payload; what is left in the queue is cancelled."""
+    """Install the wrapper and the payload; cancel the jobs that are left in the queue."""
     install(tmp_path / "bin")
     (tmp_path / "ran").mkdir()
     (tmp_path / "payload").write_text(PAYLOAD.format(ran=tmp_path / "ran"))
@@ -133,21 +133,21 @@ def faulty_site(tmp_path: Path, sandbox: Sandbox) -> Iterator[Site]:
         "PATH": f"{tmp_path}/bin:{os.environ['PATH']}",
         "TMPDIR": str(tmp_path),
     }
-    one = Site(tmp_path, environment)
+    site = Site(tmp_path, environment)
     try:
-        yield one
+        yield site
     finally:
-        mine = [job for run in (tmp_path / "faults").glob("*") for job in accepted(run)]
-        if mine:
-            subprocess.run(["scancel", *mine], env=environment, capture_output=True)
+        jobs = [job for run in (tmp_path / "faults").glob("*") for job in accepted_jobs(run)]
+        if jobs:
+            subprocess.run(["scancel", *jobs], env=environment, capture_output=True)
 
 
-def wait_until(what: Callable[[], Any], seconds: float = 60.0) -> Any:
+def wait_until(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
     deadline = time.monotonic() + seconds
-    while not (found := what()):
+    while not (value := condition()):
         assert time.monotonic() < deadline, "it never came to that"
         time.sleep(0.2)
-    return found
+    return value
 
 
 def outcomes(process: subprocess.Popen[str]) -> tuple[int, str, str]:

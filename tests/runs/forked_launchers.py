@@ -18,7 +18,7 @@ from launcher.cli.app import main as slipway
 from launcher.launching import submission
 from tests.forked_slipway import warm_up
 
-# For more it pays to compose once before.
+# For more launchers it pays to compose once before.
 _FEW = 4
 
 

@@ -28,10 +28,10 @@ def main() -> int:
         pid = os.fork()
         if pid == 0:
             request = Request(overrides, ["slipway", "launch", f"launcher={number}"])
-            made = draft(request)
+            launch_draft = draft(request)
             os.write(ready_in, b"x")
             os.read(start_out, 1)
-            launch(made, request)
+            launch(launch_draft, request)
             os._exit(0)
         children.append(pid)
     for _ in children:

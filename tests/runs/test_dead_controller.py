@@ -1,4 +1,4 @@
-"""A controller that is gone: before a launch, in the middle of one, and while somebody watches."""
+"""A controller that is gone: before a launch, in the middle of one, and while verbs watch a job."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from launcher.sandbox.lifecycle import Sandbox
-from tests.runs.faulty_sbatch import accepted
+from tests.runs.faulty_sbatch import accepted_jobs
 from tests.runs.faulty_site import Site, faulty_site, outcomes, wait_until
 
-# Nobody listens there, and nobody may.
+# Nothing listens on this privileged port.
 _DEAD_PORT = 9
 
 
 class Controller:
-    """The controller as clients see it: another port in their slurm.conf, and it is gone.
+    """The controller as clients see it: another port in their slurm.conf makes it unreachable.
 
     The sandbox serves the other tests all the while.
     """
@@ -43,12 +43,12 @@ class Controller:
 
 @pytest.fixture
 def site(tmp_path: Path, sandbox: Sandbox) -> Iterator[Site]:
-    with faulty_site(tmp_path, sandbox) as one:
-        # The job itself has the real slurm.conf; what dies are the clients.
+    with faulty_site(tmp_path, sandbox) as site:
+        # The job itself has the real slurm.conf; only the clients lose the controller.
         (tmp_path / "payload").write_text(
             '#!/bin/bash\n[[ $1 == -c ]] || until [[ -e "${0%/*}/go" ]]; do echo alive; sleep 0.2; done\n'
         )
-        yield one
+        yield site
 
 
 @pytest.fixture
@@ -56,20 +56,20 @@ def controller(site: Site) -> Controller:
     return Controller(site.directory / "slurm.conf", Path(site.environment["SLURM_CONF"]))
 
 
-def on(controller: Controller) -> str:
+def conf_override(controller: Controller) -> str:
     return f"cluster.slurm_conf={controller.conf}"
 
 
 @pytest.mark.slurm
-def test_a_controller_that_is_dead_before_the_launch(site: Site, controller: Controller) -> None:
+def test_launch_fails_or_waits_while_the_controller_is_dead(site: Site, controller: Controller) -> None:
     controller.die()
-    told = site.launch_all({"early": ()}, 1, on(controller))["early"]
-    assert told[0] == 2, told[1]
-    assert "Unable to contact slurm controller" in told[1]
-    assert "nothing was launched" in told[1]
-    assert "Traceback" not in told[1]
+    result = site.launch_all({"early": ()}, 1, conf_override(controller))["early"]
+    assert result[0] == 2, result[1]
+    assert "Unable to contact slurm controller" in result[1]
+    assert "nothing was launched" in result[1]
+    assert "Traceback" not in result[1]
     assert not (site.directory / "results").exists()
-    process = site.launch("early", on(controller), "cluster.partition=cloud")
+    process = site.launch("early", conf_override(controller), "cluster.partition=cloud")
     assert process.stderr is not None
     assert any("asking again" in line for line in process.stderr)
     controller.revive()
@@ -78,12 +78,10 @@ def test_a_controller_that_is_dead_before_the_launch(site: Site, controller: Con
 
 
 @pytest.mark.slurm
-def test_a_controller_that_dies_during_a_launch_and_while_a_job_is_watched(
-    site: Site, controller: Controller
-) -> None:
-    """It has the first run's job, and cannot be asked; that of the second runs all the while."""
-    watched = site.launch("watched", on(controller))
-    middle = site.launch("middle", on(controller), "cluster.partition=cloud", faults=["stopping"])
+def test_launch_and_watchers_survive_the_death_of_the_controller(site: Site, controller: Controller) -> None:
+    """The controller has the first run's job and cannot be asked; the second run's job runs meanwhile."""
+    watched = site.launch("watched", conf_override(controller))
+    middle = site.launch("middle", conf_override(controller), "cluster.partition=cloud", faults=["stopping"])
     assert outcomes(watched)[0] == 0
     wait_until(lambda: site.status()["watched"]["state"] == "RUNNING")
     watchers = {verb: site.start(*verb.split(), "watched") for verb in ("follow", "logs -f")}
@@ -96,14 +94,14 @@ def test_a_controller_that_dies_during_a_launch_and_while_a_job_is_watched(
         assert any("looking for the job by its tag" in line for line in middle.stderr)
         middle.send_signal(signal.SIGINT)
         assert outcomes(middle)[0] == 130
-        # Each waits for the controller for a while; so at once.
-        again = site.launch("middle", on(controller))
-        one = site.start("status", "watched")
-        seen = site.status()
-        assert {row["state"] for row in seen.values()} == {"UNKNOWN"}
-        assert "Unable to contact slurm controller" in seen["watched"]["reason"]
-        assert outcomes(one)[0] == 3
-        code, _, err = outcomes(again)
+        # Each waits for the controller for a while, so they start at once.
+        second = site.launch("middle", conf_override(controller))
+        status_process = site.start("status", "watched")
+        rows = site.status()
+        assert {row["state"] for row in rows.values()} == {"UNKNOWN"}
+        assert "Unable to contact slurm controller" in rows["watched"]["reason"]
+        assert outcomes(status_process)[0] == 3
+        code, _, err = outcomes(second)
         assert code == 2
         assert "whether launch 1 of middle became a job is not known" in err
         assert [watcher.poll() for watcher in watchers.values()] == [None, None], "they go on"
@@ -112,9 +110,9 @@ def test_a_controller_that_dies_during_a_launch_and_while_a_job_is_watched(
     states = {run: row["state"] for run, row in site.status().items()}
     assert states == {"watched": "RUNNING", "middle": "PENDING"}
     (site.directory / "go").touch()
-    again = site.launch("middle", on(controller))
-    (job,) = accepted(site.faults("middle"))
-    code, _, err = outcomes(again)
+    second = site.launch("middle", conf_override(controller))
+    (job,) = accepted_jobs(site.faults("middle"))
+    code, _, err = outcomes(second)
     assert (code, site.manifest("middle").job_id) == (2, job)
     assert f"launch 1 of middle was submitted as job {job} after all" in err
     for verb, watcher in watchers.items():

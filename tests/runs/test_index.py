@@ -16,8 +16,8 @@ from launcher.runs.index import FILE_NAME, Entry, Index, NotTrusted, cache_direc
 from launcher.runs.manifest import Manifest, write_manifest
 
 
-def launched(tree: Path, run: str = "a", number: int = 1, **changes: str | None) -> Entry:
-    """A launch on disk, and what is remembered of it."""
+def launch_entry(tree: Path, run: str = "a", number: int = 1, **changes: str | None) -> Entry:
+    """Write a launch to disk; return its entry for the index."""
     manifest = Manifest(
         run=run,
         launch=number,
@@ -46,7 +46,7 @@ def launched(tree: Path, run: str = "a", number: int = 1, **changes: str | None)
 
 def test_seen_runs_are_remembered(tmp_path: Path, cache_dir: Path) -> None:
     odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/a tree of caf\xe9"))
-    first, second = launched(odd, job_id="17"), launched(odd, number=2)
+    first, second = launch_entry(odd, job_id="17"), launch_entry(odd, number=2)
     Index().remember([first, second])
     Index().remember([first])
     assert Index().entries() == [first, second]
@@ -58,7 +58,7 @@ def test_seen_runs_are_remembered(tmp_path: Path, cache_dir: Path) -> None:
 
 
 def test_nothing_is_written_where_nothing_is_new(tmp_path: Path, cache_dir: Path) -> None:
-    entry = launched(tmp_path)
+    entry = launch_entry(tmp_path)
     Index().remember([entry], [tmp_path])
     file = cache_dir / FILE_NAME
     os.utime(file, (1, 1))
@@ -69,9 +69,9 @@ def test_nothing_is_written_where_nothing_is_new(tmp_path: Path, cache_dir: Path
     assert Index().entries() == [changed]
 
 
-def test_a_copy_does_not_take_the_place_of_what_is_still_there(tmp_path: Path) -> None:
-    entry = launched(tmp_path / "x", tag="t")
-    copy = launched(tmp_path / "y", tag="t")
+def test_copy_does_not_replace_a_launch_that_is_still_there(tmp_path: Path) -> None:
+    entry = launch_entry(tmp_path / "x", tag="t")
+    copy = launch_entry(tmp_path / "y", tag="t")
     Index().remember([entry])
     Index().remember([copy])
     assert Index().entries() == [entry]
@@ -81,18 +81,18 @@ def test_a_copy_does_not_take_the_place_of_what_is_still_there(tmp_path: Path) -
 
 
 def test_a_launch_and_a_tree_are_forgotten(tmp_path: Path) -> None:
-    kept, gone = launched(tmp_path / "x"), launched(tmp_path / "y")
-    Index().remember([kept, gone])
-    Index().forget([gone.run_dir], [gone.run_dir.parent])
-    assert (Index().entries(), Index().trees()) == ([kept], [kept.run_dir.parent])
+    remaining, forgotten = launch_entry(tmp_path / "x"), launch_entry(tmp_path / "y")
+    Index().remember([remaining, forgotten])
+    Index().forget([forgotten.run_dir], [forgotten.run_dir.parent])
+    assert (Index().entries(), Index().trees()) == ([remaining], [remaining.run_dir.parent])
 
 
 OTHER_SCHEMA = "CREATE TABLE launches (tag, something); CREATE TABLE trees (a, b)"
 
 
 @pytest.mark.parametrize("how", ["deleted", "garbage", "cut", "empty", "another schema", "a directory"])
-def test_a_broken_file_is_made_anew(tmp_path: Path, cache_dir: Path, how: str) -> None:
-    entries = [launched(tmp_path, number=number) for number in range(1, 50)]
+def test_broken_index_is_made_anew(tmp_path: Path, cache_dir: Path, how: str) -> None:
+    entries = [launch_entry(tmp_path, number=number) for number in range(1, 50)]
     Index().remember(entries)
     file = cache_dir / FILE_NAME
     content = file.read_bytes()
@@ -114,9 +114,9 @@ def test_a_broken_file_is_made_anew(tmp_path: Path, cache_dir: Path, how: str) -
     assert Index().entries() == ([] if how == "a directory" else entries)
 
 
-def test_a_file_that_is_broken_in_the_middle(tmp_path: Path, cache_dir: Path) -> None:
-    """Some questions still have answers then; what is asked of the broken part has none."""
-    entries = [launched(tmp_path, number=number) for number in range(1, 200)]
+def test_index_broken_in_the_middle_is_restored(tmp_path: Path, cache_dir: Path) -> None:
+    """Some queries still have answers then; those of the broken part have none."""
+    entries = [launch_entry(tmp_path, number=number) for number in range(1, 200)]
     Index().remember(entries)
     file = cache_dir / FILE_NAME
     content = bytearray(file.read_bytes())
@@ -129,7 +129,7 @@ def test_a_file_that_is_broken_in_the_middle(tmp_path: Path, cache_dir: Path) ->
 
 
 def test_odd_manifests_are_no_errors(tmp_path: Path) -> None:
-    entry = launched(tmp_path)
+    entry = launch_entry(tmp_path)
     odd = [
         replace(entry, tag="\ud800 is no letter"),
         replace(entry, tag="big", number=10**30),
@@ -141,25 +141,25 @@ def test_odd_manifests_are_no_errors(tmp_path: Path) -> None:
     assert len(Index().entries()) == 2
 
 
-def test_another_process_has_it_locked(
+def test_locked_index_is_empty_and_not_waited_for_again(
     tmp_path: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("launcher.runs.index._LOCK_SECONDS", 0.05)
-    entry, other = launched(tmp_path), launched(tmp_path, number=2)
+    entry, other = launch_entry(tmp_path), launch_entry(tmp_path, number=2)
     Index().remember([entry])
     holder = sqlite3.connect(cache_dir / FILE_NAME)
     holder.execute("BEGIN EXCLUSIVE")
     Index().remember([other])
-    waited = Index()
-    assert waited.entries() == []
+    index = Index()
+    assert index.entries() == []
     monkeypatch.setattr("launcher.runs.index._LOCK_SECONDS", 60.0)
-    assert waited.entries() == [], "and does not wait again"
+    assert index.entries() == [], "and does not wait again"
     holder.rollback()
     holder.close()
     assert Index().entries() == [entry]
 
 
-def test_twenty_processes_at_once(tmp_path: Path, cache_dir: Path) -> None:
+def test_twenty_processes_write_at_once(tmp_path: Path, cache_dir: Path) -> None:
     program = (
         "import sys; from pathlib import Path; from launcher.runs.index import Entry, Index\n"
         "who, tree = sys.argv[1:]\n"
@@ -175,7 +175,7 @@ def test_twenty_processes_at_once(tmp_path: Path, cache_dir: Path) -> None:
     assert len(Index().entries()) == 100
 
 
-# where it lies
+# the directory of the index
 
 
 def test_the_users_own_directory_is_the_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -212,14 +212,14 @@ def test_index_that_others_may_write_is_not_used(
     with pytest.raises(NotTrusted, match="SLIPWAY_CACHE_DIR names another"):
         cache_directory()
     index = Index()
-    index.remember([launched(tmp_path / "results")])
+    index.remember([launch_entry(tmp_path / "results")])
     assert index.entries() == []
     assert index.trouble is not None and "slipway-" in index.trouble
     assert not victim.exists() or not list(victim.iterdir())
 
 
-def test_a_disk_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    entry = launched(tmp_path)
+def test_unwritable_disk_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    entry = launch_entry(tmp_path)
     for place in ("/proc/nowhere", "/dev/null/x", f"/tmp/{'x' * 300}"):
         monkeypatch.setenv("SLIPWAY_CACHE_DIR", place)
         index = Index()
@@ -227,8 +227,8 @@ def test_a_disk_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path
         assert (index.entries(), index.trouble) == ([], None)
 
 
-def test_a_full_disk(tmp_path: Path, cache_dir: Path) -> None:
-    """A limit on the size of files is what a test can have of one."""
+def test_full_disk_is_no_error(tmp_path: Path, cache_dir: Path) -> None:
+    """A limit on the size of files stands for a full disk."""
     program = (
         "import resource, signal; from pathlib import Path; from launcher.runs.index import Entry, Index\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
@@ -238,6 +238,6 @@ def test_a_full_disk(tmp_path: Path, cache_dir: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("0\n", "")
-    entry = launched(tmp_path)
+    entry = launch_entry(tmp_path)
     Index().remember([entry])
     assert Index().entries() == [entry]

@@ -19,7 +19,7 @@ from launcher.runs.manifest import read_manifest
 from launcher.sandbox.lifecycle import Sandbox
 from tests.forked_slipway import run_forked
 
-# The job itself does nothing: what is tested ends with the submission.
+# The job itself does nothing: the test ends with the submission.
 STAGE = ["stages=[data_preparation]", "data_preparation.inputs=[/etc/hostname]", "cluster.python=/bin/true"]
 MOST_STEPS = 200
 
@@ -45,14 +45,14 @@ def run(*command: object, cwd: Path, env: dict[str, str], check: bool = True) ->
 def killed_launchers(cwd: Path, env: dict[str, str], *overrides: str) -> list[int]:
     repository = str(Path(__file__).resolve().parents[2])
     program = [sys.executable, "-m", "tests.runs.dying_launcher", "1", MOST_STEPS]
-    told = run(*program, *STAGE, *overrides, cwd=cwd, env={**env, "PYTHONPATH": repository})
-    return [int(line) for line in told.split()]
+    output = run(*program, *STAGE, *overrides, cwd=cwd, env={**env, "PYTHONPATH": repository})
+    return [int(line) for line in output.split()]
 
 
 def status(cwd: Path, env: dict[str, str]) -> dict[str, dict[str, Any]]:
     # Exits with 1 while some launch may still be at it.
-    told = run_forked(["status", "--json"], cwd=cwd, env=env, timeout=250).stdout
-    return {row["run"]: row for row in json.loads(told)}
+    output = run_forked(["status", "--json"], cwd=cwd, env=env, timeout=250).stdout
+    return {row["run"]: row for row in json.loads(output)}
 
 
 @cache
@@ -80,39 +80,43 @@ def age_manifests(results: Path) -> None:
 
 
 def slurm_jobs(cwd: Path, env: dict[str, str], prefix: str) -> dict[str, str]:
-    """Ids by run name, from Slurm itself; of jobs that were not cancelled, one for each run."""
-    told = run("squeue", "--noheader", "--states=all", "--Format=JobID:|,Name:|,State:|", cwd=cwd, env=env)
-    rows = [[part.strip() for part in line.split("|")] for line in told.splitlines()]
-    kept = [(name, job) for job, name, state, *_ in rows if name.startswith(prefix) and state != "CANCELLED"]
-    assert len(dict(kept)) == len(kept), f"two jobs of one run: {kept}"
-    return {name.removeprefix(prefix): job for name, job in kept}
+    """Return job ids by run name, from Slurm itself; one job for each run that is not cancelled."""
+    output = run("squeue", "--noheader", "--states=all", "--Format=JobID:|,Name:|,State:|", cwd=cwd, env=env)
+    rows = [[part.strip() for part in line.split("|")] for line in output.splitlines()]
+    named_jobs = [
+        (name, job) for job, name, state, *_ in rows if name.startswith(prefix) and state != "CANCELLED"
+    ]
+    assert len(dict(named_jobs)) == len(named_jobs), f"two jobs of one run: {named_jobs}"
+    return {name.removeprefix(prefix): job for name, job in named_jobs}
 
 
 @pytest.mark.slurm
-def test_killed_before_every_step_with_slurm(tmp_path: Path, plain_sandbox: Sandbox) -> None:
-    """Without accounting; the partition is down, so that no job leaves a mark of its own."""
+def test_launches_killed_before_every_step_are_known_with_slurm(
+    tmp_path: Path, plain_sandbox: Sandbox
+) -> None:
+    """There is no accounting; the partition is down, so that no job leaves a mark of its own."""
     env = {**os.environ, "TMPDIR": str(tmp_path), "SLURM_CONF": plain_sandbox.environment()["SLURM_CONF"]}
     names = ["cluster=sandbox", "cluster.partition=cloud", "cluster.job_name_prefix=dying-"]
-    killed = killed_launchers(tmp_path, env, *names)
+    kills = killed_launchers(tmp_path, env, *names)
     for launch in (tmp_path / "results").glob("*/launches/1"):
         assert_complete(launch)
     jobs = slurm_jobs(tmp_path, env, "dying-")
     try:
-        seen = status(tmp_path, env)
-        with_job = {name: row["job_id"] for name, row in seen.items() if row["job_id"]}
+        rows = status(tmp_path, env)
+        with_job = {name: row["job_id"] for name, row in rows.items() if row["job_id"]}
         assert with_job == jobs
-        assert {seen[name]["state"] for name in jobs} == {"PENDING"}
-        # It was killed on both sides of the submission, and only the last one got through.
-        assert f"k{len(killed) + 1}" in jobs
-        assert 1 < len(jobs) < len(killed) - 10
+        assert {rows[name]["state"] for name in jobs} == {"PENDING"}
+        # Launchers were killed before and after the submission, and only the last one got through.
+        assert f"k{len(kills) + 1}" in jobs
+        assert 1 < len(jobs) < len(kills) - 10
         unrecorded = [name for name in jobs if not _recorded_job(tmp_path / "results" / name)]
         assert unrecorded, "some job is known by its tag alone"
-        without = {name: row for name, row in seen.items() if not row["job_id"]}
-        assert {row["state"] for row in without.values()} == {"UNKNOWN"}
+        rows_without_job = {name: row for name, row in rows.items() if not row["job_id"]}
+        assert {row["state"] for row in rows_without_job.values()} == {"UNKNOWN"}
         age_manifests(tmp_path / "results")
-        seen = status(tmp_path, env)
-        assert {name: row["job_id"] for name, row in seen.items() if row["job_id"]} == jobs
-        assert {seen[name]["state"] for name in without} == {"NOT_SUBMITTED"}
+        rows = status(tmp_path, env)
+        assert {name: row["job_id"] for name, row in rows.items() if row["job_id"]} == jobs
+        assert {rows[name]["state"] for name in rows_without_job} == {"NOT_SUBMITTED"}
     finally:
         run("scancel", *jobs.values(), cwd=tmp_path, env=env)
 
@@ -120,7 +124,9 @@ def test_killed_before_every_step_with_slurm(tmp_path: Path, plain_sandbox: Sand
 @pytest.mark.slurm
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("partition", ["gpu", "cloud"])
-def test_killed_while_slurm_answers(tmp_path: Path, sandbox: Sandbox, when: str, partition: str) -> None:
+def test_job_of_a_launcher_killed_while_slurm_answers_is_found(
+    tmp_path: Path, sandbox: Sandbox, when: str, partition: str
+) -> None:
     env = {**os.environ, "TMPDIR": str(tmp_path), "SLURM_CONF": sandbox.environment()["SLURM_CONF"]}
     programs = tmp_path / "bin"
     programs.mkdir()
@@ -202,8 +208,8 @@ def test_a_job_that_only_the_accounting_knows_is_found(tmp_path: Path, accountin
     conf = accounting_sandbox.environment()["SLURM_CONF"]
     env = {**os.environ, "TMPDIR": str(tmp_path), "SLURM_CONF": conf}
     chosen = [*STAGE, "cluster=sandbox", "cluster.job_name_prefix=accounted-"]
-    told = json.loads(run_forked(["launch", *chosen, "--json"], cwd=tmp_path, env=env, timeout=500).stdout)
-    launch = Path(told["run_dir"]) / "launches" / "1"
+    answer = json.loads(run_forked(["launch", *chosen, "--json"], cwd=tmp_path, env=env, timeout=500).stdout)
+    launch = Path(answer["run_dir"]) / "launches" / "1"
     for _ in range(200):
         if list((launch / "marks").glob("*.ended.json")):
             break
@@ -221,26 +227,26 @@ def test_a_job_that_only_the_accounting_knows_is_found(tmp_path: Path, accountin
         if row["state"] == "COMPLETED":
             break
         time.sleep(0.2)
-    assert (row["state"], row["job_id"]) == ("COMPLETED", told["job_id"])
+    assert (row["state"], row["job_id"]) == ("COMPLETED", answer["job_id"])
 
 
-def test_killed_before_every_step_without_slurm(tmp_path: Path) -> None:
+def test_launches_killed_before_every_step_are_known_without_slurm(tmp_path: Path) -> None:
     env = {**os.environ, "TMPDIR": str(tmp_path)}
-    killed = killed_launchers(tmp_path, env, "cluster=local")
+    kills = killed_launchers(tmp_path, env, "cluster=local")
     results = tmp_path / "results"
     age_manifests(results)
     for _ in range(1000):  # a job of a busy machine begins late
-        seen = status(tmp_path, env)
-        if not {row["state"] for row in seen.values()} & {"RUNNING", "UNKNOWN"}:
+        rows = status(tmp_path, env)
+        if not {row["state"] for row in rows.values()} & {"RUNNING", "UNKNOWN"}:
             break
         time.sleep(0.1)
     # Each job of this machine that ran has left a log in its launch directory, and only those have.
-    ran = {path.parts[-4]: path.stem.rpartition("_")[2] for path in results.glob("*/launches/1/log-*.out")}
-    assert {name: row["job_id"] for name, row in seen.items() if row["job_id"]} == ran
-    assert {seen[name]["state"] for name in ran} == {"COMPLETED"}
-    assert {row["state"] for name, row in seen.items() if name not in ran} == {"NOT_SUBMITTED"}
-    assert [name for name in ran if not _recorded_job(results / name)]
-    assert 1 < len(ran) < len(killed) - 10
+    jobs = {path.parts[-4]: path.stem.rpartition("_")[2] for path in results.glob("*/launches/1/log-*.out")}
+    assert {name: row["job_id"] for name, row in rows.items() if row["job_id"]} == jobs
+    assert {rows[name]["state"] for name in jobs} == {"COMPLETED"}
+    assert {row["state"] for name, row in rows.items() if name not in jobs} == {"NOT_SUBMITTED"}
+    assert [name for name in jobs if not _recorded_job(results / name)]
+    assert 1 < len(jobs) < len(kills) - 10
 
 
 def _recorded_job(run_dir: Path) -> str | None:

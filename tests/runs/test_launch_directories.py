@@ -32,13 +32,13 @@ from launcher.slurm.states import Action, State
 from supervisor.files import write_atomic
 
 
-def local(tmp_path: Path, *overrides: str) -> Request:
+def local_request(tmp_path: Path, *overrides: str) -> Request:
     chosen = ["stages=[data_preparation]", "cluster=local", "data_preparation.inputs=[/etc/hostname]"]
     return Request([*chosen, f"launcher_scripts_path={tmp_path}", *overrides], ["slipway", "launch", "a b"])
 
 
-def launched(tmp_path: Path, *overrides: str) -> Launched:
-    request = local(tmp_path, *overrides)
+def launch_locally(tmp_path: Path, *overrides: str) -> Launched:
+    request = local_request(tmp_path, *overrides)
     return launch(draft(request), request)
 
 
@@ -51,10 +51,10 @@ def wait_for_end(paths: LaunchPaths) -> None:
 
 
 def test_each_launch_has_its_own_directory_and_the_links_show_the_newest(tmp_path: Path) -> None:
-    first = launched(tmp_path).paths
+    first = launch_locally(tmp_path).paths
     text = first.script.read_text()
-    again = launched(tmp_path)
-    second, manifest = again.paths, again.manifest
+    second_launch = launch_locally(tmp_path)
+    second, manifest = second_launch.paths, second_launch.manifest
     assert (first.number, second.number) == (1, 2)
     assert launch_numbers(first.run_dir) == [1, 2]
     assert first.script.read_text() == text
@@ -66,13 +66,13 @@ def test_each_launch_has_its_own_directory_and_the_links_show_the_newest(tmp_pat
 
 
 def test_the_command_is_kept_pasteable(tmp_path: Path) -> None:
-    paths = launched(tmp_path).paths
+    paths = launch_locally(tmp_path).paths
     wait_for_end(paths)
     text = (paths.directory / "launcher_cmd.log").read_text()
     assert shlex.split(text, comments=True) == ["cd", str(Path.cwd()), "&&", "slipway", "launch", "a b"]
 
 
-def test_a_reserved_number_is_not_given_twice_and_given_back_leaves_nothing(tmp_path: Path) -> None:
+def test_number_is_reserved_once_and_leaves_nothing_when_released(tmp_path: Path) -> None:
     numbers = [reserve_number(tmp_path, "base_results_dir") for _ in range(3)]
     assert numbers == [1, 2, 3]
     assert launch_numbers(tmp_path) == [], "nothing is launched yet"
@@ -101,13 +101,13 @@ def test_a_refused_launch_leaves_no_directory(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr("launcher.schedulers.local.LocalScheduler.validate", refuse)
     with pytest.raises(UserError, match="no such partition"):
-        launched(tmp_path)
+        launch_locally(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_launch_is_rendered_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also one whose number another launcher took since it was drafted."""
-    request = local(tmp_path)
+    """This holds for a draft whose number another launcher took, too."""
+    request = local_request(tmp_path)
     first, second = draft(request), draft(request)
     wait_for_end(launch(first, request).paths)
     rendered: list[int] = []
@@ -125,7 +125,7 @@ def test_a_launch_is_rendered_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "results").write_text("a file")
     with pytest.raises(UserError, match="cannot write") as raised:
-        launched(tmp_path)
+        launch_locally(tmp_path)
     assert "base_results_dir" in str(raised.value)
 
 
@@ -151,7 +151,7 @@ def test_a_refused_submission_is_on_record(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr("launcher.schedulers.local.LocalScheduler.submit", refuse)
     with pytest.raises(UserError, match="no thanks"):
-        launched(tmp_path)
+        launch_locally(tmp_path)
     written = json.loads((tmp_path / "results/tokenize_text/launches/1/launcher.json").read_text())
     assert written["error"] == "no thanks"
     assert written["job_id"] is None
@@ -160,7 +160,7 @@ def test_a_refused_submission_is_on_record(tmp_path: Path, monkeypatch: pytest.M
 def test_a_refused_launch_does_not_hide_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = launched(tmp_path).paths
+    first = launch_locally(tmp_path).paths
     wait_for_end(first)
 
     def refuse(_: object, submission: Submission) -> str:
@@ -168,7 +168,7 @@ def test_a_refused_launch_does_not_hide_the_one_before(
 
     monkeypatch.setattr("launcher.schedulers.local.LocalScheduler.submit", refuse)
     with pytest.raises(UserError, match="no thanks"):
-        launched(tmp_path)
+        launch_locally(tmp_path)
     assert launch_numbers(first.run_dir) == [1, 2]
     assert (first.run_dir / "launcher.json").resolve() == first.manifest
     assert open_launch(first.run_dir).paths.number == 1
@@ -177,7 +177,7 @@ def test_a_refused_launch_does_not_hide_the_one_before(
 def test_the_commit_is_that_of_our_own_checkout_only(tmp_path: Path, repository: Path) -> None:
     ours = checkout_of(repository / "trainer")
     assert ours is not None and ours.top == repository and len(ours.commit) == 40
-    # As where the package is installed below a project of the user's.
+    # The package may be installed below a project of the user's.
     theirs = tmp_path / "venv" / "trainer"
     theirs.mkdir(parents=True)
     (theirs / "pretrain.py").touch()
@@ -188,7 +188,7 @@ def test_the_commit_is_that_of_our_own_checkout_only(tmp_path: Path, repository:
     assert checkout_of(theirs) is None
 
 
-def test_an_interrupted_submission_is_not_told_as_refused(
+def test_interrupted_submission_is_not_recorded_as_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(_: object, submission: Submission) -> str:
@@ -196,12 +196,12 @@ def test_an_interrupted_submission_is_not_told_as_refused(
 
     monkeypatch.setattr("launcher.schedulers.local.LocalScheduler.submit", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        launched(tmp_path)
+        launch_locally(tmp_path)
     assert read_manifest(tmp_path / "results/tokenize_text/launches/1").error is None
 
 
 def test_a_local_job_is_found_through_a_link(tmp_path: Path) -> None:
-    """And ended by the line that `follow` shows: a kill of its number ends its tasks too."""
+    """A kill of the number that `follow` shows ends the job's tasks, too."""
     script = tmp_path / "real" / "1" / "job_submission.sh"
     script.parent.mkdir(parents=True)
     script.write_text("trap 'exit 0' TERM; sleep 60 & wait")
@@ -225,43 +225,43 @@ def test_tag_tells_two_jobs_with_one_script_apart(tmp_path: Path) -> None:
         for tag, job in jobs.items():
             # A process has no command line for a moment, while one program takes the place of another.
             deadline = time.monotonic() + 10
-            while not (found := scheduler.find([Submission(tag, script, "", "")])):
+            while not (jobs_by_tag := scheduler.find([Submission(tag, script, "", "")])):
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
-            assert found == {tag: {1: [job]}}
+            assert jobs_by_tag == {tag: {1: [job]}}
         assert scheduler.find([Submission("three", script, "", "")]) == {}
     finally:
         assert scheduler.act(Action.CANCEL, [*jobs.values()]) == {}
 
 
-def test_whoever_points_at_the_newest_launch_looks_again(
+def test_link_to_the_newest_launch_is_checked_after_writing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another launcher submits, and points at its launch, just before the slower one points at its own."""
-    first, second = launched(tmp_path), launched(tmp_path)
+    """Another launcher links its own launch just before the slower one links an older one."""
+    first, second = launch_locally(tmp_path), launch_locally(tmp_path)
     run_dir = first.paths.run_dir
-    late = replace(second.manifest, job_id=None)
-    write_manifest(second.paths.directory, late)
+    late_manifest = replace(second.manifest, job_id=None)
+    write_manifest(second.paths.directory, late_manifest)
 
-    def overtaken(link: Path, target: Path) -> None:
+    def link_overtaken(link: Path, target: Path) -> None:
         if link.name == "newest" and target.name == "1":
             write_manifest(second.paths.directory, second.manifest)
             link_atomic(link, second.paths.directory)
         link_atomic(link, target)
 
-    monkeypatch.setattr("launcher.runs.write.link_atomic", overtaken)
+    monkeypatch.setattr("launcher.runs.write.link_atomic", link_overtaken)
     link_newest(first.paths, [], [])
     assert (run_dir / "newest").resolve() == second.paths.directory
-    for made in (first, second):
-        wait_for_end(made.paths)
+    for launched in (first, second):
+        wait_for_end(launched.paths)
 
 
 def test_permissions_are_what_the_umask_says(tmp_path: Path) -> None:
     previous = os.umask(0o027)
     try:
-        private = launched(tmp_path, "data_preparation.run.name=private").paths
+        private = launch_locally(tmp_path, "data_preparation.run.name=private").paths
         os.umask(0o022)
-        public = launched(tmp_path, "data_preparation.run.name=public").paths
+        public = launch_locally(tmp_path, "data_preparation.run.name=public").paths
     finally:
         os.umask(previous)
     for paths, directory, script, text in ((private, 0o750, 0o750, 0o640), (public, 0o755, 0o755, 0o644)):
@@ -273,11 +273,11 @@ def test_permissions_are_what_the_umask_says(tmp_path: Path) -> None:
 
 
 def test_old_remains_of_killed_launchers_are_removed(tmp_path: Path) -> None:
-    launches = launched(tmp_path).paths.directory.parent
+    launches = launch_locally(tmp_path).paths.directory.parent
     for name, age in ((".new-old", 2 * 86400), (".new-young", 60)):
         (launches / name / "code").mkdir(parents=True)
         os.utime(launches / name, (time.time() - age,) * 2)
-    second = launched(tmp_path).paths
+    second = launch_locally(tmp_path).paths
     assert {path.name for path in launches.iterdir()} == {"1", "2", ".new-young"}
     for number in (1, 2):
         wait_for_end(replace(second, number=number))
@@ -285,37 +285,37 @@ def test_old_remains_of_killed_launchers_are_removed(tmp_path: Path) -> None:
 
 def test_a_command_with_line_breaks_stays_one_line(tmp_path: Path) -> None:
     """The replay stands behind a `#`: a second line of it would be a command."""
-    request = replace(local(tmp_path), command=["printf", "%s|", "a\ntouch canary\t'\\"])
+    request = replace(local_request(tmp_path), command=["printf", "%s|", "a\ntouch canary\t'\\"])
     paths = launch(draft(request), request).paths
     lines = (paths.directory / "launcher_cmd.log").read_text().splitlines()
     assert len(lines) == 3
     assert all(line.startswith("#") for line in lines[1:])
-    told = subprocess.run(["bash", "-c", lines[0]], capture_output=True, text=True, check=True).stdout
-    assert told == "a\ntouch canary\t'\\|"
+    output = subprocess.run(["bash", "-c", lines[0]], capture_output=True, text=True, check=True).stdout
+    assert output == "a\ntouch canary\t'\\|"
     wait_for_end(paths)
 
 
 def test_job_that_is_not_on_record_is_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
+    def fail_full_disk(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("launcher.launching.writing.write_manifest", full)
-    made = launched(tmp_path)
-    assert made.manifest.job_id is not None
-    assert "could not be written" in made.warnings[-1]
-    wait_for_end(made.paths)
-    assert open_launch(made.paths.run_dir).manifest.job_id == made.manifest.job_id
+    monkeypatch.setattr("launcher.launching.writing.write_manifest", fail_full_disk)
+    launched = launch_locally(tmp_path)
+    assert launched.manifest.job_id is not None
+    assert "could not be written" in launched.warnings[-1]
+    wait_for_end(launched.paths)
+    assert open_launch(launched.paths.run_dir).manifest.job_id == launched.manifest.job_id
 
 
-def test_nobody_is_told_that_there_is_no_job_while_the_scheduler_cannot_be_asked(
+def test_state_is_unknown_while_the_scheduler_cannot_be_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = launched(tmp_path)
-    wait_for_end(made.paths)
-    shutil.rmtree(made.paths.marks)
-    lost = replace(made.manifest, job_id=None, created="2020-01-01T00:00:00Z", scheduler="slurm")
-    write_manifest(made.paths.directory, replace(lost, slurm_conf=str(tmp_path / "gone.conf")))
-    found = open_launch(made.paths.run_dir)
-    told = poll([found])[0].status
-    assert told.state is State.UNKNOWN
-    assert "gone.conf" in (told.reason or "")
+    launched = launch_locally(tmp_path)
+    wait_for_end(launched.paths)
+    shutil.rmtree(launched.paths.marks)
+    lost = replace(launched.manifest, job_id=None, created="2020-01-01T00:00:00Z", scheduler="slurm")
+    write_manifest(launched.paths.directory, replace(lost, slurm_conf=str(tmp_path / "gone.conf")))
+    opened = open_launch(launched.paths.run_dir)
+    status = poll([opened])[0].status
+    assert status.state is State.UNKNOWN
+    assert "gone.conf" in (status.reason or "")

@@ -24,7 +24,9 @@ def run(*command: object, cwd: Path, env: dict[str, str]) -> str:
 
 
 @pytest.mark.slurm
-def test_twenty_launches_of_one_run_at_once(tmp_path: Path, repository: Path, sandbox: Sandbox) -> None:
+def test_twenty_simultaneous_launches_of_one_run_are_kept_apart(
+    tmp_path: Path, repository: Path, sandbox: Sandbox
+) -> None:
     env = {**os.environ, "SLURM_CONF": sandbox.environment()["SLURM_CONF"]}
     # A partition that is down: the jobs stay in the queue, to be looked at.
     chosen = [*STAGE, "cluster.partition=cloud", "cluster.job_name_prefix=together-"]
@@ -55,7 +57,7 @@ def test_twenty_launches_of_one_run_at_once(tmp_path: Path, repository: Path, sa
             for path in [*directory.glob("*.sh"), *directory.glob("*.yaml")]:
                 assert set(re.findall(r"/launches/(\d+)", path.read_text())) <= {str(number)}, path
         assert (run_dir / "newest").resolve() == launches[COUNT]
-        shown = [path for path in run_dir.iterdir() if path.is_symlink() and "log-" not in path.name]
-        assert {path.resolve().parent for path in shown if path.name != "newest"} == {launches[COUNT]}
+        links = [path for path in run_dir.iterdir() if path.is_symlink() and "log-" not in path.name]
+        assert {path.resolve().parent for path in links if path.name != "newest"} == {launches[COUNT]}
     finally:
         run("scancel", *(job for job, *_ in jobs), cwd=tmp_path, env=env)

@@ -1,4 +1,4 @@
-"""The provenance of a launch: the commit and what was not committed, versions, the image."""
+"""The provenance of a launch: the commit, uncommitted changes, versions, the image."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ def checkout(tmp_path: Path) -> Path:
     return directory
 
 
-def test_nothing_changed(checkout: Path) -> None:
-    found = checkout_of(checkout / "conf")
-    assert found is not None
-    assert (found.top, found.dirty, found.diff) == (checkout, False, None)
-    assert found.commit == git(checkout, "rev-parse", "HEAD").strip()
+def test_clean_checkout_has_no_diff(checkout: Path) -> None:
+    state = checkout_of(checkout / "conf")
+    assert state is not None
+    assert (state.top, state.dirty, state.diff) == (checkout, False, None)
+    assert state.commit == git(checkout, "rev-parse", "HEAD").strip()
 
 
 def test_recorded_changes_can_be_applied(
     checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Byte for byte, whatever the encoding, and however the user has set up git."""
+    """The diff applies byte for byte, whatever the encoding and the user's git configuration."""
     (checkout / "code.py").write_bytes(b"# caf\xe9 au lait\r\ntoken = 2\n")
     (checkout / "weights.bin").write_bytes(bytes(range(255, -1, -1)))
     (checkout / "conf" / "a.yaml").unlink()
@@ -66,47 +66,49 @@ def test_recorded_changes_can_be_applied(
         "[core]\n pager = false\n[status]\n showUntrackedFiles = no\n relativePaths = true\n"
     )
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(config))
-    found = checkout_of(checkout / "conf")
-    assert found is not None and found.dirty is True and found.diff is not None
-    assert "n\\udce9w\\n.txt" in found.diff
-    patch, again = tmp_path / "git.diff", tmp_path / "again"
-    write_atomic(patch, found.diff)
-    git(tmp_path, "clone", "-q", str(checkout), str(again))
-    git(again, "apply", str(patch))
+    state = checkout_of(checkout / "conf")
+    assert state is not None and state.dirty is True and state.diff is not None
+    assert "n\\udce9w\\n.txt" in state.diff
+    patch, clone = tmp_path / "git.diff", tmp_path / "again"
+    write_atomic(patch, state.diff)
+    git(tmp_path, "clone", "-q", str(checkout), str(clone))
+    git(clone, "apply", str(patch))
     for name in ("code.py", "weights.bin", "staged.txt"):
-        assert (again / name).read_bytes() == (checkout / name).read_bytes()
-    assert not (again / "conf" / "a.yaml").exists()
+        assert (clone / name).read_bytes() == (checkout / name).read_bytes()
+    assert not (clone / "conf" / "a.yaml").exists()
 
 
-def test_untracked_files_alone_do_not_make_it_dirty(checkout: Path) -> None:
+def test_untracked_files_alone_do_not_make_a_checkout_dirty(checkout: Path) -> None:
     (checkout / "notes").touch()
-    found = checkout_of(checkout)
-    assert found is not None
-    assert found.dirty is False
-    assert found.diff is not None and "#   notes" in found.diff.splitlines()
+    state = checkout_of(checkout)
+    assert state is not None
+    assert state.dirty is False
+    assert state.diff is not None and "#   notes" in state.diff.splitlines()
 
 
-def test_a_difference_that_is_too_large_is_told(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_large_diff_is_replaced_by_a_message(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkouts, "_LARGEST_DIFF", 1 << 20)
     (checkout / "code.py").write_text("".join(f"line {number}\n" for number in range(200_000)))
-    found = checkout_of(checkout)
-    assert found is not None and found.dirty is True and found.diff is not None
-    assert "the changes are not here" in found.diff
-    assert len(found.diff) < 1000
+    state = checkout_of(checkout)
+    assert state is not None and state.dirty is True and state.diff is not None
+    assert "the changes are not here" in state.diff
+    assert len(state.diff) < 1000
 
 
 def test_the_values_of_secrets_are_masked(checkout: Path) -> None:
     (checkout / "conf" / "a.yaml").write_text("x: 1\nenv_vars:\n  HF_TOKEN: hf_0123456789\n")
     (checkout / "code.py").write_bytes(b"# caf\xe9\r\ntoken = read_token()\n")
-    found = checkout_of(checkout)
-    assert found is not None and found.diff is not None
-    assert "hf_0123456789" not in found.diff
-    assert "+  HF_TOKEN: ***" in found.diff
-    assert "+token = read_token()" in found.diff, "a program is kept as it is"
-    assert "the values of secrets are masked" in found.diff
+    state = checkout_of(checkout)
+    assert state is not None and state.diff is not None
+    assert "hf_0123456789" not in state.diff
+    assert "+  HF_TOKEN: ***" in state.diff
+    assert "+token = read_token()" in state.diff, "a program is kept as it is"
+    assert "the values of secrets are masked" in state.diff
 
 
-def test_no_checkout_and_no_git(tmp_path: Path, checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkout_is_none_without_repository_commit_or_git(
+    tmp_path: Path, checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert checkout_of(tmp_path) is None
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -118,44 +120,44 @@ def test_no_checkout_and_no_git(tmp_path: Path, checkout: Path, monkeypatch: pyt
     assert checkout_of(checkout) is None
 
 
-def test_two_checkouts(tmp_path: Path, checkout: Path) -> None:
+def test_second_checkout_is_recorded_by_itself(tmp_path: Path, checkout: Path) -> None:
     theirs = tmp_path / "theirs"
     shutil.copytree(checkout, theirs)
     (theirs / "conf" / "a.yaml").write_text("x: 2\n")
-    found = gather(checkout, theirs / "conf", None)
-    assert list(found.files) == ["config_git.diff"]
+    origin = gather(checkout, theirs / "conf", None)
+    assert list(origin.files) == ["config_git.diff"]
     commit = git(theirs, "rev-parse", "HEAD").strip()
-    assert found.fields["config_git"] == {
+    assert origin.fields["config_git"] == {
         "directory": str(theirs),
         "commit": commit,
         "dirty": True,
         "diff": "config_git.diff",
     }
-    assert found.fields["git_dirty"] is False
-    same = gather(checkout, checkout / "conf", None)
-    assert "config_git" not in same.fields, "one checkout is told once"
+    assert origin.fields["git_dirty"] is False
+    same_origin = gather(checkout, checkout / "conf", None)
+    assert "config_git" not in same_origin.fields, "one checkout is told once"
 
 
-def test_images() -> None:
+def test_image_digest_is_read_from_the_reference() -> None:
     digest = "sha256:" + "0f" * 32
     images = {f"nvcr.io#nvidia/nemo@{digest}": digest, "nvcr.io#nvidia/nemo:24.01": None, None: None}
     assert {image: gather(Path("/"), None, image).fields["image_digest"] for image in images} == images
 
 
-def test_versions() -> None:
-    found = package_versions()
-    assert set(found) == {"python", "slipway", "hydra-core", "omegaconf", "jinja2", "pydantic", "submitit"}
-    assert found["python"] == ".".join(map(str, sys.version_info[:3]))
+def test_package_versions_are_gathered() -> None:
+    versions = package_versions()
+    assert set(versions) == {"python", "slipway", "hydra-core", "omegaconf", "jinja2", "pydantic", "submitit"}
+    assert versions["python"] == ".".join(map(str, sys.version_info[:3]))
 
 
-def test_a_launch_keeps_it(tmp_path: Path, checkout: Path) -> None:
+def test_launch_records_its_provenance(tmp_path: Path, checkout: Path) -> None:
     (checkout / "conf" / "a.yaml").write_text("x: 2\n")
     overrides = ["training=gpt3/tiny", "cluster=local", f"base_results_dir={tmp_path}"]
     request = Request(overrides, ["slipway"], config_dir=checkout / "conf")
-    made = draft(request)
-    reserve_number(made.plan.paths.run_dir, made.results_key)
-    manifest = write_draft(made, request)
-    directory = made.plan.paths.directory
+    launch_draft = draft(request)
+    reserve_number(launch_draft.plan.paths.run_dir, launch_draft.results_key)
+    manifest = write_draft(launch_draft, request)
+    directory = launch_draft.plan.paths.directory
     assert manifest.config_git is not None
     assert "+x: 2" in (directory / manifest.config_git["diff"]).read_text()
     assert json.loads((directory / "launcher.json").read_text())["packages"]["slipway"]
@@ -179,8 +181,8 @@ except ChildProcessError:
 """
 
 
-def record(directory: Path, image: Path) -> str:
-    """Let a job record the digest of its image, and return what stands in its mark."""
+def record_digest_of(directory: Path, image: Path) -> str:
+    """Let a job record the digest of its image; return the digest in its mark."""
     (directory / "marks").mkdir(exist_ok=True)
     done = subprocess.run([sys.executable, "-c", RECORD, directory, image], capture_output=True)
     assert (done.stdout, done.stderr) == (b"", b"")
@@ -188,29 +190,29 @@ def record(directory: Path, image: Path) -> str:
     return (directory / "marks" / "image.sha256").read_text().split()[0]
 
 
-def test_the_job_finds_out_the_digest_of_its_image(tmp_path: Path) -> None:
+def test_job_records_the_digest_of_its_image(tmp_path: Path) -> None:
     image = tmp_path / "an $image.sqsh"
     image.write_bytes(b"squashfs" * 1000)
     expected = hashlib.sha256(image.read_bytes()).hexdigest()
-    assert record(tmp_path, image) == expected
+    assert record_digest_of(tmp_path, image) == expected
     image.write_bytes(b"another")
-    assert record(tmp_path, image) == expected, "that of the first attempt stays"
+    assert record_digest_of(tmp_path, image) == expected, "that of the first attempt stays"
 
 
 def test_an_image_is_hashed_once(tmp_path: Path) -> None:
-    """A job takes the checksum of the record beside the image, if that is of the file as it is."""
+    """A job takes the checksum recorded beside the image, if the record is of the file's current state."""
     image = tmp_path / "an $image.sqsh"
     image.write_bytes(b"squashfs" * 1000)
     state = image.stat()
     content = {"version": 1, "sha256": "d" * 64, "size": state.st_size, "modified": int(state.st_mtime)}
     image.with_name(f"{image.name}.json").write_text(json.dumps(content, indent=2))
-    assert record(tmp_path, image) == "d" * 64
+    assert record_digest_of(tmp_path, image) == "d" * 64
     os.utime(image, (1, 1))
     shutil.rmtree(tmp_path / "marks")
-    assert record(tmp_path, image) == hashlib.sha256(image.read_bytes()).hexdigest()
+    assert record_digest_of(tmp_path, image) == hashlib.sha256(image.read_bytes()).hexdigest()
 
 
-def test_an_image_that_is_not_used_is_not_told_of(tmp_path: Path) -> None:
+def test_unused_image_is_not_recorded(tmp_path: Path) -> None:
     image = tmp_path / "an image.sqsh"
     image.write_bytes(b"squashfs")
     overrides = [
@@ -220,11 +222,11 @@ def test_an_image_that_is_not_used_is_not_told_of(tmp_path: Path) -> None:
         f"base_results_dir={tmp_path}",
     ]
     request = Request(overrides, ["slipway"])
-    made = draft(request)
-    reserve_number(made.plan.paths.run_dir, made.results_key)
-    manifest = write_draft(made, request)
+    launch_draft = draft(request)
+    reserve_number(launch_draft.plan.paths.run_dir, launch_draft.results_key)
+    manifest = write_draft(launch_draft, request)
     assert (manifest.image, manifest.image_digest) == (None, None)
-    assert json.loads(made.rendered.settings)["container"] is None
+    assert json.loads(launch_draft.rendered.settings)["container"] is None
 
 
 def test_an_image_of_a_registry_has_no_file(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Files in a run directory are opened without surprises."""
+"""Files in a run directory are opened safely."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def _special(path: Path, kind: str) -> Path:
         case "fifo":
             os.mkfifo(path)
         case "socket":
-            here = Path.cwd()
+            previous = Path.cwd()
             os.chdir(path.parent)
             try:
-                with socket.socket(socket.AF_UNIX) as one:
-                    one.bind(path.name)
+                with socket.socket(socket.AF_UNIX) as server:
+                    server.bind(path.name)
             finally:
-                os.chdir(here)
+                os.chdir(previous)
         case "directory":
             path.mkdir()
         case "loop":
@@ -69,7 +69,7 @@ def test_path_that_is_no_file_is_like_a_missing_one(tmp_path: Path, kind: str) -
             read(path)
 
 
-def test_names_that_no_file_can_have() -> None:
+def test_names_that_no_file_can_have_are_refused() -> None:
     for name in ("a\0b", "x" * 300, "/dev/null/x"):
         with pytest.raises(UnfitFile):
             open_regular(Path("/tmp") / name)
@@ -109,7 +109,7 @@ def test_a_lease_does_not_keep_its_readers_waiting(tmp_path: Path) -> None:
         os.waitpid(child, 0)
 
 
-def test_more_than_a_manifest_can_be_is_none(tmp_path: Path) -> None:
+def test_too_large_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_bytes(b" " * (TEXT_LIMIT + 1))
     with pytest.raises(UnfitFile, match="larger than 4194304 bytes"):
@@ -146,7 +146,7 @@ def test_yaml_is_what_the_launcher_writes(tmp_path: Path, text: str) -> None:
         read_yaml(path)
 
 
-def test_job_ids() -> None:
+def test_job_ids_are_recognized() -> None:
     good = ["1", "17", "17_2", "17_0", "4294967293", "17_4000000"]
     bad = [
         "", "0", "-1", "abc", "5_[1-", "5_[1-3]", "017", "17_", "_1", "17_02", "17 ", "17\n", "9" * 20, "é",
@@ -156,10 +156,10 @@ def test_job_ids() -> None:
     assert [text for text in [*good, *bad] if is_job_id(text)] == good
 
 
-def test_numbers() -> None:
+def test_numbers_are_read_within_their_range() -> None:
     assert [whole(value) for value in (1, 2.9, -3)] == [1, 2, -3]
-    nothing = (True, "1", None, [], float("nan"), float("inf"), 10**400, 2**64)
-    assert [whole(value) for value in nothing] == [None] * len(nothing)
+    invalid = (True, "1", None, [], float("nan"), float("inf"), 10**400, 2**64)
+    assert [whole(value) for value in invalid] == [None] * len(invalid)
     assert whole(0, 1) is None and whole(256, 0, 255) is None
     assert unix_time(1.7e9) == 1.7e9
     assert [unix_time(value) for value in (-1, 1e12, 10**400, float("nan"), "1", True)] == [None] * 6

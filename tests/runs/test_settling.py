@@ -1,4 +1,4 @@
-"""Launches of which nobody knows the end, settled by the next one of their run; without Slurm."""
+"""Launches with an unknown outcome, settled by the next launch of their run; without Slurm."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from supervisor.marks import job_of
 LONG_AGO = "2020-01-01T00:00:00Z"
 
 
-def launched(tmp_path: Path) -> Launched:
+def launch_locally(tmp_path: Path) -> Launched:
     chosen = ["stages=[data_preparation]", "cluster=local", "data_preparation.inputs=[/etc/hostname]"]
     request = Request(
         [*chosen, f"base_results_dir={tmp_path}/results", "cluster.python=/bin/true"], ["slipway"]
@@ -31,15 +31,15 @@ def launched(tmp_path: Path) -> Launched:
 
 
 def wait_for_end(paths: LaunchPaths) -> None:
-    """Wait until its mark is there, and its process is gone: by that too it would be found."""
+    """Wait for the mark of the end, and until the process is gone, by which the job would be found too."""
     for _ in range(300):
-        if list(paths.marks.glob("*.ended.json")) and not is_there(job_of(paths.directory)):
+        if list(paths.marks.glob("*.ended.json")) and not is_alive(job_of(paths.directory)):
             return
         time.sleep(0.1)
     raise AssertionError("the job did not end")
 
 
-def is_there(pid: str | None) -> bool:
+def is_alive(pid: str | None) -> bool:
     try:
         return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
     except OSError:
@@ -53,18 +53,18 @@ def dead_pid() -> int:
 
 
 def open_launch(tmp_path: Path, *, began: bool = False, **manifest: Any) -> tuple[LaunchPaths, Manifest]:
-    """A launch as its launcher left it when it died, after its job began or before there was one."""
-    one = launched(tmp_path)
-    wait_for_end(one.paths)
+    """Leave a launch as a launcher that died leaves it, after its job began or before there was one."""
+    launched = launch_locally(tmp_path)
+    wait_for_end(launched.paths)
     if not began:
-        shutil.rmtree(one.paths.marks)
+        shutil.rmtree(launched.paths.marks)
     fields = {"job_id": None, "launcher_pid": dead_pid(), **manifest}
-    write_manifest(one.paths.directory, replace(one.manifest, **fields))
-    return one.paths, one.manifest
+    write_manifest(launched.paths.directory, replace(launched.manifest, **fields))
+    return launched.paths, launched.manifest
 
 
 @pytest.mark.parametrize(
-    "left",
+    "fields",
     [
         {},
         {"launcher_pid": 1, "created": LONG_AGO},
@@ -72,42 +72,42 @@ def open_launch(tmp_path: Path, *, began: bool = False, **manifest: Any) -> tupl
         {"launcher_pid": 1, "unanswered": "its launcher was interrupted"},
     ],
 )
-def test_a_launch_without_a_job_is_told_so_and_given_up(tmp_path: Path, left: dict[str, Any]) -> None:
-    paths, _ = open_launch(tmp_path, **left)
-    again = launched(tmp_path)
-    assert again.paths.number == 2
+def test_launch_without_a_job_is_given_up(tmp_path: Path, fields: dict[str, Any]) -> None:
+    paths, _ = open_launch(tmp_path, **fields)
+    second = launch_locally(tmp_path)
+    assert second.paths.number == 2
     settled = read_manifest(paths.directory)
     assert settled.job_id is None
-    assert settled.error == left.get("unanswered", "its launcher died before it submitted")
+    assert settled.error == fields.get("unanswered", "its launcher died before it submitted")
     assert (paths.marks / "job").read_text() == "given-up\n"
     assert job_of(paths.directory) is None
-    wait_for_end(again.paths)
+    wait_for_end(second.paths)
 
 
-@pytest.mark.parametrize("left", [{"launcher_pid": os.getpid()}, {"host": "elsewhere"}])
-def test_a_launch_whose_launcher_may_be_at_it_is_left_alone(tmp_path: Path, left: dict[str, Any]) -> None:
-    paths, _ = open_launch(tmp_path, **left)
+@pytest.mark.parametrize("fields", [{"launcher_pid": os.getpid()}, {"host": "elsewhere"}])
+def test_launch_whose_launcher_may_be_alive_is_left_alone(tmp_path: Path, fields: dict[str, Any]) -> None:
+    paths, _ = open_launch(tmp_path, **fields)
     before = paths.manifest.read_bytes()
-    again = launched(tmp_path)
+    second = launch_locally(tmp_path)
     assert paths.manifest.read_bytes() == before
     assert not paths.marks.exists()
-    wait_for_end(again.paths)
+    wait_for_end(second.paths)
 
 
-def test_a_job_that_nobody_was_told_of_is_adopted_and_told_once(tmp_path: Path) -> None:
+def test_unreported_job_is_adopted_and_reported_once(tmp_path: Path) -> None:
     paths, before = open_launch(tmp_path, began=True)
     (paths.directory / "launcher.log").unlink()
     with pytest.raises(UserError) as raised:
-        launched(tmp_path)
+        launch_locally(tmp_path)
     assert raised.value.exit_code == 2
     assert raised.value.message == f"launch 1 of tokenize_text was submitted as job {before.job_id} after all"
     assert "slipway status" in str(raised.value)
     assert "the same command again" in str(raised.value)
     assert read_manifest(paths.directory).job_id == before.job_id
     assert (paths.directory / "launcher.log").read_text() == f"Submitted batch job {before.job_id}\n"
-    again = launched(tmp_path)
-    assert again.paths.number == 2
-    wait_for_end(again.paths)
+    second = launch_locally(tmp_path)
+    assert second.paths.number == 2
+    wait_for_end(second.paths)
 
 
 def test_nothing_is_launched_if_slurm_cannot_be_asked(tmp_path: Path) -> None:
@@ -115,36 +115,36 @@ def test_nothing_is_launched_if_slurm_cannot_be_asked(tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match="whether launch 1 of tokenize_text became a job is not known"
     ) as raised:
-        launched(tmp_path)
+        launch_locally(tmp_path)
     assert "gone.conf" in raised.value.message
     assert f"rm -r {paths.directory}" in str(raised.value)
     assert not (paths.run_dir / "launches" / "2").exists()
 
 
-def test_of_a_colleagues_launch_nobody_else_can_tell(tmp_path: Path) -> None:
-    """With Slurm's PrivateData the colleague's job is there, and hidden."""
+def test_launch_of_a_colleague_is_left_open(tmp_path: Path) -> None:
+    """Slurm's PrivateData may hide a job of the colleague's."""
     paths, _ = open_launch(tmp_path, user="ada")
     with pytest.raises(UserError, match="it is ada's, and only ada can ask"):
-        launched(tmp_path)
+        launch_locally(tmp_path)
     assert not (paths.marks / "job").exists(), "its job may still begin"
 
 
-def test_an_sbatch_that_outlived_its_launcher_is_waited_for(tmp_path: Path) -> None:
+def test_launch_waits_for_an_sbatch_that_outlived_its_launcher(tmp_path: Path) -> None:
     paths, manifest = open_launch(tmp_path)
     (tmp_path / "sbatch").write_text("sleep 60; true\n")
     orphan = subprocess.Popen(["bash", tmp_path / "sbatch", paths.script, manifest.tag])
     try:
         with pytest.raises(UserError, match=f"process {orphan.pid} is still submitting it"):
-            launched(tmp_path)
+            launch_locally(tmp_path)
     finally:
         orphan.kill()
         orphan.wait()
-    again = launched(tmp_path)
-    wait_for_end(again.paths)
+    second = launch_locally(tmp_path)
+    wait_for_end(second.paths)
 
 
 def test_failed_record_stops_no_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such as a colleague's launch."""
+    """The record may belong to a colleague's launch."""
 
     def refuse(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
@@ -155,5 +155,5 @@ def test_failed_record_stops_no_launch(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(
         "launcher.launching.recovery._logger.warning", lambda text, *values: messages.append(text % values)
     )
-    wait_for_end(launched(tmp_path).paths)
+    wait_for_end(launch_locally(tmp_path).paths)
     assert messages == ["what became of launch 1 could not be written down: Permission denied"]

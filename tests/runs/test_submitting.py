@@ -18,7 +18,7 @@ BUSY = UserError("squeue failed: Socket timed out")
 
 
 class Clock:
-    """A clock that moves when somebody sleeps, and a little with each look at it."""
+    """A clock that advances with each sleep, and a little with each look at it."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -61,8 +61,8 @@ class Answers:
         return {}
 
 
-def go(scheduler: Answers, directory: Path, seconds: float = 60.0) -> tuple[str, list[str]]:
-    """Submit, and return the job and what was logged meanwhile."""
+def submit_with(scheduler: Answers, directory: Path, seconds: float = 60.0) -> tuple[str, list[str]]:
+    """Submit, with a clock of the test; return the job and the messages."""
     clock, messages = Clock(), list[str]()
     pending = Submission("a-tag", directory / "job_submission.sh", "me", "2026-11-21T00:00:00Z")
     with pytest.MonkeyPatch.context() as patch:
@@ -73,56 +73,56 @@ def go(scheduler: Answers, directory: Path, seconds: float = 60.0) -> tuple[str,
     return job, messages
 
 
-def test_an_answer_that_comes_asks_nothing_more(tmp_path: Path) -> None:
+def test_answer_is_enough_without_further_questions(tmp_path: Path) -> None:
     scheduler = Answers(["17"], [BUSY])
-    assert go(scheduler, tmp_path) == ("17", [])
+    assert submit_with(scheduler, tmp_path) == ("17", [])
     assert scheduler.calls == ["submit"]
 
 
 def test_a_refusal_is_not_tried_again(tmp_path: Path) -> None:
     scheduler = Answers([UserError("Slurm refused the job: invalid partition")], [BUSY])
     with pytest.raises(UserError, match="invalid partition"):
-        go(scheduler, tmp_path)
+        submit_with(scheduler, tmp_path)
     assert scheduler.calls == ["submit"]
 
 
 def test_a_job_that_is_found_is_not_submitted_again(tmp_path: Path) -> None:
     scheduler = Answers([LOST], [BUSY, BUSY, ["17"]])
-    job, told = go(scheduler, tmp_path)
+    job, messages = submit_with(scheduler, tmp_path)
     assert job == "17"
     assert scheduler.calls == ["submit", "find", "find", "find"]
-    assert told[0] == "Slurm did not answer: Socket timed out; looking for the job by its tag ..."
-    assert told[1:] == [
+    assert messages[0] == "Slurm did not answer: Socket timed out; looking for the job by its tag ..."
+    assert messages[1:] == [
         "squeue failed: Socket timed out; looking for the job by its tag ...",
         "still no answer; looking for the job by its tag ...",
     ]
 
 
-def test_nothing_is_submitted_again_while_nobody_says_that_there_is_no_job(tmp_path: Path) -> None:
+def test_nothing_is_submitted_again_while_the_queue_is_unknown(tmp_path: Path) -> None:
     scheduler = Answers([LOST], [BUSY])
     with pytest.raises(NoAnswer) as raised:
-        go(scheduler, tmp_path)
+        submit_with(scheduler, tmp_path)
     assert raised.value.exit_code == NOT_KNOWN
     assert scheduler.calls.count("submit") == 1
     assert 5 < scheduler.calls.count("find") < 15, "a minute, ever more patiently"
     assert job_of(tmp_path) is None, "should it be a job after all, it may run"
 
 
-def test_it_is_submitted_again_when_there_is_no_job_and_not_for_ever(tmp_path: Path) -> None:
+def test_missing_job_is_submitted_again_a_limited_number_of_times(tmp_path: Path) -> None:
     scheduler = Answers([LOST, LOST, "19"], [[], [], ["19"]])
-    job, told = go(scheduler, tmp_path)
+    job, messages = submit_with(scheduler, tmp_path)
     assert job == "19"
-    assert told.count("there is no such job; submitting it again ...") == 2
+    assert messages.count("there is no such job; submitting it again ...") == 2
     hopeless = Answers([LOST], [[]])
     with pytest.raises(NoAnswer, match="Socket timed out"):
-        go(hopeless, tmp_path)
+        submit_with(hopeless, tmp_path)
     assert 5 < hopeless.calls.count("submit") < 15
     assert hopeless.calls[-1] == "find", "the last submission was looked for, too"
 
 
 def test_oldest_of_two_jobs_is_kept_and_claims_the_launch(tmp_path: Path) -> None:
     scheduler = Answers([LOST, "19"], [[], ["17", "19"]])
-    assert go(scheduler, tmp_path)[0] == "17"
+    assert submit_with(scheduler, tmp_path)[0] == "17"
     assert scheduler.calls[-1] == "cancel 19"
     assert job_of(tmp_path) == "17"
 
@@ -130,39 +130,39 @@ def test_oldest_of_two_jobs_is_kept_and_claims_the_launch(tmp_path: Path) -> Non
 def test_a_job_that_began_is_kept_though_it_is_younger(tmp_path: Path) -> None:
     claim(tmp_path, "19")
     scheduler = Answers([LOST, "19"], [[], ["17", "19"]])
-    assert go(scheduler, tmp_path)[0] == "19"
+    assert submit_with(scheduler, tmp_path)[0] == "19"
     assert scheduler.calls[-1] == "cancel 17"
 
 
 def test_the_job_on_record_claims_the_launch_although_nobody_can_be_asked(tmp_path: Path) -> None:
-    """Else an older one, of which nobody was told, could begin in its place."""
-    assert go(Answers([LOST, "19"], [[], BUSY]), tmp_path)[0] == "19"
+    """Otherwise an older job, unknown to the launcher, could begin in its place."""
+    assert submit_with(Answers([LOST, "19"], [[], BUSY]), tmp_path)[0] == "19"
     assert job_of(tmp_path) == "19"
 
 
 @pytest.mark.parametrize("began", [True, False])
-def test_a_refusal_of_the_second_submission(tmp_path: Path, began: bool) -> None:
-    """Perhaps the first one took the last place in the queue that the user has, and cannot be seen yet."""
+def test_refused_second_submission_keeps_a_job_that_began(tmp_path: Path, began: bool) -> None:
+    """The first one may have taken the user's last place in the queue, and be invisible yet."""
     refusal = UserError("Slurm refused the job: job submit limit")
     if began:
         claim(tmp_path, "17")
-        assert go(Answers([LOST, refusal], [[], BUSY]), tmp_path)[0] == "17"
+        assert submit_with(Answers([LOST, refusal], [[], BUSY]), tmp_path)[0] == "17"
     else:
         with pytest.raises(UserError, match="submit limit"):
-            go(Answers([LOST, refusal], [[], []]), tmp_path)
+            submit_with(Answers([LOST, refusal], [[], []]), tmp_path)
         assert claim(tmp_path, "17") == GIVEN_UP, "no job of it may begin any more"
 
 
-def test_a_refusal_of_the_second_pendingbecause_of_the_first(tmp_path: Path) -> None:
+def test_job_is_found_when_the_second_submission_is_refused_because_of_it(tmp_path: Path) -> None:
     refusal = UserError("Slurm refused the job: job submit limit")
-    assert go(Answers([LOST, refusal], [[], ["17"]]), tmp_path)[0] == "17"
+    assert submit_with(Answers([LOST, refusal], [[], ["17"]]), tmp_path)[0] == "17"
 
 
-def test_a_launch_that_was_given_up_by_another_is_over(tmp_path: Path) -> None:
+def test_launch_given_up_by_another_launcher_is_over(tmp_path: Path) -> None:
     claim(tmp_path, GIVEN_UP)
     scheduler = Answers([LOST], [["17"]])
     with pytest.raises(UserError, match="given this one up"):
-        go(scheduler, tmp_path)
+        submit_with(scheduler, tmp_path)
     assert scheduler.calls[-1] == "cancel 17"
 
 

@@ -36,13 +36,13 @@ def manifest(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def _forget_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trust, "_logged", set())
     monkeypatch.delenv("SLURM_CONF", raising=False)
 
 
 @contextmanager
-def being(user: int) -> Iterator[None]:
+def as_user(user: int) -> Iterator[None]:
     """Be another user for the system."""
     os.seteuid(user)
     try:
@@ -51,7 +51,7 @@ def being(user: int) -> Iterator[None]:
         os.seteuid(0)
 
 
-def test_ones_own_is_trusted_also_below_tmp(conf: Path, manifest: Path) -> None:
+def test_own_files_are_trusted_also_below_tmp(conf: Path, manifest: Path) -> None:
     """The tests' directories lie below /tmp, which everybody may write and which has the sticky bit."""
     assert usable_slurm_conf(manifest, str(conf)) == str(conf)
     assert usable_slurm_conf(manifest, None) is None
@@ -78,7 +78,7 @@ def test_files_that_others_could_have_written_are_not_trusted(
     assert usable_slurm_conf(manifest, str(conf)) is None
 
 
-def test_a_cluster_that_was_taken_down_is_ones_own_still(tmp_path: Path, conf: Path, manifest: Path) -> None:
+def test_own_cluster_that_was_taken_down_is_trusted(tmp_path: Path, conf: Path, manifest: Path) -> None:
     conf.unlink()
     assert usable_slurm_conf(manifest, str(conf)) == str(conf)
     conf.parent.chmod(0o1777)
@@ -114,7 +114,7 @@ def test_links_in_circles_and_odd_paths_are_not_trusted(tmp_path: Path) -> None:
 
 
 @as_root
-def test_a_directory_with_the_sticky_bit_is_as_good_as_what_lies_in_it(tmp_path: Path) -> None:
+def test_directory_with_the_sticky_bit_is_as_trusted_as_its_entries(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o1777)
@@ -132,14 +132,14 @@ def test_an_unprivileged_user_trusts_root_and_themselves(tmp_path: Path, conf: P
     for path in [tmp_path, *tmp_path.parents]:
         if path.is_relative_to(top) and path != top:
             path.chmod(0o755)
-    with being(SOMEBODY):
+    with as_user(SOMEBODY):
         assert why_untrusted(conf) is None
     os.chown(conf, SOMEBODY, SOMEBODY)
     os.chown(conf.parent, SOMEBODY, SOMEBODY)
-    with being(SOMEBODY):
+    with as_user(SOMEBODY):
         assert why_untrusted(conf) is None
     assert why_untrusted(conf) == f"{conf.parent} belongs to user {SOMEBODY}"
-    with being(SOMEBODY + 1):
+    with as_user(SOMEBODY + 1):
         assert why_untrusted(conf) == f"{conf.parent} belongs to user {SOMEBODY}"
 
 
@@ -164,7 +164,7 @@ def test_a_private_group_is_its_user(conf: Path, monkeypatch: pytest.MonkeyPatch
     assert why_untrusted(conf) == f"a group may write {conf}"
 
 
-def test_ones_own_choice_needs_no_trust(conf: Path, manifest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_users_own_choice_needs_no_trust(conf: Path, manifest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     conf.chmod(0o666)
     monkeypatch.setenv("SLURM_CONF", str(conf))
     assert usable_slurm_conf(manifest, str(conf)) == str(conf)

@@ -16,7 +16,7 @@ from launcher.runs.provenance import host, new_tag
 from launcher.schedulers.base import JobRef, Submission
 from launcher.schedulers.local import LocalScheduler
 from launcher.slurm.states import Action, State
-from tests.job_marks import leave
+from tests.job_marks import leave_marks
 
 # Records its signal in its own directory; the sleep is a child that has to end with it.
 SCRIPT = """
@@ -154,5 +154,5 @@ def test_a_job_of_another_host_is_unknown(ref: JobRef) -> None:
     errors = LocalScheduler(host="login7").act(Action.CANCEL, [ref.job_id])
     assert "runs on login7, without Slurm: do this there" in errors[ref.job_id].message
     assert not has_ended(ref)
-    leave(ref.launch_dir, ref.job_id, started=1.0, ended=2.0)
+    leave_marks(ref.launch_dir, ref.job_id, started=1.0, ended=2.0)
     assert scheduler.statuses([elsewhere])[0].state is State.COMPLETED

@@ -16,7 +16,7 @@ from launcher.slurm.notations import expand_tasks
 from launcher.slurm.records import SEPARATOR, parse_ends
 from launcher.slurm.states import State
 from supervisor.marks import note_cancelled
-from tests.job_marks import leave
+from tests.job_marks import leave_marks
 
 EMPTY = Answer(0, "", "")
 NO_ACCOUNTING = Answer(1, "", "Slurm accounting storage is disabled\n")
@@ -138,7 +138,7 @@ def test_the_end_of_a_job_without_marks_is_asked_for_once(tmp_path: Path) -> Non
     by_user.launch_dir.mkdir()
     note_cancelled(by_user.launch_dir, "2", "me")
     began.launch_dir.mkdir()
-    leave(began.launch_dir, "3", started=1.0)
+    leave_marks(began.launch_dir, "3", started=1.0)
     for _ in range(2):
         statuses = slurm.scheduler.statuses(refs(4, tmp_path))
         assert [statuses[number].ended for number in range(4)] == [1000.0, 1001.0, None, None]
@@ -157,7 +157,7 @@ def test_marks_give_the_end_without_accounting(tmp_path: Path) -> None:
     slurm = Slurm(EMPTY, NO_ACCOUNTING)
     _, ref = refs(2, tmp_path)
     ref.launch_dir.mkdir()
-    leave(ref.launch_dir, "1", started=1.0, ended=2.0, code=3)
+    leave_marks(ref.launch_dir, "1", started=1.0, ended=2.0, code=3)
     assert slurm.scheduler.statuses([ref])[0].exit_code == 3
 
 

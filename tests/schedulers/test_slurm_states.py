@@ -12,7 +12,7 @@ from launcher.schedulers.job_status import ANOTHER_JOB, from_marks, resolve, sta
 from launcher.slurm.records import SEPARATOR, Record, parse_sacct
 from launcher.slurm.states import State
 from supervisor.marks import note_cancelled
-from tests.job_marks import leave
+from tests.job_marks import leave_marks
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def accounting_record(
 
 
 def mark(ref: JobRef, *, started: float | None = None, ended: float | None = None, code: int = 0) -> None:
-    leave(ref.launch_dir, "12", started=started, ended=ended, code=code)
+    leave_marks(ref.launch_dir, "12", started=started, ended=ended, code=code)
 
 
 def test_marks_give_the_status(ref: JobRef) -> None:
@@ -57,7 +57,7 @@ def test_marks_give_the_status(ref: JobRef) -> None:
 
 def test_the_end_of_a_jobs_first_attempt_is_not_its_end(ref: JobRef) -> None:
     mark(ref, started=100.0, ended=200.0)
-    leave(ref.launch_dir, "12", attempt=1, started=300.0)
+    leave_marks(ref.launch_dir, "12", attempt=1, started=300.0)
     status = from_marks(ref.launch_dir)
     assert status and status.state is State.UNKNOWN and status.restarts == 1
 
@@ -205,7 +205,7 @@ def test_a_task_that_was_cancelled_before_it_began_has_no_record(array: JobRef) 
     status = status_of_job(array, [], past)
     assert (status.state, status.tasks["4"]) == (State.CANCELLED, State.CANCELLED)
     assert status.reason == "tasks: 4 COMPLETED, 1 CANCELLED; 4: before it began"
-    leave(array.launch_dir, "12_4", started=1.0, ended=2.0)
+    leave_marks(array.launch_dir, "12_4", started=1.0, ended=2.0)
     assert status_of_job(array, [], past).state is State.COMPLETED
     # Where Slurm knows nothing of the array, it may wait.
     assert status_of_job(array, [], []).tasks["0"] is State.UNKNOWN
@@ -229,14 +229,16 @@ def sacct_line(word: str, code: str) -> str:
 
 
 def test_marks_of_tasks_give_the_status_of_an_array(array: JobRef) -> None:
-    leave(array.launch_dir, "12_0", started=1.0, ended=2.0)
-    leave(array.launch_dir, "12_1", attempt=0, started=3.0, ended=4.0, code=3)
-    leave(array.launch_dir, "12_1", attempt=1, started=5.0)
+    leave_marks(array.launch_dir, "12_0", started=1.0, ended=2.0)
+    leave_marks(array.launch_dir, "12_1", attempt=0, started=3.0, ended=4.0, code=3)
+    leave_marks(array.launch_dir, "12_1", attempt=1, started=5.0)
     status = from_marks(array.launch_dir, "12")
     assert status and status.state is State.UNKNOWN
     assert status.reason == "tasks: 1 COMPLETED, 4 UNKNOWN; 1: it started, and recorded no end"
     for number in range(1, 5):
-        leave(array.launch_dir, f"12_{number}", attempt=1, started=5.0, ended=6.0, code=int(number == 2))
+        leave_marks(
+            array.launch_dir, f"12_{number}", attempt=1, started=5.0, ended=6.0, code=int(number == 2)
+        )
     status = from_marks(array.launch_dir)
     assert status and (status.state, status.exit_code) == (State.FAILED, 1)
     assert status.reason == "tasks: 4 COMPLETED, 1 FAILED; 2: exit code 1"

@@ -1,4 +1,4 @@
-"""The decisions of a chain, over all sequences of what can become of its links."""
+"""The decisions of a chain, over all sequences of fates of its links."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ COUNTED = ("failed", "node_failed", "lost")
 
 @dataclass
 class Model:
-    """A chain as the world has it: jobs in the queue, marks in a directory."""
+    """A chain as the world sees it: jobs in the queue, marks in a directory."""
 
     settings: ChainSettings
     submitted: list[int] = field(default_factory=lambda: [1])
     over: bool = False
     ran: list[int] = field(default_factory=list)
     in_vain: int = 0
-    # Of the newest link with marks, and of those after it.
+    # The failures of the newest link with marks, and the number of links after it.
     failures: int = 0
     since: int = 0
     saved: bool = False
@@ -63,7 +63,7 @@ class Model:
     stopped_by: str | None = None
 
     def link(self, number: int, event: Event) -> None:
-        """One job of the chain: it begins, something becomes of it."""
+        """Run one job of the chain: it begins, and meets its fate."""
         assert not self.over, "a link began after the end of the chain"
         step = look_back(self.settings, number, self._before(), number + 1 in self.submitted)
         self._carry_out(number, step.effects)
@@ -77,7 +77,7 @@ class Model:
         self.before, self.is_marked = event, not event.kind.startswith("lost")
         if not self.is_marked:
             return
-        ended = after_end(
+        next_step = after_end(
             self.settings,
             number,
             ENDINGS[event.kind],
@@ -85,10 +85,10 @@ class Model:
             event.saves,
             number + 1 in self.submitted,
         )
-        self._carry_out(number, ended.effects)
-        assert (ended.phase is Phase.OVER) == self.over
-        assert ended.ending is not None
-        self.stopped_by = ended.ending.why
+        self._carry_out(number, next_step.effects)
+        assert (next_step.phase is Phase.OVER) == self.over
+        assert next_step.ending is not None
+        self.stopped_by = next_step.ending.why
 
     def _before(self) -> Before | None:
         if self.before is None:
@@ -118,8 +118,8 @@ SETTINGS = st.builds(
 
 
 @given(SETTINGS, st.lists(EVENTS, min_size=1, max_size=10))
-def test_every_sequence(settings: ChainSettings, events: list[Event]) -> None:
-    """No link twice, none after the end; only what ends a chain ends it, and that always does."""
+def test_every_sequence_of_events_keeps_the_rules(settings: ChainSettings, events: list[Event]) -> None:
+    """No link runs twice or after the end; only final events end a chain, and they always do."""
     chain = Model(settings)
     if not settings.from_job:
         chain.submitted = list(range(1, settings.links + 1))

@@ -1,4 +1,4 @@
-"""The supervisor as it is shipped, under every Python from 3.6 on that there is on this machine."""
+"""The shipped supervisor, under every Python of this machine from 3.6 on."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ def interpreters() -> dict[str, str]:
 
 
 def interpreter(version: str) -> str:
-    """Return the Python of a version; without one the test is skipped."""
+    """Return the Python of a version; skip the test without one."""
     return interpreters().get(version) or pytest.skip(f"no Python {version} here")
 
 
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The supervisor as it lies in a launch directory."""
+    """Return the supervisor as it lies in a launch directory."""
     path = tmp_path_factory.mktemp("supervisor") / "supervisor.pyz"
     path.write_bytes(supervisor_archive())
     return path
 
 
 @pytest.mark.parametrize("version", [f"3.{minor}" for minor in MINORS])
-def test_it_writes_reads_and_judges_the_same(version: str, archive: Path, tmp_path: Path) -> None:
-    """With no module but the standard library's; a warning is an error."""
+def test_supervisor_passes_its_checks(version: str, archive: Path, tmp_path: Path) -> None:
+    """The checks use the standard library alone; a warning is an error."""
     samples = [
         (
             sample.name,
@@ -74,7 +74,7 @@ def test_it_writes_reads_and_judges_the_same(version: str, archive: Path, tmp_pa
 
 
 def test_two_builds_have_the_same_bytes(repository: Path, tmp_path: Path) -> None:
-    """Also of a copy with other times and permissions, and with bytecode beside the sources."""
+    """This holds for a copy with other times and permissions, and with bytecode beside the sources."""
     copy = tmp_path / "copy"
     shutil.copytree(repository / "supervisor", copy, copy_function=shutil.copyfile)
     (copy / "marks.py").chmod(0o600)
@@ -87,7 +87,7 @@ def test_two_builds_have_the_same_bytes(repository: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("version", ["2.7"])
-def test_a_python_that_is_too_old_is_told_in_one_line(version: str, archive: Path) -> None:
+def test_too_old_python_is_reported_in_one_line(version: str, archive: Path) -> None:
     command = [interpreter(version), archive, "0123abcd", "--", "true"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1

@@ -1,4 +1,4 @@
-"""The stages around a training: real marks on disk, a Slurm whose queue the test writes."""
+"""The stages around a training: real marks on disk, and a fake Slurm queue."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CHAIN, AFTER = "0000aaaa", "0000bbbb"
 
 
 class Queue:
-    """Slurm's queue by the tags of launches; ``None`` gives no answer."""
+    """A fake queue of Slurm, by the tags of launches; ``None`` gives no answer."""
 
     def __init__(self, job_id: str, **jobs: dict[int, QueuedJob] | None) -> None:
         self.job_id, self.jobs = job_id, jobs
@@ -73,17 +73,17 @@ def job_of(directory: Path, job_id: str, tag: str, link: int = 1, links: int = 1
     return Job(job_id, f"{job_id}.0", job_id, link, False, str(directory), settings, 0, environment)
 
 
-def around(directory: Path, stages: Stages) -> None:
+def write_stages(directory: Path, stages: Stages) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     (directory / NAME).write_text(to_json(stages))
 
 
 @pytest.fixture
 def chain(tmp_path: Path) -> Path:
-    """A chain, and a stage that needs its success."""
+    """Write the stages of a chain, and of a stage that needs its success; return the chain's directory."""
     directory, after = tmp_path / "chain/launches/1", tmp_path / "after/launches/1"
-    around(directory, Stages(after=(Stage("after", str(after), AFTER),)))
-    around(after, Stages(before=Stage("chain", str(directory), CHAIN)))
+    write_stages(directory, Stages(after=(Stage("after", str(after), AFTER),)))
+    write_stages(after, Stages(before=Stage("chain", str(directory), CHAIN)))
     return directory
 
 
@@ -96,7 +96,7 @@ def leave_end(chain: Path, job_id: str, **fields: Any) -> None:
     assert marks.leave(chain, f"{job_id}.0", marks.ENDED, CHAIN, {"ended": 5, **fields})
 
 
-def waiting(job_id: str) -> dict[int, QueuedJob]:
+def waiting_job(job_id: str) -> dict[int, QueuedJob]:
     return {1: QueuedJob(job_id, "PENDING", "afterany:17")}
 
 
@@ -133,7 +133,7 @@ def test_next_link_completes_the_mark_of_one_killed_before_its_verdict(chain: Pa
 
 
 def failed_link(chain: Path, queue: Queue) -> Queue:
-    """End the first link of a chain, whose tasks failed, and the answer to whose submissions is lost."""
+    """End the first link of a chain after its tasks failed, while answers to submissions are lost."""
     job = job_of(chain, "17", CHAIN, links=3)
     queue.is_lost = True
     Link(job, queue).end(1, [], None)  # type: ignore[arg-type]
@@ -141,13 +141,13 @@ def failed_link(chain: Path, queue: Queue) -> Queue:
 
 
 def test_stage_is_cancelled_where_no_next_link_exists(chain: Path) -> None:
-    queue = failed_link(chain, Queue("17", of_0000aaaa={}, of_0000bbbb=waiting("20")))
+    queue = failed_link(chain, Queue("17", of_0000aaaa={}, of_0000bbbb=waiting_job("20")))
     assert queue.cancelled == ["20"]
 
 
 @pytest.mark.parametrize("jobs", [None, {2: QueuedJob("18", "PENDING")}])
 def test_stage_is_kept_where_the_next_link_may_exist(chain: Path, jobs: dict[int, QueuedJob] | None) -> None:
-    queue = failed_link(chain, Queue("17", of_0000aaaa=jobs, of_0000bbbb=waiting("20")))
+    queue = failed_link(chain, Queue("17", of_0000aaaa=jobs, of_0000bbbb=waiting_job("20")))
     assert queue.cancelled == []
     if jobs:
         assert queue.dependencies == {"20": "afterany:17:18"}
@@ -156,15 +156,15 @@ def test_stage_is_kept_where_the_next_link_may_exist(chain: Path, jobs: dict[int
 # --- stages that look at each n-th checkpoint ---
 
 
-def repeating(tmp_path: Path) -> Path:
+def write_repeated_stage(tmp_path: Path) -> Path:
     directory, after = tmp_path / "training/launches/1", tmp_path / "after/launches/1"
     (after / "marks").mkdir(parents=True)
-    around(directory, Stages(repeated=(Repeated("after", str(after), AFTER, str(after / "x.sh"), 1),)))
+    write_stages(directory, Stages(repeated=(Repeated("after", str(after), AFTER, str(after / "x.sh"), 1),)))
     return directory
 
 
 def test_last_link_lets_the_stage_wait_for_a_job_whose_submission_was_interrupted(tmp_path: Path) -> None:
-    training = repeating(tmp_path)
+    training = write_repeated_stage(tmp_path)
     jobs = {1: QueuedJob("20", "PENDING", "afterok:17"), 2: QueuedJob("21", "PENDING", "after:17")}
     queue = Queue("17", of_0000bbbb=jobs)
     Link(job_of(training, "17", CHAIN), queue).end(0, [], None)  # type: ignore[arg-type]
@@ -172,7 +172,7 @@ def test_last_link_lets_the_stage_wait_for_a_job_whose_submission_was_interrupte
 
 
 def test_last_link_changes_nothing_where_the_stage_waits_for_its_jobs(tmp_path: Path) -> None:
-    training = repeating(tmp_path)
+    training = write_repeated_stage(tmp_path)
     jobs = {
         1: QueuedJob("20", "PENDING", "afterok:17,afterany:21"),
         2: QueuedJob("21", "RUNNING", "after:17"),
@@ -186,13 +186,13 @@ def test_checkpoints_are_read_only_where_they_are_counted(
     chain: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = job_of(chain, "17", CHAIN, links=3)
-    queue = Queue("17", of_0000bbbb=waiting("20"))
+    queue = Queue("17", of_0000bbbb=waiting_job("20"))
     marks.claim(chain, "18", 2)
     link = Link(job, queue)  # type: ignore[arg-type]
 
-    def unreadable(directory: str | None, engine: str) -> None:
+    def fail(directory: str | None, engine: str) -> None:
         raise OSError("a file system that hangs")
 
-    monkeypatch.setattr("supervisor.checkpoints.progress", unreadable)
+    monkeypatch.setattr("supervisor.checkpoints.progress", fail)
     (hook,) = link.hooks()
     assert json.loads(json.dumps(hook.call(job))) == {AFTER: ["17", "18"]}

@@ -1,4 +1,4 @@
-"""Slurm's commands as a job calls them: real processes, with Slurm's answers played."""
+"""Slurm's commands as a job calls them: real processes that play Slurm's answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from supervisor.job import Job
 from supervisor.settings import Settings
 from supervisor.slurm import JobRecord, Slurm, submitted_id
 
-SHOWN = (
+JOB_LINE = (
     "JobId=17 JobName=a JobState=FAILED Requeue=0 UserId=me(1) JobState=COMPLETING Reason=None "
     "Dependency=(null) Requeue=1 Restarts=2 PreemptTime=None Comment=JobState=FAILED WorkDir=/x"
 )
@@ -40,12 +40,12 @@ def calls(commands: Path, name: str) -> list[str]:
 def slurm(tmp_path: Path, **environment: str) -> Slurm:
     script = f"{tmp_path}/launches/1/x_submission.sh"
     settings = Settings("x", 1, "0123abcd", str(tmp_path), script, f"{tmp_path}/log-x_", "slurm", "megatron")
-    given = {"PATH": os.environ["PATH"], "SLURM_JOB_ID": "17", **environment}
-    return Slurm(Job("17", "17.0", "17", 1, False, f"{tmp_path}/launches/1", settings, 0, given))
+    variables = {"PATH": os.environ["PATH"], "SLURM_JOB_ID": "17", **environment}
+    return Slurm(Job("17", "17.0", "17", 1, False, f"{tmp_path}/launches/1", settings, 0, variables))
 
 
-def test_the_words_for_a_job(tmp_path: Path, commands: Path) -> None:
-    play(commands, "scontrol", f"echo {SHOWN!r}")
+def test_job_record_is_read_from_scontrol(tmp_path: Path, commands: Path) -> None:
+    play(commands, "scontrol", f"echo {JOB_LINE!r}")
     assert slurm(tmp_path).show_job("17") == JobRecord("COMPLETING", "None", "None", True, 2)
     assert calls(commands, "scontrol") == ["show job --oneliner 17"]
 
@@ -53,7 +53,7 @@ def test_the_words_for_a_job(tmp_path: Path, commands: Path) -> None:
 def test_questions_are_repeated_after_a_signal_but_not_after_a_failure(
     tmp_path: Path, commands: Path
 ) -> None:
-    play(commands, "scontrol", f'[[ $(wc -l <"$0.calls") == 3 ]] || kill -KILL $$\necho {SHOWN!r}')
+    play(commands, "scontrol", f'[[ $(wc -l <"$0.calls") == 3 ]] || kill -KILL $$\necho {JOB_LINE!r}')
     assert slurm(tmp_path).show_job("17") is not None
     play(commands, "squeue", "echo PENDING; exit 1")
     assert slurm(tmp_path).squeue_state("17") == ""
@@ -66,8 +66,8 @@ def test_slurms_signals_to_the_job_do_not_end_a_question(tmp_path: Path, command
     assert len(calls(commands, "squeue")) == 1
 
 
-def test_a_slurm_that_hangs_is_left(tmp_path: Path, commands: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So is what a wrapper started, which holds its output open."""
+def test_hanging_slurm_is_given_up(tmp_path: Path, commands: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that a wrapper started, and that holds its output open, is ended too."""
     monkeypatch.setattr(module, "_QUESTION_SECONDS", 0.3)
     play(commands, "scontrol", 'sleep 100 & echo $! >"$0.pid"; wait')
     assert slurm(tmp_path).show_job("17") is None
@@ -88,12 +88,12 @@ def has_ended(pid: int) -> bool:
 
 def test_without_slurms_commands_nothing_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    known = slurm(tmp_path)
-    assert known.show_job("17") is None and known.state_of("17") == "" == known.squeue_state("17")
-    assert known.down_nodes(["n1"]) == [] and known.find_submitted(2) is None
-    answer = known.submit("x", ["2"], [])
+    client = slurm(tmp_path)
+    assert client.show_job("17") is None and client.state_of("17") == "" == client.squeue_state("17")
+    assert client.down_nodes(["n1"]) == [] and client.find_submitted(2) is None
+    answer = client.submit("x", ["2"], [])
     assert submitted_id(answer) is None and "sbatch" in answer.last_line
-    assert not known.cancel(["18"]) and not known.update_excluded(["18"], "n1")
+    assert not client.cancel(["18"]) and not client.update_excluded(["18"], "n1")
 
 
 @pytest.mark.parametrize("shown", ["echo JobState=COMPLETING x", "exit 1"])
@@ -106,7 +106,7 @@ def test_the_accounting_knows_what_the_controller_has_forgotten(
     assert calls(commands, "sacct")[0].endswith("--jobs=16")
 
 
-def test_nodes_that_are_down(tmp_path: Path, commands: Path) -> None:
+def test_down_nodes_are_listed(tmp_path: Path, commands: Path) -> None:
     play(commands, "sinfo", "printf 'n1 mixed\\nn2 down*\\nn3 idle*\\nn2 down*\\nn4 failing\\n'")
     assert slurm(tmp_path).down_nodes(["n1", "n2", "n3", "n4"]) == ["n2", "n3", "n4"]
 
@@ -116,7 +116,7 @@ def test_the_next_link_has_the_environment_of_this_ones_submission(
 ) -> None:
     monkeypatch.setenv("OF_THE_TASKS", "1")  # exported by the script since
     play(commands, "sbatch", "echo 'sbatch: a notice' >&2; echo '18;cluster'")
-    given = {
+    variables = {
         "SLURM_CONF": "/etc/slurm.conf",
         "SLURM_CPUS_PER_TASK": "8",
         "SBATCH_PARTITION": "other",
@@ -127,18 +127,20 @@ def test_the_next_link_has_the_environment_of_this_ones_submission(
         "BASH_FUNC_module%%": "() { :; }",
         "OF_THE_USER": "kept",
     }
-    answer = slurm(tmp_path, **given).submit("/x.sh", ["2", "0123abcd"], ["--dependency=afterany:17"])
+    answer = slurm(tmp_path, **variables).submit("/x.sh", ["2", "0123abcd"], ["--dependency=afterany:17"])
     assert submitted_id(answer) == "18"
     assert calls(commands, "sbatch") == ["--parsable --dependency=afterany:17 /x.sh 2 0123abcd"]
-    seen = (commands / "sbatch.env").read_text().splitlines()
-    assert {"OF_THE_USER=kept", "BASH_FUNC_module%%=() {  :", "SLURM_CONF=/etc/slurm.conf"} <= set(seen)
-    assert [line for line in seen if line.startswith(("SLURM", "SBATCH", "CUDA", "OF_THE_TASKS"))] == [
+    environment = (commands / "sbatch.env").read_text().splitlines()
+    assert {"OF_THE_USER=kept", "BASH_FUNC_module%%=() {  :", "SLURM_CONF=/etc/slurm.conf"} <= set(
+        environment
+    )
+    assert [line for line in environment if line.startswith(("SLURM", "SBATCH", "CUDA", "OF_THE_TASKS"))] == [
         "SLURM_CONF=/etc/slurm.conf"
     ]
     assert (commands / "sbatch.cwd").read_text().strip() == str(tmp_path)
 
 
-def test_a_choice_of_gpus_that_is_the_users_is_kept(tmp_path: Path, commands: Path) -> None:
+def test_users_own_choice_of_gpus_is_kept(tmp_path: Path, commands: Path) -> None:
     play(commands, "sbatch", "echo 18")
     slurm(tmp_path, CUDA_VISIBLE_DEVICES="3", SLURM_SUBMIT_DIR="/gone").submit("/x.sh", [], [])
     assert "CUDA_VISIBLE_DEVICES=3" in (commands / "sbatch.env").read_text().splitlines()
@@ -156,14 +158,14 @@ def test_a_lost_job_is_found_by_its_tag_and_link(tmp_path: Path, commands: Path)
     assert slurm(tmp_path, SQUEUE_STATES="RUNNING").find_submitted(2) == "22"
     assert "SQUEUE_STATES" not in (commands / "squeue.env").read_text()
     assert slurm(tmp_path).find_submitted(4) is None
-    # Of a squeue that fails: what it has is there, what it has not may be there.
+    # A squeue that fails lists jobs that exist, and may leave out others.
     play(commands, "squeue", f"{queue}\nexit 1")
     assert slurm(tmp_path).find_submitted(2) == "22"
     assert slurm(tmp_path).queued_jobs("0123abcd") is None
 
 
 @pytest.mark.parametrize("output", ["", "sbatch: error: 17", "18 19", "0x12", "18\nPending job allocation"])
-def test_only_an_id_is_an_id(output: str) -> None:
+def test_only_an_id_is_read_as_one(output: str) -> None:
     assert submitted_id(module.Answer(0, output, "")) == ("18" if output.startswith("18\n") else None)
 
 
@@ -175,5 +177,5 @@ def test_only_an_id_is_an_id(output: str) -> None:
         ({"SLURM_JOB_ID": ""}, ""),
     ],
 )
-def test_the_id_by_which_slurm_knows_a_job(tmp_path: Path, variables: dict[str, str], expected: str) -> None:
+def test_job_id_is_the_one_of_slurm(tmp_path: Path, variables: dict[str, str], expected: str) -> None:
     assert slurm(tmp_path, **variables).job_id == expected

@@ -55,17 +55,17 @@ def test_values_stay_as_they_were_typed() -> None:
 def test_comma_is_a_part_of_a_text_and_choice_sweeps() -> None:
     grid = read_grid(["env_vars.LIST=a,b", "env_vars.ALGO=choice(Ring,'a b',1.10)"])
     assert grid.shared == ("env_vars.LIST=a,b",)
-    found = [
+    algorithms = [
         point.config.env_vars["ALGO"]
         for point in map(BatchComposer(grid.shared).compose, [s.overrides for s in grid.points()])
     ]
-    assert found[:2] == ["Ring", "a b"]
+    assert algorithms[:2] == ["Ring", "a b"]
 
 
 def test_a_glob_chooses_files() -> None:
-    found = [point["training"] for point in values("training=glob(gpt3/*k,exclude=*_32k)")]
-    assert set(found) >= {"gpt3/40b_16k", "gpt3/40b_64k"}
-    assert all(name.endswith("k") and not name.endswith("_32k") for name in found)
+    trainings = [point["training"] for point in values("training=glob(gpt3/*k,exclude=*_32k)")]
+    assert set(trainings) >= {"gpt3/40b_16k", "gpt3/40b_64k"}
+    assert all(name.endswith("k") and not name.endswith("_32k") for name in trainings)
 
 
 def test_labels_are_as_long_as_they_must_be() -> None:
@@ -73,17 +73,19 @@ def test_labels_are_as_long_as_they_must_be() -> None:
     assert list(grid.labels.values()) == ["a.optim.lr", "b.optim.lr", "seed", "training"]
 
 
-def test_names_are_files_names_and_differ() -> None:
+def test_names_are_valid_file_names_and_differ() -> None:
     long = ",".join(letter * 120 for letter in "ab")
     names = [point.name for point in read_grid([f"x.key={long}", "y='a/b','a b','$(touch c)'"]).points()]
     assert len(set(names)) == len(names) == 6
     assert all(len(name) <= 100 and not set(name) & set("/ $()'") for name in names)
-    again = [point.name for point in read_grid([f"x.key={long}", "y='a/b','a b','$(touch c)'"]).points()]
-    assert again == names, "sweeping again finds the same runs"
+    names_again = [
+        point.name for point in read_grid([f"x.key={long}", "y='a/b','a b','$(touch c)'"]).points()
+    ]
+    assert names_again == names, "sweeping again finds the same runs"
 
 
 @pytest.mark.parametrize(
-    ("overrides", "told"),
+    ("overrides", "message"),
     [
         (["training=gpt3/tiny"], "nothing is swept"),
         (["a=1,2,1"], "the value 1 is there twice"),
@@ -97,7 +99,7 @@ def test_names_are_files_names_and_differ() -> None:
         (["a.b=glob(*)"], "glob() chooses files"),
     ],
 )
-def test_keys_that_cannot_be_swept_are_refused(overrides: list[str], told: str) -> None:
+def test_keys_that_cannot_be_swept_are_refused(overrides: list[str], message: str) -> None:
     with pytest.raises(UserError) as error:
         read_grid(overrides)
-    assert told in str(error.value)
+    assert message in str(error.value)

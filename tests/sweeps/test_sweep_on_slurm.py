@@ -1,6 +1,6 @@
 """Sweeps on a real Slurm: one submission, a run for each point, and a table at the end.
 
-The sweeps that take time are launched first, and looked at last.
+The sweeps that take time are launched first, and tested last.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import pytest
 
 from launcher.sandbox.lifecycle import Sandbox
 from tests.forked_slipway import run_forked
-from tests.runs.faulty_sbatch import accepted, calls, install, plan
+from tests.runs.faulty_sbatch import accepted_jobs, calls, install, plan
 
 pytestmark = pytest.mark.slurm
 
 PATIENCE_SECONDS = 280
-# Nothing is trained: what is looked at are the jobs. One point fails, and one goes on until it is ended.
+# Nothing is trained: the tests are about the jobs. One point fails, and one runs until it is cancelled.
 PAYLOAD = """#!/bin/bash
 [[ ${SLURM_JOB_ID:-} ]] || exit 0
 echo "the payload got $*"
@@ -54,7 +54,7 @@ TRAIN = [
     "training.model.optim.sched.min_lr=0",
     "training.model.optim.sched.warmup_steps=0",
 ]
-# In front of squeue and scontrol: counts the one, and the other's site takes arrays of two tasks.
+# Programs in front of squeue, which counts its calls, and of scontrol, whose site takes arrays of two tasks.
 COUNTING = '#!/bin/bash\necho "$*" >>{calls}\nexec {real} "$@"\n'
 SMALL_ARRAYS = (
     '#!/bin/bash\n[[ "$*" != "show config" ]] || exec echo "MaxArraySize            = 2"\nexec {real} "$@"\n'
@@ -92,26 +92,26 @@ class Site:
         return done
 
     def sweep(self, name: str, *words: object, faults: tuple[str, ...] = (), **variables: str) -> Any:
-        """Launch a sweep; what it told as JSON."""
-        where = str(plan(self.faults(name), faults))
-        done = self.slipway("sweep", f"--name={name}", "--json", *words, FAULTS=where, **variables)
+        """Launch a sweep; return its JSON output."""
+        faults_dir = str(plan(self.faults(name), faults))
+        done = self.slipway("sweep", f"--name={name}", "--json", *words, FAULTS=faults_dir, **variables)
         return {**json.loads(done.stdout), "said": done.stderr}
 
     def prepare(self, name: str, *words: object, faults: tuple[str, ...] = (), **variables: str) -> Any:
-        named = ["cluster.job_name_prefix=sweeps-", f"cluster.python={self.directory}/payload"]
-        return self.sweep(name, *PREPARE, *named, *words, faults=faults, **variables)
+        options = ["cluster.job_name_prefix=sweeps-", f"cluster.python={self.directory}/payload"]
+        return self.sweep(name, *PREPARE, *options, *words, faults=faults, **variables)
 
     def faults(self, name: str) -> Path:
         return self.directory / "faults" / name
 
     def rows(self, *runs: object, **variables: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = json.loads(self.slipway("status", "--json", *runs, **variables).stdout)
-        return found
+        rows: list[dict[str, Any]] = json.loads(self.slipway("status", "--json", *runs, **variables).stdout)
+        return rows
 
     def results(self, name: str, code: int = 0) -> dict[str, dict[str, Any]]:
-        """The points of a sweep once all have ended, by their names, the best first."""
-        told = self.slipway("sweep", "--results", name, "--wait", "--json", code=code).stdout
-        return {point["point"]: point for point in json.loads(told)}
+        """Return the points of a sweep once all have ended, by name, the best first."""
+        output = self.slipway("sweep", "--results", name, "--wait", "--json", code=code).stdout
+        return {point["point"]: point for point in json.loads(output)}
 
 
 @pytest.fixture(scope="module")
@@ -127,16 +127,16 @@ def site(tmp_path_factory: pytest.TempPathFactory, sandbox: Sandbox) -> Iterator
         "SLIPWAY_CACHE_DIR": str(directory / "cache"),
         "COLUMNS": "250",
     }
-    one = Site(directory, environment)
-    yield one
-    jobs = [job for path in (directory / "faults").glob("*") for job in accepted(path)]
+    site = Site(directory, environment)
+    yield site
+    jobs = [job for path in (directory / "faults").glob("*") for job in accepted_jobs(path)]
     if jobs:
-        one.run("scancel", *jobs)
+        site.run("scancel", *jobs)
 
 
 @pytest.fixture(scope="module")
 def under_way(site: Site, warm_python: Path) -> dict[str, Any]:
-    """Two sweeps that run while other things are looked at."""
+    """Launch two sweeps that run while other things are tested."""
     prepared = site.prepare("prepared", "data_preparation.vocab_size=1000,2000,3000,4000")
     words = [*TRAIN, f"cluster.python={warm_python}", "training.model.optim.lr=1.0,1e-3"]
     trained = site.sweep("trained", *words)
@@ -144,7 +144,7 @@ def under_way(site: Site, warm_python: Path) -> dict[str, Any]:
 
 
 def program(site: Site, name: str, text: str) -> str:
-    """Another program in front of all others; the PATH that has it."""
+    """Write a program in front of all others; return the PATH that has it."""
     folder = site.directory / f"with-{name}"
     folder.mkdir()
     (folder / name).write_text(text.format(real=shutil.which(name), calls=folder / "calls"))
@@ -155,31 +155,31 @@ def program(site: Site, name: str, text: str) -> str:
 def test_two_hundred_points_are_one_submission_and_one_question(
     site: Site, under_way: dict[str, Any]
 ) -> None:
-    told = site.prepare(
+    sweep = site.prepare(
         "large", f"{SEEDS}range(0,100)", "data_preparation.max_files=1,2", LATER, "--throttle=7"
     )
     assert calls(site.faults("large")) == 1
-    assert len(told["points"]) == 200
-    (array,) = told["arrays"]
+    assert len(sweep["points"]) == 200
+    (array,) = sweep["arrays"]
     queued = site.run("squeue", "--noheader", "--Format=JobArrayID:|,StdOut:|", f"--jobs={array}").stdout
     assert queued.startswith(f"{array}_[0-199%7]|")
 
     path = program(site, "squeue", COUNTING)
     rows = site.rows("large", PATH=path)
-    asked = (site.directory / "with-squeue" / "calls").read_text().splitlines()
-    assert len(asked) == 1
+    queries = (site.directory / "with-squeue" / "calls").read_text().splitlines()
+    assert len(queries) == 1
     assert {row["state"] for row in rows} == {"PENDING"}
     assert [row["job_id"] for row in rows] == [f"{array}_{task}" for task in range(200)]
 
     site.slipway(
-        "hold", f"large/{told['points'][5]['run_dir'].rpartition('/')[2]}", "--base-results-dir=results"
+        "hold", f"large/{sweep['points'][5]['run_dir'].rpartition('/')[2]}", "--base-results-dir=results"
     )
-    held = site.run("squeue", "--noheader", "--Format=Reason", f"--jobs={array}_5").stdout
-    assert "JobHeldUser" in held
+    reason = site.run("squeue", "--noheader", "--Format=Reason", f"--jobs={array}_5").stdout
+    assert "JobHeldUser" in reason
     site.slipway("cancel", f"{array}_9")
-    (ended,) = site.rows(f"{array}_9")
-    assert ended["state"] == "CANCELLED"
-    assert ended["reason"].startswith("by ")
+    (cancelled_row,) = site.rows(f"{array}_9")
+    assert cancelled_row["state"] == "CANCELLED"
+    assert cancelled_row["reason"].startswith("by ")
     site.run("scancel", array)
     assert {row["state"] for row in site.rows("large")} == {"CANCELLED"}
 
@@ -188,14 +188,14 @@ def test_arrays_are_as_large_as_the_site_takes_them_and_keep_the_throttle(
     site: Site, under_way: dict[str, Any]
 ) -> None:
     path = program(site, "scontrol", SMALL_ARRAYS)
-    told = site.prepare("split", f"{SEEDS}1,2,3", LATER, "--throttle=1", PATH=path)
-    first, second = told["arrays"]
+    sweep = site.prepare("split", f"{SEEDS}1,2,3", LATER, "--throttle=1", PATH=path)
+    first, second = sweep["arrays"]
     waits = site.run("squeue", "--noheader", "--Format=JobID:|,Dependency:|", f"--jobs={second}").stdout
     assert f"afterany:{first}_*" in waits
-    assert [point["job_id"] for point in told["points"]] == [f"{first}_0", f"{first}_1", f"{second}_0"]
-    # The id that was told names its own points, and no others.
-    of_first = [row["job_id"] for row in site.rows(first)]
-    assert of_first == [f"{first}_0", f"{first}_1"]
+    assert [point["job_id"] for point in sweep["points"]] == [f"{first}_0", f"{first}_1", f"{second}_0"]
+    # The id of an array names its own points, and no others.
+    job_ids = [row["job_id"] for row in site.rows(first)]
+    assert job_ids == [f"{first}_0", f"{first}_1"]
     assert "is a sweep of 2 points" in site.slipway("logs", first, code=2).stderr
     assert "no launch of a job of that id" in site.slipway("status", f"{first}_2", code=2).stderr
     site.slipway("cancel", first)
@@ -205,46 +205,46 @@ def test_arrays_are_as_large_as_the_site_takes_them_and_keep_the_throttle(
 
 
 def test_an_answer_that_is_lost_makes_no_second_array(site: Site, under_way: dict[str, Any]) -> None:
-    told = site.prepare("lost", f"{SEEDS}1,2", LATER, faults=("timeout",))
-    assert "looking for the job by its tag" in told["said"]
-    assert accepted(site.faults("lost")) == told["arrays"]
+    sweep = site.prepare("lost", f"{SEEDS}1,2", LATER, faults=("timeout",))
+    assert "looking for the job by its tag" in sweep["said"]
+    assert accepted_jobs(site.faults("lost")) == sweep["arrays"]
     assert {row["state"] for row in site.rows("lost")} == {"PENDING"}
 
     # A launcher that died before it wrote the ids down: the points are found by the tag of the array.
-    point = Path(told["points"][1]["run_dir"])
+    point = Path(sweep["points"][1]["run_dir"])
     path = point / "launches" / "1" / "launcher.json"
     manifest = json.loads(path.read_text())
     path.write_text(json.dumps({**manifest, "job_id": None, "launcher_pid": 2**22}))
     (point / "launches" / "1" / "marks" / "job").unlink(missing_ok=True)
     (row,) = site.rows(point)
-    assert (row["state"], row["job_id"]) == ("PENDING", f"{told['arrays'][0]}_1")
-    again = ["sweep", "--name=lost", *PREPARE, f"cluster.python={site.directory}/payload", f"{SEEDS}1,2"]
-    refused = site.slipway(
-        *again, "cluster.job_name_prefix=sweeps-", LATER, code=2, FAULTS=str(site.faults("lost"))
+    assert (row["state"], row["job_id"]) == ("PENDING", f"{sweep['arrays'][0]}_1")
+    words = ["sweep", "--name=lost", *PREPARE, f"cluster.python={site.directory}/payload", f"{SEEDS}1,2"]
+    refusal = site.slipway(
+        *words, "cluster.job_name_prefix=sweeps-", LATER, code=2, FAULTS=str(site.faults("lost"))
     )
-    assert f"was submitted as job {told['arrays'][0]}_1 after all" in refused.stderr
-    assert json.loads(path.read_text())["job_id"] == f"{told['arrays'][0]}_1"
+    assert f"was submitted as job {sweep['arrays'][0]}_1 after all" in refusal.stderr
+    assert json.loads(path.read_text())["job_id"] == f"{sweep['arrays'][0]}_1"
     site.slipway("cancel", "lost")
 
 
 def test_a_mistake_in_one_point_keeps_all_from_being_launched(site: Site) -> None:
     words = ["sweep", "--name=wrong", *TRAIN, "training.model.micro_batch_size=2,3"]
-    refused = site.slipway(*words, code=2, FAULTS=str(plan(site.faults("wrong"), ())))
-    assert "in micro_batch_size=3" in refused.stderr
+    refusal = site.slipway(*words, code=2, FAULTS=str(plan(site.faults("wrong"), ())))
+    assert "in micro_batch_size=3" in refusal.stderr
     words = ["sweep", "--name=wrong", *TRAIN, "training.model.optim.lr=1e-3,2e-3", "cluster.partition=nope"]
     words.append("--no-check=cluster.partition")  # so that Slurm is asked
-    refused = site.slipway(*words, code=2, FAULTS=str(site.faults("wrong")))
-    assert "invalid partition" in refused.stderr
+    refusal = site.slipway(*words, code=2, FAULTS=str(site.faults("wrong")))
+    assert "invalid partition" in refusal.stderr
     assert calls(site.faults("wrong")) == 0
     assert not (site.directory / "results" / "wrong").exists()
 
 
 def test_a_dry_run_shows_points_and_script_and_writes_nothing(site: Site) -> None:
-    told = site.slipway(
+    output = site.slipway(
         "sweep", "--name=dry", *TRAIN, "training.model.optim.lr=1e-3,2e-3", "--dry-run"
     ).stdout
-    assert "2 = 2 points, each a run in results/dry" in told
-    assert "#SBATCH --array=0-1\n" in told
+    assert "2 = 2 points, each a run in results/dry" in output
+    assert "#SBATCH --array=0-1\n" in output
     assert not (site.directory / "results" / "dry").exists()
 
 
@@ -255,15 +255,15 @@ def test_each_point_is_a_run_of_its_own(site: Site, under_way: dict[str, Any]) -
     while time.monotonic() < deadline and "the payload got" not in site.slipway("logs", endless).stdout:
         time.sleep(0.3)
     site.slipway("cancel", endless)
-    found = site.results("prepared", code=1)
-    states = {name: (point["state"], point["job_id"]) for name, point in found.items()}
+    points = site.results("prepared", code=1)
+    states = {name: (point["state"], point["job_id"]) for name, point in points.items()}
     assert states == {
         "vocab_size=1000": ("COMPLETED", f"{array}_0"),
         "vocab_size=2000": ("FAILED", f"{array}_1"),
         "vocab_size=3000": ("CANCELLED", f"{array}_2"),
         "vocab_size=4000": ("COMPLETED", f"{array}_3"),
     }
-    assert found["vocab_size=2000"]["reason"] == "exit code 3"
+    assert points["vocab_size=2000"]["reason"] == "exit code 3"
     for size in (1000, 2000, 3000, 4000):
         log = site.slipway("logs", f"{array}_{size // 1000 - 1}").stdout
         assert log.count("the payload got") == 1
@@ -279,27 +279,27 @@ def test_sweeping_again_goes_on_with_the_same_runs(site: Site, under_way: dict[s
     words += ["data_preparation.vocab_size=1000,5000", "--name=prepared", "--wait", "--json"]
     done = site.slipway("sweep", *words, code=1, FAULTS=str(plan(site.faults("prepared"), ())))
     assert "1 of these points were launched before, and resume from their checkpoints" in done.stderr
-    found = {point["point"]: point for point in json.loads(done.stdout)}
-    launches = {name: point["launch"] for name, point in found.items()}
+    points = {point["point"]: point for point in json.loads(done.stdout)}
+    launches = {name: point["launch"] for name, point in points.items()}
     assert (launches["vocab_size=1000"], launches["vocab_size=5000"], launches["vocab_size=4000"]) == (
         2,
         1,
         1,
     )
-    assert found["vocab_size=5000"]["state"] == "COMPLETED"
+    assert points["vocab_size=5000"]["state"] == "COMPLETED"
 
 
 @pytest.mark.trainer
 def test_the_best_training_comes_first(site: Site, under_way: dict[str, Any]) -> None:
-    """With such a learning rate as 1.0 nothing is learned."""
-    found = site.results("trained")
-    assert list(found) == ["lr=1e-3", "lr=1.0"]
-    assert [point["values"] for point in found.values()] == [
+    """Nothing is learned with a learning rate of 1.0."""
+    points = site.results("trained")
+    assert list(points) == ["lr=1e-3", "lr=1.0"]
+    assert [point["values"] for point in points.values()] == [
         {"training.model.optim.lr": "1e-3"},
         {"training.model.optim.lr": "1.0"},
     ]
-    assert found["lr=1e-3"]["val_loss"] < found["lr=1.0"]["val_loss"]
-    assert all(point["step"] == 4 and point["tokens_per_second"] for point in found.values())
+    assert points["lr=1e-3"]["val_loss"] < points["lr=1.0"]["val_loss"]
+    assert all(point["step"] == 4 and point["tokens_per_second"] for point in points.values())
     table = site.slipway("sweep", "--results", "trained").stdout.splitlines()
     assert table[0].split()[:4] == ["POINT", "lr", "STATE", "STEP"]
     assert [line.split()[:4] for line in table[1:]] == [

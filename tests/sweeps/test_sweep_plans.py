@@ -1,4 +1,4 @@
-"""A sweep before it is launched: where its points go, what is checked, and which arrays it becomes."""
+"""A sweep before its launch: the directories of its points, the checks, and its arrays."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ LR = "training.model.optim.lr=5e-3,6e-3,7e-3"
 SEED = "training.model.seed=1,2"
 
 
-def drafted(tmp_path: Path, *overrides: str, name: str | None = None) -> SweepDraft:
-    given = ["training=gpt3/tiny", "cluster=bcm", f"base_results_dir={tmp_path}/results", *overrides]
-    return draft_sweep(SweepRequest(overrides=given, command=["slipway", "sweep"], name=name))
+def draft_points(tmp_path: Path, *overrides: str, name: str | None = None) -> SweepDraft:
+    all_overrides = ["training=gpt3/tiny", "cluster=bcm", f"base_results_dir={tmp_path}/results", *overrides]
+    return draft_sweep(SweepRequest(overrides=all_overrides, command=["slipway", "sweep"], name=name))
 
 
 def arrays(sweep: SweepDraft, largest: int = 1001, throttle: int | None = None) -> list[Array]:
@@ -30,45 +30,45 @@ def arrays(sweep: SweepDraft, largest: int = 1001, throttle: int | None = None) 
 
 
 def test_each_point_is_a_run_below_the_sweeps_directory(tmp_path: Path) -> None:
-    sweep = drafted(tmp_path, LR, SEED)
+    sweep = draft_points(tmp_path, LR, SEED)
     assert (sweep.name, sweep.directory) == ("gpt3_tiny_sweep", tmp_path / "results" / "gpt3_tiny_sweep")
-    found = [(point.plan.paths.run_dir, point.plan.paths.run_name) for point in sweep.points]
-    assert found[0] == (sweep.directory / "lr=5e-3_seed=1", "lr=5e-3_seed=1")
-    assert len(set(found)) == 6
+    runs = [(point.plan.paths.run_dir, point.plan.paths.run_name) for point in sweep.points]
+    assert runs[0] == (sweep.directory / "lr=5e-3_seed=1", "lr=5e-3_seed=1")
+    assert len(set(runs)) == 6
     rates = [point.plan.job.config["model"]["optim"]["lr"] for point in sweep.points if point.plan.job.config]
     assert rates == [5e-3, 5e-3, 6e-3, 6e-3, 7e-3, 7e-3]
 
 
-def test_points_that_ask_for_the_same_are_one_array(tmp_path: Path) -> None:
-    (array,) = arrays(drafted(tmp_path, LR, SEED, name="mine"), throttle=2)
+def test_points_with_equal_resources_are_one_array(tmp_path: Path) -> None:
+    (array,) = arrays(draft_points(tmp_path, LR, SEED, name="mine"), throttle=2)
     assert array.numbers == "0-5%2"
     assert array.job_name == "nemo-megatron-mine"
     assert {point.plan.paths.job_name for point in array.points} == {array.job_name}
 
 
-def test_points_that_ask_for_other_things_are_in_other_arrays(tmp_path: Path) -> None:
-    found = arrays(drafted(tmp_path, "training.trainer.num_nodes=1,2,4", SEED))
-    assert [len(array.points) for array in found] == [2, 2, 2]
-    assert len({array.job_name for array in found}) == 3, "`singleton` would let them wait for each other"
-    assert differing(found) == ["--nodes"]
+def test_points_with_different_resources_are_in_different_arrays(tmp_path: Path) -> None:
+    planned = arrays(draft_points(tmp_path, "training.trainer.num_nodes=1,2,4", SEED))
+    assert [len(array.points) for array in planned] == [2, 2, 2]
+    assert len({array.job_name for array in planned}) == 3, "`singleton` would let them wait for each other"
+    assert differing(planned) == ["--nodes"]
 
 
 def test_more_points_than_an_array_may_have_are_split(tmp_path: Path) -> None:
-    found = arrays(drafted(tmp_path, LR, SEED), largest=4)
-    assert [array.numbers for array in found] == ["0-3", "0-1"]
-    assert differing(found) == []
-    assert len({point.grid_point.name for array in found for point in array.points}) == 6
+    planned = arrays(draft_points(tmp_path, LR, SEED), largest=4)
+    assert [array.numbers for array in planned] == ["0-3", "0-1"]
+    assert differing(planned) == []
+    assert len({point.grid_point.name for array in planned for point in array.points}) == 6
 
 
 def test_the_script_of_an_array_is_sound_whatever_the_names_hold(tmp_path: Path) -> None:
-    sweep = drafted(
+    sweep = draft_points(
         tmp_path, LR, "container=null", f"base_results_dir='{tmp_path}/a \"b\" $(touch canary) %a'"
     )
     (array,) = arrays(sweep)
     script = render_array(array, sweep.directory / "arrays" / "1", "a-tag", None)
     assert "%%a/gpt3_tiny_sweep/arrays/1/points/%a/log-" in script
     shellcheck = Path(sys.executable).with_name("shellcheck")
-    # It takes the $( in a name for one that was to be expanded.
+    # shellcheck takes the $( in a name for an expansion.
     done = subprocess.run([shellcheck, "--exclude=SC2016", "-"], input=script, text=True, capture_output=True)
     assert done.returncode == 0, done.stdout
 
@@ -83,7 +83,7 @@ def run_task(script: Path, task: int, *arguments: str, job: str = "17") -> str:
 
 def test_a_task_becomes_its_points_script_unless_the_array_is_another(tmp_path: Path) -> None:
     results = f"base_results_dir='{tmp_path}/a \"b\" $(touch {tmp_path}-canary) %a'"
-    sweep = drafted(tmp_path, LR, "container=null", results)
+    sweep = draft_points(tmp_path, LR, "container=null", results)
     (array,) = arrays(sweep)
     directory = sweep.directory / "arrays" / "1"
     directory.mkdir(parents=True)
@@ -110,41 +110,41 @@ def test_a_task_becomes_its_points_script_unless_the_array_is_another(tmp_path: 
     assert not Path(f"{tmp_path}-canary").exists()
 
 
-def test_every_point_is_checked_and_the_same_mistake_told_once(tmp_path: Path) -> None:
-    sweep = drafted(tmp_path, "training.model.micro_batch_size=16,5,7", SEED)
+def test_every_point_is_checked_and_the_same_mistake_reported_once(tmp_path: Path) -> None:
+    sweep = draft_points(tmp_path, "training.model.micro_batch_size=16,5,7", SEED)
     with pytest.raises(UserError) as error:
         check_sweep(sweep, [])
-    told = [str(mistake) for mistake in error.value.mistakes]
-    assert any("micro_batch_size=5" in text and "in micro_batch_size=5_seed=1, " in text for text in told)
-    assert any("micro_batch_size=7" in text for text in told)
-    assert not any("micro_batch_size=16_" in text for text in told)
-    assert not any("micro_batch_size=5_seed=1" in text for text in told if "micro_batch_size=7" in text)
+    messages = [str(mistake) for mistake in error.value.mistakes]
+    assert any("micro_batch_size=5" in text and "in micro_batch_size=5_seed=1, " in text for text in messages)
+    assert any("micro_batch_size=7" in text for text in messages)
+    assert not any("micro_batch_size=16_" in text for text in messages)
+    assert not any("micro_batch_size=5_seed=1" in text for text in messages if "micro_batch_size=7" in text)
 
 
 @pytest.mark.parametrize(
-    ("overrides", "told"),
+    ("overrides", "message"),
     [
         (["cluster=local"], "a sweep is a job array of Slurm's"),
         (["resilience.links=3"], "a point of a sweep is one job, and no chain"),
         (["cluster.sbatch.array='0-3%1'"], "a sweep is an array already"),
         (["cluster.slurm_conf=/a,/b"], "a sweep is of one cluster"),
-        # Of all points, and not of the first alone.
+        # These hold for all points, and not for the first alone.
         (["resilience.links=1,3"], "a point of a sweep is one job, and no chain"),
         (["cluster.scheduler=slurm,local"], "a sweep is a job array of Slurm's"),
     ],
 )
 def test_options_that_no_sweep_can_have_are_refused(
-    tmp_path: Path, overrides: Sequence[str], told: str
+    tmp_path: Path, overrides: Sequence[str], message: str
 ) -> None:
     with pytest.raises(UserError) as error:
-        drafted(tmp_path, LR, *overrides)
-    assert told in str(error.value)
+        draft_points(tmp_path, LR, *overrides)
+    assert message in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["a/b", "..", ".hidden", "", "a\nb"])
 def test_a_name_that_is_no_directorys_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(UserError, match="--name"):
-        drafted(tmp_path, LR, name=name)
+        draft_points(tmp_path, LR, name=name)
 
 
 def test_no_array_is_numbered_where_the_others_cannot_be_listed(
@@ -170,4 +170,4 @@ def test_no_array_is_numbered_where_the_others_cannot_be_listed(
 def test_a_run_is_not_made_a_sweep(tmp_path: Path) -> None:
     (tmp_path / "results" / "there" / "launches").mkdir(parents=True)
     with pytest.raises(UserError, match="is a run already"):
-        drafted(tmp_path, LR, name="there")
+        draft_points(tmp_path, LR, name="there")

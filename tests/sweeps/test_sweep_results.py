@@ -1,4 +1,4 @@
-"""The table of a sweep hides nothing of which it cannot tell how it is."""
+"""The table of a sweep shows points with an unknown state, too."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from launcher.sweeps.results import Result, Results
 SEED = "training.model.seed"
 
 
-def record(sweep: Path, number: int, seed: int) -> Path:
-    """Write the record of an array of one point, whose run is not there."""
+def write_array_record(sweep: Path, number: int, seed: int) -> Path:
+    """Write the record of an array of one point, whose run is missing; return its path."""
     directory = sweep / "arrays" / str(number)
     directory.mkdir(parents=True)
     point = {"name": f"seed={seed}", "launch": 1, "values": {SEED: str(seed)}}
@@ -46,7 +46,7 @@ def record(sweep: Path, number: int, seed: int) -> Path:
 def test_a_point_that_is_gone_is_unknown(
     tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    record(tmp_path / "sweep", 1, seed=7)
+    write_array_record(tmp_path / "sweep", 1, seed=7)
     assert main(["sweep", "--results", str(tmp_path / "sweep"), "--json", *words]) == 3
     (point,) = json.loads(capsys.readouterr().out)
     assert (point["point"], point["values"], point["state"]) == ("seed=7", {SEED: "7"}, "UNKNOWN")
@@ -54,10 +54,10 @@ def test_a_point_that_is_gone_is_unknown(
 
 @pytest.mark.parametrize("words", [[], ["--wait"]])
 @pytest.mark.parametrize("text", ["{}", "no JSON", ""])
-def test_an_array_whose_record_is_broken_is_told(
+def test_broken_record_of_an_array_is_reported(
     tmp_path: Path, words: list[str], text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    record(tmp_path / "sweep", 1, seed=7).write_text(text)
+    write_array_record(tmp_path / "sweep", 1, seed=7).write_text(text)
     (tmp_path / "sweep" / "arrays" / "2").mkdir()  # its launcher died before there was anything to submit
     assert main(["sweep", "--results", str(tmp_path / "sweep"), *words]) == 3
     errors = capsys.readouterr().err
@@ -69,13 +69,13 @@ def test_an_array_whose_record_is_broken_is_told(
 def test_only_an_interrupted_wait_says_that_it_stopped_waiting(
     tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record(tmp_path / "sweep", 1, seed=7)
+    write_array_record(tmp_path / "sweep", 1, seed=7)
     monkeypatch.setattr("launcher.sweeps.results.gather", Mock(side_effect=KeyboardInterrupt))
     assert main(["sweep", "--results", str(tmp_path / "sweep"), *words]) == 130
     assert capsys.readouterr().err == ("stopped waiting; the jobs continue\n" if words else "")
 
 
-def test_why_a_point_failed_is_told(tmp_path: Path) -> None:
+def test_table_has_the_reason_why_a_point_failed(tmp_path: Path) -> None:
     """The table has the job's own reason, beside the exit code."""
     status = JobStatus(State.FAILED, "exit code 1", exit_code=1, why="a library was missing")
     row = StatusRow(tmp_path / "seed=7", None, status)

@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from tests.fakes.programs import write_programs
-from tests.job_marks import ends
+from tests.job_marks import end_marks
 from tests.jobs.on_slurm.sandbox_runs import Row, SandboxRuns
 from tests.jobs.on_slurm.scenarios import SCENARIOS, STRANGER, Scenario
 
@@ -75,7 +75,7 @@ def state_by_marks(runs: SandboxRuns, run: str) -> str:
     """Return the status of a run by its marks alone."""
     if run not in RACING:
         return BY_MARKS[run]
-    marks = ends(runs.launch_directory(run))
+    marks = end_marks(runs.launch_directory(run))
     # The mark has Slurm's word, or the exit code alone; there is none if the script was killed before.
     return OVER.get(marks[-1].get("state"), "FAILED") if marks else "UNKNOWN"
 

@@ -1,4 +1,4 @@
-"""Every module of the archive, and every recorded end of a job, with the Python of a node."""
+"""Checks of the archive's modules, and of every recorded end of a job, with the Python of a node."""
 
 import importlib.util
 import json
@@ -17,11 +17,11 @@ from supervisor.settings import LOCAL, Settings, to_json
 ARCHIVE, SAMPLES = sys.argv[1:3]
 
 
-def started(
+def run_archive(
     archive: str, *arguments: str, environment: Optional[Dict[str, str]] = None
 ) -> "subprocess.CompletedProcess[bytes]":
     """Run an archive as a job does."""
-    # As its script starts it, which keeps the environment for it.
+    # The script of a job starts it so, and keeps the environment for it.
     script = 'exec 9< <(env -0); exec "$@"'
     command = ["bash", "-c", script, "bash", sys.executable, "-IS", archive, *arguments]
     return subprocess.run(
@@ -30,11 +30,11 @@ def started(
 
 
 class Archive(unittest.TestCase):
-    def test_how_it_is_used_is_said_before_it_ends(self) -> None:
-        done = started(ARCHIVE)
+    def test_usage_is_printed_without_arguments(self) -> None:
+        done = run_archive(ARCHIVE)
         self.assertEqual((done.returncode, done.stderr[:6]), (2, b"usage:"))
 
-    def test_a_job_in_a_directory_of_letters_that_no_locale_knows(self) -> None:
+    def test_job_runs_in_a_directory_with_characters_outside_the_locale(self) -> None:
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         root = folder.name + "/\u00e9"
@@ -52,10 +52,12 @@ class Archive(unittest.TestCase):
         environment = {"PATH": os.environ["PATH"], "LC_ALL": "C"}
         no_zombie = ["bash", "-c", "! ps -o stat=,comm= --ppid $PPID | grep Z"]
         arguments = ["0123abcd", "1", "0123abcd", "--", *no_zombie]
-        done = started(archive, *arguments, environment=environment)
+        done = run_archive(archive, *arguments, environment=environment)
         self.assertEqual((done.returncode, done.stderr), (0, b""), done.stdout)
-        (ended,) = [name for name in os.listdir(bytes_of_root + b"/marks") if name.endswith(b".ended.json")]
-        with open(bytes_of_root + b"/marks/" + ended) as stream:
+        (end_mark,) = [
+            name for name in os.listdir(bytes_of_root + b"/marks") if name.endswith(b".ended.json")
+        ]
+        with open(bytes_of_root + b"/marks/" + end_mark) as stream:
             self.assertEqual(json.load(stream)["checkpoint"], 5)
 
     def test_every_module_can_be_imported(self) -> None:
@@ -68,7 +70,7 @@ class Archive(unittest.TestCase):
             self.assertTrue(str(module.__file__).startswith(ARCHIVE), module)
             self.assertTrue(str(module.__file__).endswith(".pyc" if is_same_python else ".py"), module)
 
-    def test_who_has_the_link_is_one_line_of_the_log(self) -> None:
+    def test_end_of_the_chain_is_one_line_of_the_log(self) -> None:
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         root = folder.name
@@ -78,10 +80,10 @@ class Archive(unittest.TestCase):
                 to_json(Settings("x", 1, "0123abcd", root, root + "/s.sh", root + "/l", LOCAL, "nemo"))
             )
         os.mkdir(root + "/marks")
-        ended = {"by": "job 1\x1b[2J", "why": "x\n" * 9999, "ended": 1}
+        chain_end = {"by": "job 1\x1b[2J", "why": "x\n" * 9999, "ended": 1}
         with open(root + "/marks/chain-ended", "w") as stream:
-            json.dump(ended, stream)
-        done = started(root + "/supervisor.pyz", "0123abcd", "1", "0123abcd", "--", "true")
+            json.dump(chain_end, stream)
+        done = run_archive(root + "/supervisor.pyz", "0123abcd", "1", "0123abcd", "--", "true")
         self.assertEqual(done.stdout.count(b"\n"), 1, done.stderr)
         self.assertNotIn(b"\x1b", done.stdout)
         self.assertLess(len(done.stdout), 2000)
@@ -91,5 +93,5 @@ class Archive(unittest.TestCase):
             samples = json.load(stream)
         self.assertGreater(len(samples), 50)
         for name, expected, facts, lines, hosts, tasks, down in samples:
-            judged = judge(Facts(*facts), lines, hosts, tasks, down)
-            self.assertEqual([judged.rule.name, judged.verdict, list(judged.nodes)], expected, name)
+            judgement = judge(Facts(*facts), lines, hosts, tasks, down)
+            self.assertEqual([judgement.rule.name, judgement.verdict, list(judgement.nodes)], expected, name)

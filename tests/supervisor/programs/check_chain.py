@@ -1,4 +1,4 @@
-"""Links of a chain with the Python of a node; Slurm's answers are played."""
+"""Checks of the links of a chain with the Python of a node, and a fake Slurm."""
 
 import json
 import os
@@ -17,7 +17,7 @@ TAG = "0123abcd"
 
 
 class PlayedSlurm(Slurm):
-    """A Slurm of which the jobs are numbered, and all nodes but one live."""
+    """A fake Slurm that numbers its jobs; all of its nodes but n2 are up."""
 
     def __init__(self, job: Job, record: Optional[JobRecord] = None) -> None:
         super().__init__(job)
@@ -47,7 +47,7 @@ class Chain(unittest.TestCase):
         self.script = os.path.join(self.launch, "x_submission.sh")
         with open(self.script, "w") as stream:
             stream.write("#!/bin/bash\n")
-        self.said = []  # type: List[str]
+        self.messages = []  # type: List[str]
 
     def link(self, number: int, record: Optional[JobRecord] = None) -> "tuple[Link, PlayedSlurm]":
         settings = Settings(
@@ -62,19 +62,17 @@ class Chain(unittest.TestCase):
             checkpoints=os.path.join(self.root, "checkpoints"),
             chain=ChainSettings(links=9, max_failures=2, singleton=True),
         )
-        number_of_job = str(16 + number)
-        said = self.said
+        job_id = str(16 + number)
+        messages = self.messages
 
         class QuietJob(Job):
             def say(self, message: str, stream: Any = None) -> None:
-                said.append(message)
+                messages.append(message)
 
-        environment = {"SLURM_JOB_ID": number_of_job, "PATH": os.environ.get("PATH", "")}
-        attempt = number_of_job + ".0"
-        job = QuietJob(
-            number_of_job, attempt, number_of_job, number, False, self.launch, settings, 0, environment
-        )
-        marks.claim(self.launch, number_of_job, number)
+        environment = {"SLURM_JOB_ID": job_id, "PATH": os.environ.get("PATH", "")}
+        attempt = job_id + ".0"
+        job = QuietJob(job_id, attempt, job_id, number, False, self.launch, settings, 0, environment)
+        marks.claim(self.launch, job_id, number)
         slurm = PlayedSlurm(job, record)
         return Link(job, slurm), slurm
 
@@ -84,7 +82,7 @@ class Chain(unittest.TestCase):
         with open(os.path.join(path, checkpoints.MARKER), "w") as stream:
             json.dump({"step": step, "serial": serial}, stream)
 
-    def ended(self, number: int) -> Dict[str, Any]:
+    def end_mark(self, number: int) -> Dict[str, Any]:
         with open(os.path.join(self.launch, marks.MARKS, f"{16 + number}.0.ended.json")) as stream:
             return dict(json.load(stream))
 
@@ -97,12 +95,12 @@ class Chain(unittest.TestCase):
             self.assertIn(f"--dependency=afterany:{16 + number},singleton", submission)
             self.save(step, number + 1)
             link.end(1, ["n1", "n2"], None)
-            self.assertEqual(self.ended(number)["verdict"], "continue", self.said)
+            self.assertEqual(self.end_mark(number)["verdict"], "continue", self.messages)
         for number in (3, 4):
             link, slurm = self.link(number)
             link.begin()
             link.end(1, ["n1", "n2"], None)
-        self.assertEqual(self.ended(4)["verdict"], "stop")
+        self.assertEqual(self.end_mark(4)["verdict"], "stop")
         self.assertEqual(slurm.calls[-1], ["scancel", "21"])
         with self.assertRaises(Leave) as raised:
             self.link(5)[0].begin()
@@ -116,9 +114,9 @@ class Chain(unittest.TestCase):
         marks.leave(self.launch, "17.0", marks.STARTED, TAG, fields)
         link, slurm = self.link(2, JobRecord("NODE_FAIL"))
         link.begin()
-        judged = self.ended(1)
-        self.assertEqual((judged["state"], judged["verdict"]), ("NODE_FAIL", "exclude"), self.said)
-        self.assertEqual((judged["excluded"], judged["judged_by"]), ("n2", "job 18"))
+        mark = self.end_mark(1)
+        self.assertEqual((mark["state"], mark["verdict"]), ("NODE_FAIL", "exclude"), self.messages)
+        self.assertEqual((mark["excluded"], mark["judged_by"]), ("n2", "job 18"))
         (submission,) = (call for call in slurm.calls if "--parsable" in call)
         self.assertIn("--exclude=n2", submission)
 
@@ -126,7 +124,7 @@ class Chain(unittest.TestCase):
         link, _ = self.link(1, JobRecord("COMPLETING", "None", "None", True, 1))
         link.begin()
         link.end(143, ["n1"], "TERM")
-        self.assertEqual(self.ended(1)["verdict"], "continue", self.said)
+        self.assertEqual(self.end_mark(1)["verdict"], "continue", self.messages)
         self.assertIsNone(marks.chain_end(self.launch))
 
     def test_an_unreadable_checkpoint_ends_no_chain_and_forgives_nothing(self) -> None:
@@ -134,12 +132,12 @@ class Chain(unittest.TestCase):
             link, slurm = self.link(number)
             with unittest.mock.patch.object(checkpoints, "progress", side_effect=RuntimeError("a bug")):
                 link.begin()
-            self.assertTrue([call for call in slurm.calls if "--parsable" in call], self.said)
+            self.assertTrue([call for call in slurm.calls if "--parsable" in call], self.messages)
             self.save(number, number)
             link.end(1, ["n1", "n2"], None)
-        self.assertEqual(self.ended(2)["verdict"], "stop", self.said)
+        self.assertEqual(self.end_mark(2)["verdict"], "stop", self.messages)
 
-    def test_what_nemo_left_is_tidied(self) -> None:
+    def test_remains_of_nemo_are_tidied(self) -> None:
         directory = os.path.join(self.root, "nemo")
         for name in ("x--step=2-last", "x--step=4"):
             os.makedirs(os.path.join(directory, name, "weights"))

@@ -1,4 +1,4 @@
-"""Files that the supervisor writes and reads again, with the Python of a node."""
+"""Checks of files that the supervisor writes and reads again, with the Python of a node."""
 
 import errno
 import os
@@ -52,13 +52,13 @@ class Files(InDirectory):
         self.assertEqual(os.stat(self.path("a")).st_mode & 0o777, 0o750)
         self.assertEqual(self.names(), ["a"])
 
-    def test_of_two_the_first_writes(self) -> None:
+    def test_first_of_two_writers_wins(self) -> None:
         self.assertTrue(write_once(self.path("a"), "first\n"))
         self.assertFalse(write_once(self.path("a"), "second\n"))
         self.assertEqual(read_text(self.path("a")), "first\n")
         self.assertEqual(self.names(), ["a"])
 
-    def test_also_where_there_are_no_links(self) -> None:
+    def test_first_of_two_writers_wins_without_hard_links(self) -> None:
         link, os.link = os.link, refuse
         try:
             self.assertTrue(write_once(self.path("a"), "first\n"))
@@ -68,7 +68,7 @@ class Files(InDirectory):
         self.assertEqual(read_text(self.path("a")), "first\n")
         self.assertEqual(self.names(), ["a"])
 
-    def test_what_is_no_file_is_missing(self) -> None:
+    def test_special_file_is_missing(self) -> None:
         os.mkfifo(self.path("fifo"))
         for path in (self.path("fifo"), self.directory, self.path("null\0"), "/dev/zero"):
             with self.assertRaises(UnfitFile):
@@ -94,7 +94,7 @@ class Marks(InDirectory):
         InDirectory.setUp(self)
         os.mkdir(self.path(marks.MARKS))
 
-    def test_a_life_is_read_as_it_was_left(self) -> None:
+    def test_attempt_is_read_as_it_was_left(self) -> None:
         started = {"started": 1000, "nodes": "n1,n2", "link": 2, "avoids": "", "checkpoint": None}
         self.assertTrue(marks.leave(self.directory, "17.1", marks.STARTED, TAG, started))
         ended = {"exit_code": 75, "ended": 1060, "verdict": "continue", "why": 'a "quoted"\nline'}
@@ -116,15 +116,15 @@ class Marks(InDirectory):
         handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
         try:
-            left = marks.leave(self.directory, "17.0", marks.STARTED, TAG, {"started": 2})
-            once = marks.leave(self.directory, "17.0", marks.ENDED, TAG, {"ended": 2}, once=True)
+            is_started = marks.leave(self.directory, "17.0", marks.STARTED, TAG, {"started": 2})
+            is_ended = marks.leave(self.directory, "17.0", marks.ENDED, TAG, {"ended": 2}, once=True)
             holder = marks.claim(self.directory, "17")
             with self.assertRaises(OSError):
                 marks.end_chain(self.directory, marks.ChainEnd("job 17", "done"))
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
             signal.signal(signal.SIGXFSZ, handler)
-        self.assertEqual((left, once, holder), (False, False, "17"))
+        self.assertEqual((is_started, is_ended, holder), (False, False, "17"))
         self.assertEqual([attempt.started for attempt in marks.read_attempts(self.directory)], [1.0])
         self.assertEqual(os.listdir(self.path(marks.MARKS)), ["17.0.started.json"])
 
@@ -157,7 +157,7 @@ class Marks(InDirectory):
         marks.claim(self.directory, "20", 4)
         self.assertEqual(marks.link_jobs(self.directory), ["17", "18", "19", "20"])
 
-    def test_who_ends_a_chain_first_is_on_record(self) -> None:
+    def test_first_end_of_a_chain_is_on_record(self) -> None:
         self.assertIsNone(marks.chain_end(self.directory))
         self.assertTrue(marks.end_chain(self.directory, marks.ChainEnd("job 17", "all is done", 60)))
         self.assertFalse(marks.end_chain(self.directory, marks.ChainEnd("ann", "cancelled")))

@@ -1,4 +1,4 @@
-"""The judge and what it reads, with the Python of a node."""
+"""Checks of the judge and its evidence, with the Python of a node."""
 
 import json
 import os
@@ -17,7 +17,7 @@ class Evidence(unittest.TestCase):
         self.addCleanup(shutil.rmtree, self.directory)
         self.log = self.directory + "/log.out"
 
-    def test_of_a_long_log_the_end_is_read_byte_for_byte(self) -> None:
+    def test_end_of_a_long_log_is_read_byte_for_byte(self) -> None:
         with open(self.log, "wb") as stream:
             stream.truncate(TAIL_BYTES << 10)
             stream.seek(0, 2)
@@ -30,7 +30,7 @@ class Evidence(unittest.TestCase):
         self.assertEqual(lines[-3:], ["step 7/9 |", "", ""])
         self.assertEqual(judge(Facts(1), lines, ["n1"]).rule.name, "gpu_lost")
 
-    def test_of_a_long_line_both_ends_are_matched(self) -> None:
+    def test_both_ends_of_a_long_line_are_matched(self) -> None:
         with open(self.log, "w") as stream:
             stream.write("srun: error: Node failure on n1" + "Got async event" * 9999 + "GPU is lost")
         (line,) = evidence([self.log])
@@ -38,7 +38,7 @@ class Evidence(unittest.TestCase):
         self.assertTrue(line.startswith("srun: error: Node failure on n1Got"))
         self.assertTrue(line.endswith("eventGPU is lost"))
 
-    def test_what_ranks_left_comes_first_in_the_order_of_its_time(self) -> None:
+    def test_reports_of_ranks_come_first_in_order_of_time(self) -> None:
         for rank, moment in ((0, 20.5), (1, 10.0), (2, 3.0)):
             content = {"time": moment, "rank": rank, "host": f"n{rank}", "error": "e", "log": None}
             with open(f"{self.directory}/globalrank-{rank}.json", "w") as stream:
@@ -59,7 +59,7 @@ class Evidence(unittest.TestCase):
         self.assertEqual(first_failure(lines, ["n1", "n2"], 8), (8, "n2"))
         self.assertEqual(first_failure(["nothing"], ["n1"], 8), (None, None))
 
-    def test_the_last_step(self) -> None:
+    def test_last_step_is_read_from_progress_lines(self) -> None:
         for line, step in (
             ("0: step 8/9 | loss 1", 8),
             ("step 0012/99 | loss 1", 12),
@@ -83,22 +83,22 @@ class Judging(unittest.TestCase):
 
     def test_requeued_or_cancelled_is_not_known_at_the_end(self) -> None:
         ended = Facts(143, "COMPLETING", "None", "None", save="USR1")
-        judged = [judge(ended._replace(requeue=requeue), []) for requeue in (True, False, None)]
-        self.assertEqual([judgement.verdict for judgement in judged], ["continue", "stop", "stop"])
+        judgements = [judge(ended._replace(requeue=requeue), []) for requeue in (True, False, None)]
+        self.assertEqual([judgement.verdict for judgement in judgements], ["continue", "stop", "stop"])
 
     def test_hostile_words_of_slurm_stay_words(self) -> None:
         self.assertEqual(Facts(state="A B=C\nd").line.split()[1], "state=A_B=C")
 
 
 class States(unittest.TestCase):
-    def test_slurm_ends_a_job_or_does_not_or_does_not_tell(self) -> None:
+    def test_states_tell_if_slurm_ends_a_job(self) -> None:
         for word, ending in (
             ("RUNNING", False), ("SUSPENDED", False), ("COMPLETING", True), ("CANCELLED by 0", True),
             ("REQUEUED", True), ("PENDING", True), ("COMPLETED", None), ("", None), ("slurm is down", None),
         ):  # fmt: skip
             self.assertEqual(is_ending(word), ending, word)
 
-    def test_what_slurm_will_call_a_job(self) -> None:
+    def test_final_state_of_an_ending_job_is_known(self) -> None:
         for words, state in (
             (("COMPLETING", "TimeLimit", "None"), "TIMEOUT"),
             (("COMPLETING", "NodeDown", ""), "NODE_FAIL"),

@@ -1,4 +1,4 @@
-"""Tasks, signals, hooks and ports of the supervisor: real processes of this machine."""
+"""Checks of tasks, signals, hooks and ports of the supervisor, with real processes of this machine."""
 
 import contextlib
 import fcntl
@@ -28,8 +28,8 @@ from supervisor.settings import (
 )
 from supervisor.tasks import Signalled, Signals, forwarding, run, run_before
 
-# A task that signals the supervisor, and tells by its exit code what it was sent itself.
-TOLD = (
+# A task that signals the supervisor, and tells by its exit code which signal it got itself.
+SIGNALLED = (
     "trap 'exit 5' USR1; trap 'exit 6' TERM; kill -{} $PPID; for i in 1 2 3 4 5; do sleep 0.1; done; exit 7"
 )
 
@@ -51,7 +51,7 @@ class WithSignals(unittest.TestCase):
 
 class Tasks(WithSignals):
     def test_signals_to_the_job_reach_its_tasks_as_the_scheduler_wants_it(self):
-        for scheduler, save, name, code, noted in (
+        for scheduler, save, name, code, first in (
             (SLURM, "TERM", "USR1", 5, "USR1"),
             (SLURM, "TERM", "TERM", 7, "TERM"),  # Slurm itself tells them
             (SLURM, None, "INT", 6, "INT"),
@@ -63,19 +63,19 @@ class Tasks(WithSignals):
         ):
             with self.subTest(scheduler=scheduler, save=save, name=name):
                 self.signals.first = ""
-                self.assertEqual(self.code(TOLD.format(name), scheduler=scheduler, save=save), code)
-                self.assertEqual(self.signals.first, noted)
+                self.assertEqual(self.code(SIGNALLED.format(name), scheduler=scheduler, save=save), code)
+                self.assertEqual(self.signals.first, first)
 
     def test_the_first_signal_is_remembered(self):
         self.code("kill -USR1 $PPID; trap : USR1; sleep 0.2; kill -TERM $PPID; sleep 0.2")
         self.assertEqual(self.signals.first, "USR1")
 
     def test_the_first_task_that_fails_ends_the_others_and_gives_the_code(self):
-        begun = time.monotonic()
+        start = time.monotonic()
         self.assertEqual(
             self.code("sleep 60", "exit 3", "trap 'exit 4' TERM; sleep 60 >/dev/null 2>&1 & wait"), 3
         )
-        self.assertLess(time.monotonic() - begun, 50)
+        self.assertLess(time.monotonic() - start, 50)
 
     def test_a_task_that_a_signal_ended_has_the_code_of_a_shell(self):
         self.assertEqual(self.code("kill -KILL $$"), 137)
@@ -90,14 +90,14 @@ class Tasks(WithSignals):
                 group, pid, *masks = stream.read().split("\n")
         self.assertEqual(group.strip(), pid)
         blocked = [int(line.split()[1], 16) for line in masks if line.startswith(("SigBlk", "SigIgn"))]
-        # What whoever runs the tests ignores of the C library's own signals, 32 and on, stays ignored.
+        # Signals of the C library, 32 and on, stay ignored if the process that runs the tests ignores them.
         self.assertEqual([mask & 0x7FFFFFFF for mask in blocked], [0, 0])
 
-    def test_what_is_no_program_ends_those_that_have_started(self):
-        begun = time.monotonic()
+    def test_missing_program_ends_the_started_tasks(self):
+        start = time.monotonic()
         with self.assertRaises(OSError):
             run([task("exec sleep 60"), (["/no/such/program"], None)], self.signals, {})
-        self.assertLess(time.monotonic() - begun, 50)
+        self.assertLess(time.monotonic() - start, 50)
 
     def test_a_signal_ends_a_command_before_the_tasks(self):
         with self.assertRaises(Signalled):
@@ -119,7 +119,7 @@ class Tasks(WithSignals):
 
 
 class Turns(WithSignals):
-    """The jobs of a run without Slurm, one after the other."""
+    """The jobs of a run without Slurm, which run one after the other."""
 
     def setUp(self):
         super().setUp()
@@ -163,7 +163,7 @@ class Hooks(WithSignals):
     def hook(self, call, budget=30.0, every=60.0):
         return hooks.Hook("the check", call, lambda job, answer: self.answers.append(answer), budget, every)
 
-    def test_one_that_raises_or_hangs_or_exits_ends_alone(self):
+    def test_hook_that_raises_hangs_or_exits_ends_alone(self):
         def raises(job):
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # its traceback
             raise RuntimeError("a bug")
@@ -174,9 +174,9 @@ class Hooks(WithSignals):
 
         calls = [raises, hangs, lambda job: os._exit(9), lambda job: object(), lambda job: {"job": job.id}]
         calls[3] = lambda job: os.dup2(os.open(os.devnull, os.O_WRONLY), 2) and object()
-        begun = time.monotonic()
+        start = time.monotonic()
         hooks.call_each([self.hook(call, budget=1.0) for call in calls], self.job, self.signals)
-        self.assertLess(time.monotonic() - begun, 50)
+        self.assertLess(time.monotonic() - start, 50)
         self.assertEqual(self.answers, [{"job": "17"}])
         self.assertIn("the check: no answer within 1 seconds", self.log.getvalue())
 
@@ -185,7 +185,7 @@ class Hooks(WithSignals):
         hooks.call_each([failing], self.job, self.signals)
         self.assertIn("the check: TypeError", self.log.getvalue())
 
-    def test_while_the_tasks_run_they_are_called_again_and_again(self):
+    def test_hooks_are_called_repeatedly_while_the_tasks_run(self):
         polling = hooks.Polling(
             self.job,
             self.signals,
@@ -197,14 +197,14 @@ class Hooks(WithSignals):
         self.assertEqual(code, 4)
         self.assertGreater(len(self.answers), 1)
 
-    def test_what_fails_beside_the_tasks_does_not_end_them(self):
+    def test_failing_poll_does_not_end_the_tasks(self):
         for error in (OSError(28, "No space left on device"), ImportError("the archive is gone")):
             failing = unittest.mock.patch.object(hooks.Polling, "poll", side_effect=error)
             with failing, contextlib.redirect_stderr(self.log):
                 code = main._run(self.job, [task("trap 'exit 6' TERM; sleep 0.3; exit 4")], self.signals)
             self.assertEqual(code, 4)
 
-    def test_one_that_cannot_be_killed_is_not_waited_for(self):
+    def test_hook_that_cannot_be_killed_is_not_waited_for(self):
         # As in a read of a dead server.
         with unittest.mock.patch("os.kill"), unittest.mock.patch("os.killpg"):
             hooks.call_each([self.hook(lambda job: time.sleep(60), budget=0.1)], self.job, self.signals)
@@ -228,12 +228,12 @@ class Hooks(WithSignals):
         hooks.call_each([call], self.job, self.signals)
         self.assertEqual(self.answers, ["answered"])
 
-    def test_without_hooks_nothing_wakes_the_supervisor(self):
+    def test_polling_without_hooks_never_wakes_the_supervisor(self):
         self.assertIsNone(hooks.Polling(self.job, self.signals, []).poll())
 
 
 class Steps(WithSignals):
-    """The words of srun in the log: those of Slurm 22.05."""
+    """The messages of srun in the log, as Slurm 22.05 writes them."""
 
     def setUp(self):
         super().setUp()
@@ -250,7 +250,7 @@ class Steps(WithSignals):
         with open(self.log, "a") as stream:
             stream.writelines(lines)
 
-    def test_a_step_that_never_ran(self):
+    def test_step_that_never_ran_is_recognized(self):
         step = srun.begin_step(self.job)
         self.assertFalse(step.never_ran())  # what is in the log already is of the attempt before
         self.write("a task says: srun: Timed out waiting for job step to complete\n")
@@ -274,10 +274,10 @@ class Steps(WithSignals):
                 polling = hooks.Polling(self.job, self.signals, [waits.hook])
                 self.addCleanup(polling.stop)
                 command = task(f"trap '' TERM; echo 'srun: {words}' >>{self.log}; exec sleep 60")
-                begun = time.monotonic()
+                start = time.monotonic()
                 code = run([command], self.signals, forwarding(SLURM, None), polling.poll, waits.is_over)
                 self.assertEqual(code, 137)
-                self.assertTrue(1 <= time.monotonic() - begun < 50)
+                self.assertTrue(1 <= time.monotonic() - start < 50)
 
     def test_an_srun_whose_job_goes_on_writing_is_left_alone(self):
         patience, every = srun._PATIENCE, srun._EVERY
@@ -316,12 +316,12 @@ class Places(unittest.TestCase):
             os.chmod(directory + "/scontrol", 0o755)
             os.environ.update(PATH=directory, SLURM_JOB_ID="17", SLURM_JOB_NODELIST="n[1-2]")
             for answer, hosts in ((b"n1\nn2\n", ["n1", "n2"]), (b"", ["asked", "n[1-2]"])):
-                there, here = os.pipe()
-                os.write(here, answer)
-                os.close(here)
-                os.dup2(there, HOSTS_FD)
-                if there != HOSTS_FD:
-                    os.close(there)
+                read_end, write_end = os.pipe()
+                os.write(write_end, answer)
+                os.close(write_end)
+                os.dup2(read_end, HOSTS_FD)
+                if read_end != HOSTS_FD:
+                    os.close(read_end)
                 self.assertEqual(rendezvous(SLURM, None).hosts, hosts)
                 with self.assertRaises(OSError):  # the tasks do not inherit it
                     os.fstat(HOSTS_FD)

@@ -1,4 +1,4 @@
-"""Runs the checks beside it with any Python from 3.6 on: run_checks.py ARCHIVE SAMPLES."""
+"""Run the checks beside this file with any Python from 3.6 on: run_checks.py ARCHIVE SAMPLES."""
 
 import os
 import sys
