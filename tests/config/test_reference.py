@@ -137,7 +137,7 @@ def is_same(theirs: Any, ours: Any) -> bool:
 
 
 def right_max_time(time_limit: str) -> str:
-    """Return half an hour less than the limit, as most sizes of the reference; of a short one less."""
+    """Return the limit less half an hour, as most sizes of the reference; less a sixth if it is short."""
     seconds = parse_time_limit(time_limit)
     assert seconds is not None
     return format_days(seconds - min(1800, seconds // 6))
