@@ -24,7 +24,7 @@ def requeued(runs: ChainRuns, run: str) -> None:
     body = "((${SLURM_RESTART_COUNT:-0})) || wait_to_save 1\nsave 3\n"
     job = _running_chain(runs, run, body)
     _requeue(runs, run, job)
-    runs.said[run] = runs.slipway("status", run, "--json")
+    runs.answers[run] = runs.slipway("status", run, "--json")
     # Slurm would wait for two minutes; and slurmd takes no job in the second in which it was killed.
     time.sleep(1.1)
     runs.slurm("scontrol", "update", f"JobId={job}", "StartTime=now")
@@ -43,7 +43,7 @@ def cancelled_while_requeued(runs: ChainRuns, run: str) -> None:
     """Cancel with `slipway cancel` a chain whose current link waits to begin again."""
     job = _running_chain(runs, run, "wait_to_save 1\n")
     _requeue(runs, run, job)
-    runs.said[run] = runs.slipway("cancel", run)
+    runs.answers[run] = runs.slipway("cancel", run)
     runs.until_over(run)
 
 
@@ -66,7 +66,7 @@ def deleted(runs: ChainRuns, run: str) -> None:
     done = runs.begin(*chosen, *overrides, nodes="n1")
     assert done.returncode == 0, done
     runs.jobs[run] = json.loads(done.stdout)["job_id"]
-    runs.said[run] = runs.slipway("cancel", second)
+    runs.answers[run] = runs.slipway("cancel", second)
     (runs.work(run) / "go").touch()
     runs.until_gone(run, first)
     runs.until_over(run)
@@ -89,9 +89,9 @@ def full_disk(runs: ChainRuns, run: str) -> None:
         if path.name != "job" and not path.name.startswith(runs.jobs[run]):
             path.unlink()
     answers += runs.ask_json("status", run)
-    runs.said[f"{run}_status"] = Done("status", 0, json.dumps(answers), "")
-    runs.said[run] = runs.slipway("cancel", "--wait", run)
-    runs.said[f"{run}_left"] = Done("squeue", 0, " ".join(runs.queued(run)), "")
+    runs.answers[f"{run}_status"] = Done("status", 0, json.dumps(answers), "")
+    runs.answers[run] = runs.slipway("cancel", "--wait", run)
+    runs.answers[f"{run}_left"] = Done("squeue", 0, " ".join(runs.queued(run)), "")
     runs.command("scancel", f"--name={PREFIX}{run}")
     runs.until_over(run)
 
@@ -114,15 +114,15 @@ def suspended(runs: ChainRuns, run: str) -> None:
     job = _running_chain(runs, run, "wait_to_save 3\n")
     runs.slurm("scontrol", "suspend", job)
     runs.until(f"{job} is stopped", lambda: _process_states(job) == {"T"}, run)
-    runs.said[run] = runs.slipway("cancel", "--save", run)
-    runs.said[f"{run}_queue"] = runs.command(
+    runs.answers[run] = runs.slipway("cancel", "--save", run)
+    runs.answers[f"{run}_queue"] = runs.command(
         "squeue", "--noheader", "--format=%i %T", f"--name={PREFIX}{run}"
     )
-    runs.said[f"{run}_end"] = Done("end", 0, str(runs.end(run)), "")
+    runs.answers[f"{run}_end"] = Done("end", 0, str(runs.end(run)), "")
     runs.slurm("scontrol", "resume", job)
     # A signal that comes before the node has resumed the job is lost, though Slurm says that it runs.
     runs.until(f"{job} is resumed", lambda: "T" not in _process_states(job), run)
-    runs.said[f"{run}_again"] = runs.slipway("cancel", "--save", run)
+    runs.answers[f"{run}_again"] = runs.slipway("cancel", "--save", run)
     runs.until_over(run)
 
 
@@ -155,7 +155,7 @@ def _cancelled_in_submission(runs: ChainRuns, run: str, moment: str) -> None:
         (folder / "answers-late").touch()
     runs.chain(run, "wait_to_save 1\n", "resilience.links=4", nodes="n1", programs=folder)
     runs.until(f"sbatch is {moment}", (folder / moment).exists, run)
-    runs.said[run] = runs.slipway("cancel", run)
+    runs.answers[run] = runs.slipway("cancel", run)
     (folder / "go").touch()
     runs.until_over(run)
 

@@ -87,7 +87,7 @@ def cancelled(runs: ChainRuns, run: str) -> None:
     runs.chain(run, "((link > 1)) || { save 1; exit 1; }\nbe_deaf\n", "resilience.links=9", nodes="n1")
     runs.until_ready(run, 2)
     runs.until("the third link waits", lambda: len(runs.links(run)) == 3, run)
-    runs.said[run] = runs.slipway("cancel", run)
+    runs.answers[run] = runs.slipway("cancel", run)
     runs.until_over(run)
 
 
@@ -173,7 +173,7 @@ def fatherless(runs: ChainRuns, run: str) -> None:
         f"cluster.python={payload}",
         "resilience.links=3",
     ]
-    runs.said[run] = runs.begin(*CHAIN, *stages, nodes="n1")
+    runs.answers[run] = runs.begin(*CHAIN, *stages, nodes="n1")
     runs.until_over(f"{run}_data")
     runs.until_over(run)
 

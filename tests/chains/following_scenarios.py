@@ -52,7 +52,7 @@ def continued(runs: ChainRuns, run: str) -> None:
     for link in (1, 2, 3):
         runs.until_ready(run, link)
         if link == 2:
-            runs.said[run] = runs.slipway("status", AFTER.format(run))
+            runs.answers[run] = runs.slipway("status", AFTER.format(run))
         (runs.work(run) / f"go.{link}").touch()
     until_both_are_over(runs, run)
 
@@ -147,7 +147,7 @@ def repeated(runs: ChainRuns, run: str) -> None:
     (work / "go.1").touch()
     runs.until("a job looks at two checkpoints", lambda: len(runs.queued(after)) == 2, run)
     runs.until("it runs", lambda: (work / "after").exists(), run)
-    runs.said[f"{run}_running"] = runs.slipway("status", after)
+    runs.answers[f"{run}_running"] = runs.slipway("status", after)
     (work / "go.2").touch()
     runs.until("the next one waits", lambda: len(runs.queued(after)) == 3, run)
     (work / "go.5").touch()

@@ -22,7 +22,7 @@ def test_requeued_link_goes_on(chains: Any) -> None:
     """An administrator's requeue looks like a cancellation to the job that it ends."""
     runs = chains.wait_for("requeued")
     job = runs.jobs["requeued"]
-    (waiting,) = json.loads(runs.said["requeued"].stdout)
+    (waiting,) = json.loads(runs.answers["requeued"].stdout)
     assert (waiting["state"], waiting["job_id"]) == ("PENDING", job), runs.report("requeued")
     assert runs.begun_jobs("requeued") == [job, job], runs.report("requeued")
     first, second = runs.attempts("requeued")
@@ -40,7 +40,7 @@ def test_cancelled_link_that_may_be_requeued_ends_the_chain(chains: Any) -> None
 
 def test_chain_is_cancelled_while_its_link_waits_to_begin_again(chains: Any) -> None:
     runs = chains.wait_for("cancelled_while_requeued")
-    done = runs.said["cancelled_while_requeued"]
+    done = runs.answers["cancelled_while_requeued"]
     assert done.returncode == 0, done
     assert done.stdout.startswith(f"cancelled job {runs.jobs['cancelled_while_requeued']} "), done
     assert len(runs.begun_jobs("cancelled_while_requeued")) == 1
@@ -71,8 +71,8 @@ def test_jobs_of_a_deleted_launch_leave_the_next_one_alone(chains: Any) -> None:
     others = set(command) - own
     assert len(others) >= 2, output
     # To cancel the link of old by its id would end the new launch.
-    assert runs.said["deleted"].returncode == 2, f"{runs.said['deleted']}\n{runs.report('deleted')}"
-    assert "of a launch that was removed" in runs.said["deleted"].stderr
+    assert runs.answers["deleted"].returncode == 2, f"{runs.answers['deleted']}\n{runs.report('deleted')}"
+    assert "of a launch that was removed" in runs.answers["deleted"].stderr
     begun = runs.begun_jobs("deleted")
     assert begun == [begun[0], runs.jobs["deleted"]], runs.report("deleted")
     marks = runs.launch_directory("deleted") / "marks"
@@ -85,14 +85,14 @@ def test_jobs_of_a_deleted_launch_leave_the_next_one_alone(chains: Any) -> None:
 
 def test_missing_claims_hide_no_link(chains: Any) -> None:
     runs = chains.wait_for("full_disk")
-    rows = json.loads(runs.said["full_disk_status"].stdout)
+    rows = json.loads(runs.answers["full_disk_status"].stdout)
     job = runs.begun_jobs("full_disk")[2]
     fields = [(row["state"], row["job_id"], row["link"], row["max_links"]) for row in rows]
     assert fields == [("RUNNING", job, 3, 9)] * 3, runs.report("full_disk")
-    done = runs.said["full_disk"]
+    done = runs.answers["full_disk"]
     assert done.returncode == 0, done
     assert done.stdout.startswith(f"cancelled job {job} of full_disk (launch 1, link 3/9)"), done
-    assert runs.said["full_disk_left"].stdout == "", runs.report("full_disk")
+    assert runs.answers["full_disk_left"].stdout == "", runs.report("full_disk")
     assert len(runs.begun_jobs("full_disk")) == 3
     assert runs.end("full_disk") is not None
     assert status_row(runs, "full_disk")["state"] == "CANCELLED"
@@ -107,14 +107,14 @@ def test_text_of_a_mark_is_no_code(chains: Any) -> None:
 
 def test_refused_save_ends_nothing(chains: Any) -> None:
     runs = chains.wait_for("suspended")
-    refusal = runs.said["suspended"]
+    refusal = runs.answers["suspended"]
     assert refusal.returncode == 1, refusal
     assert "SUSPENDED: nothing runs that could save" in refusal.stdout + refusal.stderr
-    queue = dict(line.split() for line in runs.said["suspended_queue"].stdout.splitlines())
+    queue = dict(line.split() for line in runs.answers["suspended_queue"].stdout.splitlines())
     assert queue.pop(runs.jobs["suspended"]) == "SUSPENDED"
     assert list(queue.values()) == ["PENDING"], runs.report("suspended")
-    assert runs.said["suspended_end"].stdout == "None"
-    second_cancel = runs.said["suspended_again"]
+    assert runs.answers["suspended_end"].stdout == "None"
+    second_cancel = runs.answers["suspended_again"]
     assert second_cancel.returncode == 0, second_cancel
     assert len(runs.begun_jobs("suspended")) == 1, runs.report("suspended")
     (attempt,) = runs.attempts("suspended")
@@ -125,7 +125,7 @@ def test_refused_save_ends_nothing(chains: Any) -> None:
 @pytest.mark.parametrize("run", ["cancelled_before_submission", "cancelled_before_answer"])
 def test_chain_is_cancelled_while_its_next_link_is_submitted(chains: Any, run: str) -> None:
     runs = chains.wait_for(run)
-    done = runs.said[run]
+    done = runs.answers[run]
     assert done.returncode == 0, done
     assert runs.begun_jobs(run) == [], runs.report(run)
     assert runs.end(run) is not None

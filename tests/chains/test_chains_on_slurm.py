@@ -125,7 +125,7 @@ def test_finished_chain_needs_no_further_link(chains: Any) -> None:
 
 def test_cancelling_a_run_ends_the_whole_chain(chains: Any) -> None:
     runs = chains.wait_for("cancelled")
-    assert runs.said["cancelled"].returncode == 0, runs.said["cancelled"]
+    assert runs.answers["cancelled"].returncode == 0, runs.answers["cancelled"]
     assert len(runs.begun_jobs("cancelled")) == 2, runs.report("cancelled")
     assert runs.end("cancelled") is not None
     states = runs.slurm("squeue", "--noheader", "--states=all", "--format=%i %T", "--name=chain-cancelled")
@@ -171,7 +171,7 @@ def test_a_lost_answer_makes_no_second_link_of_a_number(chains: Any, run: str, i
 
 def test_a_failed_stage_leaves_nothing_that_waits_for_it(chains: Any) -> None:
     runs = chains.wait_for("fatherless")
-    done = runs.said["fatherless"]
+    done = runs.answers["fatherless"]
     assert done.returncode == 0, done
     jobs = json.loads(done.stdout)
     assert len(jobs if isinstance(jobs, list) else jobs["launches"]) == 2

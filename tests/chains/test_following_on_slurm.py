@@ -43,7 +43,7 @@ def test_stage_runs_once_after_the_link_that_is_done(chains: Any, run: str, link
 
 def test_status_names_the_chain_that_a_stage_waits_for(chains: Any) -> None:
     runs = chains.wait_for("continued")
-    assert "Dependency: it waits for the end of continued" in runs.said["continued"].stdout
+    assert "Dependency: it waits for the end of continued" in runs.answers["continued"].stdout
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_repeated_stage_looks_at_new_checkpoints_one_job_at_a_time(chains: Any) 
 def test_jobs_of_a_repeated_stage_are_tracked(chains: Any) -> None:
     runs, run = chains.wait_for("repeated"), AFTER.format("repeated")
     last, first, second = runs.links(run)
-    running = runs.said["repeated_running"].stdout
+    running = runs.answers["repeated_running"].stdout
     assert "RUNNING" in running and first in running
     (launch,) = runs.ask_json("history", run)
     # Marks have whole seconds: two that begin in the same one may stand in either order.

@@ -31,7 +31,7 @@ class SandboxRuns:
     """One sandbox with its runs.
 
     `jobs` has the id of each run's job. `rows` is the last answer of `slipway status --json`, by run, and
-    `history` has a row for each new state or reason of a run, in their order. `said` is the answer of the
+    `history` has a row for each new state or reason of a run, in their order. `answers` has the answer of the
     verb that acted on a run.
     """
 
@@ -41,7 +41,7 @@ class SandboxRuns:
     jobs: dict[str, str] = field(default_factory=dict)
     rows: dict[str, Row] = field(default_factory=dict)
     history: dict[str, list[Row]] = field(default_factory=dict)
-    said: dict[str, Done] = field(default_factory=dict)
+    answers: dict[str, Done] = field(default_factory=dict)
 
     def command(self, *words: object) -> Done:
         """Run a command as the user would."""

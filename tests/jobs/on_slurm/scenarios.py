@@ -133,8 +133,8 @@ def scontrol(*words: str) -> Callable[[SandboxRuns], object]:
 
 
 def slipway(verb: str, run: str) -> Callable[[SandboxRuns], object]:
-    """Return an action that calls a verb about a run; its answer is kept in `SandboxRuns.said`."""
-    return lambda runs: runs.said.update({run: runs.slipway(verb, run)})
+    """Return an action that calls a verb about a run; its answer is kept in `SandboxRuns.answers`."""
+    return lambda runs: runs.answers.update({run: runs.slipway(verb, run)})
 
 
 def preempt(runs: SandboxRuns) -> None:

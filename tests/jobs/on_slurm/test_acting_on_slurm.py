@@ -23,7 +23,7 @@ def test_outcome_of_each_job_is_reported(
     runs: SandboxRuns, run: str, outcome: str, previous_state: str
 ) -> None:
     """The outcome of each is in the states that `status` prints."""
-    answer = runs.said[run]
+    answer = runs.answers[run]
     assert answer.stdout.startswith(
         f"{outcome} job {runs.jobs[run]} of {run} (launch 1): it was {previous_state}"
     )
