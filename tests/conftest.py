@@ -7,16 +7,18 @@ import os
 import signal
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.shipped_files import parse_shipped_files_once
 
-pytest_plugins = ["tests.zygotes", "tests.sandbox.fixtures", "tests.warm"]
+pytest_plugins = ["tests.zygotes", "tests.forked_slipway", "tests.sandbox.fixtures", "tests.warm"]
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -39,18 +41,23 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 _MEMORY = Path("/dev/shm")
 _ROOM = 6 << 30  # bytes: three times what all tests write
+# The memory that a container of this process may have; absent outside of one.
+_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 def _has_room(place: Path) -> bool:
-    """Return True if a file system has room for what the tests write, and executes what lies there."""
+    """Return True if there is memory for what the tests write, and a file system there executes programs."""
     try:
         state = os.statvfs(place)
     except OSError:
         return False
-    return state.f_bavail * state.f_frsize > _ROOM and not state.f_flag & os.ST_NOEXEC
+    rooms = [state.f_bavail * state.f_frsize, psutil.virtual_memory().available]
+    with suppress(OSError, ValueError):  # it may be "max"
+        rooms.append(int(_LIMIT.read_text()))
+    return min(rooms) > _ROOM and not state.f_flag & os.ST_NOEXEC
 
 
-# The tests make 180,000 files: in memory each takes half of the CPU time. `TMPDIR=/tmp`: on disk.
+# The tests make 180,000 files: in memory each takes half of the CPU time. `TMPDIR=/tmp` keeps them on disk.
 if "TMPDIR" not in os.environ and _has_room(_MEMORY):
     os.environ["TMPDIR"] = tempfile.tempdir = str(_MEMORY)
 
@@ -151,6 +158,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 @pytest.fixture(scope="session")
 def repository() -> Path:
     return REPOSITORY
+
+
+@pytest.fixture
+def other_user(tmp_path: Path) -> int:
+    """Let every user enter `tmp_path`; return the id of one."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to become somebody else")
+    for path in (tmp_path, *tmp_path.parents):
+        if path.stat().st_mode & 0o005 == 0o005:
+            break  # the directory for temporary files, which everybody may enter
+        path.chmod(0o755)
+    return 65534
 
 
 _CACHES = count()

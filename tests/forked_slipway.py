@@ -14,13 +14,15 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+import pytest
+
 from benchmarks.soak import warm_launcher, zygote
 from tests import zygotes
-from tests.fakes.programs import write_program
+from tests.fakes.programs import prepend_to_path, write_program
 from tests.shipped_files import parse_shipped_files_once
 
 SLIPWAY = Path(sys.executable).with_name("slipway")
@@ -62,6 +64,14 @@ def write_slipway(folder: Path) -> Path:
     """Write a `slipway` that is forked into a folder for PATH; return the folder."""
     write_program(folder / SLIPWAY.name, f'exec {shlex.join(forked_command())} "$@"')
     return folder
+
+
+@pytest.fixture(scope="module")
+def forked_slipway_on_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Put a `slipway` that is forked on the PATH."""
+    with pytest.MonkeyPatch.context() as patch:
+        prepend_to_path(patch, write_slipway(tmp_path_factory.mktemp("programs")))
+        yield
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,8 +14,8 @@ import yaml
 
 from arithmetic.parameters import count_parameters, vocabulary_size
 from launcher.sandbox.lifecycle import Sandbox
-from tests.fakes.programs import prepend_to_path
-from tests.forked_slipway import write_slipway
+
+pytestmark = pytest.mark.usefixtures("forked_slipway_on_path")
 
 WRAPPERS = (
     "bmk-pretrain-gpt3-126m2",
@@ -48,14 +47,6 @@ SHRUNK = [
     "training.model.max_position_embeddings=32",
     "training.model.micro_batch_size=2",
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def forked_slipway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Put a `slipway` that is forked on the PATH."""
-    with pytest.MonkeyPatch.context() as patch:
-        prepend_to_path(patch, write_slipway(tmp_path_factory.mktemp("programs")))
-        yield
 
 
 def run(

@@ -113,7 +113,7 @@ def suspended(runs: ChainRuns, run: str) -> None:
     """Try `slipway cancel --save` while the job is suspended and nothing could save, then again after it."""
     job = _running_chain(runs, run, "wait_to_save 3\n")
     runs.slurm("scontrol", "suspend", job)
-    runs.until(f"{job} is stopped", lambda: _process_states(job) == {"T"}, run)
+    runs.until(f"{job} is stopped", lambda: _process_states(runs, job) == {"T"}, run)
     runs.answers[run] = runs.slipway("cancel", "--save", run)
     runs.answers[f"{run}_queue"] = runs.command(
         "squeue", "--noheader", "--format=%i %T", f"--name={PREFIX}{run}"
@@ -121,7 +121,7 @@ def suspended(runs: ChainRuns, run: str) -> None:
     runs.answers[f"{run}_end"] = Done("end", 0, str(runs.end(run)), "")
     runs.slurm("scontrol", "resume", job)
     # A signal that comes before the node has resumed the job is lost, though Slurm says that it runs.
-    runs.until(f"{job} is resumed", lambda: "T" not in _process_states(job), run)
+    runs.until(f"{job} is resumed", lambda: "T" not in _process_states(runs, job), run)
     runs.answers[f"{run}_again"] = runs.slipway("cancel", "--save", run)
     runs.until_over(run)
 
@@ -178,11 +178,13 @@ def _requeue(runs: ChainRuns, run: str, job: str) -> None:
     runs.until(f"{job} waits to begin again", waits, run)
 
 
-def _process_states(job: str) -> set[str]:
+def _process_states(runs: ChainRuns, job: str) -> set[str]:
     """Return the states of a job's processes on this machine, where all nodes are: ``T`` of a stopped one."""
     states = set()
+    # Another sandbox of this machine may have a job of this number.
+    variables = {f"SLURM_JOB_ID={job}".encode(), f"SLURM_CONF={runs.environment['SLURM_CONF']}".encode()}
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if f"SLURM_JOB_ID={job}".encode() in (process / "environ").read_bytes().split(b"\0"):
+            if variables <= set((process / "environ").read_bytes().split(b"\0")):
                 states.add((process / "stat").read_text().rpartition(")")[2].split()[0])
     return states

@@ -19,7 +19,7 @@ LONG = "x" * 300
 
 
 def slipway(*arguments: str | bytes, cwd: Path, user: int | None = None, **streams: int) -> tuple[int, str]:
-    # A fork belongs to its parent's user.
+    # A fork runs as the user of its parent.
     program = forked_command() if user is None else [sys.executable, "-m", "launcher.cli.app"]
     env = {**os.environ, "PYTHONPATH": str(MAIN.parents[2])}
     done = subprocess.run(
@@ -34,17 +34,10 @@ def slipway(*arguments: str | bytes, cwd: Path, user: int | None = None, **strea
 
 
 @pytest.fixture
-def stranger(tmp_path: Path) -> int:
-    """The id of a user who may not read `private`."""
-    if os.geteuid() != 0:
-        pytest.skip("needs root, to become somebody else")
-    nobody = 65534
-    for path in (tmp_path, *tmp_path.parents):
-        if path == Path("/tmp"):
-            break
-        path.chmod(0o755)
+def stranger(tmp_path: Path, other_user: int) -> int:
+    """Make `private`; return the id of a user who may not read it."""
     try:
-        code, message = slipway("--version", cwd=tmp_path, user=nobody)
+        code, message = slipway("--version", cwd=tmp_path, user=other_user)
     except PermissionError as error:
         code, message = 1, str(error)
     if code != 0:
@@ -54,7 +47,7 @@ def stranger(tmp_path: Path) -> int:
     # A directory that the user may write: otherwise that refusal came first.
     (tmp_path / "results").mkdir()
     (tmp_path / "results").chmod(0o777)
-    return nobody
+    return other_user
 
 
 @pytest.mark.parametrize(

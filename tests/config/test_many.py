@@ -251,8 +251,8 @@ def test_mistakes_below_a_search_path_are_reported_together(tmp_path: Path) -> N
     assert "did you mean 'partition'?" in str(caught.value)
 
 
-def test_explaining_mistakes_parses_a_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file is parsed once to compose, and once to explain any number of mistakes."""
+def test_explaining_mistakes_parses_a_file_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Composing parses a file once; explaining parses it once more, however many mistakes there are."""
     path = tmp_path / "cluster/ours.yaml"
     path.parent.mkdir()
     path.write_text("defaults: [bcm, _self_]\n")

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -426,53 +424,44 @@ def test_obstacles_in_a_tree_do_not_stop_the_search(tmp_path: Path) -> None:
     assert find_run("broken", tree).run_dir == tree / "broken"
 
 
-FIND = """
-import sys
-from pathlib import Path
-from launcher.errors import UserError
-from launcher.jobs.lookup import find
-from launcher.jobs.locator import Known, _Cluster
-Known._clusters = []
-for word in sys.argv[2:]:
+def find_as(user: int, cache: Path, base: Path, words: Sequence[str]) -> list[str]:
+    """Return the run and the launch that each word names to another user, who has an index of their own.
+
+    A fork does it: the other user may not be able to read this interpreter and the checkout.
+    """
+    receiver, sender = os.pipe()
+    if (pid := os.fork()) == 0:
+        code = 1
+        try:
+            os.setgroups([])
+            os.setgid(user)
+            os.setuid(user)
+            os.environ["SLIPWAY_CACHE_DIR"] = str(cache)
+            RunLocator._clusters = []  # type: ignore[assignment]
+            os.write(sender, "\n".join(name_of(word, base) for word in words).encode())
+            code = 0
+        finally:
+            os._exit(code)
+    os.close(sender)
+    with os.fdopen(receiver) as stream:
+        lines = stream.read().splitlines()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    return lines
+
+
+def name_of(word: str, base: Path) -> str:
     try:
-        found = find(word, Path(sys.argv[1]))
-        print(f"{found.run_dir.name}:{found.launch}")
+        run = find_run(word, base)
     except UserError:
-        print("-")
-"""
+        return "-"
+    return f"{run.run_dir.name}:{run.launch}"
 
 
-@pytest.fixture
-def stranger(tmp_path: Path) -> Callable[..., list[str]]:
-    """Return a function that finds runs as another user, who has an index of their own."""
-    if os.geteuid() != 0:
-        pytest.skip("needs root, to become somebody else")
-    for path in (tmp_path, *tmp_path.parents):
-        if path == Path("/tmp"):
-            break
-        path.chmod(0o755)
+def test_two_users_find_each_others_runs(tmp_path: Path, other_user: int) -> None:
+    """Each finds the other's runs; what may not be read is passed over."""
     cache = tmp_path / "their cache"
     cache.mkdir(mode=0o700)
-    os.chown(cache, 65534, 65534)
-
-    def run(*words: object) -> list[str]:
-        repository = str(Path(__file__).resolve().parents[2])
-        env = {**os.environ, "PYTHONPATH": repository, "SLIPWAY_CACHE_DIR": str(cache)}
-        command = [sys.executable, "-c", FIND, *map(str, words)]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, env=env, user=65534, cwd=tmp_path)
-        except PermissionError as error:
-            pytest.skip(f"the checkout is not for everybody to read: {error}")
-        if "ModuleNotFoundError" in done.stderr:
-            pytest.skip("the checkout is not for everybody to read")
-        assert done.stderr == ""
-        return done.stdout.split()
-
-    return run
-
-
-def test_two_users_find_each_others_runs(tmp_path: Path, stranger: Callable[..., list[str]]) -> None:
-    """Each finds the other's runs; what may not be read is passed over."""
+    os.chown(cache, other_user, other_user)
     tree = tmp_path / "shared"
     launch(tree / "open", job_id="2")
     launch(tree / "closed", job_id="3").parents[1].chmod(0o700)
@@ -480,11 +469,13 @@ def test_two_users_find_each_others_runs(tmp_path: Path, stranger: Callable[...,
     launch(tree / "half", 2, job_id="5").chmod(0o700)
     theirs = launch(tree / "theirs", job_id="6", user="nobody").parents[1]
     for path in (theirs, *theirs.rglob("*")):
-        os.chown(path, 65534, 65534)
+        os.chown(path, other_user, other_user)
         path.chmod(0o700)
-    lines = stranger(tree, "open", "2", "half", "4", "5", "3", "theirs", "6")
+    # The launcher imports some modules where it first needs them, and the fork may not read them.
+    assert find_run("2", tree) == RunRef(tree / "open", 1)
+    lines = find_as(other_user, cache, tree, ["open", "2", "half", "4", "5", "3", "theirs", "6"])
     assert lines == ["open:None", "open:1", "half:None", "half:1", "-", "-", "theirs:None", "theirs:1"]
-    assert stranger(tmp_path / "nowhere", "open", "6") == ["open:None", "theirs:1"]
+    assert find_as(other_user, cache, tmp_path / "nowhere", ["open", "6"]) == ["open:None", "theirs:1"]
     assert find_run("6", tree) == RunRef(theirs, 1)
 
 

@@ -92,7 +92,7 @@ def test_status_names_a_different_training(runs: Runs, scheduler: FakeScheduler,
 @pytest.mark.parametrize(
     "differs", [{}, {"launch": 1}, {"launch": True, "changes": []}, {"launch": 1, "changes": [1, {"key": 2}]}]
 )
-def test_invalid_differences_are_left_out(
+def test_damaged_record_of_differences_is_reported_as_none(
     runs: Runs, scheduler: FakeScheduler, capsys: Capsys, differs: dict[str, Any]
 ) -> None:
     runs.launch(differs=differs)

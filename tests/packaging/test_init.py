@@ -4,23 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from launcher.cli import init
 from launcher.cli.app import main
-from tests.fakes.programs import prepend_to_path
-from tests.forked_slipway import write_slipway
 
-
-@pytest.fixture(scope="module", autouse=True)
-def forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Put a `slipway` that is forked on the PATH."""
-    with pytest.MonkeyPatch.context() as patch:
-        prepend_to_path(patch, write_slipway(tmp_path_factory.mktemp("programs")))
-        yield
+pytestmark = pytest.mark.usefixtures("forked_slipway_on_path")
 
 
 def read_tree(directory: Path) -> dict[str, bytes]:

@@ -229,7 +229,7 @@ def test_another_state_of_the_source_is_not_taken_for_this_one(tmp_path: Path) -
     assert "changed while it was copied" in message
 
 
-def test_existing_copy_is_used_by_several_jobs(tmp_path: Path) -> None:
+def test_existing_copy_is_used_while_its_lock_is_held(tmp_path: Path) -> None:
     source, target = image(tmp_path / "a.sqsh"), tmp_path / "local" / "a-1.sqsh"
     target.parent.mkdir()
     image(target)

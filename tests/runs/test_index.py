@@ -186,7 +186,7 @@ def test_the_users_own_directory_is_the_default(monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.mark.parametrize("how", ["link", "file", "dangling link", "open to others", "another's"])
-def test_index_that_others_may_write_is_not_used(
+def test_index_that_others_may_have_put_there_is_not_used(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, how: str
 ) -> None:
     monkeypatch.delenv("SLIPWAY_CACHE_DIR")

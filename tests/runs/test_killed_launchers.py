@@ -208,7 +208,9 @@ def test_a_job_that_only_the_accounting_knows_is_found(tmp_path: Path, accountin
     conf = accounting_sandbox.environment()["SLURM_CONF"]
     env = {**os.environ, "TMPDIR": str(tmp_path), "SLURM_CONF": conf}
     chosen = [*STAGE, "cluster=sandbox", "cluster.job_name_prefix=accounted-"]
-    answer = json.loads(run_forked(["launch", *chosen, "--json"], cwd=tmp_path, env=env, timeout=500).stdout)
+    done = run_forked(["launch", *chosen, "--json"], cwd=tmp_path, env=env, timeout=500)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
     launch = Path(answer["run_dir"]) / "launches" / "1"
     for _ in range(200):
         if list((launch / "marks").glob("*.ended.json")):
