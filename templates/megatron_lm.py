@@ -1,4 +1,4 @@
-"""What each task runs with engine=megatron_lm: find Megatron-LM's script, and become it.
+"""The program of each task with engine=megatron_lm: it finds Megatron-LM's script, and becomes it.
 
 Called as ``megatron_lm.py ROOT MODEL_TYPE [OPTION ...]``. Releases differ in where a script is and in what
 its parser takes, and the launcher cannot look into an image: what ROOT holds decides, here.

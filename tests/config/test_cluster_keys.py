@@ -37,7 +37,7 @@ def job(*overrides: str) -> Job:
         ("training.run.time_limit=UNLIMITED", "time_limit", "UNLIMITED"),
     ],
 )
-def test_notations_of_resources_that_users_write(override: str, field: str, value: Any) -> None:
+def test_resources_are_read_in_the_notations_of_users(override: str, field: str, value: Any) -> None:
     planned = getattr(job(override).resources, field)
     assert planned == value and type(planned) is type(value)
 

@@ -156,7 +156,7 @@ class _Handler(BaseHTTPRequestHandler):
         end = min(size, start + served.drop_after.pop(0)) if served.drop_after else size
         for at in range(start, end, served.chunk):
             piece = served.content[at : min(end, at + served.chunk)]
-            self.server.sent[path] += len(piece)  # before the client has it, and looks
+            self.server.sent[path] += len(piece)  # the client may look as soon as it has the bytes
             self.wfile.write(piece)
             if served.pause:
                 time.sleep(served.pause)

@@ -54,7 +54,7 @@ def test_a_launch_replays_to_the_same_bytes(repository: Path, tmp_path: Path, wa
         "own trees": [SLIPWAY, "launch", "--config-dir=ours", "--template-dir", "ours", "cluster=mine", MOCK],
         "data tokenize": [SLIPWAY, "data", "tokenize", "text.txt", "cluster.python=/bin/true"],
     }
-    cold = way in ("main.py", "slipway")  # these two as they are written
+    cold = way in ("main.py", "slipway")  # these two lines run as they are written
     run_command(*commands[way], cwd=cwd)
     (run,) = (cwd / "results").iterdir()
     command, _, render_line = command_log(run, 1)

@@ -34,7 +34,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
 
 @pytest.fixture(autouse=True)
 def cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The user's working directory, which has no runs."""
+    """Make the working directory of a user, without runs."""
     directory = tmp_path / "here"
     directory.mkdir()
     monkeypatch.chdir(directory)

@@ -286,7 +286,7 @@ def test_a_workspace_on_this_machine(desk: Desk) -> None:
         (["stage_cluster.workspace={exclusive: False, gpus_per_node: 1}"], ["--gpus-per-node=1"]),
     ],
 )
-def test_flags_of_the_requested_resources(desk: Desk, overrides: list[str], flags: list[str]) -> None:
+def test_requested_resources_become_salloc_flags(desk: Desk, overrides: list[str], flags: list[str]) -> None:
     """A single task has the resources of all tasks of a training's node, or the requested GPUs."""
     desk.run(draft_workspace("training=gpt3/5b", "cluster.gres=null", *overrides).rendered.script)
     words = desk.words("salloc")

@@ -133,7 +133,7 @@ def test_the_recorded_cluster_is_read(release: str) -> None:
         ("no such option", UserError),
     ],
 )
-def test_recorded_verdicts_on_scripts(
+def test_recorded_answers_to_scripts_are_understood(
     release: str, case: str, expected: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorded = json.loads(text(release, "test_only.json"))[case]

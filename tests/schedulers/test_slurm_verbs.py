@@ -63,7 +63,7 @@ def act(
         (Action.RELEASE, ARRAY, "scontrol release 7_2"),
     ],
 )
-def test_command_for_each_action(action: Action, records: Sequence[Record], command: str) -> None:
+def test_each_action_runs_its_command(action: Action, records: Sequence[Record], command: str) -> None:
     commands: list[str] = []
 
     def run(command: Sequence[str]) -> Answer:

@@ -162,7 +162,7 @@ def test_throughput_is_skipped_without_a_gpu(tmp_path: Path) -> None:
 def test_a_check_runs_as_a_job_would(
     tmp_path: Path, warm_python: Path, run_check: Callable[..., Any]
 ) -> None:
-    """The processes that it starts are forked; `test_other_megatron_core_is_a_failure` imports all anew."""
+    """Its processes are forks; `test_other_megatron_core_is_a_failure` starts a new process."""
     options = ["--directory", str(tmp_path), "--only", "devices,resume"]
     result = run_check(*options, interpreter=warm_python)
     assert result.returncode == 0, result.stdout + result.stderr
