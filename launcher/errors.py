@@ -137,15 +137,15 @@ def escape(text: str) -> str:
 
 # The remedies by the system's reason to refuse a write.
 _REMEDIES = {
-    errno.EACCES: "you may not: choose another place, {key}=..., or have its owner let you in",
-    errno.EPERM: "you may not: choose another place, {key}=..., or have its owner let you in",
+    errno.EACCES: "choose another place, {key}=..., or ask the owner for permission",
+    errno.EPERM: "choose another place, {key}=..., or ask the owner for permission",
     errno.EROFS: "it is mounted read-only here: choose another place, {key}=...",
     errno.ENOSPC: "make room (`df -h {there}`, `df -i {there}`), or choose another place, {key}=...",
     errno.EDQUOT: "your quota is used up: remove what you no longer need, or choose another place, {key}=...",
     errno.ENOTDIR: "a part of this path is a file, not a directory: choose another place, {key}=...",
     errno.EEXIST: "a file of that name is in the way: move it, or choose another place, {key}=...",
     errno.ENAMETOOLONG: "a name in it is too long for this file system: choose a shorter one, {key}=...",
-    errno.ELOOP: "its links go in circles: choose another place, {key}=...",
+    errno.ELOOP: "its symbolic links form a loop: choose another place, {key}=...",
 }
 
 
@@ -165,13 +165,13 @@ def explain_os_error(error: OSError, path: Path, key: str, *, verb: str = "write
 
 # The system's refusals that a user can resolve; others are bugs.
 _REFUSALS = {
-    errno.EACCES: "you may not: have its owner let you in, or name another",
-    errno.EPERM: "you may not: have its owner let you in, or name another",
+    errno.EACCES: "ask the owner for permission, or name another",
+    errno.EPERM: "ask the owner for permission, or name another",
     errno.EROFS: "it is mounted read-only here",
     errno.ENOSPC: "make room there, or write elsewhere",
     errno.EDQUOT: "your quota is used up: remove what you no longer need",
     errno.ENAMETOOLONG: "no file can have such a name",
-    errno.ELOOP: "its links go in circles",
+    errno.ELOOP: "its symbolic links form a loop",
     errno.ENOTDIR: "a part of this path is a file, not a directory",
 }
 

@@ -74,7 +74,7 @@ def print_outcome(outcome: Outcome, verb: str) -> None:
         case Effect.CANCELLED | Effect.HELD | Effect.RELEASED:
             line = f"{outcome.effect.value} {name}: it was {how}"
         case Effect.SAVING:
-            line = f"told {name} to save and leave: it is {how}"
+            line = f"asked {name} to save and exit: it is {how}"
         case Effect.AS_ASKED:
             line = f"{name}: {message}: {how}"
         case Effect.GIVEN_UP:
@@ -170,7 +170,7 @@ exit code:
   4  jobs were {done}, and the output could not be written: stderr names them"""
 
 _HOLD = """\
-Keep the pending jobs of runs from starting until `slipway release`; of an array its pending tasks. Running
+Keep the pending jobs of runs, and pending tasks of arrays, from starting until `slipway release`. Running
 jobs continue; `slipway cancel --save` lets them save and end. Holding a held job changes nothing.
 
 examples:
@@ -216,8 +216,8 @@ def _act(action: Action, args: argparse.Namespace) -> int:
 # --- cancel
 
 _CANCEL = """\
-End the running and pending jobs of runs; pending ones first, so that none of them starts in between. To
-launch a run again resumes it from its newest checkpoint; steps since then may be lost, unless --save saves
+End the running and pending jobs of runs; pending ones first, so that none of them starts in between.
+Launching a run again resumes it from its newest checkpoint; steps since then may be lost, unless --save saves
 them first.
 
 Like scancel and `kubectl delete` this does not ask: it ends the jobs that you name and lists them. -i asks.
@@ -278,9 +278,9 @@ def _wait(outcomes: list[Outcome], quiet: bool) -> list[Outcome]:
 _ATTACH = """\
 Open a shell beside a rank of a running job: on its node, in its container if it has one (named or not, but
 not Apptainer's), in its working directory and with its environment (RANK, MASTER_ADDR,
-CUDA_VISIBLE_DEVICES, ...). It is a step of the job, and shares its nodes and GPUs with the training: leaving
-it ends nothing, and it ends with the job. The command line goes to stderr first. A container of Enroot's
-has the node's processes: `pkill` in it reaches all of yours on the node, and as root everybody's.
+CUDA_VISIBLE_DEVICES, ...). It is a step of the job, and shares its nodes and GPUs with the training. Exiting
+the shell does not end the job; the shell ends with the job. The command line goes to stderr first. An Enroot
+container shares the node's processes: `pkill` in it ends all of yours on the node, and as root everybody's.
 
 examples:
   slipway attach gpt3_126m                     rank 0
@@ -293,7 +293,7 @@ examples:
 
 exit code:
   that of the shell or the command, or srun's own
-  2  there is no such run, or it does not run
+  2  there is no such run, or it is not running
   3  its state is not known"""
 
 

@@ -86,8 +86,8 @@ examples:
   slipway init                                               a small tree of your own to edit
 
 `slipway VERB --help` has the details. Exit codes: 0 success, 1 failure, 2 a mistake in the command line or
-the configuration, 3 the state of a job is unknown, 4 a job is under way, also if something failed after it
-was submitted, held or cancelled, 75 a training was interrupted and would continue, 130 after Ctrl-C.
+the configuration, 3 the state of a job is unknown, 4 a job is under way, even if something failed after it
+was submitted, held or cancelled, 75 a training was interrupted: launch it again to resume, 130 after Ctrl-C.
 """
 
 

@@ -35,9 +35,9 @@ from launcher.ui.tables import Line, print_styled
 from launcher.ui.terminal import print_json, print_message
 
 _HELP = """\
-Compose the configuration, check it, estimate the memory, the time and the space that it takes, look
-whether this machine and the cluster have what the launch needs, and show the script to `sbatch --test-only`
-where there is a Slurm. Nothing is written.
+Compose the configuration, check it, estimate the memory, the time and the space that it takes, check that
+this machine and the cluster have what the launch needs, and validate the script with `sbatch --test-only`
+if Slurm is available. Nothing is written.
 
 examples:
   slipway check training=gpt3/175b training.trainer.num_nodes=2     why that cannot run, and what can
@@ -46,7 +46,7 @@ examples:
   slipway check training=gpt3/5b --plot memory.png                  the memory of each stage as a picture
   slipway check training=gpt3/5b --json | jq -r '.findings[] | "\\(.severity) \\(.id)"'
 
-docs/checks.md has the ids of all checks. `launch` asks the same ones, and stops at errors.
+docs/checks.md has the ids of all checks. `launch` runs the same checks, and stops at errors.
 
 exit code:
   0  nothing that would stop a launch
@@ -116,7 +116,7 @@ def _report(report: CheckReport, skipped: Sequence[str], *, only_plan: bool) -> 
     counted, estimates = gpu_of(plan.job.resources, facts.gpu_types), overview(plan, facts.gpu_types)
     if only_plan and counted.is_assumed and not counted.is_unclear and (estimates.memory or estimates.cost):
         gpu, key = counted.gpu.name, "cluster.gpu"
-        assumed = warning(key, None, f"the estimates count with {gpu}", f"{key}={gpu}")
+        assumed = warning(key, None, f"the estimates assume {gpu}", f"{key}={gpu}")
         findings.append(replace(assumed, id=GPUS))
     return StageReport(report.draft, estimates, applied, worst_first(findings))
 
@@ -129,7 +129,7 @@ def _draw(path: Path, stages: Sequence[StageReport]) -> bool:
             print(f"plot: {path}", file=sys.stderr)
             return True
     why = next((f" ({why})" for stage in stages if (why := why_not_estimated(stage.plan)) is not None), "")
-    print_message(f"--plot {path}: not drawn: the memory cannot be told{why}")
+    print_message(f"--plot {path}: not drawn: the memory is not known{why}")
     return False
 
 

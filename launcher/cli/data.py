@@ -69,8 +69,8 @@ Print the documents of the global batch of a training step: data set, document, 
 the place in it. This is arithmetic on the configuration of the launch and the .idx files, for any step, done
 or to come: it needs neither a GPU nor torch, and starts no training.
 
-Of a step that several launches trained, the last one counts, as it does for the model: after going back to an
-earlier checkpoint these are the documents of the steps since then; --launch names another one.
+If several launches trained the step, the last one counts, because the model is the result of that one (after
+going back to an earlier checkpoint, say); --launch names another.
 
 Source and offset are known of data that `slipway data` prepared. OFFSET is the byte of a JSON line, the row
 of a Parquet file, or the number of a page or member.
@@ -94,8 +94,8 @@ _OPTIONS = {
     "vocab_size": (int, "size of a new tokenizer (default: 2048)"),
     "output_prefix": (Path, "path of the .bin and .idx without extension"),
     "tokenizer_dir": (Path, "directory of vocab.json and merges.txt"),
-    "max_files": (int, "read at most so many files"),
-    "max_bytes": (int, "read at most so many bytes of text"),
+    "max_files": (int, "read at most this number of files"),
+    "max_bytes": (int, "read at most this number of bytes of text"),
     "workers": (int, "encoding processes (default: 2)"),
 }
 _PREPARE_OPTIONS = {

@@ -19,7 +19,7 @@ from launcher.ui.terminal import open_console, print_json
 _HELP = """\
 Examine everything that a launch needs, and print one table: Slurm, Pyxis, Enroot and its directories, the
 programs that make images, credentials (their registries, never the credentials), the GPUs' driver against the
-image's CUDA, Python. The launch is the one that the overrides describe, and without any the one of the tree.
+image's CUDA, Python. The overrides describe the launch; without any it is the default one of the tree.
 Nothing is written. With --nodes a job of a few seconds examines compute nodes as well.
 
 examples:
@@ -31,11 +31,11 @@ examples:
   slipway doctor --json | jq -r '.lines[] | select(.status != "ok") | "\\(.what): \\(.fix)"'
 
 ok: as it should be; warning: it works, within limits; missing: it is not there, or does not work;
-unknown: nothing answered. `!` marks what the launch cannot do without.
+unknown: nothing answered. `!` marks what the launch requires.
 
 exit code:
-  0  nothing that the launch cannot do without is missing
-  1  something is
+  0  everything that the launch requires is there
+  1  a requirement is missing
   2  a mistake in the arguments
   3  unknown: compute nodes did not answer
 """
@@ -52,7 +52,7 @@ def add_parser(verbs: Verbs) -> None:
     message = "with --nodes: start the launch's image there, through Pyxis; that may take minutes"
     add_option(parser, "--start", message)
     add_option(parser, "--image IMAGE", "examine this image instead of `container`")
-    message = f"wait so many seconds for the nodes (default: {_PATIENCE_SECONDS:g})"
+    message = f"seconds to wait for the nodes (default: {_PATIENCE_SECONDS:g})"
     add_option(parser, "--patience SECONDS", message, type=float, default=_PATIENCE_SECONDS)
 
 

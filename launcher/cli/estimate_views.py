@@ -98,7 +98,7 @@ def headline(memory: MemoryEstimate) -> str:
         held = f", {size(over)} more than the {size(memory.capacity)} of a GPU"
     else:
         held = f" of {size(memory.capacity)}"
-        held += f", {size(memory.capacity - memory.usable)} of them margin" if memory.margin else ""
+        held += f", {size(memory.capacity - memory.usable)} of it kept free" if memory.margin else ""
     return f"{where}{size(fullest.total)}{held} ({gpu.name}; {source})"
 
 

@@ -113,7 +113,7 @@ def _verdict(report: GpuReport) -> str:
     if not report.finished:
         return "FAILED: the checks were ended before the last of them: see what they said above"
     if report.failed:
-        return f"mend first: {', '.join(report.failed)}"
+        return f"fix first: {', '.join(report.failed)}"
     if not report.machine.get("gpus"):
         return "no GPU was checked: this is the half that a CPU can do"
     return "the GPUs compute what they should, as far as these checks see: docs/gpu.md has what they do not"

@@ -78,7 +78,7 @@ def add_parser(verbs: Verbs) -> None:
     text = "list the launches of a run, or show the provenance of one"
     history = add_verb(verbs, "history", run_history, text, _HISTORY)
     add_run(history)
-    add_option(history, "--json", "print a list of objects; of one launch an object")
+    add_option(history, "--json", "print a list of objects; for one launch an object")
 
 
 def run_history(args: argparse.Namespace) -> int:

@@ -59,7 +59,7 @@ FROM is a recipe with its flavor, or the image of a registry; - for an image wit
 as a colleague's or one that `enroot import` made.
 
 exit code:
-  0  listed, also if there is none
+  0  listed, even if there is none
   2  a mistake in the arguments
 """
 
@@ -87,8 +87,8 @@ examples:
   slipway image verify nemo --deep          and decompress each of its files
   slipway image verify /shared/x.sqsh --json
 
-Checked are its header and its length, its tables, and its checksum, if it has a record; --deep decompresses
-every file, and writes nothing.
+It checks the header, the length, the tables, and the checksum if there is a record; --deep decompresses every
+file, and writes nothing.
 
 exit code:
   0  all images are complete

@@ -142,7 +142,7 @@ def _add_import_options(parser: argparse.ArgumentParser) -> None:
 def _render(args: argparse.Namespace) -> int:
     own, others = shared.split_overrides(args.overrides)
     if others:
-        raise UserError(f"{redacted(others[0])}: this is no key of a recipe", hint="such as image.tag=2")
+        raise UserError(f"{redacted(others[0])}: not a key of a recipe", hint="such as image.tag=2")
     recipe = _read_recipe(args, own)
     if args.json:
         names = ("name", "flavor", "hash", "file_name", "image_name", "labels", "dockerfile")
@@ -161,7 +161,7 @@ def _read_recipe(args: argparse.Namespace, overrides: list[str]) -> Recipe:
     if named is None:
         word = redacted(args.recipe)
         raise UserError(
-            f"{word}: this is no recipe's name",
+            f"{word}: not the name of a recipe",
             hint=f"a recipe is NAME[:FLAVOR]; an image of a registry: slipway image import {word}",
         )
     recipe = read_recipe(*named, overrides, args.config_dir, args.template_dir)

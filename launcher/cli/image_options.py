@@ -46,7 +46,7 @@ def find_store(args: argparse.Namespace, overrides: Sequence[str] = ()) -> Path:
     """Return the store that the options and the configuration name; raise UserError if one has a mistake."""
     stray = [word for word in overrides if "=" not in word]
     if stray:
-        raise UserError(f"{redacted(stray[0])}: this is no override", hint="an override is KEY=VALUE")
+        raise UserError(f"{redacted(stray[0])}: not an override", hint="an override is KEY=VALUE")
     if args.images_dir is not None:
         return Path(args.images_dir)
     # Imported late: composing takes longer than looking at a file.

@@ -38,9 +38,9 @@ examples:
   slipway image prune --named nemo cluster=bcm containers of this name on the nodes, not images
   slipway image prune --named '*' cluster=bcm cluster.nodelist=n1,n2 --dry-run
 
-An image stays while a job that was launched with it waits or runs, or may. Known are the launches in
-results/, in the directories that $SLIPWAY_RESULTS_DIR lists and in those where `slipway` saw runs before;
-nothing is known of jobs that were not launched with `slipway`, nor of colleagues' in other directories. An
+An image stays while a job that was launched with it is, or may be, pending or running. `prune` knows the
+launches in results/, in the directories of $SLIPWAY_RESULTS_DIR and in those where `slipway` saw runs before;
+it knows nothing of jobs that were not launched with `slipway`, nor of colleagues' in other directories. An
 image without a record beside it was not made by `slipway`, and stays; so does another user's image.
 The partial file of a killed import is removed too.
 
@@ -76,7 +76,7 @@ def _prune(args: argparse.Namespace) -> int:
     if args.named is not None:
         return _prune_named(args)
     if args.keep < 0:
-        raise UserError(f"--keep {args.keep}: this is no number of images", hint="0 or more")
+        raise UserError(f"--keep {args.keep}: not a number of images", hint="0 or more")
     older = parse_age(args.older_than) if args.older_than is not None else 0.0
     store = shared.find_store(args, args.overrides)
 

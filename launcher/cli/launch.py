@@ -48,11 +48,11 @@ exit code:
   0    submitted; with --follow: the job completed
   any  with stages=[workspace]: that of the shell
   1    with --smoke: the two steps failed, and nothing else was launched; with --follow: the job failed
-  2    a mistake in what was asked for; or the scheduler does not answer, and nothing was launched
-  3    the scheduler stopped answering: whether there is a job is not known, and the next launch of the run
-       finds out first
-  4    a job was submitted, and not all that was asked for was done: the output could not be written, or a
-       later stage was refused; stderr names the job, and it goes on
+  2    a mistake in the request; or the scheduler does not answer, and nothing was launched
+  3    the scheduler stopped answering: the job may or may not exist; the next launch of the run checks that
+       first
+  4    a job was submitted, but a later step failed: the output could not be written, or a later stage was
+       refused; stderr names the job, which continues
   130  interrupted; stderr names what was submitted
 """
 
@@ -61,9 +61,9 @@ def add_parser(verbs: Verbs) -> None:
     parser = add_verb(verbs, "launch", run, "plan a training and submit it", _HELP)
     add_overrides(parser, "such as training=gpt3/126m")
     add_option(parser, "--follow", "show the progress until the job ends")
-    add_option(parser, "--json", "tell what was submitted as JSON")
+    add_option(parser, "--json", "print what was submitted, as JSON")
     # As options of their own: argparse would take the next override for the value of a bare --build.
-    text = "first make the image that `container` names, where it is not there yet:"
+    text = "first make the image that `container` names, if it does not exist yet:"
     text = f"{text} a recipe is built, an image of a registry imported"
     build = {"dest": "build", "action": "store_const"}
     add_option(parser, f"--build --build={_HOST}", text, const=_HOST, **build)
@@ -73,7 +73,7 @@ def add_parser(verbs: Verbs) -> None:
     text = f"{text} With --dry-run: print the script of the smoke test"
     add_option(parser, "--smoke", text)
     add_launch_options(parser)
-    add_option(parser, "--print", "the same as --dry-run: of a workspace, its command", dest="dry_run")
+    add_option(parser, "--print", "like --dry-run; for a workspace it prints the command", dest="dry_run")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -250,5 +250,5 @@ def _built(args: argparse.Namespace, request: Request) -> tuple[list[CheckReport
         else:
             with show_progress(quiet=args.json) as progress:
                 done = make_here(building.needed, progress)
-            print_message(f"image {done.path}: {'another one made it meanwhile' if done.reused else 'made'}")
+            print_message(f"image {done.path}: {'made by another process' if done.reused else 'made'}")
     return reports, building.request

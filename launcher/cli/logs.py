@@ -58,8 +58,8 @@ exit code:
 
 _LOGS = """\
 Print the log of a run's job; with -f as it grows, until the job has ended. A requeued job continues in the
-same log. The log of a chain is the logs of all its links in order; with -f each next link follows, and of an
-array the task that starts next.
+same log. The log of a chain is the logs of all its links in order; with -f it continues with each next link,
+or with the array task that starts next.
 
 examples:
   slipway logs gpt3_126m              the log of the newest launch

@@ -164,7 +164,7 @@ def _read_config(path: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except (yaml.YAMLError, TypeError, ValueError) as error:
-        raise UserError(f"{path}: this is no configuration any more: {escape(str(error))}") from error
+        raise UserError(f"{path}: no longer a valid configuration: {escape(str(error))}") from error
 
 
 def _read(path: Path) -> str | None:
@@ -173,7 +173,7 @@ def _read(path: Path) -> str | None:
     except FileNotFoundError:
         return None
     except UnicodeDecodeError as error:
-        raise UserError(f"{path}: this is no script any more: {escape(str(error))}") from error
+        raise UserError(f"{path}: no longer a valid script: {escape(str(error))}") from error
 
 
 def _unified(path: Path, before: str | None, text: str | None) -> Iterator[str]:

@@ -41,12 +41,12 @@ exit code:
   2    there is no such run
   3    the state of some run is UNKNOWN
 with --exit-code, and at the end of --watch, the worst of all runs, in this order:
-  1    a run failed, or ended before its end
+  1    a run failed, or stopped before it completed
   3    the state of some run is UNKNOWN
-  75   a training was interrupted: launching it again continues
-  4    a run waits or goes on
+  75   a training was interrupted: launching it again resumes it
+  4    a run is pending or running
   0    all completed
-  130  Ctrl-C; the jobs go on"""
+  130  Ctrl-C; the jobs continue"""
 
 
 def add_parser(verbs: Verbs) -> None:

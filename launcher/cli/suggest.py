@@ -48,8 +48,8 @@ examples:
 
 The search varies tensor, pipeline, virtual and context size, micro batch and recomputation; the model, the
 global batch and the nodes stay as they are. It prints layouts that pass the checks and fit into the GPUs'
-memory less estimates.memory_margin. STEP is the estimated time of a step, the shortest being 1: for comparing
-layouts, not for a calendar. docs/suggest.md has the formulas.
+memory less estimates.memory_margin. STEP is the estimated time of a step, relative to the shortest: it
+compares layouts, and predicts no wall time. docs/suggest.md has the formulas.
 
 exit code:
   0  a layout fits
@@ -210,18 +210,18 @@ def _heading(plan: Plan, search: LayoutSearch, fastest: float | None) -> Iterato
     if why is not None:
         yield ((f"{why}: the layouts that fit with the fewest changes come first", "yellow"),)
     if own is None or own.fullest is None:
-        yield (("yours breaks a rule: slipway check names it", ""),)
+        yield (("your layout breaks a rule: slipway check names it", ""),)
         return
     fits, total = search.fits(own), gib(own.fullest.total)
     relative = _step(own, fastest)
     step = f"; its step: {relative:.2f}" if relative else ""
     of = f"of the {gib(search.limit)} GiB that a layout may take of {gib(gpu.memory)}"
     verdict = ("fits", "green") if fits else ("does not fit", "bold red")
-    yield ("yours ", ""), verdict, (f": {total} GiB on stage {own.fullest.stage}, {of}{step}", "")
+    yield ("your layout ", ""), verdict, (f": {total} GiB on stage {own.fullest.stage}, {of}{step}", "")
     halved = own_with_half_gradients(search) if not fits else None
     if halved is not None:
         (pasted,) = overrides(plan.job.config or {}, halved)
-        yield ("yours would fit with gradients in bf16: ", ""), (pasted, "green")
+        yield ("your layout would fit with gradients in bf16: ", ""), (pasted, "green")
 
 
 def _row(number: int, suggestion: Suggestion, fastest: float | None) -> list[str]:

@@ -60,7 +60,7 @@ def add_parser(verbs: Verbs) -> None:
     add_overrides(parser, "such as training.model.seed=1,2,3")
     text = "name of the sweep and its directory (default: the run's name and _sweep)"
     add_option(parser, "--name NAME", text)
-    add_option(parser, "--throttle N", "run at most so many points at once", type=whole_number(1))
+    add_option(parser, "--throttle N", "run at most N points at once", type=whole_number(1))
     add_option(parser, "--dry-run", "show points and scripts; write and submit nothing")
     add_option(parser, "--wait", "wait until all points have ended, then print the table")
     add_option(parser, "--results SWEEP", "print the table of a sweep, by its name or its directory")

@@ -17,8 +17,8 @@ from launcher.ui.terminal import print_json
 _HELP = """\
 Check that a run did its work, and print the evidence of each check: the job ended well, the last step was
 reached, every loss is a finite number, the loss fell, no step is missing, no rank had an error, every rank
-ended, and a complete checkpoint of the last step exists. Of a data preparation, conversion or evaluation: its
-files exist. A run that was launched several times is verified as a whole.
+ended, and a complete checkpoint of the last step exists. For a data preparation, conversion or evaluation:
+its files exist. A run that was launched several times is verified as a whole.
 
 examples:
   slipway verify gpt3_126m
@@ -36,7 +36,7 @@ exit code:
 _WORDS = {
     errors.DONE: "verified",
     errors.WENT_WRONG: "failed",
-    errors.NOT_KNOWN: "cannot be told",
+    errors.NOT_KNOWN: "not known",
     errors.UNDER_WAY: "still under way",
 }
 _COLOURS = {

@@ -28,7 +28,7 @@ class Effect(enum.Enum):
     """The effect of acting on a job."""
 
     CANCELLED = "cancelled"
-    SAVING = "asked to save and leave"
+    SAVING = "asked to save and exit"
     HELD = "held"
     RELEASED = "released"
     GIVEN_UP = "given up"  # a launch of which no job is known
@@ -132,9 +132,9 @@ def give_up(target: LaunchStatus) -> Outcome:
     if claim(launch.paths.directory, GIVEN_UP) != GIVEN_UP:
         return Outcome(target, Effect.UNKNOWN, "it became a job just now: try again")
     if unanswered is not None:
-        message = f"{unanswered}; should there be a job, it leaves when it begins"
+        message = f"{unanswered}; if there is a job, it exits as soon as it starts"
         return Outcome(target, Effect.UNKNOWN, message)
-    message = "no job of it is known; should one come yet, it leaves when it begins"
+    message = "no job of it is known; if one appears, it exits as soon as it starts"
     return Outcome(target, Effect.GIVEN_UP, message)
 
 
@@ -192,4 +192,4 @@ def _why_not(target: LaunchStatus, effect: Effect) -> str:
         return "without Slurm there is no queue to be held in"
     if not target.state.is_live or effect is Effect.RELEASED:
         return "only what waits can be held, or released"
-    return f"to let it save and leave: slipway cancel --save {shlex.quote(target.run)}"
+    return f"to let it save and exit: slipway cancel --save {shlex.quote(target.run)}"

@@ -85,7 +85,7 @@ def _running(ref: RunRef) -> tuple[LaunchStatus, Launch]:
     (target, launch), *others = running
     if others:
         numbers = ", ".join(str(target.number) for target, _ in running)
-        raise UserError(f"several launches of {target.run} run: {numbers}", hint="choose one: --launch N")
+        raise UserError(f"{target.run} runs several launches: {numbers}", hint="choose one: --launch N")
     return _running_task(target), launch
 
 
@@ -95,14 +95,14 @@ def _not_running(target: LaunchStatus) -> UserError:
     what = f"job {target.job_id} of {target.run}" if target.job_id else target.run
     hints = {
         State.PENDING: f"it has not begun; to be told when it does: slipway follow {shlex.quote(target.run)}",
-        State.COMPLETING: "it ends just now",
+        State.COMPLETING: "it is ending",
         State.UNKNOWN: "try again, once the scheduler can tell",
     }
     if target.state is State.UNKNOWN and target.launch and target.launch.manifest.scheduler != "slurm":
         hints[State.UNKNOWN] = f"attach from there: ssh {target.launch.manifest.host}"
     hint = hints.get(target.state, f"what it left: slipway logs {shlex.quote(target.run)}")
     kind = NoAnswer if target.state is State.UNKNOWN else UserError
-    return kind(f"{what} does not run: it is {state}", hint=hint)
+    return kind(f"{what} is not running: it is {state}", hint=hint)
 
 
 def _inside(launch: Launch, point: AttachPoint, command: Sequence[str]) -> list[str]:
@@ -149,7 +149,7 @@ def _raw_id(target: LaunchStatus, launch: Launch) -> str:
     answer = ask(command, clean_environment(launch.slurm_conf))
     raw = answer.stdout.strip().rstrip("|").strip()
     if not raw.isdigit():
-        raise UserError(f"job {job_id} of {target.run} does not run: {error_text(answer.stderr)}")
+        raise UserError(f"job {job_id} of {target.run} is not running: {error_text(answer.stderr)}")
     return raw
 
 

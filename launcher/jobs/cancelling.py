@@ -244,7 +244,7 @@ def _note(ending: _Ending, job_id: str, error: UserError | None) -> None:
             ending.error = error
         return
     saves = ending.saves and job_id == ending.job_id
-    acts["told {} to save and leave" if saves else "cancelled {}"].append(job_id)
+    acts["asked {} to save and exit" if saves else "cancelled {}"].append(job_id)
     ending.cancelled += [job_id] if is_further else []
     if is_further or (job_id == ending.job_id and not ending.saves and ending.target.task is None):
         note_cancelled(ending.directory, job_id, user())
@@ -266,5 +266,5 @@ def _success(ending: _Ending) -> Outcome:
     if not ending.is_over:
         return Outcome(ending.target, Effect.SAVING if ending.saves else Effect.CANCELLED)
     message = "it is over" if ending.target.state.is_final else "it is ending"
-    further = f", but not job {', '.join(ending.cancelled)} of its chain, cancelled now"
+    further = f"; job {', '.join(ending.cancelled)} of its chain was cancelled"
     return Outcome(ending.target, Effect.AS_ASKED, message + (further if ending.cancelled else ""))

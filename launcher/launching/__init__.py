@@ -267,7 +267,7 @@ def _submit(stage: _Ready, manifest: Manifest) -> tuple[Manifest, list[str]]:
         where = shlex.quote(display_path(paths.run_dir))
         raise NoAnswer(
             error.message,
-            hint=f"whether launch {paths.number} became a job is not known: slipway status {where}\n"
+            hint=f"it is not known whether launch {paths.number} became a job: slipway status {where}\n"
             "the next launch of this run looks for it first",
         ) from error
     except KeyboardInterrupt:
@@ -295,7 +295,7 @@ def _submit_links(stage: _Ready, manifest: Manifest, first: str) -> list[str]:
             before = submit(stage.scheduler, replace(submission, link=link, after=after))
         except NoAnswer as error:
             # Later links cannot depend on an unknown job id, so the chain ends here.
-            return [f"whether {which} became a job is not known, and no further one was submitted: {error}"]
+            return [f"it is not known whether {which} became a job; no further one was submitted: {error}"]
         except UserError as error:
             jobs = f"{link - 1} job{'s' * (link > 2)}"
             return [f"the chain is {jobs} long: {which} was refused: {error}"]
@@ -335,12 +335,12 @@ def _after(stage_before: _Ready, before: Launched, stage: _Ready, error: UserErr
     trained = [config.training for config in stage.draft.composition.before if config.training is not None]
     if name in _VERBS and trained:  # by itself the stage knows no checkpoints, and there are none yet
         run = trained[-1].run.name
-        then = f"once this is mended, and {run} is done: slipway {_VERBS[name]} {run} --on-cluster"
+        then = f"once this is fixed, and {run} is done: slipway {_VERBS[name]} {run} --on-cluster"
     elif stage_before.is_chain:  # its later links are not known yet
-        then = f"once this is mended, and {before.manifest.run} is done: {again}"
+        then = f"once this is fixed, and {before.manifest.run} is done: {again}"
     else:
         dependency = shlex.quote(stage.depending_on(stage_before, [job_id]))
-        then = f"once this is mended: {again} {name}.run.dependency={dependency}"
+        then = f"once this is fixed: {again} {name}.run.dependency={dependency}"
     advice = [f"{before.manifest.stage} is job {job_id}, and goes on", then]
     kind = NoAnswer if isinstance(error, NoAnswer) else UserError
     hint = "\n".join([*([error.hint] if error.hint else []), *advice])

@@ -46,8 +46,7 @@ def reconcile_unconfirmed(run_dir: Path) -> None:
         where = shlex.quote(display_path(run_dir))
         raise UserError(
             "; ".join(jobs),
-            hint=f"how it is: slipway status {where}\n"
-            "to launch once more all the same: the same command again",
+            hint=f"to see its state: slipway status {where}\nto launch anyway: repeat the command",
         )
 
 
@@ -116,8 +115,8 @@ def _not_known(launch: Launch, why: str) -> UserError:
     name, number = launch.manifest.run, launch.paths.number
     directory = shlex.quote(display_path(launch.paths.directory))
     return UserError(
-        f"whether launch {number} of {name} became a job is not known: {why}",
-        hint="launching now could double it: try again once that can be told\n"
+        f"it is not known whether launch {number} of {name} became a job: {why}",
+        hint="launching now could submit it twice: try again once the scheduler answers\n"
         f"if you know that there is none, remove that launch: rm -r {directory}",
     )
 

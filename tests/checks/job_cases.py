@@ -212,7 +212,7 @@ JOB_CASES = [
     warns(
         "run.training",
         {},
-        "launch 2 of this run was another training: training.model.seed 1 → 2",
+        "launch 2 of this run had other settings: training.model.seed 1 → 2",
         "goes on from its checkpoints",
         facts=earlier_training(Change("model.seed", 1, 2, False)),
     ),
@@ -227,7 +227,7 @@ JOB_CASES = [
     warns(
         "data.identity",
         {},
-        "accepted are other data than those of launch 2: x.bin",
+        "you accepted data that differ from those of launch 2: x.bin",
         facts=earlier_training(data=("x.bin",), accept="data-1", accepted="data-1"),
     ),
     good("data.identity", {}, facts=earlier_training()),
@@ -274,7 +274,7 @@ JOB_CASES = [
         "would fit: training.model.",
         plan={"resources": {"gpu": "a100-80gb"}},
     ),
-    bad("memory.fits", {"model.num_layers": 240}, "which is assumed", "(cluster.gpu=... says which)"),
+    bad("memory.fits", {"model.num_layers": 240}, "(assumed; cluster.gpu=... names another)"),
     warns("memory.fits", {"model.micro_batch_size": 8}, "which is assumed", "too little", "would fit:"),
     good("memory.fits", {"model.micro_batch_size": 8}, plan={"resources": {"gpu": "h200-141gb"}}),
     good("memory.fits", {"model.num_layers": 96, "trainer.accelerator": "cpu"}),

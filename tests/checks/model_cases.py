@@ -189,7 +189,7 @@ MODEL_CASES = [
     bad("layout.experts", {**MOE, ETP: 1}, "NeMo cuts experts by the tensor size, 2"),
     good("layout.experts", {**MOE, ETP: 1}, plan=MEGATRON_LM),
     bad("layout.experts", {**MOE, ETP: 4}, "= 32 does not divide", plan=MEGATRON_LM),
-    bad("layout.experts", {**MOE, "model.megatron_amp_O2": False}, "expert parallel 8 with it alone"),
+    bad("layout.experts", {**MOE, "model.megatron_amp_O2": False}, "expert parallel 8 only with True here"),
     bad("layout.experts", {**MOE, "model.optim.name": "distributed_fused_adam"}, "Apex's optimizer"),
     bad("layout.tensor", {**MOE, "model.moe_shared_expert_intermediate_size": 1025}, "1025 hidden units of"),
     bad(
@@ -240,12 +240,12 @@ MODEL_CASES = [
         "a 0 or 1 for each layer",
     ),
     # GPUs
-    bad("layout.gpus", {}, "8 tasks to a node", "4 GPUs for them", plan={"resources": {"gpus_per_node": 4}}),
+    bad("layout.gpus", {}, "8 tasks per node", "but 4 GPUs", plan={"resources": {"gpus_per_node": 4}}),
     bad(
         "layout.gpus",
         {},
         "gres='gpu:h100:4'",
-        "4 GPUs for them",
+        "but 4 GPUs",
         plan={"resources": {"gpus_per_node": None, "gres": "gpu:h100:4"}},
     ),
     warns(
@@ -295,14 +295,14 @@ MODEL_CASES = [
         "layout.gpus",
         {},
         "cluster.gpu=null: cluster.gres=gpu:mi300x is no GPU that is known here",
-        "estimates count with a100-80gb",
+        "the estimates assume a100-80gb",
         "cluster.gpu_types",
         plan={"resources": of_type("mi300x")},
     ),
     warns(
         "layout.gpus",
         {},
-        "cluster.gres=gpu:a100 is a100-40gb or a100-80gb; estimates count with a100-80gb",
+        "cluster.gres=gpu:a100 is a100-40gb or a100-80gb; the estimates assume a100-80gb",
         "cluster.gpu=a100-80gb",
         plan={"resources": of_type("a100")},
     ),

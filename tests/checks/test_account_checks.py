@@ -36,7 +36,7 @@ from tests.checks.clusters import (
             "you have no such account; yours: research, vision",
             "did you mean 'research'?",
         ),
-        ({"account": "vision"}, "it is yours in other partitions alone: big", None),
+        ({"account": "vision"}, "you may use it only in other partitions: big", None),
     ],
 )
 def test_unusable_account_is_an_error(queue: dict[str, Any], message: str, fix: str | None) -> None:
@@ -120,7 +120,7 @@ def test_an_account_of_another_cluster_may_be_the_default() -> None:
 def test_user_without_an_account_must_name_one() -> None:
     no_default = replace(CLUSTER, associations=(Association("a"), Association("b")))
     finding = only_finding(plan_with(), no_default)
-    assert finding.message.startswith("cluster.account=null: you have no account of your own")
+    assert finding.message.startswith("cluster.account=null: you have no default account")
     assert finding.fix == "one of yours: a, b"
     # Slurm's names are in small letters.
     assert cluster_findings(plan_with({"account": "B"}), no_default) == []
@@ -161,7 +161,7 @@ def test_limits_of_an_account_hold() -> None:
     assert messages == [
         "cluster.account=null: 3 jobs at once, and account research lets a user submit 2",
         f"{NODES}=2: 16 CPUs in all, and account research gives all of its jobs together 4 at most",
-        f"{NODES}=2: 16 GPUs in all, and account research gives a job 8 at most",
+        f"{NODES}=2: 16 GPUs in all, but account research limits a job to 8",
     ]
 
 
@@ -185,7 +185,7 @@ def test_limits_of_a_qos_hold() -> None:
     assert [finding.message for finding in findings] == [
         f"{LIMIT}='1:00:00': QOS debug gives a job 00:30:00 at most",
         "cluster.qos='debug': 9 jobs at once, and QOS debug lets a user submit 4",
-        f"{NODES}=2: 2 nodes in all, and QOS debug gives a job 1 at most",
+        f"{NODES}=2: 2 nodes in all, but QOS debug limits a job to 1",
     ]
     assert cluster_findings(plan_with({"qos": "debug"}, nodes=1, time_limit="30"), CLUSTER) == []
 
@@ -194,7 +194,7 @@ def test_the_qos_of_a_partition_holds_too() -> None:
     least = (*(CLUSTER.qos or ()), Qos("whole", Limits(least={"node": 3}, per_user={"mem": 1024})))
     cluster = replace(with_partitions(Partition("gpu", True, own_qos="whole")), qos=least)
     assert [finding.message for finding in cluster_findings(plan_with(memory="4G"), cluster)] == [
-        f"{NODES}=2: 2 nodes in all, and QOS whole is for jobs with 3 at least",
+        f"{NODES}=2: 2 nodes in all, but QOS whole requires at least 3",
         f"{NODES}=2: 8192M of memory in all, and QOS whole gives a user 1024 at most",
     ]
     assert cluster_findings(plan_with(nodes=3), cluster) == []

@@ -52,7 +52,7 @@ def test_a_good_launch_passes(workdir: Path, capsys: pytest.CaptureFixture[str])
         " global batch 256 = micro batch 4 × data 64 × 1, 524,288 tokens a step"
     )
     assert memory.startswith("memory: ")
-    assert memory.endswith(" GiB of 80.0 GiB, 4.0 GiB of them margin (a100-80gb; cluster.gpu)")
+    assert memory.endswith(" GiB of 80.0 GiB, 4.0 GiB of it kept free (a100-80gb; cluster.gpu)")
     assert stage.startswith("  stage 0 (12 layers): ") and " GiB = weights 0.2 + gradients 0.5 + " in stage
     assert time.startswith("time: ") and ": 600,000 steps of " in time
     assert compute.startswith("compute: 125M parameters, 315G tokens, ") and " on 64 GPUs at MFU " in compute
@@ -199,7 +199,7 @@ def test_estimate_has_no_findings_on_the_image(capsys: pytest.CaptureFixture[str
 def test_an_estimate_says_which_gpu_it_assumes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(ESTIMATE) == 0
     output = capsys.readouterr().out
-    assert "warning: cluster.gpu=null: the estimates count with a100-80gb [layout.gpus]\n" in output
+    assert "warning: cluster.gpu=null: the estimates assume a100-80gb [layout.gpus]\n" in output
     assert main([*ESTIMATE, "cluster.gres=gpu:mi300x:8", "cluster.gpu_request=gres"]) == 0
     output = capsys.readouterr().out
     assert "warning: cluster.gpu=null: cluster.gres=gpu:mi300x is no GPU that is known here; " in output
@@ -227,7 +227,7 @@ def test_stage_without_a_training_has_no_estimate(workdir: Path, capsys: pytest.
 def test_plot_without_gpus_is_refused_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "training=gpt3/tiny", "cluster=local", "--plot", "memory.png"]) == 2
     message = capsys.readouterr().err
-    assert "--plot memory.png: not drawn: the memory cannot be told (no GPUs are asked for)" in message
+    assert "--plot memory.png: not drawn: the memory is not known (no GPUs are asked for)" in message
 
 
 def test_plot_that_cannot_be_drawn_fails_the_command(

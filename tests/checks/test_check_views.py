@@ -72,7 +72,7 @@ def draw_table(monkeypatch: pytest.MonkeyPatch) -> Callable[[MemoryEstimate], li
 def test_the_headline_names_the_fullest_stage_and_whose_memory_it_is() -> None:
     line = headline(memory(stage(0, 20), stage(1, 30)))
     assert line == (
-        "stage 1 is the fullest of 2: 62.0 GiB of 80.0 GiB, 8.0 GiB of them margin (a100-80gb; cluster.gpu)"
+        "stage 1 is the fullest of 2: 62.0 GiB of 80.0 GiB, 8.0 GiB of it kept free (a100-80gb; cluster.gpu)"
     )
     assert headline(memory(stage(0), margin=0.0)) == "52.0 GiB of 80.0 GiB (a100-80gb; cluster.gpu)"
     assert headline(memory(stage(0, 60, logits=8))) == (

@@ -87,8 +87,8 @@ def test_a_partition_that_is_down_is_a_warning() -> None:
 def test_time_limit_beyond_the_partitions_is_an_error() -> None:
     finding = only_finding(plan_with(time_limit="2-00:00:00"), CLUSTER)
     assert (finding.id, finding.severity) == ("cluster.time_limit", Severity.ERROR)
-    assert finding.message == f"{LIMIT}='2-00:00:00': partition gpu gives a job 1-00:00:00 at most"
-    assert finding.fix == f"{LIMIT}=1-00:00:00\npartitions that give as much time: big (cluster.partition)"
+    assert finding.message == f"{LIMIT}='2-00:00:00': partition gpu limits a job to 1-00:00:00"
+    assert finding.fix == f"{LIMIT}=1-00:00:00\npartitions that allow as much time: big (cluster.partition)"
     assert only_finding(plan_with(time_limit="UNLIMITED"), CLUSTER).id == "cluster.time_limit"
 
 
@@ -118,13 +118,13 @@ def test_time_limits_within_those_of_slurm_pass() -> None:
         (
             plan_with(nodes=4),
             with_partitions(Partition("gpu", is_default=True, max_nodes=3)),
-            f"{NODES}=4: partition gpu gives a job 3 nodes at most",
+            f"{NODES}=4: partition gpu limits a job to 3 nodes",
             f"{NODES}=3 is the largest that could run",
         ),
         (
             plan_with(nodes=2),
             with_partitions(Partition("gpu", is_default=True, min_nodes=4)),
-            f"{NODES}=2: partition gpu gives a job 4 nodes at least",
+            f"{NODES}=2: partition gpu requires at least 4 nodes per job",
             f"{NODES}=4",
         ),
         (
@@ -192,33 +192,35 @@ def test_node_range_needs_its_minimum() -> None:
         (
             plan_with(gpus_per_node=16),
             "cluster.gpus",
-            "cluster.gpus_per_node=16: no node of partition gpu can give 16 GPUs, and the job wants 2",
-            "there: 4 with 8 × a100",
+            "cluster.gpus_per_node=16: no node of partition gpu can give 16 GPUs; the job needs 2 such nodes",
+            "available: 4 with 8 × a100",
         ),
         (
             plan_with(gpus_per_node=None, gres="gpu:h100:8"),
             "cluster.gpus",
-            "cluster.gres='gpu:h100:8': no node of partition gpu can give 8 × h100, and the job wants 2",
-            "there: 4 with 8 × a100",
+            "cluster.gres='gpu:h100:8': no node of partition gpu can give 8 × h100;"
+            " the job needs 2 such nodes",
+            "available: 4 with 8 × a100",
         ),
         (
             plan_with(gpus_per_node=None, gpus_per_task=2),
             "cluster.gpus",
-            "cluster.gpus_per_task=2: no node of partition gpu can give 16 GPUs, and the job wants 2",
-            "there: 4 with 8 × a100",
+            "cluster.gpus_per_task=2: no node of partition gpu can give 16 GPUs; the job needs 2 such nodes",
+            "available: 4 with 8 × a100",
         ),
         (
             plan_with(cpus_per_task=16),
             "cluster.cpus",
-            "cluster.cpus_per_task=16: no node of partition gpu can give 128 CPUs for 8 tasks,"
-            " and the job wants 2",
-            "there: 4 with 64 CPUs",
+            "cluster.cpus_per_task=16: no node of partition gpu can give 128 CPUs for 8 tasks;"
+            " the job needs 2 such nodes",
+            "available: 4 with 64 CPUs",
         ),
         (
             plan_with(memory="1T"),
             "cluster.memory",
-            "cluster.mem='1T': no node of partition gpu can give 1048576M of memory, and the job wants 2",
-            "there: 4 with 512000M",
+            "cluster.mem='1T': no node of partition gpu can give 1048576M of memory;"
+            " the job needs 2 such nodes",
+            "available: 4 with 512000M",
         ),
     ],
 )
@@ -233,9 +235,10 @@ def test_too_few_nodes_with_the_gpus_is_an_error() -> None:
     few = with_nodes(node("n1"), node("n2", gpus=()), node("n3", gpus=(("a100", 4),)))
     finding = only_finding(plan_with(nodes=2), few)
     assert finding.message == (
-        "cluster.gpus_per_node=8: 1 of the 3 nodes of partition gpu can give 8 GPUs, and the job wants 2"
+        "cluster.gpus_per_node=8: only 1 of the 3 nodes of partition gpu can give 8 GPUs;"
+        " the job needs 2 such nodes"
     )
-    assert finding.fix == "there: 1 with 4 × a100, 1 with 8 × a100, 1 with no GPU"
+    assert finding.fix == "available: 1 with 4 × a100, 1 with 8 × a100, 1 with no GPU"
 
 
 def test_no_node_with_all_of_the_requests_is_an_error() -> None:
@@ -245,7 +248,7 @@ def test_no_node_with_all_of_the_requests_is_an_error() -> None:
     )
     finding = only_finding(plan_with(memory="1T"), mixed)
     assert finding.message == (
-        f"{NODES}=2: partition gpu has 4 nodes, and 0 of them with all that the job asks for"
+        f"{NODES}=2: partition gpu has 4 nodes, of which 0 meet all requirements of the job"
     )
 
 

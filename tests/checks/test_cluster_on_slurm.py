@@ -197,7 +197,7 @@ def test_proposed_values_are_accepted(cluster: Cluster) -> None:
     words = ["cluster.partition=short", "training.run.time_limit=1:00:00", "training.trainer.num_nodes=2"]
     launch_draft = cluster.draft_with(*words)
     findings = findings_of(launch_draft)
-    with pytest.raises(Mistakes, match="partition short gives a job 00:10:00 at most"):
+    with pytest.raises(Mistakes, match="partition short limits a job to 00:10:00"):
         refuse(launch_draft, findings)  # as a launch does
     fixes = [(finding.fix or "").split()[0] for finding in findings if finding.id in OURS]
     assert fixes == ["training.run.time_limit=00:10:00", "training.trainer.num_nodes=1"]

@@ -65,13 +65,13 @@ def test_an_interpreter_that_is_not_there_is_refused(programs: Path) -> None:
 def test_an_interpreter_is_asked_in_the_jobs_environment(programs: Path) -> None:
     variable = "import os; print('missing:', os.environ['SAID'])"
     fake = write_script(programs / "python", f'exec {sys.executable} -c "{variable}"')
-    assert "does not find nothing" in error(*BARE, f"cluster.python={fake}", "env_vars.SAID=nothing")
+    assert "cannot import nothing" in error(*BARE, f"cluster.python={fake}", "env_vars.SAID=nothing")
 
 
 @pytest.mark.parametrize("text", ["exit 1", "echo hello"])
 def test_interpreter_that_does_not_answer_is_a_warning(programs: Path, text: str) -> None:
     (message,) = warnings(*BARE, f"cluster.python={write_script(programs / 'python', text)}")
-    assert "does not say whether" in message
+    assert "could not determine whether" in message
 
 
 def test_a_local_launch_says_that_it_has_no_container(programs: Path) -> None:

@@ -43,10 +43,10 @@ def test_a_recipe_is_rendered(capsys: Capsys) -> None:
     ("words", "message", "hint"),
     [
         (("render", "nimo"), "nimo", "nemo"),
-        (("render", "nemo", "cluster=bcm"), "cluster=bcm: this is no key of a recipe", "image.tag=2"),
+        (("render", "nemo", "cluster=bcm"), "cluster=bcm: not a key of a recipe", "image.tag=2"),
         (
             ("render", "nvcr.io#nvidia/nemo:1"),
-            "this is no recipe's name",
+            "not the name of a recipe",
             "slipway image import nvcr.io#nvidia",
         ),
         (("build", "nemo", "--dry-run"), "the script of a job", "--on-cluster"),

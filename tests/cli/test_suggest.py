@@ -36,7 +36,7 @@ def test_table_is_followed_by_overrides_to_paste(cwd: Path, capsys: pytest.Captu
     assert main(["suggest", *WORDS, "nodes=4", "--top", "3"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "gpt3_5b: 4 nodes × 8 a100-40gb (cluster.gpu)"
-    assert lines[1].startswith("yours does not fit: ")
+    assert lines[1].startswith("your layout does not fit: ")
     assert " ".join(lines[2].split()) == "# TENSOR PIPELINE VIRTUAL CONTEXT DATA MICRO RECOMPUTE GIB STEP"
     rows, pasted = [line.split() for line in lines[3:6]], [line.split() for line in lines[6:]]
     assert [row[0] for row in rows] == ["1", "2", "3"] == [words[0] for words in pasted]
@@ -77,7 +77,7 @@ def test_nodes_is_short_for_num_nodes(capsys: pytest.CaptureFixture[str]) -> Non
 def test_exit_code_is_1_where_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["suggest", "training=gpt3/175b", "cluster.gpu=a100-80gb", "nodes=2"]) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1] == "yours breaks a rule: slipway check names it"
+    assert lines[1] == "your layout breaks a rule: slipway check names it"
     assert lines[2].startswith("no layout fits on 2 nodes: the smallest, tensor ")
     assert " of 80.0 GiB on stage 0" in lines[2]
     assert lines[3].startswith("would fit on 6 nodes: training.trainer.num_nodes=6 ")

@@ -72,7 +72,7 @@ def test_interpreter_without_libraries_is_missing(
     fake.chmod(0o755)
     assert main(["doctor", "cluster=local", f"cluster.python={fake}", "--json"]) == 1
     line = by_name(capsys.readouterr().out)["trainer"]
-    assert "does not find torch" in line["found"]
+    assert "cannot import torch" in line["found"]
     assert "-m pip install" in line["fix"]
 
 

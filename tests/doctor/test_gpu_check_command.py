@@ -65,7 +65,7 @@ def test_table_has_remedies_and_estimates(tmp_path: Path, capfd: pytest.CaptureF
     assert lines[2].split() == ["->", "see", "NCCL"]
     assert lines[3].startswith("throughput         passed   1.500 s a step; estimated for h100-80gb: ")
     assert " s a step, peak " in lines[3].partition("estimated")[2]
-    assert lines[4] == "2 passed, 1 failed, 0 skipped; mend first: layout pipeline 2"
+    assert lines[4] == "2 passed, 1 failed, 0 skipped; fix first: layout pipeline 2"
     assert "-m trainer.gpu_check" in err
     assert err.strip().endswith("--only versions,throughput")
     # Evidence is never overwritten.

@@ -123,7 +123,7 @@ def test_save_lets_the_link_that_runs_save(scheduler: ChainScheduler, capsys: Ca
     assert main(["cancel", "--save", "a"]) == 0
     assert scheduler.acts == [("save", "18"), ("cancel", "19")]
     assert scheduler.ended_first == [False, True]
-    assert capsys.readouterr().out.startswith("told job 18 of a (launch 17, link 2/5) to save and leave")
+    assert capsys.readouterr().out.startswith("asked job 18 of a (launch 17, link 2/5) to save and exit")
 
 
 def test_refused_save_ends_nothing(scheduler: ChainScheduler, capsys: Capsys) -> None:
@@ -164,7 +164,7 @@ def test_chain_that_looks_over_is_ended_too(
     output = capsys.readouterr().out
     assert (
         output.startswith("cancelled job 20 of a")
-        or f"{phrase}, but not job 20 of its chain, cancelled now: " in output
+        or f"{phrase}; job 20 of its chain was cancelled: " in output
     )
     assert link_jobs(DIRECTORY) == ["17", "18", "19", "20"], "it is on record now, so that its end is told"
 

@@ -95,10 +95,10 @@ def test_print_shows_the_line_alone(project: Project) -> None:
     job = project.launch_ranks("cluster.partition=cloud")
     code, _, err = project.slipway("attach", "run")
     assert code == 2
-    assert f"job {job} of run does not run: it is PENDING" in err and "slipway follow run" in err
+    assert f"job {job} of run is not running: it is PENDING" in err and "slipway follow run" in err
     project.slipway("cancel", "run")
     code, _, err = project.slipway("attach", "run", "--print")
-    assert code == 2 and f"job {job} of run does not run: it is CANCELLED" in err
+    assert code == 2 and f"job {job} of run is not running: it is CANCELLED" in err
     job = project.launch_ranks()
     project.wait_until_it_trains(2, ranks=4)
     first, _ = project.nodes(2)
@@ -115,7 +115,7 @@ def test_print_shows_the_line_alone(project: Project) -> None:
     for options, message in (
         (["--rank", "4"], "the ranks 0 to 3"),
         (["--node", "n9"], f"job {job} does not run there"),
-        (["--launch", "1"], "does not run: it is CANCELLED"),
+        (["--launch", "1"], "is not running: it is CANCELLED"),
     ):
         code, _, err = project.slipway("attach", "run", "--print", *options)
         assert code == 2 and message in err
@@ -129,7 +129,7 @@ def test_attach_to_a_task_of_an_array(project: Project) -> None:
         done = attach(name, "--", "bash", "-c", 'echo "$SLURM_ARRAY_TASK_ID $RANK"')
         assert done.stdout == "3 0\n", done.stderr
     code, _, err = project.slipway("attach", f"{job}_4")
-    assert code == 2 and f"job {job}_4 of run does not run: it is PENDING" in err
+    assert code == 2 and f"job {job}_4 of run is not running: it is PENDING" in err
     code, _, err = project.slipway("attach", "run", "--node", "n9")
     assert code == 2 and f"--node n9: job {job}_3 does not run there" in err
 

@@ -42,7 +42,7 @@ def test_save_lets_what_runs_save_and_cancels_what_waits(project: Project) -> No
     queued, saving = json.loads(out)
     assert (queued["job_id"], queued["done"], queued["state"]) == (waiting, "cancelled", "PENDING")
     assert queued["end"]["state"] == "CANCELLED"
-    assert (saving["job_id"], saving["done"]) == (running, "asked to save and leave")
+    assert (saving["job_id"], saving["done"]) == (running, "asked to save and exit")
     assert saving["state"] == "RUNNING" and saving["node_list"].startswith("n[")
     assert saving["end"]["state"] == "INTERRUPTED"
     assert [end["exit_code"] for end in project.end_marks()] == [75]
@@ -90,7 +90,7 @@ def test_a_launch_without_a_job_is_given_up(project: Project) -> None:
     unanswering.write_text("ClusterName=gone\n")
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "slurm_conf": str(unanswering)}))
     code, _, err = project.slipway("cancel", "run")
-    assert code == 3 and "should there be a job, it leaves when it begins" in err
+    assert code == 3 and "if there is a job, it exits as soon as it starts" in err
 
 
 @pytest.mark.slurm
@@ -100,7 +100,7 @@ def test_cancel_of_an_array(project: Project) -> None:
     project.wait_until_it_trains()
     code, out, err = project.slipway("cancel", "--save", "--wait", "run")
     assert code == 0, err
-    assert out.startswith(f"told job {job} of run (launch 1) to save and leave: it is RUNNING")
+    assert out.startswith(f"asked job {job} of run (launch 1) to save and exit: it is RUNNING")
     assert len(project.end_marks()) == 1
     assert project.log().count(" saves") == 1
     job = project.launch("cluster.sbatch={array: 0-2%1}")
@@ -153,7 +153,7 @@ def test_cancel_without_slurm(local_project: Project) -> None:
     project.wait_until_it_trains()
     code, out, _ = project.slipway("cancel", "run", "--save", "--wait")
     assert code == 0
-    assert out.startswith(f"told job {job} of run (launch 1) to save and leave: it is RUNNING on ")
+    assert out.startswith(f"asked job {job} of run (launch 1) to save and exit: it is RUNNING on ")
     assert "has ended: INTERRUPTED (saved before its end" in out
     job = project.launch()
     project.wait_until_it_trains(2)

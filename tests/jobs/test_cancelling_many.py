@@ -211,7 +211,7 @@ def test_many_are_told_to_save_at_once(slurm: CountedSlurm, capsys: Capsys) -> N
     slurm.not_ours("3")
     code, out, err = cancel(capsys, "--save", "w", *names)
     assert code == 1
-    assert len(lines_with(out, "to save and leave: it is RUNNING")) == 11
+    assert len(lines_with(out, "to save and exit: it is RUNNING")) == 11
     assert len(lines_with(out, "cancelled job 13 of w")) == 1
     assert lines_with(err, "job 3 of r003 (launch 3) was not cancelled")
     first, second = slurm.calls("scancel")
@@ -287,7 +287,7 @@ _SEVEN = "jobs 7, 6, 5, 4, 3 and 2 more"
         ("cancel", _FULL, f"cancelled {_SEVEN}"),
         ("cancel --json", _FULL, f"cancelled {_SEVEN}"),
         ("cancel", _NO_READER, f"cancelled {_SEVEN}"),
-        ("cancel --save", _FULL, f"cancelled {_SEVEN}; told job 8 to save and leave"),
+        ("cancel --save", _FULL, f"cancelled {_SEVEN}; asked job 8 to save and exit"),
         ("hold", _FULL, f"held {_SEVEN}"),
         ("release", _FULL, "released job 1"),
     ],

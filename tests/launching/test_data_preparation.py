@@ -105,7 +105,7 @@ def test_refused_part_names_the_command_to_go_on_with(tmp_path: Path, slurm: Fak
         submit_stages(tmp_path, TASKS)
     assert raised.value.message.startswith("data_preparation.merge: Slurm refused the job")
     assert str(raised.value.hint).splitlines()[-1] == (
-        "once this is mended: the same command with stages=[data_preparation] data_preparation.phase=merge"
+        "once this is fixed: the same command with stages=[data_preparation] data_preparation.phase=merge"
         " data_preparation.run.dependency=afterok:102"
     )
     training = read_manifest(tmp_path / "results" / "gpt3_tiny" / "launches" / "1")

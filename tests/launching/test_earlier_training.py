@@ -113,7 +113,7 @@ def test_another_rate_seed_or_batch_is_reported_and_recorded(tmp_path: Path) -> 
         "training.model.seed=7",
         "training.model.global_batch_size=64",
     )
-    assert "warning: training.run.name='mine': launch 1 of this run was another training" in message
+    assert "warning: training.run.name='mine': launch 1 of this run had other settings" in message
     assert "training.model.optim.lr 0.005 → 0.05" in message
     assert "training.model.seed 1234 → 7" in message
     assert "goes on from its checkpoints" in message
@@ -208,7 +208,7 @@ def test_exchanged_files_are_refused_until_they_are_accepted(workdir: Path, name
     accept = message.partition("training.resume.accept_data=data-")[2].split()[0]
     launch(workdir, "training.resume.accept_data=data-000000000000", code=2)
     message = launch(workdir, f"training.resume.accept_data=data-{accept}")
-    assert "accepted are other data" in message
+    assert "you accepted data that differ" in message
     launch(workdir)
     assert launches(workdir) == ["1", "2", "3"]
 

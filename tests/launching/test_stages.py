@@ -133,7 +133,7 @@ def test_refused_second_stage_names_the_command_to_go_on_with(tmp_path: Path, sl
     assert raised.value.message == "training: Slurm refused the job: no gpt3_tiny"
     assert str(raised.value.hint).splitlines() == [
         "data_preparation is job 101, and goes on",
-        "once this is mended: the same command with stages=[training]"
+        "once this is fixed: the same command with stages=[training]"
         " training.run.dependency=afterok:101,singleton",
     ]
     assert read_manifest(tmp_path / "results" / "tokenize_text" / "launches" / "1").job_id == "101"
@@ -184,7 +184,7 @@ def test_refused_stage_after_a_chain_is_launched_again_when_that_is_done(
     with pytest.raises(UserError) as raised:
         submit_stages(tmp_path, "stages=[training,data_preparation]", "resilience.links=3")
     assert str(raised.value.hint).splitlines()[-1] == (
-        "once this is mended, and gpt3_tiny is done: the same command with stages=[data_preparation]"
+        "once this is fixed, and gpt3_tiny is done: the same command with stages=[data_preparation]"
     )
 
 
@@ -208,7 +208,7 @@ def test_refused_stage_that_reads_checkpoints_names_a_command_that_works_alone(
     with pytest.raises(UserError) as raised:
         request = Request(overrides(tmp_path, f"stages=[training,{stage}]", "resilience.links=3", *words), [])
         launch_stages(drafts(request), request)
-    assert str(raised.value.hint).splitlines()[-1] == f"once this is mended, and gpt3_tiny is done: {advice}"
+    assert str(raised.value.hint).splitlines()[-1] == f"once this is fixed, and gpt3_tiny is done: {advice}"
 
 
 @pytest.mark.parametrize(

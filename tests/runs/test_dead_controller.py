@@ -103,7 +103,7 @@ def test_launch_and_watchers_survive_the_death_of_the_controller(site: Site, con
         assert outcomes(status_process)[0] == 3
         code, _, err = outcomes(second)
         assert code == 2
-        assert "whether launch 1 of middle became a job is not known" in err
+        assert "it is not known whether launch 1 of middle became a job" in err
         assert [watcher.poll() for watcher in watchers.values()] == [None, None], "they go on"
     finally:
         controller.revive()

@@ -107,7 +107,7 @@ def test_unknown_submission_is_settled_by_the_next_launch(site: Site) -> None:
     for code, output in site.launch_all(runs, seconds=2).values():
         assert code == 3, output
         assert "Unable to contact slurm controller" in output
-        assert "whether launch 1 became a job is not known: slipway status results/" in output
+        assert "it is not known whether launch 1 became a job: slipway status results/" in output
     for run in runs:
         manifest = site.manifest(run)
         assert (manifest.job_id, manifest.error) == (None, None)

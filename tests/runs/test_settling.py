@@ -113,7 +113,7 @@ def test_unreported_job_is_adopted_and_reported_once(tmp_path: Path) -> None:
 def test_nothing_is_launched_if_slurm_cannot_be_asked(tmp_path: Path) -> None:
     paths, _ = open_launch(tmp_path, scheduler="slurm", slurm_conf=str(tmp_path / "gone.conf"))
     with pytest.raises(
-        UserError, match="whether launch 1 of tokenize_text became a job is not known"
+        UserError, match="it is not known whether launch 1 of tokenize_text became a job"
     ) as raised:
         launch_locally(tmp_path)
     assert "gone.conf" in raised.value.message

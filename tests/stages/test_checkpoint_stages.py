@@ -292,7 +292,7 @@ def test_missing_libraries_name_the_extra(
     monkeypatch.setattr("launcher.checks.gathering.host._libraries", lambda job: ("no_such_library",))
     assert main(["convert", "gpt3_tiny"]) == 2
     error = capsys.readouterr().err
-    assert "does not find no_such_library" in error
+    assert "cannot import no_such_library" in error
     assert "PATH[train,conversion]" in error
 
 

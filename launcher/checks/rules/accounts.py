@@ -48,10 +48,10 @@ def account_problems(request: ClusterRequest) -> Iterator[Finding]:
             yield from _beyond(request, f"account {associations[0].account}", limits, ACCOUNT)
     elif value is not None:
         partitions = {each.partition for each in mine if each.account == value.lower() and each.partition}
-        message = f"it is yours in other partitions alone: {', '.join(sorted(partitions))}"
+        message = f"you may use it only in other partitions: {', '.join(sorted(partitions))}"
         yield error(ACCOUNT, value, message)
     else:
-        message = "you have no account of your own that jobs are charged to without it"
+        message = "you have no default account"
         fix = f"{ACCOUNT}={yours}" if len(names) == 1 else f"one of yours: {yours}"
         yield error(ACCOUNT, value, message, fix if names else None)
 
@@ -171,12 +171,12 @@ def _beyond(request: ClusterRequest, who: str, limits: Limits, key: str) -> Iter
         amount = f"{number}M of memory"
         if resource != "mem":
             amount = count(number, {"node": "node", "cpu": "CPU"}.get(resource, "GPU"))
-        message = f"{amount} in all, and {who}"
+        message = f"{amount} in all, but {who}"
         beyond = [
             (whom, allowed[resource]) for whom, allowed in by_whom if number > allowed.get(resource, number)
         ]
         for whom, most_of_it in beyond[:1]:
-            yield error(nodes_key, value, f"{message} gives {whom} {most_of_it} at most", None, (key,))
+            yield error(nodes_key, value, f"{message} limits {whom} to {most_of_it}", None, (key,))
         least = limits.least.get(resource, number)
         if number < least:
-            yield error(nodes_key, value, f"{message} is for jobs with {least} at least", None, (key,))
+            yield error(nodes_key, value, f"{message} requires at least {least}", None, (key,))

@@ -206,8 +206,8 @@ def time_problems(request: ClusterRequest) -> Iterator[Finding]:
     others = request.other_partitions(lambda other: _seconds_of(other) >= seconds)
     fix = f"{key}={most}"
     if others:
-        fix += f"\npartitions that give as much time: {others} ({PARTITION})"
-    text = f"partition {longest.name} gives a job {most} at most"
+        fix += f"\npartitions that allow as much time: {others} ({PARTITION})"
+    text = f"partition {longest.name} limits a job to {most}"
     yield error(key, request.resources.time_limit, text, fix, also=(PARTITION,))
 
 

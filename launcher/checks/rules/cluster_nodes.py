@@ -87,10 +87,10 @@ def node_problems(request: ClusterRequest) -> Iterator[Finding]:
     too_few = (resources.max_nodes or nodes) < smallest.min_nodes
     if nodes > _most_nodes(largest) and not request.overrules("partitionmaxnodes"):
         most = largest.max_nodes or 0
-        message = f"partition {largest.name} gives a job {count(most, 'node')} at most"
+        message = f"partition {largest.name} limits a job to {count(most, 'node')}"
         yield error(key, value, message, _fewer(request, most))
     elif too_few and not request.overrules("partitionminnodes"):
-        message = f"partition {smallest.name} gives a job {count(smallest.min_nodes, 'node')} at least"
+        message = f"partition {smallest.name} requires at least {count(smallest.min_nodes, 'node')} per job"
         yield error(key, value, message, f"{_count_key(request)}={smallest.min_nodes}")
     else:
         yield from _too_few(request)
@@ -109,7 +109,7 @@ def _too_few(request: ClusterRequest) -> Iterator[Finding]:
     suited = [node for node in best.nodes if all(test(node, per_node) for test in _TESTS)]
     if len(suited) < nodes:
         if all(sum(test(node, per_node) for node in best.nodes) >= nodes for test in _TESTS):
-            message = f"{among}, and {len(suited)} of them with all that the job asks for"
+            message = f"{among}, of which {len(suited)} meet all requirements of the job"
             yield error(key, value, message, _fewer(request, len(suited)))
         return  # one of the other checks tells what they lack
     usable = sum(node.is_usable for node in suited)
@@ -193,10 +193,10 @@ def _lacking(
         return
     kinds = sorted(Counter(map(has, best.nodes)).items())
     listed = ", ".join(f"{number} with {kind}" for kind, number in kinds[:_KINDS])
-    number = f"{suited} of the {len(best.nodes)} nodes" if suited else "no node"
+    number = f"only {suited} of the {len(best.nodes)} nodes" if suited else "no node"
     among = f"{number} of partition {best.partition.name}{_that_are(request)}"
-    text = f"{among} can give {what}, and the job wants {nodes}"
-    yield error(*setting, text, f"there: {listed}", (PARTITION, *also))
+    text = f"{among} can give {what}; the job needs {count(nodes, 'such node')}"
+    yield error(*setting, text, f"available: {listed}", (PARTITION, *also))
 
 
 def _other_gpu(request: ClusterRequest) -> Iterator[Finding]:
@@ -207,7 +207,7 @@ def _other_gpu(request: ClusterRequest) -> Iterator[Finding]:
     only = Resources(resources.nodes, resources.tasks_per_node, gpu_types=resources.gpu_types)
     there = gpu_of(only, request.cluster.gpu_types or ())
     if not there.is_assumed and there.gpu.name != resources.gpu:
-        text = f"estimates count with it, and the GPUs of {request.partitions_text} are {there.gpu.name}"
+        text = f"the estimates assume it, but the GPUs of {request.partitions_text} are {there.gpu.name}"
         yield warning("cluster.gpu", resources.gpu, text, f"cluster.gpu={there.gpu.name}")
 
 

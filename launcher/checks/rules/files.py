@@ -357,15 +357,15 @@ def _interpreter_problems(plan: Plan, python: facts.Interpreter) -> Iterator[Fin
     elif python.path is None:
         yield warning(_PYTHON, name, "not on this machine; every node must have it")
     elif python.missing is None:
-        yield warning(_PYTHON, name, f"it does not say whether it has {libraries}")
+        yield warning(_PYTHON, name, f"could not determine whether this interpreter has {libraries}")
     elif python.missing:
-        who = "the launcher's own interpreter" if python.is_own else "it"
+        who = "the launcher's own interpreter" if python.is_own else "this interpreter"
         fix = (
             f"install what {work} needs there: {python.path} -m pip install 'PATH[{extra}]', where PATH is"
             " Slipway's checkout or wheel\n"
             "or name another interpreter, cluster.python=..., or an image, container=..."
         )
-        yield error(_PYTHON, name, f"{who} does not find {', '.join(python.missing)}", fix)
+        yield error(_PYTHON, name, f"{who} cannot import {', '.join(python.missing)}", fix)
 
 
 @check(SCHEDULER, "Slurm takes the script, by `sbatch --test-only`", "submission.is_refused")

@@ -223,7 +223,7 @@ def virtual_problems(values: Values, engine: str) -> Iterator[Finding]:
         fix = f"{overlap}=True and {batched}=False, or pipeline 4"
         yield tell(keys.VIRTUAL, virtual, text, fix, (keys.PIPELINE,))
     if engine == "nemo" and values.raw("model.megatron_amp_O2") is False:
-        text = f"NeMo has virtual pipeline {virtual} with it alone"
+        text = f"NeMo supports virtual pipeline {virtual} only with True here"
         yield error("model.megatron_amp_O2", False, text, f"True, or {without}", (keys.VIRTUAL,))
 
 

@@ -99,7 +99,7 @@ def _layout_of_nemo(values: Values, expert: int) -> Iterator[Finding]:
     if expert == 1:
         return
     if values.raw("model.megatron_amp_O2") is False:
-        message = f"NeMo has expert parallel {expert} with it alone"
+        message = f"NeMo supports expert parallel {expert} only with True here"
         yield error("model.megatron_amp_O2", False, message, "True", also=(keys.EXPERT,))
     if values.raw("model.optim.name") == "distributed_fused_adam":
         message = f"NeMo has no expert parallel {expert} with Apex's optimizer"
@@ -123,16 +123,14 @@ def expert_problems(values: Values, engine: str) -> Iterator[Finding]:
         return
     topk = values.whole(_TOPK, 2)
     if topk is not None and topk > experts:
-        yield error(
-            _TOPK, topk, f"a token goes to as many of {experts} experts", f"1 to {experts}", (_EXPERTS,)
-        )
+        yield error(_TOPK, topk, f"more than the {experts} experts", f"1 to {experts}", (_EXPERTS,))
     if not has_layer_flags(values, "moe_layer_freq", True):
         message = "expected a whole number N, for every N-th layer, or a list of a 0 or 1 for each layer"
         yield error(_LAYERS, values.raw(_LAYERS), message, also=("model.num_layers",))
     yield from _groups(values, experts)
     yield from _options(values)
     if values.raw(_LAYERS) not in (None, 1) and _lacks_specification(values, engine):
-        message = f"NeMo has no {full(_LAYERS)} without it"
+        message = f"NeMo needs this model.name for {full(_LAYERS)}"
         yield error("model.name", values.raw("model.name"), message, _SPECIFICATION, (_LAYERS,))
 
 
@@ -190,7 +188,7 @@ def attention_problems(values: Values, engine: str) -> Iterator[Finding]:
             valid = "a whole number, or null for queries without a narrow vector"
             yield error(f"model.{LATENT_QUERY}", None, message, valid, (_LATENT,))
         if _lacks_specification(values, engine):
-            message = f"NeMo has no {full(_LATENT)} without it"
+            message = f"NeMo needs this model.name for {full(_LATENT)}"
             yield error("model.name", values.raw("model.name"), message, _SPECIFICATION, (_LATENT,))
     if values.raw(_WINDOW) is not None:
         yield from _window_problems(values, engine)
@@ -398,8 +396,8 @@ def _compared(counted: CountedGpu, stage: StageMemory, stages: int, margin: floa
     gpu, over = counted.gpu, (stage.total - counted.gpu.memory) / _GIB
     room = f"{gpu.name} has {gpu.memory / _GIB:.1f} GiB ({counted.source})"
     if counted.is_assumed:
-        room = f"{gpu.name}, which is assumed, has {gpu.memory / _GIB:.1f} GiB (cluster.gpu=... says which)"
-    left = f"{-over:.1f} GiB are left for CUDA, NCCL and fragments, of {margin:.0%} that they should have"
+        room = f"{gpu.name} (assumed; cluster.gpu=... names another) has {gpu.memory / _GIB:.1f} GiB"
+    left = f"only {-over:.1f} GiB are left for CUDA, NCCL and fragments, less than the margin of {margin:.0%}"
     if over > 0:
         left = f"{over:.1f} GiB too little"
     return f"{where} {stage.total / _GIB:.1f} GiB ({shares}); {room}: {left}"

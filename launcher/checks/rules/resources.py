@@ -61,7 +61,7 @@ def python_problems(plan: Plan, supervisor_python: str) -> Iterator[Finding]:
 
 def _type(resources: Resources, counted: CountedGpu) -> Iterator[Finding]:
     if counted.is_unclear:
-        message = f"{counted.source.removeprefix('assumed: ')}; estimates count with {counted.gpu.name}"
+        message = f"{counted.source.removeprefix('assumed: ')}; the estimates assume {counted.gpu.name}"
         fix = f"cluster.gpu={counted.gpu.name}, or another of docs/memory.md; cluster.gpu_types adds one"
         yield warning("cluster.gpu", None, message, fix)
     key, number = "cluster.gpus_per_node", resources.gpus_per_node
@@ -111,7 +111,7 @@ def _per_task(tasks: int, each: int, node: int | None) -> Iterator[Finding]:
     if each == 0:
         yield error(_PER_TASK, each, "tasks without a GPU", f"{_PER_TASK}=1")
     elif node is not None and tasks * each > node:
-        message = f"{count(tasks, 'task')} to a node ({devices}) need {tasks * each} GPUs, and it has {node}"
+        message = f"{count(tasks, 'task')} per node ({devices}) need {tasks * each} GPUs; the node has {node}"
         ways = [f"{_PER_TASK}=1"] * (each > 1) + [f"{devices}={node}"] * (0 < node < tasks)
         yield error(_PER_TASK, each, message, " and ".join(ways) or None, (DEVICES,))
     elif each > 1:
@@ -126,7 +126,7 @@ def _per_node(resources: Resources) -> Iterator[Finding]:
     key, value = "cluster.gpus_per_node", resources.gpus_per_node
     shown: tuple[str, object] = (key, value) if value is not None else ("cluster.gres", resources.gres)
     if gpus is not None and gpus < tasks:
-        message = f"{count(tasks, 'task')} to a node ({full(DEVICES)}), and {count(gpus, 'GPU')} for them"
+        message = f"{count(tasks, 'task')} per node ({full(DEVICES)}), but {count(gpus, 'GPU')}"
         yield error(*shown, message, f"{full(DEVICES)}={gpus or 1}", (DEVICES,))
     elif gpus is not None and gpus > tasks:
         yield _idle(*shown, tasks, gpus)

@@ -23,8 +23,8 @@ _ACCEPT = "training.resume.accept_data"
 _SHOWN = 8
 _RUNS_SHOWN = 3
 _ELSEWHERE = (
-    f"a training of its own: {_RUN}=..., or unique_output_dir=true\n"
-    "to go on with this one: the values that it has had"
+    f"to start a separate run: {_RUN}=..., or unique_output_dir=true\n"
+    "to continue this run: restore the previous values"
 )
 
 
@@ -42,9 +42,9 @@ def training_problems(plan: Plan, earlier: EarlierTraining) -> Iterator[Finding]
         text = f"{launch} trains another model or tokenizer: {_changes_text(grave)}"
         yield error(_RUN, plan.paths.run_name, text, _ELSEWHERE, _keys(grave))
     elif changes:
-        text = f"{launch} was another training: {_changes_text(changes)}"
+        text = f"{launch} had other settings: {_changes_text(changes)}"
         if earlier.goes_on:
-            text += "; this one goes on from its checkpoints"
+            text += "; this launch continues from its checkpoints"
         yield warning(_RUN, plan.paths.run_name, text, _ELSEWHERE, _keys(changes))
 
 
@@ -65,12 +65,12 @@ def data_problems(earlier: EarlierTraining) -> Iterator[Finding]:
         return
     files = "; ".join(earlier.data)
     if earlier.accept is not None and earlier.accepted == earlier.accept:
-        text = f"accepted are other data than those of {earlier.data_since}: {files}"
+        text = f"you accepted data that differ from those of {earlier.data_since}: {files}"
         yield warning(_ACCEPT, earlier.accepted, text)
         return
     text = f"{earlier.data_since} was trained on other data: {files}"
     accept = f"{_ACCEPT}={earlier.accept}"
-    fix = f"put the files back\nto go on with the new ones: {accept}\nor a training of its own: {_RUN}=..."
+    fix = f"put the files back\nto continue with the new ones: {accept}\nto start a separate run: {_RUN}=..."
     yield error(_ACCEPT, earlier.accepted, text, fix)
 
 
@@ -239,8 +239,8 @@ def requeue_problems(plan: Plan) -> Iterator[Finding]:
         return
     key, fix = ("cluster.sbatch.requeue", "null") if by_flag else ("cluster.requeue", "False")
     value = True if by_flag else queue.requeue
-    who = "whatever the site's default is" if value is None else "Slurm would start a job again that it ended"
-    text = f"{who}, and so does the chain of {links} jobs: there can be one of them"
+    who = "the site's default may be that Slurm" if value is None else "Slurm"
+    text = f"{who} restarts a job that it ended, and so does the chain of {links} jobs: choose one of them"
     yield error(key, value, text, f"{key}={fix}, or {_LINKS}=1", also=(_LINKS,))
 
 
@@ -271,5 +271,5 @@ def save_problems(plan: Plan) -> Iterator[Finding]:
         fix = f"less than {limit} seconds, or {_SAVE}=auto; where cluster.signal is set, that is {signal}"
         yield error(_SAVE, int(match[1]), text, fix, also=(key, "cluster.signal"))
     if plan.job.chain.links > 1 and limit is None and signal is None:
-        text = "without a limit of its own no job of the chain is told to save before the partition's ends it"
+        text = "without a limit of its own no job of the chain is told to save before the partition's limit"
         yield warning(key, value, text, f"{key}=1-00:00:00, or {_SAVE}=300", also=(_LINKS,))

@@ -105,11 +105,11 @@ def warmup_problems(values: Values) -> Iterator[Finding]:
     steps = values.whole(_MAX_STEPS)
     if warmup is None or constant is None or steps is None or warmup + constant <= steps:
         return
-    limit, parts = f"{full(_MAX_STEPS)}={steps}", f"warm-up {warmup} + constant {constant}"
-    text = f"{parts} steps are more than {limit}: after the warm-up the learning rate is min_lr at once"
+    limit, parts = f"{full(_MAX_STEPS)}={steps}", f"{warmup} warm-up and {constant} constant steps"
+    text = f"{parts} exceed {limit}: the learning rate drops straight to min_lr after the warm-up"
     if warmup >= steps:
         text = f"the training has no more steps than the warm-up: {limit}"
-    fix = f"fewer of them, or {full(_MAX_STEPS)} of more than {parts} = {warmup + constant}"
+    fix = f"fewer warm-up or constant steps, or {full(_MAX_STEPS)} above {warmup + constant}"
     yield warning(_WARMUP, warmup, text, fix, also=(_CONSTANT, _MAX_STEPS))
 
 
