@@ -58,6 +58,8 @@ class ServedFile:
     announced: int | None = 0
     chunk: int = 1 << 16
     pause: float = 0.0
+    # Files with the same barrier are sent in step, until one of them is over.
+    barrier: threading.Barrier | None = None
     redirect: str | None = None
     user: str | None = None
 
@@ -154,12 +156,19 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("ETag", served.etag)
         self.end_headers()
         end = min(size, start + served.drop_after.pop(0)) if served.drop_after else size
-        for at in range(start, end, served.chunk):
-            piece = served.content[at : min(end, at + served.chunk)]
-            self.server.sent[path] += len(piece)  # the client may look as soon as it has the bytes
-            self.wfile.write(piece)
-            if served.pause:
-                time.sleep(served.pause)
+        try:
+            for at in range(start, end, served.chunk):
+                if served.barrier is not None:
+                    with contextlib.suppress(threading.BrokenBarrierError):
+                        served.barrier.wait(60)
+                piece = served.content[at : min(end, at + served.chunk)]
+                self.server.sent[path] += len(piece)  # the client may look as soon as it has the bytes
+                self.wfile.write(piece)
+                if served.pause:
+                    time.sleep(served.pause)
+        finally:
+            if served.barrier is not None:
+                served.barrier.abort()
         self.close_connection = True
 
 

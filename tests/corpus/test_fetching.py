@@ -12,6 +12,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from email.utils import formatdate
@@ -509,7 +510,8 @@ def test_a_full_disk_is_named_and_nothing_is_lost(
 ) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root, to mount a small file system")
-    urls = [server.put(name, CONTENT, chunk=1 << 14, pause=0.0005) for name in "ab"[:files]]
+    barrier = threading.Barrier(files)
+    urls = [server.put(name, CONTENT, chunk=1 << 14, barrier=barrier) for name in "ab"[:files]]
     program = [sys.executable, "-c", _FETCH, "downloads"]
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-c", _SMALL_DISK, "sh", str(tmp_path), str(filler), *program, *urls],
