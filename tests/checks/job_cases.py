@@ -41,7 +41,7 @@ CLUSTER_CHECKS = (
 JOB_CASES = [
     # chains of jobs; further cases are in test_resilience_checks.py
     bad("chain.requeue", {}, "cluster.requeue=true", "the chain of 3 jobs", plan=chain(requeue=True)),
-    bad("chain.requeue", {}, "whatever the site's default is", plan=chain(requeue=None)),
+    bad("chain.requeue", {}, "may restart, by the site's default,", plan=chain(requeue=None)),
     good("chain.requeue", {}, plan=chain()),
     bad("chain.dependency", {}, "alternatives", plan=chain(dependency="afterok:1?afterok:2")),
     good("chain.dependency", {}, plan=chain(dependency="afterok:1,singleton")),
@@ -213,7 +213,7 @@ JOB_CASES = [
         "run.training",
         {},
         "launch 2 of this run had other settings: training.model.seed 1 → 2",
-        "goes on from its checkpoints",
+        "continues from its checkpoints",
         facts=earlier_training(Change("model.seed", 1, 2, False)),
     ),
     good("run.training", {}, facts=earlier_training()),
@@ -221,7 +221,7 @@ JOB_CASES = [
         "data.identity",
         {},
         "training.resume.accept_data=null: launch 2 was trained on other data: x.bin",
-        "to go on with the new ones: training.resume.accept_data=data-1",
+        "to continue with the new ones: training.resume.accept_data=data-1",
         facts=earlier_training(data=("x.bin",), accept="data-1"),
     ),
     warns(
@@ -275,7 +275,7 @@ JOB_CASES = [
         plan={"resources": {"gpu": "a100-80gb"}},
     ),
     bad("memory.fits", {"model.num_layers": 240}, "(assumed; cluster.gpu=... names another)"),
-    warns("memory.fits", {"model.micro_batch_size": 8}, "which is assumed", "too little", "would fit:"),
+    warns("memory.fits", {"model.micro_batch_size": 8}, "(assumed; ", "too little", "would fit:"),
     good("memory.fits", {"model.micro_batch_size": 8}, plan={"resources": {"gpu": "h200-141gb"}}),
     good("memory.fits", {"model.num_layers": 96, "trainer.accelerator": "cpu"}),
     good("memory.fits", {}),
@@ -290,7 +290,12 @@ JOB_CASES = [
     good("space.output", {}, **conversion(10**12)),
     # the cluster; further cases are in test_cluster_checks.py
     bad("cluster.partition", {}, "no partition gup", **cluster_request(partition="gup")),
-    bad("cluster.time_limit", {}, "1-00:00:00 at most", **cluster_request({"time_limit": "2-00:00:00"})),
+    bad(
+        "cluster.time_limit",
+        {},
+        "limits a job to 1-00:00:00",
+        **cluster_request({"time_limit": "2-00:00:00"}),
+    ),
     bad("cluster.nodes", {"trainer.num_nodes": 16}, "partition gpu has 4 nodes", **cluster_request()),
     bad(
         "cluster.gpus",

@@ -160,7 +160,7 @@ def test_limits_of_an_account_hold() -> None:
     messages = [finding.message for finding in cluster_findings(plan_with(chain=chain), cluster)]
     assert messages == [
         "cluster.account=null: 3 jobs at once, and account research lets a user submit 2",
-        f"{NODES}=2: 16 CPUs in all, and account research gives all of its jobs together 4 at most",
+        f"{NODES}=2: 16 CPUs in all, but account research limits all of its jobs together to 4",
         f"{NODES}=2: 16 GPUs in all, but account research limits a job to 8",
     ]
 
@@ -195,7 +195,7 @@ def test_the_qos_of_a_partition_holds_too() -> None:
     cluster = replace(with_partitions(Partition("gpu", True, own_qos="whole")), qos=least)
     assert [finding.message for finding in cluster_findings(plan_with(memory="4G"), cluster)] == [
         f"{NODES}=2: 2 nodes in all, but QOS whole requires at least 3",
-        f"{NODES}=2: 8192M of memory in all, and QOS whole gives a user 1024 at most",
+        f"{NODES}=2: 8192M of memory in all, but QOS whole limits a user to 1024",
     ]
     assert cluster_findings(plan_with(nodes=3), cluster) == []
 

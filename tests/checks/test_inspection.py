@@ -170,7 +170,7 @@ def test_gpus_per_task_are_compared_with_those_of_a_node() -> None:
     by_task = ("cluster=bcm", "cluster.gpu_request=gpus_per_task", "cluster.gpus_per_task=2")
     (error,) = (finding for finding in findings_of(draft_with(*by_task)) if finding.id == "layout.gpus")
     assert (error.severity, error.key) == (Severity.ERROR, "cluster.gpus_per_task")
-    assert "need 16 GPUs, and it has 8" in error.message
+    assert "need 16 GPUs; the node has 8" in error.message
     wider = draft_with(*by_task, "+stage_cluster.training={gpus_per_node: 16, gres: null}")
     assert gather([wider])[0].node_gpus == 16
 

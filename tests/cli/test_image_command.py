@@ -52,7 +52,7 @@ def test_a_recipe_is_rendered(capsys: Capsys) -> None:
         (("build", "nemo", "--dry-run"), "the script of a job", "--on-cluster"),
         (("build", "nemo", "images_dirs=/x"), "images_dirs", "images_dir"),
         (("import", "nvcr.io#NVIDIA/x:1"), "lower case", "nvidia/x:1"),
-        (("import", "nvcr.io#nvidia/x:1", "stray"), "stray: this is no override", "KEY=VALUE"),
+        (("import", "nvcr.io#nvidia/x:1", "stray"), "stray: not an override", "KEY=VALUE"),
         (("import", "podman://x:1", "--on-cluster"), "which a job does not see", "slipway image push"),
         (
             ("import", "nvcr.io#nvidia/x:1", "--on-cluster", "cluster=local"),

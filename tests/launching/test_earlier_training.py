@@ -116,7 +116,7 @@ def test_another_rate_seed_or_batch_is_reported_and_recorded(tmp_path: Path) -> 
     assert "warning: training.run.name='mine': launch 1 of this run had other settings" in message
     assert "training.model.optim.lr 0.005 → 0.05" in message
     assert "training.model.seed 1234 → 7" in message
-    assert "goes on from its checkpoints" in message
+    assert "continues from its checkpoints" in message
     recorded = manifest(tmp_path)["differs"]
     assert recorded["launch"] == 1
     keys = {change["key"] for change in recorded["changes"]}
@@ -148,7 +148,7 @@ def test_another_model_is_allowed_while_there_is_no_checkpoint(tmp_path: Path) -
     launch(tmp_path, MOCK, job=failing)
     message = launch(tmp_path, MOCK, "training.model.num_layers=1")
     assert "warning:" in message and "training.model.num_layers 2 → 1" in message
-    assert "goes on from its checkpoints" not in message
+    assert "continues from its checkpoints" not in message
     checkpoint(tmp_path, "m-step=1")
     launch(tmp_path, MOCK, "training.model.num_layers=2", code=2)
 

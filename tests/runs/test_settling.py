@@ -102,7 +102,7 @@ def test_unreported_job_is_adopted_and_reported_once(tmp_path: Path) -> None:
     assert raised.value.exit_code == 2
     assert raised.value.message == f"launch 1 of tokenize_text was submitted as job {before.job_id} after all"
     assert "slipway status" in str(raised.value)
-    assert "the same command again" in str(raised.value)
+    assert "repeat the command" in str(raised.value)
     assert read_manifest(paths.directory).job_id == before.job_id
     assert (paths.directory / "launcher.log").read_text() == f"Submitted batch job {before.job_id}\n"
     second = launch_locally(tmp_path)

@@ -239,8 +239,8 @@ def requeue_problems(plan: Plan) -> Iterator[Finding]:
         return
     key, fix = ("cluster.sbatch.requeue", "null") if by_flag else ("cluster.requeue", "False")
     value = True if by_flag else queue.requeue
-    who = "the site's default may be that Slurm" if value is None else "Slurm"
-    text = f"{who} restarts a job that it ended, and so does the chain of {links} jobs: choose one of them"
+    restarts = "may restart, by the site's default," if value is None else "restarts"
+    text = f"Slurm {restarts} a job that it ended, and so does the chain of {links} jobs: choose one of them"
     yield error(key, value, text, f"{key}={fix}, or {_LINKS}=1", also=(_LINKS,))
 
 

@@ -70,7 +70,7 @@ CHECKING: Rows = [
     (["training.model.context_parallel_size=3", "training.trainer.num_nodes=3"], ["2 × context 3 = 6"]),
     (
         ["cluster.gpus_per_node=4", "training.trainer.devices=8"],
-        ["cluster.gpus_per_node=4: 8 tasks to a node", "[layout.gpus]"],
+        ["cluster.gpus_per_node=4: 8 tasks per node", "[layout.gpus]"],
     ),
     (
         ["training=t5/220m", f"{P}=2", "training.model.pipeline_model_parallel_split_rank=2"],
