@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return errors.EXIT_FAILURE
     except KeyboardInterrupt:
-        print("interrupted; the same command goes on from here", file=sys.stderr, flush=True)
+        print("interrupted; the same command continues from here", file=sys.stderr, flush=True)
         return errors.EXIT_INTERRUPTED
     except OSError as error:
         if error.errno not in _FULL:
@@ -142,7 +142,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def _count(text: str) -> int:
     if not text.isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
     return int(text)
 
 

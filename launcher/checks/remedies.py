@@ -90,7 +90,7 @@ def _layouts(search: LayoutSearch) -> str:
     room = {pair: search.has_room(_split(values, *pair)) for pair in sizes}
     good, how = [pair for pair in sizes if room[pair]], ""
     if not good and None in room.values():
-        how = " by arithmetic; how much memory they take cannot be told"
+        how = " by arithmetic; their memory is not known"
     elif not good:
         gpu = search.counted.gpu.name
         how = f" by arithmetic; none of them fits into the memory of {gpu} with all else as it is"

@@ -238,7 +238,7 @@ def _push(args: argparse.Namespace) -> int:
     if named is not None:
         recipe = read_recipe(*named, own, args.config_dir, args.template_dir)
     elif own:
-        raise UserError(f"{own[0]}: {args.source} is no recipe, and has no such keys")
+        raise UserError(f"{own[0]}: {args.source} is not a recipe, and has no such keys")
     if recipe is not None and not targets:
         names = filter(None, [recipe.config.registry, *recipe.config.registries])
         targets = [Reference.parse(recipe.name_in(name), "image.registries") for name in names]

@@ -53,7 +53,7 @@ def add_parser(verbs: Verbs) -> None:
     parser = add_verb(verbs, "status", run, "show the state of runs", _HELP)
     parser.add_argument("runs", nargs="*", metavar="RUN", help=f"{RUNS_HELP}; default: all runs")
     add_base_results_dir(parser)
-    add_option(parser, "--watch", "go on until everything has ended")
+    add_option(parser, "--watch", "watch until everything has ended")
     text = f"how often --watch asks (default: {_INTERVAL:g}, at least {_LEAST_INTERVAL:g})"
     add_option(parser, "--interval SECONDS", text, type=_seconds, default=_INTERVAL)
     add_option(parser, "--exit-code", "exit with the code of the worst state")
@@ -114,7 +114,7 @@ def _watch(args: argparse.Namespace, look: partial[Sequence[StatusRow]]) -> int:
     try:
         last = watch(poller, args.interval, lines_of_json=args.json)
     except KeyboardInterrupt:
-        print_stderr("the jobs go on without being watched")
+        print_stderr("stopped watching; the jobs continue")
         return WATCHING_ENDED
     return worst_exit_code(last.states)
 

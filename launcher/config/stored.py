@@ -50,7 +50,7 @@ def read_stored(text: str, where: str) -> RunConfig:
             node = OmegaConf.to_container(OmegaConf.create(node), resolve=True)
         return parse(RunConfig, node)
     except (ValueError, TypeError, OmegaConfBaseException) as error:
-        raise UserError(f"{where}: this is no configuration of a launch: {escape(str(error))}") from error
+        raise UserError(f"{where}: not a configuration of a launch: {escape(str(error))}") from error
 
 
 def _kept(key: str, text: str, secrets: Mapping[str, str]) -> str:

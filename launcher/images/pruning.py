@@ -91,9 +91,7 @@ def parse_age(text: str) -> float:
     """Return an age such as ``30d``, ``12h`` or ``2w`` in seconds; raise UserError if it is none."""
     match = re.fullmatch(r"([0-9]+)([mhdw])", text)
     if match is None:
-        raise UserError(
-            f"--older-than {escape(text)}: this is no age", hint="an age is such as 30d, 12h or 2w"
-        )
+        raise UserError(f"--older-than {escape(text)}: not an age", hint="an age is such as 30d, 12h or 2w")
     return float(int(match[1]) * _UNITS[match[2]])
 
 

@@ -200,7 +200,7 @@ class _Parser:
     def parse(self) -> Reference:
         text = self._text
         if not text.strip() or text != text.strip() or not text.isprintable():
-            raise self._mistake("this is no name of an image")
+            raise self._mistake("not the name of an image")
         if text.startswith(("/", "./", "../", "~")) or (text.endswith(SQUASHFS_SUFFIXES) and ":" not in text):
             if text.endswith(_ARCHIVE_SUFFIXES):
                 names = f"oci-archive:{text}, or docker-archive:{text}"
@@ -289,7 +289,7 @@ class _Parser:
         lower = name.lower()
         hint = self._text.replace(name, lower) if _NAME.fullmatch(lower) else _FORMS
         why = f"the names of images are lower case, and {literal(name)} is not" if lower != name else None
-        raise self._mistake(why or f"{literal(name)} is no name of an image", hint)
+        raise self._mistake(why or f"{literal(name)} is not the name of an image", hint)
 
     def _check(self, pattern: re.Pattern[str], part: str, what: str) -> None:
         if pattern.fullmatch(part):

@@ -267,7 +267,7 @@ def check_targets(targets: Sequence[Reference]) -> None:
     for target in targets:
         if target.kind is not Kind.REGISTRY or target.tag is None or target.digest is not None:
             raise UserError(
-                f"{target}: this is no place in a registry",
+                f"{target}: not a place in a registry",
                 hint="a place is such as registry.example/team/nemo:25.07, with a tag and without a digest",
             )
 

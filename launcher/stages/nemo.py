@@ -182,7 +182,7 @@ def _check_conversion(conversion: ConversionConfig) -> None:
         )
     if conversion.model_type is None:
         raise UserError(
-            f"conversion.model_type=null: {conversion.source} is no run of ours, which would say it",
+            f"conversion.model_type=null: {conversion.source} is not one of our runs, which would say it",
             key="conversion.model_type",
             hint="conversion.model_type=gpt, t5 or bert",
         )
@@ -192,7 +192,7 @@ def _check_llama(conversion: ConversionConfig, model: Mapping[str, Any]) -> None
     """Refuse models for which NeMo has no script that writes Hugging Face's."""
     if conversion.model_type == "gpt" and not model:
         raise UserError(
-            f"conversion.model=null: {conversion.source} is no run of ours, which would describe it",
+            f"conversion.model=null: {conversion.source} is not one of our runs, which would describe it",
             key="conversion.model",
             hint="conversion.model=FILE, the configuration of its training",
         )

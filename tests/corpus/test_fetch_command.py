@@ -186,7 +186,7 @@ def test_ctrl_c_keeps_what_was_received(
     process.send_signal(signal.SIGINT)
     errors = process.communicate()[1]
     assert process.returncode == 130
-    assert errors == "interrupted; the same command goes on from here\n"
+    assert errors == "interrupted; the same command continues from here\n"
     server.files["/text.jsonl"].pause = 0
     assert main(words) == 0
     assert server.starts("text.jsonl")[-1] > 0

@@ -104,14 +104,14 @@ def test_an_archive_is_packed_once(
     ("words", "message"),
     [
         (("a.sqsh", "127.0.0.1:1/x:1"), "a squashfs has lost its layers"),
-        (("oci:/none:1", "podman://x:1"), "no place in a registry"),
-        (("oci:/none:1", f"127.0.0.1:1/x@sha256:{'0' * 64}"), "no place in a registry"),
+        (("oci:/none:1", "podman://x:1"), "not a place in a registry"),
+        (("oci:/none:1", f"127.0.0.1:1/x@sha256:{'0' * 64}"), "not a place in a registry"),
         (("oci:/none:1",), "where to? no registry is named"),
         (("oci:/none:1", "127.0.0.1:1/x:1"), "cannot read oci:/none:1"),
         (("nemo",), "where to? no registry is named"),
-        (("oci:/none:1", "127.0.0.1:1/x:1", "image.tag=2"), "is no recipe, and has no such keys"),
+        (("oci:/none:1", "127.0.0.1:1/x:1", "image.tag=2"), "is not a recipe, and has no such keys"),
         (("nimo", "127.0.0.1:1/x:1"), "there is no such recipe"),
-        (("nemo", "podman://x:1"), "no place in a registry"),
+        (("nemo", "podman://x:1"), "not a place in a registry"),
     ],
 )
 def test_pushes_that_cannot_succeed_are_refused(words: tuple[str, ...], message: str, capsys: Capsys) -> None:

@@ -207,13 +207,13 @@ def test_a_tag_is_pinned_by_its_digest() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "no name of an image"),
-        (" nemo", "no name of an image"),
-        ("ne\nmo", "no name of an image"),
+        ("", "not the name of an image"),
+        (" nemo", "not the name of an image"),
+        ("ne\nmo", "not the name of an image"),
         ("dokcer://nemo:1", "did you mean docker://…?"),
         ("https://nvcr.io/nvidia/nemo", "an image is REGISTRY#NAME:TAG"),
         ("nvcr.io#nvidia/NeMo:24.07", "nvcr.io#nvidia/nemo:24.07"),
-        ("nvcr.io#nvidia//nemo", "'nvidia//nemo' is no name of an image"),
+        ("nvcr.io#nvidia//nemo", "'nvidia//nemo' is not the name of an image"),
         ("nvcr.io#nvidia/nemo:", "'' is no tag"),
         ("nvcr.io#nvidia/nemo:24 07", "'24 07' is no tag"),
         ("-x.io#nemo", "'-x.io' is no registry"),
@@ -221,7 +221,7 @@ def test_a_tag_is_pinned_by_its_digest() -> None:
         ("nemo:sha256:12", "a digest is sha256: and 64"),
         ("/a/nemo.tar", "oci-archive:/a/nemo.tar"),
         ("oci:", "a path is missing"),
-        ("dockerd://-x/y", "'-x/y' is no name of an image"),
+        ("dockerd://-x/y", "'-x/y' is not the name of an image"),
     ],
 )
 def test_a_wrong_name_is_refused(text: str, message: str) -> None:

@@ -207,7 +207,7 @@ def _their_model(model_dir: Path, description: Description) -> tuple[Any, str]:
     transformers.logging.disable_progress_bar()
     path = min(model_dir.glob("*.safetensors"), default=None)
     if path is None:
-        raise UserError(f"{model_dir} holds no *.safetensors: it is no model in Hugging Face's format")
+        raise UserError(f"{model_dir} holds no *.safetensors: it is not a model in Hugging Face's format")
     with safe_open(path, "pt") as file:
         dtype = file.get_tensor(next(iter(file.keys()))).dtype
     kind = transformers.AutoModelForSeq2SeqLM if description.encoder else transformers.AutoModelForCausalLM

@@ -90,7 +90,7 @@ class DeepSpeedFiles:
                 f"{self.directory}: tensor and pipeline parallelism, and experts, are not supported"
             )
         if not matches:
-            raise UserError(f"{self.directory}: no {words}, so this is no checkpoint of DeepSpeed's")
+            raise UserError(f"{self.directory}: no {words}, so it is not a checkpoint of DeepSpeed's")
         return [self.directory / match.string for match in sorted(matches, key=lambda m: int(m[1] or 0))]
 
     def _weights(self, model: Any) -> dict[str, _Weight]:

@@ -67,7 +67,7 @@ def load(path: Path) -> Any:
     if not path.is_file():
         raise UserError(f"{path} is missing")
     if not zipfile.is_zipfile(path):
-        raise UserError(f"{path} cannot be read: it is no archive of torch's, or a part of one")
+        raise UserError(f"{path} cannot be read: it is not an archive of torch's, or only a part of one")
     try:
         with _nothing_allowed():
             names = torch.serialization.get_unsafe_globals_in_checkpoint(path)

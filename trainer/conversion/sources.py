@@ -146,7 +146,7 @@ def _newest(directory: Path, step: int | None) -> Path:
     }
     if not steps:
         raise UserError(
-            f"{directory}: no {INDEX_FILE}, so this is no checkpoint of torch.distributed.checkpoint"
+            f"{directory}: no {INDEX_FILE}, so it is not a checkpoint of torch.distributed.checkpoint"
         )
     if step is not None and step not in steps:
         raise UserError(f"conversion.step={step}: {directory} has {', '.join(map(str, sorted(steps)))}")
