@@ -349,7 +349,7 @@ def test_ctrl_c_ends_the_watching_and_not_the_jobs(
 
     monkeypatch.setattr("launcher.monitor.watching.as_line", interrupt)
     assert slipway(runs, "status", "--watch") == 130
-    assert "the jobs go on" in capsys.readouterr().err
+    assert "the jobs continue" in capsys.readouterr().err
 
 
 def screen(poller: StatusPoller, width: int, height: int) -> list[str]:
