@@ -1,5 +1,7 @@
 # make demo: from nothing to a trained model, on a Slurm that this starts itself.   make test: all checks.
 PYTHON ?= python3
+# For tests Debian's own Python, as on a fresh machine: other users can read it, and so the tests with a second user run.
+TEST_PYTHON := $(if $(filter file,$(origin PYTHON)),$(firstword $(wildcard /usr/bin/python3.1[1-9]) $(PYTHON)),$(PYTHON))
 BIN := .venv/bin
 # Of the tests: two more than the processors of CI, as those with Slurm mostly wait.
 WORKERS ?= 4
@@ -109,5 +111,5 @@ clean:
 	@touch $@
 
 .venv/test.done: setup.cfg constraints.txt
-	@scripts/venv.sh $(PYTHON) train,data,cleaning,conversion,evaluation,plot,dev
+	@scripts/venv.sh $(TEST_PYTHON) train,data,cleaning,conversion,evaluation,plot,dev
 	@touch .venv/setup.done $@

@@ -165,8 +165,8 @@ def explain_os_error(error: OSError, path: Path, key: str, *, verb: str = "write
 
 # The system's refusals that a user can resolve; others are bugs.
 _REFUSALS = {
-    errno.EACCES: "ask the owner for permission, or name another",
-    errno.EPERM: "ask the owner for permission, or name another",
+    errno.EACCES: "ask the owner for permission, or use another path",
+    errno.EPERM: "ask the owner for permission, or use another path",
     errno.EROFS: "it is mounted read-only here",
     errno.ENOSPC: "make room there, or write elsewhere",
     errno.EDQUOT: "your quota is used up: remove what you no longer need",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -38,7 +39,10 @@ def test_results_are_the_same_after_200_kills(fast_path: Path) -> None:
     )
     command = [sys.executable, "-m", "tests.corpus.killing", str(fast_path / "out"), str(fast_path / "log")]
     command += [str(KILLS), *write_configuration(fast_path, node)]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
+    scratch = fast_path / "tmp"  # where a killed process leaves its temporary files
+    scratch.mkdir()
+    env = {**os.environ, "TMPDIR": str(scratch)}
+    done = subprocess.run(command, cwd=REPOSITORY, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     report = json.loads(done.stdout.splitlines()[-1])
     assert sum(report["kills"].values()) >= KILLS
