@@ -46,8 +46,8 @@ def add_examining_verb(
 def add_replay_options(parser: argparse.ArgumentParser, title: str) -> None:
     """Add the options that a launch's files depend on besides the overrides."""
     replay = parser.add_argument_group(title)
-    text = "its directory, results/RUN/launches/N: its stored configuration is rendered; trees and other"
-    add_option(replay, "--launch-dir DIR", f"{text} arguments are ignored")
+    text = "its directory, results/RUN/launches/N: its stored configuration is rendered; trees, overrides"
+    add_option(replay, "--launch-dir DIR", f"{text} and --stage are ignored")
     add_option(replay, "--launch-number N", "number of the earlier launch")
     add_option(replay, "--tag TAG", "tag of the earlier launch; launcher_cmd.log holds the whole command")
     add_option(replay, "--stage STAGE", "stage of the earlier launch, if the overrides request several")

@@ -266,5 +266,5 @@ def _success(ending: _Ending) -> Outcome:
     if not ending.is_over:
         return Outcome(ending.target, Effect.SAVING if ending.saves else Effect.CANCELLED)
     message = "it is over" if ending.target.state.is_final else "it is ending"
-    further = f"; job {', '.join(ending.cancelled)} of its chain was cancelled"
+    further = f" (cancelled of its chain: {', '.join(ending.cancelled)})"
     return Outcome(ending.target, Effect.AS_ASKED, message + (further if ending.cancelled else ""))

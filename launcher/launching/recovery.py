@@ -116,7 +116,7 @@ def _not_known(launch: Launch, why: str) -> UserError:
     directory = shlex.quote(display_path(launch.paths.directory))
     return UserError(
         f"it is not known whether launch {number} of {name} became a job: {why}",
-        hint="launching now could submit it twice: try again once the scheduler answers\n"
+        hint="launching now could submit it twice: try again once that is known\n"
         f"if you know that there is none, remove that launch: rm -r {directory}",
     )
 

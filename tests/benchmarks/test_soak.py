@@ -31,8 +31,8 @@ def test_runs_survive_each_kind_of_fault(tmp_path: Path) -> None:
     result = subprocess.run(
         [*command, "--lanes", "1"], cwd=soak.ROOT, capture_output=True, text=True, timeout=1700
     )
-    rows = [json.loads(line) for line in record.read_text().splitlines()]
     assert result.returncode == 0, result.stdout + result.stderr
+    rows = [json.loads(line) for line in record.read_text().splitlines()]
     assert {row["seed"] for row in rows} == set(range(COUNT))
     assert {row["fault"] for row in rows} == set(FAULTS)
     if skipped := [f"{row['fault']}: {row['skipped']}" for row in rows if "skipped" in row]:

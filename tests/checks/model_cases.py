@@ -205,12 +205,10 @@ MODEL_CASES = [
     bad("model.attention", {"model.encoder.multi_latent_attention": True}, "of the type t5 has no", base=T5),
     bad("model.attention", {"model.multi_latent_attention": True}, "of the type t5 has no", base=T5),
     good("model.experts", MOE),
-    bad("model.experts", {**MOE, "model.moe_router_topk": 9}, "more than the 8 experts", "1 to 8"),
+    bad("model.experts", {**MOE, "model.moe_router_topk": 9}, "num_moe_experts=8", "1 to 8"),
     bad("model.experts", {**MOE, "model.moe_layer_freq": "([0]*1+[1]*23)"}, "a 0 or 1 for each layer"),
     bad("model.experts", {**MOE, "model.moe_layer_freq": [0, 1]}, "a 0 or 1 for each layer"),
-    bad(
-        "model.experts", {**MOE, "model.moe_layer_freq": 2}, "NeMo needs this model.name", "decoder_block_gpt"
-    ),
+    bad("model.experts", {**MOE, "model.moe_layer_freq": 2}, "needs another model.name", "decoder_block_gpt"),
     good("model.experts", {**MOE, "model.moe_layer_freq": 2, "model.name": "decoder_block_gpt"}),
     good("model.experts", {**MOE, "model.moe_layer_freq": 2}, plan=MEGATRON_LM),
     bad("model.experts", {**MOE, "model.moe_router_num_groups": 3}, "does not divide 8 experts"),

@@ -183,7 +183,7 @@ def test_limits_of_a_qos_hold() -> None:
     findings = cluster_findings(plan, CLUSTER)
     assert {finding.id for finding in findings} == {"cluster.qos"}
     assert [finding.message for finding in findings] == [
-        f"{LIMIT}='1:00:00': QOS debug gives a job 00:30:00 at most",
+        f"{LIMIT}='1:00:00': QOS debug limits a job to 00:30:00",
         "cluster.qos='debug': 9 jobs at once, and QOS debug lets a user submit 4",
         f"{NODES}=2: 2 nodes in all, but QOS debug limits a job to 1",
     ]

@@ -247,9 +247,7 @@ def test_no_node_with_all_of_the_requests_is_an_error() -> None:
         node("n1"), node("n2"), node("n3", gpus=(), memory=2**21), node("n4", gpus=(), memory=2**21)
     )
     finding = only_finding(plan_with(memory="1T"), mixed)
-    assert finding.message == (
-        f"{NODES}=2: partition gpu has 4 nodes, of which 0 meet all requirements of the job"
-    )
+    assert finding.message == (f"{NODES}=2: partition gpu has 4 nodes, of which only 0 can run the job")
 
 
 def test_gpu_other_than_that_of_the_estimates_is_a_warning() -> None:

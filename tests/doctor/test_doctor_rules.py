@@ -435,7 +435,7 @@ def test_page_of_versions_names_each_tested_release(repository: Path) -> None:
 
 def test_python_and_extras_are_reported() -> None:
     versions = {"enroot-py": None, "matplotlib": "3.9", "plotext": "6.0"}
-    answer = (False, "cluster.python=null: does not find torch\n  install it\n  or an image")
+    answer = (False, "cluster.python=null: cannot import torch\n  install it\n  or an image")
     lines = list(python_lines("3.11.7, /bin/python", versions, answer))
     assert statuses_of(lines) == {
         "python": "ok!",

@@ -162,10 +162,7 @@ def test_chain_that_looks_over_is_ended_too(
     assert main(["cancel", "a"]) == 0
     assert scheduler.acts == [("cancel", "20")]
     output = capsys.readouterr().out
-    assert (
-        output.startswith("cancelled job 20 of a")
-        or f"{phrase}; job 20 of its chain was cancelled: " in output
-    )
+    assert output.startswith("cancelled job 20 of a") or f"{phrase} (cancelled of its chain: 20): " in output
     assert link_jobs(DIRECTORY) == ["17", "18", "19", "20"], "it is on record now, so that its end is told"
 
 

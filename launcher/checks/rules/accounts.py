@@ -51,7 +51,7 @@ def account_problems(request: ClusterRequest) -> Iterator[Finding]:
         message = f"you may use it only in other partitions: {', '.join(sorted(partitions))}"
         yield error(ACCOUNT, value, message)
     else:
-        message = "you have no default account"
+        message = "you have no default account for this partition"
         fix = f"{ACCOUNT}={yours}" if len(names) == 1 else f"one of yours: {yours}"
         yield error(ACCOUNT, value, message, fix if names else None)
 
@@ -151,9 +151,7 @@ def _beyond(request: ClusterRequest, who: str, limits: Limits, key: str) -> Iter
     resources, seconds, limit = request.resources, request.seconds, limit_key(request.plan)
     if seconds is not None and limits.max_seconds is not None and seconds > limits.max_seconds:
         most = format_time_limit(limits.max_seconds)
-        yield error(
-            limit, resources.time_limit, f"{who} gives a job {most} at most", f"{limit}={most}", (key,)
-        )
+        yield error(limit, resources.time_limit, f"{who} limits a job to {most}", f"{limit}={most}", (key,))
     if limits.max_submitted is not None and request.jobs > limits.max_submitted:
         message = f"{count(request.jobs, 'job')} at once, and {who} lets a user submit {limits.max_submitted}"
         yield error(key, request.queue.account if key == ACCOUNT else request.queue.qos, message)

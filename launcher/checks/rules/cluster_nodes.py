@@ -109,7 +109,7 @@ def _too_few(request: ClusterRequest) -> Iterator[Finding]:
     suited = [node for node in best.nodes if all(test(node, per_node) for test in _TESTS)]
     if len(suited) < nodes:
         if all(sum(test(node, per_node) for node in best.nodes) >= nodes for test in _TESTS):
-            message = f"{among}, of which {len(suited)} meet all requirements of the job"
+            message = f"{among}, of which only {len(suited)} can run the job"
             yield error(key, value, message, _fewer(request, len(suited)))
         return  # one of the other checks tells what they lack
     usable = sum(node.is_usable for node in suited)

@@ -123,14 +123,14 @@ def expert_problems(values: Values, engine: str) -> Iterator[Finding]:
         return
     topk = values.whole(_TOPK, 2)
     if topk is not None and topk > experts:
-        yield error(_TOPK, topk, f"more than the {experts} experts", f"1 to {experts}", (_EXPERTS,))
+        yield error(_TOPK, topk, f"more than {full(_EXPERTS)}={experts}", f"1 to {experts}", (_EXPERTS,))
     if not has_layer_flags(values, "moe_layer_freq", True):
         message = "expected a whole number N, for every N-th layer, or a list of a 0 or 1 for each layer"
         yield error(_LAYERS, values.raw(_LAYERS), message, also=("model.num_layers",))
     yield from _groups(values, experts)
     yield from _options(values)
     if values.raw(_LAYERS) not in (None, 1) and _lacks_specification(values, engine):
-        message = f"NeMo needs this model.name for {full(_LAYERS)}"
+        message = f"NeMo needs another model.name for {full(_LAYERS)}"
         yield error("model.name", values.raw("model.name"), message, _SPECIFICATION, (_LAYERS,))
 
 
@@ -188,7 +188,7 @@ def attention_problems(values: Values, engine: str) -> Iterator[Finding]:
             valid = "a whole number, or null for queries without a narrow vector"
             yield error(f"model.{LATENT_QUERY}", None, message, valid, (_LATENT,))
         if _lacks_specification(values, engine):
-            message = f"NeMo needs this model.name for {full(_LATENT)}"
+            message = f"NeMo needs another model.name for {full(_LATENT)}"
             yield error("model.name", values.raw("model.name"), message, _SPECIFICATION, (_LATENT,))
     if values.raw(_WINDOW) is not None:
         yield from _window_problems(values, engine)
@@ -355,7 +355,7 @@ def memory_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
     too_much = fullest.total > counted.gpu.memory
     certain = not counted.is_assumed or fullest.total > max(gpu.memory for gpu in GPUS.values())
     tell = error if too_much and certain else warning
-    key, value = _blamed(config, fullest)
+    key, value = _offending_key(config, fullest)
     text = _compared(counted, fullest, len(stages), margin)
     others = (keys.TENSOR, keys.PIPELINE, keys.MICRO, keys.NODES)
     yield tell(key, value, text, also=[name for name in others if name != key])
@@ -377,7 +377,7 @@ def why_not_estimated(plan: Plan) -> str | None:
     return uncounted(Values(plan.job.config))
 
 
-def _blamed(config: Mapping[str, Any], stage: StageMemory) -> tuple[str, Any]:
+def _offending_key(config: Mapping[str, Any], stage: StageMemory) -> tuple[str, Any]:
     """Return the size to change first: micro batch if the activations are most, else tensor."""
     values = Values(config)
     micro = values.whole(keys.MICRO) or 1
