@@ -87,9 +87,10 @@ def _prepare(cluster: Cluster, number: int, clock: Path | None) -> None:
     cluster.configure(r"(FirstJobId=)(\d+)", lambda match: f"{match[1]}{int(match[2]) + 4000 * number}")
     cluster.kill_controller()
     cluster.start_controller(forgetful=True)
-    cluster.slurm("scontrol", "reconfigure")
+    # Both take their time where much else begins on the machine.
+    cluster.slurm("scontrol", "reconfigure", seconds=240)
     # The real trainer saves within that, on a busy machine too.
-    cluster.slurm("scontrol", "update", "PartitionName=low", "GraceTime=10")
+    cluster.slurm("scontrol", "update", "PartitionName=low", "GraceTime=10", seconds=240)
 
 
 def _clock(parent: Path) -> Path | None:
