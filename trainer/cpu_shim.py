@@ -43,6 +43,8 @@ def install() -> bool:
     _skip_compilation()
     _replace_cuda_calls()
     _replace_rng()
+    needless.share_gloo_thread()
+    needless.skip_reductions_of_one()
     proxy = _TorchOnCpu()
     for name in _LITERAL_CUDA:
         importlib.import_module(name).torch = proxy  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Needless work of a start: what torch and TensorBoard import though no training here uses it, and garbage.
+"""Needless work: imports of torch and TensorBoard that no training uses, garbage, and idle threads of gloo.
 
 None of it changes what a training computes.
 """
@@ -6,6 +6,7 @@ None of it changes what a training computes.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib
 import sys
@@ -38,6 +39,47 @@ def skip_compiler() -> None:
 
     if "torch._dynamo" not in sys.modules:
         sys.modules["torch._dynamo"] = torch._dynamo = _NoCompiler("torch._dynamo")
+
+
+@functools.cache  # once in a process
+def share_gloo_thread() -> None:
+    """Have one thread look after the connections of all groups of gloo.
+
+    megatron-core makes 21 groups; each has a thread that wakes up 100 times a second, in all 5 % of a core.
+    """
+    import torch.distributed as dist
+
+    make_group = dist.ProcessGroupGloo.__init__
+    devices: list[Any] = []
+
+    def make_group_of_shared_devices(group: Any, store: Any, rank: int, size: int, timeout: Any) -> None:
+        if not devices:  # the first group chooses them, as GLOO_SOCKET_IFNAME says
+            make_group(group, store, rank, size, timeout=timeout)
+            devices.extend(group.options._devices)
+            return
+        options = dist.ProcessGroupGloo._Options()
+        options._devices, options._threads, options._timeout = devices, 2 * len(devices), timeout
+        make_group(group, store, rank, size, options)
+
+    dist.ProcessGroupGloo.__init__ = make_group_of_shared_devices
+
+
+@functools.cache  # once in a process
+def skip_reductions_of_one() -> None:
+    """Leave out reductions over a group of one rank, which gloo hands to a thread all the same."""
+    import torch.distributed as dist
+
+    reduce = dist.all_reduce
+
+    @functools.wraps(reduce)
+    def all_reduce(
+        tensor: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False
+    ) -> Any:
+        if not async_op and isinstance(group, dist.ProcessGroup) and group.size() == 1:
+            return None
+        return reduce(tensor, op, group, async_op)
+
+    dist.all_reduce = all_reduce
 
 
 class _NoCompiler(types.ModuleType):

@@ -159,6 +159,13 @@ def test_throughput_is_skipped_without_a_gpu(tmp_path: Path) -> None:
     assert row == Row("throughput", "skipped", "trainer.devices=8 and 1 visible")
 
 
+def test_throughput_names_the_key_where_transformer_engine_is_missing(tmp_path: Path) -> None:
+    config = {"trainer": {"devices": 1}, "model": {"transformer_engine": True}}
+    (row,) = checks.check_throughput(machine(tmp_path, gpus=[H100]), config)
+    assert (row.state, row.detail) == ("failed", "model.transformer_engine=True: ImportError")
+    assert row.fix is not None and row.fix.startswith("training.model.transformer_engine=False")
+
+
 def test_a_check_runs_as_a_job_would(
     tmp_path: Path, warm_python: Path, run_check: Callable[..., Any]
 ) -> None:

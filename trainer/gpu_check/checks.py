@@ -144,8 +144,14 @@ def check_throughput(machine: Machine, config: dict[str, Any] | None) -> Iterato
         "no configuration (--config-path)": config is None,
         f"trainer.devices={ranks} and {len(machine.gpus)} visible": ranks > len(machine.gpus),
     }
-    if why := [reason for reason, holds in reasons.items() if holds]:
+    why = [reason for reason, holds in reasons.items() if holds]
+    if why or config is None:
         yield Row("throughput", "skipped", why[0])
+        return
+    problem = machine.described["transformer_engine_problem"]
+    if problem and config["model"].get("transformer_engine"):
+        fix = "training.model.transformer_engine=False measures megatron-core's own layers, which are slower"
+        yield Row("throughput", "failed", f"model.transformer_engine=True: {problem}", fix)
         return
     changes: dict[str, Any] = {
         "trainer.num_nodes": 1,

@@ -1,0 +1,29 @@
+"""Groups of gloo with the shim; run by test_groups.py, two ranks, from a warm process."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from trainer.distributed import process_group
+from trainer.world import World
+
+
+def main(_: list[str]) -> int:
+    world = World.from_environment(os.environ)
+    with process_group(world, "cpu"):
+        pair, *alone = (dist.new_group(ranks) for ranks in ([0, 1], [0], [1]))
+        sums = {}
+        for name, group in {"alone": alone[world.rank], "pair": pair, "world": None}.items():
+            tensor = torch.tensor([1.5 + world.rank])
+            dist.all_reduce(tensor, group=group)
+            work = dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=group, async_op=True)
+            work.wait()
+            sums[name] = tensor.item()
+        threads = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+    print(json.dumps({"sums": sums, "gloo_threads": threads.count("gloo_tcp_loop")}))
+    return 0
