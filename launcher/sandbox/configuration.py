@@ -160,11 +160,11 @@ def slurm_conf(options: SandboxOptions, ports: Ports, version: tuple[int, int], 
 
 
 def first_job_id(now: float) -> int:
-    """Return a job number for a boot at `now` (Unix seconds), larger with every quarter of a second.
+    """Return a job number for a boot at `now` (Unix seconds), larger by 61 with every quarter of a second.
 
-    Two sandboxes on one machine then seldom have jobs of one number, which would meet at one port.
+    Sandboxes that boot within seconds then seldom have jobs of one number, which would meet at one port.
     """
-    return int(now * 4) % 60_000_000 + 1
+    return int(now * 4) * 61 % 60_000_000 + 1
 
 
 def slurmdbd_conf(paths: SandboxPaths, ports: Ports) -> str:
