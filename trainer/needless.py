@@ -55,7 +55,7 @@ def share_gloo_thread() -> None:
     def make_group_of_shared_devices(group: Any, store: Any, rank: int, size: int, timeout: Any) -> None:
         if not devices:  # the first group chooses them, as GLOO_SOCKET_IFNAME says
             make_group(group, store, rank, size, timeout=timeout)
-            devices.extend(group.options._devices)
+            devices.extend(getattr(getattr(group, "options", None), "_devices", ()))
             return
         options = dist.ProcessGroupGloo._Options()
         options._devices, options._threads, options._timeout = devices, 2 * len(devices), timeout
@@ -69,13 +69,15 @@ def skip_reductions_of_one() -> None:
     """Leave out reductions over a group of one rank, which gloo hands to a thread all the same."""
     import torch.distributed as dist
 
-    reduce = dist.all_reduce
+    reduce, collecting = dist.all_reduce, dist.distributed_c10d._world.pg_coalesce_state
 
     @functools.wraps(reduce)
     def all_reduce(
         tensor: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False
     ) -> Any:
-        if not async_op and isinstance(group, dist.ProcessGroup) and group.size() == 1:
+        is_alone = isinstance(group, dist.ProcessGroup) and group.size() == 1
+        # Whoever collects reductions, to begin them together, waits for at least one.
+        if is_alone and not async_op and group not in collecting:
             return None
         return reduce(tensor, op, group, async_op)
 

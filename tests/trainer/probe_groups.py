@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed import _coalescing_manager
 
 from trainer.distributed import process_group
 from trainer.world import World
@@ -23,6 +24,8 @@ def main(_: list[str]) -> int:
             dist.all_reduce(tensor, group=group)
             work = dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=group, async_op=True)
             work.wait()
+            with _coalescing_manager(group):
+                dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=group)
             sums[name] = tensor.item()
         threads = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
     print(json.dumps({"sums": sums, "gloo_threads": threads.count("gloo_tcp_loop")}))
