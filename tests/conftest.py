@@ -16,7 +16,7 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.shipped_files import parse_shipped_files_once
+from tests.shipped_files import compose_shipped_files_once
 
 pytest_plugins = ["tests.zygotes", "tests.forked_slipway", "tests.sandbox.fixtures", "tests.warm"]
 
@@ -61,7 +61,7 @@ def _has_room(place: Path) -> bool:
 if "TMPDIR" not in os.environ and _has_room(_MEMORY):
     os.environ["TMPDIR"] = tempfile.tempdir = str(_MEMORY)
 
-parse_shipped_files_once()
+compose_shipped_files_once()
 # Imported and collected objects stay: looking for garbage among them takes a quarter of the time.
 gc.disable()
 

@@ -23,7 +23,7 @@ import pytest
 from benchmarks.soak import warm_launcher, zygote
 from tests import zygotes
 from tests.fakes.programs import prepend_to_path, write_program
-from tests.shipped_files import parse_shipped_files_once
+from tests.shipped_files import compose_shipped_files_once
 
 SLIPWAY = Path(sys.executable).with_name("slipway")
 
@@ -117,7 +117,7 @@ def _answer(module: str, question: int, answer: int, directory: Path) -> NoRetur
 
 def warm_up() -> None:
     """Warm the launcher up; parse the shipped files, and import what answers its questions."""
-    parse_shipped_files_once()
+    compose_shipped_files_once()
     warm_launcher.warm_up()
     for question in _QUESTIONS:
         importlib.import_module(question)

@@ -1,4 +1,4 @@
-"""The files of conf/, parsed once a process."""
+"""The files of conf/, parsed and composed once a process."""
 
 from __future__ import annotations
 
@@ -6,19 +6,42 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hydra._internal.config_repository import ConfigRepository
 from hydra.core.object_type import ObjectType
 
-_CONF = Path(__file__).resolve().parents[1] / "conf"
+from launcher.config import compose, mistakes
+from launcher.config.tree_composer import TreeComposer, tree_composer
+
+_COMPOSING = (compose, mistakes)
 
 
-def parse_shipped_files_once() -> None:
-    """Have Hydra parse each shipped file, with its defaults, once: a third of the time of many compositions.
+def compose_shipped_files_once() -> None:
+    """Have each choice of shipped files composed once, as for the points of a sweep.
 
-    Nothing changes these files; files elsewhere are read each time.
+    A further composition changes the values in place, and changes them back. Nothing changes the files; those
+    elsewhere are read each time.
     """
+    _parse_once()
+    kept = TreeComposer((compose.CONF_DIR,))
+
+    def kept_or_anew(roots: tuple[Path, ...], *arguments: Any, **options: Any) -> TreeComposer:
+        return kept if roots == (compose.CONF_DIR,) else tree_composer(roots, *arguments, **options)
+
+    for module in _COMPOSING:
+        module.tree_composer = kept_or_anew  # type: ignore[attr-defined]
+
+
+def compose_anew(patch: pytest.MonkeyPatch) -> None:
+    """Compose each time from the beginning again, as one launch does."""
+    for module in _COMPOSING:
+        patch.setattr(module, "tree_composer", tree_composer)
+
+
+def _parse_once() -> None:
+    """Have Hydra parse each shipped file, with its defaults, once."""
     repository: Any = ConfigRepository
-    load, shipped = repository.load_config, str(_CONF)
+    load, shipped = repository.load_config, str(compose.CONF_DIR)
     parsed: dict[str, bytes] = {}
 
     def load_config(self: Any, config_path: str) -> Any:

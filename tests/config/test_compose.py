@@ -10,6 +10,8 @@ from launcher.config.compose import compose, list_options
 from launcher.errors import UserError
 from launcher.stages.planning import plan_launch
 
+pytestmark = pytest.mark.usefixtures("composed_anew")
+
 
 def test_values_are_those_of_the_reference() -> None:
     training = compose(["training=gpt3/126m"]).config.training

@@ -16,6 +16,8 @@ from launcher.config.stored import stored_text
 from launcher.config.tree_composer import HydraTree
 from launcher.errors import UserError
 
+pytestmark = pytest.mark.usefixtures("composed_anew")
+
 BASE = ["training=gpt3/tiny", "base_results_dir=/nowhere/results"]
 
 # Overrides of every kind, for any mix: other keys refer to some, and some are mistakes only beside others.

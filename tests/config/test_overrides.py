@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from launcher.config.compose import compose
 from launcher.config.overrides import hydra_value
 
+pytestmark = pytest.mark.usefixtures("composed_anew")
+
 # Whatever one line of a script can hold.
 lines = st.text(st.characters(exclude_characters="\0\r\n", exclude_categories=["Cs"]), max_size=30)
 # Characters with a meaning in Hydra's and OmegaConf's grammars.

@@ -13,13 +13,13 @@ import sys
 from benchmarks.soak.warm_launcher import warm_up
 from launcher.drafting import Request, draft
 from launcher.launching import launch
-from tests.shipped_files import parse_shipped_files_once
+from tests.shipped_files import compose_shipped_files_once
 
 
 def main() -> int:
     """Fork the launchers, start them together, and return how many failed."""
     count, overrides = int(sys.argv[1]), sys.argv[2:]
-    parse_shipped_files_once()
+    compose_shipped_files_once()
     warm_up()
     ready_out, ready_in = os.pipe()
     start_out, start_in = os.pipe()
