@@ -29,11 +29,11 @@ SLIPWAY = Path(sys.executable).with_name("slipway")
 
 
 def run_forked(
-    words: Sequence[object], *, cwd: Path, env: dict[str, str], timeout: float
+    words: Sequence[object], *, cwd: Path, env: dict[str, str], timeout: float, user: int | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run `slipway` with these words, as ``subprocess.run([SLIPWAY, *words], text=True, ...)`` would."""
     arguments = [str(word) for word in words]
-    order = {"arguments": [__name__, *arguments], "environment": env, "directory": str(cwd)}
+    order = {"arguments": [__name__, *arguments], "environment": env, "directory": str(cwd), "user": user}
     with (
         Path(os.devnull).open() as nothing,
         tempfile.TemporaryFile("w+") as stdout,
@@ -116,7 +116,7 @@ def _answer(module: str, question: int, answer: int, directory: Path) -> NoRetur
 
 
 def warm_up() -> None:
-    """Warm the launcher up; parse the shipped files, and import what answers its questions."""
+    """Warm the launcher up; compose the shipped files, and import what answers its questions."""
     compose_shipped_files_once()
     warm_launcher.warm_up()
     for question in _QUESTIONS:

@@ -205,6 +205,8 @@ def _become(order: dict[str, Any], files: list[int]) -> NoReturn:
             os.dup2(file, number)
         os.closerange(3, 256)
         _enter(libc, order)
+        if user := order.get("user"):
+            os.setuid(user)
         os.chdir(order["directory"])
         os.environ.clear()
         os.environ.update(order["environment"])

@@ -290,8 +290,8 @@ def _parse(words: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--version", action="version", version=f"slipway {__version__}")
     subparsers = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
-    modules = [_VERBS[verb]] if verb in _VERBS else dict.fromkeys(_VERBS.values())  # one may have two verbs
-    for module in modules:
+    needed = [verb] if verb in _VERBS else [] if verb == "--version" else list(_VERBS)
+    for module in dict.fromkeys(_VERBS[name] for name in needed):  # one may have two verbs
         importlib.import_module(module).add_parser(subparsers)
     end = words.index("--") if verb in _WITH_COMMAND and "--" in words else len(words)
     args, rest = parser.parse_known_args(words[:end])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.forked_slipway import forked_command
+from tests.forked_slipway import forked_command, run_forked
 
 MAIN = Path(__file__).resolve().parents[2] / "launcher" / "cli" / "app.py"
 LOCAL = ["training=gpt3/tiny", "cluster=local", "--dry-run"]
@@ -18,15 +18,12 @@ MOCK = "training.model.data.data_impl=mock"
 LONG = "x" * 300
 
 
-def slipway(*arguments: str | bytes, cwd: Path, user: int | None = None, **streams: int) -> tuple[int, str]:
-    # A fork runs as the user of its parent.
-    program = forked_command() if user is None else [sys.executable, "-m", "launcher.cli.app"]
+def slipway(*arguments: str | bytes, cwd: Path, **streams: int) -> tuple[int, str]:
     env = {**os.environ, "PYTHONPATH": str(MAIN.parents[2])}
     done = subprocess.run(
-        [*program, *arguments],
+        [*forked_command(), *arguments],
         cwd=cwd,
         env=env,
-        user=user,
         stdout=streams.get("stdout", subprocess.PIPE),
         stderr=subprocess.PIPE,
     )
@@ -37,11 +34,10 @@ def slipway(*arguments: str | bytes, cwd: Path, user: int | None = None, **strea
 def stranger(tmp_path: Path, other_user: int) -> int:
     """Make `private`; return the id of a user who may not read it."""
     try:
-        code, message = slipway("--version", cwd=tmp_path, user=other_user)
-    except PermissionError as error:
-        code, message = 1, str(error)
-    if code != 0:
-        pytest.skip(f"the checkout is not for everybody to read: {message.splitlines()[-1]}")
+        command = [sys.executable, "-m", "launcher.cli.app", "--version"]
+        subprocess.run(command, cwd=MAIN.parents[2], user=other_user, capture_output=True, check=True)
+    except (PermissionError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"the checkout is not for everybody to read: {error}")
     (tmp_path / "private" / "there").mkdir(parents=True)
     (tmp_path / "private").chmod(0o700)
     # A directory that the user may write: otherwise that refusal came first.
@@ -69,11 +65,12 @@ def stranger(tmp_path: Path, other_user: int) -> int:
 )
 def test_unreadable_files_are_reported(tmp_path: Path, stranger: int, arguments: list[str]) -> None:
     command = [word.format(here=tmp_path) for word in arguments]
-    code, message = slipway(*command, cwd=tmp_path, user=stranger)
-    assert "Traceback" not in message
-    assert code == 2, message
-    assert "permission denied" in message.lower()
-    assert "private" in message
+    env = {**os.environ, "PYTHONPATH": str(MAIN.parents[2])}
+    done = run_forked(command, cwd=tmp_path, env=env, timeout=100, user=stranger)
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 2, done.stderr
+    assert "permission denied" in done.stderr.lower()
+    assert "private" in done.stderr
 
 
 def test_characters_beyond_an_ascii_output_are_escaped(tmp_path: Path) -> None:
