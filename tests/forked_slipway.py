@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 import pytest
 
 from benchmarks.soak import warm_launcher, zygote
+from launcher.config.compose import compose
 from tests import zygotes
 from tests.fakes.programs import prepend_to_path, write_program
 from tests.shipped_files import compose_shipped_files_once
@@ -84,6 +85,13 @@ def main(arguments: Sequence[str]) -> int:
         atexit._run_exitfuncs()
 
 
+_MOST_COMPOSED = (
+    ["cluster=sandbox", "stages=[data_preparation]"],
+    ["cluster=sandbox", "training=gpt3/tiny"],
+    ["training=gpt3/tiny", "cluster=sandbox"],
+    ["training=gpt3/tiny", "cluster=local"],
+    ["cluster=local", "training=gpt3/tiny"],
+)
 _QUESTIONS = ("trainer.config.verdict", "trainer.data.identity")
 _run_program = subprocess.run
 
@@ -118,6 +126,8 @@ def _answer(module: str, question: int, answer: int, directory: Path) -> NoRetur
 def warm_up() -> None:
     """Warm the launcher up; compose the shipped files, and import what answers its questions."""
     compose_shipped_files_once()
+    for choices in _MOST_COMPOSED:
+        compose(choices)
     warm_launcher.warm_up()
     for question in _QUESTIONS:
         importlib.import_module(question)

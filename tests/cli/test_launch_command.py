@@ -15,6 +15,8 @@ code = main(sys.argv[1:])
 print(*sorted({name.partition(".")[0] for name in sys.modules}), file=sys.stderr)
 sys.exit(code)
 """
+# Where argparse ends the program.
+EXITING = "code = 0\ntry: main(sys.argv[1:])\nexcept SystemExit: pass"
 
 
 def run_main(*arguments: str, cwd: Path, check: int = 0) -> subprocess.CompletedProcess[str]:
@@ -58,15 +60,22 @@ def test_a_dry_run_of_a_named_image_imports_no_builder_of_images(tmp_path: Path)
 
 @pytest.mark.parametrize("verb", ["status", "sandbox", "data", "logs", "follow", "plot", "verify", "launch"])
 def test_no_verb_imports_torch_or_the_trainer(tmp_path: Path, verb: str) -> None:
-    program = MODULES.replace(
-        "code = main(sys.argv[1:])", "code = 0\ntry: main(sys.argv[1:])\nexcept SystemExit: pass"
-    )
+    program = MODULES.replace("code = main(sys.argv[1:])", EXITING)
     done = subprocess.run(
         [sys.executable, "-c", program, verb, "--help"], cwd=tmp_path, capture_output=True, text=True
     )
     assert "usage: slipway" in done.stdout
     assert "example" in done.stdout
     assert not {"torch", "trainer", "numpy", "matplotlib"} & set(done.stderr.split())
+
+
+def test_the_version_imports_no_verb(tmp_path: Path) -> None:
+    program = MODULES.replace('.partition(".")[0]', "").replace("code = main(sys.argv[1:])", EXITING)
+    done = subprocess.run(
+        [sys.executable, "-c", program, "--version"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.stdout.startswith("slipway ")
+    assert not {"hydra", "launcher.cli.launch", "launcher.cli.status"} & set(done.stderr.split())
 
 
 def test_a_mistake_is_one_message_and_exit_code_2(tmp_path: Path) -> None:
