@@ -21,7 +21,6 @@ from typing import Any, NoReturn
 import pytest
 
 from benchmarks.soak import warm_launcher, zygote
-from launcher.config.compose import compose
 from tests import zygotes
 from tests.fakes.programs import prepend_to_path, write_program
 from tests.shipped_files import compose_shipped_files_once
@@ -125,9 +124,10 @@ def _answer(module: str, question: int, answer: int, directory: Path) -> NoRetur
 
 def warm_up() -> None:
     """Warm the launcher up; compose the shipped files, and import what answers its questions."""
-    compose_shipped_files_once()
+    composer = compose_shipped_files_once()
     for choices in _MOST_COMPOSED:
-        compose(choices)
+        with composer.compose(choices):
+            pass
     warm_launcher.warm_up()
     for question in _QUESTIONS:
         importlib.import_module(question)

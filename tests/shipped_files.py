@@ -16,8 +16,8 @@ from launcher.config.tree_composer import TreeComposer, tree_composer
 _COMPOSING = (compose, mistakes)
 
 
-def compose_shipped_files_once() -> None:
-    """Have each choice of shipped files composed once, as for the points of a sweep.
+def compose_shipped_files_once() -> TreeComposer:
+    """Have each choice of shipped files composed once, as for a sweep; return what composes them.
 
     A further composition changes the values in place, and changes them back. Nothing changes the files; those
     elsewhere are read each time.
@@ -30,6 +30,7 @@ def compose_shipped_files_once() -> None:
 
     for module in _COMPOSING:
         module.tree_composer = kept_or_anew  # type: ignore[attr-defined]
+    return kept
 
 
 def compose_anew(patch: pytest.MonkeyPatch) -> None:
