@@ -11,6 +11,7 @@ import inspect
 import json
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,14 @@ import pytest
 ARGUMENTS = "SLIPWAY_TEST_ARGUMENTS"
 
 _session: pytest.Session
+# The files that the session has open, such as the log of its plugin.
+_held: dict[int, str] = {}
 
 
 def warm_up() -> None:
     """Collect the tests."""
     global _session
+    before = _open_files()
     stdout, nothing = os.dup(1), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 1)  # the reporter writes there, in workers too
     config = _prepare(json.loads(os.environ.pop(ARGUMENTS)))
@@ -41,11 +45,33 @@ def warm_up() -> None:
     os.dup2(stdout, 1)
     os.close(stdout)
     os.close(nothing)
+    _held.update((number, path) for number, path in _open_files().items() if number not in before)
     _session = session
+
+
+def _open_files() -> dict[int, str]:
+    paths = {}
+    for entry in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # that of the listing itself
+            paths[int(entry.name)] = str(entry.readlink())
+    return paths
+
+
+def _hold_files() -> None:
+    """Take the numbers of the session's files again, which a fork closes.
+
+    The session closes them some time: without this, whatever had their numbers by then.
+    """
+    for number, path in _held.items():
+        source = os.open(os.devnull, os.O_WRONLY) if path == os.devnull else os.dup(2)
+        if source != number:
+            os.dup2(source, number, inheritable=False)
+            os.close(source)
 
 
 def main(arguments: list[str]) -> int:
     """Be the ``python -u -c`` of a gateway of execnet."""
+    _hold_files()
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     exec(arguments[arguments.index("-c") + 1], {"__name__": "__main__"})
     return 0
