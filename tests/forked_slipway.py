@@ -2,7 +2,8 @@
 
 Importing takes most of a short command. From there on a fork is the command: `launcher.main.main` with the
 arguments, the environment, the directory and the files of its caller, in a process of its own. Starting the
-program itself is tested by all that run it with `subprocess`. What it asks the trainer is answered by a fork.
+program itself is tested by all that run it with `subprocess`. What it asks the trainer is answered by a fork,
+and the groups of the shipped files are composed before.
 """
 
 from __future__ import annotations

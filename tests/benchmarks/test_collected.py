@@ -3,23 +3,38 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests import collected
 
-# Of files that nothing else has: the others are numbered from 0.
-LOG, MESSAGES = 900, 901
+# A log and messages, at numbers that nothing else has: the others are numbered from 0.
+PROGRAM = """
+import os
+from tests import collected
+collected._held.update({900: os.devnull, 901: "/somewhere/workers.log"})
+collected.main(["-u", "-c", "import os; print(*(os.readlink(f'/proc/self/fd/{n}') for n in (900, 901)))"])
+"""
 
 
-def test_numbers_of_the_sessions_files_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_takes_numbers_of_the_sessions_files(tmp_path: Path) -> None:
     """A fork closes them: closing the log of the session closed the file of a test that had its number."""
-    monkeypatch.setattr(collected, "_held", {LOG: os.devnull, MESSAGES: "/somewhere/workers.log"})
-    collected._hold_files()
-    try:
-        assert os.path.samestat(os.fstat(LOG), Path(os.devnull).stat())
-        assert os.path.samestat(os.fstat(MESSAGES), os.fstat(2))
-    finally:
-        os.close(LOG)
-        os.close(MESSAGES)
+    messages = tmp_path / "messages"
+    with messages.open("w") as stderr:
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM],
+            cwd=Path(collected.__file__).parents[1],
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+        )
+    assert done.stdout.split() == [os.devnull, str(messages)], messages.read_text()
+
+
+def test_files_of_the_collected_session_are_known() -> None:
+    if not hasattr(collected, "_session"):
+        pytest.skip("only workers that are forked have a collected session")
+    assert os.devnull in collected._held.values(), "the log of pytest's plugin"

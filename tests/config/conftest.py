@@ -1,4 +1,4 @@
-"""What the tests of composing share."""
+"""Fixtures of the tests of composing."""
 
 from __future__ import annotations
 
