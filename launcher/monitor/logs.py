@@ -44,7 +44,9 @@ def failed_task_logs(launch: Launch, status: JobStatus) -> dict[int, Path]:
 def job_logs(launch: Launch, extension: str = "out") -> list[Path]:
     """Return the existing logs: the job's, those of an array's tasks, or of a chain's links in order."""
     logs = [launch.paths.log(job_id, extension) for job_id in launch.links.values()]
-    return [log for log in [*logs, *task_logs(launch, extension).values()] if log.is_file()]
+    logs += task_logs(launch, extension).values()
+    # The last first: whoever sees a link's log sees those of the links before it.
+    return [log for log in reversed(logs) if log.is_file()][::-1]
 
 
 def newest_log(launch: Launch, extension: str = "out") -> Path:

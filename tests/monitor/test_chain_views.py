@@ -28,7 +28,7 @@ from launcher.cli.app import main
 from launcher.jobs.launches import Launch, open_launch
 from launcher.monitor.events import Progress, Train
 from launcher.monitor.history import history
-from launcher.monitor.logs import job_logs, rank_failures, tail_offsets
+from launcher.monitor.logs import job_logs, next_log, rank_failures, tail_offsets
 from launcher.monitor.readers import all_events, newest_events
 from launcher.schedulers.base import ChainJobs, JobStatus
 from launcher.slurm.states import State
@@ -58,6 +58,27 @@ def launch_chain(runs: Runs) -> Callable[..., Path]:
         return directory
 
     return launch
+
+
+def test_no_log_is_passed_over_that_appears_meanwhile(
+    launch_chain: Callable[..., Path], runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = launch_chain()
+    launch = open_launch(runs.base / "gpt3_tiny")
+    first, *others = (log(directory, job) for job in ("11", "12", "13"))
+    first.touch()
+    answer = Path.is_file
+
+    def is_file(path: Path) -> bool:
+        before = answer(path)
+        if path == others[0]:
+            for other in others:
+                other.touch()
+        return before
+
+    monkeypatch.setattr(Path, "is_file", is_file)
+    assert next_log(launch, first) in (first, others[0])
+    assert next_log(launch, first) == others[0]
 
 
 def mark(directory: Path, link: int, started: float, ended: float | None, **fields: Any) -> None:
