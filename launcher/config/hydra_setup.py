@@ -7,6 +7,7 @@ have them.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import io
 import math
 import os
@@ -22,12 +23,13 @@ from typing import Any, ParamSpec, TypeVar, cast
 import yaml
 from hydra import version
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.config_repository import ConfigRepository
+from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository, IConfigRepository
 from hydra._internal.utils import create_config_search_path
 from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.default_element import ResultDefault
 from hydra.core.utils import JobRuntime, setup_globals
 from hydra.plugins.config_source import ConfigResult
-from omegaconf import OmegaConf, _utils
+from omegaconf import OmegaConf, _utils, flag_override
 
 from launcher.sandbox import default_directory, is_sandbox, slurm_conf_path
 from launcher.slurm.notations import format_days, training_seconds
@@ -91,6 +93,26 @@ class TreeFiles(ConfigRepository):
         return self._groups[config_path]
 
 
+class _Loader(ConfigLoaderImpl):
+    """Hydra's loader, which takes over the nodes of a file: copying them is a quarter of a composition."""
+
+    def _load_single_config(self, default: ResultDefault, repo: IConfigRepository) -> ConfigResult:
+        result = super()._load_single_config(default, repo)
+        # Another default may have the same file, and is to have nodes of its own.
+        cast("CachingConfigRepository", repo).cache.pop(f"config_path={default.config_path}")
+        return result
+
+    @staticmethod
+    def _embed_result_config(ret: ConfigResult, package_override: str | None) -> ConfigResult:
+        package = ret.header["package"] if package_override is None else package_override
+        if not package:
+            return ret
+        config = OmegaConf.create()
+        with flag_override(config, "no_deepcopy_set_nodes", True):
+            OmegaConf.update(config, package, ret.config, merge=False)
+        return dataclasses.replace(ret, config=config)
+
+
 @once_in_unchanged_tree
 def config_loader(roots: tuple[Path, ...], *, once: bool = True) -> ConfigLoaderImpl:
     """Return Hydra's loader of our tree, the last of `roots`, with the user's own in front of it."""
@@ -102,7 +124,7 @@ def config_loader(roots: tuple[Path, ...], *, once: bool = True) -> ConfigLoader
     search_path = create_config_search_path(str(roots[-1]))
     for root in roots[:-1]:  # Hydra's `hydra.searchpath` only appends, and replaces no file of ours
         search_path.prepend("user", f"file://{root.absolute()}")
-    loader = ConfigLoaderImpl(search_path)
+    loader = _Loader(search_path)
     loader.repository = TreeFiles(search_path, once and _MEMORY.get() is None)
     return loader
 

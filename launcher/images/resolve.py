@@ -11,12 +11,7 @@ from typing import TYPE_CHECKING
 
 from launcher.config.overrides import recipe_and_flavor
 from launcher.errors import UserError, absolute_path, escape, file_mode, literal, nearest, nearest_files
-from launcher.images.references import (
-    SQUASHFS_SUFFIXES,
-    Kind,
-    Reference,
-    contents_of_reference,
-)
+from launcher.images.references import SQUASHFS_SUFFIXES, Kind, Reference, contents_of_reference
 from launcher.images.store import Sidecar, read_sidecar, stored_images
 from launcher.releases import Contents, contents_by_file_name, with_installed
 

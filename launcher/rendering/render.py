@@ -9,11 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import (
-    TemplateSyntaxError,
-    meta,
-    nodes,
-)
+from jinja2 import TemplateSyntaxError, meta, nodes
 
 from launcher.errors import UserError, check_directory
 from launcher.plan import Binding, Plan

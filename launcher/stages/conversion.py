@@ -19,13 +19,7 @@ from launcher.stages.checkpoint_source import (
     tokenizer_directories,
     training_of_source,
 )
-from launcher.stages.common import (
-    cpu_cluster,
-    cpu_environment,
-    resources,
-    stage_job,
-    trainer_payload,
-)
+from launcher.stages.common import cpu_cluster, cpu_environment, resources, stage_job, trainer_payload
 from launcher.stages.nemo import nemo_conversion_job
 from launcher.stages.stage import Stage, StageRun, training_paths
 

@@ -17,13 +17,7 @@ from launcher.config.schema import RunConfig
 from launcher.config.stage_schema import DataPreparationConfig, SourceConfig
 from launcher.errors import UserError
 from launcher.plan import Job, Queue
-from launcher.stages.common import (
-    cpu_cluster,
-    cpu_environment,
-    resources,
-    stage_job,
-    trainer_payload,
-)
+from launcher.stages.common import cpu_cluster, cpu_environment, resources, stage_job, trainer_payload
 from launcher.stages.stage import Stage, StageRun
 
 STAGE: Final = "data_preparation"
