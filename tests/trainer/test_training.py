@@ -210,6 +210,9 @@ def test_bf16_with_master_weights_as_the_stock_sizes_have_it(trainings: Any) -> 
         "model.tokenizer.vocab_file": "/absent/vocab.json",
         "exp_manager.create_checkpoint_callback": False,
         "model.make_vocab_size_divisible_by": 128,
+        # A quarter of the tokens, each of which has 50,304 logits.
+        "model.micro_batch_size": 1,
+        "model.global_batch_size": 2,
         **DROPOUT,
     }
     outcome = trainings("stock", stock)
