@@ -124,10 +124,7 @@ def test_a_starter_tree_of_the_wheel_works(installed: Installed, tmp_path: Path)
 def test_a_launch_of_the_wheel_completes(installed: Installed, tmp_path: Path, short_directory: Path) -> None:
     skip_without_slurm()
     sandbox = {"SLIPWAY_SANDBOX_DIR": str(short_directory / "sandbox")}
-    # One rank: each imports torch for itself, and several are those of the README's commands.
-    one = ["training.trainer.num_nodes=1", "training.trainer.devices=1"]
-    one.append("training.model.tensor_model_parallel_size=1")
-    small = ["training.trainer.max_steps=2", "training.trainer.limit_val_batches=0", *one]
+    small = ["training.trainer.max_steps=2", "training.trainer.limit_val_batches=0"]
     mock = ["training.model.data.data_impl=mock", "training.model.encoder_seq_length=32"]
     launch = ["slipway", "launch", "training=gpt3/tiny", "cluster=sandbox", *small, *mock, "--follow"]
     try:
