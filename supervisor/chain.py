@@ -136,7 +136,7 @@ def look_back(
         return Transition(Phase.RUNS, 0, _submission(settings, link, has_successor))
     ending = before.ending
     is_failure = ending.is_failure and before.state != "PREEMPTED"
-    failures = 0 if before.got_on else before.failures + before.links - (not is_failure)
+    failures = 0 if before.got_on else before.failures + before.links - (0 if is_failure else 1)
     if before.state == "CANCELLED" and ending.verdict != "done":
         ending = ending._replace(verdict="stop", why="it was cancelled", nodes=())
     elif before.is_judged_now:
