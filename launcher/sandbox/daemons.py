@@ -82,8 +82,9 @@ class DaemonStarter:
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while not ready():
             for each, process in self.record.daemons.items():
+                is_alive = process.is_alive  # asked first: one that ends meanwhile has an exit code then
                 code = state.reap(process.pid)
-                if code is not None or not process.is_alive:
+                if code is not None or not is_alive:
                     raise self._failure(each, f"ended with exit code {code}" if code is not None else "ended")
             if time.monotonic() > deadline:
                 raise self._failure(name, f"was not ready after {_PATIENCE_SECONDS:.0f} s")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import UserError
-from launcher.sandbox import configuration, daemons
+from launcher.sandbox import configuration, daemons, state
 from launcher.sandbox.lifecycle import Sandbox, down, up
 from launcher.sandbox.options import SandboxOptions
 from launcher.sandbox.state import environment, load, processes, status
@@ -216,6 +216,16 @@ def test_a_daemon_that_does_not_start_is_shown_and_nothing_stays(
     skip_without_slurm()
     wrong = configuration._SLURM_CONF + "NoSuchKey=1\n"
     monkeypatch.setattr(configuration, "_SLURM_CONF", wrong)
+    collect = state.reap
+
+    def reap(pid: int) -> int | None:
+        """Answer that slurmctld runs at the last moment at which that is true."""
+        code = collect(pid)
+        if code is None and Path(f"/proc/{pid}/comm").read_text() == "slurmctld\n":
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        return code
+
+    monkeypatch.setattr(state, "reap", reap)
     options = SandboxOptions(directory=short_directory / "sandbox")
     with pytest.raises(UserError, match="slurmctld ended with exit code 1") as error:
         up(options)
