@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -440,6 +441,8 @@ def find_as(user: int, cache: Path, base: Path, words: Sequence[str]) -> list[st
             RunLocator._clusters = []  # type: ignore[assignment]
             os.write(sender, "\n".join(name_of(word, base) for word in words).encode())
             code = 0
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(code)
     os.close(sender)
