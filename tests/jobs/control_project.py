@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from launcher.cli.app import main
@@ -105,10 +105,12 @@ class Project:
             subprocess.run(["scancel", *self.jobs], capture_output=True)
         elif self.cluster == "cluster=local":
             for job in self.jobs:
-                try:
-                    os.killpg(int(job), signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
+                # The tasks are a process group of their own.
+                with suppress(psutil.NoSuchProcess):
+                    supervisor = psutil.Process(int(job))
+                    for process in (*supervisor.children(recursive=True), supervisor):
+                        with suppress(psutil.NoSuchProcess):
+                            process.kill()
 
 
 def wait_until(condition: Callable[[], object]) -> None:
