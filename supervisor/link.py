@@ -45,8 +45,8 @@ class Link:
         self._settings, self._chain = job.settings, job.settings.chain
         self._following = Following(job, slurm)
         self._failures = 0
-        self._start: Optional[checkpoints.Progress] = None
-        self._is_start_known = False
+        self._began_with: Optional[checkpoints.Progress] = None
+        self._is_beginning_known = False
         self._next_job: Optional[str] = None
         self._restarts = int(job.attempt.rpartition(".")[2])
         # The last attempt of the link before, and what was found of its end, where it left no word of it.
@@ -65,8 +65,8 @@ class Link:
         self._following.require_done()
         self._tidy()
         try:
-            self._start = self._progress()
-            self._is_start_known = True
+            self._began_with = self._progress()
+            self._is_beginning_known = True
         except Exception as error:  # whatever is wrong there, this link can go on
             self._job.say(f"its newest checkpoint is not known: {error!r}", sys.stderr)
         before = None
@@ -84,13 +84,13 @@ class Link:
             self._following.cancel(step.ending.why)
         self._carry_out(step.effects, "tries once more to submit the next link when its tasks have ended")
         self._tell_followers()
-        self._following.begin_counting(self._start)
+        self._following.begin_counting(self._began_with)
 
     def fields(self) -> Dict[str, Any]:
         """Return the link's place in its chain and where it starts from, for its marks."""
         fields: Dict[str, Any] = {"link": self._job.link, "failures": self._failures}
-        if self._start:
-            fields.update(self._start.fields())
+        if self._began_with:
+            fields.update(self._began_with.fields())
         fields["avoids"] = ",".join(self._avoided())
         return fields
 
@@ -189,7 +189,7 @@ class Link:
             ending = self._judge_before(job_id, newest, state)
         else:
             ending = Ending()
-        got_on = checkpoints.is_newer(self._start, began_with)
+        got_on = checkpoints.is_newer(self._began_with, began_with)
         return Before(job_id, ending, is_judged_now, state, failures, last - marked + bool(marked), got_on)
 
     def _judge_before(self, job_id: str, attempt: Optional[JobAttempt], state: str) -> Ending:
@@ -383,7 +383,7 @@ class Link:
     def _got_on(self) -> bool:
         """Return True if there is a newer checkpoint than when the link began, and it is known."""
         try:
-            return self._is_start_known and checkpoints.is_newer(self._progress(), self._start)
+            return self._is_beginning_known and checkpoints.is_newer(self._progress(), self._began_with)
         except Exception as error:  # whatever is wrong there, the chain can go on
             self._job.say(f"its newest checkpoint is not known: {error!r}", sys.stderr)
             return False

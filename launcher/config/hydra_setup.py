@@ -94,7 +94,7 @@ class TreeFiles(ConfigRepository):
 
 
 class _Loader(ConfigLoaderImpl):
-    """Hydra's loader, which takes over the nodes of a file: copying them is a quarter of a composition."""
+    """Hydra's loader, which takes over the nodes of a file: copying them is a fifth of a composition."""
 
     def _load_single_config(self, default: ResultDefault, repo: IConfigRepository) -> ConfigResult:
         result = super()._load_single_config(default, repo)

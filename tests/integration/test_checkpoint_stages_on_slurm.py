@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from launcher.sandbox.lifecycle import Sandbox
+from supervisor.marks import read_attempts
 from tests.integration.conftest import SLIPWAY, run_command
 
 pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.trainer, pytest.mark.timeout(400)]
@@ -73,8 +74,12 @@ def test_each_stage_runs_once_behind_a_chain_of_three_links(place: Place) -> Non
         assert [launch["state"] for launch in launches] == ["COMPLETED"]
     assert conversion[0]["lives"] == evaluation[0]["lives"] == [], "one attempt each"
     ended = training[0]["lives"][-1]["ended"]
-    # In Slurm's whole seconds, of which the conversion may take none.
-    assert ended <= conversion[0]["started"] <= evaluation[0]["started"]
+    launches = [place.directory / "results" / run / "launches" / "1" for run in RUNS[1:]]
+    (converted,), (evaluated,) = map(read_attempts, launches)
+    # In whole seconds, of which the conversion may take none.
+    times = [ended, converted.started, converted.ended, evaluated.started]
+    assert times == sorted(times)
+    assert [converted.started, evaluated.started] == [conversion[0]["started"], evaluation[0]["started"]]
 
 
 def test_the_verbs_about_jobs_know_the_stages(place: Place) -> None:

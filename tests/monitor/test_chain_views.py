@@ -60,27 +60,6 @@ def launch_chain(runs: Runs) -> Callable[..., Path]:
     return launch
 
 
-def test_no_log_is_passed_over_that_appears_meanwhile(
-    launch_chain: Callable[..., Path], runs: Runs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    directory = launch_chain()
-    launch = open_launch(runs.base / "gpt3_tiny")
-    first, *others = (log(directory, job) for job in ("11", "12", "13"))
-    first.touch()
-    answer = Path.is_file
-
-    def is_file(path: Path) -> bool:
-        before = answer(path)
-        if path == others[0]:
-            for other in others:
-                other.touch()
-        return before
-
-    monkeypatch.setattr(Path, "is_file", is_file)
-    assert next_log(launch, first) in (first, others[0])
-    assert next_log(launch, first) == others[0]
-
-
 def mark(directory: Path, link: int, started: float, ended: float | None, **fields: Any) -> None:
     job = {"job_id": str(10 + link), "link": link}
     stem = directory / "marks" / f"{10 + link}.0"
@@ -149,6 +128,27 @@ def test_a_log_is_followed_from_link_to_link(
         f"log-{JOB_NAME}_12.out:", f"log-{JOB_NAME}_13.out:",
     ]  # fmt: skip
     assert "job 13 is COMPLETED" in output.err
+
+
+def test_no_log_is_passed_over_that_appears_meanwhile(
+    launch_chain: Callable[..., Path], runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = launch_chain()
+    launch = open_launch(runs.base / "gpt3_tiny")
+    first, *others = (log(directory, job) for job in ("11", "12", "13"))
+    first.touch()
+    answer = Path.is_file
+
+    def is_file(path: Path) -> bool:
+        before = answer(path)
+        if path == others[0]:
+            for other in others:
+                other.touch()
+        return before
+
+    monkeypatch.setattr(Path, "is_file", is_file)
+    assert next_log(launch, first) in (first, others[0])
+    assert next_log(launch, first) == others[0]
 
 
 def test_a_first_log_may_appear_while_logs_are_listed(

@@ -121,6 +121,26 @@ class Trainings:
         self._prefix = prefix
         self._tokenizer = tokenizer
 
+    def start(
+        self, name: str, changes: dict[str, Any], world: int, arguments: list[str]
+    ) -> tuple[list[subprocess.Popen[str]], Path]:
+        """Start processes of their own for a training; return them and its log directory."""
+        options, log_dir = self.configure(name, changes, world)
+        command = [sys.executable, "-m", "trainer.pretrain", *options, *arguments]
+        port = free_port()
+        processes = [
+            subprocess.Popen(
+                command,
+                cwd=REPOSITORY,
+                env={**os.environ, **environment(rank, world, port)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(world)
+        ]
+        return processes, log_dir
+
     def configure(self, name: str, changes: dict[str, Any], world: int) -> tuple[list[str], Path]:
         """Write the configuration; return the command line's options and the log directory."""
         log_dir = self.root / name
@@ -160,6 +180,17 @@ class Trainings:
         codes = [process.wait() for process in processes]
         stdout, stderr = ([path.read_text() for path in paths] for paths in files)
         return Outcome(codes, stdout, stderr, log_dir)
+
+    @staticmethod
+    def finish(processes: list[subprocess.Popen[str]], log_dir: Path) -> Outcome:
+        """Wait for a training's processes."""
+        try:
+            outputs = [process.communicate(timeout=TIMEOUT) for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+        codes = [process.returncode for process in processes]
+        return Outcome(codes, [out for out, _ in outputs], [error for _, error in outputs], log_dir)
 
 
 def environment(rank: int, world: int, port: int) -> dict[str, str]:

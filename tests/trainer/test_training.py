@@ -9,9 +9,6 @@ from typing import Any
 
 import pytest
 
-from tests.trainer.ranks import Run
-from tests.warm import WarmPool
-
 pytestmark = pytest.mark.trainer
 
 DROPOUT = {"model.hidden_dropout": 0.1, "model.attention_dropout": 0.1}
@@ -238,17 +235,19 @@ def test_a_diverging_loss_exits_with_3_and_saves_nothing(trainings: Any) -> None
     assert outcome.lines("end") == []
 
 
-def test_dead_rank_ends_the_job_and_the_other_names_it(trainings: Any, pool: WarmPool) -> None:
-    run = Run(trainings, pool, "dying", {**TENSOR_2, "trainer.max_steps": 100000}, 2)
-    run.wait_for_step(1)
-    run.send(signal.SIGKILL, 1)
-    assert run.end() == [1, -signal.SIGKILL]
-    message = (run.log_dir / "nemo_error_log.txt").read_text()
-    assert message.startswith("rank 0 (local rank 0): rank 1 on ")
-    assert len(message.splitlines()) == 1
-    assert run.output(0).endswith(message)
-    assert "Traceback" not in run.output(0)
-    assert "Traceback" in (run.log_dir / "nemo_log_globalrank-0_localrank-0.txt").read_text()
+def test_dead_rank_ends_the_job_and_the_other_names_it(trainings: Any) -> None:
+    changes = {**TENSOR_2, "trainer.max_steps": 100000}
+    processes, log_dir = trainings.start("dying", changes, 2, [])
+    for line in processes[0].stdout:
+        if line.startswith("step"):
+            break
+    processes[1].send_signal(signal.SIGKILL)
+    outcome = trainings.finish(processes, log_dir)
+    assert outcome.codes == [1, -signal.SIGKILL]
+    assert outcome.stderr[0].startswith("rank 0 (local rank 0): rank 1 on ")
+    assert len(outcome.stderr[0].splitlines()) == 1
+    assert (log_dir / "nemo_error_log.txt").read_text() == outcome.stderr[0]
+    assert "Traceback" in (log_dir / "nemo_log_globalrank-0_localrank-0.txt").read_text()
 
 
 def test_mistakes_exit_with_2_and_one_line(trainings: Any) -> None:
