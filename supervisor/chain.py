@@ -78,7 +78,7 @@ class Before(NamedTuple):
         Number of failures before the newest link that left a mark; 0 if none did.
     links
         Number of links from that one on, it included, up to the one directly before.
-    got_on
+    has_progressed
         There is a newer checkpoint than when that one began.
     """
 
@@ -88,7 +88,7 @@ class Before(NamedTuple):
     state: str = ""
     failures: int = 0
     links: int = 1
-    got_on: bool = False
+    has_progressed: bool = False
 
 
 class SubmitNext(NamedTuple):
@@ -136,11 +136,11 @@ def look_back(
         return Transition(Phase.RUNS, 0, _submission(settings, link, has_successor))
     ending = before.ending
     is_failure = ending.is_failure and before.state != "PREEMPTED"
-    failures = 0 if before.got_on else before.failures + before.links - (0 if is_failure else 1)
+    failures = 0 if before.has_progressed else before.failures + before.links - (0 if is_failure else 1)
     if before.state == "CANCELLED" and ending.verdict != "done":
         ending = ending._replace(verdict="stop", why="it was cancelled", nodes=())
     elif before.is_judged_now:
-        ending = limited(settings, ending, failures, before.got_on)
+        ending = limited(settings, ending, failures, before.has_progressed)
     if ending.is_final:
         why = f"job {before.job}: {ending.why}"
         leave = LeaveJob("the chain has ended with " + why, ending.verdict == "done")
@@ -152,7 +152,12 @@ def look_back(
 
 
 def after_end(
-    settings: ChainSettings, link: int, ending: Ending, failures: int, got_on: bool, has_successor: bool
+    settings: ChainSettings,
+    link: int,
+    ending: Ending,
+    failures: int,
+    has_progressed: bool,
+    has_successor: bool,
 ) -> Transition:
     """Decide what follows when the tasks of a link have ended.
 
@@ -160,20 +165,20 @@ def after_end(
     ----------
     failures
         Number of failures in a row before this link.
-    got_on
+    has_progressed
         There is a newer checkpoint than when it began.
     """
-    failures = 0 if got_on else failures + ending.is_failure
-    ending = limited(settings, ending, failures, got_on)
+    failures = 0 if has_progressed else failures + ending.is_failure
+    ending = limited(settings, ending, failures, has_progressed)
     if ending.is_final:
         return Transition(Phase.OVER, failures, (EndChain(ending.why),), ending)
     exclusion: Tuple[Effect, ...] = (ExcludeNodes(ending.nodes, ending.why),) if ending.nodes else ()
     return Transition(Phase.PASSED, failures, exclusion + _submission(settings, link, has_successor), ending)
 
 
-def limited(settings: ChainSettings, ending: Ending, failures: int, got_on: bool) -> Ending:
+def limited(settings: ChainSettings, ending: Ending, failures: int, has_progressed: bool) -> Ending:
     """Stop a chain that gets nowhere: `failures` counts this ending."""
-    if ending.is_final or not ending.is_failure or got_on:
+    if ending.is_final or not ending.is_failure or has_progressed:
         return ending
     if settings.links == 1 or failures < settings.max_failures:
         return ending

@@ -94,7 +94,7 @@ class Link:
         fields["avoids"] = ",".join(self._avoided())
         return fields
 
-    def has_to_go_on(self, signalled: Optional[str]) -> bool:
+    def must_continue(self, signalled: Optional[str]) -> bool:
         """Return True for tasks that ended with 0, as of a training that is done, and only saved and left."""
         if self._settings.save_signal != "TERM":
             return False
@@ -117,7 +117,7 @@ class Link:
         if ending.rule == "ended_by_user" and record and record.restarts > self._restarts:
             ending = ending._replace(why="somebody requeued it")
         step = chain.after_end(
-            self._chain, self._job.link, ending, self._failures, self._got_on(), self._has_successor()
+            self._chain, self._job.link, ending, self._failures, self._has_progressed(), self._has_successor()
         )
         ending = step.ending or ending
         state = record and state_at_end(record.state, record.reason, record.preempted, record.requeue)
@@ -189,8 +189,10 @@ class Link:
             ending = self._judge_before(job_id, newest, state)
         else:
             ending = Ending()
-        got_on = checkpoints.is_newer(self._began_with, began_with)
-        return Before(job_id, ending, is_judged_now, state, failures, last - marked + bool(marked), got_on)
+        has_progressed = checkpoints.is_newer(self._began_with, began_with)
+        return Before(
+            job_id, ending, is_judged_now, state, failures, last - marked + bool(marked), has_progressed
+        )
 
     def _judge_before(self, job_id: str, attempt: Optional[JobAttempt], state: str) -> Ending:
         hosts = attempt.nodes.split(",") if attempt and attempt.nodes else []
@@ -380,7 +382,7 @@ class Link:
     def _progress(self) -> Optional[checkpoints.Progress]:
         return checkpoints.progress(self._settings.checkpoints, self._settings.engine)
 
-    def _got_on(self) -> bool:
+    def _has_progressed(self) -> bool:
         """Return True if there is a newer checkpoint than when the link began, and it is known."""
         try:
             return self._is_beginning_known and checkpoints.is_newer(self._progress(), self._began_with)

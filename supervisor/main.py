@@ -218,7 +218,7 @@ def _keep(job: Job, command: Sequence[str], signals: Signals) -> int:
         if code == 0 and job.settings.scheduler != LOCAL:
             code = _slurm_has_the_last_word(job, slurm)
         job.say(f"the tasks ended with exit code {code}")
-        if code == 0 and link.has_to_go_on(signals.first):
+        if code == 0 and link.must_continue(signals.first):
             code = EXIT_INTERRUPTED  # its engine says that it is done, and it is not
         hooks.call_each(hooks.AFTER, job, signals)
     except Signalled:

@@ -11,7 +11,7 @@ from trainer.errors import UserError
 DEFAULT_ADDRESS = "127.0.0.1"
 DEFAULT_PORT = 29500
 
-# The launch, the job, and which of its lives: the links of a chain share the first.
+# The launch, the job, and which of its attempts: the links of a chain share the first.
 _NAMED_BY = ("SLIPWAY_TAG", "SLURM_JOB_ID", "SLURM_RESTART_COUNT")
 
 

@@ -62,7 +62,9 @@ def unknown_jobs(trial: Trial) -> list[str]:
 
 def known_jobs(rows: list[dict[str, Any]]) -> set[str]:
     """Return the jobs that `slipway history` lists."""
-    known = {row["job_id"] for row in rows} | {attempt["job_id"] for row in rows for attempt in row["lives"]}
+    known = {row["job_id"] for row in rows} | {
+        attempt["job_id"] for row in rows for attempt in row["attempts"]
+    }
     return known | {link["job_id"] for row in rows for link in row["links"]}
 
 

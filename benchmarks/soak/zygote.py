@@ -177,7 +177,7 @@ class Zygote:
         names = {
             "control": CONTROL,
             "job": "SLURM_JOB_ID",
-            "life": "SLURM_RESTART_COUNT",
+            "attempt": "SLURM_RESTART_COUNT",
             "rank": "SLURM_PROCID",
         }
         fields = {name: variables.get(variable) for name, variable in names.items()}

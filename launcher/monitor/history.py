@@ -72,7 +72,7 @@ class AttemptRow:
         attempt = self.attempt
         return {
             "job_id": attempt.job_id,
-            "life": attempt.number,
+            "attempt": attempt.number,
             **attributes(self, "link", "state", "reason"),
             **attributes(attempt, "exit_code", "started", "ended"),
             "node_list": attempt.nodes,
@@ -138,7 +138,7 @@ class LaunchRow:
             "differs": self.differs.to_json() if self.differs else None,
             "reading": self.reading.to_json() if self.reading else None,
             "damaged_checkpoints": [asdict(checkpoint) for checkpoint in self.damaged],
-            "lives": [attempt.to_json() for attempt in self.attempts],
+            "attempts": [attempt.to_json() for attempt in self.attempts],
         }
 
 

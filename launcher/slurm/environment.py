@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping
 
 # These override a script's own header (SBATCH_), leak out of an allocation (SLURM_) or change what the
@@ -25,8 +26,8 @@ INHERITED_PREFIXES = (
 # The configuration of the site, where the user's shell names it.
 KEPT_VARIABLES = ("SLURM_CONF",)
 
-# Variables that a user sets in the shell, and the key that says the same.
-_KEYS = {
+# Variables that a user sets in the shell, and the key that takes the same value, or the whole override.
+_INSTEAD = {
     "SBATCH_PARTITION": "cluster.partition",
     "SBATCH_ACCOUNT": "cluster.account",
     "SBATCH_TIMELIMIT": "training.run.time_limit",
@@ -35,6 +36,14 @@ _KEYS = {
     "SBATCH_GPUS_PER_TASK": "cluster.gpus_per_task",
     "SBATCH_MEM_PER_NODE": "cluster.mem",
     "SBATCH_JOB_NAME": "training.run.name",
+    "SBATCH_QOS": "cluster.qos",
+    "SBATCH_RESERVATION": "cluster.reservation",
+    "SBATCH_CONSTRAINT": "cluster.constraint",
+    "SBATCH_REQ_SWITCH": "cluster.switches",
+    "SBATCH_SIGNAL": "cluster.signal",
+    # sbatch asks only whether these are set.
+    "SBATCH_REQUEUE": "cluster.requeue=True",
+    "SBATCH_NO_REQUEUE": "cluster.requeue=False",
 }
 
 
@@ -51,9 +60,11 @@ def describe_ignored(environment: Mapping[str, str]) -> list[str]:
     messages = []
     for name in inherited:
         if name.startswith("SBATCH_"):
-            key = _KEYS.get(name)
-            instead = f"; instead: {key}={environment[name]}" if key else ""
-            messages.append(f"{name}={environment[name]} of your shell is not passed on to sbatch{instead}")
+            message = f"{name}={environment[name]} of your shell is not passed on to sbatch"
+            if override := _INSTEAD.get(name):
+                whole = override if "=" in override else f"{override}={environment[name]}"
+                message += f"; instead: {shlex.quote(whole)}"
+            messages.append(message)
     allocation = [name for name in inherited if name.startswith("SLURM_")]
     if allocation:
         job = environment.get("SLURM_JOB_ID")

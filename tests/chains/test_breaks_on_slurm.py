@@ -78,7 +78,7 @@ def test_jobs_of_a_deleted_launch_leave_the_next_one_alone(chains: Any) -> None:
     marks = runs.launch_directory("deleted") / "marks"
     texts = {path.name: path.read_text() for path in marks.iterdir()}
     assert {name for name, text in texts.items() for job in others if job in name or job in text} == set()
-    assert {attempt["job_id"] for attempt in launch["lives"]} == {runs.jobs["deleted"]}
+    assert {attempt["job_id"] for attempt in launch["attempts"]} == {runs.jobs["deleted"]}
     row = status_row(runs, "deleted")
     assert (row["state"], row["job_id"]) == ("COMPLETED", runs.jobs["deleted"])
 

@@ -83,8 +83,8 @@ def test_jobs_of_a_repeated_stage_are_tracked(chains: Any) -> None:
     assert "RUNNING" in running and first in running
     (launch,) = runs.ask_json("history", run)
     # Marks have whole seconds: two that begin in the same one may stand in either order.
-    assert launch["lives"][0]["job_id"] == first
-    assert sorted((attempt["link"], attempt["job_id"]) for attempt in launch["lives"]) == [
+    assert launch["attempts"][0]["job_id"] == first
+    assert sorted((attempt["link"], attempt["job_id"]) for attempt in launch["attempts"]) == [
         (1, last),
         (2, first),
         (3, second),

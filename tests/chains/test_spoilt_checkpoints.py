@@ -54,7 +54,7 @@ def check(runs: ChainRuns) -> None:
         assert sorted(islice(names, len(record["aside"]))) == sorted(record["aside"]), (record, damages)
     assert list(names) == []
     assert launches[-1]["state"] == "COMPLETED"
-    links = [damage for attempt in launches[0]["lives"] for damage in attempt["damaged_checkpoints"]]
+    links = [damage for attempt in launches[0]["attempts"] for damage in attempt["damaged_checkpoints"]]
     assert links == launches[0]["damaged_checkpoints"]
     (row,) = runs.ask_json("status", SPOILT)
     assert row["damaged_checkpoints"] == launches[-1]["damaged_checkpoints"]

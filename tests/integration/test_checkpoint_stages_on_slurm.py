@@ -65,15 +65,15 @@ def place(
 
 def test_each_stage_runs_once_behind_a_chain_of_three_links(place: Place) -> None:
     training, conversion, evaluation = (place.json("history", run) for run in RUNS)
-    assert [(attempt["link"], attempt["step"]) for attempt in training[0]["lives"]] == [
+    assert [(attempt["link"], attempt["step"]) for attempt in training[0]["attempts"]] == [
         (1, 1),
         (2, 2),
         (3, 3),
     ]
     for launches in (training, conversion, evaluation):
         assert [launch["state"] for launch in launches] == ["COMPLETED"]
-    assert conversion[0]["lives"] == evaluation[0]["lives"] == [], "one attempt each"
-    ended = training[0]["lives"][-1]["ended"]
+    assert conversion[0]["attempts"] == evaluation[0]["attempts"] == [], "one attempt each"
+    ended = training[0]["attempts"][-1]["ended"]
     launches = [place.directory / "results" / run / "launches" / "1" for run in RUNS[1:]]
     (converted,), (evaluated,) = map(read_attempts, launches)
     # In whole seconds, of which the conversion may take none.

@@ -241,7 +241,7 @@ def test_history_lists_each_link(
     second_lines = [line.strip() for line in lines[lines.index(lines[4]) + 1 :]]
     assert second_lines[0] == "excluded nodes: n4"
     assert second_lines[1].startswith("exit code 1; a GPU was lost") and "n1" in second_lines[1]
-    attempt_json = row.to_json()["lives"][1]
+    attempt_json = row.to_json()["attempts"][1]
     assert (attempt_json["link"], attempt_json["avoids"]) == (2, "n4")
     assert attempt_json["reading"]["verdict"] == "exclude"
 

@@ -87,14 +87,14 @@ def test_history_has_each_attempt_of_a_requeued_job(
     assert (row["first_step"], row["step"], row["loss"], row["restarts"]) == (0, 300, 4.5, 2)
     attempts = [
         (attempt["state"], attempt["first_step"], attempt["step"], attempt["node_list"])
-        for attempt in row["lives"]
+        for attempt in row["attempts"]
     ]
     assert attempts == [
         ("REQUEUED", 0, 30, "n1"),
         ("REQUEUED", 20, 25, "n2"),
         ("COMPLETED", 25, 300, "n3"),
     ]
-    assert [attempt["reason"] for attempt in row["lives"]] == [
+    assert [attempt["reason"] for attempt in row["attempts"]] == [
         "no mark of its end",
         "exit code 143 (SIGTERM)",
         None,
@@ -144,7 +144,7 @@ def test_history_has_each_task_of_an_array(runs: Runs, scheduler: FakeScheduler,
     tasks = {"2": State.RUNNING}
     scheduler.set("11", JobStatus(State.RUNNING, "tasks: 1 RUNNING", tasks=tasks))
     (row,) = read_history(runs, capsys, "gpt3_tiny")
-    assert [(attempt["job_id"], attempt["state"], attempt["reason"]) for attempt in row["lives"]] == [
+    assert [(attempt["job_id"], attempt["state"], attempt["reason"]) for attempt in row["attempts"]] == [
         ("11_0", "COMPLETED", None),
         ("11_1", "FAILED", "exit code 1"),
         ("11_2", "RUNNING", None),

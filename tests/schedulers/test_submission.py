@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import inspect
 import os
+import shlex
 from pathlib import Path
 
 import pytest
 import submitit
 from submitit.core.core import PicklingExecutor
 
+from launcher.config.overrides import parse_override
+from launcher.config.schema import ClusterConfig
 from launcher.errors import UserError
 from launcher.schedulers.base import NoAnswer, Submission
 from launcher.schedulers.slurm import SlurmScheduler
-from launcher.slurm.environment import clean_environment
+from launcher.slurm.environment import clean_environment, describe_ignored
 
 SBATCH = """#!/bin/bash
 printf '%s\\n' "$@" >"$RECORD/arguments"
@@ -80,6 +83,25 @@ def test_variables_that_would_change_the_submission_do_not_reach_sbatch(
     assert warnings[0].startswith("SBATCH_PARTITION=elsewhere of your shell is not passed on to sbatch")
     assert warnings[0].endswith("instead: cluster.partition=elsewhere")
     assert "job 7, in which you are" in warnings[1]
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "override"),
+    [
+        ("SBATCH_QOS", "high", "cluster.qos=high"),
+        ("SBATCH_CONSTRAINT", "a100&ib", "'cluster.constraint=a100&ib'"),
+        ("SBATCH_REQ_SWITCH", "1", "cluster.switches=1"),
+        ("SBATCH_REQUEUE", "", "cluster.requeue=True"),
+        ("SBATCH_NO_REQUEUE", "1", "cluster.requeue=False"),
+    ],
+)
+def test_the_override_that_does_what_a_variable_did_can_be_pasted(
+    variable: str, value: str, override: str
+) -> None:
+    (message,) = describe_ignored({variable: value})
+    assert message == f"{variable}={value} of your shell is not passed on to sbatch; instead: {override}"
+    (word,) = shlex.split(override)
+    assert parse_override(word).key.removeprefix("cluster.") in ClusterConfig.model_fields
 
 
 def test_the_cluster_chosen_is_the_one_submitted_to(sbatch_record: Path, script: Path) -> None:

@@ -144,13 +144,13 @@ def test_every_sequence_of_events_keeps_the_rules(settings: ChainSettings, event
 
 @given(SETTINGS, st.integers(0, 9), st.sampled_from(sorted(ENDINGS)), st.booleans())
 def test_a_new_checkpoint_forgives_and_a_crash_loop_stops(
-    settings: ChainSettings, failures: int, kind: str, got_on: bool
+    settings: ChainSettings, failures: int, kind: str, has_progressed: bool
 ) -> None:
     ending = ENDINGS[kind]
-    step = after_end(settings, 1, ending, failures, got_on, False)
+    step = after_end(settings, 1, ending, failures, has_progressed, False)
     if ending.verdict in ("done", "stop"):
         assert step.phase is Phase.OVER and step.ending == ending
-    elif got_on:
+    elif has_progressed:
         assert (step.phase, step.failures) == (Phase.PASSED, 0)
     elif not ending.is_failure:
         assert (step.phase, step.failures) == (Phase.PASSED, failures)
@@ -188,7 +188,9 @@ def test_links_that_left_no_mark_count_as_failures() -> None:
     step = look_back(settings, 4, Before("16", lost, True, "", failures=0, links=3), False)
     assert step.phase is Phase.OVER and step.ending is not None
     assert step.ending.why == "3 links in a row ended without a new checkpoint: it ended without a word"
-    step = look_back(settings, 4, Before("16", lost, True, "", failures=0, links=3, got_on=True), False)
+    step = look_back(
+        settings, 4, Before("16", lost, True, "", failures=0, links=3, has_progressed=True), False
+    )
     assert (step.phase, step.failures) == (Phase.RUNS, 0)
     step = look_back(settings, 4, Before("16", lost, False, "PREEMPTED", failures=1, links=1), False)
     assert (step.phase, step.failures) == (Phase.RUNS, 1)

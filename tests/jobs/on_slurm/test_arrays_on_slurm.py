@@ -46,7 +46,7 @@ def test_each_task_has_a_log(runs: SandboxRuns) -> None:
 
 def test_history_lists_each_task(runs: SandboxRuns) -> None:
     (launch,) = json.loads(runs.slipway("history", "array", "--json").stdout)
-    attempts = {attempt["job_id"].partition("_")[2]: attempt["state"] for attempt in launch["lives"]}
+    attempts = {attempt["job_id"].partition("_")[2]: attempt["state"] for attempt in launch["attempts"]}
     assert attempts == {"0": "COMPLETED", "1": "FAILED", "2": "COMPLETED"}
 
 

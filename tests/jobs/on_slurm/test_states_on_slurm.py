@@ -104,7 +104,7 @@ def test_a_requeued_job_waits_and_goes_on(runs: SandboxRuns, run: str) -> None:
     log = runs.logs(run).stdout
     assert log.index("attempt 0") < log.index("attempt 1")
     (launch,) = json.loads(runs.slipway("history", run, "--json").stdout)
-    attempts = [attempt["state"] for attempt in launch["lives"]]
+    attempts = [attempt["state"] for attempt in launch["attempts"]]
     assert (attempts[0], attempts[-1], len(attempts)) == (
         "REQUEUED",
         "COMPLETED",

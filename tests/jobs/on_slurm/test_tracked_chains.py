@@ -124,7 +124,7 @@ def test_the_log_of_a_chain_goes_from_link_to_link(chains: Chains) -> None:
 
 def test_the_history_of_a_chain_has_a_line_for_each_link(chains: Chains) -> None:
     chains.wait("goes_on", _is_over)
-    attempts = chains.history("goes_on")["lives"]
+    attempts = chains.history("goes_on")["attempts"]
     assert [(attempt["link"], attempt["state"], attempt["exit_code"]) for attempt in attempts] == [
         (1, "INTERRUPTED", 75), (2, "INTERRUPTED", 75), (3, "COMPLETED", 0),
     ]  # fmt: skip
@@ -145,7 +145,7 @@ def test_a_job_that_is_requeued_goes_on(chains: Chains) -> None:
     begin_again(chains.runs, "requeued")
     row = chains.wait("requeued", _is_over)
     assert (row["state"], row["restarts"]) == ("COMPLETED", 1)
-    attempts = chains.history("requeued")["lives"]
+    attempts = chains.history("requeued")["attempts"]
     assert [attempt["state"] for attempt in attempts] == ["REQUEUED", "COMPLETED"]
 
 
@@ -154,7 +154,7 @@ def test_a_crash_loop_says_why_it_stopped(chains: Chains) -> None:
     assert (row["state"], row["exit_code"], row["link"]) == ("FAILED", 1, 2)
     assert "2 links in a row" in row["reason"] and row["reason"].startswith("exit code 1; ")
     assert chains.log("crashes").count(" lives") == 2
-    attempts = chains.history("crashes")["lives"]
+    attempts = chains.history("crashes")["attempts"]
     assert [attempt["reading"]["verdict"] for attempt in attempts] == ["continue", "stop"]
     assert chains.runs.slipway("follow", "crashes").returncode == 1
 
