@@ -132,6 +132,7 @@ def test_pyxis_gets_its_flags(project: Project, monkeypatch: pytest.MonkeyPatch)
     (programs / "srun").write_text(_SRUN.format(seen=flags_file, srun=srun))
     (programs / "srun").chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.delenv("PYTHONPATH", raising=False)
     (project.directory / "data").mkdir()
     words = [*_WORDS, "cluster=sandbox", "container=nvcr.io/nvidia/nemo:24.07"]
     words += ["cluster.srun_args=['--no-container-mount-home']", "--no-check=cluster.pyxis"]
