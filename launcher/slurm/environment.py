@@ -26,21 +26,21 @@ INHERITED_PREFIXES = (
 # The configuration of the site, where the user's shell names it.
 KEPT_VARIABLES = ("SLURM_CONF",)
 
-# Variables that a user sets in the shell, and the key that takes the same value, or the whole override.
+# Variables that a user sets in the shell, and the override that does the same.
 _INSTEAD = {
-    "SBATCH_PARTITION": "cluster.partition",
-    "SBATCH_ACCOUNT": "cluster.account",
-    "SBATCH_TIMELIMIT": "training.run.time_limit",
-    "SBATCH_GRES": "cluster.gres",
-    "SBATCH_GPUS_PER_NODE": "cluster.gpus_per_node",
-    "SBATCH_GPUS_PER_TASK": "cluster.gpus_per_task",
-    "SBATCH_MEM_PER_NODE": "cluster.mem",
-    "SBATCH_JOB_NAME": "training.run.name",
-    "SBATCH_QOS": "cluster.qos",
-    "SBATCH_RESERVATION": "cluster.reservation",
-    "SBATCH_CONSTRAINT": "cluster.constraint",
-    "SBATCH_REQ_SWITCH": "cluster.switches",
-    "SBATCH_SIGNAL": "cluster.signal",
+    "SBATCH_PARTITION": "cluster.partition={}",
+    "SBATCH_ACCOUNT": "cluster.account={}",
+    "SBATCH_TIMELIMIT": "training.run.time_limit={}",
+    "SBATCH_GRES": "cluster.gres={}",
+    "SBATCH_GPUS_PER_NODE": "cluster.gpus_per_node={}",
+    "SBATCH_GPUS_PER_TASK": "cluster.gpus_per_task={}",
+    "SBATCH_MEM_PER_NODE": "cluster.mem={}",
+    "SBATCH_JOB_NAME": "training.run.name={}",
+    "SBATCH_QOS": "cluster.qos={}",
+    "SBATCH_RESERVATION": "cluster.reservation={}",
+    "SBATCH_CONSTRAINT": "cluster.constraint={}",
+    "SBATCH_REQ_SWITCH": "cluster.switches={}",
+    "SBATCH_SIGNAL": "cluster.signal={}",
     # sbatch asks only whether these are set.
     "SBATCH_REQUEUE": "cluster.requeue=True",
     "SBATCH_NO_REQUEUE": "cluster.requeue=False",
@@ -62,8 +62,7 @@ def describe_ignored(environment: Mapping[str, str]) -> list[str]:
         if name.startswith("SBATCH_"):
             message = f"{name}={environment[name]} of your shell is not passed on to sbatch"
             if override := _INSTEAD.get(name):
-                whole = override if "=" in override else f"{override}={environment[name]}"
-                message += f"; instead: {shlex.quote(whole)}"
+                message += f"; instead: {shlex.quote(override.format(environment[name]))}"
             messages.append(message)
     allocation = [name for name in inherited if name.startswith("SLURM_")]
     if allocation:
