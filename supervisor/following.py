@@ -34,6 +34,8 @@ COUNTED = "checkpoints.json"
 # Characters quoted of a mark, which others may write, in a log and in another mark.
 _SAID = 1000
 _COUNT_BYTES = 1 << 16
+# Seconds after the launch was written in which a stage may still be submitted, while Slurm answers slowly.
+_SUBMISSION_SECONDS = 120
 
 
 class Stage(NamedTuple):
@@ -196,6 +198,23 @@ class Following:
                 self._waited_jobs[stage.tag] = list(jobs)
             else:
                 self._job.say(f"job {first.job_id}, {stage.run}, could not be told to wait for {dependency}")
+
+    def wait_until_submitted(self) -> None:
+        """Wait for the launcher to submit the stages after the chain, as it does after the first link.
+
+        A link may fail before that, and a stage that is submitted then would wait for no later link.
+        """
+        try:
+            written = os.path.getmtime(os.path.join(self._job.directory, NAME)) if self._stages.after else 0
+        except OSError:  # the launch was deleted
+            return
+        for _ in range(int(min(written + _SUBMISSION_SECONDS - time.time(), _SUBMISSION_SECONDS))):
+            if all(
+                marks.claimant(stage.directory) or self._slurm.queued_jobs(stage.tag)
+                for stage in self._stages.after
+            ):
+                return
+            time.sleep(1)
 
     def cancel(self, why: str) -> None:
         """Cancel the stages that need the success of this chain, which there will not be."""

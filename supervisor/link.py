@@ -130,6 +130,8 @@ class Link:
         if not is_over and 1 < self._chain.links <= self._job.link:
             self._job.say(f"the chain ends here: it was to have {self._chain.links} links")
         self._following.wait_for_repeated()
+        if ending.verdict != "done":
+            self._following.wait_until_submitted()
         if not is_over and self._may_have_successor():
             self._tell_followers()
         elif ending.verdict != "done":

@@ -22,6 +22,7 @@ def follow(
     *overrides: str,
     program: str = PROGRAM,
     programs: Path | None = None,
+    nodes: str = "n1",
 ) -> None:
     """Launch a chain, and after it a program that records its job and how many links still run."""
     path = runs.directory / f"{run}-program"
@@ -35,7 +36,7 @@ def follow(
         f"command.argv=[{path}]",
         "command.run.time_limit=10",
         *overrides,
-        nodes="n1",
+        nodes=nodes,
         programs=programs,
     )
 
@@ -100,6 +101,25 @@ def killed_when_done(runs: ChainRuns, run: str) -> None:
     folder = runs.directory / "murderous-programs"
     write_programs(folder, {"scancel": MURDEROUS})
     follow(runs, run, "save 4\n", "resilience.links=9", programs=folder)
+    until_both_are_over(runs, run)
+
+
+# Submits the stage only when the first link's tasks have ended.
+LATE = """if [[ $(uname -n) != n[0-9]* && $* == *_after/* && " $* " != *" --test-only "* ]]; then
+    for ((i = 0; i < 300; i++)); do [[ -e {failed} ]] && break; sleep 0.1; done
+    sleep 2
+fi
+exec $real "$@"
+"""
+
+
+def submitted_late(runs: ChainRuns, run: str) -> None:
+    """Fail the first link before the stage is submitted: the stage waits for the second one all the same."""
+    folder, failed = runs.directory / "late-programs", runs.work(run) / "failed"
+    write_programs(folder, {"sbatch": LATE.replace("{failed}", str(failed))})
+    body = "((link > 1)) || { touch $work/failed; exit 1; }\nsleep 6\nsave 1\n"
+    # Of two nodes one is free for the stage while the second link runs.
+    follow(runs, run, body, "resilience.links=9", programs=folder, nodes="n1,n2")
     until_both_are_over(runs, run)
 
 
@@ -193,6 +213,7 @@ FOLLOWING: dict[str, Callable[[ChainRuns, str], object]] = {
     "called_off": called_off,
     "called_off_waiting": called_off_waiting,
     "killed_when_done": killed_when_done,
+    "submitted_late": submitted_late,
     "without_commands": without_commands,
     "repeated": repeated,
     "refused": refused,

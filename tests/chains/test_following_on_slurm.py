@@ -29,6 +29,7 @@ def stage_state(runs: ChainRuns, run: str) -> tuple[str, str]:
     [
         ("continued", ["continue", "continue", "done"]),
         ("killed_when_done", ["done"]),
+        ("submitted_late", ["continue", "done"]),
         ("without_commands", ["continue", "done"]),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -169,6 +170,40 @@ def test_last_link_lets_the_stage_wait_for_a_job_whose_submission_was_interrupte
     queue = Queue("17", of_0000bbbb=jobs)
     Link(job_of(training, "17", CHAIN), queue).end(0, [], None)  # type: ignore[arg-type]
     assert queue.dependencies == {"20": "afterok:17,afterany:21"}
+
+
+@pytest.mark.parametrize(
+    ("age", "claim", "waited"), [(0, "", 3), (200, "", 0), (0, "20", 0), (-9999, "", 3), (None, "", 0)]
+)
+def test_link_waits_for_stages_that_a_new_launch_may_still_submit(
+    chain: Path, monkeypatch: pytest.MonkeyPatch, age: int | None, claim: str, waited: int
+) -> None:
+    queue = Queue("17")
+    following = Following(job_of(chain, "17", CHAIN, links=9), queue)  # type: ignore[arg-type]
+    waits: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            queue.jobs[f"of_{AFTER}"] = waiting_job("20")
+
+    monkeypatch.setattr("supervisor.following.time.sleep", sleep)
+    if age is None:  # the launch was deleted
+        (chain / NAME).unlink()
+    else:
+        os.utime(chain / NAME, (time.time() - age,) * 2)
+    if claim:
+        (stage_after(chain) / "marks").mkdir()
+        marks.claim(stage_after(chain), claim)
+    following.wait_until_submitted()
+    assert len(waits) == waited
+
+
+def test_wait_for_a_stage_that_is_never_submitted_ends(chain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr("supervisor.following.time.sleep", waits.append)
+    Following(job_of(chain, "17", CHAIN, links=9), Queue("17")).wait_until_submitted()  # type: ignore[arg-type]
+    assert 100 < sum(waits) <= 120
 
 
 def test_last_link_changes_nothing_where_the_stage_waits_for_its_jobs(tmp_path: Path) -> None:
