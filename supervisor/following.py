@@ -34,8 +34,9 @@ COUNTED = "checkpoints.json"
 # Characters quoted of a mark, which others may write, in a log and in another mark.
 _SAID = 1000
 _COUNT_BYTES = 1 << 16
-# Seconds after the launch was written in which a stage may still be submitted, while Slurm answers slowly.
-_SUBMISSION_SECONDS = 120
+# Seconds after the launch was written in which a stage may still be submitted, as Slurm may answer slowly,
+# and the longest pause between two looks for it.
+_LATE_SECONDS, _LONGEST_PAUSE = 120, 8
 
 
 class Stage(NamedTuple):
@@ -204,17 +205,25 @@ class Following:
 
         A link may fail before that, and a stage that is submitted then would wait for no later link.
         """
+        if not self._stages.after:
+            return
         try:
-            written = os.path.getmtime(os.path.join(self._job.directory, NAME)) if self._stages.after else 0
+            age = time.time() - os.path.getmtime(os.path.join(self._job.directory, NAME))
         except OSError:  # the launch was deleted
             return
-        for _ in range(int(min(written + _SUBMISSION_SECONDS - time.time(), _SUBMISSION_SECONDS))):
-            if all(
-                marks.claimant(stage.directory) or self._slurm.queued_jobs(stage.tag)
-                for stage in self._stages.after
-            ):
+        end, pause = time.monotonic() + _LATE_SECONDS - max(age, 0), 0
+        while time.monotonic() < end:
+            late = [stage.run for stage in self._stages.after if not self._is_submitted(stage)]
+            if not late:
                 return
-            time.sleep(1)
+            if not pause:
+                self._job.say("waits for the submission of " + ", ".join(late))
+            pause = min(2 * pause or 1, _LONGEST_PAUSE)
+            time.sleep(pause)
+
+    def _is_submitted(self, stage: Stage) -> bool:
+        """Return True for a stage that is in the queue, or that its launcher has given up."""
+        return marks.claimant(stage.directory) is not None or 1 in (self._slurm.queued_jobs(stage.tag) or {})
 
     def cancel(self, why: str) -> None:
         """Cancel the stages that need the success of this chain, which there will not be."""

@@ -130,9 +130,9 @@ class Link:
         if not is_over and 1 < self._chain.links <= self._job.link:
             self._job.say(f"the chain ends here: it was to have {self._chain.links} links")
         self._following.wait_for_repeated()
-        if ending.verdict != "done":
-            self._following.wait_until_submitted()
         if not is_over and self._may_have_successor():
+            if self._chain.from_job:  # otherwise all links are submitted before the stage
+                self._following.wait_until_submitted()
             self._tell_followers()
         elif ending.verdict != "done":
             self._following.cancel(ending.why)

@@ -106,8 +106,9 @@ def killed_when_done(runs: ChainRuns, run: str) -> None:
 
 # Submits the stage only when the first link's tasks have ended.
 LATE = """if [[ $(uname -n) != n[0-9]* && $* == *_after/* && " $* " != *" --test-only "* ]]; then
-    for ((i = 0; i < 300; i++)); do [[ -e {failed} ]] && break; sleep 0.1; done
-    sleep 2
+    for ((i = 0; i < 900; i++)); do [[ -e {failed} ]] && break; sleep 0.1; done
+    [[ -e {failed} ]] || exit 1
+    sleep 3
 fi
 exec $real "$@"
 """
@@ -117,7 +118,7 @@ def submitted_late(runs: ChainRuns, run: str) -> None:
     """Fail the first link before the stage is submitted: the stage waits for the second one all the same."""
     folder, failed = runs.directory / "late-programs", runs.work(run) / "failed"
     write_programs(folder, {"sbatch": LATE.replace("{failed}", str(failed))})
-    body = "((link > 1)) || { touch $work/failed; exit 1; }\nsleep 6\nsave 1\n"
+    body = "((link > 1)) || { touch $work/failed; exit 1; }\nsleep 8\nsave 1\n"
     # Of two nodes one is free for the stage while the second link runs.
     follow(runs, run, body, "resilience.links=9", programs=folder, nodes="n1,n2")
     until_both_are_over(runs, run)

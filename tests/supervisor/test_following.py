@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -154,6 +153,90 @@ def test_stage_is_kept_where_the_next_link_may_exist(chain: Path, jobs: dict[int
         assert queue.dependencies == {"20": "afterany:17:18"}
 
 
+# --- the launcher submits the stage late ---
+
+
+class Clock:
+    """Time that passes while something sleeps or asks Slurm; the stage is submitted at a moment of it."""
+
+    def __init__(self, queue: Queue, submitted: float, slowness: float = 0) -> None:
+        self._queue, self._submitted, self._slowness = queue, submitted, slowness
+        self.now = 0.0
+
+    def time(self) -> float:
+        return 1e9 + self.now
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds + self._slowness
+        if self.now >= self._submitted:
+            self._queue.jobs[f"of_{AFTER}"] = waiting_job("20")
+
+
+NEVER = 1e6
+
+
+@pytest.mark.parametrize(
+    ("age", "submitted", "slowness", "waited"),
+    [
+        (0, 5, 0, (5, 8)),
+        (0, NEVER, 0, (120, 128)),
+        (0, NEVER, 30, (120, 160)),  # squeue takes its time
+        (100, NEVER, 0, (20, 28)),
+        (200, 5, 0, (0, 0)),
+        (-9999, NEVER, 0, (120, 128)),  # the clocks of two machines differ
+        (None, NEVER, 0, (0, 0)),  # the launch was deleted
+    ],
+)
+def test_link_waits_for_a_stage_that_a_new_launch_may_still_submit(
+    chain: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    age: float | None,
+    submitted: float,
+    slowness: float,
+    waited: tuple[float, float],
+) -> None:
+    queue = Queue("17", of_0000bbbb=None if slowness else {})
+    clock = Clock(queue, submitted, slowness)
+    monkeypatch.setattr("supervisor.following.time", clock)
+    following = Following(job_of(chain, "17", CHAIN, links=9), queue)  # type: ignore[arg-type]
+    if age is None:
+        (chain / NAME).unlink()
+    else:
+        os.utime(chain / NAME, (clock.time() - age,) * 2)
+    following.wait_until_submitted()
+    assert waited[0] <= clock.now <= waited[1]
+
+
+@pytest.mark.parametrize("claimant", ["20", marks.GIVEN_UP])
+def test_link_waits_for_no_stage_that_is_submitted_or_given_up(
+    chain: Path, monkeypatch: pytest.MonkeyPatch, claimant: str
+) -> None:
+    queue = Queue("17")
+    clock = Clock(queue, NEVER)
+    monkeypatch.setattr("supervisor.following.time", clock)
+    marks.claim(stage_after(chain), claimant)
+    os.utime(chain / NAME, (clock.time(),) * 2)
+    Following(job_of(chain, "17", CHAIN, links=9), queue).wait_until_submitted()  # type: ignore[arg-type]
+    assert clock.now == 0
+
+
+@pytest.mark.parametrize(("code", "dependencies"), [(1, {"20": "afterany:17:18"}), (0, {})])
+def test_link_that_fails_tells_a_stage_that_is_submitted_late(
+    chain: Path, monkeypatch: pytest.MonkeyPatch, code: int, dependencies: dict[str, str]
+) -> None:
+    queue = Queue("17")
+    clock = Clock(queue, 5)
+    monkeypatch.setattr("supervisor.following.time", clock)
+    link = Link(job_of(chain, "17", CHAIN, links=9), queue)  # type: ignore[arg-type]
+    os.utime(chain / NAME, (clock.time(),) * 2)
+    marks.claim(chain, "18", 2)
+    link.end(code, [], None)
+    assert queue.dependencies == dependencies
+
+
 # --- stages that look at each n-th checkpoint ---
 
 
@@ -170,40 +253,6 @@ def test_last_link_lets_the_stage_wait_for_a_job_whose_submission_was_interrupte
     queue = Queue("17", of_0000bbbb=jobs)
     Link(job_of(training, "17", CHAIN), queue).end(0, [], None)  # type: ignore[arg-type]
     assert queue.dependencies == {"20": "afterok:17,afterany:21"}
-
-
-@pytest.mark.parametrize(
-    ("age", "claim", "waited"), [(0, "", 3), (200, "", 0), (0, "20", 0), (-9999, "", 3), (None, "", 0)]
-)
-def test_link_waits_for_stages_that_a_new_launch_may_still_submit(
-    chain: Path, monkeypatch: pytest.MonkeyPatch, age: int | None, claim: str, waited: int
-) -> None:
-    queue = Queue("17")
-    following = Following(job_of(chain, "17", CHAIN, links=9), queue)  # type: ignore[arg-type]
-    waits: list[float] = []
-
-    def sleep(seconds: float) -> None:
-        waits.append(seconds)
-        if len(waits) == 3:
-            queue.jobs[f"of_{AFTER}"] = waiting_job("20")
-
-    monkeypatch.setattr("supervisor.following.time.sleep", sleep)
-    if age is None:  # the launch was deleted
-        (chain / NAME).unlink()
-    else:
-        os.utime(chain / NAME, (time.time() - age,) * 2)
-    if claim:
-        (stage_after(chain) / "marks").mkdir()
-        marks.claim(stage_after(chain), claim)
-    following.wait_until_submitted()
-    assert len(waits) == waited
-
-
-def test_wait_for_a_stage_that_is_never_submitted_ends(chain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    waits: list[float] = []
-    monkeypatch.setattr("supervisor.following.time.sleep", waits.append)
-    Following(job_of(chain, "17", CHAIN, links=9), Queue("17")).wait_until_submitted()  # type: ignore[arg-type]
-    assert 100 < sum(waits) <= 120
 
 
 def test_last_link_changes_nothing_where_the_stage_waits_for_its_jobs(tmp_path: Path) -> None:
