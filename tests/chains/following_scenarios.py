@@ -104,21 +104,37 @@ def killed_when_done(runs: ChainRuns, run: str) -> None:
     until_both_are_over(runs, run)
 
 
-# Submits the stage only when the first link's tasks have ended.
-LATE = """if [[ $(uname -n) != n[0-9]* && $* == *_after/* && " $* " != *" --test-only "* ]]; then
-    for ((i = 0; i < 900; i++)); do [[ -e {failed} ]] && break; sleep 0.1; done
-    [[ -e {failed} ]] || exit 1
-    sleep 3
+# Submits the stage only when the first link waits for that, or the second one runs.
+LATE = """if [[ $(uname -n) == n[0-9]* || $* != *_after/* || " $* " == *" --test-only "* ]]; then
+    exec $real "$@"
 fi
-exec $real "$@"
+for ((i = 0; i < 600; i++)); do
+    [[ ! -e {work}/second ]] && ! grep -qs "waits for the submission" {logs} || break
+    sleep 0.1
+done
+$real "$@"
+code=$?
+touch {work}/submitted
+exit $code
+"""
+# The second link ends when the stage waits for it, or has begun and left.
+SECOND = """((link > 1)) || exit 1
+touch $work/second
+for ((i = 0; i < 600; i++)); do
+    reason=$(squeue --noheader --name={stage} --format=%r)
+    [[ -e $work/submitted && $reason =~ ^(Dependency)?$ ]] && break
+    sleep 0.1
+done
+save 1
 """
 
 
 def submitted_late(runs: ChainRuns, run: str) -> None:
     """Fail the first link before the stage is submitted: the stage waits for the second one all the same."""
-    folder, failed = runs.directory / "late-programs", runs.work(run) / "failed"
-    write_programs(folder, {"sbatch": LATE.replace("{failed}", str(failed))})
-    body = "((link > 1)) || { touch $work/failed; exit 1; }\nsleep 8\nsave 1\n"
+    folder, logs = runs.directory / "late-programs", f"{runs.directory}/results/{run}/log-*.out"
+    late = LATE.replace("{work}", str(runs.work(run))).replace("{logs}", logs)
+    write_programs(folder, {"sbatch": late})
+    body = SECOND.replace("{stage}", f"chain-{AFTER.format(run)}")
     # Of two nodes one is free for the stage while the second link runs.
     follow(runs, run, body, "resilience.links=9", programs=folder, nodes="n1,n2")
     until_both_are_over(runs, run)
