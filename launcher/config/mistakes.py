@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from launcher.config.overrides import (
     NoSuchChoice,
     Override,
     choice_hint,
+    for_shell,
     hydra_value,
     keys_for_hydra,
     nearest_choice,
@@ -227,12 +227,7 @@ def _not_parsed(text: str) -> UserError:
 
 def _quoted(key: str, value: str) -> str:
     text = value.strip("'\"") if value.startswith(("'", '"')) else value
-    return f"if it is text, quote it twice: {_for_shell(f'{key}={hydra_value(text)}')}"
-
-
-def _for_shell(text: str) -> str:
-    """Quote for the shell; what Hydra sees as quoted already is easier to read in double quotes."""
-    return shlex.quote(text) if re.search(r'["$`!\\]', text) or "'" not in text else f'"{text}"'
+    return f"if it is text, quote it twice: {for_shell(f'{key}={hydra_value(text)}')}"
 
 
 def _composition(error: Exception, attempt: Attempt) -> UserError | None:
@@ -251,7 +246,7 @@ def _unknown_key(key: str, attempt: Attempt) -> UserError:
         text = attempt.override_of(key)
         added = f"+{key}={parse_override(text).value or '...'}"
         message = f"{escape(text)}: not all of it is there yet, and what is new is added with +"
-        return UserError(message, key=key, hint=f"to add it: {_for_shell(added) if ' ' in added else added}")
+        return UserError(message, key=key, hint=f"to add it: {for_shell(added) if ' ' in added else added}")
     within = _unknown_within(key, attempt) if tree is not None and key in attempt.keys else []
     if within:
         return Mistakes([_no_such_key(f"{inner}: there is no such key", inner, attempt) for inner in within])
@@ -318,7 +313,7 @@ def _several_values(text: str, attempt: Attempt) -> UserError:
     return UserError(
         f"{escape(text)}: several values for one key",
         key=override.key,
-        hint=f"a list: {_for_shell(f'{override.key}=[{value}]')}\n{_quoted(override.key, value)}",
+        hint=f"a list: {for_shell(f'{override.key}=[{value}]')}\n{_quoted(override.key, value)}",
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
@@ -98,6 +99,17 @@ def hydra_value(value: str) -> str:
     text = re.sub(r"(\\*)'", r"\1\1\\'", text)
     text = re.sub(r"(\\+)$", r"\1\1", text) if text.endswith("\\") else text
     return f"'{text}'"
+
+
+def for_shell(text: str) -> str:
+    """Quote for the shell; what Hydra sees as quoted already is easier to read in double quotes."""
+    return shlex.quote(text) if re.search(r'["$`!\\]', text) or "'" not in text else f'"{text}"'
+
+
+def typed_override(key: str, text: str) -> str:
+    """Return what to type in a shell for a key to get a text, whatever that holds."""
+    is_plain = re.fullmatch(r"[\w./:@%+|-]+", text, re.ASCII) and text.lower() != "null"
+    return for_shell(f"{key}={text if is_plain else hydra_value(text)}")
 
 
 def without_interpolation(text: str) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from launcher.config.compose import compose
-from launcher.config.overrides import hydra_value
+from launcher.config.overrides import hydra_value, typed_override
 
 pytestmark = pytest.mark.usefixtures("composed_anew")
 
@@ -22,11 +24,16 @@ nasty = st.text("\\'\"${}[](),:=?~!@ ab1.e\t#", max_size=20)
 @example(text="")
 @example(text="???")
 @example(text="null")
+@example(text="0022")
+@example(text="1_000")
+@example(text="True")
+@example(text="a|b")
 @example(text="\\${HOME}\\\\${")
 @example(text="\\'\\\\'\\")
 @example(text=" ${oc.env:HOME} ")
 def test_any_text_arrives_as_it_is(text: str) -> None:
-    composition = compose([f"env_vars.X={hydra_value(text)}", f"cluster.comment={hydra_value(text)}"])
+    (typed,) = shlex.split(typed_override("cluster.comment", text))
+    composition = compose([f"env_vars.X={hydra_value(text)}", typed])
     assert composition.config.env_vars["X"] == text
     assert composition.config.cluster.comment == text
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 import inspect
 import os
 import shlex
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
 import submitit
 from submitit.core.core import PicklingExecutor
 
-from launcher.config.overrides import parse_override
-from launcher.config.schema import ClusterConfig
+from launcher.config.compose import compose
 from launcher.errors import UserError
 from launcher.schedulers.base import NoAnswer, Submission
 from launcher.schedulers.slurm import SlurmScheduler
-from launcher.slurm.environment import clean_environment, describe_ignored
+from launcher.slurm.environment import clean_environment
 
 SBATCH = """#!/bin/bash
 printf '%s\\n' "$@" >"$RECORD/arguments"
@@ -66,11 +66,16 @@ def test_our_own_script_is_submitted(sbatch_record: Path, script: Path) -> None:
     assert (sbatch_record / "script").read_text() == script.read_text()
 
 
-def test_variables_that_would_change_the_submission_do_not_reach_sbatch(
-    sbatch_record: Path, script: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def clean_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the variables of Slurm away that the shell of the tests may have."""
     for name in [name for name in os.environ if name.startswith(("SBATCH_", "SLURM_"))]:
         monkeypatch.delenv(name)
+
+
+def test_variables_that_would_change_the_submission_do_not_reach_sbatch(
+    sbatch_record: Path, script: Path, clean_shell: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SBATCH_PARTITION", "elsewhere")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     scheduler = SlurmScheduler(None)
@@ -86,22 +91,37 @@ def test_variables_that_would_change_the_submission_do_not_reach_sbatch(
 
 
 @pytest.mark.parametrize(
-    ("variable", "value", "override"),
+    ("variable", "value", "key"),
     [
-        ("SBATCH_QOS", "high", "cluster.qos=high"),
-        ("SBATCH_CONSTRAINT", "a100&ib", "'cluster.constraint=a100&ib'"),
-        ("SBATCH_REQ_SWITCH", "1", "cluster.switches=1"),
-        ("SBATCH_REQUEUE", "", "cluster.requeue=True"),
-        ("SBATCH_NO_REQUEUE", "1", "cluster.requeue=False"),
+        ("SBATCH_QOS", "0012", "cluster.qos"),
+        ("SBATCH_PARTITION", "a,b", "cluster.partition"),
+        ("SBATCH_CONSTRAINT", "[rack1|rack2]*2", "cluster.constraint"),
+        ("SBATCH_CONSTRAINT", "a100&ib", "cluster.constraint"),
+        ("SBATCH_RESERVATION", "null", "cluster.reservation"),
+        ("SBATCH_REQ_SWITCH", "1@10:00", "cluster.switches"),
+        ("SBATCH_SIGNAL", "B:USR1@60", "cluster.signal"),
+        ("SBATCH_TIMELIMIT", "1-12:00", "training.run.time_limit"),
+        ("SBATCH_GPUS_PER_NODE", "4", "cluster.gpus_per_node"),
     ],
 )
-def test_the_override_that_does_what_a_variable_did_can_be_pasted(
-    variable: str, value: str, override: str
+def test_the_override_named_in_place_of_a_variable_does_the_same(
+    clean_shell: None, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, key: str
 ) -> None:
-    (message,) = describe_ignored({variable: value})
-    assert message == f"{variable}={value} of your shell is not passed on to sbatch; instead: {override}"
-    (word,) = shlex.split(override)
-    assert parse_override(word).key.removeprefix("cluster.") in ClusterConfig.model_fields
+    monkeypatch.setenv(variable, value)
+    (message,) = SlurmScheduler(None).ignored_environment()
+    start = f"{variable}={value} of your shell is not passed on to sbatch; instead: "
+    assert message.startswith(start)
+    config = compose(["training=gpt3/126m", "cluster=bcm", *shlex.split(message.removeprefix(start))]).config
+    assert str(attrgetter(key)(config)) == value
+
+
+def test_no_override_is_named_for_an_empty_variable(
+    clean_shell: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SBATCH_QOS", "")
+    assert SlurmScheduler(None).ignored_environment() == [
+        "SBATCH_QOS= of your shell is not passed on to sbatch"
+    ]
 
 
 def test_the_cluster_chosen_is_the_one_submitted_to(sbatch_record: Path, script: Path) -> None:
