@@ -9,6 +9,8 @@ import pytest
 from launcher.config.compose import CONF_DIR
 from launcher.config.sources import Sources
 
+BASE = [line.partition("#")[0].strip() for line in (CONF_DIR / "cluster/_base.yaml").read_text().splitlines()]
+
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
@@ -29,7 +31,7 @@ def tree(tmp_path: Path) -> Path:
         ("cluster.gres", [], "from @/cluster/bcm.yaml:12"),
         ("cluster.gres", ["cluster.gres=gpu:4"], "from the command line: cluster.gres=gpu:4"),
         ("cluster.gres", ["cluster.gres=a", "++cluster.gres=b"], "from the command line: ++cluster.gres=b"),
-        ("cluster.gres", ["cluster=local"], "from @/cluster/_base.yaml:26"),
+        ("cluster.gres", ["cluster=local"], f"from @/cluster/_base.yaml:{BASE.index('gres: null') + 1}"),
         ("cluster", ["cluster=local"], "from the command line: cluster=local"),
         ("cluster.partition", ["cluster=ours"], "from cluster/ours.yaml:6"),
         ("cluster.partition", ["cluster=heir"], "from cluster/ours.yaml:6"),
