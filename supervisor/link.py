@@ -131,9 +131,7 @@ class Link:
             self._job.say(f"the chain ends here: it was to have {self._chain.links} links")
         self._following.wait_for_repeated()
         if not is_over and self._may_have_successor():
-            if self._chain.from_job:  # otherwise all links are submitted before the stage
-                self._following.wait_until_submitted()
-            self._tell_followers()
+            self._tell_followers(also_late_ones=True)
         elif ending.verdict != "done":
             self._following.cancel(ending.why)
         if ending.verdict == "done":
@@ -156,9 +154,14 @@ class Link:
         every = _COUNT_SECONDS if self._following.is_counting else _TELL_SECONDS
         return [Hook("the stages that follow", look, take, _LOOK_BUDGET, every)]
 
-    def _tell_followers(self) -> None:
-        """Let the stages after the chain wait for this link and the next one."""
+    def _tell_followers(self, also_late_ones: bool = False) -> None:
+        """Let the stages after the chain wait for this link and the next one.
+
+        Where the launcher submits all links, it does so before the stage, which waits for all from the first.
+        """
         if self._chain.links > 1 and self._chain.from_job:
+            if also_late_ones:
+                self._following.wait_until_submitted()
             jobs = [self._slurm.job_id, self._job_of(self._job.link + 1)]
             self._following.wait_for([job_id for job_id in jobs if job_id])
 

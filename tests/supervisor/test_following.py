@@ -223,18 +223,32 @@ def test_link_waits_for_no_stage_that_is_submitted_or_given_up(
     assert clock.now == 0
 
 
-@pytest.mark.parametrize(("code", "dependencies"), [(1, {"20": "afterany:17:18"}), (0, {})])
+@pytest.mark.parametrize(
+    ("code", "from_job", "waited", "dependencies"),
+    [
+        (1, True, 7, {"20": "afterany:17:18"}),
+        (0, True, 0, {}),  # the stage begins when this job is over, whenever it is submitted
+        (1, False, 0, {}),  # the stage is submitted after all links, and waits for them
+    ],
+)
 def test_link_that_fails_tells_a_stage_that_is_submitted_late(
-    chain: Path, monkeypatch: pytest.MonkeyPatch, code: int, dependencies: dict[str, str]
+    chain: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    code: int,
+    from_job: bool,
+    waited: float,
+    dependencies: dict[str, str],
 ) -> None:
     queue = Queue("17")
     clock = Clock(queue, 5)
     monkeypatch.setattr("supervisor.following.time", clock)
-    link = Link(job_of(chain, "17", CHAIN, links=9), queue)  # type: ignore[arg-type]
+    job = job_of(chain, "17", CHAIN, links=9)
+    settings = job.settings._replace(chain=ChainSettings(links=9, from_job=from_job))
+    link = Link(job._replace(settings=settings), queue)  # type: ignore[arg-type]
     os.utime(chain / NAME, (clock.time(),) * 2)
     marks.claim(chain, "18", 2)
     link.end(code, [], None)
-    assert queue.dependencies == dependencies
+    assert (clock.now, queue.dependencies) == (waited, dependencies)
 
 
 # --- stages that look at each n-th checkpoint ---
