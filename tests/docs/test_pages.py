@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
 import yaml
 
+from launcher.config.compose import compose
+from launcher.stages.planning import plan_launch
 from scripts.doc_outputs import Block, blocks
 
 OUTPUTS = blocks()
@@ -48,6 +51,17 @@ def test_architecture_quotes_the_row_of_the_flag(repository: Path) -> None:
     page = (repository / "docs" / "architecture.md").read_text()
     (row,) = re.findall(r'row `(\("gpus-per-node".*\))`', page)
     assert row in (repository / "launcher" / "rendering" / "slurm_flags.py").read_text()
+
+
+def test_the_size_of_architecture_is_complete(repository: Path, tmp_path: Path) -> None:
+    page = (repository / "docs" / "architecture.md").read_text()
+    (size,) = re.findall(r"( +defaults:\n +- /training/.*?)\n +```", page, re.DOTALL)
+    path = tmp_path / "training/gpt3/mine.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text(textwrap.dedent(size))
+    config = compose(["training=gpt3/mine", "cluster=bcm"], tmp_path).config
+    plan = plan_launch(config, number=1, tag="x")
+    assert plan.paths.run_name == "gpt3_126m"
 
 
 @pytest.mark.parametrize("block", OUTPUTS, ids=[f"{block.page.stem}:{block.line}" for block in OUTPUTS])
