@@ -17,7 +17,7 @@ from launcher.drafting import Draft, Request
 from launcher.errors import UserError, explain_os_error
 from launcher.jobs.launches import Launch
 from launcher.launching.recovery import reconcile_unconfirmed
-from launcher.launching.submission import submit, validate
+from launcher.launching.submission import describe_ignored, submit, validate
 from launcher.launching.writing import record_job, write_draft
 from launcher.runs.index import Index, entry_of
 from launcher.runs.manifest import Manifest, write_manifest
@@ -181,7 +181,7 @@ def _prepare(report: CheckReport, undo: contextlib.ExitStack, reservations: cont
         report = show_to_scheduler(replace(report, draft=draft), partial(validate, scheduler))
         require_passed([report])
     waits = [finding.message for finding in report.of(Severity.WARNING) if finding.id == SCHEDULER]
-    return _Ready(draft, scheduler, [*scheduler.ignored_environment(), *waits])
+    return _Ready(draft, scheduler, [*describe_ignored(scheduler.ignored_environment()), *waits])
 
 
 def nodes_to_avoid(draft: Draft) -> tuple[ExcludedNode, ...]:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from launcher.config.overrides import typed_override
 from launcher.errors import UserError
 from launcher.runs.receipts import submitted_jobs
 from launcher.schedulers.base import NoAnswer, Scheduler, Submission
@@ -21,6 +22,23 @@ from launcher.slurm.states import Action
 from supervisor.marks import GIVEN_UP, claim
 
 _LONGEST_WAIT_SECONDS = 16.0
+
+# Variables that a user sets in the shell, and the key that takes the same value.
+_KEYS = {
+    "SBATCH_PARTITION": "cluster.partition",
+    "SBATCH_ACCOUNT": "cluster.account",
+    "SBATCH_TIMELIMIT": "training.run.time_limit",
+    "SBATCH_GRES": "cluster.gres",
+    "SBATCH_GPUS_PER_NODE": "cluster.gpus_per_node",
+    "SBATCH_GPUS_PER_TASK": "cluster.gpus_per_task",
+    "SBATCH_MEM_PER_NODE": "cluster.mem",
+    "SBATCH_JOB_NAME": "training.run.name",
+    "SBATCH_QOS": "cluster.qos",
+    "SBATCH_RESERVATION": "cluster.reservation",
+    "SBATCH_CONSTRAINT": "cluster.constraint",
+    "SBATCH_REQ_SWITCH": "cluster.switches",
+    "SBATCH_SIGNAL": "cluster.signal",
+}
 
 _logger = logging.getLogger(__name__)
 
@@ -52,6 +70,23 @@ class Backoff:
 
 # How long a lost job is looked for.
 BACKOFF = Backoff()
+
+
+def describe_ignored(variables: Mapping[str, str]) -> list[str]:
+    """Return a message for each variable that would have changed a submission, and does not."""
+    messages = []
+    for name, value in variables.items():
+        if name.startswith("SBATCH_"):
+            key = _KEYS.get(name) if value else None
+            instead = f"; instead: {typed_override(key, value)}" if key else ""
+            messages.append(f"{name}={value} of your shell is not passed on to sbatch{instead}")
+    allocation = [name for name in variables if name.startswith("SLURM_")]
+    if allocation:
+        job = variables.get("SLURM_JOB_ID")
+        of_job = f"of job {job}, in which you are, " if job else ""
+        names = ", ".join(allocation[:3]) + (", ..." if len(allocation) > 3 else "")
+        messages.append(f"SLURM_* variables {of_job}are not passed on to sbatch: {names}")
+    return messages
 
 
 def validate(scheduler: Scheduler, script_text: str) -> str | None:

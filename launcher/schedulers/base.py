@@ -163,8 +163,8 @@ class Scheduler(Protocol):
     file system, in which jobs leave their marks, stays an OSError.
     """
 
-    def ignored_environment(self) -> list[str]:
-        """Describe the variables of the user's shell that would have changed the submission, and do not."""
+    def ignored_environment(self) -> dict[str, str]:
+        """Return the variables of the user's shell that would have changed the submission, and do not."""
 
     def validate(self, script_text: str) -> str | None:
         """Return what would keep a job of this script waiting; raise UserError if it would be refused."""

@@ -39,9 +39,9 @@ class LocalScheduler:
         """Return None: nothing refuses a job here, nor keeps it waiting."""
         return None
 
-    def ignored_environment(self) -> list[str]:
+    def ignored_environment(self) -> dict[str, str]:
         """Return nothing: no option is read from the shell's environment."""
-        return []
+        return {}
 
     def submit(self, submission: Submission) -> str:
         """Start a script in a session of its own, so that it outlives the launcher and its terminal."""

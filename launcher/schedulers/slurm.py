@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.config.overrides import typed_override
 from launcher.errors import UserError, file_mode
 from launcher.runs.provenance import user
 from launcher.schedulers.base import FoundJobs, JobRef, JobStatus, Submission
@@ -39,23 +38,6 @@ _WOULD_WAIT = (
 _DEFAULT_ARRAY = 1001
 
 _ACTION_SECONDS = 60.0
-
-# Variables that a user sets in the shell, and the key that takes the same value.
-_KEYS = {
-    "SBATCH_PARTITION": "cluster.partition",
-    "SBATCH_ACCOUNT": "cluster.account",
-    "SBATCH_TIMELIMIT": "training.run.time_limit",
-    "SBATCH_GRES": "cluster.gres",
-    "SBATCH_GPUS_PER_NODE": "cluster.gpus_per_node",
-    "SBATCH_GPUS_PER_TASK": "cluster.gpus_per_task",
-    "SBATCH_MEM_PER_NODE": "cluster.mem",
-    "SBATCH_JOB_NAME": "training.run.name",
-    "SBATCH_QOS": "cluster.qos",
-    "SBATCH_RESERVATION": "cluster.reservation",
-    "SBATCH_CONSTRAINT": "cluster.constraint",
-    "SBATCH_REQ_SWITCH": "cluster.switches",
-    "SBATCH_SIGNAL": "cluster.signal",
-}
 
 # When jobs without marks ended, by their Slurm's configuration, their launch and their id: Slurm is asked
 # only once, however often a status is shown.
@@ -92,24 +74,9 @@ class SlurmScheduler:
             raise SchedulerSilent(f"Slurm does not answer: {message} (sbatch --test-only)")
         raise UserError(f"Slurm would refuse this job: {message}")
 
-    def ignored_environment(self) -> list[str]:
-        """Describe the variables that sbatch would have read; see `Scheduler.ignored_environment`."""
-        inherited = inherited_variables(os.environ)
-        messages = []
-        for name in inherited:
-            if name.startswith("SBATCH_"):
-                value = os.environ[name]
-                instead = (
-                    f"; instead: {typed_override(_KEYS[name], value)}" if name in _KEYS and value else ""
-                )
-                messages.append(f"{name}={value} of your shell is not passed on to sbatch{instead}")
-        allocation = [name for name in inherited if name.startswith("SLURM_")]
-        if allocation:
-            job = os.environ.get("SLURM_JOB_ID")
-            of_job = f"of job {job}, in which you are, " if job else ""
-            names = ", ".join(allocation[:3]) + (", ..." if len(allocation) > 3 else "")
-            messages.append(f"SLURM_* variables {of_job}are not passed on to sbatch: {names}")
-        return messages
+    def ignored_environment(self) -> dict[str, str]:
+        """Return the variables that sbatch would have read; see `Scheduler.ignored_environment`."""
+        return {name: os.environ[name] for name in inherited_variables(os.environ)}
 
     def submit(self, submission: Submission) -> str:
         """Submit a script; see `Scheduler.submit`."""

@@ -19,7 +19,7 @@ from typing import Any
 from launcher.drafting import Request
 from launcher.errors import UserError, explain_os_error
 from launcher.launching.recovery import reconcile_unconfirmed
-from launcher.launching.submission import submit, validate
+from launcher.launching.submission import describe_ignored, submit, validate
 from launcher.launching.writing import files_of, manifest_of, quoted_line, record_job, with_digest
 from launcher.rendering.quoting import RawShell, escape_pattern, quote_header
 from launcher.rendering.render import render_template
@@ -286,7 +286,7 @@ class ReadySweep:
 def prepare_sweep(sweep: SweepDraft, request: SweepRequest) -> ReadySweep:
     """Plan the arrays, check what they need of this machine, and show each to Slurm; write nothing yet."""
     scheduler = SlurmScheduler(sweep.points[0].plan.slurm_conf)
-    warnings = [*scheduler.ignored_environment()]
+    warnings = describe_ignored(scheduler.ignored_environment())
     largest = scheduler.largest_array()
     if largest < 1:
         raise UserError("this Slurm takes no job arrays: its MaxArraySize is 0")

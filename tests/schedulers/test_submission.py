@@ -14,6 +14,7 @@ from submitit.core.core import PicklingExecutor
 
 from launcher.config.compose import compose
 from launcher.errors import UserError
+from launcher.launching.submission import describe_ignored
 from launcher.schedulers.base import NoAnswer, Submission
 from launcher.schedulers.slurm import SlurmScheduler
 from launcher.slurm.environment import clean_environment
@@ -84,7 +85,7 @@ def test_variables_that_would_change_the_submission_do_not_reach_sbatch(
     assert "SBATCH_PARTITION" not in environment
     assert "SLURM_JOB_ID" not in environment
     assert os.environ["SBATCH_PARTITION"] == "elsewhere", "the launcher's own environment stays as it is"
-    warnings = scheduler.ignored_environment()
+    warnings = describe_ignored(scheduler.ignored_environment())
     assert warnings[0].startswith("SBATCH_PARTITION=elsewhere of your shell is not passed on to sbatch")
     assert warnings[0].endswith("instead: cluster.partition=elsewhere")
     assert "job 7, in which you are" in warnings[1]
@@ -108,7 +109,7 @@ def test_the_override_named_in_place_of_a_variable_does_the_same(
     clean_shell: None, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, key: str
 ) -> None:
     monkeypatch.setenv(variable, value)
-    (message,) = SlurmScheduler(None).ignored_environment()
+    (message,) = describe_ignored(SlurmScheduler(None).ignored_environment())
     start = f"{variable}={value} of your shell is not passed on to sbatch; instead: "
     assert message.startswith(start)
     config = compose(["training=gpt3/126m", "cluster=bcm", *shlex.split(message.removeprefix(start))]).config
@@ -119,7 +120,7 @@ def test_no_override_is_named_for_an_empty_variable(
     clean_shell: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SBATCH_QOS", "")
-    assert SlurmScheduler(None).ignored_environment() == [
+    assert describe_ignored(SlurmScheduler(None).ignored_environment()) == [
         "SBATCH_QOS= of your shell is not passed on to sbatch"
     ]
 
