@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config.load import load_yaml
+from trainer.config.values import Values
 from trainer.errors import UserError, suggest
 
 ROOT = "conversion"
@@ -116,94 +117,69 @@ def read_conversion(node: Mapping[str, Any]) -> Conversion:
     UserError
         Naming the key that is unknown, missing or invalid, its value, and what is valid.
     """
-    valid = [item.name for item in fields(Conversion)]
-    _check_names(node, valid, ROOT)
-    every = _whole(node, "every", None)
+    check_node = node.get("check") or {}
+    _check_names(node, Conversion, ROOT)
+    if not isinstance(check_node, Mapping) or not isinstance(node.get("training") or {}, Mapping):
+        raise UserError(
+            f"{ROOT}: expected mappings for check={check_node!r}, training={node.get('training')!r}"
+        )
+    _check_names(check_node, Check, f"{ROOT}.check")
+    values = Values(
+        {f"{ROOT}.{name}": str(value) if isinstance(value, Path) else value for name, value in node.items()}
+        | {f"{ROOT}.check.{name}": value for name, value in check_node.items()}
+    )
     conversion = Conversion(
-        source=_path(node, "source", required=True),
-        to=_choice(node, "to", (*TARGETS, NEMO), None) or "",
-        output=_path(node, "output", required=True),
-        step=_whole(node, "step", None, least=0),
-        source_format=_choice(node, "source_format", SOURCE_FORMATS, "auto") or "",
-        dtype=_choice(node, "dtype", (*DTYPES, None), None),
-        shard_bytes=_whole(node, "shard_bytes", 5_000_000_000) or 0,
-        tokenizer_dir=_optional_path(node, "tokenizer_dir"),
-        model=_model(node.get("model")),
-        model_type=_choice(node, "model_type", ("gpt", "t5", None), None),
-        training=dict(_mapping(node, "training")),
-        check=_check(_mapping(node, "check")),
-        every=every is not None,
+        source=Path(values.text(f"{ROOT}.source")).absolute(),
+        to=values.choice(f"{ROOT}.to", (*TARGETS, NEMO)),
+        output=Path(values.text(f"{ROOT}.output")).absolute(),
+        step=_whole(values, "step", 0),
+        source_format=values.choice(f"{ROOT}.source_format", SOURCE_FORMATS, "auto"),
+        dtype=_choice(values, "dtype", DTYPES),
+        shard_bytes=values.integer(f"{ROOT}.shard_bytes", 5_000_000_000, minimum=1),
+        tokenizer_dir=_path(values, "tokenizer_dir"),
+        model=_model(values),
+        model_type=_choice(values, "model_type", ("gpt", "t5")),
+        training=dict(values.raw(f"{ROOT}.training") or {}),
+        check=Check(
+            values.flag(f"{ROOT}.check.enabled", False),
+            _path(values, "check.text"),
+            values.integer(f"{ROOT}.check.sequences", 8, minimum=1),
+        ),
+        every=_whole(values, "every", 1) is not None,
     )
     if conversion.every and STEP not in str(conversion.output):
+        every = values.raw(f"{ROOT}.every")
         raise UserError(f"{ROOT}.output={conversion.output}: with {ROOT}.every={every} it needs {STEP}")
     return conversion
 
 
-def _check(node: Mapping[str, Any]) -> Check:
-    _check_names(node, [item.name for item in fields(Check)], f"{ROOT}.check")
-    enabled = node.get("enabled", False)
-    if not isinstance(enabled, bool):
-        raise UserError(f"{ROOT}.check.enabled={enabled!r}: expected True or False")
-    sequences = _whole(node, "sequences", 8, prefix=f"{ROOT}.check")
-    return Check(enabled, _optional_path(node, "text", f"{ROOT}.check"), sequences or 8)
-
-
-def _check_names(node: Mapping[str, Any], valid: list[str], prefix: str) -> None:
+def _check_names(node: Mapping[str, Any], kind: type, prefix: str) -> None:
+    valid = [item.name for item in fields(kind)]
     for name in node:
         if name not in valid:
-            raise UserError(
-                f"{prefix}.{name}: there is no such key; valid are {', '.join(valid)}"
-                f"{suggest(str(name), valid)}"
-            )
+            hint = suggest(str(name), valid)
+            raise UserError(f"{prefix}.{name}: there is no such key; valid are {', '.join(valid)}{hint}")
 
 
-def _choice(
-    node: Mapping[str, Any], name: str, valid: tuple[str | None, ...], default: str | None
-) -> str | None:
-    value = node.get(name, default)
-    if value not in valid:
-        words = ", ".join(str(item) for item in valid if item is not None)
-        raise UserError(
-            f"{ROOT}.{name}={value}: valid are {words}{suggest(str(value), [str(item) for item in valid])}"
-        )
-    return None if value is None else str(value)
+def _whole(values: Values, name: str, minimum: int) -> int | None:
+    key = f"{ROOT}.{name}"
+    return values.integer(key, minimum=minimum) if values.is_set(key) else None
 
 
-def _whole(
-    node: Mapping[str, Any], name: str, default: int | None, least: int = 1, prefix: str = ROOT
-) -> int | None:
-    value = node.get(name, default)
-    if value is not None and (type(value) is not int or value < least):
-        raise UserError(f"{prefix}.{name}={value!r}: expected a whole number of at least {least}")
-    return value
+def _choice(values: Values, name: str, valid: tuple[str, ...]) -> str | None:
+    key = f"{ROOT}.{name}"
+    return values.choice(key, valid) if values.is_set(key) else None
 
 
-def _path(node: Mapping[str, Any], name: str, required: bool) -> Path:
-    value = _optional_path(node, name)
-    if value is None:
-        raise UserError(f"{ROOT}.{name}=null: expected a path")
-    return value
+def _path(values: Values, name: str) -> Path | None:
+    key = f"{ROOT}.{name}"
+    return Path(values.text(key)).absolute() if values.is_set(key) else None
 
 
-def _optional_path(node: Mapping[str, Any], name: str, prefix: str = ROOT) -> Path | None:
-    value = node.get(name)
-    if value is None:
-        return None
-    if not isinstance(value, str | Path) or not str(value) or "\0" in str(value):
-        raise UserError(f"{prefix}.{name}={value!r}: expected a path")
-    return Path(value).absolute()
-
-
-def _mapping(node: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    value = node.get(name) or {}
-    if not isinstance(value, Mapping):
-        raise UserError(f"{ROOT}.{name}={value!r}: expected a mapping")
-    return value
-
-
-def _model(value: Any) -> Mapping[str, Any] | Path | None:
+def _model(values: Values) -> Mapping[str, Any] | Path | None:
+    value = values.raw(f"{ROOT}.model")
     if value is None or isinstance(value, Mapping):
         return value
-    if isinstance(value, str | Path):
-        return Path(value).absolute()
-    raise UserError(f"{ROOT}.model={value!r}: expected the node `model` of a training, or its configuration")
+    if isinstance(value, str):
+        return _path(values, "model")
+    return values.fail(f"{ROOT}.model", "the node `model` of a training, or its configuration")

@@ -333,12 +333,15 @@ def test_terminal_shows_a_progress_bar(tmp_path: Path) -> None:
         ({"dtyp": "float32"}, r"conversion.dtyp: there is no such key; .* did you mean 'dtype'\?"),
         (
             {"dtype": "float33"},
-            r"conversion.dtype=float33: valid are float32, bfloat16, float16; did",
+            r"conversion.dtype='float33': expected one of float32, bfloat16, float16; did",
         ),
-        ({"to": "hugingface"}, r"conversion.to=hugingface: valid are .*; did you mean 'huggingface'\?"),
+        (
+            {"to": "hugingface"},
+            r"conversion.to='hugingface': expected one of .*; did you mean 'huggingface'\?",
+        ),
         ({"step": -1}, r"conversion.step=-1: expected a whole number of at least 0"),
         ({"shard_bytes": 0}, r"conversion.shard_bytes=0: expected a whole number of at least 1"),
-        ({"source": None}, r"conversion.source=null: expected a path"),
+        ({"source": None}, r"conversion.source is missing"),
         ({"every": 2}, r"conversion.output=/x/out: with conversion.every=2 it needs \{step\}"),
         ({"check": {"enable": True}}, r"conversion.check.enable: there is no such key; .*'enabled'"),
         ({"model": 3}, r"conversion.model=3: expected the node"),
