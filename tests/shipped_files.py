@@ -19,8 +19,7 @@ _COMPOSING = (compose, mistakes)
 def compose_shipped_files_once() -> TreeComposer:
     """Have each choice of shipped files composed once, as for a sweep; return what composes them.
 
-    A further composition changes the values in place, and changes them back. Nothing changes the files; those
-    elsewhere are read each time.
+    Nothing changes the files; those elsewhere are read each time.
     """
     _parse_once()
     kept = TreeComposer((compose.CONF_DIR,))

@@ -86,7 +86,7 @@ def compose(overrides: Sequence[str], config_dir: Path | None = None) -> Composi
 
 
 class BatchComposer:
-    """Composes points that share their first overrides, all after the first in a fraction of its time.
+    """Composes points of the same choices, all after the first in a fraction of its time.
 
     Files of the tree that change meanwhile are not looked at again. `alone` counts the points that Hydra had
     to compose from the beginning.
@@ -108,9 +108,8 @@ class BatchComposer:
     def _compose(self, overrides: Sequence[str]) -> Composition:
         try:
             if self._trees is None:
-                self._trees = tree_composer(tuple(self._roots), self._base, once=self._once)
-            with self._trees.compose(overrides) as composed:
-                return self._check(composed, overrides)
+                self._trees = tree_composer(tuple(self._roots), once=self._once)
+            return self._check(self._trees.compose(overrides), overrides)
         except (UserError, OverrideParseException, MissingConfigException):
             raise
         except Exception as error:

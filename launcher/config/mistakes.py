@@ -63,9 +63,8 @@ class Attempt:
         choices = [item.text for item in parsed if item.key == "stages" or (item.is_choice and not item.sign)]
         try:
             if self.primary == MAIN:
-                trees = tree_composer(tuple(self.roots), ())
-                with suppress(NeedsFullCompose), trees.compose(choices) as composed:
-                    return composed.tree
+                with suppress(NeedsFullCompose):
+                    return tree_composer(tuple(self.roots)).compose(choices).tree
             return HydraTree(choices, self.roots, self.primary).tree
         except (HydraException, OmegaConfBaseException, UserError):
             return None
