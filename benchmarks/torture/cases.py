@@ -122,6 +122,7 @@ def prepare(directory: Path, expected: Expected, tokenizer: Reference) -> tuple[
     node = {
         "inputs": [str(entry) if isinstance(entry, Path) else entry for entry in expected.inputs],
         "output_prefix": str(directory / "out" / "x"),
+        "tokenizer_dir": str(directory / "tokenizer"),
         "workers": 1,
         **tokenizer.options,
         **expected.options,

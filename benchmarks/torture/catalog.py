@@ -13,4 +13,4 @@ def generated() -> list[Case]:
 
 def cases() -> list[Case]:
     """Return all cases; those of a package that is not there are `absent`."""
-    return [*generated(), *packages.CASES]
+    return [*generated(), *packages.CASES, *exports.of_packages()]

@@ -24,7 +24,7 @@ from typing import IO
 from benchmarks.torture.cases import SECONDS, Outcome, try_case
 
 # A process that allocates without an end, or waits for one, is ended.
-_ADDRESSES = 12 << 30
+_ADDRESSES = 8 << 30
 _SECONDS = 2 * SECONDS
 _PATIENCE = 90.0
 _ROOT = Path(__file__).resolve().parents[2]
@@ -56,7 +56,7 @@ def server() -> Iterator[Server]:
 
 def serve() -> None:
     """Fork a process for each order, one after the other."""
-    from benchmarks.torture import catalog
+    from benchmarks.torture import catalog, exports
 
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -64,6 +64,8 @@ def serve() -> None:
     for line in sys.stdin:
         name, directory = json.loads(line)
         result = Path(directory, "outcome.json")
+        if cases[name].group == "export":
+            exports.preload()
         child = os.fork()
         if not child:
             resource.setrlimit(resource.RLIMIT_AS, (_ADDRESSES, _ADDRESSES))

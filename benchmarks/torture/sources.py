@@ -126,7 +126,7 @@ refused("jsonl: half a surrogate pair in the text", '{"text": "cut \\ud83d"}\n',
 refused("jsonl: the text is missing", '{"content": "x", "id": 1}\n', "text", "content")
 refused("jsonl: the text is null", '{"text": null}\n', "'text'", "no text|null")
 refused("jsonl: the text is a list", '{"text": ["a", "b"]}\n', "'text'")
-refused("jsonl: two objects on a line", '{"text": "a"}{"text": "b"}\n', "not json")
+refused("jsonl: two objects on a line", '{"text": "a"}{"text": "b"}\n', "not json|follow")
 refused("jsonl: an array", json.dumps([{"text": "a"}, {"text": "b"}]), "array|not a json object|lines")
 refused("jsonl: pretty-printed", json.dumps({"text": "a", "b": {"c": 1}}, indent=2), "not json|several lines")
 refused("jsonl: a raw tab in a string", '{"text": "a\tb"}\n', "not json")
@@ -469,9 +469,9 @@ def twice(directory: Path) -> Expected:
     return Expected([directory], None, ["same bytes"])
 
 
-@case("a FIFO beside files, and as a source")
+@case("a FIFO as a source, refused")
 def fifo(directory: Path) -> Expected:
-    """Write a FIFO, which nobody writes to."""
+    """Name a FIFO that nobody writes to."""
     os.mkfifo(directory / "b.jsonl")
     return Expected([directory / "b.jsonl"], None, ["b.jsonl"])
 
