@@ -6,16 +6,37 @@ process at once, as an exception there would be a traceback of whatever is just 
 
 import atexit
 import gc
+import importlib.util
 import os
 import signal
 import sys
 from collections.abc import Sequence
 from types import FrameType
 
-_INTERRUPTED = 130  # WATCHING_ENDED of launcher.errors, which is not imported yet
+# WATCHING_ENDED and MISTAKE of launcher.errors, which is not imported yet.
+_INTERRUPTED, _MISTAKE = 130, 2
+_IMPORTED = ("hydra", "omegaconf", "jinja2", "pydantic", "submitit", "rich")
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
+def _refuse_interpreter(root: str) -> None:
+    """End with one line if this Python, 3.6 or newer, cannot run the launcher."""
+    missing = [name for name in _IMPORTED if importlib.util.find_spec(name) is None]
+    is_old = sys.version_info[:2] < (3, 11)
+    if not is_old and not missing:
+        return
+    why = "is older than 3.11" if is_old else f"lacks {', '.join(missing)}"
+    way = f"activate {root}/.venv (source {root}/.venv/bin/activate), which `make setup` makes"
+    sys.stderr.write(f"slipway: {sys.executable}, Python {sys.version.split()[0]}, {why}: {way}\n")
+    sys.exit(_MISTAKE)
+
+
+if __name__ == "__main__":
+    # Python put this folder there; from it, `plan`, `config` and others would shadow other modules.
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))  # noqa: PTH120
+    _refuse_interpreter(sys.path[0])
+
+
+def _leave(number: int, frame: "FrameType | None") -> None:
     os._exit(_INTERRUPTED)
 
 
@@ -30,7 +51,7 @@ _replace_handler(signal.default_int_handler, _leave)
 atexit.register(gc.freeze)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: "Sequence[str] | None" = None) -> int:
     """Run one command line; return the exit code."""
     from launcher.cli.app import main as run
 
@@ -42,9 +63,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    # Python put this folder there; from it, `plan`, `config` and others would shadow other modules.
-    sys.path[0] = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))  # noqa: PTH120
-
     from launcher.cli.app import use_utf8
 
     use_utf8()

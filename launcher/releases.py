@@ -16,25 +16,33 @@ from typing import Any, Literal, NamedTuple
 
 NVIDIA = "nvcr.io"
 Family = Literal["nemo", "pytorch"]
+# NVIDIA's names for NeMo's image over the years; the last two are nobody else's, under any owner.
 _REPOSITORIES: Mapping[str, Family] = {
     "nvidia/nemo": "nemo",
-    "ea-bignlp/nemofw-training": "nemo",
-    "ea-bignlp/ga-participants/nemofw-training": "nemo",
+    "nemofw-training": "nemo",
+    "bignlp-training": "nemo",
     "nvidia/pytorch": "pytorch",
 }
 _VERSION = re.compile(r"\d+(?:\.\d+)*")
+_EARLY_ACCESS = re.compile(r"\d\d\.\d\d(\.\d\d)?(-py3)?")
 # The tags of NVIDIA's own releases of an image, such as `25.07.01`, `24.01.framework` and `26.06-py3`; others
 # (`24.01.speech`, `25.11.nemotron_3_nano`) may hold something else than the release of their month does.
 _RELEASES: Mapping[str, re.Pattern[str]] = {
     "nvidia/nemo": re.compile(r"\d\d\.\d\d(\.\d\d)?(\.framework)?"),
-    "ea-bignlp/nemofw-training": re.compile(r"\d\d\.\d\d(\.\d\d)?(-py3)?"),
-    "ea-bignlp/ga-participants/nemofw-training": re.compile(r"\d\d\.\d\d(\.\d\d)?(-py3)?"),
+    "ea-bignlp/bignlp-training": _EARLY_ACCESS,
+    "ea-bignlp/nemofw-training": _EARLY_ACCESS,
+    "ea-bignlp/ga-participants/nemofw-training": _EARLY_ACCESS,
     "nvidia/pytorch": re.compile(r"\d\d\.\d\d-py3"),
 }
 # 25.07 of `25.07`, `25.07.01`, `26.06-py3`, `25.11.nemotron_3_nano`.
 _MONTH = re.compile(r"(\d\d\.\d\d)(?![\d])")
-# `nvidia+nemo+25.07.sqsh`, as Enroot and the store call it, and `nemo-25.07.sqsh`, as people do.
-_FILE = re.compile(r"(?<![a-z0-9])(?P<family>nemo|pytorch)[+_:-](?P<month>\d\d\.\d\d)(?!\d)", re.IGNORECASE)
+# `nvidia+nemo+25.07.sqsh`, as Enroot and the store call it, and `nemo-25.07.sqsh` or
+# `aws-nemo-megatron_23.07-py3.sqsh`, as people do.
+_FILE = re.compile(
+    r"(?<![a-z0-9])(?:(?P<family>pytorch)|nemo(?:fw)?|bignlp)(?:[_-]?(?:megatron|framework|launcher|training))*"
+    r"[+_:-](?P<month>\d\d\.\d\d)(?!\d)",
+    re.IGNORECASE,
+)
 
 
 # Facts that the Python of an image tells of itself.
@@ -110,7 +118,7 @@ def images() -> tuple[Contents, ...]:
     rows = []
     for row in table()["images"]:
         facts = {name: value for name, (value, _) in row["facts"].items()}
-        family = _REPOSITORIES[row["image"].partition("/")[2]]
+        family = _family_of(row["image"])
         rows.append(Contents(f"{row['image']}:{row['tag']}", family, row["tag"], **facts))
     return tuple(rows)
 
@@ -131,7 +139,7 @@ def contents_of(
     An image of another repository whose name ends in ``nvidia/nemo`` is taken for a copy, and one whose tag
     says more than a release for that release with changes: neither is certain.
     """
-    family = next((of for name, of in _REPOSITORIES.items() if f"/{repository}".endswith(f"/{name}")), None)
+    family = _family_of(repository)
     if family is None:
         return None
     month = _MONTH.match(tag or "")
@@ -149,15 +157,19 @@ def contents_by_file_name(name: str) -> Contents | None:
     match = _FILE.search(name)
     if match is None:
         return None
-    family: Family = "nemo" if match["family"].lower() == "nemo" else "pytorch"
-    return _named(f"{NVIDIA}/nvidia/{family}:{match['month']}", family, match["month"], is_certain=False)
+    family: Family = "pytorch" if match["family"] else "nemo"
+    return _named(None, family, match["month"], is_certain=False)
 
 
-def _named(name: str, family: Family, month: str | None, *, is_certain: bool) -> Contents:
+def _named(name: str | None, family: Family, month: str | None, *, is_certain: bool) -> Contents:
     for row in images():
         if (row.family, row.month) == (family, month):
-            return replace(row, origin=name, is_certain=is_certain)
-    return Contents(name, family, is_certain=is_certain)
+            return replace(row, origin=name or row.origin, is_certain=is_certain)
+    return Contents(name or f"{NVIDIA}/nvidia/{family}:{month}", family, is_certain=is_certain)
+
+
+def _family_of(repository: str) -> Family | None:
+    return next((of for name, of in _REPOSITORIES.items() if f"/{repository}".endswith(f"/{name}")), None)
 
 
 def with_installed(contents: Contents, installed: Mapping[str, str | None]) -> Contents:

@@ -307,12 +307,16 @@ def _parse(words: list[str]) -> argparse.Namespace:
 
 def _unknown_arguments(words: Sequence[str], parser: argparse.ArgumentParser) -> UserError:
     """Return the mistake of arguments that a verb does not take, with the nearest option."""
+    # argparse counts the overrides before an unknown option among what it does not know.
+    words = [word for word in words if word.startswith("-")] or words
     message = f"unrecognized arguments: {' '.join(recorded(words))}"
-    overrides = [redacted(word.lstrip("-")) for word in words if word.startswith("-") and "=" in word]
+    bare = {word.lstrip("-"): word.partition("=")[0] for word in words if word.startswith("-")}
+    # No key has a dash in it, and most options have.
+    overrides = [redacted(text) for text in bare if "=" in text and "-" not in text.partition("=")[0]]
     if overrides:
         return UserError(message, hint=f"write overrides without dashes: {' '.join(overrides)}")
     options = [option for action in parser._actions for option in action.option_strings]
-    near = [match for word in words if word.startswith("--") for match in nearest(word, options)]
+    near = [match for name in bare.values() if name.startswith("--") for match in nearest(name, options)]
     hint = f"did you mean {' or '.join(near)}?" if near else f"{parser.prog} --help lists the options"
     return UserError(message, hint=hint)
 

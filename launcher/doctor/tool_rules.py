@@ -275,8 +275,8 @@ def python_lines(
     for extra, (names, purpose) in EXTRAS.items():
         absent = ", ".join(name for name in names if versions.get(name) is None)
         if absent:
-            text, fix = f"{absent}: not installed; {purpose}", f"pip install 'slipway[{extra}]'"
-            yield missing(f"extra {extra}", text, fix)
+            fix = f"pip install 'PATH[{extra}]', where PATH is Slipway's checkout or wheel"
+            yield missing(f"extra {extra}", f"{absent}: not installed; {purpose}", fix)
         else:
             yield ok(f"extra {extra}", ", ".join(f"{name} {versions[name]}" for name in names))
 

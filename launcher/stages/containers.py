@@ -31,6 +31,7 @@ _FLAGS = re.compile(
 _TMPFS_FLAG = re.compile(r"(?:size|nr_blocks|nr_inodes|mode|uid|gid|huge|mpol)=[\w.%:=,-]+")
 _HOME = re.compile(r"(?:~|\$HOME|\$\{HOME\})(?=/|$)")
 _VALID = "valid: source, source:target or source:target:flags, tmpfs:target, umount:target"
+_ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 # Enroot reads mounts as words of a double-quoted string of bash, on each node.
 _EVALUATED = re.compile(r'[$`"\\\n]')
 
@@ -221,6 +222,8 @@ def _parse(text: str) -> Mount:
     parts = text.split(":", 2)
     if "," in text or not all(parts):
         raise _no_mount(text, _VALID)
+    if _ADDRESS.match(text):
+        raise _no_mount(text, "a directory that the nodes have: data_preparation.inputs takes addresses")
     flags = parts[2] if len(parts) > 2 else None
     if parts[0] in SOURCES_WITHOUT_PATH:
         if len(parts) == 1:

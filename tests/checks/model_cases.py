@@ -259,6 +259,13 @@ MODEL_CASES = [
         "training.trainer.precision=16",
         plan={"resources": {"gpu": "v100-32gb"}},
     ),
+    warns(
+        "layout.gpus",
+        {"trainer.precision": "bf16"},
+        "t4-16gb (cluster.gpu) has no bf16",
+        "training.trainer.precision=32; or training.trainer.precision=16 with engine=nemo",
+        plan={"resources": {"gpu": "t4-16gb"}, "engine": "megatron"},
+    ),
     good("layout.gpus", {"trainer.precision": 16}, plan={"resources": {"gpu": "v100-32gb"}}),
     bad(
         "layout.gpus",

@@ -179,8 +179,25 @@ def test_nodes_that_cannot_be_used_now_keep_a_job_waiting() -> None:
     assert cluster_findings(plan_with({"reservation": "mine"}, nodes=3), cluster) == []
 
 
+@pytest.mark.parametrize(
+    ("cluster", "message"),
+    [
+        (CLUSTER, "partition gpu has 4 nodes: it never gets more than 4"),
+        (
+            replace(CLUSTER, partitions=(Partition("gpu", is_default=True, total_nodes=4, max_nodes=3),)),
+            "partition gpu has 4 nodes: it never gets more than 3",
+        ),
+    ],
+)
+def test_range_above_what_the_partition_gives_is_a_warning(cluster: ClusterFacts, message: str) -> None:
+    finding = only_finding(plan_with(nodes=2, max_nodes=8), cluster)
+    assert (finding.id, finding.severity) == ("cluster.nodes", Severity.WARNING)
+    assert finding.message == f"resilience.nodes='2-8': {message}"
+    assert finding.fix == f"resilience.nodes.max={message[-1]}"
+
+
 def test_node_range_needs_its_minimum() -> None:
-    assert cluster_findings(plan_with(nodes=2, max_nodes=16), CLUSTER) == []
+    assert cluster_findings(plan_with(nodes=2, max_nodes=4), CLUSTER) == []
     finding = only_finding(plan_with(nodes=6, max_nodes=8), CLUSTER)
     assert finding.message == "resilience.nodes='6-8': partition gpu has 4 nodes"
     assert finding.fix is not None and finding.fix.startswith("resilience.nodes.min=4 ")

@@ -138,6 +138,9 @@ def test_figures_are_in_bytes_and_operations_a_second() -> None:
         ("B200", ["b200-180gb"]),
         ("gb300", ["gb300-279gb"]),
         ("l40s", ["l40s-48gb"]),
+        ("Tesla T4", ["t4-16gb"]),
+        ("nvidia_a10g", ["a10g-24gb"]),
+        ("a10", ["a10-24gb"]),
         # Ambiguous types, and those that the table lacks: a slice of MIG is no A100.
         ("a100", ["a100-40gb", "a100-80gb"]),
         ("v100", ["v100-16gb", "v100-32gb"]),
@@ -199,8 +202,8 @@ def test_gpu_is_known_by_any_of_its_names() -> None:
         ({"gpu": "h10"}, ["did you mean h100?", "valid: v100-16gb, ", "others: cluster.gpu_types"]),
         ({"gpu": "b20"}, ["did you mean b200?"]),
         ({"gpu": "g100-80gb"}, ["did you mean "]),
-        ({"gpu": "a10g"}, ["cluster.gpu='a10g': not a GPU that is known here\n  valid: v100-16gb, "]),
-        ({"gpu": "a10"}, ["cluster.gpu='a10': not a GPU that is known here\n  valid: v100-16gb, "]),
+        ({"gpu": "gtx1080"}, ["cluster.gpu='gtx1080': not a GPU that is known here\n  valid: v100-16gb, "]),
+        ({"gpu": "k80"}, ["cluster.gpu='k80': not a GPU that is known here\n  valid: v100-16gb, "]),
         (
             {"gpu": "a100"},
             ["cluster.gpu='a100': a100-40gb or a100-80gb", "cluster.gpu=a100-40gb or cluster.gpu=a100-80gb"],

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.supervisor.test_every_python import interpreter
+
 MODULES = """
 import sys
 from launcher.cli.app import main
@@ -94,6 +96,29 @@ def test_overrides_may_stand_on_both_sides_of_an_option(tmp_path: Path) -> None:
 
 def test_an_unknown_option_is_refused(tmp_path: Path) -> None:
     assert "--dryrun" in run_main("--dryrun", cwd=tmp_path, check=2).stderr
+
+
+@pytest.mark.parametrize("version", [None, *(f"3.{minor}" for minor in range(6, 15))])
+def test_main_py_of_a_python_that_cannot_run_it_says_so_in_a_line(
+    tmp_path: Path, version: str | None
+) -> None:
+    """Without a version: this Python, without its packages."""
+    python = sys.executable if version is None else interpreter(version)
+    main = Path(__file__).resolve().parents[2] / "launcher" / "main.py"
+    done = subprocess.run(
+        [python, "-S", main, "training=gpt3/126m", "--dry-run"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    is_old = version is not None and tuple(map(int, version.split("."))) < (3, 11)
+    for words in (
+        python,
+        "is older than 3.11" if is_old else "lacks hydra",
+        ".venv/bin/activate",
+        "make setup",
+    ):
+        assert words in line
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_main_py_hides_no_module_of_others(tmp_path: Path) -> None:

@@ -79,6 +79,11 @@ def test_the_tree_has_the_newest_image_that_works(repository: Path) -> None:
         ("nvcr.io", "nvidia/nemo", "25.07.01", "25.07", True),
         ("nvcr.io", "nvidia/nemo", "24.01.01.framework", "24.01", True),
         ("nvcr.io", "ea-bignlp/nemofw-training", "23.07-py3", "23.07", True),
+        ("nvcr.io", "ea-bignlp/bignlp-training", "23.07-py3", "23.07", True),
+        ("nvcr.io", "ea-bignlp/ga-participants/nemofw-training", "23.08.03", "23.08", True),
+        ("docker.io", "library/bignlp-training", "23.07-py3", "23.07", False),
+        ("registry.example.org", "ml/nemofw-training", "23.11", "23.11", False),
+        ("nvcr.io", "ea-bignlp/bignlp-training", "22.11-py3", None, True),
         ("nvcr.io", "nvidia/pytorch", "26.06-py3", "26.06", True),
         ("registry.example.org:5000", "mirror/nvidia/nemo", "25.07", "25.07", False),
         ("nvcr.io", "nvidia/nemo", "25.071", None, True),
@@ -108,7 +113,9 @@ def test_a_name_is_read_as_images_read_it(text: str) -> None:
     assert contents_of_reference(Reference.parse(text)) == contents_of("nvcr.io", "nvidia/nemo", "26.04")
 
 
-@pytest.mark.parametrize("repository", ["library/python", "nvidia/cuda", "team/nemo", "othernvidia/nemo"])
+@pytest.mark.parametrize(
+    "repository", ["library/python", "nvidia/cuda", "team/nemo", "othernvidia/nemo", "ml/mybignlp-training"]
+)
 def test_images_of_others_are_not_guessed(repository: str) -> None:
     assert contents_of("nvcr.io", repository, "25.07") is None
 
@@ -120,7 +127,15 @@ def test_images_of_others_are_not_guessed(repository: str) -> None:
         ("nvidia+nemo+25.07.01.sqsh", "25.07"),
         ("NeMo-24.07.sqsh", "24.07"),
         ("nvcr.io+nvidia+pytorch+26.06-py3.sqsh", "26.06"),
+        ("aws-nemo-megatron_23.07-py3.sqsh", "23.07"),
+        ("ea-bignlp+bignlp-training+23.07-py3.sqsh", "23.07"),
+        ("ea-bignlp+ga-participants+nemofw-training+23.08.03.sqsh", "23.08"),
+        ("nemo_megatron-23.07.sqsh", "23.07"),
+        ("nemo-launcher-23.11.sqsh", "23.11"),
+        ("nvidia+nemo+24.01.framework.sqsh", "24.01"),
         ("nemo.sqsh", None),
+        ("nemofw-inference-23.10.sqsh", None),
+        ("nemo-retriever-24.08.sqsh", None),
         ("nemo-run-308e1f6dbc6f.sqsh", None),
         ("mynemo-25.07.sqsh", None),
         ("nemo-125.07.sqsh", None),
@@ -130,3 +145,8 @@ def test_a_file_name_tells_a_release_without_certainty(name: str, month: str | N
     contents = contents_by_file_name(name)
     assert (contents.month if contents else None) == month
     assert contents is None or not contents.is_certain
+
+
+def test_a_file_name_tells_nvidias_own_name_of_the_release() -> None:
+    contents = contents_by_file_name("aws-nemo-megatron_23.07-py3.sqsh")
+    assert contents is not None and contents.origin == "nvcr.io/ea-bignlp/nemofw-training:23.07"

@@ -71,5 +71,12 @@ def test_the_documentation_lists_the_same_versions(repository: Path, versions: l
     assert re.findall(r"^\| (3\.\d+) \|", page, re.M) == versions
 
 
+def test_no_text_installs_slipway_from_an_index(repository: Path) -> None:
+    for folder in ("launcher", "trainer", "corpus", "conf", "docs", "containers"):
+        for path in (repository / folder).rglob("*.*"):
+            if path.suffix in (".py", ".md", ".yaml", ".j2"):
+                assert "pip install 'slipway[" not in path.read_text(encoding="utf-8"), path
+
+
 def test_the_running_python_is_among_the_versions(versions: list[str]) -> None:
     assert f"{sys.version_info.major}.{sys.version_info.minor}" in versions

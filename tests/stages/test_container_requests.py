@@ -51,6 +51,8 @@ def mounts(*texts: str) -> list[Mount]:
         ("container_mounts=['/a:/b:ro,rw']", ["is not a mount"]),
         ("container_mounts=['/a:/b:size=1g']", ["'size=1g'"]),
         ("container_mounts=['/a:b']", ["the target in the container is a whole path"]),
+        ("container_mounts=['s3://bucket/pile:/mnt/pile']", ["is not a mount", "data_preparation.inputs"]),
+        ("container_mounts=['https://host/pile']", ["is not a mount", "data_preparation.inputs"]),
         ("container_mounts=[tmpfs]", ["tmpfs:/its/target"]),
         ("container_mounts=['~other/x']", ["another user's home"]),
         ("container_mounts=['/x:/shared/results:ro']", ["read-only over /shared/results", "without :ro"]),

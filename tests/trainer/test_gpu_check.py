@@ -132,6 +132,12 @@ def test_machine_is_described_by_its_rows(
     assert message in rows[-1].detail
 
 
+def test_versions_are_those_of_all_that_decide_what_is_computed(tmp_path: Path) -> None:
+    versions = {name: f"{number}.0" for number, name in enumerate(("torch", "megatron-core", "apex"))}
+    row = next(check_versions(machine(tmp_path, **versions)))
+    assert row.detail.startswith("torch 0.0, megatron-core 1.0, apex 2.0")
+
+
 def test_trainer_accepts_each_layout(tmp_path: Path) -> None:
     base = flatten({**SMALL, "exp_manager": {**SMALL["exp_manager"], "explicit_log_dir": str(tmp_path)}})
     for ranks, changes in LAYOUTS.values():

@@ -180,7 +180,10 @@ def _restore_from(values: Values) -> Path | None:
 
 
 def _precision(values: Values) -> Literal["bf16", "fp32"]:
-    precision = values.choice("trainer.precision", tuple(PRECISIONS), "32")
+    key = "trainer.precision"
+    if str(values.raw(key)).startswith("16"):
+        values.fail(key, "bf16 or 32: fp16 needs a scale of the loss, which engine=nemo and megatron_lm have")
+    precision = values.choice(key, tuple(PRECISIONS), "32")
     if PRECISIONS[precision] == "fp32":
         return "fp32"
     if not values.flag("model.megatron_amp_O2", False):

@@ -149,7 +149,8 @@ def _built(build: Callable[[Any], Any]) -> Any:
         import tokenizers
     except ImportError:
         raise UserError(
-            "the library tokenizers is missing: pip install 'slipway[conversion]' brings it"
+            "the library tokenizers is missing: pip install 'PATH[conversion]' brings it, where PATH is"
+            " Slipway's checkout or wheel"
         ) from None
     try:
         return build(tokenizers)

@@ -52,7 +52,8 @@ class Row:
 def check_versions(machine: Machine) -> Iterator[Row]:
     """Tell the versions; Transformer Engine is imported, as its libraries may not load."""
     described = machine.described
-    names = ("python", "torch", "cuda", "cudnn", "nccl", "driver", "megatron-core", "transformer_engine")
+    names = ("python", "torch", "cuda", "cudnn", "nccl", "driver")
+    names += ("megatron-core", "transformer_engine", "apex")
     detail = ", ".join(f"{name} {described[name]}" for name in names if described.get(name))
     try:
         requirements.check_versions()

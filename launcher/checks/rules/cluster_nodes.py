@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from launcher.checks.findings import Finding, error, warning
 from launcher.checks.rules.cluster import PARTITION, ClusterRequest, NodeResources, cluster_check
+from launcher.checks.rules.resources import ELASTIC_NODES
 from launcher.errors import did_you_mean
 from launcher.estimates.parallelism import DEVICES, gpu_of
 from launcher.estimates.values import count, full
@@ -104,6 +105,9 @@ def _too_few(request: ClusterRequest) -> Iterator[Finding]:
         limits = [f"cluster.{name}" for name in ("constraint", "exclude") if getattr(request.queue, name)]
         yield error(key, value, among, _fewer(request, best.most), [PARTITION, *limits])
         return
+    most = int(min(best.most, _most_nodes(best.partition)))
+    if (request.resources.max_nodes or nodes) > most:
+        yield warning(key, value, f"{among}: it never gets more than {most}", f"{ELASTIC_NODES}.max={most}")
     if best.hidden:
         return  # nobody can tell what they have, nor their states
     suited = [node for node in best.nodes if all(test(node, per_node) for test in _TESTS)]

@@ -42,6 +42,11 @@ OTHER_VERBS: Rows = [
     (["launch", "--cluster=bcm"], ["--cluster=bcm", "write overrides without dashes: cluster=bcm"]),
     (["launch", "-training=gpt3/5b"], ["write overrides without dashes: training=gpt3/5b"]),
     (["launch", "--nodes"], ["unrecognized arguments: --nodes"]),
+    (["launch", "training=gpt3/5b", "--no-check=X", "a=b", "--expl"], ["unrecognized arguments: --expl\n"]),
+    (
+        ["launch", "training=gpt3/5b", "--no-chek=X", "a=b"],
+        ["arguments: --no-chek=X", "did you mean --no-check"],
+    ),
     (["launch", "--dryrun"], ["unrecognized arguments: --dryrun", "did you mean --dry-run?"]),
 ]
 

@@ -1,0 +1,109 @@
+"""The process from which those of the cases are forked, with all modules that they need imported once.
+
+    python -m benchmarks.torture.server
+
+It reads a line of JSON for each case, its name and a directory, and answers with a line: the outcome.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO
+
+from benchmarks.torture.cases import SECONDS, Outcome, try_case
+
+# A process that allocates without an end, or waits for one, is ended.
+_ADDRESSES = 8 << 30
+_SECONDS = 2 * SECONDS
+_PATIENCE = 90.0
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+class Server:
+    """The running process, for those who have cases."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdin is not None and process.stdout is not None
+        self._orders: IO[str] = process.stdin
+        self._answers: IO[str] = process.stdout
+
+    def run(self, name: str, directory: Path) -> Outcome:
+        """Run a case in a process of its own; its files are written into the directory."""
+        print(json.dumps([name, str(directory)]), file=self._orders, flush=True)
+        return Outcome(**json.loads(self._answers.readline()))
+
+
+@contextlib.contextmanager
+def server() -> Iterator[Server]:
+    """Start the process; it ends with the block."""
+    command = [sys.executable, "-m", "benchmarks.torture.server"]
+    with subprocess.Popen(
+        command, cwd=_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        yield Server(process)
+
+
+def serve() -> None:
+    """Fork a process for each order, one after the other."""
+    from benchmarks.torture import catalog, exports
+
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    cases = {case.name: case for case in catalog.cases()}
+    for line in sys.stdin:
+        name, directory = json.loads(line)
+        result = Path(directory, "outcome.json")
+        if cases[name].group == "export":
+            exports.preload()
+        child = os.fork()
+        if not child:
+            resource.setrlimit(resource.RLIMIT_AS, (_ADDRESSES, _ADDRESSES))
+            resource.setrlimit(resource.RLIMIT_CPU, (_SECONDS, _SECONDS))
+            try:
+                outcome = try_case(cases[name], Path(directory))
+            except BaseException:
+                outcome = Outcome("surprise", traceback.format_exc())
+            result.write_text(json.dumps(asdict(outcome)))
+            os._exit(0)
+        why = _wait(child)
+        text = result.read_text() if result.exists() else json.dumps(asdict(Outcome("surprise", why)))
+        print(text, file=answers, flush=True)
+
+
+def _wait(child: int) -> str:
+    """Wait for a process, but not for ever; return how it ended."""
+    end = time.monotonic() + _PATIENCE
+    while time.monotonic() < end:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return f"its process ended with {os.waitstatus_to_exitcode(status)}"
+        time.sleep(0.005)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return f"no end after {_PATIENCE:g} s"
+
+
+if __name__ == "__main__":
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    import numpy  # noqa: F401
+    import pyarrow.parquet  # noqa: F401
+    import sentencepiece  # noqa: F401
+    import tokenizers  # noqa: F401
+
+    import corpus.__main__
+    import corpus.merging
+    import corpus.tokenizing  # noqa: F401
+
+    serve()
