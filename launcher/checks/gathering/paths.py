@@ -148,8 +148,9 @@ def missing_sources(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
         path = Path(file).absolute()
         key, why, fix = f"{node}.tokenizer.file", "there is no such file", nearest_files(path)
         lost.append(resolver.missing(key, file, why, fix, at=path))
-    vocab, merges = (Path(preparation.tokenizer_dir) / name for name in ("vocab.json", "merges.txt"))
-    if is_there(vocab) != is_there(merges):
+    names = ("vocab.json", "merges.txt", "tokenizer.json")
+    vocab, merges, whole = (Path(preparation.tokenizer_dir) / name for name in names)
+    if is_there(vocab) != is_there(merges) and not is_there(whole):
         there, missing = (vocab, merges) if is_there(vocab) else (merges, vocab)
         why = f"it has {there.name} and no {missing.name}, and both make a tokenizer"
         lost.append(resolver.missing(f"{node}.tokenizer_dir", str(there.parent), why))
