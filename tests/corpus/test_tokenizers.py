@@ -54,7 +54,9 @@ def gpt2(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes]:
     from tokenizers import ByteLevelBPETokenizer
 
     tokenizer = ByteLevelBPETokenizer()
-    tokenizer.train_from_iterator([corpus_text()], vocab_size=300, special_tokens=["<|endoftext|>"])
+    tokenizer.train_from_iterator(
+        [corpus_text(), "item 1234 " * 200], vocab_size=300, special_tokens=["<|endoftext|>"]
+    )
     directory = tmp_path_factory.mktemp("gpt2")
     tokenizer.save_model(str(directory))
     return (directory / "vocab.json").read_bytes(), (directory / "merges.txt").read_bytes()
@@ -311,7 +313,7 @@ def test_a_tokenizer_json_is_taken_before_the_files_beside_it(
     (directory / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|endoftext|>"}))
     files = obtain_tokenizer(preparation(tmp_path, text))
     reference = Tokenizer.from_file(str(directory / "tokenizer.json"))
-    texts = ["the 42 items, item 4242 ＦＵＬＬ ﬁ", *TEXTS]
+    texts = ["the year 2024 and item 1234 ＦＵＬＬ ﬁ", *TEXTS]
     ids = open_tokenizer(files)(texts)
     assert ids == [encoding.ids for encoding in reference.encode_batch(texts, add_special_tokens=False)]
     assert ids[0] != ByteLevelBPETokenizer(*map(str, pair)).encode(texts[0]).ids
