@@ -36,7 +36,8 @@ _AWKWARD = (
     "\U00016ebb'll go \U000323b0's \U00011dc6 \U00018dcf's \U0001ceed \U0001e6dc \U0001faea",
     "x" * 3000 + " " * 3000 + "\n" * 300,
 )
-_CHARACTERS_IN_TEXT, _TOKENS_IN_TEXT = 64, 32
+# Characters, or tokens, of a text.
+_IN_TEXT = 16
 # Many blocks have letters alone, as their neighbors do, so that each so many code points have one too; those
 # of planes 2 and 3 are large.
 _STEP, _LARGE_STEP = 32, 1024
@@ -50,12 +51,11 @@ def probe_texts(added: Iterable[str] = ()) -> list[str]:
     added
         The tokenizer's added tokens, which its readings may take for text.
     """
-    characters = list(_characters())
     tokens = sorted({token for token in added if token})
     return [
         *_AWKWARD,
-        *_grouped((f"{c}'s {c}{c} 1{c}a\n{c} " for c in characters), _CHARACTERS_IN_TEXT),
-        *_grouped((f"a{t}b {t} {t}{t}\n{t}  '{t}1" for t in tokens), _TOKENS_IN_TEXT),
+        *_joined([f"{c}'s {c}{c} 1{c}a\n{c} " for c in _characters()]),
+        *_joined([f"a{t}b {t} {t}{t}\n{t}  '{t}1" for t in tokens]),
     ]
 
 
@@ -70,7 +70,6 @@ def _characters() -> Iterator[str]:
             yield chr(number)
 
 
-def _grouped(parts: Iterator[str], size: int) -> Iterator[str]:
-    rest = list(parts)
-    for first in range(0, len(rest), size):
-        yield "".join(rest[first : first + size])
+def _joined(parts: list[str]) -> Iterator[str]:
+    for first in range(0, len(parts), _IN_TEXT):
+        yield "".join(parts[first : first + _IN_TEXT])
