@@ -13,7 +13,7 @@ from trainer.checkpoint.choice import Choice, Chooser
 from trainer.checkpoint.description import Description, describe
 from trainer.checkpoint.state import Progress
 from trainer.config.settings import Settings
-from trainer.data import identity
+from trainer.data import identity, tokenized
 from trainer.data.heldout import unigram_entropy
 from trainer.data.order import SampleOrder
 from trainer.data.source import MockSource, Source
@@ -121,7 +121,11 @@ def report_heldout(session: Session) -> None:
 
 def _indices(settings: Settings) -> Indices:
     """Rank 0 alone reads the index files; the others take its word and compare the sizes of the data."""
-    return {} if settings.data.kind == "mock" else find_indices(settings.data, settings.val_batches > 0)
+    if settings.data.kind == "mock":
+        return {}
+    indices = find_indices(settings.data, settings.val_batches > 0)
+    tokenized.check(settings.data, indices)
+    return indices
 
 
 def _data_identity(settings: Settings) -> identity.Identity:

@@ -14,7 +14,13 @@ from pathlib import Path
 from launcher.checks.facts import LocalPath, LocalPaths, MissingPath, PathFacts
 from launcher.checks.gathering import gathers
 from launcher.checks.gathering.checkpoints import missing_checkpoint, missing_source
-from launcher.checks.gathering.data import data_sets, missing_data, missing_tokenizer, tokenizer_files
+from launcher.checks.gathering.data import (
+    data_sets,
+    missing_data,
+    missing_tokenizer,
+    tokenized_data,
+    tokenizer_files,
+)
 from launcher.checks.gathering.images import fetched_at_once, missing_image
 from launcher.checks.gathering.path_resolver import PathResolver, is_there, tells_of
 from launcher.drafting import Draft
@@ -46,6 +52,7 @@ def path_facts(draft: Draft) -> PathFacts:
     facts = PathFacts(
         tokenizer=missing_tokenizer(resolver),
         data=missing_data(resolver),
+        tokens=tokenized_data(resolver),
         checkpoint=missing_checkpoint(resolver),
         image=missing_image(resolver),
         fetched=fetched_at_once(resolver),
