@@ -103,6 +103,8 @@ def open_session(settings: Settings, rank_context: RankContext) -> Session:
         data_identity=broadcast_from_rank0(lambda: _data_identity(settings)),
     )
     _begin(session)
+    # After a checkpoint has told which files were exchanged.
+    broadcast_from_rank0(lambda: tokenized.check(settings.data, indices))
     return session
 
 
@@ -121,11 +123,7 @@ def report_heldout(session: Session) -> None:
 
 def _indices(settings: Settings) -> Indices:
     """Rank 0 alone reads the index files; the others take its word and compare the sizes of the data."""
-    if settings.data.kind == "mock":
-        return {}
-    indices = find_indices(settings.data, settings.val_batches > 0)
-    tokenized.check(settings.data, indices)
-    return indices
+    return {} if settings.data.kind == "mock" else find_indices(settings.data, settings.val_batches > 0)
 
 
 def _data_identity(settings: Settings) -> identity.Identity:

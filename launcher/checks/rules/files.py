@@ -75,8 +75,9 @@ def tokenizer_problems(plan: Plan, paths: facts.PathFacts) -> Iterator[Finding]:
     groups: dict[tuple[str, str, bool], list[str]] = {}
     for key, name, why, is_certain in tokens.others:
         groups.setdefault((key, why, is_certain), []).append(name)
-    fix = "the tokenizer of the data: training.model.tokenizer.*; or data that this one made"
+    fix = "data that the training's tokenizer made"
     if plan.job.stage == "training":
+        fix += ", or the tokenizer of the data: training.model.tokenizer.*"
         fix += f"\nif they fit all the same: training.resume.accept_data={tokens.accept}"
     for (key, why, is_certain), names in groups.items():
         if is_certain and tokens.accept != tokens.accepted:
