@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from corpus.errors import EXIT_OK, EXIT_USER_ERROR, UserError
-from corpus.tokenizers import FAST, MERGES, VOCAB, load_bpe, load_fast, load_pieces
+from corpus.tokenizers import files_in, kind_of, load_bpe, load_fast, load_pieces
 
 
 @dataclass(frozen=True)
@@ -47,21 +47,13 @@ def open_decoder(paths: Sequence[Path]) -> Decoder:
     UserError
         If there is none, it cannot be read, or its library is missing.
     """
-    files = [file for path in paths for file in (sorted(path.iterdir()) if path.is_dir() else [path])]
-
-    def named(*ends: str) -> Path | None:
-        return next((file for file in files if file.is_file() and file.name.endswith(ends)), None)
-
-    # Each may have another name where it is named itself.
-    fast, vocabulary = named(FAST), named(VOCAB, "vocab")
-    merges, model = named(MERGES, ".bpe"), named(".model")
-    if vocabulary and merges:
-        return _of_tokenizers(load_bpe((vocabulary, merges)))
-    if fast:
-        return _of_tokenizers(load_fast(fast))
-    if model:
-        processor = load_pieces(model)
+    files = [file for path in paths for file in (files_in(path) if path.is_dir() else [path])]
+    kind = kind_of(files) if len(files) in (1, 2) and all(map(Path.is_file, files)) else None
+    if kind == "sentencepiece":
+        processor = load_pieces(files[0])
         return Decoder(processor.get_piece_size(), lambda ids: str(processor.decode(list(ids))))
+    if kind is not None:
+        return _of_tokenizers(load_bpe(files) if kind == "gpt2" else load_fast(files[0]))
     raise UserError(
         f"tokenizer {', '.join(map(str, paths))}: expected vocab.json and merges.txt, a tokenizer.json, or a "
         "SentencePiece model (*.model), or the directory of one of these"

@@ -125,12 +125,13 @@ def describe(preparation: Preparation) -> TokenizerFiles:
     source = preparation.tokenizer
     if source.file is not None and source.sha256 not in (None, digest):
         raise UserError(f"tokenizer.file={source.file}: its sha256 is {digest}, expected {source.sha256}")
-    if len(paths) == 2:
-        kind, (size, end) = "gpt2", _of_vocab(paths[0], contents[0], source.end_of_document)
-    elif _is_json(contents[0]):
-        kind, (size, end) = "tokenizer.json", _of_fast(paths[0], source.end_of_document)
+    kind = kind_of(paths)
+    if kind == "gpt2":
+        size, end = _of_vocab(paths[0], contents[0], source.end_of_document)
+    elif kind == "tokenizer.json":
+        size, end = _of_fast(paths[0], source.end_of_document)
     else:
-        kind, (size, end) = "sentencepiece", _of_pieces(paths[0], contents[0], source.end_of_document)
+        size, end = _of_pieces(paths[0], contents[0], source.end_of_document)
     return TokenizerFiles(kind, paths, digest, size, end)
 
 
@@ -147,6 +148,25 @@ def open_tokenizer(files: TokenizerFiles) -> BatchEncoder:
     return encode
 
 
+def files_in(directory: Path) -> tuple[Path, ...]:
+    """Return the files of the tokenizer in a directory, none without one.
+
+    A ``tokenizer.json`` is taken before the others, as by Hugging Face: ``vocab.json`` and ``merges.txt`` do
+    not say how a text is split into words, nor which tokens were added.
+    """
+    choices = ([directory / FAST], [directory / VOCAB, directory / MERGES], [directory / PIECES])
+    others = [[path] for path in sorted(directory.glob("*.model"))]
+    return next((tuple(paths) for paths in (*choices, *others) if all(map(Path.is_file, paths))), ())
+
+
+def kind_of(paths: Sequence[Path]) -> str:
+    """Return the kind of a tokenizer: two files are GPT-2's, of one the content tells."""
+    if len(paths) == 2:
+        return "gpt2"
+    with paths[0].open("rb") as stream:
+        return "tokenizer.json" if _is_json(stream.read(256)) else "sentencepiece"
+
+
 def _present(preparation: Preparation) -> tuple[Path, ...]:
     """Return the files of the tokenizer that is there; none if one is to be fetched or trained."""
     source, directory = preparation.tokenizer, preparation.tokenizer_dir
@@ -154,13 +174,16 @@ def _present(preparation: Preparation) -> tuple[Path, ...]:
         return (source.file,)
     pair = (directory / VOCAB, directory / MERGES)
     present = [path.is_file() for path in pair]
+    if source.vocab_url is not None and all(present):
+        return pair
     single = [path for path in (directory / FAST, directory / PIECES) if path.is_file()]
     if source.url is not None:
         return tuple(single[:1])
-    if any(present) and not all(present) and not (directory / _UNFINISHED).exists():
+    paths = files_in(directory)
+    if any(present) and not all(present) and not paths and not (directory / _UNFINISHED).exists():
         there, lost = (VOCAB, MERGES) if present[0] else (MERGES, VOCAB)
         raise UserError(f"tokenizer_dir={directory}: {there} is there without {lost}: add that, or remove it")
-    return pair if all(present) else tuple(single[:1])
+    return paths
 
 
 def _fetch(

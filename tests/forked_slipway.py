@@ -92,7 +92,7 @@ _MOST_COMPOSED = (
     ["training=gpt3/tiny", "cluster=local"],
     ["cluster=local", "training=gpt3/tiny"],
 )
-_QUESTIONS = ("trainer.config.verdict", "trainer.data.identity")
+_QUESTIONS = ("trainer.config.verdict", "trainer.data.identity", "trainer.data.tokenized")
 _run_program = subprocess.run
 
 

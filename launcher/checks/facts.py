@@ -24,6 +24,19 @@ class MissingPath(NamedTuple):
     fix: str | None = None
 
 
+class TokenizedData(NamedTuple):
+    """Data sets next to the tokenizer of the training that reads them.
+
+    `others` are by key, path, what is wrong, and whether that is certain; `unknown` have no manifest that
+    would tell. `accept` is the value of `training.resume.accept_data` that accepts what is certain.
+    """
+
+    others: tuple[tuple[str, str, str, bool], ...] = ()
+    unknown: tuple[str, ...] = ()
+    accept: str | None = None
+    accepted: str | None = None
+
+
 class LocalPath(NamedTuple):
     """A path on a file system of this machine's own, such as ``ext4`` mounted at ``/``."""
 
@@ -53,6 +66,7 @@ class PathFacts:
 
     tokenizer: tuple[MissingPath, ...] | None = None
     data: tuple[MissingPath, ...] | None = None
+    tokens: TokenizedData | None = None
     checkpoint: tuple[MissingPath, ...] | None = None
     image: tuple[MissingPath, ...] | None = None
     fetched: tuple[MissingPath, ...] | None = None

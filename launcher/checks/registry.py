@@ -34,7 +34,7 @@ _ORDER = """
     model.heads model.experts model.attention model.sequence model.recompute
     data.prefix profile.ranks schedule.warmup schedule.min_lr schedule.validation
     time.limit time.max_time time.training time.save chain.requeue chain.dependency chain.resume
-    keys.unknown engine.megatron job.python run.singleton run.training run.shards data.identity
+    keys.unknown engine.megatron job.python run.singleton run.training run.shards data.identity data.tokenizer
     secret.file secret.permissions
     path.tokenizer path.data path.sources path.checkpoint path.image
     image.fetch image.engine image.network
@@ -46,7 +46,10 @@ _PLACES = {name: place for place, name in enumerate(_ORDER.split())}
 
 CHECKS: tuple[Check, ...] = tuple(sorted(REGISTERED, key=lambda check: _PLACES[check.id]))
 # Parts examined beside the keys: the trainer does not report on these.
-_OF_OTHERS = ("path.", "image.", "secret.", "cluster.", "memory.", "space.", "run.", "data.identity", TRAINER)
+_OF_OTHERS = (
+    *("path.", "image.", "secret.", "cluster.", "memory.", "space.", "run."),
+    *("data.identity", "data.tokenizer", TRAINER),
+)
 
 
 def require_known(ids: Iterable[str], others: Sequence[str] = ()) -> None:

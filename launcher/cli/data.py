@@ -93,7 +93,7 @@ _OPTIONS = {
     "pattern": (str, "names of the files to take from a directory, such as *.jsonl.gz"),
     "vocab_size": (int, "size of a new tokenizer (default: 2048)"),
     "output_prefix": (Path, "path of the .bin and .idx without extension"),
-    "tokenizer_dir": (Path, "directory of vocab.json and merges.txt"),
+    "tokenizer_dir": (Path, "directory of the tokenizer"),
     "max_files": (int, "read at most this number of files"),
     "max_bytes": (int, "read at most this number of bytes of text"),
     "workers": (int, "encoding processes (default: 2)"),

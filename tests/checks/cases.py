@@ -15,6 +15,7 @@ from launcher.checks.facts import (
     MissingPath,
     PathFacts,
     SavedShards,
+    TokenizedData,
 )
 from launcher.checks.findings import Severity
 from launcher.plan import Container
@@ -115,6 +116,13 @@ def sharded_checkpoint(checkpoint: str, tensor: int, pipeline: int, virtual: int
     """Return facts with a checkpoint to resume from, whose optimizer states are in shards."""
     shards = SavedShards(checkpoint, tensor, pipeline, virtual)
     return replace(KNOWN, earlier=EarlierTraining(2, goes_on=True, shards=shards))
+
+
+def tokenized(*names: str, certain: bool = True, accepted: str | None = None) -> Facts:
+    """Return facts with data sets that another tokenizer made."""
+    others = tuple((PREFIX, f"/{name}", "another", certain) for name in names)
+    accept = "tokenizer-1" if certain else None
+    return replace(KNOWN, paths=PathFacts(tokens=TokenizedData(others, (), accept, accepted)))
 
 
 def on_disks(results: int, inputs: int) -> Facts:

@@ -21,6 +21,7 @@ from tests.checks.cases import (
     missing_secret,
     on_disks,
     sharded_checkpoint,
+    tokenized,
     warns,
     with_array,
 )
@@ -231,6 +232,16 @@ JOB_CASES = [
         facts=earlier_training(data=("x.bin",), accept="data-1", accepted="data-1"),
     ),
     good("data.identity", {}, facts=earlier_training()),
+    bad(
+        "data.tokenizer",
+        {},
+        "training.model.data.data_prefix='/a': another; likewise /b, /c and 1 more",
+        "if they fit all the same: training.resume.accept_data=tokenizer-1",
+        facts=tokenized(*"abcd"),
+    ),
+    warns("data.tokenizer", {}, "data_prefix='/a': another", facts=tokenized("a", accepted="tokenizer-1")),
+    warns("data.tokenizer", {}, "data_prefix='/a': another", facts=tokenized("a", certain=False)),
+    good("data.tokenizer", {}, facts=tokenized()),
     bad(
         "run.shards",
         {"model.tensor_model_parallel_size": 2},

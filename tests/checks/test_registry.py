@@ -73,7 +73,7 @@ def test_errors_come_first() -> None:
     "ids",
     [
         ["layout.split_rank", "layout.experts", "layout.gpus", "memory.fits"],
-        ["job.python", "run.singleton", "run.training", "run.shards", "data.identity"],
+        ["job.python", "run.singleton", "run.training", "run.shards", "data.identity", "data.tokenizer"],
         ["path.image", "image.fetch", "image.engine", "image.network", "path.script"],
     ],
 )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
 import sys
+import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,12 @@ from typing import Any
 import pytest
 import tokenizers
 
-from corpus.fast_encoding import PROBES, DifferentIdsError, FastEncoder, UnsupportedError
+import corpus.fast_encoding
+from arithmetic.probe_texts import probe_texts
+from corpus.fast_encoding import DifferentIdsError, FastEncoder, UnsupportedError
 
 CODE = "\n".join(path.read_text(encoding="utf-8") for path in sorted(Path("corpus").glob("*.py")))
+PROBES = probe_texts(["<|endoftext|>"])
 KINDS = ("gpt2", "tokenizer.json", "llama.json")
 
 
@@ -87,6 +92,47 @@ def test_ids_are_those_of_the_reference(kind: str, directory: Path) -> None:
     texts = [*PROBES, CODE, *(random_text(draw) for _ in range(500))]
     encoder = FastEncoder(name, paths, reference)
     assert [ids.tolist() for ids in encoder.encode(texts)] == reference(texts)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_characters_of_newer_editions_of_unicode_have_the_ids_of_the_reference(
+    kind: str, directory: Path
+) -> None:
+    name, paths, reference = open_reference(kind, directory)
+    encoder = FastEncoder(name, paths, reference)
+    new = [chr(n) for n in range(0x34000) if unicodedata.category(chr(n)) == "Cn"]
+    texts = [f"{c}'ll go {c}1{c}\n {c}'s" for c in ["\U00016ebb", "\U000323b0", *new[::7]]]
+    assert [ids.tolist() for ids in encoder.encode(texts)] == reference(texts)
+
+
+def test_documents_without_new_characters_do_not_go_to_the_reference(directory: Path) -> None:
+    name, paths, reference = open_reference("gpt2", directory)
+    seen: list[str] = []
+
+    def record_texts(texts: list[str]) -> list[Any]:
+        seen.extend(texts)
+        return list(reference(texts))
+
+    encoder = FastEncoder(name, paths, record_texts)
+    encoder.encode(["sampled"])
+    del seen[:]
+    encoder.encode(["Ünïcödé, 日本語, 🙂 «Что» 👩‍👩‍👧‍👦", "\U00016ebb is new", CODE[:1000]])
+    assert seen == ["\U00016ebb is new"]
+
+
+@pytest.mark.parametrize("token", ["<|im_start|>", "<new>"])
+def test_other_ids_of_an_added_token_are_seen_at_the_start(
+    directory: Path, tmp_path: Path, token: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = json.loads((directory / "llama.json").read_text())
+    content["added_tokens"] += [{**content["added_tokens"][0], "id": 900, "content": token}]
+    (tmp_path / "added.json").write_text(json.dumps(content))
+    name, paths, reference = open_reference("added.json", tmp_path)
+    FastEncoder(name, paths, reference)
+    without = FastEncoder(*open_reference("llama.json", directory))
+    monkeypatch.setattr(corpus.fast_encoding, "_open", lambda *_: without._fast)
+    with pytest.raises(UnsupportedError, match="ids differ"):
+        FastEncoder(name, paths, reference)
 
 
 def test_difference_in_an_awkward_text_is_seen_at_the_start(directory: Path) -> None:

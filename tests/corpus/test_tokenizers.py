@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from corpus import spec
+from corpus.decoding import open_decoder
 from corpus.errors import UserError
 from corpus.fetching import Policy
 from corpus.sources import collect
@@ -53,7 +54,9 @@ def gpt2(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes]:
     from tokenizers import ByteLevelBPETokenizer
 
     tokenizer = ByteLevelBPETokenizer()
-    tokenizer.train_from_iterator([corpus_text()], vocab_size=300, special_tokens=["<|endoftext|>"])
+    tokenizer.train_from_iterator(
+        [corpus_text(), "item 1234 " * 200], vocab_size=300, special_tokens=["<|endoftext|>"]
+    )
     directory = tmp_path_factory.mktemp("gpt2")
     tokenizer.save_model(str(directory))
     return (directory / "vocab.json").read_bytes(), (directory / "merges.txt").read_bytes()
@@ -254,6 +257,99 @@ def test_a_sentencepiece_model_gives_the_ids_of_its_library(
     assert describe(preparation(tmp_path, text, tokenizer=named)).end_of_document == reference.bos_id()
     with pytest.raises(UserError, match="lacks the piece <eot>"):
         describe(preparation(tmp_path, text, tokenizer={**named, "end_of_document": "<eot>"}))
+
+
+def _changed(name: str, content: dict[str, Any]) -> dict[str, Any]:
+    """Return a ``tokenizer.json`` with one of the things that GPT-2's two files do not say."""
+    changes: dict[str, dict[str, Any]] = {
+        "digits": {
+            "pre_tokenizer": {
+                "type": "Sequence",
+                "pretokenizers": [
+                    {"type": "Digits", "individual_digits": True},
+                    {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+                ],
+            }
+        },
+        "normalizer": {"normalizer": {"type": "NFKC"}},
+        "prefix": {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True}},
+        "added": {
+            "added_tokens": [
+                {
+                    "id": 300,
+                    "content": "item",
+                    "single_word": False,
+                    "lstrip": False,
+                    "rstrip": False,
+                    "normalized": False,
+                    "special": True,
+                }
+            ]
+        },
+    }
+    return {**content, **changes[name]}
+
+
+@pytest.mark.parametrize("change", ["digits", "normalizer", "prefix", "added"])
+@pytest.mark.parametrize("pieces_too", [False, True])
+def test_a_tokenizer_json_is_taken_before_the_files_beside_it(
+    tmp_path: Path, text: Path, gpt2: tuple[bytes, bytes], pieces: bytes, change: str, pieces_too: bool
+) -> None:
+    """As published models have them; the trainer, the decoder and Hugging Face read the directory alike."""
+    from tokenizers import ByteLevelBPETokenizer, Tokenizer
+
+    from trainer.config.tokenizer import Tokenizer as Configured
+    from trainer.data.vocabulary import read_vocabulary
+
+    directory = tmp_path / "bpe"
+    directory.mkdir()
+    pair = [directory / "vocab.json", directory / "merges.txt"]
+    for path, content in zip(pair, gpt2, strict=True):
+        path.write_bytes(content)
+    if pieces_too:
+        (directory / "tokenizer.model").write_bytes(pieces)
+    whole = json.loads(ByteLevelBPETokenizer(*map(str, pair)).to_str())
+    (directory / "tokenizer.json").write_text(json.dumps(_changed(change, whole)))
+    (directory / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|endoftext|>"}))
+    files = obtain_tokenizer(preparation(tmp_path, text))
+    reference = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    texts = ["the year 2024 and item 1234 ＦＵＬＬ ﬁ", *TEXTS]
+    ids = open_tokenizer(files)(texts)
+    assert ids == [encoding.ids for encoding in reference.encode_batch(texts, add_special_tokens=False)]
+    assert ids[0] != ByteLevelBPETokenizer(*map(str, pair)).encode(texts[0]).ids
+    assert files.kind == "tokenizer.json"
+    vocabulary = read_vocabulary(Configured("huggingface", str(directory)), mock=False)
+    assert (vocabulary.size, vocabulary.end_of_text) == (files.vocabulary_size, files.end_of_document)
+    decoder = open_decoder([directory])
+    assert decoder.size == files.vocabulary_size
+    assert decoder.decode(ids[0]) == reference.decode(ids[0], skip_special_tokens=False)
+    # Half a pair is no mistake beside a whole tokenizer.
+    pair[1].unlink()
+    assert describe(preparation(tmp_path, text)) == files
+
+
+def test_gpt2s_files_that_are_named_by_url_are_taken_before_a_tokenizer_json(
+    tmp_path: Path, text: Path, server: FaultyServer, gpt2: tuple[bytes, bytes], fast: bytes
+) -> None:
+    (tmp_path / "bpe").mkdir()
+    (tmp_path / "bpe/tokenizer.json").write_bytes(fast)
+    urls = {
+        "vocab_url": server.put("encoder.json", gpt2[0]),
+        "merges_url": server.put("vocab.bpe", gpt2[1]),
+    }
+    assert obtain_tokenizer(preparation(tmp_path, text, tokenizer=urls)).kind == "gpt2"
+
+
+@pytest.mark.parametrize("name", ["tokenizer.model.v1", "llama", "small.json", "pieces.json"])
+def test_one_file_is_known_by_its_content_where_it_is_encoded_and_decoded(
+    tmp_path: Path, text: Path, fast: bytes, pieces: bytes, name: str
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(fast if name == "small.json" else pieces)
+    files = obtain_tokenizer(preparation(tmp_path, text, tokenizer={"file": str(path)}))
+    decoder = open_decoder([path])
+    assert decoder.size == files.vocabulary_size
+    assert decoder.decode(open_tokenizer(files)(["the river light"])[0]).strip() == "the river light"
 
 
 BAD: dict[str, tuple[dict[str, str], dict[str, Any], str]] = {

@@ -295,6 +295,21 @@ def test_exchanged_tokens_are_refused_until_they_are_accepted(trainings: Any, po
 
 
 @pytest.mark.trainer
+def test_data_of_another_tokenizer_are_refused_at_the_first_start(
+    trainings: Any, pool: Any, data: Data
+) -> None:
+    data.permute_vocabulary()
+    refused = Run(trainings, pool, "tokenizer_refused", data.config(2), 1)
+    assert refused.end() == [2], refused.output()
+    output = refused.output()
+    assert f"{data.prefix}: its manifest says that vocab.json and merges.txt (sha256 " in output
+    assert not list(data.saved.glob("m-*"))
+    accept = output.partition("resume.accept_data=")[2].split()[0]
+    accepted = Run(trainings, pool, "tokenizer_ok", data.config(2, **{"resume.accept_data": accept}), 1)
+    assert accepted.end() == [0], accepted.output()
+
+
+@pytest.mark.trainer
 def test_other_names_are_reported_and_moved_data_are_the_same(trainings: Any, pool: Any, data: Data) -> None:
     first = Run(trainings, pool, "names_first", data.config(2), 1)
     assert first.end() == [0], first.output()

@@ -279,6 +279,15 @@ def _valid_origin(item: object) -> dict[str, Any] | None:
     return item if is_valid and are_pairs else None
 
 
+def read_manifest(path: Path) -> Any:
+    """Return the content of a manifest; raise OSError or ValueError if it is none."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode) or found.st_size > _LARGEST_MANIFEST:
+            raise ValueError(f"{path}: not a manifest")
+        return json.load(file)
+
+
 def _read_origin(path: Path, size: int, written: int) -> dict[str, Any] | None:
     """Return what the manifest beside a ``.bin`` says of it; None if there is none of this very file.
 
@@ -292,9 +301,9 @@ def _read_origin(path: Path, size: int, written: int) -> dict[str, Any] | None:
     manifest = manifest_path(path.with_suffix(""))
     try:
         found = manifest.stat()
-        if found.st_size > _LARGEST_MANIFEST or found.st_mtime_ns < written:
+        if found.st_mtime_ns < written:
             return None
-        content = json.loads(manifest.read_bytes())
+        content = read_manifest(manifest)
         (output,) = [item for item in content["outputs"] if item["path"] == path.name]
         if output["size"] != size:
             return None

@@ -13,7 +13,7 @@ from trainer.checkpoint.choice import Choice, Chooser
 from trainer.checkpoint.description import Description, describe
 from trainer.checkpoint.state import Progress
 from trainer.config.settings import Settings
-from trainer.data import identity
+from trainer.data import identity, tokenized
 from trainer.data.heldout import unigram_entropy
 from trainer.data.order import SampleOrder
 from trainer.data.source import MockSource, Source
@@ -103,6 +103,8 @@ def open_session(settings: Settings, rank_context: RankContext) -> Session:
         data_identity=broadcast_from_rank0(lambda: _data_identity(settings)),
     )
     _begin(session)
+    # After a checkpoint has told which files were exchanged.
+    broadcast_from_rank0(lambda: tokenized.check(settings.data, indices))
     return session
 
 

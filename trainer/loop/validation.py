@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from trainer.config.settings import Settings
+from trainer.data import tokenized
 from trainer.data.heldout import heldout_windows
 from trainer.data.order import rank_share
 from trainer.data.prefetch import moved
@@ -66,7 +67,9 @@ def find_heldout(settings: Settings) -> Indices:
     """
     if settings.data.kind == "mock":
         return {}
-    return find_indices(replace(settings.data, training=None), heldout=True)
+    indices = find_indices(replace(settings.data, training=None), heldout=True)
+    tokenized.check(settings.data, indices)
+    return indices
 
 
 def open_heldout_source(

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from arithmetic import indexed
 from arithmetic.vocabulary import WAYS_TO_A_VOCABULARY
-from launcher.checks.facts import MissingPath
+from launcher.checks.facts import MissingPath, TokenizedData
 from launcher.checks.gathering.host import ask_module
 from launcher.checks.gathering.path_resolver import Fault, PathResolver, opened, why_unreadable
 from launcher.checks.rules.training import weight_of
@@ -29,7 +29,10 @@ _PATIENCE_SECONDS = 120
 
 def data_sets(resolver: PathResolver) -> list[tuple[str, str]]:
     """Yield keys and prefixes of the data sets, each once; `data.prefix` reports what is no list of them."""
-    values = Values(resolver.plan.job.config or {})
+    return _data_sets(Values(resolver.plan.job.config or {}))
+
+
+def _data_sets(values: Values) -> list[tuple[str, str]]:
     if values.raw("model.data.data_impl") != "mmap":
         return []
     prefixes = values.raw(_PREFIX)
@@ -133,13 +136,17 @@ def ask_identity(draft: Draft, earlier: Sequence[object]) -> DataAnswer | None:
     return _ask(json.dumps({"wanted": files, "earlier": list(earlier)}), state)
 
 
+def _ask(question: str, state: tuple[object, ...]) -> DataAnswer | None:
+    answer = _answer("trainer.data.identity", question, state)
+    return DataAnswer(answer["identity"], tuple(answer["changed"]), answer["accept"]) if answer else None
+
+
 # A launch asks twice, for the checks and for the record; the points of a sweep read the same files.
 @lru_cache(maxsize=16)
-def _ask(question: str, state: tuple[object, ...]) -> DataAnswer | None:
+def _answer(module: str, question: str, state: tuple[object, ...]) -> Any:
     try:
-        answer = json.loads(ask_module("trainer.data.identity", question, _PATIENCE_SECONDS))
-        return DataAnswer(answer["identity"], tuple(answer["changed"]), answer["accept"])
-    except (OSError, ValueError, TypeError, KeyError, subprocess.SubprocessError):
+        return json.loads(ask_module(module, question, _PATIENCE_SECONDS))
+    except (OSError, ValueError, subprocess.SubprocessError):
         return None
 
 
@@ -165,6 +172,59 @@ def _state(path: str) -> tuple[int, ...] | None:
     except (OSError, ValueError):
         return None
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+# --- the tokenizer that made the data
+
+_LIBRARIES = ("megatron", "sentencepiece", "huggingface")
+_ENDS = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss")
+_HELD_OUT = "evaluation.perplexity.data_prefix"
+
+
+def tokenized_data(resolver: PathResolver) -> TokenizedData | None:
+    """Compare the tokenizer that each data set's manifest names with that of the training, or of the run.
+
+    None where there is nothing to compare on this machine, or the program does not answer.
+    """
+    job = resolver.plan.job
+    evaluation = (job.stage_config or {}).get("evaluation")
+    values = Values((job.config if evaluation is None else job.stage_config) or {})
+    named = _data_sets(values)
+    if evaluation is not None:
+        own = [(_HELD_OUT, prefix) for prefix in _prefixes(evaluation["perplexity"]["data_prefix"])]
+        named = (own or named) if evaluation["perplexity"]["enabled"] else []
+    keys = {prefix.strip(): key for key, prefix in named}
+    here = {prefix: resolver.input(key, prefix) for prefix, key in keys.items()}
+    paths = {prefix: path for prefix, path in here.items() if isinstance(path, Path)}
+    data = {prefix: str(path) for prefix, path in paths.items() if Path(f"{path}.bin").is_file()}
+    tokenizer = _tokenizer(resolver, values)
+    if not data or tokenizer is None:
+        return None
+    training = resolver.draft.composition.config.training if evaluation is None else None
+    accepted = training.resume.accept_data if training is not None else values.raw("resume.accept_data")
+    manifests = [str(indexed.manifest_path(Path(prefix))) for prefix in data.values()]
+    if not any(Path(path).is_file() for path in manifests):
+        return TokenizedData(unknown=tuple(data))
+    ends_matter = any(values.flag(f"model.data.{name}") for name in _ENDS)
+    question = json.dumps({"data": data, "tokenizer": tokenizer, "ends_matter": ends_matter})
+    state = tuple(_state(path) for path in [*manifests, *tokenizer.values()])
+    answer = _answer("trainer.data.tokenized", question, state)
+    if answer is None:
+        return None
+    others = tuple((keys[name], name, *problem) for name, *problem in answer["others"])
+    return TokenizedData(others, tuple(answer["unknown"]), answer["accept"], accepted)
+
+
+def _tokenizer(resolver: PathResolver, values: Values) -> dict[str, str] | None:
+    """Return the tokenizer as the trainer has it, with paths of this machine; None if they are not here."""
+    library, kind = (values.raw(f"{_NODE}.{name}") for name in ("library", "type"))
+    fields = {"library": library, "name": kind if isinstance(kind, str) else ""}
+    for key, value in _tokenizer_files(values):
+        path = resolver.input(key, value)
+        if not isinstance(path, Path):
+            return None
+        fields["name" if key.endswith(".type") else key.rpartition(".")[2]] = str(path)
+    return fields if library in _LIBRARIES else None
 
 
 # --- the files of a tokenizer
@@ -196,8 +256,12 @@ def missing_tokenizer(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
 def tokenizer_files(resolver: PathResolver) -> Iterator[tuple[str, str]]:
     """Yield keys and paths of the tokenizer's files, or of its directory."""
     config = resolver.plan.job.config
-    for key in _needed(Values(config)) if config is not None else ():
-        value = Values(config or {}).raw(key)
+    yield from _tokenizer_files(Values(config)) if config is not None else ()
+
+
+def _tokenizer_files(values: Values) -> Iterator[tuple[str, str]]:
+    for key in _needed(values):
+        value = values.raw(key)
         if isinstance(value, str) and value and "://" not in value:
             yield key, value
 

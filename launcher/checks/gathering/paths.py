@@ -14,7 +14,13 @@ from pathlib import Path
 from launcher.checks.facts import LocalPath, LocalPaths, MissingPath, PathFacts
 from launcher.checks.gathering import gathers
 from launcher.checks.gathering.checkpoints import missing_checkpoint, missing_source
-from launcher.checks.gathering.data import data_sets, missing_data, missing_tokenizer, tokenizer_files
+from launcher.checks.gathering.data import (
+    data_sets,
+    missing_data,
+    missing_tokenizer,
+    tokenized_data,
+    tokenizer_files,
+)
 from launcher.checks.gathering.images import fetched_at_once, missing_image
 from launcher.checks.gathering.path_resolver import PathResolver, is_there, tells_of
 from launcher.drafting import Draft
@@ -46,6 +52,7 @@ def path_facts(draft: Draft) -> PathFacts:
     facts = PathFacts(
         tokenizer=missing_tokenizer(resolver),
         data=missing_data(resolver),
+        tokens=tokenized_data(resolver),
         checkpoint=missing_checkpoint(resolver),
         image=missing_image(resolver),
         fetched=fetched_at_once(resolver),
@@ -148,8 +155,9 @@ def missing_sources(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
         path = Path(file).absolute()
         key, why, fix = f"{node}.tokenizer.file", "there is no such file", nearest_files(path)
         lost.append(resolver.missing(key, file, why, fix, at=path))
-    vocab, merges = (Path(preparation.tokenizer_dir) / name for name in ("vocab.json", "merges.txt"))
-    if is_there(vocab) != is_there(merges):
+    names = ("vocab.json", "merges.txt", "tokenizer.json")
+    vocab, merges, whole = (Path(preparation.tokenizer_dir) / name for name in names)
+    if is_there(vocab) != is_there(merges) and not is_there(whole):
         there, missing = (vocab, merges) if is_there(vocab) else (merges, vocab)
         why = f"it has {there.name} and no {missing.name}, and both make a tokenizer"
         lost.append(resolver.missing(f"{node}.tokenizer_dir", str(there.parent), why))

@@ -6,12 +6,12 @@ Also what no launch goes past: the machine that launches, and the scheduler's ow
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 from launcher.checks import facts
-from launcher.checks.findings import Finding, Severity, check, error, warning
+from launcher.checks.findings import Finding, Severity, check, error, not_checked, warning
 from launcher.errors import escape
 from launcher.estimates.cost import KEEP, Checkpoints, checkpoints_of
 from launcher.estimates.parallelism import NODES, PIPELINE
@@ -62,6 +62,36 @@ for _id, _part, _tells in (
     ("path.writable", "results", "the directory of the run can be written"),
 ):
     check(_id, _tells, f"paths.{_part}")(partial(missing_path_problems, part=_part))
+
+
+@check(
+    "data.tokenizer",
+    "the data were made by the training's tokenizer, and their documents end with its token",
+    "paths.tokens",
+)
+def tokenizer_problems(plan: Plan, paths: facts.PathFacts) -> Iterator[Finding]:
+    """Find data of another tokenizer, or of another end of a document, than the training's."""
+    tokens = paths.tokens or facts.TokenizedData()
+    groups: dict[tuple[str, str, bool], list[str]] = {}
+    for key, name, why, is_certain in tokens.others:
+        groups.setdefault((key, why, is_certain), []).append(name)
+    fix = "data that the training's tokenizer made"
+    if plan.job.stage == "training":
+        fix += ", or the tokenizer of the data: training.model.tokenizer.*"
+        fix += f"\nif they fit all the same: training.resume.accept_data={tokens.accept}"
+    for (key, why, is_certain), names in groups.items():
+        if is_certain and tokens.accept != tokens.accepted:
+            yield error(key, names[0], f"{why}{_likewise(names)}", fix)
+        else:
+            yield warning(key, names[0], f"{why}{_likewise(names)}")
+    if tokens.unknown:
+        text = f"whether the training's tokenizer made {tokens.unknown[0]}{_likewise(tokens.unknown)}"
+        yield not_checked(text, "no manifest beside it says which one did")
+
+
+def _likewise(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"; likewise {', '.join(names[1:_NAMED])}{more}" if len(names) > 1 else ""
 
 
 @check("path.shared", "what the nodes of a job share is on no disk of this machine's own", "paths.local")
