@@ -15,11 +15,18 @@ NO_KEY = "no key"
 EXIT_INTERRUPTED = 130
 
 
-class UserError(Exception):
+class _ShownError(Exception):
+    """Error that is shown as one message, in which others' words are escaped."""
+
+    def __str__(self) -> str:
+        return escape(super().__str__())
+
+
+class UserError(_ShownError):
     """Mistake that the user can correct; shown without a traceback, exit code 2."""
 
 
-class OutsideError(Exception):
+class OutsideError(_ShownError):
     """Failure of the network, a server or a disk; shown without a traceback, exit code 1."""
 
 
@@ -60,6 +67,11 @@ def refusal(source: str, bad: BadRecord) -> UserError:
 def place(source: str, bad: BadRecord) -> str:
     """Name a bad record of a source, and its defect."""
     return f"{source}:{bad.offset}: {bad.reason}"
+
+
+def escape(text: str) -> str:
+    """Return text whose control characters, which a terminal would obey, are escaped; line ends stay."""
+    return "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text)
 
 
 def suggest(word: str, valid: Iterable[str]) -> str:

@@ -288,7 +288,8 @@ def _local_files(sources: Sequence[Source], preparation: Preparation, policy: Po
                 downloads.append(Download(source.place, source.entry.sha256))
                 if source.size is not None:
                     progress.expect(file_name(source.place), source.size)
-            results = fetch_all(downloads, preparation.downloads_dir, progress, policy)
+            timeout = preparation.download_timeout
+            results = fetch_all(downloads, preparation.downloads_dir, progress, policy, timeout)
         fetched = {download.remote: result for download, result in zip(downloads, results, strict=True)}
     paths = [source.place for source in sources if isinstance(source.place, Path)]
     size = sum(source.size or 0 for source in sources if isinstance(source.place, Path))
@@ -332,8 +333,18 @@ def _source_file(number: int, source: Source, local: Fetched, preparation: Prepa
     row_groups: tuple[int, ...] = ()
     if kind == "parquet" and local.size and text_key is not None:
         row_groups = parquet_row_groups(local.path, source.name, text_key)
+    limits = (preparation.max_document_bytes, preparation.max_expansion)
     return SourceFile(
-        number, source.name, local.path, local.size, local.sha256, kind, compression, text_key, row_groups
+        number,
+        source.name,
+        local.path,
+        local.size,
+        local.sha256,
+        kind,
+        compression,
+        text_key,
+        row_groups,
+        *limits,
     )
 
 
