@@ -92,14 +92,20 @@ class RunLocator:
         return valid
 
     def originals(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Return entries without copies: a tag in several places is one launch, where it was seen first."""
+        """Return entries without copies: a tag in several places is one launch.
+
+        It is where its manifest is the user's own, and else where it was seen first.
+        """
         known = self.index.with_tags([entry.tag for entry in entries])
-        by_tag: dict[str, Entry] = {}
+        by_tag: dict[str, list[Entry]] = {}
         for entry in entries:
+            by_tag.setdefault(entry.tag, []).append(entry)
+
+        def is_later(entry: Entry) -> tuple[bool, bool]:
             first = known.get(entry.tag)
-            if entry.tag not in by_tag or (first is not None and first.run_dir == entry.run_dir):
-                by_tag[entry.tag] = entry
-        return list(by_tag.values())
+            return not entry.is_own, first is None or first.run_dir != entry.run_dir
+
+        return [same[0] if len(same) == 1 else min(same, key=is_later) for same in by_tag.values()]
 
     def located(self, job_id: str) -> list[Entry]:
         """Return the launch that a scheduler says a job is of; raise UserError if the launch was removed."""
