@@ -20,7 +20,7 @@ from typing import TypeVar
 
 from launcher.errors import UserError, escape
 from launcher.runs.index import Entry, Index, entry_of
-from launcher.runs.manifest import read_manifest
+from launcher.runs.manifest import find_manifest
 from launcher.runs.paths import LAUNCHES, launch_dir_of, launch_numbers, submitted_tag
 from launcher.schedulers.base import Scheduler
 from launcher.slurm.commands import Retry, SchedulerSilent
@@ -291,7 +291,7 @@ def entries_of(run_dir: Path, newest: int | None = None) -> list[Entry]:
     for number in numbers if newest is None else numbers[-newest:]:
         directory = run_dir / LAUNCHES / str(number)
         try:
-            manifest = read_manifest(directory)
+            manifest = find_manifest(directory)
         except UserError:
             continue
         claimed = job_of(directory) if manifest.job_id is None else None

@@ -84,7 +84,7 @@ def _number(path: Path, run_dir: Path) -> int | None:
     if not target.is_relative_to(launches) or target == launches:
         return None
     name = target.relative_to(launches).parts[0]
-    return int(name) if name.isdigit() else None
+    return int(name) if name.isdecimal() else None
 
 
 def _by_job(word: str, locator: RunLocator) -> RunRef | None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import UserError
-from launcher.runs.manifest import Manifest, read_manifest
+from launcher.runs.manifest import Manifest, find_manifest
 from launcher.runs.paths import LAUNCHES, MANIFEST
 from launcher.runs.trust import is_own, usable_slurm_conf
 
@@ -117,7 +117,7 @@ class Entry:
     def is_there(self) -> bool:
         """Return True if the launch is still where it was seen."""
         try:
-            return read_manifest(self.manifest.parent).tag == self.tag
+            return find_manifest(self.manifest.parent).tag == self.tag
         except UserError:
             return False
 
