@@ -143,6 +143,8 @@ class RunLocator:
                 answers[number] = question(clusters[number].scheduler)
             except UserError as error:
                 answers[number] = error
+            except OSError as error:  # a file that may not be read is no silence
+                answers[number] = UserError(str(error))
 
         # Daemons: a command that cannot be killed keeps nobody waiting.
         threads = [threading.Thread(target=ask, args=(n,), daemon=True) for n in range(len(clusters))]
