@@ -120,7 +120,8 @@ class StoredRequest(Request):
                 f"{stored}: {(error.strerror or str(error)).lower()}: this launch was stored without it",
                 hint="without --launch-dir the launch is composed again, from the trees as they are now",
             ) from error
-        return [Composition(read_stored(text, str(stored)), self.choices, tuple(self.overrides))]
+        config = read_stored(text, str(stored), why_untrusted(stored))
+        return [Composition(config, self.choices, tuple(self.overrides))]
 
 
 @dataclass(frozen=True)

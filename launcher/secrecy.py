@@ -11,6 +11,7 @@ import functools
 import json
 import os
 import re
+import shlex
 import urllib.parse
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ _IN_VARIABLES = ("AUTH", "BEARER", "CREDS", "JWT", "KEY", "KEYS", "PASS", "PAT",
 # With one of these words in front, those are secrets in any name: `hf_token`, `api_key`.
 _OWNER_NAMES = """
 ACCESS ACCOUNT API AUTH AWS AZURE BEARER CLIENT CLEARML COMET DB DEPLOY ENCRYPTION GCP GIT GITHUB GITLAB
-GOOGLE HF HUB HUGGINGFACE LOGIN MLFLOW MYSQL NEPTUNE NGC NGCCLI OPENAI PG PRIVATE REFRESH SECRET SESSION
+GOOGLE HF HUB HUGGINGFACE LOGIN MLFLOW MYSQL NEPTUNE NGC NGCCLI OAUTH OPENAI PG PRIVATE REFRESH SECRET SESSION
 SHARED SIGNING SLACK SSH USER WANDB
 """
 _OWNERS = frozenset(_OWNER_NAMES.split())
@@ -76,7 +77,7 @@ _REFERENCE = re.compile(
 )
 # The words of a shell, of a Dockerfile and of a program: export HF_TOKEN abc, setenv("HF_TOKEN", "abc").
 _SET = re.compile(
-    rf"""\b(?:setenv|ENV|ARG|set\s+-\w+)\s+(?P<name>\w+)\s+(?P<value>{_QUOTED}|\S+)"""
+    rf"""\b(?:setenv|ENV|ARG|set\s+-\w+|conf\w*\s+set)\s+(?P<name>[\w.-]+)\s+(?P<value>{_QUOTED}|\S+)"""
     rf"""|(?<![\w-])--(?P<option>[A-Za-z][\w-]*)\s+(?P<word>(?!-){_QUOTED}|(?!-)\S+)"""
     rf"""|['"](?P<variable>[A-Z][A-Z0-9_]+)['"]\s*,\s*(?P<literal>{_QUOTED})""",
     re.ASCII,
@@ -91,7 +92,10 @@ _NAME_ENDS = (
 )
 _ENDED = r"(?![a-z])[\w-]*(?:['\"]?\]?[^\S\n]*[?+:!=]|['\"][^\S\n]*,)"
 # Where a value follows after a blank.
-_SETTERS = ("setenv", "env[^\\S\\n]", "arg[^\\S\\n]", "set[^\\S\\n]+-", "oc\\.env", "--export")
+_SETTERS = (
+    *("setenv", "env[^\\S\\n]", "arg[^\\S\\n]", "set[^\\S\\n]+-", "oc\\.env", "--export"),
+    "conf\\w*[^\\S\\n]+set",
+)
 
 # A shorter value would be found in the middle of other words.
 _SHORTEST = 4
@@ -132,7 +136,7 @@ def is_secret_name(name: str) -> bool:
         return True
     if last not in _IN_VARIABLES:
         return False
-    return name.isupper() or (before[-1] in _OWNERS if before else last == "TOKEN")
+    return name.isupper() or (before[-1] in _OWNERS if before else last in ("TOKEN", "BEARER", "JWT"))
 
 
 def is_secret_key(key: str) -> bool:
@@ -186,7 +190,8 @@ def hidden(key: str, value: Any) -> Any:
     if isinstance(value, dict):
         return {name: hidden(f"{key}.{name}", item) for name, item in value.items()}
     if isinstance(value, list):
-        return [hidden(key, item) for item in value]
+        items = [hidden(key, item) for item in value]
+        return masked_items(items) if all(isinstance(item, str) for item in items) else items
     if is_file_key(key):
         return printable(value) if _PATH.match(str(value)) else MASK
     if is_secret_key(key):
@@ -214,7 +219,29 @@ def redacted(override: str) -> str:
 
 def recorded(words: Iterable[str]) -> list[str]:
     """Return the words of a command line with the secrets in them masked, for a record."""
-    return [redacted(word) if "=" in word else without_secrets(word) for word in words]
+    return masked_items([redacted(word) if "=" in word else without_secrets(word) for word in words])
+
+
+def masked_items(items: Sequence[str], known: Known | None = None) -> list[str]:
+    """Return the items of a list with those masked that hold a secret as arguments of a command.
+
+    In ``[prog, --password, x]`` and ``[docker, login, -p, x]`` an item gives a value to those before it.
+    """
+    quoted, begin, masked = [shlex.quote(item) for item in items], 0, list(items)
+    secrets = secrets_of_items(items, known)
+    for number, word in enumerate(quoted):
+        end = begin + len(word)
+        if any(secret.start < end and begin < secret.end for secret in secrets):
+            masked[number] = MASK
+        begin = end + 1
+    return masked
+
+
+def secrets_of_items(items: Sequence[str], known: Known | None = None) -> list[Secret]:
+    """Return the secrets of a list of arguments, each at its place in the command line."""
+    text = shlex.join(items)
+    exported = _exported(text) if "--export" in text else ()
+    return _apart([*exported, *_options(text), *_formed(text, known)])
 
 
 def secrets_of(override: str) -> list[str]:
@@ -245,7 +272,20 @@ def _of_override(override: str) -> list[Secret]:
     assigned = _given(value, files=files, variables=node.endswith(_VARIABLES))
     inner = [Secret(start + item.start, start + item.end, item.what, item.variable) for item in assigned]
     listed = _exported(override) if is_export_key(node) or "--export" in value else ()
+    if "[" in value:  # the items of a list, as the arguments of a command
+        items = f"{override[:start]}{_ITEMS.sub(_as_argument, value)}"
+        inner += [*_options(items), *_formed(items)]
     return _apart([*listed, *inner, *_formed(override)])
+
+
+_ITEMS = re.compile(rf"{_QUOTED}|[\[\],]")
+
+
+def _as_argument(match: re.Match[str]) -> str:
+    """Return a part of a list in the same length, without what a shell would not have there."""
+    text = match[0]
+    is_word = len(text) > 2 and text[0] == text[-1] and not re.search(r"[\s'\"\\]", text[1:-1])
+    return f" {text[1:-1]} " if is_word else text if len(text) > 1 else " "
 
 
 def _given(
@@ -267,15 +307,20 @@ def _given(
         if not literals or _LITERAL.match(value):
             end = stated.end()
             yield Secret(*stated.span(), f"a value for {name}", name)
+    yield from _options(text, literals=literals)
+    for match in _DEFAULT.finditer(text):
+        if is_secret_name(match["name"].upper()) and match["value"].strip().lower() not in _NOTHING:
+            yield Secret(*match.span("value"), f"a value for {match['name']}", match["name"])
+
+
+def _options(text: str, *, literals: bool = False) -> Iterator[Secret]:
+    """Find the words that follow a secret's name: ``--token x``, ``setenv HF_TOKEN x``."""
     for match in _SET.finditer(text):
         name = match["name"] or match["option"] or match["variable"]
         group = next(group for group in ("value", "word", "literal") if match[group] is not None)
         secret = is_secret_name(name) and not _REFERENCE.fullmatch(match[group])
         if secret and (not literals or _LITERAL.match(match[group])):
             yield Secret(*match.span(group), f"a value for {name}", name)
-    for match in _DEFAULT.finditer(text):
-        if is_secret_name(match["name"].upper()) and match["value"].strip().lower() not in _NOTHING:
-            yield Secret(*match.span("value"), f"a value for {match['name']}", match["name"])
 
 
 _LITERAL = re.compile(r"""[bfru]{0,2}['"][^'"]{4,}""")

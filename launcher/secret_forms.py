@@ -65,6 +65,11 @@ _FORMS = (
         rf"(?<=://)[^\s/:@'\"]*:{_NONE}(?P<value>[^\s/'\"]+)(?=@)",
     ),
     (
+        "a password in an image's name",  # USER:PASSWORD@REGISTRY#IMAGE
+        "@",
+        rf"(?<![\w/.@-])[\w.-]+:{_NONE}(?P<value>[^\s/:@'\",]+)(?=@(?!sha\d+:)[\w.-]+(?::\d+)?[#/])",
+    ),
+    (
         "a token in an address",
         "://",
         # A name alone is none: https://git@host.

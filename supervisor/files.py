@@ -18,6 +18,9 @@ AnyPath = Union[str, "os.PathLike[str]"]
 # Most bytes of a file that the launcher and a job write whole: manifests, marks, scripts and configurations.
 TEXT_LIMIT = 4 << 20
 
+# Most bytes of a record that grows with the data sets of a blend or the points of a sweep.
+RECORD_LIMIT = 16 << 20
+
 # A file of this size or more with less than a thousandth of it on disk is a hole, and no log.
 _SPARSE_BYTES = 1 << 30
 _SPARSE_FACTOR = 1000

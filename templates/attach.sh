@@ -15,14 +15,15 @@ node=SLURMD_NODENAME=${SLURMD_NODENAME-} # a machine may be several nodes
 [[ $node != *= ]] || node='.*'
 
 # The rank itself is the oldest process with what task.sh exports; its helpers, and shells that were attached before,
-# have the same environment. Only one's own processes can be read, and some end meanwhile.
+# have the same environment. Others' are left alone, also by root, who would run what their environment names; and some
+# end meanwhile.
 shopt -s nullglob
 with() { # with PATTERN ..., of the environments on stdin
     xargs -r grep -lsz "$@" || true
 }
 pid=$(printf '%s\n' /proc/[0-9]*/environ | with -Fxe "SLIPWAY_TAG=$tag" | with -xe "$pattern" | with -xe "$node" |
     while IFS=/ read -r _ _ process _; do
-        { stat=$(<"/proc/$process/stat"); } 2>/dev/null || continue
+        [[ -O /proc/$process/environ ]] && { stat=$(<"/proc/$process/stat"); } 2>/dev/null || continue
         read -ra fields <<<"${stat##*) }"
         echo "${fields[19]} $process" # the time at which it started
     done | sort -k 1,1n -k 2,2n | sed -n '1s/.* //p')

@@ -24,6 +24,7 @@ from launcher.monitor.evidence import expected_outputs
 from launcher.runs.manifest import read_yaml
 from launcher.runs.paths import LAUNCHES, display_path
 from launcher.runs.trained import TrainingLaunch, newest_training
+from launcher.runs.trust import why_untrusted
 from launcher.secrecy import MASK
 
 if TYPE_CHECKING:
@@ -221,13 +222,13 @@ def _stage_overrides(
     training, words = checkpoints.training, [f"stages=[{stage}]"]
     if not on_cluster:
         words.append("cluster=local")
-    elif training is not None:  # the nodes and the image that the run's jobs found
-        words += [word for word in training.manifest.overrides if _PLACES.match(word) and MASK not in word]
+    elif training is not None:
+        words += _places_of(training, overrides)
     model = checkpoints.source.resolve().name if training is None else training.manifest.run
     model = _UNSAFE.sub("_", model).lstrip("._+=-") or "model"
     if training is not None:
         base = hydra_value(str(training.paths.run_dir.parent))
-        words += [f"engine={training.manifest.engine}", f"base_results_dir={base}"]
+        words += [f"engine={hydra_value(training.manifest.engine)}", f"base_results_dir={base}"]
     elif not on_cluster or not any(word.startswith("engine=") for word in overrides):
         words.append("engine=megatron")
     words.append(f"{stage}.run.name={hydra_value(f'{model}_{stage}')}")
@@ -236,3 +237,22 @@ def _stage_overrides(
         steps = ",".join(checkpoints.steps)
         words.append(f"{stage}.step={f'[{steps}]' if len(checkpoints.steps) > 1 else steps}")
     return [*words, *overrides]
+
+
+def _places_of(training: TrainingLaunch, overrides: list[str]) -> list[str]:
+    """Return the overrides of a run for the nodes and the image that its jobs found.
+
+    They name programs, libraries and a Slurm: raise UserError if somebody else could have written them,
+    unless the user's own overrides name a cluster in their place.
+    """
+    why = why_untrusted(training.paths.manifest)
+    if why is None:
+        return [word for word in training.manifest.overrides if _PLACES.match(word) and MASK not in word]
+    if any(word.startswith("cluster=") for word in overrides):
+        return []
+    raise UserError(
+        f"--on-cluster: {escape(display_path(training.paths.manifest))}, which says where the run ran and in "
+        f"what, is not trusted: {escape(why)}",
+        hint="name the cluster yourself: cluster=..., and if the run had them container=... and the like; "
+        f"`slipway history {escape(shlex.quote(display_path(training.paths.run_dir)))}` shows what it had",
+    )

@@ -25,6 +25,7 @@ from launcher.secrecy import (
     printable,
     referred_variables,
     secrets_in,
+    secrets_of_items,
 )
 
 # NeMo's nodes, which are written into the configuration of the launch.
@@ -40,6 +41,10 @@ def check_secrets(config: BaseModel) -> None:
     for key, value in _leaves(config.model_dump(exclude_unset=True)):
         if isinstance(value, (str, int)) and not isinstance(value, bool) and value != "":
             _check(key, value, known)
+    for key, items in _lists(config.model_dump(exclude_unset=True)):
+        secrets = secrets_of_items(items, known)
+        if secrets:
+            raise _refusal(key, f"it has {secrets[0].what}", secrets[0].variable or _variable_of(key))
 
 
 def check_references(references: Mapping[str, str]) -> None:
@@ -90,6 +95,16 @@ def _leaves(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
             yield from _leaves(value, path)
     else:
         yield ".".join(path), node
+
+
+def _lists(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, list[str]]]:
+    """Find the lists of a configuration, each with its key, as the words of a command."""
+    if isinstance(node, (list, tuple)):
+        yield ".".join(path), [str(item) for item in node if isinstance(item, (str, int, float))]
+    for name, child in node.items() if isinstance(node, Mapping) else ():
+        yield from _lists(child, (*path, str(name)))
+    for child in node if isinstance(node, (list, tuple)) else ():
+        yield from _lists(child, path)
 
 
 def _check(key: str, value: str | int, known: Known) -> None:

@@ -22,6 +22,7 @@ from launcher.runs.manifest import parse_yaml
 from launcher.secrecy import hidden, is_secret_name
 
 _REFERENCE = re.compile(r"\$\{oc\.env:\w+\}")
+_UNESCAPED = re.compile(r"(?<!\\)(?:\\\\)*\$\{")
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 # A shorter value of a secret is recognized where it is the whole value of a key, and not within another text.
 _SHORTEST_WITHIN, _SHORTEST = 8, 4
@@ -40,17 +41,33 @@ def stored_text(config: RunConfig, environment: Mapping[str, str]) -> str:
     return _HEADING + str(yaml.safe_dump(node, sort_keys=False))
 
 
-def read_stored(text: str, where: str) -> RunConfig:
-    """Read a configuration; raise UserError if it is none, or refers to a variable that is not set."""
+def read_stored(text: str, where: str, untrusted: str | None = None) -> RunConfig:
+    """Read a configuration; raise UserError if it is none, or refers to a variable that is not set.
+
+    `untrusted` is who else could have written it: it may then refer to nothing, as what it refers to is the
+    caller's, and is printed.
+    """
     try:
         node = parse_yaml(text)
         if not isinstance(node, dict):
             raise ValueError("it holds no keys")
+        if untrusted is not None:
+            _mapped(node, lambda key, value: _require_text(key, value, where, untrusted))
         if "${" in text:
             node = OmegaConf.to_container(OmegaConf.create(node), resolve=True)
         return parse(RunConfig, node)
     except (ValueError, TypeError, OmegaConfBaseException) as error:
         raise UserError(f"{where}: not a configuration of a launch: {escape(str(error))}") from error
+
+
+def _require_text(key: str, value: str, where: str, untrusted: str) -> str:
+    if _UNESCAPED.search(value):
+        raise UserError(
+            f"{escape(where)}: {escape(key)} refers to your environment or to other keys, and the file "
+            f"is not trusted: {escape(untrusted)}",
+            hint="read it; then copy the run to a directory that only you may write, and use the copy",
+        )
+    return value
 
 
 def _kept(key: str, text: str, secrets: Mapping[str, str]) -> str:

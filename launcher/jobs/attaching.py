@@ -12,10 +12,12 @@ from launcher.errors import UserError, did_you_mean
 from launcher.jobs.launches import Launch
 from launcher.jobs.lookup import RunRef
 from launcher.jobs.status import LaunchStatus, named_statuses
+from launcher.runs.trust import why_untrusted
 from launcher.schedulers.base import NoAnswer
 from launcher.slurm.commands import ask, error_text
 from launcher.slurm.environment import clean_environment, inherited_variables
 from launcher.slurm.states import State
+from supervisor.files import is_job_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,13 @@ def _inside(launch: Launch, point: AttachPoint, command: Sequence[str]) -> list[
     if not point.inside:
         return [*command] or ["bash"]
     rank = "any" if point.rank is None and point.node is not None else str(point.rank or 0)
-    return ["bash", str(launch.paths.attach_script), launch.manifest.tag, rank, *command]
+    script = [str(launch.paths.attach_script)]
+    if why_untrusted(launch.paths.attach_script):
+        # Imported late, as it is rarely needed. The text, because the node may not have our own file.
+        from launcher.rendering.render import TEMPLATE_DIR
+
+        script = ["-c", (TEMPLATE_DIR / launch.paths.attach_script.name).read_text(encoding="utf-8"), "bash"]
+    return ["bash", *script, launch.manifest.tag, rank, *command]
 
 
 def _node_option(launch: Launch, point: AttachPoint, job_id: str | None) -> str:
@@ -163,7 +171,10 @@ def _allocation(launch: Launch) -> str:
             hint=f"attach from there: ssh {launch.manifest.host}",
         ) from error
     variables = dict(os.fsdecode(item).partition("=")[::2] for item in environment)
-    return variables["SLURM_JOB_ID"]
+    allocation = variables.get("SLURM_JOB_ID", "")
+    if not is_job_id(allocation):  # of a manifest that names any process
+        raise UserError(f"job {launch.job} of {launch.manifest.run} is in no allocation of Slurm")
+    return allocation
 
 
 def _in_clean_environment(argv: list[str], slurm_conf: str | None) -> Attachment:

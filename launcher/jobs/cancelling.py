@@ -105,7 +105,7 @@ def with_followers(targets: Sequence[LaunchStatus]) -> list[LaunchStatus]:
     They would leave without doing anything, but not before they have got nodes.
     """
     known = {target.launch.paths.directory for target in targets if target.launch is not None}
-    followers = []
+    followers: dict[Path, str] = {}
     for target in targets:
         if target.launch is None or target.chain is None or not target.may_live:
             continue
@@ -115,12 +115,16 @@ def with_followers(targets: Sequence[LaunchStatus]) -> list[LaunchStatus]:
         except (OSError, ValueError) as error:
             _logger.warning(_UNKNOWN_STAGES, display_path(directory / NAME), error, target.run)
             continue
-        followers += [Path(stage.directory) for stage in stages if stage.needs_success]
+        tag = target.launch.manifest.tag
+        followers |= {Path(stage.directory): tag for stage in stages if stage.needs_success}
     launches = []
-    for directory in dict.fromkeys(followers):
+    for directory, tag in followers.items():
         if directory not in known and directory.name.isdecimal():
-            with contextlib.suppress(UserError):  # it was removed since
-                launches.append(read_launch(directory.parents[1], int(directory.name)))
+            with contextlib.suppress(UserError, OSError, ValueError):  # it was removed since, or is damaged
+                # Anybody may name any launch as one that follows: it has to name this chain, too.
+                before = read_stages(directory).before
+                if before is not None and before.tag == tag:
+                    launches.append(read_launch(directory.parents[1], int(directory.name)))
     return [*targets, *filter(_waits_for_chain, poll(adopt(launches)))]
 
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from launcher import schedulers
 from launcher.errors import UserError
-from launcher.runs.manifest import Manifest, read_manifest
+from launcher.runs.manifest import Manifest, find_manifest
 from launcher.runs.paths import LAUNCHES, LaunchPaths, launch_numbers
 from launcher.runs.trust import usable_slurm_conf
 from launcher.schedulers.base import JobRef, JobStatus, Scheduler, Submission
@@ -116,8 +116,8 @@ class Launch:
 
 
 def read_launch(run_dir: Path, number: int) -> Launch:
-    """Read one launch from disk; no scheduler is asked; raise UserError if there is no valid manifest."""
-    manifest = read_manifest(run_dir / LAUNCHES / str(number))
+    """Read one launch from disk; no scheduler is asked; raise UserError if nothing tells of it."""
+    manifest = find_manifest(run_dir / LAUNCHES / str(number))
     return Launch(LaunchPaths(run_dir, manifest.run, manifest.job_name, number), manifest)
 
 

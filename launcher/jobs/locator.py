@@ -20,7 +20,7 @@ from typing import TypeVar
 
 from launcher.errors import UserError, escape
 from launcher.runs.index import Entry, Index, entry_of
-from launcher.runs.manifest import read_manifest
+from launcher.runs.manifest import find_manifest
 from launcher.runs.paths import LAUNCHES, launch_dir_of, launch_numbers, submitted_tag
 from launcher.schedulers.base import Scheduler
 from launcher.slurm.commands import Retry, SchedulerSilent
@@ -92,14 +92,20 @@ class RunLocator:
         return valid
 
     def originals(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Return entries without copies: a tag in several places is one launch, where it was seen first."""
+        """Return entries without copies: a tag in several places is one launch.
+
+        It is where its manifest is the user's own, and else where it was seen first.
+        """
         known = self.index.with_tags([entry.tag for entry in entries])
-        by_tag: dict[str, Entry] = {}
+        by_tag: dict[str, list[Entry]] = {}
         for entry in entries:
+            by_tag.setdefault(entry.tag, []).append(entry)
+
+        def is_later(entry: Entry) -> tuple[bool, bool]:
             first = known.get(entry.tag)
-            if entry.tag not in by_tag or (first is not None and first.run_dir == entry.run_dir):
-                by_tag[entry.tag] = entry
-        return list(by_tag.values())
+            return not entry.is_own, first is None or first.run_dir != entry.run_dir
+
+        return [same[0] if len(same) == 1 else min(same, key=is_later) for same in by_tag.values()]
 
     def located(self, job_id: str) -> list[Entry]:
         """Return the launch that a scheduler says a job is of; raise UserError if the launch was removed."""
@@ -137,6 +143,8 @@ class RunLocator:
                 answers[number] = question(clusters[number].scheduler)
             except UserError as error:
                 answers[number] = error
+            except OSError as error:  # a file that may not be read is no silence
+                answers[number] = UserError(str(error))
 
         # Daemons: a command that cannot be killed keeps nobody waiting.
         threads = [threading.Thread(target=ask, args=(n,), daemon=True) for n in range(len(clusters))]
@@ -285,7 +293,7 @@ def entries_of(run_dir: Path, newest: int | None = None) -> list[Entry]:
     for number in numbers if newest is None else numbers[-newest:]:
         directory = run_dir / LAUNCHES / str(number)
         try:
-            manifest = read_manifest(directory)
+            manifest = find_manifest(directory)
         except UserError:
             continue
         claimed = job_of(directory) if manifest.job_id is None else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -83,7 +84,7 @@ def _number(path: Path, run_dir: Path) -> int | None:
     if not target.is_relative_to(launches) or target == launches:
         return None
     name = target.relative_to(launches).parts[0]
-    return int(name) if name.isdigit() else None
+    return int(name) if name.isdecimal() else None
 
 
 def _by_job(word: str, locator: RunLocator) -> RunRef | None:
@@ -114,14 +115,23 @@ def _by_job(word: str, locator: RunLocator) -> RunRef | None:
 def _recorded(job_id: str, locator: RunLocator) -> list[Entry]:
     """Return the launches that had a job of this id, without a question to a scheduler."""
     known = locator.still_there(locator.index.with_job(job_id))
-    return known or _with_job(job_id, locator.launches(locator.always))
+    if any(entry.is_own for entry in known):
+        return known
+    return _with_job(job_id, locator.launches(locator.always)) or known
 
 
 def _launches_of(job_id: str, locator: RunLocator) -> Sequence[Entry]:
-    """Return the launches that had a job of this id."""
+    """Return the launches that had a job of this id.
+
+    A launch of somebody else may be a copy of the user's own: the scheduler knows where that is.
+    """
+    recorded = _recorded(job_id, locator)
+    if any(entry.is_own for entry in recorded):
+        return recorded
+    with contextlib.suppress(UserError) if recorded else contextlib.nullcontext():
+        recorded = locator.located(job_id) or recorded
     return (
-        _recorded(job_id, locator)
-        or locator.located(job_id)
+        recorded
         or _with_job(job_id, locator.launches())
         or _with_job(job_id, locator.launches(locator.trees_of_jobs()))
     )
@@ -175,6 +185,7 @@ def _chosen(word: str, run_dirs: Sequence[Path], locator: RunLocator) -> Path:
     # A copy begins with the same launch, however it continued.
     originals = locator.originals([entries[0] for entries in launches.values()])
     left = [launches[entry.run_dir][-1] for entry in originals]
+    left = [entry for entry in left if entry.is_own] or left
     me = provenance.user()
     left = [entry for entry in left if entry.user == me] or left
     if len(left) == 1:

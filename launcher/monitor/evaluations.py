@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,7 +68,7 @@ def _main_metric(values: Mapping[str, Any]) -> tuple[str, float, float | None] |
 
 def _finite(value: Any) -> float | None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and math.isfinite(value) else None
+    return float(value) if is_number and abs(value) <= sys.float_info.max else None
 
 
 def evaluation_table(evaluations: Sequence[Evaluation]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import UserError
-from launcher.runs.manifest import Manifest, read_manifest
+from launcher.runs.manifest import Manifest, find_manifest
 from launcher.runs.paths import LAUNCHES, MANIFEST
-from launcher.runs.trust import usable_slurm_conf
+from launcher.runs.trust import is_own, usable_slurm_conf
 
 CACHE_VARIABLE = "SLIPWAY_CACHE_DIR"
 _SHARED = Path("/var/tmp")
@@ -102,13 +102,22 @@ class Entry:
     @property
     def usable_slurm_conf(self) -> str | None:
         """Return the configuration of its Slurm; ``None``, the site's, if it is not trusted."""
-        return usable_slurm_conf(self.run_dir / LAUNCHES / str(self.number) / MANIFEST, self.slurm_conf)
+        return usable_slurm_conf(self.manifest, self.slurm_conf)
+
+    @property
+    def manifest(self) -> Path:
+        return self.run_dir / LAUNCHES / str(self.number) / MANIFEST
+
+    @property
+    def is_own(self) -> bool:
+        """Return True if its manifest is a file of the caller's: others' may be copies of it."""
+        return is_own(self.manifest)
 
     @property
     def is_there(self) -> bool:
         """Return True if the launch is still where it was seen."""
         try:
-            return read_manifest(self.run_dir / LAUNCHES / str(self.number)).tag == self.tag
+            return find_manifest(self.manifest.parent).tag == self.tag
         except UserError:
             return False
 
@@ -179,7 +188,11 @@ class Index:
 
     def remember(self, entries: Iterable[Entry], trees: Iterable[Path] = ()) -> None:
         """Add launches that were seen just now, and the directories of their runs."""
-        seen = {entry.tag: entry for entry in entries}
+        seen: dict[str, Entry] = {}
+        for entry in entries:
+            first = seen.setdefault(entry.tag, entry)
+            if first is not entry and (entry.is_own or not first.is_own):
+                seen[entry.tag] = entry
         known = self.with_tags(list(seen))
         changed = [entry for tag, entry in seen.items() if _is_news(entry, known.get(tag))]
         paths = {*trees, *(entry.run_dir.parent for entry in changed)}.difference(self.trees())
@@ -245,10 +258,14 @@ def _in_transaction(path: Path, statements: Sequence[Statement]) -> list[tuple[A
 
 
 def _is_news(entry: Entry, known: Entry | None) -> bool:
-    """Return True for an entry to add: one known from another place is a copy, while the other one exists."""
+    """Return True for an entry to add: one known from another place is a copy, while the other one exists.
+
+    What is the caller's own is no copy of what somebody else has.
+    """
     if known is None or known == entry:
         return known is None
-    return known.run_dir == entry.run_dir or not known.is_there
+    is_copied = entry.is_own and not known.is_own
+    return known.run_dir == entry.run_dir or not known.is_there or is_copied
 
 
 def _row(entry: Entry) -> list[bytes | int | None]:

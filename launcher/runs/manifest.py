@@ -4,27 +4,43 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import re
 from dataclasses import asdict, dataclass, field, fields, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from launcher.errors import UserError, escape, shortened
-from launcher.runs.paths import LAUNCHES, MANIFEST, launch_numbers
-from supervisor.files import UnfitFile, is_job_id, read_json, read_text, write_atomic
+from launcher.runs.paths import (
+    JOB_ID_LOG,
+    LARGEST_LAUNCH,
+    LAUNCHES,
+    MANIFEST,
+    SCRIPT_SUFFIX,
+    launch_numbers,
+)
+from launcher.runs.trust import user_name
+from supervisor.files import RECORD_LIMIT, UnfitFile, is_job_id, read_json, read_text, write_atomic
+from supervisor.marks import job_of
+from supervisor.settings import NAME as SETTINGS
+from supervisor.settings import from_json
+
+logger = logging.getLogger("launcher.runs")
 
 SCHEMA_VERSION = 1
 
 _NAME = re.compile(r"[^/\0]+")
+# The launches whose damaged manifests were logged.
+_logged: set[Path] = set()
 # The longest name of a file, without the prefix and suffix of a log.
 _LONGEST_NAME = 240
 _LONGEST_TEXT = 4096
 _MESSAGES = ("error", "unanswered")
 # The ranges of numbers with which the launcher counts.
 _RANGES = {
-    "launch": (1, 10**9),
+    "launch": (1, LARGEST_LAUNCH),
     "nodes": (1, 10**6),
     "max_nodes": (1, 10**6),
     "tasks_per_node": (1, 10**5),
@@ -138,7 +154,7 @@ def read_manifest(launch_dir: Path) -> Manifest:
     """Read a launch's manifest, without the keys of later versions; raise UserError for an invalid one."""
     path = launch_dir / MANIFEST
     try:
-        content = read_json(path)
+        content = read_json(path, RECORD_LIMIT)
         known = {item.name for item in fields(Manifest)}
         manifest = Manifest(**{key: value for key, value in content.items() if key in known})
         _check(manifest)
@@ -151,6 +167,58 @@ def read_manifest(launch_dir: Path) -> Manifest:
         raise UserError(f"{path}: {(error.strerror or str(error)).lower()}") from error
     except (ValueError, TypeError, AttributeError) as error:
         raise UserError(f"{path} is not a launch's manifest: {escape(str(error))}") from error
+
+
+def find_manifest(launch_dir: Path) -> Manifest:
+    """Read a launch's manifest; where it is damaged, return what the other files tell of its job."""
+    try:
+        return read_manifest(launch_dir)
+    except UserError as error:
+        manifest = _manifest_from_traces(launch_dir)
+        if manifest is None:
+            raise
+        if launch_dir not in _logged:
+            _logged.add(launch_dir)
+            logger.warning("%s; its other files tell of job %s", error.message, manifest.job_id)
+        return manifest
+
+
+def _manifest_from_traces(launch_dir: Path) -> Manifest | None:
+    """Return a manifest from the settings of a launch's job; ``None`` without them, or without a job."""
+    job_id = job_of(launch_dir)
+    with contextlib.suppress(OSError, ValueError):
+        words = read_text(launch_dir / JOB_ID_LOG, _LONGEST_TEXT).split()
+        job_id = words[-1] if words else job_id
+    try:
+        settings = from_json(read_json(launch_dir / SETTINGS))
+        status = launch_dir.stat()
+        manifest = Manifest(
+            run=settings.run,
+            launch=int(launch_dir.name),
+            tag=settings.tag,
+            stage="training" if settings.checkpoints else "unknown",
+            engine=settings.engine,
+            scheduler=settings.scheduler,
+            job_name=Path(settings.script).name.removesuffix(SCRIPT_SUFFIX),
+            nodes=settings.nodes,
+            tasks_per_node=settings.tasks_per_node,
+            time_limit=None,
+            command=[],
+            overrides=[],
+            choices={},
+            created=datetime.fromtimestamp(status.st_mtime, UTC).isoformat(),
+            version="unknown",
+            user=user_name(status.st_uid),
+            host="",
+            job_id=job_id,
+            links=settings.chain.links,
+            from_job=settings.chain.from_job,
+            max_nodes=settings.max_nodes,
+        )
+        _check(manifest)
+    except (OSError, ValueError, TypeError, OverflowError):
+        return None
+    return manifest if job_id is not None else None
 
 
 def _check(manifest: Manifest) -> None:
@@ -174,6 +242,8 @@ def _check(manifest: Manifest) -> None:
     if not all(isinstance(node, dict) for node in manifest.excluded):
         raise ValueError("its excluded nodes are no objects")
     names = (manifest.run, manifest.job_name)  # half of a character, which JSON can hold, is a ValueError
+    if b"\0" in os.fsencode(manifest.tag):
+        raise ValueError(f"tag is {shortened(repr(manifest.tag))}")
     if not all(_NAME.fullmatch(name) and len(os.fsencode(name)) <= _LONGEST_NAME for name in names):
         raise ValueError("its names are none of files")
     if manifest.job_id is not None and not is_job_id(manifest.job_id):
@@ -187,17 +257,34 @@ def newest_submitted(run_dir: Path) -> int | None:
     """Return the number of a run's newest launch that is known to be a job."""
     for number in reversed(launch_numbers(run_dir)):
         with contextlib.suppress(UserError):  # a broken launch hides no other
-            if read_manifest(run_dir / LAUNCHES / str(number)).job_id is not None:
+            if find_manifest(run_dir / LAUNCHES / str(number)).job_id is not None:
                 return number
     return None
 
 
-# A YAML parser takes a second for this much.
-_YAML_LIMIT = 1 << 19
+# A YAML parser takes two seconds for this much.
+_YAML_LIMIT = 1 << 20
 _YAML_DEPTH = 64
 # The escape of a path that is not UTF-8: libyaml does not read it, and the parser in Python is slow.
 _ODD_ESCAPE = re.compile(r"\\uD[89A-F]", re.IGNORECASE)
 _SLOW_YAML_LIMIT = 1 << 17
+# What a manifest may grow by when its job is known.
+_ROOM = 1 << 16
+
+
+def require_readable(path: Path, content: str | bytes) -> None:
+    """Raise UserError for a record of a launch that is larger than what its readers take."""
+    size = len(content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content)
+    limit = RECORD_LIMIT - _ROOM
+    if path.suffix == ".yaml":
+        is_slow = isinstance(content, str) and _ODD_ESCAPE.search(content) is not None
+        limit = _SLOW_YAML_LIMIT if is_slow else _YAML_LIMIT
+    if size > limit:
+        raise UserError(
+            f"{path.name} of this launch would have {size:,} bytes, and is read up to {limit:,}: its job "
+            "could not be found or examined",
+            hint="shorter or fewer values: data sets of a blend below a short link, points in several sweeps",
+        )
 
 
 def read_stored_text(path: Path) -> str:

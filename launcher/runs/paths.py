@@ -19,6 +19,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from launcher.errors import UserError
 from supervisor import settings as supervisor_settings
 from supervisor.marks import MARKS
 
@@ -41,7 +42,9 @@ EVALUATIONS = "evaluations"
 SUBMITTED = "submitted"
 SUPERVISOR = "supervisor.pyz"
 SCRIPT_SUFFIX = "_submission.sh"
-_NUMBER = re.compile("[1-9][0-9]*")
+LARGEST_LAUNCH = 10**9 - 1
+# No larger number: a directory called 20261126120000 is somebody's backup.
+_NUMBER = re.compile("[1-9][0-9]{0,8}")
 _SUBMITTED_NAME = re.compile(rf"(.+)\.[1-9][0-9]*{re.escape(SCRIPT_SUFFIX)}")
 
 
@@ -159,7 +162,14 @@ def launch_numbers(run_dir: Path) -> list[int]:
 
 
 def next_launch_number(run_dir: Path) -> int:
-    return max(launch_numbers(run_dir), default=0) + 1
+    """Return the number of a run's next launch; raise UserError if there is none left."""
+    number = max(launch_numbers(run_dir), default=0)
+    if number >= LARGEST_LAUNCH:
+        raise UserError(
+            f"{run_dir / LAUNCHES / str(number)}: no launch can have a larger number",
+            hint="it is no launch of Slipway: move it",
+        )
+    return number + 1
 
 
 def find_runs(base_results_dir: Path) -> list[Path]:

@@ -1,8 +1,9 @@
-"""Trust in the configurations of Slurm that manifests name.
+"""Trust in files of runs: what they name is used only if nobody else could have written them.
 
 Anybody may have written a manifest, and Slurm's commands load plugins from the directory that their
 configuration names. A manifest's configuration is therefore used only if nobody but the caller, root and
-Slurm's own user could have written the manifest or the configuration, or can replace either.
+Slurm's own user could have written the manifest or the configuration, or can replace either. The same holds
+for all of a run that names programs, libraries or clusters, or is one.
 """
 
 from __future__ import annotations
@@ -44,6 +45,14 @@ def usable_slurm_conf(manifest: Path, slurm_conf: str | None) -> str | None:
             *map(escape, (str(manifest), slurm_conf, why)),
         )
     return None
+
+
+def is_own(path: Path) -> bool:
+    """Return True if a file is the caller's own, whatever it says of itself."""
+    try:
+        return path.lstat().st_uid == os.geteuid()
+    except OSError:
+        return False
 
 
 def why_untrusted(path: Path, *, may_be_missing: bool = False) -> str | None:

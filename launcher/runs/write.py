@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from launcher.errors import explain_os_error, file_mode
-from launcher.runs.manifest import newest_submitted
+from launcher.runs.manifest import newest_submitted, require_readable
 from launcher.runs.paths import LAUNCHES, NEWEST, LaunchPaths, next_launch_number
 from supervisor.files import sync_directory, write_atomic
 
@@ -114,6 +114,8 @@ def write_launch(
     try:
         for path, content in files.items():
             mode = 0o777 if path.suffix == ".sh" else 0o666
+            if path.suffix in (".json", ".yaml"):
+                require_readable(path, content)
             target = temporary / path.relative_to(paths.directory)
             target.parent.mkdir(parents=True, exist_ok=True)
             if isinstance(content, bytes):

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from launcher.errors import NOT_KNOWN, UserError
 from launcher.slurm.states import Action, State
+from supervisor.marks import JobAttempt, read_attempts
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ class JobRef:
     one is in the name of the submitted script: a job of the same id without it is another one, of a Slurm
     whose ids began again. Without a queue the job runs on `host`, from which it was submitted. A chain has
     `max_links` jobs at most; with `is_repeated` its further ones are those of a stage that is submitted again
-    and again while a training goes on.
+    and again while a training goes on. `marks` keeps the attempts that were read for one question.
     """
 
     links: Mapping[int, str]
@@ -98,6 +99,23 @@ class JobRef:
     host: str = ""
     max_links: int = 1
     is_repeated: bool = False
+    marks: dict[str | None, list[JobAttempt]] | None = field(default=None, compare=False, repr=False)
+
+    def attempts(self, job_id: str | None = None) -> list[JobAttempt]:
+        """Return the attempts of a job or an array, by default of all; the `jobs` share one reading."""
+        if self.marks is None:
+            return read_attempts(self.launch_dir, job_id)
+        if None not in self.marks:
+            self.marks[None] = read_attempts(self.launch_dir)
+            for attempt in self.marks[None]:
+                for key in {attempt.job_id, attempt.job_id.partition("_")[0]}:
+                    self.marks.setdefault(key, []).append(attempt)
+        return self.marks.get(job_id, [])
+
+    def __post_init__(self) -> None:
+        # Marks may name one job for several links: it is the first of them.
+        links = {job_id: link for link, job_id in reversed(self.links.items())}
+        object.__setattr__(self, "links", {link: job_id for job_id, link in reversed(links.items())})
 
     @property
     def job_id(self) -> str:
@@ -106,8 +124,9 @@ class JobRef:
 
     @property
     def jobs(self) -> list[JobRef]:
-        """Return a reference to each job of a chain."""
-        return [replace(self, links={1: job_id}, max_links=1) for job_id in self.links.values()]
+        """Return a reference to each job of a chain; their marks are read once for all of them."""
+        marks: dict[str | None, list[JobAttempt]] = {}
+        return [replace(self, links={1: job_id}, max_links=1, marks=marks) for job_id in self.links.values()]
 
     @property
     def parent_id(self) -> str:

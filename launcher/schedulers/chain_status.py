@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from launcher.schedulers.base import ChainJobs, JobRef, JobStatus
-from launcher.schedulers.job_status import ANOTHER_JOB, from_marks, status_of_attempt
+from launcher.schedulers.job_status import ANOTHER_JOB, from_read_marks, status_of_attempt
 from launcher.slurm.states import State
-from supervisor.marks import ChainEnd, JobAttempt, chain_end, read_attempts
+from supervisor.marks import ChainEnd, JobAttempt, chain_end
 
 # The prefix of a job's id in the mark that ends a chain.
 _JOB = "job "
@@ -29,7 +29,7 @@ def status_of_chain(ref: JobRef, statuses: Sequence[JobStatus]) -> JobStatus:
         return _status_of_repeated(ref, statuses)
     if ref.max_links == 1:
         # Its marks are read only if they may count.
-        marked = read_attempts(ref.launch_dir, ref.job_id) if statuses[0].state is State.NODE_FAIL else []
+        marked = ref.attempts(ref.job_id) if statuses[0].state is State.NODE_FAIL else []
         own = [attempt for attempt in marked if attempt.is_of(ref.tags)]
         return _or_done(statuses[0], own[-1] if own else None)
     end = chain_end(ref.launch_dir)
@@ -77,7 +77,7 @@ def _own_links(ref: JobRef, statuses: Sequence[JobStatus]) -> tuple[ChainJobs, d
     A run may have been removed while its chain waited, and launched again: a job of the old chain then has
     the directory of the new launch.
     """
-    attempts = read_attempts(ref.launch_dir)
+    attempts = ref.attempts()
     own = {attempt.job_id: attempt for attempt in attempts if attempt.is_of(ref.tags)}
     foreign = {attempt.job_id for attempt in attempts}.difference(own)
     known = {
@@ -110,7 +110,7 @@ def _unless_it_left(status: JobStatus, attempt: JobAttempt | None, end: ChainEnd
 
 def from_marks_alone(ref: JobRef) -> JobStatus | None:
     """Return how a launch's job, or its chain, ended by its marks alone; ``None`` if they do not tell."""
-    marked = [from_marks(ref.launch_dir, job_id) for job_id in ref.links.values()]
+    marked = [from_read_marks(job, job.job_id) for job in ref.jobs]
     if ref.max_links == 1:
         return marked[0]  # of a stage that is repeated the one after the training
     if not any(marked):

@@ -14,12 +14,13 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from launcher.runs.paths import SCRIPT_SUFFIX
 from launcher.schedulers.base import JobRef, JobStatus
 from launcher.slurm.notations import compress_tasks, expand_tasks, format_time_limit
 from launcher.slurm.records import LAUNCH_FAILURE, Record
 from launcher.slurm.states import State, why_waiting
-from supervisor.files import open_regular
-from supervisor.marks import JobAttempt, cancelled_by, read_attempts
+from supervisor.files import names_in, open_regular
+from supervisor.marks import JobAttempt, cancelled_by
 from supervisor.rules import EXIT_INTERRUPTED
 from supervisor.slurm_states import END_REASONS, FINAL, STATES, plain_word
 
@@ -61,19 +62,24 @@ def status_of(record: Record) -> JobStatus:
 
 
 def from_marks(launch_dir: Path, job_id: str | None = None) -> JobStatus | None:
+    """Read the marks of a launch, and return the status that they tell; see `from_read_marks`."""
+    return from_read_marks(JobRef({}, launch_dir, ()), job_id)
+
+
+def from_read_marks(ref: JobRef, job_id: str | None) -> JobStatus | None:
     """Return the status that a job's own marks tell; ``None`` without marks.
 
     A job that began and recorded no end is UNKNOWN: it may run, and it may have been killed. So is the task
     of an array that has not begun. With `job_id` the marks of other jobs, or tasks, are ignored.
     """
-    marked = _marked(launch_dir, job_id)
+    marked = _marked(ref.attempts(job_id))
     if None in marked or not marked:
         return marked.get(None)
     task = (job_id or "").partition("_")[2]
     if task:
         return marked[int(task)]
     tasks = {number: status for number, status in marked.items() if number is not None}
-    return sum_up({**dict.fromkeys(declared_tasks(launch_dir), _NOT_BEGUN), **tasks})
+    return sum_up({**dict.fromkeys(declared_tasks(ref.launch_dir), _NOT_BEGUN), **tasks})
 
 
 def or_cancelled(status: JobStatus, ref: JobRef) -> JobStatus:
@@ -104,7 +110,7 @@ def status_of_job(
         return or_cancelled(status, ref) if by_nobody or is_lost else status
     is_another = bool(live or accounted)
     forgotten = f"not in the queue; {blind}" if blind else _FORGOTTEN
-    marked = from_marks(ref.launch_dir, ref.job_id)
+    marked = from_read_marks(ref, ref.job_id)
     unknown = JobStatus(State.UNKNOWN, ANOTHER_JOB if is_another else forgotten)
     return or_cancelled(marked or unknown, ref)
 
@@ -113,7 +119,7 @@ def _of_job(ref: JobRef, live: Sequence[Record], past: Sequence[Record]) -> JobS
     """Return the status of a job that Slurm knows."""
     # The queue tells all of a live job; of an array it does not, because it forgets ended tasks.
     is_alive = any(record.state.is_live and record.task is None for record in live)
-    marked = {} if is_alive else _marked(ref.launch_dir, ref.job_id)
+    marked = {} if is_alive else _marked(ref.attempts(ref.job_id))
     by_live, by_past = _by_task(live), _by_task(past)
 
     def resolved(number: int | None) -> JobStatus:
@@ -169,9 +175,8 @@ def _by_task(records: Sequence[Record]) -> dict[int | None, JobStatus]:
     return statuses
 
 
-def _marked(launch_dir: Path, job_id: str | None) -> dict[int | None, JobStatus]:
+def _marked(attempts: Sequence[JobAttempt]) -> dict[int | None, JobStatus]:
     """Return the last attempt of each task by its marks; of several jobs that of the last one."""
-    attempts = read_attempts(launch_dir, job_id)
     last = attempts[-1].job_id.partition("_")[0] if attempts else None
     statuses: dict[int | None, JobStatus] = {}
     for attempt in attempts:
@@ -276,9 +281,11 @@ _ENDED_BY_USER = "ended_by_user"
 
 def declared_tasks(launch_dir: Path) -> list[int]:
     """Return the numbers of the tasks that a launch's script asks for; empty if it is no array."""
-    for script in launch_dir.glob("*_submission.sh"):
+    for name in names_in(launch_dir):
+        if not name.endswith(SCRIPT_SUFFIX):
+            continue
         try:
-            with open_regular(script) as stream:
+            with open_regular(launch_dir / name) as stream:
                 match = _HEADER.search(stream.read(_HEADER_BYTES).decode("utf-8", "replace"))
         except OSError:
             continue

@@ -16,7 +16,7 @@ from launcher.schedulers.job_status import from_marks, or_cancelled
 from launcher.slurm.environment import clean_environment
 from launcher.slurm.states import Action, State
 from supervisor import settings
-from supervisor.files import read_json
+from supervisor.files import names_in, read_json
 
 # The index of the tag in a supervisor's command.
 _TAG = 3
@@ -142,7 +142,8 @@ def _script(pid: str) -> Path | None:
         if argument.endswith(b"_submission.sh"):
             return Path(os.fsdecode(argument))
     directory = _supervised(command)
-    return None if directory is None else next(iter(directory.glob(f"*{SCRIPT_SUFFIX}")), None)
+    names = names_in(directory) if directory is not None else ()
+    return next((Path(directory or "", name) for name in names if name.endswith(SCRIPT_SUFFIX)), None)
 
 
 def _job(command: list[bytes]) -> tuple[Path, str] | None:
@@ -153,7 +154,12 @@ def _job(command: list[bytes]) -> tuple[Path, str] | None:
         return (directory, tag) if tag == argument else None
     if len(command) < 2 or not command[-2].endswith(SCRIPT_SUFFIX.encode()):
         return None
-    return Path(os.fsdecode(command[-2])).resolve().parent, os.fsdecode(command[-1])
+    return _real(command[-2]).parent, os.fsdecode(command[-1])
+
+
+def _real(argument: bytes) -> Path:
+    """Return a path without links; anybody's process may name one that leads in circles."""
+    return Path(os.path.realpath(os.fsdecode(argument)))
 
 
 def _supervised(command: list[bytes]) -> Path | None:
@@ -163,7 +169,7 @@ def _supervised(command: list[bytes]) -> Path | None:
     """
     if len(command) <= _TAG + 1 or not command[_TAG - 1].endswith(b"/" + SUPERVISOR.encode()):
         return None
-    directory = Path(os.fsdecode(command[_TAG - 1])).resolve().parent
+    directory = _real(command[_TAG - 1]).parent
     try:
         is_of_slurm = read_json(directory / settings.NAME).get("scheduler") == settings.SLURM
     except (OSError, ValueError):

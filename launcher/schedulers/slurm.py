@@ -23,7 +23,7 @@ from launcher.slurm.notations import expand_tasks
 from launcher.slurm.questions import JobQuestions
 from launcher.slurm.records import Record, by_job, script_of
 from launcher.slurm.states import Action
-from supervisor.marks import cancelled_at, read_attempts
+from supervisor.marks import cancelled_at
 
 # Messages of `sbatch --test-only` about jobs that sbatch itself queues: nodes are drained, busy or too few.
 _WOULD_WAIT = (
@@ -190,8 +190,7 @@ def _left_no_mark(ref: JobRef, status: JobStatus) -> bool:
     """Return True if a job is over without a mark that it began, and nobody noted when it was cancelled."""
     if not status.state.is_final or status.elapsed not in (None, "00:00:00"):
         return False
-    launch_dir, job_id = ref.launch_dir, ref.job_id
-    return cancelled_at(launch_dir, job_id) is None and not read_attempts(launch_dir, job_id)
+    return not ref.attempts(ref.job_id) and cancelled_at(ref.launch_dir, ref.job_id) is None
 
 
 def _queue_tells_all(ref: JobRef, records: Sequence[Record]) -> bool:

@@ -28,7 +28,7 @@ from launcher.rendering.supervision import supervisor_archive
 from launcher.runs import paths as names
 from launcher.runs import provenance
 from launcher.runs.index import Index, entry_of
-from launcher.runs.manifest import Manifest, write_manifest
+from launcher.runs.manifest import Manifest, require_readable, write_manifest
 from launcher.runs.paths import display_path, log_prefix_beside
 from launcher.runs.write import (
     copy_package,
@@ -183,6 +183,7 @@ def _write_array(array: Array, sweep: SweepDraft, request: SweepRequest, undo: E
     script = render_array(array, directory, tag, request.template_dir)
     write_atomic(directory / array.script_name, script, 0o777)
     settings = json.dumps(array_settings(array, tag)._asdict(), indent=2) + "\n"
+    require_readable(directory / SUPERVISOR_SETTINGS, settings)
     write_atomic(directory / SUPERVISOR_SETTINGS, settings)
     record = ArrayRecord(
         sweep=sweep.name,

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import UserError, escape
-from supervisor.files import is_job_id, names_in, read_json, whole, write_atomic
+from launcher.runs.manifest import require_readable
+from supervisor.files import RECORD_LIMIT, UnfitFile, is_job_id, names_in, read_json, whole, write_atomic
+from supervisor.settings import NAME as SETTINGS
 
 # The directory of a sweep's arrays, and in an array the links by the numbers of its tasks.
 ARRAYS = "arrays"
@@ -44,16 +46,23 @@ class ArrayRecord:
 
 
 def write_record(array_dir: Path, record: ArrayRecord) -> None:
-    write_atomic(array_dir / SWEEP_FILE, json.dumps(asdict(record), indent=2) + "\n")
+    """Write the record of an array; raise UserError if it is larger than what is read."""
+    text = json.dumps(asdict(record), indent=2) + "\n"
+    require_readable(array_dir / SWEEP_FILE, text)
+    write_atomic(array_dir / SWEEP_FILE, text)
 
 
 def read_records(sweep_dir: Path) -> list[ArrayRecord]:
-    """Return the arrays of a sweep, oldest first, without those that are broken or unfinished."""
-    return [record for record in _records(sweep_dir).values() if record is not None]
+    """Return the arrays of a sweep, oldest first, without those that are broken or unfinished.
+
+    Of a broken one the points are those that its job has, without their values.
+    """
+    records = ((path, record or record_of_job(path.parent)) for path, record in _records(sweep_dir).items())
+    return [record for _, record in records if record is not None]
 
 
 def broken_records(sweep_dir: Path) -> list[Path]:
-    """Return the records of arrays that cannot be read: the state of their points is unknown."""
+    """Return the records of arrays that cannot be read: see `record_of_job`."""
     return [path for path, record in _records(sweep_dir).items() if record is None]
 
 
@@ -92,6 +101,8 @@ def _records(sweep_dir: Path) -> dict[Path, ArrayRecord | None]:
         path = sweep_dir / ARRAYS / str(number) / SWEEP_FILE
         try:
             records[path] = _read(path)
+        except UnfitFile:
+            records[path] = None
         except (FileNotFoundError, NotADirectoryError):
             continue
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
@@ -100,9 +111,27 @@ def _records(sweep_dir: Path) -> dict[Path, ArrayRecord | None]:
 
 
 def _read(path: Path) -> ArrayRecord:
-    content = read_json(path)
+    content = read_json(path, RECORD_LIMIT)
     known = {item.name for item in fields(ArrayRecord)}
-    record = ArrayRecord(**{key: value for key, value in content.items() if key in known})
+    return _checked(ArrayRecord(**{key: value for key, value in content.items() if key in known}))
+
+
+def record_of_job(array_dir: Path) -> ArrayRecord | None:
+    """Return what the settings of an array's tasks tell of it; ``None`` if they are damaged too."""
+    try:
+        content = read_json(array_dir / SETTINGS, RECORD_LIMIT)
+        launches = [Path(directory) for directory, _ in content["points"]]
+        points = [{"name": path.parents[1].name, "launch": int(path.name), "values": {}} for path in launches]
+        empty: dict[str, Any] = dict.fromkeys((item.name for item in fields(ArrayRecord)), "")
+        empty |= {"slurm_conf": None, "command": [], "overrides": [], "throttle": None, "labels": {}}
+        empty |= {"points": points, "job_id": None, "error": None}
+        return _checked(ArrayRecord(**empty | {name: content[name] for name in ("sweep", "tag", "script")}))
+    except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError):
+        return None
+
+
+def _checked(record: ArrayRecord) -> ArrayRecord:
+    """Return a record of an array; raise ValueError if it is none."""
     texts = (record.sweep, record.tag, record.created, record.error or "", *record.labels.values())
     is_valid = all(isinstance(text, str) for text in texts)
     is_valid &= record.job_id is None or is_job_id(record.job_id)
@@ -112,7 +141,7 @@ def _read(path: Path) -> ArrayRecord:
         is_valid &= name.isprintable() and isinstance(point["values"], dict)
         is_valid &= launch is None or whole(launch, 1) is not None
     if not is_valid:
-        raise ValueError(f"{path} is no record of an array")
+        raise ValueError("it is no record of an array")
     return record
 
 

@@ -12,7 +12,7 @@ from launcher.errors import escape
 from launcher.monitor.run_status import StatusRow, collect_status, gone
 from launcher.runs.paths import display_path
 from launcher.slurm.states import State
-from launcher.sweeps.record import broken_records, read_records
+from launcher.sweeps.record import broken_records, read_records, record_of_job
 from launcher.ui import tables
 from launcher.ui.tables import REASON
 
@@ -103,7 +103,8 @@ def failures(sweep_dir: Path) -> list[str]:
         if record.error and record.job_id is None
     ]
     broken = [
-        f"{display_path(path)} cannot be read: its points are not in the table"
+        f"{display_path(path)} cannot be read: "
+        + ("its points have no values" if record_of_job(path.parent) else "its points are not in the table")
         for path in broken_records(sweep_dir)
     ]
     return [*refused, *broken]

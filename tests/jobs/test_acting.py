@@ -143,6 +143,7 @@ def test_stage_that_waits_for_a_chain_is_cancelled_with_it(
     """A stage that reads a checkpoint just now is cancelled, too: its first job waits for the chain."""
     chain, stage = write_launch("a", 1), write_launch("after", 2)
     (chain / NAME).write_text(to_json(Stages(after=(Stage("after", str(stage), "tag"),))))
+    (stage / NAME).write_text(to_json(Stages(before=Stage("a", str(chain), "a-1"))))
     chain_status = replace(RUNNING, chain=ChainJobs(1, 1, {"1": RUNNING}, [1]))
     jobs = {"2": PENDING, "3": RUNNING}
     stage_status = replace(RUNNING, chain=ChainJobs(2, 2, jobs, (1, 2), is_repeated=True))

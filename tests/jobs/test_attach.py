@@ -160,6 +160,12 @@ def test_attach_without_slurm(local_project: Project) -> None:
     project.wait_until_it_trains(ranks=4)
     done = attach("run", "--rank", "3", "--", "bash", "-c", 'echo "$RANK $PWD"; exit 3')
     assert (done.returncode, done.stdout) == (3, f"3 {project.launch_dir()}/code\n"), done.stderr
+    script = project.launch_dir() / "attach.sh"
+    script.write_text(f"touch {project.launch_dir()}/canary")
+    script.chmod(0o777)  # as if somebody else had written it
+    done = attach("run", "--rank", "2", "--", "bash", "-c", 'echo "$RANK $PWD"; exit 3')
+    assert (done.returncode, done.stdout) == (3, f"2 {project.launch_dir()}/code\n"), done.stderr
+    assert not (project.launch_dir() / "canary").exists()
     code, _, err = project.slipway("attach", "run", "--node", "n1")
     assert code == 2 and "it has no nodes" in err
     manifest = project.launch_dir() / "launcher.json"

@@ -43,6 +43,7 @@ def make_place(*words: str, secret: str = VALUE, code: int = REFUSED, **environm
     return Place(words, environment, secret=secret, code=code)
 
 
+_COMMAND = ("command.run.name=a",)
 PLACES = {
     # --- places that a review found ---
     "comment": make_place(f"cluster.comment='HF_TOKEN={VALUE}'"),
@@ -110,6 +111,34 @@ PLACES = {
     "login of a registry": make_place(f"env_vars.X='docker login -u me -p {VALUE} nvcr.io'"),
     "option of a command": make_place(f"env_vars.X='hf auth login --token {VALUE}'"),
     "curl": make_place(f"env_vars.X='curl -u me:{VALUE} https://host'"),
+    **{
+        f"items of {key}: {line}": make_place(f"{key}=[{line.replace(' ', ',')}]", *_COMMAND)
+        for key in ("command.argv", "cluster.srun_args", "+training.model.arguments")
+        for line in (
+            *(
+                f"prog {option} {VALUE}"
+                for option in ("--password", "--api-key", "--token", "--oauth2-bearer")
+            ),
+            f"docker login -u me -p {VALUE} reg",
+            f"curl -s -u me:{VALUE} https://host",
+            f"sshpass -p {VALUE} ssh host",
+            f"aws configure set aws_secret_access_key {VALUE}",
+            f"aws configure set profile.a.aws_session_token {VALUE}",
+            f"'prog' '--password' '{VALUE}'",
+            f'"--token" "{VALUE}" last',
+            f"wandb login --relogin {VALUE}",
+        )
+    },
+    "items with blanks": make_place(f"command.argv=[ prog , --password , '{VALUE} of mine' ]", *_COMMAND),
+    "items of a mapping": make_place(f"+command={{argv: [prog, --token, {VALUE}]}}", *_COMMAND),
+    "items of two lists": make_place(f"+training.model.a=[[x],[prog,--token,{VALUE}]]"),
+    "items, dead": make_place(f"cluster.srun_args=[--token,{VALUE}]", "cluster.srun_args=[]", code=MASKED),
+    "items of srun's export": make_place(f"cluster.srun_args=[--export,'ALL,MY_TOKEN={VALUE}']"),
+    "items of the tree": Place(tree=f"srun_args: [prog, --password, {VALUE}]"),
+    "image of a registry": make_place(f"container=me:{VALUE}@reg#img:1"),
+    "image of a registry with a port": make_place(f"container=me:{VALUE}@reg:5000#a/img:1"),
+    "image of a registry without #": make_place(f"container=me:{VALUE}@reg/img:1"),
+    "image of the tree": Place(tree=f"job_name_prefix: me:{VALUE}@reg#img-"),
     "netrc": make_place(f"env_vars.X='machine h login me password {VALUE}'"),
     # --- files of the user ---
     "tree": Place(tree=f"env_vars: {{HF_TOKEN: {VALUE}}}"),

@@ -124,13 +124,17 @@ _MARK_KEYS = [
     "state", "signal", "host", "rule", "verdict", "excluded", "why", "user", "by", "time", "error",
 ]  # fmt: skip
 marks = st.builds(Thing, st.just("json"), _object(_MARK_KEYS)) | junk | special
-claims = st.builds(Thing, st.just("text"), odd_texts) | junk | special
+# Ids that other marks, or the manifest, have too.
+_REPEATED = st.sampled_from(["17", "77", "17_2", "18"])
+claims = st.builds(Thing, st.just("text"), odd_texts | _REPEATED) | junk | special
+# Files and directories that their owner lets nobody, or somebody, read.
+modes = st.builds(Thing, st.just("mode"), st.sampled_from([0o000, 0o111, 0o333, 0o444, 0o700]))
 MARKS = [
     "17.0.started.json", "17.0.ended.json", "17.1.ended.json", "77.0.ended.json", "17_2.0.ended.json",
     "17.².ended.json", "17.99999999999999999999.ended.json", "5_[1-.0.ended.json", "\x1b[2J.0.started.json",
-    "17.cancelled.json", "chain-ended",
+    "17.cancelled.json", "chain-ended", "18.0.started.json", "18.0.ended.json",
 ]  # fmt: skip
-CLAIMS = ["job", "job.2", "image.sha256", "job.17"]
+CLAIMS = ["job", "job.2", "job.3", "image.sha256", "job.17", "job.2.17", "job.4.18"]
 
 _BARS = st.builds(
     lambda step, clock, value: f"|{step}/{step} [{clock}<0, loss={value}, global_step={value}]\r",
@@ -171,6 +175,32 @@ records = (
     | special
 )  # fmt: skip
 
+_RESULT = st.one_of(odd_values, _object(["acc", "acc_norm", "acc_stderr", "word_perplexity", "\x1b[2J"]))
+evaluations = (
+    st.builds(
+        lambda loss, tasks: Thing("json", {"perplexity": {"loss": loss}, "lm_eval": tasks}),
+        odd_values,
+        st.dictionaries(odd_texts | st.just("arc"), _RESULT, max_size=3) | odd_values,
+    )
+    | st.builds(Thing, st.just("json"), _object(["perplexity", "lm_eval"]))
+    | junk
+    | special
+)
+stages = (
+    st.builds(
+        lambda side, odd: Thing(
+            "json",
+            {side: {"run": "healthy", "directory": "/", "tag": "t", **odd}}
+            if side == "before"
+            else {side: [{"run": "healthy", "directory": "../healthy/launches/1", "tag": "t", **odd}]},
+        ),
+        st.sampled_from(["before", "after", "repeated"]),
+        _object(["run", "directory", "tag", "dependency", "needs_success"]),
+    )
+    | junk
+    | special
+)
+
 _ROOT_KEYS = ["training", "cluster", "stages", "container", "env_vars", "base_results_dir", "launcher_dir"]
 _CHECKPOINT = st.builds(Thing, st.just("json"), _object(["step", "serial", "files"])) | junk | special
 
@@ -200,6 +230,13 @@ FILES: dict[str, st.SearchStrategy[Thing]] = {
     "../../checkpoints/1/complete.json": _CHECKPOINT,
     "../../checkpoints/latest_checkpointed_iteration.txt": logs,
     "../../checkpoints": special,
+    "../../evaluations/step-2.json": evaluations,
+    "../../evaluations/step-10.json": evaluations,
+    "../../evaluations": special | modes,
+    "stages.json": stages,
+    "supervisor.json": stages,
+    "launcher.log": claims,
+    "../20261126120000/launcher.json": junk | special,
     "../../loss.png": special,
     "root_config.yaml": junk | special | st.builds(Thing, st.just("root config"), _object(_ROOT_KEYS)),
     "../../p/launches/1/launcher.json": junk | special,
@@ -207,8 +244,10 @@ FILES: dict[str, st.SearchStrategy[Thing]] = {
     "../2/launcher.json": junk | special,
     "../99999999999999999999/launcher.json": junk | special,
     "../3": special,
-    "results": special,
-    "marks": special,
+    "results": special | modes,
+    "marks": special | modes,
+    "../../p": modes,
+    "../4": modes,
 }
 
 
@@ -261,6 +300,10 @@ def put(path: Path, thing: Thing) -> None:
     elif thing.kind == "sparse":
         with path.open("wb") as stream:
             stream.truncate(HUGE)
+    elif thing.kind == "mode":
+        path.mkdir()
+        (path / "step-2.json").write_text("{}")
+        path.chmod(thing.content)
     elif thing.kind == "unreadable":
         path.write_text("{}")
         path.chmod(0)
@@ -288,6 +331,15 @@ def hostile_runs(evil: str, healthy_tag: str) -> st.SearchStrategy[HostileRun]:
         st.fixed_dictionaries({"engine": st.sampled_from(["nemo", "megatron_lm", "x"])}),
         st.fixed_dictionaries({"stage": st.sampled_from(["data_preparation", "x"])}),
         st.fixed_dictionaries({"links": st.integers(2, 5)}),
+        st.fixed_dictionaries({"links": st.integers(2, 5), "from_job": st.booleans()}),
+        st.fixed_dictionaries({"every": st.just(1), "waits_for": st.just("x")}),
+        st.fixed_dictionaries({"excluded": st.lists(_object(["node", "job", "until", "why"]), max_size=2)}),
+        st.fixed_dictionaries({"data": st.lists(_object(["kind", "size", "path"]), max_size=2)}),
+        st.builds(
+            lambda launch, row: {"differs": {"launch": launch, "changes": [row]}},
+            odd_values,
+            st.fixed_dictionaries({"key": odd_texts, "old": odd_values, "new": odd_values}) | odd_values,
+        ),
         st.fixed_dictionaries({"scheduler": st.sampled_from(["local", "allocation", "x"])}),
         st.fixed_dictionaries({"job_id": st.none(), "error": st.none() | odd_texts}),
         st.just({}),

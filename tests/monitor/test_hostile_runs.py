@@ -271,6 +271,71 @@ def test_two_runs_of_one_tag_are_distinguished(tree: Tree) -> None:
             check(tree, verbs_about("theirs"))
 
 
+REPEATS = [
+    {"job.2": "17"},
+    {"job.2": "18", "job.3": "18"},
+    {"job": "17", "job.2": "17", "job.3": "17", "job.4": "17"},
+    {"job.2.17": ""},
+    {"job.2": "77"},
+]
+
+
+@pytest.mark.parametrize("marks", REPEATS)
+@pytest.mark.parametrize("changes", [{"links": 5}, {"every": 1, "waits_for": "x"}])
+def test_marks_that_repeat_an_id_cost_their_own_row_only(
+    tree: Tree, marks: dict[str, str], changes: dict[str, Any]
+) -> None:
+    files = {f"marks/{name}": Thing("text", f"{text}\n") for name, text in marks.items()}
+    with planted_run(tree, HostileRun(changes, None, files)):
+        check(tree, [("logs", "theirs"), ("history", "theirs"), ("verify", "theirs"), ("follow", "theirs")])
+        _, out, _ = run(tree.base, "status", "theirs", "--json")
+        links = json.loads(out)[0]["links"]
+        assert len({link["job_id"] for link in links}) == len(links)
+
+
+NUMBERS = [10**400, -(10**4000), 1e308, -1e308, 5e-324, float("nan"), float("inf")]
+
+
+@pytest.mark.parametrize("number", NUMBERS, ids=lambda number: str(number)[:9])
+def test_any_number_of_an_evaluation_is_read(tree: Tree, number: object) -> None:
+    content = {"perplexity": {"loss": number}, "lm_eval": {"arc": {"acc": number, "acc_stderr": number}}}
+    files = {f"../../evaluations/step-{step}.json": Thing("json", content) for step in (2, 3)}
+    with planted_run(tree, HostileRun({}, None, files)):
+        check(tree, [("history", "theirs"), ("history", "theirs", "--json"), ("plot", "theirs")])
+
+
+UNREADABLE = ["", "launches", "launches/1", "launches/1/marks", "launches/1/launcher.json", "evaluations"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become somebody else")
+@pytest.mark.parametrize("mode", [0o000, 0o111, 0o444])
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_what_may_not_be_read_costs_its_own_row_only(
+    tree: Tree, name: str, mode: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for another user, and one whose umask is 077."""
+    files = {
+        "marks/17.0.started.json": Thing("json", {"started": 1000}),
+        "../../evaluations/step-2.json": Thing("json", {}),
+        "results/metrics.jsonl": Thing("lines", whole_training(0, 10)),
+    }
+    monkeypatch.setenv("SLIPWAY_CACHE_DIR", str(tree.root / "their cache"))
+    tree.root.parent.chmod(0o755)
+    tree.root.parent.parent.chmod(0o755)
+    tree.root.chmod(0o777)
+    (tree.root / "configurations").unlink(missing_ok=True)
+    with planted_run(tree, HostileRun({}, None, files)):
+        (tree.base / "theirs" / name).chmod(mode)
+        os.seteuid(NOBODY)
+        try:
+            check(tree, [(verb, "theirs") for verb in ("status", "history", "logs", "verify")])
+        finally:
+            os.seteuid(0)
+            tree.root.chmod(0o700)
+            shutil.rmtree(tree.root / "their cache", ignore_errors=True)
+            (tree.root / "configurations").unlink(missing_ok=True)
+
+
 @pytest.mark.parametrize("verb", ["cancel", "hold", "release"])
 def test_the_verbs_that_act_print_no_control_characters(tree: Tree, verb: str) -> None:
     with planted_run(tree, HostileRun({"run": "x\x1b]0;owned\x07", "host": "\x9b31m"}, None)):

@@ -14,7 +14,7 @@ from launcher.checks.gathering.path_resolver import Fault, PathResolver, is_ther
 from launcher.errors import did_you_mean, nearest, nearest_files
 from launcher.estimates.values import Values, full
 from supervisor.checkpoints import MARKER, TRACKER
-from supervisor.files import read_json, read_text
+from supervisor.files import read_json, read_text, whole
 
 _NAMED = "resume.checkpoint"
 _INITIAL = "restore_from_path"
@@ -254,7 +254,7 @@ def has_entries(directory: Path) -> bool:
 def _marker(checkpoint: Path) -> dict[str, Any] | None:
     with suppress(OSError, ValueError):
         content = read_json(checkpoint / MARKER, _LARGEST_MARKER)
-        return content if isinstance(content.get("step"), int) else None
+        return content if whole(content.get("step"), 0) == content.get("step") else None
     return None
 
 
