@@ -77,6 +77,7 @@ def open_session(settings: Settings, rank_context: RankContext) -> Session:
     UserError
         If files are missing or do not fit the configuration.
     """
+    settings = settings.with_split_rule(broadcast_from_rank0(partial(_split_rule, settings)))
     vocabulary = on_all_ranks(lambda: vocabulary_of(settings))
     indices = broadcast_from_rank0(lambda: _indices(settings))
     training, heldout = on_all_ranks(lambda: _open_sources(settings, vocabulary, indices))
@@ -122,6 +123,12 @@ def report_heldout(session: Session) -> None:
 def _indices(settings: Settings) -> Indices:
     """Rank 0 alone reads the index files; the others take its word and compare the sizes of the data."""
     return {} if settings.data.kind == "mock" else find_indices(settings.data, settings.val_batches > 0)
+
+
+def _split_rule(settings: Settings) -> str:
+    directory, branch = settings.saving.directory, settings.resume.checkpoint
+    places = (directory, directory / branch) if branch else (directory,)
+    return store.split_rule(*places if settings.output.resume else ())
 
 
 def _data_identity(settings: Settings) -> identity.Identity:
