@@ -195,7 +195,7 @@ def test_exchanged_files_are_refused_until_they_are_accepted(workdir: Path, name
     path = workdir / "data" / name
     content, old_stat = bytearray(path.read_bytes()), path.stat()
     if name.endswith(".idx"):
-        data_set(workdir / "data/corpus_text_document", (4, 3))  # as large
+        data_set(workdir / "data/corpus_text_document", (2200, 2000, *(2100,) * 6298))  # as large
     else:
         content[-1 if name.endswith(".bin") else -2] ^= 1
         path.write_bytes(content)
