@@ -60,6 +60,9 @@ def test_a_training_goes_on_with_the_splits_that_it_began_with(begun: Any, train
         marker = read_marker(checkpoint_of(begun.log_dir))
         assert marker is not None
         assert (marker.step, marker.split_rule, marker.version) == (steps, FIRST_SPLIT_RULE, 1)
+        # The first checkpoint does not say how long the training was to be.
+        assert ("trainer.max_steps=4, planned were 3" in outcome.stdout[0]) is (steps == 4)
+    assert "model.optim.sched.max_steps=3 keeps it" in outcome.stdout[0]
     anew = trainings("thirds", {**THIRDS, "exp_manager.resume_if_exists": False})
     assert "tokens in 13 documents" in anew.stdout[0]
 

@@ -27,12 +27,13 @@ from trainer.data.training_data import (
 from trainer.data.vocabulary import Vocabulary
 from trainer.distributed import RankContext, broadcast_from_rank0, on_all_ranks
 from trainer.errors import UserError
+from trainer.logs import LOGGER
 from trainer.loop.batch_building import BatchBuilder, make_batch_builder, vocabulary_of
 from trainer.loop.validation import HeldOut, choose_heldout, open_heldout_source
 from trainer.model.build import build_model
 from trainer.model.model import Model, parameter_count
 from trainer.optim.build import Optimizer
-from trainer.optim.schedule import Schedule, make_schedule
+from trainer.optim.schedule import Schedule, make_schedule, rate_change
 from trainer.report.reporter import Reporter
 
 
@@ -191,6 +192,14 @@ def _resume(session: Session) -> None:
     if not choice.is_branch:
         session.training_id = choice.checkpoint.marker.training or session.training_id
     session.resumed_from = choice.checkpoint.path
+    planned = choice.checkpoint.marker.configuration.get("trainer.max_steps")
+    change = rate_change(session.settings.configuration, planned, session.progress.step)
+    if change and session.rank_context.is_main:
+        LOGGER.warning(
+            "trainer.max_steps=%d, planned were %s: it moves the learning rate, of step %d from %.2g to "
+            "%.2g; model.optim.sched.max_steps=%s keeps it",
+            *(session.settings.max_steps, planned, *change, planned),
+        )
 
 
 def _choose(session: Session) -> Choice | None:

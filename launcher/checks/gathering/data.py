@@ -28,7 +28,7 @@ _SPLITS, _SPLIT_WEIGHTS = "model.data.splits_string", "900,50,50"
 _SUFFIXES = (".bin", ".idx")
 _MAKE = "`slipway data tokenize` makes one from text files; data_impl=mock makes data of its own"
 
-_PATIENCE_SECONDS = 120
+PATIENCE_SECONDS = 120
 
 
 def data_sets(resolver: PathResolver) -> list[tuple[str, str]]:
@@ -180,7 +180,7 @@ def ask_identity(draft: Draft, earlier: Sequence[object]) -> DataAnswer | None:
 @lru_cache(maxsize=16)
 def _ask(question: str, state: tuple[object, ...]) -> DataAnswer | None:
     try:
-        answer = json.loads(ask_module("trainer.data.identity", question, _PATIENCE_SECONDS))
+        answer = json.loads(ask_module("trainer.data.identity", question, PATIENCE_SECONDS))
         return DataAnswer(answer["identity"], tuple(answer["changed"]), answer["accept"])
     except (OSError, ValueError, TypeError, KeyError, subprocess.SubprocessError):
         return None
