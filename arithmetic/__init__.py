@@ -2,3 +2,5 @@
 
 It needs the standard library alone. The launcher imports it, and a launch copies it beside the trainer.
 """
+
+__version__ = "0.1.0"

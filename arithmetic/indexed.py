@@ -8,11 +8,13 @@ several kinds of sequences have a byte for each of them besides.
 
 from __future__ import annotations
 
+import itertools
 import json
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 HEADER = struct.Struct("<9sQBQQ")
 MAGIC = b"MMIDIDX\x00\x00"
@@ -36,6 +38,9 @@ LENGTH, POINTER, BOUNDARY = struct.Struct("<i"), struct.Struct("<q"), struct.Str
 ORIGIN = struct.Struct("<IQ")
 # The data sets of a data preparation with splits, which share its manifest.
 SPLITS = ("train", "validation", "test")
+
+# How documents are divided among the splits, as checkpoints name it; those of earlier versions name none.
+SPLIT_RULE, FIRST_SPLIT_RULE = "megatron-core", ""
 
 
 @dataclass(frozen=True)
@@ -107,6 +112,52 @@ def parse_header(head: bytes, size: int) -> IndexHeader:
     if size not in (header.size, header.size + sequences):
         raise ValueError(f"its .idx has {size:,} bytes, and should have {header.size:,}")
     return header
+
+
+def read_start(stream: BinaryIO, header: IndexHeader, document: int) -> int:
+    """Return the bytes in the ``.bin`` before a document; the number of documents stands for the end."""
+
+    def read(place: int, form: struct.Struct) -> int:
+        stream.seek(place)
+        return int(form.unpack(stream.read(form.size))[0])
+
+    sequence = read(header.boundaries_at + document * BOUNDARY.size, BOUNDARY)
+    if 0 <= sequence < header.sequences:
+        return read(header.pointers_at + sequence * POINTER.size, POINTER)
+    length = read(header.pointers_at - LENGTH.size, LENGTH)
+    return read(header.boundaries_at - POINTER.size, POINTER) + length * header.token_bytes
+
+
+def split_documents(
+    weights: Sequence[float], documents: int, rule: str = SPLIT_RULE
+) -> list[tuple[int, int]]:
+    """Divide documents, in order, among training, validation and test.
+
+    Parameters
+    ----------
+    weights
+        Any non-negative numbers; only their ratios count.
+    documents
+        Number of documents.
+    rule
+        ``megatron-core`` rounds the ends (blended_megatron_dataset_config.py,
+        ``convert_split_vector_to_split_matrix``, and blended_megatron_dataset_builder.py). The rule of
+        earlier versions is that of the first Megatron-LM (``get_train_valid_test_split_``): each part is
+        rounded, then all ends are shifted by what is over.
+
+    Returns
+    -------
+    list of (int, int)
+        First document and one past the last, for each split.
+    """
+    *_, total = itertools.accumulate(weights)
+    shares = [weight / total for weight in weights]
+    if rule == FIRST_SPLIT_RULE:
+        ends = [0, *itertools.accumulate(round(share * documents) for share in shares)]
+        ends = [0, *(max(0, end + documents - ends[-1]) for end in ends[1:])]
+    else:
+        ends = [round(end * documents) for end in itertools.accumulate(shares, initial=0.0)]
+    return list(itertools.pairwise(ends))
 
 
 class Origin(NamedTuple):

@@ -1,3 +1,3 @@
 """Slipway: a Slurm-native launcher for large-language-model pretraining (the login-node side)."""
 
-__version__ = "0.1.0"
+from arithmetic import __version__ as __version__

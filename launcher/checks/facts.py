@@ -113,7 +113,9 @@ class EarlierTraining:
     `changes` are without what may change between two launches of a training. `data` names the files that were
     exchanged since `data_since`, the checkpoint or the launch, each as old → new; `accept` is the value of
     `training.resume.accept_data` that accepts that, and `accepted` the one that is set. `shards` is the
-    checkpoint to resume from, if its optimizer states are loaded, and only by some parallel sizes.
+    checkpoint to resume from, if its optimizer states are loaded, and only by some parallel sizes. `steps`
+    are `trainer.max_steps` before and now where they differ, and `rate` the first step whose learning rate
+    that moves, with the rate before and now.
     """
 
     launch: int | None
@@ -124,6 +126,8 @@ class EarlierTraining:
     accept: str | None = None
     accepted: str | None = None
     shards: SavedShards | None = None
+    steps: tuple[int, int] | None = None
+    rate: tuple[int, float, float] | None = None
     missing: Mapping[str, str] = field(default_factory=dict)
 
 

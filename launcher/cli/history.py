@@ -14,7 +14,7 @@ from launcher.cli.runs import RUN_HELP, add_base_results_dir, add_run, find_one,
 from launcher.errors import DONE, NOT_KNOWN, escape
 from launcher.jobs.launches import open_launch
 from launcher.monitor.evaluations import evaluation_table, read_evaluations
-from launcher.monitor.history import AttemptRow, Diagnosis, LaunchRow, history
+from launcher.monitor.history import AttemptRow, Diagnosis, LaunchRow, history, starts_of
 from launcher.monitor.provenance_report import provenance, provenance_rows
 from launcher.slurm.states import State
 from launcher.ui import tables
@@ -97,7 +97,7 @@ def run_history(args: argparse.Namespace) -> int:
         print_json([row.to_json() for row in rows])
     elif rows:
         print_styled(_lines(rows))
-        evaluations = read_evaluations(run_dir)
+        evaluations = read_evaluations(run_dir, starts_of(rows))
         if evaluations:
             print()
             columns, cells = evaluation_table(evaluations)

@@ -65,7 +65,8 @@ class Curves:
 
     A launch that resumes from a checkpoint repeats the steps after it: its first own step removes the points
     of that step and later ones of earlier launches, as the model has forgotten them. `resumed` are the steps
-    from which the trainer resumed.
+    from which the trainer resumed; `starts` are all steps from which one began to train,
+    each with the time.
     """
 
     # Columns of the loss, of its absence, of the tokens of a step and of the rate; 0 is unknown.
@@ -75,6 +76,7 @@ class Curves:
     first_step: int = 0
     held_out: HeldOut | None = None
     resumed: list[int] = field(default_factory=list)
+    starts: list[tuple[int, float]] = field(default_factory=list)
     seconds: float = 0.0
     _until: float = 0.0
     _has_trained: bool = True
@@ -112,6 +114,7 @@ class Curves:
     def _rewind(self, step: int) -> None:
         self._has_trained = True
         origin = self.start.step if self.start else 0
+        self.starts.append((origin, self.start.time if self.start else 0.0))
         self.train.cut(step)
         self.validation.cut(origin + 1)
         del self.resumed[bisect_left(self.resumed, origin) :]

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import re
 import sys
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from launcher.errors import escape
-from launcher.runs.paths import EVALUATIONS
-from launcher.runs.trained import node
+from launcher.runs.paths import CHECKPOINTS, EVALUATIONS
+from launcher.runs.trained import newest_training, node
 from launcher.ui import tables
-from supervisor.files import names_in, read_json
+from supervisor.checkpoints import MARKER
+from supervisor.files import names_in, read_json, whole
 
 _NAME = re.compile(r"step-(\d{1,15})\.json", re.ASCII)
 _STDERR = "_stderr"
+# What tells the weights of two checkpoints apart, with the values of those that do not say it.
+_WEIGHTS: Mapping[str, Any] = {"training": "", "serial": 0, "step": 0, "checksums": {}}
 # A task's most telling metrics, in this order; others are in the files.
 _MAIN = ("acc_norm", "acc", "exact_match", "f1", "word_perplexity", "perplexity")
 
@@ -28,12 +33,14 @@ class Evaluation:
     """The results of one checkpoint.
 
     `loss` is that of the held-out data in nats per token, None if it was not measured. `metrics` has the main
-    metric of each task of lm-eval: its name, its value, and its standard error or None.
+    metric of each task of lm-eval: its name, its value, and its standard error or None. An abandoned one is
+    of weights from which the training went back.
     """
 
     step: int
     loss: float | None
     metrics: Mapping[str, tuple[str, float, float | None]]
+    is_abandoned: bool = False
 
     @property
     def perplexity(self) -> float | None:
@@ -43,20 +50,57 @@ class Evaluation:
         """Return the results for programs."""
         names = ("metric", "value", "stderr")
         metrics = {task: dict(zip(names, values, strict=True)) for task, values in self.metrics.items()}
-        return {"step": self.step, "loss": self.loss, "perplexity": self.perplexity, "lm_eval": metrics}
+        numbers = {"step": self.step, "loss": self.loss, "perplexity": self.perplexity}
+        return {**numbers, "lm_eval": metrics, "abandoned": self.is_abandoned}
 
 
-def read_evaluations(run_dir: Path) -> list[Evaluation]:
-    """Return the evaluations of a run in the order of their steps; what cannot be read is left out."""
+# Where trainers began: the step, and the time in Unix seconds. Each forgot the later steps taken before.
+Starts = Iterable[tuple[int, float]]
+
+
+def read_evaluations(run_dir: Path, starts: Starts = ()) -> list[Evaluation]:
+    """Return the evaluations of a run in the order of their steps; what cannot be read is left out.
+
+    `starts` are those of the run's trainers.
+    """
     directory, evaluations = run_dir / EVALUATIONS, []
-    for step in sorted(int(match[1]) for match in map(_NAME.fullmatch, names_in(directory)) if match):
+    steps = sorted(int(match[1]) for match in map(_NAME.fullmatch, names_in(directory)) if match)
+    starts, saved = tuple(starts), _saved(run_dir) if steps else {}
+    for step in steps:
         with contextlib.suppress(OSError, ValueError):
-            content = read_json(directory / f"step-{step}.json")
+            path = directory / f"step-{step}.json"
+            content, time = read_json(path), path.stat().st_mtime
             tasks = node(content, "lm_eval")
             mains = [(escape(task), _main_metric(node(tasks, task))) for task in tasks]
             metrics = {task: main for task, main in mains if main is not None}
-            evaluations.append(Evaluation(step, _finite(node(content, "perplexity").get("loss")), metrics))
+            digest, there = node(content, "provenance").get("weights"), saved.get(step, {})
+            # The newest checkpoint of a step is that of the training that goes on.
+            is_other = bool(digest and there) and digest != next(reversed(there))
+            time = there.get(digest, time)
+            is_abandoned = is_other or any(step > start and time < began for start, began in starts)
+            loss = _finite(node(content, "perplexity").get("loss"))
+            evaluations.append(Evaluation(step, loss, metrics, is_abandoned))
     return evaluations
+
+
+def _saved(run_dir: Path) -> dict[int, dict[str, float]]:
+    """Return when a run's checkpoints were complete, by their steps and their weights' digests, oldest first.
+
+    The digest is that of trainer/evaluation/results.py, `weights_digest`.
+    """
+    training = newest_training(run_dir)
+    directory, markers = training.checkpoints if training else run_dir / CHECKPOINTS, []
+    for path in (directory / name / MARKER for name in names_in(directory) if not name.startswith(".")):
+        with contextlib.suppress(OSError, ValueError):
+            content = read_json(path)
+            if not path.parent.is_symlink():
+                markers.append((whole(content.get("serial"), 0) or 0, path.stat().st_mtime, content))
+    saved: dict[int, dict[str, float]] = {}
+    for _, time, content in sorted(markers, key=lambda marker: marker[:2]):
+        parts = [content.get(key, empty) for key, empty in _WEIGHTS.items()]
+        digest = f"{zlib.crc32(json.dumps(parts).encode()):08x}"
+        saved.setdefault(whole(content.get("step"), 0) or 0, {})[digest] = time
+    return saved
 
 
 def _main_metric(values: Mapping[str, Any]) -> tuple[str, float, float | None] | None:
@@ -81,7 +125,8 @@ def evaluation_table(evaluations: Sequence[Evaluation]) -> tuple[tuple[str, ...]
     for item in evaluations:
         perplexity = tables.text(None if item.perplexity is None else f"{item.perplexity:.2f}")
         cells = (_cell(item, task, metric) for task, metric in metrics.items())
-        rows.append((str(item.step), tables.loss(item.loss), perplexity, *cells))
+        step = f"{item.step}, abandoned" if item.is_abandoned else str(item.step)
+        rows.append((step, tables.loss(item.loss), perplexity, *cells))
     return columns, rows
 
 
@@ -95,7 +140,7 @@ def _cell(evaluation: Evaluation, task: str, metric: str) -> str:
 def progress_rows(evaluations: Sequence[Evaluation]) -> list[tuple[str, str]]:
     """Return a line for each measure: its first and its last value over the checkpoints."""
     series: dict[str, list[tuple[int, float]]] = {}
-    for evaluation in evaluations:
+    for evaluation in (item for item in evaluations if not item.is_abandoned):
         if evaluation.loss is not None:
             series.setdefault("evaluated loss", []).append((evaluation.step, evaluation.loss))
         for task, (metric, value, _) in evaluation.metrics.items():

@@ -156,6 +156,15 @@ def history(run_dir: Path) -> list[LaunchRow]:
     return [(broken | rows)[number] for number in sorted(broken | rows)]
 
 
+def starts_of(rows: Sequence[LaunchRow]) -> list[tuple[int, float]]:
+    """Return the steps from which trainers began, each with the time of its job's start."""
+    parts = [(row.steps, row.started) for row in rows]
+    parts += [(attempt.steps, attempt.attempt.started) for row in rows for attempt in row.attempts]
+    return [
+        (steps.first or 0, began) for steps, began in parts if steps.last is not None and began is not None
+    ]
+
+
 def _row(item: LaunchStatus, before: Launch | None) -> LaunchRow:
     launch, status = item.launch, item.status
     assert launch is not None

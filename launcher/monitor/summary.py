@@ -134,7 +134,7 @@ def summarize(run_dir: Path) -> tuple[RunSummary, Curves]:
         below_entropy=None if held_out is None or entropy is None else held_out < entropy,
         tokens_per_second=curves.tokens_per_second,
         seconds=curves.seconds,
-        evaluations=read_evaluations(run_dir),
+        evaluations=read_evaluations(run_dir, curves.starts),
         **attributes(curves.start, "tensor", "data", "parameters", "max_steps"),
     )
     return summary, curves
@@ -161,7 +161,8 @@ Points = Sequence[tuple[int, float]]
 
 def evaluated_losses(summary: RunSummary) -> list[tuple[int, float]]:
     """Return the held-out losses of the checkpoints that were evaluated, by their steps."""
-    return [(item.step, item.loss) for item in summary.evaluations if item.loss is not None]
+    current = (item for item in summary.evaluations if not item.is_abandoned)
+    return [(item.step, item.loss) for item in current if item.loss is not None]
 
 
 def draw(curves: Curves, evaluated: Points, width: int, *, coloured: bool) -> str:

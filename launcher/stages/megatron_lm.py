@@ -67,6 +67,7 @@ class _Schedule(_Computed):
     warmup_steps: Whole | None = None
     warmup_ratio: float | None = None
     constant_steps: Whole | None = None
+    max_steps: Whole | None = None
 
 
 class _Optimizer(_Computed):
@@ -234,7 +235,8 @@ def _schedule(trainer: Node, optim: Node) -> Iterator[Option]:
 
     Where the warm-up and those leave none to fall in, NeMo warms up and falls at once; Megatron-LM wants one.
     """
-    sched, steps = optim.get("sched") or {}, trainer["max_steps"]
+    sched = optim.get("sched") or {}
+    steps = sched.get("max_steps") or trainer["max_steps"]
     name = sched.get("name")
     if name not in _DECAY:
         raise UserError(
@@ -245,7 +247,7 @@ def _schedule(trainer: Node, optim: Node) -> Iterator[Option]:
     warmup = sched.get("warmup_steps")
     if warmup is None and sched.get("warmup_ratio") is not None:
         warmup = int(sched["warmup_ratio"] * steps)
-    yield "--train-iters", steps
+    yield "--train-iters", trainer["max_steps"]
     yield "--lr", optim.get("lr")
     yield "--min-lr", sched.get("min_lr")
     yield "--lr-decay-style", _DECAY[name]

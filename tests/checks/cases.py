@@ -106,9 +106,9 @@ def missing_path(part: str, key: str, certain: bool = True) -> Facts:
     return replace(KNOWN, paths=PathFacts(**{part: (missing,)}))  # type: ignore[arg-type]
 
 
-def earlier_training(*changes: Change, data: tuple[str, ...] = (), **accept: str) -> Facts:
+def earlier_training(*changes: Change, data: tuple[str, ...] = (), **others: Any) -> Facts:
     """Return facts with an earlier launch of the run, whose checkpoints the job resumes."""
-    training = EarlierTraining(2, goes_on=True, changes=changes, data=data, data_since="launch 2", **accept)  # type: ignore[arg-type]
+    training = EarlierTraining(2, goes_on=True, changes=changes, data=data, data_since="launch 2", **others)
     return replace(KNOWN, earlier=training)
 
 

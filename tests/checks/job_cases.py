@@ -218,6 +218,24 @@ JOB_CASES = [
         facts=earlier_training(Change("model.seed", 1, 2, False)),
     ),
     good("run.training", {}, facts=earlier_training()),
+    warns(
+        "run.training",
+        {"trainer.max_steps": 20},
+        "training.trainer.max_steps=20: launch 2 of this run had 10: it moves the learning rate, of step 11",
+        "from 0.00067 to 0.0031",
+        "to keep it: +training.model.optim.sched.max_steps=10",
+        plan={"engine": "megatron"},
+        facts=earlier_training(steps=(10, 20), rate=(11, 6.7e-4, 3.1e-3)),
+    ),
+    # NeMo goes on with the schedule of its checkpoint.
+    warns(
+        "run.training",
+        {"trainer.max_steps": 20},
+        "launch 2 of this run had 10: megatron-core orders data that are read more than once",
+        plan={"engine": "nemo"},
+        facts=earlier_training(steps=(10, 20), rate=(11, 6.7e-4, 3.1e-3)),
+    ),
+    good("run.training", {}, plan={"engine": "megatron"}, facts=earlier_training(steps=(10, 20))),
     bad(
         "data.identity",
         {},

@@ -195,6 +195,7 @@ def test_a_relative_path_means_another_place_in_the_job(workdir: Path) -> None:
 
 
 def test_bin_that_does_not_match_its_idx_is_an_error(workdir: Path) -> None:
+    data_set(workdir / "data/corpus_text_document")
     (workdir / "data/corpus_text_document.bin").write_bytes(bytes(10))
     (finding,) = path_findings(*SLURM)
     assert finding.severity is Severity.ERROR
@@ -223,6 +224,65 @@ def test_index_is_checked_against_its_tokens(tmp_path: Path, content: bytes, why
     path.write_bytes(content)
     reason = why_no_data_set(path, 14)
     assert (reason is None) if why is None else (reason is not None and why in reason)
+
+
+SPLITS = "training.model.data.splits_string"
+NO_VALIDATION = "training.trainer.limit_val_batches=0"
+
+
+@pytest.mark.parametrize(
+    ("lengths", "overrides", "split", "size"),
+    [
+        ((200, 200), (f"{SPLITS}='1,0,0'",), "validation", "0 tokens in 0 documents"),
+        ((200, 200), (f"{SPLITS}='99990,8,2'",), "validation", "0 tokens in 0 documents"),
+        ((200, 128, 1), (f"{SPLITS}='1,1,1'",), "validation", "128 tokens in 1 document"),
+        ((128,), (f"{SPLITS}='1'", NO_VALIDATION), "train", "128 tokens in 1 document"),
+        ((200, 129, 1), (f"{SPLITS}='1,1,1'",), None, ""),
+        ((129,), (f"{SPLITS}='1'", NO_VALIDATION), None, ""),
+        # Ends are rounded: megatron-core's rule has a document left for validation.
+        ((200,) * 10, (f"{SPLITS}='900,50,50'",), None, ""),
+        # Another engine's own rules are not known here.
+        (
+            (200, 200),
+            (f"{SPLITS}='1,0,0'", "engine=megatron_lm", "training.trainer.accelerator=gpu"),
+            None,
+            "",
+        ),
+    ],
+)
+def test_each_split_has_a_window(
+    workdir: Path, lengths: tuple[int, ...], overrides: tuple[str, ...], split: str | None, size: str
+) -> None:
+    """Compare with the windows of gpt3/tiny, of 128 tokens and one."""
+    data_set(workdir / "data/corpus_text_document", lengths)
+    findings = path_findings(*LOCAL, *overrides)
+    if split is None:
+        assert findings == []
+        return
+    (finding,) = findings
+    assert (finding.id, finding.severity) == ("path.data", Severity.ERROR)
+    assert finding.message.endswith(f": its {split} split has {size}, and a window needs 129")
+    assert finding.fix is not None
+    assert (NO_VALIDATION in finding.fix) is (split == "validation")
+
+
+def test_a_data_set_that_is_named_for_a_split_is_whole(workdir: Path) -> None:
+    for name, tokens in {"long": 200, "short": 128}.items():
+        data_set(workdir / f"data/{name}", (tokens,))
+    for splits, expected in (
+        ({"train": "long", "validation": "long", "test": "short"}, []),
+        ({"train": "long", "validation": "short"}, [f"{PREFIX}.validation"]),
+        ({"train": "short", "validation": "long"}, [f"{PREFIX}.train"]),
+    ):
+        node = ", ".join(f"{split}: [{workdir}/data/{name}]" for split, name in splits.items())
+        findings = path_findings(*LOCAL, f"~{PREFIX}", f"+{PREFIX}={{{node}}}")
+        assert [finding.key for finding in findings] == expected
+
+
+def test_a_t5_whose_split_has_no_input_is_found(workdir: Path) -> None:
+    data_set(workdir / "data/corpus_text_document", (200, 20))
+    overrides = ("training=t5/tiny", "cluster=local", f"{SPLITS}='1,1,0'")
+    assert [finding.id for finding in path_findings(*overrides)] == ["path.data"]
 
 
 def test_files_of_an_earlier_stage_are_not_missing(workdir: Path) -> None:

@@ -123,6 +123,40 @@ def test_another_rate_seed_or_batch_is_reported_and_recorded(tmp_path: Path) -> 
     assert keys == {"training.model.optim.lr", "training.model.seed", "training.model.global_batch_size"}
 
 
+KEEPS = "+training.model.optim.sched.max_steps=200"
+
+
+@pytest.mark.parametrize(
+    ("step", "overrides", "rates"),
+    [
+        (200, ("training.trainer.max_steps=400",), "of step 201 from 0.0005 to 0.0029"),
+        (100, ("training.trainer.max_steps=150",), "of step 101 from 0.0031 to"),
+        (None, ("training.trainer.max_steps=400",), "of step 22 from"),
+        (200, ("training.trainer.max_steps=400", KEEPS), None),
+        (200, (), None),
+    ],
+)
+def test_a_longer_training_says_how_the_rate_moves(
+    tmp_path: Path, step: int | None, overrides: tuple[str, ...], rates: str | None
+) -> None:
+    launch(tmp_path, MOCK)
+    if step is not None:
+        checkpoint(tmp_path, f"m-step={step}", serial=step)
+    message = launch(tmp_path, MOCK, *overrides)
+    assert ("moves the learning rate" in message) is (rates is not None)
+    if rates is not None:
+        assert f"launch 1 of this run had 200: it moves the learning rate, {rates}" in message
+        assert f"to keep it: {KEEPS}" in message
+
+
+@pytest.mark.parametrize("key", ["shuffle_documents", "dataloader_type"])
+def test_a_key_that_moves_the_order_of_the_data_is_reported(tmp_path: Path, key: str) -> None:
+    launch(tmp_path, MOCK)
+    changed = f"+training.model.data.{key}=cyclic".replace("+", "" if key == "dataloader_type" else "+")
+    message = launch(tmp_path, MOCK, changed, "--no-check=engine.megatron")
+    assert f"had other settings: training.model.data.{key}" in message
+
+
 def test_changes_allowed_within_a_training_are_not_reported(tmp_path: Path) -> None:
     launch(tmp_path, MOCK)
     message = launch(
@@ -195,7 +229,7 @@ def test_exchanged_files_are_refused_until_they_are_accepted(workdir: Path, name
     path = workdir / "data" / name
     content, old_stat = bytearray(path.read_bytes()), path.stat()
     if name.endswith(".idx"):
-        data_set(workdir / "data/corpus_text_document", (4, 3))  # as large
+        data_set(workdir / "data/corpus_text_document", (2200, 2000, *(2100,) * 6298))  # as large
     else:
         content[-1 if name.endswith(".bin") else -2] ^= 1
         path.write_bytes(content)

@@ -6,12 +6,69 @@ import json
 import warnings
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
+from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
+from megatron.core.datasets.blended_megatron_dataset_config import BlendedMegatronDatasetConfig
 from megatron.core.datasets.indexed_dataset import DType, IndexedDataset, IndexedDatasetBuilder
 
-from trainer.data.index import build_index, split_documents
+from arithmetic.indexed import FIRST_SPLIT_RULE, split_documents
+from trainer.config.data import _splits
+from trainer.config.values import Values
+from trainer.data.index import build_index
 from trainer.data.source import IndexedSource
 from trainer.errors import UserError
+
+STRINGS = (
+    *(
+        "99990,8,2",
+        "900,50,50",
+        "90,10,0",
+        "100",
+        "1,0,0",
+        "980,10,10",
+        "50,25,25",
+        "1,1,1",
+        "0,1,0",
+        "0,0,7",
+    ),
+    *("0.9,0.05,0.05", "98,1,1", "99,0,1", "33.3,33.3,33.4", "3,0,1", "949,50,1", "8,1,1", "0.7,0.2,0.1"),
+)
+DOCUMENTS = (*range(1, 130), 999, 1000, 1001, 9999, 10_001, 123_457)
+
+
+class Taken:
+    """A data set of megatron-core's that knows nothing but the documents of its split."""
+
+    def __init__(self, _low: int, _path: str, indices: Any, *_rest: object) -> None:
+        self.ends = (int(indices[0]), int(indices[-1]) + 1) if len(indices) else (0, 0)
+
+    @staticmethod
+    def build_low_level_dataset(path: str, _config: Any) -> int:
+        return int(path)
+
+    @staticmethod
+    def numel_low_level_dataset(dataset: int) -> int:
+        return dataset
+
+
+def compare_splits() -> dict[str, Any]:
+    """Return where the splits differ from megatron-core's, and how often those of the first rule do."""
+    differing, by_first_rule = [], 0
+    for text in STRINGS:
+        weights = _splits(Values({"model.data.splits_string": text}))
+        config = BlendedMegatronDatasetConfig(1, 1, (["one"], None), split=text)
+        builder = BlendedMegatronDatasetBuilder(Taken, [1, 1, 1], lambda: True, config)
+        for documents in DOCUMENTS:
+            built = builder._build_megatron_dataset_splits(str(documents), config.split_matrix, [1, 1, 1])
+            expected = [(0, 0) if split is None else split.ends for split in built]
+            by_rule = [
+                [(first, last) if first < last else (0, 0) for first, last in split_documents(*case)]
+                for case in ((weights, documents), (weights, documents, FIRST_SPLIT_RULE))
+            ]
+            differing += [(text, documents, expected)] if by_rule[0] != expected else []
+            by_first_rule += by_rule[1] != expected
+    return {"differing": differing, "by_first_rule": by_first_rule, "compared": len(STRINGS) * len(DOCUMENTS)}
 
 
 def main(arguments: list[str]) -> int:
@@ -43,6 +100,7 @@ def main(arguments: list[str]) -> int:
         "windows": windows,
         "refused": refusal,
         "splits": [split_documents((99990.0, 8.0, 2.0), 40), split_documents((1.0, 1.0, 1.0), 40)],
+        **compare_splits(),
     }
     print(json.dumps(result))
     return 0

@@ -26,6 +26,7 @@ SIZES = {
     "virtual": "virtual_pipeline_model_parallel_size",
     "context": "context_parallel_size",
     "sequence": "sequence_parallel",
+    "micro": "micro_batch_size",
 }
 COMMON = {
     "trainer.max_steps": 4,
@@ -46,6 +47,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "model.bias": False,
         "model.share_embeddings_and_output_weights": False,
     },
+    "masked": {"model.data.eod_mask_loss": True},
+    "ramped": {"model.data.eod_mask_loss": True, "model.rampup_batch_size": [4, 4, 8]},
 }
 LAYOUTS: list[tuple[str, int, dict[str, Any]]] = [
     ("gpt3", 2, {"tensor": 2}),
@@ -69,6 +72,15 @@ AS_ON_CUDA: list[tuple[str, int, dict[str, Any]]] = [
     ("gpt3", 2, {"pipeline": 2}),
     ("gpt3", 2, {"pipeline": 2, "virtual": 2}),
 ]
+# A masked token is the end of a document, of which windows have none, one or several.
+MASKED: list[tuple[str, int, dict[str, Any]]] = [
+    ("masked", 1, {"micro": 1}),
+    ("masked", 1, {"micro": 8}),
+    ("masked", 2, {}),
+    ("masked", 2, {"pipeline": 2, "micro": 1}),
+    ("masked", 4, {"tensor": 2, "context": 2, "micro": 1}),
+    ("ramped", 1, {"micro": 4}),
+]
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +102,7 @@ def numbers(trainings: Any, pool: Any) -> Any:
     return train
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=name_of)
+@pytest.mark.parametrize("layout", [*LAYOUTS, *MASKED], ids=name_of)
 def test_the_numbers_are_those_of_one_process(numbers: Any, layout: tuple[str, int, dict[str, Any]]) -> None:
     parameters, steps, heldout = numbers(layout[0], 1, {})
     assert len(steps) == 4

@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from arithmetic import __version__
+from arithmetic.indexed import FIRST_SPLIT_RULE, SPLIT_RULE
 from trainer.checkpoint.files import is_absent, open_regular, text_checksum, write_synced
 
 MARKER = "complete.json"
@@ -52,6 +54,12 @@ class Marker:
         The format of its optimizer states, such as :data:`DP_RESHARDABLE`; empty in an earlier version's.
     model
         The description of its model (:mod:`trainer.checkpoint.description`); empty in an earlier version's.
+    split_rule
+        How its data were divided into splits (:func:`arithmetic.indexed.split_documents`).
+    version, slipway
+        The version of this format, 0 of those that did not tell, and of the program that wrote it.
+    configuration
+        The dotted keys of the training's configuration; none in an imported checkpoint.
     """
 
     step: int
@@ -71,10 +79,15 @@ class Marker:
     data: list[dict[str, Any]] = field(default_factory=list)
     optimizer: str = ""
     model: dict[str, Any] = field(default_factory=dict)
+    split_rule: str = SPLIT_RULE
+    version: int = 1
+    slipway: str = __version__
+    configuration: dict[str, Any] = field(default_factory=dict)
 
     def write(self, checkpoint: Path) -> None:
         """Write the marker into a checkpoint's directory and have it on disk."""
-        text = json.dumps(asdict(self), indent=1).removesuffix("\n}")
+        # YAML has dates, too.
+        text = json.dumps(asdict(self), indent=1, default=str).removesuffix("\n}")
         write_synced(checkpoint / MARKER, f"{text}{_OWN_CHECKSUM}{_quoted(text)}")
 
 
@@ -110,8 +123,8 @@ def parse_marker(content: bytes) -> tuple[Marker | None, str | None]:
         text = content.decode()
         body, mark, own = text.rpartition(_OWN_CHECKSUM)
         values = json.loads(text)
-        # A later version's marker may say more.
-        marker = Marker(**{name: values[name] for name in _NAMES if name in values})
+        # A later version's marker may say more, and an earlier one's less.
+        marker = Marker(**{**_EARLIER, **{name: values[name] for name in _NAMES if name in values}})
     except (ValueError, TypeError, RecursionError):
         return None, f"{MARKER} cannot be read"
     is_intact = own == _quoted(body) if mark else not marker.checksums
@@ -129,7 +142,7 @@ def _is_well_formed(marker: Marker) -> bool:
     numbers = (marker.step, marker.consumed_samples, marker.serial, *_values(marker.files))
     mappings = (
         *(marker.architecture, marker.model, marker.metrics),
-        *(marker.resume, marker.files, marker.checksums),
+        *(marker.resume, marker.files, marker.checksums, marker.configuration),
     )
     return all(type(number) is int for number in numbers) and all(
         isinstance(mapping, dict) for mapping in mappings
@@ -141,3 +154,5 @@ def _values(mapping: object) -> tuple[object, ...]:
 
 
 _NAMES = tuple(item.name for item in fields(Marker))
+# What holds where a marker does not say it.
+_EARLIER = {"split_rule": FIRST_SPLIT_RULE, "version": 0, "slipway": ""}

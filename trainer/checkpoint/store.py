@@ -28,6 +28,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from arithmetic.indexed import SPLIT_RULE
 from trainer.checkpoint.files import file_checksum, is_absent, mismatch, sync
 from trainer.checkpoint.marker import MARKER, Marker, examine_marker, read_marker
 from trainer.errors import UserError
@@ -96,6 +97,22 @@ def open_checkpoint(path: Path) -> tuple[Checkpoint | None, str | None]:
     checkpoint = Checkpoint(path, marker)
     wrong = damage(checkpoint)
     return (checkpoint, None) if wrong is None else (None, wrong)
+
+
+def split_rule(*places: Path) -> str:
+    """Return how the training of the newest checkpoint divided its data; for a new one, how it is done now.
+
+    Parameters
+    ----------
+    places
+        Checkpoints, or directories of them; the first that has one decides.
+    """
+    for place in places:
+        marker = read_marker(place)
+        markers = [marker] if marker else [checkpoint.marker for checkpoint in complete(place)]
+        if markers:
+            return markers[-1].split_rule
+    return SPLIT_RULE
 
 
 def named(path: Path) -> Checkpoint:

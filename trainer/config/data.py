@@ -10,6 +10,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
 
+from arithmetic.indexed import SPLIT_RULE
 from trainer.config.tokenizer import Tokenizer, read_tokenizer
 from trainer.config.values import Values
 
@@ -59,6 +60,8 @@ class Data:
         What made the tokens.
     accepted
         The digest of the data that the user accepts in place of those that a checkpoint was trained on.
+    split_rule
+        How the documents are divided by `splits`: a training goes on as it began.
     """
 
     kind: Literal["mock", "mmap"]
@@ -71,6 +74,7 @@ class Data:
     reset_attention: bool
     tokenizer: Tokenizer
     accepted: str | None = None
+    split_rule: str = SPLIT_RULE
 
 
 def read_data(values: Values, t5: bool) -> Data:

@@ -255,6 +255,8 @@ KEYS: dict[str, Status] = {
     "model.sharp": Refused((False, None), "SHARP is not in this version"),
     **dict.fromkeys(("model.onnx_safe", "model.apex_transformer_log_level"), _LEGACY),
     "model.gc_interval": _IMPLEMENTED,
+    # Megatron-LM's: a mean over the unmasked tokens of a global batch, and not one of micro batches' means.
+    "model.calculate_per_token_loss": Refused((True, None), "every token of a global batch weighs the same"),
     # model: recomputing activations
     "model.activations_checkpoint_granularity": _IMPLEMENTED,
     "model.activations_checkpoint_method": _IMPLEMENTED,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -52,7 +52,7 @@ class Settings:
     `restore_from` is the checkpoint whose weights a new training starts from.
     `nodes` is ``None`` where there are as many as were started. With `cpu_weights` the initial weights are
     drawn on the CPU, the same for every layout and device. With `accumulation_fusion` products of
-    matrices add to the gradients of weights.
+    matrices add to the gradients of weights. `configuration` has the dotted keys of all this.
     """
 
     architecture: Architecture
@@ -85,6 +85,7 @@ class Settings:
     accelerator: str
     nodes: int | None
     devices: int | None
+    configuration: dict[str, Any]
 
     @property
     def tokens_per_step(self) -> int:
@@ -100,6 +101,10 @@ class Settings:
     def seq_length(self) -> int:
         """Tokens of a sample: those that a GPT, or the encoder of a T5, reads."""
         return (self.encoder or self.architecture).seq_length
+
+    def with_split_rule(self, rule: str) -> Settings:
+        """Return the settings with the data divided by a rule."""
+        return replace(self, data=replace(self.data, split_rule=rule))
 
     def batch_after(self, consumed_samples: int) -> int:
         """Return the global batch of the step before which so many samples were consumed."""
@@ -153,6 +158,7 @@ def read_settings(flat: Mapping[str, Any]) -> Settings:
         accelerator=values.choice("trainer.accelerator", ACCELERATORS, "auto"),
         nodes=nodes,
         devices=devices,
+        configuration=dict(flat),
     )
 
 

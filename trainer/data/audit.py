@@ -164,6 +164,7 @@ def audit(settings: Settings, request: StepRequest) -> dict[str, Any]:
             {"sample": n, "data_set": None, "window": n, "pieces": []} for n in samples
         ]
         return {**result, "epoch": 0, "samples": mock}
+    from trainer.checkpoint.store import split_rule
     from trainer.data.training_data import (
         denoised_lengths,
         find_indices,
@@ -177,6 +178,7 @@ def audit(settings: Settings, request: StepRequest) -> dict[str, Any]:
     names = blend.prefixes
     here = tuple(Path((request.places or {}).get(str(name), name)) for name in names)
     # Nothing is written, so that indices are not kept either.
+    settings = settings.with_split_rule(split_rule(settings.saving.directory))
     data = replace(settings.data, training=replace(blend, prefixes=here), index_dir=None)
     length = window_length(settings)
     source = open_training(data, find_indices(data, heldout=False), length)

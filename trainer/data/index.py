@@ -8,7 +8,6 @@ checks that sequences are contiguous.
 from __future__ import annotations
 
 import bisect
-import itertools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,31 +55,6 @@ class SampleIndex:
     def size(self) -> int:
         """Size of the ``.bin`` file in bytes."""
         return self.tokens * int(np.dtype(self.dtype).itemsize)
-
-
-def split_documents(weights: Weights, documents: int) -> list[tuple[int, int]]:
-    """Divide documents, in order, among training, validation and test.
-
-    Parameters
-    ----------
-    weights
-        Any non-negative numbers; only their ratios count.
-    documents
-        Number of documents.
-
-    Returns
-    -------
-    list of (int, int)
-        First document and one past the last, for each split. Rounding is Megatron's
-        (``get_train_valid_test_split_``): each part is rounded, then all ends are shifted by what is over.
-    """
-    total = sum(weights)
-    ends = [0]
-    for weight in weights:
-        ends.append(ends[-1] + round(weight / total * documents))
-    surplus = ends[-1] - documents
-    ends = [0, *(max(0, end - surplus) for end in ends[1:])]
-    return list(itertools.pairwise(ends))
 
 
 @dataclass(frozen=True)
@@ -152,8 +126,8 @@ def read_tables(prefix: Path) -> Tables:
     return tables
 
 
-def build_index(prefix: Path, weights: Weights) -> SampleIndex:
-    """Compute the index of ``prefix.bin`` and ``prefix.idx``.
+def build_index(prefix: Path, weights: Weights, rule: str = indexed.SPLIT_RULE) -> SampleIndex:
+    """Compute the index of ``prefix.bin`` and ``prefix.idx``, with splits by a rule.
 
     Raises
     ------
@@ -166,7 +140,7 @@ def build_index(prefix: Path, weights: Weights) -> SampleIndex:
         raise _wrong(prefix, f"tokens are whole numbers, but these are {dtype}")
     _check_order(prefix, lengths, tables.pointers, dtype.itemsize)
     splits = []
-    for first, last in split_documents(weights, len(boundaries) - 1):
+    for first, last in indexed.split_documents(weights, len(boundaries) - 1, rule):
         begin, end = int(boundaries[first]), int(boundaries[last])
         splits.append(Split(last - first, _sum(lengths[:begin]), _sum(lengths[begin:end])))
     return SampleIndex(dtype.name, _sum(lengths), tuple(splits))

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from arithmetic.indexed import SPLIT_RULE
 from trainer.data.index import SampleIndex, Split, Weights
 from trainer.logs import LOGGER
 
@@ -42,21 +43,24 @@ class IndexCache:
         self._directory = directory
         self._told = False
 
-    def get(self, prefix: Path, weights: Weights, build: Callable[[], SampleIndex]) -> SampleIndex:
+    def get(
+        self, prefix: Path, weights: Weights, build: Callable[[], SampleIndex], rule: str = SPLIT_RULE
+    ) -> SampleIndex:
         """Return the index of a data set.
 
         Parameters
         ----------
         prefix
             Of a data set whose files are there.
-        weights
+        weights, rule
             Of its splits.
         build
             Computes the index if none is kept.
         """
         path = Path(f"{prefix}.idx")
         before = _identity(path.stat())
-        key = {"version": _VERSION, "idx_sha256": self._content_hash(path), "splits": list(weights)}
+        splits = [*weights, *([rule] if rule else [])]
+        key = {"version": _VERSION, "idx_sha256": self._content_hash(path), "splits": splits}
         name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
         cached = self._directory / f"sample-index-{name[:32]}.json"
         index = _as_index(self._read(cached), key)

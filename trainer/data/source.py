@@ -132,10 +132,11 @@ class IndexedSource:
         self.documents, self.tokens, self._start = part.documents, part.tokens, part.start
         self._seq_length = seq_length
         if self.tokens < seq_length + 1:
+            unneeded = "; trainer.limit_val_batches=0 trains without validation" if split == 1 else ""
             raise UserError(
                 f"the {SPLITS[split]} split of {prefix} has {self.tokens:,} tokens in "
                 f"{self.documents:,} documents, but one window needs model.data.seq_length + 1 = "
-                f"{seq_length + 1:,}; change model.data.splits_string or use more data"
+                f"{seq_length + 1:,}; change model.data.splits_string or use more data{unneeded}"
             )
         check_files(prefix)
         try:

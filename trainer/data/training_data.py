@@ -121,8 +121,10 @@ def _find(data: Data, prefix: Path, cache: IndexCache | None) -> SampleIndex:
     check_files(prefix)
     try:
         if cache is None:
-            return build_index(prefix, weights)
-        return cache.get(prefix, weights, lambda: build_index(prefix, weights))
+            return build_index(prefix, weights, data.split_rule)
+        return cache.get(
+            prefix, weights, lambda: build_index(prefix, weights, data.split_rule), data.split_rule
+        )
     except OSError as error:
         raise UserError(f"model.data.data_prefix={prefix}: it cannot be read: {error}") from None
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from trainer import errors, failures, logs, needless, requirements
 from trainer.checkpoint.files import file_checksum
 from trainer.checkpoint.marker import MARKER
-from trainer.checkpoint.store import Checkpoint
+from trainer.checkpoint.store import Checkpoint, split_rule
 from trainer.config.check import check_keys
 from trainer.config.load import flatten, load_config
 from trainer.config.settings import Settings
@@ -167,6 +167,8 @@ def _measure_perplexity(run: _Run, perplexity: Perplexity) -> list[Checkpoint]:
 
     with process_group(run.world, settings.accelerator, settings.timeouts) as device:
         rank_context = make_rank_context(run.world, layout, device, settings.timeouts)
+        rule = broadcast_from_rank0(partial(split_rule, run.evaluation.source))
+        settings = settings.with_split_rule(rule)
         checkpoints = broadcast_from_rank0(run.checkpoints)
         if not checkpoints:
             logs.LOGGER.info("nothing to do: each checkpoint in %s has a result", run.evaluation.source)

@@ -167,4 +167,6 @@ class Saver:
             resume=session.settings.resume.record(),
             data=to_json(session.data_identity),
             model=session.description.to_json(),
+            split_rule=session.settings.data.split_rule,
+            configuration=session.settings.configuration,
         )

@@ -27,12 +27,13 @@ from trainer.data.training_data import (
 from trainer.data.vocabulary import Vocabulary
 from trainer.distributed import RankContext, broadcast_from_rank0, on_all_ranks
 from trainer.errors import UserError
+from trainer.logs import LOGGER
 from trainer.loop.batch_building import BatchBuilder, make_batch_builder, vocabulary_of
 from trainer.loop.validation import HeldOut, choose_heldout, open_heldout_source
 from trainer.model.build import build_model
 from trainer.model.model import Model, parameter_count
 from trainer.optim.build import Optimizer
-from trainer.optim.schedule import Schedule, make_schedule
+from trainer.optim.schedule import Schedule, make_schedule, rate_change
 from trainer.report.reporter import Reporter
 
 
@@ -77,6 +78,7 @@ def open_session(settings: Settings, rank_context: RankContext) -> Session:
     UserError
         If files are missing or do not fit the configuration.
     """
+    settings = settings.with_split_rule(broadcast_from_rank0(partial(_split_rule, settings)))
     vocabulary = on_all_ranks(lambda: vocabulary_of(settings))
     indices = broadcast_from_rank0(lambda: _indices(settings))
     training, heldout = on_all_ranks(lambda: _open_sources(settings, vocabulary, indices))
@@ -124,6 +126,12 @@ def report_heldout(session: Session) -> None:
 def _indices(settings: Settings) -> Indices:
     """Rank 0 alone reads the index files; the others take its word and compare the sizes of the data."""
     return {} if settings.data.kind == "mock" else find_indices(settings.data, settings.val_batches > 0)
+
+
+def _split_rule(settings: Settings) -> str:
+    directory, branch = settings.saving.directory, settings.resume.checkpoint
+    places = (directory, directory / branch) if branch else (directory,)
+    return store.split_rule(*places if settings.output.resume else ())
 
 
 def _data_identity(settings: Settings) -> identity.Identity:
@@ -186,6 +194,14 @@ def _resume(session: Session) -> None:
     if not choice.is_branch:
         session.training_id = choice.checkpoint.marker.training or session.training_id
     session.resumed_from = choice.checkpoint.path
+    planned = choice.checkpoint.marker.configuration.get("trainer.max_steps")
+    change = rate_change(session.settings.configuration, planned, session.progress.step)
+    if change and session.rank_context.is_main:
+        LOGGER.warning(
+            "trainer.max_steps=%d, planned were %s: it moves the learning rate, of step %d from %.2g to "
+            "%.2g; model.optim.sched.max_steps=%s keeps it",
+            *(session.settings.max_steps, planned, *change, planned),
+        )
 
 
 def _choose(session: Session) -> Choice | None:

@@ -6,6 +6,7 @@ import os
 
 import torch
 
+from arithmetic.indexed import FIRST_SPLIT_RULE
 from trainer.config.data import Data
 from trainer.config.layout import Layout
 from trainer.config.settings import Settings
@@ -123,6 +124,8 @@ def _data(session: Session) -> list[str]:
         f"data: {session.settings.data.training} | training {source.tokens:,} tokens in {source.documents:,} "
         f"documents | tokenizer: {session.vocabulary.origin}"
     ]
+    if session.settings.data.splits and session.settings.data.split_rule == FIRST_SPLIT_RULE:
+        lines.append("data: divided into splits as an earlier version rounded them: so this training began")
     heldout = session.heldout.source if session.heldout else None
     if session.heldout and isinstance(heldout, IndexedSource | BlendedSource):
         lines.append(

@@ -20,20 +20,24 @@ from trainer.model.model import Model
 def train_losses(settings: Settings, model: Model, batches: Iterator[MicroBatch], micro_batches: int) -> Any:
     """Accumulate the gradients of a global batch into the model; return what this rank knows of its loss.
 
-    As in NeMo, a micro batch's loss is the mean over its unmasked tokens, and the global loss the mean over
-    micro batches and data-parallel ranks, which `StepReduction` takes. In nats per token.
+    Every unmasked token of the global batch weighs the same. Where micro batches have unequal numbers of them
+    (``model.data.eod_mask_loss``), megatron-core divides the gradients by their number in the global batch.
+    Elsewhere the mean of the micro batches' means is the same, and is what NeMo computes.
 
     Returns
     -------
     Tensor
-        The mean over this rank's micro batches, on the device and perhaps not computed yet; 0 on all but the
-        last pipeline stage.
+        The sum of the losses of this rank's tokens in nats, and their number; without masks the mean over its
+        micro batches, and 1. ``[2]``, on the device and perhaps not computed yet; 0 on all but the last
+        pipeline stage.
     """
     model.train()
     model.zero_grad_buffer()
     sums = _run(settings, model, batches, micro_batches, forward_only=False)
-    means = [total / count.clamp(min=1) for total, count in sums]
-    return torch.stack(means).mean() if means else torch.zeros((), device=torch.cuda.current_device())
+    if not sums or model.config.calculate_per_token_loss:
+        return _sum(sums)
+    mean = torch.stack([total / count.clamp(min=1) for total, count in sums]).mean()
+    return torch.stack((mean, torch.ones_like(mean)))
 
 
 class StepReduction:
@@ -56,11 +60,11 @@ class StepReduction:
     def __init__(self, loss: Any, flags: Sequence[bool] = (), values: Sequence[float] = ()) -> None:
         on_cuda = loss.device.type == "cuda"
         self._flags, self._width = len(flags), len(values)
-        local = [0.0, *map(float, flags), *_placed(values)]
+        local = [0.0, 0.0, *map(float, flags), *_placed(values)]
         contribution = torch.tensor(local, dtype=torch.float64, pin_memory=on_cuda)
         sums = contribution.to(loss.device, non_blocking=True)
         if _is_first_of_its_share():
-            sums[0] += loss
+            sums[:2] += loss
         dist.all_reduce(sums)
         self._host, self._copied = sums, None
         if on_cuda:
@@ -72,12 +76,12 @@ class StepReduction:
         """Return the mean loss, and for each flag whether any rank has set it, the same on all ranks."""
         if self._copied is not None:
             self._copied.synchronize()
-        total, *flags = self._host[: 1 + self._flags].tolist()
-        return total / int(parallel_state.get_data_parallel_world_size()), [flag > 0 for flag in flags]
+        total, weight, *flags = self._host[: 2 + self._flags].tolist()
+        return total / max(weight, 1.0), [flag > 0 for flag in flags]
 
     def read_values(self) -> list[list[float]]:
         """Return the values of each rank, after :meth:`read`."""
-        table: list[list[float]] = self._host[1 + self._flags :].view(-1, self._width).tolist()
+        table: list[list[float]] = self._host[2 + self._flags :].view(-1, self._width).tolist()
         return table
 
 
@@ -109,12 +113,16 @@ def evaluate_losses(
     model.eval()
     with torch.no_grad():
         sums = _run(settings, model, batches, micro_batches, forward_only=True)
-    local = torch.zeros(2, dtype=torch.float64, device=torch.cuda.current_device())
-    if sums:
-        local = torch.stack([torch.stack(pair) for pair in sums]).double().sum(0)
-    local = _from_last_stage(local)
+    local = _from_last_stage(_sum(sums))
     dist.all_reduce(local, group=parallel_state.get_data_parallel_group())
     return local
+
+
+def _sum(sums: list[tuple[Any, Any]]) -> Any:
+    """Return the sums over micro batches, ``[2]``, in 64 bits."""
+    if not sums:
+        return torch.zeros(2, dtype=torch.float64, device=torch.cuda.current_device())
+    return torch.stack([torch.stack(pair) for pair in sums]).double().sum(0)
 
 
 def _run(
@@ -138,19 +146,20 @@ def _run(
 
 def _forward(batches: Iterator[MicroBatch], chunk: Any) -> tuple[Any, Any]:
     batch, contexts = next(batches), parallel_state.get_context_parallel_world_size()
+    by_token = chunk.config.calculate_per_token_loss
     if contexts > 1:
         assert isinstance(batch, Batch), "a T5 has no context parallelism"
         batch = batch.context_share(parallel_state.get_context_parallel_rank(), contexts)
     losses = chunk(**batch.arguments())
 
-    def reduce(output: Any) -> tuple[Any, dict[str, Any]]:
+    def reduce(output: Any) -> tuple[Any, ...]:
         total, count = (output.float() * batch.mask).sum(), batch.mask.sum()
-        if contexts == 1:
-            return total / count.clamp(min=1), {"sums": (total.detach(), count)}
-        # The mean over the whole sequences; megatron-core adds up the context-parallel ranks' gradients.
         whole = torch.stack((total.detach(), count))
-        dist.all_reduce(whole, group=parallel_state.get_context_parallel_group())
-        return total / whole[1].clamp(min=1), {"sums": (whole[0], whole[1])}
+        if contexts > 1:
+            # megatron-core adds up the context-parallel ranks' gradients, and their numbers of tokens.
+            dist.all_reduce(whole, group=parallel_state.get_context_parallel_group())
+        sums = {"sums": (whole[0], whole[1])}
+        return (total, count.int(), sums) if by_token else (total / whole[1].clamp(min=1), sums)
 
     return losses, reduce
 

@@ -79,7 +79,8 @@ def data_parallel_config(settings: Settings, device: Any) -> DistributedDataPara
         # As in Megatron-LM: the schedule of a plain pipeline does not gather, and each bucket would wait.
         align_param_gather=overlap.align_parameters and settings.parallel.virtual > 1,
         bucket_size=overlap.bucket_size,
-        average_in_collective=overlap.average and device.type == "cuda",
+        # A mean over tokens is taken of sums (megatron-core, DistributedDataParallel).
+        average_in_collective=overlap.average and device.type == "cuda" and not settings.data.eod_mask_loss,
     )
 
 

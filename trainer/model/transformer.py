@@ -115,6 +115,7 @@ def transformer_config(
         pipeline_dtype=dtype,
         bf16=settings.precision == "bf16",
         deterministic_mode=settings.deterministic,
+        calculate_per_token_loss=settings.data.eod_mask_loss,
         **_parallel_options(settings, rank_context),
         **_recompute_options(shape),
         **_fp8_options(settings, rank_context.device),

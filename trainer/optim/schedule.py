@@ -2,16 +2,22 @@
 
 The formulas are those of NeMo 2.4, ``nemo/core/optim/lr_scheduler.py``, operation by operation, so that the
 values are the same to the last bit. A step is the number of optimizer steps completed before it: 0 for the
-first, with which torch's schedulers too are at the first ``optimizer.step()``.
+first, with which torch's schedulers too are at the first ``optimizer.step()``. The launcher asks
+``python -m trainer.optim.schedule`` for `rate_change`, with its arguments as JSON from stdin.
 """
 
 from __future__ import annotations
 
+import json
 import math
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
-from trainer.config.optimization import Optimization
+from trainer.config.load import flatten
+from trainer.config.optimization import Optimization, read_optimization
+from trainer.config.values import Values
 
 
 class Schedule(Protocol):
@@ -37,6 +43,34 @@ def make_schedule(settings: Optimization, lr_scale: float = 1.0) -> Schedule:
             settings.schedule_steps,
         )
     return schedule if lr_scale == 1.0 else Scaled(schedule, lr_scale)
+
+
+def rate_change(flat: Mapping[str, Any], max_steps: object, step: int) -> tuple[int, float, float] | None:
+    """Return the first step after `step` whose rate is another one than with other ``trainer.max_steps``.
+
+    Parameters
+    ----------
+    flat
+        The dotted keys of a training's configuration.
+    max_steps
+        The other number of steps; what is no number was never told.
+    step
+        Completed steps.
+
+    Returns
+    -------
+    (int, float, float) or None
+        The step, and its rate with the other number and with the configuration's own.
+    """
+    now = flat.get("trainer.max_steps")
+    if type(max_steps) is not int or type(now) is not int or max_steps < 1 or max_steps == now:
+        return None
+    settings = [read_optimization(Values(flat), steps) for steps in (max_steps, now)]
+    if settings[0] == settings[1]:
+        return None
+    before, after = map(make_schedule, settings)
+    differing = (at for at in range(step, now) if before(at) != after(at))
+    return next(((at + 1, before(at), after(at)) for at in differing), None)
 
 
 def remark(settings: Optimization) -> str | None:
@@ -128,3 +162,8 @@ class Scaled:
     def __call__(self, step: int) -> float:
         """Return the learning rate after `step` completed steps."""
         return self.factor * self.schedule(step)
+
+
+if __name__ == "__main__":
+    question = json.load(sys.stdin)
+    print(json.dumps(rate_change(flatten(question["config"]), question["max_steps"], question["step"])))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import stat
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,18 +14,21 @@ from typing import Any, NamedTuple
 from arithmetic import indexed
 from arithmetic.vocabulary import WAYS_TO_A_VOCABULARY
 from launcher.checks.facts import MissingPath, TokenizedData
+from launcher.checks.gathering.checkpoints import chosen_checkpoint
 from launcher.checks.gathering.host import ask_module
 from launcher.checks.gathering.path_resolver import Fault, PathResolver, opened, why_unreadable
 from launcher.checks.rules.training import weight_of
 from launcher.drafting import Draft
 from launcher.errors import file_mode, nearest_files
-from launcher.estimates.values import Values
+from launcher.estimates.parallelism import is_encoder_decoder
+from launcher.estimates.values import Values, count
 
 _PREFIX = "model.data.data_prefix"
+_SPLITS, _SPLIT_WEIGHTS = "model.data.splits_string", "900,50,50"
 _SUFFIXES = (".bin", ".idx")
 _MAKE = "`slipway data tokenize` makes one from text files; data_impl=mock makes data of its own"
 
-_PATIENCE_SECONDS = 120
+PATIENCE_SECONDS = 120
 
 
 def data_sets(resolver: PathResolver) -> list[tuple[str, str]]:
@@ -81,7 +85,50 @@ def _missing_set(resolver: PathResolver, key: str, value: str) -> MissingPath | 
         fault = why_no_data_set(files[".idx"], sizes[".bin"])
     except OSError as error:
         fault = f"its .idx: {why_unreadable(error)}"
-    return resolver.missing(key, value, fault, _MAKE, certain=certain) if fault is not None else None
+    if fault is not None:
+        return resolver.missing(key, value, fault, _MAKE, certain=certain)
+    short = _short_split(resolver, key, files[".idx"]) if resolver.plan.job.engine == "megatron" else None
+    return resolver.missing(key, value, *short, certain=certain) if short is not None else None
+
+
+def _short_split(resolver: PathResolver, key: str, idx: Path) -> Fault | None:
+    """Return the first split that our trainer reads and that has no window (trainer/data/source.py).
+
+    A T5's window is longer than its input: what is too short for that is refused all the same.
+    """
+    values = Values(resolver.plan.job.config or {})
+    length = values.whole("model.seq_length" if is_encoder_decoder(values) else "model.encoder_seq_length")
+    splits, named = ["train", "validation"], key.removeprefix(_PREFIX).lstrip(".")
+    if values.raw("trainer.limit_val_batches") == 0:
+        splits.remove("validation")
+    # A data set that is named for a split is whole.
+    text = "1" if named else str(values.raw(_SPLITS) or _SPLIT_WEIGHTS)
+    weights = [weight_of(part) or 0.0 for part in text.split(",")]
+    if (
+        length is None
+        or len(weights) > 3
+        or min(weights) < 0
+        or not 0 < sum(weights) < math.inf
+        or named not in ("", *splits)
+    ):
+        return None
+    chosen = chosen_checkpoint(resolver) if values.flag("exp_manager.resume_if_exists") else None
+    rule = (
+        indexed.SPLIT_RULE if chosen is None else chosen.content.get("split_rule", indexed.FIRST_SPLIT_RULE)
+    )
+    with opened(idx) as stream:
+        header = indexed.parse_header(stream.read(indexed.HEADER.size), stream.seek(0, 2))
+        parts = indexed.split_documents([*weights, 0.0, 0.0][:3], header.boundaries - 1, rule)
+        for split, (first, last) in zip([named] if named else splits, parts, strict=False):
+            start, end = (indexed.read_start(stream, header, document) for document in (first, last))
+            tokens = (end - start) // header.token_bytes
+            if tokens <= length:
+                why = f"its {split} split has {tokens:,} tokens in {count(last - first, 'document')}"
+                fix = "use more documents" if named else f"use more documents, or change training.{_SPLITS}"
+                if split != "train":
+                    fix += "\ntraining.trainer.limit_val_batches=0 trains without validation"
+                return f"{why}, and a window needs {length + 1:,}", fix
+    return None
 
 
 def why_no_data_set(idx: Path, bin_size: int) -> str | None:
@@ -97,11 +144,7 @@ def why_no_data_set(idx: Path, bin_size: int) -> str | None:
             return str(error)
         if not header.sequences or header.boundaries < 2:
             return "there are no documents in it"
-        stream.seek(header.pointers_at - indexed.LENGTH.size)
-        (length,) = indexed.LENGTH.unpack(stream.read(indexed.LENGTH.size))
-        stream.seek(header.boundaries_at - indexed.POINTER.size)
-        (start,) = indexed.POINTER.unpack(stream.read(indexed.POINTER.size))
-    size = start + length * header.token_bytes
+        size = indexed.read_start(stream, header, header.boundaries - 1)
     if size != bin_size:
         return f"its .idx tells of {size:,} bytes of tokens, its .bin has {bin_size:,}"
     return None
@@ -145,7 +188,7 @@ def _ask(question: str, state: tuple[object, ...]) -> DataAnswer | None:
 @lru_cache(maxsize=16)
 def _answer(module: str, question: str, state: tuple[object, ...]) -> Any:
     try:
-        return json.loads(ask_module(module, question, _PATIENCE_SECONDS))
+        return json.loads(ask_module(module, question, PATIENCE_SECONDS))
     except (OSError, ValueError, subprocess.SubprocessError):
         return None
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import stat
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +13,8 @@ from typing import Any
 
 from launcher.checks.facts import Change, EarlierTraining
 from launcher.checks.gathering import checkpoints, gathers
-from launcher.checks.gathering.data import ask_identity
+from launcher.checks.gathering.data import PATIENCE_SECONDS, ask_identity
+from launcher.checks.gathering.host import ask_module
 from launcher.checks.gathering.path_resolver import PathResolver
 from launcher.checks.rules.training import weight_of
 from launcher.drafting import Draft
@@ -46,7 +49,7 @@ _FREE = re.compile(
     r"|ub_tp_comm_overlap\w*|tp_comm\w*|(nsys|torch|memory)_profile\..*|gc_interval|\w*fusion"
     r"|gradient_as_bucket_view"
     r"|sync_batch_comm|use_cpu_initialization|onnx_safe|use_flash_attention|attention_backend|transformer_engine"
-    r"|data\.(num_workers|index_mapping_dir|dataloader_type|shuffle_documents|exchange_indices_distributed|pin_memory)"
+    r"|data\.(num_workers|index_mapping_dir|exchange_indices_distributed|pin_memory)"
     r"|optim\.(overlap_\w+|bucket_cap_mb|contiguous_grad_buffer|grad_sync_dtype|dgrad\w*))"
 )
 
@@ -69,7 +72,7 @@ def earlier_training(draft: Draft) -> EarlierTraining | None:
     )
     if not earlier.goes_on:
         return earlier
-    earlier = replace(earlier, shards=checkpoints.saved_shards(resolver))
+    earlier = replace(earlier, shards=checkpoints.saved_shards(resolver), **_schedule(resolver, paths))
     known, since = _trained_on(resolver, manifest)
     answer = ask_identity(draft, known) if known else None
     if answer is not None:
@@ -155,6 +158,28 @@ def _changes(resolver: PathResolver, paths: LaunchPaths, manifest: Manifest) -> 
         is_precision = key == "trainer.precision" and engine == "megatron"
         changes.append(Change(key, earlier, now, is_grave or is_precision))
     return tuple(changes)
+
+
+def _schedule(resolver: PathResolver, paths: LaunchPaths | None) -> dict[str, Any]:
+    """Return how `trainer.max_steps` changed since a launch, and the learning rate with it."""
+    try:
+        before, now = (
+            _max_steps(read_yaml(paths.config) if paths else None),
+            _max_steps(resolver.plan.job.config),
+        )
+        if before is None or now is None or before == now:
+            return {}
+        chosen = checkpoints.chosen_checkpoint(resolver)
+        question = {"config": resolver.plan.job.config, "max_steps": before}
+        question["step"] = chosen.whole("step") if chosen is not None else 0
+        answer = json.loads(ask_module("trainer.optim.schedule", json.dumps(question), PATIENCE_SECONDS))
+    except (OSError, ValueError, TypeError, subprocess.SubprocessError):
+        return {}
+    return {"steps": (before, now), "rate": answer and tuple(answer)}
+
+
+def _max_steps(config: Any) -> int | None:
+    return Values(config if isinstance(config, Mapping) else {}).whole("trainer.max_steps")
 
 
 def _same_files(

@@ -46,6 +46,27 @@ def training_problems(plan: Plan, earlier: EarlierTraining) -> Iterator[Finding]
         if earlier.goes_on:
             text += "; this launch continues from its checkpoints"
         yield warning(_RUN, plan.paths.run_name, text, _ELSEWHERE, _keys(changes))
+    yield from _moved_by_steps(plan, earlier)
+
+
+def _moved_by_steps(plan: Plan, earlier: EarlierTraining) -> Iterator[Finding]:
+    """Warn of another `trainer.max_steps` that moves the learning rate, or the order of the data.
+
+    NeMo restores its schedule with its steps. megatron-core shuffles the epochs of a whole training together
+    (gpt_dataset.py), and computes their number from the steps; our trainer's order has no end.
+    """
+    if earlier.steps is None:
+        return
+    text, fix = [], None
+    if earlier.rate is not None and plan.job.engine != "nemo":
+        step, before, now = earlier.rate
+        text.append(f"it moves the learning rate, of step {step} from {before:.2g} to {now:.2g}")
+        fix = f"to keep it: +{full('model.optim.sched.max_steps')}={earlier.steps[0]}"
+    if plan.job.engine != "megatron":
+        text.append("megatron-core orders data that are read more than once by the number of epochs")
+    if text:
+        why = f"launch {earlier.launch} of this run had {earlier.steps[0]}: {'; '.join(text)}"
+        yield warning(_STEPS, earlier.steps[1], why, fix)
 
 
 def _changes_text(changes: Sequence[Change]) -> str:
