@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from corpus.errors import EXIT_OK, EXIT_USER_ERROR, UserError
-from corpus.tokenizers import FAST, MERGES, VOCAB, load_bpe, load_fast, load_pieces
+from corpus.formats import FAST, MERGES, VOCAB
+from corpus.tokenizers import load_bpe, load_fast, load_pieces
 
 
 @dataclass(frozen=True)

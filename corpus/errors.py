@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 EXIT_OK = 0
 EXIT_FAILURE = 1
@@ -35,11 +35,36 @@ class BadRecord:
         Byte offset of a line, else number of the row or record.
     reason
         Short text that is the same for all records with this defect, such as ``not UTF-8``.
+    is_loss
+        True if an unknown number of documents is lost with it; it is never skipped.
     """
 
     file: int
     offset: int
     reason: str
+    is_loss: bool = field(default=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """File, or member of a tar shard, that is not read, and the reason."""
+
+    name: str
+    reason: str
+
+
+def named(left_out: Sequence[LeftOut], count: int | None = None, most: int = 5) -> str:
+    """Return how much is left out, by default what is named, and for each reason the first names."""
+    texts = []
+    for reason in dict.fromkeys(entry.reason for entry in left_out):
+        names = [entry.name for entry in left_out if entry.reason == reason]
+        texts.append(f"{reason}: {', '.join(names[:most])}{', ...' if len(names) > most else ''}")
+    return f"{count or len(left_out):,} files or members left out ({'; '.join(texts)})"
+
+
+def printable(text: str) -> str:
+    """Return a text of a source without the signs that steer a terminal, or that cannot be encoded."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def refusal(source: str, bad: BadRecord) -> UserError:
@@ -48,6 +73,11 @@ def refusal(source: str, bad: BadRecord) -> UserError:
         hint = (
             "the key or column of the text is data_preparation.text_key, or that of this file alone: "
             "{path: ..., text_key: ...} among the inputs"
+        )
+    elif bad.is_loss:
+        hint = (
+            "an unknown number of documents is lost with it, so that on_error=skip does not skip it: mend "
+            "the file, or leave it out of the inputs; `slipway data lint` names all such files"
         )
     else:
         hint = (

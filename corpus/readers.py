@@ -6,29 +6,47 @@ All of them stream: a file is never in memory as a whole but a text file, which 
 from __future__ import annotations
 
 import itertools
+import json
+import re
 import tarfile
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePath
 from typing import Any, BinaryIO
 from xml.etree import ElementTree
 
 from corpus.documents import Document
-from corpus.errors import NO_KEY, BadRecord, UserError, missing_library, suggest
-from corpus.formats import DamagedError, open_stream
+from corpus.errors import NO_KEY, BadRecord, LeftOut, UserError, missing_library, printable, suggest
+from corpus.formats import FORMATS_BY_SUFFIX, DamagedError, auxiliary, open_stream, pointer
 from corpus.units import Piece, SourceFile
 from corpus.wikitext import plain_text
 
 Record = Document | BadRecord
+LeaveOut = Callable[[LeftOut], None]
 
 # A longer line is no document of anyone: it would be held in memory.
 _LONGEST_LINE = 1 << 26
 _ROWS = 256
 _NAMED_KEYS = 8
 _BOM = b"\xef\xbb\xbf"
+_TEXT_TYPES = ("string", "large_string", "string_view")
+# The first line of JSON that has more of them; and a part of a document of several parts.
+_OPEN_JSON = re.compile(rb"\s*[\[{](?:.*[\[{,])?\s*", re.DOTALL)
+_NO_JSON = "not JSON"
+_UNREADABLE = (_NO_JSON, "not UTF-8")
+_PART = re.compile(r"(.+)\.(0|[1-9]\d*)\.\w+")
 
 
-def read(piece: Piece, file: SourceFile) -> Iterator[Record]:
+def read(piece: Piece, file: SourceFile, leave_out: LeaveOut = lambda entry: None) -> Iterator[Record]:
     """Yield the documents of a piece of a file.
+
+    Parameters
+    ----------
+    piece, file
+        What is read.
+    leave_out
+        Called with each member of a tar shard that is not read.
 
     Raises
     ------
@@ -47,7 +65,7 @@ def read(piece: Piece, file: SourceFile) -> Iterator[Record]:
         is_text = file.format == "txt"
         yield Document("", file.number, 0) if is_text else BadRecord(file.number, 0, "empty file")
         return
-    yield from _READERS[file.format](piece, file)
+    yield from _read_tar(file, leave_out) if file.format == "tar" else _READERS[file.format](piece, file)
 
 
 def parquet_row_groups(path: Path, name: str, text_key: str) -> tuple[int, ...]:
@@ -65,8 +83,10 @@ def parquet_row_groups(path: Path, name: str, text_key: str) -> tuple[int, ...]:
             f"{name}: no column '{text_key}'; it has {', '.join(schema.names)}: choose one with "
             "data_preparation.text_key"
         )
-    kind = str(schema.field(text_key).type)
-    if "string" not in kind:
+    from pyarrow.types import is_dictionary
+
+    kind = schema.field(text_key).type
+    if str(kind.value_type if is_dictionary(kind) else kind) not in _TEXT_TYPES:
         raise UserError(f"{name}: its column '{text_key}' holds {kind}, not texts: choose another text_key")
     metadata = file.metadata
     return tuple(metadata.row_group(row).total_byte_size for row in range(metadata.num_row_groups))
@@ -84,6 +104,8 @@ def _read_text(piece: Piece, file: SourceFile) -> Iterator[Record]:
 
 def _decoded(content: bytes, file: int, offset: int, name: str | None = None) -> Record:
     """Return a text with the newlines of Unix, as Python reads text files."""
+    if (defect := pointer(content)) is not None:
+        return BadRecord(file, offset, defect, is_loss=True)
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -110,10 +132,15 @@ def _read_lines(piece: Piece, file: SourceFile) -> Iterator[Record]:
                     offset += _skip_line(stream)
                     yield BadRecord(file.number, begin, f"line longer than {_LONGEST_LINE:,} bytes")
                     continue
-                if begin == 0:
-                    line = line.removeprefix(_BOM)
-                if not line.isspace():
-                    yield parse(line, begin)
+                if line.isspace():
+                    continue
+                record = parse(line, begin)
+                if isinstance(record, BadRecord) and record.reason in _UNREADABLE and line[-1:] != b"\n":
+                    reason = f"{record.reason}, and the file ends within this line"
+                    record = BadRecord(file.number, begin, reason, is_loss=True)
+                yield record
+                if begin == 0 and isinstance(record, BadRecord) and record.is_loss:
+                    return
     except DamagedError:
         yield _damaged(file, offset)
 
@@ -137,10 +164,22 @@ def _object_parser(file: SourceFile) -> Callable[[bytes, int], Record]:
     number, key = file.number, file.text_key or "text"
 
     def parse(content: bytes, offset: int) -> Record:
+        # Files that were joined have one at the beginning of a line.
+        content = content.removeprefix(_BOM)
         try:
             record = loads(content)
         except JSONDecodeError:
-            return BadRecord(number, offset, "not JSON" if _is_utf8(content) else "not UTF-8")
+            try:
+                # NaN, Infinity and half of a surrogate pair: Python's json writes them.
+                record = json.loads(content.decode())
+            except UnicodeDecodeError:
+                return BadRecord(number, offset, "not UTF-8")
+            except (ValueError, RecursionError):
+                return _no_json(content, number, offset)
+        if isinstance(record, list) and any(isinstance(item, dict | str) for item in record):
+            return BadRecord(
+                number, offset, "a JSON array instead of lines: `jq -c '.[]'` makes them", is_loss=True
+            )
         if not isinstance(record, dict):
             return BadRecord(number, offset, "not a JSON object")
         if key not in record:
@@ -148,21 +187,33 @@ def _object_parser(file: SourceFile) -> Callable[[bytes, int], Record]:
         text, name = record[key], record.get("id")
         if not isinstance(text, str):
             return BadRecord(number, offset, f"'{key}' is no text")
+        if not _is_encodable(text):
+            return BadRecord(number, offset, f"'{key}' has half of a surrogate pair")
         return Document(text, number, offset, None if name is None else str(name))
 
     return parse
 
 
 def _no_key(key: str, record: Mapping[str, object]) -> str:
-    keys = sorted(record)
+    keys = sorted(map(printable, record))
     shown = ", ".join(keys[:_NAMED_KEYS]) + (", ..." if len(keys) > _NAMED_KEYS else "")
     return f"{NO_KEY} '{key}' among {shown or 'none'}{suggest(key, keys)}"
 
 
-def _is_utf8(content: bytes) -> bool:
+def _no_json(content: bytes, file: int, offset: int) -> BadRecord:
+    """Return the defect of a text that is no JSON."""
+    defect = pointer(content)
+    if defect is None and b"\0" in content:
+        defect = "zero bytes instead of text"
+    if defect is None and offset == 0 and _OPEN_JSON.fullmatch(content):
+        defect = "JSON over several lines instead of one for each document: `jq -c .` makes them"
+    return BadRecord(file, offset, defect or _NO_JSON, is_loss=defect is not None)
+
+
+def _is_encodable(text: str) -> bool:
     try:
-        content.decode()
-    except UnicodeDecodeError:
+        text.encode()
+    except UnicodeEncodeError:
         return False
     return True
 
@@ -200,7 +251,8 @@ def _read_parquet(piece: Piece, file: SourceFile) -> Iterator[Record]:
                     yield BadRecord(file.number, row, "not UTF-8" if text is False else f"'{key}' is null")
                 row += 1
     except (pyarrow.ArrowException, OSError):
-        yield BadRecord(file.number, row, "damaged Parquet data: the rest of its row group is not read")
+        reason = "damaged Parquet data: the rest of its row group is not read"
+        yield BadRecord(file.number, row, reason, is_loss=True)
 
 
 def _texts(column: Any) -> list[str | bool | None]:
@@ -236,7 +288,8 @@ def _read_wikipedia(piece: Piece, file: SourceFile) -> Iterator[Record]:
     except DamagedError:
         yield _damaged(file, number)
     except (ElementTree.ParseError, StopIteration):
-        yield BadRecord(file.number, number, "not well-formed XML: the rest of the file is not read")
+        reason = "not well-formed XML: the rest of the file is not read"
+        yield BadRecord(file.number, number, reason, is_loss=True)
 
 
 def _tag(element: ElementTree.Element) -> str:
@@ -252,11 +305,10 @@ def _article(page: ElementTree.Element, file: int, number: int) -> Document | No
     return Document(plain_text("".join(texts)), file, number, name)
 
 
-def _read_tar(piece: Piece, file: SourceFile) -> Iterator[Record]:
-    """Yield the texts of a shard: members ``*.txt``, and ``*.json`` where a sample has no ``*.txt``.
+def _read_tar(file: SourceFile, leave_out: LeaveOut) -> Iterator[Record]:
+    """Yield the texts of a shard; `offset` is the number of the member.
 
-    A sample is the members of one name up to its first dot, one after the other, as in WebDataset; `offset`
-    is the number of the member.
+    A sample is the members of one name up to its first dot, one after the other, as in WebDataset.
     """
     parse = _object_parser(file)
     members = 0
@@ -265,20 +317,70 @@ def _read_tar(piece: Piece, file: SourceFile) -> Iterator[Record]:
             open_stream(file.path, file.compression) as stream,
             tarfile.open(fileobj=stream, mode="r|", tarinfo=_WholeMember) as archive,
         ):
-            for _, sample in itertools.groupby(_members(archive), key=lambda member: member[1]):
-                texts = [(number, suffix, content) for number, _, suffix, content in sample]
-                members += len(texts)
-                kinds = {suffix for _, suffix, _ in texts}
-                for number, suffix, content in texts:
-                    if suffix == "txt":
-                        yield _decoded(content, file.number, number)
-                    elif "txt" not in kinds:
-                        yield parse(content, number)
+            for _, group in itertools.groupby(_members(archive), key=lambda member: member.key):
+                sample = list(group)
+                members += sum(member.left_out is None for member in sample)
+                yield from _read_sample(sample, file, parse, leave_out)
     except (DamagedError, tarfile.TarError):
-        yield BadRecord(file.number, members, "damaged tar data: the rest of the file is not read")
+        reason = "damaged tar data: the rest of the file is not read"
+        yield BadRecord(file.number, members, reason, is_loss=True)
         return
     if not members:
         yield BadRecord(file.number, 0, "no member *.txt or *.json")
+
+
+@dataclass(frozen=True)
+class _Member:
+    """Member of a tar shard; `left_out` is why it is none of a sample's texts."""
+
+    number: int
+    name: str
+    suffix: str
+    content: bytes = b""
+    left_out: str | None = None
+
+    @property
+    def key(self) -> str:
+        path = PurePath(self.name)
+        return str(path.with_name(path.name.partition(".")[0] or path.name))
+
+
+def _read_sample(
+    members: Sequence[_Member],
+    file: SourceFile,
+    parse: Callable[[bytes, int], Record],
+    leave_out: LeaveOut,
+) -> Iterator[Record]:
+    """Yield the texts of a sample in their order; ``NAME.0.txt``, ``NAME.1.txt``, ... are one."""
+    parts = [_PART.fullmatch(member.name) for member in members]
+    has_parts = {match[1] for match in parts if match and match[2] == "0"}
+    texts = defaultdict(list)
+    for member, match in zip(members, parts, strict=True):
+        if member.left_out is None and FORMATS_BY_SUFFIX[member.suffix] == "txt":
+            is_part = match is not None and match[1] in has_parts
+            number, name = (int(match[2]), match[1]) if match and is_part else (0, member.name)
+            texts[name].append((number, member.number, _decoded(member.content, file.number, member.number)))
+    for member in members:
+        is_beside = member.suffix == ".json" and bool(texts)
+        if member.left_out is not None or is_beside:
+            reason = member.left_out or "beside the text of its sample"
+            leave_out(LeftOut(f"{file.name}: {printable(member.name)}", reason))
+        elif FORMATS_BY_SUFFIX[member.suffix] == "jsonl":
+            yield from _read_objects(member, parse)
+    for several in texts.values():
+        records = [record for _, _, record in sorted(several, key=lambda part: part[0])]
+        bad = next((record for record in records if not isinstance(record, Document)), None)
+        text = "\n\n".join(record.text for record in records if isinstance(record, Document))
+        yield bad or Document(text, file.number, min(number for _, number, _ in several))
+
+
+def _read_objects(member: _Member, parse: Callable[[bytes, int], Record]) -> Iterator[Record]:
+    """Yield the objects of a member: one, or one in each line."""
+    lines = [line for line in member.content.split(b"\n") if line and not line.isspace()]
+    if member.suffix == ".json" and not (len(lines) > 1 and isinstance(parse(lines[0], 0), Document)):
+        lines = [member.content]
+    for line in lines:
+        yield parse(line, member.number)
 
 
 class _WholeMember(tarfile.TarInfo):
@@ -295,21 +397,32 @@ class _WholeMember(tarfile.TarInfo):
         return super().frombuf(buf, encoding, errors)
 
 
-def _members(archive: tarfile.TarFile) -> Iterator[tuple[int, str, str, bytes]]:
-    """Yield number, name, suffix and content of the members with text."""
-    for number, member in enumerate(archive):
-        path = Path(member.name)
-        name, _, suffix = path.name.partition(".")
-        if not member.isfile() or suffix not in ("txt", "json"):
+def _members(archive: tarfile.TarFile) -> Iterator[_Member]:
+    """Yield the members but directories; those with text have their content."""
+    for number, header in enumerate(archive):
+        if header.isdir():
             continue
-        content = archive.extractfile(member)
+        path = PurePath(header.name)
+        name, suffix = str(path), path.suffix.lower()
+        reason = auxiliary([name]).get(name)
+        if reason is None and not header.isfile():
+            reason = "a link, or no file"
+        if reason is None and FORMATS_BY_SUFFIX.get(suffix) not in ("txt", "jsonl"):
+            reason = "no text"
+        if reason is not None:
+            yield _Member(number, name, suffix, left_out=reason)
+            continue
+        content = archive.extractfile(header)
         assert content is not None
-        yield number, str(path.with_name(name or ".")), suffix, content.read()
+        yield _Member(number, name, suffix, content.read())
 
 
 def _damaged(file: SourceFile, offset: int) -> BadRecord:
     return BadRecord(
-        file.number, offset, f"damaged {file.compression} data: the rest of the file is not read"
+        file.number,
+        offset,
+        f"damaged {file.compression} data: the rest of the file is not read",
+        is_loss=True,
     )
 
 
@@ -318,5 +431,4 @@ _READERS: dict[str, Callable[[Piece, SourceFile], Iterator[Record]]] = {
     "jsonl": _read_lines,
     "parquet": _read_parquet,
     "wikipedia": _read_wikipedia,
-    "tar": _read_tar,
 }

@@ -114,7 +114,7 @@ class Preparation:
     filters: tuple[Filter, ...] = ()
     exact: bool = False
     minhash: MinHash | None = None
-    vocab_size: int = 2048
+    vocab_size: int | None = None
     tokenizer: TokenizerSource = TokenizerSource()
     append_eod: bool = True
     splits: tuple[tuple[str, float], ...] = ()
@@ -126,6 +126,7 @@ class Preparation:
     max_files: int | None = None
     max_bytes: int | None = None
     seed: int = 1234
+    replace: bool = False
 
     @property
     def units_dir(self) -> Path:
@@ -197,7 +198,7 @@ def read(config: Mapping[str, Any]) -> Preparation:
         filters=_filters(node),
         exact=exact,
         minhash=minhash,
-        vocab_size=node.whole("vocab_size", 2048, least=SMALLEST_VOCABULARY),
+        vocab_size=node.whole("vocab_size", None, least=SMALLEST_VOCABULARY),
         tokenizer=_tokenizer(node),
         append_eod=node.flag("append_eod", True),
         splits=_splits(node),
@@ -209,6 +210,7 @@ def read(config: Mapping[str, Any]) -> Preparation:
         max_files=node.whole("max_files", None, least=1),
         max_bytes=node.whole("max_bytes", None, least=1),
         seed=node.whole("seed", 1234, least=0),
+        replace=node.flag("replace", False),
     )
     node.end()
     return preparation
