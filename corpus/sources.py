@@ -190,25 +190,34 @@ def _local_matches(entry: Input, pattern: str, left_out: list[LeftOut]) -> Itera
     place, wildcards = split_glob(entry.location)
     location = Path(place)
     if not wildcards and not location.is_dir():
-        if not location.exists():
-            raise UserError(f"inputs: {place}: {_why_missing(location)}")
         yield _local(entry, location)
         return
-    directories = [location]
+    matches = [""]
     if wildcards:
-        # Path.glob leaves out neither what is hidden, nor says so.
-        every = glob.glob(wildcards, root_dir=place, recursive=True, include_hidden=True)  # noqa: PTH207
-        matches = sorted(filter(None, every))
-        if not matches:
-            raise UserError(f"inputs: {entry.location}: no file matches")
-        below = [name for name in matches if (location / name).is_dir()]
-        reasons = auxiliary(below, wildcards)
-        directories = [location / name for name in below if name not in reasons]
-        left_out += [LeftOut(str(location / name), reason) for name, reason in reasons.items()]
-        for name in _taken([name for name in matches if name not in below], wildcards, place, left_out):
-            yield _local(entry, location / name)
-    for directory in directories:
-        yield from _directory_matches(entry, directory, pattern, left_out)
+        # Path.glob would leave out hidden files unsaid.
+        matches = glob.glob(wildcards, root_dir=place, recursive=True, include_hidden=True)  # noqa: PTH207
+    names: set[str] = set()
+    for match in matches:
+        if not (location / match).is_dir():
+            names.add(match)
+            continue
+        try:
+            files = list(search(location / match))
+        except OSError as error:
+            raise UserError(f"inputs: {error.filename}: {error.strerror}") from None
+        names |= {str(Path(match, name)) for name in _matching(files, pattern, location / match, left_out)}
+    taken = _taken(sorted(names), wildcards or pattern, place, left_out)
+    for name in taken:
+        path = location / name
+        if path.is_file() or not path.exists():
+            yield _local(entry, path)
+        else:
+            left_out.append(
+                LeftOut(str(path), "a link to a directory" if path.is_dir() else "no regular file")
+            )
+    if not taken:
+        what = "matches" if wildcards else f"in {place} matches pattern={pattern!r}"
+        raise UserError(f"inputs: {entry.location}: no file {what}{_besides(left_out)}")
 
 
 def search(directory: Path) -> Iterator[str]:
@@ -228,55 +237,31 @@ def search(directory: Path) -> Iterator[str]:
         yield from (str(Path(parent, name).relative_to(directory)) for name in (*names, *links))
 
 
-def _directory_matches(
-    entry: Input, directory: Path, pattern: str, left_out: list[LeftOut]
-) -> Iterator[Source]:
-    try:
-        files = list(search(directory))
-    except OSError as error:
-        raise UserError(f"inputs: {error.filename}: {error.strerror}") from None
-    names = _matching(files, pattern, str(directory), left_out)
-    taken = _taken(names, pattern, str(directory), left_out)
-    if not taken:
-        more = f"; {named(left_out)}" if left_out else ""
-        raise UserError(f"inputs: {entry.location}: no file in {directory} matches pattern={pattern!r}{more}")
-    yield from (_local(entry, directory / name) for name in taken)
-
-
-def _matching(names: Iterable[str], pattern: str, place: str, left_out: list[LeftOut]) -> list[str]:
-    """Return the names below a place that fit the pattern."""
+def _matching(names: Iterable[str], pattern: str, place: object, left_out: list[LeftOut]) -> list[str]:
+    """Return the names below a place that fit the pattern; the others are left out."""
     patterns = _parts_of(pattern)
-    matches = [name for name in names if _fits(name.split("/"), patterns)]
-    others = sorted(set(names).difference(matches))
-    left_out += [LeftOut(f"{place}/{name}", f"not {pattern}") for name in others]
-    return matches
+    fits = {name: _fits(name.split("/"), patterns) for name in names}
+    left_out += [LeftOut(f"{place}/{name}", f"not {pattern}") for name in sorted(fits) if not fits[name]]
+    return [name for name in fits if fits[name]]
 
 
-def _taken(names: Sequence[str], pattern: str, place: str, left_out: list[LeftOut]) -> list[str]:
-    """Return those of the names below a place that are sources."""
+def _taken(names: Sequence[str], pattern: str, place: object, left_out: list[LeftOut]) -> list[str]:
+    """Return those of the names below a place that are sources; the others are left out."""
     reasons = auxiliary(names, pattern)
-    for name in names:
-        path = Path(place, name)
-        if name not in reasons and "://" not in place and not path.is_file():
-            if not path.exists():
-                raise UserError(f"inputs: {path}: {_why_missing(path)}")
-            reasons[name] = "a link to a directory" if path.is_dir() else "no regular file"
     left_out += [LeftOut(f"{place}/{name}", reason) for name, reason in sorted(reasons.items())]
     return [name for name in names if name not in reasons]
 
 
-def _why_missing(path: Path) -> str:
-    is_link = path.is_symlink()
-    return (
-        f"it links to {path.readlink()}, which is not there"
-        if is_link
-        else "there is no such file or directory"
-    )
+def _besides(left_out: Sequence[LeftOut]) -> str:
+    return f"; {named(left_out)}" if left_out else ""
 
 
 def _local(entry: Input, path: Path) -> Source:
     try:
         return Source(entry.name or str(path), path.absolute(), path.stat().st_size, entry)
+    except FileNotFoundError:
+        what = f"it links to {path.readlink()}, and there" if path.is_symlink() else "there"
+        raise UserError(f"inputs: {path}: {what} is no such file or directory") from None
     except OSError as error:
         raise UserError(f"inputs: {path}: {error.strerror}") from None
 
@@ -290,23 +275,20 @@ def _s3_matches(
         objects = {name: size for name, size in list_s3(bucket, prefix) if not name.endswith("/")}
     except TransientError as error:
         raise OutsideError(f"inputs: {entry.location}: {error}") from None
-    place = f"s3://{bucket}/{prefix}".rstrip("/")
-    if key in objects:
-        names = [key]
-    elif is_prefix:
-        below = [name.removeprefix(prefix) for name in objects]
-        below = _taken(_matching(below, pattern, place, left_out), pattern, place, left_out)
-        names = [prefix + name for name in below]
+    start = prefix if is_prefix else ""
+    place = f"s3://{bucket}/{start}".rstrip("/")
+    if is_prefix:
+        names = _matching([name.removeprefix(start) for name in objects], pattern, place, left_out)
     else:
-        matches = [name for name in objects if _fits(name.split("/"), key.split("/"))]
-        names = _taken(matches, key, f"s3://{bucket}", left_out)
+        names = [name for name in objects if name == key or _fits(name.split("/"), key.split("/"))]
+    # An object of this very name is no glob.
+    names = [key] if key in objects else _taken(names, pattern if is_prefix else key, place, left_out)
     for name in names:
-        file = S3File(bucket, name)
-        yield Source(entry.name or file.name, file, objects[name], entry)
+        file = S3File(bucket, start + name)
+        yield Source(entry.name or file.name, file, objects[file.key], entry)
     if not names:
         what = f"matches pattern={pattern!r}" if is_prefix else "matches"
-        more = f"; {named(left_out)}" if left_out else ""
-        raise UserError(f"inputs: {entry.location}: no object {what}{more}")
+        raise UserError(f"inputs: {entry.location}: no object {what}{_besides(left_out)}")
 
 
 def _parts_of(pattern: str) -> list[str]:
