@@ -330,7 +330,12 @@ def test_replacing_a_data_set_is_an_option(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
     launched: list[list[str]] = []
-    monkeypatch.setattr("launcher.cli.data.launch_and_follow", lambda args, words: launched.append(words))
+
+    def launch(args: Any, overrides: list[str]) -> int:
+        launched.append(overrides)
+        return 0
+
+    monkeypatch.setattr("launcher.cli.data.launch_and_follow", launch)
     (tmp_path / "a.txt").touch()
     for options in (["--replace"], []):
         main(["data", verb, str(tmp_path / "a.txt"), *options])
