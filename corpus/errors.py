@@ -11,6 +11,8 @@ EXIT_FAILURE = 1
 EXIT_USER_ERROR = 2
 # With this begins the defect of a record without the key of its text.
 NO_KEY = "no key"
+# And that of a line of too many bytes.
+LONG_LINE = "line longer than"
 # Ctrl-C, as a shell says it.
 EXIT_INTERRUPTED = 130
 
@@ -62,14 +64,11 @@ def named(left_out: Sequence[LeftOut], count: int | None = None, most: int = 5) 
     return f"{count or len(left_out):,} files or members left out ({'; '.join(texts)})"
 
 
-def printable(text: str) -> str:
-    """Return a text of a source without the signs that steer a terminal, or that cannot be encoded."""
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
-
-
 def refusal(source: str, bad: BadRecord) -> UserError:
     """Return the error for a bad record of a source, where ``on_error=raise``."""
-    if bad.reason.startswith(NO_KEY):
+    if bad.reason.startswith(LONG_LINE):
+        hint = "the same text as a file of its own, such as .txt, may be longer"
+    elif bad.reason.startswith(NO_KEY):
         hint = (
             "the key or column of the text is data_preparation.text_key, or that of this file alone: "
             "{path: ..., text_key: ...} among the inputs"
@@ -90,6 +89,11 @@ def refusal(source: str, bad: BadRecord) -> UserError:
 def place(source: str, bad: BadRecord) -> str:
     """Name a bad record of a source, and its defect."""
     return f"{source}:{bad.offset}: {bad.reason}"
+
+
+def escape(text: str) -> str:
+    """Return text whose control characters, which a terminal would obey, are escaped; line ends stay."""
+    return "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text)
 
 
 def suggest(word: str, valid: Iterable[str]) -> str:

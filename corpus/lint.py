@@ -175,14 +175,11 @@ def lint(
         prefix = prefix_of(target)
         if prefix is not None:
             report = _lint_data_set(prefix, options, progress)
-            report.notes += notes
-            notes = []
-            yield report
-            continue
-        report = _lint_source(target, options, progress)
+        else:
+            report = _lint_source(target, options, progress)
         report.notes += notes
         notes = []
-        earlier = sizes.setdefault(target.stat().st_size, [])
+        earlier = sizes.setdefault(target.stat().st_size, []) if prefix is None else []
         if earlier:
             digest = sha256_of(target)
             same = next((path for path in earlier if sha256_of(path) == digest), None)

@@ -53,32 +53,24 @@ def is_complete(plan: Plan) -> bool:
 
 
 def _check_replaceable(plan: Plan, manifest: dict[str, Any] | None) -> None:
-    preparation = plan.preparation
-    marker = published_key(plan)
-    is_ours = marker.is_file() and marker.read_text() == plan.key
+    preparation, marker = plan.preparation, published_key(plan)
+    if preparation.replace or (marker.is_file() and marker.read_text() == plan.key):
+        return
     prefixes = [preparation.prefix_of(name) for name, _ in preparation.splits] or [preparation.output_prefix]
     paths = [Path(f"{prefix}{suffix}") for prefix in prefixes for suffix in (".bin", ".idx")]
+    what = "without a manifest"
     if manifest is not None:
         paths += [preparation.output_prefix.parent / output["path"] for output in manifest["outputs"]]
-    there = next((path for path in paths if path.is_file()), None)
-    if there is None or is_ours or preparation.replace:
-        return
-    if manifest is None:
-        what = "without a manifest"
-    else:
-        sources = [(entry["name"], entry["sha256"]) for entry in manifest["sources"]]
-        same = {
-            "sources": sources == [(file.name, file.sha256) for file in plan.files],
-            "tokenizer": manifest["tokenizer"] == plan.tokenizer_record,
-            "options": manifest["options"] == plan.options,
-            "versions": manifest["versions"] == plan.versions,
-        }
-        others = " and ".join(name for name, is_same in same.items() if not is_same)
-        what = f"made from other {others or 'formats or keys of the text'}"
-    raise UserError(
-        f"data_preparation.output_prefix={preparation.output_prefix}: another data set is there, {what}, and "
-        "a training may read it: choose another output_prefix, or set data_preparation.replace=True"
-    )
+        sources = [source["sha256"] for source in manifest["sources"]]
+        others = ["sources"] if sources != [file.sha256 for file in plan.files] else []
+        mine = {"tokenizer": plan.tokenizer_record, "options": plan.options, "versions": plan.versions}
+        others += [name for name, value in mine.items() if manifest[name] != value]
+        what = f"made from other {' and '.join(others) or 'formats or keys of the text'}"
+    if any(path.is_file() for path in paths):
+        raise UserError(
+            f"data_preparation.output_prefix={preparation.output_prefix}: another data set is there, {what}, "
+            "and a training may read it: choose another output_prefix, or set data_preparation.replace=True"
+        )
 
 
 def published_key(plan: Plan) -> Path:

@@ -17,13 +17,14 @@ from typing import Any, BinaryIO
 from xml.etree import ElementTree
 
 from corpus.documents import Document
-from corpus.errors import NO_KEY, BadRecord, LeftOut, UserError, missing_library, printable, suggest
+from corpus.errors import LONG_LINE, NO_KEY, BadRecord, LeftOut, UserError, escape, missing_library, suggest
 from corpus.formats import FORMATS_BY_SUFFIX, DamagedError, auxiliary, open_stream, pointer
 from corpus.units import Piece, SourceFile
 from corpus.wikitext import plain_text
 
 Record = Document | BadRecord
 LeaveOut = Callable[[LeftOut], None]
+Parser = Callable[[bytes, int], Record]
 
 # A longer line is no document of anyone: it would be held in memory.
 _LONGEST_LINE = 1 << 26
@@ -33,6 +34,7 @@ _BOM = b"\xef\xbb\xbf"
 _TEXT_TYPES = ("string", "large_string", "string_view")
 # The first line of JSON that has more of them; and a part of a document of several parts.
 _OPEN_JSON = re.compile(rb"\s*[\[{](?:.*[\[{,])?\s*", re.DOTALL)
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _NO_JSON = "not JSON"
 _UNREADABLE = (_NO_JSON, "not UTF-8")
 _PART = re.compile(r"(.+)\.(0|[1-9]\d*)\.\w+")
@@ -130,7 +132,7 @@ def _read_lines(piece: Piece, file: SourceFile) -> Iterator[Record]:
                 begin, offset = offset, offset + len(line)
                 if len(line) == _LONGEST_LINE and not line.endswith(b"\n"):
                     offset += _skip_line(stream)
-                    yield BadRecord(file.number, begin, f"line longer than {_LONGEST_LINE:,} bytes")
+                    yield BadRecord(file.number, begin, f"{LONG_LINE} {_LONGEST_LINE:,} bytes")
                     continue
                 if line.isspace():
                     continue
@@ -155,7 +157,7 @@ def _skip_line(stream: BinaryIO) -> int:
     return size
 
 
-def _object_parser(file: SourceFile) -> Callable[[bytes, int], Record]:
+def _object_parser(file: SourceFile) -> Parser:
     """Return the function that makes a document of a JSON object."""
     try:
         from orjson import JSONDecodeError, loads
@@ -166,9 +168,11 @@ def _object_parser(file: SourceFile) -> Callable[[bytes, int], Record]:
     def parse(content: bytes, offset: int) -> Record:
         # Files that were joined have one at the beginning of a line.
         content = content.removeprefix(_BOM)
+        is_strict = True
         try:
             record = loads(content)
         except JSONDecodeError:
+            is_strict = False
             try:
                 # NaN, Infinity and half of a surrogate pair: Python's json writes them.
                 record = json.loads(content.decode())
@@ -187,7 +191,7 @@ def _object_parser(file: SourceFile) -> Callable[[bytes, int], Record]:
         text, name = record[key], record.get("id")
         if not isinstance(text, str):
             return BadRecord(number, offset, f"'{key}' is no text")
-        if not _is_encodable(text):
+        if not is_strict and _SURROGATE.search(text):
             return BadRecord(number, offset, f"'{key}' has half of a surrogate pair")
         return Document(text, number, offset, None if name is None else str(name))
 
@@ -195,7 +199,7 @@ def _object_parser(file: SourceFile) -> Callable[[bytes, int], Record]:
 
 
 def _no_key(key: str, record: Mapping[str, object]) -> str:
-    keys = sorted(map(printable, record))
+    keys = sorted(map(escape, record))
     shown = ", ".join(keys[:_NAMED_KEYS]) + (", ..." if len(keys) > _NAMED_KEYS else "")
     return f"{NO_KEY} '{key}' among {shown or 'none'}{suggest(key, keys)}"
 
@@ -208,14 +212,6 @@ def _no_json(content: bytes, file: int, offset: int) -> BadRecord:
     if defect is None and offset == 0 and _OPEN_JSON.fullmatch(content):
         defect = "JSON over several lines instead of one for each document: `jq -c .` makes them"
     return BadRecord(file, offset, defect or _NO_JSON, is_loss=defect is not None)
-
-
-def _is_encodable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _open_parquet(path: Path, name: str) -> Any:
@@ -346,35 +342,32 @@ class _Member:
 
 
 def _read_sample(
-    members: Sequence[_Member],
-    file: SourceFile,
-    parse: Callable[[bytes, int], Record],
-    leave_out: LeaveOut,
+    members: Sequence[_Member], file: SourceFile, parse: Parser, leave_out: LeaveOut
 ) -> Iterator[Record]:
     """Yield the texts of a sample in their order; ``NAME.0.txt``, ``NAME.1.txt``, ... are one."""
     parts = [_PART.fullmatch(member.name) for member in members]
     has_parts = {match[1] for match in parts if match and match[2] == "0"}
-    texts = defaultdict(list)
+    texts: defaultdict[str, list[tuple[int, Record]]] = defaultdict(list)
     for member, match in zip(members, parts, strict=True):
         if member.left_out is None and FORMATS_BY_SUFFIX[member.suffix] == "txt":
-            is_part = match is not None and match[1] in has_parts
-            number, name = (int(match[2]), match[1]) if match and is_part else (0, member.name)
-            texts[name].append((number, member.number, _decoded(member.content, file.number, member.number)))
+            name, part = match.groups() if match and match[1] in has_parts else (member.name, 0)
+            texts[name].append((int(part), _decoded(member.content, file.number, member.number)))
     for member in members:
-        is_beside = member.suffix == ".json" and bool(texts)
-        if member.left_out is not None or is_beside:
-            reason = member.left_out or "beside the text of its sample"
-            leave_out(LeftOut(f"{file.name}: {printable(member.name)}", reason))
+        reason = member.left_out
+        if reason is None and member.suffix == ".json" and texts:
+            reason = "beside the text of its sample"
+        if reason is not None:
+            leave_out(LeftOut(f"{file.name}: {escape(member.name)}", reason))
         elif FORMATS_BY_SUFFIX[member.suffix] == "jsonl":
             yield from _read_objects(member, parse)
     for several in texts.values():
-        records = [record for _, _, record in sorted(several, key=lambda part: part[0])]
-        bad = next((record for record in records if not isinstance(record, Document)), None)
+        records = [record for _, record in sorted(several, key=lambda part: part[0])]
+        bad = [record for record in records if isinstance(record, BadRecord)]
         text = "\n\n".join(record.text for record in records if isinstance(record, Document))
-        yield bad or Document(text, file.number, min(number for _, number, _ in several))
+        yield bad[0] if bad else Document(text, file.number, min(record.offset for record in records))
 
 
-def _read_objects(member: _Member, parse: Callable[[bytes, int], Record]) -> Iterator[Record]:
+def _read_objects(member: _Member, parse: Parser) -> Iterator[Record]:
     """Yield the objects of a member: one, or one in each line."""
     lines = [line for line in member.content.split(b"\n") if line and not line.isspace()]
     if member.suffix == ".json" and not (len(lines) > 1 and isinstance(parse(lines[0], 0), Document)):

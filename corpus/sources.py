@@ -207,14 +207,12 @@ def _local_matches(entry: Input, pattern: str, left_out: list[LeftOut]) -> Itera
             raise UserError(f"inputs: {error.filename}: {error.strerror}") from None
         names |= {str(Path(match, name)) for name in _matching(files, pattern, location / match, left_out)}
     taken = _taken(sorted(names), wildcards or pattern, place, left_out)
-    for name in taken:
-        path = location / name
+    for path in (location / name for name in taken):
         if path.is_file() or not path.exists():
             yield _local(entry, path)
         else:
-            left_out.append(
-                LeftOut(str(path), "a link to a directory" if path.is_dir() else "no regular file")
-            )
+            reason = "a link to a directory" if path.is_dir() else "no regular file"
+            left_out.append(LeftOut(str(path), reason))
     if not taken:
         what = "matches" if wildcards else f"in {place} matches pattern={pattern!r}"
         raise UserError(f"inputs: {entry.location}: no file {what}{_besides(left_out)}")
