@@ -37,7 +37,7 @@ _OPEN_JSON = re.compile(rb"\s*[\[{](?:.*[\[{,])?\s*", re.DOTALL)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _NO_JSON = "not JSON"
 _UNREADABLE = (_NO_JSON, "not UTF-8")
-_PART = re.compile(r"(.+)\.(0|[1-9]\d*)\.\w+")
+_PART = re.compile(r"((?:.*/)?[^./]+)\.(0|[1-9]\d*)\.\w+")
 
 
 def read(piece: Piece, file: SourceFile, leave_out: LeaveOut = lambda entry: None) -> Iterator[Record]:

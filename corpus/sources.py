@@ -105,8 +105,6 @@ def collect(preparation: Preparation, policy: Policy | None = None) -> list[Sour
     """
     left_out: list[LeftOut] = []
     sources = discover(preparation, left_out)
-    if left_out:
-        say(named(left_out))
     fetched = _local_files(sources, preparation, policy)
     files = [
         _source_file(number, source, local, preparation)

@@ -25,7 +25,7 @@ from corpus.errors import BadRecord, LeftOut, UserError
 from corpus.formats import recognize
 from corpus.lint import Options, lint
 from corpus.readers import parquet_row_groups, read
-from corpus.sources import collect
+from corpus.sources import collect, discover
 from corpus.tokenizers import obtain
 from corpus.units import Piece, SourceFile
 from tests.corpus.preparing import configuration, results, write_configuration, write_lines, write_sources
@@ -189,7 +189,15 @@ def test_every_member_of_a_shard_is_read_or_named(tmp_path: Path) -> None:
     members = {name: name.encode() for name in names}
     members |= {"0001.jsonl": b'{"text": "one"}\n\n{"text": "two"}\n', "0002.JSON": b'{"text": "three"}'}
     members |= {"0003.json": b'{"text": "four"}\n{"text": "five"}\n'}
-    members |= {"2101.00001.txt": b"paper 1", "2101.00002.txt": b"paper 2"}
+    numbered = [
+        "2101.00001.txt",
+        "2101.00002.txt",
+        "1.5.0.txt",
+        "1.5.1.txt",
+        "dir.0/1.1.txt",
+        "dir.0/1.2.txt",
+    ]
+    members |= {name: name.encode() for name in numbered}
     others = {
         "0004.jpg": "no text",
         "LICENSE": "no text",
@@ -199,15 +207,14 @@ def test_every_member_of_a_shard_is_read_or_named(tmp_path: Path) -> None:
         "\x1b]52.bin": "no text",
     }
     texts, bad, left_out = members_of({**members, **dict.fromkeys(others, b"{oops")}, tmp_path)
-    papers = ["one", "two", "three", "four", "five", "paper 1", "paper 2"]
-    assert (texts, bad) == ([*names, *papers], [])
+    assert (texts, bad) == ([*names, "one", "two", "three", "four", "five", *numbered], [])
     assert [entry.reason for entry in left_out] == list(others.values())
     assert left_out[0] == LeftOut("shard.tar: 0004.jpg", "no text")
     assert left_out[-1].name == r"shard.tar: \x1b]52.bin"
 
 
 def test_parts_of_a_document_are_one_in_their_order(tmp_path: Path) -> None:
-    samples = {f"7.{part}.txt": f"part {part}".encode() for part in (0, 1, 10, 2)}
+    samples = {f"a.b/7.{part}.txt": f"part {part}".encode() for part in (0, 1, 10, 2)}
     samples |= {"8.0.jpg": b"\xff", "8.1.txt": b"caption", "8.2.txt": b"end", "8.json": b'{"id": 3}'}
     samples |= {"9.json": b'{"text": "metadata"}', "9.txt": b"pair", "9.cls": b"1"}
     samples |= {"10.0.txt": b"good", "10.1.txt": b"\xff"}
@@ -265,8 +272,7 @@ def test_files_besides_the_data_are_left_out_by_one_rule(
 ) -> None:
     node = configuration(tmp_path, download / form if form else download, tokenizer)
     assert run(tmp_path, node) == 0
-    output = capsys.readouterr().out
-    assert output.splitlines()[0].count("files or members left out") == 1
+    assert capsys.readouterr().out.count("files or members left out") == 1
     data = {str(download / name) for name in ("a.jsonl", "sub/b.jsonl", "sub/README.md")}
     record = manifest(tmp_path)
     assert {source["name"] for source in record["sources"]} == data
@@ -290,7 +296,7 @@ def test_what_an_entry_names_itself_is_read(tokenizer: Path, tmp_path: Path, dow
     assert run(tmp_path, hidden) == 0
 
 
-def test_links_and_files_of_other_names_are_named(tmp_path: Path, capsys: Any) -> None:
+def test_links_and_files_of_other_names_are_named(tmp_path: Path) -> None:
     directory = tmp_path / "in"
     directory.mkdir()
     write_lines(directory / "a.jsonl", ["one"])
@@ -298,12 +304,16 @@ def test_links_and_files_of_other_names_are_named(tmp_path: Path, capsys: Any) -
     (tmp_path / "elsewhere").mkdir()
     (directory / "more").symlink_to(tmp_path / "elsewhere")
     os.mkfifo(directory / "fifo")
-    collect(spec.read(configuration(tmp_path, directory, tmp_path)))
-    output = capsys.readouterr().out
-    assert f"a link to a directory: {directory}/more" in output
-    assert f"no regular file: {directory}/fifo" in output
-    collect(spec.read(configuration(tmp_path, directory, tmp_path, pattern="*.jsonl")))
-    assert f"3 files or members left out (not *.jsonl: {directory}/B.TXT" in capsys.readouterr().out
+    left_out: list[LeftOut] = []
+    discover(spec.read(configuration(tmp_path, directory, tmp_path)), left_out)
+    reasons = {"more": "a link to a directory", "fifo": "no regular file"}
+    assert {entry.name: entry.reason for entry in left_out} == {
+        f"{directory}/{name}": reason for name, reason in reasons.items()
+    }
+    left_out.clear()
+    discover(spec.read(configuration(tmp_path, directory, tmp_path, pattern="*.jsonl")), left_out)
+    assert [entry.name.rpartition("/")[2] for entry in left_out] == ["B.TXT", "fifo", "more"]
+    assert {entry.reason for entry in left_out} == {"not *.jsonl"}
     (directory / "lost.jsonl").symlink_to("../blobs/00")
     with pytest.raises(UserError, match=r"lost\.jsonl: it links to \.\./blobs/00, and there is no such file"):
         collect(spec.read(configuration(tmp_path, directory, tmp_path)))
