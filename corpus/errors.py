@@ -67,7 +67,7 @@ def named(left_out: Sequence[LeftOut], count: int | None = None, most: int = 5) 
 def refusal(source: str, bad: BadRecord) -> UserError:
     """Return the error for a bad record of a source, where ``on_error=raise``."""
     if bad.reason.startswith(LONG_LINE):
-        hint = "the same text as a file of its own, such as .txt, may be longer"
+        hint = "a longer text can be a file of its own, such as .txt, and `jq -c '.[]'` divides an array"
     elif bad.reason.startswith(NO_KEY):
         hint = (
             "the key or column of the text is data_preparation.text_key, or that of this file alone: "

@@ -212,7 +212,8 @@ def _targets(path: Path, left_out: list[LeftOut]) -> list[Path]:
     left_out += [LeftOut(str(file), "of no known format") for file in others if file not in sources]
     found = sorted(data_sets) + sources
     if not found:
-        raise UserError(f"{path}: neither a data set nor a source of text is in this directory")
+        more = f"; {named(left_out)}" if left_out else ""
+        raise UserError(f"{path}: neither a data set nor a source of text is in this directory{more}")
     return found
 
 

@@ -58,7 +58,7 @@ def _check_replaceable(plan: Plan, manifest: dict[str, Any] | None) -> None:
         return
     prefixes = [preparation.prefix_of(name) for name, _ in preparation.splits] or [preparation.output_prefix]
     paths = [Path(f"{prefix}{suffix}") for prefix in prefixes for suffix in (".bin", ".idx")]
-    what = "without a manifest"
+    what = "without a manifest that can be read"
     if manifest is not None:
         paths += [preparation.output_prefix.parent / output["path"] for output in manifest["outputs"]]
         sources = [source["sha256"] for source in manifest["sources"]]

@@ -132,7 +132,7 @@ def _read_lines(piece: Piece, file: SourceFile) -> Iterator[Record]:
                 begin, offset = offset, offset + len(line)
                 if len(line) == _LONGEST_LINE and not line.endswith(b"\n"):
                     offset += _skip_line(stream)
-                    yield BadRecord(file.number, begin, f"{LONG_LINE} {_LONGEST_LINE:,} bytes")
+                    yield BadRecord(file.number, begin, f"{LONG_LINE} {_LONGEST_LINE:,} bytes", is_loss=True)
                     continue
                 if line.isspace():
                     continue
@@ -178,7 +178,9 @@ def _object_parser(file: SourceFile) -> Parser:
                 record = json.loads(content.decode())
             except UnicodeDecodeError:
                 return BadRecord(number, offset, "not UTF-8")
-            except (ValueError, RecursionError):
+            except (ValueError, RecursionError) as error:
+                if getattr(error, "msg", None) == "Extra data":
+                    return BadRecord(number, offset, "data follow the JSON value of a line", is_loss=True)
                 return _no_json(content, number, offset)
         if isinstance(record, list) and any(isinstance(item, dict | str) for item in record):
             return BadRecord(
@@ -372,7 +374,7 @@ def _read_objects(member: _Member, parse: Parser) -> Iterator[Record]:
     lines = [line for line in member.content.split(b"\n") if line and not line.isspace()]
     if member.suffix == ".json" and not (len(lines) > 1 and isinstance(parse(lines[0], 0), Document)):
         lines = [member.content]
-    for line in lines:
+    for line in lines or [member.content]:
         yield parse(line, member.number)
 
 

@@ -113,7 +113,8 @@ class _Worker:
     def _shard(self, unit: Unit) -> dict[str, Any]:
         plan, preparation = self._plan, self._plan.preparation
         drops, skipped, bad, tokens, documents = DropCounts(), [], 0, 0, 0
-        left_out: list[LeftOut] = []
+        left_out: list[list[str]] = []
+        unread = 0
 
         def documents_of(records: Iterator[Record]) -> Iterator[Document]:
             nonlocal bad
@@ -133,8 +134,14 @@ class _Worker:
                     else:
                         yield result
 
+        def leave_out(entry: LeftOut) -> None:
+            nonlocal unread
+            unread += 1
+            if unread <= NAMED:
+                left_out.append([entry.name, entry.reason])
+
         records = (
-            record for piece in unit.pieces for record in read(piece, plan.files[piece.file], left_out.append)
+            record for piece in unit.pieces for record in read(piece, plan.files[piece.file], leave_out)
         )
         with ShardWriter(plan.shard(unit), self._type, preparation.needs_hashes) as shard:
             signatures = Signatures(shard.minhash, preparation.minhash) if preparation.minhash else None
@@ -157,7 +164,7 @@ class _Worker:
                 "bad": bad,
                 "skipped": skipped,
                 "drops": drops.record(),
-                "left_out": [len(left_out), [[entry.name, entry.reason] for entry in left_out[:NAMED]]],
+                "left_out": [unread, left_out],
             }
             check_bad(plan, [record])
             shard.publish(record)

@@ -111,6 +111,8 @@ LOSSES = {
     "array.json": (b'[{"text": "a"}, {"text": "b"}]', "a JSON array instead of lines"),
     "pretty.json": (b'[\n {\n  "text": "a"\n }\n]\n', "JSON over several lines instead of one"),
     "object.json": (b'{"data": [\n {"text": "a"}\n]}\n', "JSON over several lines instead of one"),
+    "one line.jsonl": (json_lines().replace(b"\n", b" ") + b"\n", "data follow the JSON value of a line"),
+    "long.jsonl": (json_lines() + b'{"text": "' + b"x" * (1 << 20) + b'"}\n', "line longer than 1,000,000"),
     "pointer.tar": (archive({"a.txt": b"text", "b.jsonl": POINTER}), "a pointer to it: `git lfs pull`"),
     "array.tar": (archive({"a.json": b'["one", "two"]'}), "a JSON array instead of lines"),
     "page.jsonl.gz": (PAGE, "a web page instead of the data"),
@@ -128,8 +130,9 @@ LOSSES = {
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_lost_documents_of_unknown_number_are_not_skipped(
-    tokenizer: Path, tmp_path: Path, capsys: Any, name: str
+    tokenizer: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
+    monkeypatch.setattr("corpus.readers._LONGEST_LINE", 1_000_000)
     content, reason = LOSSES[name]
     (tmp_path / "in").mkdir()
     for number in range(4):
