@@ -13,6 +13,8 @@ EXIT_USER_ERROR = 2
 NO_KEY = "no key"
 # And that of a line of too many bytes.
 LONG_LINE = "line longer than"
+# Names of each reason that a line has.
+_SHOWN = 5
 # Ctrl-C, as a shell says it.
 EXIT_INTERRUPTED = 130
 
@@ -55,12 +57,12 @@ class LeftOut:
     reason: str
 
 
-def named(left_out: Sequence[LeftOut], count: int | None = None, most: int = 5) -> str:
+def named(left_out: Sequence[LeftOut], count: int | None = None) -> str:
     """Return how much is left out, by default what is named, and for each reason the first names."""
     texts = []
     for reason in dict.fromkeys(entry.reason for entry in left_out):
         names = [entry.name for entry in left_out if entry.reason == reason]
-        texts.append(f"{reason}: {', '.join(names[:most])}{', ...' if len(names) > most else ''}")
+        texts.append(f"{reason}: {', '.join(names[:_SHOWN])}{', ...' if len(names) > _SHOWN else ''}")
     return f"{count or len(left_out):,} files or members left out ({'; '.join(texts)})"
 
 

@@ -9,8 +9,7 @@ import itertools
 import json
 import re
 import tarfile
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any, BinaryIO
@@ -309,27 +308,26 @@ def _read_tar(file: SourceFile, leave_out: LeaveOut) -> Iterator[Record]:
     A sample is the members of one name up to its first dot, one after the other, as in WebDataset.
     """
     parse = _object_parser(file)
-    members = 0
+    following = 0
     try:
         with (
             open_stream(file.path, file.compression) as stream,
             tarfile.open(fileobj=stream, mode="r|", tarinfo=_WholeMember) as archive,
         ):
-            for _, group in itertools.groupby(_members(archive), key=lambda member: member.key):
-                sample = list(group)
-                members += sum(member.left_out is None for member in sample)
-                yield from _read_sample(sample, file, parse, leave_out)
+            for _, sample in itertools.groupby(_members(archive), key=lambda member: member.key):
+                for record in _read_sample(sample, file, parse, leave_out):
+                    following = record.offset + 1
+                    yield record
     except (DamagedError, tarfile.TarError):
-        reason = "damaged tar data: the rest of the file is not read"
-        yield BadRecord(file.number, members, reason, is_loss=True)
+        yield _damaged(file, following, "tar")
         return
-    if not members:
+    if not following:
         yield BadRecord(file.number, 0, "no member *.txt or *.json")
 
 
 @dataclass(frozen=True)
 class _Member:
-    """Member of a tar shard; `left_out` is why it is none of a sample's texts."""
+    """Member of a tar shard; `left_out` is why it is no text."""
 
     number: int
     name: str
@@ -344,29 +342,45 @@ class _Member:
 
 
 def _read_sample(
-    members: Sequence[_Member], file: SourceFile, parse: Parser, leave_out: LeaveOut
+    members: Iterable[_Member], file: SourceFile, parse: Parser, leave_out: LeaveOut
 ) -> Iterator[Record]:
-    """Yield the texts of a sample in their order; ``NAME.0.txt``, ``NAME.1.txt``, ... are one."""
-    parts = [_PART.fullmatch(member.name) for member in members]
-    has_parts = {match[1] for match in parts if match and match[2] == "0"}
-    texts: defaultdict[str, list[tuple[int, Record]]] = defaultdict(list)
-    for member, match in zip(members, parts, strict=True):
-        if member.left_out is None and FORMATS_BY_SUFFIX[member.suffix] == "txt":
-            name, part = match.groups() if match and match[1] in has_parts else (member.name, 0)
-            texts[name].append((int(part), _decoded(member.content, file.number, member.number)))
+    """Yield the texts of a sample; ``NAME.0.txt``, ``NAME.1.txt``, ... are one, ``*.json`` is beside them."""
+    name, has_text = None, False
+    parts: list[tuple[int, Record]] = []
+    objects: list[_Member] = []
     for member in members:
-        reason = member.left_out
-        if reason is None and member.suffix == ".json" and texts:
-            reason = "beside the text of its sample"
-        if reason is not None:
-            leave_out(LeftOut(f"{file.name}: {escape(member.name)}", reason))
+        match = _PART.fullmatch(member.name)
+        if match and match[2] == "0":
+            name = match[1]
+        if member.left_out is not None:
+            leave_out(LeftOut(f"{file.name}: {escape(member.name)}", member.left_out))
+        elif member.suffix == ".json":
+            objects.append(member)
         elif FORMATS_BY_SUFFIX[member.suffix] == "jsonl":
             yield from _read_objects(member, parse)
-    for several in texts.values():
-        records = [record for _, record in sorted(several, key=lambda part: part[0])]
-        bad = [record for record in records if isinstance(record, BadRecord)]
-        text = "\n\n".join(record.text for record in records if isinstance(record, Document))
-        yield bad[0] if bad else Document(text, file.number, min(record.offset for record in records))
+        else:
+            has_text, text = True, _decoded(member.content, file.number, member.number)
+            if match and match[1] == name:
+                parts.append((int(match[2]), text))
+            else:
+                yield text
+    if parts:
+        yield _joined([record for _, record in sorted(parts, key=lambda part: part[0])])
+    for member in objects:
+        if has_text:
+            leave_out(LeftOut(f"{file.name}: {escape(member.name)}", "beside the text of its sample"))
+        else:
+            yield from _read_objects(member, parse)
+
+
+def _joined(records: Sequence[Record]) -> Record:
+    """Return the document of all parts, or the first of them that is none."""
+    texts = []
+    for record in records:
+        if isinstance(record, BadRecord):
+            return record
+        texts.append(record.text)
+    return Document("\n\n".join(texts), records[0].file, min(record.offset for record in records))
 
 
 def _read_objects(member: _Member, parse: Parser) -> Iterator[Record]:
@@ -412,13 +426,9 @@ def _members(archive: tarfile.TarFile) -> Iterator[_Member]:
         yield _Member(number, name, suffix, content.read())
 
 
-def _damaged(file: SourceFile, offset: int) -> BadRecord:
-    return BadRecord(
-        file.number,
-        offset,
-        f"damaged {file.compression} data: the rest of the file is not read",
-        is_loss=True,
-    )
+def _damaged(file: SourceFile, offset: int, what: str | None = None) -> BadRecord:
+    reason = f"damaged {what or file.compression} data: the rest of the file is not read"
+    return BadRecord(file.number, offset, reason, is_loss=True)
 
 
 _READERS: dict[str, Callable[[Piece, SourceFile], Iterator[Record]]] = {

@@ -29,7 +29,7 @@ from corpus.spec import Preparation, TokenizerSource
 from corpus.units import Piece, SourceFile
 
 _UNFINISHED = ".unfinished-training"
-# In `work_dir`: the size that the tokenizer was to have, which a short text does not fill.
+# In `work_dir`: the size that a new tokenizer is to have, which a short text does not fill.
 _TRAINED = "trained.json"
 _VOCABULARY = 2048
 # Tokens that end a document, by the names that published tokenizers give them.
@@ -94,8 +94,8 @@ def obtain(
     elif source.file is None and not _present(preparation):
         size = preparation.vocab_size or _VOCABULARY
         say(f"training a byte-level BPE of {size:,} tokens on the first text of the sources")
+        write_atomically(preparation.work_dir / _TRAINED, json.dumps({str(directory): size}))
         _train(directory, _sample(files, preparation.on_error), size)
-        write_atomically(preparation.work_dir / _TRAINED, json.dumps({describe(preparation).sha256: size}))
     elif source.file is None:
         # A run that was killed behind the last file has left it.
         with contextlib.suppress(OSError):
@@ -140,15 +140,15 @@ def describe(preparation: Preparation) -> TokenizerFiles:
 
 def _check_size(preparation: Preparation, tokenizer: TokenizerFiles) -> None:
     """Raise UserError if the BPE of `tokenizer_dir` is there and another size of it is wished for."""
-    try:
-        size = int(json.loads((preparation.work_dir / _TRAINED).read_bytes())[tokenizer.sha256])
-    except (OSError, ValueError, KeyError, TypeError):
-        size = tokenizer.vocabulary_size
+    size = tokenizer.vocabulary_size
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        sizes = json.loads((preparation.work_dir / _TRAINED).read_bytes())
+        size = max(size, int(sizes[str(preparation.tokenizer_dir)]))
     if tokenizer.kind == "gpt2" and preparation.vocab_size not in (None, size):
         raise UserError(
             f"data_preparation.vocab_size={preparation.vocab_size}: the tokenizer in "
-            f"tokenizer_dir={preparation.tokenizer_dir} has {size:,} tokens; vocab_size=null takes it, and "
-            "another tokenizer_dir gets a new one"
+            f"tokenizer_dir={preparation.tokenizer_dir} is one of {size:,} tokens; vocab_size=null takes it, "
+            "and another tokenizer_dir gets a new one"
         )
 
 
