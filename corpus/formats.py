@@ -13,7 +13,7 @@ from pathlib import Path, PurePath
 from typing import Any, BinaryIO, cast
 
 from corpus.errors import UserError, missing_library, suggest
-from corpus.spec import COMPRESSIONS, FORMATS
+from corpus.spec import COMPRESSIONS, FORMATS, MAX_EXPANSION
 
 FORMATS_BY_SUFFIX = {
     ".txt": "txt",
@@ -51,12 +51,18 @@ _HEAD = 1024
 _ZSTD_WINDOW = 1 << 31
 _CHUNK = 1 << 16
 _BUFFER = 1 << 20
-# Smaller parts than elsewhere: what zstd makes of a part may be a thousand times as large.
-_ZSTD_CHUNK = 1 << 14
+# What zstd makes of a part is held as a whole, and may be 30,000 times as large.
+_ZSTD_CHUNK = 1 << 11
+# What any file may become: a small one may well be all alike.
+FREE_BYTES = 1 << 26
 
 
 class DamagedError(Exception):
     """Compressed data, or a container, that cannot be read to its end."""
+
+
+class ExpansionError(Exception):
+    """Data that become more than `max_expansion` bytes for each byte of their file."""
 
 
 class UnknownFormatError(UserError):
@@ -160,22 +166,23 @@ def _check_content(head: bytes, name: str, kind: str | None, packed: str | None)
         raise UserError(f"{name}: {defect}")
 
 
-def open_stream(path: Path, compression: str | None) -> BinaryIO:
-    """Open a file for reading, decompressed; broken data raises `DamagedError`."""
+def open_stream(path: Path, compression: str | None, max_expansion: int = MAX_EXPANSION) -> BinaryIO:
+    """Open a file for reading, decompressed; broken data raises `DamagedError`, a bomb `ExpansionError`."""
     if compression is None:
         return path.open("rb", buffering=_BUFFER)
-    raw = _ZstdStream(path) if compression == "zst" else _Decompressed(_LIBRARIES[compression](path))
-    return cast(BinaryIO, io.BufferedReader(raw, _CHUNK))
+    left = max(FREE_BYTES, max_expansion * path.stat().st_size)
+    raw = _ZstdStream(path) if compression == "zst" else _LIBRARIES[compression](path)
+    return cast(BinaryIO, io.BufferedReader(_Decompressed(raw, left), _CHUNK))
 
 
 _LIBRARIES: dict[str, Callable[[Path], Any]] = {"gz": gzip.open, "bz2": bz2.open, "xz": lzma.open}
 
 
 class _Decompressed(io.RawIOBase):
-    """Stream of the standard library, with one kind of error for broken data."""
+    """Stream of a library, with one kind of error for broken data, and so many bytes at most."""
 
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
+    def __init__(self, stream: Any, left: int) -> None:
+        self._stream, self._left = stream, left
 
     def readable(self) -> bool:
         return True
@@ -186,7 +193,11 @@ class _Decompressed(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         try:
-            return int(self._stream.readinto(buffer))
+            count = int(self._stream.readinto(buffer))
+            self._left -= count
+            if self._left < 0:
+                raise ExpansionError
+            return count
         except (EOFError, zlib.error, lzma.LZMAError) as error:
             raise DamagedError(str(error)) from None
         except OSError as error:
@@ -208,9 +219,10 @@ class _ZstdStream(io.RawIOBase):
         except ImportError:
             raise missing_library("zstandard", f"reading {path}") from None
         self._library = zstandard
-        self._file = path.open("rb", buffering=0)
+        self._file = path.open("rb", buffering=_BUFFER)
         self._frame: Any = None
-        self._input = self._output = b""
+        self._input = b""
+        self._output = memoryview(b"")
 
     def readable(self) -> bool:
         return True
@@ -229,7 +241,7 @@ class _ZstdStream(io.RawIOBase):
             if self._frame is None:
                 self._frame = self._library.ZstdDecompressor(max_window_size=_ZSTD_WINDOW).decompressobj()
             try:
-                self._output = self._frame.decompress(self._input)
+                self._output = memoryview(self._frame.decompress(self._input))
             except self._library.ZstdError as error:
                 raise DamagedError(str(error)) from None
             self._input = b""

@@ -116,7 +116,8 @@ def load_plan(preparation: Preparation) -> Plan:
 
 
 def _identity(file: SourceFile) -> list[Any]:
-    return [file.number, file.name, file.sha256, file.format, file.compression, file.text_key]
+    limits = [file.max_document_bytes, file.max_expansion]
+    return [file.number, file.name, file.sha256, file.format, file.compression, file.text_key, *limits]
 
 
 def _digest(value: Any) -> str:

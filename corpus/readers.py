@@ -10,14 +10,22 @@ import json
 import re
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 from xml.etree import ElementTree
 
 from corpus.documents import Document
 from corpus.errors import LONG_LINE, NO_KEY, BadRecord, LeftOut, UserError, escape, missing_library, suggest
-from corpus.formats import FORMATS_BY_SUFFIX, DamagedError, auxiliary, open_stream, pointer
+from corpus.formats import (
+    FORMATS_BY_SUFFIX,
+    FREE_BYTES,
+    DamagedError,
+    ExpansionError,
+    auxiliary,
+    open_stream,
+    pointer,
+)
 from corpus.units import Piece, SourceFile
 from corpus.wikitext import plain_text
 
@@ -27,7 +35,11 @@ Parser = Callable[[bytes, int], Record]
 
 # A longer line is no document of anyone: it would be held in memory.
 _LONGEST_LINE = 1 << 26
-_ROWS = 256
+# Rows that are read together, and the bytes that they may have if each is as large as its column.
+_ROWS, _ROWS_BYTES = 256, 1 << 28
+_PART = 1 << 20
+# Begins and ends of elements within a page, each of which is held in memory.
+_PAGE_EVENTS = 1 << 21
 _NAMED_KEYS = 8
 _BOM = b"\xef\xbb\xbf"
 _TEXT_TYPES = ("string", "large_string", "string_view")
@@ -36,7 +48,7 @@ _OPEN_JSON = re.compile(rb"\s*[\[{](?:.*[\[{,])?\s*", re.DOTALL)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _NO_JSON = "not JSON"
 _UNREADABLE = (_NO_JSON, "not UTF-8")
-_PART = re.compile(r"((?:.*/)?[^./]+)\.(0|[1-9]\d*)\.\w+")
+_NUMBERED = re.compile(r"((?:.*/)?[^./]+)\.(0|[1-9]\d*)\.\w+")
 
 
 def read(piece: Piece, file: SourceFile, leave_out: LeaveOut = lambda entry: None) -> Iterator[Record]:
@@ -66,7 +78,14 @@ def read(piece: Piece, file: SourceFile, leave_out: LeaveOut = lambda entry: Non
         is_text = file.format == "txt"
         yield Document("", file.number, 0) if is_text else BadRecord(file.number, 0, "empty file")
         return
-    yield from _read_tar(file, leave_out) if file.format == "tar" else _READERS[file.format](piece, file)
+    try:
+        yield from _read_tar(file, leave_out) if file.format == "tar" else _READERS[file.format](piece, file)
+    except ExpansionError:
+        reason = (
+            f"more than {file.max_expansion:,} bytes for each byte of the file "
+            f"(data_preparation.max_expansion={file.max_expansion}): the rest of it is not read"
+        )
+        yield BadRecord(file.number, 0, reason, is_loss=True)
 
 
 def parquet_row_groups(path: Path, name: str, text_key: str) -> tuple[int, ...]:
@@ -95,32 +114,48 @@ def parquet_row_groups(path: Path, name: str, text_key: str) -> tuple[int, ...]:
 
 def _read_text(piece: Piece, file: SourceFile) -> Iterator[Record]:
     try:
-        with open_stream(file.path, file.compression) as stream:
-            content = stream.read()
+        with open_stream(file.path, file.compression, file.max_expansion) as stream:
+            content = _content(stream, file)
     except DamagedError:
         yield _damaged(file, 0)
         return
-    yield _decoded(content, file.number, 0)
+    yield _decoded(content, file, 0)
 
 
-def _decoded(content: bytes, file: int, offset: int, name: str | None = None) -> Record:
+def _content(stream: IO[bytes], file: SourceFile) -> bytes:
+    """Return all that a stream has; a byte more than the limit if it has more than a document may."""
+    content, left = bytearray(), file.max_document_bytes + 1
+    while part := stream.read(min(left, _PART)):
+        content += part
+        left -= len(part)
+    return bytes(content)
+
+
+def _decoded(content: bytes, file: SourceFile, offset: int) -> Record:
     """Return a text with the newlines of Unix, as Python reads text files."""
+    if len(content) > file.max_document_bytes:
+        return _too_large(file, offset)
     if (defect := pointer(content)) is not None:
-        return BadRecord(file, offset, defect, is_loss=True)
+        return BadRecord(file.number, offset, defect, is_loss=True)
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError:
-        return BadRecord(file, offset, "not UTF-8")
+        return BadRecord(file.number, offset, "not UTF-8")
     if "\r" in text:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
-    return Document(text, file, offset, name)
+    return Document(text, file.number, offset)
+
+
+def _too_large(file: SourceFile, offset: int) -> BadRecord:
+    limit = f"data_preparation.max_document_bytes={file.max_document_bytes}"
+    return BadRecord(file.number, offset, f"more bytes than {limit}")
 
 
 def _read_lines(piece: Piece, file: SourceFile) -> Iterator[Record]:
     parse = _object_parser(file)
     offset = piece.start
     try:
-        with open_stream(file.path, file.compression) as stream:
+        with open_stream(file.path, file.compression, file.max_expansion) as stream:
             if piece.start:
                 stream.seek(piece.start - 1)
                 offset += _skip_line(stream) - 1
@@ -165,6 +200,8 @@ def _object_parser(file: SourceFile) -> Parser:
     number, key = file.number, file.text_key or "text"
 
     def parse(content: bytes, offset: int) -> Record:
+        if len(content) > file.max_document_bytes:
+            return _too_large(file, offset)
         # Files that were joined have one at the beginning of a line.
         content = content.removeprefix(_BOM)
         is_strict = True
@@ -238,11 +275,22 @@ def _read_parquet(piece: Piece, file: SourceFile) -> Iterator[Record]:
     groups = range(piece.start, table.num_row_groups if piece.end is None else piece.end)
     row = sum(table.metadata.row_group(group).num_rows for group in range(piece.start))
     columns = [key, "id"] if "id" in table.schema_arrow.names else [key]
+    # A text that is there once can be that of all rows.
+    largest = max([_column_bytes(table.metadata.row_group(group), columns) for group in groups], default=0)
+    rows = max(1, min(_ROWS, _ROWS_BYTES // max(1, largest)))
+    sizes = [table.metadata.row_group(group).total_byte_size for group in range(table.num_row_groups)]
+    allowed = max(FREE_BYTES, file.max_expansion * file.size)
+    if sum(sizes) > allowed:
+        raise ExpansionError
+    left = max(_PART, allowed * sum(sizes[group] for group in groups) // max(1, sum(sizes)))
     try:
-        for batch in table.iter_batches(_ROWS, row_groups=list(groups), columns=columns, use_threads=False):
+        for batch in table.iter_batches(rows, row_groups=list(groups), columns=columns, use_threads=False):
             ids = batch.column("id").to_pylist() if "id" in columns else itertools.repeat(None)
             for text, name in zip(_texts(batch.column(key)), ids, strict=False):
                 if isinstance(text, str):
+                    left -= len(text)
+                    if left < 0:
+                        raise ExpansionError
                     yield Document(text, file.number, row, None if name is None else str(name))
                 else:
                     yield BadRecord(file.number, row, "not UTF-8" if text is False else f"'{key}' is null")
@@ -250,6 +298,12 @@ def _read_parquet(piece: Piece, file: SourceFile) -> Iterator[Record]:
     except (pyarrow.ArrowException, OSError):
         reason = "damaged Parquet data: the rest of its row group is not read"
         yield BadRecord(file.number, row, reason, is_loss=True)
+
+
+def _column_bytes(group: Any, names: Sequence[str]) -> int:
+    """Return the bytes of the largest of some columns of a row group, as it lies there uncompressed."""
+    columns = (group.column(number) for number in range(group.num_columns))
+    return max((one.total_uncompressed_size for one in columns if one.path_in_schema in names), default=0)
 
 
 def _texts(column: Any) -> list[str | bool | None]:
@@ -269,15 +323,18 @@ def _texts(column: Any) -> list[str | bool | None]:
 
 def _read_wikipedia(piece: Piece, file: SourceFile) -> Iterator[Record]:
     """Yield the articles: pages of namespace 0 that redirect nowhere; `offset` counts all pages."""
-    number = 0
+    number = elements = 0
     try:
-        with open_stream(file.path, file.compression) as stream:
+        with open_stream(file.path, file.compression, file.max_expansion) as stream:
             events = ElementTree.iterparse(stream, events=("start", "end"))
             _, root = next(events)
             for event, element in events:
+                elements += 1
+                if elements > _PAGE_EVENTS:
+                    raise ElementTree.ParseError("no end of a page")
                 if event == "end" and _tag(element) == "page":
                     document = _article(element, file.number, number)
-                    number += 1
+                    number, elements = number + 1, 0
                     # All that was parsed would stay in memory.
                     root.clear()
                     if document is not None:
@@ -311,10 +368,10 @@ def _read_tar(file: SourceFile, leave_out: LeaveOut) -> Iterator[Record]:
     following = 0
     try:
         with (
-            open_stream(file.path, file.compression) as stream,
+            open_stream(file.path, file.compression, file.max_expansion) as stream,
             tarfile.open(fileobj=stream, mode="r|", tarinfo=_WholeMember) as archive,
         ):
-            for _, sample in itertools.groupby(_members(archive), key=lambda member: member.key):
+            for _, sample in itertools.groupby(_members(archive, file), key=lambda member: member.key):
                 for record in _read_sample(sample, file, parse, leave_out):
                     following = record.offset + 1
                     yield record
@@ -349,7 +406,7 @@ def _read_sample(
     parts: list[tuple[int, Record]] = []
     objects: list[_Member] = []
     for member in members:
-        match = _PART.fullmatch(member.name)
+        match = _NUMBERED.fullmatch(member.name)
         if match and match[2] == "0":
             name = match[1]
         if member.left_out is not None:
@@ -357,9 +414,9 @@ def _read_sample(
         elif member.suffix == ".json":
             objects.append(member)
         elif FORMATS_BY_SUFFIX[member.suffix] == "jsonl":
-            yield from _read_objects(member, parse)
+            yield from _read_objects(member, file, parse)
         else:
-            has_text, text = True, _decoded(member.content, file.number, member.number)
+            has_text, text = True, _decoded(member.content, file, member.number)
             if match and match[1] == name:
                 parts.append((int(match[2]), text))
             else:
@@ -370,7 +427,7 @@ def _read_sample(
         if has_text:
             leave_out(LeftOut(f"{file.name}: {escape(member.name)}", "beside the text of its sample"))
         else:
-            yield from _read_objects(member, parse)
+            yield from _read_objects(member, file, parse)
 
 
 def _joined(records: Sequence[Record]) -> Record:
@@ -383,8 +440,11 @@ def _joined(records: Sequence[Record]) -> Record:
     return Document("\n\n".join(texts), records[0].file, min(record.offset for record in records))
 
 
-def _read_objects(member: _Member, parse: Parser) -> Iterator[Record]:
+def _read_objects(member: _Member, file: SourceFile, parse: Parser) -> Iterator[Record]:
     """Yield the objects of a member: one, or one in each line."""
+    if len(member.content) > file.max_document_bytes:
+        yield replace(_too_large(file, member.number), is_loss=True)
+        return
     lines = [line for line in member.content.split(b"\n") if line and not line.isspace()]
     if member.suffix == ".json" and not (len(lines) > 1 and isinstance(parse(lines[0], 0), Document)):
         lines = [member.content]
@@ -395,8 +455,17 @@ def _read_objects(member: _Member, parse: Parser) -> Iterator[Record]:
 class _WholeMember(tarfile.TarInfo):
     """Header of a member; a file that ends without the blocks of zeros that end an archive is cut short.
 
-    The library takes it for whole, and the members that are missing for none.
+    The library takes it for whole, and the members that are missing for none. Numbers and maps of holes that
+    it cannot read are damage, too.
     """
+
+    @classmethod
+    def fromtarfile(cls, tarfile: tarfile.TarFile) -> _WholeMember:
+        """Read a member's headers."""
+        try:
+            return super().fromtarfile(tarfile)
+        except (ValueError, LookupError, ArithmeticError, RecursionError):
+            raise DamagedError("a header that cannot be read") from None
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _WholeMember:
@@ -406,9 +475,14 @@ class _WholeMember(tarfile.TarInfo):
         return super().frombuf(buf, encoding, errors)
 
 
-def _members(archive: tarfile.TarFile) -> Iterator[_Member]:
+def _members(archive: tarfile.TarFile, file: SourceFile) -> Iterator[_Member]:
     """Yield the members but directories; those with text have their content."""
+    left = max(FREE_BYTES, file.max_expansion * file.size)
     for number, header in enumerate(archive):
+        # Holes have no bytes in the archive.
+        left -= header.size if header.issparse() else 0
+        if left < 0:
+            raise ExpansionError
         if header.isdir():
             continue
         path = PurePath(header.name)
@@ -423,7 +497,7 @@ def _members(archive: tarfile.TarFile) -> Iterator[_Member]:
             continue
         content = archive.extractfile(header)
         assert content is not None
-        yield _Member(number, name, suffix, content.read())
+        yield _Member(number, name, suffix, _content(content, file))
 
 
 def _damaged(file: SourceFile, offset: int, what: str | None = None) -> BadRecord:

@@ -18,6 +18,8 @@ FORMATS = ("txt", "jsonl", "parquet", "wikipedia", "tar")
 COMPRESSIONS = ("gz", "zst", "bz2", "xz")
 # The 256 bytes and the end-of-text token.
 SMALLEST_VOCABULARY = 257
+MAX_DOCUMENT_BYTES = 1 << 32
+MAX_EXPANSION = 100
 _SHA256 = re.compile("[0-9a-f]{64}")
 # Keys of the launcher alone.
 _OF_THE_LAUNCHER = ("run", "phase")
@@ -125,6 +127,8 @@ class Preparation:
     max_errors: float = 0.001
     max_files: int | None = None
     max_bytes: int | None = None
+    max_document_bytes: int = MAX_DOCUMENT_BYTES
+    max_expansion: int = MAX_EXPANSION
     seed: int = 1234
     replace: bool = False
 
@@ -209,6 +213,8 @@ def read(config: Mapping[str, Any]) -> Preparation:
         max_errors=node.number("max_errors", 0.001),
         max_files=node.whole("max_files", None, least=1),
         max_bytes=node.whole("max_bytes", None, least=1),
+        max_document_bytes=node.whole("max_document_bytes", MAX_DOCUMENT_BYTES, least=1),
+        max_expansion=node.whole("max_expansion", MAX_EXPANSION, least=1),
         seed=node.whole("seed", 1234, least=0),
         replace=node.flag("replace", False),
     )

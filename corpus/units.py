@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from corpus.spec import MAX_DOCUMENT_BYTES, MAX_EXPANSION
+
 # Small data sets have this many units at least, so that tasks and workers share them.
 _SHARES = 32
 _SMALLEST_UNIT = 1 << 20
@@ -43,6 +45,8 @@ class SourceFile:
         Key or column of the text; None for formats that have none.
     row_groups
         Bytes of each row group of a Parquet file.
+    max_document_bytes, max_expansion
+        Limits of the specification, for what this file may become in memory.
     """
 
     number: int
@@ -54,6 +58,8 @@ class SourceFile:
     compression: str | None = None
     text_key: str | None = None
     row_groups: tuple[int, ...] = ()
+    max_document_bytes: int = MAX_DOCUMENT_BYTES
+    max_expansion: int = MAX_EXPANSION
 
     def record(self) -> dict[str, Any]:
         """Return it as JSON."""

@@ -199,6 +199,8 @@ class DataPreparationConfig(StageConfig):
     max_errors: ErrorLimit
     max_files: int | None = Field(ge=1)
     max_bytes: int | None = Field(ge=1)
+    max_document_bytes: Whole = Field(ge=1)
+    max_expansion: Whole = Field(ge=1)
     seed: int
 
 
