@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bz2
-import gzip
 import io
 import lzma
 import re
@@ -51,8 +50,8 @@ _HEAD = 1024
 _ZSTD_WINDOW = 1 << 31
 _CHUNK = 1 << 16
 _BUFFER = 1 << 20
-# What zstd makes of a part is held as a whole, and may be 30,000 times as large.
-_ZSTD_CHUNK = 1 << 11
+# What a decompressor makes of a part is held as a whole, and may be 30,000 times as large.
+_FRAME_CHUNK = 1 << 11
 # What any file may become: a small one may well be all alike.
 FREE_BYTES = 1 << 26
 
@@ -171,54 +170,37 @@ def open_stream(path: Path, compression: str | None, max_expansion: int = MAX_EX
     if compression is None:
         return path.open("rb", buffering=_BUFFER)
     left = max(FREE_BYTES, max_expansion * path.stat().st_size)
-    raw = _ZstdStream(path) if compression == "zst" else _LIBRARIES[compression](path)
-    return cast(BinaryIO, io.BufferedReader(_Decompressed(raw, left), _CHUNK))
+    return cast(BinaryIO, io.BufferedReader(_Frames(path, compression, left), _CHUNK))
 
 
-_LIBRARIES: dict[str, Callable[[Path], Any]] = {"gz": gzip.open, "bz2": bz2.open, "xz": lzma.open}
+def _decompressor(path: Path, compression: str) -> tuple[Callable[[], Any], type[Exception]]:
+    """Return what makes the decompressor of a frame, and its error."""
+    if compression != "zst":
+        return _DECOMPRESSORS[compression]
+    try:
+        import zstandard
+    except ImportError:
+        raise missing_library("zstandard", f"reading {path}") from None
+    return zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW).decompressobj, zstandard.ZstdError
 
 
-class _Decompressed(io.RawIOBase):
-    """Stream of a library, with one kind of error for broken data, and so many bytes at most."""
-
-    def __init__(self, stream: Any, left: int) -> None:
-        self._stream, self._left = stream, left
-
-    def readable(self) -> bool:
-        return True
-
-    def close(self) -> None:
-        self._stream.close()
-        super().close()
-
-    def readinto(self, buffer: Any) -> int:
-        try:
-            count = int(self._stream.readinto(buffer))
-            self._left -= count
-            if self._left < 0:
-                raise ExpansionError
-            return count
-        except (EOFError, zlib.error, lzma.LZMAError) as error:
-            raise DamagedError(str(error)) from None
-        except OSError as error:
-            # An error of the system has a number; those of gzip and bz2 have none.
-            if error.errno is not None:
-                raise
-            raise DamagedError(str(error)) from None
+_DECOMPRESSORS: dict[str, tuple[Callable[[], Any], type[Exception]]] = {
+    "gz": (lambda: zlib.decompressobj(zlib.MAX_WBITS + 16), zlib.error),
+    "bz2": (bz2.BZ2Decompressor, OSError),
+    "xz": (lzma.LZMADecompressor, lzma.LZMAError),
+}
 
 
-class _ZstdStream(io.RawIOBase):
-    """Decompressed bytes of all frames of a file.
+class _Frames(io.RawIOBase):
+    """Decompressed bytes of all frames, or streams, of a file; `left` is how many there may be.
 
-    A file that ends within a frame is broken here; the library's own stream would take it for whole.
+    A file that ends within a frame, or has anything but frames, is broken here; the streams of the libraries
+    would take it for whole, and leave out the rest.
     """
 
-    def __init__(self, path: Path) -> None:
-        try:
-            import zstandard
-        except ImportError:
-            raise missing_library("zstandard", f"reading {path}") from None
-        self._library = zstandard
+    def __init__(self, path: Path, compression: str, left: int) -> None:
+        self._new_frame, self._error = _decompressor(path, compression)
+        self._left = left
         self._file = path.open("rb", buffering=_BUFFER)
         self._frame: Any = None
         self._input = b""
@@ -233,16 +215,20 @@ class _ZstdStream(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         while not self._output:
-            self._input = self._input or self._file.read(_ZSTD_CHUNK) or b""
+            self._input = self._input or self._file.read(_FRAME_CHUNK)
             if not self._input:
                 if self._frame is not None:
                     raise DamagedError("the last frame is cut short")
                 return 0
             if self._frame is None:
-                self._frame = self._library.ZstdDecompressor(max_window_size=_ZSTD_WINDOW).decompressobj()
+                # Between streams of gzip and xz, and behind the last one, may be zeros.
+                self._input = self._input.lstrip(b"\0")
+                if not self._input:
+                    continue
+                self._frame = self._new_frame()
             try:
                 self._output = memoryview(self._frame.decompress(self._input))
-            except self._library.ZstdError as error:
+            except self._error as error:
                 raise DamagedError(str(error)) from None
             self._input = b""
             if self._frame.eof:
@@ -250,6 +236,9 @@ class _ZstdStream(io.RawIOBase):
         count = min(len(buffer), len(self._output))
         buffer[:count] = self._output[:count]
         self._output = self._output[count:]
+        self._left -= count
+        if self._left < 0:
+            raise ExpansionError
         return count
 
 

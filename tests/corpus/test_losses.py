@@ -101,6 +101,13 @@ LOSSES = {
     "changed.jsonl.bz2": (bz2.compress(json_lines())[:200] + b"\xff" * 30, "damaged bz2 data"),
     "cut.tar": (archive(TEXTS)[:9000], "damaged tar data"),
     "ended.tar": (archive(TEXTS)[:10240], "damaged tar data"),
+    "zeroed.tar": (archive(TEXTS)[:2048] + bytes(512) + archive(TEXTS)[2560:], "members behind the end"),
+    "joined.tar": (archive(TEXTS) + archive(TEXTS), "members behind the end are not read"),
+    "joined.tgz": (gzip.compress(archive(TEXTS) * 2), "members behind the end are not read"),
+    **{
+        f"second stream.txt.{kind}": (pack(json_lines()) + b"?" + pack(json_lines()), f"damaged {kind} data")
+        for kind, pack in COMPRESS.items()
+    },
     "cut.tar.gz": (gzip.compress(archive(TEXTS))[:-30], "damaged tar data"),
     "page.parquet": (table(), "damaged Parquet data"),
     "cut.parquet": (table()[:3000], "not a Parquet file, or not a whole one"),
@@ -356,6 +363,17 @@ def test_signs_in_a_name_do_not_hide_its_suffix(tmp_path: Path, name: str) -> No
     (tmp_path / name).write_text("text")
     assert recognize(tmp_path / name, str(tmp_path / name)) == ("txt", None)
     assert recognize(tmp_path / name, "https://host.example/a.txt?x=1#y") == ("txt", None)
+
+
+@pytest.mark.parametrize("kind", COMPRESS)
+def test_streams_one_after_the_other_are_read(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / f"a.jsonl.{kind}"
+    padding = bytes(8) if kind in ("gz", "xz") else b""
+    path.write_bytes((COMPRESS[kind](json_lines()) + padding) * 3)
+    file = SourceFile(0, "a", path, path.stat().st_size, "", "jsonl", kind, "text")
+    records = list(read(Piece(0), file))
+    assert len(records) == 600
+    assert all(isinstance(record, Document) for record in records)
 
 
 @pytest.mark.parametrize("window", [27, 28, 31])
