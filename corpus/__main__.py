@@ -75,6 +75,8 @@ def _check_libraries() -> None:
 def _fetch(preparation: spec.Preparation, options: argparse.Namespace) -> None:
     from corpus import duplicates
     from corpus.cleaning import Cleaner
+    from corpus.manifest import is_complete
+    from corpus.plan import load_plan
     from corpus.sources import collect
     from corpus.tokenizers import obtain
 
@@ -83,6 +85,7 @@ def _fetch(preparation: spec.Preparation, options: argparse.Namespace) -> None:
     duplicates.check(preparation.minhash)
     files = collect(preparation)
     obtain(preparation, files)
+    is_complete(load_plan(preparation))
 
 
 def _tokenize(preparation: spec.Preparation, options: argparse.Namespace) -> None:

@@ -12,7 +12,7 @@ class Document:
     Attributes
     ----------
     text
-        Empty if the source has none; such a document is dropped.
+        Empty, or of white space alone, if the source has none; such a document is dropped.
     file
         Number of the source file.
     offset
@@ -26,3 +26,8 @@ class Document:
     file: int
     offset: int
     id: str | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Return True if it has no text."""
+        return not self.text or self.text.isspace()

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 EXIT_OK = 0
 EXIT_FAILURE = 1
 EXIT_USER_ERROR = 2
 # With this begins the defect of a record without the key of its text.
 NO_KEY = "no key"
+# And that of a line of too many bytes.
+LONG_LINE = "line longer than"
+# Names of each reason that a line has.
+_SHOWN = 5
 # Ctrl-C, as a shell says it.
 EXIT_INTERRUPTED = 130
 
@@ -42,19 +46,46 @@ class BadRecord:
         Byte offset of a line, else number of the row or record.
     reason
         Short text that is the same for all records with this defect, such as ``not UTF-8``.
+    is_loss
+        True if an unknown number of documents is lost with it; it is never skipped.
     """
 
     file: int
     offset: int
     reason: str
+    is_loss: bool = field(default=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """File, or member of a tar shard, that is not read, and the reason."""
+
+    name: str
+    reason: str
+
+
+def named(left_out: Sequence[LeftOut], count: int | None = None) -> str:
+    """Return how much is left out, by default what is named, and for each reason the first names."""
+    texts = []
+    for reason in dict.fromkeys(entry.reason for entry in left_out):
+        names = [entry.name for entry in left_out if entry.reason == reason]
+        texts.append(f"{reason}: {', '.join(names[:_SHOWN])}{', ...' if len(names) > _SHOWN else ''}")
+    return f"{count or len(left_out):,} files or members left out ({'; '.join(texts)})"
 
 
 def refusal(source: str, bad: BadRecord) -> UserError:
     """Return the error for a bad record of a source, where ``on_error=raise``."""
-    if bad.reason.startswith(NO_KEY):
+    if bad.reason.startswith(LONG_LINE):
+        hint = "a longer text can be a file of its own, such as .txt, and `jq -c '.[]'` divides an array"
+    elif bad.reason.startswith(NO_KEY):
         hint = (
             "the key or column of the text is data_preparation.text_key, or that of this file alone: "
             "{path: ..., text_key: ...} among the inputs"
+        )
+    elif bad.is_loss:
+        hint = (
+            "an unknown number of documents is lost with it, so that on_error=skip does not skip it: mend "
+            "the file, or leave it out of the inputs; `slipway data lint` names all such files"
         )
     else:
         hint = (

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import bz2
-import gzip
 import io
 import lzma
 import re
 import zlib
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from pathlib import Path, PurePath
 from typing import Any, BinaryIO, cast
 
 from corpus.errors import UserError, missing_library, suggest
 from corpus.spec import COMPRESSIONS, FORMATS, MAX_EXPANSION
 
-_SUFFIXES = {
+FORMATS_BY_SUFFIX = {
     ".txt": "txt",
     ".text": "txt",
     ".md": "txt",
@@ -26,6 +25,8 @@ _SUFFIXES = {
     ".xml": "wikipedia",
     ".tar": "tar",
 }
+VOCAB, MERGES, FAST, PIECES = "vocab.json", "merges.txt", "tokenizer.json", "tokenizer.model"
+TOKENIZER_FILES = (VOCAB, MERGES, FAST, PIECES, "tokenizer_config.json", "special_tokens_map.json")
 _COMPRESSED = {
     ".gz": "gz",
     ".zst": "zst",
@@ -36,15 +37,21 @@ _COMPRESSED = {
 }
 _MAGIC = {
     "gz": re.compile(rb"\x1f\x8b"),
-    "zst": re.compile(rb"\x28\xb5\x2f\xfd"),
+    # A file may begin with a skippable frame, as pzstd's do.
+    "zst": re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"),
     "bz2": re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)"),
     "xz": re.compile(rb"\xfd7zXZ\x00"),
 }
+_POINTERS = {b"version https://git-lfs": "git lfs pull", b"/annex/objects/": "git annex get"}
+_HTML = re.compile(rb"(?:\xef\xbb\xbf)?\s*<(?:!doctype html|html|head|body)\b", re.IGNORECASE)
+_DESCRIPTION = re.compile(r"(?:readme|licen[cs]e|notice|citation)(?:\.\w+)?", re.IGNORECASE)
 _HEAD = 1024
+# Of --long=31, the largest that zstd writes; the library's own limit is 128 MiB.
+_ZSTD_WINDOW = 1 << 31
 _CHUNK = 1 << 16
 _BUFFER = 1 << 20
-# What zstd makes of a part is held as a whole, and may be 30,000 times as large.
-_ZSTD_CHUNK = 1 << 11
+# What a decompressor makes of a part is held as a whole, and may be 30,000 times as large.
+_FRAME_CHUNK = 1 << 11
 # What any file may become: a small one may well be all alike.
 FREE_BYTES = 1 << 26
 
@@ -55,6 +62,45 @@ class DamagedError(Exception):
 
 class ExpansionError(Exception):
     """Data that become more than `max_expansion` bytes for each byte of their file."""
+
+
+class UnknownFormatError(UserError):
+    """File whose format neither its name nor its content tells."""
+
+
+def auxiliary(names: Sequence[str], pattern: str = "*") -> dict[str, str]:
+    """Return the files among sources that are none, and why: the one rule for all that searches directories.
+
+    Parameters
+    ----------
+    names
+        Paths of all files below a directory, relative to it.
+    pattern
+        Glob that they match; if a part of it begins with ``.`` or ``_``, hidden files are meant.
+    """
+    is_meant = any(part[0] in "._" for part in PurePath(pattern).parts)
+    reasons = {}
+    for name in names:
+        *directories, last = PurePath(name).parts
+        if not is_meant and any(part[0] in "._" for part in (*directories, last)):
+            reasons[name] = "hidden"
+        elif last in TOKENIZER_FILES:
+            reasons[name] = "of a tokenizer"
+        elif any(part.endswith(".work") for part in directories):
+            reasons[name] = "of an unfinished preparation"
+    kinds = {FORMATS_BY_SUFFIX.get(_suffixes(name)[0]) for name in names if name not in reasons}
+    if kinds - {None, "txt"}:
+        described = (name for name in names if _DESCRIPTION.fullmatch(name))
+        reasons |= dict.fromkeys(described, "a description of data of another format")
+    return reasons
+
+
+def pointer(content: bytes) -> str | None:
+    """Return what a text is if it only stands for a file; None if it is a text."""
+    for start, command in _POINTERS.items():
+        if content.startswith(start) and len(content) < _HEAD:
+            return f"not the file, but a pointer to it: `{command}` gets the file"
+    return None
 
 
 def recognize(path: Path, name: str, wanted: str = "auto") -> tuple[str, str | None]:
@@ -71,30 +117,52 @@ def recognize(path: Path, name: str, wanted: str = "auto") -> tuple[str, str | N
 
     Raises
     ------
+    UnknownFormatError
+        If the format is not known.
     UserError
-        If the format is not known, or the compression is none of ours.
+        If the content is not what the name or `wanted` says.
     """
     with path.open("rb") as stream:
         head = stream.read(_HEAD)
     compression = next((kind for kind, magic in _MAGIC.items() if magic.match(head)), None)
-    if wanted != "auto":
-        return wanted, compression
-    suffixes = [suffix.lower() for suffix in Path(re.sub(r"[?#].*", "", name)).suffixes]
-    if suffixes and suffixes[-1] in _COMPRESSED:
-        suffixes = [*suffixes[:-1], ".tar"] if suffixes[-1] == ".tgz" else suffixes[:-1]
-    kind = _SUFFIXES.get(suffixes[-1]) if suffixes else None
-    if compression is None and head:
-        kind = _by_content(head, kind)
-    elif compression is not None and kind is None:
-        kind = _by_content(_first_bytes(path, compression), kind)
+    if compression is not None:
+        head = _first_bytes(path, compression)
+    suffix, packed = _suffixes(name)
+    kind = wanted if wanted != "auto" else _by_content(head, FORMATS_BY_SUFFIX.get(suffix))
+    if head:
+        is_other = packed is not None and compression is None and _by_content(head, None) is None
+        _check_content(head, name, kind, packed if is_other else None)
     if kind is None:
-        suffix = suffixes[-1] if suffixes else ""
-        raise UserError(
+        raise UnknownFormatError(
             f"{name}: unknown format; valid are {', '.join(FORMATS)}, each also with "
-            f"{', '.join(f'.{suffix}' for suffix in COMPRESSIONS)}{suggest(suffix, _SUFFIXES)}; "
+            f"{', '.join(f'.{suffix}' for suffix in COMPRESSIONS)}{suggest(suffix, FORMATS_BY_SUFFIX)}; "
             "data_preparation.format=NAME sets it for all files, `format` of an entry of inputs for one"
         )
     return kind, compression
+
+
+def _suffixes(name: str) -> tuple[str, str | None]:
+    """Return the suffix of a name that tells the format, and the compression by its last one."""
+    if "://" in name:
+        name = re.sub(r"[?#].*", "", name)
+    suffixes = [suffix.lower() for suffix in PurePath(name).suffixes]
+    packed = _COMPRESSED.get(suffixes[-1]) if suffixes else None
+    if packed is not None:
+        suffixes = [*suffixes[:-1], ".tar"] if suffixes[-1] == ".tgz" else suffixes[:-1]
+    return suffixes[-1] if suffixes else "", packed
+
+
+def _check_content(head: bytes, name: str, kind: str | None, packed: str | None) -> None:
+    """Raise UserError if the first bytes cannot be those of the format, or of the compression `packed`."""
+    defect = pointer(head)
+    if defect is None and (packed or kind not in (None, "txt")) and _HTML.match(head):
+        defect = "a web page instead of the data, such as the message of a server"
+    if defect is None and packed:
+        defect = f"not compressed, and its name says {packed}: its content begins with {head[:16]!r}"
+    if defect is None and kind == "parquet" and not head.startswith(b"PAR1"):
+        defect = f"not Parquet: its content begins with {head[:16]!r}"
+    if defect is not None:
+        raise UserError(f"{name}: {defect}")
 
 
 def open_stream(path: Path, compression: str | None, max_expansion: int = MAX_EXPANSION) -> BinaryIO:
@@ -102,54 +170,37 @@ def open_stream(path: Path, compression: str | None, max_expansion: int = MAX_EX
     if compression is None:
         return path.open("rb", buffering=_BUFFER)
     left = max(FREE_BYTES, max_expansion * path.stat().st_size)
-    raw = _ZstdStream(path) if compression == "zst" else _LIBRARIES[compression](path)
-    return cast(BinaryIO, io.BufferedReader(_Decompressed(raw, left), _CHUNK))
+    return cast(BinaryIO, io.BufferedReader(_Frames(path, compression, left), _CHUNK))
 
 
-_LIBRARIES: dict[str, Callable[[Path], Any]] = {"gz": gzip.open, "bz2": bz2.open, "xz": lzma.open}
+def _decompressor(path: Path, compression: str) -> tuple[Callable[[], Any], type[Exception]]:
+    """Return what makes the decompressor of a frame, and its error."""
+    if compression != "zst":
+        return _DECOMPRESSORS[compression]
+    try:
+        import zstandard
+    except ImportError:
+        raise missing_library("zstandard", f"reading {path}") from None
+    return zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW).decompressobj, zstandard.ZstdError
 
 
-class _Decompressed(io.RawIOBase):
-    """Stream of a library, with one kind of error for broken data, and so many bytes at most."""
-
-    def __init__(self, stream: Any, left: int) -> None:
-        self._stream, self._left = stream, left
-
-    def readable(self) -> bool:
-        return True
-
-    def close(self) -> None:
-        self._stream.close()
-        super().close()
-
-    def readinto(self, buffer: Any) -> int:
-        try:
-            count = int(self._stream.readinto(buffer))
-            self._left -= count
-            if self._left < 0:
-                raise ExpansionError
-            return count
-        except (EOFError, zlib.error, lzma.LZMAError) as error:
-            raise DamagedError(str(error)) from None
-        except OSError as error:
-            # An error of the system has a number; those of gzip and bz2 have none.
-            if error.errno is not None:
-                raise
-            raise DamagedError(str(error)) from None
+_DECOMPRESSORS: dict[str, tuple[Callable[[], Any], type[Exception]]] = {
+    "gz": (lambda: zlib.decompressobj(zlib.MAX_WBITS + 16), zlib.error),
+    "bz2": (bz2.BZ2Decompressor, OSError),
+    "xz": (lzma.LZMADecompressor, lzma.LZMAError),
+}
 
 
-class _ZstdStream(io.RawIOBase):
-    """Decompressed bytes of all frames of a file.
+class _Frames(io.RawIOBase):
+    """Decompressed bytes of all frames, or streams, of a file; `left` is how many there may be.
 
-    A file that ends within a frame is broken here; the library's own stream would take it for whole.
+    A file that ends within a frame, or has anything but frames, is broken here; the streams of the libraries
+    would take it for whole, and leave out the rest.
     """
 
-    def __init__(self, path: Path) -> None:
-        try:
-            import zstandard
-        except ImportError:
-            raise missing_library("zstandard", f"reading {path}") from None
-        self._library = zstandard
+    def __init__(self, path: Path, compression: str, left: int) -> None:
+        self._new_frame, self._error = _decompressor(path, compression)
+        self._left = left
         self._file = path.open("rb", buffering=_BUFFER)
         self._frame: Any = None
         self._input = b""
@@ -164,16 +215,20 @@ class _ZstdStream(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         while not self._output:
-            self._input = self._input or self._file.read(_ZSTD_CHUNK) or b""
+            self._input = self._input or self._file.read(_FRAME_CHUNK)
             if not self._input:
                 if self._frame is not None:
                     raise DamagedError("the last frame is cut short")
                 return 0
             if self._frame is None:
-                self._frame = self._library.ZstdDecompressor().decompressobj()
+                # Between streams of gzip and xz, and behind the last one, may be zeros.
+                self._input = self._input.lstrip(b"\0")
+                if not self._input:
+                    continue
+                self._frame = self._new_frame()
             try:
                 self._output = memoryview(self._frame.decompress(self._input))
-            except self._library.ZstdError as error:
+            except self._error as error:
                 raise DamagedError(str(error)) from None
             self._input = b""
             if self._frame.eof:
@@ -181,6 +236,9 @@ class _ZstdStream(io.RawIOBase):
         count = min(len(buffer), len(self._output))
         buffer[:count] = self._output[:count]
         self._output = self._output[count:]
+        self._left -= count
+        if self._left < 0:
+            raise ExpansionError
         return count
 
 
@@ -201,6 +259,6 @@ def _by_content(head: bytes, kind: str | None) -> str | None:
     start = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     if start.startswith(b"<mediawiki"):
         return "wikipedia"
-    if kind is None and start.startswith(b'{"'):
+    if kind is None and re.match(rb'\{\s*"', start):
         return "jsonl"
     return kind

@@ -24,12 +24,12 @@ from arithmetic import indexed
 from corpus.datasets import SUFFIXES, DataSet, open_data_set, prefix_of
 from corpus.decoding import open_decoder
 from corpus.documents import Document
-from corpus.errors import EXIT_FAILURE, EXIT_OK, EXIT_USER_ERROR, UserError, suggest
+from corpus.errors import EXIT_FAILURE, EXIT_OK, EXIT_USER_ERROR, LeftOut, UserError, named, suggest
 from corpus.files import sha256_of
-from corpus.formats import recognize
+from corpus.formats import UnknownFormatError, auxiliary, recognize
 from corpus.readers import parquet_row_groups, read
+from corpus.sources import search
 from corpus.spec import FORMATS
-from corpus.tokenizers import FAST, MERGES, PIECES, VOCAB
 from corpus.units import Piece, SourceFile
 
 Advance = Callable[[int], None]
@@ -42,7 +42,6 @@ _ENTRIES = 1 << 16
 _BYTES = 1 << 22
 # Of a file's name: a sidecar of a data set, which is checked with it.
 _SIDECARS = (".origins", ".json", ".idx", ".bin")
-_OF_TOKENIZERS = (VOCAB, MERGES, FAST, PIECES, "tokenizer_config.json", "special_tokens_map.json")
 _PLACES = {"jsonl": "byte", "parquet": "row", "wikipedia": "page", "tar": "member"}
 
 
@@ -168,15 +167,19 @@ def lint(
     UserError
         If there is no such path, or a format is not known.
     """
-    targets = [target for path in paths for target in _targets(path)]
+    left_out: list[LeftOut] = []
+    targets = [target for path in paths for target in _targets(path, left_out)]
+    notes = [named(left_out)] if left_out else []
     sizes: dict[int, list[Path]] = {}
     for target in dict.fromkeys(targets):
         prefix = prefix_of(target)
         if prefix is not None:
-            yield _lint_data_set(prefix, options, progress)
-            continue
-        report = _lint_source(target, options, progress)
-        earlier = sizes.setdefault(target.stat().st_size, [])
+            report = _lint_data_set(prefix, options, progress)
+        else:
+            report = _lint_source(target, options, progress)
+        report.notes += notes
+        notes = []
+        earlier = sizes.setdefault(target.stat().st_size, []) if prefix is None else []
         if earlier:
             digest = sha256_of(target)
             same = next((path for path in earlier if sha256_of(path) == digest), None)
@@ -186,7 +189,7 @@ def lint(
         yield report
 
 
-def _targets(path: Path) -> list[Path]:
+def _targets(path: Path, left_out: list[LeftOut]) -> list[Path]:
     prefix = prefix_of(path)
     if prefix is not None:
         return [prefix]
@@ -195,29 +198,33 @@ def _targets(path: Path) -> list[Path]:
     if not path.is_dir():
         names = [str(other) for other in path.parent.glob("*")] if path.parent.is_dir() else []
         raise UserError(f"{path}: no such file, directory or data set{suggest(str(path), names)}")
-    files = sorted(file for file in path.rglob("*") if file.is_file() and not _is_internal(file, path))
+    try:
+        names = list(search(path))
+    except OSError as error:
+        raise UserError(f"{error.filename}: {error.strerror}") from None
+    reasons = auxiliary(names)
+    reasons |= {name: "no regular file" for name in names if not (path / name).is_file()}
+    files = sorted(path / name for name in names if name not in reasons)
     data_sets = {file.with_suffix("") for file in files if file.suffix in SUFFIXES}
-    sources = [file for file in files if not _is_part(file, data_sets) and _is_source(file)]
+    others = [file for file in files if not _is_part(file, data_sets)]
+    sources = [file for file in others if _is_source(file)]
+    left_out += [LeftOut(str(path / name), reason) for name, reason in sorted(reasons.items())]
+    left_out += [LeftOut(str(file), "of no known format") for file in others if file not in sources]
     found = sorted(data_sets) + sources
     if not found:
-        raise UserError(f"{path}: neither a data set nor a source of text is in this directory")
+        more = f"; {named(left_out)}" if left_out else ""
+        raise UserError(f"{path}: neither a data set nor a source of text is in this directory{more}")
     return found
-
-
-def _is_internal(file: Path, below: Path) -> bool:
-    """Return True for hidden files, those of a tokenizer, and the working files of a preparation."""
-    parents = file.relative_to(below).parts
-    return file.name in _OF_TOKENIZERS or any(
-        part.startswith(".") or part.endswith(".work") for part in parents
-    )
 
 
 def _is_source(file: Path) -> bool:
     """Return True if the format of a file is known: in a directory, others are none of ours."""
     try:
         recognize(file, str(file))
-    except (UserError, OSError):
+    except UnknownFormatError:
         return False
+    except (UserError, OSError):
+        pass  # which the report says
     return True
 
 
@@ -238,6 +245,12 @@ def _lint_source(path: Path, options: Options, progress: Callable[[str, int, int
         size = path.stat().st_size
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
+    except UnknownFormatError:
+        raise
+    except UserError as error:
+        report = Report(str(path), "unknown")
+        report.add(str(error).removeprefix(f"{path}: "))
+        return report
     groups: tuple[int, ...] = ()
     report = Report(str(path), f"{kind}.{compression}" if compression else kind, _PLACES.get(kind))
     if kind == "parquet" and size:
@@ -251,16 +264,18 @@ def _lint_source(path: Path, options: Options, progress: Callable[[str, int, int
     total = size if kind == "jsonl" and compression is None else None
     ids = _Identifiers()
     report.documents = 0
-    for record in read(Piece(0), file):
+    left_out: list[LeftOut] = []
+    for record in read(Piece(0), file, left_out.append):
         progress(str(path), record.offset if total else report.documents, total)
         if not isinstance(record, Document):
             report.add(record.reason, record.offset)
             continue
         report.documents += 1
-        if not record.text.strip():
+        if record.is_empty:
             report.add("empty text", record.offset)
         if record.id is not None:
             ids.add(record.id, record.offset)
+    report.notes += [named(left_out)] if left_out else []
     for offset in ids.repeated():
         report.add("an id that an earlier record has", offset)
     return report

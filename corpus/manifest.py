@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy.typing as npt
 
 from arithmetic.indexed import manifest_path
 from corpus.cleaning import DropCounts
+from corpus.errors import LeftOut, UserError, named
 from corpus.plan import Plan
 
 VERSION = 1
@@ -31,16 +33,49 @@ def read_manifest(prefix: Path) -> dict[str, Any] | None:
 
 
 def is_complete(plan: Plan) -> bool:
-    """Return True if the outputs of this plan are there, with the sizes that the manifest tells."""
+    """Return True if the outputs of this plan are there, with the sizes that the manifest tells.
+
+    Raises
+    ------
+    UserError
+        If another data set is there, and `replace` does not allow to replace it.
+    """
     prefix = plan.preparation.output_prefix
     manifest = read_manifest(prefix)
     if manifest is None or manifest.get("key") != plan.key:
+        _check_replaceable(plan, manifest)
         return False
     for output in manifest["outputs"]:
         path = prefix.parent / output["path"]
         if not path.is_file() or path.stat().st_size != output["size"]:
             return False
     return True
+
+
+def _check_replaceable(plan: Plan, manifest: dict[str, Any] | None) -> None:
+    preparation, marker = plan.preparation, published_key(plan)
+    if preparation.replace or (marker.is_file() and marker.read_text() == plan.key):
+        return
+    prefixes = [preparation.prefix_of(name) for name, _ in preparation.splits] or [preparation.output_prefix]
+    paths = [Path(f"{prefix}{suffix}") for prefix in prefixes for suffix in (".bin", ".idx")]
+    what = "without a manifest that can be read"
+    if manifest is not None:
+        paths += [preparation.output_prefix.parent / output["path"] for output in manifest["outputs"]]
+        sources = [source["sha256"] for source in manifest["sources"]]
+        others = ["sources"] if sources != [file.sha256 for file in plan.files] else []
+        mine = {"tokenizer": plan.tokenizer_record, "options": plan.options, "versions": plan.versions}
+        others += [name for name, value in mine.items() if manifest[name] != value]
+        what = f"made from other {' and '.join(others) or 'formats or keys of the text'}"
+    if any(path.is_file() for path in paths):
+        raise UserError(
+            f"data_preparation.output_prefix={preparation.output_prefix}: another data set is there, {what}, "
+            "and a training may read it: choose another output_prefix, or set data_preparation.replace=True"
+        )
+
+
+def published_key(plan: Plan) -> Path:
+    """Return the file with the key of the plan whose outputs are being renamed; a kill may leave some."""
+    return plan.preparation.units_dir / "publishing"
 
 
 def data_manifest(
@@ -70,6 +105,7 @@ def data_manifest(
     """
     skipped = [entry for record in records for entry in record["skipped"]]
     data = [output for output in outputs if output["path"].endswith(".bin")]
+    members = [LeftOut(*entry) for record in records for entry in record["left_out"][1]]
     return {
         "version": VERSION,
         "key": plan.key,
@@ -91,6 +127,7 @@ def data_manifest(
             "tokens": sum(output["tokens"] for output in data),
             "bytes": sum(file.size for file in plan.files),
             "dropped": drops.record()["counts"],
+            "left_out": len(plan.left_out) + sum(record["left_out"][0] for record in records),
             "bad": sum(record["bad"] for record in records),
             "skipped": [
                 {"file": file, "offset": offset, "reason": reason} for file, offset, reason in skipped[:NAMED]
@@ -98,6 +135,7 @@ def data_manifest(
         },
         "lengths": {str(1 << bits >> 1): int(count) for bits, count in enumerate(histogram) if count},
         "samples": drops.samples(),
+        "left_out": [asdict(entry) for entry in (*plan.left_out, *members)[:NAMED]],
         "outputs": list(outputs),
     }
 
@@ -116,6 +154,8 @@ def summary(plan: Plan, manifest: dict[str, Any]) -> str:
     if dropped:
         reasons = ", ".join(f"{reason} {count:,}" for reason, count in dropped.items())
         text += f"; {sum(dropped.values()):,} documents dropped ({reasons})"
+    if counts["left_out"]:
+        text += f"; {named([LeftOut(**entry) for entry in manifest['left_out']], counts['left_out'])}"
     if bad:
         shown = [
             f"{plan.files[entry['file']].name}:{entry['offset']}: {entry['reason']}"

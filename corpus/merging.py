@@ -20,8 +20,8 @@ from corpus import duplicates
 from corpus.cleaning import DropCounts
 from corpus.encoding import token_type
 from corpus.errors import UserError
-from corpus.files import sync_directory
-from corpus.manifest import data_manifest, is_complete, summary
+from corpus.files import sync_directory, write_atomically
+from corpus.manifest import data_manifest, is_complete, published_key, summary
 from corpus.plan import Plan
 from corpus.progress import Progress, say
 from corpus.shards import UNFINISHED, ShardPaths, write_index
@@ -318,6 +318,7 @@ def _remove_abandoned(prefix: Path) -> None:
 def _publish(plan: Plan, outputs: Sequence[Output], manifest: dict[str, Any]) -> None:
     prefix = plan.preparation.output_prefix
     path = indexed.manifest_path(prefix)
+    write_atomically(published_key(plan), plan.key)
     # A manifest, or an index, would vouch for data that it does not describe.
     path.unlink(missing_ok=True)
     for output in outputs:

@@ -11,14 +11,15 @@ from typing import Any
 
 from corpus import tokenizers
 from corpus.cleaning import identity
+from corpus.errors import LeftOut
 from corpus.shards import ShardPaths
-from corpus.sources import read_sources
+from corpus.sources import read_left_out, read_sources
 from corpus.spec import Preparation
 from corpus.tokenizers import TokenizerFiles
 from corpus.units import SourceFile, Unit, divide
 
 # Of what a shard holds: with another one, shards are made again.
-_SHARD_VERSION = 1
+_SHARD_VERSION = 2
 _LIBRARIES = ("slipway", "tokenizers")
 _CLEANING = ("datatrove", "spacy")
 
@@ -30,6 +31,7 @@ class Plan:
     preparation: Preparation
     files: tuple[SourceFile, ...]
     tokenizer: TokenizerFiles
+    left_out: tuple[LeftOut, ...] = ()
 
     @cached_property
     def units(self) -> list[Unit]:
@@ -109,8 +111,8 @@ def load_plan(preparation: Preparation) -> Plan:
     UserError
         If it has not run.
     """
-    files = read_sources(preparation)
-    return Plan(preparation, tuple(files), tokenizers.describe(preparation))
+    files, left_out = read_sources(preparation), read_left_out(preparation)
+    return Plan(preparation, tuple(files), tokenizers.describe(preparation), tuple(left_out))
 
 
 def _identity(file: SourceFile) -> list[Any]:

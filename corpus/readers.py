@@ -6,19 +6,32 @@ All of them stream: a file is never in memory as a whole but a text file, which 
 from __future__ import annotations
 
 import itertools
+import json
+import re
 import tarfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePath
 from typing import IO, Any, BinaryIO
 from xml.etree import ElementTree
 
 from corpus.documents import Document
-from corpus.errors import NO_KEY, BadRecord, UserError, missing_library, suggest
-from corpus.formats import FREE_BYTES, DamagedError, ExpansionError, open_stream
+from corpus.errors import LONG_LINE, NO_KEY, BadRecord, LeftOut, UserError, escape, missing_library, suggest
+from corpus.formats import (
+    FORMATS_BY_SUFFIX,
+    FREE_BYTES,
+    DamagedError,
+    ExpansionError,
+    auxiliary,
+    open_stream,
+    pointer,
+)
 from corpus.units import Piece, SourceFile
 from corpus.wikitext import plain_text
 
 Record = Document | BadRecord
+LeaveOut = Callable[[LeftOut], None]
+Parser = Callable[[bytes, int], Record]
 
 # A longer line is no document of anyone: it would be held in memory.
 _LONGEST_LINE = 1 << 26
@@ -29,10 +42,24 @@ _PART = 1 << 20
 _PAGE_EVENTS = 1 << 21
 _NAMED_KEYS = 8
 _BOM = b"\xef\xbb\xbf"
+_TEXT_TYPES = ("string", "large_string", "string_view")
+# The first line of JSON that has more of them; and a part of a document of several parts.
+_OPEN_JSON = re.compile(rb"\s*[\[{](?:.*[\[{,])?\s*", re.DOTALL)
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_NO_JSON = "not JSON"
+_UNREADABLE = (_NO_JSON, "not UTF-8")
+_NUMBERED = re.compile(r"((?:.*/)?[^./]+)\.(0|[1-9]\d*)\.\w+")
 
 
-def read(piece: Piece, file: SourceFile) -> Iterator[Record]:
+def read(piece: Piece, file: SourceFile, leave_out: LeaveOut = lambda entry: None) -> Iterator[Record]:
     """Yield the documents of a piece of a file.
+
+    Parameters
+    ----------
+    piece, file
+        What is read.
+    leave_out
+        Called with each member of a tar shard that is not read.
 
     Raises
     ------
@@ -52,13 +79,13 @@ def read(piece: Piece, file: SourceFile) -> Iterator[Record]:
         yield Document("", file.number, 0) if is_text else BadRecord(file.number, 0, "empty file")
         return
     try:
-        yield from _READERS[file.format](piece, file)
+        yield from _read_tar(file, leave_out) if file.format == "tar" else _READERS[file.format](piece, file)
     except ExpansionError:
         reason = (
             f"more than {file.max_expansion:,} bytes for each byte of the file "
             f"(data_preparation.max_expansion={file.max_expansion}): the rest of it is not read"
         )
-        yield BadRecord(file.number, 0, reason)
+        yield BadRecord(file.number, 0, reason, is_loss=True)
 
 
 def parquet_row_groups(path: Path, name: str, text_key: str) -> tuple[int, ...]:
@@ -76,8 +103,10 @@ def parquet_row_groups(path: Path, name: str, text_key: str) -> tuple[int, ...]:
             f"{name}: no column '{text_key}'; it has {', '.join(schema.names)}: choose one with "
             "data_preparation.text_key"
         )
-    kind = str(schema.field(text_key).type)
-    if "string" not in kind:
+    from pyarrow.types import is_dictionary
+
+    kind = schema.field(text_key).type
+    if str(kind.value_type if is_dictionary(kind) else kind) not in _TEXT_TYPES:
         raise UserError(f"{name}: its column '{text_key}' holds {kind}, not texts: choose another text_key")
     metadata = file.metadata
     return tuple(metadata.row_group(row).total_byte_size for row in range(metadata.num_row_groups))
@@ -106,6 +135,8 @@ def _decoded(content: bytes, file: SourceFile, offset: int) -> Record:
     """Return a text with the newlines of Unix, as Python reads text files."""
     if len(content) > file.max_document_bytes:
         return _too_large(file, offset)
+    if (defect := pointer(content)) is not None:
+        return BadRecord(file.number, offset, defect, is_loss=True)
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -135,12 +166,17 @@ def _read_lines(piece: Piece, file: SourceFile) -> Iterator[Record]:
                 begin, offset = offset, offset + len(line)
                 if len(line) == _LONGEST_LINE and not line.endswith(b"\n"):
                     offset += _skip_line(stream)
-                    yield BadRecord(file.number, begin, f"line longer than {_LONGEST_LINE:,} bytes")
+                    yield BadRecord(file.number, begin, f"{LONG_LINE} {_LONGEST_LINE:,} bytes", is_loss=True)
                     continue
-                if begin == 0:
-                    line = line.removeprefix(_BOM)
-                if not line.isspace():
-                    yield parse(line, begin)
+                if line.isspace():
+                    continue
+                record = parse(line, begin)
+                if isinstance(record, BadRecord) and record.reason in _UNREADABLE and line[-1:] != b"\n":
+                    reason = f"{record.reason}, and the file ends within this line"
+                    record = BadRecord(file.number, begin, reason, is_loss=True)
+                yield record
+                if begin == 0 and isinstance(record, BadRecord) and record.is_loss:
+                    return
     except DamagedError:
         yield _damaged(file, offset)
 
@@ -155,7 +191,7 @@ def _skip_line(stream: BinaryIO) -> int:
     return size
 
 
-def _object_parser(file: SourceFile) -> Callable[[bytes, int], Record]:
+def _object_parser(file: SourceFile) -> Parser:
     """Return the function that makes a document of a JSON object."""
     try:
         from orjson import JSONDecodeError, loads
@@ -166,10 +202,26 @@ def _object_parser(file: SourceFile) -> Callable[[bytes, int], Record]:
     def parse(content: bytes, offset: int) -> Record:
         if len(content) > file.max_document_bytes:
             return _too_large(file, offset)
+        # Files that were joined have one at the beginning of a line.
+        content = content.removeprefix(_BOM)
+        is_strict = True
         try:
             record = loads(content)
         except JSONDecodeError:
-            return BadRecord(number, offset, "not JSON" if _is_utf8(content) else "not UTF-8")
+            is_strict = False
+            try:
+                # NaN, Infinity and half of a surrogate pair: Python's json writes them.
+                record = json.loads(content.decode())
+            except UnicodeDecodeError:
+                return BadRecord(number, offset, "not UTF-8")
+            except (ValueError, RecursionError) as error:
+                if getattr(error, "msg", None) == "Extra data":
+                    return BadRecord(number, offset, "data follow the JSON value of a line", is_loss=True)
+                return _no_json(content, number, offset)
+        if isinstance(record, list) and any(isinstance(item, dict | str) for item in record):
+            return BadRecord(
+                number, offset, "a JSON array instead of lines: `jq -c '.[]'` makes them", is_loss=True
+            )
         if not isinstance(record, dict):
             return BadRecord(number, offset, "not a JSON object")
         if key not in record:
@@ -177,23 +229,27 @@ def _object_parser(file: SourceFile) -> Callable[[bytes, int], Record]:
         text, name = record[key], record.get("id")
         if not isinstance(text, str):
             return BadRecord(number, offset, f"'{key}' is no text")
+        if not is_strict and _SURROGATE.search(text):
+            return BadRecord(number, offset, f"'{key}' has half of a surrogate pair")
         return Document(text, number, offset, None if name is None else str(name))
 
     return parse
 
 
 def _no_key(key: str, record: Mapping[str, object]) -> str:
-    keys = sorted(record)
+    keys = sorted(map(escape, record))
     shown = ", ".join(keys[:_NAMED_KEYS]) + (", ..." if len(keys) > _NAMED_KEYS else "")
     return f"{NO_KEY} '{key}' among {shown or 'none'}{suggest(key, keys)}"
 
 
-def _is_utf8(content: bytes) -> bool:
-    try:
-        content.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
+def _no_json(content: bytes, file: int, offset: int) -> BadRecord:
+    """Return the defect of a text that is no JSON."""
+    defect = pointer(content)
+    if defect is None and b"\0" in content:
+        defect = "zero bytes instead of text"
+    if defect is None and offset == 0 and _OPEN_JSON.fullmatch(content):
+        defect = "JSON over several lines instead of one for each document: `jq -c .` makes them"
+    return BadRecord(file, offset, defect or _NO_JSON, is_loss=defect is not None)
 
 
 def _open_parquet(path: Path, name: str) -> Any:
@@ -240,7 +296,8 @@ def _read_parquet(piece: Piece, file: SourceFile) -> Iterator[Record]:
                     yield BadRecord(file.number, row, "not UTF-8" if text is False else f"'{key}' is null")
                 row += 1
     except (pyarrow.ArrowException, OSError):
-        yield BadRecord(file.number, row, "damaged Parquet data: the rest of its row group is not read")
+        reason = "damaged Parquet data: the rest of its row group is not read"
+        yield BadRecord(file.number, row, reason, is_loss=True)
 
 
 def _column_bytes(group: Any, names: Sequence[str]) -> int:
@@ -285,7 +342,8 @@ def _read_wikipedia(piece: Piece, file: SourceFile) -> Iterator[Record]:
     except DamagedError:
         yield _damaged(file, number)
     except (ElementTree.ParseError, StopIteration):
-        yield BadRecord(file.number, number, "not well-formed XML: the rest of the file is not read")
+        reason = "not well-formed XML: the rest of the file is not read"
+        yield BadRecord(file.number, number, reason, is_loss=True)
 
 
 def _tag(element: ElementTree.Element) -> str:
@@ -301,33 +359,100 @@ def _article(page: ElementTree.Element, file: int, number: int) -> Document | No
     return Document(plain_text("".join(texts)), file, number, name)
 
 
-def _read_tar(piece: Piece, file: SourceFile) -> Iterator[Record]:
-    """Yield the texts of a shard: members ``*.txt``, and ``*.json`` where a sample has no ``*.txt``.
+def _read_tar(file: SourceFile, leave_out: LeaveOut) -> Iterator[Record]:
+    """Yield the texts of a shard; `offset` is the number of the member.
 
-    A sample is the members of one name up to its first dot, one after the other, as in WebDataset; `offset`
-    is the number of the member.
+    A sample is the members of one name up to its first dot, one after the other, as in WebDataset.
     """
     parse = _object_parser(file)
-    members = 0
+    following = 0
     try:
         with (
             open_stream(file.path, file.compression, file.max_expansion) as stream,
             tarfile.open(fileobj=stream, mode="r|", tarinfo=_WholeMember) as archive,
         ):
-            for _, sample in itertools.groupby(_members(archive, file), key=lambda member: member[1]):
-                texts = [(number, suffix, content) for number, _, suffix, content in sample]
-                members += len(texts)
-                kinds = {suffix for _, suffix, _ in texts}
-                for number, suffix, content in texts:
-                    if suffix == "txt":
-                        yield _decoded(content, file, number)
-                    elif "txt" not in kinds:
-                        yield parse(content, number)
+            for _, sample in itertools.groupby(_members(archive, file), key=lambda member: member.key):
+                for record in _read_sample(sample, file, parse, leave_out):
+                    following = record.offset + 1
+                    yield record
+            if _has_members(archive.fileobj):
+                reason = "damaged tar data, or archives that were joined: members behind the end are not read"
+                yield BadRecord(file.number, following, reason, is_loss=True)
     except (DamagedError, tarfile.TarError):
-        yield BadRecord(file.number, members, "damaged tar data: the rest of the file is not read")
+        yield _damaged(file, following, "tar")
         return
-    if not members:
+    if not following:
         yield BadRecord(file.number, 0, "no member *.txt or *.json")
+
+
+@dataclass(frozen=True)
+class _Member:
+    """Member of a tar shard; `left_out` is why it is no text."""
+
+    number: int
+    name: str
+    suffix: str
+    content: bytes = b""
+    left_out: str | None = None
+
+    @property
+    def key(self) -> str:
+        path = PurePath(self.name)
+        return str(path.with_name(path.name.partition(".")[0] or path.name))
+
+
+def _read_sample(
+    members: Iterable[_Member], file: SourceFile, parse: Parser, leave_out: LeaveOut
+) -> Iterator[Record]:
+    """Yield the texts of a sample; ``NAME.0.txt``, ``NAME.1.txt``, ... are one, ``*.json`` is beside them."""
+    name, has_text = None, False
+    parts: list[tuple[int, Record]] = []
+    objects: list[_Member] = []
+    for member in members:
+        match = _NUMBERED.fullmatch(member.name)
+        if match and match[2] == "0":
+            name = match[1]
+        if member.left_out is not None:
+            leave_out(LeftOut(f"{file.name}: {escape(member.name)}", member.left_out))
+        elif member.suffix == ".json":
+            objects.append(member)
+        elif FORMATS_BY_SUFFIX[member.suffix] == "jsonl":
+            yield from _read_objects(member, file, parse)
+        else:
+            has_text, text = True, _decoded(member.content, file, member.number)
+            if match and match[1] == name:
+                parts.append((int(match[2]), text))
+            else:
+                yield text
+    if parts:
+        yield _joined([record for _, record in sorted(parts, key=lambda part: part[0])])
+    for member in objects:
+        if has_text:
+            leave_out(LeftOut(f"{file.name}: {escape(member.name)}", "beside the text of its sample"))
+        else:
+            yield from _read_objects(member, file, parse)
+
+
+def _joined(records: Sequence[Record]) -> Record:
+    """Return the document of all parts, or the first of them that is none."""
+    texts = []
+    for record in records:
+        if isinstance(record, BadRecord):
+            return record
+        texts.append(record.text)
+    return Document("\n\n".join(texts), records[0].file, min(record.offset for record in records))
+
+
+def _read_objects(member: _Member, file: SourceFile, parse: Parser) -> Iterator[Record]:
+    """Yield the objects of a member: one, or one in each line."""
+    if len(member.content) > file.max_document_bytes:
+        yield replace(_too_large(file, member.number), is_loss=True)
+        return
+    lines = [line for line in member.content.split(b"\n") if line and not line.isspace()]
+    if member.suffix == ".json" and not (len(lines) > 1 and isinstance(parse(lines[0], 0), Document)):
+        lines = [member.content]
+    for line in lines or [member.content]:
+        yield parse(line, member.number)
 
 
 class _WholeMember(tarfile.TarInfo):
@@ -353,27 +478,42 @@ class _WholeMember(tarfile.TarInfo):
         return super().frombuf(buf, encoding, errors)
 
 
-def _members(archive: tarfile.TarFile, file: SourceFile) -> Iterator[tuple[int, str, str, bytes]]:
-    """Yield number, name, suffix and content of the members with text."""
+def _has_members(rest: Any) -> bool:
+    """Return True if headers of members follow: of archives that were joined, or behind a zeroed header."""
+    while part := rest.read(tarfile.RECORDSIZE):
+        if any(part[at : at + 5] == b"ustar" for at in range(257, len(part), tarfile.BLOCKSIZE)):
+            return True
+    return False
+
+
+def _members(archive: tarfile.TarFile, file: SourceFile) -> Iterator[_Member]:
+    """Yield the members but directories; those with text have their content."""
     left = max(FREE_BYTES, file.max_expansion * file.size)
-    for number, member in enumerate(archive):
+    for number, header in enumerate(archive):
         # Holes have no bytes in the archive.
-        left -= member.size if member.issparse() else 0
+        left -= header.size if header.issparse() else 0
         if left < 0:
             raise ExpansionError
-        path = Path(member.name)
-        name, _, suffix = path.name.partition(".")
-        if not member.isfile() or suffix not in ("txt", "json"):
+        if header.isdir():
             continue
-        content = archive.extractfile(member)
+        path = PurePath(header.name)
+        name, suffix = str(path), path.suffix.lower()
+        reason = auxiliary([name]).get(name)
+        if reason is None and not header.isfile():
+            reason = "a link, or no file"
+        if reason is None and FORMATS_BY_SUFFIX.get(suffix) not in ("txt", "jsonl"):
+            reason = "no text"
+        if reason is not None:
+            yield _Member(number, name, suffix, left_out=reason)
+            continue
+        content = archive.extractfile(header)
         assert content is not None
-        yield number, str(path.with_name(name or ".")), suffix, _content(content, file)
+        yield _Member(number, name, suffix, _content(content, file))
 
 
-def _damaged(file: SourceFile, offset: int) -> BadRecord:
-    return BadRecord(
-        file.number, offset, f"damaged {file.compression} data: the rest of the file is not read"
-    )
+def _damaged(file: SourceFile, offset: int, what: str | None = None) -> BadRecord:
+    reason = f"damaged {what or file.compression} data: the rest of the file is not read"
+    return BadRecord(file.number, offset, reason, is_loss=True)
 
 
 _READERS: dict[str, Callable[[Piece, SourceFile], Iterator[Record]]] = {
@@ -381,5 +521,4 @@ _READERS: dict[str, Callable[[Piece, SourceFile], Iterator[Record]]] = {
     "jsonl": _read_lines,
     "parquet": _read_parquet,
     "wikipedia": _read_wikipedia,
-    "tar": _read_tar,
 }

@@ -14,10 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from corpus.errors import OutsideError, UserError, suggest
+from arithmetic.globs import split_glob
+from corpus.errors import LeftOut, OutsideError, UserError, named, suggest
 from corpus.fetching import Download, Fetched, Policy, fetch_all, file_name
 from corpus.files import sha256_of, write_atomically
-from corpus.formats import recognize
+from corpus.formats import auxiliary, recognize
 from corpus.progress import Progress, say
 from corpus.readers import parquet_row_groups
 from corpus.remotes import SCHEMES, Remote, S3File, TransientError, list_s3, remote
@@ -40,7 +41,7 @@ class Source:
     name
         For logs and the manifest: without secrets.
     place
-        Absolute path, or file on a server.
+        Absolute path, as it was named or found, or file on a server.
     size
         In bytes; None if only the server knows it.
     entry
@@ -54,9 +55,9 @@ class Source:
 
     @property
     def identity(self) -> tuple[int, tuple[str, ...]]:
-        """Return the same for two names of one file, to sort by: local files first, by path."""
+        """Return the same for two names of one file, to sort by: local files first, by path without links."""
         if isinstance(self.place, Path):
-            return 0, self.place.parts
+            return 0, self.place.resolve().parts
         return 1, tuple(self.place.name.split("/"))
 
 
@@ -81,6 +82,11 @@ def read_sources(preparation: Preparation) -> list[SourceFile]:
         raise UserError(f"{path}: {reason}; `python -m corpus fetch` writes it") from None
 
 
+def read_left_out(preparation: Preparation) -> list[LeftOut]:
+    """Return the files that `collect` left out; `read_sources` checks the list."""
+    return [LeftOut(*entry) for entry in json.loads(sources_file(preparation).read_bytes())["left_out"]]
+
+
 def collect(preparation: Preparation, policy: Policy | None = None) -> list[SourceFile]:
     """Find all sources, fetch those on servers, and record name, size and SHA-256 of each.
 
@@ -97,7 +103,8 @@ def collect(preparation: Preparation, policy: Policy | None = None) -> list[Sour
     OutsideError
         If the network or the disk failed.
     """
-    sources = discover(preparation)
+    left_out: list[LeftOut] = []
+    sources = discover(preparation, left_out)
     fetched = _local_files(sources, preparation, policy)
     files = [
         _source_file(number, source, local, preparation)
@@ -106,13 +113,19 @@ def collect(preparation: Preparation, policy: Policy | None = None) -> list[Sour
     _say_changes(files, preparation)
     _check_copies(files, preparation)
     records = {"version": _VERSION, "files": [file.record() for file in files]}
+    records["left_out"] = [[entry.name, entry.reason] for entry in left_out]
     preparation.work_dir.mkdir(parents=True, exist_ok=True)
     write_atomically(sources_file(preparation), json.dumps(records, indent=1) + "\n")
     return files
 
 
-def discover(preparation: Preparation) -> list[Source]:
+def discover(preparation: Preparation, left_out: list[LeftOut] | None = None) -> list[Source]:
     """Return the sources in their final order, of which none was read yet.
+
+    Parameters
+    ----------
+    left_out
+        Gets the files that the entries name and that are no sources.
 
     Raises
     ------
@@ -121,7 +134,7 @@ def discover(preparation: Preparation) -> list[Source]:
     """
     found: dict[tuple[int, tuple[str, ...]], Source] = {}
     for entry in preparation.inputs:
-        matches = list(_matches(entry, preparation.pattern))
+        matches = list(_matches(entry, preparation.pattern, [] if left_out is None else left_out))
         if len(matches) != 1 and (entry.sha256 or entry.name):
             key = "sha256" if entry.sha256 else "name"
             raise UserError(
@@ -129,7 +142,7 @@ def discover(preparation: Preparation) -> list[Source]:
             )
         for source in matches:
             same = found.setdefault(source.identity, source)
-            if same.place != source.place:
+            if same.place != source.place and not isinstance(source.place, Path):
                 raise UserError(
                     f"inputs: {source.name}: two addresses differ only in what is kept secret here; name "
                     "one of them"
@@ -139,6 +152,9 @@ def discover(preparation: Preparation) -> list[Source]:
                 raise UserError(f"inputs: {source.name}: named twice, with another `format` or `text_key`")
             if entry.sha256 and former.sha256 is None:
                 found[source.identity] = source
+    if left_out is not None:
+        taken = {source.name for source in found.values()}
+        left_out[:] = [entry for entry in dict.fromkeys(left_out) if entry.name not in taken]
     names = Counter(source.name for source in found.values())
     if names and names.most_common(1)[0][1] > 1:
         raise UserError(
@@ -149,17 +165,17 @@ def discover(preparation: Preparation) -> list[Source]:
     return list(_limited(sources, preparation.max_files, preparation.max_bytes))
 
 
-def _matches(entry: Input, pattern: str) -> Iterable[Source]:
+def _matches(entry: Input, pattern: str, left_out: list[LeftOut]) -> Iterable[Source]:
     scheme, separator, rest = entry.location.partition("://")
     if not separator:
-        return _local_matches(entry, pattern)
+        return _local_matches(entry, pattern, left_out)
     if scheme not in SCHEMES:
         hint = "; a local file is named by its path" if scheme == "file" else suggest(scheme, SCHEMES)
         raise UserError(f"inputs: {scheme}://...: expected a path, or one of {', '.join(SCHEMES)}{hint}")
     if scheme == "s3":
         bucket, _, key = rest.partition("/")
         if key.endswith("/") or not key or any(character in key for character in _GLOB):
-            return _s3_matches(entry, bucket, key, pattern)
+            return _s3_matches(entry, bucket, key, pattern, left_out)
     place = remote(entry.location)
     if scheme != "s3" and (not place.file_name or "*" in place.file_name):
         raise UserError(
@@ -168,67 +184,107 @@ def _matches(entry: Input, pattern: str) -> Iterable[Source]:
     return (Source(entry.name or place.name, place, None, entry),)
 
 
-def _local_matches(entry: Input, pattern: str) -> Iterator[Source]:
-    location = Path(entry.location)
-    if location.is_dir():
-        yield from _directory_matches(entry, location, pattern)
-    elif location.exists():
+def _local_matches(entry: Input, pattern: str, left_out: list[LeftOut]) -> Iterator[Source]:
+    place, wildcards = split_glob(entry.location)
+    location = Path(place)
+    if not wildcards and not location.is_dir():
         yield _local(entry, location)
-    elif any(character in entry.location for character in _GLOB):
-        # Path.glob takes no absolute pattern.
-        matches = sorted(glob.glob(entry.location, recursive=True))  # noqa: PTH207
-        if not matches:
-            raise UserError(f"inputs: {entry.location}: no file matches")
-        for match in map(Path, matches):
-            yield from (
-                _directory_matches(entry, match, pattern) if match.is_dir() else (_local(entry, match),)
-            )
-    else:
-        raise UserError(f"inputs: {entry.location}: there is no such file or directory")
+        return
+    matches = [""]
+    if wildcards:
+        # Path.glob would leave out hidden files unsaid.
+        matches = glob.glob(wildcards, root_dir=place, recursive=True, include_hidden=True)  # noqa: PTH207
+    names: set[str] = set()
+    for match in matches:
+        if not (location / match).is_dir():
+            names.add(match)
+            continue
+        try:
+            files = list(search(location / match))
+        except OSError as error:
+            raise UserError(f"inputs: {error.filename}: {error.strerror}") from None
+        names |= {str(Path(match, name)) for name in _matching(files, pattern, location / match, left_out)}
+    taken = _taken(sorted(names), wildcards or pattern, place, left_out)
+    for path in (location / name for name in taken):
+        if path.is_file() or not path.exists():
+            yield _local(entry, path)
+        else:
+            reason = "a link to a directory" if path.is_dir() else "no regular file"
+            left_out.append(LeftOut(str(path), reason))
+    if not taken:
+        what = "matches" if wildcards else f"in {place} matches pattern={pattern!r}"
+        raise UserError(f"inputs: {entry.location}: no file {what}{_besides(left_out)}")
 
 
-def _directory_matches(entry: Input, directory: Path, pattern: str) -> list[Source]:
-    patterns = _parts_of(pattern)
-    sources = []
+def search(directory: Path) -> Iterator[str]:
+    """Yield all files below a directory, relative to it, and links to directories, which are not followed.
+
+    Raises
+    ------
+    OSError
+        If a directory cannot be read.
+    """
 
     def refuse(error: OSError) -> None:
-        raise UserError(f"inputs: {error.filename}: {error.strerror}") from None
+        raise error
 
-    for parent, _, names in os.walk(directory, onerror=refuse):
-        for name in names:
-            path = Path(parent, name)
-            if _fits(path.relative_to(directory).parts, patterns) and path.is_file():
-                sources.append(_local(entry, path))
-    if not sources:
-        raise UserError(f"inputs: {entry.location}: no file in {directory} matches pattern={pattern!r}")
-    return sources
+    for parent, directories, names in os.walk(directory, onerror=refuse):
+        links = [name for name in directories if Path(parent, name).is_symlink()]
+        yield from (str(Path(parent, name).relative_to(directory)) for name in (*names, *links))
+
+
+def _matching(names: Iterable[str], pattern: str, place: object, left_out: list[LeftOut]) -> list[str]:
+    """Return the names below a place that fit the pattern; the others are left out."""
+    patterns = _parts_of(pattern)
+    fits = {name: _fits(name.split("/"), patterns) for name in names}
+    left_out += [LeftOut(f"{place}/{name}", f"not {pattern}") for name in sorted(fits) if not fits[name]]
+    return [name for name in fits if fits[name]]
+
+
+def _taken(names: Sequence[str], pattern: str, place: object, left_out: list[LeftOut]) -> list[str]:
+    """Return those of the names below a place that are sources; the others are left out."""
+    reasons = auxiliary(names, pattern)
+    left_out += [LeftOut(f"{place}/{name}", reason) for name, reason in sorted(reasons.items())]
+    return [name for name in names if name not in reasons]
+
+
+def _besides(left_out: Sequence[LeftOut]) -> str:
+    return f"; {named(left_out)}" if left_out else ""
 
 
 def _local(entry: Input, path: Path) -> Source:
     try:
-        return Source(entry.name or str(path), path.resolve(), path.stat().st_size, entry)
+        return Source(entry.name or str(path), path.absolute(), path.stat().st_size, entry)
+    except FileNotFoundError:
+        what = f"it links to {path.readlink()}, and there" if path.is_symlink() else "there"
+        raise UserError(f"inputs: {path}: {what} is no such file or directory") from None
     except OSError as error:
         raise UserError(f"inputs: {path}: {error.strerror}") from None
 
 
-def _s3_matches(entry: Input, bucket: str, key: str, pattern: str) -> Iterator[Source]:
+def _s3_matches(
+    entry: Input, bucket: str, key: str, pattern: str, left_out: list[LeftOut]
+) -> Iterator[Source]:
     is_prefix = not key or key.endswith("/")
-    patterns = _parts_of(pattern) if is_prefix else key.split("/")
     prefix = key if is_prefix else re.split(r"[*?\[]", key, maxsplit=1)[0]
-    count = 0
     try:
-        objects = list(list_s3(bucket, prefix))
+        objects = {name: size for name, size in list_s3(bucket, prefix) if not name.endswith("/")}
     except TransientError as error:
         raise OutsideError(f"inputs: {entry.location}: {error}") from None
-    for name, size in objects:
-        below = name.removeprefix(prefix) if is_prefix else name
-        if not name.endswith("/") and _fits(below.split("/"), patterns):
-            count += 1
-            place = S3File(bucket, name)
-            yield Source(entry.name or place.name, place, size, entry)
-    if not count:
+    start = prefix if is_prefix else ""
+    place = f"s3://{bucket}/{start}".rstrip("/")
+    if is_prefix:
+        names = _matching([name.removeprefix(start) for name in objects], pattern, place, left_out)
+    else:
+        names = [name for name in objects if name == key or _fits(name.split("/"), key.split("/"))]
+    # An object of this very name is no glob.
+    names = [key] if key in objects else _taken(names, pattern if is_prefix else key, place, left_out)
+    for name in names:
+        file = S3File(bucket, start + name)
+        yield Source(entry.name or file.name, file, objects[file.key], entry)
+    if not names:
         what = f"matches pattern={pattern!r}" if is_prefix else "matches"
-        raise UserError(f"inputs: {entry.location}: no object {what}")
+        raise UserError(f"inputs: {entry.location}: no object {what}{_besides(left_out)}")
 
 
 def _parts_of(pattern: str) -> list[str]:

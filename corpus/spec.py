@@ -116,7 +116,7 @@ class Preparation:
     filters: tuple[Filter, ...] = ()
     exact: bool = False
     minhash: MinHash | None = None
-    vocab_size: int = 2048
+    vocab_size: int | None = None
     tokenizer: TokenizerSource = TokenizerSource()
     append_eod: bool = True
     splits: tuple[tuple[str, float], ...] = ()
@@ -131,6 +131,7 @@ class Preparation:
     max_expansion: int = MAX_EXPANSION
     download_timeout: int = 60
     seed: int = 1234
+    replace: bool = False
 
     @property
     def units_dir(self) -> Path:
@@ -202,7 +203,7 @@ def read(config: Mapping[str, Any]) -> Preparation:
         filters=_filters(node),
         exact=exact,
         minhash=minhash,
-        vocab_size=node.whole("vocab_size", 2048, least=SMALLEST_VOCABULARY),
+        vocab_size=node.whole("vocab_size", None, least=SMALLEST_VOCABULARY),
         tokenizer=_tokenizer(node),
         append_eod=node.flag("append_eod", True),
         splits=_splits(node),
@@ -217,6 +218,7 @@ def read(config: Mapping[str, Any]) -> Preparation:
         max_expansion=node.whole("max_expansion", MAX_EXPANSION, least=1),
         download_timeout=node.whole("download_timeout", 60, least=1),
         seed=node.whole("seed", 1234, least=0),
+        replace=node.flag("replace", False),
     )
     node.end()
     return preparation

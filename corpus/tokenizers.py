@@ -21,15 +21,17 @@ from arithmetic.vocabulary import END_OF_TEXT
 from corpus.errors import BadRecord, UserError, missing_library, place, refusal
 from corpus.fetching import Download, Policy, fetch_all
 from corpus.files import sha256_of, write_atomically
+from corpus.formats import FAST, MERGES, PIECES, VOCAB
 from corpus.progress import Progress, say
 from corpus.readers import read
 from corpus.remotes import public_name, remote
-from corpus.spec import Preparation
+from corpus.spec import Preparation, TokenizerSource
 from corpus.units import Piece, SourceFile
 
 _UNFINISHED = ".unfinished-training"
-VOCAB, MERGES = "vocab.json", "merges.txt"
-FAST, PIECES = "tokenizer.json", "tokenizer.model"
+# In `work_dir`: the size that a new tokenizer is to have, which a short text does not fill.
+_TRAINED = "trained.json"
+_VOCABULARY = 2048
 # Tokens that end a document, by the names that published tokenizers give them.
 _ENDS = (END_OF_TEXT, "</s>", "<|end_of_text|>")
 # More text hardly changes the merges of a small vocabulary, and training time grows with it.
@@ -90,15 +92,17 @@ def obtain(
     elif source.url is not None:
         _fetch(preparation, [(source.url, source.sha256, None)], policy)
     elif source.file is None and not _present(preparation):
-        say(
-            f"training a byte-level BPE of {preparation.vocab_size:,} tokens on the first text of the sources"
-        )
-        _train(directory, _sample(files, preparation.on_error), preparation.vocab_size)
+        size = preparation.vocab_size or _VOCABULARY
+        say(f"training a byte-level BPE of {size:,} tokens on the first text of the sources")
+        write_atomically(preparation.work_dir / _TRAINED, json.dumps({str(directory): size}))
+        _train(directory, _sample(files, preparation.on_error), size)
     elif source.file is None:
         # A run that was killed behind the last file has left it.
         with contextlib.suppress(OSError):
             (directory / _UNFINISHED).unlink(missing_ok=True)
     tokenizer = describe(preparation)
+    if source == TokenizerSource(end_of_document=source.end_of_document):
+        _check_size(preparation, tokenizer)
     say(
         f"tokenizer {', '.join(map(str, tokenizer.paths))}: {tokenizer.vocabulary_size:,} tokens, documents "
         f"end with {tokenizer.end_of_document}"
@@ -133,6 +137,20 @@ def describe(preparation: Preparation) -> TokenizerFiles:
     else:
         size, end = _of_pieces(paths[0], contents[0], source.end_of_document)
     return TokenizerFiles(kind, paths, digest, size, end)
+
+
+def _check_size(preparation: Preparation, tokenizer: TokenizerFiles) -> None:
+    """Raise UserError if the BPE of `tokenizer_dir` is there and another size of it is wished for."""
+    size = tokenizer.vocabulary_size
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        sizes = json.loads((preparation.work_dir / _TRAINED).read_bytes())
+        size = max(size, int(sizes[str(preparation.tokenizer_dir)]))
+    if tokenizer.kind == "gpt2" and preparation.vocab_size not in (None, size):
+        raise UserError(
+            f"data_preparation.vocab_size={preparation.vocab_size}: the tokenizer in "
+            f"tokenizer_dir={preparation.tokenizer_dir} is one of {size:,} tokens; vocab_size=null takes it, "
+            "and another tokenizer_dir gets a new one"
+        )
 
 
 def open_tokenizer(files: TokenizerFiles) -> BatchEncoder:
@@ -377,7 +395,7 @@ def _sample(files: Sequence[SourceFile], on_error: str) -> Iterator[str]:
     for file in files:
         for record in read(Piece(file.number), file):
             if isinstance(record, BadRecord):
-                if on_error == "raise":
+                if on_error == "raise" or record.is_loss:
                     raise refusal(file.name, record)
                 first = first or record
             else:

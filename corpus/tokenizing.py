@@ -10,7 +10,7 @@ from corpus.cleaning import Cleaner, DropCounts, Dropped
 from corpus.documents import Document
 from corpus.duplicates import Signatures
 from corpus.encoding import Encoder, token_type
-from corpus.errors import BadRecord, UserError, place, refusal
+from corpus.errors import BadRecord, LeftOut, UserError, place, refusal
 from corpus.fast_encoding import DifferentIdsError
 from corpus.manifest import NAMED, is_complete
 from corpus.plan import Plan
@@ -113,17 +113,19 @@ class _Worker:
     def _shard(self, unit: Unit) -> dict[str, Any]:
         plan, preparation = self._plan, self._plan.preparation
         drops, skipped, bad, tokens, documents = DropCounts(), [], 0, 0, 0
+        left_out: list[list[str]] = []
+        unread = 0
 
         def documents_of(records: Iterator[Record]) -> Iterator[Document]:
             nonlocal bad
             for record in records:
                 if isinstance(record, BadRecord):
-                    if preparation.on_error == "raise":
+                    if preparation.on_error == "raise" or record.is_loss:
                         raise refusal(plan.files[record.file].name, record)
                     bad += 1
                     if bad <= NAMED:
                         skipped.append([record.file, record.offset, record.reason])
-                elif not record.text:
+                elif record.is_empty:
                     drops.add(EMPTY, record.file, record.offset)
                 else:
                     result = self._cleaner.clean(record)
@@ -132,7 +134,15 @@ class _Worker:
                     else:
                         yield result
 
-        records = (record for piece in unit.pieces for record in read(piece, plan.files[piece.file]))
+        def leave_out(entry: LeftOut) -> None:
+            nonlocal unread
+            unread += 1
+            if unread <= NAMED:
+                left_out.append([entry.name, entry.reason])
+
+        records = (
+            record for piece in unit.pieces for record in read(piece, plan.files[piece.file], leave_out)
+        )
         with ShardWriter(plan.shard(unit), self._type, preparation.needs_hashes) as shard:
             signatures = Signatures(shard.minhash, preparation.minhash) if preparation.minhash else None
             for batch in _batches(documents_of(records)):
@@ -154,6 +164,7 @@ class _Worker:
                 "bad": bad,
                 "skipped": skipped,
                 "drops": drops.record(),
+                "left_out": [unread, left_out],
             }
             check_bad(plan, [record])
             shard.publish(record)

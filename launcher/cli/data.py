@@ -98,6 +98,7 @@ _OPTIONS = {
     "max_bytes": (int, "read at most this number of bytes of text"),
     "workers": (int, "encoding processes (default: 2)"),
 }
+_REPLACE = "replace another data set at the output prefix, which is refused otherwise"
 _PREPARE_OPTIONS = {
     "text_key": (str, "field of JSONL, or column of Parquet, that holds the text (default: text)"),
     "tasks": (int, "tasks of a job array, on a cluster (default: 1)"),
@@ -135,6 +136,7 @@ def add_parser(verbs: Verbs) -> None:
 def _add_options(parser: argparse.ArgumentParser, options: Mapping[str, tuple[type, str]]) -> None:
     for name, (kind, text) in options.items():
         add_option(parser, f"--{name.replace('_', '-')} {name.upper()}", text, type=kind)
+    add_option(parser, "--replace", _REPLACE)
     add_launch_options(parser)
 
 
@@ -158,6 +160,7 @@ def run_prepare(args: argparse.Namespace) -> int:
             text = str(value.absolute() if isinstance(value, Path) else value)
             text = text if isinstance(value, int) else hydra_value(text)
             defaults.append(f"data_preparation.{name}={text}")
+    defaults += ["data_preparation.replace=True"] if args.replace else []
     return launch_and_follow(args, [*defaults, *overrides])
 
 

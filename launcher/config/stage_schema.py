@@ -184,11 +184,12 @@ class DataPreparationConfig(StageConfig):
     filters: list[FilterEntry]
     deduplicate: DeduplicationConfig
     tokenizer_dir: Line
-    vocab_size: int = Field(ge=257)
+    vocab_size: int | None = Field(ge=257)
     tokenizer: TokenizerConfig
     append_eod: bool
     splits: Splits | None
     output_prefix: Line
+    replace: bool
     work_dir: Line
     shard_bytes: Whole = Field(ge=1024)
     tasks: Whole = Field(ge=1)

@@ -6,13 +6,13 @@ has a log, a state and a history that the verbs about jobs show, and can be laun
 
 from __future__ import annotations
 
-import glob
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from arithmetic.globs import split_glob
 from launcher.config.schema import RunConfig
 from launcher.config.stage_schema import DataPreparationConfig, SourceConfig
 from launcher.errors import UserError
@@ -150,9 +150,7 @@ def local_inputs(preparation: DataPreparationConfig) -> Iterator[Path]:
 
 def directory_of(path: Path) -> Path:
     """Return the directory above the first wildcard of a glob, or the path itself without one."""
-    while glob.has_magic(str(path)):
-        path = path.parent
-    return path
+    return Path(split_glob(str(path))[0])
 
 
 def _writes(_config: RunConfig, preparation: DataPreparationConfig) -> Iterator[Path]:

@@ -103,7 +103,7 @@ def test_without_options_nothing_but_empty_documents_is_dropped(
     prepare: Callable[..., dict[str, bytes]],
 ) -> None:
     counts = json.loads(prepare()[".manifest.json"])["counts"]
-    assert (counts["documents"], counts["dropped"]) == (115, {"empty": 5})
+    assert (counts["documents"], counts["dropped"]) == (110, {"empty": 10})
 
 
 @pytest.mark.parametrize("least", [0, 100])

@@ -167,7 +167,10 @@ def test_any_texts_come_back(
         source["name"] for source in json.loads((directory / "out/x.manifest.json").read_text())["sources"]
     ]
     expected = [
-        text for name in names for text in (f"file {Path(name).stem}", *files[int(Path(name).stem)]) if text
+        text
+        for name in names
+        for text in (f"file {Path(name).stem}", *files[int(Path(name).stem)])
+        if text.strip()
     ]
     if exact:
         expected = list(dict.fromkeys(expected))

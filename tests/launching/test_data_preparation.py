@@ -10,14 +10,18 @@ from typing import Any
 import pytest
 import yaml
 
+from corpus.sources import discover
+from corpus.spec import read as read_specification
 from launcher.cli.app import main
 from launcher.config.compose import compose
+from launcher.config.overrides import hydra_value
 from launcher.config.values import FILTERS
 from launcher.drafting import Request, drafts
 from launcher.errors import Mistakes, UserError
 from launcher.launching import Launched, launch_stages
 from launcher.plan import Job
 from launcher.runs.manifest import read_manifest
+from launcher.stages.data_preparation import directory_of
 from launcher.stages.planning import plan_launch
 from tests.launching.fake_slurm import FakeSlurm, install, stages
 
@@ -298,6 +302,44 @@ def test_check_names_missing_sources_and_tokenizers(
     findings = source_findings(capsys, *half, "data_preparation.tokenizer.file=t.json")
     assert any("it has vocab.json and no merges.txt" in text for text in findings)
     assert any("tokenizer.file='t.json': there is no such file" in text for text in findings)
+
+
+def test_a_name_that_looks_like_a_glob_is_that_of_a_file_if_there_is_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "dir[1]").mkdir()
+    for name in ("a[1].jsonl", "what?.txt", "dir[1]/b.jsonl"):
+        (tmp_path / name).write_text('{"text": "a text"}\n')
+    names = ["a[1].jsonl", "what?.txt", "dir[1]", "dir[1]/*.jsonl", "dir[1]/[b].jsonl"]
+    assert source_findings(capsys, f"data_preparation.inputs=[{','.join(map(hydra_value, names))}]") == {}
+    (finding,) = source_findings(capsys, "data_preparation.inputs=['dir[1]/[c].jsonl']")
+    assert "dir[1]/[c].jsonl': no file has a name of this pattern" in finding
+    # The job finds what the check has found.
+    node = {"inputs": [str(tmp_path / name) for name in names], "output_prefix": "/x", "tokenizer_dir": "/y"}
+    sources = discover(read_specification(node))
+    assert sorted(source.name for source in sources) == [
+        f"{tmp_path}/{name}" for name in ("a[1].jsonl", "dir[1]/b.jsonl", "what?.txt")
+    ]
+    assert directory_of(tmp_path / "dir[1]/*.jsonl") == tmp_path / "dir[1]"
+    assert directory_of(tmp_path / "dir[2]/*.jsonl") == tmp_path
+
+
+@pytest.mark.parametrize("verb", ["prepare", "tokenize"])
+def test_replacing_a_data_set_is_an_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    launched: list[list[str]] = []
+
+    def launch(args: Any, overrides: list[str]) -> int:
+        launched.append(overrides)
+        return 0
+
+    monkeypatch.setattr("launcher.cli.data.launch_and_follow", launch)
+    (tmp_path / "a.txt").touch()
+    for options in (["--replace"], []):
+        main(["data", verb, str(tmp_path / "a.txt"), *options])
+    assert ["data_preparation.replace=True" in words for words in launched] == [True, False]
 
 
 def test_the_model_of_a_filter_is_mounted_by_its_whole_path() -> None:

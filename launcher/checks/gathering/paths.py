@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import glob
 import os
 import shlex
 import shutil
@@ -170,8 +171,8 @@ def _why_no_source(path: Path, place: Path) -> str | None:
         return "there is no such file or directory"
     if path == place:
         return None if os.access(path, os.R_OK) else "you may not read it"
-    matches = any(place.glob(str(path.relative_to(place))))
-    return None if matches else "no file has a name of this pattern"
+    matches = glob.iglob(str(path.relative_to(place)), root_dir=place, recursive=True)  # noqa: PTH207
+    return None if any(matches) else "no file has a name of this pattern"
 
 
 def missing_script(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
