@@ -17,7 +17,7 @@ import torch
 from trainer.checkpoint.description import Description
 from trainer.checkpoint.files import write_synced
 from trainer.config.architecture import Architecture
-from trainer.conversion.tokenizer_files import write_tokenizer
+from trainer.conversion.tokenizer_files import check_tokenizer, write_tokenizer
 from trainer.errors import UserError
 
 CONFIG, GENERATION, CARD = "config.json", "generation_config.json", "README.md"
@@ -78,6 +78,7 @@ def write_model_files(
     ):
         write_synced(directory / file, json.dumps(content, indent=2) + "\n")
     tokenizer = write_tokenizer(directory, description, tokenizer_dir)
+    check_tokenizer(directory, description, tokenizer_dir)
     write_synced(directory / CARD, model_card(description, name, tokenizer, provenance))
 
 

@@ -1,8 +1,8 @@
 """SentencePiece models as a ``tokenizer.json`` that gives their ids.
 
-The two libraries differ in how they normalize a text, put a space before it, order merges, and read the names
-of control pieces. Each is stated here as SentencePiece has it (github.com/google/sentencepiece: normalizer.cc,
-bpe_model.cc, unigram_model.cc).
+The two libraries differ in how they normalize a text, put a space before it, order merges, and read the
+names of control pieces. Each is stated here as SentencePiece has it (github.com/google/sentencepiece:
+normalizer.cc, bpe_model.cc, unigram_model.cc).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from trainer.errors import UserError
 
 # Types of pieces and of models in sentencepiece_model.proto.
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
+_NORMAL, _UNKNOWN, CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
 _UNIGRAM, _BPE, _WORD = 1, 2, 3
 # Noncharacters, which no text has: between two characters, and in place of one that no piece has.
 _BETWEEN, _NOWHERE = "\ufdd3", "\ufdd5"
@@ -90,9 +90,7 @@ class PieceModel:
         if split:
             tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("|".join(split)), "isolated")
         begin = [decoders.Fuse(), decoders.Strip(" ", left=int(has_prefix))]
-        tokenizer.decoder = decoders.Sequence(
-            [decoders.Replace(space, " "), decoders.ByteFallback(), *begin]
-        )
+        tokenizer.decoder = decoders.Sequence([decoders.Replace(space, " "), decoders.ByteFallback(), *begin])
         return tokenizer
 
     @property
