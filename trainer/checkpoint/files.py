@@ -63,7 +63,7 @@ def inside(path: Path) -> Path:
     if not any(map(target.is_relative_to, (directory, *caches))):
         raise UserError(f"{path} is a link to {target}, out of its directory; expected a copy of the file")
     if target.exists() and not target.is_file():
-        raise UserError(f"{path} is not a regular file")
+        raise UserError(f"{path} cannot be read: it is not a regular file")
     return target
 
 

@@ -138,9 +138,7 @@ def read_index(path: Path) -> Any:
     """
     index = _IndexUnpickler(io.BytesIO(read_inside(path, _INDEX_BYTES))).load()
     if not _is_index(index):
-        raise ValueError(
-            f"it holds no index, but a {type(index).__name__}, or a part of it is of another type"
-        )
+        raise ValueError("it is no index, or a part of it is of another type")
     return index
 
 
@@ -182,7 +180,7 @@ class _StandIn(type):
 
 class _IndexUnpickler(pickle.Unpickler):
     def load(self) -> Any:
-        """Return what the file holds, and leave the members of enumerations, which are shared, as they are."""
+        """Return what the file holds; the members of enumerations, which are shared, stay as they are."""
         members = [member for kind in _ENUMERATIONS for member in kind]
         before = [dict(vars(member)) for member in members]
         try:

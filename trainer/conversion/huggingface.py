@@ -22,6 +22,9 @@ from trainer.errors import UserError
 
 CONFIG, GENERATION, CARD = "config.json", "generation_config.json", "README.md"
 
+# The keys of special tokens.
+TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+
 Family = Literal["gpt2", "llama", "stablelm", "t5"]
 
 # Hugging Face's names of our functions (activations.py): its "gelu" is the exact one, and ours the tanh form.
@@ -264,21 +267,23 @@ def config_of(description: Description, dtype: str) -> dict[str, Any]:
 
 def generation_config_of(description: Description) -> dict[str, Any]:
     """Return the content of ``generation_config.json``."""
-    return {"_from_model_config": True, **_tokens(description)}
+    stored: dict[str, Any] = description.imported.get("generation") or {}
+    return stored or {"_from_model_config": True, **_tokens(description)}
 
 
 def _tokens(description: Description) -> dict[str, Any]:
     words, is_t5 = description.vocabulary, description.encoder is not None
     start = words.end_of_text if words.start is None else words.start
-    end = list(description.ends) or words.end_of_text
-    tokens: dict[str, Any] = {"bos_token_id": start, "eos_token_id": end}
+    tokens: dict[str, Any] = {"bos_token_id": start, "eos_token_id": words.end_of_text}
     if is_t5:
         # As in training (trainer.data.denoising).
         tokens["pad_token_id"] = words.end_of_text if words.padding is None else words.padding
         tokens["decoder_start_token_id"] = start
     elif words.padding is not None:
         tokens["pad_token_id"] = words.padding
-    return tokens
+    if ends := description.imported.get("ends"):
+        tokens["eos_token_id"] = ends
+    return dict(description.imported.get("tokens", tokens))
 
 
 def _gpt2_options(shape: Architecture) -> dict[str, Any]:

@@ -198,9 +198,10 @@ def _checkpoint(directory: Path, step: int | None) -> Path:
             raise UserError(f"conversion.step={step}: {directory} has no {tag}; its iterations are {steps}")
     if any(path.glob("mp_rank_*")):
         raise UserError(
-            f"{path}: it is in the format torch ({LEGACY}/model_optim_rng.pt), which is not read; Megatron-LM "
-            "writes it as torch_dist: pretrain_gpt.py --ckpt-convert-format torch_dist "
-            "--ckpt-convert-save DIRECTORY, after tools/checkpoint/convert.py --saver core for a model from before megatron-core"
+            f"{path}: it is in the format torch ({LEGACY}/model_optim_rng.pt), which is not read; its own "
+            "Megatron-LM writes it as torch_dist: pretrain_gpt.py --ckpt-convert-format torch_dist "
+            "--ckpt-convert-save DIRECTORY, for a model from before megatron-core after "
+            "tools/checkpoint/convert.py --saver core"
         )
     if not (path / INDEX_FILE).is_file():
         raise UserError(

@@ -234,7 +234,7 @@ def _files_of(directory: Path) -> dict[str, str]:
         raise UserError(f"{directory}: neither {SINGLE} nor {INDEX} is there{way_out if pickles else ''}")
     names = read_mapping(path).get("weight_map")
     if not isinstance(names, dict) or not all(
-        isinstance(name, str) and Path(name).name == name and name != ".." for name in names.values()
+        isinstance(name, str) and Path(name).name == name != "" and name != ".." for name in names.values()
     ):
         raise UserError(f"{path} is no index of safetensors files, or is damaged")
     return names

@@ -78,7 +78,7 @@ class PieceModel:
             split = []
         elif not is_bpe:
             # A text may spell a control piece. A character that no piece has keeps it from becoming one.
-            known = re.escape("".join(set("".join(self.named(_NORMAL, _USER_DEFINED)))))
+            known = re.escape("".join(set("".join(self.named(_NORMAL)))))
             cuts = [re.split(f"([^{known}])", text, maxsplit=1) for text in self.named()]
             cuts = [parts for parts in cuts if len(parts) > 1]
             split = [f"(?<={re.escape(a)}){re.escape(b)}(?={re.escape(c)})" for a, b, c in cuts]
@@ -175,7 +175,7 @@ class PieceModel:
     def _unigram(self) -> Any:
         from tokenizers import models
 
-        scores = [piece.score for piece in self.pieces if piece.type == _NORMAL]
+        scores = [float(piece.score) for piece in self.pieces if piece.type == _NORMAL]
 
         def score(piece: Any) -> float:
             if piece.type == _USER_DEFINED:

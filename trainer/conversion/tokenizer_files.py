@@ -123,6 +123,8 @@ def _reference(
         tokenizer = _built(lambda kinds: kinds.Tokenizer.from_file(str(directory / FAST)))
         tokenizer.no_truncation()
         tokenizer.no_padding()
+        options = read_mapping(directory / OPTIONS) if OPTIONS in names else {}
+        tokenizer.encode_special_tokens = bool(options.get("split_special_tokens"))
     elif names >= set(PAIR):
         tokenizer = _byte_pairs(directory)
     elif pieces is None:
@@ -283,7 +285,12 @@ def _write_fast(
     # The training's libraries take the names of special tokens in a text as text, but for BERT's.
     is_text = end != "[SEP]"
     tokenizer.add_special_tokens([end, *control])
-    (tokenizer.add_tokens if is_text else tokenizer.add_special_tokens)(sentinels)
+    if is_text and sentinels:
+        from tokenizers import AddedToken
+
+        tokenizer.add_tokens([AddedToken(text, normalized=False, special=False) for text in sentinels])
+    else:
+        tokenizer.add_special_tokens(sentinels)
     size = tokenizer.get_vocab_size(with_added_tokens=True)
     if size > words.size or (sentinels and size < words.size):
         raise UserError(
