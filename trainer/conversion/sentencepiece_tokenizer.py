@@ -16,6 +16,8 @@ from trainer.errors import UserError
 
 # Types of pieces and of models in sentencepiece_model.proto.
 _NORMAL, _UNKNOWN, CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
+# Their names in a text are text.
+_RESERVED = (_UNKNOWN, CONTROL, 6)
 _UNIGRAM, _BPE, _WORD = 1, 2, 3
 # Noncharacters, which no text has: between two characters, and in place of one that no piece has.
 _BETWEEN, _NOWHERE = "\ufdd3", "\ufdd5"
@@ -79,7 +81,7 @@ class PieceModel:
         elif not is_bpe:
             # A text may spell a control piece. A character that no piece has keeps it from becoming one.
             known = re.escape("".join(set("".join(self.named(_NORMAL)))))
-            cuts = [re.split(f"([^{known}])", text, maxsplit=1) for text in self.named()]
+            cuts = [re.split(f"([^{known}])", text, maxsplit=1) for text in self.named(*_RESERVED)]
             cuts = [parts for parts in cuts if len(parts) > 1]
             split = [f"(?<={re.escape(a)}){re.escape(b)}(?={re.escape(c)})" for a, b, c in cuts]
             if not self._options.byte_fallback:
