@@ -33,12 +33,18 @@ class UserError(Exception):
     """
 
     def __init__(self, message: str, found_by: Literal["job", "node", "rank"] = "job") -> None:
-        super().__init__(message)
+        # A message may quote a file of somebody else's.
+        super().__init__("\n".join(map(escape, message.split("\n"))))
         self.found_by = found_by
 
 
 class DivergedError(Exception):
     """The loss or its gradient is no longer a finite number; nothing after this step is worth keeping."""
+
+
+def escape(text: str) -> str:
+    """Return text with line breaks, and whatever else is not printable, escaped."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def suggest(word: str, valid: Iterable[str]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 from trainer.config.architecture import (
     Architecture,
@@ -26,6 +26,8 @@ from trainer.data.vocabulary import Vocabulary, read_vocabulary
 from trainer.errors import UserError
 
 Precision = Literal["bf16", "fp32"]
+# Bounds for what files of others say: of layers, and of what a matrix has on a side.
+MOST_LAYERS, MOST = 10_000, 1 << 24
 
 
 @dataclass(frozen=True)
@@ -46,8 +48,9 @@ class Description:
         Where the tokenizer was.
     checksums
         Those of the tokenizer's files, by path; none for mock data.
-    ends
-        The tokens that end a document, if an imported model has several; the vocabulary's is the first.
+    imported
+        What an imported model's files say of its special tokens (``tokens``, by their keys of
+        ``config.json``) and of writing text (``generation``, the content of ``generation_config.json``).
     """
 
     decoder: Architecture
@@ -57,7 +60,7 @@ class Description:
     precision: Precision
     tokenizer: Tokenizer = field(default_factory=Tokenizer)
     checksums: dict[str, str] = field(default_factory=dict)
-    ends: tuple[int, ...] = ()
+    imported: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return the description as a marker keeps it."""
@@ -173,7 +176,8 @@ def description_from_json(content: Mapping[str, Any], origin: str) -> Descriptio
             precision="bf16" if content["precision"] == "bf16" else "fp32",
             tokenizer=replace(_record(Tokenizer, tokenizer), **paths),
             checksums={str(name): str(value) for name, value in content["checksums"].items()},
-            ends=tuple(map(int, content.get("ends", ()))),
+            # An earlier version kept the tokens that end a document alone.
+            imported=dict(content["imported"] if "imported" in content else {"ends": content.get("ends")}),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(
@@ -197,4 +201,12 @@ def _architecture(content: Mapping[str, Any]) -> Architecture:
 
 def _record(kind: Any, content: Mapping[str, Any]) -> Any:
     # A later version may say more.
-    return kind(**{item.name: content[item.name] for item in fields(kind) if item.name in content})
+    values = {item.name: content[item.name] for item in fields(kind) if item.name in content}
+    hints = get_type_hints(kind)
+    for name, value in values.items():
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        types = {int: is_number and isinstance(value, int), float: is_number, bool: isinstance(value, bool)}
+        most = MOST_LAYERS if name == "num_layers" else MOST
+        if not types.get(hints[name], True) or (is_number and not abs(value) <= most):
+            raise ValueError(f"{name}={value!r}")
+    return kind(**values)

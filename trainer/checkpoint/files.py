@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import errno
 import io
+import json
 import os
 import stat
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+from trainer.errors import UserError
 
 # What a file that is not there, or is none, says; anything else tells of a file system or of a node.
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO)
@@ -38,6 +42,65 @@ def open_regular(path: Path) -> io.FileIO:
         file.close()
         raise OSError(errno.ENXIO, "not a regular file", str(path))
     return file
+
+
+# Larger than any index of safetensors files or description of a model.
+MAPPING_BYTES = 64 << 20
+# Of a hub's cache: models--OWNER--NAME/snapshots/REVISION/name is a link into models--OWNER--NAME/blobs.
+_SNAPSHOTS, _BLOBS = "snapshots", "blobs"
+
+
+def inside(path: Path) -> Path:
+    """Return the file of a directory of somebody else's; a link must not lead out of the directory.
+
+    Raises
+    ------
+    UserError
+        If it does, as to a file that is private, or if it is no regular file.
+    """
+    directory, target = path.parent.resolve(), Path(os.path.realpath(path))
+    caches = [up.parent / _BLOBS for up in list(directory.parents)[:2] if up.name == _SNAPSHOTS]
+    if not any(map(target.is_relative_to, (directory, *caches))):
+        raise UserError(f"{path} is a link to {target}, out of its directory; expected a copy of the file")
+    if target.exists() and not target.is_file():
+        raise UserError(f"{path} cannot be read: it is not a regular file")
+    return target
+
+
+def read_inside(path: Path, limit: int = MAPPING_BYTES) -> bytes:
+    """Return the content of a file of somebody else's.
+
+    Raises
+    ------
+    OSError
+        If it cannot be read.
+    UserError
+        As :func:`inside`, or if it is larger than `limit`, in bytes.
+    """
+    with io.BufferedReader(open_regular(inside(path))) as file:
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise UserError(f"{path} is larger than {limit:,} bytes")
+    return content
+
+
+def read_mapping(path: Path, limit: int = MAPPING_BYTES) -> dict[str, Any]:
+    """Return the JSON object in a file of somebody else's; raise UserError for anything else."""
+
+    def refuse(word: str) -> None:
+        raise ValueError(f"{word} is no number of JSON")
+
+    try:
+        value = json.loads(read_inside(path, limit), parse_constant=refuse)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
+    except RecursionError:
+        raise UserError(f"{path} is not JSON: it is nested too deeply") from None
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path} is not a mapping")
+    return value
 
 
 def sync(path: Path) -> None:

@@ -11,6 +11,7 @@ import collections
 import contextlib
 import dataclasses
 import enum
+import importlib
 import io
 import os
 import pickle
@@ -21,9 +22,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint import filesystem
+from torch.distributed.checkpoint import filesystem, metadata
 
-from trainer.checkpoint.files import is_absent, mismatch, open_regular, share
+from trainer.checkpoint.files import is_absent, mismatch, open_regular, read_inside, share
 from trainer.checkpoint.store import Checkpoint
 from trainer.distributed import RankContext, broadcast_from_rank0
 from trainer.logs import LOGGER
@@ -31,15 +32,26 @@ from trainer.logs import LOGGER
 _INDEX, _COMMON = ".metadata", "common.pt"
 # Whose records and enumerations an index is made of.
 _MODULES = tuple(f"torch.distributed.checkpoint.{name}" for name in ("metadata", "planner", "filesystem"))
+_ENUMERATIONS = [
+    kind
+    for module in _MODULES
+    for kind in vars(importlib.import_module(module)).values()
+    if isinstance(kind, type) and issubclass(kind, enum.Enum) and kind.__module__ == module
+]
+# Elements and bytes of a checkpoint.
+_MOST = 1 << 50
 
 
 def _member(kind: Any, name: Any) -> enum.Enum:
     """Return the member of an enumeration that has a name: never any other attribute of anything."""
+    kind = getattr(kind, "target", kind)
     if isinstance(kind, type) and issubclass(kind, enum.Enum) and name in kind.__members__:
         return kind.__members__[name]
     raise pickle.UnpicklingError(f"{name!r} of {kind!r} is nothing that a checkpoint holds")
 
 
+# Larger than the index of a checkpoint of a hundred thousand shards.
+_INDEX_BYTES = 1 << 30
 _ALLOWED = {
     # A checkpoint's path, which torch keeps if it is saved by an object.
     ("pathlib", "PosixPath"): PurePosixPath,
@@ -124,12 +136,71 @@ def read_index(path: Path) -> Any:
     Exception
         If it is damaged, or holds anything else: of any kind, as unpickling may raise.
     """
-    with open_regular(path) as file:
-        return _IndexUnpickler(io.BytesIO(file.read())).load()
+    index = _IndexUnpickler(io.BytesIO(read_inside(path, _INDEX_BYTES))).load()
+    if not _is_index(index):
+        raise ValueError("it is no index, or a part of it is of another type")
+    return index
+
+
+def _is_index(index: Any) -> bool:
+    """Return whether all parts of an index that are used are of the types that torch writes."""
+    if not isinstance(index, metadata.Metadata):
+        return False
+    entries, items = index.state_dict_metadata, index.storage_data
+    if not isinstance(entries, dict) or not isinstance(items, dict):
+        return False
+    places: list[tuple[int, ...]] = []
+    for name, entry in entries.items():
+        if not isinstance(name, str):
+            return False
+        if not isinstance(entry, metadata.TensorStorageMetadata):
+            continue
+        is_typed = isinstance(entry.properties, metadata.TensorProperties) and isinstance(entry.chunks, list)
+        if not is_typed or not isinstance(entry.properties.dtype, torch.dtype):
+            return False
+        places += [entry.size, *(part for chunk in entry.chunks for part in (chunk.offsets, chunk.sizes))]
+        if any(len(part) != len(entry.size) for part in places[-2 * len(entry.chunks) :]):
+            return False
+    places += [(item.offset, item.length) for item in items.values()]
+    return (
+        all(isinstance(key, metadata.MetadataIndex) and isinstance(key.fqn, str) for key in items)
+        and all(isinstance(item.relative_path, str) for item in items.values())
+        and all(type(number) is int and 0 <= number < _MOST for place in places for number in place)
+    )
+
+
+class _StandIn(type):
+    """The class of what stands for a class or a function in a pickle, which may set attributes on it."""
+
+    target: Any
+
+    def __call__(cls, *arguments: Any, **options: Any) -> Any:
+        return cls.target(*arguments, **options)
 
 
 class _IndexUnpickler(pickle.Unpickler):
+    def load(self) -> Any:
+        """Return what the file holds; the members of enumerations, which are shared, stay as they are."""
+        members = [member for kind in _ENUMERATIONS for member in kind]
+        before = [dict(vars(member)) for member in members]
+        try:
+            return super().load()
+        finally:
+            for member, attributes in zip(members, before, strict=True):
+                vars(member).clear()
+                vars(member).update(attributes)
+
     def find_class(self, module: str, name: str) -> Any:
+        target = self._target(module, name)
+        if isinstance(target, torch.dtype):
+            return target
+
+        def new(_: Any, *arguments: Any, **options: Any) -> Any:
+            return target.__new__(target, *arguments, **options)
+
+        return _StandIn(name, (), {"__new__": new, "target": staticmethod(target)})
+
+    def _target(self, module: str, name: str) -> Any:
         if (module, name) in _ALLOWED:
             return _ALLOWED[module, name]
         # A name with dots would lead on to what a module imports.

@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from trainer.checkpoint.files import is_absent, open_regular
+from trainer.checkpoint.files import inside, is_absent, open_regular
 from trainer.checkpoint.reader import read_index
 from trainer.errors import UserError
 
@@ -39,6 +39,8 @@ _FILE_BYTES = 4 << 30
 # A checkpoint may have more shards than a process may open files.
 _OPEN_FILES = 64
 _LONGEST = 200
+# A tensor up to this size is taken memory for, whatever the files have.
+_UNCHECKED_BYTES = 1 << 30
 # Chunks of this size are read to their place in a tensor, and a block of them at a time.
 _DIRECT_BYTES, _BLOCK_BYTES = 16 << 20, 4 << 20
 Index = int | tuple[slice, ...] | None
@@ -131,6 +133,7 @@ class TensorFiles:
                 whole = self._chunk(name, chunk, entry)[place]
                 continue
             if whole is None:
+                self._check_size(name, math.prod(shape) * entry.properties.dtype.itemsize)
                 whole = torch.empty(shape, dtype=entry.properties.dtype)
             target = whole[_slices(first, last, begin)]
             if extent != list(chunk.sizes) or not self._fill(MetadataIndex(name, chunk.offsets), target):
@@ -139,6 +142,15 @@ class TensorFiles:
             raise UserError(f"{self.directory / INDEX_FILE}: the chunks of {name} do not make up the tensor")
         whole = torch.empty(shape, dtype=entry.properties.dtype) if whole is None else whole
         return whole[0] if isinstance(index, int) else whole
+
+    def _check_size(self, name: str, size_bytes: int) -> None:
+        """Refuse a large tensor that takes more than all files have, before memory is taken for it."""
+        if size_bytes > _UNCHECKED_BYTES and size_bytes > sum(
+            path.stat().st_size for path in self.directory.iterdir()
+        ):
+            raise UserError(
+                f"{self.directory / INDEX_FILE}: {name} takes {size_bytes:,} bytes, more than all files have"
+            )
 
     def keys(self, name: str) -> tuple[str | int, ...]:
         """Return the keys that lead to a tensor in the nested dictionary that was saved."""
@@ -238,12 +250,12 @@ class TensorFiles:
     def _open(self, name: str) -> Any:
         file = self._files.pop(name, None)
         if file is None:
-            if Path(name).name != name:
+            if Path(name).name != name or "\0" in name:
                 raise UserError(f"{self.directory / INDEX_FILE} names a file of another directory: {name}")
             while len(self._files) >= _OPEN_FILES:
                 self._files.pop(next(iter(self._files))).close()
             try:
-                file = io.BufferedReader(open_regular(self.directory / name))
+                file = io.BufferedReader(open_regular(inside(self.directory / name)))
             except OSError as error:
                 if is_absent(error):
                     raise UserError(f"{self.directory / name} is missing") from None
@@ -372,6 +384,8 @@ def _read_index(directory: Path) -> Any:
     except OSError as error:
         if is_absent(error):
             raise UserError(f"{path} is missing") from None
+        raise
+    except UserError:
         raise
     except Exception as error:
         # A damaged pickle may raise anything.

@@ -22,7 +22,7 @@ from trainer.conversion.spec import (
     load_conversion,
     read_conversion,
 )
-from trainer.errors import EXIT_FAILURE, EXIT_OK, EXIT_USER_ERROR, UserError
+from trainer.errors import EXIT_FAILURE, EXIT_OK, EXIT_USER_ERROR, UserError, escape
 from trainer.logs import quiet
 from trainer.needless import no_garbage
 
@@ -59,7 +59,9 @@ def _convert(conversion: Conversion) -> int:
 
     results = convert(conversion)
     for result in results:
-        print(f"{result.output}: {'written' if result.is_new else 'is there already'}", flush=True)
+        print(
+            f"{escape(str(result.output))}: {'written' if result.is_new else 'is there already'}", flush=True
+        )
     if not results:
         print(f"{conversion.source}: no complete checkpoint yet, nothing to do", flush=True)
     return EXIT_OK if all(result.is_equal for result in results) else EXIT_FAILURE

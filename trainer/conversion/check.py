@@ -34,6 +34,8 @@ _ALONE = World(rank=0, size=1, local_rank=0, local_size=1, address="127.0.0.1", 
 _ROUNDING = {"float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}
 # The smallest number above 0 of float16.
 _SMALLEST = 2.0**-24
+# Tokens of a sequence: a model may have positions for far more than its logits fit into memory.
+_LONGEST = 2048
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
 # Lincoln's address at Gettysburg (1863), which is in the public domain.
 _TEXT = """\
@@ -221,6 +223,7 @@ def _tokens(model_dir: Path, description: Description, text: Path | None, sequen
     import transformers
 
     shape, size = description.encoder or description.decoder, description.vocabulary.size
+    longest = min(shape.seq_length, _LONGEST)
     if (model_dir / "tokenizer_config.json").exists():
         tokenizer = transformers.AutoTokenizer.from_pretrained(model_dir)
         try:
@@ -237,9 +240,9 @@ def _tokens(model_dir: Path, description: Description, text: Path | None, sequen
             )
     else:
         generator = torch.Generator().manual_seed(1)
-        ids = torch.randint(size, (sequences * (shape.seq_length + 1),), generator=generator)
+        ids = torch.randint(size, (sequences * (longest + 1),), generator=generator)
         origin = "random tokens: there is no tokenizer"
-    length = min(shape.seq_length + 1, len(ids) // sequences)
+    length = min(longest + 1, len(ids) // sequences)
     return ids[: sequences * length].view(sequences, length), origin
 
 

@@ -27,6 +27,9 @@ from trainer.conversion.spec import Conversion
 from trainer.conversion.tokenizer_files import tokenizer_digest
 from trainer.errors import UserError
 
+# Of a training that saves faster than its checkpoints are read.
+_ATTEMPTS = 3
+
 
 @dataclass(frozen=True)
 class Result:
@@ -60,8 +63,22 @@ def convert(conversion: Conversion) -> list[Result]:
     if source_format == "slipway" and conversion.every:
         return _convert_all(conversion)
     if source_format == "slipway":
-        return [convert_checkpoint(conversion, checkpoint) for checkpoint in chosen(conversion)]
+        return [_convert_chosen(conversion)]
     return [_convert_source(conversion, source_format)]
+
+
+def _convert_chosen(conversion: Conversion) -> Result:
+    """Convert a checkpoint, or if a training removes it meanwhile the one that is the newest by then."""
+    (checkpoint,) = chosen(conversion)
+    for _ in range(_ATTEMPTS):
+        try:
+            return convert_checkpoint(conversion, checkpoint)
+        except (UserError, FileNotFoundError):
+            before, (checkpoint,) = checkpoint, chosen(conversion)
+            if checkpoint.path == before.path:
+                raise
+            print(f"{before.path}: removed by the training meanwhile", flush=True)
+    return convert_checkpoint(conversion, checkpoint)
 
 
 def _convert_all(conversion: Conversion) -> list[Result]:

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from trainer.checkpoint.files import read_inside
 from trainer.checkpoint.tensor_files import TensorInfo
 from trainer.conversion.pickled_files import load
 from trainer.conversion.wrappers import plain_names
@@ -216,8 +217,8 @@ def tag_directory(directory: Path, step: int | None = None) -> Path:
         raise UserError(f"conversion.step={step}: {directory} has no global_step{step}; {valid}")
     if not latest.is_file():
         return directory
-    tag = latest.read_text(encoding="utf-8", errors="replace").strip()
-    if Path(tag).name != tag or not (directory / tag).is_dir():
+    tag = read_inside(latest).decode(errors="replace").strip()
+    if Path(tag).name != tag or "\0" in tag or not (directory / tag).is_dir():
         raise UserError(f"{latest} names '{tag[:80]}', and there is no such directory beside it")
     return directory / tag
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from functools import partial
 from typing import Protocol
@@ -44,7 +45,7 @@ def model_entries(
     description
         The model that they are of.
     dtype
-        The type of the result; None: that of the embedding.
+        The type of the result; None: the one that holds all weights.
     origin
         Where the weights are from, for messages.
 
@@ -56,8 +57,10 @@ def model_entries(
     rows = list(rows_of(description))
     infos = weights.tensors()
     _check_fit(rows, infos, description, origin)
-    # The first T5's import has a norm in 64 bits, which is one of 32 again in Hugging Face's.
-    dtype = infos["embedding.word_embeddings.weight"].dtype if dtype is None else dtype
+    if dtype is None:
+        # The first T5's import has a norm in 64 bits, which is one of 32 again in Hugging Face's.
+        types = (infos[row.ours].dtype for row in rows if row.ours is not None and row.scale == 1.0)
+        dtype = functools.reduce(torch.promote_types, types)
     entries = []
     for row in rows:
         parts = _Parts(weights, row, dtype)

@@ -17,10 +17,13 @@ import torch
 from trainer.checkpoint.description import Description
 from trainer.checkpoint.files import write_synced
 from trainer.config.architecture import Architecture
-from trainer.conversion.tokenizer_files import write_tokenizer
+from trainer.conversion.tokenizer_files import check_tokenizer, write_tokenizer
 from trainer.errors import UserError
 
 CONFIG, GENERATION, CARD = "config.json", "generation_config.json", "README.md"
+
+# The keys of special tokens.
+TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 
 Family = Literal["gpt2", "llama", "stablelm", "t5"]
 
@@ -78,6 +81,7 @@ def write_model_files(
     ):
         write_synced(directory / file, json.dumps(content, indent=2) + "\n")
     tokenizer = write_tokenizer(directory, description, tokenizer_dir)
+    check_tokenizer(directory, description, tokenizer_dir)
     write_synced(directory / CARD, model_card(description, name, tokenizer, provenance))
 
 
@@ -263,21 +267,23 @@ def config_of(description: Description, dtype: str) -> dict[str, Any]:
 
 def generation_config_of(description: Description) -> dict[str, Any]:
     """Return the content of ``generation_config.json``."""
-    return {"_from_model_config": True, **_tokens(description)}
+    stored: dict[str, Any] = description.imported.get("generation") or {}
+    return stored or {"_from_model_config": True, **_tokens(description)}
 
 
 def _tokens(description: Description) -> dict[str, Any]:
     words, is_t5 = description.vocabulary, description.encoder is not None
     start = words.end_of_text if words.start is None else words.start
-    end = list(description.ends) or words.end_of_text
-    tokens: dict[str, Any] = {"bos_token_id": start, "eos_token_id": end}
+    tokens: dict[str, Any] = {"bos_token_id": start, "eos_token_id": words.end_of_text}
     if is_t5:
         # As in training (trainer.data.denoising).
         tokens["pad_token_id"] = words.end_of_text if words.padding is None else words.padding
         tokens["decoder_start_token_id"] = start
     elif words.padding is not None:
         tokens["pad_token_id"] = words.padding
-    return tokens
+    if ends := description.imported.get("ends"):
+        tokens["eos_token_id"] = ends
+    return dict(description.imported.get("tokens", tokens))
 
 
 def _gpt2_options(shape: Architecture) -> dict[str, Any]:

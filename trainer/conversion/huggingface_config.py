@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.description import Description, Precision
+from trainer.checkpoint.description import MOST, MOST_LAYERS, Description, Precision
+from trainer.checkpoint.files import read_mapping
 from trainer.config.architecture import Architecture, Relative, Rope
-from trainer.conversion.huggingface import CONFIG, FUNCTIONS, GATED, LLAMA3
+from trainer.conversion.huggingface import CONFIG, FUNCTIONS, GATED, LLAMA3, TOKENS
 from trainer.data.vocabulary import Vocabulary
 from trainer.errors import UserError, suggest
 
@@ -18,16 +19,7 @@ _SYNONYMS = {"gelu_pytorch_tanh": "gelu_new", "swish": "silu"}
 
 def read_config(source: Path) -> dict[str, Any]:
     """Return the content of a directory's ``config.json``; raise UserError if it cannot be read."""
-    path = source / CONFIG
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"conversion.source={source}: {CONFIG}: {error.strerror}") from None
-    except ValueError as error:
-        raise UserError(f"conversion.source={source}: {CONFIG} is not JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise UserError(f"conversion.source={source}: {CONFIG} is not a mapping")
-    return config
+    return read_mapping(source / CONFIG)
 
 
 def description_of(config: Mapping[str, Any], has_head: bool, precision: Precision) -> Description:
@@ -53,20 +45,20 @@ def description_of(config: Mapping[str, Any], has_head: bool, precision: Precisi
         raise UserError(
             f"{CONFIG}: model_type={family}: expected one of {', '.join(readers)}{suggest(family, readers)}"
         )
-    try:
-        encoder, decoder = readers[family](_Options(config), has_head)
-        size, end = int(config["vocab_size"]), config.get("eos_token_id")
-        ends = tuple(map(int, end)) if isinstance(end, list) else ()
-        end = next(iter(ends), None) if isinstance(end, list) else end
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{CONFIG} lacks an option of {family}, or it is malformed: {error!r}") from None
-    start = config.get("decoder_start_token_id") if encoder else config.get("bos_token_id")
-    padding = config.get("pad_token_id")
+    options = _Options(config)
+    encoder, decoder = readers[family](options, has_head)
+    size, ends, padding = (
+        options.whole("vocab_size"),
+        options.tokens("eos_token_id"),
+        options.token("pad_token_id"),
+    )
+    start = options.token("decoder_start_token_id" if encoder else "bos_token_id")
     if encoder and start is None:
         start = padding
     # The vocabulary of a test may be smaller than the ids of published special tokens.
-    words = Vocabulary(size, size - 1 if end is None else int(end), CONFIG, start, padding)
-    return Description(decoder, encoder, words, size, precision, ends=ends)
+    words = Vocabulary(size, ends[0] if ends else size - 1, CONFIG, start, padding)
+    tokens = {key: config.get(key) for key in TOKENS if key in config}
+    return Description(decoder, encoder, words, size, precision, imported={"tokens": tokens})
 
 
 class _Options:
@@ -78,8 +70,39 @@ class _Options:
     def __call__(self, key: str, default: Any = None) -> Any:
         value = self._config.get(key)
         if value is None and default is None:
-            raise KeyError(key)
+            raise UserError(f"{CONFIG} lacks {key}")
         return default if value is None else value
+
+    def whole(self, key: str, default: int | None = None, least: int = 1, most: int = MOST) -> int:
+        """Return a whole number."""
+        value = self(key, default)
+        if type(value) is not int or not least <= value <= most:
+            raise UserError(f"{CONFIG}: {key}={value!r}: expected a whole number from {least} to {most:,}")
+        return value
+
+    def number(self, key: str, default: float) -> float:
+        """Return a number, finite and not below 0."""
+        value = self(key, default)
+        return _number(key, value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        """Return True or False."""
+        value = self(key, default)
+        if not isinstance(value, bool):
+            raise UserError(f"{CONFIG}: {key}={value!r}: expected true or false")
+        return value
+
+    def tokens(self, key: str) -> tuple[int, ...]:
+        """Return the ids of tokens: of none, one or several."""
+        value = self._config.get(key)
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(type(number) is int and 0 <= number <= MOST for number in ids):
+            raise UserError(f"{CONFIG}: {key}={value!r}: expected the id of a token")
+        return tuple(ids)
+
+    def token(self, key: str) -> int | None:
+        """Return the id of a token, if there is one."""
+        return next(iter(self.tokens(key)), None)
 
     def only(self, key: str, *valid: Any) -> None:
         """Refuse an option that our models lack; the first valid value is the default."""
@@ -89,7 +112,7 @@ class _Options:
 
     def function(self, key: str, default: str, names: Mapping[str, str]) -> str:
         """Return our name of an activation."""
-        value = self(key, default)
+        value = str(self(key, default))
         known = {theirs: ours for ours, theirs in names.items()}
         name = known.get(_SYNONYMS.get(value, value))
         if name is None:
@@ -100,26 +123,35 @@ class _Options:
     def rope(self) -> tuple[int, float, Rope]:
         """Return the base, the share of the channels and the options of rotary positions."""
         scaling = self._config.get("rope_parameters") or self._config.get("rope_scaling") or {}
+        if not isinstance(scaling, dict):
+            raise UserError(f"{CONFIG}: rope_scaling={scaling!r}: expected a mapping")
         kind = scaling.get("rope_type", scaling.get("type", "default"))
-        base = float(scaling.get("rope_theta", self("rope_theta", 10000.0)))
-        if base != int(base):
+        base = _number("rope_theta", scaling.get("rope_theta", self("rope_theta", 10000.0)))
+        if base != int(base) or not base:
             raise UserError(f"{CONFIG}: rope_theta={base}: expected a whole number, as model.rotary_base")
         if kind not in ("default", "linear", "llama3"):
             raise UserError(f"{CONFIG}: rope_type={kind}: expected default, linear or llama3")
         for key, value in LLAMA3.items() if kind == "llama3" else ():
-            if scaling[key] != value:
+            if scaling.get(key) != value:
                 raise UserError(
-                    f"{CONFIG}: {key}={scaling[key]}: megatron-core scales with Llama 3.1's {value}"
+                    f"{CONFIG}: {key}={scaling.get(key)}: megatron-core scales with Llama 3.1's {value}"
                 )
-        factor = None if kind == "default" else float(scaling["factor"])
-        share = scaling.get("partial_rotary_factor", self("partial_rotary_factor", -1.0))
+        factor = None if kind == "default" else _number("factor", scaling.get("factor"))
+        share = scaling.get("partial_rotary_factor", self._config.get("partial_rotary_factor"))
+        share = -1.0 if share is None else _number("partial_rotary_factor", share)
         rope = Rope(
             interleaved=False,
             interpolation=factor if kind == "linear" else None,
             scaling=factor if kind == "llama3" else None,
             fusion=False,
         )
-        return int(base), float(share), rope
+        return int(base), share, rope
+
+
+def _number(key: str, value: Any) -> float:
+    if type(value) not in (int, float) or not 0 <= value < math.inf:
+        raise UserError(f"{CONFIG}: {key}={value!r}: expected a number that is finite and not below 0")
+    return float(value)
 
 
 _NO_ROPE = Rope(interleaved=False, interpolation=None, scaling=None, fusion=False)
@@ -128,6 +160,9 @@ _NO_ROPE = Rope(interleaved=False, interpolation=None, scaling=None, fusion=Fals
 def _architecture(**values: Any) -> Architecture:
     """Return an architecture; what a file of Hugging Face's does not say is a training's affair."""
     heads = values["num_attention_heads"]
+    channels, groups = values["hidden_size"] / heads, heads / values.get("num_query_groups", heads)
+    if not float(groups).is_integer() or ("kv_channels" not in values and not channels.is_integer()):
+        raise UserError(f"{CONFIG}: {heads} attention heads do not fit hidden size and key/value heads")
     plain = {
         "num_query_groups": heads,
         "kv_channels": values["hidden_size"] // heads,
@@ -157,52 +192,52 @@ def _architecture(**values: Any) -> Architecture:
 def _read_gpt2(option: _Options, has_head: bool) -> tuple[Architecture | None, Architecture]:
     option.only("scale_attn_by_inverse_layer_idx", False)
     option.only("add_cross_attention", False)
-    hidden = int(option("n_embd", 768))
+    hidden = option.whole("n_embd", 768)
     return None, _architecture(
-        num_layers=int(option("n_layer", 12)),
+        num_layers=option.whole("n_layer", 12, most=MOST_LAYERS),
         hidden_size=hidden,
-        ffn_hidden_size=int(option("n_inner", 4 * hidden)),
-        num_attention_heads=int(option("n_head", 12)),
-        max_positions=int(option("n_positions", 1024)),
+        ffn_hidden_size=option.whole("n_inner", 4 * hidden),
+        num_attention_heads=option.whole("n_head", 12),
+        max_positions=option.whole("n_positions", 1024),
         position="learned_absolute",
         activation=option.function("activation_function", "gelu_new", FUNCTIONS),
         normalization="LayerNorm",
-        norm_epsilon=float(option("layer_norm_epsilon", 1e-5)),
-        normalize_scores=bool(option("scale_attn_weights", True)),
+        norm_epsilon=option.number("layer_norm_epsilon", 1e-5),
+        normalize_scores=option.flag("scale_attn_weights", True),
         bias=True,
         tied_embeddings=not has_head,
-        hidden_dropout=float(option("resid_pdrop", 0.1)),
-        attention_dropout=float(option("attn_pdrop", 0.1)),
+        hidden_dropout=option.number("resid_pdrop", 0.1),
+        attention_dropout=option.number("attn_pdrop", 0.1),
     )
 
 
 def _rotary(option: _Options, has_head: bool, **more: Any) -> Architecture:
-    hidden, heads = int(option("hidden_size")), int(option("num_attention_heads"))
+    hidden, heads = option.whole("hidden_size"), option.whole("num_attention_heads")
     base, _, rope = option.rope()
     values = {
-        "num_layers": int(option("num_hidden_layers")),
+        "num_layers": option.whole("num_hidden_layers", most=MOST_LAYERS),
         "hidden_size": hidden,
-        "ffn_hidden_size": int(option("intermediate_size")),
+        "ffn_hidden_size": option.whole("intermediate_size"),
         "num_attention_heads": heads,
-        "num_query_groups": int(option("num_key_value_heads", heads)),
-        "kv_channels": int(option("head_dim", hidden // heads)),
-        "max_positions": int(option("max_position_embeddings", 2048)),
+        "num_query_groups": option.whole("num_key_value_heads", heads),
+        "kv_channels": option.whole("head_dim", hidden // heads),
+        "max_positions": option.whole("max_position_embeddings", 2048),
         "position": "rope",
         "rotary_base": base,
         "rope": rope,
         "activation": option.function("hidden_act", "silu", GATED),
         "tied_embeddings": not has_head,
-        "attention_dropout": float(option("attention_dropout", 0.0)),
+        "attention_dropout": option.number("attention_dropout", 0.0),
     }
     return _architecture(**{**values, **more})
 
 
 def _read_llama(option: _Options, has_head: bool) -> tuple[Architecture | None, Architecture]:
-    bias = bool(option("attention_bias", False))
+    bias = option.flag("attention_bias", False)
     option.only("mlp_bias", bias)
     if option.rope()[1] not in (-1.0, 1.0):
         option.only("partial_rotary_factor", 1.0)
-    norm = {"normalization": "RMSNorm", "norm_epsilon": float(option("rms_norm_eps", 1e-6))}
+    norm = {"normalization": "RMSNorm", "norm_epsilon": option.number("rms_norm_eps", 1e-6)}
     return None, _rotary(option, has_head, bias=bias, **norm)
 
 
@@ -215,9 +250,9 @@ def _read_stablelm(option: _Options, has_head: bool) -> tuple[Architecture | Non
         has_head,
         bias=False,
         normalization="LayerNorm",
-        norm_epsilon=float(option("layer_norm_eps", 1e-5)),
+        norm_epsilon=option.number("layer_norm_eps", 1e-5),
         rotary_percentage=0.25 if share < 0 else share,
-        hidden_dropout=float(option("hidden_dropout", 0.0)),
+        hidden_dropout=option.number("hidden_dropout", 0.0),
     )
 
 
@@ -241,24 +276,24 @@ def _read_t5(option: _Options, has_head: bool) -> tuple[Architecture | None, Arc
             f"{CONFIG}: feed_forward_proj={projection}: our models lack it; expected "
             f"{' or '.join(f'gated-{name}' if kind else name for name in known)}"
         )
-    dropout, layers = float(option("dropout_rate", 0.1)), int(option("num_layers", 6))
-    buckets = int(option("relative_attention_num_buckets", 32))
+    dropout, layers = option.number("dropout_rate", 0.1), option.whole("num_layers", 6, most=MOST_LAYERS)
+    buckets = option.whole("relative_attention_num_buckets", 32)
     values: dict[str, Any] = {
-        "hidden_size": int(option("d_model")),
-        "ffn_hidden_size": int(option("d_ff")),
-        "num_attention_heads": int(option("num_heads")),
-        "kv_channels": int(option("d_kv")),
-        "max_positions": int(option("n_positions", 512)),
+        "hidden_size": option.whole("d_model"),
+        "ffn_hidden_size": option.whole("d_ff"),
+        "num_attention_heads": option.whole("num_heads"),
+        "kv_channels": option.whole("d_kv"),
+        "max_positions": option.whole("n_positions", 512),
         "position": "relative",
-        "relative": Relative(buckets, int(option("relative_attention_max_distance", 128))),
+        "relative": Relative(buckets, option.whole("relative_attention_max_distance", 128)),
         "normalize_scores": False,
         "activation": known[function],
         "normalization": "RMSNorm",
-        "norm_epsilon": float(option("layer_norm_epsilon", 1e-6)),
+        "norm_epsilon": option.number("layer_norm_epsilon", 1e-6),
         "bias": False,
         "tied_embeddings": not has_head,
         "hidden_dropout": dropout,
         "attention_dropout": dropout,
     }
-    decoder_layers = int(option("num_decoder_layers", layers))
+    decoder_layers = option.whole("num_decoder_layers", layers, most=MOST_LAYERS)
     return _architecture(num_layers=layers, **values), _architecture(num_layers=decoder_layers, **values)

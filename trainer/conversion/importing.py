@@ -16,12 +16,12 @@ import torch
 
 from trainer.checkpoint import compatible, store
 from trainer.checkpoint.description import Description, Precision
-from trainer.checkpoint.files import file_checksum
+from trainer.checkpoint.files import file_checksum, read_mapping
 from trainer.checkpoint.marker import Marker
 from trainer.checkpoint.tensor_files import TensorFilesWriter
 from trainer.config.tokenizer import Tokenizer
 from trainer.conversion import outputs
-from trainer.conversion.huggingface import CONFIG
+from trainer.conversion.huggingface import CONFIG, GENERATION
 from trainer.conversion.huggingface_config import description_of, read_config
 from trainer.conversion.safetensors_files import SafetensorsFiles
 from trainer.conversion.sources import identity
@@ -69,11 +69,14 @@ def import_weights(conversion: Conversion, source: Path) -> Path:
     config = read_config(source)
     with SafetensorsFiles(source) as files:
         weights = _Weights(files)
-        dtype = _dtype_of(weights) if conversion.dtype is None else getattr(torch, conversion.dtype)
-        precision: Precision = "bf16" if dtype == torch.bfloat16 else "fp32"
-        description = description_of(config, weights.has_head(config), precision)
+        description = description_of(config, weights.has_head(config), "fp32")
         rows = list(rows_of(description))
         _check_names(source, weights, rows)
+        dtype = _dtype_of(source, weights, rows) if not conversion.dtype else getattr(torch, conversion.dtype)
+        precision: Precision = "bf16" if dtype == torch.bfloat16 else "fp32"
+        generation = read_mapping(source / GENERATION) if (source / GENERATION).exists() else {}
+        imported = {**description.imported, "generation": generation}
+        description = replace(description, precision=precision, imported=imported)
         record = {
             "source": str(source),
             "config": file_checksum(source / CONFIG),
@@ -161,9 +164,12 @@ class _Weights:
 
     def has_head(self, config: Mapping[str, Any]) -> bool:
         """Return whether the head has weights of its own; a copy of the embedding's are none."""
-        if "lm_head.weight" not in self.names:
-            return False
         tied = config.get("tie_word_embeddings", config.get("model_type") in ("gpt2", "t5"))
+        if not isinstance(tied, bool):
+            raise UserError(f"{CONFIG}: tie_word_embeddings={tied!r}: expected true or false")
+        if "lm_head.weight" not in self.names:
+            # One that is missing is not the embedding's.
+            return not tied
         words = next((name for name in _EMBEDDINGS if name in self.names), None)
         if not tied or words is None:
             return True
@@ -173,10 +179,30 @@ class _Weights:
 _EMBEDDINGS = ("transformer.wte.weight", "model.embed_tokens.weight", "shared.weight")
 
 
-def _dtype_of(weights: _Weights) -> torch.dtype:
-    """Return the type of the embedding; float16, in which nothing is trained here, becomes float32."""
-    dtype = next((weights.dtype(name) for name in _EMBEDDINGS if name in weights.names), torch.float32)
-    return torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
+def _dtype_of(source: Path, weights: _Weights, rows: list[Row]) -> torch.dtype:
+    """Return the type that holds all weights: bfloat16 if all are of it, or float32.
+
+    Raises
+    ------
+    UserError
+        If a weight has more bits, or is no number in floating point.
+    """
+    types = {name: weights.dtype(name) for row in rows for name in row.theirs}
+    wide = [
+        name for name, dtype in types.items() if torch.promote_types(dtype, torch.float32) != torch.float32
+    ]
+    if wide := wide or [name for name, dtype in types.items() if not dtype.is_floating_point]:
+        kind, more = str(types[wide[0]]).removeprefix("torch."), f" and {len(wide) - 1} more"
+        raise UserError(
+            f"{source}: {wide[0]}{more if len(wide) > 1 else ''}: {kind} does not fit our weights; "
+            "conversion.dtype=float32 or bfloat16 rounds it"
+        )
+    if set(types.values()) == {torch.bfloat16}:
+        return torch.bfloat16
+    if len(set(types.values())) > 1:
+        names = ", ".join(sorted({str(dtype).removeprefix("torch.") for dtype in types.values()}))
+        print(f"the weights are {names}: float32 holds them all; conversion.dtype names another", flush=True)
+    return torch.float32
 
 
 def _check_names(source: Path, weights: _Weights, rows: list[Row]) -> None:

@@ -7,7 +7,6 @@ The weights have our names. What the model is stands in ``common.pt``: the optio
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 
 from trainer.checkpoint.description import Description
+from trainer.checkpoint.files import read_inside, read_mapping
 from trainer.checkpoint.marker import MARKER
 from trainer.checkpoint.tensor_files import COMMON, FORMAT, INDEX_FILE, Index, TensorFiles, TensorInfo
 from trainer.config.architecture import read_architecture
@@ -26,7 +26,7 @@ from trainer.conversion.pickled_files import Unknown, load
 from trainer.data.vocabulary import Vocabulary, read_vocabulary
 from trainer.errors import UserError
 
-LATEST = "latest_checkpointed_iteration.txt"
+LATEST, LEGACY = "latest_checkpointed_iteration.txt", "mp_rank_00"
 _ITERATION = re.compile(r"iter_(\d+)")
 _LAYER = re.compile(r"(?P<stack>(?:.+\.)?layers)\.(?P<layer>\d+)\.(?P<rest>.+)")
 # Options whose models have no counterpart here, and the only value that is converted.
@@ -190,12 +190,19 @@ def _checkpoint(directory: Path, step: int | None) -> Path:
         If there is none, or it is in the format of single ranks.
     """
     path = directory
-    if not (directory / INDEX_FILE).is_file():
+    if not (directory / INDEX_FILE).is_file() and not any(directory.glob("mp_rank_*")):
         tag = f"iter_{step:07d}" if step is not None else _latest(directory)
         path = directory / tag
         if not path.is_dir():
             steps = ", ".join(str(number) for number in _iterations(directory)) or "none"
             raise UserError(f"conversion.step={step}: {directory} has no {tag}; its iterations are {steps}")
+    if any(path.glob("mp_rank_*")):
+        raise UserError(
+            f"{path}: it is in the format torch ({LEGACY}/model_optim_rng.pt), which is not read; its own "
+            "Megatron-LM writes it as torch_dist: pretrain_gpt.py --ckpt-convert-format torch_dist "
+            "--ckpt-convert-save DIRECTORY, for a model from before megatron-core after "
+            "tools/checkpoint/convert.py --saver core"
+        )
     if not (path / INDEX_FILE).is_file():
         raise UserError(
             f"{path}: no {INDEX_FILE}; of Megatron-LM's checkpoints --ckpt-format torch_dist is read"
@@ -209,16 +216,16 @@ def _checkpoint(directory: Path, step: int | None) -> Path:
 
 
 def _backend(path: Path) -> str:
-    try:
-        return str(json.loads(path.read_text(encoding="utf-8"))["sharded_backend"])
-    except (ValueError, KeyError, TypeError):
-        raise UserError(f"{path} cannot be read: expected the name of a sharded_backend") from None
+    name = read_mapping(path).get("sharded_backend")
+    if not isinstance(name, str):
+        raise UserError(f"{path} cannot be read: expected the name of a sharded_backend")
+    return name
 
 
 def _latest(directory: Path) -> str:
     path = directory / LATEST
-    text = path.read_text(encoding="utf-8", errors="replace").strip() if path.is_file() else ""
-    if text.isdecimal():
+    text = read_inside(path).decode(errors="replace").strip() if path.is_file() else ""
+    if text.isdecimal() and text.isascii() and len(text) < 20:
         return f"iter_{int(text):07d}"
     if text == "release":
         return text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from trainer.checkpoint.description import (
     description_from_json,
     description_of_model,
 )
+from trainer.checkpoint.files import read_mapping
 from trainer.checkpoint.store import Checkpoint
 from trainer.config.load import flatten, load_yaml
 from trainer.conversion.spec import Conversion
@@ -82,13 +82,13 @@ def provenance(conversion: Conversion, checkpoint: Checkpoint) -> dict[str, Any]
         "data": marker.data,
     }
     try:
-        content = json.loads(_last_launch(directory).read_bytes())
+        content = read_mapping(_last_launch(directory))
         known["run"] = known["run"] or content["run"]
         known |= {name: content.get(name) for name in ("git_commit", "git_dirty")}
         known["versions"] = content.get("packages")
         # A card is for others: what says where a training ran stays here.
         known["overrides"] = [item for item in content["overrides"] if item.lstrip("+~").startswith(_SHOWN)]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, UserError, KeyError, TypeError, AttributeError):
         # A training that was not launched by the launcher, or whose records were removed.
         pass
     return known

@@ -23,7 +23,7 @@ from typing import Any
 
 from trainer.checkpoint.files import sync, write_synced
 from trainer.checkpoint.store import UNFINISHED, unique
-from trainer.errors import UserError
+from trainer.errors import UserError, escape
 
 RECORD = "conversion.json"
 _KEY = "conversion.output"
@@ -222,7 +222,7 @@ class Progress:
     """The bytes read or written so far: a bar on a terminal, in a pipe a line now and then."""
 
     def __init__(self, name: str, size_bytes: int) -> None:
-        self._name, self._size = name, max(1, size_bytes)
+        self._name, self._size = escape(name), max(1, size_bytes)
         self._done, self._shown = 0, -1
         self._is_terminal = sys.stdout.isatty()
         self._told = time.monotonic()

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from trainer.checkpoint.files import inside
 from trainer.errors import UserError
 
 # What the pickles of harmless values name of the standard library. `getattr` is how Python 3.11 pickles the
@@ -64,7 +65,7 @@ def load(path: Path) -> Any:
     UserError
         If the file is missing, damaged, or names a function of the standard library, as no checkpoint does.
     """
-    if not path.is_file():
+    if not inside(path).is_file():
         raise UserError(f"{path} is missing")
     if not zipfile.is_zipfile(path):
         raise UserError(f"{path} cannot be read: it is not an archive of torch's, or only a part of one")

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import torch
 
-from trainer.checkpoint.files import write_synced
+from trainer.checkpoint.files import inside, read_mapping, write_synced
 from trainer.checkpoint.tensor_files import TensorInfo
 from trainer.errors import UserError
 
@@ -225,23 +225,26 @@ def _files_of(directory: Path) -> dict[str, str]:
     if (directory / SINGLE).is_file():
         return {"": SINGLE}
     path = directory / INDEX
-    try:
-        names = json.loads(path.read_bytes())["weight_map"]
-        is_valid = all(Path(name).name == name and name not in ("", "..") for name in names.values())
-    except FileNotFoundError:
-        raise UserError(f"{directory}: neither {SINGLE} nor {INDEX} is there") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
-        is_valid = False
-    if not is_valid:
+    if not os.path.lexists(path):
+        pickles = sorted(file.name for file in directory.glob("*.bin"))
+        way_out = (
+            f"; {pickles[0]} is a pickle, which is not read: AutoModel.from_pretrained(DIRECTORY)"
+            ".save_pretrained(ANOTHER) of transformers writes safetensors files"
+        )
+        raise UserError(f"{directory}: neither {SINGLE} nor {INDEX} is there{way_out if pickles else ''}")
+    names = read_mapping(path).get("weight_map")
+    if not isinstance(names, dict) or not all(
+        isinstance(name, str) and Path(name).name == name != "" and name != ".." for name in names.values()
+    ):
         raise UserError(f"{path} is no index of safetensors files, or is damaged")
-    return dict(names)
+    return names
 
 
 def _open(path: Path) -> Any:
     from safetensors import SafetensorError, safe_open
 
     try:
-        return safe_open(path, framework="pt")
+        return safe_open(inside(path), framework="pt")
     except FileNotFoundError:
         raise UserError(f"{path} is missing") from None
     except SafetensorError as error:

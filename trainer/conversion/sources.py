@@ -15,7 +15,7 @@ from trainer.checkpoint.tensor_files import COMMON, INDEX_FILE, TensorInfo
 from trainer.conversion.dcp import DcpFiles
 from trainer.conversion.deepspeed import LATEST, DeepSpeedFiles
 from trainer.conversion.megatron_lm import LATEST as MEGATRON_LATEST
-from trainer.conversion.megatron_lm import MegatronLmFiles
+from trainer.conversion.megatron_lm import LEGACY, MegatronLmFiles
 from trainer.conversion.safetensors_files import SafetensorsFiles
 from trainer.errors import UserError
 
@@ -130,7 +130,7 @@ def _format(directory: Path) -> SourceFormat | None:
         return "slipway"
     if "config.json" in names:
         return "huggingface"
-    if MEGATRON_LATEST in names or {INDEX_FILE, COMMON} <= names:
+    if MEGATRON_LATEST in names or {INDEX_FILE, COMMON} <= names or (directory / LEGACY).is_dir():
         return "megatron_lm"
     # Ours is a link to a checkpoint.
     if any(name.endswith("_model_states.pt") for name in names) or (directory / LATEST).is_file():

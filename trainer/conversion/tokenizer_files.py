@@ -1,23 +1,27 @@
 """Tokenizer files as ``AutoTokenizer.from_pretrained`` reads them, from those that a training used.
 
-GPT-2's and BERT's vocabularies become a ``tokenizer.json``; a directory of Hugging Face's is copied; a
-SentencePiece model is copied, and transformers converts it when it is loaded.
+GPT-2's and BERT's vocabularies and SentencePiece models become a ``tokenizer.json``; a directory of Hugging
+Face's is copied. What transformers makes of the files is compared with what the training's library makes of
+its own, on texts on which such readings differ.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from arithmetic.probe_texts import probe_texts
 from arithmetic.vocabulary import END_OF_TEXT
 from trainer.checkpoint.description import Description
-from trainer.checkpoint.files import write_synced
+from trainer.checkpoint.files import inside, read_mapping, write_synced
 from trainer.config.tokenizer import WORDPIECES
-from trainer.data.identity import TOKENIZER, TOKENIZER_NAMES, InputFile, identify
+from trainer.conversion.sentencepiece_tokenizer import CONTROL, PieceModel
+from trainer.data.identity import TOKENIZER, InputFile, identify, tokenizer_names
 from trainer.errors import UserError
 from trainer.logs import LOGGER
 
@@ -25,6 +29,10 @@ FAST, OPTIONS, SPECIAL = "tokenizer.json", "tokenizer_config.json", "special_tok
 PAIR, PIECES, LINES = ("vocab.json", "merges.txt"), ("tokenizer.model", "spiece.model"), "vocab.txt"
 # A T5's sentinels, as transformers and the paper's code name them.
 _SENTINEL = "<extra_id_{}>"
+_LOWER = "BertWordPieceLowerCase"
+# Takes all of a tokenizer.json as it is.
+_CLASS = "PreTrainedTokenizerFast"
+_SHOWN = 24
 
 
 def write_tokenizer(directory: Path, description: Description, tokenizer_dir: Path | None) -> list[str]:
@@ -61,11 +69,114 @@ def write_tokenizer(directory: Path, description: Description, tokenizer_dir: Pa
     if tokenizer_dir is None:
         _check_unchanged(files, description)
     for name, path in files.items():
+        (directory / name).parent.mkdir(exist_ok=True)
         shutil.copyfile(path, directory / name)
     # A directory of Hugging Face's is whole: its options say what its vocabulary does not.
     if FAST not in files and OPTIONS not in files:
         _complete(directory, description, set(files))
-    return sorted(path.name for path in directory.iterdir() if path.name in (*TOKENIZER_NAMES, OPTIONS))
+    return tokenizer_names(directory)
+
+
+def check_tokenizer(directory: Path, description: Description, tokenizer_dir: Path | None) -> None:
+    """Compare what transformers makes of the written files with what the training's library makes of its own.
+
+    Raises
+    ------
+    UserError
+        With a text that has other ids, or if a library is missing or cannot read the files.
+    """
+    is_t5 = description.encoder is not None
+    files = _files_in(tokenizer_dir, is_t5) if tokenizer_dir else _files_of(description)
+    if not files:
+        return
+    encode, added, pieces = _reference(directory, set(files), description)
+    # The reference does not know the sentinels.
+    skipped = _SENTINEL.partition("{")[0] if description.vocabulary.sentinels else None
+    texts = [text for text in probe_texts(added) if skipped is None or skipped not in text]
+    problem = _problem(directory, encode, texts, pieces)
+    if problem and FAST in files:
+        # Some classes of transformers take the vocabulary alone from the file, others are code of their own.
+        path = directory / OPTIONS
+        options = read_mapping(path) if path.exists() else {}
+        LOGGER.warning(
+            "%s has %s in place of %s: %s", OPTIONS, _CLASS, options.get("tokenizer_class"), problem
+        )
+        options.pop("auto_map", None)
+        write_synced(path, json.dumps({**options, "tokenizer_class": _CLASS}, indent=2) + "\n")
+        problem = _problem(directory, encode, texts, pieces)
+    if problem:
+        raise UserError(
+            f"the tokenizer is not the training's any more once transformers reads it: {problem}; expected "
+            f"conversion.tokenizer_dir=/path, a directory with a {FAST} of the same ids"
+        )
+
+
+_Encode = Callable[[str], list[int]]
+
+
+def _reference(
+    directory: Path, names: set[str], description: Description
+) -> tuple[_Encode, list[str], PieceModel | None]:
+    """Return how the training's library encodes, and the tokens that a text may spell."""
+    pieces = next((name for name in PIECES if name in names), None)
+    if FAST in names:
+        tokenizer = _built(lambda kinds: kinds.Tokenizer.from_file(str(directory / FAST)))
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        options = read_mapping(directory / OPTIONS) if OPTIONS in names else {}
+        tokenizer.encode_special_tokens = bool(options.get("split_special_tokens"))
+    elif names >= set(PAIR):
+        tokenizer = _byte_pairs(directory)
+    elif pieces is None:
+        tokenizer = _word_pieces(directory, description.tokenizer.name == _LOWER)
+    else:
+        model = PieceModel(directory / pieces)
+        return model.processor.encode, model.named(), model
+    added = [END_OF_TEXT, *(token.content for token in tokenizer.get_added_tokens_decoder().values())]
+    return lambda text: tokenizer.encode(text, add_special_tokens=False).ids, added, None
+
+
+def _problem(directory: Path, encode: _Encode, texts: list[str], pieces: PieceModel | None) -> str:
+    """Return which text has other ids with transformers; empty if none has."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    try:
+        import transformers
+    except ImportError:
+        raise UserError(
+            "the library transformers is missing: pip install 'slipway[conversion]' brings it"
+        ) from None
+    transformers.logging.set_verbosity_error()
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
+    except Exception as error:
+        return f"AutoTokenizer cannot read it: {(str(error).splitlines() or [repr(error)])[0]}"
+    ties = 0
+    # A single word says more than the text that it is in.
+    for text in (part for whole in texts for part in (*whole.split(), whole)):
+        old, new = (
+            _ids(encode, text),
+            _ids(lambda t: tokenizer(t, add_special_tokens=False)["input_ids"], text),
+        )
+        if old is None or old == new:
+            continue
+        if pieces is None or new is None or not pieces.is_tie(old, new):
+            return f"{text[:_SHOWN]!r} is {(new or [])[:_SHOWN]}, and {old[:_SHOWN]} in the training"
+        ties += 1
+    if ties:
+        LOGGER.warning(
+            "%d texts of %d are cut otherwise into pieces of the same probability", ties, len(texts)
+        )
+    return ""
+
+
+def _ids(encode: _Encode, text: str) -> list[int] | None:
+    """Return a text's ids; None where tokenizers breaks off (a panic in its normalization)."""
+    try:
+        return list(encode(text))
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        return None
 
 
 def tokenizer_digest(directory: Path | None) -> str | None:
@@ -99,20 +210,23 @@ def _complete(directory: Path, description: Description, names: set[str]) -> Non
     if names >= set(PAIR):
         _write_fast(directory, description, _byte_pairs(directory), END_OF_TEXT)
     elif LINES in names:
-        lower = description.tokenizer.name == "BertWordPieceLowerCase"
+        lower = description.tokenizer.name == _LOWER
         _write_fast(directory, description, _word_pieces(directory, lower), "[SEP]")
     else:
-        _write_pieces_options(directory, description)
+        model = PieceModel(directory / PIECES[description.encoder is not None])
+        end = model.pieces[description.vocabulary.end_of_text].piece
+        _write_fast(directory, description, model.fast_tokenizer(), end, model.named(CONTROL))
 
 
 def _files_in(directory: Path, is_t5: bool) -> dict[str, Path]:
     """Return the files of a directory by the names that transformers looks for."""
     if not directory.is_dir():
         raise UserError(f"conversion.tokenizer_dir={directory}: there is no such directory")
-    files = {name: directory / name for name in TOKENIZER_NAMES if (directory / name).is_file()}
-    for path in sorted(directory.glob("*.model"))[:1] if not files else []:
-        files = {PIECES[is_t5]: path}
-    if not files:
+    files = {name: inside(directory / name) for name in tokenizer_names(directory)}
+    is_known = files.keys() & {FAST, *PAIR, LINES, *PIECES}
+    for name in [name for name in files if name.endswith(".model")][:1] if not is_known else []:
+        files[PIECES[is_t5]] = files.pop(name)
+    if not files.keys() & {FAST, *PAIR, LINES, *PIECES}:
         raise UserError(
             f"conversion.tokenizer_dir={directory}: it has no tokenizer; expected {FAST}, "
             f"{' and '.join(PAIR)}, {LINES} or {PIECES[0]}"
@@ -158,7 +272,9 @@ def _built(build: Callable[[Any], Any]) -> Any:
         raise UserError(f"the tokenizer's files cannot be read: {error}") from None
 
 
-def _write_fast(directory: Path, description: Description, tokenizer: Any, end: str) -> None:
+def _write_fast(
+    directory: Path, description: Description, tokenizer: Any, end: str, control: Sequence[str] = ()
+) -> None:
     """Write ``tokenizer.json`` and what tells its special tokens."""
     words = description.vocabulary
     if tokenizer.token_to_id(end) != words.end_of_text:
@@ -167,10 +283,17 @@ def _write_fast(directory: Path, description: Description, tokenizer: Any, end: 
             f"{words.end_of_text}: conversion.tokenizer_dir names another tokenizer than the training's"
         )
     sentinels = [_SENTINEL.format(number) for number in range(words.sentinels)]
-    special = [end, *sentinels]
-    tokenizer.add_special_tokens(special)
+    # The training's libraries take the names of special tokens in a text as text, but for BERT's.
+    is_text = end != "[SEP]"
+    tokenizer.add_special_tokens([end, *control])
+    if is_text and sentinels:
+        from tokenizers import AddedToken
+
+        tokenizer.add_tokens([AddedToken(text, normalized=False, special=False) for text in sentinels])
+    else:
+        tokenizer.add_special_tokens(sentinels)
     size = tokenizer.get_vocab_size(with_added_tokens=True)
-    if size > words.size:
+    if size > words.size or (sentinels and size < words.size):
         raise UserError(
             f"the tokenizer has {size} tokens, and the model {words.size}: conversion.tokenizer_dir names "
             "another tokenizer than the training's"
@@ -181,18 +304,10 @@ def _write_fast(directory: Path, description: Description, tokenizer: Any, end: 
     named = {"bos_token": start, "eos_token": end, "pad_token": padding}
     if end == END_OF_TEXT:
         named["unk_token"] = end
-    more = {"additional_special_tokens": sentinels} if sentinels else {}
-    _write_options(directory, description, "PreTrainedTokenizerFast", {**named, **more})
+    more: dict[str, Any] = {} if is_text or not sentinels else {"additional_special_tokens": sentinels}
+    options = {**named, **more, "split_special_tokens": is_text}
+    _write_options(directory, description, _CLASS, options)
     write_synced(directory / SPECIAL, json.dumps({**named, **more}, indent=2) + "\n")
-
-
-def _write_pieces_options(directory: Path, description: Description) -> None:
-    is_t5 = description.encoder is not None
-    options: dict[str, Any] = {"add_bos_token": False, "add_eos_token": False, "legacy": False}
-    if is_t5:
-        options = {"extra_ids": description.vocabulary.sentinels, "legacy": False}
-    kind = "T5Tokenizer" if is_t5 else "LlamaTokenizer"
-    _write_options(directory, description, kind, options)
 
 
 def _write_options(directory: Path, description: Description, kind: str, options: dict[str, Any]) -> None:

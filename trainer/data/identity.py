@@ -28,17 +28,11 @@ from arithmetic.indexed import manifest_path
 DATA, TOKENIZER = "data", "tokenizer"
 DATA_KEY = "model.data.data_prefix"
 SUFFIXES = (".bin", ".idx")
-# Of a Hugging Face tokenizer's directory, which may hold a model's weights too.
-TOKENIZER_NAMES = (
-    "added_tokens.json",
-    "merges.txt",
-    "special_tokens_map.json",
-    "spiece.model",
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "vocab.json",
-    "vocab.txt",
+# Of a Hugging Face tokenizer's directory, which may hold a model's weights too: patterns, as versions of
+# transformers, and makers of models, have names of their own.
+_TOKENIZER_PATTERNS = (
+    *("*token*.json", "vocab*", "merges*.txt", "*.model", "*.tiktoken", "*.jinja"),
+    "additional_chat_templates/*.jinja",
 )
 _MIB = 1 << 20
 # Beginning of a checksum of all bytes.
@@ -141,6 +135,12 @@ class Difference:
 
 
 Identity = tuple[FileIdentity, ...]
+
+
+def tokenizer_names(directory: Path) -> list[str]:
+    """Return the names of the tokenizer's files, and of its chat templates, in a directory."""
+    paths = {path for pattern in _TOKENIZER_PATTERNS for path in directory.glob(pattern) if path.is_file()}
+    return sorted(str(path.relative_to(directory)) for path in paths)
 
 
 def input_files(prefixes: Iterable[Path], tokenizer: Mapping[str, Path | None]) -> list[InputFile]:
@@ -339,10 +339,9 @@ def _expanded(input_file: InputFile) -> list[InputFile]:
             return [input_file]
     except (OSError, ValueError):
         return []
-    names = TOKENIZER_NAMES
     return [
         InputFile(TOKENIZER, f"{input_file.key}/{name}", f"{input_file.name}/{name}", str(path / name))
-        for name in names
+        for name in tokenizer_names(path)
     ]
 
 
