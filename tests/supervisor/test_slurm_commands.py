@@ -47,7 +47,7 @@ def slurm(tmp_path: Path, **environment: str) -> Slurm:
 def test_job_record_is_read_from_scontrol(tmp_path: Path, commands: Path) -> None:
     play(commands, "scontrol", f"echo {JOB_LINE!r}")
     assert slurm(tmp_path).show_job("17") == JobRecord("COMPLETING", "None", "None", True, 2)
-    assert calls(commands, "scontrol") == ["show job --oneliner 17"]
+    assert calls(commands, "scontrol") == ["--all show job --oneliner 17"]
 
 
 def test_questions_are_repeated_after_a_signal_but_not_after_a_failure(
