@@ -197,6 +197,13 @@ class Slurm:
         command = ["scontrol", "update", "JobId=" + job_id, "Dependency=" + dependency]
         return self._run(command, _ACTION_SECONDS).code == 0
 
+    def kill_steps(self) -> None:
+        """Kill the job's tasks on all nodes: told to end, as the end of the job does, they would save."""
+        command = ["squeue", "--all", "--noheader", "--steps", "--format=%i", "--jobs=" + self.job_id]
+        steps = [step for step in self._ask(command).output.split() if re.search(r"\.[0-9]+$", step)]
+        if steps:  # the script is a step as well
+            self._run(["scancel", "--signal=KILL", *steps], _ACTION_SECONDS)
+
     # --- how ---
 
     def _ask(self, command: Sequence[str]) -> Answer:
