@@ -237,7 +237,7 @@ def _keep(job: Job, command: Sequence[str], signals: Signals) -> int:
     why = settings.why_lost(job.directory, job.settings.tag)
     if why:
         link.abandon()
-        raise Leave(f"leaves no word of its end, and no checkpoint: {why}", code=1)
+        raise Leave(f"saves nothing and leaves no word of its end: {why}", code=1)
     try:
         link.end(code, hosts, signals.first)
     except Exception:

@@ -111,6 +111,19 @@ def test_down_nodes_are_listed(tmp_path: Path, commands: Path) -> None:
     assert slurm(tmp_path).down_nodes(["n1", "n2", "n3", "n4"]) == ["n2", "n3", "n4"]
 
 
+@pytest.mark.parametrize(
+    ("shown", "killed"), [("17.batch 17.extern 17.0 17.12", ["17.0", "17.12"]), ("", [])]
+)
+def test_steps_are_killed_and_the_script_is_not(
+    tmp_path: Path, commands: Path, shown: str, killed: list[str]
+) -> None:
+    play(commands, "squeue", f"printf '%s\\n' {shown}")
+    play(commands, "scancel", "")
+    slurm(tmp_path).kill_steps()
+    done = (commands / "scancel.calls").exists() and calls(commands, "scancel")
+    assert done == (["--signal=KILL " + " ".join(killed)] if killed else False)
+
+
 def test_the_next_link_has_the_environment_of_this_ones_submission(
     tmp_path: Path, commands: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
