@@ -213,7 +213,7 @@ TASKS = (
         "log",
         "continue",
         "-",
-        r"No space left on device|Disk quota exceeded",
+        r"No space left on device|[Qq]uota exceeded|(^|[^A-Z_])(ENOSPC|EDQUOT)([^A-Z_]|$)",
         "a file system was full",
         "make room; older checkpoints go by exp_manager.checkpoint_callback_params.save_top_k",
     ),

@@ -12,6 +12,7 @@ training, waits for them.
 The launcher writes `NAME` into the launch directories of all.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -332,7 +333,8 @@ def name_script(script: str, tag: str, link: int) -> str:
     directory, name = os.path.split(script)
     named = os.path.join(directory, "submitted", f"{tag}.{link}_submission.sh")
     try:
-        os.makedirs(os.path.dirname(named), exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(os.path.dirname(named))  # in a launch directory that was deleted there is none to make
         os.symlink(os.path.join("..", name), named)
     except FileExistsError:
         pass

@@ -19,7 +19,7 @@ from supervisor.job import Job, Leave
 from supervisor.marks import ChainEnd, JobAttempt
 from supervisor.settings import SLURM
 from supervisor.slurm import JobRecord, Slurm, submitted_id
-from supervisor.slurm_states import state_at_end
+from supervisor.slurm_states import LIVE, STATES, state_at_end
 
 # The modules of the end are imported when it comes: the tasks start earlier.
 if TYPE_CHECKING:
@@ -107,6 +107,25 @@ class Link:
         self._job.say("it is not done: its tasks saved and left" + sent)
         return True
 
+    def earlier_at_work(self) -> str:
+        """Return the job of an earlier link that Slurm has not ended yet, and Slurm's word for it.
+
+        A link begins before that where its dependency was lost, as by ``scontrol update dependency=``.
+        """
+        if self._job.link == 1 or self._chain.links == 1:
+            return ""
+        queued = self._slurm.queued_jobs(self._settings.tag) or {}
+        # One that waits may wait for this one: it was requeued.
+        earlier = [queued[link] for link in queued if link < self._job.link and not queued[link].waits]
+        return f"{earlier[0].job_id}, which is {earlier[0].state}" if earlier else ""
+
+    def abandon(self) -> None:
+        """Cancel the later links of a launch that is no longer there."""
+        queued = self._slurm.queued_jobs(self._settings.tag) if self._chain.links > 1 else None
+        later = [job.job_id for link, job in (queued or {}).items() if link > self._job.link]
+        if later:
+            self._slurm.cancel(later)
+
     def end(self, code: int, hosts: Sequence[str], signalled: Optional[str]) -> None:
         """Judge how the link ended, leave its mark, and submit the next link if `begin` could not."""
         fields = dict(self.fields(), exit_code=code, ended=int(time.time()), signal=signalled)
@@ -189,7 +208,7 @@ class Link:
         is_judged_now = False
         if newest and newest.verdict:
             ending = Ending(newest.verdict, newest.rule or "unknown", newest.why or "", ())
-        elif job_id:
+        elif job_id and STATES.get(state) not in LIVE:
             is_judged_now = True
             ending = self._judge_before(job_id, newest, state)
         else:

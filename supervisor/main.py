@@ -5,6 +5,7 @@ import gc
 import io
 import os
 import re
+import signal
 import sys
 import time
 from typing import IO, TYPE_CHECKING, Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tuple
@@ -12,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Any, Callable, Dict, List, NoReturn, Optio
 from supervisor import hooks, marks, settings
 from supervisor.files import plain, read_json
 from supervisor.job import Job, Leave, Unusable
+from supervisor.presence import Watch
 from supervisor.rendezvous import rendezvous
 from supervisor.rules import EXIT_INTERRUPTED
 from supervisor.settings import ALLOCATION, CONTAINER, HOSTS, IMAGE, LOCAL, SLURM, fill_in
@@ -32,6 +34,8 @@ _ENDED_EARLY = 143
 _NOT_FOUND = 127
 # In seconds, after an error of what runs beside the tasks.
 _POLL_AGAIN = 60.0
+# And between two looks for the end of an earlier link.
+_LONGEST_PAUSE = 30
 
 _LINK = r"[1-9][0-9]{0,5}\Z"
 _LEAVES = "leaves without doing anything: {}"
@@ -206,6 +210,7 @@ def _keep(job: Job, command: Sequence[str], signals: Signals) -> int:
         marks.make_directory(job.directory)
     try:
         _wait_for_turn(job, signals)
+        _wait_for_earlier_links(job, link, signals)
         _begin(job, link)
         signals.check()
         if os.environ.get(_UNREADABLE):
@@ -214,7 +219,7 @@ def _keep(job: Job, command: Sequence[str], signals: Signals) -> int:
         command = _prepared(job, command, hosts, signals)
         hooks.call_each(hooks.BEFORE, job, signals)
         signals.check()
-        code = _run_tasks(job, command, signals, link.hooks())
+        code = _run_tasks(job, slurm, command, signals, link.hooks())
         if code == 0 and job.settings.scheduler != LOCAL:
             code = _slurm_has_the_last_word(job, slurm)
         job.say(f"the tasks ended with exit code {code}")
@@ -229,6 +234,10 @@ def _keep(job: Job, command: Sequence[str], signals: Signals) -> int:
         raise
     except Exception:
         _print_traceback()
+    why = settings.why_lost(job.directory, job.settings.tag)
+    if why:
+        link.abandon()
+        raise Leave(f"saves nothing and leaves no word of its end: {why}", code=1)
     try:
         link.end(code, hosts, signals.first)
     except Exception:
@@ -255,6 +264,19 @@ def _wait_for_turn(job: Job, signals: Signals) -> None:
         waiting = f"import fcntl; fcntl.flock({lock}, fcntl.LOCK_EX)"
         if run_before([sys.executable, "-IS", "-c", waiting], signals):
             raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK), ".singleton") from None
+
+
+def _wait_for_earlier_links(job: Job, link: "Link", signals: Signals) -> None:
+    """Wait for an earlier link that Slurm still runs: its end is not this one's to judge yet."""
+    pause = 0
+    for earlier in iter(link.earlier_at_work, ""):
+        if not pause:
+            job.say(f"waits for the end of job {earlier}: its own dependency is lost")
+        pause = min(2 * pause or 1, _LONGEST_PAUSE)
+        number = signals.wait(pause)
+        if number is not None and number != signal.SIGCHLD:
+            signals.note(number)
+            raise Signalled
 
 
 def _begin(job: Job, link: "Link") -> None:
@@ -317,21 +339,22 @@ def _prepared(job: Job, command: Sequence[str], hosts: Sequence[str], signals: S
 
 
 def _run_tasks(
-    job: Job, command: Sequence[str], signals: Signals, own_hooks: Sequence[hooks.Hook] = ()
+    job: Job, slurm: "Slurm", command: Sequence[str], signals: Signals, own_hooks: Sequence[hooks.Hook] = ()
 ) -> int:
     """Run the tasks: one srun, or on this machine alone each by itself; return their exit code."""
-    content = job.settings
+    content, watch = job.settings, Watch()
     commands: List[Tuple[Sequence[str], Optional[Dict[str, str]]]] = [(command, None)]
     if content.scheduler == LOCAL:
         size = content.nodes * content.tasks_per_node  # all on this machine
         world = dict(os.environ, WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(size))
         commands = [(command, dict(world, RANK=str(rank), LOCAL_RANK=str(rank))) for rank in range(size)]
-        return _run(job, commands, signals)
+        return _run(job, commands, signals, [watch.hook], lambda: watch.is_over(job, slurm))
     from supervisor.srun import Patience, begin_step
 
     step = begin_step(job)
     patience = Patience(step)
-    code = _run(job, commands, signals, [*own_hooks, patience.hook], patience.is_over)
+    own_hooks = [*own_hooks, patience.hook, watch.hook]
+    code = _run(job, commands, signals, own_hooks, lambda: patience.is_over() or watch.is_over(job, slurm))
     if patience.is_over():
         job.say("srun waited in vain for tasks that it had ended: it was killed")
     if code == 0 and step.never_ran():

@@ -37,6 +37,7 @@ from supervisor.files import (
     write_atomic,
     write_once,
 )
+from supervisor.settings import why_lost
 
 MARKS = "marks"
 STARTED, ENDED, CANCELLED = "started", "ended", "cancelled"
@@ -203,6 +204,8 @@ def leave(
 ) -> bool:
     """Leave a mark of one attempt of a job; return False where that is not possible, as on a full disk.
 
+    Nothing is left in the directory of another launch, which took the place of one that was deleted or moved.
+
     Parameters
     ----------
     attempt
@@ -221,6 +224,8 @@ def leave(
     content = {"job_id": attempt.rpartition(".")[0].partition("_")[0], "tag": tag}
     content.update((key, value) for key, value in fields.items() if value is not None and value != "")
     path, text = _path(launch_dir, f"{attempt}.{name}.json"), json.dumps(content) + "\n"
+    if why_lost(launch_dir, tag):
+        return False
     try:
         if once:
             return write_once(path, text)

@@ -4,6 +4,8 @@ import json
 import os
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
+from supervisor.files import AnyPath, plain, read_json
+
 NAME = "supervisor.json"
 
 # The schedulers: how tasks are started.
@@ -163,6 +165,17 @@ def from_json(content: Dict[str, Any]) -> Settings:
         return Settings(**values)
     except (TypeError, AttributeError) as error:
         raise ValueError(f"{NAME} is not of this version: {error}") from error
+
+
+def why_lost(directory: AnyPath, tag: str) -> str:
+    """Return why a directory is not that of a launch any more; empty if it is, as far as can be told."""
+    try:
+        other = read_json(os.path.join(directory, NAME)).get("tag", tag)
+    except FileNotFoundError:
+        return "" if os.path.isdir(directory) else f"{os.fspath(directory)} was deleted or moved"
+    except (OSError, ValueError):
+        return ""
+    return "" if other == tag else f"{os.fspath(directory)} is another launch by now, {plain(str(other))}"
 
 
 def of_file_system(value: Any) -> Any:

@@ -1,5 +1,7 @@
 """Slurm's commands as a job calls them: each with a time-out, none of which raises.
 
+Questions have ``--all``: without it Slurm shows users nothing of a hidden partition.
+
 If Slurm does not answer, the result is ``None`` or an empty text: the training goes on without.
 """
 
@@ -110,7 +112,7 @@ class Slurm:
 
     def show_job(self, job_id: str) -> Optional[JobRecord]:
         """Return what the controller says of a job; ``None`` if it does not know it or does not answer."""
-        answer = self._ask(["scontrol", "show", "job", "--oneliner", job_id])
+        answer = self._ask(["scontrol", "--all", "show", "job", "--oneliner", job_id])
         fields: Dict[str, str] = {}
         state = re.search(_STATE, answer.output)  # the job's name stands before it
         for name, value in re.findall(_FIELD, answer.output[state.start() :] if state else ""):
@@ -138,14 +140,15 @@ class Slurm:
 
     def squeue_state(self, job_id: str) -> str:
         """Return the state of a job as squeue knows it; empty where it does not answer."""
-        answer = self._ask(["squeue", "--noheader", "--states=all", "--format=%T", "--jobs=" + job_id])
+        command = ["squeue", "--all", "--noheader", "--states=all", "--format=%T", "--jobs=" + job_id]
+        answer = self._ask(command)
         return answer.output.strip() if answer.code == 0 else ""
 
     def down_nodes(self, hosts: Sequence[str]) -> List[str]:
         """Return those of the hosts that Slurm takes for dead or cannot reach."""
         if not hosts:
             return []
-        command = ["sinfo", "--noheader", "--Node", "--format=%N %T", "--nodes=" + ",".join(hosts)]
+        command = ["sinfo", "--all", "--noheader", "--Node", "--format=%N %T", "--nodes=" + ",".join(hosts)]
         words = (line.split() for line in self._ask(command).output.splitlines())
         down = {fields[0] for fields in words if len(fields) == 2 and re.match(_DOWN, fields[1])}
         return [host for host in hosts if host in down]
@@ -164,7 +167,7 @@ class Slurm:
         return _jobs_by_link(answer.output, tag) if answer.code == 0 else None
 
     def _queue(self) -> Answer:
-        command = ["squeue", "--noheader", f"--user={os.getuid()}", "--format=%A|%T|%E|%o"]
+        command = ["squeue", "--all", "--noheader", f"--user={os.getuid()}", "--format=%A|%T|%E|%o"]
         return self._run(command, _ACTION_SECONDS)
 
     def test_only(self, exclude: str) -> Answer:
@@ -193,6 +196,13 @@ class Slurm:
         """Let a waiting job wait for others, in place of those that it waited for before."""
         command = ["scontrol", "update", "JobId=" + job_id, "Dependency=" + dependency]
         return self._run(command, _ACTION_SECONDS).code == 0
+
+    def kill_steps(self) -> None:
+        """Kill the job's tasks on all nodes: told to end, as the end of the job does, they would save."""
+        command = ["squeue", "--all", "--noheader", "--steps", "--format=%i", "--jobs=" + self.job_id]
+        steps = [step for step in self._ask(command).output.split() if re.search(r"\.[0-9]+$", step)]
+        if steps:  # the script is a step as well
+            self._run(["scancel", "--signal=KILL", *steps], _ACTION_SECONDS)
 
     # --- how ---
 

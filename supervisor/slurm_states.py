@@ -42,6 +42,9 @@ FINAL = frozenset(
     ("CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT")
 )
 
+# A job of such a state has not ended.
+LIVE = frozenset(("PENDING", "RUNNING", "SUSPENDED"))
+
 # Why Slurm ends a job whose script still runs, and the state that the job will have.
 END_REASONS: Mapping[str, str] = {
     "BootFail": "NODE_FAIL",

@@ -161,7 +161,8 @@ def run(
                 return code
             seconds = poll() if poll is not None else None
             if is_stuck is not None and is_stuck():
-                _send(processes, signal.SIGKILL)
+                for process in processes:
+                    _end_group(process, signal.SIGKILL)
             number = signals.wait(seconds)
             if number in forward:
                 name, passed_on = forward[number]
@@ -246,7 +247,7 @@ def _send(processes: Sequence[int], number: int) -> None:
             os.kill(process, number)  # not yet waited for: the number is no other's
 
 
-def _end_group(group: int) -> None:
-    """End what a task that was told to end has left behind."""
+def _end_group(group: int, number: int = signal.SIGTERM) -> None:
+    """End a task and all that it started, or what a task that was told to end has left behind."""
     with contextlib.suppress(OSError):
-        os.killpg(group, signal.SIGTERM)
+        os.killpg(group, number)

@@ -136,12 +136,17 @@ def _train(
     with process_group(process.world, settings.accelerator, settings.timeouts) as device:
         process.peers = failures.Peers.introduce()
         rank_context = make_rank_context(process.world, layout, device, settings.timeouts)
-        with sole_writer(settings.saving, rank_context):
+        with sole_writer(settings, rank_context) as lock:
             session = open_session(settings, rank_context)
             for line in startup_report(session, unused(flat, cuda=not on_cpu)):
                 logs.LOGGER.info(line)
             stopping = Stopping(settings, rank_context, process.signals, process.started)
-            reason = train(session, stopping, stop_after)
+            try:
+                reason = train(session, stopping, stop_after, lock)
+            except errors.UserError:
+                if lock is not None and lock.lost():
+                    process.log_dir = None  # by now it may be another training's
+                raise
             code = errors.EXIT_STOPPED if reason in REASONS else errors.EXIT_OK
             # The first rank to leave with another code than 0 may bring signals to those that are behind it.
             process.signals.ended(code)

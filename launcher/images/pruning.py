@@ -240,6 +240,8 @@ class SkippedNode:
 def nodes_of(cluster: ClusterConfig) -> list[str]:
     """Return the nodes that take jobs, of those that the cluster's keys name."""
     command = ["sinfo", "--noheader", "--Node", "--responding", "--format=%N"]
+    # Beside a partition, which may be hidden, sinfo refuses --all.
+    command += ["--all"] * (cluster.partition is None)
     for flag, value in (("partition", cluster.partition), ("nodes", cluster.nodelist)):
         command += [f"--{flag}={value}"] * (value is not None)
     answer = ask(command, clean_environment(cluster.slurm_conf))

@@ -14,7 +14,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from launcher.runs.paths import SCRIPT_SUFFIX
+from launcher.runs.paths import SCRIPT_SUFFIX, log_prefix_beside
 from launcher.schedulers.base import JobRef, JobStatus
 from launcher.slurm.notations import compress_tasks, expand_tasks, format_time_limit
 from launcher.slurm.records import LAUNCH_FAILURE, Record
@@ -123,7 +123,10 @@ def _of_job(ref: JobRef, live: Sequence[Record], past: Sequence[Record]) -> JobS
     by_live, by_past = _by_task(live), _by_task(past)
 
     def resolved(number: int | None) -> JobStatus:
-        return resolve(by_live.get(number), by_past.get(number), marked.get(number))
+        own = marked.get(number)
+        status = resolve(by_live.get(number), by_past.get(number), own)
+        is_unmarked = status.state is State.FAILED and number is None and not (own and own.state.is_final)
+        return replace(status, why=said_by_log(ref)) if is_unmarked else status
 
     if (task := ref.task) is not None:
         # The accounting has one record for tasks that wait together, and does not learn that one is gone.
@@ -160,6 +163,18 @@ def resolve(live: JobStatus | None, accounted: JobStatus | None, marked: JobStat
     if newest:
         return JobStatus(State.UNKNOWN, "it was requeued, and not seen since", restarts=newest)
     return marked or live or accounted or JobStatus(State.UNKNOWN, _FORGOTTEN)
+
+
+def said_by_log(ref: JobRef) -> str | None:
+    """Return what a job's log tells of its end; for one that left no mark of it, as on a full disk."""
+    from supervisor.evidence import evidence  # late, as the next: most jobs left a mark
+    from supervisor.judging import Facts, judge
+
+    for script in ref.launch_dir.glob(f"*{SCRIPT_SUFFIX}"):
+        log = f"{log_prefix_beside(script)}{ref.job_id}"
+        rule = judge(Facts(), evidence([f"{log}.out", f"{log}.err"])).rule
+        return rule.means if rule.of == "log" else None
+    return None
 
 
 def _by_task(records: Sequence[Record]) -> dict[int | None, JobStatus]:

@@ -12,7 +12,7 @@ from launcher.errors import UserError
 from launcher.runs.paths import SCRIPT_SUFFIX, SUPERVISOR, log_prefix_beside
 from launcher.runs.provenance import host
 from launcher.schedulers.base import FoundJobs, JobRef, JobStatus, Submission
-from launcher.schedulers.job_status import from_marks, or_cancelled
+from launcher.schedulers.job_status import from_marks, or_cancelled, said_by_log
 from launcher.slurm.environment import clean_environment
 from launcher.slurm.states import Action, State
 from supervisor import settings
@@ -131,7 +131,8 @@ def _status(ref: JobRef) -> JobStatus:
     # The mark may have been written between the two looks.
     marked = from_marks(ref.launch_dir, ref.job_id)
     if marked is None or not marked.state.is_final:
-        marked = JobStatus(State.FAILED, "the process is gone and left no mark: it was killed")
+        why = said_by_log(ref) or "it was killed"
+        marked = JobStatus(State.FAILED, f"the process is gone and left no mark: {why}")
     return or_cancelled(marked, ref)
 
 

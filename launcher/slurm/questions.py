@@ -151,7 +151,8 @@ _ACCOUNTING_SECONDS = 10.0
 # Slurm forgets an unanswered submission long before; this bounds the search of sacct.
 _OLDEST_SUBMISSION = timedelta(days=7)
 
-_SQUEUE = ("squeue", "--noheader", "--states=all", f"--Format={records.SQUEUE_FORMAT}")
+# Without `--all` squeue leaves out the jobs of hidden partitions.
+_SQUEUE = ("squeue", "--all", "--noheader", "--states=all", f"--Format={records.SQUEUE_FORMAT}")
 _DELIMITER = f"--delimiter={records.SEPARATOR}"
 _SACCT = ("sacct", "--noheader", "--parsable2", _DELIMITER, "--allocations", "--duplicates")
 
@@ -180,8 +181,7 @@ class JobQuestions:
         """Return what the queue has of some users' jobs; of everybody's, if a user is unknown here."""
         named = sorted(set(users))
         whose = [f"--user={','.join(named)}"] if all(map(_is_known, named)) else []
-        # Without `--all` squeue leaves out the jobs of hidden partitions, unless asked for them by id.
-        return self._squeue(["--all", *whose])
+        return self._squeue(whose)
 
     def accounting(self, job_ids: Sequence[str]) -> list[Record]:
         """Return the attempts of some jobs in the accounting; empty without accounting or answer."""
@@ -192,7 +192,7 @@ class JobQuestions:
         environment = {**self._environment, "SLURM_TIME_FORMAT": "%s"}
         parents = sorted({job_id.partition("_")[0] for job_id in job_ids})
         fields = f"JobArrayID:{records.SEPARATOR},EndTime:{records.SEPARATOR}"
-        queue = ["squeue", "--noheader", "--states=all", f"--Format={fields}"]
+        queue = ["squeue", "--all", "--noheader", "--states=all", f"--Format={fields}"]
         queue += [f"--jobs={part}" for part in _parts(parents)[:1]]
         ends = parse_ends(self._retry.ask(queue, environment).stdout)
         missing = [job_id for job_id in parents if job_id not in ends]

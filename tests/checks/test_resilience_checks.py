@@ -84,6 +84,24 @@ def test_save_signal_as_soon_as_the_job_begins_is_an_error(
     assert result == [("time.save", Severity.ERROR, "resilience.save_before_end")] * is_bad
 
 
+@pytest.mark.parametrize(
+    ("signal", "is_bad"),
+    [
+        *((signal, False) for signal in ("USR1@9", "SIGUSR1@9", "usr1", "10@9", "B:USR1@9", "RB:SIGUSR1@9")),
+        *((signal, False) for signal in ("TERM@9", "SIGTERM@9", "15", "R:TERM@9")),
+        *((signal, True) for signal in ("USR2@9", "SIGUSR2@9", "12@9", "HUP@9", "INT@9", "R:2@9", "KILL")),
+        *((signal, True) for signal in ("B:TERM@9", "BR:15@9", "B:USR2", "USR10@9", "9")),
+    ],
+)
+@pytest.mark.parametrize("stage", ["training", "command"])
+def test_a_signal_at_which_nothing_is_saved_is_an_error(signal: str, is_bad: bool, stage: str) -> None:
+    """The command of another stage may know any signal."""
+    plan = chain_plan(links=1, signal=signal)
+    result = outcomes(replace(plan, job=replace(plan.job, stage=stage)))
+    expected = [("time.save", Severity.ERROR, "cluster.signal")] * (is_bad and stage == "training")
+    assert [outcome for outcome in result if outcome[0] == "time.save"] == expected
+
+
 def test_a_chain_without_a_limit_is_a_warning() -> None:
     untimed = changed(GPT, {"trainer.max_time": None})
     result = outcomes(chain_plan(config=untimed, limit=None, signal=None))

@@ -274,4 +274,17 @@ DOCUMENTED = [
     ),
 ]  # fmt: skip
 
-SAMPLES = [*ON_REAL_CLUSTERS, *STATES_OF_SLURM, *DOCUMENTED]
+# The words of Python, C, Lustre and Node for a disk or a quota that is used up.
+FULL = [
+    Sample(f"disk_full, {line}", FAILED, "disk_full", log=f"step 3/9 | loss 1\n{line}\n")
+    for line in (
+        "OSError: [Errno 28] No space left on device: '/r/checkpoints'",
+        "OSError: [Errno 122] Disk quota exceeded",
+        "cp: error writing 'x': Disk quota exceeded",
+        "lfs: Quota exceeded.",
+        "write failed: ENOSPC",
+        "Error: EDQUOT: disk quota exceeded, write",
+    )
+]
+
+SAMPLES = [*ON_REAL_CLUSTERS, *STATES_OF_SLURM, *DOCUMENTED, *FULL]

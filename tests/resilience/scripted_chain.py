@@ -56,7 +56,7 @@ class ScriptedChain:
         calls.write_text("")
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
         log = self.plan.paths.log(job)
-        with log.open("a") as output:
+        with log.open("a+") as output:
             done = subprocess.run(
                 ["bash", self.plan.paths.script, *(arguments or (TAG,))],
                 env={
@@ -70,8 +70,10 @@ class ScriptedChain:
                 stderr=subprocess.STDOUT,
                 timeout=60,
             )
+            output.seek(0)  # its directory may be gone by now
+            text = output.read()
         self.commands = calls.read_text().splitlines()
-        return done.returncode, log.read_text()
+        return done.returncode, text
 
     def calls_of(self, name: str) -> list[str]:
         return [command for command in self.commands if command.split()[0] == name]

@@ -156,3 +156,20 @@ def test_a_job_of_another_host_is_unknown(ref: JobRef) -> None:
     assert not has_ended(ref)
     leave_marks(ref.launch_dir, ref.job_id, started=1.0, ended=2.0)
     assert scheduler.statuses([elsewhere])[0].state is State.COMPLETED
+
+
+@pytest.mark.parametrize(
+    ("log", "why"),
+    [
+        ("OSError: [Errno 28] No space left on device\n", "a file system was full"),
+        ("OSError: [Errno 122] Disk quota exceeded\n", "a file system was full"),
+        ("step 3/9 | loss 1\n", "it was killed"),
+        ("", "it was killed"),
+    ],
+)
+def test_log_tells_why_a_process_could_leave_no_mark(ref: JobRef, log: str, why: str) -> None:
+    os.killpg(int(ref.job_id), signal.SIGKILL)
+    (ref.launch_dir / f"log-x_{ref.job_id}.out").write_text(log)
+    wait_until(lambda: has_ended(ref))
+    (status,) = scheduler.statuses([ref])
+    assert status.full_reason == f"the process is gone and left no mark: {why}"

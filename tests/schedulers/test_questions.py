@@ -232,3 +232,15 @@ def test_array_that_waits_as_one_record_is_taken_apart_once(
     points = [JobRef({1: f"7_{number}"}, tmp_path, ["a-point", "a-tag"]) for number in range(50)]
     assert {status.state for status in slurm.scheduler.statuses(points)} == {State.PENDING}
     assert expanded == ["0-49"]
+
+
+def test_log_tells_why_a_job_could_leave_no_mark_of_its_end(tmp_path: Path) -> None:
+    """Slurm has its state alone; of one that left a mark the log is not read."""
+    slurm = Slurm(Answer(0, queue_line("1", "FAILED", "tag-1"), ""))
+    _, ref = refs(2, tmp_path)
+    ref.launch_dir.mkdir()
+    (ref.launch_dir / "x_submission.sh").touch()
+    (ref.launch_dir / "log-x_1.err").write_text("OSError: [Errno 28] No space left on device\n")
+    assert slurm.scheduler.statuses([ref])[0].why == "a file system was full"
+    leave_marks(ref.launch_dir, "1", started=1.0, ended=2.0, code=1)
+    assert slurm.scheduler.statuses([ref])[0].why is None

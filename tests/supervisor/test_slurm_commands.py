@@ -47,7 +47,7 @@ def slurm(tmp_path: Path, **environment: str) -> Slurm:
 def test_job_record_is_read_from_scontrol(tmp_path: Path, commands: Path) -> None:
     play(commands, "scontrol", f"echo {JOB_LINE!r}")
     assert slurm(tmp_path).show_job("17") == JobRecord("COMPLETING", "None", "None", True, 2)
-    assert calls(commands, "scontrol") == ["show job --oneliner 17"]
+    assert calls(commands, "scontrol") == ["--all show job --oneliner 17"]
 
 
 def test_questions_are_repeated_after_a_signal_but_not_after_a_failure(
@@ -109,6 +109,19 @@ def test_the_accounting_knows_what_the_controller_has_forgotten(
 def test_down_nodes_are_listed(tmp_path: Path, commands: Path) -> None:
     play(commands, "sinfo", "printf 'n1 mixed\\nn2 down*\\nn3 idle*\\nn2 down*\\nn4 failing\\n'")
     assert slurm(tmp_path).down_nodes(["n1", "n2", "n3", "n4"]) == ["n2", "n3", "n4"]
+
+
+@pytest.mark.parametrize(
+    ("shown", "killed"), [("17.batch 17.extern 17.0 17.12", ["17.0", "17.12"]), ("", [])]
+)
+def test_steps_are_killed_and_the_script_is_not(
+    tmp_path: Path, commands: Path, shown: str, killed: list[str]
+) -> None:
+    play(commands, "squeue", f"printf '%s\\n' {shown}")
+    play(commands, "scancel", "")
+    slurm(tmp_path).kill_steps()
+    done = (commands / "scancel.calls").exists() and calls(commands, "scancel")
+    assert done == (["--signal=KILL " + " ".join(killed)] if killed else False)
 
 
 def test_the_next_link_has_the_environment_of_this_ones_submission(

@@ -8,7 +8,9 @@ random number more than the other ranks'. ``cuda:RANK:0`` takes the exchange bet
 GPU would have, and ``clock:RANK:0`` prints for each completed save if the clock of the steps was paused.
 ``plans:RANK:0`` tells when a save is validated, and when its plans are gathered. ``shard:RANK:0`` spreads
 optimizer states over the ranks, with a stand-in for the fused Adam of GPUs, and tells of each global batch if
-forward passes gather weights.
+forward passes gather weights. Before a step, ``delete:RANK:STEP``, ``move:RANK:STEP`` and
+``replace:RANK:STEP`` do so with the run, ``empty:RANK:STEP`` deletes its checkpoints alone, and
+``forget:RANK:STEP`` its logs.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import importlib
 import math
 import os
 import resource
+import shutil
 import signal
 import sys
 import threading
@@ -119,6 +122,22 @@ def inject() -> None:
 
         run.train_losses = report_hooks("training", run.train_losses)
         validation.evaluate_losses = report_hooks("validation", validation.evaluate_losses)
+        return
+    if kind in ("delete", "move", "replace", "empty", "forget"):
+        compute = run.train_losses
+
+        def lose(settings: Any, model: Any, batches: Any, micro_batches: int) -> float:
+            if is_due():
+                log_dir, checkpoints = settings.output.log_dir, settings.saving.directory
+                if kind in ("move", "replace"):
+                    log_dir.rename(log_dir.with_name(f"{log_dir.name}_before"))
+                else:
+                    shutil.rmtree(checkpoints if kind == "empty" else log_dir)
+                if kind == "replace":
+                    (checkpoints / "of another training").mkdir(parents=True)
+            return compute(settings, model, batches, micro_batches)
+
+        run.train_losses = lose
         return
     if kind == "draw":
         import torch

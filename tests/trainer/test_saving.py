@@ -166,3 +166,46 @@ def test_the_first_saves_are_validated_and_planned_for_all(trainings: Any) -> No
     assert outcome.stdout[0].count("save validated") == 1
     # The second finds that nothing has changed.
     assert outcome.stdout[0].count("plans gathered") == 2
+
+
+# Where each step is saved, one is being saved in the background when the run goes.
+@pytest.mark.parametrize(
+    ("fault", "every", "world"),
+    [
+        ("delete", 1, 1),
+        ("delete", 3, 1),
+        ("move", 3, 1),
+        ("replace", 1, 1),
+        ("replace", 3, 2),
+        ("empty", 3, 1),
+        ("forget", 3, 1),
+    ],
+)
+def test_a_training_whose_run_is_gone_saves_nothing_and_ends(
+    trainings: Any, fault: str, every: int, world: int
+) -> None:
+    """The next training of this name would go on from its weights."""
+    params, name = "exp_manager.checkpoint_callback_params", f"{fault}_{every}"
+    checkpoints = trainings.root / f"{name}_elsewhere" if fault == "forget" else None
+    changes = {
+        "trainer.limit_val_batches": 0,
+        "exp_manager.create_tensorboard_logger": False,  # its writer has a traceback of its own
+        f"{params}.every_n_train_steps": every,
+        f"{params}.save_top_k": -1,
+        **({f"{params}.dirpath": str(checkpoints)} if checkpoints else {}),
+    }
+    outcome = trainings(name, changes, world=world, fault=f"{fault}:0:3")
+    assert outcome.codes == [2] * world, outcome.stderr
+    (line,) = [line for line in outcome.stderr[0].splitlines() if "error: " in line]
+    assert line.endswith(" was deleted or moved under this training, which saves nothing and ends")
+    assert "Traceback" not in "".join(outcome.stderr)
+    left = {str(path.relative_to(outcome.log_dir)) for path in outcome.log_dir.rglob("*")}
+    if fault == "replace":
+        assert left == {"checkpoints", "checkpoints/of another training"}
+    elif fault == "empty":
+        assert not [path for path in left if path.startswith("checkpoints")]
+    else:
+        assert left == set()
+    if checkpoints:
+        steps = [path.name for path in checkpoints.glob("megatron_gpt*") if "step=3" in path.name]
+        assert steps == []

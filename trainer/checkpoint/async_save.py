@@ -55,7 +55,7 @@ class AsyncSave:
     ) -> None:
         self.marker = marker
         self._name, self._rank_context = name, rank_context
-        self._unfinished = broadcast_from_rank0(lambda: store.begin(directory, name))
+        self._unfinished = broadcast_from_rank0(lambda: store.begin(directory, name, parents=False))
         with self._as_exception():
             self._request = strategy.begin(state, self._unfinished)
         self._error: str | None = None

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
+from trainer.checkpoint.files import is_absent
 from trainer.errors import UserError
 from trainer.logs import LOGGER
 
@@ -28,6 +29,8 @@ class Lock:
     ----------
     directory
         Created if need be.
+    log_dir
+        The training's directory of logs, which :meth:`check` looks for as well.
 
     Raises
     ------
@@ -35,7 +38,7 @@ class Lock:
         If another process holds the lock, or nothing can be written in the directory.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, log_dir: Path | None = None) -> None:
         self._file = _open(directory)
         try:
             fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -52,10 +55,34 @@ class Lock:
                 error.strerror,
             )
         self._tell_holder()
+        # Held open, so that no directory which is made in their places has their numbers.
+        self._held = {
+            path: os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            for path in (directory, log_dir)
+            if path is not None
+        }
+
+    def lost(self) -> Path | None:
+        """Return a directory that was deleted or moved since, with its run; None if all are still there.
+
+        Raises
+        ------
+        OSError
+            If it cannot be told, as when a file system does not answer.
+        """
+        return next((path for path, held in self._held.items() if not _is_at(path, held)), None)
+
+    def check(self) -> None:
+        """Raise UserError if a directory was lost: what is saved would be another training's."""
+        path = self.lost()
+        if path is not None:
+            raise UserError(f"{path} was deleted or moved under this training, which saves nothing and ends")
 
     def release(self) -> None:
         """Let others have the directory."""
         self._file.close()
+        for held in self._held.values():
+            os.close(held)
 
     def _tell_holder(self) -> None:
         self._file.seek(0)
@@ -78,6 +105,16 @@ def _open(directory: Path) -> IO[str]:
             f"exp_manager.checkpoint_callback_params.dirpath={directory}: {error.strerror}; "
             "exp_manager.create_checkpoint_callback=False trains without checkpoints"
         ) from None
+
+
+def _is_at(path: Path, held: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(held))
+    except OSError as error:
+        # Of a directory that another node deleted, NFS says that the handle is stale.
+        if is_absent(error) or error.errno == errno.ESTALE:
+            return False
+        raise
 
 
 def _taken(directory: Path, file: IO[str]) -> str:

@@ -206,13 +206,14 @@ def damaged(directory: Path) -> list[Path]:
     return list(_directories(directory / DAMAGED))
 
 
-def begin(directory: Path, name: str) -> Path:
+def begin(directory: Path, name: str, parents: bool = True) -> Path:
     """Create and return the hidden directory in which a checkpoint is written.
 
-    Its name is used once: what is left of a killed training can never write into it.
+    Its name is used once: what is left of a killed training can never write into it. Without `parents` no
+    directory is made anew that somebody has deleted.
     """
     path = directory / f"{UNFINISHED}{name}-{unique()}"
-    path.mkdir(parents=True)
+    path.mkdir(parents=parents)
     return path
 
 

@@ -12,6 +12,7 @@ from functools import partial
 
 import torch
 
+from trainer.checkpoint.lock import Lock
 from trainer.data.order import rank_share
 from trainer.data.prefetch import DEPTH_ON_CPU, DEPTH_ON_CUDA, Prefetcher
 from trainer.distributed import shorten_timeouts
@@ -40,7 +41,7 @@ class _Last:
     validated: float | None = None
 
 
-def train(session: Session, stopping: Stopping, stop_after: int | None) -> str:
+def train(session: Session, stopping: Stopping, stop_after: int | None, lock: Lock | None) -> str:
     """Run the training of a session; return why it ended.
 
     Parameters
@@ -51,6 +52,8 @@ def train(session: Session, stopping: Stopping, stop_after: int | None) -> str:
         The requests to stop; answered after a step, and by ending a validation.
     stop_after
         Stop once this many steps are completed, as if interrupted; None to go on to the last.
+    lock
+        That of the directory of checkpoints, on the rank that holds it.
 
     Returns
     -------
@@ -71,7 +74,7 @@ def train(session: Session, stopping: Stopping, stop_after: int | None) -> str:
     report_heldout(session)
     if session.settings.gc_interval:
         gc.disable()
-    saver = Saver(session)
+    saver = Saver(session, lock)
     phases = PhaseTimer(session.rank_context.device, progress.step)
     _time_reductions(session.model, phases)
     stopping.begin()

@@ -12,7 +12,7 @@ from trainer.checkpoint.async_save import AsyncSave
 from trainer.checkpoint.lock import Lock
 from trainer.checkpoint.marker import Marker
 from trainer.checkpoint.strategies import SaveStrategy
-from trainer.config.saving import Saving
+from trainer.config.settings import Settings
 from trainer.data.identity import to_json
 from trainer.distributed import RankContext, on_all_ranks
 from trainer.logs import LOGGER
@@ -20,7 +20,7 @@ from trainer.loop.session import Session
 
 
 @contextlib.contextmanager
-def sole_writer(saving: Saving, rank_context: RankContext) -> Iterator[None]:
+def sole_writer(settings: Settings, rank_context: RankContext) -> Iterator[Lock | None]:
     """Hold the lock of the directory of checkpoints on rank 0, if any is going to be written.
 
     Raises
@@ -28,8 +28,9 @@ def sole_writer(saving: Saving, rank_context: RankContext) -> Iterator[None]:
     UserError
         On every rank, if another training holds it.
     """
-    lock = on_all_ranks(lambda: Lock(saving.directory) if saving.enabled and rank_context.is_main else None)
-    yield
+    saving, is_held = settings.saving, settings.saving.enabled and rank_context.is_main
+    lock = on_all_ranks(lambda: Lock(saving.directory, settings.output.log_dir) if is_held else None)
+    yield lock
     if lock:
         lock.release()
 
@@ -37,11 +38,12 @@ def sole_writer(saving: Saving, rank_context: RankContext) -> Iterator[None]:
 class Saver:
     """The saving of a training by its settings; every rank has one and calls it at the same steps.
 
-    At most one save is under way: the next one that is due waits for it.
+    At most one save is under way: the next one that is due waits for it. Nothing is saved once the run was
+    deleted or moved, which the holder of the `lock`, rank 0, finds.
     """
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, session: Session, lock: Lock | None) -> None:
+        self._session, self._lock = session, lock
         self._saving = session.settings.saving
         self._strategy = SaveStrategy()
         self._pending: AsyncSave | None = None
@@ -92,11 +94,14 @@ class Saver:
         ------
         RuntimeError
             On every rank, if one could not write.
+        UserError
+            On every rank, if the run was deleted or moved.
         """
         pending, self._pending = self._pending, None
         if pending is None:
             return
         self._wait_until_tidy()
+        self._check_lock()
         checkpoint = pending.finish()
         self._session.reporter.checkpoint(
             checkpoint.marker.step, checkpoint.path, time.perf_counter() - self._began
@@ -126,6 +131,7 @@ class Saver:
         self.settle()
         if not self._saving.enabled:
             return
+        self._check_lock()
         session, self._began = self._session, time.perf_counter()
         known = {"val_loss": validated, **self._counts(), "reduced_train_loss": loss}
         self._pending = state.save(
@@ -142,6 +148,9 @@ class Saver:
         self._saved = session.progress.step
         if not background:
             self.settle()
+
+    def _check_lock(self) -> None:
+        on_all_ranks(lambda: self._lock.check() if self._lock else None)
 
     def _counts(self) -> dict[str, int]:
         progress = self._session.progress

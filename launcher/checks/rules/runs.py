@@ -148,6 +148,10 @@ _LINKS = "resilience.links"
 _STEPS = "trainer.max_steps"
 _SAVE = "resilience.save_before_end"
 _SIGNAL = re.compile(r"(?:R?B?:)?(?:SIG)?\w+@(\d+)", re.ASCII)
+# What a training saves at; the supervisor (B) only notes TERM, which at its end Slurm sends the tasks too.
+_SAVES = re.compile(
+    r"(?:[RB]*:)?(?:(?:SIG)?USR1|10)(?:@.*)?|(?:R:)?(?:(?:SIG)?TERM|15)(?:@.*)?", re.IGNORECASE
+)
 # Without these a next job would begin anew.
 _NEEDED = ("exp_manager.resume_if_exists", "exp_manager.create_checkpoint_callback")
 
@@ -291,6 +295,10 @@ def save_problems(plan: Plan) -> Iterator[Finding]:
         text = f"not less than the time limit, {value}: the job would be told to save as soon as it begins"
         fix = f"less than {limit} seconds, or {_SAVE}=auto; where cluster.signal is set, that is {signal}"
         yield error(_SAVE, int(match[1]), text, fix, also=(key, "cluster.signal"))
+    if signal is not None and plan.job.stage == "training" and not _SAVES.fullmatch(signal):
+        text = "the training does not save at this signal, which may end it before its last checkpoint"
+        fix = f"cluster.signal=USR1{signal[signal.find('@') :] if '@' in signal else '@300'}"
+        yield error("cluster.signal", signal, text, fix, also=(_SAVE,))
     if plan.job.chain.links > 1 and limit is None and signal is None:
         text = "without a limit of its own no job of the chain is told to save before the partition's limit"
         yield warning(key, value, text, f"{key}=1-00:00:00, or {_SAVE}=300", also=(_LINKS,))

@@ -1,6 +1,7 @@
 """Checks of files that the supervisor writes and reads again, with the Python of a node."""
 
 import errno
+import json
 import os
 import pathlib
 import resource
@@ -93,6 +94,16 @@ class Marks(InDirectory):
     def setUp(self) -> None:
         InDirectory.setUp(self)
         os.mkdir(self.path(marks.MARKS))
+
+    def test_no_mark_is_left_in_another_launch(self) -> None:
+        for settings, left in (
+            ('{"tag": "other"}', False),
+            ("damaged", True),
+            (json.dumps({"tag": TAG}), True),
+        ):
+            write_atomic(self.path("supervisor.json"), settings)
+            self.assertEqual(marks.leave(self.directory, "17.0", marks.STARTED, TAG, {"started": 1}), left)
+            self.assertEqual(bool(marks.read_attempts(self.directory)), left)
 
     def test_attempt_is_read_as_it_was_left(self) -> None:
         started = {"started": 1000, "nodes": "n1,n2", "link": 2, "avoids": "", "checkpoint": None}

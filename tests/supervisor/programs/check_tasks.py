@@ -12,7 +12,7 @@ import time
 import unittest
 import unittest.mock
 
-from supervisor import hooks, images, main, srun, tasks
+from supervisor import hooks, images, main, presence, srun, tasks
 from supervisor.job import Job
 from supervisor.rendezvous import HOSTS_FD, free_port, rendezvous
 from supervisor.settings import (
@@ -295,6 +295,35 @@ class Steps(WithSignals):
         works = f"echo '{aborted}' >>{errors}; for i in {{1..20}}; do echo loss >>{self.log}; sleep 0.1; done"
         code = run([task(works)], self.signals, forwarding(SLURM, None), polling.poll, waits.is_over)
         self.assertEqual(code, 0)
+
+
+class LostLaunch(WithSignals):
+    """Tasks of a launch that was deleted, or is another's by now."""
+
+    def test_tasks_that_are_told_nothing_are_killed_with_all_that_they_started(self):
+        for scheduler, text in ((SLURM, None), (SLURM, '{"tag": "other"}'), (LOCAL, None)):
+            with self.subTest(scheduler=scheduler, text=text), tempfile.TemporaryDirectory() as directory:
+                launch = os.path.join(directory, "launch")
+                settings = Settings("run", 1, "tag", directory, "/s", launch + "/l", scheduler, "nemo")
+                job = Job("17", "17.0", "17", 1, False, launch, settings, 0, {"SLURM_JOB_ID": "17"})
+                if text:
+                    os.mkdir(launch)
+                    with open(launch + "/supervisor.json", "w") as stream:
+                        stream.write(text)
+                # As a task of NeMo's: to be told to end is to save.
+                script = f"trap 'touch {directory}/saved' TERM USR1; sleep 60 & wait; wait"
+                with unittest.mock.patch.object(presence, "_EVERY", 0.05):
+                    steps = unittest.mock.Mock()
+                    code = main._run_tasks(job, steps, ["bash", "-c", script], self.signals)
+                self.assertEqual(code, 128 + signal.SIGKILL)
+                self.assertEqual(bool(steps.kill_steps.call_count), scheduler == SLURM)
+                self.assertFalse(os.path.exists(directory + "/saved"))
+
+    def test_a_directory_that_is_away_for_a_moment_ends_nothing(self):
+        watch = presence.Watch()
+        for why in ("gone", "", "gone", ""):
+            watch._take(None, why)
+            self.assertFalse(watch.is_over(None, None))
 
 
 class Places(unittest.TestCase):
