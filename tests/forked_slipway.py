@@ -127,8 +127,7 @@ def warm_up() -> None:
     """Warm the launcher up; compose the shipped files, and import what answers its questions."""
     composer = compose_shipped_files_once()
     for choices in _MOST_COMPOSED:
-        with composer.compose(choices):
-            pass
+        composer.compose(choices)
     warm_launcher.warm_up()
     for question in _QUESTIONS:
         importlib.import_module(question)

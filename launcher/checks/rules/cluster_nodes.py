@@ -105,8 +105,9 @@ def _too_few(request: ClusterRequest) -> Iterator[Finding]:
         limits = [f"cluster.{name}" for name in ("constraint", "exclude") if getattr(request.queue, name)]
         yield error(key, value, among, _fewer(request, best.most), [PARTITION, *limits])
         return
-    most = int(min(best.most, _most_nodes(best.partition)))
-    if (request.resources.max_nodes or nodes) > most:
+    limit = best.most if request.overrules("partitionmaxnodes") else _most_nodes(best.partition)
+    most = int(min(best.most, limit))
+    if (request.resources.max_nodes or 0) > most:
         yield warning(key, value, f"{among}: it never gets more than {most}", f"{ELASTIC_NODES}.max={most}")
     if best.hidden:
         return  # nobody can tell what they have, nor their states
