@@ -93,16 +93,16 @@ def _read_text(piece: Piece, file: SourceFile) -> Iterator[Record]:
     yield _decoded(content, file, 0)
 
 
-def _content(stream: IO[bytes], file: SourceFile) -> bytes:
+def _content(stream: IO[bytes], file: SourceFile) -> bytearray:
     """Return all that a stream has; a byte more than the limit if it has more than a document may."""
     content, left = bytearray(), file.max_document_bytes + 1
     while part := stream.read(min(left, _PART)):
         content += part
         left -= len(part)
-    return bytes(content)
+    return content
 
 
-def _decoded(content: bytes, file: SourceFile, offset: int) -> Record:
+def _decoded(content: bytearray, file: SourceFile, offset: int) -> Record:
     """Return a text with the newlines of Unix, as Python reads text files."""
     if len(content) > file.max_document_bytes:
         return _too_large(file, offset)
@@ -155,7 +155,7 @@ def _skip_line(stream: BinaryIO) -> int:
     return size
 
 
-def _object_parser(file: SourceFile) -> Callable[[bytes, int], Record]:
+def _object_parser(file: SourceFile) -> Callable[[bytes | bytearray, int], Record]:
     """Return the function that makes a document of a JSON object."""
     try:
         from orjson import JSONDecodeError, loads
@@ -163,7 +163,7 @@ def _object_parser(file: SourceFile) -> Callable[[bytes, int], Record]:
         raise missing_library("orjson", f"reading {file.name}") from None
     number, key = file.number, file.text_key or "text"
 
-    def parse(content: bytes, offset: int) -> Record:
+    def parse(content: bytes | bytearray, offset: int) -> Record:
         if len(content) > file.max_document_bytes:
             return _too_large(file, offset)
         try:
@@ -188,7 +188,7 @@ def _no_key(key: str, record: Mapping[str, object]) -> str:
     return f"{NO_KEY} '{key}' among {shown or 'none'}{suggest(key, keys)}"
 
 
-def _is_utf8(content: bytes) -> bool:
+def _is_utf8(content: bytes | bytearray) -> bool:
     try:
         content.decode()
     except UnicodeDecodeError:
@@ -353,18 +353,18 @@ class _WholeMember(tarfile.TarInfo):
         return super().frombuf(buf, encoding, errors)
 
 
-def _members(archive: tarfile.TarFile, file: SourceFile) -> Iterator[tuple[int, str, str, bytes]]:
+def _members(archive: tarfile.TarFile, file: SourceFile) -> Iterator[tuple[int, str, str, bytearray]]:
     """Yield number, name, suffix and content of the members with text."""
     left = max(FREE_BYTES, file.max_expansion * file.size)
     for number, member in enumerate(archive):
-        # Holes have no bytes in the archive.
-        left -= member.size if member.issparse() else 0
-        if left < 0:
-            raise ExpansionError
         path = Path(member.name)
         name, _, suffix = path.name.partition(".")
         if not member.isfile() or suffix not in ("txt", "json"):
             continue
+        # Holes have no bytes in the archive.
+        left -= member.size if member.issparse() else 0
+        if left < 0:
+            raise ExpansionError
         content = archive.extractfile(member)
         assert content is not None
         yield number, str(path.with_name(name or ".")), suffix, _content(content, file)
