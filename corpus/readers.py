@@ -122,16 +122,16 @@ def _read_text(piece: Piece, file: SourceFile) -> Iterator[Record]:
     yield _decoded(content, file, 0)
 
 
-def _content(stream: IO[bytes], file: SourceFile) -> bytes:
+def _content(stream: IO[bytes], file: SourceFile) -> bytearray:
     """Return all that a stream has; a byte more than the limit if it has more than a document may."""
     content, left = bytearray(), file.max_document_bytes + 1
     while part := stream.read(min(left, _PART)):
         content += part
         left -= len(part)
-    return bytes(content)
+    return content
 
 
-def _decoded(content: bytes, file: SourceFile, offset: int) -> Record:
+def _decoded(content: bytearray, file: SourceFile, offset: int) -> Record:
     """Return a text with the newlines of Unix, as Python reads text files."""
     if len(content) > file.max_document_bytes:
         return _too_large(file, offset)
@@ -199,7 +199,7 @@ def _object_parser(file: SourceFile) -> Parser:
         raise missing_library("orjson", f"reading {file.name}") from None
     number, key = file.number, file.text_key or "text"
 
-    def parse(content: bytes, offset: int) -> Record:
+    def parse(content: bytes | bytearray, offset: int) -> Record:
         if len(content) > file.max_document_bytes:
             return _too_large(file, offset)
         # Files that were joined have one at the beginning of a line.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import dropwhile
 from pathlib import Path
 from typing import Any, cast
@@ -25,7 +26,7 @@ from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
 
 from launcher.config.hydra_setup import config_loader, once_in_unchanged_tree
 from launcher.config.overrides import MAIN, NoSuchChoice, for_hydra
-from launcher.errors import Mistakes, UserError
+from launcher.errors import Mistakes, UserError, escape
 
 Choices = Mapping[str, str | None]
 KeyPath = tuple[Any, ...]
@@ -33,6 +34,8 @@ KeyPath = tuple[Any, ...]
 # OmegaConf's words for a circle of references, and Python's.
 _CIRCULAR = re.compile(r"recursive interpolation|parent node|recursion depth", re.IGNORECASE)
 _REFERENCE = re.compile(r"\$\{(\.*)([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\}", re.ASCII)
+# Characters of a resolved tree: references to references multiply.
+_MOST_CHARACTERS = 1 << 22
 
 
 class NeedsFullCompose(Exception):
@@ -51,6 +54,7 @@ class ComposedTree:
 
     def resolved(self) -> dict[str, Any]:
         """Return the values, with every interpolation resolved."""
+        _check_size(OmegaConf.to_container(self.tree))
         try:
             return cast(
                 "dict[str, Any]", OmegaConf.to_container(self.tree, resolve=True, throw_on_missing=True)
@@ -143,26 +147,51 @@ class TreeComposer:
 tree_composer = once_in_unchanged_tree(TreeComposer)
 
 
-def _circle(plain: Any, target: KeyPath = (), way: tuple[KeyPath, ...] = ()) -> list[KeyPath]:
+def _check_size(plain: Any) -> None:
+    """Raise UserError if plain references make too long a value; a circle is OmegaConf's to find."""
+    sizes: dict[KeyPath, int] = {}
+
+    def size_of(key: KeyPath) -> int:
+        if key not in sizes:
+            sizes[key] = 0
+            for path, value in _leaves(_at(plain, key), key):
+                sizes[key] += len(str(value)) + sum(map(size_of, _targets(path, value)))
+            if sizes[key] > _MOST_CHARACTERS:
+                name = ".".join(map(str, key))
+                raise UserError(f"{escape(name)}: its references make too long a value", key=name)
+        return sizes[key]
+
+    with suppress(RecursionError):
+        size_of(())
+
+
+def _circle(plain: Any, key: KeyPath = (), way: tuple[KeyPath, ...] = ()) -> list[KeyPath]:
     """Return the keys on the way from a value to itself by plain references, if there is such a way."""
-    if circle := list(dropwhile(lambda path: path[: len(target)] != target, way)):
+    if circle := list(dropwhile(lambda path: path[: len(key)] != key, way)):
         return circle
-    node = plain
-    for name in target:
-        if not isinstance(node, dict) or name not in node:
-            return []
-        node = node[name]
-    for path, text in _interpolations(node, target):
-        for dots, names in _REFERENCE.findall(text):
-            base = path[: len(path) - len(dots)] if dots else ()
-            if circle := _circle(plain, (*base, *names.split(".")), (*way, path)):
+    for path, value in _leaves(_at(plain, key), key):
+        for target in _targets(path, value):
+            if circle := _circle(plain, target, (*way, path)):
                 return circle
     return []
 
 
-def _interpolations(node: Any, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
+def _at(plain: Any, key: KeyPath) -> Any:
+    for name in key:
+        if not isinstance(plain, dict) or name not in plain:
+            return None
+        plain = plain[name]
+    return plain
+
+
+def _targets(path: KeyPath, value: Any) -> Iterator[KeyPath]:
+    for dots, names in _REFERENCE.findall(value) if isinstance(value, str) else ():
+        yield (*(path[: len(path) - len(dots)] if dots else ()), *names.split("."))
+
+
+def _leaves(node: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
     if isinstance(node, (dict, list)):
         for name, value in node.items() if isinstance(node, dict) else enumerate(node):
-            yield from _interpolations(value, (*path, name))
-    elif isinstance(node, str) and "${" in node:
+            yield from _leaves(value, (*path, name))
+    else:
         yield path, node
