@@ -375,8 +375,10 @@ def _read_tar(file: SourceFile, leave_out: LeaveOut) -> Iterator[Record]:
                 for record in _read_sample(sample, file, parse, leave_out):
                     following = record.offset + 1
                     yield record
-            if _has_members(archive.fileobj):
-                reason = "damaged tar data, or archives that were joined: members behind the end are not read"
+            # Zeros end an archive: those in place of a header, too, and those of archives that were joined.
+            end: Any = archive.fileobj
+            if any(part.strip(b"\0") for part in iter(lambda: end.read(tarfile.RECORDSIZE), b"")):
+                reason = "damaged tar data, or archives that were joined: what is behind the end is not read"
                 yield BadRecord(file.number, following, reason, is_loss=True)
     except (DamagedError, tarfile.TarError):
         yield _damaged(file, following, "tar")
@@ -476,14 +478,6 @@ class _WholeMember(tarfile.TarInfo):
         if len(buf) != tarfile.BLOCKSIZE:
             raise DamagedError("no end of the archive")
         return super().frombuf(buf, encoding, errors)
-
-
-def _has_members(rest: Any) -> bool:
-    """Return True if headers of members follow: of archives that were joined, or behind a zeroed header."""
-    while part := rest.read(tarfile.RECORDSIZE):
-        if any(part[at : at + 5] == b"ustar" for at in range(257, len(part), tarfile.BLOCKSIZE)):
-            return True
-    return False
 
 
 def _members(archive: tarfile.TarFile, file: SourceFile) -> Iterator[_Member]:
