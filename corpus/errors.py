@@ -19,11 +19,18 @@ _SHOWN = 5
 EXIT_INTERRUPTED = 130
 
 
-class UserError(Exception):
+class _ShownError(Exception):
+    """Error that is shown as one message, in which others' words are escaped."""
+
+    def __str__(self) -> str:
+        return escape(super().__str__())
+
+
+class UserError(_ShownError):
     """Mistake that the user can correct; shown without a traceback, exit code 2."""
 
 
-class OutsideError(Exception):
+class OutsideError(_ShownError):
     """Failure of the network, a server or a disk; shown without a traceback, exit code 1."""
 
 

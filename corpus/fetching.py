@@ -17,6 +17,7 @@ import random
 import re
 import shutil
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -31,6 +32,7 @@ from corpus.remotes import Body, ChangedError, Remote, TransientError, Version
 _READ_BYTES = 1 << 18
 _ERRORS = 20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_SLOW = "hardly a byte comes within data_preparation.download_timeout"
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Policy:
     first_wait, longest_wait
         Before the second attempt, and the limit to which it doubles.
     timeout
-        To wait for a connection, and for each read.
+        To wait for a connection, for all headers, for each read, and for the next `slowest` bytes.
     parallel
         Downloads at once.
     sync_bytes
@@ -55,6 +57,7 @@ class Policy:
     first_wait: float = 1.0
     longest_wait: float = 60.0
     timeout: float = 60.0
+    slowest: int = 4096
     parallel: int = 4
     sync_bytes: int = 16 << 20
 
@@ -83,7 +86,11 @@ def file_name(remote: Remote) -> str:
 
 
 def fetch_all(
-    downloads: Sequence[Download], directory: Path, progress: Progress, policy: Policy | None = None
+    downloads: Sequence[Download],
+    directory: Path,
+    progress: Progress,
+    policy: Policy | None = None,
+    timeout: float = 60.0,
 ) -> list[Fetched]:
     """Fetch several files at once.
 
@@ -98,6 +105,8 @@ def fetch_all(
         Made if it does not exist. What is complete there is verified and used again.
     progress
         Takes received bytes, and lines to say.
+    policy, timeout
+        How it is tried; without a policy the default with this timeout.
 
     Raises
     ------
@@ -106,7 +115,7 @@ def fetch_all(
     OutsideError
         If the network or the disk failed.
     """
-    policy = policy or Policy()
+    policy = policy or Policy(timeout=timeout)
     directory.mkdir(parents=True, exist_ok=True)
     stop = threading.Event()
 
@@ -252,7 +261,7 @@ class _Transfer:
             except ChangedError as error:
                 reason, wait = str(error), None
                 self._begin_again()
-            if self.received > furthest:
+            if self.received > furthest and reason != _SLOW:
                 failures, furthest = 0, self.received
             failures += 1
             if failures >= self.policy.attempts:
@@ -339,6 +348,7 @@ class _Transfer:
         with contextlib.closing(body), self.part.open("r+b", buffering=0) as part:
             self._align(part, body)
             self._need_space(total)
+            began, before = time.monotonic(), self.received
             try:
                 while chunk := body.read(_READ_BYTES):
                     view = memoryview(chunk)
@@ -347,6 +357,10 @@ class _Transfer:
                     self.digest.update(chunk)
                     self.received += len(chunk)
                     self.progress.advance(len(chunk))
+                    if time.monotonic() - began > self.policy.timeout:
+                        if self.received - before < self.policy.slowest:
+                            raise TransientError(_SLOW)
+                        began, before = time.monotonic(), self.received
                     if self.stop.is_set():
                         raise OutsideError(f"{self.remote.name}: interrupted")
                     if self.state is None or self.received - self.state.synced >= self.policy.sync_bytes:

@@ -11,6 +11,8 @@ import threading
 import time
 from types import TracebackType
 
+from corpus.errors import escape
+
 _SECONDS = 3.0
 _BAR_SECONDS = 0.1
 _BAR_WIDTH = 24
@@ -19,7 +21,7 @@ _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 def say(line: str) -> None:
     """Print a line at once, with the time of day."""
-    print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
+    print(f"{time.strftime('%H:%M:%S')} {escape(line)}", flush=True)
 
 
 class Progress:

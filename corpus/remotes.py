@@ -7,11 +7,14 @@ HTTP is the standard library's. S3 is botocore's, which looks for credentials wh
 from __future__ import annotations
 
 import base64
+import contextlib
 import functools
 import http.client
 import netrc
 import re
+import socket
 import ssl
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -30,7 +33,11 @@ _TRANSIENT = {408, 425, 429, 500, 502, 503, 504}
 _SECRET_PARAMETER = re.compile(
     r"token|sig|secret|password|credential|key|auth|expires|^x-amz-|^x-goog-", re.I
 )
-_CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-\d+|\*)/(\d+|\*)")
+# More digits are no size of a file, and too many for Python.
+_NUMBER = "[0-9]{1,18}"
+_CONTENT_RANGE = re.compile(rf"bytes (?:({_NUMBER})-{_NUMBER}|\*)/({_NUMBER}|\*)")
+# What parsers raise for the words of a server.
+_NO_ANSWER = (ValueError, LookupError, TypeError, ArithmeticError)
 _LONGEST_RETRY_AFTER = 600.0
 
 
@@ -130,7 +137,12 @@ class Remote(Protocol):
 
 def remote(address: str) -> Remote:
     """Return the file at a ``https://``, ``http://`` or ``s3://`` address."""
-    parts = urlsplit(address)
+    try:
+        parts = urlsplit(address)
+        _ = parts.port
+    except ValueError:
+        # A password may be anywhere in it.
+        raise UserError(f"{address.partition('://')[0]}://...: not a valid address") from None
     if parts.scheme == "s3":
         if not parts.netloc or not parts.path.strip("/"):
             raise UserError(f"{address}: expected s3://BUCKET/KEY")
@@ -181,11 +193,11 @@ class HttpFile:
         try:
             response = _opener().open(urllib.request.Request(plain, headers=headers), timeout=timeout)
         except urllib.error.HTTPError as error:
-            with error:
-                if error.code == 304:
+            with contextlib.closing(error):
+                if error.code == 304 and known and not start:
                     return None
                 raise self._refusal(error) from None
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, http.client.HTTPException, ValueError, OverflowError) as error:
             raise self._failure(error) from None
         version, first = _version_of(response)
         if known and not start and version.differs(known) is None and (version.etag or version.modified):
@@ -204,12 +216,15 @@ class HttpFile:
 
     def _refusal(self, error: urllib.error.HTTPError) -> Exception:
         status = f"HTTP {error.code} {error.reason}".rstrip()
-        if error.code in _TRANSIENT:
+        if error.code in (*_TRANSIENT, 304):
             return TransientError(status, retry_after(error.headers.get("Retry-After")))
         if error.code == 416:
             return ChangedError("the server has fewer bytes than were received")
         if 300 <= error.code < 400:
-            target = public_name(urljoin(self.address, error.headers.get("Location", "")))
+            try:
+                target = public_name(urljoin(self.address, error.headers.get("Location", "")))
+            except ValueError:
+                target = "what is no address"
             return UserError(
                 f"{self.name}: redirected to {target}, which is not followed: "
                 "from https only to https, from http to http or https, and 10 times at most"
@@ -226,13 +241,13 @@ class HttpFile:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
         if isinstance(reason, ssl.SSLCertVerificationError):
             return UserError(f"{self.name}: its certificate is not valid: {reason.verify_message}")
-        if isinstance(reason, (http.client.InvalidURL, ValueError)):
+        if isinstance(reason, (http.client.InvalidURL, ValueError, OverflowError)):
             return UserError(f"{self.name}: not a valid address: {reason}")
         if isinstance(reason, TimeoutError):
             return TransientError("no answer in time")
         if isinstance(reason, http.client.IncompleteRead):
             return TransientError("the connection was dropped")
-        return TransientError(str(reason) or type(reason).__name__)
+        return TransientError(str(reason).strip() or type(reason).__name__)
 
     def _authorization(self) -> dict[str, str]:
         parts = urlsplit(self.address)
@@ -250,6 +265,16 @@ class HttpFile:
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
     """Redirects within HTTP that never lose encryption, nor hand credentials to another host."""
+
+    def http_error_302(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Any
+    ) -> Any:
+        try:
+            return super().http_error_302(req, fp, code, msg, headers)
+        except (ValueError, OverflowError):  # what it leads to is no address
+            raise urllib.error.HTTPError(req.full_url, code, msg, headers, fp) from None
+
+    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
 
     def redirect_request(
         self,
@@ -269,14 +294,46 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         return request
 
 
+class _Connection(http.client.HTTPConnection):
+    """Connection whose headers come within the time-out together: each byte of them would begin it anew."""
+
+    is_late = False
+
+    def getresponse(self) -> http.client.HTTPResponse:
+        timer = threading.Timer(self.timeout or 0.0, self._end)
+        timer.start()
+        try:
+            return super().getresponse()
+        finally:
+            timer.cancel()
+            if self.is_late:
+                raise TimeoutError  # in place of what the end looks like
+
+    def _end(self) -> None:
+        self.is_late = True
+        with contextlib.suppress(OSError, AttributeError):
+            self.sock.shutdown(socket.SHUT_RDWR)
+
+
+class _SecureConnection(_Connection, http.client.HTTPSConnection):
+    pass
+
+
+class _Handler(urllib.request.HTTPSHandler, urllib.request.HTTPHandler):
+    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(_Connection, req)
+
+    def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(_SecureConnection, req)
+
+
 @functools.cache
 def _opener() -> urllib.request.OpenerDirector:
     # Not build_opener(), which adds file:// and ftp://.
     opener = urllib.request.OpenerDirector()
     for handler in (
         urllib.request.ProxyHandler(),
-        urllib.request.HTTPHandler(),
-        urllib.request.HTTPSHandler(),
+        _Handler(),
         urllib.request.HTTPDefaultErrorHandler(),
         urllib.request.HTTPErrorProcessor(),
         urllib.request.UnknownHandler(),
@@ -289,8 +346,7 @@ def _opener() -> urllib.request.OpenerDirector:
 def _version_of(response: Any) -> tuple[Version, int]:
     """Return version and first byte of a response of status 200 or 206."""
     headers: Message = response.headers
-    length = headers.get("Content-Length")
-    size, first = (int(length) if length and length.isdigit() else None), 0
+    size, first = _number(headers.get("Content-Length")), 0
     if response.status == 206:
         match = _CONTENT_RANGE.fullmatch((headers.get("Content-Range") or "").strip())
         if match is None or match[1] is None:
@@ -302,18 +358,21 @@ def _version_of(response: Any) -> tuple[Version, int]:
     return Version(size, headers.get("ETag"), headers.get("Last-Modified")), first
 
 
+def _number(text: str | None) -> int | None:
+    """Return the number of a header; None if it is none."""
+    return int(text) if text and re.fullmatch(_NUMBER, text.strip()) else None
+
+
 def retry_after(value: str | None) -> float | None:
     """Return the seconds of a `Retry-After`, which is a number or a date (RFC 9110, section 10.2.3)."""
     if not value:
         return None
-    try:
-        seconds = (
-            float(value)
-            if value.strip().isdigit()
-            else parsedate_to_datetime(value).timestamp() - time.time()
-        )
-    except ValueError:
-        return None
+    seconds: float | None = _number(value)
+    if seconds is None:
+        try:
+            seconds = parsedate_to_datetime(value).timestamp() - time.time()
+        except _NO_ANSWER:
+            return None
     return min(max(seconds, 0.0), _LONGEST_RETRY_AFTER)
 
 
@@ -346,17 +405,19 @@ class S3File:
             conditions["IfMatch" if start else "IfNoneMatch"] = known.etag
         try:
             answer = s3_client(timeout).get_object(Bucket=self.bucket, Key=self.key, **conditions)
+            size, first, stream = int(answer["ContentLength"]), 0, answer["Body"]
+            match = _CONTENT_RANGE.fullmatch(answer.get("ContentRange") or "")
+            if match is not None and match[1] is not None:
+                first, size = int(match[1]), int(match[2])
         except Exception as error:
-            if _s3_status(error) == 304:
+            if _s3_status(error) == 304 and "IfNoneMatch" in conditions:
                 return None
             raise s3_error(error, self.name) from None
-        size, first = int(answer["ContentLength"]), 0
-        match = _CONTENT_RANGE.fullmatch(answer.get("ContentRange") or "")
-        if match is not None and match[1] is not None:
-            first, size = int(match[1]), int(match[2])
-        stream = answer["Body"]
         return Body(
-            Version(size, answer["ETag"], None), first, functools.partial(self._read, stream), stream.close
+            Version(size, answer.get("ETag"), None),
+            first,
+            functools.partial(self._read, stream),
+            stream.close,
         )
 
     def _read(self, stream: Any, size: int) -> bytes:
@@ -412,6 +473,8 @@ def s3_error(error: Exception, name: str) -> Exception:
         return TransientError(str(error))
     if isinstance(error, (botocore_errors.BotoCoreError, ValueError)):
         return UserError(f"{name}: {error}")
+    if isinstance(error, _NO_ANSWER):
+        return UserError(f"{name}: the answer is none of S3's: {error!r}")
     return error
 
 

@@ -344,7 +344,8 @@ def _local_files(sources: Sequence[Source], preparation: Preparation, policy: Po
                 downloads.append(Download(source.place, source.entry.sha256))
                 if source.size is not None:
                     progress.expect(file_name(source.place), source.size)
-            results = fetch_all(downloads, preparation.downloads_dir, progress, policy)
+            timeout = preparation.download_timeout
+            results = fetch_all(downloads, preparation.downloads_dir, progress, policy, timeout)
         fetched = {download.remote: result for download, result in zip(downloads, results, strict=True)}
     paths = [source.place for source in sources if isinstance(source.place, Path)]
     size = sum(source.size or 0 for source in sources if isinstance(source.place, Path))

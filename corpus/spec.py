@@ -129,6 +129,7 @@ class Preparation:
     max_bytes: int | None = None
     max_document_bytes: int = MAX_DOCUMENT_BYTES
     max_expansion: int = MAX_EXPANSION
+    download_timeout: int = 60
     seed: int = 1234
     replace: bool = False
 
@@ -215,6 +216,7 @@ def read(config: Mapping[str, Any]) -> Preparation:
         max_bytes=node.whole("max_bytes", None, least=1),
         max_document_bytes=node.whole("max_document_bytes", MAX_DOCUMENT_BYTES, least=1),
         max_expansion=node.whole("max_expansion", MAX_EXPANSION, least=1),
+        download_timeout=node.whole("download_timeout", 60, least=1),
         seed=node.whole("seed", 1234, least=0),
         replace=node.flag("replace", False),
     )

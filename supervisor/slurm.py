@@ -39,7 +39,7 @@ _OF_THIS_JOB = ("SLURM_", "SLURMD_", "SBATCH_")
 _GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK")
 
 _FIELD = r"(?:^| )(JobState|Reason|PreemptTime|Requeue|Restarts)=([^ ]*)"
-_STATE = r" JobState=[^ ]* Reason="
+_STATE = r" JobState=[^ ]*(?= Reason=)"
 _SUBMITTED_ID = r"([0-9]+)(?:;.*)?"
 _SUBMITTED_LINK = r"\.([0-9]{1,6})_submission\.sh"
 _DOWN = r"down|fail|error|unk|.*\*$"
@@ -112,8 +112,13 @@ class Slurm:
         """Return what the controller says of a job; ``None`` if it does not know it or does not answer."""
         answer = self._ask(["scontrol", "show", "job", "--oneliner", job_id])
         fields: Dict[str, str] = {}
-        state = re.search(_STATE, answer.output)  # the job's name stands before it
-        for name, value in re.findall(_FIELD, answer.output[state.start() :] if state else ""):
+        record = answer.output
+        if len(re.findall(_STATE, record)) > 1:  # the job's name may look like fields: it stands before them
+            job_name = self._ask(["squeue", "--noheader", "--states=all", "--format=%j", "--jobs=" + job_id])
+            if job_name.code == 0:
+                record = record.partition(f" JobName={job_name.output.rstrip()} ")[2]
+        state = re.search(_STATE, record)
+        for name, value in re.findall(_FIELD, record[state.start() :] if state else ""):
             fields.setdefault(name, value)  # a comment of the user's may look like a field
         if answer.code != 0 or "JobState" not in fields:
             return None

@@ -36,6 +36,8 @@ from launcher.slurm.notations import format_days, training_seconds
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+# Of a file with its aliases expanded, and of a number, of which Python converts 4,300.
+_MOST_VALUES, _MOST_DIGITS = 100_000, 1000
 _MEMORY: ContextVar[dict[Any, Any] | None] = ContextVar("memory", default=None)
 
 
@@ -132,13 +134,21 @@ def config_loader(roots: tuple[Path, ...], *, once: bool = True) -> ConfigLoader
 @cache
 def use_libyaml() -> None:
     """Let OmegaConf, which has no setting for it, use libyaml: the parser in Python is slow."""
+    loader: Any = _utils.get_yaml_loader()
+
+    class BoundedLoader(loader):
+        """OmegaConf's loader, which refuses what would take all memory, or is no number for Python."""
+
+        def construct_document(self, node: yaml.Node) -> Any:
+            _count_values(node, {})
+            return super().construct_document(node)
+
+    _utils.get_yaml_loader = lambda: BoundedLoader
     if not yaml.__with_libyaml__:
         return
     from yaml._yaml import CParser
 
-    loader: Any = _utils.get_yaml_loader()
-
-    class LibyamlLoader(CParser, loader):  # type: ignore[misc]
+    class LibyamlLoader(CParser, BoundedLoader):  # type: ignore[misc]
         """OmegaConf's loader with libyaml's parser."""
 
         def __init__(self, stream: Any) -> None:
@@ -156,9 +166,23 @@ def use_libyaml() -> None:
                 stream = io.StringIO(self._text)
                 if self._name is not None:
                     stream.name = self._name
-                return loader(stream).get_single_data()
+                return BoundedLoader(stream).get_single_data()
 
     _utils.get_yaml_loader = lambda: LibyamlLoader
+
+
+def _count_values(node: yaml.Node, counts: dict[yaml.Node, int]) -> int:
+    """Return how many values a node has with its aliases expanded; raise YAMLError if they are too many."""
+    if node not in counts:
+        counts[node] = 1
+        if isinstance(node, yaml.CollectionNode):
+            pairs = node.value if isinstance(node, yaml.MappingNode) else [node.value]
+            counts[node] += sum(_count_values(child, counts) for pair in pairs for child in pair)
+        elif node.tag.endswith(":int") and len(node.value) > _MOST_DIGITS:
+            raise yaml.MarkedYAMLError(None, None, "a number of too many digits", node.start_mark)
+        if counts[node] > _MOST_VALUES:
+            raise yaml.MarkedYAMLError(None, None, "aliases that make too many values", node.start_mark)
+    return counts[node]
 
 
 def register_resolvers() -> None:

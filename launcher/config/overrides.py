@@ -8,10 +8,10 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from itertools import takewhile
+from itertools import accumulate, takewhile
 from pathlib import Path
 
-from launcher.errors import UserError, did_you_mean, escape, literal, nearest
+from launcher.errors import UserError, did_you_mean, escape, literal, nearest, shortened
 
 # Each stage has a configuration group of its own name.
 STAGES = ("data_preparation", "training", "conversion", "evaluation", "workspace", "command")
@@ -50,6 +50,8 @@ _OPEN = re.compile(
 _OPEN_TEXTS = ("env_vars", "cluster.env_vars", "command.env_vars", "env_files", "image.env", "image.labels")
 
 _FORM = "an override is KEY=VALUE, GROUP=CHOICE, +KEY=VALUE or ~KEY, such as training=gpt3/126m"
+# Hydra's parser would end with errors of Python's own; the name of a file has at most 255 bytes.
+_TOO_MANY_DIGITS, _MOST_NESTED, _LONGEST_NAME = re.compile(r"[0-9]{1001}"), 100, 250
 _WORD = re.compile(r"(?P<sign>\+\+|\+|~)?(?P<key>[^=@]*)(?P<package>@[^=]*)?(?P<value>=.*)?", re.DOTALL)
 
 # A choice of the group `image`, and the flavor of that.
@@ -223,6 +225,12 @@ def _check_form(override: Override) -> None:
         raise UserError(f"{literal(text)}: an empty override", hint=_FORM)
     if not override.key.strip():
         raise UserError(f"{escape(text)}: a key is missing", hint=_FORM)
+    depth = max(accumulate((char in "[{(") - (char in "]})") for char in text))
+    if depth > _MOST_NESTED or _TOO_MANY_DIGITS.search(text):
+        message = (
+            f"{escape(shortened(override.key))}: a number of over 1,000 digits, or brackets nested too deeply"
+        )
+        raise UserError(message, key=override.key)
     if override.value is None and override.sign != "~":
         hint = f"{override.key}=CHOICE" if override.key in GROUPS else _FORM
         if "/" in override.key:
@@ -237,7 +245,9 @@ def _check_choice(override: Override, skipped: Sequence[str]) -> None:
     if override.sign == "~" or (value.lower() == "null" and not needed):
         return
     parts = value.split("/")
-    if value.lower() in ("", "null") or any(part in ("", "..") or part[0] in "._" for part in parts):
+    if value.lower() in ("", "null") or any(
+        part in ("", "..") or part[0] in "._" or len(part.encode()) > _LONGEST_NAME for part in parts
+    ):
         raise NoSuchChoice(override.key, value)
 
 
@@ -252,7 +262,7 @@ class NoSuchChoice(UserError):
 # --- the choices of the groups
 
 # A number of parameters in a name: 126m, 1.3b, 1b3.
-_SIZE = re.compile(r"(?<![a-z0-9.])(\d+(?:\.\d+)?)([mbt])(\d*)(?![a-z0-9])")
+_SIZE = re.compile(r"(?<![a-z0-9.])(\d{1,9}(?:\.\d{1,9})?)([mbt])(\d{0,9})(?![a-z0-9])")
 _UNITS = {"m": 1e6, "b": 1e9, "t": 1e12}
 _FAR = 4.0  # a size that differs by this factor is another one
 _ABOUT = 1.5  # without a family, all that are nearer

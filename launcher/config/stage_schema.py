@@ -201,6 +201,7 @@ class DataPreparationConfig(StageConfig):
     max_bytes: int | None = Field(ge=1)
     max_document_bytes: Whole = Field(ge=1)
     max_expansion: Whole = Field(ge=1)
+    download_timeout: Whole = Field(ge=1)
     seed: int
 
 

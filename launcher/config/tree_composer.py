@@ -30,7 +30,7 @@ from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
 
 from launcher.config.hydra_setup import PURE, config_loader, once_in_unchanged_tree
 from launcher.config.overrides import MAIN, NoSuchChoice, for_hydra, keys_for_hydra, parse_override
-from launcher.errors import Mistakes, UserError
+from launcher.errors import Mistakes, UserError, escape
 
 Choices = Mapping[str, str | None]
 KeyPath = tuple[Any, ...]
@@ -223,6 +223,8 @@ class _Resolution:
         self._plain: dict[str, Any] = OmegaConf.to_container(tree, resolve=False)  # type: ignore[assignment]
         self._open = dict.fromkeys(_interpolations(self._plain))
         self._resolving: list[KeyPath] = []
+        # References to references multiply: characters that all of them may make.
+        self._left = 1 << 22
 
     def plain(self) -> dict[str, Any]:
         """Resolve everything; raise NeedsFullCompose or OmegaConf's errors if a reference leads nowhere."""
@@ -255,8 +257,14 @@ class _Resolution:
     def _value(self, text: str, path: KeyPath) -> Any:
         whole = _REFERENCE.fullmatch(text)
         if whole:
-            return copy.deepcopy(self._referred(whole, path))
-        return _REFERENCE.sub(lambda match: self._as_text(match, path), text)
+            value = copy.deepcopy(self._referred(whole, path))
+        else:
+            value = _REFERENCE.sub(lambda match: self._as_text(match, path), text)
+        self._left -= len(str(value))
+        if self._left < 0:
+            key = ".".join(map(str, path))
+            raise UserError(f"{escape(key)}: its references make too long a value", key=key)
+        return value
 
     def _as_text(self, match: re.Match[str], path: KeyPath) -> str:
         value = self._referred(match, path)

@@ -114,6 +114,7 @@ def explain_value(error: OmegaConfBaseException, keys: Sequence[str]) -> UserErr
         return UserError(f"{match[1]}: expected keys below it, not a value", key=match[1])
     if "Cannot merge DictConfig with ListConfig" in message:
         return UserError(f"{start}expected a list, such as [a, b]", key=key)
+    message = re.sub(r"^(\w+) raised while resolving interpolation: $", r"its resolver ends with \1", message)
     message = re.sub(r"^\w+ raised while resolving interpolation: ", "", message)
     return UserError(f"{start}{escape(message[:1].lower() + message[1:])}", key=key or None)
 

@@ -41,6 +41,8 @@ class ServedFile:
         Bytes that `Content-Length` adds to the true length; None if it is not sent.
     chunk, pause
         Bytes sent at a time, and seconds after each.
+    raw
+        The whole answer, sent as it is.
     redirect
         Address that responses redirect to.
     user
@@ -60,6 +62,7 @@ class ServedFile:
     pause: float = 0.0
     # Files with the same barrier are sent in step, until one of them is over.
     barrier: threading.Barrier | None = None
+    raw: bytes | None = None
     redirect: str | None = None
     user: str | None = None
 
@@ -112,6 +115,12 @@ class _Handler(BaseHTTPRequestHandler):
         served = self.server.files.get(path)
         if served is None:
             self.send_error(404)
+        elif served.raw is not None:
+            self.close_connection = True
+            with contextlib.suppress(OSError):
+                for at in range(0, len(served.raw), served.chunk):
+                    self.wfile.write(served.raw[at : at + served.chunk])
+                    time.sleep(served.pause)
         elif served.statuses:
             status, wait = served.statuses.pop(0)
             self.send_response(status)

@@ -50,6 +50,29 @@ def test_job_record_is_read_from_scontrol(tmp_path: Path, commands: Path) -> Non
     assert calls(commands, "scontrol") == ["show job --oneliner 17"]
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "x JobState=COMPLETING Reason=TimeLimit PreemptTime=2026-01-01T00:00:00",
+        "JobState=FAILED Reason=x Requeue=0 Restarts=9",
+        "x UserId=me(1) JobState=FAILED Reason=x JobName=y UserId=me(1) JobState=TIMEOUT Reason=y",
+        "x\n   JobState=FAILED Reason=x",
+        "x JobState=FAILED Reason=x  ",
+    ],
+)
+def test_a_name_that_looks_like_fields_is_none(tmp_path: Path, commands: Path, name: str) -> None:
+    line = "JobId=17 JobName=%s UserId=root(0) QOS=x JobState=RUNNING Reason=None Requeue=1 Restarts=2 "
+    line += "PreemptTime=None Comment=JobState=FAILED Reason=x JobState=FAILED Reason=y"
+    (commands / "answer").write_text(line % name + "\n")
+    (commands / "name").write_text(f"{name}\n")
+    play(commands, "scontrol", f"cat {commands}/answer")
+    play(commands, "squeue", f"cat {commands}/name")
+    assert slurm(tmp_path).show_job("17") == JobRecord("RUNNING", "None", "None", True, 2)
+    # Another name meanwhile, or no record any more.
+    play(commands, "squeue", "echo z")
+    assert slurm(tmp_path).show_job("17") is None
+
+
 def test_questions_are_repeated_after_a_signal_but_not_after_a_failure(
     tmp_path: Path, commands: Path
 ) -> None:
