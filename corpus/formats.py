@@ -246,7 +246,8 @@ def _first_bytes(path: Path, compression: str) -> bytes:
     try:
         with open_stream(path, compression) as stream:
             return stream.read(_HEAD)
-    except DamagedError:
+    except (DamagedError, UserError):
+        # Which reading it says.
         return b""
 
 
