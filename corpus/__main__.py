@@ -51,8 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         places = f"{preparation.work_dir} or {preparation.output_prefix.parent}"
         print(
-            f"error: {error.strerror}: {error.filename or places}; what is done stays done: make room and "
-            "run it again",
+            f"error: {error.strerror}: {errors.escape(str(error.filename or places))}; what is done stays "
+            "done: make room and run it again",
             file=sys.stderr,
             flush=True,
         )

@@ -31,7 +31,7 @@ from corpus.wikitext import plain_text
 
 Record = Document | BadRecord
 LeaveOut = Callable[[LeftOut], None]
-Parser = Callable[[bytes, int], Record]
+Parser = Callable[[bytes | bytearray, int], Record]
 
 # A longer line is no document of anyone: it would be held in memory.
 _LONGEST_LINE = 1 << 26
@@ -122,16 +122,16 @@ def _read_text(piece: Piece, file: SourceFile) -> Iterator[Record]:
     yield _decoded(content, file, 0)
 
 
-def _content(stream: IO[bytes], file: SourceFile) -> bytes:
+def _content(stream: IO[bytes], file: SourceFile) -> bytearray:
     """Return all that a stream has; a byte more than the limit if it has more than a document may."""
     content, left = bytearray(), file.max_document_bytes + 1
     while part := stream.read(min(left, _PART)):
         content += part
         left -= len(part)
-    return bytes(content)
+    return content
 
 
-def _decoded(content: bytes, file: SourceFile, offset: int) -> Record:
+def _decoded(content: bytes | bytearray, file: SourceFile, offset: int) -> Record:
     """Return a text with the newlines of Unix, as Python reads text files."""
     if len(content) > file.max_document_bytes:
         return _too_large(file, offset)
@@ -199,11 +199,12 @@ def _object_parser(file: SourceFile) -> Parser:
         raise missing_library("orjson", f"reading {file.name}") from None
     number, key = file.number, file.text_key or "text"
 
-    def parse(content: bytes, offset: int) -> Record:
+    def parse(content: bytes | bytearray, offset: int) -> Record:
         if len(content) > file.max_document_bytes:
             return _too_large(file, offset)
         # Files that were joined have one at the beginning of a line.
-        content = content.removeprefix(_BOM)
+        if content.startswith(_BOM):
+            content = content.removeprefix(_BOM)
         is_strict = True
         try:
             record = loads(content)
@@ -242,7 +243,7 @@ def _no_key(key: str, record: Mapping[str, object]) -> str:
     return f"{NO_KEY} '{key}' among {shown or 'none'}{suggest(key, keys)}"
 
 
-def _no_json(content: bytes, file: int, offset: int) -> BadRecord:
+def _no_json(content: bytes | bytearray, file: int, offset: int) -> BadRecord:
     """Return the defect of a text that is no JSON."""
     defect = pointer(content)
     if defect is None and b"\0" in content:
@@ -394,7 +395,7 @@ class _Member:
     number: int
     name: str
     suffix: str
-    content: bytes = b""
+    content: bytes | bytearray = b""
     left_out: str | None = None
 
     @property
@@ -484,10 +485,6 @@ def _members(archive: tarfile.TarFile, file: SourceFile) -> Iterator[_Member]:
     """Yield the members but directories; those with text have their content."""
     left = max(FREE_BYTES, file.max_expansion * file.size)
     for number, header in enumerate(archive):
-        # Holes have no bytes in the archive.
-        left -= header.size if header.issparse() else 0
-        if left < 0:
-            raise ExpansionError
         if header.isdir():
             continue
         path = PurePath(header.name)
@@ -500,6 +497,10 @@ def _members(archive: tarfile.TarFile, file: SourceFile) -> Iterator[_Member]:
         if reason is not None:
             yield _Member(number, name, suffix, left_out=reason)
             continue
+        # Holes have no bytes in the archive.
+        left -= header.size if header.issparse() else 0
+        if left < 0:
+            raise ExpansionError
         content = archive.extractfile(header)
         assert content is not None
         yield _Member(number, name, suffix, _content(content, file))

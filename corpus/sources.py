@@ -390,19 +390,9 @@ def _source_file(number: int, source: Source, local: Fetched, preparation: Prepa
     row_groups: tuple[int, ...] = ()
     if kind == "parquet" and local.size and text_key is not None:
         row_groups = parquet_row_groups(local.path, source.name, text_key)
+    known = (number, source.name, local.path, local.size, local.sha256)
     limits = (preparation.max_document_bytes, preparation.max_expansion)
-    return SourceFile(
-        number,
-        source.name,
-        local.path,
-        local.size,
-        local.sha256,
-        kind,
-        compression,
-        text_key,
-        row_groups,
-        *limits,
-    )
+    return SourceFile(*known, kind, compression, text_key, row_groups, *limits)
 
 
 def _say_changes(files: Sequence[SourceFile], preparation: Preparation) -> None:

@@ -251,7 +251,7 @@ def _parse_answer(answer: str) -> dict[str, str | None]:
     try:
         versions = json.loads(answer.strip().splitlines()[-1])
         return {str(name): value if value is None else str(value) for name, value in versions.items()}
-    except (ValueError, IndexError, AttributeError) as error:
+    except (ValueError, IndexError, AttributeError, RecursionError) as error:
         raise UserError(f"its Python gave another answer: {escape(answer[:200])}") from error
 
 

@@ -20,7 +20,7 @@ from launcher.images import tools
 from launcher.images.progress import ImageProgress
 from launcher.images.references import DOCKER_HUB, Kind, Reference
 from launcher.images.scratch import SpaceNeeds, choose_scratch, scratch_directory
-from launcher.images.store import ImageConfig, text_labels
+from launcher.images.store import ImageConfig, text_labels, texts_of
 
 # The hosts that Docker Hub's images are requested from.
 HUB_MACHINES = ("auth.docker.io", "registry-1.docker.io", DOCKER_HUB)
@@ -33,6 +33,8 @@ _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _UNPACKED_RATIO = {"gzip": 3.0, "zstd": 3.5}
 # For a hint alone.
 _LISTING_PATIENCE = "20s"
+# What reading JSON of another shape, or nested too deeply, ends with.
+_NOT_JSON = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 # These hold an image as it was packed: copying it changes nothing.
 _PACKED = (Kind.REGISTRY, Kind.OCI_DIRECTORY)
 
@@ -174,20 +176,23 @@ def _skopeo_login(registry: str, authfile: Path | None = None) -> str | None:
 
 def look_up(source: Reference, access: Access) -> RemoteImage:
     """Return an image's manifest and configuration; nothing of its layers is fetched."""
-    doing = f"look up {source}"
-    raw = _inspect(source, access, doing, "--raw")
-    manifest = _parse(raw, source)
-    digest = _digest_for_this_machine(manifest) if source.kind is Kind.REGISTRY else None
-    if digest is not None:
-        source = source.at(digest)
+    doing, name = f"look up {source}", escape(str(source))
+    try:
         raw = _inspect(source, access, doing, "--raw")
-        manifest = _parse(raw, source)
-    config = _parse(_inspect(source, access, doing, "--config"), source)
-    unpacked = 0.0
-    for layer in manifest.get("layers") or ():
-        size, kind = int(layer.get("size") or 0), str(layer.get("mediaType") or "")
-        unpacked += size * next((part for end, part in _UNPACKED_RATIO.items() if kind.endswith(end)), 1.0)
-    return RemoteImage(_digest_of(raw), _layer_bytes(raw), int(unpacked), _image_config(config))
+        digest = _digest_for_this_machine(json.loads(raw)) if source.kind is Kind.REGISTRY else None
+        if digest is not None:
+            source = source.at(digest)
+            raw = _inspect(source, access, doing, "--raw")
+        config = _image_config(json.loads(_inspect(source, access, doing, "--config")))
+        unpacked = 0.0
+        for layer in json.loads(raw).get("layers") or ():
+            size, kind = int(layer.get("size") or 0), str(layer.get("mediaType") or "")
+            unpacked += size * next(
+                (part for end, part in _UNPACKED_RATIO.items() if kind.endswith(end)), 1.0
+            )
+        return RemoteImage(_digest_of(raw), _layer_bytes(raw), int(unpacked), config)
+    except _NOT_JSON as error:  # another shape than the specification's
+        raise UserError(f"{name}: the answer is no manifest", hint="is it a container registry?") from error
 
 
 def list_tags(source: Reference, access: Access) -> list[str]:
@@ -197,7 +202,7 @@ def list_tags(source: Reference, access: Access) -> list[str]:
     try:
         answer = tools.run(command, doing=f"list the tags of {source.name}", keep=access.descriptors)
         tags = json.loads(answer)["Tags"]
-    except (UserError, ValueError, TypeError, KeyError):
+    except (UserError, *_NOT_JSON):
         return []
     return [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else []
 
@@ -205,18 +210,6 @@ def list_tags(source: Reference, access: Access) -> list[str]:
 def _inspect(source: Reference, access: Access, doing: str, what: str, name: str | None = None) -> str:
     command = ["skopeo", "inspect", *access.options(), what, name or source.for_skopeo or ""]
     return tools.run(command, doing=doing, names=hint_names(source), keep=access.descriptors)
-
-
-def _parse(text: str, source: Reference) -> dict[str, Any]:
-    try:
-        record = json.loads(text)
-    except ValueError:
-        record = None
-    if not isinstance(record, dict):
-        raise UserError(
-            f"{escape(str(source))}: the answer is no manifest", hint="is it a container registry?"
-        )
-    return record
 
 
 def _digest_of(manifest: str) -> str:
@@ -243,11 +236,11 @@ def _image_config(record: Mapping[str, Any]) -> ImageConfig:
     config = record.get("config") or {}
     return ImageConfig(
         architecture=str(record.get("architecture") or ""),
-        env=tuple(config.get("Env") or ()),
+        env=texts_of(config.get("Env")),
         workdir=str(config.get("WorkingDir") or ""),
-        entrypoint=tuple(config.get("Entrypoint") or ()),
-        cmd=tuple(config.get("Cmd") or ()),
-        volumes=tuple(config.get("Volumes") or ()),
+        entrypoint=texts_of(config.get("Entrypoint")),
+        cmd=texts_of(config.get("Cmd")),
+        volumes=texts_of(config.get("Volumes")),
         labels=text_labels(config.get("Labels")),
     )
 
@@ -352,7 +345,6 @@ def _push(
 def _layer_bytes(manifest: str) -> int:
     """Return the bytes of an image's layers; 0 for a list of images, and for what is no manifest."""
     try:
-        layers = json.loads(manifest).get("layers") or ()
-    except (ValueError, AttributeError):
+        return sum(int(layer.get("size") or 0) for layer in json.loads(manifest).get("layers") or ())
+    except _NOT_JSON:
         return 0
-    return sum(int(layer.get("size") or 0) for layer in layers)

@@ -115,7 +115,7 @@ def read_sidecar(image: Path, *, exact: bool = False) -> Sidecar | None:
     try:
         sidecar = _parse_record(json.loads(sidecar_path(image).read_bytes()))
         status = image.stat()
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
     if status.st_size != sidecar.size or (exact and sidecar.modified not in (None, int(status.st_mtime))):
         return None
@@ -132,6 +132,7 @@ def _parse_record(record: dict[str, Any]) -> Sidecar:
         name: value for name, value in _fields_of(ImageConfig, values["config"]).items() if value is not None
     }
     config["labels"] = text_labels(config.get("labels"))
+    config |= {name: texts_of(config.get(name)) for name in ("env", "entrypoint", "cmd", "volumes")}
     values["config"] = ImageConfig(**config)
     if values["recipe"] is not None:
         values["recipe"] = RecipeOrigin(**_fields_of(RecipeOrigin, values["recipe"]))
@@ -142,6 +143,13 @@ def _parse_record(record: dict[str, Any]) -> Sidecar:
     ):
         values["installed"] = None
     return Sidecar(**values)
+
+
+def texts_of(items: Any) -> tuple[str, ...]:
+    """Return a list of texts, or the names of a mapping; raise TypeError for anything else."""
+    if isinstance(items, str) or not all(isinstance(item, str) for item in items or ()):
+        raise TypeError(f"not a list of texts: {items!r}")
+    return tuple(items or ())
 
 
 def text_labels(labels: Mapping[str, Any] | None) -> dict[str, str]:

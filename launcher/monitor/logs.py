@@ -123,14 +123,18 @@ class LogReader:
 
 
 def tail_offset(path: Path, lines: int) -> int:
-    """Return the byte at which the last `lines` lines of a file begin, searched for from its end."""
+    """Return the byte at which the last `lines` lines of a file begin, searched for from its end.
+
+    A line has at most a block on average, or 16: a hole is one line, however long.
+    """
+    first = 0
     with contextlib.suppress(FileNotFoundError), open_regular(path) as stream:
         size = stream.seek(0, os.SEEK_END)
         if lines <= 0:
             return size
         # A line begins after the newline before it; a file's last newline ends a line and begins none.
-        to_skip = lines
-        for start, content in blocks_back(stream, 0, size, _BLOCK):
+        to_skip, first = lines, max(0, size - _BLOCK * max(lines, 16))
+        for start, content in blocks_back(stream, first, size, _BLOCK):
             if start + len(content) == size and not content.endswith(b"\n"):
                 to_skip -= 1
             position = len(content)
@@ -138,7 +142,7 @@ def tail_offset(path: Path, lines: int) -> int:
                 if to_skip <= 0:
                     return start + position + 1
                 to_skip -= 1
-    return 0
+    return first
 
 
 def last_lines(path: Path, lines: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from functools import partial
 from pathlib import Path
 
@@ -250,3 +251,17 @@ def test_records_of_failed_ranks_have_any_form(runs: Runs, scheduler: FakeSchedu
     assert capsys.readouterr().err.endswith(
         "a later one: " + last.rpartition(": ")[2].replace("-2.", "-20.") + "\n"
     )
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("end", ["", "a\n" * 3, "a\nb"])
+def test_a_hole_in_a_log_is_not_read_to_its_beginning(tmp_path: Path, end: str) -> None:
+    path = tmp_path / "a.out"
+    with path.open("wb") as stream:
+        stream.truncate(900_000_000)
+        stream.seek(0, os.SEEK_END)
+        stream.write(end.encode())
+    text = log_reading.last_lines(path, 5)
+    assert text.endswith(end)
+    assert len(text) <= 1 << 20
+    assert log_reading.tail_offsets([path], 1)[0][1] > 890_000_000
