@@ -95,7 +95,7 @@ def auxiliary(names: Sequence[str], pattern: str = "*") -> dict[str, str]:
     return reasons
 
 
-def pointer(content: bytes) -> str | None:
+def pointer(content: bytes | bytearray) -> str | None:
     """Return what a text is if it only stands for a file; None if it is a text."""
     for start, command in _POINTERS.items():
         if content.startswith(start) and len(content) < _HEAD:
@@ -246,7 +246,8 @@ def _first_bytes(path: Path, compression: str) -> bytes:
     try:
         with open_stream(path, compression) as stream:
             return stream.read(_HEAD)
-    except DamagedError:
+    except (DamagedError, UserError):
+        # Which reading it says.
         return b""
 
 

@@ -209,7 +209,8 @@ def _targets(path: Path, left_out: list[LeftOut]) -> list[Path]:
     others = [file for file in files if not _is_part(file, data_sets)]
     sources = [file for file in others if _is_source(file)]
     left_out += [LeftOut(str(path / name), reason) for name, reason in sorted(reasons.items())]
-    left_out += [LeftOut(str(file), "of no known format") for file in others if file not in sources]
+    unknown = sorted(set(others).difference(sources))
+    left_out += [LeftOut(str(file), "of no known format") for file in unknown]
     found = sorted(data_sets) + sources
     if not found:
         more = f"; {named(left_out)}" if left_out else ""

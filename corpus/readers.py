@@ -31,7 +31,7 @@ from corpus.wikitext import plain_text
 
 Record = Document | BadRecord
 LeaveOut = Callable[[LeftOut], None]
-Parser = Callable[[bytes, int], Record]
+Parser = Callable[[bytes | bytearray, int], Record]
 
 # A longer line is no document of anyone: it would be held in memory.
 _LONGEST_LINE = 1 << 26
@@ -131,7 +131,7 @@ def _content(stream: IO[bytes], file: SourceFile) -> bytearray:
     return content
 
 
-def _decoded(content: bytearray, file: SourceFile, offset: int) -> Record:
+def _decoded(content: bytes | bytearray, file: SourceFile, offset: int) -> Record:
     """Return a text with the newlines of Unix, as Python reads text files."""
     if len(content) > file.max_document_bytes:
         return _too_large(file, offset)
@@ -203,7 +203,8 @@ def _object_parser(file: SourceFile) -> Parser:
         if len(content) > file.max_document_bytes:
             return _too_large(file, offset)
         # Files that were joined have one at the beginning of a line.
-        content = content.removeprefix(_BOM)
+        if content.startswith(_BOM):
+            content = content.removeprefix(_BOM)
         is_strict = True
         try:
             record = loads(content)
@@ -242,7 +243,7 @@ def _no_key(key: str, record: Mapping[str, object]) -> str:
     return f"{NO_KEY} '{key}' among {shown or 'none'}{suggest(key, keys)}"
 
 
-def _no_json(content: bytes, file: int, offset: int) -> BadRecord:
+def _no_json(content: bytes | bytearray, file: int, offset: int) -> BadRecord:
     """Return the defect of a text that is no JSON."""
     defect = pointer(content)
     if defect is None and b"\0" in content:
@@ -375,8 +376,10 @@ def _read_tar(file: SourceFile, leave_out: LeaveOut) -> Iterator[Record]:
                 for record in _read_sample(sample, file, parse, leave_out):
                     following = record.offset + 1
                     yield record
-            if _has_members(archive.fileobj):
-                reason = "damaged tar data, or archives that were joined: members behind the end are not read"
+            # Zeros end an archive: those in place of a header, too, and those of archives that were joined.
+            end: Any = archive.fileobj
+            if any(part.strip(b"\0") for part in iter(lambda: end.read(tarfile.RECORDSIZE), b"")):
+                reason = "damaged tar data, or archives that were joined: what is behind the end is not read"
                 yield BadRecord(file.number, following, reason, is_loss=True)
     except (DamagedError, tarfile.TarError):
         yield _damaged(file, following, "tar")
@@ -392,7 +395,7 @@ class _Member:
     number: int
     name: str
     suffix: str
-    content: bytes = b""
+    content: bytes | bytearray = b""
     left_out: str | None = None
 
     @property
@@ -478,22 +481,10 @@ class _WholeMember(tarfile.TarInfo):
         return super().frombuf(buf, encoding, errors)
 
 
-def _has_members(rest: Any) -> bool:
-    """Return True if headers of members follow: of archives that were joined, or behind a zeroed header."""
-    while part := rest.read(tarfile.RECORDSIZE):
-        if any(part[at : at + 5] == b"ustar" for at in range(257, len(part), tarfile.BLOCKSIZE)):
-            return True
-    return False
-
-
 def _members(archive: tarfile.TarFile, file: SourceFile) -> Iterator[_Member]:
     """Yield the members but directories; those with text have their content."""
     left = max(FREE_BYTES, file.max_expansion * file.size)
     for number, header in enumerate(archive):
-        # Holes have no bytes in the archive.
-        left -= header.size if header.issparse() else 0
-        if left < 0:
-            raise ExpansionError
         if header.isdir():
             continue
         path = PurePath(header.name)
@@ -506,6 +497,10 @@ def _members(archive: tarfile.TarFile, file: SourceFile) -> Iterator[_Member]:
         if reason is not None:
             yield _Member(number, name, suffix, left_out=reason)
             continue
+        # Holes have no bytes in the archive.
+        left -= header.size if header.issparse() else 0
+        if left < 0:
+            raise ExpansionError
         content = archive.extractfile(header)
         assert content is not None
         yield _Member(number, name, suffix, _content(content, file))

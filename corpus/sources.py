@@ -84,7 +84,8 @@ def read_sources(preparation: Preparation) -> list[SourceFile]:
 
 def read_left_out(preparation: Preparation) -> list[LeftOut]:
     """Return the files that `collect` left out; `read_sources` checks the list."""
-    return [LeftOut(*entry) for entry in json.loads(sources_file(preparation).read_bytes())["left_out"]]
+    record = json.loads(sources_file(preparation).read_bytes())
+    return [LeftOut(*entry) for entry in record.get("left_out", ())]
 
 
 def collect(preparation: Preparation, policy: Policy | None = None) -> list[SourceFile]:

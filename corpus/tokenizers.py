@@ -101,8 +101,7 @@ def obtain(
         with contextlib.suppress(OSError):
             (directory / _UNFINISHED).unlink(missing_ok=True)
     tokenizer = describe(preparation)
-    if source == TokenizerSource(end_of_document=source.end_of_document):
-        _check_size(preparation, tokenizer)
+    _check_size(preparation, tokenizer)
     say(
         f"tokenizer {', '.join(map(str, tokenizer.paths))}: {tokenizer.vocabulary_size:,} tokens, documents "
         f"end with {tokenizer.end_of_document}"
@@ -140,17 +139,21 @@ def describe(preparation: Preparation) -> TokenizerFiles:
 
 
 def _check_size(preparation: Preparation, tokenizer: TokenizerFiles) -> None:
-    """Raise UserError if the BPE of `tokenizer_dir` is there and another size of it is wished for."""
+    """Raise UserError if another size is wished for than that of the BPE that is there; say it of others."""
     size = tokenizer.vocabulary_size
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         sizes = json.loads((preparation.work_dir / _TRAINED).read_bytes())
         size = max(size, int(sizes[str(preparation.tokenizer_dir)]))
-    if tokenizer.kind == "gpt2" and preparation.vocab_size not in (None, size):
-        raise UserError(
-            f"data_preparation.vocab_size={preparation.vocab_size}: the tokenizer in "
-            f"tokenizer_dir={preparation.tokenizer_dir} is one of {size:,} tokens; vocab_size=null takes it, "
-            "and another tokenizer_dir gets a new one"
-        )
+    if preparation.vocab_size in (None, size):
+        return
+    message = (
+        f"data_preparation.vocab_size={preparation.vocab_size}: the tokenizer {tokenizer.paths[0]} is one of "
+        f"{size:,} tokens"
+    )
+    source = preparation.tokenizer
+    if tokenizer.kind == "gpt2" and source == TokenizerSource(end_of_document=source.end_of_document):
+        raise UserError(f"{message}; vocab_size=null takes it, and another tokenizer_dir gets a new one")
+    say(f"{message}, and is used")
 
 
 def open_tokenizer(files: TokenizerFiles) -> BatchEncoder:

@@ -27,6 +27,10 @@ _FILE_LINK = re.compile(
     r" *:[^\[\]]*\]\]",
     re.IGNORECASE,
 )
+# In the margin of a page, as `[[de:Ada]]`; with a colon before the language it is a link within the text.
+_LANGUAGE_LINK = re.compile(r"\[\[(?!doi:|rfc:|mos:)(?:[a-z]{2,3}(?:-[a-z]+)*|simple):[^\[\]|]*\]\]")
+# Writings of a word, as `-{zh-hans:a; zh-hant:b}-`: the first is taken; those with flags are rules.
+_VARIANTS = re.compile(r"-\{(?:[a-z-]+:)?([^{}|;]*)(?:;[^{}|]*)?\}-|-\{[A-Z-]*\|[^{}]*\}-")
 _LINK = re.compile(r"\[\[(?:[^\[\]|]*\|)?([^\[\]|]*)\]\]")
 _WEB_LINK = re.compile(r"\[(?:https?:|ftp:)?//[^\s\[\]]++ *+([^\[\]]*+)\]")
 _TAG = re.compile(r"</?[a-zA-Z][^<>]*>")
@@ -48,8 +52,10 @@ def plain_text(markup: str) -> str:
     # None is closed behind the last end: looking for it from each begin would take the square of the time.
     end = markup.rfind("-->") + 3
     text = _without_elements(_COMMENTS.sub("", markup[:end]) + markup[end:])
+    text = _VARIANTS.sub(r"\1", text)
     text = _repeat(_TEMPLATE, "", text)
     text = _repeat(_TABLE, "", text)
+    text = _LANGUAGE_LINK.sub("", text)
     # Links within the caption of a file come first, the innermost ones.
     text = _innermost_links(text)
     text = _WEB_LINK.sub(r"\1", text)

@@ -101,9 +101,9 @@ LOSSES = {
     "changed.jsonl.bz2": (bz2.compress(json_lines())[:200] + b"\xff" * 30, "damaged bz2 data"),
     "cut.tar": (archive(TEXTS)[:9000], "damaged tar data"),
     "ended.tar": (archive(TEXTS)[:10240], "damaged tar data"),
-    "zeroed.tar": (archive(TEXTS)[:2048] + bytes(512) + archive(TEXTS)[2560:], "members behind the end"),
-    "joined.tar": (archive(TEXTS) + archive(TEXTS), "members behind the end are not read"),
-    "joined.tgz": (gzip.compress(archive(TEXTS) * 2), "members behind the end are not read"),
+    "zeroed.tar": (archive(TEXTS)[:2048] + bytes(512) + archive(TEXTS)[2560:], "what is behind the end"),
+    "joined.tar": (archive(TEXTS) + archive(TEXTS), "what is behind the end is not read"),
+    "joined.tgz": (gzip.compress(archive(TEXTS) * 2), "what is behind the end is not read"),
     **{
         f"second stream.txt.{kind}": (pack(json_lines()) + b"?" + pack(json_lines()), f"damaged {kind} data")
         for kind, pack in COMPRESS.items()
@@ -514,7 +514,5 @@ def test_another_size_than_the_tokenizer_has_is_refused(tmp_path: Path, capsys: 
     for size in (300, 500):
         assert run(tmp_path, node | {"vocab_size": size}) == 2
         error = capsys.readouterr().err
-        assert (
-            f"vocab_size={size}: the tokenizer in tokenizer_dir={tmp_path}/bpe is one of 400 tokens" in error
-        )
+        assert f"vocab_size={size}: the tokenizer {tmp_path}/bpe/vocab.json is one of 400 tokens" in error
     assert run(tmp_path, node | {"vocab_size": None}) == 0

@@ -47,3 +47,20 @@ def test_markup_is_left_out(markup: str, text: str) -> None:
 )
 def test_time_grows_as_the_text(markup: str) -> None:
     plain_text(markup)
+
+
+@pytest.mark.parametrize(
+    ("markup", "text"),
+    [
+        ("Ada.[[de:Ada]] [[zh-yue:Ada]]\n[[simple:Ada Lovelace]]", "Ada."),
+        (
+            "[[:de:Ada|Ada]] of [[Re:Zero]], [[doi:10.1/x]] and [[wikt:word|a word]]",
+            "Ada of Re:Zero, doi:10.1/x and a word",
+        ),
+        ("一-{zh-hans:计算机; zh-hant:電腦;}-二-{三}-{{x|-{zh-hans:a;zh-hant:b}-}}", "一计算机二三"),
+        ("a-{H|zh-hans:x;zh-hant:y}-b-{|}-", "ab"),
+        ("{{a}}-{{b}} x-{y", "- x-{y"),
+    ],
+)
+def test_other_languages_and_writings_are_left_out(markup: str, text: str) -> None:
+    assert plain_text(markup) == text
