@@ -78,9 +78,10 @@ def tokenizer_problems(plan: Plan, paths: facts.PathFacts) -> Iterator[Finding]:
     fix = "data that the training's tokenizer made"
     if plan.job.stage == "training":
         fix += ", or the tokenizer of the data: training.model.tokenizer.*"
-        fix += f"\nif they fit all the same: training.resume.accept_data={tokens.accept}"
+        accept = "+".join(filter(None, (tokens.accepted, tokens.accept)))
+        fix += f"\nif they fit all the same: training.resume.accept_data={accept}"
     for (key, why, is_certain), names in groups.items():
-        if is_certain and tokens.accept != tokens.accepted:
+        if is_certain and tokens.accept not in (tokens.accepted or "").split("+"):
             yield error(key, names[0], f"{why}{_likewise(names)}", fix)
         else:
             yield warning(key, names[0], f"{why}{_likewise(names)}")
