@@ -75,7 +75,10 @@ def of_training(tokenizer: Tokenizer) -> TokenizerRecord | None:
     elif tokenizer.name in WORDPIECES:
         kind, paths = "wordpiece", [tokenizer.vocab_file]
     files = [path for path in paths if path is not None and path.is_file()]
-    if len(files) < len(paths) and (kind != _FAST or Path(tokenizer.name).is_dir()):
+    is_directory = kind == _FAST and Path(tokenizer.name).is_dir()
+    if is_directory and not Path(tokenizer.name, "tokenizer_config.json").is_file():
+        return None
+    if len(files) < len(paths) and (is_directory or kind != _FAST):
         return None
     try:
         vocabulary = read_vocabulary(replace(tokenizer, override_size=None), mock=False)
