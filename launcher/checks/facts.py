@@ -25,10 +25,9 @@ class MissingPath(NamedTuple):
 
 
 class TokenizedData(NamedTuple):
-    """Data sets next to the tokenizer of the training that reads them.
+    """Data sets of another tokenizer than the training's: key, path, what is wrong, whether it is certain.
 
-    `others` are by key, path, what is wrong, and whether that is certain; `unknown` have no manifest that
-    would tell. `accept` is the value of `training.resume.accept_data` that accepts what is certain.
+    `unknown` have no manifest. `accept` as in `EarlierTraining`, for what is certain.
     """
 
     others: tuple[tuple[str, str, str, bool], ...] = ()

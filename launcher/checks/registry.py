@@ -34,7 +34,8 @@ _ORDER = """
     model.heads model.experts model.attention model.sequence model.recompute
     data.prefix profile.ranks schedule.warmup schedule.min_lr schedule.validation
     time.limit time.max_time time.training time.save chain.requeue chain.dependency chain.resume
-    keys.unknown engine.megatron job.python run.singleton run.training run.shards data.identity data.tokenizer
+    keys.unknown engine.megatron job.python run.singleton run.training run.shards data.identity
+    data.tokenizer
     secret.file secret.permissions
     path.tokenizer path.data path.sources path.checkpoint path.image
     image.fetch image.engine image.network

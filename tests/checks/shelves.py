@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
 import os
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 
 # The first 96 of the 226 bytes that mksquashfs 4.5.1 made of a directory with a file of six bytes.
@@ -47,6 +50,18 @@ def data_set(prefix: Path, lengths: tuple[int, ...] = (3, 4)) -> Path:
     content.touch()
     os.truncate(content, 2 * sum(lengths))
     return prefix
+
+
+def manifest(prefix: Path, tokenizer: Sequence[Path]) -> None:
+    """Write the manifest of a data set that a tokenizer of one token made."""
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in tokenizer)).hexdigest()
+    record = {"kind": "gpt2", "files": [path.name for path in tokenizer], "sha256": digest}
+    content = {
+        "tokenizer": {**record, "vocabulary_size": 1, "end_of_document": 0},
+        "options": {},
+        "outputs": [{"path": f"{prefix.name}.bin", "size": Path(f"{prefix}.bin").stat().st_size}],
+    }
+    prefix.with_name(f"{prefix.name}.manifest.json").write_text(json.dumps(content))
 
 
 def stock(data_dir: Path) -> Path:

@@ -15,7 +15,7 @@ from launcher.file_systems import Room
 from launcher.sandbox.lifecycle import Sandbox
 from launcher.slurm.commands import NO_SLURM, Unreachable
 from launcher.slurm.questions import Reply
-from tests.checks.shelves import NFS, image, stock
+from tests.checks.shelves import NFS, image, manifest, stock
 
 TWO_NODES = ["training=gpt3/175b", "training.trainer.num_nodes=2"]
 
@@ -30,7 +30,8 @@ def workdir(
     (bare / "mountinfo").write_text(NFS)
     monkeypatch.setattr("launcher.file_systems.MOUNTS", bare / "mountinfo")
     monkeypatch.setattr("launcher.checks.gathering.paths.room_at", lambda path: Room(10**14, "file system"))
-    stock(tmp_path / "data")
+    data = stock(tmp_path / "data")
+    manifest(data / "corpus_text_document", [data / "bpe/vocab.json", data / "bpe/merges.txt"])
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

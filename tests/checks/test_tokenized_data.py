@@ -64,6 +64,12 @@ def test_data_of_another_tokenizer_are_an_error_of_the_first_launch(
     for record in (own.record, other.record):
         assert str(record.sha256)[:12] in finding["message"]
     accept = finding["fix"].rpartition("training.resume.accept_data=")[2]
+    # What was accepted before is accepted still.
+    (finding,) = findings(
+        tmp_path, *job, f"{DATA}=[{other.prefix}]", "training.resume.accept_data=data-0123456789ab"
+    )
+    accept = f"data-0123456789ab+{accept}"
+    assert finding["fix"].endswith(f"training.resume.accept_data={accept}")
     (accepted,) = findings(
         tmp_path, *job, f"{DATA}=[{other.prefix}]", f"training.resume.accept_data={accept}"
     )

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.corpus.tokenized import OTHER_TEXTS, TokenizedSet
+from tests.corpus.tokenized import OTHER_TEXTS, TEXTS, TokenizedSet, tokenizer_of, write_tokenizer
 from tests.trainer.conftest import REPOSITORY
 from trainer.config.data import Data
 from trainer.config.tokenizer import Tokenizer
@@ -44,7 +44,7 @@ def test_a_preparation_and_a_training_describe_a_tokenizer_alike(
 ) -> None:
     own = of_training(prepared[kind].tokenizer)
     assert own is not None
-    assert replace(own, files=prepared[kind].record.files) == prepared[kind].record
+    assert own._replace(files=prepared[kind].record.files) == prepared[kind].record
     assert mismatch(prepared[kind].record, own, True) is None
     data = data_of(
         prepared[kind], replace(prepared[kind].tokenizer, override_size=4096), reset_attention=True
@@ -76,12 +76,12 @@ def test_forms_of_tokenizers_that_cannot_be_one_are_refused_and_others_noted(
 ) -> None:
     own = of_training(prepared[training].tokenizer)
     assert own is not None
-    record = replace(prepared[data].record, end=own.end, size=own.size)
+    record = prepared[data].record._replace(end=own.end, size=own.size)
     expected = None if data == training else "huggingface" not in (data, training)
     problem = mismatch(record, own, True)
     assert (problem and problem[1]) == expected
     if expected is False:
-        more = mismatch(replace(record, size=own.size + 1), own, True)
+        more = mismatch(record._replace(size=own.size + 1), own, True)
         assert more is not None and more[1]
 
 
@@ -99,7 +99,7 @@ def test_another_end_of_documents_is_refused_where_it_is_used(
                 tokenized.check(data, [other.prefix])
         else:
             tokenized.check(data, [other.prefix])
-    without = replace(other.record, end=None)
+    without = other.record._replace(end=None)
     own = of_training(other.tokenizer)
     assert own is not None and mismatch(without, own, True) is None
 
@@ -116,6 +116,15 @@ def test_data_without_a_manifest_of_their_own_are_not_known(
         path.write_text(manifest)
     assert of_data(prefix) is None
     tokenized.check(data_of(prepared["gpt2"], prepared["sentencepiece"].tokenizer), [prefix])
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+def test_tokenizer_that_is_no_file_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    write_tokenizer(tmp_path / "tokenizer", "huggingface", TEXTS)
+    path = tmp_path / "tokenizer" / name
+    path.unlink()
+    os.mkfifo(path)
+    assert of_training(tokenizer_of(tmp_path / "tokenizer", "huggingface")) is None
 
 
 def test_copied_and_split_data_have_their_tokenizer(

@@ -175,8 +175,11 @@ def renamed(old: Identity, new: Identity) -> tuple[list[str], list[str]]:
 
 
 def accepts(accepted: str | None, changed: Sequence[Difference]) -> bool:
-    """Return whether the user has accepted exactly these differences: the new contents have that digest."""
-    return not changed or accepted == digest(changed)
+    """Return whether the user has accepted exactly these differences: the new contents have that digest.
+
+    What is accepted besides, such as another tokenizer, stands before or after a plus sign.
+    """
+    return not changed or digest(changed) in (accepted or "").split("+")
 
 
 def digest(changed: Sequence[Difference]) -> str:

@@ -1,8 +1,7 @@
 """The tokenizer that made a data set's tokens, by its manifest, and whether it is the training's.
 
-The launcher, which imports nothing of the trainer, asks ``python -m trainer.data.tokenized``: it reads
-``{"data": {"name": "prefix"}, "tokenizer": {...}, "ends_matter": false}`` from stdin, the fields of a
-`Tokenizer` among it, and writes a `Comparison`. Imports the standard library alone.
+The launcher asks ``python -m trainer.data.tokenized``: it reads ``{"data": {"name": "prefix"}, "tokenizer":
+{...}, "ends_matter": false}`` from stdin, with the fields of a `Tokenizer`, and writes a `Comparison`.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,27 +22,11 @@ from trainer.data.vocabulary import read_vocabulary
 from trainer.errors import UserError
 from trainer.logs import LOGGER
 
-ACCEPT = "resume.accept_data"
 _FAST = "tokenizer.json"
 
 
-@dataclass(frozen=True)
-class TokenizerRecord:
-    """A tokenizer as manifests describe it.
-
-    Attributes
-    ----------
-    kind
-        ``gpt2``, ``tokenizer.json`` or ``sentencepiece``; ``wordpiece`` makes no data here.
-    files
-        Names of its files.
-    sha256
-        Of their bytes, one after the other; None where they are not here.
-    size
-        Number of tokens.
-    end
-        Id of the token that ends a document; None in data without one.
-    """
+class TokenizerRecord(NamedTuple):
+    """A tokenizer as manifests describe it: `end` is None if documents have none, `sha256` without files."""
 
     kind: str
     files: tuple[str, ...]
@@ -57,10 +40,9 @@ class TokenizerRecord:
 
 
 class Comparison(NamedTuple):
-    """Data sets next to the tokenizer of a training.
+    """Data sets of another tokenizer, why, and whether that is certain; those without a manifest.
 
-    `others` are names, and what is wrong with each: whether that is certain, or a part of it is not known.
-    `unknown` have no manifest. `accept` is the value of `resume.accept_data` that accepts what is certain.
+    `accept` is the value of `resume.accept_data` that accepts what is certain.
     """
 
     others: list[tuple[str, str, bool]]
@@ -76,13 +58,9 @@ def of_data(prefix: Path) -> TokenizerRecord | None:
         if size not in [item["size"] for item in content["outputs"] if item["path"].endswith(".bin")]:
             return None
         record, ends = content["tokenizer"], content["options"].get("append_eod", True)
-        return TokenizerRecord(
-            str(record["kind"]),
-            tuple(map(str, record["files"])),
-            str(record["sha256"]),
-            int(record["vocabulary_size"]),
-            int(record["end_of_document"]) if ends else None,
-        )
+        kind, files, digest = str(record["kind"]), tuple(map(str, record["files"])), str(record["sha256"])
+        end = int(record["end_of_document"]) if ends else None
+        return TokenizerRecord(kind, files, digest, int(record["vocabulary_size"]), end)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
 
@@ -93,52 +71,51 @@ def of_training(tokenizer: Tokenizer) -> TokenizerRecord | None:
     if tokenizer.library == "sentencepiece":
         kind, paths = "sentencepiece", [tokenizer.model]
     elif tokenizer.library == "huggingface":
-        kind, paths = _FAST, [Path(tokenizer.name) / _FAST]
+        kind, paths = _FAST, [Path(tokenizer.name, _FAST)]
     elif tokenizer.name in WORDPIECES:
         kind, paths = "wordpiece", [tokenizer.vocab_file]
+    files = [path for path in paths if path is not None and path.is_file()]
+    is_directory = kind == _FAST and Path(tokenizer.name).is_dir()
+    if is_directory and not Path(tokenizer.name, "tokenizer_config.json").is_file():
+        return None
+    if len(files) < len(paths) and (is_directory or kind != _FAST):
+        return None
     try:
         vocabulary = read_vocabulary(replace(tokenizer, override_size=None), mock=False)
-        is_here = all(path is not None and path.is_file() for path in paths)
-        content = b"".join(path.read_bytes() for path in paths if path is not None) if is_here else None
+        digest = hashlib.sha256(b"".join(map(Path.read_bytes, files))).hexdigest() if files else None
     except (UserError, OSError):
         return None
-    names = [str(path) for path in paths] if content is not None else [tokenizer.name]
-    digest = hashlib.sha256(content).hexdigest() if content is not None else None
-    return TokenizerRecord(kind, tuple(names), digest, vocabulary.size, vocabulary.end_of_text)
+    names = tuple(map(str, files)) or (tokenizer.name,)
+    return TokenizerRecord(kind, names, digest, vocabulary.size, vocabulary.end_of_text)
 
 
 def mismatch(data: TokenizerRecord, own: TokenizerRecord, ends_matter: bool) -> tuple[str, bool] | None:
     """Return why data are not of a training's tokenizer, and whether that is certain; None if they are.
 
-    A ``tokenizer.json`` may be the same tokenizer as files of another kind. Of these there are then compared
-    the number of tokens, which may be more with added ones, and the end of a document.
+    A ``tokenizer.json`` may be the same tokenizer as files of another form, with added tokens or without.
     """
-    is_same = data.sha256 == own.sha256
-    forms = {data.kind, own.kind}
+    is_same, forms = data.sha256 == own.sha256, {data.kind, own.kind}
     is_comparable = own.sha256 is not None and (len(forms) == 1 or _FAST not in forms)
     if not is_same and (is_comparable or data.size > own.size):
         return f"its manifest says that {data} made it, and the training has {own}", True
     if data.end not in (None, own.end):
         what = f"its documents end with the token {data.end}, and the training takes {own.end} for the end"
         return f"{what}, by {' and '.join(own.files)}", ends_matter
-    if not is_same:
-        return f"{data} made it; whether {own} is the same tokenizer is not known", False
-    return None
+    return None if is_same else (f"{data} made it; whether {own} is the same tokenizer is not known", False)
 
 
 def compare(prefixes: Mapping[str, Path], own: TokenizerRecord, ends_matter: bool) -> Comparison:
     """Compare the tokenizers of data sets, by their names, with a training's."""
-    others, unknown, accepted = [], [], set()
+    others, unknown, certain = [], [], set()
     for name, prefix in prefixes.items():
         data = of_data(prefix)
         if data is None:
             unknown.append(name)
         elif (problem := mismatch(data, own, ends_matter)) is not None:
             others.append((name, *problem))
-            if problem[1]:
-                accepted.add(f"{data.sha256} {data.end} {own.sha256} {own.end}")
-    digest = hashlib.sha256("\n".join(sorted(accepted)).encode()).hexdigest()[:12]
-    return Comparison(others, unknown, f"tokenizer-{digest}" if accepted else None)
+            certain |= {f"{data.sha256} {data.end} {own.sha256} {own.end}"} if problem[1] else set()
+    digest = hashlib.sha256("\n".join(sorted(certain)).encode()).hexdigest()[:12]
+    return Comparison(others, unknown, f"tokenizer-{digest}" if certain else None)
 
 
 def check(data: Data, prefixes: Iterable[Path]) -> None:
@@ -148,11 +125,12 @@ def check(data: Data, prefixes: Iterable[Path]) -> None:
         return
     ends_matter = data.eod_mask_loss or data.reset_positions or data.reset_attention
     answer = compare({str(prefix): prefix for prefix in prefixes}, own, ends_matter)
+    is_accepted = answer.accept in (data.accepted or "").split("+")
     for name, problem, is_certain in answer.others:
-        if is_certain and data.accepted != answer.accept:
+        if is_certain and not is_accepted:
             raise UserError(
                 f"{DATA_KEY}: {name}: {problem}; expected the tokenizer of the data in model.tokenizer, or "
-                f"data of this one; {ACCEPT}={answer.accept} says that they fit"
+                f"data of this one; resume.accept_data={answer.accept} says that they fit"
             )
         LOGGER.warning("%s: %s", name, problem)
 

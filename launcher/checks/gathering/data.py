@@ -219,16 +219,12 @@ def _state(path: str) -> tuple[int, ...] | None:
 
 # --- the tokenizer that made the data
 
-_LIBRARIES = ("megatron", "sentencepiece", "huggingface")
 _ENDS = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss")
 _HELD_OUT = "evaluation.perplexity.data_prefix"
 
 
 def tokenized_data(resolver: PathResolver) -> TokenizedData | None:
-    """Compare the tokenizer that each data set's manifest names with that of the training, or of the run.
-
-    None where there is nothing to compare on this machine, or the program does not answer.
-    """
+    """Compare the tokenizer of each data set, by its manifest, with the training's; None without either."""
     job = resolver.plan.job
     evaluation = (job.stage_config or {}).get("evaluation")
     values = Values((job.config if evaluation is None else job.stage_config) or {})
@@ -237,21 +233,18 @@ def tokenized_data(resolver: PathResolver) -> TokenizedData | None:
         own = [(_HELD_OUT, prefix) for prefix in _prefixes(evaluation["perplexity"]["data_prefix"])]
         named = (own or named) if evaluation["perplexity"]["enabled"] else []
     keys = {prefix.strip(): key for key, prefix in named}
-    here = {prefix: resolver.input(key, prefix) for prefix, key in keys.items()}
-    paths = {prefix: path for prefix, path in here.items() if isinstance(path, Path)}
-    data = {prefix: str(path) for prefix, path in paths.items() if Path(f"{path}.bin").is_file()}
+    paths = {prefix: resolver.input(key, prefix) for prefix, key in keys.items()}
+    data = {prefix: str(path) for prefix, path in paths.items() if isinstance(path, Path)}
+    data = {prefix: path for prefix, path in data.items() if Path(f"{path}.bin").is_file()}
     tokenizer = _tokenizer(resolver, values)
     if not data or tokenizer is None:
         return None
     training = resolver.draft.composition.config.training if evaluation is None else None
     accepted = training.resume.accept_data if training is not None else values.raw("resume.accept_data")
-    manifests = [str(indexed.manifest_path(Path(prefix))) for prefix in data.values()]
-    if not any(Path(path).is_file() for path in manifests):
-        return TokenizedData(unknown=tuple(data))
     ends_matter = any(values.flag(f"model.data.{name}") for name in _ENDS)
     question = json.dumps({"data": data, "tokenizer": tokenizer, "ends_matter": ends_matter})
-    state = tuple(_state(path) for path in [*manifests, *tokenizer.values()])
-    answer = _answer("trainer.data.tokenized", question, state)
+    state = [_state(f"{path}.bin") for path in data.values()]
+    answer = _answer("trainer.data.tokenized", question, (*state, *map(_state, tokenizer.values())))
     if answer is None:
         return None
     others = tuple((keys[name], name, *problem) for name, *problem in answer["others"])
@@ -267,7 +260,7 @@ def _tokenizer(resolver: PathResolver, values: Values) -> dict[str, str] | None:
         if not isinstance(path, Path):
             return None
         fields["name" if key.endswith(".type") else key.rpartition(".")[2]] = str(path)
-    return fields if library in _LIBRARIES else None
+    return fields if library in ("megatron", "sentencepiece", "huggingface") else None
 
 
 # --- the files of a tokenizer

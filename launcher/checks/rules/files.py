@@ -78,12 +78,12 @@ def tokenizer_problems(plan: Plan, paths: facts.PathFacts) -> Iterator[Finding]:
     fix = "data that the training's tokenizer made"
     if plan.job.stage == "training":
         fix += ", or the tokenizer of the data: training.model.tokenizer.*"
-        fix += f"\nif they fit all the same: training.resume.accept_data={tokens.accept}"
+        accept = "+".join(filter(None, (tokens.accepted, tokens.accept)))
+        fix += f"\nif they fit all the same: training.resume.accept_data={accept}"
+    is_accepted = tokens.accept in (tokens.accepted or "").split("+")
     for (key, why, is_certain), names in groups.items():
-        if is_certain and tokens.accept != tokens.accepted:
-            yield error(key, names[0], f"{why}{_likewise(names)}", fix)
-        else:
-            yield warning(key, names[0], f"{why}{_likewise(names)}")
+        tell = error if is_certain and not is_accepted else warning
+        yield tell(key, names[0], f"{why}{_likewise(names)}", fix if tell is error else None)
     if tokens.unknown:
         text = f"whether the training's tokenizer made {tokens.unknown[0]}{_likewise(tokens.unknown)}"
         yield not_checked(text, "no manifest beside it says which one did")

@@ -85,7 +85,7 @@ def data_problems(earlier: EarlierTraining) -> Iterator[Finding]:
     if not earlier.data or not earlier.goes_on:
         return
     files = "; ".join(earlier.data)
-    if earlier.accept is not None and earlier.accepted == earlier.accept:
+    if earlier.accept is not None and earlier.accept in (earlier.accepted or "").split("+"):
         text = f"you accepted data that differ from those of {earlier.data_since}: {files}"
         yield warning(_ACCEPT, earlier.accepted, text)
         return
