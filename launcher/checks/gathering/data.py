@@ -45,8 +45,7 @@ def data_sets(resolver: PathResolver) -> list[tuple[str, str]]:
 
 def _prefixes(value: Any) -> Iterator[str]:
     for item in [value] if isinstance(value, str) else value if isinstance(value, list) else ():
-        # Buckets are not looked into.
-        if isinstance(item, str) and item.strip() and weight_of(item) is None and "://" not in item:
+        if isinstance(item, str) and item.strip() and weight_of(item) is None:
             yield item
 
 
@@ -238,10 +237,10 @@ def missing_tokenizer(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
 
 def tokenizer_files(resolver: PathResolver) -> Iterator[tuple[str, str]]:
     """Yield keys and paths of the tokenizer's files, or of its directory."""
-    config = resolver.plan.job.config
+    config, engine = resolver.plan.job.config, resolver.plan.job.engine
     for key in _needed(Values(config)) if config is not None else ():
         value = Values(config or {}).raw(key)
-        if isinstance(value, str) and value and "://" not in value:
+        if isinstance(value, str) and value and (engine != "nemo" or "://" not in value):  # which downloads
             yield key, value
 
 

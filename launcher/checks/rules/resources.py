@@ -40,7 +40,7 @@ def gpu_problems(values: Values, plan: Plan, facts: Facts) -> Iterator[Finding]:
         yield warning(key, accelerator, facts.lacks_gpus, f"{full(key)}=cpu")
     counted = gpu_of(resources, facts.gpu_types)
     yield from _type(resources, counted)
-    yield from _precision(values, counted)
+    yield from _precision(values, counted, plan.job.engine)
     if resources.gpus_per_task is not None:
         yield from _per_task(resources.tasks_per_node, resources.gpus_per_task, facts.node_gpus)
     else:
@@ -73,7 +73,7 @@ def _type(resources: Resources, counted: CountedGpu) -> Iterator[Finding]:
         yield warning("cluster.gres", f"gpu:{resources.gpu_type}", message, fix, (key,))
 
 
-def _precision(values: Values, counted: CountedGpu) -> Iterator[Finding]:
+def _precision(values: Values, counted: CountedGpu, engine: str) -> Iterator[Finding]:
     """Find a precision that the GPU does not compute in, where the GPU is known."""
     gpu, source, is_assumed = counted
     if is_assumed:
@@ -96,7 +96,9 @@ def _precision(values: Values, counted: CountedGpu) -> Iterator[Finding]:
             f"{gpu.name} ({source}) has no bf16, which is new with the A100: fused kernels refuse it, and"
             " others are slow"
         )
-        yield warning(precision, values.raw(precision), message, f"{full(precision)}=16")
+        # Our trainer has no fp16.
+        fix = f"{full(precision)}={32 if engine == 'megatron' else 16}"
+        yield warning(precision, values.raw(precision), message, fix)
 
 
 def gpus_of(gpus_per_node: int | None, gres: str | None) -> int | None:
