@@ -188,19 +188,12 @@ class Draft:
 def _check_resilience(composition: Composition, names: Sequence[str]) -> None:
     """Refuse settings of a chain of trainings in a command that launches none."""
     settings = composition.config.resilience
-    asks = {
-        "links": settings.links > 1,
-        "nodes": settings.nodes is not None,
-        "save_before_end": settings.save_before_end is not None,
-    }
+    asks = {"links": settings.links > 1, "nodes": settings.nodes, "save_before_end": settings.save_before_end}
     for override in map(parse_override, composition.overrides):
         node, _, name = override.key.partition(".")
-        if node == "resilience" and asks.get(name.partition(".")[0]) and "training" not in names:
-            raise UserError(
-                f"{override.text}: only a training is a chain of jobs, and saves before its end",
-                key=override.key,
-                hint=f"without it, as stages=[{','.join(names)}] launches none",
-            )
+        if node == "resilience" and asks.get(name) and "training" not in names:
+            message = f"{override.text}: only a training is a chain of jobs, and saves before its end"
+            raise UserError(message, key=override.key, hint=f"stages=[{','.join(names)}] without it")
 
 
 def draft(request: Request) -> Draft:

@@ -7,7 +7,9 @@ core_v0.16.1 share (`megatron/training/arguments.py`); what differs between rele
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from functools import reduce
 from typing import Any
 
 from pydantic import ConfigDict, Field
@@ -150,33 +152,21 @@ def megatron_lm_arguments(written: Node, model_type: ModelType) -> list[str]:
     return argument_vector(_options(trainer, exp_manager, model, model_type))
 
 
-def translated_keys(written: Node, model_type: ModelType) -> set[str]:
-    """Return the dotted keys that options are made of, here or under other values of other keys."""
-    read = {f"model.{name}" for name in (*_FP8, "recompute_modules")}
-    nodes = (_Reading(written[name], f"{name}.", read) for name in ("trainer", "exp_manager", "model"))
-    argument_vector(_options(*nodes, model_type))
-    return read
-
-
-class _Reading(Mapping[str, Any]):
-    """A node that takes note of the keys that are read by their names."""
-
-    def __init__(self, node: Node, path: str, read: set[str]) -> None:
-        self._node, self._path, self._read = node, path, read
-
-    def __getitem__(self, key: str) -> Any:
-        self._read.add(f"{self._path}{key}")
-        value = self._node[key]
-        return _Reading(value, f"{self._path}{key}.", self._read) if isinstance(value, Mapping) else value
-
-    def items(self) -> ItemsView[str, Any]:
-        return self._node.items()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._node)
-
-    def __len__(self) -> int:
-        return len(self._node)
+def is_translated(written: Node, model_type: ModelType, key: str) -> bool:
+    """Return True if another value of a dotted key, or none, makes other options or is refused."""
+    # What is read under other values of other keys alone.
+    if key in (*(f"model.{name}" for name in _FP8), "model.recompute_modules"):
+        return True
+    *path, last = key.split(".")
+    for value in (None, "?"):
+        changed = deepcopy(dict(written))
+        reduce(lambda node, name: node[name], path, changed)[last] = value
+        try:
+            if megatron_lm_arguments(changed, model_type) != megatron_lm_arguments(written, model_type):
+                return True
+        except (UserError, AttributeError, TypeError, ValueError):
+            return True
+    return False
 
 
 def _options(trainer: Node, exp_manager: Node, model: Node, model_type: ModelType) -> Iterator[Option]:

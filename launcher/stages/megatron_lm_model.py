@@ -125,7 +125,7 @@ def stack_of(model: Node, model_type: ModelType) -> Node:
                 key=f"training.model.decoder.{key}",
                 also=(f"training.model.encoder.{key}",),
             )
-    return encoder  # type: ignore[no-any-return]
+    return dict(encoder)
 
 
 def model_options(model: Node, model_type: ModelType) -> Iterator[Option]:

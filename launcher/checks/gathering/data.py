@@ -100,18 +100,12 @@ def _short_split(resolver: PathResolver, key: str, idx: Path) -> Fault | None:
     # A data set that is named for a split is whole.
     text = "1" if named else str(values.raw(_SPLITS) or _SPLIT_WEIGHTS)
     weights = [weight_of(part) or 0.0 for part in text.split(",")]
-    if (
-        length is None
-        or len(weights) > 3
-        or min(weights) < 0
-        or not 0 < sum(weights) < math.inf
-        or named not in ("", *splits)
-    ):
+    is_known = len(weights) <= 3 and min(weights) >= 0 and 0 < sum(weights) < math.inf
+    if length is None or not is_known or named not in ("", *splits):
         return None
     chosen = chosen_checkpoint(resolver) if values.flag("exp_manager.resume_if_exists") else None
-    rule = (
-        indexed.SPLIT_RULE if chosen is None else chosen.content.get("split_rule", indexed.FIRST_SPLIT_RULE)
-    )
+    saved = {"split_rule": indexed.SPLIT_RULE} if chosen is None else chosen.content
+    rule = saved.get("split_rule", indexed.FIRST_SPLIT_RULE)
     with opened(idx) as stream:
         header = indexed.parse_header(stream.read(indexed.HEADER.size), stream.seek(0, 2))
         parts = indexed.split_documents([*weights, 0.0, 0.0][:3], header.boundaries - 1, rule)
