@@ -131,24 +131,11 @@ def read_start(stream: BinaryIO, header: IndexHeader, document: int) -> int:
 def split_documents(
     weights: Sequence[float], documents: int, rule: str = SPLIT_RULE
 ) -> list[tuple[int, int]]:
-    """Divide documents, in order, among training, validation and test.
+    """Divide documents, in order, among splits; return the first of each, and one past its last.
 
-    Parameters
-    ----------
-    weights
-        Any non-negative numbers; only their ratios count.
-    documents
-        Number of documents.
-    rule
-        ``megatron-core`` rounds the ends (blended_megatron_dataset_config.py,
-        ``convert_split_vector_to_split_matrix``, and blended_megatron_dataset_builder.py). The rule of
-        earlier versions is that of the first Megatron-LM (``get_train_valid_test_split_``): each part is
-        rounded, then all ends are shifted by what is over.
-
-    Returns
-    -------
-    list of (int, int)
-        First document and one past the last, for each split.
+    ``megatron-core`` rounds the ends of the shares (blended_megatron_dataset_builder.py). The rule of earlier
+    versions is Megatron-LM's first (``get_train_valid_test_split_``): each part is rounded, then all ends are
+    shifted by what is over. Of the weights, which are not negative, only the ratios count.
     """
     *_, total = itertools.accumulate(weights)
     shares = [weight / total for weight in weights]

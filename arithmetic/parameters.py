@@ -217,7 +217,9 @@ def _attention(model: Node) -> Size:
     norms = _norm(model, width // heads) * 2 if model.get("qk_layernorm") else Size()
     if model.get("bias", True):
         return Size(int(count + width + both), int(hidden)) + norms
-    return Size(int(count + width + both if model.get("add_qkv_bias") else count)) + norms
+    # megatron-core's name, and NeMo's.
+    has_bias = model.get("add_qkv_bias") or model.get("qkv_bias")
+    return Size(int(count + width + both if has_bias else count)) + norms
 
 
 def _latent_attention(model: Node) -> Size:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.config.compose import Composition, compose
-from launcher.config.overrides import STAGES
+from launcher.config.overrides import STAGES, parse_override
 from launcher.config.schema import RunConfig
 from launcher.config.secrets import check_references, check_texts
 from launcher.config.stored import read_stored
@@ -67,6 +67,7 @@ class Request:
                 raise UserError(
                     f"--stage={stage}: not one of stages=[{','.join(names)}]", hint=did_you_mean(stage, names)
                 )
+            _check_resilience(composition, names)
         if len(configs) == 1:
             return [replace(composition, config=configs[0])]
         return [
@@ -183,6 +184,17 @@ class Draft:
             return self
         with self.composition.annotated():
             return replace(self, plan=plan_launch(self.config, number=number, tag=tag, work=self.work))
+
+
+def _check_resilience(composition: Composition, names: Sequence[str]) -> None:
+    """Refuse settings of a chain of trainings in a command that launches none."""
+    settings = composition.config.resilience
+    asks = {"links": settings.links > 1, "nodes": settings.nodes, "save_before_end": settings.save_before_end}
+    for override in map(parse_override, composition.overrides):
+        node, _, name = override.key.partition(".")
+        if node == "resilience" and asks.get(name) and "training" not in names:
+            message = f"{override.text}: only a training is a chain of jobs, and saves before its end"
+            raise UserError(message, key=override.key, hint=f"stages=[{','.join(names)}] without it")
 
 
 def draft(request: Request) -> Draft:

@@ -8,6 +8,8 @@ core_v0.16.1 share (`megatron/training/arguments.py`); what differs between rele
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from functools import reduce
 from typing import Any
 
 from pydantic import ConfigDict, Field
@@ -54,6 +56,7 @@ _FP16 = {
     "hysteresis": "--hysteresis",
 }
 _FP8 = same_names("fp8_recipe", "fp8_margin", "fp8_amax_history_len", "fp8_amax_compute_algo")
+_ADAMS = (*_DISTRIBUTED, "megatron_fused_adam", "fused_adam", "adamw", "adam", None)
 _RESETS = same_names("reset_position_ids", "reset_attention_mask", "eod_mask_loss")
 
 
@@ -66,6 +69,7 @@ class _Computed(StrictModel):
 class _Schedule(_Computed):
     warmup_steps: Whole | None = None
     warmup_ratio: float | None = None
+    constant_ratio: float | None = None
     constant_steps: Whole | None = None
     max_steps: Whole | None = None
 
@@ -148,6 +152,23 @@ def megatron_lm_arguments(written: Node, model_type: ModelType) -> list[str]:
     return argument_vector(_options(trainer, exp_manager, model, model_type))
 
 
+def is_translated(written: Node, model_type: ModelType, key: str) -> bool:
+    """Return True if another value of a dotted key, or none, makes other options or is refused."""
+    # What is read under other values of other keys alone.
+    if key in (*(f"model.{name}" for name in _FP8), "model.recompute_modules"):
+        return True
+    *path, last = key.split(".")
+    for value in (None, "?"):
+        changed = deepcopy(dict(written))
+        reduce(lambda node, name: node[name], path, changed)[last] = value
+        try:
+            if megatron_lm_arguments(changed, model_type) != megatron_lm_arguments(written, model_type):
+                return True
+        except (UserError, AttributeError, TypeError, ValueError):
+            return True
+    return False
+
+
 def _options(trainer: Node, exp_manager: Node, model: Node, model_type: ModelType) -> Iterator[Option]:
     yield from model_options(model, model_type)
     yield from _parallelism(model, model_type)
@@ -214,6 +235,12 @@ def _scales_scores(trainer: Node, model: Node, model_type: ModelType) -> bool:
 
 
 def _optimizer(trainer: Node, optim: Node) -> Iterator[Option]:
+    if (name := optim.get("name")) not in _ADAMS:
+        raise UserError(
+            f"training.model.optim.name={literal(name)}: engine=megatron_lm has Adam alone",
+            key="training.model.optim.name",
+            hint=f"valid: {', '.join(filter(None, _ADAMS))}",
+        )
     betas = optim.get("betas") or (None, None)
     yield "--weight-decay", optim.get("weight_decay")
     yield "--adam-beta1", betas[0]
@@ -251,7 +278,8 @@ def _schedule(trainer: Node, optim: Node) -> Iterator[Option]:
     yield "--lr", optim.get("lr")
     yield "--min-lr", sched.get("min_lr")
     yield "--lr-decay-style", _DECAY[name]
-    yield "--lr-decay-iters", max(steps - (sched.get("constant_steps") or 0), (warmup or 0) + 1)
+    constant = sched.get("constant_steps") or int((sched.get("constant_ratio") or 0) * steps)
+    yield "--lr-decay-iters", max(steps - constant, (warmup or 0) + 1)
     yield "--lr-warmup-iters", warmup
 
 

@@ -33,7 +33,7 @@ _OFF = {
 # NeMo's switches that are off unless said otherwise, and how Megatron-LM is told that one is on.
 _ON = {
     "qkv_bias": "--add-qkv-bias",
-    **same_names("fp32_residual_connection", "rotary_interleaved"),
+    **same_names("add_qkv_bias", "fp32_residual_connection", "rotary_interleaved"),
     "scale_positional_embedding": "--use-rope-scaling",
     **same_names("cross_entropy_loss_fusion", "defer_embedding_wgrad_compute"),
 }
@@ -71,8 +71,11 @@ _NORMS = {
     "rmsnorm": [("--normalization", "RMSNorm")],
 }
 
+# Transformer Engine's; megatron-core's own needs a specification of layers.
+_ATTENTION = {"auto": None, **{name: name for name in ("flash", "fused", "unfused")}}
 _POSITIONS = {name: name for name in ("learned_absolute", "rope", "none")}
 
+_COUNTED_ENDS = tuple(f"account_for_{part}_in_pipeline_split" for part in ("embedding", "loss"))
 _SHARED_EMBEDDINGS = "share_embeddings_and_output_weights"
 
 # Keys in which a T5's encoder and decoder may differ. Not in layers: no release (core_v0.12.3, 0.16.1, 0.19)
@@ -214,7 +217,10 @@ def _layers(stack: Node, path: str) -> Iterator[Option]:
 def _implementation(model: Node) -> Iterator[Option]:
     yield "--transformer-impl", "transformer_engine" if model.get("transformer_engine") else "local"
     yield flag("--no-gradient-accumulation-fusion", model.get("gradient_accumulation_fusion") is False)
+    backend = _one_of(_ATTENTION, model, "training.model", "attention_backend", "auto")
+    yield "--attention-backend", backend
     yield from flags(same_names("use_cpu_initialization", "fp16_lm_cross_entropy"), model)
+    yield from flags(same_names("calculate_per_token_loss", *_COUNTED_ENDS), model)
     if model.get("gc_interval"):
         yield flag("--manual-gc", True)
         yield "--manual-gc-interval", model["gc_interval"]

@@ -27,6 +27,8 @@ _SCRIPTS = "examples/nlp/language_modeling"
 
 # Lightning takes a job of such a name for a shell, and each of its tasks for a training of its own.
 _NAMES_OF_SHELLS = ("bash", "interactive")
+# Lightning's (_PRECISION_INPUT), without its suffixes.
+_PRECISIONS = ("bf16", "16", "32", "64", "transformer-engine")
 # GPUs of a node where the cluster names no number, as in the NeMo Megatron launcher.
 _GPUS_PER_NODE = 8
 # Keys that our converter reads, and NeMo's does not.
@@ -52,6 +54,10 @@ def _payload(run: StageRun, training: TrainingConfig, _written: Mapping[str, Any
     """
     paths, model_type = run.paths, training.run.model_type
     _check_model(model_type, training.model)
+    precision, key = training.trainer.get("precision") or 32, "training.trainer.precision"
+    if str(precision).removesuffix("-mixed").removesuffix("-true") not in _PRECISIONS:
+        known = f"valid with engine=nemo: {', '.join(_PRECISIONS)}, with -mixed or -true"
+        raise UserError(f"{key}={literal(precision)}: Lightning has no such precision", key=key, hint=known)
     if paths.job_name in _NAMES_OF_SHELLS:
         raise UserError(
             f"training.run.name={paths.run_name}: NeMo does not train in a job of the name {paths.job_name}",
@@ -76,7 +82,19 @@ def _payload(run: StageRun, training: TrainingConfig, _written: Mapping[str, Any
     )
 
 
+# Keys whose meaning is megatron-core's, and that NeMo reads otherwise (megatron_gpt_model.py, `loss_func`;
+# megatron_base_model.py, `build_transformer_config`), with the reason.
+_UNREAD = {
+    "calculate_per_token_loss": "NeMo's loss has no number of tokens: gradients would be sums over ranks",
+    "add_qkv_bias": "NeMo reads qkv_bias",
+}
+
+
 def _check_model(model_type: str, model: Mapping[str, Any]) -> None:
+    for name, why in _UNREAD.items():
+        if model.get(name):
+            key = f"training.model.{name}"
+            raise UserError(f"{key}={literal(model[name])}: {why}", key=key, hint=f"leave {key} out")
     two_stacks = "encoder" in model and "decoder" in model
     if two_stacks is not (model_type == "t5"):
         has = "encoder and decoder nodes" if two_stacks else "no encoder and decoder nodes"

@@ -74,6 +74,18 @@ def test_parameters_are_those_that_megatron_core_built() -> None:
     assert count_parameters(tiny, 304) == expected
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_biases_of_queries_have_two_names(bias: bool) -> None:
+    """Count megatron-core's `add_qkv_bias` and NeMo's `qkv_bias` alike, which mean nothing beside `bias`."""
+    shape = {**LLAMA3_8B, "bias": bias}
+    plain, *named = (
+        count_parameters({**shape, **names}, 512)
+        for names in ({}, {"add_qkv_bias": True}, {"qkv_bias": True})
+    )
+    assert named[0] == named[1]
+    assert (named[0] == plain) is bias
+
+
 def test_parameters_of_bert_base_are_counted() -> None:
     """The published model has as many: its norm after the embeddings is Megatron's after the last layer."""
     # bert-base-uncased with the heads of its pretraining.

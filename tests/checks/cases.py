@@ -112,6 +112,11 @@ def earlier_training(*changes: Change, data: tuple[str, ...] = (), **others: Any
     return replace(KNOWN, earlier=training)
 
 
+def added(key: str, engine: str) -> dict[str, Any]:
+    """Return a job of an engine, to whose configuration a key was added."""
+    return {"plan": {"engine": engine}, "facts": Facts((key,), SHIPPED, (), {})}
+
+
 def sharded_checkpoint(checkpoint: str, tensor: int, pipeline: int, virtual: int) -> Facts:
     """Return facts with a checkpoint to resume from, whose optimizer states are in shards."""
     shards = SavedShards(checkpoint, tensor, pipeline, virtual)

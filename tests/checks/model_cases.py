@@ -355,6 +355,17 @@ MODEL_CASES = [
         for prefix in (["a"], "a", [0.5, "a", "0.5", "b"], ["a", "b"], {"train": ["a"], "test": None})
     ),
     good("data.prefix", {"model.data.data_impl": "mock", PREFIX: []}),
+    *(
+        bad(
+            "data.prefix",
+            {"model.data.data_impl": "webdataset"},
+            f"data_impl='webdataset': engine={engine} reads no such data",
+            "valid: mmap, mock",
+            plan={"engine": engine},
+        )
+        for engine in ("nemo", "megatron", "megatron_lm")
+    ),
+    good("data.prefix", {"model.data.data_impl": "text_mmap"}, plan={"engine": "nemo"}),
     bad("profile.ranks", {}, "ranks=[0, 16]: there is no rank 16 among 16 tasks", plan={"ranks": (0, 16)}),
     good("profile.ranks", {}, plan={"ranks": (0, 15)}),
     # batches

@@ -139,6 +139,41 @@ def test_keys_that_checks_read_are_known() -> None:
     assert hints == ["did you mean training.model.num_moe_experts?"]
 
 
+@pytest.mark.parametrize(
+    ("added", "unknown"),
+    [
+        ("model.foo=1", True),
+        ("model.optim.foo=1", True),
+        ("exp_manager.foo=1", True),
+        ("trainer.foo=x", True),
+        ("model.sharp=True", False),  # a shipped configuration has it
+        ("model.foo=null", False),
+        ("model.moe_extended_tp=True", True),
+        ("model.qkv_bias=True", False),
+        ("model.calculate_per_token_loss=True", False),
+        ("model.account_for_loss_in_pipeline_split=True", False),
+        ("model.optim.sched.max_steps=1000", False),
+        ("model.fp8_recipe=delayed", False),
+    ],
+)
+def test_keys_without_an_option_of_megatron_lm_are_refused(added: str, unknown: bool) -> None:
+    key = added.partition("=")[0]
+    text = added if key == "model.sharp" else f"+training.{added}"
+    launch_draft = draft_with("engine=megatron_lm", text.replace("model.sharp", "training.model.sharp"))
+    findings = [finding for finding in findings_of(launch_draft) if finding.id == "keys.unknown"]
+    assert [finding.key for finding in findings] == ([f"training.{key}"] if unknown else [])
+    assert all(finding.severity is Severity.ERROR for finding in findings)
+
+
+def test_a_key_that_one_stack_alone_has_is_refused() -> None:
+    gelu = [f"training.model.{stack}.activation=gelu" for stack in ("encoder", "decoder")]
+    for stack in ("encoder", "decoder"):
+        text = f"+training.model.{stack}.foo=1"
+        launch_draft = draft_with("training=t5/220m", "engine=megatron_lm", *gelu, text)
+        keys = [finding.key for finding in findings_of(launch_draft) if finding.id == "keys.unknown"]
+        assert keys == [f"training.model.{stack}.foo"]
+
+
 def test_missing_secrets_are_found(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("closed", "good"):
         (workdir / name).touch()

@@ -226,6 +226,20 @@ def test_index_is_checked_against_its_tokens(tmp_path: Path, content: bytes, why
     assert (reason is None) if why is None else (reason is not None and why in reason)
 
 
+@pytest.mark.parametrize("engine", ["megatron", "nemo", "megatron_lm"])
+@pytest.mark.parametrize("scheme", ["s3", "gs", "https", "msc"])
+def test_no_engine_opens_a_url(workdir: Path, engine: str, scheme: str) -> None:
+    url, here = f"{scheme}://bucket/text", workdir / "data/corpus_text_document"
+    overrides = (*LOCAL, f"engine={engine}", "training.trainer.accelerator=gpu")
+    findings = path_findings(*overrides, f"{PREFIX}=[0.5, {here}, 0.5, '{url}']")
+    (finding,) = [finding for finding in findings if finding.id == "path.data"]
+    assert finding.severity is Severity.ERROR
+    assert finding.message == f"{PREFIX}='{url}': engine={engine} reads files, and opens no {scheme}:// here"
+    tokenizer = [finding.key for finding in path_findings(*overrides, f"{TOKENIZER}.vocab_file='{url}'")]
+    # NeMo fetches a tokenizer.
+    assert (f"{TOKENIZER}.vocab_file" in tokenizer) is (engine != "nemo")
+
+
 SPLITS = "training.model.data.splits_string"
 NO_VALIDATION = "training.trainer.limit_val_batches=0"
 

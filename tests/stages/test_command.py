@@ -82,6 +82,9 @@ def test_program_gets_its_arguments_as_they_stand(
         ("command.writable=[here]", "a whole path is needed"),
         ("command.env_vars.RANK=1", "sets this variable"),
         ("command.nodes=0", "1 or more"),
+        ("resilience.links=5", "only a training is a chain of jobs"),
+        ("resilience.nodes={min: 1, max: 2}", "only a training"),
+        ("resilience.save_before_end=60", "only a training"),
     ],
 )
 def test_mistakes_are_named_and_nothing_is_written(
@@ -93,6 +96,12 @@ def test_mistakes_are_named_and_nothing_is_written(
     message = capsys.readouterr().err
     assert words in message and override.partition("=")[0] in message
     assert not results.exists()
+
+
+@pytest.mark.parametrize("override", ["resilience.links=1", "resilience.save_before_end=null"])
+def test_settings_of_a_chain_that_ask_for_nothing_are_taken(override: str) -> None:
+    arguments = ("stages=[command]", "cluster=bcm", "command.argv=[bench]", override)
+    assert draft(Request(overrides=arguments, command=[])).plan.job.stage == "command"
 
 
 def test_numbers_stay_as_they_were_written(tmp_path: Path) -> None:

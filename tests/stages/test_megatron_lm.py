@@ -166,6 +166,15 @@ def test_payload_has_the_save_signal_and_the_paths() -> None:
             ["--save", "--save-interval"],
         ),
         (["training.exp_manager.resume_if_exists=False"], ["--save"], ["--override-opt_param-scheduler"]),
+        (["+training.model.calculate_per_token_loss=True"], ["--calculate-per-token-loss"], []),
+        (
+            [f"+training.model.account_for_{end}_in_pipeline_split=True" for end in ("embedding", "loss")],
+            ["--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split"],
+            [],
+        ),
+        (["+training.model.add_qkv_bias=True"], ["--add-qkv-bias"], []),
+        (["+training.model.qkv_bias=True"], ["--add-qkv-bias"], []),
+        (["+training.model.attention_backend=auto"], [], ["--attention-backend"]),
         (["training.trainer.precision=32"], [], ["--use-distributed-optimizer", "--overlap-grad-reduce"]),
     ],
 )
@@ -185,6 +194,18 @@ def test_switches_say_what_the_configuration_says(
         # 100 steps, all of them of the warm-up
         (["training=gpt3/5b_16k"], "--lr-decay-iters", "116"),
         (["training=llama/llama3_1_8b", "+training.model.scale_factor=4"], "--rope-scaling-factor", "4"),
+        (["+training.model.attention_backend=flash"], "--attention-backend", "flash"),
+        (["+training.model.attention_backend=unfused"], "--attention-backend", "unfused"),
+        (
+            ["+training.model.optim.sched.max_steps=1000", "training.model.optim.sched.constant_steps=0"],
+            "--lr-decay-iters",
+            "1000",
+        ),
+        (
+            ["~training.model.optim.sched.constant_steps", "+training.model.optim.sched.constant_ratio=0.5"],
+            "--lr-decay-iters",
+            "300000",
+        ),
         (["training=llama/llama3_1_405b"], "--wgrad-deferral-limit", "50"),
         (["training=llama/llama3_1_8b"], "--manual-gc-interval", "100"),
     ],
@@ -210,6 +231,10 @@ def test_a_t5_with_sentencepiece_has_masks() -> None:
         (["training=t5/220m", *_GELU, "training.model.data.data_impl=mock"], "training.model.data.data_impl"),
         (["training=t5/tiny", *_GELU], "training.model.tokenizer.type"),
         (["+training.model.headscale=True"], "training.model.headscale"),
+        (["training.model.optim.name=muon"], "training.model.optim.name"),
+        (["+training.model.attention_backend=sdpa"], "training.model.attention_backend"),
+        (["+training.model.attention_backend=local"], "training.model.attention_backend"),
+        (["training.trainer.precision=fp16"], "training.trainer.precision"),
         (["+training.model.override_vocab_size=512"], "training.model.override_vocab_size"),
         (
             ["training=t5/220m", *_GELU, "training.model.decoder.num_layers=6"],

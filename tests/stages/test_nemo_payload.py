@@ -69,9 +69,19 @@ def test_a_given_max_time_per_run_stays() -> None:
         (["training.run.model_type=t5"], "training.run.model_type"),
         (["training=t5/220m", "training.run.model_type=gpt"], "training.run.model_type"),
         (["training.run.model_type=gtp"], "training.run.model_type"),
+        (["training.trainer.precision=fp16"], "training.trainer.precision"),
+        (["+training.model.calculate_per_token_loss=True"], "training.model.calculate_per_token_loss"),
+        (["+training.model.add_qkv_bias=True"], "training.model.add_qkv_bias"),
     ],
 )
 def test_mistakes_name_their_key(overrides: list[str], key: str) -> None:
     with pytest.raises(UserError) as caught:
         plan_of(*overrides)
     assert [mistake.key for mistake in caught.value.mistakes] == [key]
+
+
+@pytest.mark.parametrize("precision", ["16", "16-mixed", "bf16", "bf16-mixed", "32", "32-true", "null"])
+def test_precisions_of_lightning_are_handed_on(precision: str) -> None:
+    config = plan_of(f"training.trainer.precision={precision}").job.config
+    assert config is not None
+    assert str(config["trainer"]["precision"]) == precision.replace("null", "None")

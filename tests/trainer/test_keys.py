@@ -104,7 +104,15 @@ def test_the_very_small_configuration_passes(flat: dict[str, Any]) -> None:
         ("model.rampup_batch_size", [2, 4, 10], "lead from 2 to model.global_batch_size=8"),
         ("model.optim.sched.min_lr", 1.0, "at most"),
         ("model.optim.betas", [0.9], "two numbers"),
-        ("trainer.precision", 16, "one of bf16"),
+        *(
+            (
+                "trainer.precision",
+                word,
+                "expected bf16, or 32 where the GPU has no bf16, such as a V100 or T4",
+            )
+            for word in (16, "16", "16-mixed", "16-true", "fp16", "float16")
+        ),
+        ("trainer.precision", 64, "one of bf16"),
         ("trainer.accelerator", "tpu", "one of gpu, cuda, cpu, auto"),
         ("trainer.precision", "bf16", "megatron_amp_O2"),
         ("trainer.max_time", 1800, "days:hours:minutes:seconds"),

@@ -100,12 +100,9 @@ def open_checkpoint(path: Path) -> tuple[Checkpoint | None, str | None]:
 
 
 def split_rule(*places: Path) -> str:
-    """Return how the training of the newest checkpoint divided its data; for a new one, how it is done now.
+    """Return how the training of a checkpoint, or of the newest in a directory, divided its data.
 
-    Parameters
-    ----------
-    places
-        Checkpoints, or directories of them; the first that has one decides.
+    The first place that has one decides; for a new training, it is how data are divided now.
     """
     for place in places:
         marker = read_marker(place)

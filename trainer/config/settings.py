@@ -187,8 +187,12 @@ def _restore_from(values: Values) -> Path | None:
 
 def _precision(values: Values) -> Literal["bf16", "fp32"]:
     key = "trainer.precision"
-    if str(values.raw(key)).startswith("16"):
-        values.fail(key, "bf16 or 32: fp16 needs a scale of the loss, which engine=nemo and megatron_lm have")
+    if str(values.raw(key)).removeprefix("fp").removeprefix("float").startswith("16"):
+        values.fail(
+            key,
+            "bf16, or 32 where the GPU has no bf16, such as a V100 or T4: fp16 and its loss scaling are not "
+            "in this version; engine=nemo and engine=megatron_lm have them",
+        )
     precision = values.choice(key, tuple(PRECISIONS), "32")
     if PRECISIONS[precision] == "fp32":
         return "fp32"

@@ -46,21 +46,10 @@ def make_schedule(settings: Optimization, lr_scale: float = 1.0) -> Schedule:
 
 
 def rate_change(flat: Mapping[str, Any], max_steps: object, step: int) -> tuple[int, float, float] | None:
-    """Return the first step after `step` whose rate is another one than with other ``trainer.max_steps``.
+    """Return the first step after `step` completed ones whose rate other ``trainer.max_steps`` move.
 
-    Parameters
-    ----------
-    flat
-        The dotted keys of a training's configuration.
-    max_steps
-        The other number of steps; what is no number was never told.
-    step
-        Completed steps.
-
-    Returns
-    -------
-    (int, float, float) or None
-        The step, and its rate with the other number and with the configuration's own.
+    The step comes with its rate under `max_steps` and under the dotted keys of a configuration. None if no
+    step has another rate, and for a `max_steps` that is no number: it is not known.
     """
     now = flat.get("trainer.max_steps")
     if type(max_steps) is not int or type(now) is not int or max_steps < 1 or max_steps == now:

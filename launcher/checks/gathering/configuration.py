@@ -12,6 +12,7 @@ from launcher.checks.rules.resources import gpus_of
 from launcher.config.compose import CONF_DIR
 from launcher.config.overrides import parse_override
 from launcher.drafting import Draft
+from launcher.stages.megatron_lm import is_translated
 from launcher.stages.stage import stage_cluster
 
 _NEMO_NODES = ("trainer", "exp_manager", "model")
@@ -28,8 +29,16 @@ def node_gpus(draft: Draft) -> int | None:
 @gathers("added_keys", looks=False)
 def added_keys(draft: Draft) -> tuple[str, ...]:
     """Return the keys of NeMo's nodes that the user added to the shipped tree."""
-    known, training = known_keys(draft), draft.composition.config.training
+    known, training, job = known_keys(draft), draft.composition.config.training, draft.plan.job
     nodes = {name: getattr(training, name) for name in _NEMO_NODES} if known else {}
+    if known and training is not None and job.engine == "megatron_lm" and job.config is not None:
+        # What a check reads is none of the engine's for that.
+        config, model_type, known = job.config, training.run.model_type, _shipped_keys()
+        return tuple(
+            key
+            for key in _keys_below(nodes)
+            if key not in known and not is_translated(config, model_type, key)
+        )
     return tuple(key for key in _keys_below(nodes) if key not in known)
 
 

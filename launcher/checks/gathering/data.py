@@ -48,8 +48,7 @@ def _data_sets(values: Values) -> list[tuple[str, str]]:
 
 def _prefixes(value: Any) -> Iterator[str]:
     for item in [value] if isinstance(value, str) else value if isinstance(value, list) else ():
-        # Buckets are not looked into.
-        if isinstance(item, str) and item.strip() and weight_of(item) is None and "://" not in item:
+        if isinstance(item, str) and item.strip() and weight_of(item) is None:
             yield item
 
 
@@ -104,18 +103,12 @@ def _short_split(resolver: PathResolver, key: str, idx: Path) -> Fault | None:
     # A data set that is named for a split is whole.
     text = "1" if named else str(values.raw(_SPLITS) or _SPLIT_WEIGHTS)
     weights = [weight_of(part) or 0.0 for part in text.split(",")]
-    if (
-        length is None
-        or len(weights) > 3
-        or min(weights) < 0
-        or not 0 < sum(weights) < math.inf
-        or named not in ("", *splits)
-    ):
+    is_known = len(weights) <= 3 and min(weights) >= 0 and 0 < sum(weights) < math.inf
+    if length is None or not is_known or named not in ("", *splits):
         return None
     chosen = chosen_checkpoint(resolver) if values.flag("exp_manager.resume_if_exists") else None
-    rule = (
-        indexed.SPLIT_RULE if chosen is None else chosen.content.get("split_rule", indexed.FIRST_SPLIT_RULE)
-    )
+    saved = {"split_rule": indexed.SPLIT_RULE} if chosen is None else chosen.content
+    rule = saved.get("split_rule", indexed.FIRST_SPLIT_RULE)
     with opened(idx) as stream:
         header = indexed.parse_header(stream.read(indexed.HEADER.size), stream.seek(0, 2))
         parts = indexed.split_documents([*weights, 0.0, 0.0][:3], header.boundaries - 1, rule)
@@ -291,14 +284,14 @@ def missing_tokenizer(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
 
 def tokenizer_files(resolver: PathResolver) -> Iterator[tuple[str, str]]:
     """Yield keys and paths of the tokenizer's files, or of its directory."""
-    config = resolver.plan.job.config
-    yield from _tokenizer_files(Values(config)) if config is not None else ()
+    config, engine = resolver.plan.job.config, resolver.plan.job.engine
+    yield from _tokenizer_files(Values(config), engine) if config is not None else ()
 
 
-def _tokenizer_files(values: Values) -> Iterator[tuple[str, str]]:
+def _tokenizer_files(values: Values, engine: str | None) -> Iterator[tuple[str, str]]:
     for key in _needed(values):
         value = values.raw(key)
-        if isinstance(value, str) and value and "://" not in value:
+        if isinstance(value, str) and value and (engine != "nemo" or "://" not in value):  # which downloads
             yield key, value
 
 

@@ -55,6 +55,10 @@ class PathResolver:
         A lack where nothing can be there; ``None`` if a stage before this one is going to write it. `prefix`
         stands before what to write in place of a relative path.
         """
+        scheme, mark, _ = value.partition("://")
+        if mark:
+            why = f"engine={self.plan.job.engine} reads files, and opens no {scheme}:// here"
+            return MissingPath(key, value, why, True, "fetch it to a directory of the nodes, and name that")
         if not Path(value).is_absolute():
             why = "a whole path is needed: the job starts elsewhere"
             return MissingPath(key, value, why, True, f"{prefix}{Path(value).absolute()}")

@@ -159,17 +159,30 @@ def trainer_problems(trainer_verdict: str) -> Iterator[Finding]:
 
 @check(
     "keys.unknown",
-    "keys that no shipped configuration has are not slips of ones that it has",
+    "keys that no shipped configuration has are keys of the engine, and no slips of others",
     "added_keys",
     "shipped_keys",
 )
-def key_problems(values: Values, added_keys: Iterable[str], shipped_keys: Iterable[str]) -> Iterator[Finding]:
-    """Find keys of NeMo's nodes that nothing knows and that are near to a known one."""
+def key_problems(
+    values: Values, engine: str, added_keys: Iterable[str], shipped_keys: Iterable[str]
+) -> Iterator[Finding]:
+    """Find keys of NeMo's nodes that nothing knows.
+
+    Megatron-LM gets options alone, and NeMo says nothing of a key that it does not read. Our trainer refuses
+    by itself what it does not know; that one is near to a known one is said of all.
+    """
     for key in added_keys:
+        value = values.raw(key)
         near = nearest_key(key, shipped_keys) if not key.startswith(_UNSHIPPED) else None
-        if near is not None:
+        fix = f"did you mean {full(near)}?" if near is not None else None
+        if isinstance(value, Mapping) or (value in (None, False) and near is None):
+            continue
+        if engine == "megatron_lm":
+            yield error(key, value, "engine=megatron_lm has no option for this key", fix)
+        elif engine == "nemo" or near is not None:
             text = "no shipped configuration has this key"
-            yield warning(key, values.raw(key), text, f"did you mean {full(near)}?")
+            unread = "" if near is not None else ", and NeMo ignores a key that it does not read"
+            yield warning(key, value, f"{text}{unread}", fix)
 
 
 def nearest_key(key: str, shipped: Iterable[str]) -> str | None:

@@ -19,7 +19,7 @@ _CONSTANT = f"{_SCHED}.constant_steps"
 _RATIOS = {_WARMUP: f"{_SCHED}.warmup_ratio", _CONSTANT: f"{_SCHED}.constant_ratio"}
 _INTERVAL = "trainer.val_check_interval"
 _CALLBACK = "exp_manager.checkpoint_callback_params"
-_PREFIX = "model.data.data_prefix"
+_PREFIX, _DATA_IMPL = "model.data.data_prefix", "model.data.data_impl"
 _FORMS = (
     "[prefix], [prefix, prefix, ...] or [weight, prefix, weight, prefix, ...], the weights above 0; "
     "data_impl=mock makes data of its own"
@@ -144,15 +144,22 @@ def validation_problems(values: Values) -> Iterator[Finding]:
     yield warning(_INTERVAL, interval, text, fix, also=(_MAX_STEPS,))
 
 
+# The words that each engine reads; NeMo's are those of dataset_utils.py, `get_indexed_dataset_`.
+_DATA_IMPLS = {"nemo": ("mmap", "mock", "text_mmap", "csv_mmap")}
+
+
 @check("data.prefix", "there is data, and weights go with prefixes")
-def prefix_problems(values: Values) -> Iterator[Finding]:
-    """Find missing data, and weights without prefixes.
+def prefix_problems(values: Values, engine: str) -> Iterator[Finding]:
+    """Find missing data, data of a form that the engine does not read, and weights without prefixes.
 
     megatron/core/datasets/utils.py, get_blend_from_list: an odd number of names is read as one without
     weights. blended_dataset.py: each weight is above 0. NeMo (megatron_gpt_model.py) takes a mapping of the
     three splits too.
     """
-    if values.raw("model.data.data_impl") != "mmap":
+    form, forms = values.raw(_DATA_IMPL), _DATA_IMPLS.get(engine, ("mmap", "mock"))
+    if form not in (*forms, None):
+        yield error(_DATA_IMPL, form, f"engine={engine} reads no such data", f"valid: {', '.join(forms)}")
+    if form != "mmap":
         return
     value = values.raw(_PREFIX)
     named = {_PREFIX: value}
