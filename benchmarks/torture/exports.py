@@ -25,7 +25,7 @@ def preload() -> None:
     """Import what all cases here need."""
     import transformers  # noqa: F401
 
-    import tests.trainer.conversion.test_weight_map
+    import tests.trainer.conversion.test_weight_map  # noqa: F401
     import trainer.conversion.tokenizer_files  # noqa: F401
 
 
