@@ -2,7 +2,7 @@
 
     python -m benchmarks.torture.server
 
-It reads lines of JSON, `["names", GROUP, WITH_PACKAGES]` and `["run", NAME, DIRECTORY]`, and answers each with
+It reads lines of JSON, `["names", GROUP, WITH_PACKAGES]` or `["run", NAME, DIRECTORY]`, and answers each with
 one.
 """
 

@@ -105,6 +105,8 @@ def test_the_very_small_configuration_passes(flat: dict[str, Any]) -> None:
         ("model.optim.sched.min_lr", 1.0, "at most"),
         ("model.optim.betas", [0.9], "two numbers"),
         ("trainer.precision", 16, "one of bf16"),
+        ("trainer.precision", 16, "fp16 scales the loss, as engine=nemo and engine=megatron_lm do"),
+        ("trainer.precision", "16-mixed", "engine=megatron_lm"),
         ("trainer.accelerator", "tpu", "one of gpu, cuda, cpu, auto"),
         ("trainer.precision", "bf16", "megatron_amp_O2"),
         ("trainer.max_time", 1800, "days:hours:minutes:seconds"),

@@ -182,7 +182,8 @@ def _restore_from(values: Values) -> Path | None:
 def _precision(values: Values) -> Literal["bf16", "fp32"]:
     key = "trainer.precision"
     if str(values.raw(key)).startswith("16"):
-        values.fail(key, "bf16 or 32: fp16 needs a scale of the loss, which engine=nemo and megatron_lm have")
+        valid = ", ".join(PRECISIONS)
+        values.fail(key, f"one of {valid}: fp16 scales the loss, as engine=nemo and engine=megatron_lm do")
     precision = values.choice(key, tuple(PRECISIONS), "32")
     if PRECISIONS[precision] == "fp32":
         return "fp32"
