@@ -12,7 +12,7 @@ FAULTS ?= 300
 # Where it is set, as in images of containers, each worker would translate the assertions of all tests anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo setup test test-fast pytest test-slurm nemo-test gpu-test lint bench soak docs wheel golden clean
+.PHONY: help demo setup test test-fast pytest test-slurm nemo-test gpu-test data-torture lint bench soak docs wheel golden clean
 .DEFAULT_GOAL := help
 
 help:
@@ -25,6 +25,7 @@ help:
 	@echo '             SUITES=sid takes one of them; takes hours, and root privileges'
 	@echo 'make nemo-test  NeMo itself trains what we render, on the CPU; its own environment (2 GB)'
 	@echo 'make gpu-test  what the GPUs of this machine compute, as a table'
+	@echo 'make data-torture  data and tokenizers of others, real and hostile, next to their references; downloads 300 MB'
 	@echo 'make lint    ruff, mypy, the import contracts, the supervisor'"'"'s Python and the documentation alone'
 	@echo 'make bench   the performance tables of benchmarks/perf'
 	@echo 'make soak    FAULTS=300 faults in real chains, and whether all held; interrupted, it goes on'
@@ -93,6 +94,9 @@ bench: .venv/test.done
 soak: .venv/test.done
 	@scripts/system-packages.sh slurmctld:slurm-wlm munged:munge
 	$(BIN)/python -m benchmarks.soak --faults $(FAULTS)
+
+data-torture: .venv/test.done
+	$(BIN)/python -m benchmarks.torture
 
 docs: .venv/test.done
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

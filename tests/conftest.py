@@ -100,6 +100,7 @@ _SLOW = (
     "tests/cli/test_broken_outputs.py",
     "tests/cli/mistakes/",
     "tests/config/test_many.py",
+    "tests/corpus/test_torture.py",
     "tests/config/test_secrets.py",
     "tests/integration/test_replay.py",
     "tests/launching/test_earlier_training.py",

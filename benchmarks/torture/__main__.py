@@ -46,6 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             directory = Path(scratch, str(number))
             outcome = process.run(case.name, directory)
             results.append((case, outcome))
+            if not console.is_terminal:
+                print(f"{number + 1}/{len(cases)} {outcome.state} {case.name}", file=sys.stderr, flush=True)
             if outcome.state == "surprise" and options.keep:
                 shutil.copytree(directory, options.keep / f"{number:03}", symlinks=True, dirs_exist_ok=True)
             shutil.rmtree(directory, ignore_errors=True)

@@ -2,7 +2,8 @@
 
     python -m benchmarks.torture.server
 
-It reads a line of JSON for each case, its name and a directory, and answers with a line: the outcome.
+It reads lines of JSON, `["names", GROUP, WITH_PACKAGES]` or `["run", NAME, DIRECTORY]`, and answers each with
+one.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +21,7 @@ import traceback
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from benchmarks.torture.cases import SECONDS, Outcome, try_case
 
@@ -38,10 +40,22 @@ class Server:
         self._orders: IO[str] = process.stdin
         self._answers: IO[str] = process.stdout
 
-    def run(self, name: str, directory: Path) -> Outcome:
+    def names(self, group: str, *, with_packages: bool = False) -> list[str]:
+        """Return the names of the cases of a group, or of all with an empty one."""
+        names: list[str] = self._ask(["names", group, with_packages])
+        return names
+
+    def run(self, name: str, directory: Path, *, is_cleared: bool = False) -> Outcome:
         """Run a case in a process of its own; its files are written into the directory."""
-        print(json.dumps([name, str(directory)]), file=self._orders, flush=True)
-        return Outcome(**json.loads(self._answers.readline()))
+        directory.mkdir(parents=True, exist_ok=True)
+        outcome = Outcome(**self._ask(["run", name, str(directory)]))
+        if is_cleared:
+            shutil.rmtree(directory)
+        return outcome
+
+    def _ask(self, order: list[object]) -> Any:
+        print(json.dumps(order), file=self._orders, flush=True)
+        return json.loads(self._answers.readline())
 
 
 @contextlib.contextmanager
@@ -62,7 +76,13 @@ def serve() -> None:
     os.dup2(2, 1)
     cases = {case.name: case for case in catalog.cases()}
     for line in sys.stdin:
-        name, directory = json.loads(line)
+        order, name, argument = json.loads(line)
+        if order == "names":
+            chosen = catalog.cases() if argument else catalog.generated()
+            names = [case.name for case in chosen if name in ("", case.group)]
+            print(json.dumps(names), file=answers, flush=True)
+            continue
+        directory = argument
         result = Path(directory, "outcome.json")
         if cases[name].group == "export":
             exports.preload()

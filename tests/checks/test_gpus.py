@@ -140,7 +140,6 @@ def test_figures_are_in_bytes_and_operations_a_second() -> None:
         ("l40s", ["l40s-48gb"]),
         ("Tesla T4", ["t4-16gb"]),
         ("nvidia_a10g", ["a10g-24gb"]),
-        ("a10", ["a10-24gb"]),
         # Ambiguous types, and those that the table lacks: a slice of MIG is no A100.
         ("a100", ["a100-40gb", "a100-80gb"]),
         ("v100", ["v100-16gb", "v100-32gb"]),

@@ -248,7 +248,7 @@ def _tokenizer(resolver: PathResolver, values: Values) -> dict[str, str] | None:
     """Return the tokenizer as the trainer has it, with paths of this machine; None if they are not here."""
     library, kind = (values.raw(f"{_NODE}.{name}") for name in ("library", "type"))
     fields = {"library": library, "name": kind if isinstance(kind, str) else ""}
-    for key, value in _tokenizer_files(values):
+    for key, value in _tokenizer_files(values, resolver.plan.job.engine):
         path = resolver.input(key, value)
         if not isinstance(path, Path):
             return None
