@@ -28,7 +28,7 @@ from launcher.launching import launch_stages
 from launcher.rendering.render import TEMPLATE_DIR
 from launcher.runs.index import Index
 from launcher.runs.manifest import read_manifest, write_manifest
-from launcher.schedulers.base import ChainJobs, JobRef, JobStatus, Submission
+from launcher.schedulers.base import ChainJobs, FoundJobs, JobRef, JobStatus, Submission
 from launcher.schedulers.local import LocalScheduler
 from launcher.slurm.states import Action, State
 from supervisor.following import NAME, Stage, Stages, to_json
@@ -125,6 +125,9 @@ class FakeScheduler:
     def statuses(self, refs: Sequence[JobRef]) -> list[JobStatus]:
         return [self.statuses_of.get(ref.job_id, RUNNING) for ref in refs]
 
+    def find(self, submissions: Sequence[Submission]) -> FoundJobs:
+        return {}
+
     def act(self, action: Action, job_ids: Sequence[str]) -> Mapping[str, UserError]:
         self.acts += job_ids
         return {}
@@ -188,6 +191,21 @@ def test_cancelling_a_run_ends_no_job_that_does_not_follow_it(
         (mine / NAME).write_text(to_json(stages))
         assert main(["cancel", "theirs"]) == 0
         assert "mine" not in capsys.readouterr().out and "2" not in scheduler.acts
+
+
+@pytest.mark.parametrize("job_id", ["1", None])
+def test_no_mark_is_left_where_a_link_leads(
+    scheduler: FakeScheduler, tmp_path: Path, capsys: Capsys, job_id: str | None
+) -> None:
+    directory = write_launch("theirs", 1)
+    write_manifest(directory, replace(read_manifest(directory), job_id=job_id, links=3))
+    (tmp_path / "mine").mkdir()
+    (directory / "marks").symlink_to(tmp_path / "mine")
+    chain = replace(RUNNING, chain=ChainJobs(1, 3, {"1": RUNNING}, [1]))
+    scheduler.statuses_of = {"1": chain}
+    main(["cancel", "theirs"])
+    assert scheduler.acts == ["1"] * (job_id is not None)
+    assert list((tmp_path / "mine").iterdir()) == []
 
 
 @as_root
