@@ -92,10 +92,7 @@ _NAME_ENDS = (
 )
 _ENDED = r"(?![a-z])[\w-]*(?:['\"]?\]?[^\S\n]*[?+:!=]|['\"][^\S\n]*,)"
 # Where a value follows after a blank.
-_SETTERS = (
-    *("setenv", "env[^\\S\\n]", "arg[^\\S\\n]", "set[^\\S\\n]+-", "oc\\.env", "--export"),
-    "conf\\w*[^\\S\\n]+set",
-)
+_SETTERS = ("setenv", "env[^\\S\\n]", "arg[^\\S\\n]", "set[^\\S\\n]", "oc\\.env", "--export")
 
 # A shorter value would be found in the middle of other words.
 _SHORTEST = 4
