@@ -102,7 +102,9 @@ class RunLocator:
             first = known.get(entry.tag)
             return entry.is_own, first is not None and first.run_dir == entry.run_dir
 
-        best = {entry.tag: entry for entry in sorted(entries[::-1], key=rank)}
+        best: dict[str, Entry] = {}
+        for entry in sorted(entries, key=rank, reverse=True):
+            best.setdefault(entry.tag, entry)
         return [entry for entry in entries if best[entry.tag] is entry]
 
     def located(self, job_id: str) -> list[Entry]:
