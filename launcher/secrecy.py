@@ -92,10 +92,7 @@ _NAME_ENDS = (
 )
 _ENDED = r"(?![a-z])[\w-]*(?:['\"]?\]?[^\S\n]*[?+:!=]|['\"][^\S\n]*,)"
 # Where a value follows after a blank.
-_SETTERS = (
-    *("setenv", "env[^\\S\\n]", "arg[^\\S\\n]", "set[^\\S\\n]+-", "oc\\.env", "--export"),
-    "conf\\w*[^\\S\\n]+set",
-)
+_SETTERS = ("setenv", "env[^\\S\\n]", "arg[^\\S\\n]", "set[^\\S\\n]", "oc\\.env", "--export")
 
 # A shorter value would be found in the middle of other words.
 _SHORTEST = 4
@@ -222,15 +219,14 @@ def recorded(words: Iterable[str]) -> list[str]:
     return masked_items([redacted(word) if "=" in word else without_secrets(word) for word in words])
 
 
-def masked_items(items: Sequence[str], known: Known | None = None) -> list[str]:
+def masked_items(items: Sequence[str]) -> list[str]:
     """Return the items of a list with those masked that hold a secret as arguments of a command.
 
     In ``[prog, --password, x]`` and ``[docker, login, -p, x]`` an item gives a value to those before it.
     """
-    quoted, begin, masked = [shlex.quote(item) for item in items], 0, list(items)
-    secrets = secrets_of_items(items, known)
-    for number, word in enumerate(quoted):
-        end = begin + len(word)
+    secrets, begin, masked = secrets_of_items(items), 0, list(items)
+    for number, item in enumerate(items):
+        end = begin + len(_as_word(item))
         if any(secret.start < end and begin < secret.end for secret in secrets):
             masked[number] = MASK
         begin = end + 1
@@ -239,7 +235,7 @@ def masked_items(items: Sequence[str], known: Known | None = None) -> list[str]:
 
 def secrets_of_items(items: Sequence[str], known: Known | None = None) -> list[Secret]:
     """Return the secrets of a list of arguments, each at its place in the command line."""
-    text = shlex.join(items)
+    text = " ".join(map(_as_word, items))
     exported = _exported(text) if "--export" in text else ()
     return _apart([*exported, *_options(text), *_formed(text, known)])
 
@@ -283,9 +279,16 @@ _ITEMS = re.compile(rf"{_QUOTED}|[\[\],]")
 
 def _as_argument(match: re.Match[str]) -> str:
     """Return a part of a list in the same length, without what a shell would not have there."""
-    text = match[0]
-    is_word = len(text) > 2 and text[0] == text[-1] and not re.search(r"[\s'\"\\]", text[1:-1])
-    return f" {text[1:-1]} " if is_word else text if len(text) > 1 else " "
+    text, inner = match[0], match[0][1:-1]
+    if len(text) == 1 or text[0] != text[-1] or _REFERENCE.fullmatch(inner):
+        return text if len(text) > 1 else " "
+    return f" {inner} " if not re.search(r"[\s'\"\\]", inner) else f"'{'_' * len(inner)}'"
+
+
+def _as_word(item: str) -> str:
+    """Return an item as a word of a command line; one of several words is looked at by itself."""
+    is_text = re.search(r"\s", item) and not _REFERENCE.fullmatch(item)
+    return "_" * len(item) if is_text else shlex.quote(item)
 
 
 def _given(

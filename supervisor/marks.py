@@ -186,10 +186,13 @@ def make_directory(launch_dir: AnyPath) -> None:
     Raises
     ------
     OSError
-        If it cannot be made.
+        If it cannot be made, or is a link: another user may lead it anywhere.
     """
-    with contextlib.suppress(FileExistsError):
+    try:
         os.mkdir(_path(launch_dir))
+    except FileExistsError:
+        if os.path.islink(_path(launch_dir)):
+            raise
 
 
 def leave(

@@ -99,12 +99,13 @@ def _leaves(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
 
 def _lists(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, list[str]]]:
     """Find the lists of a configuration, each with its key, as the words of a command."""
-    if isinstance(node, (list, tuple)):
+    if isinstance(node, Mapping):
+        for name, child in node.items():
+            yield from _lists(child, (*path, str(name)))
+    elif isinstance(node, (list, tuple)):
         yield ".".join(path), [str(item) for item in node if isinstance(item, (str, int, float))]
-    for name, child in node.items() if isinstance(node, Mapping) else ():
-        yield from _lists(child, (*path, str(name)))
-    for child in node if isinstance(node, (list, tuple)) else ():
-        yield from _lists(child, path)
+        for child in node:
+            yield from _lists(child, path)
 
 
 def _check(key: str, value: str | int, known: Known) -> None:

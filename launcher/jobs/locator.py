@@ -97,15 +97,15 @@ class RunLocator:
         It is where its manifest is the user's own, and else where it was seen first.
         """
         known = self.index.with_tags([entry.tag for entry in entries])
-        by_tag: dict[str, list[Entry]] = {}
-        for entry in entries:
-            by_tag.setdefault(entry.tag, []).append(entry)
 
-        def is_later(entry: Entry) -> tuple[bool, bool]:
+        def rank(entry: Entry) -> tuple[bool, bool]:
             first = known.get(entry.tag)
-            return not entry.is_own, first is None or first.run_dir != entry.run_dir
+            return entry.is_own, first is not None and first.run_dir == entry.run_dir
 
-        return [same[0] if len(same) == 1 else min(same, key=is_later) for same in by_tag.values()]
+        best: dict[str, Entry] = {}
+        for entry in sorted(entries, key=rank, reverse=True):
+            best.setdefault(entry.tag, entry)
+        return [entry for entry in entries if best[entry.tag] is entry]
 
     def located(self, job_id: str) -> list[Entry]:
         """Return the launch that a scheduler says a job is of; raise UserError if the launch was removed."""

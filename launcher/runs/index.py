@@ -188,11 +188,7 @@ class Index:
 
     def remember(self, entries: Iterable[Entry], trees: Iterable[Path] = ()) -> None:
         """Add launches that were seen just now, and the directories of their runs."""
-        seen: dict[str, Entry] = {}
-        for entry in entries:
-            first = seen.setdefault(entry.tag, entry)
-            if first is not entry and (entry.is_own or not first.is_own):
-                seen[entry.tag] = entry
+        seen = {entry.tag: entry for entry in sorted(entries, key=lambda entry: entry.is_own)}
         known = self.with_tags(list(seen))
         changed = [entry for tag, entry in seen.items() if _is_news(entry, known.get(tag))]
         paths = {*trees, *(entry.run_dir.parent for entry in changed)}.difference(self.trees())
@@ -264,8 +260,7 @@ def _is_news(entry: Entry, known: Entry | None) -> bool:
     """
     if known is None or known == entry:
         return known is None
-    is_copied = entry.is_own and not known.is_own
-    return known.run_dir == entry.run_dir or not known.is_there or is_copied
+    return known.run_dir == entry.run_dir or not known.is_there or (entry.is_own and not known.is_own)
 
 
 def _row(entry: Entry) -> list[bytes | int | None]:

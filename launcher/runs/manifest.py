@@ -13,14 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import UserError, escape, shortened
-from launcher.runs.paths import (
-    JOB_ID_LOG,
-    LARGEST_LAUNCH,
-    LAUNCHES,
-    MANIFEST,
-    SCRIPT_SUFFIX,
-    launch_numbers,
-)
+from launcher.runs.paths import JOB_ID_LOG, LARGEST_LAUNCH, LAUNCHES, MANIFEST, SCRIPT_SUFFIX, launch_numbers
 from launcher.runs.trust import user_name
 from supervisor.files import RECORD_LIMIT, UnfitFile, is_job_id, read_json, read_text, write_atomic
 from supervisor.marks import job_of
@@ -190,30 +183,18 @@ def _manifest_from_traces(launch_dir: Path) -> Manifest | None:
         words = read_text(launch_dir / JOB_ID_LOG, _LONGEST_TEXT).split()
         job_id = words[-1] if words else job_id
     try:
-        settings = from_json(read_json(launch_dir / SETTINGS))
-        status = launch_dir.stat()
+        settings, status = from_json(read_json(launch_dir / SETTINGS)), launch_dir.stat()
+        names = ("run", "tag", "engine", "scheduler", "nodes", "tasks_per_node", "max_nodes")
+        values = {name: getattr(settings, name) for name in names}
+        values |= {"links": settings.chain.links, "from_job": settings.chain.from_job, "job_id": job_id}
+        values |= {"command": [], "overrides": [], "choices": {}, "time_limit": None}
+        values |= {"version": "unknown", "host": "", "user": user_name(status.st_uid)}
         manifest = Manifest(
-            run=settings.run,
+            **values,
             launch=int(launch_dir.name),
-            tag=settings.tag,
             stage="training" if settings.checkpoints else "unknown",
-            engine=settings.engine,
-            scheduler=settings.scheduler,
             job_name=Path(settings.script).name.removesuffix(SCRIPT_SUFFIX),
-            nodes=settings.nodes,
-            tasks_per_node=settings.tasks_per_node,
-            time_limit=None,
-            command=[],
-            overrides=[],
-            choices={},
             created=datetime.fromtimestamp(status.st_mtime, UTC).isoformat(),
-            version="unknown",
-            user=user_name(status.st_uid),
-            host="",
-            job_id=job_id,
-            links=settings.chain.links,
-            from_job=settings.chain.from_job,
-            max_nodes=settings.max_nodes,
         )
         _check(manifest)
     except (OSError, ValueError, TypeError, OverflowError):

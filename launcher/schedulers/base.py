@@ -101,6 +101,12 @@ class JobRef:
     is_repeated: bool = False
     marks: dict[str | None, list[JobAttempt]] | None = field(default=None, compare=False, repr=False)
 
+    def __post_init__(self) -> None:
+        first: dict[str, int] = {}  # marks may name one job for several links
+        for link, job_id in self.links.items():
+            first.setdefault(job_id, link)
+        object.__setattr__(self, "links", {link: job_id for job_id, link in first.items()})
+
     def attempts(self, job_id: str | None = None) -> list[JobAttempt]:
         """Return the attempts of a job or an array, by default of all; the `jobs` share one reading."""
         if self.marks is None:
@@ -111,11 +117,6 @@ class JobRef:
                 for key in {attempt.job_id, attempt.job_id.partition("_")[0]}:
                     self.marks.setdefault(key, []).append(attempt)
         return self.marks.get(job_id, [])
-
-    def __post_init__(self) -> None:
-        # Marks may name one job for several links: it is the first of them.
-        links = {job_id: link for link, job_id in reversed(self.links.items())}
-        object.__setattr__(self, "links", {link: job_id for job_id, link in reversed(links.items())})
 
     @property
     def job_id(self) -> str:

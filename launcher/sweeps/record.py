@@ -46,9 +46,10 @@ class ArrayRecord:
 
 
 def write_record(array_dir: Path, record: ArrayRecord) -> None:
-    """Write the record of an array; raise UserError if it is larger than what is read."""
+    """Write the record of an array; raise UserError if it is larger than what is read, and no job yet."""
     text = json.dumps(asdict(record), indent=2) + "\n"
-    require_readable(array_dir / SWEEP_FILE, text)
+    if record.job_id is None and record.error is None:
+        require_readable(array_dir / SWEEP_FILE, text)
     write_atomic(array_dir / SWEEP_FILE, text)
 
 
@@ -57,8 +58,8 @@ def read_records(sweep_dir: Path) -> list[ArrayRecord]:
 
     Of a broken one the points are those that its job has, without their values.
     """
-    records = ((path, record or record_of_job(path.parent)) for path, record in _records(sweep_dir).items())
-    return [record for _, record in records if record is not None]
+    records = [record or record_of_job(path.parent) for path, record in _records(sweep_dir).items()]
+    return [record for record in records if record is not None]
 
 
 def broken_records(sweep_dir: Path) -> list[Path]:

@@ -163,11 +163,22 @@ def test_the_refusal_names_its_key_and_a_way_out() -> None:
         "env_vars.COMMIT=0123456789abcdef0123456789abcdef01234567",
         "env_vars.PASSED='$HF_TOKEN'",
         "container=docker://$oauthtoken@nvcr.io#nvidia/nemo:24.07",
+        "cluster.srun_args=[--token,'$HF_TOKEN',--password,'$(cat /run/word)']",
+        "cluster.srun_args=[env,HF_TOKEN=,--kill-on-bad-exit=1,--key,a]",
+        "cluster.srun_args=[--max-tokens,'4096',--eos-token,x,--user,me]",
+        "training.model.data.data_prefix=['1.0',/data/api_key,'2.0',/data/token]",
+        "container=nvcr.io/a/b:1@sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",
     ],
 )
 def test_text_without_a_secret_stays_usable(override: str) -> None:
     assert redacted(override) == override
     plan_launch(compose([override]).config, number=1, tag="x")
+
+
+def test_commands_in_a_list_are_not_one_command() -> None:
+    check_secrets(compose(["cluster.srun_args=['docker login reg','mkdir -p /opt/x']"]).config)
+    with pytest.raises(UserError, match="a registry's password"):
+        check_secrets(compose(["cluster.srun_args=['docker login -p xyz reg','mkdir /opt/x']"]).config)
 
 
 NAMES = st.text("ab=:,@/?&;'\"${}[]<>-_. \\\nHF_TOKEN", max_size=60)

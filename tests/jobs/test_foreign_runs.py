@@ -28,7 +28,8 @@ from launcher.launching import launch_stages
 from launcher.rendering.render import TEMPLATE_DIR
 from launcher.runs.index import Index
 from launcher.runs.manifest import read_manifest, write_manifest
-from launcher.schedulers.base import ChainJobs, JobRef, JobStatus
+from launcher.schedulers.base import ChainJobs, FoundJobs, JobRef, JobStatus, Submission
+from launcher.schedulers.local import LocalScheduler
 from launcher.slurm.states import Action, State
 from supervisor.following import NAME, Stage, Stages, to_json
 from tests.launching.fake_slurm import install, overrides
@@ -124,6 +125,9 @@ class FakeScheduler:
     def statuses(self, refs: Sequence[JobRef]) -> list[JobStatus]:
         return [self.statuses_of.get(ref.job_id, RUNNING) for ref in refs]
 
+    def find(self, submissions: Sequence[Submission]) -> FoundJobs:
+        return {}
+
     def act(self, action: Action, job_ids: Sequence[str]) -> Mapping[str, UserError]:
         self.acts += job_ids
         return {}
@@ -189,6 +193,50 @@ def test_cancelling_a_run_ends_no_job_that_does_not_follow_it(
         assert "mine" not in capsys.readouterr().out and "2" not in scheduler.acts
 
 
+@pytest.mark.parametrize("job_id", ["1", None])
+def test_no_mark_is_left_where_a_link_leads(
+    scheduler: FakeScheduler, tmp_path: Path, capsys: Capsys, job_id: str | None
+) -> None:
+    directory = write_launch("theirs", 1)
+    write_manifest(directory, replace(read_manifest(directory), job_id=job_id, links=3))
+    (tmp_path / "mine").mkdir()
+    (directory / "marks").symlink_to(tmp_path / "mine")
+    chain = replace(RUNNING, chain=ChainJobs(1, 3, {"1": RUNNING}, [1]))
+    scheduler.statuses_of = {"1": chain}
+    main(["cancel", "theirs"])
+    assert scheduler.acts == ["1"] * (job_id is not None)
+    assert list((tmp_path / "mine").iterdir()) == []
+
+
+@as_root
+@pytest.mark.parametrize("is_loop", [False, True])
+def test_jobs_of_others_on_this_machine_break_no_look_up(
+    tmp_path: Path, other_user: int, monkeypatch: pytest.MonkeyPatch, is_loop: bool
+) -> None:
+    """Their directories may not be read under umask 077, and their arguments lead anywhere."""
+    supervisor = tmp_path / "launches" / "1" / "supervisor.pyz"
+    supervisor.parent.mkdir(parents=True)
+    supervisor.write_text("import time\nprint(flush=True)\ntime.sleep(600)\n")
+    supervisor.parent.parent.chmod(0o700)
+    (tmp_path / "loop").symlink_to("loop")
+    words = ["python3", "-IS", str(supervisor), "tag", "tag", "--"]
+    if is_loop:
+        words = ["bash", "-c", "echo; read -r", f"{tmp_path}/loop/x_submission.sh", "tag"]
+    job = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert job.stdout is not None and job.stdout.readline() == b"\n"
+        os.seteuid(other_user)
+        monkeypatch.setattr(RunLocator, "_clusters", [_Cluster("", LocalScheduler(), 5.0)])
+        locator = RunLocator(tmp_path / "none")
+        assert locator.located(str(job.pid)) == [] and tmp_path not in locator.trees_of_jobs()
+        assert all("does not answer" not in remark for remark in locator.remarks)
+        LocalScheduler().find([Submission("tag", tmp_path / "a_submission.sh", "u", "")])
+    finally:
+        os.seteuid(0)
+        job.kill()
+        job.communicate()
+
+
 # --- copies
 
 
@@ -205,8 +253,8 @@ def copy_of(run: Path, target: Path) -> Path:
 def test_a_copy_of_somebody_else_is_not_the_original(tmp_path: Path, name: str, is_seen_first: bool) -> None:
     """Its manifest has the tag, the job and the user of the original, and only its owner tells."""
     tree = tmp_path / "tree"
-    run = launch(tree / "gpt", job_id="17", tag="mine", user="me").parents[1].parent
     run = tree / "gpt"
+    launch(run, job_id="17", tag="mine", user="me")
     theirs = copy_of(run, tree / name)
     if is_seen_first:
         find_run(str(theirs), tree)

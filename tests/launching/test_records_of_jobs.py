@@ -112,7 +112,7 @@ def record(points: int, **values: str) -> ArrayRecord:
     fields: dict[str, Any] = dict.fromkeys(("sweep", "tag", "script", "created", "user", "host"), "x")
     fields |= {"slurm_conf": None, "command": [], "overrides": [], "throttle": None, "labels": {}}
     listed = [{"name": "-".join(f"key_{key}=0.123456789" for key in range(5)), **point}] * points
-    return ArrayRecord(**fields, points=listed, job_id="17")
+    return ArrayRecord(**fields, points=listed)
 
 
 def test_the_record_of_ten_thousand_points_is_read_again(tmp_path: Path) -> None:

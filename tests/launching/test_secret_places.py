@@ -43,7 +43,7 @@ def make_place(*words: str, secret: str = VALUE, code: int = REFUSED, **environm
     return Place(words, environment, secret=secret, code=code)
 
 
-_COMMAND = ("command.run.name=a",)
+_COMMAND = ("stages=[training,command]", "command.run.name=a")
 PLACES = {
     # --- places that a review found ---
     "comment": make_place(f"cluster.comment='HF_TOKEN={VALUE}'"),
@@ -112,7 +112,9 @@ PLACES = {
     "option of a command": make_place(f"env_vars.X='hf auth login --token {VALUE}'"),
     "curl": make_place(f"env_vars.X='curl -u me:{VALUE} https://host'"),
     **{
-        f"items of {key}: {line}": make_place(f"{key}=[{line.replace(' ', ',')}]", *_COMMAND)
+        f"items of {key}: {line}": make_place(
+            f"{key}=[{line.replace(' ', ',')}]", *(_COMMAND if key == "command.argv" else ())
+        )
         for key in ("command.argv", "cluster.srun_args", "+training.model.arguments")
         for line in (
             *(
@@ -130,7 +132,7 @@ PLACES = {
         )
     },
     "items with blanks": make_place(f"command.argv=[ prog , --password , '{VALUE} of mine' ]", *_COMMAND),
-    "items of a mapping": make_place(f"+command={{argv: [prog, --token, {VALUE}]}}", *_COMMAND),
+    "items of a mapping": make_place(f"++command={{argv: [prog, --token, {VALUE}]}}", *_COMMAND),
     "items of two lists": make_place(f"+training.model.a=[[x],[prog,--token,{VALUE}]]"),
     "items, dead": make_place(f"cluster.srun_args=[--token,{VALUE}]", "cluster.srun_args=[]", code=MASKED),
     "items of srun's export": make_place(f"cluster.srun_args=[--export,'ALL,MY_TOKEN={VALUE}']"),
@@ -203,6 +205,8 @@ def test_a_secret_reaches_no_file_and_no_output(
     assert code == place.code, printed
     leaks = [path for path in paths_with(tmp_path, place.secret) if not path.startswith(str(own_tree))]
     assert leaks == []
+    if name.startswith("items of "):
+        assert "a secret must not be written" in printed
     if code == REFUSED:
         assert not (tmp_path / "results").exists(), "nothing is written"
         assert (tmp_path / "slurm" / "calls").read_text() == "", "nothing is submitted"
