@@ -22,6 +22,7 @@ from supervisor.tasks import Signalled, Signals, forwarding, run, run_before
 if TYPE_CHECKING:
     from supervisor.link import Link
     from supervisor.slurm import Slurm
+    from supervisor.time_limit import TimeLimit
 
 # The script keeps the environment that it was submitted in there, as `env -0` prints it.
 _ENVIRONMENT_FD = 9
@@ -201,9 +202,10 @@ def _keep(job: Job, command: Sequence[str], signals: Signals) -> int:
     """
     from supervisor.link import Link
     from supervisor.slurm import Slurm
+    from supervisor.time_limit import TimeLimit
 
     slurm = Slurm(job)
-    link = Link(job, slurm)
+    link, limit = Link(job, slurm), TimeLimit(job, slurm)
     hosts: List[str] = []
     code = 1
     with contextlib.suppress(OSError):
@@ -215,11 +217,13 @@ def _keep(job: Job, command: Sequence[str], signals: Signals) -> int:
         signals.check()
         if os.environ.get(_UNREADABLE):
             raise OSError(f"{os.environ[_UNREADABLE]} cannot be read, which has the value of a variable")
-        hosts = _meet(job, link)
+        if job.settings.scheduler == SLURM and job.settings.save_signal:
+            limit.ask()
+        hosts = _meet(job, link, limit)
         command = _prepared(job, command, hosts, signals)
         hooks.call_each(hooks.BEFORE, job, signals)
         signals.check()
-        code = _run_tasks(job, slurm, command, signals, link.hooks())
+        code = _run_tasks(job, slurm, limit, command, signals, link.hooks())
         if code == 0 and job.settings.scheduler != LOCAL:
             code = _slurm_has_the_last_word(job, slurm)
         job.say(f"the tasks ended with exit code {code}")
@@ -290,12 +294,13 @@ def _begin(job: Job, link: "Link") -> None:
         _print_traceback()
 
 
-def _meet(job: Job, link: "Link") -> List[str]:
+def _meet(job: Job, link: "Link", limit: "TimeLimit") -> List[str]:
     """Choose where the tasks meet, and leave the mark that the job has started; return its hosts."""
     scheduler, run_name, launch = job.settings.scheduler, job.settings.run, job.settings.launch
     meeting = rendezvous(scheduler, job.settings.nodes if scheduler == ALLOCATION else None)
     os.environ.update(MASTER_ADDR=meeting.address, MASTER_PORT=str(meeting.port))
     fields: Dict[str, Any] = {"started": int(time.time()), "nodes": ",".join(meeting.hosts)}
+    fields["time_limit"] = limit.seconds
     try:
         fields.update(link.fields())
     except Exception:
@@ -339,7 +344,12 @@ def _prepared(job: Job, command: Sequence[str], hosts: Sequence[str], signals: S
 
 
 def _run_tasks(
-    job: Job, slurm: "Slurm", command: Sequence[str], signals: Signals, own_hooks: Sequence[hooks.Hook] = ()
+    job: Job,
+    slurm: "Slurm",
+    limit: "TimeLimit",
+    command: Sequence[str],
+    signals: Signals,
+    own_hooks: Sequence[hooks.Hook] = (),
 ) -> int:
     """Run the tasks: one srun, or on this machine alone each by itself; return their exit code."""
     content, watch = job.settings, Watch()
@@ -348,13 +358,17 @@ def _run_tasks(
         size = content.nodes * content.tasks_per_node  # all on this machine
         world = dict(os.environ, WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(size))
         commands = [(command, dict(world, RANK=str(rank), LOCAL_RANK=str(rank))) for rank in range(size)]
-        return _run(job, commands, signals, [watch.hook], lambda: watch.is_over(job, slurm))
+        return _run(job, limit, commands, signals, [watch.hook], lambda: watch.is_over(job, slurm))
     from supervisor.srun import Patience, begin_step
 
     step = begin_step(job)
     patience = Patience(step)
     own_hooks = [*own_hooks, patience.hook, watch.hook]
-    code = _run(job, commands, signals, own_hooks, lambda: patience.is_over() or watch.is_over(job, slurm))
+
+    def is_stuck() -> bool:
+        return patience.is_over() or watch.is_over(job, slurm)
+
+    code = _run(job, limit, commands, signals, own_hooks, is_stuck)
     if patience.is_over():
         job.say("srun waited in vain for tasks that it had ended: it was killed")
     if code == 0 and step.never_ran():
@@ -365,10 +379,11 @@ def _run_tasks(
 
 def _run(
     job: Job,
+    limit: "TimeLimit",
     commands: "Sequence[Tuple[Sequence[str], Optional[Dict[str, str]]]]",
     signals: Signals,
-    own_hooks: Sequence[hooks.Hook] = (),
-    is_stuck: Optional[Callable[[], bool]] = None,
+    own_hooks: Sequence[hooks.Hook],
+    is_stuck: Callable[[], bool],
 ) -> int:
     is_first = True
     polling = hooks.Polling(job, signals, [*hooks.WHILE, *own_hooks])
@@ -384,14 +399,15 @@ def _run(
             import supervisor.evidence
             import supervisor.judging  # noqa: F401
 
-            return polling.poll()
+            pauses = [seconds for seconds in (polling.poll(), limit.pause()) if seconds is not None]
+            return min(pauses) if pauses else None
         except Exception as error:  # whatever is wrong there, the tasks go on
             job.say(f"what runs beside the tasks failed: {error!r}", sys.stderr)
             return _POLL_AGAIN
 
     forward = forwarding(job.settings.scheduler, job.settings.save_signal)
     try:
-        return run(commands, signals, forward, poll, is_stuck)
+        return run(commands, signals, forward, poll, is_stuck, limit.turn)
     except OSError as error:
         job.say(str(error), sys.stderr)
         return _NOT_FOUND

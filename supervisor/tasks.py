@@ -116,6 +116,7 @@ def run(
     forward: Forwarding,
     poll: Optional[Callable[[], Optional[float]]] = None,
     is_stuck: Optional[Callable[[], bool]] = None,
+    turn: Callable[[Optional[int]], Optional[int]] = lambda number: number,
 ) -> int:
     """Run processes until all have ended; the first that fails ends the others.
 
@@ -128,6 +129,8 @@ def run(
         ever. The end of any child calls it as well.
     is_stuck
         Called after `poll`: where it returns True the processes are killed.
+    turn
+        Called with each signal that comes, and with ``None`` after those seconds; it returns the one to take.
 
     Returns
     -------
@@ -163,7 +166,7 @@ def run(
             if is_stuck is not None and is_stuck():
                 for process in processes:
                     _end_group(process, signal.SIGKILL)
-            number = signals.wait(seconds)
+            number = turn(signals.wait(seconds))
             if number in forward:
                 name, passed_on = forward[number]
                 signals.note(number, name)
