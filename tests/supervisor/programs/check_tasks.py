@@ -334,7 +334,7 @@ class GrantedLimit(WithSignals):
     """A limit that is shorter than the one that was asked for."""
 
     def limit(self, *records, **settings):
-        values = dict(dict(save_before_end=300, time_limit=3600), **settings)
+        values = dict({"save_before_end": 300, "time_limit": 3600}, **settings)
         settings = Settings("run", 1, "tag", "/r", "/s", "/l", SLURM, "megatron", **values)
         job = Job("17", "17.0", "17", 1, False, "/r", settings, 0, {"SLURM_JOB_ID": "17"})
         played = unittest.mock.Mock()
@@ -348,7 +348,7 @@ class GrantedLimit(WithSignals):
         return JobRecord("RUNNING", "None", time_limit=seconds, end=int(time.time()) + left, **further)
 
     def seconds_to_save(self, limit, *commands):
-        """Run a task that signals its supervisor at once; return after how many seconds it was told to save."""
+        """Run a task that signals its supervisor; return after how many seconds it was told to save."""
         start = time.monotonic()
         script = "trap 'exit 5' USR1; {}; for i in {{1..80}}; do sleep 0.1; done; exit 7"
         with contextlib.redirect_stdout(io.StringIO()):
