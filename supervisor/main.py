@@ -13,7 +13,6 @@ from typing import IO, TYPE_CHECKING, Any, Callable, Dict, List, NoReturn, Optio
 from supervisor import hooks, marks, settings
 from supervisor.files import plain, read_json
 from supervisor.job import Job, Leave, Unusable
-from supervisor.presence import Watch
 from supervisor.rendezvous import rendezvous
 from supervisor.rules import EXIT_INTERRUPTED
 from supervisor.settings import ALLOCATION, CONTAINER, HOSTS, IMAGE, LOCAL, SLURM, fill_in
@@ -37,6 +36,8 @@ _NOT_FOUND = 127
 _POLL_AGAIN = 60.0
 # And between two looks for the end of an earlier link.
 _LONGEST_PAUSE = 30
+# Between two looks for the launch; after as many in vain the tasks are killed, as a file system may be away.
+_LOOK_SECONDS, _LOOKS = 20.0, 2
 
 _LINK = r"[1-9][0-9]{0,5}\Z"
 _LEAVES = "leaves without doing anything: {}"
@@ -238,7 +239,7 @@ def _keep(job: Job, command: Sequence[str], signals: Signals) -> int:
         raise
     except Exception:
         _print_traceback()
-    why = settings.why_lost(job.directory, job.settings.tag)
+    why = _why_lost(job)
     if why:
         link.abandon()
         raise Leave(f"saves nothing and leaves no word of its end: {why}", code=1)
@@ -352,23 +353,18 @@ def _run_tasks(
     own_hooks: Sequence[hooks.Hook] = (),
 ) -> int:
     """Run the tasks: one srun, or on this machine alone each by itself; return their exit code."""
-    content, watch = job.settings, Watch()
+    content = job.settings
     commands: List[Tuple[Sequence[str], Optional[Dict[str, str]]]] = [(command, None)]
     if content.scheduler == LOCAL:
         size = content.nodes * content.tasks_per_node  # all on this machine
         world = dict(os.environ, WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(size))
         commands = [(command, dict(world, RANK=str(rank), LOCAL_RANK=str(rank))) for rank in range(size)]
-        return _run(job, limit, commands, signals, [watch.hook], lambda: watch.is_over(job, slurm))
+        return _run(job, slurm, limit, commands, signals, [], lambda: False)
     from supervisor.srun import Patience, begin_step
 
     step = begin_step(job)
     patience = Patience(step)
-    own_hooks = [*own_hooks, patience.hook, watch.hook]
-
-    def is_stuck() -> bool:
-        return patience.is_over() or watch.is_over(job, slurm)
-
-    code = _run(job, limit, commands, signals, own_hooks, is_stuck)
+    code = _run(job, slurm, limit, commands, signals, [*own_hooks, patience.hook], patience.is_over)
     if patience.is_over():
         job.say("srun waited in vain for tasks that it had ended: it was killed")
     if code == 0 and step.never_ran():
@@ -379,6 +375,7 @@ def _run_tasks(
 
 def _run(
     job: Job,
+    slurm: "Slurm",
     limit: "TimeLimit",
     commands: "Sequence[Tuple[Sequence[str], Optional[Dict[str, str]]]]",
     signals: Signals,
@@ -386,7 +383,13 @@ def _run(
     is_stuck: Callable[[], bool],
 ) -> int:
     is_first = True
-    polling = hooks.Polling(job, signals, [*hooks.WHILE, *own_hooks])
+    misses: List[str] = []
+
+    def take(_: Job, why: str) -> None:
+        misses[:] = [*misses, why] if why else []
+
+    look = hooks.Hook("its launch", _why_lost, take, every=_LOOK_SECONDS)
+    polling = hooks.Polling(job, signals, [*hooks.WHILE, *own_hooks, look])
 
     def poll() -> Optional[float]:
         nonlocal is_first
@@ -405,14 +408,24 @@ def _run(
             job.say(f"what runs beside the tasks failed: {error!r}", sys.stderr)
             return _POLL_AGAIN
 
+    def is_over() -> bool:
+        is_lost = len(misses) >= _LOOKS
+        if is_lost and job.settings.scheduler == SLURM:
+            slurm.kill_steps()
+        return is_lost or is_stuck()
+
     forward = forwarding(job.settings.scheduler, job.settings.save_signal)
     try:
-        return run(commands, signals, forward, poll, is_stuck, limit.turn)
+        return run(commands, signals, forward, poll, is_over, limit.turn)
     except OSError as error:
         job.say(str(error), sys.stderr)
         return _NOT_FOUND
     finally:
         polling.stop()
+
+
+def _why_lost(job: Job) -> str:
+    return settings.why_lost(job.directory, job.settings.tag)
 
 
 def _slurm_has_the_last_word(job: Job, slurm: "Slurm") -> int:

@@ -12,7 +12,7 @@ import time
 import unittest
 import unittest.mock
 
-from supervisor import hooks, images, main, presence, srun, tasks, time_limit
+from supervisor import hooks, images, main, srun, tasks, time_limit
 from supervisor.job import Job
 from supervisor.rendezvous import HOSTS_FD, free_port, rendezvous
 from supervisor.settings import (
@@ -204,7 +204,7 @@ class Hooks(WithSignals):
             with failing, contextlib.redirect_stderr(self.log):
                 limit = time_limit.TimeLimit(self.job, None)
                 commands = [task("trap 'exit 6' TERM; sleep 0.3; exit 4")]
-                code = main._run(self.job, limit, commands, self.signals, [], lambda: False)
+                code = main._run(self.job, None, limit, commands, self.signals, [], lambda: False)
             self.assertEqual(code, 4)
 
     def test_hook_that_cannot_be_killed_is_not_waited_for(self):
@@ -315,7 +315,7 @@ class LostLaunch(WithSignals):
                         stream.write(text)
                 # As a task of NeMo's: to be told to end is to save.
                 script = f"trap 'touch {directory}/saved' TERM USR1; sleep 60 & wait; wait"
-                with unittest.mock.patch.object(presence, "_EVERY", 0.05):
+                with unittest.mock.patch.object(main, "_LOOK_SECONDS", 0.05):
                     steps = unittest.mock.Mock()
                     limit = time_limit.TimeLimit(job, steps)
                     code = main._run_tasks(job, steps, limit, ["bash", "-c", script], self.signals)
@@ -324,10 +324,21 @@ class LostLaunch(WithSignals):
                 self.assertFalse(os.path.exists(directory + "/saved"))
 
     def test_a_directory_that_is_away_for_a_moment_ends_nothing(self):
-        watch = presence.Watch()
-        for why in ("gone", "", "gone", ""):
-            watch._take(None, why)
-            self.assertFalse(watch.is_over(None, None))
+        settings = Settings("run", 1, "tag", "/r", "/s", "/r/l", LOCAL, "nemo")
+        job = Job("17", "17.0", "17", 1, False, "/r", settings, 0, {})
+
+        def look(_job):
+            with open(self.path, "a") as stream:
+                stream.write("x")
+            return "gone" if os.path.getsize(self.path) % 2 else ""
+
+        with tempfile.NamedTemporaryFile() as file, unittest.mock.patch.multiple(
+            main, _LOOK_SECONDS=0.05, _why_lost=look
+        ):
+            self.path = file.name
+            limit = time_limit.TimeLimit(job, None)
+            self.assertEqual(main._run_tasks(job, None, limit, ["sleep", "1"], self.signals), 0)
+            self.assertGreater(os.path.getsize(self.path), 3)
 
 
 class GrantedLimit(WithSignals):
