@@ -215,11 +215,12 @@ def _keep(job: Job, command: Sequence[str], signals: Signals) -> int:
         _wait_for_turn(job, signals)
         _wait_for_earlier_links(job, link, signals)
         _begin(job, link)
+        if job.settings.scheduler == SLURM and job.settings.save_signal:
+            limit.ask()
+            signals.turn = limit.turn
         signals.check()
         if os.environ.get(_UNREADABLE):
             raise OSError(f"{os.environ[_UNREADABLE]} cannot be read, which has the value of a variable")
-        if job.settings.scheduler == SLURM and job.settings.save_signal:
-            limit.ask()
         hosts = _meet(job, link, limit)
         command = _prepared(job, command, hosts, signals)
         hooks.call_each(hooks.BEFORE, job, signals)
@@ -416,7 +417,7 @@ def _run(
 
     forward = forwarding(job.settings.scheduler, job.settings.save_signal)
     try:
-        return run(commands, signals, forward, poll, is_over, limit.turn)
+        return run(commands, signals, forward, poll, is_over)
     except OSError as error:
         job.say(str(error), sys.stderr)
         return _NOT_FOUND

@@ -29,10 +29,13 @@ class Signals:
     ----------
     first
         Name of the first signal, without ``SIG``; empty if there was none.
+    turn
+        Called with each signal that came, or ``None``; it returns the one to take.
     """
 
     def __init__(self) -> None:
         self.first = ""
+        self.turn: Callable[[Optional[int]], Optional[int]] = lambda number: number
         # The parent process may ignore it, and then the exit codes of children are lost.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         # A signal that whoever started the job ignores, as `nohup` does, stays ignored.
@@ -44,17 +47,17 @@ class Signals:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._before)
 
     def wait(self, seconds: Optional[float] = None) -> Optional[int]:
-        """Wait for a signal, or for a child's end where `SIGCHLD` is blocked; return its number."""
+        """Wait for a signal, or for a child's end where `SIGCHLD` is blocked; return the number to take."""
         signals = self._held | {signal.SIGCHLD}
         if seconds is None:
-            return signal.sigwaitinfo(signals).si_signo
+            return self.turn(signal.sigwaitinfo(signals).si_signo)
         signal_info = signal.sigtimedwait(signals, max(seconds, 0))
-        return None if signal_info is None else signal_info.si_signo
+        return self.turn(None if signal_info is None else signal_info.si_signo)
 
     def pending(self) -> Optional[int]:
         """Return the number of a signal that has come already."""
         signal_info = signal.sigtimedwait(self._held, 0) if self._held else None
-        return None if signal_info is None else signal_info.si_signo
+        return None if signal_info is None else self.turn(signal_info.si_signo)
 
     def check(self) -> None:
         """Raise `Signalled` if the job was told to end."""
@@ -116,7 +119,6 @@ def run(
     forward: Forwarding,
     poll: Optional[Callable[[], Optional[float]]] = None,
     is_stuck: Optional[Callable[[], bool]] = None,
-    turn: Callable[[Optional[int]], Optional[int]] = lambda number: number,
 ) -> int:
     """Run processes until all have ended; the first that fails ends the others.
 
@@ -129,8 +131,6 @@ def run(
         ever. The end of any child calls it as well.
     is_stuck
         Called after `poll`: where it returns True the processes are killed.
-    turn
-        Called with each signal that comes, and with ``None`` after those seconds; it returns the one to take.
 
     Returns
     -------
@@ -166,7 +166,7 @@ def run(
             if is_stuck is not None and is_stuck():
                 for process in processes:
                     _end_group(process, signal.SIGKILL)
-            number = turn(signals.wait(seconds))
+            number = signals.wait(seconds)
             if number in forward:
                 name, passed_on = forward[number]
                 signals.note(number, name)

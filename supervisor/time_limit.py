@@ -32,8 +32,10 @@ class TimeLimit:
     def ask(self) -> None:
         """Ask Slurm for the limit."""
         record = self._slurm.show_job(self._slurm.job_id)
+        if record is None:
+            return
         self._due = None
-        if record is None or not record.time_limit or not record.end or record.preempted[:1].isdigit():
+        if not record.time_limit or not record.end or record.preempted[:1].isdigit():
             return
         self.seconds, self._end, asked = record.time_limit, record.end, self._job.settings.time_limit
         lead = max(1, self.seconds // _MARGIN_PART)

@@ -234,8 +234,10 @@ def _limit(asked: str | None, granted: str | None) -> str | None:
     """Return the time limit that counts, and what was asked for where that was another."""
     if granted is None or asked is None:
         return granted or asked
-    is_other = parse_time_limit(granted) != parse_time_limit(asked)
-    return f"{granted} ({asked} asked for)" if is_other else asked
+    with contextlib.suppress(ValueError):
+        if parse_time_limit(granted) == parse_time_limit(asked):
+            return asked
+    return f"{granted} ({asked} asked for)"
 
 
 def attributes(source: object, *names: str) -> dict[str, Any]:

@@ -279,7 +279,7 @@ def status_of_attempt(attempt: JobAttempt) -> JobStatus:
     if code != EXIT_INTERRUPTED and attempt.rule == _ENDED_BY_USER:
         # It was cancelled: for a requeued one Slurm, or a later attempt, would tell.
         return replace(status, state=State.CANCELLED, reason=attempt.why)
-    if attempt.rule == "left":
+    if attempt.rule == "left" and code == EXIT_INTERRUPTED:
         return replace(status, state=State.INTERRUPTED, reason=LEFT_REASON, exit_code=code)
     return replace(status, **_failure(code), why=None if code == EXIT_INTERRUPTED else why)
 

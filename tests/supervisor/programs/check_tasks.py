@@ -362,14 +362,10 @@ class GrantedLimit(WithSignals):
         """Run a task that signals its supervisor; return after how many seconds it was told to save."""
         start = time.monotonic()
         script = "trap 'exit 5' USR1; {}; for i in {{1..80}}; do sleep 0.1; done; exit 7"
+        self.signals.turn = limit.turn
         with contextlib.redirect_stdout(io.StringIO()):
-            code = run(
-                [task(script.format("; ".join(commands or ["kill -USR1 $PPID"])))],
-                self.signals,
-                forwarding(SLURM, None),
-                limit.pause,
-                turn=limit.turn,
-            )
+            command = task(script.format("; ".join(commands or ["kill -USR1 $PPID"])))
+            code = run([command], self.signals, forwarding(SLURM, None), limit.pause)
         self.assertEqual((code, self.signals.first), (5, "USR1"))
         return time.monotonic() - start
 
@@ -378,6 +374,13 @@ class GrantedLimit(WithSignals):
             limit = self.limit(self.record(8, 4), time_limit=asked)
             self.assertEqual(limit.seconds, 8)
             self.assertGreater(self.seconds_to_save(limit), 0.9)
+
+    def test_signal_before_the_tasks_begin_is_held_back_too(self):
+        self.signals.turn = self.limit(self.record(80, 60), None).turn  # and Slurm does not answer
+        with contextlib.redirect_stdout(io.StringIO()):
+            self.assertEqual(run_before(["bash", "-c", "kill -USR1 $PPID; sleep 0.2"], self.signals), 0)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        self.assertRaises(Signalled, self.signals.check)
 
     def test_tasks_are_told_to_save_without_any_signal_of_slurms(self):
         self.assertGreater(self.seconds_to_save(self.limit(self.record(8, 4)), "true"), 0.9)
@@ -393,7 +396,6 @@ class GrantedLimit(WithSignals):
             self.limit(cut),  # and the margin fits
             self.limit(self.record(400, 390), save_before_end=150),  # long before Slurm would send it
             self.limit(self.record(8, 8), self.record(8, 8, preempted="1795747882")),
-            self.limit(self.record(8, 8), None),  # Slurm does not answer
             self.limit(None),
             self.limit(self.record(0, 0)),  # no limit
             self.limit(self.record(8, 8), save_before_end=None),
