@@ -75,6 +75,15 @@ FIRST = (
         "somebody cancelled or requeued it",
     ),
     Rule(
+        "left",
+        "end",
+        "continue",
+        "-",
+        rf"^code={EXIT_INTERRUPTED} .* progress=0 ",
+        "it left, as it was asked to, and had saved nothing new",
+        "is its time limit long enough? `slipway status` shows the limit that Slurm granted",
+    ),
+    Rule(
         "saved",
         "end",
         "continue",

@@ -46,6 +46,8 @@ class Facts(NamedTuple):
         The signal that its payload takes as: save now.
     requeue
         Slurm may requeue it: ``Requeue`` of ``scontrol show job``.
+    progress
+        There is a newer checkpoint than when it began.
     """
 
     code: Optional[int] = None
@@ -55,17 +57,19 @@ class Facts(NamedTuple):
     signal: Optional[str] = None
     save: Optional[str] = None
     requeue: Optional[bool] = None
+    progress: Optional[bool] = None
 
     @property
     def line(self) -> str:
         """The line that the rules of a job's end are matched with."""
-        requeue = None if self.requeue is None else int(self.requeue)
+        requeue, progress = (None if flag is None else int(flag) for flag in (self.requeue, self.progress))
         words = (
             ("code", self.code),
             ("state", self.state),
             ("reason", self.reason),
             ("preempted", self.preempted),
             ("requeue", requeue),
+            ("progress", progress),
             ("signal", self.signal),
             ("save", self.save),
         )

@@ -132,11 +132,14 @@ class Link:
         self._leave(fields)  # should Slurm not answer in time
         record = self._own_record()
         facts = self._facts(self._job.id, code, record, signalled)
+        progress = self._has_progressed()
+        if self._is_beginning_known and self._settings.checkpoints:
+            facts = facts._replace(progress=progress)
         judged_fields, ending = self._judge(self._job.id, facts, hosts, self._job.began)
         if ending.rule == "ended_by_user" and record and record.restarts > self._restarts:
             ending = ending._replace(why="somebody requeued it")
         step = chain.after_end(
-            self._chain, self._job.link, ending, self._failures, self._has_progressed(), self._has_successor()
+            self._chain, self._job.link, ending, self._failures, progress, self._has_successor()
         )
         ending = step.ending or ending
         state = record and state_at_end(record.state, record.reason, record.preempted, record.requeue)

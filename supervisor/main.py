@@ -13,7 +13,6 @@ from typing import IO, TYPE_CHECKING, Any, Callable, Dict, List, NoReturn, Optio
 from supervisor import hooks, marks, settings
 from supervisor.files import plain, read_json
 from supervisor.job import Job, Leave, Unusable
-from supervisor.presence import Watch
 from supervisor.rendezvous import rendezvous
 from supervisor.rules import EXIT_INTERRUPTED
 from supervisor.settings import ALLOCATION, CONTAINER, HOSTS, IMAGE, LOCAL, SLURM, fill_in
@@ -22,6 +21,7 @@ from supervisor.tasks import Signalled, Signals, forwarding, run, run_before
 if TYPE_CHECKING:
     from supervisor.link import Link
     from supervisor.slurm import Slurm
+    from supervisor.time_limit import TimeLimit
 
 # The script keeps the environment that it was submitted in there, as `env -0` prints it.
 _ENVIRONMENT_FD = 9
@@ -36,6 +36,8 @@ _NOT_FOUND = 127
 _POLL_AGAIN = 60.0
 # And between two looks for the end of an earlier link.
 _LONGEST_PAUSE = 30
+# Between two looks for the launch; after as many in vain the tasks are killed, as a file system may be away.
+_LOOK_SECONDS, _LOOKS = 20.0, 2
 
 _LINK = r"[1-9][0-9]{0,5}\Z"
 _LEAVES = "leaves without doing anything: {}"
@@ -201,9 +203,10 @@ def _keep(job: Job, command: Sequence[str], signals: Signals) -> int:
     """
     from supervisor.link import Link
     from supervisor.slurm import Slurm
+    from supervisor.time_limit import TimeLimit
 
     slurm = Slurm(job)
-    link = Link(job, slurm)
+    link, limit = Link(job, slurm), TimeLimit(job, slurm)
     hosts: List[str] = []
     code = 1
     with contextlib.suppress(OSError):
@@ -212,14 +215,17 @@ def _keep(job: Job, command: Sequence[str], signals: Signals) -> int:
         _wait_for_turn(job, signals)
         _wait_for_earlier_links(job, link, signals)
         _begin(job, link)
+        if job.settings.scheduler == SLURM and job.settings.save_signal:
+            limit.ask()
+            signals.turn = limit.turn
         signals.check()
         if os.environ.get(_UNREADABLE):
             raise OSError(f"{os.environ[_UNREADABLE]} cannot be read, which has the value of a variable")
-        hosts = _meet(job, link)
+        hosts = _meet(job, link, limit)
         command = _prepared(job, command, hosts, signals)
         hooks.call_each(hooks.BEFORE, job, signals)
         signals.check()
-        code = _run_tasks(job, slurm, command, signals, link.hooks())
+        code = _run_tasks(job, slurm, limit, command, signals, link.hooks())
         if code == 0 and job.settings.scheduler != LOCAL:
             code = _slurm_has_the_last_word(job, slurm)
         job.say(f"the tasks ended with exit code {code}")
@@ -234,7 +240,7 @@ def _keep(job: Job, command: Sequence[str], signals: Signals) -> int:
         raise
     except Exception:
         _print_traceback()
-    why = settings.why_lost(job.directory, job.settings.tag)
+    why = _why_lost(job)
     if why:
         link.abandon()
         raise Leave(f"saves nothing and leaves no word of its end: {why}", code=1)
@@ -290,12 +296,13 @@ def _begin(job: Job, link: "Link") -> None:
         _print_traceback()
 
 
-def _meet(job: Job, link: "Link") -> List[str]:
+def _meet(job: Job, link: "Link", limit: "TimeLimit") -> List[str]:
     """Choose where the tasks meet, and leave the mark that the job has started; return its hosts."""
     scheduler, run_name, launch = job.settings.scheduler, job.settings.run, job.settings.launch
     meeting = rendezvous(scheduler, job.settings.nodes if scheduler == ALLOCATION else None)
     os.environ.update(MASTER_ADDR=meeting.address, MASTER_PORT=str(meeting.port))
     fields: Dict[str, Any] = {"started": int(time.time()), "nodes": ",".join(meeting.hosts)}
+    fields["time_limit"] = limit.seconds
     try:
         fields.update(link.fields())
     except Exception:
@@ -339,22 +346,26 @@ def _prepared(job: Job, command: Sequence[str], hosts: Sequence[str], signals: S
 
 
 def _run_tasks(
-    job: Job, slurm: "Slurm", command: Sequence[str], signals: Signals, own_hooks: Sequence[hooks.Hook] = ()
+    job: Job,
+    slurm: "Slurm",
+    limit: "TimeLimit",
+    command: Sequence[str],
+    signals: Signals,
+    own_hooks: Sequence[hooks.Hook] = (),
 ) -> int:
     """Run the tasks: one srun, or on this machine alone each by itself; return their exit code."""
-    content, watch = job.settings, Watch()
+    content = job.settings
     commands: List[Tuple[Sequence[str], Optional[Dict[str, str]]]] = [(command, None)]
     if content.scheduler == LOCAL:
         size = content.nodes * content.tasks_per_node  # all on this machine
         world = dict(os.environ, WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(size))
         commands = [(command, dict(world, RANK=str(rank), LOCAL_RANK=str(rank))) for rank in range(size)]
-        return _run(job, commands, signals, [watch.hook], lambda: watch.is_over(job, slurm))
+        return _run(job, slurm, limit, commands, signals, [], lambda: False)
     from supervisor.srun import Patience, begin_step
 
     step = begin_step(job)
     patience = Patience(step)
-    own_hooks = [*own_hooks, patience.hook, watch.hook]
-    code = _run(job, commands, signals, own_hooks, lambda: patience.is_over() or watch.is_over(job, slurm))
+    code = _run(job, slurm, limit, commands, signals, [*own_hooks, patience.hook], patience.is_over)
     if patience.is_over():
         job.say("srun waited in vain for tasks that it had ended: it was killed")
     if code == 0 and step.never_ran():
@@ -365,13 +376,21 @@ def _run_tasks(
 
 def _run(
     job: Job,
+    slurm: "Slurm",
+    limit: "TimeLimit",
     commands: "Sequence[Tuple[Sequence[str], Optional[Dict[str, str]]]]",
     signals: Signals,
-    own_hooks: Sequence[hooks.Hook] = (),
-    is_stuck: Optional[Callable[[], bool]] = None,
+    own_hooks: Sequence[hooks.Hook],
+    is_stuck: Callable[[], bool],
 ) -> int:
     is_first = True
-    polling = hooks.Polling(job, signals, [*hooks.WHILE, *own_hooks])
+    misses: List[str] = []
+
+    def take(_: Job, why: str) -> None:
+        misses[:] = [*misses, why] if why else []
+
+    look = hooks.Hook("its launch", _why_lost, take, every=_LOOK_SECONDS)
+    polling = hooks.Polling(job, signals, [*hooks.WHILE, *own_hooks, look])
 
     def poll() -> Optional[float]:
         nonlocal is_first
@@ -384,19 +403,30 @@ def _run(
             import supervisor.evidence
             import supervisor.judging  # noqa: F401
 
-            return polling.poll()
+            pauses = [seconds for seconds in (polling.poll(), limit.pause()) if seconds is not None]
+            return min(pauses) if pauses else None
         except Exception as error:  # whatever is wrong there, the tasks go on
             job.say(f"what runs beside the tasks failed: {error!r}", sys.stderr)
             return _POLL_AGAIN
 
+    def is_over() -> bool:
+        is_lost = len(misses) >= _LOOKS
+        if is_lost and job.settings.scheduler == SLURM:
+            slurm.kill_steps()
+        return is_lost or is_stuck()
+
     forward = forwarding(job.settings.scheduler, job.settings.save_signal)
     try:
-        return run(commands, signals, forward, poll, is_stuck)
+        return run(commands, signals, forward, poll, is_over)
     except OSError as error:
         job.say(str(error), sys.stderr)
         return _NOT_FOUND
     finally:
         polling.stop()
+
+
+def _why_lost(job: Job) -> str:
+    return settings.why_lost(job.directory, job.settings.tag)
 
 
 def _slurm_has_the_last_word(job: Job, slurm: "Slurm") -> int:

@@ -238,6 +238,11 @@ def leave(
     return True
 
 
+def time_limit(launch_dir: AnyPath, attempt: str) -> Optional[int]:
+    """Return the seconds that Slurm granted an attempt of a job; ``None`` if its mark does not tell."""
+    return whole(_read(_path(launch_dir, f"{attempt}.{STARTED}.json")).get("time_limit"), 1)
+
+
 def sync_mark(launch_dir: AnyPath, attempt: str, name: str) -> None:
     """Make a mark durable that was left without `sync`, as far as that is possible."""
     with contextlib.suppress(OSError):

@@ -2,10 +2,11 @@
 
 A rule is of the job's ``end``, a line of facts::
 
-    code=143 state=COMPLETING reason=TimeLimit preempted=None requeue=0 signal=TERM save=USR1
+    code=143 state=COMPLETING reason=TimeLimit preempted=None requeue=0 progress=1 signal=TERM save=USR1
 
 which are the exit code of its tasks; ``JobState``, ``Reason``, ``PreemptTime`` and ``Requeue`` of
-``scontrol show job``; what the job was sent while they ran; and by which signal its payload is told to save.
+``scontrol show job``; if there is a newer checkpoint than when it began; what the job was sent while they
+ran; and by which signal its payload is told to save.
 ``-`` is not known. While Slurm ends a job whose script still runs, its state is COMPLETING, and only the
 reason tells why; of a job that leaves in time at a preemption not even that, but ``PreemptTime`` does.
 

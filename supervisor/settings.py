@@ -90,6 +90,9 @@ class Settings(NamedTuple):
         With the scheduler ``local``: the jobs of a run wait for each other.
     save_signal
         Signal that tells the payload to save; ``None`` where it cannot.
+    save_before_end, time_limit
+        Seconds before the limit at which Slurm was asked to signal the supervisor, and of the limit that was
+        asked for; each ``None`` for none.
     checkpoints
         Directory whose newest checkpoint tells whether a link got on; ``None`` if there is none.
     failures
@@ -113,6 +116,8 @@ class Settings(NamedTuple):
     tasks_per_node: int = 1
     singleton: bool = False
     save_signal: Optional[str] = None
+    save_before_end: Optional[int] = None
+    time_limit: Optional[int] = None
     checkpoints: Optional[str] = None
     failures: Optional[str] = None
     vboost: bool = False

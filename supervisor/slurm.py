@@ -40,7 +40,8 @@ _OF_THIS_JOB = ("SLURM_", "SLURMD_", "SBATCH_")
 # Slurm sets them for a job that was given GPUs; otherwise they are the user's.
 _GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK")
 
-_FIELD = r"(?:^| )(JobState|Reason|PreemptTime|Requeue|Restarts)=([^ ]*)"
+_FIELD = r"(?:^| )(JobState|Reason|PreemptTime|Requeue|Restarts|TimeLimit|EndTime)=([^ ]*)"
+_DURATION = r"(?:([0-9]{1,5})-)?([0-9]{2}):([0-9]{2}):([0-9]{2})$"
 _STATE = r" JobState=[^ ]*(?= Reason=)"
 _SUBMITTED_ID = r"([0-9]+)(?:;.*)?"
 _SUBMITTED_LINK = r"\.([0-9]{1,6})_submission\.sh"
@@ -55,11 +56,13 @@ class JobRecord(NamedTuple):
     state, reason
         ``JobState`` and ``Reason``: while the script of a job lives that Slurm ends, COMPLETING and why.
     preempted
-        ``PreemptTime``: a date, or ``None`` as a text.
+        ``PreemptTime``: Unix time, or ``None`` as a text.
     requeue
         Slurm may put the job back into the queue.
     restarts
         Number of times that it did.
+    time_limit, end
+        The limit in seconds, and the Unix time of its end; 0 is none, or not known.
     """
 
     state: str
@@ -67,6 +70,8 @@ class JobRecord(NamedTuple):
     preempted: str = ""
     requeue: bool = False
     restarts: int = 0
+    time_limit: int = 0
+    end: int = 0
 
 
 class QueuedJob(NamedTuple):
@@ -124,13 +129,16 @@ class Slurm:
             fields.setdefault(name, value)  # a comment of the user's may look like a field
         if answer.code != 0 or "JobState" not in fields:
             return None
-        restarts = fields.get("Restarts", "")
+        limit = re.match(_DURATION, fields.get("TimeLimit", ""))
+        days, hours, minutes, seconds = (int(part or 0) for part in limit.groups()) if limit else (0, 0, 0, 0)
         return JobRecord(
             state=fields["JobState"],
             reason=fields.get("Reason", ""),
             preempted=fields.get("PreemptTime", ""),
             requeue=fields.get("Requeue") == "1",
-            restarts=int(restarts) if re.match("[0-9]{1,9}$", restarts) else 0,
+            restarts=_number(fields.get("Restarts", "")),
+            time_limit=((days * 24 + hours) * 60 + minutes) * 60 + seconds,
+            end=_number(fields.get("EndTime", "")),
         )
 
     def state_of(self, job_id: str) -> str:
@@ -248,7 +256,8 @@ class Slurm:
     def _environment(self) -> Dict[str, str]:
         """Return the environment of a question: the job's own, whatever the script exports for the tasks."""
         environment = self._job.environment
-        return {name: value for name, value in environment.items() if not name.startswith(_CHANGE_ANSWERS)}
+        kept = {name: value for name, value in environment.items() if not name.startswith(_CHANGE_ANSWERS)}
+        return dict(kept, SLURM_TIME_FORMAT="%s")  # Unix time
 
     def _submitted_environment(self) -> Dict[str, str]:
         """Return the environment in which this job was submitted, without what Slurm set for it."""
@@ -266,6 +275,10 @@ class Slurm:
     def _submit_dir(self) -> Optional[str]:
         directory = self._job.environment.get("SLURM_SUBMIT_DIR")
         return directory if directory and os.access(directory, os.X_OK) else None
+
+
+def _number(text: str) -> int:
+    return int(text) if re.match("[0-9]{1,12}$", text) else 0
 
 
 def _jobs_by_link(output: str, tag: str) -> Dict[int, QueuedJob]:

@@ -29,10 +29,13 @@ class Signals:
     ----------
     first
         Name of the first signal, without ``SIG``; empty if there was none.
+    turn
+        Called with each signal that came, or ``None``; it returns the one to take.
     """
 
     def __init__(self) -> None:
         self.first = ""
+        self.turn: Callable[[Optional[int]], Optional[int]] = lambda number: number
         # The parent process may ignore it, and then the exit codes of children are lost.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         # A signal that whoever started the job ignores, as `nohup` does, stays ignored.
@@ -44,17 +47,17 @@ class Signals:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._before)
 
     def wait(self, seconds: Optional[float] = None) -> Optional[int]:
-        """Wait for a signal, or for a child's end where `SIGCHLD` is blocked; return its number."""
+        """Wait for a signal, or for a child's end where `SIGCHLD` is blocked; return the number to take."""
         signals = self._held | {signal.SIGCHLD}
         if seconds is None:
-            return signal.sigwaitinfo(signals).si_signo
+            return self.turn(signal.sigwaitinfo(signals).si_signo)
         signal_info = signal.sigtimedwait(signals, max(seconds, 0))
-        return None if signal_info is None else signal_info.si_signo
+        return self.turn(None if signal_info is None else signal_info.si_signo)
 
     def pending(self) -> Optional[int]:
         """Return the number of a signal that has come already."""
         signal_info = signal.sigtimedwait(self._held, 0) if self._held else None
-        return None if signal_info is None else signal_info.si_signo
+        return None if signal_info is None else self.turn(signal_info.si_signo)
 
     def check(self) -> None:
         """Raise `Signalled` if the job was told to end."""

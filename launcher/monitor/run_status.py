@@ -20,11 +20,11 @@ from launcher.monitor.provenance_report import Difference, difference_of, finite
 from launcher.monitor.readers import newest_events
 from launcher.runs.provenance import user
 from launcher.schedulers.base import ChainJobs, JobStatus
-from launcher.slurm.notations import parse_time_limit
+from launcher.slurm.notations import format_time_limit, parse_time_limit
 from launcher.slurm.states import State
 from launcher.ui import tables
 from launcher.ui.tables import REASON, since
-from supervisor.marks import JobAttempt, cancelled_at, chain_end
+from supervisor.marks import JobAttempt, cancelled_at, chain_end, time_limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +145,14 @@ class StatusRow(LaunchStatus):
     damaged: Sequence[DamagedCheckpoint] = ()
 
     @property
+    def granted_limit(self) -> str | None:
+        """Slurm's time limit of the job, as ``[D-]HH:MM:SS``, where its mark tells of one."""
+        if self.launch is None or self.job_id is None:
+            return None
+        seconds = time_limit(self.launch.paths.directory, f"{self.job_id}.{self.status.restarts}")
+        return None if seconds is None else format_time_limit(seconds)
+
+    @property
     def eta(self) -> float | None:
         """Seconds to the end of the training, while it runs."""
         return self.progress.eta if self.status.state is State.RUNNING else None
@@ -161,7 +169,7 @@ class StatusRow(LaunchStatus):
         is_known = status.state is not State.UNKNOWN
         # The elapsed time of a pending job is 0, and means nothing.
         has_run = status.elapsed is not None and status.state is not State.PENDING
-        limit = tables.text(manifest.time_limit if manifest else None)
+        limit = tables.text(_limit(manifest.time_limit if manifest else None, self.granted_limit))
         differs = self.differs.summary() if self.differs else None
         values = {
             "RUN": self.run,
@@ -198,6 +206,7 @@ class StatusRow(LaunchStatus):
             **self.transitions.to_json(),
             **attributes(self.status, "elapsed"),
             **attributes(manifest, "time_limit"),
+            **attributes(self, "granted_limit"),
             **attributes(self.launch, "nodes"),
             **attributes(manifest, "tasks_per_node"),
             "node_list": self.status.nodes,
@@ -219,6 +228,16 @@ class StatusRow(LaunchStatus):
 
 
 _me = functools.cache(user)
+
+
+def _limit(asked: str | None, granted: str | None) -> str | None:
+    """Return the time limit that counts, and what was asked for where that was another."""
+    if granted is None or asked is None:
+        return granted or asked
+    with contextlib.suppress(ValueError):
+        if parse_time_limit(granted) == parse_time_limit(asked):
+            return asked
+    return f"{granted} ({asked} asked for)"
 
 
 def attributes(source: object, *names: str) -> dict[str, Any]:

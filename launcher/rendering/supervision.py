@@ -6,12 +6,14 @@ import functools
 import importlib.util
 import io
 import marshal
+import re
 import zipfile
 from pathlib import Path
 
 import supervisor
 from launcher.plan import Container, Job, Plan
 from launcher.rendering.slurm_flags import host_arguments
+from launcher.slurm.notations import parse_time_limit
 from supervisor.settings import ChainSettings, ContainerSettings, Settings
 
 _PACKAGE = Path(supervisor.__file__).parent
@@ -50,6 +52,8 @@ def _bytecode(name: str, source: bytes) -> bytes:
 def supervisor_settings(plan: Plan) -> Settings:
     """Return the settings of a plan's jobs."""
     job, paths, chain = plan.job, plan.paths, plan.job.chain
+    # A signal to the tasks themselves is out of the supervisor's hands.
+    margin = re.fullmatch(r"R?B:.*@(\d+)", job.queue.signal or "")
     singleton = "singleton" in (job.queue.dependency or "").split(",")
     return Settings(
         run=paths.run_name,
@@ -66,6 +70,8 @@ def supervisor_settings(plan: Plan) -> Settings:
         singleton=singleton,
         # A job that trains nothing cannot save, nor diverge.
         save_signal=job.payload.save_signal if job.stage == "training" else None,
+        save_before_end=int(margin[1]) if margin else None,
+        time_limit=_seconds(job.resources.time_limit),
         checkpoints=chain.checkpoints,
         failures=_failures(job),
         vboost=job.vboost,
@@ -82,6 +88,13 @@ def supervisor_settings(plan: Plan) -> Settings:
         # Local processes run without containers.
         container=None if plan.scheduler == "local" else _container(job.container),
     )
+
+
+def _seconds(time_limit: str | None) -> int | None:
+    try:
+        return None if time_limit is None else parse_time_limit(time_limit)
+    except ValueError:
+        return None  # the checks tell
 
 
 def _container(container: Container | None) -> ContainerSettings | None:

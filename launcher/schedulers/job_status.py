@@ -35,6 +35,7 @@ _IN_TURN = "JobArrayTaskLimit"
 _LIVE_STATES = (State.RUNNING, State.COMPLETING, State.SUSPENDED, State.PENDING)
 
 INTERRUPTED_REASON = "saved before its end: launching again continues"
+LEFT_REASON = "left before its end, with nothing new saved: launching again continues"
 
 ANOTHER_JOB = "Slurm has another job of this id now, and tells nothing of this one"
 _FORGOTTEN = "the scheduler does not know this job"
@@ -215,7 +216,10 @@ def _with_code(status: JobStatus, *better: JobStatus | None) -> JobStatus:
         return status
     for other in better:
         if other and other.exit_code and other.restarts == status.restarts:
-            return replace(status, **_failure(other.exit_code))
+            failure = _failure(other.exit_code)
+            return replace(
+                status, **{**failure, "reason": LEFT_REASON} if other.reason == LEFT_REASON else failure
+            )
     return status
 
 
@@ -279,6 +283,8 @@ def status_of_attempt(attempt: JobAttempt) -> JobStatus:
     if code != EXIT_INTERRUPTED and attempt.rule == _ENDED_BY_USER:
         # It was cancelled: for a requeued one Slurm, or a later attempt, would tell.
         return replace(status, state=State.CANCELLED, reason=attempt.why)
+    if attempt.rule == "left" and code == EXIT_INTERRUPTED:
+        return replace(status, state=State.INTERRUPTED, reason=LEFT_REASON, exit_code=code)
     return replace(status, **_failure(code), why=None if code == EXIT_INTERRUPTED else why)
 
 

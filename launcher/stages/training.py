@@ -175,7 +175,8 @@ def _save_signal(config: RunConfig, time_limit: str | None) -> str | None:
     margin = config.resilience.save_before_end
     if config.cluster.signal is not None or margin is None:
         return config.cluster.signal
-    seconds = _margin(time_limit) if margin == "auto" else margin
+    # The partition's own limit ends a job without one.
+    seconds = (_margin(time_limit) if time_limit else _LONGEST_MARGIN) if margin == "auto" else margin
     return None if seconds is None else f"B:USR1@{seconds}"
 
 

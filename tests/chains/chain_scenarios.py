@@ -207,6 +207,8 @@ SCENARIOS: dict[str, Scenario] = {
     "full_disk": break_scenarios.full_disk,
     "injected": break_scenarios.injected,
     "suspended": break_scenarios.suspended,
+    "begun_early": break_scenarios.begun_early,
+    "cut_short": break_scenarios.cut_short,
     "cancelled_before_submission": break_scenarios.cancelled_before_submission,
     "cancelled_before_answer": break_scenarios.cancelled_before_answer,
     **FOLLOWING,

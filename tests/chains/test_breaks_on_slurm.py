@@ -98,6 +98,30 @@ def test_missing_claims_hide_no_link(chains: Any) -> None:
     assert status_row(runs, "full_disk")["state"] == "CANCELLED"
 
 
+def test_a_link_that_begins_early_waits_for_the_one_before(chains: Any) -> None:
+    runs = chains.wait_for("begun_early")
+    log = runs.log("begun_early")
+    assert "left no word" not in log, runs.report("begun_early")
+    first, second = runs.attempts("begun_early")
+    assert (first.exit_code, first.verdict, second.verdict) == (75, "continue", "done")
+    assert runs.begun_jobs("begun_early") == [first.job_id, second.job_id]
+    assert status_row(runs, "begun_early")["state"] == "COMPLETED"
+
+
+def test_a_link_whose_limit_was_cut_saves_before_that_ends(chains: Any) -> None:
+    """Slurm's own signal, 300 seconds before the end, comes at once."""
+    runs = chains.wait_for("cut_short")
+    report = runs.report("cut_short")
+    first, second = runs.attempts("cut_short")
+    assert (first.exit_code, first.rule, second.verdict) == (75, "saved", "done"), report
+    assert first.started is not None and first.ended is not None
+    assert 30 <= first.ended - first.started <= 60, report
+    assert "Slurm granted 60 seconds: the tasks save 15 seconds before the end" in runs.log("cut_short")
+    assert "00:01:00 (1:00:00 asked for)" in runs.answers["cut_short"].stdout
+    row = status_row(runs, "cut_short")
+    assert (row["time_limit"], row["granted_limit"]) == ("1:00:00", "01:00:00"), report
+
+
 def test_text_of_a_mark_is_no_code(chains: Any) -> None:
     runs = chains.wait_for("injected")
     assert not list(runs.work("injected").glob("PWNED*")), runs.report("injected")

@@ -115,7 +115,9 @@ def test_a_chain_without_a_limit_is_a_warning() -> None:
         (["training.run.time_limit='00:10:00'"], "B:USR1@150"),
         (["training.run.time_limit='1'"], "B:USR1@15"),
         (["training.run.time_limit=unlimited"], None),
-        (["training.run.time_limit=null"], None),
+        # The partition's limit ends the job, and Slurm counts from that.
+        (["training.run.time_limit=null"], "B:USR1@300"),
+        (["training.run.time_limit=null", "resilience.save_before_end=null"], None),
         (["training.run.time_limit=null", "resilience.save_before_end=120"], "B:USR1@120"),
         (["resilience.save_before_end=120"], "B:USR1@120"),
         (["resilience.save_before_end=null"], None),

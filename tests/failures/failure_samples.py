@@ -164,6 +164,8 @@ STATES_OF_SLURM = [
     Sample("deadline, afterwards", Facts(None, "DEADLINE"), "deadline", "stop"),
     Sample("not started", Facts(None, "FAILED", "JobLaunchFailure"), "not_started"),
     Sample("lost", Facts(), "lost"),
+    Sample("left", Facts(75, "RUNNING", signal="USR1", save="USR1", progress=False), "left"),
+    Sample("saved", Facts(75, "RUNNING", signal="USR1", save="USR1", progress=True), "saved"),
     Sample("failed", FAILED, "failed"),
 ]
 

@@ -159,3 +159,35 @@ def test_a_narrow_terminal_keeps_the_column_since(
     table = rich_table(*as_table(rows), [row.status.state for row in rows], 80)
     names = [str(column.header) for column in table.columns]
     assert {"run", "job", "state", "since"} <= set(names)
+
+
+@pytest.mark.parametrize(
+    ("asked", "granted", "shown"),
+    [
+        ("1:00:00", 120, "/00:02:00 (1:00:00 asked for)"),
+        ("1:00:00", 3600, "/1:00:00"),
+        ("60", 3600, "/60"),
+        (None, 3600, "/01:00:00"),
+        ("1:00:00", None, "/1:00:00"),
+        ("an hour", 3600, "/01:00:00 (an hour asked for)"),
+        ("1:00:00", "many", "/1:00:00"),
+    ],
+)
+def test_limit_is_the_granted_one_with_the_other_beside_it(
+    runs: Runs,
+    scheduler: FakeScheduler,
+    capsys: pytest.CaptureFixture[str],
+    asked: str | None,
+    granted: Any,
+    shown: str,
+) -> None:
+    launch = runs.launch(time_limit=asked)
+    scheduler.set("11", RUNNING)
+    (launch / "marks").mkdir(exist_ok=True)
+    (launch / "marks" / "11.0.started.json").write_text(json.dumps({"started": 1, "time_limit": granted}))
+    slipway(runs, "status")
+    assert f"00:00:50{shown} " in capsys.readouterr().out
+    slipway(runs, "status", "--json")
+    (item,) = json.loads(capsys.readouterr().out)
+    expected = {120: "00:02:00", 3600: "01:00:00"}.get(granted)
+    assert (item["time_limit"], item["granted_limit"]) == (asked, expected)

@@ -221,3 +221,27 @@ def test_text_of_mark_is_neither_code_nor_number(tmp_path: Path) -> None:
     chain.run("2", TAG, BEFORE="NODE_FAIL", ANSWER="18")
     assert chain.calls_of("srun")
     assert not list(tmp_path.rglob("canary")) and not Path("canary").exists()
+
+
+def test_link_that_left_and_saved_nothing_counts_and_is_not_said_to_have_saved(tmp_path: Path) -> None:
+    chain = write_chain(tmp_path, "resilience.links=9", "resilience.max_failures=2")
+    chain.tasks("exit 75")
+    _, output = chain.run()
+    mark = chain.end_mark()
+    assert (mark["rule"], mark["verdict"]) == ("left", "continue"), output
+    assert mark["why"] == "it left, as it was asked to, and had saved nothing new"
+    _, output = chain.run("2", TAG, job="18", ANSWER="19")
+    assert chain.end_mark("18")["verdict"] == "stop", output
+    end = chain_end(chain.directory)
+    assert end is not None
+    assert end.why == f"2 links in a row ended without a new checkpoint: {mark['why']}"
+
+
+def test_granted_limit_is_on_record(tmp_path: Path) -> None:
+    """The site cut it; Slurm is asked once before the tasks, in Unix time."""
+    chain = write_chain(tmp_path, "training.run.time_limit=1:00:00")
+    _, output = chain.run(STATE="JobState=RUNNING Reason=None TimeLimit=00:02:00 EndTime=4102444800")
+    started = json.loads((chain.plan.paths.marks / "17.0.started.json").read_text())
+    assert started["time_limit"] == 120, output
+    settings = json.loads((chain.directory / "supervisor.json").read_text())
+    assert (settings["time_limit"], settings["save_before_end"]) == (3600, 300)

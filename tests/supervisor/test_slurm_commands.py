@@ -15,7 +15,8 @@ from supervisor.slurm import JobRecord, Slurm, submitted_id
 
 JOB_LINE = (
     "JobId=17 JobName=a JobState=FAILED Requeue=0 UserId=me(1) JobState=COMPLETING Reason=None "
-    "Dependency=(null) Requeue=1 Restarts=2 PreemptTime=None Comment=JobState=FAILED WorkDir=/x"
+    "Dependency=(null) Requeue=1 Restarts=2 PreemptTime=None TimeLimit=1-00:02:00 EndTime=1795747882 "
+    "Comment=JobState=FAILED WorkDir=/x"
 )
 
 
@@ -46,7 +47,9 @@ def slurm(tmp_path: Path, **environment: str) -> Slurm:
 
 def test_job_record_is_read_from_scontrol(tmp_path: Path, commands: Path) -> None:
     play(commands, "scontrol", f"echo {JOB_LINE!r}")
-    assert slurm(tmp_path).show_job("17") == JobRecord("COMPLETING", "None", "None", True, 2)
+    assert slurm(tmp_path).show_job("17") == JobRecord(
+        "COMPLETING", "None", "None", True, 2, 86520, 1795747882
+    )
     assert calls(commands, "scontrol") == ["--all show job --oneliner 17"]
 
 

@@ -5,6 +5,7 @@
 #SBATCH --gpus-per-node=8
 #SBATCH --dependency=singleton
 #SBATCH --no-requeue
+#SBATCH --signal=B:USR1@300
 #SBATCH --output=/shared/results/gpt3_126m/launches/1/log-nemo-megatron-gpt3_126m_%j.out
 #SBATCH --open-mode=append
 

@@ -12,7 +12,7 @@ import time
 import unittest
 import unittest.mock
 
-from supervisor import hooks, images, main, presence, srun, tasks
+from supervisor import hooks, images, main, srun, tasks, time_limit
 from supervisor.job import Job
 from supervisor.rendezvous import HOSTS_FD, free_port, rendezvous
 from supervisor.settings import (
@@ -26,6 +26,7 @@ from supervisor.settings import (
     Settings,
     fill_in,
 )
+from supervisor.slurm import JobRecord
 from supervisor.tasks import Signalled, Signals, forwarding, run, run_before
 
 # A task that signals the supervisor, and tells by its exit code which signal it got itself.
@@ -201,7 +202,9 @@ class Hooks(WithSignals):
         for error in (OSError(28, "No space left on device"), ImportError("the archive is gone")):
             failing = unittest.mock.patch.object(hooks.Polling, "poll", side_effect=error)
             with failing, contextlib.redirect_stderr(self.log):
-                code = main._run(self.job, [task("trap 'exit 6' TERM; sleep 0.3; exit 4")], self.signals)
+                limit = time_limit.TimeLimit(self.job, None)
+                commands = [task("trap 'exit 6' TERM; sleep 0.3; exit 4")]
+                code = main._run(self.job, None, limit, commands, self.signals, [], lambda: False)
             self.assertEqual(code, 4)
 
     def test_hook_that_cannot_be_killed_is_not_waited_for(self):
@@ -312,18 +315,93 @@ class LostLaunch(WithSignals):
                         stream.write(text)
                 # As a task of NeMo's: to be told to end is to save.
                 script = f"trap 'touch {directory}/saved' TERM USR1; sleep 60 & wait; wait"
-                with unittest.mock.patch.object(presence, "_EVERY", 0.05):
+                with unittest.mock.patch.object(main, "_LOOK_SECONDS", 0.05):
                     steps = unittest.mock.Mock()
-                    code = main._run_tasks(job, steps, ["bash", "-c", script], self.signals)
+                    limit = time_limit.TimeLimit(job, steps)
+                    code = main._run_tasks(job, steps, limit, ["bash", "-c", script], self.signals)
                 self.assertEqual(code, 128 + signal.SIGKILL)
                 self.assertEqual(bool(steps.kill_steps.call_count), scheduler == SLURM)
                 self.assertFalse(os.path.exists(directory + "/saved"))
 
     def test_a_directory_that_is_away_for_a_moment_ends_nothing(self):
-        watch = presence.Watch()
-        for why in ("gone", "", "gone", ""):
-            watch._take(None, why)
-            self.assertFalse(watch.is_over(None, None))
+        settings = Settings("run", 1, "tag", "/r", "/s", "/r/l", LOCAL, "nemo")
+        job = Job("17", "17.0", "17", 1, False, "/r", settings, 0, {})
+
+        def look(_job):
+            with open(self.path, "a") as stream:
+                stream.write("x")
+            return "gone" if os.path.getsize(self.path) % 2 else ""
+
+        with tempfile.NamedTemporaryFile() as file, unittest.mock.patch.multiple(
+            main, _LOOK_SECONDS=0.05, _why_lost=look
+        ):
+            self.path = file.name
+            limit = time_limit.TimeLimit(job, None)
+            self.assertEqual(main._run_tasks(job, None, limit, ["sleep", "1"], self.signals), 0)
+            self.assertGreater(os.path.getsize(self.path), 3)
+
+
+class GrantedLimit(WithSignals):
+    """A limit that is shorter than the one that was asked for."""
+
+    def limit(self, *records, **settings):
+        values = dict({"save_before_end": 300, "time_limit": 3600}, **settings)
+        settings = Settings("run", 1, "tag", "/r", "/s", "/l", SLURM, "megatron", **values)
+        job = Job("17", "17.0", "17", 1, False, "/r", settings, 0, {"SLURM_JOB_ID": "17"})
+        played = unittest.mock.Mock()
+        played.show_job.side_effect = [*records, records[-1]]
+        limit = time_limit.TimeLimit(job, played)
+        with contextlib.redirect_stdout(io.StringIO()):
+            limit.ask()
+        return limit
+
+    def record(self, seconds, left, **further):
+        return JobRecord("RUNNING", "None", time_limit=seconds, end=int(time.time()) + left, **further)
+
+    def seconds_to_save(self, limit, *commands):
+        """Run a task that signals its supervisor; return after how many seconds it was told to save."""
+        start = time.monotonic()
+        script = "trap 'exit 5' USR1; {}; for i in {{1..80}}; do sleep 0.1; done; exit 7"
+        self.signals.turn = limit.turn
+        with contextlib.redirect_stdout(io.StringIO()):
+            command = task(script.format("; ".join(commands or ["kill -USR1 $PPID"])))
+            code = run([command], self.signals, forwarding(SLURM, None), limit.pause)
+        self.assertEqual((code, self.signals.first), (5, "USR1"))
+        return time.monotonic() - start
+
+    def test_signal_at_the_beginning_is_held_back_until_a_quarter_is_left(self):
+        for asked in (3600, None):
+            limit = self.limit(self.record(8, 4), time_limit=asked)
+            self.assertEqual(limit.seconds, 8)
+            self.assertGreater(self.seconds_to_save(limit), 0.9)
+
+    def test_signal_before_the_tasks_begin_is_held_back_too(self):
+        self.signals.turn = self.limit(self.record(80, 60), None).turn  # and Slurm does not answer
+        with contextlib.redirect_stdout(io.StringIO()):
+            self.assertEqual(run_before(["bash", "-c", "kill -USR1 $PPID; sleep 0.2"], self.signals), 0)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        self.assertRaises(Signalled, self.signals.check)
+
+    def test_tasks_are_told_to_save_without_any_signal_of_slurms(self):
+        self.assertGreater(self.seconds_to_save(self.limit(self.record(8, 4)), "true"), 0.9)
+
+    def test_second_signal_is_an_order(self):
+        limit = self.limit(self.record(40, 30))
+        self.assertLess(self.seconds_to_save(limit, *["kill -USR1 $PPID; sleep 0.3"] * 2), 5)
+
+    def test_signal_that_is_no_early_one_is_passed_on_at_once(self):
+        cut = self.record(2000, 1900)
+        for limit in (
+            self.limit(self.record(3600, 3000)),  # as asked for
+            self.limit(cut),  # and the margin fits
+            self.limit(self.record(400, 390), save_before_end=150),  # long before Slurm would send it
+            self.limit(self.record(8, 8), self.record(8, 8, preempted="1795747882")),
+            self.limit(None),
+            self.limit(self.record(0, 0)),  # no limit
+            self.limit(self.record(8, 8), save_before_end=None),
+        ):
+            self.signals.first = ""
+            self.assertLess(self.seconds_to_save(limit), 5)
 
 
 class Places(unittest.TestCase):
