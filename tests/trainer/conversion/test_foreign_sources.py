@@ -233,7 +233,7 @@ def test_file_that_is_none_or_lies_elsewhere_is_refused_or_left_out(
         (source / "model.safetensors").unlink()
     make(source / name)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 30, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
-    if convert(source, tmp_path / "ours", "--format", "slipway") == 0:
+    if convert(source, tmp_path / "ours", "--format", "slipway") == 0 and make in (private, huge):
         convert(tmp_path / "ours", tmp_path / "back")
     error = capsys.readouterr().err
     written = [path for path in tmp_path.glob("*/**/*") if path.is_file() and source not in path.parents]
@@ -463,7 +463,8 @@ def test_names_of_a_source_reach_the_screen_escaped(
     link = write_llama(tmp_path / "link")
     (link / "tokenizer.json").symlink_to(f"/{ESCAPE}")
     for source in (ours, deepspeed, config, link, tmp_path / ESCAPE):
-        code = convert(source, tmp_path / f"{source.name}-out", "--format", "slipway")
+        form = "safetensors" if source == deepspeed else "slipway"
+        code = convert(source, tmp_path / f"{source.name}-out", "--format", form)
         output = capsys.readouterr()
         assert code == 2 or source == link
         assert "\x1b" not in output.out + output.err
