@@ -44,8 +44,8 @@ def open_regular(path: Path) -> io.FileIO:
     return file
 
 
-# Larger than any index of safetensors files or description of a model.
-MAPPING_BYTES = 64 << 20
+# Larger than any tokenizer, index of safetensors files or description of a model.
+_LIMIT_BYTES = 256 << 20
 # Of a hub's cache: models--OWNER--NAME/snapshots/REVISION/name is a link into models--OWNER--NAME/blobs.
 _SNAPSHOTS, _BLOBS = "snapshots", "blobs"
 
@@ -67,7 +67,7 @@ def inside(path: Path) -> Path:
     return target
 
 
-def read_inside(path: Path, limit: int = MAPPING_BYTES) -> bytes:
+def read_inside(path: Path, limit: int = _LIMIT_BYTES) -> bytes:
     """Return the content of a file of somebody else's.
 
     Raises
@@ -78,13 +78,12 @@ def read_inside(path: Path, limit: int = MAPPING_BYTES) -> bytes:
         As :func:`inside`, or if it is larger than `limit`, in bytes.
     """
     with io.BufferedReader(open_regular(inside(path))) as file:
-        content = file.read(limit + 1)
-    if len(content) > limit:
-        raise UserError(f"{path} is larger than {limit:,} bytes")
-    return content
+        if os.fstat(file.fileno()).st_size > limit:
+            raise UserError(f"{path} is larger than {limit:,} bytes")
+        return file.read(limit)
 
 
-def read_mapping(path: Path, limit: int = MAPPING_BYTES) -> dict[str, Any]:
+def read_mapping(path: Path, limit: int = _LIMIT_BYTES) -> dict[str, Any]:
     """Return the JSON object in a file of somebody else's; raise UserError for anything else."""
 
     def refuse(word: str) -> None:

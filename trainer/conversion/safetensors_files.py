@@ -222,16 +222,17 @@ def _write_index(path: Path, shards: Mapping[str, list[Entry]]) -> None:
 
 def _files_of(directory: Path) -> dict[str, str]:
     """Return the file of each tensor; of a single file, under an empty name, since its header alone knows."""
-    if (directory / SINGLE).is_file():
+    if os.path.lexists(directory / SINGLE):
         return {"": SINGLE}
     path = directory / INDEX
     if not os.path.lexists(path):
-        pickles = sorted(file.name for file in directory.glob("*.bin"))
-        way_out = (
-            f"; {pickles[0]} is a pickle, which is not read: AutoModel.from_pretrained(DIRECTORY)"
-            ".save_pretrained(ANOTHER) of transformers writes safetensors files"
-        )
-        raise UserError(f"{directory}: neither {SINGLE} nor {INDEX} is there{way_out if pickles else ''}")
+        message = f"{directory}: neither {SINGLE} nor {INDEX} is there"
+        for name in sorted(path.name for path in directory.glob("*.bin"))[:1]:
+            message += (
+                f"; {name} is a pickle, which is not read: transformers writes it as safetensors with "
+                "AutoModelForCausalLM.from_pretrained(DIRECTORY).save_pretrained(ANOTHER)"
+            )
+        raise UserError(message)
     names = read_mapping(path).get("weight_map")
     if not isinstance(names, dict) or not all(
         isinstance(name, str) and Path(name).name == name != "" and name != ".." for name in names.values()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 from arithmetic.probe_texts import probe_texts
 from arithmetic.vocabulary import END_OF_TEXT
 from trainer.checkpoint.description import Description
-from trainer.checkpoint.files import inside, read_mapping, write_synced
+from trainer.checkpoint.files import read_inside, read_mapping, write_synced
 from trainer.config.tokenizer import WORDPIECES
 from trainer.conversion.sentencepiece_tokenizer import CONTROL, PieceModel
 from trainer.data.identity import TOKENIZER, InputFile, identify, tokenizer_names
@@ -70,7 +69,7 @@ def write_tokenizer(directory: Path, description: Description, tokenizer_dir: Pa
         _check_unchanged(files, description)
     for name, path in files.items():
         (directory / name).parent.mkdir(exist_ok=True)
-        shutil.copyfile(path, directory / name)
+        (directory / name).write_bytes(read_inside(path))
     # A directory of Hugging Face's is whole: its options say what its vocabulary does not.
     if FAST not in files and OPTIONS not in files:
         _complete(directory, description, set(files))
@@ -222,7 +221,7 @@ def _files_in(directory: Path, is_t5: bool) -> dict[str, Path]:
     """Return the files of a directory by the names that transformers looks for."""
     if not directory.is_dir():
         raise UserError(f"conversion.tokenizer_dir={directory}: there is no such directory")
-    files = {name: inside(directory / name) for name in tokenizer_names(directory)}
+    files = {name: directory / name for name in tokenizer_names(directory)}
     is_known = files.keys() & {FAST, *PAIR, LINES, *PIECES}
     for name in [name for name in files if name.endswith(".model")][:1] if not is_known else []:
         files[PIECES[is_t5]] = files.pop(name)
@@ -246,7 +245,8 @@ def _files_of(description: Description) -> dict[str, Path]:
         named = {LINES: tokenizer.vocab_file}
     else:
         named = dict(zip(PAIR, (tokenizer.vocab_file, tokenizer.merge_file), strict=True))
-    files = {name: path for name, path in named.items() if path is not None and path.is_file()}
+    # A training takes a link to one of these as well.
+    files = {name: path.resolve() for name, path in named.items() if path is not None and path.is_file()}
     return files if len(files) == len(named) else {}
 
 
