@@ -92,7 +92,10 @@ def read_bytes(path: AnyPath, limit: int = TEXT_LIMIT) -> bytes:
         If it is no regular file, or larger than the limit, in bytes.
     """
     with open_regular(path) as stream:
-        content = stream.read(limit + 1)
+        first = min(limit, TEXT_LIMIT) + 1  # for which Python sets memory aside
+        content = stream.read(first)
+        if len(content) == first <= limit:
+            content += stream.read(limit + 1 - first)
     if len(content) > limit:
         raise UnfitFile(errno.EFBIG, f"larger than {limit} bytes", str(path))
     return content
