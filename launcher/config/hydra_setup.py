@@ -136,7 +136,7 @@ def use_libyaml() -> None:
     """Let OmegaConf, which has no setting for it, use libyaml: the parser in Python is slow."""
     loader: Any = _utils.get_yaml_loader()
 
-    class BoundedLoader(loader):
+    class BoundedLoader(loader):  # type: ignore[misc]
         """OmegaConf's loader, which refuses what would take all memory, or is no number for Python."""
 
         def construct_document(self, node: yaml.Node) -> Any:
@@ -148,7 +148,7 @@ def use_libyaml() -> None:
         return
     from yaml._yaml import CParser
 
-    class LibyamlLoader(CParser, BoundedLoader):  # type: ignore[misc]
+    class LibyamlLoader(CParser, BoundedLoader):
         """OmegaConf's loader with libyaml's parser."""
 
         def __init__(self, stream: Any) -> None:
