@@ -131,7 +131,7 @@ def _code_points(text: str) -> npt.NDArray[np.uint32]:
 
 
 def _added_tokens(path: Path) -> list[str]:
-    return [token["content"] for token in json.loads(path.read_bytes()).get("added_tokens", ())]
+    return [token["content"] for token in json.loads(path.read_bytes()).get("added_tokens") or ()]
 
 
 def _unassigned() -> npt.NDArray[np.bool_]:
