@@ -73,7 +73,7 @@ def read_evaluations(run_dir: Path, starts: Starts = ()) -> list[Evaluation]:
             tasks = node(content, "lm_eval")
             mains = [(escape(task), _main_metric(node(tasks, task))) for task in tasks]
             metrics = {task: main for task, main in mains if main is not None}
-            digest, there = node(content, "provenance").get("weights"), saved.get(step, {})
+            digest, there = str(node(content, "provenance").get("weights") or ""), saved.get(step, {})
             # The newest checkpoint of a step is that of the training that goes on.
             is_other = bool(digest and there) and digest != next(reversed(there))
             time = there.get(digest, time)
