@@ -52,8 +52,8 @@ class Row:
 def check_versions(machine: Machine) -> Iterator[Row]:
     """Tell the versions; Transformer Engine is imported, as its libraries may not load."""
     described = machine.described
-    names = ("python", "torch", "cuda", "cudnn", "nccl", "driver")
-    names += ("megatron-core", "transformer_engine", "apex")
+    libraries = ("megatron-core", "transformer_engine", "apex")
+    names = ("python", "torch", "cuda", "cudnn", "nccl", "driver", *libraries)
     detail = ", ".join(f"{name} {described[name]}" for name in names if described.get(name))
     try:
         requirements.check_versions()
