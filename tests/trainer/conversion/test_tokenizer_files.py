@@ -14,7 +14,7 @@ from tests.trainer.conversion.test_weight_map import description
 from trainer.config.tokenizer import Tokenizer
 from trainer.conversion.importing import import_weights
 from trainer.conversion.spec import Conversion
-from trainer.conversion.tokenizer_files import write_tokenizer
+from trainer.conversion.tokenizer_files import check_tokenizer, write_tokenizer
 from trainer.data.identity import identify, input_files
 from trainer.data.vocabulary import Vocabulary, read_pieces, read_vocabulary
 from trainer.errors import UserError
@@ -45,6 +45,22 @@ def test_gpt2s_two_files_become_a_tokenizer(tokenized: Tokenized, tmp_path: Path
     assert tokenizer.eos_token_id == words.end_of_text
     assert tokenizer.decode([words.end_of_text, *expected], skip_special_tokens=True) == TEXT
     assert {"tokenizer.json", "vocab.json", "merges.txt"} <= set(names)
+
+
+def test_written_pair_is_compared_with_the_trainings(tokenized: Tokenized, tmp_path: Path) -> None:
+    files = Tokenizer(
+        vocab_file=tokenized.tokenizer / "vocab.json", merge_file=tokenized.tokenizer / "merges.txt"
+    )
+    model = replace(description({}), tokenizer=files, vocabulary=read_vocabulary(files, mock=False))
+    write_tokenizer(tmp_path, model, None)
+    check_tokenizer(tmp_path, model, None)
+    # In the data the name of a special token was text.
+    assert len(load_tokenizer(tmp_path)("<|endoftext|>")["input_ids"]) > 1
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    content["model"]["merges"] = content["model"]["merges"][::2]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"'.*' is \[.*\], and \[.*\] in the training"):
+        check_tokenizer(tmp_path, model, None)
 
 
 def test_a_directory_of_hugging_faces_is_copied(tokenized: Tokenized, tmp_path: Path) -> None:
