@@ -213,7 +213,8 @@ def _complete(directory: Path, description: Description, names: set[str]) -> Non
         _write_fast(directory, description, _word_pieces(directory, lower), "[SEP]")
     else:
         model = PieceModel(directory / PIECES[description.encoder is not None])
-        end = model.pieces[description.vocabulary.end_of_text].piece
+        ends = model.pieces[description.vocabulary.end_of_text :]
+        end = ends[0].piece if ends else "</s>"
         _write_fast(directory, description, model.fast_tokenizer(), end, model.named(CONTROL))
 
 
