@@ -363,6 +363,8 @@ def _local_files(sources: Sequence[Source], preparation: Preparation, policy: Po
 
 def _hasher(progress: Progress) -> Callable[[Path], Fetched]:
     def hash_file(path: Path) -> Fetched:
+        if not path.is_file():
+            raise UserError(f"inputs: {path}: not a regular file")
         try:
             sha256 = sha256_of(path, progress.advance)
             progress.advance(0, items=1)

@@ -206,7 +206,7 @@ def compressed_texts(directory: Path) -> Expected:
     """Take the changelogs of this machine's packages, as gzip has them."""
     texts = {path.resolve(): _text(path) for path in Path("/usr/share/doc").glob("*/changelog*.gz")}
     named = {path: text for path, text in sorted(texts.items()) if text}
-    chosen = dict(list(named.items())[:200])
+    chosen = dict([(path, text) for path, text in named.items() if len(text) < _LARGEST][:100])
     normal = [text.replace("\r\n", "\n").replace("\r", "\n") for text in chosen.values()]
     return Expected(list(chosen), normal, options={"format": "txt"})
 

@@ -25,9 +25,7 @@ BACKENDS = (AUTO, ENROOT, SKOPEO)
 _SKOPEO_PROGRAMS = ("skopeo", "umoci", "mksquashfs")
 
 _NO_RUNNER = "Enroot is run through enroot-py, which is not installed"
-_INSTALL_RUNNER = (
-    "pip install 'PATH[containers]' has it (enroot-py), where PATH is Slipway's checkout or wheel"
-)
+_INSTALL_RUNNER = "pip install 'PATH[containers]', PATH being Slipway's checkout or wheel, has enroot-py"
 _ELSEWHERE = "or do it where they are: slipway image import ... --on-cluster"
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 _SUGGESTED_TAGS = 3
