@@ -49,6 +49,7 @@ def run_contained(
     """Run the ``main`` of a module in a process of its own; its output and memory go into a directory."""
     output, record = scratch / "output.txt", scratch / "record.json"
     record.unlink(missing_ok=True)
+    output.touch()
     process = _context.Process(target=_run, args=(module, arguments, str(output), str(record), cpu))
     process.start()
     process.join(wall)
