@@ -30,12 +30,6 @@ def _refuse_interpreter(root: str) -> None:
     sys.exit(_MISTAKE)
 
 
-if __name__ == "__main__":
-    # Python put this folder there; from it, `plan`, `config` and others would shadow other modules.
-    sys.path[0] = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))  # noqa: PTH120
-    _refuse_interpreter(sys.path[0])
-
-
 def _leave(number: int, frame: "FrameType | None") -> None:
     os._exit(_INTERRUPTED)
 
@@ -47,6 +41,10 @@ def _replace_handler(old: object, new: object) -> None:
 
 
 _replace_handler(signal.default_int_handler, _leave)
+if __name__ == "__main__":
+    # Python put this folder there; from it, `plan`, `config` and others would shadow other modules.
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))  # noqa: PTH120
+    _refuse_interpreter(sys.path[0])
 # At its end Python searches all objects for garbage, which takes a fifth of a short command's time.
 atexit.register(gc.freeze)
 
