@@ -297,6 +297,8 @@ def _data(model: Node, model_type: ModelType) -> Iterator[Option]:
         yield "--data-path", tuple(data.get("data_prefix") or ()) or None
         yield "--split", data.get("splits_string")
         yield "--data-cache-path", data.get("index_mapping_dir")
+    if (loader := data.get("dataloader_type")) != "single":
+        yield "--dataloader-type", loader
     yield "--num-workers", data.get("num_workers")
     if model_type == "gpt":
         yield from flags(_RESETS, data)

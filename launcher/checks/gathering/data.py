@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from arithmetic import indexed
 from arithmetic.vocabulary import WAYS_TO_A_VOCABULARY
-from launcher.checks.facts import MissingPath, TokenizedData
+from launcher.checks.facts import MissingPath
 from launcher.checks.gathering.checkpoints import chosen_checkpoint
 from launcher.checks.gathering.host import ask_module
 from launcher.checks.gathering.path_resolver import Fault, PathResolver, opened, why_unreadable
@@ -25,7 +25,7 @@ from launcher.estimates.values import Values, count
 
 _PREFIX = "model.data.data_prefix"
 _SPLITS, _SPLIT_WEIGHTS = "model.data.splits_string", "900,50,50"
-_SUFFIXES = (".bin", ".idx")
+_SUFFIXES, _CACHE = (".bin", ".idx"), "model.data.index_mapping_dir"
 _MAKE = "`slipway data tokenize` makes one from text files; data_impl=mock makes data of its own"
 
 PATIENCE_SECONDS = 120
@@ -54,7 +54,9 @@ def _prefixes(value: Any) -> Iterator[str]:
 
 def missing_data(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
     """Return what is wrong with the data sets; None if the job reads none."""
-    named = data_sets(resolver)
+    named, cache = data_sets(resolver), Values(resolver.plan.job.config or {}).raw(_CACHE)
+    if named and "://" in str(cache):
+        named.append((_CACHE, str(cache)))
     lacks = [_missing_set(resolver, key, prefix) for key, prefix in named]
     return tuple(lack for lack in lacks if lack is not None) if named else None
 
@@ -216,8 +218,11 @@ _ENDS = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss")
 _HELD_OUT = "evaluation.perplexity.data_prefix"
 
 
-def tokenized_data(resolver: PathResolver) -> TokenizedData | None:
-    """Compare the tokenizer of each data set, by its manifest, with the training's; None without either."""
+def data_of_other_tokenizers(resolver: PathResolver) -> tuple[MissingPath, ...] | str | None:
+    """Return the data sets that another tokenizer than the training's made, by their manifests.
+
+    None if there are no data, or no tokenizer, to compare; the reason if no data set has a manifest.
+    """
     job = resolver.plan.job
     evaluation = (job.stage_config or {}).get("evaluation")
     values = Values((job.config if evaluation is None else job.stage_config) or {})
@@ -240,8 +245,18 @@ def tokenized_data(resolver: PathResolver) -> TokenizedData | None:
     answer = _answer("trainer.data.tokenized", question, (*state, *map(_state, tokenizer.values())))
     if answer is None:
         return None
-    others = tuple((keys[name], name, *problem) for name, *problem in answer["others"])
-    return TokenizedData(others, tuple(answer["unknown"]), answer["accept"], accepted)
+    accept, fix = answer["accept"], "data that the training's tokenizer made"
+    if training is not None:
+        fix += ", or the tokenizer of the data: training.model.tokenizer.*\nif they fit all the same: "
+        fix += f"training.resume.accept_data={'+'.join(filter(None, (accepted, accept)))}"
+    is_accepted = accept in (accepted or "").split("+")
+    others = []
+    for name, why, is_certain in answer["others"]:
+        is_error = is_certain and not is_accepted
+        others.append(MissingPath(keys[name], name, why, is_error, fix if is_error else None))
+    if answer["unknown"] and not others:
+        return f"no manifest beside {answer['unknown'][0]} says which one did"
+    return tuple(others)
 
 
 def _tokenizer(resolver: PathResolver, values: Values) -> dict[str, str] | None:
