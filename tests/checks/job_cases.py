@@ -248,7 +248,7 @@ JOB_CASES = [
     warns(
         "run.training",
         {"trainer.max_steps": 20},
-        "training.trainer.max_steps=20: launch 2 of this run had 10: it moves the learning rate, of step 11",
+        "training.trainer.max_steps=20: launch 2 of this run had 10: it changes the learning rate of step 11",
         "from 0.00067 to 0.0031",
         "to keep it: +training.model.optim.sched.max_steps=10",
         plan={"engine": "megatron"},

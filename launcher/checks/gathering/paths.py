@@ -305,10 +305,11 @@ def _inputs(resolver: PathResolver) -> Iterator[tuple[str, str, Path]]:
         inputs.append(("container", job.container.image, Path(job.container.image)))
     elif not job.payload.argv[0].startswith(_INSTALLED):
         inputs.append(("cluster.python", job.payload.argv[0], Path(job.payload.argv[0])))
-    for key, prefix in data_sets(resolver):
+    for key, prefix in data_sets(resolver.values):
         path = resolver.host(prefix)
         inputs.append((key, prefix, path.with_name(f"{path.name}.bin") if path is not None else None))
-    inputs += [(key, value, resolver.host(value)) for key, value in tokenizer_files(resolver)]
+    files = tokenizer_files(resolver.values, job.engine)
+    inputs += [(key, value, resolver.host(value)) for key, value in files]
     for key, value, path in inputs:
         if path is not None and path.is_absolute() and os.access(path, os.F_OK):
             yield key, value, path
