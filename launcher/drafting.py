@@ -190,6 +190,7 @@ def _check_resilience(composition: Composition, names: Sequence[str]) -> None:
     """Refuse settings of a chain of trainings in a command that launches none."""
     settings = composition.config.resilience
     asks = {"links": settings.links > 1, "nodes": settings.nodes, "save_before_end": settings.save_before_end}
+    asks[""] = any(asks.values())
     for override in map(parse_override, composition.overrides):
         node, _, name = override.key.partition(".")
         if node == "resilience" and asks.get(name) and "training" not in names:

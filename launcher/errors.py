@@ -92,6 +92,11 @@ def nearest_files(path: Path, suffixes: str | tuple[str, ...] = "", most: int = 
     return f"in {path.parent}: {', '.join(listed)}" if listed else f"there is none in {path.parent}"
 
 
+def setting_error(message: str, hint: str | None = None, also: Sequence[str] = ()) -> UserError:
+    """Return the mistake ``KEY=VALUE: what is wrong``, or ``KEY: what is wrong``, as one of that key."""
+    return UserError(message, key=message.partition(":")[0].partition("=")[0], also=also, hint=hint)
+
+
 def literal(value: Any) -> str:
     """Return a value as the user would write it, in one line and with secrets masked."""
     return shortened(_literal(value))

@@ -24,18 +24,6 @@ class MissingPath(NamedTuple):
     fix: str | None = None
 
 
-class TokenizedData(NamedTuple):
-    """Data sets of another tokenizer than the training's: key, path, what is wrong, whether it is certain.
-
-    `unknown` have no manifest. `accept` as in `EarlierTraining`, for what is certain.
-    """
-
-    others: tuple[tuple[str, str, str, bool], ...] = ()
-    unknown: tuple[str, ...] = ()
-    accept: str | None = None
-    accepted: str | None = None
-
-
 class LocalPath(NamedTuple):
     """A path on a file system of this machine's own, such as ``ext4`` mounted at ``/``."""
 
@@ -60,12 +48,13 @@ class PathFacts:
     `fetched` is an image of a registry that many nodes would fetch at once, and `results` why nothing can be
     written into the directory of the run. `local` is empty where the nodes are this machine. `free_bytes` may
     still be written where the run's checkpoints go: what ends there is the file system or the user's quota,
-    by `free_by`; `checkpoints_there` counts those that the run has already.
+    by `free_by`; `checkpoints_there` counts those that the run has already. `tokens` are data sets of another
+    tokenizer than the training's.
     """
 
     tokenizer: tuple[MissingPath, ...] | None = None
     data: tuple[MissingPath, ...] | None = None
-    tokens: TokenizedData | None = None
+    tokens: tuple[MissingPath, ...] | None = None
     checkpoint: tuple[MissingPath, ...] | None = None
     image: tuple[MissingPath, ...] | None = None
     fetched: tuple[MissingPath, ...] | None = None

@@ -51,6 +51,13 @@ def warning(key: str, value: Any, text: str, fix: str | None = None, also: Seque
     return replace(error(key, value, text, fix, also), severity=Severity.WARNING)
 
 
+def likewise(others: Iterable[str]) -> str:
+    """Return what names others with the same mistake, the first two of them."""
+    names = list(dict.fromkeys(others))
+    more = f" and {len(names) - 2} more" if len(names) > 2 else ""
+    return f"; likewise {', '.join(names[:2])}{more}" if names else ""
+
+
 def not_checked(what: str, why: str | None) -> Finding:
     text = f"not checked: {what}" + (f" ({why})" if why else "")
     return Finding(Severity.SKIPPED, None, text, why=why or None)

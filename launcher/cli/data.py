@@ -226,7 +226,7 @@ def _ask(segment: Segment, resolver: PathResolver, step: int, *, with_tokens: bo
     arguments = ["--config-path", str(paths.directory), "--config-name", paths.config_name]
     arguments += ["--step", str(step), "--after-step", str(segment.after_step)]
     arguments += ["--after-samples", str(segment.after_samples)]
-    for key, path in data_sets(resolver):
+    for key, path in data_sets(resolver.values):
         prefix = str(Path(path.strip()))
         local = resolver.input(key, prefix, "")
         # A container of the job may have it at another path than this machine.
@@ -242,7 +242,7 @@ def _ask(segment: Segment, resolver: PathResolver, step: int, *, with_tokens: bo
 
 def _add_texts(answer: dict[str, Any], resolver: PathResolver) -> None:
     """Put a `text` in the place of the `ids` of each piece."""
-    files = [resolver.host(path) for _, path in tokenizer_files(resolver)]
+    files = [resolver.host(path) for _, path in tokenizer_files(resolver.values, resolver.plan.job.engine)]
     pieces = [piece for sample in answer["samples"] for piece in sample["pieces"]]
     if not pieces:
         return

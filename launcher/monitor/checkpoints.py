@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from launcher.errors import shortened
 from launcher.jobs.launches import Launch
@@ -43,21 +43,36 @@ def find_saved(config: Mapping[str, Any], paths: LaunchPaths, engine: str) -> Sa
 
 def _megatron(directory: Path) -> SavedCheckpoint:
     """Inspect our trainer's checkpoints: a marker names the files and their sizes, with a serial number."""
-    marked: list[tuple[int, int, Path, Mapping[str, int]]] = []
     wrong: list[str] = []
-    for path in directory.iterdir():
-        if path.is_symlink() or path.name.startswith("."):
-            continue
-        with contextlib.suppress(OSError, ValueError):  # without a marker it is unfinished
-            marker = read_json(path / MARKER)
-            if (step := whole(marker.get("step"), 0)) is not None:
-                marked.append((whole(marker.get("serial"), 0) or 0, step, path, node(marker, "files")))
-    for _, step, path, files in sorted(marked, key=lambda item: item[:2], reverse=True):
+    for saved in reversed(marked_checkpoints(directory)):
+        path, files = saved.path, node(saved.content, "files")
         damaged = next((name for name, size in files.items() if _size(path / name) != size), None)
         if damaged is None:
-            return SavedCheckpoint(display_path(directory), step, path.name, "; ".join(wrong) or None)
+            return SavedCheckpoint(display_path(directory), saved.step, path.name, "; ".join(wrong) or None)
         wrong.append(f"{path.name}: {damaged} is missing or has another size than {MARKER} says")
     return SavedCheckpoint(display_path(directory), wrong="; ".join(wrong) or None)
+
+
+class MarkedCheckpoint(NamedTuple):
+    """A complete checkpoint of our trainer's, the time of its marker, and what that says."""
+
+    serial: int
+    step: int
+    time: float
+    path: Path
+    content: Mapping[str, Any]
+
+
+def marked_checkpoints(directory: Path) -> list[MarkedCheckpoint]:
+    """Return the checkpoints of our trainer that have a marker, the newest last."""
+    marked = []
+    for path in directory.iterdir():
+        with contextlib.suppress(OSError, ValueError):  # without a marker it is unfinished
+            content = {} if path.is_symlink() or path.name.startswith(".") else read_json(path / MARKER)
+            if (step := whole(content.get("step"), 0)) is not None:
+                serial, time = whole(content.get("serial"), 0) or 0, (path / MARKER).stat().st_mtime
+                marked.append(MarkedCheckpoint(serial, step, time, path, content))
+    return sorted(marked, key=lambda item: item[:3])
 
 
 def _size(path: Path) -> int | None:

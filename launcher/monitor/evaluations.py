@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import escape
+from launcher.monitor.checkpoints import marked_checkpoints
 from launcher.runs.paths import CHECKPOINTS, EVALUATIONS
 from launcher.runs.trained import newest_training, node
 from launcher.ui import tables
-from supervisor.checkpoints import MARKER
-from supervisor.files import names_in, read_json, whole
+from supervisor.files import names_in, read_json
 
 _NAME = re.compile(r"step-(\d{1,15})\.json", re.ASCII)
 _STDERR = "_stderr"
@@ -88,18 +88,12 @@ def _saved(run_dir: Path) -> dict[int, dict[str, float]]:
 
     The digest is that of trainer/evaluation/results.py, `weights_digest`.
     """
-    training = newest_training(run_dir)
-    directory, markers = training.checkpoints if training else run_dir / CHECKPOINTS, []
-    for path in (directory / name / MARKER for name in names_in(directory) if not name.startswith(".")):
-        with contextlib.suppress(OSError, ValueError):
-            content = read_json(path)
-            if not path.parent.is_symlink():
-                markers.append((whole(content.get("serial"), 0) or 0, path.stat().st_mtime, content))
-    saved: dict[int, dict[str, float]] = {}
-    for _, time, content in sorted(markers, key=lambda marker: marker[:2]):
-        parts = [content.get(key, empty) for key, empty in _WEIGHTS.items()]
-        digest = f"{zlib.crc32(json.dumps(parts).encode()):08x}"
-        saved.setdefault(whole(content.get("step"), 0) or 0, {})[digest] = time
+    training, saved = newest_training(run_dir), dict[int, dict[str, float]]()
+    with contextlib.suppress(OSError):
+        for item in marked_checkpoints(training.checkpoints if training else run_dir / CHECKPOINTS):
+            parts = [item.content.get(key, empty) for key, empty in _WEIGHTS.items()]
+            digest = f"{zlib.crc32(json.dumps(parts).encode()):08x}"
+            saved.setdefault(item.step, {})[digest] = item.time
     return saved
 
 

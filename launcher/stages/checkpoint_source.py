@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import UserError, explain_os_error, literal
+from launcher.errors import explain_os_error, literal, setting_error
 from launcher.runs.manifest import read_yaml
 from launcher.runs.trained import TrainingLaunch, newest_training
 
@@ -30,16 +30,15 @@ def configuration_of(value: str | dict[str, Any] | None, key: str) -> dict[str, 
     except OSError as error:
         raise explain_os_error(error, Path(value), key, verb="read") from error
     except ValueError as error:
-        raise UserError(f"{key}={literal(value)}: {error}", key=key) from error
+        raise setting_error(f"{key}={literal(value)}: {error}") from error
     return content
 
 
 def required_source(source: str | None, stage: str) -> str:
     """Return the source of a stage that reads checkpoints; raise UserError if there is none."""
     if source is None:
-        raise UserError(
+        raise setting_error(
             f"{stage}.source=null: there is no training before it, whose checkpoints it would be",
-            key=f"{stage}.source",
             hint=f"{stage}.source=results/RUN/checkpoints, or stages=[training,{stage}]",
         )
     return source

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from launcher.config.schema import RunConfig
 from launcher.config.stage_schema import CommandConfig
-from launcher.errors import UserError, literal
+from launcher.errors import literal, setting_error
 from launcher.plan import Job, Payload
 from launcher.stages.common import (
     WITHOUT_GPUS,
@@ -68,9 +68,8 @@ def _argv(command: CommandConfig) -> tuple[str, ...]:
     program = command.argv[0]
     if not is_program(program):
         whole = [str(Path(program).expanduser().absolute()), *command.argv[1:]]
-        raise UserError(
+        raise setting_error(
             f"command.argv: {literal(program)}: the program needs its name or a whole path",
-            key="command.argv",
             hint=f"command.argv=[{', '.join(map(shlex.quote, whole))}]" if program else None,
         )
     return tuple(command.argv)

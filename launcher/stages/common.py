@@ -12,7 +12,7 @@ from typing import Any
 from arithmetic.gpus import GPUS, Gpu, MissingFigures, gres_type, named, plain_name, with_site
 from launcher.config.schema import ClusterConfig, RunConfig
 from launcher.config.stage_schema import RunConfigNode
-from launcher.errors import UserError, literal, nearest
+from launcher.errors import literal, nearest, setting_error
 from launcher.plan import Chain, Job, Payload, Queue, Resources
 from launcher.runs.paths import LaunchPaths
 from launcher.stages.containers import container
@@ -114,9 +114,8 @@ def _gpu_types(cluster: ClusterConfig) -> dict[str, Gpu]:
     except MissingFigures as error:
         key = f"cluster.gpu_types.{error.name}"
         near = nearest(error.name, GPUS)
-        raise UserError(
+        raise setting_error(
             f"{key}: not in the table, and without {', '.join(error.keys)}",
-            key=key,
             hint=f"did you mean {near[0]}?" if near else "docs/memory.md has what a new GPU needs",
         ) from error
 
@@ -134,7 +133,7 @@ def _gpu(name: str, table: Mapping[str, Gpu]) -> str:
         what, near = "not a GPU that is known here", _misspelt(name, [*table, *sorted(short)])
         valid = f"valid: {', '.join(table)}; others: cluster.gpu_types"
         hint = f"did you mean {near[0]}?\n{valid}" if near else valid
-    raise UserError(f"cluster.gpu={literal(name)}: {what}", key="cluster.gpu", hint=hint)
+    raise setting_error(f"cluster.gpu={literal(name)}: {what}", hint=hint)
 
 
 def _misspelt(name: str, valid: Iterable[str]) -> list[str]:
@@ -161,11 +160,10 @@ def _requesting_key(cluster: ClusterConfig) -> str:
     gpus = cluster.gpus_per_node
     named = re.fullmatch(r"gpu(?::[\w.-]+)?:(\d+)", cluster.gres or "")
     if gpus is not None and named and int(named.group(1)) != gpus:
-        raise UserError(
+        raise setting_error(
             f"cluster.gres={cluster.gres!r} and cluster.gpus_per_node={gpus} contradict each other",
-            key="cluster.gres",
-            also=("cluster.gpus_per_node",),
             hint="make them agree, or set one of them to null",
+            also=("cluster.gpus_per_node",),
         )
     set_keys = [
         key for key in ("gpus_per_task", "gpus_per_node", "gres") if getattr(cluster, key) is not None
@@ -174,11 +172,10 @@ def _requesting_key(cluster: ClusterConfig) -> str:
     if request is None:
         return set_keys[0] if set_keys else "none"
     if request != "none" and request not in set_keys:
-        raise UserError(
+        raise setting_error(
             f"cluster.gpu_request={request}: cluster.{request} is null",
-            key="cluster.gpu_request",
-            also=(f"cluster.{request}",),
             hint=f"set it, cluster.{request}=..., or choose one of {', '.join([*set_keys, 'none'])}",
+            also=(f"cluster.{request}",),
         )
     return request
 

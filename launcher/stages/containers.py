@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from launcher.config.schema import ContainerOptionsConfig, RunConfig
-from launcher.errors import UserError, did_you_mean, literal
+from launcher.errors import UserError, did_you_mean, literal, setting_error
 from launcher.plan import SOURCES_WITHOUT_PATH, Container, ContainerOptions, Mount, Resources
 from launcher.secrecy import is_secret_key
 from launcher.stages.names_and_paths import SAFE_NAME, VARIABLE, checked_path
@@ -76,7 +76,7 @@ def _check_container_name(name: str | None) -> None:
     elif len(name) > _LONGEST_CONTAINER_NAME:
         problem = f"{len(name)} characters are too many"
         hint = f"valid: up to {_LONGEST_CONTAINER_NAME}"
-    raise UserError(f"{key}={literal(name)}: {problem}", key=key, hint=hint)
+    raise setting_error(f"{key}={literal(name)}: {problem}", hint=hint)
 
 
 def _check_variable_names(names: Iterable[str]) -> None:
@@ -88,10 +88,8 @@ def _check_variable_names(names: Iterable[str]) -> None:
         hint = "valid: names of variables of the job, such as LD_LIBRARY_PATH"
         if sign and VARIABLE.fullmatch(name):
             hint = f"env_vars.{name}={'...' if is_secret_key(name) else value} sets it, in the container too"
-        raise UserError(
-            f"{key}: {literal(f'{name}=...' if sign else text)} is not the name of a variable",
-            key=key,
-            hint=hint,
+        raise setting_error(
+            f"{key}: {literal(f'{name}=...' if sign else text)} is not the name of a variable", hint=hint
         )
 
 
@@ -111,21 +109,19 @@ def check_saving(container: Container | None, resources: Resources) -> None:
     most = max(resources.node_counts)
     if container is not None and container.options.save is not None and most > 1:
         key = "container_options.save"
-        raise UserError(
+        raise setting_error(
             f"{key}={literal(container.options.save)}: each of the job's {most} nodes would write this file",
-            key=key,
             hint=f"{key}=null, or save from a job of one node (slipway workspace)",
         )
 
 
 def _check_image(image: str) -> None:
     if not image.strip():
-        raise UserError("container='': an image is needed", key="container", hint="null is bare metal")
+        raise setting_error("container='': an image is needed", hint="null is bare metal")
     if image.endswith(_IMAGE_FILE) and not Path(image).is_absolute():
         # Pyxis would look for an image of that name in a registry.
-        raise UserError(
+        raise setting_error(
             f"container={literal(image)}: an image file is given by its whole path",
-            key="container",
             hint=f"container={Path(image).expanduser().absolute()}",
         )
 
@@ -142,20 +138,18 @@ def _check_file(container: Container) -> None:
         raise _needs_file(key, f"{key}=apptainer: files are what it starts here", container)
     for mount in container.mounts:
         if mount.source in SOURCES_WITHOUT_PATH:
-            raise UserError(
+            raise setting_error(
                 f"container_mounts: {mount.source}:{mount.target} is Pyxis', and Apptainer has no such mount",
-                key="container_mounts",
-                also=(key,),
                 hint="leave it out: Apptainer's /tmp is the node's own",
+                also=(key,),
             )
     for name in ("name", "save"):
         value = getattr(options, name)
         if value is not None:
-            raise UserError(
+            raise setting_error(
                 f"container_options.{name}={literal(value)}: Apptainer keeps no unpacked containers",
-                key=f"container_options.{name}",
-                also=(key,),
                 hint=f"container_options.{name}=null, or {key}=pyxis",
+                also=(key,),
             )
 
 
@@ -191,11 +185,10 @@ def _check_cover(mount: Mount, writable: Mapping[Path, str]) -> None:
     covered = next((path for path in writable if path.is_relative_to(mount.target)), None)
     if covered is None or "ro" not in (mount.flags or "").split("+"):
         return
-    raise UserError(
+    raise setting_error(
         f"{KEY}: {mount.target} is mounted read-only over {covered}, where the job writes",
-        key=KEY,
-        also=(writable[covered],),
         hint="without :ro, or to another target",
+        also=(writable[covered],),
     )
 
 
@@ -209,9 +202,8 @@ def _outermost(paths: Iterable[Path]) -> list[Path]:
 
 def _of_path(path: Path, key: str, flags: str | None = None) -> Mount:
     if re.search("[,:]", str(path)):
-        raise UserError(
+        raise setting_error(
             f"{key}: {literal(str(path))} cannot be mounted in a container: Pyxis separates with , and :",
-            key=key,
             hint="rename the directory, or choose one without them",
         )
     _check_words(str(path), str(path), key)
@@ -256,9 +248,8 @@ def _check_words(path: str, text: str, key: str) -> None:
     hint = 'rename it, or choose a path without $, `, ", \\ and line breaks'
     if match[0] == "$" and key == KEY:
         hint = "only $HOME is known here; of another variable: ${oc.env:NAME}"
-    raise UserError(
+    raise setting_error(
         f"{key}: {literal(text)} cannot be mounted: Enroot would evaluate {literal(match[0])} on the nodes",
-        key=key,
         hint=hint,
     )
 
@@ -266,12 +257,11 @@ def _check_words(path: str, text: str, key: str) -> None:
 def _check_flag(flag: str, text: str, source: str) -> None:
     if _FLAGS.fullmatch(flag) or (source == "tmpfs" and _TMPFS_FLAG.fullmatch(flag)):
         return
-    raise UserError(
+    raise setting_error(
         f"{KEY}: {literal(text)}: Enroot knows no flag {literal(flag)}, and would ignore it",
-        key=KEY,
         hint=f"{did_you_mean(flag, _FLAGS.pattern.split('|'))}; several are joined by +: ro+rprivate",
     )
 
 
 def _no_mount(text: str, hint: str) -> UserError:
-    return UserError(f"{KEY}: {literal(text)} is not a mount", key=KEY, hint=hint)
+    return setting_error(f"{KEY}: {literal(text)} is not a mount", hint=hint)

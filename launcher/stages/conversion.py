@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from launcher.config.schema import RunConfig
 from launcher.config.stage_schema import ConversionConfig, TrainedRun
-from launcher.errors import UserError, literal
+from launcher.errors import literal, setting_error
 from launcher.plan import Job
 from launcher.runs.trained import checkpoints_of
 from launcher.stages.checkpoint_source import (
@@ -68,11 +68,10 @@ def _plan(run: StageRun, conversion: ConversionConfig) -> Job:
     if config.engine == "nemo":
         return nemo_conversion_job(run, conversion, node, readable)
     if conversion.to == "nemo":
-        raise UserError(
+        raise setting_error(
             f"conversion.to=nemo: engine={config.engine} has no NeMo, whose script makes a .nemo file",
-            key="conversion.to",
-            also=("engine",),
             hint="engine=nemo, or conversion=huggingface",
+            also=("engine",),
         )
     _check_every(conversion, config.engine)
     output, cluster = directory_of(Path(node["output"])), cpu_cluster(run, cores=_CORES)
@@ -94,18 +93,16 @@ def _check_every(conversion: ConversionConfig, engine: str) -> None:
     if every is None:
         return
     if engine != "megatron":
-        raise UserError(
+        raise setting_error(
             f"conversion.every={every}: checkpoints of engine={engine} are not converted one by one",
-            key="conversion.every",
-            also=("engine",),
             hint="conversion.every=null: the newest one, after the training",
+            also=("engine",),
         )
     if STEP not in conversion.output:
-        raise UserError(
+        raise setting_error(
             f"conversion.output={literal(conversion.output)}: with conversion.every={every} it needs {STEP}",
-            key="conversion.output",
-            also=("conversion.every",),
             hint=f"conversion.output={conversion.output.rstrip('/')}/step-{STEP}",
+            also=("conversion.every",),
         )
 
 

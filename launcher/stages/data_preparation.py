@@ -15,7 +15,7 @@ from typing import Any, Final
 from arithmetic.globs import split_glob
 from launcher.config.schema import RunConfig
 from launcher.config.stage_schema import DataPreparationConfig, SourceConfig
-from launcher.errors import UserError
+from launcher.errors import setting_error
 from launcher.plan import Job, Queue
 from launcher.stages.common import cpu_cluster, cpu_environment, resources, stage_job, trainer_payload
 from launcher.stages.stage import Stage, StageRun
@@ -85,9 +85,8 @@ def _queue(queue: Queue, preparation: DataPreparationConfig) -> Queue:
     """Return the queue options, with the array of tasks if there is one."""
     array = queue.further.get("array")
     if preparation.phase is not None and array is not None:
-        raise UserError(
+        raise setting_error(
             f"cluster.sbatch.array={array}: data_preparation.tasks={preparation.tasks} is an array already",
-            key="cluster.sbatch.array",
             also=("data_preparation.tasks",),
         )
     if not _is_array(preparation):

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from launcher.config.schema import RunConfig, parse
 from launcher.config.stage_schema import EvaluationConfig, TrainerNode
-from launcher.errors import UserError
+from launcher.errors import UserError, setting_error
 from launcher.plan import Job
 from launcher.runs.paths import LaunchPaths
 from launcher.runs.trained import checkpoints_of
@@ -83,11 +83,10 @@ def _plan(run: StageRun, evaluation: EvaluationConfig) -> Job:
     """
     config, paths = run.config, run.paths
     if config.engine != "megatron":
-        raise UserError(
+        raise setting_error(
             f"engine={config.engine}: our own trainer evaluates, with engine=megatron",
-            key="engine",
-            also=("stages",),
             hint="slipway convert, then evaluate the converted checkpoint with engine=megatron",
+            also=("stages",),
         )
     node, training = _node(evaluation, paths), _training(evaluation, paths)
     trainer = parse(TrainerNode, training["trainer"], f"{STAGE}.training.trainer")
@@ -141,11 +140,10 @@ def _training(evaluation: EvaluationConfig, paths: LaunchPaths) -> dict[str, Any
     """Return the configuration of the training, whose logs this job does not write."""
     key = f"{STAGE}.training"
     if not isinstance(evaluation.training, Mapping):
-        raise UserError(
+        raise setting_error(
             f"{key}: nothing says how {evaluation.source} was trained",
-            key=key,
-            also=(f"{STAGE}.source",),
             hint=f"{key}=results/RUN/launches/N/RUN_hydra.yaml",
+            also=(f"{STAGE}.source",),
         )
     training = copy.deepcopy(dict(evaluation.training))
     for name in ("trainer", "exp_manager", "model"):
@@ -178,11 +176,10 @@ def _tasks(processes: int | None, replica: int, devices: int) -> tuple[int, int]
     if total % nodes:
         key = f"{STAGE}.processes"
         even = (n for n in itertools.count(total) if n % replica == 0 and n % -(-n // devices) == 0)
-        raise UserError(
+        raise setting_error(
             f"{key}={total}: {nodes} nodes of {devices} processes do not share them evenly",
-            key=key,
-            also=(f"{STAGE}.perplexity.layout",),
             hint=f"{key}={next(even)}",
+            also=(f"{STAGE}.perplexity.layout",),
         )
     return nodes, total // nodes
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from launcher.config.schema import RunConfig
 from launcher.config.stage_schema import RunConfigNode
-from launcher.errors import UserError
+from launcher.errors import setting_error
 from launcher.plan import Job, Payload
 from launcher.stages.common import WITHOUT_GPUS, resources, stage_job
 from launcher.stages.stage import StageRun, prepare, stage_changes
@@ -64,9 +64,8 @@ class ImageWork:
         """Plan the job that makes an image; raise UserError if there is no queue for it."""
         cluster = run.config.cluster
         if cluster.scheduler != "slurm":
-            raise UserError(
+            raise setting_error(
                 f"cluster.scheduler={cluster.scheduler}: a job of Slurm's makes an image, or this machine",
-                key="cluster.scheduler",
                 hint="slipway image build|import without --on-cluster, or launch --build=host",
             )
         argv = (sys.executable, "-u", "-m", "launcher.cli.app", *self.arguments)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from launcher.config.schema import RunConfig
-from launcher.errors import UserError, literal
+from launcher.errors import literal, setting_error
 from launcher.plan import Binding, Job, Profile
 from launcher.runs.paths import LaunchPaths
 from launcher.stages.containers import check_saving
@@ -58,7 +58,7 @@ def _environment_files(config: RunConfig, job: Job) -> dict[str, str]:
         key = f"env_files.{name}" if name in config.env_files else "wandb_api_key_file"
         checked_path(path, key)
         if name in job.environment:
-            raise UserError(f"{key}: env_vars.{name} is set too", key=key, hint=f"env_vars.{name}=null")
+            raise setting_error(f"{key}: env_vars.{name} is set too", hint=f"env_vars.{name}=null")
     return by_name
 
 
@@ -98,9 +98,8 @@ def _count(model: Mapping[str, Any], key: str) -> int:
 def _binding(config: RunConfig) -> Binding | None:
     mapping = config.numa_mapping
     if mapping.max_cores is not None and mapping.max_cores < mapping.min_cores:
-        raise UserError(
+        raise setting_error(
             f"numa_mapping.max_cores={mapping.max_cores}: less than min_cores, {mapping.min_cores}",
-            key="numa_mapping.max_cores",
             also=("numa_mapping.min_cores",),
         )
     # A site that tells srun how to bind knows its reasons; without a scheduler nobody keeps two runs apart.
@@ -123,12 +122,8 @@ def _profile(model: Mapping[str, Any], paths: LaunchPaths) -> Profile | None:
     ranks, trace = node.get("ranks", [0]), node.get("trace", ["nvtx", "cuda"])
     key = "training.model.nsys_profile"
     if not isinstance(ranks, list) or not all(type(rank) is int and rank >= 0 for rank in ranks) or not ranks:
-        raise UserError(
-            f"{key}.ranks={literal(ranks)}: expected a list of ranks, such as [0]", key=f"{key}.ranks"
-        )
+        raise setting_error(f"{key}.ranks={literal(ranks)}: expected a list of ranks, such as [0]")
     if not isinstance(trace, list) or not all(isinstance(name, str) for name in trace) or not trace:
         hint = f"{key}.trace=[nvtx,cuda]"
-        raise UserError(
-            f"{key}.trace={literal(trace)}: expected a list of names", key=f"{key}.trace", hint=hint
-        )
+        raise setting_error(f"{key}.trace={literal(trace)}: expected a list of names", hint=hint)
     return Profile(tuple(ranks), tuple(trace), str(paths.profiles))

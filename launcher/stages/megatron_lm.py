@@ -17,7 +17,7 @@ from pydantic import ConfigDict, Field
 from launcher.config.schema import RunConfig, parse
 from launcher.config.stage_schema import ModelType, StrictModel, TrainingConfig
 from launcher.config.values import Whole
-from launcher.errors import UserError, literal
+from launcher.errors import UserError, literal, setting_error
 from launcher.plan import Payload, Resources
 from launcher.stages.common import python
 from launcher.stages.megatron_lm_model import (
@@ -212,9 +212,8 @@ def _precision(trainer: Node, model: Node, model_type: ModelType) -> Iterator[Op
         yield from values(_FP16, model)
         yield flag("--apply-query-key-layer-scaling", _scales_scores(trainer, model, model_type))
     elif precision not in _WIDE:
-        raise UserError(
+        raise setting_error(
             f"training.trainer.precision={literal(trainer.get('precision'))}: not one of Megatron-LM's",
-            key="training.trainer.precision",
             hint="valid with engine=megatron_lm: bf16, 16 or 32",
         )
     if model.get("fp8"):
@@ -236,9 +235,8 @@ def _scales_scores(trainer: Node, model: Node, model_type: ModelType) -> bool:
 
 def _optimizer(trainer: Node, optim: Node) -> Iterator[Option]:
     if (name := optim.get("name")) not in _ADAMS:
-        raise UserError(
+        raise setting_error(
             f"training.model.optim.name={literal(name)}: engine=megatron_lm has Adam alone",
-            key="training.model.optim.name",
             hint=f"valid: {', '.join(filter(None, _ADAMS))}",
         )
     betas = optim.get("betas") or (None, None)
@@ -266,9 +264,8 @@ def _schedule(trainer: Node, optim: Node) -> Iterator[Option]:
     steps = sched.get("max_steps") or trainer["max_steps"]
     name = sched.get("name")
     if name not in _DECAY:
-        raise UserError(
+        raise setting_error(
             f"training.model.optim.sched.name={literal(name)}: Megatron-LM has no such schedule",
-            key="training.model.optim.sched.name",
             hint=f"valid with engine=megatron_lm: {', '.join(_DECAY)}",
         )
     warmup = sched.get("warmup_steps")
@@ -287,9 +284,8 @@ def _data(model: Node, model_type: ModelType) -> Iterator[Option]:
     data = model["data"]
     if data.get("data_impl") == "mock":
         if model_type != "gpt":
-            raise UserError(
+            raise setting_error(
                 "training.model.data.data_impl=mock: Megatron-LM makes up data for a GPT only",
-                key="training.model.data.data_impl",
                 hint="training.model.data.data_impl=mmap",
             )
         yield flag("--mock-data", True)
@@ -297,6 +293,8 @@ def _data(model: Node, model_type: ModelType) -> Iterator[Option]:
         yield "--data-path", tuple(data.get("data_prefix") or ()) or None
         yield "--split", data.get("splits_string")
         yield "--data-cache-path", data.get("index_mapping_dir")
+    if (loader := data.get("dataloader_type")) != "single":
+        yield "--dataloader-type", loader
     yield "--num-workers", data.get("num_workers")
     if model_type == "gpt":
         yield from flags(_RESETS, data)
@@ -308,9 +306,8 @@ def _data(model: Node, model_type: ModelType) -> Iterator[Option]:
 def _tokenizer(tokenizer: Node, model_type: ModelType) -> Iterator[Option]:
     library, kind = tokenizer.get("library"), tokenizer.get("type")
     if library == "megatron" and kind == _OF_GPT and model_type != "gpt":
-        raise UserError(
+        raise setting_error(
             f"training.model.tokenizer.type={kind}: Megatron-LM's has no masks and no sentinels",
-            key="training.model.tokenizer.type",
             hint=f"valid for a T5 or a BERT: {', '.join(name for name in _TOKENIZERS if name != _OF_GPT)}, "
             "or training.model.tokenizer.library=sentencepiece",
         )
@@ -363,9 +360,8 @@ def _whole(trainer: Node, key: str) -> int | None:
         return value
     if isinstance(value, float) and value == 0.0:
         return 0
-    raise UserError(
+    raise setting_error(
         f"training.trainer.{key}={literal(value)}: Megatron-LM has no fractions of a data set",
-        key=f"training.trainer.{key}",
         hint="a whole number",
     )
 
@@ -374,9 +370,8 @@ def _minutes(text: str) -> int:
     """Return ``DD:HH:MM:SS`` in whole minutes."""
     parts = text.split(":")
     if len(parts) != 4 or not all(part.isdecimal() for part in parts):
-        raise UserError(
+        raise setting_error(
             f"training.trainer.max_time={literal(text)}: not days:hours:minutes:seconds",
-            key="training.trainer.max_time",
             hint='such as "00:03:45:00"',
         )
     days, hours, minutes, _ = map(int, parts)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from launcher.config.stage_schema import ModelType
-from launcher.errors import UserError, literal
+from launcher.errors import UserError, literal, setting_error
 
 # An option and its value: None leaves it out, and a tuple gives it several values, or none.
 Option = tuple[str, object]
@@ -119,10 +119,9 @@ def stack_of(model: Node, model_type: ModelType) -> Node:
     encoder, decoder = model["encoder"], model["decoder"]
     for key, value in encoder.items():
         if key not in _OF_A_STACK and key in decoder and decoder[key] != value:
-            raise UserError(
+            raise setting_error(
                 f"training.model.decoder.{key}={literal(decoder[key])}, of the encoder {literal(value)}: "
                 "Megatron-LM has one option for both",
-                key=f"training.model.decoder.{key}",
                 also=(f"training.model.encoder.{key}",),
             )
     return dict(encoder)
@@ -156,7 +155,7 @@ def _check_fixed(node: Node, path: str) -> None:
 
 
 def _no_option(key: str, value: object, hint: str) -> UserError:
-    return UserError(f"{key}={literal(value)}: Megatron-LM has no option for that", key=key, hint=hint)
+    return setting_error(f"{key}={literal(value)}: Megatron-LM has no option for that", hint=hint)
 
 
 def _shape(model: Node, stack: Node, model_type: ModelType) -> Iterator[Option]:
@@ -184,10 +183,9 @@ def _shape(model: Node, stack: Node, model_type: ModelType) -> Iterator[Option]:
 def _batches(model: Node) -> Iterator[Option]:
     rampup = model.get("rampup_batch_size")
     if rampup is not None:
-        raise UserError(
+        raise setting_error(
             f"training.model.rampup_batch_size={literal(rampup)}: Megatron-LM has it for trainings that are "
             "measured in samples only, and this one is measured in steps",
-            key="training.model.rampup_batch_size",
             hint="training.model.rampup_batch_size=null",
         )
     yield from values(same_names("micro_batch_size", "global_batch_size"), model)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from launcher.errors import UserError, literal
+from launcher.errors import literal, setting_error
 from launcher.secrecy import MASK, hidden
 
 SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=-]*")
@@ -41,7 +41,7 @@ def check_variables(key: str, names: Iterable[str]) -> None:
         elif taken := _TAKEN.fullmatch(name):
             message = _TAKEN_BY[taken.lastgroup or ""]
         if message is not None:
-            raise UserError(f"{path}: {message}", key=path, hint=hint)
+            raise setting_error(f"{path}: {message}", hint=hint)
 
 
 def checked_path(value: str, key: str, *, is_on_host: bool = True) -> str:
@@ -51,9 +51,8 @@ def checked_path(value: str, key: str, *, is_on_host: bool = True) -> str:
     """
     if not Path(value).is_absolute():
         secret = hidden(key, value) == MASK  # in the place of its file's path
-        raise UserError(
+        raise setting_error(
             f"{key}={MASK if secret else literal(value)}: a whole path is needed",
-            key=key,
             hint=f"{key}={'/path/of/the/file' if secret else _absolute(value)}" if is_on_host else None,
         )
     return value.rstrip("/") or "/"
@@ -70,9 +69,8 @@ def required_program(value: str, key: str, *, is_on_host: bool = True) -> str:
     For one that is not `is_on_host` but in the container no path of this machine is suggested.
     """
     if not is_program(value):
-        raise UserError(
+        raise setting_error(
             f"{key}={literal(value)}: a name or a whole path is needed",
-            key=key,
             hint=f"{key}={_absolute(value)}" if value and is_on_host else None,
         )
     return value

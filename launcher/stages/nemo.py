@@ -9,7 +9,7 @@ from typing import Any
 
 from launcher.config.schema import RunConfig
 from launcher.config.stage_schema import ConversionConfig, TrainingConfig
-from launcher.errors import UserError, literal
+from launcher.errors import UserError, literal, setting_error
 from launcher.plan import Job, Payload
 from launcher.stages.checkpoint_source import directory_of
 from launcher.stages.common import (
@@ -57,13 +57,12 @@ def _payload(run: StageRun, training: TrainingConfig, _written: Mapping[str, Any
     precision, key = training.trainer.get("precision") or 32, "training.trainer.precision"
     if str(precision).removesuffix("-mixed").removesuffix("-true") not in _PRECISIONS:
         known = f"valid with engine=nemo: {', '.join(_PRECISIONS)}, with -mixed or -true"
-        raise UserError(f"{key}={literal(precision)}: Lightning has no such precision", key=key, hint=known)
+        raise setting_error(f"{key}={literal(precision)}: Lightning has no such precision", hint=known)
     if paths.job_name in _NAMES_OF_SHELLS:
-        raise UserError(
+        raise setting_error(
             f"training.run.name={paths.run_name}: NeMo does not train in a job of the name {paths.job_name}",
-            key="training.run.name",
-            also=("cluster.job_name_prefix",),
             hint="choose another name",
+            also=("cluster.job_name_prefix",),
         )
     root = checked_path(run.config.nemo_path, "nemo_path")
     return Payload(
@@ -94,13 +93,12 @@ def _check_model(model_type: str, model: Mapping[str, Any]) -> None:
     for name, why in _UNREAD.items():
         if model.get(name):
             key = f"training.model.{name}"
-            raise UserError(f"{key}={literal(model[name])}: {why}", key=key, hint=f"leave {key} out")
+            raise setting_error(f"{key}={literal(model[name])}: {why}", hint=f"leave {key} out")
     two_stacks = "encoder" in model and "decoder" in model
     if two_stacks is not (model_type == "t5"):
         has = "encoder and decoder nodes" if two_stacks else "no encoder and decoder nodes"
-        raise UserError(
+        raise setting_error(
             f"training.run.model_type={model_type}: training.model has {has}",
-            key="training.run.model_type",
             hint="training.run.model_type=t5" if two_stacks else "training.run.model_type=gpt, or bert",
         )
 
@@ -170,38 +168,33 @@ def nemo_conversion_job(
 
 def _check_conversion(conversion: ConversionConfig) -> None:
     if conversion.to not in ("nemo", "huggingface"):
-        raise UserError(
+        raise setting_error(
             f"conversion.to={conversion.to}: NeMo's scripts make .nemo files and, of Llamas, Hugging Face's",
-            key="conversion.to",
-            also=("engine",),
             hint="conversion=nemo, or engine=megatron for checkpoints of Slipway and other programs",
+            also=("engine",),
         )
     if conversion.to == "nemo" and conversion.dtype is not None:
-        raise UserError(
+        raise setting_error(
             f"conversion.dtype={conversion.dtype}: a .nemo file has the types of the training",
-            key="conversion.dtype",
             hint="conversion.dtype=null",
         )
     for key in _OWN:
         value = getattr(conversion, key)
         if value not in (None, "auto"):
-            raise UserError(
+            raise setting_error(
                 f"conversion.{key}={value}: NeMo's script has no such option",
-                key=f"conversion.{key}",
-                also=("engine",),
                 hint=f"conversion.{key}={'auto' if key == 'source_format' else 'null'}",
+                also=("engine",),
             )
     if conversion.check.enabled:
-        raise UserError(
+        raise setting_error(
             "conversion.check.enabled=True: what NeMo's script writes is not compared with a model of ours",
-            key="conversion.check.enabled",
-            also=("engine",),
             hint="conversion.check.enabled=False",
+            also=("engine",),
         )
     if conversion.model_type is None:
-        raise UserError(
+        raise setting_error(
             f"conversion.model_type=null: {conversion.source} is not one of our runs, which would say it",
-            key="conversion.model_type",
             hint="conversion.model_type=gpt, t5 or bert",
         )
 
@@ -209,20 +202,18 @@ def _check_conversion(conversion: ConversionConfig) -> None:
 def _check_llama(conversion: ConversionConfig, model: Mapping[str, Any]) -> None:
     """Refuse models for which NeMo has no script that writes Hugging Face's."""
     if conversion.model_type == "gpt" and not model:
-        raise UserError(
+        raise setting_error(
             f"conversion.model=null: {conversion.source} is not one of our runs, which would describe it",
-            key="conversion.model",
             hint="conversion.model=FILE, the configuration of its training",
         )
     for key, valid in _LLAMA.items():
         if conversion.model_type != "gpt" or model.get(key) not in valid:
             is_gpt = conversion.model_type == "gpt"
             what = f"model.{key}={literal(model.get(key))}" if is_gpt else "its model_type"
-            raise UserError(
+            raise setting_error(
                 f"conversion.to=huggingface: NeMo's script converts Llamas, and {what} is none of theirs",
-                key="conversion.to",
-                also=("engine",),
                 hint="conversion=nemo",
+                also=("engine",),
             )
 
 

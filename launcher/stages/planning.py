@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.config.overrides import STAGES
 from launcher.config.schema import RunConfig
 from launcher.config.secrets import check_secrets
-from launcher.errors import UserError
+from launcher.errors import UserError, setting_error
 from launcher.plan import Assumptions, Plan
 from launcher.stages.command import COMMAND
 from launcher.stages.conversion import CONVERSION
@@ -116,19 +116,17 @@ def _check_every(config: RunConfig) -> None:
         if every is None:
             continue
         if "training" not in config.stages[:position]:
-            raise UserError(
+            raise setting_error(
                 f"{key}={every}: there is no training before it, whose checkpoints it would count",
-                key=key,
-                also=("stages",),
                 hint=f"{key}=null, or stages=[training,{stage}]",
+                also=("stages",),
             )
         if config.resilience.submit == "launch":
-            raise UserError(
+            raise setting_error(
                 f"{key}={every}: the nodes submit its jobs, and resilience.submit=launch says"
                 " that they have no sbatch",
-                key=key,
-                also=("resilience.submit",),
                 hint=f"{key}=null: once, after the training",
+                also=("resilience.submit",),
             )
 
 

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from launcher.config.schema import ClusterConfig, RunConfig, parse
 from launcher.config.stage_schema import ResumeNode, RunConfigNode, StageConfig, TrainingConfig
-from launcher.errors import UserError, literal
+from launcher.errors import UserError, literal, setting_error
 from launcher.plan import Job, Payload, Resources
 from launcher.runs.paths import LaunchPaths
 from launcher.stages.job_environment import add_environment
@@ -126,7 +126,7 @@ def refuse_resume(config: RunConfig, resume: ResumeNode) -> None:
         if name != "accept_data" and value != ResumeNode.model_fields[name].default:
             key = f"training.resume.{name}"
             engines = f"engine={config.engine} has no such option; engine=megatron has"
-            raise UserError(f"{key}={literal(value)}: {engines}", key=key)
+            raise setting_error(f"{key}={literal(value)}: {engines}")
 
 
 def prepare(stage: str, node: RunConfigNode, config: RunConfig, number: int) -> StageRun:
@@ -144,15 +144,13 @@ def launch_paths(stage: str, run: RunConfigNode, cluster: ClusterConfig, number:
         ("cluster.job_name_prefix", cluster.job_name_prefix, job_name),
     ):
         if not SAFE_NAME.fullmatch(name):
-            raise UserError(
+            raise setting_error(
                 f"{key}={literal(value)}: not a safe file name",
-                key=key,
                 hint="valid: letters, digits and . _ + = - with a letter or digit first",
             )
         if len(name) > _LONGEST_NAME:
-            raise UserError(
+            raise setting_error(
                 f"{key}={literal(value)}: {len(name)} characters are too many for the names of its files",
-                key=key,
                 hint=f"valid: up to {_LONGEST_NAME}, cluster.job_name_prefix included",
             )
     return LaunchPaths(Path(run.results_dir).absolute(), run.name, job_name, number)
@@ -176,9 +174,7 @@ def stage_cluster(config: RunConfig, stage: str) -> ClusterConfig:
     for key in _OF_THE_LAUNCH:
         if key in changes:
             other = f"cluster.{key}" if key in ("scheduler", "slurm_conf") else key
-            raise UserError(
-                f"{path}.{key}: not a stage's own, but the launch's", key=f"{path}.{key}", hint=f"{other}=..."
-            )
+            raise setting_error(f"{path}.{key}: not a stage's own, but the launch's", hint=f"{other}=...")
     ours = config.cluster.model_dump()
     merged = {**ours, **changes}
     for key in _MAPPINGS:

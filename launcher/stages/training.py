@@ -12,7 +12,7 @@ from typing import Any
 from arithmetic.gpus import trainer_rows
 from launcher.config.schema import RunConfig, parse
 from launcher.config.stage_schema import TrainerNode, TrainingConfig
-from launcher.errors import Mistakes, UserError, literal
+from launcher.errors import Mistakes, UserError, literal, setting_error
 from launcher.plan import Chain, Job, Payload, Resources
 from launcher.runs.paths import LaunchPaths
 from launcher.runs.trained import checkpoints_of
@@ -63,12 +63,11 @@ def _too_many_tasks(config: RunConfig, training: TrainingConfig, trainer: Traine
     """Say beside another contradiction what the check `layout.gpus` would say after that is mended."""
     gpus = config.cluster.gpus_per_node
     if gpus is not None and trainer.devices > gpus and training.trainer.get("accelerator") != "cpu":
-        yield UserError(
+        yield setting_error(
             f"training.trainer.devices={trainer.devices} and cluster.gpus_per_node={gpus} contradict each"
             " other: a task uses one GPU",
-            key="training.trainer.devices",
-            also=("cluster.gpus_per_node",),
             hint=f"training.trainer.devices={gpus or 1}",
+            also=("cluster.gpus_per_node",),
         )
 
 
@@ -149,18 +148,16 @@ def _check_range(config: RunConfig) -> None:
     if nodes is None:
         return
     if nodes.min > nodes.max:
-        raise UserError(
+        raise setting_error(
             f"resilience.nodes.min={nodes.min}: more than resilience.nodes.max, {nodes.max}",
-            key="resilience.nodes.min",
-            also=("resilience.nodes.max",),
             hint=f"resilience.nodes.min={nodes.max}, or less",
+            also=("resilience.nodes.max",),
         )
     if scheduler != "slurm":
-        raise UserError(
+        raise setting_error(
             f"resilience.nodes: cluster.scheduler={scheduler} has no queue that chooses how many",
-            key="resilience.nodes",
-            also=("cluster.scheduler",),
             hint=f"resilience.nodes=null training.trainer.num_nodes={nodes.min}",
+            also=("cluster.scheduler",),
         )
 
 

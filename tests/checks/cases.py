@@ -15,7 +15,6 @@ from launcher.checks.facts import (
     MissingPath,
     PathFacts,
     SavedShards,
-    TokenizedData,
 )
 from launcher.checks.findings import Severity
 from launcher.plan import Container
@@ -123,11 +122,10 @@ def sharded_checkpoint(checkpoint: str, tensor: int, pipeline: int, virtual: int
     return replace(KNOWN, earlier=EarlierTraining(2, goes_on=True, shards=shards))
 
 
-def tokenized(*names: str, certain: bool = True, accepted: str | None = None) -> Facts:
+def tokenized(*names: str, certain: bool = True) -> Facts:
     """Return facts with data sets that another tokenizer made."""
-    others = tuple((PREFIX, f"/{name}", "another", certain) for name in names)
-    accept = "tokenizer-1" if certain else None
-    return replace(KNOWN, paths=PathFacts(tokens=TokenizedData(others, (), accept, accepted)))
+    others = tuple(MissingPath(PREFIX, f"/{name}", "another", certain, "of its own") for name in names)
+    return replace(KNOWN, paths=PathFacts(tokens=others))
 
 
 def on_disks(results: int, inputs: int) -> Facts:

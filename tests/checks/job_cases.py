@@ -116,6 +116,15 @@ JOB_CASES = [
         "training.model.kd_teacher_load='/x': no shipped configuration has this key, and NeMo ignores a key",
         **added("model.kd_teacher_load", "nemo"),
     ),
+    # One line for all, as a tree of NeMo's own keys has many.
+    warns(
+        "keys.unknown",
+        {f"model.{name}": 1 for name in ("a", "b", "c", "d", "e")},
+        "training.model.a=1: no shipped configuration has this key, and NeMo ignores a key that it does not "
+        "read; likewise training.model.b, training.model.c and 2 more",
+        plan={"engine": "nemo"},
+        facts=Facts(tuple(f"model.{name}" for name in ("a", "b", "c", "d", "e")), SHIPPED, (), {}),
+    ),
     good("keys.unknown", {"model.foo": None}, **added("model.foo", "nemo")),
     bad(
         "keys.unknown",
@@ -124,6 +133,7 @@ JOB_CASES = [
         **added("model.foo", "megatron_lm"),
     ),
     good("keys.unknown", {"model.foo": False}, **added("model.foo", "megatron_lm")),
+    bad("keys.unknown", {"model.foo": 0}, "no option for this key", **added("model.foo", "megatron_lm")),
     bad(
         "engine.megatron",
         {},
@@ -238,7 +248,7 @@ JOB_CASES = [
     warns(
         "run.training",
         {"trainer.max_steps": 20},
-        "training.trainer.max_steps=20: launch 2 of this run had 10: it moves the learning rate, of step 11",
+        "training.trainer.max_steps=20: launch 2 of this run had 10: it changes the learning rate of step 11",
         "from 0.00067 to 0.0031",
         "to keep it: +training.model.optim.sched.max_steps=10",
         plan={"engine": "megatron"},
@@ -271,10 +281,9 @@ JOB_CASES = [
         "data.tokenizer",
         {},
         "training.model.data.data_prefix='/a': another; likewise /b, /c and 1 more",
-        "if they fit all the same: training.resume.accept_data=tokenizer-1",
+        "of its own",
         facts=tokenized(*"abcd"),
     ),
-    warns("data.tokenizer", {}, "data_prefix='/a': another", facts=tokenized("a", accepted="tokenizer-1")),
     warns("data.tokenizer", {}, "data_prefix='/a': another", facts=tokenized("a", certain=False)),
     good("data.tokenizer", {}, facts=tokenized()),
     bad(

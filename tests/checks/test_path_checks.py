@@ -236,6 +236,10 @@ def test_no_engine_opens_a_url(workdir: Path, engine: str, scheme: str) -> None:
     assert finding.severity is Severity.ERROR
     assert finding.message == f"{PREFIX}='{url}': engine={engine} reads files, and opens no {scheme}:// here"
     tokenizer = [finding.key for finding in path_findings(*overrides, f"{TOKENIZER}.vocab_file='{url}'")]
+    cache = [f"{PREFIX}=[{here}]", f"training.model.data.index_mapping_dir='{url}'"]
+    assert [finding.id for finding in path_findings(*overrides, *cache) if url in finding.message] == [
+        "path.data"
+    ]
     # NeMo fetches a tokenizer.
     assert (f"{TOKENIZER}.vocab_file" in tokenizer) is (engine != "nemo")
 

@@ -143,9 +143,9 @@ def test_a_longer_training_says_how_the_rate_moves(
     if step is not None:
         checkpoint(tmp_path, f"m-step={step}", serial=step)
     message = launch(tmp_path, MOCK, *overrides)
-    assert ("moves the learning rate" in message) is (rates is not None)
+    assert ("changes the learning rate" in message) is (rates is not None)
     if rates is not None:
-        assert f"launch 1 of this run had 200: it moves the learning rate, {rates}" in message
+        assert f"launch 1 of this run had 200: it changes the learning rate {rates}" in message
         assert f"to keep it: {KEEPS}" in message
 
 

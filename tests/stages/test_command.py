@@ -83,6 +83,7 @@ def test_program_gets_its_arguments_as_they_stand(
         ("command.env_vars.RANK=1", "sets this variable"),
         ("command.nodes=0", "1 or more"),
         ("resilience.links=5", "only a training is a chain of jobs"),
+        ("resilience={links: 5}", "only a training is a chain of jobs"),
         ("resilience.nodes={min: 1, max: 2}", "only a training"),
         ("resilience.save_before_end=60", "only a training"),
     ],

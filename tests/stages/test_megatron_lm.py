@@ -194,6 +194,7 @@ def test_switches_say_what_the_configuration_says(
         # 100 steps, all of them of the warm-up
         (["training=gpt3/5b_16k"], "--lr-decay-iters", "116"),
         (["training=llama/llama3_1_8b", "+training.model.scale_factor=4"], "--rope-scaling-factor", "4"),
+        (["training.model.data.dataloader_type=cyclic"], "--dataloader-type", "cyclic"),
         (["+training.model.attention_backend=flash"], "--attention-backend", "flash"),
         (["+training.model.attention_backend=unfused"], "--attention-backend", "unfused"),
         (

@@ -198,7 +198,7 @@ def _resume(session: Session) -> None:
     change = rate_change(session.settings.configuration, planned, session.progress.step)
     if change and session.rank_context.is_main:
         LOGGER.warning(
-            "trainer.max_steps=%d, planned were %s: it moves the learning rate, of step %d from %.2g to "
+            "trainer.max_steps=%d, planned were %s: it changes the learning rate of step %d from %.2g to "
             "%.2g; model.optim.sched.max_steps=%s keeps it",
             *(session.settings.max_steps, planned, *change, planned),
         )

@@ -74,7 +74,7 @@ def marked_checkpoints(directory: Path | None) -> list[Marked]:
 
 def chosen_checkpoint(resolver: PathResolver) -> Marked | None:
     """Return the checkpoint that our trainer would resume from: the newest, or the named one until it was."""
-    values, directory = Values(resolver.plan.job.config or {}), checkpoint_directory(resolver)
+    values, directory = resolver.values, checkpoint_directory(resolver)
     newest, value = next(reversed(marked_checkpoints(directory)), None), values.raw(_NAMED)
     if not isinstance(value, str) or (newest is not None and _was_made(values, newest)):
         return newest
@@ -86,7 +86,7 @@ def chosen_checkpoint(resolver: PathResolver) -> Marked | None:
 def saved_shards(resolver: PathResolver) -> SavedShards | None:
     """Return the shards of the optimizer states that our trainer would load; None if all sizes can."""
     chosen = chosen_checkpoint(resolver) if resolver.plan.job.engine == "megatron" else None
-    values = Values(resolver.plan.job.config or {})
+    values = resolver.values
     if chosen is None or chosen.content.get("optimizer") != _SHARDED:
         return None
     if not values.flag("resume.load_optimizer", default=True) and not _was_made(values, chosen):

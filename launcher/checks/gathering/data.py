@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from arithmetic import indexed
 from arithmetic.vocabulary import WAYS_TO_A_VOCABULARY
-from launcher.checks.facts import MissingPath, TokenizedData
+from launcher.checks.facts import MissingPath
 from launcher.checks.gathering.checkpoints import chosen_checkpoint
 from launcher.checks.gathering.host import ask_module
 from launcher.checks.gathering.path_resolver import Fault, PathResolver, opened, why_unreadable
@@ -25,18 +25,14 @@ from launcher.estimates.values import Values, count
 
 _PREFIX = "model.data.data_prefix"
 _SPLITS, _SPLIT_WEIGHTS = "model.data.splits_string", "900,50,50"
-_SUFFIXES = (".bin", ".idx")
+_SUFFIXES, _CACHE = (".bin", ".idx"), "model.data.index_mapping_dir"
 _MAKE = "`slipway data tokenize` makes one from text files; data_impl=mock makes data of its own"
 
-PATIENCE_SECONDS = 120
+_PATIENCE_SECONDS = 120
 
 
-def data_sets(resolver: PathResolver) -> list[tuple[str, str]]:
-    """Yield keys and prefixes of the data sets, each once; `data.prefix` reports what is no list of them."""
-    return _data_sets(Values(resolver.plan.job.config or {}))
-
-
-def _data_sets(values: Values) -> list[tuple[str, str]]:
+def data_sets(values: Values) -> list[tuple[str, str]]:
+    """Return keys and prefixes of the data sets, each once; `data.prefix` reports what is no list of them."""
     if values.raw("model.data.data_impl") != "mmap":
         return []
     prefixes = values.raw(_PREFIX)
@@ -54,7 +50,9 @@ def _prefixes(value: Any) -> Iterator[str]:
 
 def missing_data(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
     """Return what is wrong with the data sets; None if the job reads none."""
-    named = data_sets(resolver)
+    named, cache = data_sets(resolver.values), resolver.values.raw(_CACHE)
+    if named and "://" in str(cache):
+        named.append((_CACHE, str(cache)))
     lacks = [_missing_set(resolver, key, prefix) for key, prefix in named]
     return tuple(lack for lack in lacks if lack is not None) if named else None
 
@@ -95,7 +93,7 @@ def _short_split(resolver: PathResolver, key: str, idx: Path) -> Fault | None:
 
     A T5's window is longer than its input: what is too short for that is refused all the same.
     """
-    values = Values(resolver.plan.job.config or {})
+    values = resolver.values
     length = values.whole("model.seq_length" if is_encoder_decoder(values) else "model.encoder_seq_length")
     splits, named = ["train", "validation"], key.removeprefix(_PREFIX).lstrip(".")
     if values.raw("trainer.limit_val_batches") == 0:
@@ -173,15 +171,19 @@ def ask_identity(draft: Draft, earlier: Sequence[object]) -> DataAnswer | None:
 
 
 def _ask(question: str, state: tuple[object, ...]) -> DataAnswer | None:
-    answer = _answer("trainer.data.identity", question, state)
+    answer = ask_trainer("trainer.data.identity", question, state)
     return DataAnswer(answer["identity"], tuple(answer["changed"]), answer["accept"]) if answer else None
 
 
 # A launch asks twice, for the checks and for the record; the points of a sweep read the same files.
 @lru_cache(maxsize=16)
-def _answer(module: str, question: str, state: tuple[object, ...]) -> Any:
+def ask_trainer(module: str, question: str, state: tuple[object, ...] = ()) -> Any:
+    """Return what a program of the trainer answers to a question; None where it does not.
+
+    `state` is that of the files that the answer is of.
+    """
     try:
-        return json.loads(ask_module(module, question, PATIENCE_SECONDS))
+        return json.loads(ask_module(module, question, _PATIENCE_SECONDS))
     except (OSError, ValueError, subprocess.SubprocessError):
         return None
 
@@ -191,11 +193,11 @@ def _wanted(resolver: PathResolver) -> Iterator[dict[str, str]]:
 
     `name` is the path in the job, `path` that on this machine.
     """
-    for key, value in data_sets(resolver):
+    for key, value in data_sets(resolver.values):
         prefix, path = Path(value.strip()), resolver.input(key, value.strip())
         for suffix in _SUFFIXES if isinstance(path, Path) else ():
             yield {"kind": "data", "key": _PREFIX, "name": f"{prefix}{suffix}", "path": f"{path}{suffix}"}
-    for key, value in tokenizer_files(resolver):
+    for key, value in tokenizer_files(resolver.values, resolver.plan.job.engine):
         path = resolver.input(key, value)
         if isinstance(path, Path):
             yield {"kind": "tokenizer", "key": key, "name": str(Path(value)), "path": str(path)}
@@ -216,12 +218,15 @@ _ENDS = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss")
 _HELD_OUT = "evaluation.perplexity.data_prefix"
 
 
-def tokenized_data(resolver: PathResolver) -> TokenizedData | None:
-    """Compare the tokenizer of each data set, by its manifest, with the training's; None without either."""
+def data_of_other_tokenizers(resolver: PathResolver) -> tuple[MissingPath, ...] | str | None:
+    """Return the data sets that another tokenizer than the training's made, by their manifests.
+
+    None if there are no data, or no tokenizer, to compare; the reason if no data set has a manifest.
+    """
     job = resolver.plan.job
     evaluation = (job.stage_config or {}).get("evaluation")
     values = Values((job.config if evaluation is None else job.stage_config) or {})
-    named = _data_sets(values)
+    named = data_sets(values)
     if evaluation is not None:
         own = [(_HELD_OUT, prefix) for prefix in _prefixes(evaluation["perplexity"]["data_prefix"])]
         named = (own or named) if evaluation["perplexity"]["enabled"] else []
@@ -237,18 +242,28 @@ def tokenized_data(resolver: PathResolver) -> TokenizedData | None:
     ends_matter = any(values.flag(f"model.data.{name}") for name in _ENDS)
     question = json.dumps({"data": data, "tokenizer": tokenizer, "ends_matter": ends_matter})
     state = [_state(f"{path}.bin") for path in data.values()]
-    answer = _answer("trainer.data.tokenized", question, (*state, *map(_state, tokenizer.values())))
+    answer = ask_trainer("trainer.data.tokenized", question, (*state, *map(_state, tokenizer.values())))
     if answer is None:
         return None
-    others = tuple((keys[name], name, *problem) for name, *problem in answer["others"])
-    return TokenizedData(others, tuple(answer["unknown"]), answer["accept"], accepted)
+    accept, fix = answer["accept"], "data that the training's tokenizer made"
+    if training is not None:
+        fix += ", or the tokenizer of the data: training.model.tokenizer.*\nif they fit all the same: "
+        fix += f"training.resume.accept_data={'+'.join(filter(None, (accepted, accept)))}"
+    is_accepted = accept in (accepted or "").split("+")
+    others = []
+    for name, why, is_certain in answer["others"]:
+        is_error = is_certain and not is_accepted
+        others.append(MissingPath(keys[name], name, why, is_error, fix if is_error else None))
+    if answer["unknown"] and not others:
+        return f"no manifest beside {answer['unknown'][0]} says which one did"
+    return tuple(others)
 
 
 def _tokenizer(resolver: PathResolver, values: Values) -> dict[str, str] | None:
     """Return the tokenizer as the trainer has it, with paths of this machine; None if they are not here."""
     library, kind = (values.raw(f"{_NODE}.{name}") for name in ("library", "type"))
     fields = {"library": library, "name": kind if isinstance(kind, str) else ""}
-    for key, value in _tokenizer_files(values, resolver.plan.job.engine):
+    for key, value in tokenizer_files(values, resolver.plan.job.engine):
         path = resolver.input(key, value)
         if not isinstance(path, Path):
             return None
@@ -271,24 +286,19 @@ _LFS = b"version https://git-lfs"
 
 def missing_tokenizer(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
     """Return the missing files among those that the payload needs; None if it needs none."""
-    job = resolver.plan.job
-    values = Values(job.config or {})
+    job, values = resolver.plan.job, resolver.values
     # For mock data our trainer takes known sizes instead of files.
     if job.config is None or (job.engine == "megatron" and values.raw("model.data.data_impl") == "mock"):
         return None
-    lacks = [lack for key, value in tokenizer_files(resolver) for lack in _missing_file(resolver, key, value)]
+    files = tokenizer_files(values, job.engine)
+    lacks = [lack for key, value in files for lack in _missing_file(resolver, key, value)]
     if job.engine != "nemo":  # which downloads those that are not named
         lacks += [_not_set(key, values) for key in _needed(values) if values.raw(key) is None]
     return tuple(lacks)
 
 
-def tokenizer_files(resolver: PathResolver) -> Iterator[tuple[str, str]]:
+def tokenizer_files(values: Values, engine: str | None) -> Iterator[tuple[str, str]]:
     """Yield keys and paths of the tokenizer's files, or of its directory."""
-    config, engine = resolver.plan.job.config, resolver.plan.job.engine
-    yield from _tokenizer_files(Values(config), engine) if config is not None else ()
-
-
-def _tokenizer_files(values: Values, engine: str | None) -> Iterator[tuple[str, str]]:
     for key in _needed(values):
         value = values.raw(key)
         if isinstance(value, str) and value and (engine != "nemo" or "://" not in value):  # which downloads

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import stat
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +12,7 @@ from typing import Any
 
 from launcher.checks.facts import Change, EarlierTraining
 from launcher.checks.gathering import checkpoints, gathers
-from launcher.checks.gathering.data import PATIENCE_SECONDS, ask_identity
-from launcher.checks.gathering.host import ask_module
+from launcher.checks.gathering.data import ask_identity, ask_trainer
 from launcher.checks.gathering.path_resolver import PathResolver
 from launcher.checks.rules.training import weight_of
 from launcher.drafting import Draft
@@ -109,7 +107,7 @@ def _newest(draft: Draft) -> tuple[LaunchPaths, Manifest] | None:
 
 def _goes_on(resolver: PathResolver, manifest: Manifest | None) -> bool:
     """Return True if there is something to resume from, now or when the job begins."""
-    values = Values(resolver.plan.job.config or {})
+    values = resolver.values
     if not values.flag("exp_manager.resume_if_exists"):
         return False
     directory = checkpoints.checkpoint_directory(resolver)
@@ -137,11 +135,8 @@ def _trained_on(resolver: PathResolver, manifest: Manifest | None) -> tuple[list
 
 def _changes(resolver: PathResolver, paths: LaunchPaths, manifest: Manifest) -> tuple[Change, ...] | None:
     """Return the changes since a launch; None if its configuration cannot be read."""
-    try:
-        before = read_yaml(paths.config)
-    except (OSError, ValueError, TypeError):
-        return None
-    if not isinstance(before, dict):
+    before = _config_of(paths)
+    if before is None:
         return None
     old, new = dict(_flat(before)), dict(_flat(resolver.plan.job.config or {}))
     differing = (key for key in {**new, **old} if not _same(old.get(key), new.get(key)))
@@ -162,24 +157,24 @@ def _changes(resolver: PathResolver, paths: LaunchPaths, manifest: Manifest) -> 
 
 def _schedule(resolver: PathResolver, paths: LaunchPaths | None) -> dict[str, Any]:
     """Return how `trainer.max_steps` changed since a launch, and the learning rate with it."""
-    try:
-        before, now = (
-            _max_steps(read_yaml(paths.config) if paths else None),
-            _max_steps(resolver.plan.job.config),
-        )
-        if before is None or now is None or before == now:
-            return {}
-        chosen = checkpoints.chosen_checkpoint(resolver)
-        question = {"config": resolver.plan.job.config, "max_steps": before}
-        question["step"] = chosen.whole("step") if chosen is not None else 0
-        answer = json.loads(ask_module("trainer.optim.schedule", json.dumps(question), PATIENCE_SECONDS))
-    except (OSError, ValueError, TypeError, subprocess.SubprocessError):
+    earlier = Values((_config_of(paths) if paths else None) or {})
+    before, now = (values.whole("trainer.max_steps") for values in (earlier, resolver.values))
+    if before is None or now is None or before == now:
         return {}
-    return {"steps": (before, now), "rate": answer and tuple(answer)}
+    chosen = checkpoints.chosen_checkpoint(resolver)
+    step = chosen.whole("step") if chosen is not None else 0
+    question = {"config": resolver.plan.job.config, "max_steps": before, "step": step}
+    rate = ask_trainer("trainer.optim.schedule", json.dumps(question))
+    return {"steps": (before, now), "rate": rate and tuple(rate)}
 
 
-def _max_steps(config: Any) -> int | None:
-    return Values(config if isinstance(config, Mapping) else {}).whole("trainer.max_steps")
+def _config_of(paths: LaunchPaths) -> dict[str, Any] | None:
+    """Return the configuration of a launch; None if it cannot be read."""
+    try:
+        content = read_yaml(paths.config)
+    except (OSError, ValueError, TypeError):
+        return None
+    return content if isinstance(content, dict) else None
 
 
 def _same_files(

@@ -12,6 +12,7 @@ from typing import BinaryIO
 from launcher.checks.facts import MissingPath
 from launcher.drafting import Draft
 from launcher.errors import file_mode
+from launcher.estimates.values import Values
 from launcher.file_systems import is_shared
 from launcher.plan import SOURCES_WITHOUT_PATH, Plan
 from launcher.sandbox import is_sandbox
@@ -27,6 +28,7 @@ class PathResolver:
     def __init__(self, draft: Draft) -> None:
         self.draft = draft
         self.plan: Plan = draft.plan
+        self.values = Values(draft.plan.job.config or {})
         # Without Slurm a job runs without its container.
         self.in_container = draft.plan.job.container is not None and draft.plan.scheduler != "local"
         self.nodes_are_here = (

@@ -16,10 +16,10 @@ from launcher.checks.facts import LocalPath, LocalPaths, MissingPath, PathFacts
 from launcher.checks.gathering import gathers
 from launcher.checks.gathering.checkpoints import missing_checkpoint, missing_source
 from launcher.checks.gathering.data import (
+    data_of_other_tokenizers,
     data_sets,
     missing_data,
     missing_tokenizer,
-    tokenized_data,
     tokenizer_files,
 )
 from launcher.checks.gathering.images import fetched_at_once, missing_image
@@ -45,7 +45,9 @@ def path_facts(draft: Draft) -> PathFacts:
     resolver = PathResolver(draft)
     local, checkpoints = local_paths(resolver), _checkpoints(resolver)
     room, source = room_at(checkpoints), missing_source(resolver)
-    missing = {}
+    missing, tokens = {}, data_of_other_tokenizers(resolver)
+    if isinstance(tokens, str):
+        missing["tokens"], tokens = tokens, None
     if local is None:
         missing["local"] = "this machine does not tell what its file systems are"
     if room is None:
@@ -53,7 +55,7 @@ def path_facts(draft: Draft) -> PathFacts:
     facts = PathFacts(
         tokenizer=missing_tokenizer(resolver),
         data=missing_data(resolver),
-        tokens=tokenized_data(resolver),
+        tokens=tokens,
         checkpoint=missing_checkpoint(resolver),
         image=missing_image(resolver),
         fetched=fetched_at_once(resolver),
@@ -303,10 +305,11 @@ def _inputs(resolver: PathResolver) -> Iterator[tuple[str, str, Path]]:
         inputs.append(("container", job.container.image, Path(job.container.image)))
     elif not job.payload.argv[0].startswith(_INSTALLED):
         inputs.append(("cluster.python", job.payload.argv[0], Path(job.payload.argv[0])))
-    for key, prefix in data_sets(resolver):
+    for key, prefix in data_sets(resolver.values):
         path = resolver.host(prefix)
         inputs.append((key, prefix, path.with_name(f"{path.name}.bin") if path is not None else None))
-    inputs += [(key, value, resolver.host(value)) for key, value in tokenizer_files(resolver)]
+    files = tokenizer_files(resolver.values, job.engine)
+    inputs += [(key, value, resolver.host(value)) for key, value in files]
     for key, value, path in inputs:
         if path is not None and path.is_absolute() and os.access(path, os.F_OK):
             yield key, value, path

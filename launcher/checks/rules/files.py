@@ -6,12 +6,12 @@ Also what no launch goes past: the machine that launches, and the scheduler's ow
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
 from launcher.checks import facts
-from launcher.checks.findings import Finding, Severity, check, error, not_checked, warning
+from launcher.checks.findings import Finding, Severity, check, error, likewise, warning
 from launcher.errors import escape
 from launcher.estimates.cost import KEEP, Checkpoints, checkpoints_of
 from launcher.estimates.parallelism import NODES, PIPELINE
@@ -19,9 +19,6 @@ from launcher.estimates.training import model_size
 from launcher.estimates.values import Values, count, full
 from launcher.plan import Job, Plan
 from launcher.releases import Contents, for_pyxis, newest_with_core, newest_with_pretraining, version
-
-# So many of those with the same mistake are named.
-_NAMED = 3
 
 _DIRECTORY = "exp_manager.checkpoint_callback_params.dirpath"
 _ELSEWHERE = "base_results_dir=... where there is more space"
@@ -34,10 +31,7 @@ def missing_path_problems(paths: facts.PathFacts, part: str) -> Iterator[Finding
         groups.setdefault((lack.why, lack.certain), []).append(lack)
     for first, *rest in groups.values():
         text, tell = first.why, error if first.certain else warning
-        others = list(dict.fromkeys(lack.path if lack.key == first.key else full(lack.key) for lack in rest))
-        if others:
-            more = f" and {len(others) - _NAMED + 1} more" if len(others) >= _NAMED else ""
-            text += f"; likewise {', '.join(others[: _NAMED - 1])}{more}"
+        text += likewise(lack.path if lack.key == first.key else full(lack.key) for lack in rest)
         also = tuple(dict.fromkeys(lack.key for lack in rest if lack.key != first.key))
         yield tell(first.key, first.path, text, first.fix, also)
 
@@ -60,38 +54,13 @@ for _id, _part, _tells in (
     ),
     ("path.mounts", "mounts", "what the container mounts is there"),
     ("path.writable", "results", "the directory of the run can be written"),
+    (
+        "data.tokenizer",
+        "tokens",
+        "the data were made by the training's tokenizer, and their documents end with its token",
+    ),
 ):
     check(_id, _tells, f"paths.{_part}")(partial(missing_path_problems, part=_part))
-
-
-@check(
-    "data.tokenizer",
-    "the data were made by the training's tokenizer, and their documents end with its token",
-    "paths.tokens",
-)
-def tokenizer_problems(plan: Plan, paths: facts.PathFacts) -> Iterator[Finding]:
-    """Find data of another tokenizer, or of another end of a document, than the training's."""
-    tokens = paths.tokens or facts.TokenizedData()
-    groups: dict[tuple[str, str, bool], list[str]] = {}
-    for key, name, why, is_certain in tokens.others:
-        groups.setdefault((key, why, is_certain), []).append(name)
-    fix = "data that the training's tokenizer made"
-    if plan.job.stage == "training":
-        fix += ", or the tokenizer of the data: training.model.tokenizer.*"
-        accept = "+".join(filter(None, (tokens.accepted, tokens.accept)))
-        fix += f"\nif they fit all the same: training.resume.accept_data={accept}"
-    is_accepted = tokens.accept in (tokens.accepted or "").split("+")
-    for (key, why, is_certain), names in groups.items():
-        tell = error if is_certain and not is_accepted else warning
-        yield tell(key, names[0], f"{why}{_likewise(names)}", fix if tell is error else None)
-    if tokens.unknown:
-        text = f"whether the training's tokenizer made {tokens.unknown[0]}{_likewise(tokens.unknown)}"
-        yield not_checked(text, "no manifest beside it says which one did")
-
-
-def _likewise(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return f"; likewise {', '.join(names[1:_NAMED])}{more}" if len(names) > 1 else ""
 
 
 @check("path.shared", "what the nodes of a job share is on no disk of this machine's own", "paths.local")

@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from launcher.checks.findings import Finding, Severity, check, error, warning
+from launcher.checks.findings import Finding, Severity, check, error, likewise, warning
 from launcher.errors import escape
 from launcher.estimates import parallelism as keys
 from launcher.estimates.parallelism import is_encoder_decoder
@@ -171,18 +171,22 @@ def key_problems(
     Megatron-LM gets options alone, and NeMo says nothing of a key that it does not read. Our trainer refuses
     by itself what it does not know; that one is near to a known one is said of all.
     """
+    text, unread = "no shipped configuration has this key", []
     for key in added_keys:
         value = values.raw(key)
         near = nearest_key(key, shipped_keys) if not key.startswith(_UNSHIPPED) else None
         fix = f"did you mean {full(near)}?" if near is not None else None
-        if isinstance(value, Mapping) or (value in (None, False) and near is None):
+        if isinstance(value, Mapping) or (near is None and (value is None or value is False)):
             continue
         if engine == "megatron_lm":
             yield error(key, value, "engine=megatron_lm has no option for this key", fix)
-        elif engine == "nemo" or near is not None:
-            text = "no shipped configuration has this key"
-            unread = "" if near is not None else ", and NeMo ignores a key that it does not read"
-            yield warning(key, value, f"{text}{unread}", fix)
+        elif near is not None:
+            yield warning(key, value, text, fix)
+        elif engine == "nemo":
+            unread.append(key)
+    for key in unread[:1]:
+        text += f", and NeMo ignores a key that it does not read{likewise(map(full, unread[1:]))}"
+        yield warning(key, values.raw(key), text, also=unread[1:])
 
 
 def nearest_key(key: str, shipped: Iterable[str]) -> str | None:

@@ -60,7 +60,7 @@ def _moved_by_steps(plan: Plan, earlier: EarlierTraining) -> Iterator[Finding]:
     text, fix = [], None
     if earlier.rate is not None and plan.job.engine != "nemo":
         step, before, now = earlier.rate
-        text.append(f"it moves the learning rate, of step {step} from {before:.2g} to {now:.2g}")
+        text.append(f"it changes the learning rate of step {step} from {before:.2g} to {now:.2g}")
         fix = f"to keep it: +{full('model.optim.sched.max_steps')}={earlier.steps[0]}"
     if plan.job.engine != "megatron":
         text.append("megatron-core orders data that are read more than once by the number of epochs")
