@@ -58,6 +58,10 @@ _VARIABLES = ("env_vars", "env_files")
 _FILES = re.compile(r"(.*\.)?env_files(\..*)?|wandb_api_key_file", re.DOTALL)
 _PATH = re.compile(r"\s*['\"]?(/|~|\$\{)")
 
+# Keys of an image's name, in which a login is the user's alone: docker://USER@REGISTRY#IMAGE.
+_IMAGES = ("container", "image", "image.base")
+_IMAGE_LOGIN = re.compile(r"(?:['\"]?[\w-]+://)?[^:]*:(?!//)(.+)@(?!sha\d+:)")
+
 # NAME=VALUE and NAME: VALUE within a text, also of Makefiles (`?=`), programs (`NAME: str =`, `["NAME"] =`)
 # and options (`--NAME=`). Values are looked at where the name is a secret's: they may be long.
 _TYPE = r"(?:\s*:\s*(?:str|bytes|string|String|(?:Final|Optional|ClassVar)\[str\])(?: \| None)?(?=\s*=))?"
@@ -78,8 +82,8 @@ _REFERENCE = re.compile(
 # The words of a shell, of a Dockerfile and of a program: export HF_TOKEN abc, setenv("HF_TOKEN", "abc").
 _SET = re.compile(
     rf"""\b(?:setenv|ENV|ARG|set\s+-\w+|conf\w*\s+set)\s+(?P<name>[\w.-]+)\s+(?P<value>{_QUOTED}|\S+)"""
-    rf"""|(?<![\w-])--(?P<option>[A-Za-z][\w-]*)\s+(?P<word>(?!-){_QUOTED}|(?!-)\S+)"""
-    rf"""|['"](?P<variable>[A-Z][A-Z0-9_]+)['"]\s*,\s*(?P<literal>{_QUOTED})""",
+    rf"""|(?<![\w-])--?(?P<option>[A-Za-z][\w.-]*)(?:\s|\\\n)+(?P<word>(?!-){_QUOTED}|(?!-)\S+)"""
+    rf"""|['"](?:--?(?=[A-Za-z])|(?=[A-Z][A-Z0-9_]+['"]))(?P<variable>[\w.-]+)['"]\s*,\s*(?=(?P<literal>{_QUOTED}))""",
     re.ASCII,
 )
 
@@ -187,8 +191,7 @@ def hidden(key: str, value: Any) -> Any:
     if isinstance(value, dict):
         return {name: hidden(f"{key}.{name}", item) for name, item in value.items()}
     if isinstance(value, list):
-        items = [hidden(key, item) for item in value]
-        return masked_items(items) if all(isinstance(item, str) for item in items) else items
+        return masked_items([hidden(key, item) for item in value])
     if is_file_key(key):
         return printable(value) if _PATH.match(str(value)) else MASK
     if is_secret_key(key):
@@ -219,25 +222,28 @@ def recorded(words: Iterable[str]) -> list[str]:
     return masked_items([redacted(word) if "=" in word else without_secrets(word) for word in words])
 
 
-def masked_items(items: Sequence[str]) -> list[str]:
-    """Return the items of a list with those masked that hold a secret as arguments of a command.
+def masked_items(items: Sequence[Any]) -> list[Any]:
+    """Return the items of a list with those masked that hold a secret; see `secret_items`."""
+    secrets = secret_items(items)
+    return [MASK if number in secrets else item for number, item in enumerate(items)]
+
+
+def secret_items(items: Sequence[Any], known: Known | None = None) -> dict[int, Secret]:
+    """Return the secrets of a list's items as arguments of a command, by the numbers of these items.
 
     In ``[prog, --password, x]`` and ``[docker, login, -p, x]`` an item gives a value to those before it.
     """
-    secrets, begin, masked = secrets_of_items(items), 0, list(items)
-    for number, item in enumerate(items):
-        end = begin + len(_as_word(item))
-        if any(secret.start < end and begin < secret.end for secret in secrets):
-            masked[number] = MASK
-        begin = end + 1
-    return masked
-
-
-def secrets_of_items(items: Sequence[str], known: Known | None = None) -> list[Secret]:
-    """Return the secrets of a list of arguments, each at its place in the command line."""
-    text = " ".join(map(_as_word, items))
+    words = [_as_word(item) for item in items]
+    text, end = " ".join(words), -1
+    secrets: dict[int, Secret] = {}
     exported = _exported(text) if "--export" in text else ()
-    return _apart([*exported, *_options(text), *_formed(text, known)])
+    places = _apart([*exported, *_options(text), *_formed(text, known)])
+    for number, word in enumerate(words):
+        begin, end = end + 1, end + 1 + len(word)
+        for place in places:
+            if place.start < end and begin < place.end:
+                secrets[number] = place
+    return secrets
 
 
 def secrets_of(override: str) -> list[str]:
@@ -268,27 +274,24 @@ def _of_override(override: str) -> list[Secret]:
     assigned = _given(value, files=files, variables=node.endswith(_VARIABLES))
     inner = [Secret(start + item.start, start + item.end, item.what, item.variable) for item in assigned]
     listed = _exported(override) if is_export_key(node) or "--export" in value else ()
-    if "[" in value:  # the items of a list, as the arguments of a command
-        items = f"{override[:start]}{_ITEMS.sub(_as_argument, value)}"
-        inner += [*_options(items), *_formed(items)]
+    if "[" in value:
+        matches = list(_ITEM.finditer(value, value.index("[")))
+        for number, item in secret_items([match[0].strip(" \t'\"") for match in matches]).items():
+            span = matches[number].span()
+            inner.append(Secret(start + span[0], start + span[1], item.what, item.variable))
+    if node.endswith(_IMAGES) and (login := _IMAGE_LOGIN.match(value)):
+        inner.append(Secret(start + login.start(1), start + login.end(1), "a password in an image's name"))
     return _apart([*listed, *inner, *_formed(override)])
 
 
-_ITEMS = re.compile(rf"{_QUOTED}|[\[\],]")
+_ITEM = re.compile(rf"{_QUOTED}|[^\s\[\],'\"](?:\$\{{[^}}]*\}}|[^\[\],])*")
 
 
-def _as_argument(match: re.Match[str]) -> str:
-    """Return a part of a list in the same length, without what a shell would not have there."""
-    text, inner = match[0], match[0][1:-1]
-    if len(text) == 1 or text[0] != text[-1] or _REFERENCE.fullmatch(inner):
-        return text if len(text) > 1 else " "
-    return f" {inner} " if not re.search(r"[\s'\"\\]", inner) else f"'{'_' * len(inner)}'"
-
-
-def _as_word(item: str) -> str:
-    """Return an item as a word of a command line; one of several words is looked at by itself."""
-    is_text = re.search(r"\s", item) and not _REFERENCE.fullmatch(item)
-    return "_" * len(item) if is_text else shlex.quote(item)
+def _as_word(item: Any) -> str:
+    """Return an item as a word of a command line; a list or one of several words is looked at by itself."""
+    text = str(item) if isinstance(item, (str, int, float)) else "[ ]"
+    is_text = re.search(r"\s", text) and not _REFERENCE.fullmatch(text)
+    return "_" * len(text) if is_text else shlex.quote(text)
 
 
 def _given(
@@ -409,7 +412,7 @@ def suspect_lines(text: str, known: Known) -> set[int]:
 def _suspect() -> re.Pattern[str]:
     """Return what finds a line that may have a secret, in a text in small letters."""
     names = [f"{name}{_ENDED}" for name in _NAME_ENDS]
-    option = rf"--[\w-]*(?:{'|'.join(_NAME_ENDS)})(?![a-z])[\w-]*[^\S\n]"
+    option = rf"-[\w.-]*(?:{'|'.join(_NAME_ENDS)})(?![a-z])[\w-]*[^\S\n]"
     return re.compile(rf"(?:{any_of([*map(re.escape, CUES), *names, *_SETTERS, option])})[^\n]*")
 
 

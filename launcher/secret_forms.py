@@ -67,7 +67,8 @@ _FORMS = (
     (
         "a password in an image's name",  # USER:PASSWORD@REGISTRY#IMAGE
         "@",
-        rf"(?<![\w/.@-])[\w.-]+:{_NONE}(?P<value>[^\s/:@'\",]+)(?=@(?!sha\d+:)[\w.-]+(?::\d+)?[#/])",
+        rf"(?<![\w/.@-])[\w.+%-]+(?:@[\w.-]+)?:{_NONE}(?P<value>[^\s/@'\",]+)"
+        r"(?=@(?:[\w.-]+(?::\d+)?#|(?:localhost|[\w-]+\.[\w.-]+|(?!sha\d)[\w-]+(?=:))(?::\d+)?/))",
     ),
     (
         "a token in an address",
@@ -106,7 +107,7 @@ _FORMS = (
     (
         "a password of curl",
         "curl wget",
-        r"\b(?:curl|wget)\b[^\n;|]{0,400}?\s(?:-u|--user)[ =]?['\"]?[^\s:'\"]+:"
+        r"\b(?:curl|wget)\b[^\n;|]{0,400}?\s(?:-u|--user)(?:\s+|=)?['\"]?[^\s:'\"]+:"
         rf"{_NONE}(?P<value>[^\s'\"]+)",
     ),
     ("a password of a netrc", "password", rf"\blogin\s+\S+\s+password\s+{_NONE}(?P<value>\S+)"),

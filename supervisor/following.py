@@ -181,7 +181,7 @@ class Following:
         elif attempts and attempts[-1].why:
             why += f": {plain(attempts[-1].why)[:_SAID]}"
         fields = {"exit_code": 1, "ended": int(time.time()), "verdict": "stop", "why": why}
-        marks.leave(self._job.directory, self._job.attempt, marks.ENDED, self._job.settings.tag, fields)
+        self._job.leave(marks.ENDED, fields)
         raise Leave(f"leaves without doing anything: {why}", 1)
 
     # --- stages after the chain ---

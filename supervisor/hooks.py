@@ -1,4 +1,4 @@
-"""Work that is not the job's own: checks before its tasks, a look while they run, judgements after their end.
+"""Work beside a job's tasks, while they run.
 
 Each hook runs in a process of its own, with a budget of time: one that raises, hangs or leaks harms nobody
 but itself. It returns what JSON can hold.
@@ -33,7 +33,7 @@ class Hook(NamedTuple):
     budget
         Seconds after which it is ended.
     every
-        Of a hook while the tasks run: the seconds between two calls.
+        Seconds between two calls.
     """
 
     name: str
@@ -41,14 +41,6 @@ class Hook(NamedTuple):
     take: Callable[[Job, Any], None]
     budget: float = 30.0
     every: float = 60.0
-
-
-# For the modules that look after every job, in the order in which they are called. None uses them yet: what
-# only some jobs need (the watch of srun, the look at the stages that follow) is handed over by
-# `supervisor.main`.
-BEFORE: List[Hook] = []
-WHILE: List[Hook] = []
-AFTER: List[Hook] = []
 
 
 class _Call:
@@ -86,17 +78,8 @@ class _Call:
         self._end(killed=True)
         return True
 
-    def finish(self) -> None:
-        """Wait for the answer, for as long as the budget lasts."""
-        while not self.is_over():
-            select.select([self.descriptor], [], [], max(0, self.deadline - time.monotonic()))
-
-    def stop(self) -> None:
-        """End the call without an answer."""
-        self._kill()
-
     def _end(self, killed: bool) -> None:
-        self._kill()
+        self.stop()
         if killed:
             self._job.say(f"{self._hook.name}: no answer within {self._hook.budget:g} seconds")
         elif self._answer:
@@ -105,7 +88,8 @@ class _Call:
             except Exception as error:
                 self._job.say(f"{self._hook.name}: {error!r}")
 
-    def _kill(self) -> None:
+    def stop(self) -> None:
+        """End the call without an answer."""
         for kill in (os.killpg, os.kill):  # not yet the leader of its group, in its first moment
             with contextlib.suppress(OSError):
                 kill(self._pid, signal.SIGKILL)
@@ -134,15 +118,6 @@ class _Call:
                 sys.stderr.flush()
             finally:
                 os._exit(code)
-
-
-def call_each(hooks: List[Hook], job: Job, signals: Signals) -> None:
-    """Call hooks one after the other."""
-    for hook in hooks:
-        try:
-            _Call(hook, job, signals).finish()
-        except OSError as error:
-            job.say(f"{hook.name}: {error}")
 
 
 class Polling:

@@ -2,8 +2,9 @@
 
 import contextlib
 import sys
-from typing import Dict, NamedTuple, Optional, TextIO
+from typing import Any, Dict, Iterator, NamedTuple, Optional, TextIO
 
+from supervisor import marks
 from supervisor.settings import Settings
 
 
@@ -48,6 +49,19 @@ class Job(NamedTuple):
         """Write a line to the job's log; on a full disk the job goes on without it."""
         with contextlib.suppress(OSError, ValueError):
             print(f"Job {self.claimant}: {message}", file=stream or sys.stdout, flush=True)
+
+    @contextlib.contextmanager
+    def best_effort(self, failure: str) -> Iterator[None]:
+        """Go on, whatever is wrong in what is done there, and say what failed."""
+        try:
+            yield
+        except Exception as error:
+            self.say(f"{failure}: {error!r}", sys.stderr)
+
+    def leave(self, name: str, fields: Dict[str, Any], sync: bool = True) -> None:
+        """Leave a mark of this attempt, or say that it could not be left."""
+        if not marks.leave(self.directory, self.attempt, name, self.settings.tag, fields, sync=sync):
+            self.say(f"could not leave the mark {self.marks}/{self.attempt}.{name}.json")
 
 
 class Leave(Exception):

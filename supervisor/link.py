@@ -5,7 +5,6 @@ The decisions are in `supervisor.chain`; this carries them out. Nothing in it en
 
 import os
 import re
-import sys
 import time
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
@@ -64,18 +63,14 @@ class Link:
         """
         self._following.require_done()
         self._tidy()
-        try:
+        with self._job.best_effort("its newest checkpoint is not known"):
             self._began_with = self._progress()
             self._is_beginning_known = True
-        except Exception as error:  # whatever is wrong there, this link can go on
-            self._job.say(f"its newest checkpoint is not known: {error!r}", sys.stderr)
         before = None
-        try:
+        with self._job.best_effort("what came before is not known"):
             # A further job of a stage that is repeated continues nothing.
             is_further = self._job.link > 1 and self._chain.links > 1
             before = self._look_at_links_before() if is_further else None
-        except Exception as error:  # whatever is wrong there, this link can go on
-            self._job.say(f"what came before is not known: {error!r}", sys.stderr)
         step = chain.look_back(self._chain, self._job.link, before, self._has_successor())
         self._failures = step.failures
         if before and before.is_judged_now and step.ending:
@@ -129,10 +124,14 @@ class Link:
     def end(self, code: int, hosts: Sequence[str], signalled: Optional[str]) -> None:
         """Judge how the link ended, leave its mark, and submit the next link if `begin` could not."""
         fields = dict(self.fields(), exit_code=code, ended=int(time.time()), signal=signalled)
-        self._leave(fields)  # should Slurm not answer in time
-        record = self._own_record()
+        self._job.leave(marks.ENDED, fields)  # should Slurm not answer in time
+        is_slurms = self._settings.scheduler == SLURM and bool(self._slurm.job_id)
+        # Slurm may not say yet that it ends the job.
+        record = self._slurm.show_job(self._slurm.job_id) if is_slurms else None
         facts = self._facts(self._job.id, code, record, signalled)
-        progress = self._has_progressed()
+        progress = False
+        with self._job.best_effort("its newest checkpoint is not known"):
+            progress = self._is_beginning_known and checkpoints.is_newer(self._progress(), self._began_with)
         if self._is_beginning_known and self._settings.checkpoints:
             facts = facts._replace(progress=progress)
         judged_fields, ending = self._judge(self._job.id, facts, hosts, self._job.began)
@@ -145,7 +144,7 @@ class Link:
         state = record and state_at_end(record.state, record.reason, record.preempted, record.requeue)
         fields.update(judged_fields, state="CANCELLED" if facts.state == "CANCELLED" else state)
         fields.update(_fields_of(ending))
-        self._leave(fields)
+        self._job.leave(marks.ENDED, fields)
         is_over = step.phase is chain.Phase.OVER
         self._job.say(f"{ending.verdict}: {ending.why}" if is_over else ending.why)
         self._carry_out(step.effects, "the chain ends here: its next link could not be submitted")
@@ -248,53 +247,39 @@ class Link:
 
     # --- how a link ended ---
 
-    def _own_record(self) -> Optional[JobRecord]:
-        """Return what Slurm says of this job, of which it may not say yet that it ends it."""
-        if self._settings.scheduler != SLURM or not self._slurm.job_id:
-            return None
-        return self._slurm.show_job(self._slurm.job_id)
-
     def _facts(
         self, job_id: str, code: Optional[int], record: Optional[JobRecord], signalled: Optional[str]
     ) -> "Facts":
         """Return how a job ended in Slurm's words; who cancelled it with Slipway knows better."""
         from supervisor.judging import Facts
 
-        save = self._settings.save_signal
+        facts = Facts(code, signal=signalled, save=self._settings.save_signal)
         if any(marks.cancelled_by(self._job.directory, job) for job in (job_id, job_id.partition("_")[0])):
-            return Facts(code, "CANCELLED", signal=signalled, save=save)
-        if record is None:
-            return Facts(code, signal=signalled, save=save)
-        return Facts(
-            code, record.state, record.reason, record.preempted, signalled, save, requeue=record.requeue
-        )
+            return facts._replace(state="CANCELLED")
+        words = ("state", "reason", "preempted", "requeue") if record else ()
+        return facts._replace(**{word: getattr(record, word) for word in words})
 
     def _judge(
         self, job_id: str, facts: "Facts", hosts: Sequence[str], since: int
     ) -> Tuple[Dict[str, Any], Ending]:
         """Return the judgement of an end, and what else a mark has of it."""
-        try:
-            return self._judge_by(facts, self._evidence(job_id, since), hosts)
-        except Exception as error:  # whatever is wrong there, the chain can go on
-            self._job.say(f"how job {job_id} ended is not known: {error!r}", sys.stderr)
-            return {}, Ending()
-
-    def _judge_by(
-        self, facts: "Facts", lines: Sequence[str], hosts: Sequence[str]
-    ) -> Tuple[Dict[str, Any], Ending]:
         from supervisor.evidence import first_failure, last_step
         from supervisor.judging import judge
         from supervisor.rules import EXIT_INTERRUPTED
 
-        tasks = self._settings.tasks_per_node
-        judgement = judge(facts, lines, hosts, tasks)
-        if judgement.rule.nodes == "down" and self._settings.scheduler == SLURM:
-            judgement = judge(facts, lines, hosts, tasks, self._slurm.down_nodes(hosts))
-        fields: Dict[str, Any] = {"step": last_step(lines)}
-        if judgement.verdict != "done" and facts.code != EXIT_INTERRUPTED:
-            fields["rank"], fields["host"] = first_failure(lines, hosts, tasks)
-        nodes = tuple(judgement.nodes) if judgement.verdict == "exclude" else ()
-        return fields, Ending(judgement.verdict, judgement.rule.name, judgement.rule.means, nodes)
+        fields: Dict[str, Any] = {}
+        ending = Ending()
+        with self._job.best_effort(f"how job {job_id} ended is not known"):
+            lines, tasks = self._evidence(job_id, since), self._settings.tasks_per_node
+            judgement = judge(facts, lines, hosts, tasks)
+            if judgement.rule.nodes == "down" and self._settings.scheduler == SLURM:
+                judgement = judge(facts, lines, hosts, tasks, self._slurm.down_nodes(hosts))
+            nodes = tuple(judgement.nodes) if judgement.verdict == "exclude" else ()
+            ending = Ending(judgement.verdict, judgement.rule.name, judgement.rule.means, nodes)
+            fields["step"] = last_step(lines)
+            if judgement.verdict != "done" and facts.code != EXIT_INTERRUPTED:
+                fields["rank"], fields["host"] = first_failure(lines, hosts, tasks)
+        return fields, ending
 
     def _evidence(self, job_id: str, since: int) -> List[str]:
         from supervisor.evidence import evidence
@@ -302,26 +287,19 @@ class Link:
         logs = [self._settings.log + job_id + extension for extension in (".out", ".err")]
         return evidence(logs, self._settings.failures, since)
 
-    def _leave(self, fields: Dict[str, Any]) -> None:
-        job = self._job
-        if not marks.leave(job.directory, job.attempt, marks.ENDED, self._settings.tag, fields):
-            job.say(f"could not leave the mark {job.marks}/{job.attempt}.{marks.ENDED}.json")
-
     # --- effects ---
 
     def _carry_out(self, effects: Sequence[Effect], not_submitted: str) -> None:
         for effect in effects:
             if isinstance(effect, chain.LeaveJob):
                 raise Leave(f"leaves without doing anything: {effect.why}", 0 if effect.is_success else 1)
-            try:
+            with self._job.best_effort(type(effect).__name__):
                 if isinstance(effect, chain.ExcludeNodes):
                     self._exclude(effect.nodes, effect.why, effect.job or self._job.claimant)
                 elif isinstance(effect, chain.EndChain):
                     self._end_chain(effect.why)
                 elif not self._submit_next():
                     self._job.say(not_submitted)
-            except Exception as error:  # whatever is wrong there, what comes after it is still to be done
-                self._job.say(f"{type(effect).__name__}: {error!r}", sys.stderr)
 
     def _submit_next(self) -> bool:
         """Submit the next link, once; where the answer is lost, ask the queue."""
@@ -397,25 +375,15 @@ class Link:
     def _tidy(self) -> None:
         directory = self._settings.checkpoints
         if self._settings.engine == "nemo" and directory:
-            try:
+            with self._job.best_effort(f"{directory} could not be tidied"):
                 from supervisor import nemo_checkpoints
 
                 nemo_checkpoints.tidy(directory, self._job.attempt, self._job.say)
-            except Exception as error:  # whatever is wrong there, this link can go on
-                self._job.say(f"{directory} could not be tidied: {error!r}", sys.stderr)
 
     # --- what is known ---
 
     def _progress(self) -> Optional[checkpoints.Progress]:
         return checkpoints.progress(self._settings.checkpoints, self._settings.engine)
-
-    def _has_progressed(self) -> bool:
-        """Return True if there is a newer checkpoint than when the link began, and it is known."""
-        try:
-            return self._is_beginning_known and checkpoints.is_newer(self._progress(), self._began_with)
-        except Exception as error:  # whatever is wrong there, the chain can go on
-            self._job.say(f"its newest checkpoint is not known: {error!r}", sys.stderr)
-            return False
 
     def _job_of(self, link: int) -> Optional[str]:
         claimed = marks.job_of(self._job.directory, link)

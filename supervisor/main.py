@@ -223,15 +223,13 @@ def _keep(job: Job, command: Sequence[str], signals: Signals) -> int:
             raise OSError(f"{os.environ[_UNREADABLE]} cannot be read, which has the value of a variable")
         hosts = _meet(job, link, limit)
         command = _prepared(job, command, hosts, signals)
-        hooks.call_each(hooks.BEFORE, job, signals)
         signals.check()
-        code = _run_tasks(job, slurm, limit, command, signals, link.hooks())
+        code = _run_tasks(job, limit, command, signals, link.hooks())
         if code == 0 and job.settings.scheduler != LOCAL:
             code = _slurm_has_the_last_word(job, slurm)
         job.say(f"the tasks ended with exit code {code}")
         if code == 0 and link.must_continue(signals.first):
             code = EXIT_INTERRUPTED  # its engine says that it is done, and it is not
-        hooks.call_each(hooks.AFTER, job, signals)
     except Signalled:
         code = _ENDED_EARLY
     except OSError as error:
@@ -248,7 +246,7 @@ def _keep(job: Job, command: Sequence[str], signals: Signals) -> int:
         link.end(code, hosts, signals.first)
     except Exception:
         _print_traceback()
-        _leave(job, marks.ENDED, {"exit_code": code, "ended": int(time.time())})
+        job.leave(marks.ENDED, {"exit_code": code, "ended": int(time.time())})
     return code
 
 
@@ -307,7 +305,7 @@ def _meet(job: Job, link: "Link", limit: "TimeLimit") -> List[str]:
         fields.update(link.fields())
     except Exception:
         _print_traceback()
-    _leave(job, marks.STARTED, fields, sync=False)
+    job.leave(marks.STARTED, fields, sync=False)
     where = f"{meeting.address}:{meeting.port}"
     job.say(
         "run {}, launch {}, on {}; rendezvous at {}".format(run_name, launch, ", ".join(meeting.hosts), where)
@@ -346,12 +344,7 @@ def _prepared(job: Job, command: Sequence[str], hosts: Sequence[str], signals: S
 
 
 def _run_tasks(
-    job: Job,
-    slurm: "Slurm",
-    limit: "TimeLimit",
-    command: Sequence[str],
-    signals: Signals,
-    own_hooks: Sequence[hooks.Hook] = (),
+    job: Job, limit: "TimeLimit", command: Sequence[str], signals: Signals, own_hooks: Sequence[hooks.Hook]
 ) -> int:
     """Run the tasks: one srun, or on this machine alone each by itself; return their exit code."""
     content = job.settings
@@ -360,12 +353,12 @@ def _run_tasks(
         size = content.nodes * content.tasks_per_node  # all on this machine
         world = dict(os.environ, WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(size))
         commands = [(command, dict(world, RANK=str(rank), LOCAL_RANK=str(rank))) for rank in range(size)]
-        return _run(job, slurm, limit, commands, signals, [], lambda: False)
+        return _run(job, limit, commands, signals, [], lambda: False)
     from supervisor.srun import Patience, begin_step
 
     step = begin_step(job)
     patience = Patience(step)
-    code = _run(job, slurm, limit, commands, signals, [*own_hooks, patience.hook], patience.is_over)
+    code = _run(job, limit, commands, signals, [*own_hooks, patience.hook], patience.is_over)
     if patience.is_over():
         job.say("srun waited in vain for tasks that it had ended: it was killed")
     if code == 0 and step.never_ran():
@@ -376,7 +369,6 @@ def _run_tasks(
 
 def _run(
     job: Job,
-    slurm: "Slurm",
     limit: "TimeLimit",
     commands: "Sequence[Tuple[Sequence[str], Optional[Dict[str, str]]]]",
     signals: Signals,
@@ -390,7 +382,7 @@ def _run(
         misses[:] = [*misses, why] if why else []
 
     look = hooks.Hook("its launch", _why_lost, take, every=_LOOK_SECONDS)
-    polling = hooks.Polling(job, signals, [*hooks.WHILE, *own_hooks, look])
+    polling = hooks.Polling(job, signals, [*own_hooks, look])
 
     def poll() -> Optional[float]:
         nonlocal is_first
@@ -412,7 +404,7 @@ def _run(
     def is_over() -> bool:
         is_lost = len(misses) >= _LOOKS
         if is_lost and job.settings.scheduler == SLURM:
-            slurm.kill_steps()
+            limit.slurm.kill_steps()
         return is_lost or is_stuck()
 
     forward = forwarding(job.settings.scheduler, job.settings.save_signal)
@@ -441,11 +433,6 @@ def _slurm_has_the_last_word(job: Job, slurm: "Slurm") -> int:
     elif ending:
         job.say(f"Slurm is ending it ({state})")
     return int(bool(ending))
-
-
-def _leave(job: Job, name: str, fields: Dict[str, Any], sync: bool = True) -> None:
-    if not marks.leave(job.directory, job.attempt, name, job.settings.tag, fields, sync=sync):
-        job.say(f"could not leave the mark {job.marks}/{job.attempt}.{name}.json")
 
 
 def _say(message: str, stream: Optional[IO[str]] = None) -> None:

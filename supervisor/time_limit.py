@@ -21,7 +21,7 @@ class TimeLimit:
     """The granted limit of a job in `seconds`; ``None`` is none, or not known."""
 
     def __init__(self, job: Job, slurm: Slurm) -> None:
-        self._job, self._slurm = job, slurm
+        self._job, self.slurm = job, slurm
         self._margin = job.settings.save_before_end or 0
         self._end = 0
         self._is_held = False
@@ -31,7 +31,7 @@ class TimeLimit:
 
     def ask(self) -> None:
         """Ask Slurm for the limit."""
-        record = self._slurm.show_job(self._slurm.job_id)
+        record = self.slurm.show_job(self.slurm.job_id)
         if record is None:
             return
         self._due = None

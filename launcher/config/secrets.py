@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,8 @@ from launcher.secrecy import (
     known_values,
     printable,
     referred_variables,
+    secret_items,
     secrets_in,
-    secrets_of_items,
 )
 
 # NeMo's nodes, which are written into the configuration of the launch.
@@ -42,9 +42,8 @@ def check_secrets(config: BaseModel) -> None:
         if isinstance(value, (str, int)) and not isinstance(value, bool) and value != "":
             _check(key, value, known)
     for key, items in _lists(config.model_dump(exclude_unset=True)):
-        secrets = secrets_of_items(items, known)
-        if secrets:
-            raise _refusal(key, f"it has {secrets[0].what}", secrets[0].variable or _variable_of(key))
+        for secret in secret_items(items, known).values():
+            raise _refusal(key, f"it has {secret.what}", secret.variable or _variable_of(key))
 
 
 def check_references(references: Mapping[str, str]) -> None:
@@ -97,13 +96,13 @@ def _leaves(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
         yield ".".join(path), node
 
 
-def _lists(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, list[str]]]:
-    """Find the lists of a configuration, each with its key, as the words of a command."""
+def _lists(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Sequence[Any]]]:
+    """Find the lists of a configuration, each with its key."""
     if isinstance(node, Mapping):
         for name, child in node.items():
             yield from _lists(child, (*path, str(name)))
     elif isinstance(node, (list, tuple)):
-        yield ".".join(path), [str(item) for item in node if isinstance(item, (str, int, float))]
+        yield ".".join(path), node
         for child in node:
             yield from _lists(child, path)
 

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from launcher.errors import UserError
 from supervisor import settings as supervisor_settings
+from supervisor.files import names_in
 from supervisor.marks import MARKS
 
 LAUNCHES = "launches"
@@ -150,6 +151,11 @@ def display_path(path: Path) -> str:
     """Return a path as the user would type it in the working directory."""
     cwd = Path.cwd()
     return str(path.relative_to(cwd)) if path.is_relative_to(cwd) else str(path)
+
+
+def scripts_in(launch_dir: Path) -> list[Path]:
+    """Return the job scripts of a launch; none where its directory cannot be read."""
+    return [launch_dir / name for name in names_in(launch_dir) if name.endswith(SCRIPT_SUFFIX)]
 
 
 def launch_numbers(run_dir: Path) -> list[int]:

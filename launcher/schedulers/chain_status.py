@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from launcher.schedulers.base import ChainJobs, JobRef, JobStatus
-from launcher.schedulers.job_status import ANOTHER_JOB, from_read_marks, status_of_attempt
+from launcher.schedulers.job_status import ANOTHER_JOB, from_marks, status_of_attempt
 from launcher.slurm.states import State
 from supervisor.marks import ChainEnd, JobAttempt, chain_end
 
@@ -110,7 +110,7 @@ def _unless_it_left(status: JobStatus, attempt: JobAttempt | None, end: ChainEnd
 
 def from_marks_alone(ref: JobRef) -> JobStatus | None:
     """Return how a launch's job, or its chain, ended by its marks alone; ``None`` if they do not tell."""
-    marked = [from_read_marks(job, job.job_id) for job in ref.jobs]
+    marked = [from_marks(job, job.job_id) for job in ref.jobs]
     if ref.max_links == 1:
         return marked[0]  # of a stage that is repeated the one after the training
     if not any(marked):

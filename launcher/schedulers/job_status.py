@@ -14,12 +14,12 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from launcher.runs.paths import SCRIPT_SUFFIX, log_prefix_beside
+from launcher.runs.paths import log_prefix_beside, scripts_in
 from launcher.schedulers.base import JobRef, JobStatus
 from launcher.slurm.notations import compress_tasks, expand_tasks, format_time_limit
 from launcher.slurm.records import LAUNCH_FAILURE, Record
 from launcher.slurm.states import State, why_waiting
-from supervisor.files import names_in, open_regular
+from supervisor.files import open_regular
 from supervisor.marks import JobAttempt, cancelled_by
 from supervisor.rules import EXIT_INTERRUPTED
 from supervisor.slurm_states import END_REASONS, FINAL, STATES, plain_word
@@ -62,12 +62,7 @@ def status_of(record: Record) -> JobStatus:
     return replace(status, reason=_reason(state, record))
 
 
-def from_marks(launch_dir: Path, job_id: str | None = None) -> JobStatus | None:
-    """Read the marks of a launch, and return the status that they tell; see `from_read_marks`."""
-    return from_read_marks(JobRef({}, launch_dir, ()), job_id)
-
-
-def from_read_marks(ref: JobRef, job_id: str | None) -> JobStatus | None:
+def from_marks(ref: JobRef, job_id: str | None = None) -> JobStatus | None:
     """Return the status that a job's own marks tell; ``None`` without marks.
 
     A job that began and recorded no end is UNKNOWN: it may run, and it may have been killed. So is the task
@@ -111,7 +106,7 @@ def status_of_job(
         return or_cancelled(status, ref) if by_nobody or is_lost else status
     is_another = bool(live or accounted)
     forgotten = f"not in the queue; {blind}" if blind else _FORGOTTEN
-    marked = from_read_marks(ref, ref.job_id)
+    marked = from_marks(ref, ref.job_id)
     unknown = JobStatus(State.UNKNOWN, ANOTHER_JOB if is_another else forgotten)
     return or_cancelled(marked or unknown, ref)
 
@@ -171,7 +166,7 @@ def said_by_log(ref: JobRef) -> str | None:
     from supervisor.evidence import evidence  # late, as the next: most jobs left a mark
     from supervisor.judging import Facts, judge
 
-    for script in ref.launch_dir.glob(f"*{SCRIPT_SUFFIX}"):
+    for script in scripts_in(ref.launch_dir):
         log = f"{log_prefix_beside(script)}{ref.job_id}"
         rule = judge(Facts(), evidence([f"{log}.out", f"{log}.err"])).rule
         return rule.means if rule.of == "log" else None
@@ -216,10 +211,7 @@ def _with_code(status: JobStatus, *better: JobStatus | None) -> JobStatus:
         return status
     for other in better:
         if other and other.exit_code and other.restarts == status.restarts:
-            failure = _failure(other.exit_code)
-            return replace(
-                status, **{**failure, "reason": LEFT_REASON} if other.reason == LEFT_REASON else failure
-            )
+            return replace(status, **_failure(other.exit_code, has_saved=other.reason != LEFT_REASON))
     return status
 
 
@@ -250,10 +242,11 @@ def _who(word: str) -> str | None:
         return word
 
 
-def _failure(code: int) -> dict[str, Any]:
+def _failure(code: int, *, has_saved: bool = True) -> dict[str, Any]:
     """Return the fields of a status that an exit code other than 0 stands for."""
     if code == EXIT_INTERRUPTED:
-        return {"state": State.INTERRUPTED, "reason": INTERRUPTED_REASON, "exit_code": code}
+        reason = INTERRUPTED_REASON if has_saved else LEFT_REASON
+        return {"state": State.INTERRUPTED, "reason": reason, "exit_code": code}
     return {"state": State.FAILED, "reason": exit_reason(code), "exit_code": code}
 
 
@@ -283,9 +276,8 @@ def status_of_attempt(attempt: JobAttempt) -> JobStatus:
     if code != EXIT_INTERRUPTED and attempt.rule == _ENDED_BY_USER:
         # It was cancelled: for a requeued one Slurm, or a later attempt, would tell.
         return replace(status, state=State.CANCELLED, reason=attempt.why)
-    if attempt.rule == "left" and code == EXIT_INTERRUPTED:
-        return replace(status, state=State.INTERRUPTED, reason=LEFT_REASON, exit_code=code)
-    return replace(status, **_failure(code), why=None if code == EXIT_INTERRUPTED else why)
+    failure = _failure(code, has_saved=attempt.rule != "left")
+    return replace(status, **failure, why=None if code == EXIT_INTERRUPTED else why)
 
 
 def _ended_by_slurm(word: str | None) -> State | None:
@@ -302,11 +294,9 @@ _ENDED_BY_USER = "ended_by_user"
 
 def declared_tasks(launch_dir: Path) -> list[int]:
     """Return the numbers of the tasks that a launch's script asks for; empty if it is no array."""
-    for name in names_in(launch_dir):
-        if not name.endswith(SCRIPT_SUFFIX):
-            continue
+    for script in scripts_in(launch_dir):
         try:
-            with open_regular(launch_dir / name) as stream:
+            with open_regular(script) as stream:
                 match = _HEADER.search(stream.read(_HEADER_BYTES).decode("utf-8", "replace"))
         except OSError:
             continue

@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from launcher.errors import UserError
-from launcher.runs.paths import SCRIPT_SUFFIX, SUPERVISOR, log_prefix_beside
+from launcher.runs.paths import SCRIPT_SUFFIX, SUPERVISOR, log_prefix_beside, scripts_in
 from launcher.runs.provenance import host
 from launcher.schedulers.base import FoundJobs, JobRef, JobStatus, Submission
 from launcher.schedulers.job_status import from_marks, or_cancelled, said_by_log
 from launcher.slurm.environment import clean_environment
 from launcher.slurm.states import Action, State
 from supervisor import settings
-from supervisor.files import names_in, read_json
+from supervisor.files import read_json
 
 # The index of the tag in a supervisor's command.
 _TAG = 3
@@ -121,7 +121,7 @@ def _act(action: Action, job_id: str) -> None:
 
 
 def _status(ref: JobRef) -> JobStatus:
-    marked = from_marks(ref.launch_dir, ref.job_id)
+    marked = from_marks(ref, ref.job_id)
     if marked is not None and marked.state.is_final:
         return or_cancelled(marked, ref)
     if ref.host not in ("", host()):
@@ -129,7 +129,7 @@ def _status(ref: JobRef) -> JobStatus:
     if _runs_script_of(ref):
         return JobStatus(State.RUNNING, nodes=(marked and marked.nodes) or "localhost")
     # The mark may have been written between the two looks.
-    marked = from_marks(ref.launch_dir, ref.job_id)
+    marked = from_marks(ref, ref.job_id)
     if marked is None or not marked.state.is_final:
         why = said_by_log(ref) or "it was killed"
         marked = JobStatus(State.FAILED, f"the process is gone and left no mark: {why}")
@@ -140,11 +140,10 @@ def _script(pid: str) -> Path | None:
     """Return the script of ours that a process runs, or has become the supervisor of."""
     command = _command(pid)
     for argument in reversed(command[-2:]):
-        if argument.endswith(b"_submission.sh"):
+        if argument.endswith(SCRIPT_SUFFIX.encode()):
             return Path(os.fsdecode(argument))
     directory = _supervised(command)
-    names = names_in(directory) if directory is not None else ()
-    return next((Path(directory or "", name) for name in names if name.endswith(SCRIPT_SUFFIX)), None)
+    return None if directory is None else next(iter(scripts_in(directory)), None)
 
 
 def _job(command: list[bytes]) -> tuple[Path, str] | None:

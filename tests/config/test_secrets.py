@@ -166,6 +166,8 @@ def test_the_refusal_names_its_key_and_a_way_out() -> None:
         "cluster.srun_args=[--token,'$HF_TOKEN',--password,'$(cat /run/word)']",
         "cluster.srun_args=[env,HF_TOKEN=,--kill-on-bad-exit=1,--key,a]",
         "cluster.srun_args=[--max-tokens,'4096',--eos-token,x,--user,me]",
+        "cluster.srun_args=[--mount,a:b@c/d,--pwd,/x,--label,'step:10@epoch/2',-tokens,'100']",
+        "env_vars.NAMES='[HF_TOKEN, WANDB_API_KEY]'",
         "training.model.data.data_prefix=['1.0',/data/api_key,'2.0',/data/token]",
         "container=nvcr.io/a/b:1@sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",
     ],

@@ -300,12 +300,12 @@ def test_slurms_state_in_the_mark_of_an_end_is_read(
     tmp_path: Path, word: str | None, code: int, state: State
 ) -> None:
     mark(tmp_path, 1, code=code, state=word)
-    status = from_marks(tmp_path, "17")
+    status = from_marks(JobRef({}, tmp_path, ()), "17")
     assert status and status.state is state
 
 
 def test_a_link_has_the_state_that_the_next_one_recorded(tmp_path: Path) -> None:
     """The link's node failed: the link left no exit code and no time."""
     mark(tmp_path, 1, state="NODE_FAIL", rule="node_failed", why="a node of it failed", judged_by="job 18")
-    status = from_marks(tmp_path, "17")
+    status = from_marks(JobRef({}, tmp_path, ()), "17")
     assert status == JobStatus(S.NODE_FAIL, None, "n1", why="a node of it failed")

@@ -164,6 +164,15 @@ class Hooks(WithSignals):
     def hook(self, call, budget=30.0, every=60.0):
         return hooks.Hook("the check", call, lambda job, answer: self.answers.append(answer), budget, every)
 
+    def call_once(self, *called):
+        for hook in called:
+            polling = hooks.Polling(self.job, self.signals, [hook._replace(every=0.0)])
+            polling.poll()
+            polling._due = []
+            while polling._calls:
+                time.sleep(0.01)
+                polling.poll()
+
     def test_hook_that_raises_hangs_or_exits_ends_alone(self):
         def raises(job):
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # its traceback
@@ -176,14 +185,14 @@ class Hooks(WithSignals):
         calls = [raises, hangs, lambda job: os._exit(9), lambda job: object(), lambda job: {"job": job.id}]
         calls[3] = lambda job: os.dup2(os.open(os.devnull, os.O_WRONLY), 2) and object()
         start = time.monotonic()
-        hooks.call_each([self.hook(call, budget=1.0) for call in calls], self.job, self.signals)
+        self.call_once(*(self.hook(call, budget=1.0) for call in calls))
         self.assertLess(time.monotonic() - start, 50)
         self.assertEqual(self.answers, [{"job": "17"}])
         self.assertIn("the check: no answer within 1 seconds", self.log.getvalue())
 
     def test_an_answer_that_cannot_be_taken_ends_nothing(self):
         failing = hooks.Hook("the check", lambda job: 1, lambda job, answer: answer["x"])
-        hooks.call_each([failing], self.job, self.signals)
+        self.call_once(failing)
         self.assertIn("the check: TypeError", self.log.getvalue())
 
     def test_hooks_are_called_repeatedly_while_the_tasks_run(self):
@@ -204,13 +213,13 @@ class Hooks(WithSignals):
             with failing, contextlib.redirect_stderr(self.log):
                 limit = time_limit.TimeLimit(self.job, None)
                 commands = [task("trap 'exit 6' TERM; sleep 0.3; exit 4")]
-                code = main._run(self.job, None, limit, commands, self.signals, [], lambda: False)
+                code = main._run(self.job, limit, commands, self.signals, [], lambda: False)
             self.assertEqual(code, 4)
 
     def test_hook_that_cannot_be_killed_is_not_waited_for(self):
         # As in a read of a dead server.
         with unittest.mock.patch("os.kill"), unittest.mock.patch("os.killpg"):
-            hooks.call_each([self.hook(lambda job: time.sleep(60), budget=0.1)], self.job, self.signals)
+            self.call_once(self.hook(lambda job: time.sleep(60), budget=0.1))
         pid = tasks._unreaped[-1]
         os.kill(pid, signal.SIGKILL)
         self.assertEqual(run([task("sleep 0.3")], self.signals, {}), 0)
@@ -220,15 +229,15 @@ class Hooks(WithSignals):
     def test_a_full_disk_or_no_room_for_a_process_leaves_nothing_open(self):
         self.log.flush = unittest.mock.Mock(side_effect=OSError(28, "No space left on device"))
         opened = os.listdir("/proc/self/fd")
-        hooks.call_each([self.hook(lambda job: 1)], self.job, self.signals)
+        self.call_once(self.hook(lambda job: 1))
         self.assertEqual(self.answers, [1])
         with unittest.mock.patch("os.fork", side_effect=BlockingIOError(11, "try again")):
-            hooks.call_each([self.hook(lambda job: 1)], self.job, self.signals)
+            self.call_once(self.hook(lambda job: 1))
         self.assertEqual(os.listdir("/proc/self/fd"), opened)
 
     def test_a_signal_to_all_processes_does_not_end_a_hook(self):
         call = self.hook(lambda job: os.kill(os.getpid(), signal.SIGUSR1) or "answered")
-        hooks.call_each([call], self.job, self.signals)
+        self.call_once(call)
         self.assertEqual(self.answers, ["answered"])
 
     def test_polling_without_hooks_never_wakes_the_supervisor(self):
@@ -318,7 +327,7 @@ class LostLaunch(WithSignals):
                 with unittest.mock.patch.object(main, "_LOOK_SECONDS", 0.05):
                     steps = unittest.mock.Mock()
                     limit = time_limit.TimeLimit(job, steps)
-                    code = main._run_tasks(job, steps, limit, ["bash", "-c", script], self.signals)
+                    code = main._run_tasks(job, limit, ["bash", "-c", script], self.signals, [])
                 self.assertEqual(code, 128 + signal.SIGKILL)
                 self.assertEqual(bool(steps.kill_steps.call_count), scheduler == SLURM)
                 self.assertFalse(os.path.exists(directory + "/saved"))
@@ -337,7 +346,7 @@ class LostLaunch(WithSignals):
         ):
             self.path = file.name
             limit = time_limit.TimeLimit(job, None)
-            self.assertEqual(main._run_tasks(job, None, limit, ["sleep", "1"], self.signals), 0)
+            self.assertEqual(main._run_tasks(job, limit, ["sleep", "1"], self.signals, []), 0)
             self.assertGreater(os.path.getsize(self.path), 3)
 
 
