@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -321,26 +322,27 @@ def _is_json(content: bytes) -> bool:
     return content[:256].lstrip().startswith(b"{")
 
 
+def _library(name: str, purpose: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise missing_library(name, purpose) from None
+
+
 def load_bpe(paths: Sequence[Path]) -> Any:
     """Load GPT-2's two files."""
+    library = _library("tokenizers", "encoding")
     try:
-        from tokenizers import ByteLevelBPETokenizer
-    except ImportError:
-        raise missing_library("tokenizers", "encoding") from None
-    try:
-        return ByteLevelBPETokenizer(*map(str, paths))
+        return library.ByteLevelBPETokenizer(*map(str, paths))
     except Exception as error:
         raise UserError(f"tokenizer: {paths[0]} and {paths[1].name}: not GPT-2's: {error}") from None
 
 
 def load_fast(path: Path) -> Any:
     """Load a ``tokenizer.json``."""
+    library = _library("tokenizers", "encoding")
     try:
-        from tokenizers import Tokenizer
-    except ImportError:
-        raise missing_library("tokenizers", "encoding") from None
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
+        tokenizer = library.Tokenizer.from_file(str(path))
     except Exception as error:
         raise UserError(f"tokenizer: {path}: not a tokenizer.json: {error}") from None
     # Those of the file are for batches of a model, and would cut documents.
@@ -351,12 +353,9 @@ def load_fast(path: Path) -> Any:
 
 def load_pieces(path: Path) -> Any:
     """Load a SentencePiece model."""
+    library = _library("sentencepiece", f"reading {path}")
     try:
-        import sentencepiece
-    except ImportError:
-        raise missing_library("sentencepiece", f"reading {path}") from None
-    try:
-        return sentencepiece.SentencePieceProcessor(model_file=str(path))
+        return library.SentencePieceProcessor(model_file=str(path))
     except (OSError, RuntimeError):
         raise UserError(
             f"tokenizer: {path}: neither a tokenizer.json of Hugging Face nor a SentencePiece model"
@@ -364,11 +363,7 @@ def load_pieces(path: Path) -> Any:
 
 
 def _train(directory: Path, texts: Iterator[str], vocabulary: int) -> None:
-    try:
-        from tokenizers import ByteLevelBPETokenizer
-    except ImportError:
-        raise missing_library("tokenizers", "training a tokenizer") from None
-    tokenizer: Any = ByteLevelBPETokenizer()
+    tokenizer = _library("tokenizers", "training a tokenizer").ByteLevelBPETokenizer()
     tokenizer.train_from_iterator(
         texts,
         vocab_size=vocabulary,

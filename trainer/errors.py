@@ -18,6 +18,7 @@ EXIT_USER_ERROR = 2
 EXIT_DIVERGED = 3
 # EX_TEMPFAIL of sysexits.h: all is well, try again later.
 EXIT_STOPPED = 75
+_LONGEST = 200
 
 
 class UserError(Exception):
@@ -45,6 +46,11 @@ class DivergedError(Exception):
 def escape(text: str) -> str:
     """Return text with line breaks, and whatever else is not printable, escaped."""
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of what an error says, or its type if it says nothing, no longer than a line."""
+    return (str(error).splitlines() or [repr(error)])[0][:_LONGEST]
 
 
 def suggest(word: str, valid: Iterable[str]) -> str:

@@ -13,7 +13,7 @@ from trainer.errors import UserError
 TRAINING = ("torch", "megatron.core", "numpy", "psutil", "yaml")
 TENSORBOARD = ("tensorboard",)
 # What pip calls those that it does not call by the module's name.
-_PACKAGES = {"megatron.core": "megatron-core", "yaml": "pyyaml"}
+_PACKAGES = {"megatron.core": "megatron-core", "yaml": "pyyaml", "google.protobuf": "protobuf"}
 
 
 # megatron-core changes its interfaces in each minor version, and the shim names its modules.

@@ -45,20 +45,29 @@ def open_regular(path: Path) -> io.FileIO:
 
 
 # Larger than any tokenizer, index of safetensors files or description of a model.
-_LIMIT_BYTES = 256 << 20
+LIMIT_BYTES = 256 << 20
+
+
+def read_regular(path: Path, most: int = LIMIT_BYTES) -> bytes:
+    """Return the first bytes of a regular file, `most` at most; raise OSError as :func:`open_regular`."""
+    with io.BufferedReader(open_regular(path)) as file:
+        # Of what one would have to wait for, as in /proc, there is nothing.
+        return file.read(most) or b""
+
+
 # Of a hub's cache: models--OWNER--NAME/snapshots/REVISION/name is a link into models--OWNER--NAME/blobs.
 _SNAPSHOTS, _BLOBS = "snapshots", "blobs"
 
 
-def inside(path: Path) -> Path:
-    """Return the file of a directory of somebody else's; a link must not lead out of the directory.
+def inside(path: Path, root: Path | None = None) -> Path:
+    """Return the file of a directory of somebody else's; a link must not lead out of it, or out of `root`.
 
     Raises
     ------
     UserError
         If it does, as to a file that is private, or if it is no regular file.
     """
-    directory, target = path.parent.resolve(), Path(os.path.realpath(path))
+    directory, target = (root or path.parent).resolve(), Path(os.path.realpath(path))
     caches = [up.parent / _BLOBS for up in list(directory.parents)[:2] if up.name == _SNAPSHOTS]
     if not any(map(target.is_relative_to, (directory, *caches))):
         raise UserError(f"{path} is a link to {target}, out of its directory; expected a copy of the file")
@@ -67,7 +76,7 @@ def inside(path: Path) -> Path:
     return target
 
 
-def read_inside(path: Path, limit: int = _LIMIT_BYTES) -> bytes:
+def read_inside(path: Path, limit: int = LIMIT_BYTES, root: Path | None = None) -> bytes:
     """Return the content of a file of somebody else's.
 
     Raises
@@ -77,13 +86,13 @@ def read_inside(path: Path, limit: int = _LIMIT_BYTES) -> bytes:
     UserError
         As :func:`inside`, or if it is larger than `limit`, in bytes.
     """
-    with io.BufferedReader(open_regular(inside(path))) as file:
-        if os.fstat(file.fileno()).st_size > limit:
-            raise UserError(f"{path} is larger than {limit:,} bytes")
-        return file.read(limit)
+    content = read_regular(inside(path, root), limit + 1)
+    if len(content) > limit:
+        raise UserError(f"{path} is larger than {limit:,} bytes")
+    return content
 
 
-def read_mapping(path: Path, limit: int = _LIMIT_BYTES) -> dict[str, Any]:
+def read_mapping(path: Path, limit: int = LIMIT_BYTES) -> dict[str, Any]:
     """Return the JSON object in a file of somebody else's; raise UserError for anything else."""
 
     def refuse(word: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from arithmetic import __version__
 from arithmetic.indexed import FIRST_SPLIT_RULE, SPLIT_RULE
-from trainer.checkpoint.files import is_absent, open_regular, text_checksum, write_synced
+from trainer.checkpoint.files import is_absent, read_regular, text_checksum, write_synced
 
 MARKER = "complete.json"
 # The formats of an optimizer's states: whole on each rank; in shards by megatron-core's buckets, which other
@@ -108,8 +108,7 @@ def examine_marker(checkpoint: Path) -> tuple[Marker | None, str | None]:
         If it cannot be told, as when a file system does not answer: that is no damage.
     """
     try:
-        with open_regular(checkpoint / MARKER) as file:
-            content = file.read()
+        content = read_regular(checkpoint / MARKER)
     except OSError as error:
         if is_absent(error):
             return None, f"no {MARKER}"

@@ -24,9 +24,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint import filesystem, metadata
 
-from trainer.checkpoint.files import is_absent, mismatch, open_regular, read_inside, share
+from trainer.checkpoint.files import is_absent, mismatch, read_inside, read_regular, share
 from trainer.checkpoint.store import Checkpoint
 from trainer.distributed import RankContext, broadcast_from_rank0
+from trainer.errors import first_line
 from trainer.logs import LOGGER
 
 _INDEX, _COMMON = ".metadata", "common.pt"
@@ -63,7 +64,6 @@ _ALLOWED = {
     ("builtins", "getattr"): _member,
 }
 _FORCED = {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "0"}
-_LONGEST = 200
 
 # Transformer Engine's extra states; later versions of megatron-core say so themselves.
 torch.serialization.add_safe_globals([io.BytesIO])
@@ -250,14 +250,13 @@ def _unreadable(checkpoint: Path) -> _Finding | None:
             if name == _INDEX:
                 read_index(checkpoint / name)
             else:
-                with open_regular(checkpoint / name) as file:
-                    torch.load(io.BytesIO(file.read()), map_location="cpu", weights_only=True)
+                content = io.BytesIO(read_regular(checkpoint / name, _INDEX_BYTES))
+                torch.load(content, map_location="cpu", weights_only=True)
         except OSError as error:
             if is_absent(error):
                 return _Finding(name, f"{name} is missing")
             return _Finding(name, error=error.strerror or str(error))
         except Exception as error:
             # A damaged pickle may raise anything.
-            line = (str(error).splitlines() or [repr(error)])[0]
-            return _Finding(name, f"{name} cannot be read: {line[:_LONGEST]}")
+            return _Finding(name, f"{name} cannot be read: {first_line(error)}")
     return None

@@ -32,13 +32,12 @@ from torch.distributed.checkpoint.metadata import (
 
 from trainer.checkpoint.files import inside, is_absent, open_regular
 from trainer.checkpoint.reader import read_index
-from trainer.errors import UserError
+from trainer.errors import UserError, first_line
 
 COMMON, INDEX_FILE, FORMAT = "common.pt", ".metadata", "metadata.json"
 _FILE_BYTES = 4 << 30
 # A checkpoint may have more shards than a process may open files.
 _OPEN_FILES = 64
-_LONGEST = 200
 # A tensor up to this size is taken memory for, whatever the files have.
 _UNCHECKED_BYTES = 1 << 30
 # Chunks of this size are read to their place in a tensor, and a block of them at a time.
@@ -221,7 +220,7 @@ class TensorFiles:
         except Exception as error:
             # A damaged archive may raise anything.
             shard = self.directory / self._index.storage_data[item].relative_path
-            raise UserError(f"{shard}: {item.fqn} cannot be read: {_first_line(error)}") from None
+            raise UserError(f"{shard}: {item.fqn} cannot be read: {first_line(error)}") from None
 
     def _chunk(self, name: str, chunk: Any, entry: Any) -> torch.Tensor:
         key = MetadataIndex(name, chunk.offsets)
@@ -389,7 +388,7 @@ def _read_index(directory: Path) -> Any:
         raise
     except Exception as error:
         # A damaged pickle may raise anything.
-        raise UserError(f"{path} cannot be read: {_first_line(error)}") from None
+        raise UserError(f"{path} cannot be read: {first_line(error)}") from None
 
 
 def _check_archive(view: Any) -> None:
@@ -409,7 +408,3 @@ def _bounds(shape: tuple[int, ...], index: Index) -> tuple[list[int], list[int]]
 
 def _slices(first: list[int], last: list[int], origin: Iterable[int]) -> tuple[slice, ...]:
     return tuple(slice(a - zero, b - zero) for a, b, zero in zip(first, last, origin, strict=True))
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [repr(error)])[0][:_LONGEST]

@@ -47,11 +47,8 @@ def description_of(config: Mapping[str, Any], has_head: bool, precision: Precisi
         )
     options = _Options(config)
     encoder, decoder = readers[family](options, has_head)
-    size, ends, padding = (
-        options.whole("vocab_size"),
-        options.tokens("eos_token_id"),
-        options.token("pad_token_id"),
-    )
+    size, ends = options.whole("vocab_size"), options.tokens("eos_token_id")
+    padding = options.token("pad_token_id")
     start = options.token("decoder_start_token_id" if encoder else "bos_token_id")
     if encoder and start is None:
         start = padding
@@ -101,12 +98,14 @@ class _Options:
         return tuple(ids)
 
     def token(self, key: str) -> int | None:
-        """Return the id of a token, if there is one."""
+        """Return the id of a token, if there is one; the first Llamas' padding is -1, which is none."""
+        if self._config.get(key) == -1:
+            return None
         return next(iter(self.tokens(key)), None)
 
     def only(self, key: str, *valid: Any) -> None:
         """Refuse an option that our models lack; the first valid value is the default."""
-        value = self._config.get(key, valid[0])
+        value = self(key, valid[0])
         if value not in valid:
             raise UserError(f"{CONFIG}: {key}={value}: our models have no such option; expected {valid[0]}")
 

@@ -192,9 +192,9 @@ def _dtype_of(source: Path, weights: _Weights, rows: list[Row]) -> torch.dtype:
         name for name, dtype in types.items() if torch.promote_types(dtype, torch.float32) != torch.float32
     ]
     if wide := wide or [name for name, dtype in types.items() if not dtype.is_floating_point]:
-        kind, more = str(types[wide[0]]).removeprefix("torch."), f" and {len(wide) - 1} more"
+        kind = str(types[wide[0]]).removeprefix("torch.")
         raise UserError(
-            f"{source}: {wide[0]}{more if len(wide) > 1 else ''}: {kind} does not fit our weights; "
+            f"{source}: {_first_of(wide)}: {kind} does not fit our weights; "
             "conversion.dtype=float32 or bfloat16 rounds it"
         )
     if set(types.values()) == {torch.bfloat16}:
@@ -212,10 +212,11 @@ def _check_names(source: Path, weights: _Weights, rows: list[Row]) -> None:
         for name in weights.names
         if name not in wanted and name not in _COPIES and not name.endswith(_UNUSED)
     ]
-    missing = sorted(wanted - set(weights.names))
-    for name in missing[:1]:
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise UserError(f"{source}: it lacks {name}{more}, which {CONFIG} makes part of the model")
-    for name in unknown[:1]:
-        more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
-        raise UserError(f"{source}: {CONFIG} knows no {name}{more}: it would be left out")
+    if missing := sorted(wanted - set(weights.names)):
+        raise UserError(f"{source}: it lacks {_first_of(missing)}, which {CONFIG} makes part of the model")
+    if unknown:
+        raise UserError(f"{source}: {CONFIG} knows no {_first_of(unknown)}: it would be left out")
+
+
+def _first_of(names: list[str]) -> str:
+    return f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else names[0]

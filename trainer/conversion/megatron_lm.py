@@ -26,7 +26,7 @@ from trainer.conversion.pickled_files import Unknown, load
 from trainer.data.vocabulary import Vocabulary, read_vocabulary
 from trainer.errors import UserError
 
-LATEST, LEGACY = "latest_checkpointed_iteration.txt", "mp_rank_00"
+LATEST = "latest_checkpointed_iteration.txt"
 _ITERATION = re.compile(r"iter_(\d+)")
 _LAYER = re.compile(r"(?P<stack>(?:.+\.)?layers)\.(?P<layer>\d+)\.(?P<rest>.+)")
 # Options whose models have no counterpart here, and the only value that is converted.
@@ -181,6 +181,11 @@ class _Options:
         return value
 
 
+def is_legacy(directory: Path) -> bool:
+    """Return whether a directory is, or has, that of a rank in Megatron-LM's format of single ranks."""
+    return any(any(directory.glob(pattern)) for pattern in ("model_*rng.pt", "mp_rank_*/model_*rng.pt"))
+
+
 def _checkpoint(directory: Path, step: int | None) -> Path:
     """Return the directory of a checkpoint.
 
@@ -190,15 +195,16 @@ def _checkpoint(directory: Path, step: int | None) -> Path:
         If there is none, or it is in the format of single ranks.
     """
     path = directory
-    if not (directory / INDEX_FILE).is_file() and not any(directory.glob("mp_rank_*")):
+    if not (directory / INDEX_FILE).is_file() and not is_legacy(directory):
         tag = f"iter_{step:07d}" if step is not None else _latest(directory)
         path = directory / tag
         if not path.is_dir():
             steps = ", ".join(str(number) for number in _iterations(directory)) or "none"
-            raise UserError(f"conversion.step={step}: {directory} has no {tag}; its iterations are {steps}")
-    if any(path.glob("mp_rank_*")):
+            wish = LATEST if step is None else f"conversion.step={step}"
+            raise UserError(f"{wish}: {directory} has no {tag}; its iterations are {steps}")
+    if is_legacy(path):
         raise UserError(
-            f"{path}: it is in the format torch ({LEGACY}/model_optim_rng.pt), which is not read; its own "
+            f"{path}: it is in the format torch (mp_rank_00/model_optim_rng.pt), which is not read; its own "
             "Megatron-LM writes it as torch_dist: pretrain_gpt.py --ckpt-convert-format torch_dist "
             "--ckpt-convert-save DIRECTORY, for a model from before megatron-core after "
             "tools/checkpoint/convert.py --saver core"

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from trainer.checkpoint.files import inside
-from trainer.errors import UserError
+from trainer.errors import UserError, first_line
 
 # What the pickles of harmless values name of the standard library. `getattr` is how Python 3.11 pickles the
 # members of enumerations, and is not called either.
@@ -35,7 +35,6 @@ _HARMLESS = {
     "types.SimpleNamespace",
     "uuid.UUID",
 }
-_LONGEST = 200
 
 
 class Unknown:
@@ -82,8 +81,7 @@ def load(path: Path) -> Any:
         raise
     except Exception as error:
         # A damaged archive may raise anything.
-        line = (str(error).splitlines() or [repr(error)])[0]
-        raise UserError(f"{path} cannot be read: {line[:_LONGEST]}") from None
+        raise UserError(f"{path} cannot be read: {first_line(error)}") from None
 
 
 @contextlib.contextmanager

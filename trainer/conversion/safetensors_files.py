@@ -250,5 +250,5 @@ def _open(path: Path) -> Any:
         raise UserError(f"{path} is missing") from None
     except SafetensorError as error:
         raise UserError(f"{path} is damaged or incomplete: {error}") from None
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (OSError, MemoryError) as error:
+        raise UserError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from trainer import requirements
 from trainer.errors import UserError
 
 # Types of pieces and of models in sentencepiece_model.proto.
@@ -39,12 +40,9 @@ class PieceModel:
     """
 
     def __init__(self, path: Path) -> None:
-        try:
-            from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
-        except ImportError:
-            raise UserError(
-                "the library sentencepiece is missing: pip install 'slipway[conversion]' brings it"
-            ) from None
+        requirements.check(("sentencepiece", "google.protobuf"), extra="conversion")
+        from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
+
         try:
             self.processor: Any = SentencePieceProcessor(model_file=str(path))
             model = sentencepiece_model_pb2.ModelProto.FromString(path.read_bytes())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +17,7 @@ from trainer.checkpoint.tensor_files import COMMON, INDEX_FILE, TensorInfo
 from trainer.conversion.dcp import DcpFiles
 from trainer.conversion.deepspeed import LATEST, DeepSpeedFiles
 from trainer.conversion.megatron_lm import LATEST as MEGATRON_LATEST
-from trainer.conversion.megatron_lm import LEGACY, MegatronLmFiles
+from trainer.conversion.megatron_lm import MegatronLmFiles, is_legacy
 from trainer.conversion.safetensors_files import SafetensorsFiles
 from trainer.errors import UserError
 
@@ -52,7 +54,9 @@ def recognise(directory: Path) -> SourceFormat:
     # Ours have names of their own, so all that could be one is looked into.
     if known is None:
         paths = [path for path in sorted(directory.iterdir()) if not path.name.startswith(".")]
-        formats = [_format(path) for path in paths if path.is_dir() and not path.is_symlink()]
+        directories = (path for path in paths if path.is_dir() and not path.is_symlink())
+        # As a disk's lost+found, another may be somebody else's.
+        formats = [_format(path) for path in directories if os.access(path, os.R_OK | os.X_OK)]
         # One of ours that is not finished has no marker.
         known = "slipway" if "slipway" in formats else next(filter(None, formats), None)
     if known is None:
@@ -122,6 +126,8 @@ def identity(source: Source) -> str:
 def _check_directory(directory: Path) -> None:
     if not directory.is_dir():
         raise UserError(f"conversion.source={directory}: there is no such directory")
+    if not os.access(directory, os.R_OK | os.X_OK):
+        raise UserError(f"conversion.source={directory}: {os.strerror(errno.EACCES)}")
 
 
 def _format(directory: Path) -> SourceFormat | None:
@@ -130,11 +136,11 @@ def _format(directory: Path) -> SourceFormat | None:
         return "slipway"
     if "config.json" in names:
         return "huggingface"
-    if MEGATRON_LATEST in names or {INDEX_FILE, COMMON} <= names or (directory / LEGACY).is_dir():
-        return "megatron_lm"
-    # Ours is a link to a checkpoint.
+    # Ours is a link to a checkpoint. Megatron-DeepSpeed's have Megatron-LM's file as well.
     if any(name.endswith("_model_states.pt") for name in names) or (directory / LATEST).is_file():
         return "deepspeed"
+    if MEGATRON_LATEST in names or {INDEX_FILE, COMMON} <= names or is_legacy(directory):
+        return "megatron_lm"
     return "dcp" if INDEX_FILE in names else None
 
 

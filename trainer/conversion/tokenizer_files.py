@@ -16,12 +16,13 @@ from typing import Any
 
 from arithmetic.probe_texts import probe_texts
 from arithmetic.vocabulary import END_OF_TEXT
+from trainer import requirements
 from trainer.checkpoint.description import Description
 from trainer.checkpoint.files import read_inside, read_mapping, write_synced
 from trainer.config.tokenizer import WORDPIECES
 from trainer.conversion.sentencepiece_tokenizer import CONTROL, PieceModel
 from trainer.data.identity import TOKENIZER, InputFile, identify, tokenizer_names
-from trainer.errors import UserError
+from trainer.errors import UserError, first_line
 from trainer.logs import LOGGER
 
 FAST, OPTIONS, SPECIAL = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
@@ -69,7 +70,7 @@ def write_tokenizer(directory: Path, description: Description, tokenizer_dir: Pa
         _check_unchanged(files, description)
     for name, path in files.items():
         (directory / name).parent.mkdir(exist_ok=True)
-        (directory / name).write_bytes(read_inside(path))
+        (directory / name).write_bytes(read_inside(path, root=path.parents[name.count("/")]))
     # A directory of Hugging Face's is whole: its options say what its vocabulary does not.
     if FAST not in files and OPTIONS not in files:
         _complete(directory, description, set(files))
@@ -137,25 +138,20 @@ def _reference(
 
 def _problem(directory: Path, encode: _Encode, texts: list[str], pieces: PieceModel | None) -> str:
     """Return which text has other ids with transformers; empty if none has."""
+    requirements.check(("transformers",), extra="conversion")
     os.environ["HF_HUB_OFFLINE"] = "1"
-    try:
-        import transformers
-    except ImportError:
-        raise UserError(
-            "the library transformers is missing: pip install 'slipway[conversion]' brings it"
-        ) from None
+    import transformers
+
     transformers.logging.set_verbosity_error()
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
     except Exception as error:
-        return f"AutoTokenizer cannot read it: {(str(error).splitlines() or [repr(error)])[0]}"
+        return f"AutoTokenizer cannot read it: {first_line(error)}"
     ties = 0
     # A single word says more than the text that it is in.
     for text in (part for whole in texts for part in (*whole.split(), whole)):
-        old, new = (
-            _ids(encode, text),
-            _ids(lambda t: tokenizer(t, add_special_tokens=False)["input_ids"], text),
-        )
+        old = _ids(encode, text)
+        new = _ids(lambda text: tokenizer(text, add_special_tokens=False)["input_ids"], text)
         if old is None or old == new:
             continue
         if pieces is None or new is None or not pieces.is_tie(old, new):
@@ -223,10 +219,11 @@ def _files_in(directory: Path, is_t5: bool) -> dict[str, Path]:
     if not directory.is_dir():
         raise UserError(f"conversion.tokenizer_dir={directory}: there is no such directory")
     files = {name: directory / name for name in tokenizer_names(directory)}
-    is_known = files.keys() & {FAST, *PAIR, LINES, *PIECES}
-    for name in [name for name in files if name.endswith(".model")][:1] if not is_known else []:
-        files[PIECES[is_t5]] = files.pop(name)
-    if not files.keys() & {FAST, *PAIR, LINES, *PIECES}:
+    known = {FAST, *PAIR, LINES, *PIECES}
+    model = next((name for name in files if name.endswith(".model")), None)
+    if model and not files.keys() & known:
+        files[PIECES[is_t5]] = files.pop(model)
+    if not files.keys() & known:
         raise UserError(
             f"conversion.tokenizer_dir={directory}: it has no tokenizer; expected {FAST}, "
             f"{' and '.join(PAIR)}, {LINES} or {PIECES[0]}"
@@ -260,13 +257,9 @@ def _word_pieces(directory: Path, lower: bool) -> Any:
 
 
 def _built(build: Callable[[Any], Any]) -> Any:
-    try:
-        import tokenizers
-    except ImportError:
-        raise UserError(
-            "the library tokenizers is missing: pip install 'PATH[conversion]' brings it, where PATH is"
-            " Slipway's checkout or wheel"
-        ) from None
+    requirements.check(("tokenizers",), extra="conversion")
+    import tokenizers
+
     try:
         return build(tokenizers)
     except Exception as error:
@@ -287,12 +280,10 @@ def _write_fast(
     # The training's libraries take the names of special tokens in a text as text, but for BERT's.
     is_text = end != "[SEP]"
     tokenizer.add_special_tokens([end, *control])
-    if is_text and sentinels:
-        from tokenizers import AddedToken
+    from tokenizers import AddedToken
 
-        tokenizer.add_tokens([AddedToken(text, normalized=False, special=False) for text in sentinels])
-    else:
-        tokenizer.add_special_tokens(sentinels)
+    add = tokenizer.add_tokens if is_text else tokenizer.add_special_tokens
+    add([AddedToken(text, normalized=False, special=not is_text) for text in sentinels])
     size = tokenizer.get_vocab_size(with_added_tokens=True)
     if size > words.size or (sentinels and size < words.size):
         raise UserError(
@@ -307,15 +298,11 @@ def _write_fast(
         named["unk_token"] = end
     more: dict[str, Any] = {} if is_text or not sentinels else {"additional_special_tokens": sentinels}
     options = {**named, **more, "split_special_tokens": is_text}
-    _write_options(directory, description, _CLASS, options)
-    write_synced(directory / SPECIAL, json.dumps({**named, **more}, indent=2) + "\n")
-
-
-def _write_options(directory: Path, description: Description, kind: str, options: dict[str, Any]) -> None:
     content = {
-        "tokenizer_class": kind,
+        "tokenizer_class": _CLASS,
         "model_max_length": description.decoder.max_positions,
         "clean_up_tokenization_spaces": False,
         **options,
     }
     write_synced(directory / OPTIONS, json.dumps(content, indent=2) + "\n")
+    write_synced(directory / SPECIAL, json.dumps({**named, **more}, indent=2) + "\n")

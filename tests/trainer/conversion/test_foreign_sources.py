@@ -122,7 +122,13 @@ def test_weights_that_ours_cannot_hold_are_refused_by_name(
 
 
 @pytest.mark.parametrize(
-    "tokens", [{"eos_token_id": None, "bos_token_id": None}, {"eos_token_id": [1, 2]}, {}]
+    "tokens",
+    [
+        {"eos_token_id": None, "bos_token_id": None},
+        {"eos_token_id": [1, 2]},
+        {"pad_token_id": -1, "mlp_bias": None},
+        {},
+    ],
 )
 def test_special_tokens_and_settings_of_generation_come_back(tokens: dict[str, Any], tmp_path: Path) -> None:
     source = write_llama(tmp_path / "source", **tokens)
@@ -148,8 +154,8 @@ def test_chat_templates_are_part_of_the_tokenizer(tmp_path: Path) -> None:
     source = write_llama(tmp_path / "source")
     write_tokenizer(source)
     (source / "additional_chat_templates").mkdir()
-    for name in ("chat_template.jinja", "additional_chat_templates/tool_use.jinja"):
-        (source / name).write_text("{{ messages }}")
+    (source / "chat_template.jinja").write_text("{{ messages }}")
+    (source / "additional_chat_templates/tool_use.jinja").symlink_to("../chat_template.jinja")
     back = there_and_back(source, tmp_path)
     from transformers import AutoTokenizer
 
@@ -170,12 +176,13 @@ def test_pickled_weights_are_named_with_the_way_out(
     assert ".save_pretrained(" in message
 
 
+@pytest.mark.parametrize("rank", ["mp_rank_00", "mp_rank_01_003", "."])
 @pytest.mark.parametrize("name", ["iter_0000002", "release", "."])
 def test_megatron_lms_checkpoints_of_single_ranks_are_named_with_the_way_out(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, rank: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "source" / name / "mp_rank_00").mkdir(parents=True)
-    (tmp_path / "source" / name / "mp_rank_00" / "model_optim_rng.pt").touch()
+    (tmp_path / "source" / name / rank).mkdir(parents=True)
+    (tmp_path / "source" / name / rank / "model_optim_rng.pt").touch()
     if name != ".":
         latest = name.removeprefix("iter_").lstrip("0")
         (tmp_path / "source" / "latest_checkpointed_iteration.txt").write_text(latest)
@@ -240,6 +247,19 @@ def test_file_that_is_none_or_lies_elsewhere_is_refused_or_left_out(
     assert not any(SECRET.encode() in path.read_bytes() for path in written)
     # What is no file is none of the tokenizer's.
     assert name in error or (make in (fifo, endless) and not (tmp_path / "back" / name).exists()), error
+
+
+@pytest.mark.parametrize("name", ["lost+found", "."])
+def test_directory_that_may_not_be_read_is_passed_over_or_named(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "source" / "lost+found").mkdir(parents=True)
+    (tmp_path / "source" / "zarr").mkdir()
+    hidden = tmp_path / "source" / name
+    monkeypatch.setattr(os, "access", lambda path, _: Path(path) != hidden)
+    assert convert(tmp_path / "source", tmp_path / "out") == 2
+    words = "no weights of a known format" if name != "." else "Permission denied"
+    assert words in capsys.readouterr().err
 
 
 def test_links_of_a_hubs_cache_are_followed(tmp_path: Path) -> None:
