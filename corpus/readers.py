@@ -37,6 +37,8 @@ Parser = Callable[[bytes | bytearray, int], Record]
 _LONGEST_LINE = 1 << 26
 # Rows that are read together, and the bytes that they may have if each is as large as its column.
 _ROWS, _ROWS_BYTES = 256, 1 << 28
+# What a row counts for besides its text.
+_ROW_BYTES = 16
 _PART = 1 << 20
 # Begins and ends of elements within a page, each of which is held in memory.
 _PAGE_EVENTS = 1 << 21
@@ -79,7 +81,14 @@ def read(piece: Piece, file: SourceFile, leave_out: LeaveOut = lambda entry: Non
         yield Document("", file.number, 0) if is_text else BadRecord(file.number, 0, "empty file")
         return
     try:
-        yield from _read_tar(file, leave_out) if file.format == "tar" else _READERS[file.format](piece, file)
+        is_tar, limit = file.format == "tar", file.max_document_bytes
+        for record in _read_tar(file, leave_out) if is_tar else _READERS[file.format](piece, file):
+            # A character has four bytes at most.
+            if isinstance(record, Document) and len(record.text) > limit // 4:
+                is_too_large = len(record.text.encode()) > limit
+                yield _too_large(file, record.offset) if is_too_large else record
+            else:
+                yield record
     except ExpansionError:
         reason = (
             f"more than {file.max_expansion:,} bytes for each byte of the file "
@@ -168,7 +177,7 @@ def _read_lines(piece: Piece, file: SourceFile) -> Iterator[Record]:
                     offset += _skip_line(stream)
                     yield BadRecord(file.number, begin, f"{LONG_LINE} {_LONGEST_LINE:,} bytes", is_loss=True)
                     continue
-                if line.isspace():
+                if not line.removeprefix(_BOM).strip():
                     continue
                 record = parse(line, begin)
                 if isinstance(record, BadRecord) and record.reason in _UNREADABLE and line[-1:] != b"\n":
@@ -200,8 +209,6 @@ def _object_parser(file: SourceFile) -> Parser:
     number, key = file.number, file.text_key or "text"
 
     def parse(content: bytes | bytearray, offset: int) -> Record:
-        if len(content) > file.max_document_bytes:
-            return _too_large(file, offset)
         # Files that were joined have one at the beginning of a line.
         if content.startswith(_BOM):
             content = content.removeprefix(_BOM)
@@ -271,11 +278,13 @@ def _open_parquet(path: Path, name: str) -> Any:
 def _read_parquet(piece: Piece, file: SourceFile) -> Iterator[Record]:
     table = _open_parquet(file.path, file.name)
     import pyarrow
+    from pyarrow.types import is_nested
 
     key = file.text_key or "text"
     groups = range(piece.start, table.num_row_groups if piece.end is None else piece.end)
     row = sum(table.metadata.row_group(group).num_rows for group in range(piece.start))
-    columns = [key, "id"] if "id" in table.schema_arrow.names else [key]
+    has_ids = "id" in table.schema_arrow.names and not is_nested(table.schema_arrow.field("id").type)
+    columns = [key, "id"] if has_ids else [key]
     # A text that is there once can be that of all rows.
     largest = max([_column_bytes(table.metadata.row_group(group), columns) for group in groups], default=0)
     rows = max(1, min(_ROWS, _ROWS_BYTES // max(1, largest)))
@@ -286,12 +295,13 @@ def _read_parquet(piece: Piece, file: SourceFile) -> Iterator[Record]:
     left = max(_PART, allowed * sum(sizes[group] for group in groups) // max(1, sum(sizes)))
     try:
         for batch in table.iter_batches(rows, row_groups=list(groups), columns=columns, use_threads=False):
-            ids = batch.column("id").to_pylist() if "id" in columns else itertools.repeat(None)
+            ids = batch.column("id").to_pylist() if has_ids else itertools.repeat(None)
             for text, name in zip(_texts(batch.column(key)), ids, strict=False):
+                # A row takes its time, however short.
+                left -= _ROW_BYTES + len(text or "") + (len(name) if isinstance(name, str) else 0)
+                if left < 0:
+                    raise ExpansionError
                 if isinstance(text, str):
-                    left -= len(text)
-                    if left < 0:
-                        raise ExpansionError
                     yield Document(text, file.number, row, None if name is None else str(name))
                 else:
                     yield BadRecord(file.number, row, "not UTF-8" if text is False else f"'{key}' is null")
@@ -340,6 +350,8 @@ def _read_wikipedia(piece: Piece, file: SourceFile) -> Iterator[Record]:
                     root.clear()
                     if document is not None:
                         yield document
+        if not number:
+            yield BadRecord(file.number, 0, "no page of a dump of Wikipedia", is_loss=True)
     except DamagedError:
         yield _damaged(file, number)
     except (ElementTree.ParseError, StopIteration):
