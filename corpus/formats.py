@@ -8,6 +8,7 @@ import lzma
 import re
 import zlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path, PurePath
 from typing import Any, BinaryIO, cast
 
@@ -182,20 +183,17 @@ def open_stream(path: Path, compression: str | None, max_expansion: int = MAX_EX
 
 def _decompressor(path: Path, compression: str) -> tuple[Callable[[], Any], type[Exception]]:
     """Return what makes the decompressor of a frame, and its error."""
-    if compression != "zst":
-        return _DECOMPRESSORS[compression]
+    if compression == "gz":
+        return partial(zlib.decompressobj, zlib.MAX_WBITS + 16), zlib.error
+    if compression == "bz2":
+        return bz2.BZ2Decompressor, OSError
+    if compression == "xz":
+        return lzma.LZMADecompressor, lzma.LZMAError
     try:
         import zstandard
     except ImportError:
         raise missing_library("zstandard", f"reading {path}") from None
     return zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW).decompressobj, zstandard.ZstdError
-
-
-_DECOMPRESSORS: dict[str, tuple[Callable[[], Any], type[Exception]]] = {
-    "gz": (lambda: zlib.decompressobj(zlib.MAX_WBITS + 16), zlib.error),
-    "bz2": (bz2.BZ2Decompressor, OSError),
-    "xz": (lzma.LZMADecompressor, lzma.LZMAError),
-}
 
 
 class _Frames(io.RawIOBase):

@@ -9,7 +9,7 @@ import itertools
 import json
 import re
 import tarfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import IO, Any, BinaryIO
@@ -280,21 +280,24 @@ def _read_parquet(piece: Piece, file: SourceFile) -> Iterator[Record]:
     import pyarrow
     from pyarrow.types import is_nested
 
-    key = file.text_key or "text"
-    groups = range(piece.start, table.num_row_groups if piece.end is None else piece.end)
-    row = sum(table.metadata.row_group(group).num_rows for group in range(piece.start))
-    has_ids = "id" in table.schema_arrow.names and not is_nested(table.schema_arrow.field("id").type)
+    key, schema = file.text_key or "text", table.schema_arrow
+    has_ids = "id" in schema.names and not is_nested(schema.field("id").type)
     columns = [key, "id"] if has_ids else [key]
+    groups = [table.metadata.row_group(number) for number in range(table.num_row_groups)]
+    chosen = groups[piece.start : piece.end]
+    row = sum(group.num_rows for group in groups[: piece.start])
     # A text that is there once can be that of all rows.
-    largest = max([_column_bytes(table.metadata.row_group(group), columns) for group in groups], default=0)
-    rows = max(1, min(_ROWS, _ROWS_BYTES // max(1, largest)))
-    sizes = [table.metadata.row_group(group).total_byte_size for group in range(table.num_row_groups)]
+    parts = [group.column(number) for group in chosen for number in range(group.num_columns)]
+    sizes = [part.total_uncompressed_size for part in parts if part.path_in_schema in columns]
+    rows = max(1, min(_ROWS, _ROWS_BYTES // max([1, *sizes])))
+    size = sum(group.total_byte_size for group in groups)
     allowed = max(FREE_BYTES, file.max_expansion * file.size)
-    if sum(sizes) > allowed:
+    if size > allowed:
         raise ExpansionError
-    left = max(_PART, allowed * sum(sizes[group] for group in groups) // max(1, sum(sizes)))
+    left = max(_PART, allowed * sum(group.total_byte_size for group in chosen) // max(1, size))
+    numbers = list(range(len(groups)))[piece.start : piece.end]
     try:
-        for batch in table.iter_batches(rows, row_groups=list(groups), columns=columns, use_threads=False):
+        for batch in table.iter_batches(rows, row_groups=numbers, columns=columns, use_threads=False):
             ids = batch.column("id").to_pylist() if has_ids else itertools.repeat(None)
             for text, name in zip(_texts(batch.column(key)), ids, strict=False):
                 # A row takes its time, however short.
@@ -309,12 +312,6 @@ def _read_parquet(piece: Piece, file: SourceFile) -> Iterator[Record]:
     except (pyarrow.ArrowException, OSError):
         reason = "damaged Parquet data: the rest of its row group is not read"
         yield BadRecord(file.number, row, reason, is_loss=True)
-
-
-def _column_bytes(group: Any, names: Sequence[str]) -> int:
-    """Return the bytes of the largest of some columns of a row group, as it lies there uncompressed."""
-    columns = (group.column(number) for number in range(group.num_columns))
-    return max((one.total_uncompressed_size for one in columns if one.path_in_schema in names), default=0)
 
 
 def _texts(column: Any) -> list[str | bool | None]:
@@ -420,8 +417,8 @@ def _read_sample(
     members: Iterable[_Member], file: SourceFile, parse: Parser, leave_out: LeaveOut
 ) -> Iterator[Record]:
     """Yield the texts of a sample; ``NAME.0.txt``, ``NAME.1.txt``, ... are one, ``*.json`` is beside them."""
-    name, has_text = None, False
-    parts: list[tuple[int, Record]] = []
+    name, has_text, first = None, False, 0
+    parts: list[tuple[int, bytes | bytearray]] = []
     objects: list[_Member] = []
     for member in members:
         match = _NUMBERED.fullmatch(member.name)
@@ -433,29 +430,21 @@ def _read_sample(
             objects.append(member)
         elif FORMATS_BY_SUFFIX[member.suffix] == "jsonl":
             yield from _read_objects(member, file, parse)
+        elif match and match[1] == name:
+            first = first if parts else member.number
+            parts.append((int(match[2]), member.content.removeprefix(_BOM)))
         else:
-            has_text, text = True, _decoded(member.content, file, member.number)
-            if match and match[1] == name:
-                parts.append((int(match[2]), text))
-            else:
-                yield text
+            has_text = True
+            yield _decoded(member.content, file, member.number)
     if parts:
-        yield _joined([record for _, record in sorted(parts, key=lambda part: part[0])])
+        contents = [content for _, content in sorted(parts, key=lambda part: part[0])]
+        # A pointer is none of the others' text.
+        yield _decoded(next(filter(pointer, contents), b"\n\n".join(contents)), file, first)
     for member in objects:
-        if has_text:
+        if parts or has_text:
             leave_out(LeftOut(f"{file.name}: {escape(member.name)}", "beside the text of its sample"))
         else:
             yield from _read_objects(member, file, parse)
-
-
-def _joined(records: Sequence[Record]) -> Record:
-    """Return the document of all parts, or the first of them that is none."""
-    texts = []
-    for record in records:
-        if isinstance(record, BadRecord):
-            return record
-        texts.append(record.text)
-    return Document("\n\n".join(texts), records[0].file, min(record.offset for record in records))
 
 
 def _read_objects(member: _Member, file: SourceFile, parse: Parser) -> Iterator[Record]:

@@ -341,30 +341,25 @@ def _size(source: Source) -> int:
 
 def _local_files(sources: Sequence[Source], preparation: Preparation, policy: Policy | None) -> list[Fetched]:
     """Fetch and hash; return the local files of the sources, in their order."""
-    remotes = [source for source in sources if not isinstance(source.place, Path)]
-    fetched: dict[Remote, Fetched] = {}
+    files: dict[Path | Remote, Fetched] = {}
+    remotes = [(source.place, source) for source in sources if not isinstance(source.place, Path)]
     if remotes:
         with Progress("fetching", 0, len(remotes), "files") as progress:
-            downloads = []
-            for source in remotes:
-                assert not isinstance(source.place, Path)
-                downloads.append(Download(source.place, source.entry.sha256))
+            for place, source in remotes:
                 if source.size is not None:
-                    progress.expect(file_name(source.place), source.size)
+                    progress.expect(file_name(place), source.size)
+            downloads = [Download(place, source.entry.sha256) for place, source in remotes]
             timeout = preparation.download_timeout
             results = fetch_all(downloads, preparation.downloads_dir, progress, policy, timeout)
-        fetched = {download.remote: result for download, result in zip(downloads, results, strict=True)}
+        files.update(zip((place for place, _ in remotes), results, strict=True))
     paths = [source.place for source in sources if isinstance(source.place, Path)]
     size = sum(source.size or 0 for source in sources if isinstance(source.place, Path))
     with (
         Progress("hashing", size, len(paths), "files") as progress,
         ThreadPoolExecutor(preparation.workers) as pool,
     ):
-        hashed = dict(zip(paths, pool.map(_hasher(progress), paths), strict=True))
-    return [
-        hashed[source.place] if isinstance(source.place, Path) else fetched[source.place]
-        for source in sources
-    ]
+        files.update(zip(paths, pool.map(_hasher(progress), paths), strict=True))
+    return [files[source.place] for source in sources]
 
 
 def _hasher(progress: Progress) -> Callable[[Path], Fetched]:
