@@ -16,7 +16,7 @@ from typing import IO, Any, BinaryIO
 from xml.etree import ElementTree
 
 from corpus.documents import Document
-from corpus.errors import LONG_LINE, NO_KEY, BadRecord, LeftOut, UserError, escape, missing_library, suggest
+from corpus.errors import NO_KEY, BadRecord, LeftOut, UserError, escape, missing_library, suggest
 from corpus.formats import (
     FORMATS_BY_SUFFIX,
     FREE_BYTES,
@@ -175,7 +175,8 @@ def _read_lines(piece: Piece, file: SourceFile) -> Iterator[Record]:
                 begin, offset = offset, offset + len(line)
                 if len(line) == _LONGEST_LINE and not line.endswith(b"\n"):
                     offset += _skip_line(stream)
-                    yield BadRecord(file.number, begin, f"{LONG_LINE} {_LONGEST_LINE:,} bytes", is_loss=True)
+                    reason = f"line longer than {_LONGEST_LINE:,} bytes; such a text can be a .txt of its own"
+                    yield BadRecord(file.number, begin, reason, is_loss=True)
                     continue
                 if not line.removeprefix(_BOM).strip():
                     continue
@@ -301,7 +302,7 @@ def _read_parquet(piece: Piece, file: SourceFile) -> Iterator[Record]:
             ids = batch.column("id").to_pylist() if has_ids else itertools.repeat(None)
             for text, name in zip(_texts(batch.column(key)), ids, strict=False):
                 # A row takes its time, however short.
-                left -= _ROW_BYTES + len(text or "") + (len(name) if isinstance(name, str) else 0)
+                left -= _ROW_BYTES + sum(len(value) for value in (text, name) if isinstance(value, str))
                 if left < 0:
                     raise ExpansionError
                 if isinstance(text, str):

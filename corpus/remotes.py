@@ -317,7 +317,8 @@ class _Connection(http.client.HTTPConnection):
 
 class _Handler(urllib.request.HTTPSHandler, urllib.request.HTTPHandler):
     def do_open(self, http_class: Any, req: urllib.request.Request, **options: Any) -> Any:
-        return super().do_open(type("Connection", (_Connection, http_class), {}), req, **options)
+        connection: Any = type("Connection", (_Connection, http_class), {})
+        return super().do_open(connection, req, **options)
 
 
 @functools.cache
