@@ -11,6 +11,8 @@ EXIT_FAILURE = 1
 EXIT_USER_ERROR = 2
 # With this begins the defect of a record without the key of its text.
 NO_KEY = "no key"
+# And that of a line of too many bytes.
+LONG_LINE = "line longer than"
 # Names of each reason that a line has.
 _SHOWN = 5
 # Ctrl-C, as a shell says it.
@@ -73,7 +75,9 @@ def named(left_out: Sequence[LeftOut], count: int | None = None) -> str:
 
 def refusal(source: str, bad: BadRecord) -> UserError:
     """Return the error for a bad record of a source, where ``on_error=raise``."""
-    if bad.reason.startswith(NO_KEY):
+    if bad.reason.startswith(LONG_LINE):
+        hint = "a longer text can be a file of its own, such as .txt, and `jq -c '.[]'` divides an array"
+    elif bad.reason.startswith(NO_KEY):
         hint = (
             "the key or column of the text is data_preparation.text_key, or that of this file alone: "
             "{path: ..., text_key: ...} among the inputs"

@@ -16,7 +16,7 @@ from typing import IO, Any, BinaryIO
 from xml.etree import ElementTree
 
 from corpus.documents import Document
-from corpus.errors import NO_KEY, BadRecord, LeftOut, UserError, escape, missing_library, suggest
+from corpus.errors import LONG_LINE, NO_KEY, BadRecord, LeftOut, UserError, escape, missing_library, suggest
 from corpus.formats import (
     FORMATS_BY_SUFFIX,
     FREE_BYTES,
@@ -175,8 +175,7 @@ def _read_lines(piece: Piece, file: SourceFile) -> Iterator[Record]:
                 begin, offset = offset, offset + len(line)
                 if len(line) == _LONGEST_LINE and not line.endswith(b"\n"):
                     offset += _skip_line(stream)
-                    reason = f"line longer than {_LONGEST_LINE:,} bytes; such a text can be a .txt of its own"
-                    yield BadRecord(file.number, begin, reason, is_loss=True)
+                    yield BadRecord(file.number, begin, f"{LONG_LINE} {_LONGEST_LINE:,} bytes", is_loss=True)
                     continue
                 if not line.removeprefix(_BOM).strip():
                     continue
