@@ -8,6 +8,7 @@ import lzma
 import re
 import zlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path, PurePath
 from typing import Any, BinaryIO, cast
 
@@ -43,8 +44,11 @@ _MAGIC = {
     "xz": re.compile(rb"\xfd7zXZ\x00"),
 }
 _POINTERS = {b"version https://git-lfs": "git lfs pull", b"/annex/objects/": "git annex get"}
+_POINTERS[b"version https://hawser"] = "git lfs pull"  # Git LFS before its name
 _HTML = re.compile(rb"(?:\xef\xbb\xbf)?\s*<(?:!doctype html|html|head|body)\b", re.IGNORECASE)
 _DESCRIPTION = re.compile(r"(?:readme|licen[cs]e|notice|citation)(?:\.\w+)?", re.IGNORECASE)
+# Directories of a hub's cache.
+_SNAPSHOT, _HUB = re.compile("((?:.*/)?)snapshots/[0-9a-f]{40}/"), ("blobs", "refs")
 _HEAD = 1024
 # Of --long=31, the largest that zstd writes; the library's own limit is 128 MiB.
 _ZSTD_WINDOW = 1 << 31
@@ -79,11 +83,14 @@ def auxiliary(names: Sequence[str], pattern: str = "*") -> dict[str, str]:
         Glob that they match; if a part of it begins with ``.`` or ``_``, hidden files are meant.
     """
     is_meant = any(part[0] in "._" for part in PurePath(pattern).parts)
+    hubs = tuple(f"{match[1]}{part}/" for match in map(_SNAPSHOT.match, names) if match for part in _HUB)
     reasons = {}
     for name in names:
         *directories, last = PurePath(name).parts
         if not is_meant and any(part[0] in "._" for part in (*directories, last)):
             reasons[name] = "hidden"
+        elif name.startswith(hubs):
+            reasons[name] = "of a hub's cache, whose snapshots link to its files"
         elif last in TOKENIZER_FILES:
             reasons[name] = "of a tokenizer"
         elif any(part.endswith(".work") for part in directories):
@@ -155,7 +162,8 @@ def _suffixes(name: str) -> tuple[str, str | None]:
 def _check_content(head: bytes, name: str, kind: str | None, packed: str | None) -> None:
     """Raise UserError if the first bytes cannot be those of the format, or of the compression `packed`."""
     defect = pointer(head)
-    if defect is None and (packed or kind not in (None, "txt")) and _HTML.match(head):
+    is_page = kind == "jsonl" and head.lstrip().startswith(b"<")
+    if defect is None and (is_page or ((packed or kind not in (None, "txt")) and _HTML.match(head))):
         defect = "a web page instead of the data, such as the message of a server"
     if defect is None and packed:
         defect = f"not compressed, and its name says {packed}: its content begins with {head[:16]!r}"
@@ -175,20 +183,17 @@ def open_stream(path: Path, compression: str | None, max_expansion: int = MAX_EX
 
 def _decompressor(path: Path, compression: str) -> tuple[Callable[[], Any], type[Exception]]:
     """Return what makes the decompressor of a frame, and its error."""
-    if compression != "zst":
-        return _DECOMPRESSORS[compression]
+    if compression == "gz":
+        return partial(zlib.decompressobj, zlib.MAX_WBITS + 16), zlib.error
+    if compression == "bz2":
+        return bz2.BZ2Decompressor, OSError
+    if compression == "xz":
+        return lzma.LZMADecompressor, lzma.LZMAError
     try:
         import zstandard
     except ImportError:
         raise missing_library("zstandard", f"reading {path}") from None
     return zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW).decompressobj, zstandard.ZstdError
-
-
-_DECOMPRESSORS: dict[str, tuple[Callable[[], Any], type[Exception]]] = {
-    "gz": (lambda: zlib.decompressobj(zlib.MAX_WBITS + 16), zlib.error),
-    "bz2": (bz2.BZ2Decompressor, OSError),
-    "xz": (lzma.LZMADecompressor, lzma.LZMAError),
-}
 
 
 class _Frames(io.RawIOBase):

@@ -26,9 +26,9 @@ from corpus.decoding import open_decoder
 from corpus.documents import Document
 from corpus.errors import EXIT_FAILURE, EXIT_OK, EXIT_USER_ERROR, LeftOut, UserError, named, suggest
 from corpus.files import sha256_of
-from corpus.formats import UnknownFormatError, auxiliary, recognize
+from corpus.formats import UnknownFormatError, recognize
 from corpus.readers import parquet_row_groups, read
-from corpus.sources import search
+from corpus.sources import choose, search
 from corpus.spec import FORMATS
 from corpus.units import Piece, SourceFile
 
@@ -179,7 +179,8 @@ def lint(
             report = _lint_source(target, options, progress)
         report.notes += notes
         notes = []
-        earlier = sizes.setdefault(target.stat().st_size, []) if prefix is None else []
+        is_file = prefix is None and target.is_file()
+        earlier = sizes.setdefault(target.stat().st_size, []) if is_file else []
         if earlier:
             digest = sha256_of(target)
             same = next((path for path in earlier if sha256_of(path) == digest), None)
@@ -198,17 +199,10 @@ def _targets(path: Path, left_out: list[LeftOut]) -> list[Path]:
     if not path.is_dir():
         names = [str(other) for other in path.parent.glob("*")] if path.parent.is_dir() else []
         raise UserError(f"{path}: no such file, directory or data set{suggest(str(path), names)}")
-    try:
-        names = list(search(path))
-    except OSError as error:
-        raise UserError(f"{error.filename}: {error.strerror}") from None
-    reasons = auxiliary(names)
-    reasons |= {name: "no regular file" for name in names if not (path / name).is_file()}
-    files = sorted(path / name for name in names if name not in reasons)
+    files = [path / name for name in choose(search(path), "*", path, left_out)]
     data_sets = {file.with_suffix("") for file in files if file.suffix in SUFFIXES}
     others = [file for file in files if not _is_part(file, data_sets)]
     sources = [file for file in others if _is_source(file)]
-    left_out += [LeftOut(str(path / name), reason) for name, reason in sorted(reasons.items())]
     unknown = sorted(set(others).difference(sources))
     left_out += [LeftOut(str(file), "of no known format") for file in unknown]
     found = sorted(data_sets) + sources
@@ -241,25 +235,20 @@ def _is_part(file: Path, data_sets: set[Path]) -> bool:
 
 
 def _lint_source(path: Path, options: Options, progress: Callable[[str, int, int | None], None]) -> Report:
+    report = Report(str(path), "unknown")
+    groups: tuple[int, ...] = ()
     try:
         kind, compression = recognize(path, str(path), options.format)
+        report.kind, report.place = ".".join(filter(None, (kind, compression))), _PLACES.get(kind)
         size = path.stat().st_size
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from None
+        if kind == "parquet" and size:
+            groups = parquet_row_groups(path, str(path), options.text_key)
     except UnknownFormatError:
         raise
-    except UserError as error:
-        report = Report(str(path), "unknown")
-        report.add(str(error).removeprefix(f"{path}: "))
+    except (UserError, OSError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error).removeprefix(f"{path}: ")
+        report.add(str(reason))
         return report
-    groups: tuple[int, ...] = ()
-    report = Report(str(path), f"{kind}.{compression}" if compression else kind, _PLACES.get(kind))
-    if kind == "parquet" and size:
-        try:
-            groups = parquet_row_groups(path, str(path), options.text_key)
-        except UserError as error:
-            report.add(str(error).removeprefix(f"{path}: "))
-            return report
     file = SourceFile(0, str(path), path, size, "", kind, compression, options.text_key, groups)
     # Offsets of a compressed file are those of the text in it.
     total = size if kind == "jsonl" and compression is None else None

@@ -15,8 +15,10 @@ from arithmetic.indexed import manifest_path
 from corpus.cleaning import DropCounts
 from corpus.errors import LeftOut, UserError, named
 from corpus.plan import Plan
+from corpus.sources import read_left_out
 
 VERSION = 1
+_KEYS = {"sources", "tokenizer", "options", "outputs"}
 # Bad records that are named; all are counted.
 NAMED = 1000
 # Bad records that the last line of a run names.
@@ -29,7 +31,8 @@ def read_manifest(prefix: Path) -> dict[str, Any] | None:
         manifest = json.loads(manifest_path(prefix).read_bytes())
     except (OSError, ValueError):
         return None
-    return manifest if isinstance(manifest, dict) and manifest.get("version") == VERSION else None
+    is_ours = isinstance(manifest, dict) and manifest.get("version") == VERSION and manifest.keys() >= _KEYS
+    return manifest if is_ours else None
 
 
 def is_complete(plan: Plan) -> bool:
@@ -61,16 +64,31 @@ def _check_replaceable(plan: Plan, manifest: dict[str, Any] | None) -> None:
     what = "without a manifest that can be read"
     if manifest is not None:
         paths += [preparation.output_prefix.parent / output["path"] for output in manifest["outputs"]]
-        sources = [source["sha256"] for source in manifest["sources"]]
-        others = ["sources"] if sources != [file.sha256 for file in plan.files] else []
-        mine = {"tokenizer": plan.tokenizer_record, "options": plan.options, "versions": plan.versions}
-        others += [name for name, value in mine.items() if manifest[name] != value]
-        what = f"made from other {' and '.join(others) or 'formats or keys of the text'}"
+        others = _differences(plan, manifest)
+        if not others:
+            # The same, under other names or by other versions of the libraries, is made again.
+            return
+        what = f"made from other {' and '.join(others)}"
     if any(path.is_file() for path in paths):
         raise UserError(
             f"data_preparation.output_prefix={preparation.output_prefix}: another data set is there, {what}, "
             "and a training may read it: choose another output_prefix, or set data_preparation.replace=True"
         )
+
+
+def _differences(plan: Plan, manifest: dict[str, Any]) -> list[str]:
+    """Return in which of the user's wishes the data set of a manifest differs."""
+    others, sources = [], manifest["sources"]
+    if [source["sha256"] for source in sources] != [file.sha256 for file in plan.files]:
+        others.append("sources")
+    elif any(
+        # Manifests of earlier versions name no key.
+        (source["format"], source.get("text_key", file.text_key)) != (file.format, file.text_key)
+        for source, file in zip(sources, plan.files, strict=True)
+    ):
+        others.append("formats or keys of the text")
+    mine = {"tokenizer": plan.tokenizer_record, "options": plan.options}
+    return others + [name for name, value in mine.items() if manifest[name] != value]
 
 
 def published_key(plan: Plan) -> Path:
@@ -105,6 +123,7 @@ def data_manifest(
     """
     skipped = [entry for record in records for entry in record["skipped"]]
     data = [output for output in outputs if output["path"].endswith(".bin")]
+    files = read_left_out(plan.preparation)
     members = [LeftOut(*entry) for record in records for entry in record["left_out"][1]]
     return {
         "version": VERSION,
@@ -115,6 +134,7 @@ def data_manifest(
                 "size": file.size,
                 "sha256": file.sha256,
                 "format": file.format,
+                "text_key": file.text_key,
                 "documents": int(documents),
             }
             for file, documents in zip(plan.files, per_file, strict=True)
@@ -127,7 +147,7 @@ def data_manifest(
             "tokens": sum(output["tokens"] for output in data),
             "bytes": sum(file.size for file in plan.files),
             "dropped": drops.record()["counts"],
-            "left_out": len(plan.left_out) + sum(record["left_out"][0] for record in records),
+            "left_out": len(files) + sum(record["left_out"][0] for record in records),
             "bad": sum(record["bad"] for record in records),
             "skipped": [
                 {"file": file, "offset": offset, "reason": reason} for file, offset, reason in skipped[:NAMED]
@@ -135,7 +155,7 @@ def data_manifest(
         },
         "lengths": {str(1 << bits >> 1): int(count) for bits, count in enumerate(histogram) if count},
         "samples": drops.samples(),
-        "left_out": [asdict(entry) for entry in (*plan.left_out, *members)[:NAMED]],
+        "left_out": [asdict(entry) for entry in (*files, *members)[:NAMED]],
         "outputs": list(outputs),
     }
 

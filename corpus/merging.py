@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import shutil
-import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from corpus.files import sync_directory, write_atomically
 from corpus.manifest import data_manifest, is_complete, published_key, summary
 from corpus.plan import Plan
 from corpus.progress import Progress, say
-from corpus.shards import UNFINISHED, ShardPaths, write_index
+from corpus.shards import ShardPaths, abandoned, unfinished, write_index
 from corpus.tokenizing import check_bad
 
 _CHUNK = 1 << 22
@@ -54,8 +53,8 @@ def merge(plan: Plan) -> None:
     for record in records:
         drops.merge(record["drops"])
     kept = _deduplicate(plan, shards, counts, drops)
-    outputs, per_file = _write(plan, shards, counts, kept)
-    try:
+    with contextlib.ExitStack() as stack:
+        outputs, per_file = _write(plan, shards, counts, kept, stack)
         manifest = data_manifest(
             plan,
             records,
@@ -67,9 +66,6 @@ def merge(plan: Plan) -> None:
         if not manifest["counts"]["documents"]:
             raise UserError(f"no document: {summary(plan, manifest)}")
         _publish(plan, outputs, manifest)
-    finally:
-        for output in outputs:
-            output.discard()
     say(summary(plan, manifest))
     shutil.rmtree(preparation.units_dir, ignore_errors=True)
 
@@ -123,35 +119,40 @@ def _deduplicate(
 
 
 def _write(
-    plan: Plan, shards: Sequence[ShardPaths], counts: Sequence[int], kept: npt.NDArray[np.bool_] | None
+    plan: Plan,
+    shards: Sequence[ShardPaths],
+    counts: Sequence[int],
+    kept: npt.NDArray[np.bool_] | None,
+    stack: contextlib.ExitStack,
 ) -> tuple[list[Output], npt.NDArray[np.int64]]:
-    """Write the outputs under temporary names; return them, and the documents of each source file."""
+    """Write the outputs under temporary names; return them, and the documents of each source file.
+
+    At the end, `stack` removes those that were not published.
+    """
     preparation = plan.preparation
     dtype = token_type(plan.tokenizer.vocabulary_size)
     names: list[str | None] = [name for name, _ in preparation.splits] or [None]
     preparation.output_prefix.parent.mkdir(parents=True, exist_ok=True)
-    _remove_abandoned(preparation.output_prefix)
+    for path in abandoned(preparation.output_prefix.parent, preparation.output_prefix.name):
+        path.unlink(missing_ok=True)
     outputs = [Output(preparation.prefix_of(name), dtype, name) for name in names]
+    for output in outputs:
+        stack.callback(output.discard)
     per_file = np.zeros(len(plan.files), np.int64)
     size = sum(shard.path(".bin").stat().st_size for shard in shards)
     start = 0
-    try:
-        with Progress("merging", size, len(shards), "units") as progress:
-            for shard, count in zip(shards, counts, strict=True):
-                kept_here = None if kept is None else kept[start : start + count]
-                targets = _targets(plan, shard, count, kept_here)
-                start += count
-                origins = shard.origins()
-                stays = targets != _DROPPED
-                per_file += np.bincount(origins["file"][stays], minlength=len(per_file))
-                _distribute(shard, origins, targets, outputs)
-                progress.advance(shard.path(".bin").stat().st_size, 1)
-        for output in outputs:
-            output.finish()
-    except BaseException:
-        for output in outputs:
-            output.discard()
-        raise
+    with Progress("merging", size, len(shards), "units") as progress:
+        for shard, count in zip(shards, counts, strict=True):
+            kept_here = None if kept is None else kept[start : start + count]
+            targets = _targets(plan, shard, count, kept_here)
+            start += count
+            origins = shard.origins()
+            stays = targets != _DROPPED
+            per_file += np.bincount(origins["file"][stays], minlength=len(per_file))
+            _distribute(shard, origins, targets, outputs)
+            progress.advance(shard.path(".bin").stat().st_size, 1)
+    for output in outputs:
+        output.finish()
     return outputs, per_file
 
 
@@ -302,17 +303,7 @@ class _HashedFile:
 
 
 def _temporary(prefix: Path, suffix: str) -> Path:
-    return prefix.with_name(f"{UNFINISHED}-{socket.gethostname()}-{os.getpid()}-{prefix.name}{suffix}")
-
-
-def _remove_abandoned(prefix: Path) -> None:
-    """Remove what killed merges of this host have left."""
-    start = f"{UNFINISHED}-{socket.gethostname()}-"
-    for path in prefix.parent.iterdir():
-        if path.name.startswith(start):
-            pid, _, name = path.name.removeprefix(start).partition("-")
-            if pid.isdigit() and name.startswith(prefix.name) and not Path(f"/proc/{pid}").exists():
-                path.unlink(missing_ok=True)
+    return unfinished(prefix.parent, f"{prefix.name}{suffix}")
 
 
 def _publish(plan: Plan, outputs: Sequence[Output], manifest: dict[str, Any]) -> None:

@@ -11,10 +11,9 @@ from typing import Any
 
 from corpus import tokenizers
 from corpus.cleaning import identity
-from corpus.errors import LeftOut
 from corpus.shards import ShardPaths
-from corpus.sources import read_left_out, read_sources
-from corpus.spec import Preparation
+from corpus.sources import read_sources
+from corpus.spec import MAX_DOCUMENT_BYTES, Preparation
 from corpus.tokenizers import TokenizerFiles
 from corpus.units import SourceFile, Unit, divide
 
@@ -31,7 +30,6 @@ class Plan:
     preparation: Preparation
     files: tuple[SourceFile, ...]
     tokenizer: TokenizerFiles
-    left_out: tuple[LeftOut, ...] = ()
 
     @cached_property
     def units(self) -> list[Unit]:
@@ -41,8 +39,9 @@ class Plan:
     @cached_property
     def options(self) -> dict[str, Any]:
         """Return the options that change the result."""
-        preparation = self.preparation
-        return {
+        preparation, limit = self.preparation, self.preparation.max_document_bytes
+        limits = {} if limit == MAX_DOCUMENT_BYTES else {"max_document_bytes": limit}
+        return limits | {
             "append_eod": preparation.append_eod,
             "filters": identity(preparation.filters),
             "deduplicate": {
@@ -90,7 +89,8 @@ class Plan:
 
     @cached_property
     def _shared_key(self) -> list[Any]:
-        options = {name: self.options[name] for name in ("append_eod", "filters")}
+        names = ("append_eod", "filters", "max_document_bytes")
+        options = {name: self.options[name] for name in names if name in self.options}
         preparation = self.preparation
         minhash = self.options["deduplicate"]["minhash"]
         return [
@@ -111,13 +111,11 @@ def load_plan(preparation: Preparation) -> Plan:
     UserError
         If it has not run.
     """
-    files, left_out = read_sources(preparation), read_left_out(preparation)
-    return Plan(preparation, tuple(files), tokenizers.describe(preparation), tuple(left_out))
+    return Plan(preparation, tuple(read_sources(preparation)), tokenizers.describe(preparation))
 
 
 def _identity(file: SourceFile) -> list[Any]:
-    limits = [file.max_document_bytes, file.max_expansion]
-    return [file.number, file.name, file.sha256, file.format, file.compression, file.text_key, *limits]
+    return [file.number, file.name, file.sha256, file.format, file.compression, file.text_key]
 
 
 def _digest(value: Any) -> str:

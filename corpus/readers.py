@@ -9,7 +9,7 @@ import itertools
 import json
 import re
 import tarfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import IO, Any, BinaryIO
@@ -37,6 +37,8 @@ Parser = Callable[[bytes | bytearray, int], Record]
 _LONGEST_LINE = 1 << 26
 # Rows that are read together, and the bytes that they may have if each is as large as its column.
 _ROWS, _ROWS_BYTES = 256, 1 << 28
+# What a row counts for besides its text.
+_ROW_BYTES = 16
 _PART = 1 << 20
 # Begins and ends of elements within a page, each of which is held in memory.
 _PAGE_EVENTS = 1 << 21
@@ -79,7 +81,14 @@ def read(piece: Piece, file: SourceFile, leave_out: LeaveOut = lambda entry: Non
         yield Document("", file.number, 0) if is_text else BadRecord(file.number, 0, "empty file")
         return
     try:
-        yield from _read_tar(file, leave_out) if file.format == "tar" else _READERS[file.format](piece, file)
+        is_tar, limit = file.format == "tar", file.max_document_bytes
+        for record in _read_tar(file, leave_out) if is_tar else _READERS[file.format](piece, file):
+            # A character has four bytes at most.
+            if isinstance(record, Document) and len(record.text) > limit // 4:
+                is_too_large = len(record.text.encode()) > limit
+                yield _too_large(file, record.offset) if is_too_large else record
+            else:
+                yield record
     except ExpansionError:
         reason = (
             f"more than {file.max_expansion:,} bytes for each byte of the file "
@@ -168,7 +177,7 @@ def _read_lines(piece: Piece, file: SourceFile) -> Iterator[Record]:
                     offset += _skip_line(stream)
                     yield BadRecord(file.number, begin, f"{LONG_LINE} {_LONGEST_LINE:,} bytes", is_loss=True)
                     continue
-                if line.isspace():
+                if not line.removeprefix(_BOM).strip():
                     continue
                 record = parse(line, begin)
                 if isinstance(record, BadRecord) and record.reason in _UNREADABLE and line[-1:] != b"\n":
@@ -200,8 +209,6 @@ def _object_parser(file: SourceFile) -> Parser:
     number, key = file.number, file.text_key or "text"
 
     def parse(content: bytes | bytearray, offset: int) -> Record:
-        if len(content) > file.max_document_bytes:
-            return _too_large(file, offset)
         # Files that were joined have one at the beginning of a line.
         if content.startswith(_BOM):
             content = content.removeprefix(_BOM)
@@ -271,27 +278,33 @@ def _open_parquet(path: Path, name: str) -> Any:
 def _read_parquet(piece: Piece, file: SourceFile) -> Iterator[Record]:
     table = _open_parquet(file.path, file.name)
     import pyarrow
+    from pyarrow.types import is_nested
 
-    key = file.text_key or "text"
-    groups = range(piece.start, table.num_row_groups if piece.end is None else piece.end)
-    row = sum(table.metadata.row_group(group).num_rows for group in range(piece.start))
-    columns = [key, "id"] if "id" in table.schema_arrow.names else [key]
+    key, schema = file.text_key or "text", table.schema_arrow
+    has_ids = "id" in schema.names and not is_nested(schema.field("id").type)
+    columns = [key, "id"] if has_ids else [key]
+    groups = [table.metadata.row_group(number) for number in range(table.num_row_groups)]
+    chosen = groups[piece.start : piece.end]
+    row = sum(group.num_rows for group in groups[: piece.start])
     # A text that is there once can be that of all rows.
-    largest = max([_column_bytes(table.metadata.row_group(group), columns) for group in groups], default=0)
-    rows = max(1, min(_ROWS, _ROWS_BYTES // max(1, largest)))
-    sizes = [table.metadata.row_group(group).total_byte_size for group in range(table.num_row_groups)]
+    parts = [group.column(number) for group in chosen for number in range(group.num_columns)]
+    sizes = [part.total_uncompressed_size for part in parts if part.path_in_schema in columns]
+    rows = max(1, min(_ROWS, _ROWS_BYTES // max([1, *sizes])))
+    size = sum(group.total_byte_size for group in groups)
     allowed = max(FREE_BYTES, file.max_expansion * file.size)
-    if sum(sizes) > allowed:
+    if size > allowed:
         raise ExpansionError
-    left = max(_PART, allowed * sum(sizes[group] for group in groups) // max(1, sum(sizes)))
+    left = max(_PART, allowed * sum(group.total_byte_size for group in chosen) // max(1, size))
+    numbers = list(range(len(groups)))[piece.start : piece.end]
     try:
-        for batch in table.iter_batches(rows, row_groups=list(groups), columns=columns, use_threads=False):
-            ids = batch.column("id").to_pylist() if "id" in columns else itertools.repeat(None)
+        for batch in table.iter_batches(rows, row_groups=numbers, columns=columns, use_threads=False):
+            ids = batch.column("id").to_pylist() if has_ids else itertools.repeat(None)
             for text, name in zip(_texts(batch.column(key)), ids, strict=False):
+                # A row takes its time, however short.
+                left -= _ROW_BYTES + sum(len(value) for value in (text, name) if isinstance(value, str))
+                if left < 0:
+                    raise ExpansionError
                 if isinstance(text, str):
-                    left -= len(text)
-                    if left < 0:
-                        raise ExpansionError
                     yield Document(text, file.number, row, None if name is None else str(name))
                 else:
                     yield BadRecord(file.number, row, "not UTF-8" if text is False else f"'{key}' is null")
@@ -299,12 +312,6 @@ def _read_parquet(piece: Piece, file: SourceFile) -> Iterator[Record]:
     except (pyarrow.ArrowException, OSError):
         reason = "damaged Parquet data: the rest of its row group is not read"
         yield BadRecord(file.number, row, reason, is_loss=True)
-
-
-def _column_bytes(group: Any, names: Sequence[str]) -> int:
-    """Return the bytes of the largest of some columns of a row group, as it lies there uncompressed."""
-    columns = (group.column(number) for number in range(group.num_columns))
-    return max((one.total_uncompressed_size for one in columns if one.path_in_schema in names), default=0)
 
 
 def _texts(column: Any) -> list[str | bool | None]:
@@ -340,6 +347,8 @@ def _read_wikipedia(piece: Piece, file: SourceFile) -> Iterator[Record]:
                     root.clear()
                     if document is not None:
                         yield document
+        if not number:
+            yield BadRecord(file.number, 0, "no page of a dump of Wikipedia", is_loss=True)
     except DamagedError:
         yield _damaged(file, number)
     except (ElementTree.ParseError, StopIteration):
@@ -408,8 +417,8 @@ def _read_sample(
     members: Iterable[_Member], file: SourceFile, parse: Parser, leave_out: LeaveOut
 ) -> Iterator[Record]:
     """Yield the texts of a sample; ``NAME.0.txt``, ``NAME.1.txt``, ... are one, ``*.json`` is beside them."""
-    name, has_text = None, False
-    parts: list[tuple[int, Record]] = []
+    name, has_text, first = None, False, 0
+    parts: list[tuple[int, bytes | bytearray]] = []
     objects: list[_Member] = []
     for member in members:
         match = _NUMBERED.fullmatch(member.name)
@@ -421,29 +430,21 @@ def _read_sample(
             objects.append(member)
         elif FORMATS_BY_SUFFIX[member.suffix] == "jsonl":
             yield from _read_objects(member, file, parse)
+        elif match and match[1] == name:
+            first = first if parts else member.number
+            parts.append((int(match[2]), member.content.removeprefix(_BOM)))
         else:
-            has_text, text = True, _decoded(member.content, file, member.number)
-            if match and match[1] == name:
-                parts.append((int(match[2]), text))
-            else:
-                yield text
+            has_text = True
+            yield _decoded(member.content, file, member.number)
     if parts:
-        yield _joined([record for _, record in sorted(parts, key=lambda part: part[0])])
+        contents = [content for _, content in sorted(parts, key=lambda part: part[0])]
+        # A pointer is none of the others' text.
+        yield _decoded(next(filter(pointer, contents), b"\n\n".join(contents)), file, first)
     for member in objects:
-        if has_text:
+        if parts or has_text:
             leave_out(LeftOut(f"{file.name}: {escape(member.name)}", "beside the text of its sample"))
         else:
             yield from _read_objects(member, file, parse)
-
-
-def _joined(records: Sequence[Record]) -> Record:
-    """Return the document of all parts, or the first of them that is none."""
-    texts = []
-    for record in records:
-        if isinstance(record, BadRecord):
-            return record
-        texts.append(record.text)
-    return Document("\n\n".join(texts), records[0].file, min(record.offset for record in records))
 
 
 def _read_objects(member: _Member, file: SourceFile, parse: Parser) -> Iterator[Record]:

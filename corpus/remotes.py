@@ -315,16 +315,10 @@ class _Connection(http.client.HTTPConnection):
             self.sock.shutdown(socket.SHUT_RDWR)
 
 
-class _SecureConnection(_Connection, http.client.HTTPSConnection):
-    pass
-
-
 class _Handler(urllib.request.HTTPSHandler, urllib.request.HTTPHandler):
-    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(_Connection, req)
-
-    def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(_SecureConnection, req)
+    def do_open(self, http_class: Any, req: urllib.request.Request, **options: Any) -> Any:
+        connection: Any = type("Connection", (_Connection, http_class), {})
+        return super().do_open(connection, req, **options)
 
 
 @functools.cache

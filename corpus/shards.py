@@ -8,12 +8,13 @@ and ``.json``, which is renamed last: it says that the shard is complete, and wh
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
 import json
 import os
 import shutil
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -28,7 +29,6 @@ from corpus.files import sync_directory, write_atomically
 ORIGIN = np.dtype([("file", "<u4"), ("offset", "<u8")])
 assert ORIGIN.itemsize == indexed.ORIGIN.size
 HASH_BYTES = 16
-UNFINISHED = ".unfinished"
 # Documents whose index is written at a time.
 _DOCUMENTS = 1 << 20
 _CODES = {name: code for code, (name, _) in indexed.TOKEN_TYPES.items()}
@@ -84,8 +84,7 @@ class ShardWriter:
 
     def __init__(self, paths: ShardPaths, dtype: np.dtype[Any], with_hashes: bool) -> None:
         self._paths, self._dtype, self._with_hashes = paths, dtype, with_hashes
-        host = socket.gethostname()
-        self._directory = paths.directory / f"{UNFINISHED}-{host}-{os.getpid()}-{paths.unit:06d}"
+        self._directory = unfinished(paths.directory, f"{paths.unit:06d}")
         self._lengths: list[int] = []
         self._open: dict[str, Any] = {}
 
@@ -165,18 +164,18 @@ def write_index(stream: Any, dtype: np.dtype[Any], documents: int, lengths: Any)
         stream.write(np.arange(start, min(start + _DOCUMENTS, documents + 1), dtype="<i8").data)
 
 
-def remove_abandoned(directory: Path) -> None:
-    """Remove what killed processes of this host have left."""
-    prefix = f"{UNFINISHED}-{socket.gethostname()}-"
-    for path in _entries(directory):
-        if path.name.startswith(prefix):
-            pid = path.name.removeprefix(prefix).split("-")[0]
-            if pid.isdigit() and not Path(f"/proc/{pid}").exists():
-                shutil.rmtree(path, ignore_errors=True)
+def unfinished(directory: Path, name: str) -> Path:
+    """Return the path of a file or directory that this process has not finished."""
+    return directory / f"{_unfinished()}{os.getpid()}-{name}"
 
 
-def _entries(directory: Path) -> Iterable[Path]:
-    try:
-        return list(directory.iterdir())
-    except FileNotFoundError:
-        return ()
+def abandoned(directory: Path, name: str = "") -> Iterator[Path]:
+    """Yield what killed processes of this host have not finished, if its name begins so."""
+    for path in directory.glob(f"{glob.escape(_unfinished())}*"):
+        pid, _, rest = path.name.removeprefix(_unfinished()).partition("-")
+        if pid.isdigit() and rest.startswith(name) and not Path(f"/proc/{pid}").exists():
+            yield path
+
+
+def _unfinished() -> str:
+    return f".unfinished-{socket.gethostname()}-"

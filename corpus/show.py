@@ -95,10 +95,8 @@ def tokenizer_of(prefix: Path) -> list[Path]:
     for place in places:
         files = [place / name for name in names]
         if files and all(file.is_file() for file in files):
-            content = hashlib.sha256()
-            for file in files:
-                content.update(file.read_bytes())
-            if content.hexdigest() == digest:
+            content = b"".join(file.read_bytes() for file in files)
+            if hashlib.sha256(content).hexdigest() == digest:
                 return files
     return []
 

@@ -134,8 +134,9 @@ def discover(preparation: Preparation, left_out: list[LeftOut] | None = None) ->
         If an entry is not valid or names nothing.
     """
     found: dict[tuple[int, tuple[str, ...]], Source] = {}
+    left_out = [] if left_out is None else left_out
     for entry in preparation.inputs:
-        matches = list(_matches(entry, preparation.pattern, [] if left_out is None else left_out))
+        matches = list(_matches(entry, preparation.pattern, left_out))
         if len(matches) != 1 and (entry.sha256 or entry.name):
             key = "sha256" if entry.sha256 else "name"
             raise UserError(
@@ -153,9 +154,8 @@ def discover(preparation: Preparation, left_out: list[LeftOut] | None = None) ->
                 raise UserError(f"inputs: {source.name}: named twice, with another `format` or `text_key`")
             if entry.sha256 and former.sha256 is None:
                 found[source.identity] = source
-    if left_out is not None:
-        taken = {source.name for source in found.values()}
-        left_out[:] = [entry for entry in dict.fromkeys(left_out) if entry.name not in taken]
+    taken = {source.name for source in found.values()}
+    left_out[:] = [entry for entry in dict.fromkeys(left_out) if entry.name not in taken]
     names = Counter(source.name for source in found.values())
     if names and names.most_common(1)[0][1] > 1:
         raise UserError(
@@ -200,53 +200,59 @@ def _local_matches(entry: Input, pattern: str, left_out: list[LeftOut]) -> Itera
         if not (location / match).is_dir():
             names.add(match)
             continue
-        try:
-            files = list(search(location / match))
-        except OSError as error:
-            raise UserError(f"inputs: {error.filename}: {error.strerror}") from None
-        names |= {str(Path(match, name)) for name in _matching(files, pattern, location / match, left_out)}
-    taken = _taken(sorted(names), wildcards or pattern, place, left_out)
-    for path in (location / name for name in taken):
-        if path.is_file() or not path.exists():
-            yield _local(entry, path)
-        else:
-            reason = "a link to a directory" if path.is_dir() else "no regular file"
-            left_out.append(LeftOut(str(path), reason))
+        files = _matching(search(location / match), pattern, location / match, left_out)
+        names |= {str(Path(match, name)) for name in files}
+    taken = choose(sorted(names), wildcards or pattern, location, left_out)
     if not taken:
         what = "matches" if wildcards else f"in {place} matches pattern={pattern!r}"
         raise UserError(f"inputs: {entry.location}: no file {what}{_besides(left_out)}")
+    yield from (_local(entry, location / name) for name in taken)
 
 
-def search(directory: Path) -> Iterator[str]:
-    """Yield all files below a directory, relative to it, and links to directories, which are not followed.
+def search(directory: Path) -> list[str]:
+    """Return all files below a directory, relative to it, and links to directories, which are not followed.
 
     Raises
     ------
-    OSError
+    UserError
         If a directory cannot be read.
     """
 
     def refuse(error: OSError) -> None:
-        raise error
+        raise UserError(f"{error.filename}: {error.strerror}") from None
 
+    files = []
     for parent, directories, names in os.walk(directory, onerror=refuse):
         links = [name for name in directories if Path(parent, name).is_symlink()]
-        yield from (str(Path(parent, name).relative_to(directory)) for name in (*names, *links))
+        files += [str(Path(parent, name).relative_to(directory)) for name in (*names, *links)]
+    return files
 
 
-def _matching(names: Iterable[str], pattern: str, place: object, left_out: list[LeftOut]) -> list[str]:
+def _matching(names: Sequence[str], pattern: str, place: object, left_out: list[LeftOut]) -> list[str]:
     """Return the names below a place that fit the pattern; the others are left out."""
     patterns = _parts_of(pattern)
-    fits = {name: _fits(name.split("/"), patterns) for name in names}
-    left_out += [LeftOut(f"{place}/{name}", f"not {pattern}") for name in sorted(fits) if not fits[name]]
-    return [name for name in fits if fits[name]]
+    others = {name: f"not {pattern}" for name in names if not _fits(name.split("/"), patterns)}
+    return _without(names, others, place, left_out)
 
 
-def _taken(names: Sequence[str], pattern: str, place: object, left_out: list[LeftOut]) -> list[str]:
-    """Return those of the names below a place that are sources; the others are left out."""
-    reasons = auxiliary(names, pattern)
-    left_out += [LeftOut(f"{place}/{name}", reason) for name, reason in sorted(reasons.items())]
-    return [name for name in names if name not in reasons]
+def choose(names: Sequence[str], pattern: str, place: Path | str, left_out: list[LeftOut]) -> list[str]:
+    """Return those of the names below a directory, or another place, that are sources, in order.
+
+    The others are left out. A link that leads nowhere is a source, which cannot be read.
+    """
+    reasons = {}
+    for path, name in [(place / name, name) for name in names] if isinstance(place, Path) else ():
+        if path.exists() and not path.is_file():
+            reasons[name] = "a link to a directory" if path.is_dir() else "no regular file"
+    return _without(names, reasons | auxiliary(names, pattern), place, left_out)
+
+
+def _without(
+    names: Sequence[str], reasons: dict[str, str], place: object, left_out: list[LeftOut]
+) -> list[str]:
+    for name, reason in sorted(reasons.items()):
+        left_out.append(LeftOut(f"{place}/{name}".removeprefix("./"), reason))
+    return sorted(set(names).difference(reasons))
 
 
 def _besides(left_out: Sequence[LeftOut]) -> str:
@@ -279,7 +285,7 @@ def _s3_matches(
     else:
         names = [name for name in objects if name == key or _fits(name.split("/"), key.split("/"))]
     # An object of this very name is no glob.
-    names = [key] if key in objects else _taken(names, pattern if is_prefix else key, place, left_out)
+    names = [key] if key in objects else choose(names, pattern if is_prefix else key, place, left_out)
     for name in names:
         file = S3File(bucket, start + name)
         yield Source(entry.name or file.name, file, objects[file.key], entry)
@@ -335,30 +341,25 @@ def _size(source: Source) -> int:
 
 def _local_files(sources: Sequence[Source], preparation: Preparation, policy: Policy | None) -> list[Fetched]:
     """Fetch and hash; return the local files of the sources, in their order."""
-    remotes = [source for source in sources if not isinstance(source.place, Path)]
-    fetched: dict[Remote, Fetched] = {}
+    files: dict[Path | Remote, Fetched] = {}
+    remotes = [(source.place, source) for source in sources if not isinstance(source.place, Path)]
     if remotes:
         with Progress("fetching", 0, len(remotes), "files") as progress:
-            downloads = []
-            for source in remotes:
-                assert not isinstance(source.place, Path)
-                downloads.append(Download(source.place, source.entry.sha256))
+            for place, source in remotes:
                 if source.size is not None:
-                    progress.expect(file_name(source.place), source.size)
+                    progress.expect(file_name(place), source.size)
+            downloads = [Download(place, source.entry.sha256) for place, source in remotes]
             timeout = preparation.download_timeout
             results = fetch_all(downloads, preparation.downloads_dir, progress, policy, timeout)
-        fetched = {download.remote: result for download, result in zip(downloads, results, strict=True)}
+        files.update(zip((place for place, _ in remotes), results, strict=True))
     paths = [source.place for source in sources if isinstance(source.place, Path)]
     size = sum(source.size or 0 for source in sources if isinstance(source.place, Path))
     with (
         Progress("hashing", size, len(paths), "files") as progress,
         ThreadPoolExecutor(preparation.workers) as pool,
     ):
-        hashed = dict(zip(paths, pool.map(_hasher(progress), paths), strict=True))
-    return [
-        hashed[source.place] if isinstance(source.place, Path) else fetched[source.place]
-        for source in sources
-    ]
+        files.update(zip(paths, pool.map(_hasher(progress), paths), strict=True))
+    return [files[source.place] for source in sources]
 
 
 def _hasher(progress: Progress) -> Callable[[Path], Fetched]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -16,7 +17,7 @@ from corpus.manifest import NAMED, is_complete
 from corpus.plan import Plan
 from corpus.progress import Progress, say
 from corpus.readers import Record, read
-from corpus.shards import ShardWriter, remove_abandoned
+from corpus.shards import ShardWriter, abandoned
 from corpus.units import Unit, size_of
 from corpus.workers import map_unordered
 
@@ -38,7 +39,8 @@ def tokenize(plan: Plan, task: int = 0, tasks: int = 1) -> None:
         say(f"tokenize: {preparation.output_prefix} is there already, from the same inputs and options")
         return
     mine = plan.units[task::tasks]
-    remove_abandoned(preparation.units_dir)
+    for directory in abandoned(preparation.units_dir):
+        shutil.rmtree(directory, ignore_errors=True)
     units = []
     for unit in mine:
         record = plan.shard(unit).read_record(plan.unit_key(unit))

@@ -53,11 +53,11 @@ def plain_text(markup: str) -> str:
     end = markup.rfind("-->") + 3
     text = _without_elements(_COMMENTS.sub("", markup[:end]) + markup[end:])
     text = _VARIANTS.sub(r"\1", text)
-    text = _repeat(_TEMPLATE, "", text)
-    text = _repeat(_TABLE, "", text)
+    text = _repeat(text, (_TEMPLATE, ""))
+    text = _repeat(text, (_TABLE, ""))
     text = _LANGUAGE_LINK.sub("", text)
     # Links within the caption of a file come first, the innermost ones.
-    text = _innermost_links(text)
+    text = _repeat(text, (_FILE_LINK, ""), (_LINK, r"\1"))
     text = _WEB_LINK.sub(r"\1", text)
     text = _TAG.sub("", text)
     text = _EMPHASIS.sub("", text)
@@ -94,18 +94,12 @@ def _heading(match: re.Match[str]) -> str:
     return match[0].lstrip("=").lstrip(" ").rstrip(" ").rstrip("=").rstrip(" ")
 
 
-def _innermost_links(text: str) -> str:
+def _repeat(text: str, *steps: tuple[re.Pattern[str], str]) -> str:
+    """Apply substitutions, the innermost first, until they change nothing."""
     for _ in range(_DEPTH):
-        shorter = _LINK.sub(r"\1", _FILE_LINK.sub("", text))
-        if shorter == text:
-            break
-        text = shorter
-    return text
-
-
-def _repeat(pattern: re.Pattern[str], replacement: str, text: str) -> str:
-    for _ in range(_DEPTH):
-        text, count = pattern.subn(replacement, text)
-        if not count:
+        former = text
+        for pattern, replacement in steps:
+            text = pattern.sub(replacement, text)
+        if text == former:
             break
     return text

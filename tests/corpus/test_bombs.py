@@ -199,6 +199,41 @@ def test_the_bytes_of_a_document_are_bounded(tmp_path: Path, name: str) -> None:
     ]
 
 
+def test_rows_of_parquet_and_their_ids_are_bounded(tmp_path: Path, free: int) -> None:
+    path = tmp_path / "a.parquet"
+    for texts, ids in (
+        ([""] * 100_000, []),
+        ([None] * 100_000, []),
+        (["a"] * 100, ["x" * (MIB // 32)] * 100),
+    ):
+        columns = {"text": pyarrow.array(texts, pyarrow.string())} | ({"id": ids} if ids else {})
+        parquet.write_table(pyarrow.table(columns), path, compression="zstd")
+        assert "max_expansion=100" in reasons(path)[-1]
+    # Of lists, a few bytes can be any number.
+    parquet.write_table(pyarrow.table({"text": ["a"], "id": [["x"]]}), path)
+    assert reasons(path) == []
+
+
+@pytest.mark.parametrize("name", ["a.xml", "a.parquet", "a.jsonl", "a.tar"])
+def test_the_bytes_of_a_text_are_bounded_in_each_format(tmp_path: Path, name: str) -> None:
+    path, word = tmp_path / name, "é" * 400
+    if name == "a.parquet":
+        parquet.write_table(pyarrow.table({"text": [word]}), path)
+    elif name == "a.tar":
+        members = [(tarfile.TarInfo(f"a.{part}.txt"), ("é" * 199).encode()) for part in range(2)]
+        path.write_bytes(tar(*members))
+    elif name == "a.xml":
+        page = f"<mediawiki><page><ns>0</ns><revision><text>{word}</text></revision></page></mediawiki>"
+        path.write_text(page)
+    else:
+        path.write_text(json.dumps({"text": word, "other": "x" * 1000}) + "\n")
+    size = 798 if name == "a.tar" else 800
+    assert reasons(path, max_document_bytes=size) == []
+    assert reasons(path, max_document_bytes=size - 1) == [
+        f"more bytes than data_preparation.max_document_bytes={size - 1}"
+    ]
+
+
 def test_json_in_a_tar_is_bounded(tmp_path: Path) -> None:
     path = tmp_path / "a.tar"
     path.write_bytes(tar((tarfile.TarInfo("a.json"), json.dumps({"text": "x" * 1000}).encode())))

@@ -123,6 +123,10 @@ LOSSES = {
     "pointer.tar": (archive({"a.txt": b"text", "b.jsonl": POINTER}), "a pointer to it: `git lfs pull`"),
     "array.tar": (archive({"a.json": b'["one", "two"]'}), "a JSON array instead of lines"),
     "page.jsonl.gz": (PAGE, "a web page instead of the data"),
+    "error.jsonl": (b"<?xml version='1.0'?>\n<Error>AccessDenied</Error>\n", "a web page instead of the"),
+    "feed.xml": (b"<rss><item/></rss>", "no page of a dump of Wikipedia"),
+    "large.txt.zst": (zstandard.compress(bytes(65 << 20)), "more than 100 bytes for each byte of the file"),
+    "large.tar.gz": (gzip.compress(archive({"a.txt": bytes(65 << 20)})), "(data_preparation.max_expansion=1"),
     "packed.jsonl.gz": (gzip.compress(PAGE), "a web page instead of the data"),
     "plain.txt.zst": (b"no such key\n", "not compressed, and its name says zst"),
     "page.parquet.": (PAGE, "a web page instead of the data"),
@@ -131,6 +135,7 @@ LOSSES = {
         for suffix in ("txt", "jsonl", "jsonl.gz", "tar", "parquet", "xml.bz2")
     },
     "packed.txt.gz": (gzip.compress(POINTER), "a pointer to it"),
+    "hawser.txt": (POINTER.replace(b"git-lfs", b"hawser"), "a pointer to it: `git lfs pull`"),
     "annex.txt": (b"/annex/objects/SHA256E-s3--ab.txt\n", "a pointer to it: `git annex get`"),
 }
 
@@ -358,6 +363,35 @@ def test_the_name_of_a_link_tells_the_format(tokenizer: Path, tmp_path: Path, ca
     assert len(collect(whole)) == 4
 
 
+def test_a_whole_cache_of_a_hub_has_its_snapshots_files(tmp_path: Path) -> None:
+    hub = tmp_path / "hub/datasets--a--b"
+    for name, content in {"blobs/0b1": b"text", "blobs/0b2": b"of no link", "refs/main": b"ab" * 20}.items():
+        (hub / name).parent.mkdir(parents=True, exist_ok=True)
+        (hub / name).write_bytes(content)
+    (hub / "snapshots" / ("ab" * 20)).mkdir(parents=True)
+    link = hub / "snapshots" / ("ab" * 20) / "a.txt"
+    link.symlink_to("../../blobs/0b1")
+    left_out: list[LeftOut] = []
+    (source,) = discover(spec.read(configuration(tmp_path, tmp_path / "hub", tmp_path)), left_out)
+    assert source.name == str(link)
+    assert [entry.name for entry in left_out] == [
+        f"{hub}/{name}" for name in ("blobs/0b1", "blobs/0b2", "refs/main")
+    ]
+    (report,) = lint([tmp_path / "hub"], Options(), lambda path, done, total: None)
+    assert (report.path, report.problems) == (str(link), {})
+
+
+def test_a_link_that_leads_nowhere_is_refused_and_reported(tmp_path: Path) -> None:
+    write_lines(tmp_path / "a.jsonl", ["one"])
+    for name, target in {"annex.jsonl": ".git/annex/objects/x", "loop.jsonl": "loop.jsonl"}.items():
+        (tmp_path / name).symlink_to(target)
+        with pytest.raises(UserError, match=f"inputs: {tmp_path}/{name}: "):
+            discover(spec.read(configuration(tmp_path, tmp_path, tmp_path)))
+        reports = list(lint([tmp_path], Options(), lambda path, done, total: None))
+        assert [report.path for report in reports if report.problems] == [str(tmp_path / name)]
+        (tmp_path / name).unlink()
+
+
 @pytest.mark.parametrize("name", ["a#1.txt", "what?.txt", "a[1].txt", "C#.md"])
 def test_signs_in_a_name_do_not_hide_its_suffix(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("text")
@@ -394,6 +428,7 @@ def test_what_json_of_python_writes_is_read(tmp_path: Path) -> None:
         b'{"text": "a", "score": NaN, "other": -Infinity}',
         b'{"text": "b", "title": "cut \\ud83d", "\\udc00": 1}',
         b'\xef\xbb\xbf{"text": "c"}',
+        b"\xef\xbb\xbf",
         b'{"text": "cut \\ud83d"}',
         b'{"\\ud83d": "no key"}',
         b"[" * 100_000,
@@ -447,6 +482,7 @@ def test_empty_texts_are_counted_as_lint_counts_them(tokenizer: Path, tmp_path: 
 OTHERS: dict[str, tuple[dict[str, Any], str]] = {
     "sources": ({"inputs": ["{other}"]}, "sources"),
     "option": ({"append_eod": False}, "options"),
+    "limit": ({"max_document_bytes": 1000}, "options"),
     "splits": ({"splits": {"train": 0.5, "test": 0.5}}, "options"),
     "text key": (
         {"inputs": [{"path": "{source}", "name": "{source}", "text_key": "title"}]},
@@ -489,6 +525,49 @@ def test_another_data_set_is_replaced_only_if_asked(
     # And again, without a wish to replace.
     assert run(tmp_path, node | changed) == 0
     assert "is there already" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("place", ["versions", "key", "text_key", "limit", "name"])
+def test_the_same_wish_to_another_version_is_no_other_data_set(
+    tokenizer: Path, tmp_path: Path, place: str
+) -> None:
+    write_lines(tmp_path / "a.jsonl", ["one", "two"])
+    node = configuration(tmp_path, tmp_path / "a.jsonl", tokenizer)
+    assert run(tmp_path, node) == 0
+    before = results(tmp_path / "out")
+    path = tmp_path / "out/x.manifest.json"
+    record = manifest(tmp_path)
+    if place == "versions":
+        record |= {"versions": {"slipway": "0.0.1", "tokenizers": "0.1"}, "key": "of that version"}
+    elif place == "key":
+        record["key"] = "of a version that digests otherwise"
+    elif place == "text_key":
+        record |= {"key": "of a version that names no key"}
+        del record["sources"][0]["text_key"]
+    if record != manifest(tmp_path):
+        path.write_text(json.dumps(record))
+    if place == "limit":
+        node |= {"max_expansion": 200}
+    if place == "name":
+        (tmp_path / "moved").mkdir()
+        (tmp_path / "a.jsonl").rename(tmp_path / "moved/a.jsonl")
+        node |= {"inputs": [str(tmp_path / "moved/a.jsonl")]}
+    assert run(tmp_path, node) == 0
+    after = results(tmp_path / "out")
+    assert after.pop(path.name) == before.pop(path.name) or place == "name"
+    assert after == before
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"version": 1}', "[]", '{"version": 9}'])
+def test_a_manifest_that_cannot_be_read_vouches_for_nothing(
+    tokenizer: Path, tmp_path: Path, capsys: Any, content: str
+) -> None:
+    write_lines(tmp_path / "a.jsonl", ["one"])
+    node = configuration(tmp_path, tmp_path / "a.jsonl", tokenizer)
+    assert run(tmp_path, node) == 0
+    (tmp_path / "out/x.manifest.json").write_text(content)
+    assert run(tmp_path, node) == 2
+    assert "another data set is there, without a manifest that can be read" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("suffix", [".bin", ".idx"])
