@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import unicodedata
 from collections.abc import Iterable, Iterator
+from functools import cache
 from itertools import pairwise
 
 _AWKWARD = (
@@ -59,15 +60,18 @@ def probe_texts(added: Iterable[str] = ()) -> list[str]:
     ]
 
 
-def _characters() -> Iterator[str]:
-    """Yield the first character of each run of one general category, and others inside of long runs."""
+@cache
+def _characters() -> tuple[str, ...]:
+    """Return the first character of each run of one general category, and others inside of long runs."""
+    characters = []
     # Planes 3 to 13 end with U+33479 in Unicode 17; the last two are for private use.
     numbers = [*range(0x34000), *range(0xE0000, 0xE0200), 0xF0000, sys.maxunicode - 2]
     for before, number in pairwise([0, *numbers]):
         category = unicodedata.category(chr(number))
         step = _STEP if number < 0x20000 else _LARGE_STEP
         if category != "Cs" and (number % step == 0 or category != unicodedata.category(chr(before))):
-            yield chr(number)
+            characters.append(chr(number))
+    return tuple(characters)
 
 
 def _joined(parts: list[str]) -> Iterator[str]:

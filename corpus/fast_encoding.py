@@ -13,6 +13,7 @@ import random
 import sys
 import unicodedata
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,7 @@ def _added_tokens(path: Path) -> list[str]:
     return [token["content"] for token in json.loads(path.read_bytes()).get("added_tokens") or ()]
 
 
+@cache
 def _unassigned() -> npt.NDArray[np.bool_]:
     """Return by code point whether the reference's edition of Unicode, or Python's, does not assign it.
 

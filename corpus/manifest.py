@@ -66,7 +66,7 @@ def _check_replaceable(plan: Plan, manifest: dict[str, Any] | None) -> None:
         paths += [preparation.output_prefix.parent / output["path"] for output in manifest["outputs"]]
         others = _differences(plan, manifest)
         if not others:
-            # The same, under other names or by other versions of the libraries, is made again.
+            # The same, under other names, changed since, or by other versions, is made again.
             return
         what = f"made from other {' and '.join(others)}"
     if any(path.is_file() for path in paths):
@@ -79,7 +79,8 @@ def _check_replaceable(plan: Plan, manifest: dict[str, Any] | None) -> None:
 def _differences(plan: Plan, manifest: dict[str, Any]) -> list[str]:
     """Return in which of the user's wishes the data set of a manifest differs."""
     others, sources = [], manifest["sources"]
-    if [source["sha256"] for source in sources] != [file.sha256 for file in plan.files]:
+    names = [source["name"] for source in sources] == [file.name for file in plan.files]
+    if not names and [source["sha256"] for source in sources] != [file.sha256 for file in plan.files]:
         others.append("sources")
     elif any(
         # Manifests of earlier versions name no key.

@@ -28,6 +28,8 @@ from corpus.units import SourceFile
 _VERSION = 1
 _GLOB = "*?["
 _TIMEOUT = 60.0
+# A file of this size or more with less than a thousandth of it on disk takes minutes to read for nothing.
+_HOLE_BYTES = 1 << 30
 # Of one kind: a log is no list of files.
 _LINES = 20
 
@@ -367,9 +369,12 @@ def _hasher(progress: Progress) -> Callable[[Path], Fetched]:
         if not path.is_file():
             raise UserError(f"inputs: {path}: not a regular file")
         try:
+            status = path.stat()
+            if status.st_size >= _HOLE_BYTES and status.st_blocks * 512 < status.st_size / 1000:
+                raise UserError(f"inputs: {path}: nearly all of its {status.st_size:,} bytes are a hole")
             sha256 = sha256_of(path, progress.advance)
             progress.advance(0, items=1)
-            return Fetched(path, path.stat().st_size, sha256)
+            return Fetched(path, status.st_size, sha256)
         except OSError as error:
             raise UserError(f"inputs: {path}: {error.strerror}") from None
 
