@@ -23,7 +23,8 @@ with() { # with PATTERN ..., of the environments on stdin
 }
 pid=$(printf '%s\n' /proc/[0-9]*/environ | with -Fxe "SLIPWAY_TAG=$tag" | with -xe "$pattern" | with -xe "$node" |
     while IFS=/ read -r _ _ process _; do
-        [[ -O /proc/$process/environ ]] && { stat=$(<"/proc/$process/stat"); } 2>/dev/null || continue
+        [[ -O /proc/$process/environ ]] || continue
+        { stat=$(<"/proc/$process/stat"); } 2>/dev/null || continue
         read -ra fields <<<"${stat##*) }"
         echo "${fields[19]} $process" # the time at which it started
     done | sort -k 1,1n -k 2,2n | sed -n '1s/.* //p')
