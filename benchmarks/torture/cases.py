@@ -75,7 +75,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a case.
+    """The outcome of a case.
 
     `state` is `equal`, `refused`, `taken` (a bomb), `surprise`, or `absent` where its package is not there.
     """

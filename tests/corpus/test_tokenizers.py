@@ -295,7 +295,7 @@ def _changed(name: str, content: dict[str, Any]) -> dict[str, Any]:
 def test_a_tokenizer_json_is_taken_before_the_files_beside_it(
     tmp_path: Path, text: Path, gpt2: tuple[bytes, bytes], pieces: bytes, change: str, pieces_too: bool
 ) -> None:
-    """As published models have them; the trainer, the decoder and Hugging Face read the directory alike."""
+    """The trainer, the decoder and Hugging Face read such a directory of a published model alike."""
     from tokenizers import ByteLevelBPETokenizer, Tokenizer
 
     from trainer.config.tokenizer import Tokenizer as Configured

@@ -312,7 +312,7 @@ UNREADABLE = ["", "launches", "launches/1", "launches/1/marks", "launches/1/laun
 def test_what_may_not_be_read_costs_its_own_row_only(
     tree: Tree, name: str, mode: int, other_user: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As for another user, and one whose umask is 077."""
+    """Another user reads the tree, and one whose umask is 077."""
     files = {
         "marks/17.0.started.json": Thing("json", {"started": 1000}),
         "../../evaluations/step-2.json": Thing("json", {}),

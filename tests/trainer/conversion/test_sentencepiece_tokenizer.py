@@ -1,4 +1,4 @@
-"""What is written of a SentencePiece model gives its ids through transformers, or is refused."""
+"""The tokenizer written of a SentencePiece model gives its ids through transformers, or is refused."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_what_cannot_be_expressed_is_refused(
 
 
 def test_a_class_of_transformers_that_reads_a_tokenizer_otherwise_is_replaced(tmp_path: Path) -> None:
-    """As LlamaTokenizer, which puts its own pre-tokenizer in place of the file's."""
+    """LlamaTokenizer, say, puts its own pre-tokenizer in place of the file's."""
     write(tmp_path / "source", model_of(train(tmp_path, BPE)))
     options = json.loads((tmp_path / "source/tokenizer_config.json").read_text())
     options |= {"tokenizer_class": "LlamaTokenizer", "auto_map": {"AutoTokenizer": ["code.Tokenizer", None]}}
