@@ -1,3 +1,3 @@
 """Slipway: a Slurm-native launcher for large-language-model pretraining (the login-node side)."""
 
-from arithmetic import __version__ as __version__
+from slipway import __version__ as __version__

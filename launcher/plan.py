@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from arithmetic.gpus import Gpu
 from launcher.runs.paths import LaunchPaths
+from slipway.arithmetic.gpus import Gpu
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +17,8 @@ class Resources:
 
     `nodes` is the least that it starts with where `max_nodes` is set, and else how many it gets.
     `tasks_per_node` is one task, so one process, per GPU. `gpu` is the type of GPU that estimates count with,
-    a name of `arithmetic.gpus`; `gpu_type` is the one that `cluster.gres` names, in the site's words; and
-    `gpu_types` are GPUs that the site adds to the table, or changes. `memory` is per node, in Slurm's
+    a name of `slipway.arithmetic.gpus`; `gpu_type` is the one that `cluster.gres` names, in the site's words;
+    and `gpu_types` are GPUs that the site adds to the table, or changes. `memory` is per node, in Slurm's
     notation, where ``"0"`` means all of it. `time_limit` is in Slurm's notation too. `exclusive` keeps all
     others off the nodes, or all but jobs of the same ``"user"`` or ``"mcs"`` label.
     """

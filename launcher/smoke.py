@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
-from arithmetic.layout import ParallelConfig, fits
 from launcher.checks.gate import CheckReport, check_drafts, require_passed, show_to_scheduler
 from launcher.checks.rules.files import MACHINE
 from launcher.config.overrides import hydra_value
@@ -33,6 +32,7 @@ from launcher.runs.receipts import submitted_jobs
 from launcher.slurm.notations import format_days, format_time_limit, margin_of, parse_time_limit
 from launcher.ui.tables import print_code
 from launcher.ui.terminal import print_message, print_stderr
+from slipway.arithmetic.layout import ParallelConfig, fits
 
 # The schedule of a whole training does not fit into two steps, and need not: its first two are the same.
 _OF_WHOLE_TRAININGS = ("schedule.warmup", "schedule.validation")

@@ -13,15 +13,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from supervisor import failure_rules  # noqa: E402
-from supervisor.rules import Rule  # noqa: E402
+from slipway.supervisor import failure_rules  # noqa: E402
+from slipway.supervisor.rules import Rule  # noqa: E402
 
 PAGE = ROOT / "docs" / "failures.md"
 
 _INTRODUCTION = """\
 # Failure rules: why a job ended
 
-<!-- Written by scripts/failures_page.py from supervisor/failure_rules.py: change the rules there. -->
+<!-- Written by scripts/failures_page.py from slipway/supervisor/failure_rules.py: change the rules there. -->
 
 The supervisor of each job judges it at its end, and writes into `marks/JOB.0.ended.json` what it found: exit
 code, Slurm's state, the first rank that failed and its node, the last step, the *rule* that matched,

@@ -92,7 +92,11 @@ _MOST_COMPOSED = (
     ["training=gpt3/tiny", "cluster=local"],
     ["cluster=local", "training=gpt3/tiny"],
 )
-_QUESTIONS = ("trainer.config.verdict", "trainer.data.identity", "trainer.data.tokenized")
+_QUESTIONS = (
+    "slipway.trainer.config.verdict",
+    "slipway.trainer.data.identity",
+    "slipway.trainer.data.tokenized",
+)
 _run_program = subprocess.run
 
 

@@ -55,7 +55,7 @@ class WarmPool:
         arguments: list[str],
         environment: dict[str, str],
         output: Path,
-        module: str = "trainer.pretrain",
+        module: str = "slipway.trainer.pretrain",
         errors: Path | None = None,
     ) -> WarmProcess:
         """Start the ``main`` of a module, as of ``python -m``.
@@ -72,17 +72,17 @@ class WarmPool:
             return WarmProcess(self._socket, order, (nothing.fileno(), out.fileno(), err.fileno()))
 
     def write_interpreter(self, path: Path, module: str = "") -> Path:
-        """Write a Python that has its ``-m trainer.pretrain`` forked; `module` stands in for that.
+        """Write a Python that has its ``-m slipway.trainer.pretrain`` forked; `module` stands in for that.
 
         So are conversions and evaluations, which jobs start as ``-u -m MODULE``, and the description of a
         machine for the checks of its GPUs.
         """
         client = f'"{sys.executable}" -ISE "{zygote.__file__}" client "{self._socket}"'
         stand_in = f"-m {module} " if module else ""
-        case = f'*" -m trainer.pretrain "*) exec {client} {stand_in}"$@" ;;'
-        packages = '*" -m trainer.conversion "* | *" -m trainer.evaluation "*)'
+        case = f'*" -m slipway.trainer.pretrain "*) exec {client} {stand_in}"$@" ;;'
+        packages = '*" -m slipway.trainer.conversion "* | *" -m slipway.trainer.evaluation "*)'
         case += f' {packages} module=$3; shift 3; exec {client} -m "$module.__main__" "$@" ;;'
-        check = "trainer.gpu_check"
+        check = "slipway.trainer.gpu_check"
         case += f' *" -m {check} --describe "*) exec {client} -m {check}.__main__ --describe ;;'
         return write_program(path, f'case " $* " in {case} esac\nexec "{sys.executable}" "$@"')
 
@@ -100,5 +100,5 @@ def pool() -> WarmPool:
 
 @pytest.fixture(scope="session")
 def warm_python(pool: WarmPool, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Python for ``cluster.python`` whose ``-m trainer.pretrain`` starts at once."""
+    """A Python for ``cluster.python`` whose ``-m slipway.trainer.pretrain`` starts at once."""
     return pool.write_interpreter(tmp_path_factory.mktemp("warm") / "python")

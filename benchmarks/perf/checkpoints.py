@@ -48,7 +48,7 @@ HIDDEN = 512
 @contextlib.contextmanager
 def checksums(is_on: bool) -> Iterator[None]:
     """Save and load with checksums, or as if there were none."""
-    from trainer.checkpoint import reader, store
+    from slipway.trainer.checkpoint import reader, store
 
     before: tuple[Any, Any] = store.checksum_part, reader.verify
     if not is_on:
@@ -69,8 +69,8 @@ def seconds_of(action: Callable[[], object]) -> tuple[float, float]:
 
 def load(session: Any) -> None:
     """Restore the newest checkpoint into a training."""
-    from trainer.checkpoint import state
-    from trainer.loop.session import _choose
+    from slipway.trainer.checkpoint import state
+    from slipway.trainer.loop.session import _choose
 
     choice = _choose(session)
     assert choice
@@ -79,11 +79,11 @@ def load(session: Any) -> None:
 
 def measure(directory: Path, layers: int, runs: int) -> int:
     """Save and load in turn, print the table and return the bytes of a checkpoint."""
-    from trainer import cpu_shim
-    from trainer.config.layout import make_layout
-    from trainer.config.load import flatten, load_config
-    from trainer.config.settings import read_settings
-    from trainer.world import World
+    from slipway.trainer import cpu_shim
+    from slipway.trainer.config.layout import make_layout
+    from slipway.trainer.config.load import flatten, load_config
+    from slipway.trainer.config.settings import read_settings
+    from slipway.trainer.world import World
 
     config = configuration(directory, "writer", 10, True)
     flat = flatten(load_config(config.parent, config.name))
@@ -91,10 +91,10 @@ def measure(directory: Path, layers: int, runs: int) -> int:
     settings = read_settings({**flat, **{f"model.{key}": value for key, value in larger.items()}})
     settings.output.log_dir.mkdir(parents=True)
     cpu_shim.install()
-    from trainer.checkpoint import state, store
-    from trainer.distributed import make_rank_context, process_group
-    from trainer.loop.saving import Saver
-    from trainer.loop.session import open_session
+    from slipway.trainer.checkpoint import state, store
+    from slipway.trainer.distributed import make_rank_context, process_group
+    from slipway.trainer.loop.saving import Saver
+    from slipway.trainer.loop.session import open_session
 
     costs: dict[tuple[str, str], list[tuple[float, float]]] = {}
     world = World.from_environment(os.environ)
@@ -159,7 +159,7 @@ def optimizer_format(name: str) -> Iterator[None]:
     """Save and load in a format, by all ranks or by one."""
     from megatron.core.dist_checkpointing.strategies.torch import TorchDistLoadShardedStrategy
 
-    from trainer.checkpoint import state, strategies
+    from slipway.trainer.checkpoint import state, strategies
 
     form, in_shares = FORMATS[name]
     before: tuple[Any, Any, Any] = (
@@ -196,12 +196,12 @@ def peak(action: Callable[[], object]) -> int:
 
 def measure_rank(directory: Path, layers: int, runs: int) -> None:
     """Save and load as a rank of several, in each format in turn; rank 0 writes the results."""
+    from slipway.trainer import cpu_shim
+    from slipway.trainer.config.layout import make_layout
+    from slipway.trainer.config.load import flatten, load_config
+    from slipway.trainer.config.settings import read_settings
+    from slipway.trainer.world import World
     from tests.trainer.fused_adam import stand_in_for_fused_adam
-    from trainer import cpu_shim
-    from trainer.config.layout import make_layout
-    from trainer.config.load import flatten, load_config
-    from trainer.config.settings import read_settings
-    from trainer.world import World
 
     world = World.from_environment(os.environ)
     config = directory / "formats.yaml"
@@ -215,10 +215,10 @@ def measure_rank(directory: Path, layers: int, runs: int) -> None:
     stand_in_for_fused_adam()
     import torch.distributed as dist
 
-    from trainer.checkpoint import state, store
-    from trainer.distributed import make_rank_context, process_group
-    from trainer.loop.saving import Saver
-    from trainer.loop.session import open_session
+    from slipway.trainer.checkpoint import state, store
+    from slipway.trainer.distributed import make_rank_context, process_group
+    from slipway.trainer.loop.saving import Saver
+    from slipway.trainer.loop.session import open_session
 
     results: dict[str, list[tuple[float, float, int, int, int]]] = {name: [] for name in FORMATS}
     with process_group(world, settings.accelerator) as device:

@@ -4,11 +4,11 @@
 
 A GPT-2 of 1.56 billion parameters with random weights in 32 bits, 6.2 GB, is written twice: as a checkpoint
 of ours in the chunks of tensor-parallel ranks, and as one file of `torch.save`. Then in turn `python -m
-trainer.conversion export` converts the checkpoint (all its files are held against their checksums first), and
-a plain script does `torch.load`, as many transposes, and safetensors' `save_file`. Both have their output on
-disk when they end. The floor is `cat` of the checkpoint into a file that is synced. Peak memory is the
-kernel's account of each process (its resident set at most). It takes 19 GB of the temporary directory, and
-the plain script 13 GB of memory.
+slipway.trainer.conversion export` converts the checkpoint (all its files are held against their checksums
+first), and a plain script does `torch.load`, as many transposes, and safetensors' `save_file`. Both have
+their output on disk when they end. The floor is `cat` of the checkpoint into a file that is synced. Peak
+memory is the kernel's account of each process (its resident set at most). It takes 19 GB of the temporary
+directory, and the plain script 13 GB of memory.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ def table(directory: Path, runs: int, hidden: int) -> Table:
     """Run all in turn; return their medians."""
     checkpoint, output = str(next((directory / "checkpoints").glob("m*"))), str(directory / "output")
     commands = {
-        "trainer.conversion": [
-            *(sys.executable, "-m", "trainer.conversion", "export", str(directory / "checkpoints")),
+        "slipway.trainer.conversion": [
+            *(sys.executable, "-m", "slipway.trainer.conversion", "export", str(directory / "checkpoints")),
             *("--to", output),
         ],
         "torch.load, save_file": [sys.executable, "-c", PLAIN, str(directory / "plain.pt"), output],
@@ -119,11 +119,11 @@ def write(directory: Path, layers: int, hidden: int, tensor: int) -> None:
     """Write the checkpoint, and the same weights in one file."""
     import torch
 
-    from trainer.checkpoint import store
-    from trainer.checkpoint.description import description_of_model
-    from trainer.checkpoint.marker import Marker
-    from trainer.checkpoint.tensor_files import TensorFilesWriter
-    from trainer.conversion.weight_map import rows_of
+    from slipway.trainer.checkpoint import store
+    from slipway.trainer.checkpoint.description import description_of_model
+    from slipway.trainer.checkpoint.marker import Marker
+    from slipway.trainer.checkpoint.tensor_files import TensorFilesWriter
+    from slipway.trainer.conversion.weight_map import rows_of
 
     keys = {"num_layers": layers, "hidden_size": hidden, "num_attention_heads": hidden // 64}
     keys |= {"encoder_seq_length": 1024, "max_position_embeddings": 1024, "data.data_impl": "mock"}

@@ -32,7 +32,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from trainer.logs import quiet  # noqa: E402
+from slipway.trainer.logs import quiet  # noqa: E402
 
 quiet()
 
@@ -121,19 +121,19 @@ def configuration(directory: Path, name: str, windows: int, saves: bool) -> Path
 
 def save_at(config: Path, positions: dict[str, int]) -> None:
     """Write checkpoints with the trainer's own save, one into each directory, after so many steps."""
-    from trainer import cpu_shim
-    from trainer.config.layout import make_layout
-    from trainer.config.load import flatten, load_config
-    from trainer.config.settings import read_settings
-    from trainer.world import World
+    from slipway.trainer import cpu_shim
+    from slipway.trainer.config.layout import make_layout
+    from slipway.trainer.config.load import flatten, load_config
+    from slipway.trainer.config.settings import read_settings
+    from slipway.trainer.world import World
 
     settings = read_settings(flatten(load_config(config.parent, config.name)))
     settings.output.log_dir.mkdir(parents=True)
     cpu_shim.install()
-    from trainer.checkpoint.state import Progress
-    from trainer.distributed import make_rank_context, process_group
-    from trainer.loop.saving import Saver
-    from trainer.loop.session import open_session
+    from slipway.trainer.checkpoint.state import Progress
+    from slipway.trainer.distributed import make_rank_context, process_group
+    from slipway.trainer.loop.saving import Saver
+    from slipway.trainer.loop.session import open_session
 
     world = World.from_environment(os.environ)
     with process_group(world, settings.accelerator) as device:
@@ -168,7 +168,7 @@ def launch(config: Path, step: int) -> Launch:
     log_dir = config.with_suffix("")
     metrics = log_dir / "metrics.jsonl"
     metrics.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "trainer.pretrain", "--config-path", str(config.parent)]
+    command = [sys.executable, "-m", "slipway.trainer.pretrain", "--config-path", str(config.parent)]
     command += ["--config-name", config.stem, "--stop-after", str(step + 1)]
     with Path(f"{log_dir}.out").open("w+") as output:
         start = time.time()
@@ -218,9 +218,9 @@ def measure_runs(directory: Path, windows: int, runs: int) -> None:
 
 def measure_index(prefix: Path, runs: int) -> None:
     """Print the second table: the sample index alone, in this process."""
-    from trainer.data import index_cache
-    from trainer.data.index import SampleIndex, build_index
-    from trainer.data.index_cache import IndexCache
+    from slipway.trainer.data import index_cache
+    from slipway.trainer.data.index import SampleIndex, build_index
+    from slipway.trainer.data.index_cache import IndexCache
 
     # Treat the data as written long ago: fresh files are hashed each time.
     index_cache._RESTED_SECONDS = -1.0

@@ -123,7 +123,7 @@ def preparation(directory: Path, name: str, source: Path, workers: int) -> list[
     return [
         sys.executable,
         "-m",
-        "corpus",
+        "slipway.corpus",
         "PHASE",
         "--config-path",
         str(directory),

@@ -22,17 +22,17 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from trainer.logs import quiet
+from slipway.trainer.logs import quiet
 
 quiet()
 
 import torch  # noqa: E402
 
-from arithmetic.parameters import padded_vocabulary  # noqa: E402
-from trainer import cpu_shim  # noqa: E402
-from trainer.config.layout import make_layout  # noqa: E402
-from trainer.config.settings import Settings, read_settings  # noqa: E402
-from trainer.world import World  # noqa: E402
+from slipway.arithmetic.parameters import padded_vocabulary  # noqa: E402
+from slipway.trainer import cpu_shim  # noqa: E402
+from slipway.trainer.config.layout import make_layout  # noqa: E402
+from slipway.trainer.config.settings import Settings, read_settings  # noqa: E402
+from slipway.trainer.world import World  # noqa: E402
 
 Batches = list[tuple[Any, Any]]
 Step = Callable[[], float]
@@ -85,10 +85,10 @@ def settings_of(shape: Any, precision: str, backend: str, directory: str) -> Set
 
 def our_step(settings: Settings, rank_context: Any, shape: Any, batches: list[Any]) -> tuple[Step, int]:
     """Return our step, and how many parameters it trains."""
-    from trainer.loop.step import StepReduction, train_losses
-    from trainer.model.build import build_model
-    from trainer.model.model import parameter_count
-    from trainer.optim.build import Optimizer
+    from slipway.trainer.loop.step import StepReduction, train_losses
+    from slipway.trainer.model.build import build_model
+    from slipway.trainer.model.model import parameter_count
+    from slipway.trainer.optim.build import Optimizer
 
     padded = padded_vocabulary(shape.vocabulary, settings.architecture.vocab_divisor, 1)
     model = build_model(settings, rank_context, padded)
@@ -119,9 +119,9 @@ def peer_steps(shape: Any, device: Any, precision: str, batches: list[Any]) -> d
 
 def micro_batches(settings: Settings, rank_context: Any) -> list[Any]:
     """Make the tokens of a step, once."""
-    from trainer.data.prefetch import moved
-    from trainer.data.source import MockSource
-    from trainer.loop.batch_building import make_batch_builder, vocabulary_of
+    from slipway.trainer.data.prefetch import moved
+    from slipway.trainer.data.source import MockSource
+    from slipway.trainer.loop.batch_building import make_batch_builder, vocabulary_of
 
     vocabulary = vocabulary_of(settings)
     source = MockSource(settings.seq_length, vocabulary.size, settings.seed)
@@ -151,7 +151,7 @@ def measure(steps: dict[str, Step], turns: int, count: int, device: Any) -> dict
 
 def report(shape: Any, settings: Settings, costs: dict[str, list[Cost]], device: Any) -> None:
     """Print the table."""
-    from trainer.report.flops import device_peak, model_flops
+    from slipway.trainer.report.flops import device_peak, model_flops
 
     flops = model_flops(settings.architecture, shape.vocabulary) * settings.global_batch
     peak = device_peak(torch.cuda.get_device_name(), settings.precision) if device.type == "cuda" else None
@@ -215,7 +215,7 @@ def main() -> None:
     import transformers
     from plain_gpt import Shape
 
-    from trainer.distributed import make_rank_context, process_group
+    from slipway.trainer.distributed import make_rank_context, process_group
 
     with process_group(World.from_environment({"MASTER_PORT": str(_free_port())}), "auto") as device:
         shape = Shape(**(GPT3_1_3B if device.type == "cuda" else SMALL), vocabulary=VOCABULARIES[device.type])

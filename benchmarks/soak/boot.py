@@ -20,8 +20,8 @@ from launcher.sandbox.lifecycle import down, up
 from launcher.sandbox.options import SandboxOptions
 
 TRAINING = (
-    "trainer.pretrain", "trainer.config.check", "trainer.loop.startup_report",
-    "trainer.loop.run", "trainer.loop.saving", "trainer.loop.session",
+    "slipway.trainer.pretrain", "slipway.trainer.config.check", "slipway.trainer.loop.startup_report",
+    "slipway.trainer.loop.run", "slipway.trainer.loop.saving", "slipway.trainer.loop.session",
     "tensorboard.summary.writer.event_file_writer",
 )  # fmt: skip
 _LAUNCHING = ("benchmarks.soak.warm_launcher",)
@@ -110,7 +110,7 @@ def run_zygote(
 ) -> Iterator[subprocess.Popen[str]]:
     """Run a zygote that has imported modules; it listens on the socket `path`."""
     command = [sys.executable, "-m", "benchmarks.soak.zygote", "serve", str(path), str(journal), *modules]
-    # OpenMP reads its own when it is loaded: what `trainer.device` sets comes too late for a fork.
+    # OpenMP reads its own when it is loaded: what `slipway.trainer.device` sets comes too late for a fork.
     variables = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "CUDA_VISIBLE_DEVICES": ""}
     env = {**os.environ, **variables, **environment}
     log = path.with_suffix(".log")

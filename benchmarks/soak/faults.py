@@ -13,8 +13,8 @@ from pathlib import Path
 from benchmarks.soak import zygote
 from benchmarks.soak.cluster import NotPossible
 from benchmarks.soak.trial import EVERY, STEPS, Trial
+from slipway.trainer.checkpoint import store
 from tests.trainer.damages import damage
-from trainer.checkpoint import store
 
 # More than a launch makes.
 _CALLS = 130

@@ -1,9 +1,9 @@
 """A process that has imported the slow modules, and forks ranks and launchers that start at once.
 
 ``python -m benchmarks.soak.zygote serve SOCKET JOURNAL MODULE ...`` serves until its stdin ends; where a
-module has a ``warm_up``, it is called once. In a job, ``python zygote.py client SOCKET -u -m trainer.pretrain
-...`` is the rank: what it asks for is forked with its environment, its files and its namespaces, gets its
-signals, and dies with it.
+module has a ``warm_up``, it is called once. In a job, ``python zygote.py client SOCKET -u -m
+slipway.trainer.pretrain ...`` is the rank: what it asks for is forked with its environment, its files and its
+namespaces, gets its signals, and dies with it.
 
 A fork runs the same entry with the same arguments as ``python -m`` would; no part of the product is replaced.
 A file in the directory that ``SOAK_CONTROL`` names holds a training before its next step (`hold_steps`).
@@ -257,8 +257,8 @@ def hold_steps(control: str) -> None:
     to stop; with ``deaf`` beside it, then too. ``at`` tells that it is held. ``pace`` has the seconds that a
     step lasts longer.
     """
-    from trainer import signals
-    from trainer.loop import run
+    from slipway.trainer import signals
+    from slipway.trainer.loop import run
 
     original_step, original_install = run._step, signals.StopSignals.install
     handlers: list[signals.StopSignals] = []
@@ -317,8 +317,8 @@ def _serve(path: str, journal: str, modules: list[str]) -> None:
     import importlib
 
     gc.disable()
-    if any(module.startswith("trainer") for module in modules):
-        from trainer import cpu_shim, logs
+    if any(module.startswith("slipway.trainer") for module in modules):
+        from slipway.trainer import cpu_shim, logs
 
         logs.quiet()
         cpu_shim.install()

@@ -115,10 +115,10 @@ def try_case(case: Case, directory: Path) -> Outcome:
 
 
 def prepare(directory: Path, expected: Expected, tokenizer: Reference) -> tuple[int, str]:
-    """Prepare the data as ``python -m corpus run`` does; return the exit code and all that was said."""
+    """Prepare the data as ``python -m slipway.corpus run`` does; return the exit code and the output."""
     import yaml
 
-    from corpus.__main__ import main
+    from slipway.corpus.__main__ import main
 
     node = {
         "inputs": [str(entry) if isinstance(entry, Path) else entry for entry in expected.inputs],

@@ -17,7 +17,7 @@ from benchmarks.torture.texts import AWKWARD, TRAINING, every_block
 
 CASES: list[Case] = []
 _END = "<|endoftext|>"
-# What a training says of its tokenizer: keys of `trainer.config.tokenizer.Tokenizer`.
+# What a training says of its tokenizer: keys of `slipway.trainer.config.tokenizer.Tokenizer`.
 Keys = Mapping[str, Any]
 
 
@@ -25,8 +25,8 @@ def preload() -> None:
     """Import what all cases here need."""
     import transformers  # noqa: F401
 
+    import slipway.trainer.conversion.tokenizer_files  # noqa: F401
     import tests.trainer.conversion.test_weight_map  # noqa: F401
-    import trainer.conversion.tokenizer_files  # noqa: F401
 
 
 def enter(name: str, make: Callable[[Path], tuple[Keys, Encode] | Outcome]) -> None:
@@ -46,11 +46,11 @@ def exported(directory: Path, keys: Keys, encode: Encode, texts: Sequence[str]) 
     """Write the files of a conversion; return whether transformers reads the training's tokenizer in them."""
     from transformers import AutoTokenizer
 
+    from slipway.trainer.config.tokenizer import Tokenizer
+    from slipway.trainer.conversion import tokenizer_files
+    from slipway.trainer.data.vocabulary import read_vocabulary
+    from slipway.trainer.errors import UserError
     from tests.trainer.conversion.test_weight_map import description
-    from trainer.config.tokenizer import Tokenizer
-    from trainer.conversion import tokenizer_files
-    from trainer.data.vocabulary import read_vocabulary
-    from trainer.errors import UserError
 
     began = time.monotonic()
     directory.mkdir()

@@ -122,8 +122,8 @@ if __name__ == "__main__":
     import sentencepiece  # noqa: F401
     import tokenizers  # noqa: F401
 
-    import corpus.__main__
-    import corpus.merging
-    import corpus.tokenizing  # noqa: F401
+    import slipway.corpus.__main__
+    import slipway.corpus.merging
+    import slipway.corpus.tokenizing  # noqa: F401
 
     serve()

@@ -7,7 +7,6 @@ from functools import cache
 from itertools import product
 from typing import Any
 
-from arithmetic.layout import ParallelConfig, fits
 from launcher.checks.findings import Finding
 from launcher.checks.rules import layout as rules
 from launcher.checks.rules.training import rampup_problems_at
@@ -24,6 +23,7 @@ from launcher.estimates.parallelism import (
     with_changes,
 )
 from launcher.estimates.values import Values, divisors, full
+from slipway.arithmetic.layout import ParallelConfig, fits
 
 _OF_LAYOUT = (
     *(keys.TENSOR, keys.PIPELINE, keys.VIRTUAL, keys.CONTEXT, keys.MICRO, keys.SPLIT_RANK, keys.SEQUENCE),

@@ -7,7 +7,6 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-from arithmetic.layout import ParallelConfig, fits
 from launcher.checks import layout_search
 from launcher.checks.facts import Facts
 from launcher.checks.findings import Severity, remedy
@@ -19,6 +18,7 @@ from launcher.estimates.parallelism import is_encoder_decoder, node_counts, read
 from launcher.estimates.training import uncounted
 from launcher.estimates.values import Values, count, divisors, listed
 from launcher.plan import Plan
+from slipway.arithmetic.layout import ParallelConfig, fits
 
 _LAYOUTS_SHOWN = 6
 _NEAREST_SHOWN = 4

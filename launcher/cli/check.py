@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from arithmetic.layout import fits
 from launcher.checks.findings import Finding, Severity, warning
 from launcher.checks.gate import CheckReport, as_mistakes, check_drafts, show_to_scheduler
 from launcher.checks.registry import CHECKS, require_known, worst_first
@@ -33,6 +32,7 @@ from launcher.estimates.values import Values, count
 from launcher.plan import Plan
 from launcher.ui.tables import Line, print_styled
 from launcher.ui.terminal import print_json, print_message
+from slipway.arithmetic.layout import fits
 
 _HELP = """\
 Compose the configuration, check it, estimate the memory, the time and the space that it takes, check that

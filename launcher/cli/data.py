@@ -236,7 +236,7 @@ def _ask(segment: Segment, resolver: PathResolver, step: int, *, with_tokens: bo
     with tempfile.NamedTemporaryFile("w", prefix="slipway-", suffix=".json") as recorded:
         json.dump(segment.launch.manifest.data, recorded)
         recorded.flush()
-        answer: dict[str, Any] = ask("trainer.data.audit", [*arguments, "--recorded", recorded.name])
+        answer: dict[str, Any] = ask("slipway.trainer.data.audit", [*arguments, "--recorded", recorded.name])
     return answer
 
 
@@ -249,7 +249,7 @@ def _add_texts(answer: dict[str, Any], resolver: PathResolver) -> None:
     if not files or None in files:
         raise UserError("--text: the tokenizer's files are not known on this machine")
     question = {"tokenizer": [str(file) for file in files], "ids": [piece.pop("ids") for piece in pieces]}
-    for piece, text in zip(pieces, ask("corpus.decoding", [], question), strict=True):
+    for piece, text in zip(pieces, ask("slipway.corpus.decoding", [], question), strict=True):
         piece["text"] = text
 
 

@@ -15,13 +15,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from arithmetic.indexed import manifest_path
 from launcher.cli.options import Verbs, add_option, add_verb
 from launcher.errors import DONE, MISTAKE, WENT_WRONG, UserError, escape, nearest_files
 from launcher.images.progress import ImageProgress, show_progress
 from launcher.ui.plotting import draw, read_counts, write_png
 from launcher.ui.tables import print_lines, print_listing, print_pairs, print_styled
 from launcher.ui.terminal import print_plot
+from slipway.arithmetic.indexed import manifest_path
 
 _LINT = """\
 Check data before a training reads them: the .bin and .idx of a data set with the files beside them, and the
@@ -87,7 +87,7 @@ def run_lint(args: argparse.Namespace) -> int:
     words = [word for name, value in options.items() if value is not None for word in (name, value)]
     with (
         show_progress(quiet=args.json) as progress,
-        answers("corpus.lint", [*words, "--", *args.paths]) as lines,
+        answers("slipway.corpus.lint", [*words, "--", *args.paths]) as lines,
     ):
         reports = list(_reports(lines, progress))
     if args.json:
@@ -143,7 +143,7 @@ def run_show(args: argparse.Namespace) -> int:
     words = [args.prefix, f"--document={args.document}"]
     # The program runs where the user is, so that relative paths mean the same.
     words += ["--tokenizer", str(Path(args.tokenizer))] if args.tokenizer is not None else []
-    answer = ask("corpus.show", words)
+    answer = ask("slipway.corpus.show", words)
     if args.json:
         print(json.dumps(answer, indent=2, ensure_ascii=False))
         return DONE

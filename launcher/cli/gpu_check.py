@@ -24,7 +24,7 @@ from launcher.errors import DONE, WENT_WRONG, UserError, escape
 from launcher.estimates.cost import overview
 from launcher.images.tools import ending_cleanly
 from launcher.plan import Plan
-from launcher.runs.paths import CODE, TASK_PACKAGES
+from launcher.runs.paths import CODE, PACKAGE
 from launcher.runs.write import copy_package
 from launcher.slurm.commands import WITHOUT_SLURM
 from launcher.stages import common
@@ -181,12 +181,11 @@ def check_gpus(draft: Draft, directory: Path, only: str | None, minutes: int) ->
     if result.exists() or (directory / CODE).exists():
         raise UserError(f"--directory {directory}: it holds an earlier check: choose another")
     directory.mkdir(parents=True, exist_ok=True)
-    # As in a launch, nodes get the packages of tasks alone: the launcher's libraries are not theirs.
-    for package in TASK_PACKAGES:
-        copy_package(package, directory / CODE / package.name)
+    # As in a launch, nodes get that package alone: the launcher's libraries are not theirs.
+    copy_package(PACKAGE, directory / CODE / PACKAGE.name)
     (directory / f"{CONFIG}.yaml").write_text(config_text(plan.job.config), encoding="utf-8")
     python = common.python(draft.composition.config)
-    command = [python, "-u", "-m", "trainer.gpu_check", "--directory", str(directory)]
+    command = [python, "-u", "-m", "slipway.trainer.gpu_check", "--directory", str(directory)]
     command += ["--config-path", str(directory), "--config-name", CONFIG]
     command += ["--only", only] if only else []
     # `-m` looks into the working directory first, which may be a checkout.

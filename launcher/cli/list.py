@@ -100,8 +100,8 @@ def _choices(name: str, config_dir: Path | None) -> Iterator[Row]:
 
 
 def _model_sizes(sizes: Iterable[str], config_dir: Path | None) -> Iterator[Row]:
-    from arithmetic.parameters import count_parameters, vocabulary_size
     from launcher.config.compose import BatchComposer
+    from slipway.arithmetic.parameters import count_parameters, vocabulary_size
 
     sweep = BatchComposer(["stages=[training]"], config_dir)
     for size in sizes:

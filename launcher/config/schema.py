@@ -50,7 +50,7 @@ StageName = Literal[
 
 
 class GpuRow(StrictModel):
-    """A site's figures of a type of GPU; the others are those of the table (`arithmetic/gpus.json`)."""
+    """A site's figures of a type of GPU; the others are those of `slipway/arithmetic/gpus.json`."""
 
     memory_mib: Whole | None = Field(None, ge=1, description="what nvidia-smi reports in total")
     peak_tflops: dict[Literal["fp32", "tf32", "fp16", "bf16", "fp8", "fp4"], Positive] | None = Field(

@@ -192,13 +192,13 @@ def _if_percent(value: float) -> str:
     return f"; did you mean {value / 100:g}?" if 1 <= value <= 100 else ""
 
 
-# datatrove's filters that `corpus` knows by these names (corpus/cleaning.py; a test compares).
+# datatrove's filters that `corpus` knows by these names (slipway/corpus/cleaning.py; a test compares).
 FILTERS = (
     *("gopher_quality", "gopher_repetition", "c4_quality", "c4_paragraph"),
     *("fineweb_quality", "regex", "language", "fasttext"),
 )
 
-# Of URLs of sources (corpus/remotes.py).
+# Of URLs of sources (slipway/corpus/remotes.py).
 SCHEMES = ("https", "http", "s3")
 
 

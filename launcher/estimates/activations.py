@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from arithmetic.parameters import expert_width
 from launcher.estimates.parallelism import Stack
 from launcher.estimates.training import LATENT, LATENT_QUERY, Training, has_fused_attention
 from launcher.estimates.values import Values
+from slipway.arithmetic.parameters import expert_width
 
 # A mask of a dropout; a logarithm of a softmax's sum, in fp32.
 _MASK = 1

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from arithmetic.layout import fits, is_rampup
 from launcher.attained import assumed, attained
 from launcher.estimates.memory import StageMemory, bytes_per_parameter, estimate_memory
 from launcher.estimates.parallelism import RAMPUP, CountedGpu, gpu_of, layout_of, read_parallel_config
@@ -15,6 +14,7 @@ from launcher.estimates.training import ModelSize, model_size, parameters_of, st
 from launcher.estimates.values import Values, is_whole
 from launcher.plan import Plan
 from launcher.slurm.notations import training_seconds
+from slipway.arithmetic.layout import fits, is_rampup
 
 # A batch that grows in more steps than these counts as grown from the start.
 _MOST_BATCHES = 10_000
@@ -265,7 +265,8 @@ def checkpoints_of(values: Values, model: ModelSize, engine: str) -> Checkpoints
     saves = _saves(values, steps) if steps is not None else None
     if saves is None:
         return None
-    # Our trainer: trainer/checkpoint/retention.py; NeMo's `save_last`: exp_manager.py, CallbackParams.
+    # Our trainer: slipway/trainer/checkpoint/retention.py; NeMo's `save_last`: exp_manager.py,
+    # CallbackParams.
     beside = 2 if engine != "nemo" or values.flag(f"{_CALLBACK}.save_last", default=True) else 1
     best = 3 if values.raw(KEEP) is None else values.raw(KEEP)
     # Megatron-LM removes none.
@@ -277,10 +278,11 @@ def bytes_of_save(config: Mapping[str, Any], nodes: int, engine: str) -> int | N
     """Return the bytes of a node's memory that a save takes: of our trainer, on the fullest node.
 
     Each rank copies its share of the state to the host, and of a GPU nothing more is taken
-    (trainer/checkpoint/async_save.py, `take_snapshot`). Ranks that hold the same weights and optimizer states
-    have equal shares of them (megatron-core's FullyParallelSaveStrategyWrapper, exchange_utils.py,
-    `distribute_shards_to_ranks`), those of a sharded optimizer have their own. PyTorch's allocator of pinned
-    memory rounds each tensor up to a power of two (CachingHostAllocator.h): that is not counted.
+    (slipway/trainer/checkpoint/async_save.py, `take_snapshot`). Ranks that hold the same weights and
+    optimizer states have equal shares of them (megatron-core's FullyParallelSaveStrategyWrapper,
+    exchange_utils.py, `distribute_shards_to_ranks`), those of a sharded optimizer have their own. PyTorch's
+    allocator of pinned memory rounds each tensor up to a power of two (CachingHostAllocator.h): that is not
+    counted.
 
     None for other engines, and where the memory of a GPU is unknown.
     """

@@ -23,7 +23,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from arithmetic.parameters import Size
 from launcher.estimates.activations import (
     Kept,
     Layer,
@@ -45,6 +44,7 @@ from launcher.estimates.training import (
     training_of,
 )
 from launcher.estimates.values import Values
+from slipway.arithmetic.parameters import Size
 
 _MASTER = 4
 _REMAINDER = 2

@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from arithmetic.gpus import ASSUMED, GPUS, Gpu, named
-from arithmetic.layout import ParallelConfig, fits
 from launcher.estimates.values import Values
 from launcher.plan import Resources
+from slipway.arithmetic.gpus import ASSUMED, GPUS, Gpu, named
+from slipway.arithmetic.layout import ParallelConfig, fits
 
 # The most nodes that suggestions are for.
 MOST_NODES = 1024

@@ -11,13 +11,13 @@ from __future__ import annotations
 from math import log2
 from typing import NamedTuple
 
-from arithmetic.gpus import Gpu
-from arithmetic.layout import ParallelConfig
-from arithmetic.parameters import count_parameters, vocabulary_size
 from launcher.attained import Attained
 from launcher.estimates.parallelism import COUNTED_ENDS, OWN_ENDS, Layout, Stack, stacks_of
 from launcher.estimates.training import DISTRIBUTED, HALF, countable_model, has_fused_attention, model_type_of
 from launcher.estimates.values import Values
+from slipway.arithmetic.gpus import Gpu
+from slipway.arithmetic.layout import ParallelConfig
+from slipway.arithmetic.parameters import count_parameters, vocabulary_size
 
 # GPUs without a published network get that of the A100's machines, 200 Gbit/s for each.
 _NETWORK = 25e9

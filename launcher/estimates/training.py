@@ -12,18 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from arithmetic.flops import sample_flops, sample_tokens
-from arithmetic.layout import ParallelConfig, fits
-from arithmetic.parameters import (
-    Parts,
-    Size,
-    StackParameters,
-    count_parameters,
-    has_learned_positions,
-    parts_of,
-    sparse_layers,
-    vocabulary_size,
-)
 from launcher.estimates.parallelism import (
     COUNTED_ENDS,
     OWN_ENDS,
@@ -33,6 +21,18 @@ from launcher.estimates.parallelism import (
     stacks_of,
 )
 from launcher.estimates.values import Values, full
+from slipway.arithmetic.flops import sample_flops, sample_tokens
+from slipway.arithmetic.layout import ParallelConfig, fits
+from slipway.arithmetic.parameters import (
+    Parts,
+    Size,
+    StackParameters,
+    count_parameters,
+    has_learned_positions,
+    parts_of,
+    sparse_layers,
+    vocabulary_size,
+)
 
 # Sizes that may be left out, and are whole numbers where they are not.
 _OF_STACK = ("num_query_groups", "kv_channels", "relative_attention_num_buckets")

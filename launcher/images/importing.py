@@ -40,7 +40,7 @@ from launcher.images.store import (
 from launcher.images.tools import ending_cleanly
 from launcher.runs.trust import user_name
 from launcher.runs.write import umask
-from supervisor.files import sync_directory
+from slipway.supervisor.files import sync_directory
 
 # In the hidden names of an image that is being written, and of one that was replaced.
 PARTIAL_PREFIX = ".tmp-"

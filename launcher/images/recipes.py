@@ -37,7 +37,7 @@ from launcher.errors import (
 )
 from launcher.images.references import Kind, Reference
 from launcher.rendering.quoting import RawShell, blaming_templates, quote, template_environment
-from launcher.runs.paths import TASK_PACKAGES
+from launcher.runs.paths import PACKAGE
 from launcher.runs.provenance import checkout_of, user
 from launcher.secrecy import is_secret_name
 
@@ -223,10 +223,9 @@ def _render_recipe(name: str, config: RecipeConfig, template_dir: Path | None) -
     parts = json.dumps([dockerfile, checksums, config.platform])
     digest = hashlib.sha256(parts.encode()).hexdigest()
     dockerfile += f"LABEL {_HASH_LABEL}={quote_for_dockerfile(digest)}\n"
-    for package in TASK_PACKAGES:
-        if re.search(rf"^COPY {package.name} ", dockerfile, re.MULTILINE):
-            files = (path for path in sorted(package.rglob("*")) if path.is_file() and path.suffix != ".pyc")
-            context |= {str(path.relative_to(package.parent)): path.read_bytes() for path in files}
+    if re.search(rf"^COPY {PACKAGE.name} ", dockerfile, re.MULTILINE):
+        files = (path for path in sorted(PACKAGE.rglob("*")) if path.is_file() and path.suffix != ".pyc")
+        context |= {str(path.relative_to(PACKAGE.parent)): path.read_bytes() for path in files}
     return Recipe(
         name=name,
         flavor=config.flavor,

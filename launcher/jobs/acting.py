@@ -16,7 +16,7 @@ from launcher.schedulers.base import JobStatus, NoAnswer
 from launcher.slurm.commands import Unreachable
 from launcher.slurm.job_actions import NotHeld
 from launcher.slurm.states import Action, State
-from supervisor.marks import GIVEN_UP, claim
+from slipway.supervisor.marks import GIVEN_UP, claim
 
 # The seconds between two questions for the end of a job: the first, and the largest.
 _SECONDS, _MAX_SECONDS = 0.3, 5.0

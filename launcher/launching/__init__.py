@@ -34,11 +34,11 @@ from launcher.schedulers import scheduler_for
 from launcher.schedulers.base import NoAnswer, Scheduler
 from launcher.slurm.sbatch_options import combined_dependency
 from launcher.stages.image import STAGE as IMAGE
-from supervisor.excluded import ExcludedNode, read_excluded
-from supervisor.files import write_atomic
-from supervisor.following import NAME as STAGES_FILE
-from supervisor.following import Repeated, Stage, Stages, to_json
-from supervisor.marks import GIVEN_UP, claim, claimant
+from slipway.supervisor.excluded import ExcludedNode, read_excluded
+from slipway.supervisor.files import write_atomic
+from slipway.supervisor.following import NAME as STAGES_FILE
+from slipway.supervisor.following import Repeated, Stage, Stages, to_json
+from slipway.supervisor.marks import GIVEN_UP, claim, claimant
 
 __all__ = ["Launched", "launch", "launch_stages", "nodes_to_avoid"]
 
@@ -89,7 +89,7 @@ class _Ready:
         """Return the dependency of this stage on the previous stage's jobs.
 
         Of a chain nobody knows which link is the last: the job waits for the known ones, whose supervisors
-        add the others, and judges their end by itself (`supervisor.following`).
+        add the others, and judges their end by itself (`slipway.supervisor.following`).
         """
         is_judged_later = before.is_chain or not self.needs_success_of(before.stage)
         condition = "afterany" if is_judged_later else "afterok"

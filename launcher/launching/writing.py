@@ -23,8 +23,8 @@ from launcher.runs.paths import LaunchPaths
 from launcher.runs.write import link_newest, write_launch
 from launcher.schedulers.job_status import declared_tasks
 from launcher.secrecy import recorded
-from supervisor.excluded import ExcludedNode
-from supervisor.files import write_atomic
+from slipway.supervisor.excluded import ExcludedNode
+from slipway.supervisor.files import write_atomic
 
 
 def write_draft(draft: Draft, request: Request, avoided: Sequence[ExcludedNode] = ()) -> Manifest:
@@ -32,7 +32,7 @@ def write_draft(draft: Draft, request: Request, avoided: Sequence[ExcludedNode] 
     # Without Slurm a job runs without its container.
     container = draft.plan.job.container if draft.plan.scheduler != "local" else None
     image = container.image if container else None
-    origin = with_digest(provenance.gather(names.TRAINER, request.config_dir, image), image)
+    origin = with_digest(provenance.gather(names.PACKAGE, request.config_dir, image), image)
     manifest = manifest_of(draft, request, origin, avoided)
     files = files_of(draft, manifest, request)
     files |= {draft.plan.paths.directory / name: text for name, text in origin.files.items()}
@@ -116,9 +116,9 @@ def _quoted(word: str) -> str:
     return shlex.quote(word)
 
 
-def _code(plan: Plan) -> Sequence[Path]:
+def _code(plan: Plan) -> Path | None:
     imported = str(plan.paths.code) in plan.job.payload.python_path
-    return names.TASK_PACKAGES if imported or plan.job.engine == "megatron" else ()
+    return names.PACKAGE if imported or plan.job.engine == "megatron" else None
 
 
 def manifest_of(

@@ -18,7 +18,7 @@ from launcher.monitor.checkpoints import marked_checkpoints
 from launcher.runs.paths import CHECKPOINTS, EVALUATIONS
 from launcher.runs.trained import newest_training, node
 from launcher.ui import tables
-from supervisor.files import names_in, read_json
+from slipway.supervisor.files import names_in, read_json
 
 _NAME = re.compile(r"step-(\d{1,15})\.json", re.ASCII)
 _STDERR = "_stderr"
@@ -86,7 +86,7 @@ def read_evaluations(run_dir: Path, starts: Starts = ()) -> list[Evaluation]:
 def _saved(run_dir: Path) -> dict[int, dict[str, float]]:
     """Return when a run's checkpoints were complete, by their steps and their weights' digests, oldest first.
 
-    The digest is that of trainer/evaluation/results.py, `weights_digest`.
+    The digest is that of slipway/trainer/evaluation/results.py, `weights_digest`.
     """
     training, saved = newest_training(run_dir), dict[int, dict[str, float]]()
     with contextlib.suppress(OSError):

@@ -23,8 +23,8 @@ from launcher.runs.manifest import read_yaml
 from launcher.runs.paths import launch_numbers
 from launcher.runs.trained import node
 from launcher.schedulers.base import JobStatus
-from supervisor.files import open_regular, whole
-from supervisor.rules import EXIT_INTERRUPTED
+from slipway.supervisor.files import open_regular, whole
+from slipway.supervisor.rules import EXIT_INTERRUPTED
 
 
 @dataclass(frozen=True)

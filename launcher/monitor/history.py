@@ -24,9 +24,9 @@ from launcher.schedulers.base import JobStatus
 from launcher.schedulers.job_status import exit_reason
 from launcher.slurm.states import State
 from launcher.ui import tables
-from supervisor.evidence import evidence, left_by_ranks
-from supervisor.judging import Facts, judge, rule_named
-from supervisor.marks import JobAttempt
+from slipway.supervisor.evidence import evidence, left_by_ranks
+from slipway.supervisor.judging import Facts, judge, rule_named
+from slipway.supervisor.marks import JobAttempt
 
 # Slurm's word for a job that was put back into the queue; a job does not stay in this state.
 REQUEUED = "REQUEUED"

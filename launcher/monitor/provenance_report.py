@@ -17,8 +17,8 @@ from launcher.runs.paths import display_path
 from launcher.secrecy import recorded, redacted
 from launcher.ui import tables
 from launcher.ui.tables import moment
-from supervisor.files import names_in, open_regular, read_json, whole
-from supervisor.marks import image_digest
+from slipway.supervisor.files import names_in, open_regular, read_json, whole
+from slipway.supervisor.marks import image_digest
 
 _MOST_SHOWN = 8
 

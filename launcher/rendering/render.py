@@ -18,7 +18,7 @@ from launcher.rendering.slurm_flags import header_lines, salloc_arguments, srun_
 from launcher.rendering.supervision import supervisor_archive, supervisor_settings
 from launcher.runs.paths import LaunchPaths
 from launcher.slurm.environment import INHERITED_PREFIXES
-from supervisor.settings import CONTAINER, to_json
+from slipway.supervisor.settings import CONTAINER, to_json
 
 # In the wheel a directory, in a checkout a link.
 TEMPLATE_DIR = (Path(__file__).parents[1] / "templates").resolve()

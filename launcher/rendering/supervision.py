@@ -10,13 +10,13 @@ import re
 import zipfile
 from pathlib import Path
 
-import supervisor
+import slipway.supervisor
 from launcher.plan import Container, Job, Plan
 from launcher.rendering.slurm_flags import host_arguments
 from launcher.slurm.notations import parse_time_limit
-from supervisor.settings import ChainSettings, ContainerSettings, Settings
+from slipway.supervisor.settings import ChainSettings, ContainerSettings, Settings
 
-_PACKAGE = Path(supervisor.__file__).parent
+_PACKAGE = Path(slipway.supervisor.__file__).parent
 # The oldest that a zip file can hold.
 _NO_DATE = (1980, 1, 1, 0, 0, 0)
 _REGULAR_FILE = 0o100644 << 16
@@ -33,8 +33,9 @@ def supervisor_archive(package: Path = _PACKAGE) -> bytes:
     """
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
-        for source in sorted(package.glob("*.py")):
-            name = source.name if source.name == "__main__.py" else f"supervisor/{source.name}"
+        for source in (package.parent / "__init__.py", *sorted(package.glob("*.py"))):
+            name = str(source.relative_to(package.parent.parent))
+            name = source.name if source.name == "__main__.py" else name
             content = source.read_bytes()
             for path, data in ((name, content), (name + "c", _bytecode(name, content))):
                 entry = zipfile.ZipInfo(path, _NO_DATE)

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import UserError
-from supervisor import settings as supervisor_settings
-from supervisor.files import names_in
-from supervisor.marks import MARKS
+from slipway.supervisor import settings as supervisor_settings
+from slipway.supervisor.files import names_in
+from slipway.supervisor.marks import MARKS
 
 LAUNCHES = "launches"
 NEWEST = "newest"
@@ -33,10 +33,9 @@ TASK_SCRIPT = "task.sh"
 ROOT_CONFIG = "root_config.yaml"
 TEMPLATES = "templates"
 CODE = "code"
-# What a task of our trainer or of a data preparation runs, and a launch has its own copy of. It lies beside
-# the launcher, in a checkout and in an installation.
-TRAINER = Path(__file__).resolve().parents[2] / "trainer"
-TASK_PACKAGES = (TRAINER, TRAINER.with_name("arithmetic"), TRAINER.with_name("corpus"))
+# The package of the trainer and of data preparation, of which a launch has its own copy. It lies beside the
+# launcher, in a checkout and in an installation.
+PACKAGE = Path(__file__).resolve().parents[2] / "slipway"
 RESULTS = "results"
 CHECKPOINTS = "checkpoints"
 EVALUATIONS = "evaluations"

@@ -19,7 +19,7 @@ import stat
 from pathlib import Path
 
 from launcher.errors import escape
-from supervisor.files import read_text
+from slipway.supervisor.files import read_text
 
 logger = logging.getLogger("launcher.runs")
 

@@ -6,13 +6,13 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from launcher.errors import explain_os_error, file_mode
 from launcher.runs.manifest import newest_submitted, require_readable
 from launcher.runs.paths import LAUNCHES, NEWEST, LaunchPaths, next_launch_number
-from supervisor.files import sync_directory, write_atomic
+from slipway.supervisor.files import sync_directory, write_atomic
 
 
 def umask() -> int:
@@ -102,13 +102,11 @@ def _partial(run_dir: Path, number: int) -> Path:
     return run_dir / LAUNCHES / f"{_TEMPORARY}{number}"
 
 
-def write_launch(
-    paths: LaunchPaths, files: Mapping[Path, str | bytes], code: Sequence[Path], key: str
-) -> None:
+def write_launch(paths: LaunchPaths, files: Mapping[Path, str | bytes], code: Path | None, key: str) -> None:
     """Write a launch into the directory that reserves its number, and rename that into place.
 
-    `files` are contents by their paths, each below ``paths.directory``. The Python packages of `code` are
-    copied, so that the job runs them as they are now. Raise UserError if something cannot be written.
+    `files` are contents by their paths, each below ``paths.directory``. The Python package `code` is
+    copied, so that the job runs it as it is now. Raise UserError if something cannot be written.
     """
     temporary = _partial(paths.run_dir, paths.number)
     try:
@@ -122,14 +120,14 @@ def write_launch(
                 _write_bytes(target, content)
             else:
                 write_atomic(target, content, mode)
-        for package in code:
-            copy_package(package, temporary / paths.code.relative_to(paths.directory) / package.name)
+        if code is not None:
+            copy_package(code, temporary / paths.code.relative_to(paths.directory) / code.name)
         sync_directory(temporary)
         temporary.rename(paths.directory)
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
         name = error.filename if isinstance(error, OSError) else None
-        is_about_code = name and any(Path(name).is_relative_to(package) for package in code)
+        is_about_code = name and code and Path(name).is_relative_to(code)
         if isinstance(error, OSError) and not is_about_code:
             raise explain_os_error(error, paths.run_dir, key) from error
         raise

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from launcher.errors import NOT_KNOWN, UserError
 from launcher.slurm.states import Action, State
-from supervisor.marks import JobAttempt, read_attempts
+from slipway.supervisor.marks import JobAttempt, read_attempts
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from launcher.slurm.notations import expand_tasks
 from launcher.slurm.questions import JobQuestions
 from launcher.slurm.records import Record, by_job, script_of
 from launcher.slurm.states import Action
-from supervisor.marks import cancelled_at
+from slipway.supervisor.marks import cancelled_at
 
 # Messages of `sbatch --test-only` about jobs that sbatch itself queues: nodes are drained, busy or too few.
 _WOULD_WAIT = (

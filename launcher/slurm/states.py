@@ -6,7 +6,7 @@ import enum
 from collections.abc import Iterable, Mapping
 
 from launcher import errors
-from supervisor.slurm_states import FINAL, STATES, plain_word
+from slipway.supervisor.slurm_states import FINAL, STATES, plain_word
 
 
 class State(enum.Enum):

@@ -9,7 +9,6 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from arithmetic.gpus import GPUS, Gpu, MissingFigures, gres_type, named, plain_name, with_site
 from launcher.config.schema import ClusterConfig, RunConfig
 from launcher.config.stage_schema import RunConfigNode
 from launcher.errors import literal, nearest, setting_error
@@ -18,6 +17,7 @@ from launcher.runs.paths import LaunchPaths
 from launcher.stages.containers import container
 from launcher.stages.names_and_paths import check_variables, required_program
 from launcher.stages.stage import StageRun
+from slipway.arithmetic.gpus import GPUS, Gpu, MissingFigures, gres_type, named, plain_name, with_site
 
 # GPUs that are not in the table, with names as near as a slip: an A10, of 24 GB of GDDR6, is no A100
 # (https://www.baseten.co/blog/nvidia-a10-vs-a10g-for-ml-model-inference/, read in November 2026).

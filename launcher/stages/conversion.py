@@ -78,7 +78,7 @@ def _plan(run: StageRun, conversion: ConversionConfig) -> Job:
     return stage_job(
         run,
         resources(cluster, conversion.run, nodes=1, tasks=1),
-        trainer_payload(run, "trainer.conversion", "run"),
+        trainer_payload(run, "slipway.trainer.conversion", "run"),
         cluster=cluster,
         variables=cpu_environment(run),
         readable=readable,

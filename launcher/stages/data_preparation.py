@@ -12,13 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from arithmetic.globs import split_glob
 from launcher.config.schema import RunConfig
 from launcher.config.stage_schema import DataPreparationConfig, SourceConfig
 from launcher.errors import setting_error
 from launcher.plan import Job, Queue
 from launcher.stages.common import cpu_cluster, cpu_environment, resources, stage_job, trainer_payload
 from launcher.stages.stage import Stage, StageRun
+from slipway.arithmetic.globs import split_glob
 
 STAGE: Final = "data_preparation"
 # The parts, in their order, with what is added to the name of the run.
@@ -63,7 +63,9 @@ def _plan(run: StageRun, preparation: DataPreparationConfig) -> Job:
         readable[Path(preparation.tokenizer.file).absolute()] = f"{STAGE}.tokenizer.file"
     readable |= dict.fromkeys(_filter_models(preparation), f"{STAGE}.filters")
     cluster = cpu_cluster(run, cores=preparation.workers)
-    payload = trainer_payload(run, "corpus", preparation.phase or "run", options=_options(preparation))
+    payload = trainer_payload(
+        run, "slipway.corpus", preparation.phase or "run", options=_options(preparation)
+    )
     job = stage_job(
         run,
         resources(cluster, preparation.run, nodes=1, tasks=1),

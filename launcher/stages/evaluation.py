@@ -102,7 +102,7 @@ def _plan(run: StageRun, evaluation: EvaluationConfig) -> Job:
     return stage_job(
         run,
         with_gpu_per_task(requested) if on_gpus else requested,
-        trainer_payload(run, "trainer.evaluation", "run"),
+        trainer_payload(run, "slipway.trainer.evaluation", "run"),
         cluster=cluster,
         variables=None if on_gpus else cpu_environment(run),
         readable=dict(_readable(config, node, training)),

@@ -127,8 +127,8 @@ def nemo_conversion_job(
     """Plan a conversion by NeMo's own script: one task for each GPU of a replica of the model.
 
     The script builds the model and loads the checkpoint into it. What the job alone knows, such as the name
-    of the newest checkpoint, is added there (`trainer.conversion.nemo`). `node` is the conversion as the job
-    reads it. Raise UserError if NeMo has no such script, or it needs to know more of the training.
+    of the newest checkpoint, is added there (`slipway.trainer.conversion.nemo`). `node` is the conversion as
+    the job reads it. Raise UserError if NeMo has no such script, or it needs to know more of the training.
     """
     _check_conversion(conversion)
     config, output = run.config, directory_of(Path(node["output"]))
@@ -153,7 +153,7 @@ def nemo_conversion_job(
         *_split_rank(model, pipeline),
         *("--gpus_per_node", str(tasks // nodes), "--model_type", str(conversion.model_type)),
     )
-    payload = trainer_payload(run, "trainer.conversion.nemo", options=options)
+    payload = trainer_payload(run, "slipway.trainer.conversion.nemo", options=options)
     requested = resources(config.cluster, conversion.run, nodes=nodes, tasks=tasks // nodes)
     return stage_job(
         run,

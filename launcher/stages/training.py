@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from arithmetic.gpus import trainer_rows
 from launcher.config.schema import RunConfig, parse
 from launcher.config.stage_schema import TrainerNode, TrainingConfig
 from launcher.errors import Mistakes, UserError, literal, setting_error
@@ -21,6 +20,7 @@ from launcher.stages.common import environment, resources, stage_job, trainer_pa
 from launcher.stages.megatron_lm import MEGATRON_LM
 from launcher.stages.nemo import NEMO
 from launcher.stages.stage import Engine, Stage, StageRun, training_paths
+from slipway.arithmetic.gpus import trainer_rows
 
 # Long enough for the last checkpoint of most; of a short limit a part, so that there is something to save.
 _LONGEST_MARGIN = 300
@@ -199,7 +199,7 @@ def _configure(config: RunConfig, training: TrainingConfig, written: dict[str, A
 
 
 def _payload(run: StageRun, _training: TrainingConfig, _written: Mapping[str, Any]) -> Payload:
-    return trainer_payload(run, "trainer.pretrain")
+    return trainer_payload(run, "slipway.trainer.pretrain")
 
 
 def _environment(

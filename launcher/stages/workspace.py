@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from launcher.config.overrides import recipe_and_flavor
 from launcher.config.schema import RunConfig
 from launcher.config.stage_schema import WorkspaceConfig
 from launcher.plan import Chain, Container, Job, Mount, Payload, Resources
-from launcher.runs.paths import TASK_PACKAGES, TRAINER, LaunchPaths
+from launcher.runs.paths import PACKAGE, LaunchPaths
 from launcher.stages.common import gpus_as_requested
 from launcher.stages.names_and_paths import checked_path, required_program
 from launcher.stages.stage import Stage, StageRun
@@ -49,7 +48,7 @@ def _plan(run: StageRun, workspace: WorkspaceConfig) -> Job:
         working_dir, python_path = _TRAINER_IN_CONTAINER, (_TRAINER_IN_CONTAINER,)
     elif has_trainer:
         # The interpreter finds installed packages itself; another one must not import their neighbours.
-        root = TRAINER.parent
+        root = PACKAGE.parent
         python_path = () if root.name in _SITE_DIRECTORIES else (str(root),)
         working_dir = config.launcher_scripts_path
     if workspace.workdir is not None:
@@ -65,21 +64,21 @@ def _plan(run: StageRun, workspace: WorkspaceConfig) -> Job:
             further={flag: value for flag, value in job.queue.further.items() if flag not in _NOT_OF_SALLOC},
         ),
         payload=Payload((shell,), working_dir, python_path),
-        container=_container(container, TASK_PACKAGES if has_trainer else ()),
+        container=_container(container, PACKAGE if has_trainer else None),
         config=None,
         chain=Chain(exclude_hours=config.resilience.exclude_hours),
         directories=_directories(config, run.paths) if container is not None else {},
     )
 
 
-def _container(container: Container | None, packages: Sequence[Path]) -> Container | None:
+def _container(container: Container | None, package: Path | None) -> Container | None:
     """Return the training's container, with the current trainer in place of a launch's copy."""
     if container is None:
         return None
     options = container.options
     # Pyxis takes an unpacked image by its name alone: the training's is not to be changed here.
     name = f"{options.name}_{STAGE}" if options.name is not None else None
-    trainer = [Mount(str(package), f"{_TRAINER_IN_CONTAINER}/{package.name}") for package in packages]
+    trainer = [Mount(str(package), f"{_TRAINER_IN_CONTAINER}/{package.name}")] if package else []
     return replace(
         container,
         mounts=(*container.mounts, *trainer),

@@ -46,9 +46,9 @@ from launcher.schedulers.slurm import SlurmScheduler
 from launcher.secrecy import recorded
 from launcher.sweeps.points import Point, SweepDraft, SweepRequest, annotated, as_task
 from launcher.sweeps.record import ARRAYS, POINTS, ArrayRecord, write_record
-from supervisor.files import write_atomic
-from supervisor.settings import NAME as SUPERVISOR_SETTINGS
-from supervisor.settings import SweepSettings
+from slipway.supervisor.files import write_atomic
+from slipway.supervisor.settings import NAME as SUPERVISOR_SETTINGS
+from slipway.supervisor.settings import SweepSettings
 
 KEY = "base_results_dir"
 
@@ -158,13 +158,12 @@ def _write_array(array: Array, sweep: SweepDraft, request: SweepRequest, undo: E
     undo.callback(shutil.rmtree, directory, ignore_errors=True)
     job = array.points[0].plan.job
     image = job.container.image if job.container else None
-    origin = provenance.gather(names.TRAINER, request.config_dir, image)
+    origin = provenance.gather(names.PACKAGE, request.config_dir, image)
     for name, text in origin.files.items():
         write_atomic(directory / name, text)
     shared = [directory / name for name in origin.files]
     if job.engine == "megatron":
-        for package in names.TASK_PACKAGES:
-            copy_package(package, directory / names.CODE / package.name)
+        copy_package(names.PACKAGE, directory / names.CODE / names.PACKAGE.name)
         shared.append(directory / names.CODE)
     (directory / names.SUPERVISOR).write_bytes(supervisor_archive())
     shared.append(directory / names.SUPERVISOR)
@@ -246,7 +245,7 @@ def _write_point(
         files = files_of(draft, manifest, launch)
         del files[paths.supervisor]  # shared by all points
         files[paths.directory / names.COMMAND_LOG] = _pasteable(point, request)
-        write_launch(paths, files, (), KEY)
+        write_launch(paths, files, None, KEY)
     undo.callback(discard_launch, paths, directories)
     make_directories(directories, KEY)
     return point, manifest

@@ -10,8 +10,16 @@ from typing import Any
 
 from launcher.errors import UserError, escape
 from launcher.runs.manifest import require_readable
-from supervisor.files import RECORD_LIMIT, UnfitFile, is_job_id, names_in, read_json, whole, write_atomic
-from supervisor.settings import NAME as SETTINGS
+from slipway.supervisor.files import (
+    RECORD_LIMIT,
+    UnfitFile,
+    is_job_id,
+    names_in,
+    read_json,
+    whole,
+    write_atomic,
+)
+from slipway.supervisor.settings import NAME as SETTINGS
 
 # The directory of a sweep's arrays, and in an array the links by the numbers of its tasks.
 ARRAYS = "arrays"

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from arithmetic.flops import layer_flops, sample_flops
-from arithmetic.gpus import peak_flops
+from slipway.arithmetic.flops import layer_flops, sample_flops
+from slipway.arithmetic.gpus import peak_flops
 
 
 def stack(layers: int, hidden: int, heads: int, **changes: Any) -> dict[str, Any]:

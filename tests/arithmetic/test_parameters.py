@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from arithmetic.parameters import count_parameters, padded_vocabulary, vocabulary_size
+from slipway.arithmetic.parameters import count_parameters, padded_vocabulary, vocabulary_size
 
 GPT2 = {
     "max_position_embeddings": 1024,

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from arithmetic.parameters import count_parameters, vocabulary_size
 from launcher.sandbox.lifecycle import Sandbox
+from slipway.arithmetic.parameters import count_parameters, vocabulary_size
 
 pytestmark = pytest.mark.usefixtures("forked_slipway_on_path")
 

@@ -12,9 +12,9 @@ PACE = "CHAIN_TEST_PACE"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Take ``-u -m trainer.pretrain ...``, as the interpreter that this stands for would."""
-    from trainer import pretrain
-    from trainer.loop import run
+    """Take ``-u -m slipway.trainer.pretrain ...``, as the interpreter that this stands for would."""
+    from slipway.trainer import pretrain
+    from slipway.trainer.loop import run
 
     compute, pace = run.train_losses, Path(os.environ[PACE])
 

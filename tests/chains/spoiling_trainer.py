@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from slipway.trainer.checkpoint import store
+from slipway.trainer.checkpoint.marker import MARKER
 from tests.trainer.damages import damage, swap_steps
-from trainer.checkpoint import store
-from trainer.checkpoint.marker import MARKER
 
 # The directory of checkpoints, a seed, and how many jobs find damages: `DIRECTORY:SEED:COUNT`. With a count
 # of 0 the training is neither damaged nor stopped.
@@ -40,9 +40,9 @@ def spoil(checkpoints: Path, record: Path, seed: str) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Take ``-u -m trainer.pretrain ...``, as the interpreter that this stands for would."""
-    from trainer import pretrain
-    from trainer.loop import run
+    """Take ``-u -m slipway.trainer.pretrain ...``, as the interpreter that this stands for would."""
+    from slipway.trainer import pretrain
+    from slipway.trainer.loop import run
 
     directory, seed, count = os.environ[SPOIL].rsplit(":", 2)
     checkpoints, record = Path(directory), Path(directory).with_name(RECORD)

@@ -290,7 +290,7 @@ JOB_CASES = [
         "run.shards",
         {"model.tensor_model_parallel_size": 2},
         "training.model.tensor_model_parallel_size=2: the optimizer states of the checkpoint step=5 are in",
-        "python -m trainer.checkpoint.reshard '/r/a b/step=5'",
+        "python -m slipway.trainer.checkpoint.reshard '/r/a b/step=5'",
         facts=sharded_checkpoint("/r/a b/step=5", 1, 1, 1),
     ),
     bad(

@@ -8,14 +8,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from arithmetic.gpus import GPUS
-from arithmetic.layout import ParallelConfig
 from launcher.attained import Attained, attained
 from launcher.checks.facts import Facts
 from launcher.checks.layout_search import LayoutSearch
 from launcher.estimates.parallelism import Layout, layout_of, read_parallel_config
 from launcher.estimates.speed import ModelWork, Speed, work_of
 from launcher.estimates.values import Values
+from slipway.arithmetic.gpus import GPUS
+from slipway.arithmetic.layout import ParallelConfig
 from tests.checks.plans import GPT, changed, plan_of
 
 _TABLE = json.loads(Path(__file__).with_name("published_steps.json").read_text(encoding="utf-8"))

@@ -13,7 +13,7 @@ _FOR_H100 = ("llama/llama3", "_16k", "_32k", "_64k", "mixtral/", "deepseek/")
 
 
 def gpu_for(size: str) -> str | None:
-    """Return a name of `arithmetic.gpus`, or ``None`` for the sizes that train without a GPU."""
+    """Return a name of `slipway.arithmetic.gpus`, or ``None`` for the sizes that train without a GPU."""
     if size.endswith("/tiny"):
         return None
     return "h100-80gb" if any(name in size for name in _FOR_H100) else "a100-80gb"

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import launcher.attained as module
-from arithmetic.gpus import GPUS
 from launcher.attained import InvalidEntry, attained
 from launcher.config.compose import compose
+from slipway.arithmetic.gpus import GPUS
 
 DOCS = Path(__file__).parents[2] / "docs" / "time.md"
 TABLE = Path(module.__file__).with_name("attained.json")

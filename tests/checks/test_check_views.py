@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from arithmetic.gpus import GPUS
 from launcher.cli.check import StageReport, print_screen
 from launcher.cli.estimate_views import (
     bar,
@@ -32,6 +31,7 @@ from launcher.estimates.memory import StageMemory
 from launcher.estimates.parallelism import CountedGpu
 from launcher.plan import Assumptions, Plan
 from launcher.ui.plotting import new_figure, write_picture
+from slipway.arithmetic.gpus import GPUS
 from tests.checks.plans import GPT, plan_of
 from tests.checks.screens import Terminal
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from arithmetic.layout import fits
 from launcher.checks.findings import Finding
 from launcher.checks.registry import run_checks
 from launcher.checks.rules.resources import count_problems
 from launcher.estimates.parallelism import read_parallel_config
 from launcher.estimates.values import Values
 from launcher.plan import Plan
+from slipway.arithmetic.layout import fits
 from tests.checks.plans import GPT, KNOWN, changed, plan_of
 
 BATCH = "model.global_batch_size"

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from arithmetic.gpus import GPUS, gres_type, named
 from launcher.checks.facts import Facts
 from launcher.config.compose import compose
 from launcher.config.schema import ClusterConfig, RunConfig, parse
@@ -21,8 +20,9 @@ from launcher.plan import Resources
 from launcher.slurm.cluster import ClusterFacts
 from launcher.stages import common
 from launcher.stages.planning import plan_launch
+from slipway.arithmetic.gpus import GPUS, gres_type, named
 
-TABLE = json.loads((Path(__file__).parents[2] / "arithmetic" / "gpus.json").read_text())
+TABLE = json.loads((Path(__file__).parents[2] / "slipway" / "arithmetic" / "gpus.json").read_text())
 KINDS = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4")
 ADDED_GPU = {"memory_mib": 196_608, "peak_tflops": {"bf16": 1307}, "capability": [9, 4], "memory_gb_s": 5300}
 

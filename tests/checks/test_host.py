@@ -11,7 +11,7 @@ from launcher.checks.findings import Finding, Severity
 from launcher.checks.gathering.host import SUPERVISOR_PYTHONS, host_facts, supervisor_python_problem
 from launcher.checks.rules.files import machine_problems
 from launcher.drafting import Request, draft
-from supervisor.settings import OLDEST_PYTHON
+from slipway.supervisor.settings import OLDEST_PYTHON
 
 ROOT = Path(__file__).resolve().parents[2]
 SLURM = ["training=gpt3/126m", "cluster=bcm"]
@@ -131,4 +131,6 @@ def test_a_machine_without_python_is_reported(programs: Path) -> None:
 def test_the_job_script_looks_for_the_same_pythons() -> None:
     text = (ROOT / "templates" / "supervisor.sh.j2").read_text()
     assert all(name in text for name in SUPERVISOR_PYTHONS)
-    assert f"sys.version_info < {OLDEST_PYTHON}" in (ROOT / "supervisor" / "__main__.py").read_text()
+    assert (
+        f"sys.version_info < {OLDEST_PYTHON}" in (ROOT / "slipway" / "supervisor" / "__main__.py").read_text()
+    )

@@ -243,7 +243,7 @@ def test_trainer_is_not_asked_beside_other_errors_or_for_other_engines() -> None
 
 
 def test_trainer_is_not_shadowed_by_the_users_directory(workdir: Path) -> None:
-    (workdir / "trainer").mkdir()
+    (workdir / "slipway").mkdir()
     (workdir / "json.py").write_text("raise SystemExit('not this one')")
     assert check_drafts([draft_with("training=gpt3/tiny", "cluster=local")])[0].facts.trainer_verdict == ""
 

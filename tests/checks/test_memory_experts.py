@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from arithmetic.flops import sample_flops
-from arithmetic.parameters import count_parameters, parts_of
 from launcher.checks.findings import Severity
 from launcher.checks.rules.model import memory_problems
 from launcher.estimates.memory import StageMemory, bytes_per_parameter
 from launcher.estimates.training import parameters_of, stages_of, training_of
+from slipway.arithmetic.flops import sample_flops
+from slipway.arithmetic.parameters import count_parameters, parts_of
 from tests.checks.plans import GPT, KNOWN, changed, plan_of
 from tests.checks.test_memory_measured import LIBRARIES
 from tests.checks.trainings import gpt, layout, stages, training

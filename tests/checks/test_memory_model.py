@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from arithmetic.parameters import count_parameters
 from launcher.checks.findings import Severity
 from launcher.checks.rules.model import memory_problems
 from launcher.config.compose import BatchComposer, list_options
 from launcher.estimates.memory import StageMemory, estimate_memory
 from launcher.estimates.training import parameters_of, stages_of, training_of
 from launcher.stages.planning import plan_launch
+from slipway.arithmetic.parameters import count_parameters
 from tests.checks.plans import GPT, KNOWN, changed, plan_of
 from tests.checks.trainings import gpt, layout, stages, training
 

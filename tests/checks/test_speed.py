@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from arithmetic.gpus import GPUS
-from arithmetic.layout import ParallelConfig
 from launcher.attained import attained
 from launcher.estimates.parallelism import Layout, Recompute
 from launcher.estimates.speed import ModelWork, Speed, work_of
 from launcher.estimates.values import Values
+from slipway.arithmetic.gpus import GPUS
+from slipway.arithmetic.layout import ParallelConfig
 from tests.checks.plans import GPT, T5, changed
 from tests.checks.published import CALIBRATION, HELD_OUT, STEPS, Published
 

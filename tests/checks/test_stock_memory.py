@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 import pytest
 
-from arithmetic.gpus import GPUS
 from launcher.checks.findings import Finding, Severity
 from launcher.checks.layout_search import LayoutSearch, overrides
 from launcher.checks.registry import run_checks
 from launcher.config.compose import compose, list_options
 from launcher.plan import Plan
 from launcher.stages.planning import plan_launch
+from slipway.arithmetic.gpus import GPUS
 from tests.checks.plans import KNOWN
 from tests.checks.stock import gpu_for
 

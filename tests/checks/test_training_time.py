@@ -15,8 +15,8 @@ from launcher.cli.estimate_views import cost_lines
 from launcher.estimates.cost import Cost, amount_of, estimate_cost, samples_in
 from launcher.estimates.values import Values
 from launcher.plan import Assumptions, Chain, Plan
+from slipway.trainer.config.rampup import Rampup
 from tests.checks.plans import GPT, T5, changed, plan_of
-from trainer.config.rampup import Rampup
 
 DAY = 86400
 

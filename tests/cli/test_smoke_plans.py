@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from arithmetic.layout import ParallelConfig
 from launcher.drafting import Draft, Request, draft
 from launcher.errors import UserError
 from launcher.estimates.parallelism import read_parallel_config
 from launcher.estimates.values import Values
 from launcher.smoke import Smoke, plan_smoke, without_smoke
+from slipway.arithmetic.layout import ParallelConfig
 from tests.checks.shelves import stock
 
 IMAGE = "container=nvcr.io#nvidia/nemo:24.07"

@@ -23,7 +23,7 @@ import tokenizers
 import yaml
 import zstandard
 
-from corpus.__main__ import main
+from slipway.corpus.__main__ import main
 from tests.corpus.preparing import check_whole, results
 
 TASKS = 3

@@ -14,12 +14,12 @@ import yaml
 import zstandard
 from pyarrow import parquet
 
-from corpus import spec
-from corpus.merging import merge
-from corpus.plan import load_plan
-from corpus.sources import collect
-from corpus.tokenizers import obtain
-from corpus.tokenizing import tokenize
+from slipway.corpus import spec
+from slipway.corpus.merging import merge
+from slipway.corpus.plan import load_plan
+from slipway.corpus.sources import collect
+from slipway.corpus.tokenizers import obtain
+from slipway.corpus.tokenizing import tokenize
 from tests.trainer.indexed_files import read
 
 _WORDS = "the of and späte Wörter in 2026 a train; model data — token 東京 shard hello".split()  # noqa: SIM905

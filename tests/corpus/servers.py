@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from corpus.remotes import s3_client
+from slipway.corpus.remotes import s3_client
 
 
 @dataclass

@@ -15,11 +15,11 @@ import pytest
 import zstandard
 from pyarrow import parquet
 
-from corpus import formats, readers
-from corpus.documents import Document
-from corpus.errors import BadRecord
-from corpus.readers import read
-from corpus.units import Piece
+from slipway.corpus import formats, readers
+from slipway.corpus.documents import Document
+from slipway.corpus.errors import BadRecord
+from slipway.corpus.readers import read
+from slipway.corpus.units import Piece
 from tests.corpus.preparing import text
 from tests.corpus.test_readers import COMPRESS, lines, source
 

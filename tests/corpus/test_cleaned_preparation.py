@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-import corpus.fast_encoding
-from corpus.__main__ import main
-from corpus.merging import merge
-from corpus.plan import load_plan
-from corpus.shards import ORIGIN
-from corpus.sources import collect
-from corpus.spec import read
-from corpus.tokenizers import obtain
-from corpus.tokenizing import tokenize
+import slipway.corpus.fast_encoding
+from slipway.corpus.__main__ import main
+from slipway.corpus.merging import merge
+from slipway.corpus.plan import load_plan
+from slipway.corpus.shards import ORIGIN
+from slipway.corpus.sources import collect
+from slipway.corpus.spec import read
+from slipway.corpus.tokenizers import obtain
+from slipway.corpus.tokenizing import tokenize
 
 WORDS = [
     f"{first}{second}" for first in "bcdfghklmn" for second in ("a", "elo", "iro", "un", "est", "or", "ab")
@@ -116,13 +116,13 @@ def test_other_ids_of_gigatoken_do_not_change_the_data(
     """The ids differ at the start, or in the sample of a unit only."""
     expected = prepare()
     assert "fast path" not in capsys.readouterr().out
-    original = corpus.fast_encoding._open
+    original = slipway.corpus.fast_encoding._open
 
     def open_wrongly(kind: str, paths: Any) -> Any:
         encode = original(kind, paths)
         return lambda text: encode(text)[len(text.split()) >= least :]
 
-    monkeypatch.setattr(corpus.fast_encoding, "_open", open_wrongly)
+    monkeypatch.setattr(slipway.corpus.fast_encoding, "_open", open_wrongly)
     assert prepare() == expected
     output = capsys.readouterr().out
     if least:

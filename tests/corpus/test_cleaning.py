@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from corpus.cleaning import Cleaner, DropCounts, Dropped, identity
-from corpus.documents import Document
-from corpus.errors import UserError
-from corpus.spec import Filter
+from slipway.corpus.cleaning import Cleaner, DropCounts, Dropped, identity
+from slipway.corpus.documents import Document
+from slipway.corpus.errors import UserError
+from slipway.corpus.spec import Filter
 
 # Trained by fastText on sentences of a few English (en) and German (de) words; 1,235 bytes.
 MODEL = Path(__file__).with_name("two_languages.bin")

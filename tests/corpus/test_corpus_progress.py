@@ -8,10 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from corpus.progress import Progress
+from slipway.corpus.progress import Progress
 
 _PROGRAM = """
-from corpus.progress import Progress
+from slipway.corpus.progress import Progress
 with Progress("fetching", 0, 2, "files") as progress:
     progress.expect("a", 1000)
     progress.advance(1000, items=1)

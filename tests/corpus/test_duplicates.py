@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import corpus.duplicates
-from corpus.duplicates import Duplicates, Signatures, find
-from corpus.spec import MinHash
+import slipway.corpus.duplicates
+from slipway.corpus.duplicates import Duplicates, Signatures, find
+from slipway.corpus.spec import MinHash
 
 WORDS = [
     f"{first}{second}" for first in "bcdfghklmn" for second in ("a", "elo", "iro", "un", "est", "or", "ab")
@@ -110,10 +110,10 @@ def test_several_files_of_signatures_give_the_same(tmp_path: Path, monkeypatch: 
     units = [documents[:10], documents[10:20], documents[20:]]
     whole = search(tmp_path, units, exact=False)
     assert len(whole.numbers) == 23
-    monkeypatch.setattr(corpus.duplicates, "_DOCUMENTS_PER_FILE", 10)
+    monkeypatch.setattr(slipway.corpus.duplicates, "_DOCUMENTS_PER_FILE", 10)
     # Spawned workers have the constants of the module.
     assert pairs(search(tmp_path, units, exact=False)) == pairs(whole)
-    monkeypatch.setattr(corpus.duplicates, "_DOCUMENTS_FOR_PROCESSES", 0)
+    monkeypatch.setattr(slipway.corpus.duplicates, "_DOCUMENTS_FOR_PROCESSES", 0)
     assert pairs(search(tmp_path, units, exact=False)) == pairs(whole)
 
 
@@ -121,7 +121,7 @@ def test_long_document_has_the_signature_of_datatrove(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Shingles are hashed in parts, to save memory."""
-    monkeypatch.setattr(corpus.duplicates, "_SHINGLES", 64)
+    monkeypatch.setattr(slipway.corpus.duplicates, "_SHINGLES", 64)
     writer = Signatures(tmp_path / "signatures", FEW)
     document = text(3, words=1000)
     writer.add("too short")

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import tokenizers
 
-import corpus.fast_encoding
-from arithmetic.probe_texts import probe_texts
-from corpus.fast_encoding import DifferentIdsError, FastEncoder, UnsupportedError
+import slipway.corpus.fast_encoding
+from slipway.arithmetic.probe_texts import probe_texts
+from slipway.corpus.fast_encoding import DifferentIdsError, FastEncoder, UnsupportedError
 
-CODE = "\n".join(path.read_text(encoding="utf-8") for path in sorted(Path("corpus").glob("*.py")))
+CODE = "\n".join(path.read_text(encoding="utf-8") for path in sorted(Path("slipway/corpus").glob("*.py")))
 PROBES = probe_texts(["<|endoftext|>"])
 KINDS = ("gpt2", "tokenizer.json", "llama.json")
 
@@ -130,7 +130,7 @@ def test_other_ids_of_an_added_token_are_seen_at_the_start(
     name, paths, reference = open_reference("added.json", tmp_path)
     FastEncoder(name, paths, reference)
     without = FastEncoder(*open_reference("llama.json", directory))
-    monkeypatch.setattr(corpus.fast_encoding, "_open", lambda *_: without._fast)
+    monkeypatch.setattr(slipway.corpus.fast_encoding, "_open", lambda *_: without._fast)
     with pytest.raises(UnsupportedError, match="ids differ"):
         FastEncoder(name, paths, reference)
 

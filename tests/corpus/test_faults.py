@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from corpus import spec
-from corpus.__main__ import main
-from corpus.errors import UserError
-from corpus.plan import load_plan
-from corpus.sources import collect
-from corpus.tokenizers import obtain
-from corpus.tokenizing import tokenize
+from slipway.corpus import spec
+from slipway.corpus.__main__ import main
+from slipway.corpus.errors import UserError
+from slipway.corpus.plan import load_plan
+from slipway.corpus.sources import collect
+from slipway.corpus.tokenizers import obtain
+from slipway.corpus.tokenizing import tokenize
 from tests.corpus.preparing import (
     check_whole,
     configuration,
@@ -37,7 +37,7 @@ import resource, sys
 # A short write is no error to importlib.
 sys.dont_write_bytecode = True
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
-from corpus.__main__ import main
+from slipway.corpus.__main__ import main
 sys.exit(main(sys.argv[2:]))
 """
 

@@ -1,4 +1,4 @@
-"""`python -m corpus fetch` when sources fail: the message, the exit code, and the same command again."""
+"""`python -m slipway.corpus fetch` when sources fail: message, exit code, and the command again."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 import yaml
 
-from corpus import spec
-from corpus.__main__ import main
-from corpus.fetching import Policy
-from corpus.sources import read_sources
+from slipway.corpus import spec
+from slipway.corpus.__main__ import main
+from slipway.corpus.fetching import Policy
+from slipway.corpus.sources import read_sources
 from tests.corpus.servers import FaultyServer, ServedFile, faulty_server
 
 pytestmark = pytest.mark.trainer
@@ -109,7 +109,7 @@ def test_a_fault_is_named_and_the_command_goes_on_when_it_has_passed(
     capsys: Any,
     case: str,
 ) -> None:
-    monkeypatch.setattr("corpus.fetching.Policy", QUICK)
+    monkeypatch.setattr("slipway.corpus.fetching.Policy", QUICK)
     fault = FAULTS[case]
     faults = dict(fault.faults)
     name = faults.pop("path", "text.jsonl")
@@ -202,9 +202,9 @@ def test_a_command_killed_again_and_again_ends_with_the_same_files(
         for number, content in enumerate(contents)
     ]
     program = (
-        "import sys, functools, corpus.fetching as fetching\n"
+        "import sys, functools, slipway.corpus.fetching as fetching\n"
         "fetching.Policy = functools.partial(fetching.Policy, sync_bytes=32768)\n"
-        "from corpus.__main__ import main\n"
+        "from slipway.corpus.__main__ import main\n"
         "sys.exit(main(sys.argv[1:]))"
     )
     arguments = [sys.executable, "-c", program, *command(*urls)]

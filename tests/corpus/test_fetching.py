@@ -21,10 +21,10 @@ from typing import Any
 
 import pytest
 
-from corpus.errors import OutsideError, UserError
-from corpus.fetching import Download, Fetched, Policy, fetch_all, file_name
-from corpus.progress import Progress
-from corpus.remotes import public_name, remote, retry_after
+from slipway.corpus.errors import OutsideError, UserError
+from slipway.corpus.fetching import Download, Fetched, Policy, fetch_all, file_name
+from slipway.corpus.progress import Progress
+from slipway.corpus.remotes import public_name, remote, retry_after
 from tests.corpus.servers import FaultyServer, faulty_server
 
 QUICK = Policy(attempts=3, first_wait=0.01, longest_wait=0.02, timeout=5.0, sync_bytes=1 << 18)
@@ -441,10 +441,10 @@ def test_public_names_hide_signatures() -> None:
 _FETCH = """
 import sys
 from pathlib import Path
-from corpus.errors import OutsideError, UserError
-from corpus.fetching import Download, Policy, fetch_all
-from corpus.progress import Progress
-from corpus.remotes import remote
+from slipway.corpus.errors import OutsideError, UserError
+from slipway.corpus.fetching import Download, Policy, fetch_all
+from slipway.corpus.progress import Progress
+from slipway.corpus.remotes import remote
 policy = Policy(attempts=3, first_wait=0.01, longest_wait=0.02, sync_bytes=65536)
 try:
     downloads = [Download(remote(url)) for url in sys.argv[2:]]

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
-from corpus import remotes
-from corpus.__main__ import main
-from corpus.errors import OutsideError, UserError
-from corpus.fetching import Policy
-from corpus.remotes import S3File, list_s3, remote
+from slipway.corpus import remotes
+from slipway.corpus.__main__ import main
+from slipway.corpus.errors import OutsideError, UserError
+from slipway.corpus.fetching import Policy
+from slipway.corpus.remotes import S3File, list_s3, remote
 from tests.corpus.servers import FaultyServer, faulty_server
 from tests.corpus.test_fetching import fetch_file
 

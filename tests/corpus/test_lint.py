@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from arithmetic.indexed import ORIGIN
-from corpus import lint as linting
-from corpus.decoding import open_decoder
-from corpus.errors import UserError
-from corpus.lint import Options, Report
-from corpus.show import show
+from slipway.arithmetic.indexed import ORIGIN
+from slipway.corpus import lint as linting
+from slipway.corpus.decoding import open_decoder
+from slipway.corpus.errors import UserError
+from slipway.corpus.lint import Options, Report
+from slipway.corpus.show import show
 from tests.forked_slipway import SLIPWAY
 from tests.integration.conftest import run_command
 from tests.trainer import indexed_files

@@ -18,16 +18,16 @@ import pytest
 import zstandard
 from pyarrow import parquet
 
-from corpus import spec
-from corpus.__main__ import main
-from corpus.documents import Document
-from corpus.errors import BadRecord, LeftOut, UserError
-from corpus.formats import recognize
-from corpus.lint import Options, lint
-from corpus.readers import parquet_row_groups, read
-from corpus.sources import collect, discover
-from corpus.tokenizers import obtain
-from corpus.units import Piece, SourceFile
+from slipway.corpus import spec
+from slipway.corpus.__main__ import main
+from slipway.corpus.documents import Document
+from slipway.corpus.errors import BadRecord, LeftOut, UserError
+from slipway.corpus.formats import recognize
+from slipway.corpus.lint import Options, lint
+from slipway.corpus.readers import parquet_row_groups, read
+from slipway.corpus.sources import collect, discover
+from slipway.corpus.tokenizers import obtain
+from slipway.corpus.units import Piece, SourceFile
 from tests.corpus.preparing import configuration, results, write_configuration, write_lines, write_sources
 from tests.corpus.servers import FaultyServer, faulty_server
 
@@ -144,7 +144,7 @@ LOSSES = {
 def test_lost_documents_of_unknown_number_are_not_skipped(
     tokenizer: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr("corpus.readers._LONGEST_LINE", 1_000_000)
+    monkeypatch.setattr("slipway.corpus.readers._LONGEST_LINE", 1_000_000)
     content, reason = LOSSES[name]
     (tmp_path / "in").mkdir()
     for number in range(4):

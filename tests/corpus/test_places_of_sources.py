@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from corpus.__main__ import main
-from corpus.fetching import Policy
+from slipway.corpus.__main__ import main
+from slipway.corpus.fetching import Policy
 from tests.corpus.preparing import configuration, results, write_configuration, write_sources
 from tests.corpus.servers import faulty_server, s3_server
 
@@ -38,7 +38,7 @@ def test_tokens_do_not_depend_on_where_the_sources_are(
     with faulty_server() as server:
         # The first attempt at each file ends early.
         urls = [server.put(f"dumps/{path.name}", path.read_bytes(), drop_after=[200]) for path in files]
-        monkeypatch.setattr("corpus.fetching.Policy", functools.partial(Policy, first_wait=0.01))
+        monkeypatch.setattr("slipway.corpus.fetching.Policy", functools.partial(Policy, first_wait=0.01))
         assert prepare_sources(tmp_path, "http", urls) == expected
     pytest.importorskip("moto")
     with s3_server(monkeypatch, tmp_path) as client:

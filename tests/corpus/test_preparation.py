@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import ByteLevelBPETokenizer
 
-from corpus import spec
-from corpus.__main__ import main
-from corpus.sources import collect
-from corpus.tokenizers import obtain
+from slipway.corpus import spec
+from slipway.corpus.__main__ import main
+from slipway.corpus.sources import collect
+from slipway.corpus.tokenizers import obtain
 from tests.corpus.preparing import (
     configuration,
     prepare,

@@ -17,11 +17,11 @@ import pytest
 import zstandard
 from pyarrow import parquet
 
-from corpus.documents import Document
-from corpus.errors import BadRecord, UserError
-from corpus.formats import recognize
-from corpus.readers import parquet_row_groups, read
-from corpus.units import Piece, SourceFile, divide
+from slipway.corpus.documents import Document
+from slipway.corpus.errors import BadRecord, UserError
+from slipway.corpus.formats import recognize
+from slipway.corpus.readers import parquet_row_groups, read
+from slipway.corpus.units import Piece, SourceFile, divide
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "gz": gzip.compress,
@@ -121,7 +121,7 @@ def test_broken_lines_are_named_and_the_others_read(tmp_path: Path) -> None:
 
 
 def test_a_line_without_end_is_not_held_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("corpus.readers._LONGEST_LINE", 100)
+    monkeypatch.setattr("slipway.corpus.readers._LONGEST_LINE", 100)
     path = tmp_path / "a.jsonl"
     path.write_bytes(lines(["a"]) + b'{"text": "' + b"x" * 1000 + b'"}\n' + lines(["b"]))
     first, bad, last = records(path)

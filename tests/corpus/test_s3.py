@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from corpus.errors import OutsideError, UserError
-from corpus.fetching import Download, Fetched, Policy, fetch_all
-from corpus.progress import Progress
-from corpus.remotes import TransientError, list_s3, remote, s3_client
+from slipway.corpus.errors import OutsideError, UserError
+from slipway.corpus.fetching import Download, Fetched, Policy, fetch_all
+from slipway.corpus.progress import Progress
+from slipway.corpus.remotes import TransientError, list_s3, remote, s3_client
 from tests.corpus.servers import faulty_server, s3_server
 
 pytest.importorskip("moto")
@@ -64,7 +64,7 @@ def test_a_part_is_resumed_and_never_mixed_with_another_version(
 ) -> None:
     """The test drops the connection itself, since moto never does."""
     endpoint.put_object(Bucket="data", Key="c", Body=CONTENT)
-    from corpus.remotes import S3File
+    from slipway.corpus.remotes import S3File
 
     read, budget = S3File._read, [400_000]
 

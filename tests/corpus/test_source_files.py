@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from corpus import spec
-from corpus.errors import OutsideError, UserError
-from corpus.fetching import Policy
-from corpus.sources import collect, discover, read_sources
+from slipway.corpus import spec
+from slipway.corpus.errors import OutsideError, UserError
+from slipway.corpus.fetching import Policy
+from slipway.corpus.sources import collect, discover, read_sources
 from tests.corpus.servers import FaultyServer, faulty_server, s3_server
 
 QUICK = Policy(attempts=2, first_wait=0.01, longest_wait=0.02, timeout=5.0)
@@ -289,7 +289,7 @@ def test_copies_are_reported(tmp_path: Path, books: Path, capsys: Any) -> None:
 def test_a_missing_or_damaged_list_names_the_command(tmp_path: Path, books: Path) -> None:
     options = preparation(tmp_path, books)
     with pytest.raises(
-        UserError, match=r"sources\.json: No such file or directory; `python -m corpus fetch`"
+        UserError, match=r"sources\.json: No such file or directory; `python -m slipway.corpus fetch`"
     ):
         read_sources(options)
     options.work_dir.mkdir(parents=True)

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from corpus import spec
-from corpus.decoding import open_decoder
-from corpus.errors import UserError
-from corpus.fetching import Policy
-from corpus.sources import collect
-from corpus.tokenizers import TokenizerFiles, describe, obtain, open_tokenizer
+from slipway.corpus import spec
+from slipway.corpus.decoding import open_decoder
+from slipway.corpus.errors import UserError
+from slipway.corpus.fetching import Policy
+from slipway.corpus.sources import collect
+from slipway.corpus.tokenizers import TokenizerFiles, describe, obtain, open_tokenizer
 from tests.corpus.servers import FaultyServer, faulty_server
 
 pytestmark = pytest.mark.trainer
@@ -214,8 +214,8 @@ def test_a_tokenizer_json_gives_the_ids_of_transformers(
 def test_the_trainer_reads_a_fetched_tokenizer_json_as_it_lies_there(
     tmp_path: Path, text: Path, server: FaultyServer, fast: bytes
 ) -> None:
-    from trainer.config.tokenizer import Tokenizer
-    from trainer.data.vocabulary import read_vocabulary
+    from slipway.trainer.config.tokenizer import Tokenizer
+    from slipway.trainer.data.vocabulary import read_vocabulary
 
     url = server.put("tokenizer.json", fast)
     files = obtain_tokenizer(preparation(tmp_path, text, tokenizer={"url": url}))
@@ -298,8 +298,8 @@ def test_a_tokenizer_json_is_taken_before_the_files_beside_it(
     """The trainer, the decoder and Hugging Face read such a directory of a published model alike."""
     from tokenizers import ByteLevelBPETokenizer, Tokenizer
 
-    from trainer.config.tokenizer import Tokenizer as Configured
-    from trainer.data.vocabulary import read_vocabulary
+    from slipway.trainer.config.tokenizer import Tokenizer as Configured
+    from slipway.trainer.data.vocabulary import read_vocabulary
 
     directory = tmp_path / "bpe"
     directory.mkdir()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from corpus.wikitext import plain_text
+from slipway.corpus.wikitext import plain_text
 
 SIZE = 200_000
 

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from slipway.trainer.config.tokenizer import Tokenizer
+from slipway.trainer.data.tokenized import TokenizerRecord, of_data
 from tests.corpus.preparing import prepare, write_lines
-from trainer.config.tokenizer import Tokenizer
-from trainer.data.tokenized import TokenizerRecord, of_data
 
 TEXTS = ["the river and the stone of 1234 items", "water light <|im_end|> of the running river"] * 40
 OTHER_TEXTS = [text[::-1] for text in TEXTS]

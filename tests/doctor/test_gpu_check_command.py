@@ -66,7 +66,7 @@ def test_table_has_remedies_and_estimates(tmp_path: Path, capfd: pytest.CaptureF
     assert lines[3].startswith("throughput         passed   1.500 s a step; estimated for h100-80gb: ")
     assert " s a step, peak " in lines[3].partition("estimated")[2]
     assert lines[4] == "2 passed, 1 failed, 0 skipped; fix first: layout pipeline 2"
-    assert "-m trainer.gpu_check" in err
+    assert "-m slipway.trainer.gpu_check" in err
     assert err.strip().endswith("--only versions,throughput")
     # Evidence is never overwritten.
     assert main([*words, "--directory", str(tmp_path / "a")]) == 2
@@ -82,7 +82,7 @@ def test_passed_checks_exit_with_0_and_print_json(tmp_path: Path, capfd: pytest.
     assert content["machine"]["host"] == "n1"
     assert [row["check"] for row in content["rows"]] == ["versions"]
     assert content["estimate"]["step_seconds"] > 0
-    for name in ("trainer/gpu_check/__main__.py", "arithmetic/gpus.json"):
+    for name in ("slipway/trainer/gpu_check/__main__.py", "slipway/arithmetic/gpus.json"):
         assert (tmp_path / "a" / "code" / name).exists()
     # A few micro batches, in place of a global batch of 256.
     config = yaml.safe_load((tmp_path / "a" / "throughput_config.yaml").read_text())

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from launcher.monitor.history import Diagnosis, diagnose
-from supervisor.marks import JobAttempt
+from slipway.supervisor.marks import JobAttempt
 from tests.failures.failure_samples import RECORDED
 
 JUDGED_ATTEMPT = JobAttempt(

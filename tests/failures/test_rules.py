@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from supervisor.judging import RULES, rule_named
-from supervisor.rules import Rule
+from slipway.supervisor.judging import RULES, rule_named
+from slipway.supervisor.rules import Rule
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.name}-{rule.of}")

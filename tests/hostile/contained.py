@@ -20,10 +20,19 @@ WALL_SECONDS = 60
 MEMORY = 2 << 30
 # Imported once, by the process that the others are forked from.
 _PRELOADED = [
-    "corpus.sources", "corpus.tokenizers", "corpus.tokenizing", "corpus.merging", "corpus.readers",
-    "pyarrow.parquet", "tokenizers", "zstandard", "trainer.conversion.convert", "trainer.conversion.check",
-    "transformers", "sentencepiece",
-]  # fmt: skip
+    "slipway.corpus.sources",
+    "slipway.corpus.tokenizers",
+    "slipway.corpus.tokenizing",
+    "slipway.corpus.merging",
+    "slipway.corpus.readers",
+    "pyarrow.parquet",
+    "tokenizers",
+    "zstandard",
+    "slipway.trainer.conversion.convert",
+    "slipway.trainer.conversion.check",
+    "transformers",
+    "sentencepiece",
+]
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(_PRELOADED)

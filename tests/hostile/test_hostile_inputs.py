@@ -17,7 +17,7 @@ import transformers
 from hypothesis import HealthCheck, Phase, given, settings
 from tokenizers import ByteLevelBPETokenizer
 
-from arithmetic.indexed import manifest_path
+from slipway.arithmetic.indexed import manifest_path
 from tests.corpus.preparing import check_whole, configuration, write_configuration, write_lines
 from tests.hostile.contained import MEMORY, Outcome, run_contained
 from tests.hostile.hostile_models import FORMS, HostileModel, hostile_models
@@ -87,7 +87,9 @@ def test_no_source_costs_more_than_its_own_text(tmp_path: Path, tokenizer: Path)
 def _check_preparation(
     node: dict[str, object], directory: Path, decoder: ByteLevelBPETokenizer, sources: HostileSources
 ) -> None:
-    outcome = run_contained("corpus.__main__", ["run", *write_configuration(directory, node)], directory)
+    outcome = run_contained(
+        "slipway.corpus.__main__", ["run", *write_configuration(directory, node)], directory
+    )
     _check(outcome, {0, 1, 2})
     assert not list(directory.rglob("canary"))
     out = directory / "out"
@@ -135,7 +137,7 @@ def _convert(model: HostileModel, models: dict[str, Path], directory: Path) -> O
     secret.chmod(0o600)
     model.write(models[model.form], source, secret)
     words = ["export", str(source), "--to", str(output), "--format", FORMS[model.form]]
-    outcome = run_contained("trainer.conversion.__main__", words, directory)
+    outcome = run_contained("slipway.trainer.conversion.__main__", words, directory)
     assert not list(Path().glob("canary"))
     for path in output.rglob("*") if output.is_dir() else []:
         assert not path.is_symlink(), f"{path} is a link"

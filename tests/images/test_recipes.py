@@ -96,16 +96,16 @@ def test_the_hash_does_not_cover_names(monkeypatch: pytest.MonkeyPatch, tmp_path
     before = read_recipe("megatron")
     monkeypatch.setenv("LOGNAME", "somebody")
     assert read_recipe("megatron", None, NAMES).hash == before.hash
-    (tmp_path / "trainer").mkdir()
-    (tmp_path / "trainer/changed.py").write_text("changed = True\n")
-    monkeypatch.setattr(recipes, "TASK_PACKAGES", (tmp_path / "trainer",))
+    (tmp_path / "slipway").mkdir()
+    (tmp_path / "slipway/changed.py").write_text("changed = True\n")
+    monkeypatch.setattr(recipes, "PACKAGE", tmp_path / "slipway")
     after = read_recipe("megatron")
-    assert (after.hash, after.context) == (before.hash, {"trainer/changed.py": b"changed = True\n"})
+    assert (after.hash, after.context) == (before.hash, {"slipway/changed.py": b"changed = True\n"})
 
 
 def test_the_megatron_image_has_the_trainer() -> None:
     context = read_recipe("megatron").context
-    assert context["trainer/pretrain.py"] == (ROOT / "trainer/pretrain.py").read_bytes()
+    assert context["slipway/trainer/pretrain.py"] == (ROOT / "slipway/trainer/pretrain.py").read_bytes()
     assert not [name for name in context if name.endswith(".pyc")]
     assert read_recipe("nemo").context == {}
 

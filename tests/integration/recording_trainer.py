@@ -13,9 +13,9 @@ RECORD = "FED_RECORD"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Take ``-u -m trainer.pretrain ...``, as the interpreter that this stands for would."""
-    from trainer import pretrain
-    from trainer.loop import run
+    """Take ``-u -m slipway.trainer.pretrain ...``, as the interpreter that this stands for would."""
+    from slipway.trainer import pretrain
+    from slipway.trainer.loop import run
 
     compute, rows = run.train_losses, list[list[int]]()
 

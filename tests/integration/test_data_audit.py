@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from arithmetic.indexed import ORIGIN
+from slipway.arithmetic.indexed import ORIGIN
+from slipway.trainer.config.load import flatten, load_config
+from slipway.trainer.config.settings import read_settings
+from slipway.trainer.data.audit import StepRequest, audit
 from tests.forked_slipway import SLIPWAY
 from tests.integration import recording_trainer
 from tests.integration.conftest import run_command
 from tests.trainer import indexed_files
 from tests.warm import WarmPool
-from trainer.config.load import flatten, load_config
-from trainer.config.settings import read_settings
-from trainer.data.audit import StepRequest, audit
 
 pytestmark = [pytest.mark.trainer, pytest.mark.timeout(300)]
 
@@ -247,7 +247,7 @@ def test_a_run_without_such_a_launch_or_sample_is_a_mistake(audited_run: Audited
 def test_audit_imports_no_torch(audited_run: AuditedRun) -> None:
     launch = audited_run.directory / "results/audited/launches/1"
     program = (
-        "import sys; from trainer.data import audit; audit.main(sys.argv[1:]); "
+        "import sys; from slipway.trainer.data import audit; audit.main(sys.argv[1:]); "
         "print('torch' in sys.modules, file=sys.stderr)"
     )
     options = ["--config-path", launch, "--config-name", "audited_hydra.yaml", "--step", "1"]

@@ -106,7 +106,7 @@ def test_values_arrive_in_every_task_of_a_training(tmp_path: Path, sandbox: Sand
     arguments = [
         "-u",
         "-m",
-        "trainer.pretrain",
+        "slipway.trainer.pretrain",
         f"--config-path={launch}",
         "--config-name=gpt3_tiny_hydra.yaml",
     ]

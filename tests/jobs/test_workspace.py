@@ -141,7 +141,7 @@ def test_pyxis_gets_its_flags(project: Project, monkeypatch: pytest.MonkeyPatch)
     assert re.fullmatch(r"/opt/slipway on n\d\n", done.stdout)
     directory = project.directory
     mounts = [f"{directory}/results:{directory}/results", f"{directory}/data:{directory}/data:ro"]
-    mounts += [f"{REPOSITORY}/{name}:/opt/slipway/{name}" for name in ("trainer", "arithmetic", "corpus")]
+    mounts += [f"{REPOSITORY}/slipway:/opt/slipway/slipway"]
     assert flags_file.read_text().splitlines() == [
         "--container-image=nvcr.io#nvidia/nemo:24.07",
         f"--container-mounts={','.join(mounts)}",

@@ -185,8 +185,8 @@ def test_a_workspace_has_the_trainer_of_the_checkout(desk: Desk) -> None:
         "engine=megatron", "training=gpt3/tiny", "container=/apps/x.sqsh", "cluster.srun_args=[]"
     )
     assert draft.plan.job.container is not None
-    for name in ("arithmetic", "corpus", "trainer"):
-        assert Mount(str(REPOSITORY / name), f"/opt/slipway/{name}") in draft.plan.job.container.mounts
+    mount = Mount(str(REPOSITORY / "slipway"), "/opt/slipway/slipway")
+    assert mount in draft.plan.job.container.mounts
     desk.run(draft.rendered.script)
     assert desk.words("srun")[-4:] == ["bash", "/opt/slipway", "/opt/slipway", "bash"]
     bare = draft_workspace(

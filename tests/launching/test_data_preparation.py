@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 import yaml
 
-from corpus.sources import discover
-from corpus.spec import read as read_specification
 from launcher.cli.app import main
 from launcher.config.compose import compose
 from launcher.config.overrides import hydra_value
@@ -23,6 +21,8 @@ from launcher.plan import Job
 from launcher.runs.manifest import read_manifest
 from launcher.stages.data_preparation import directory_of
 from launcher.stages.planning import plan_launch
+from slipway.corpus.sources import discover
+from slipway.corpus.spec import read as read_specification
 from tests.launching.fake_slurm import FakeSlurm, install, stages
 
 PREPARE = "stages=[data_preparation]"
@@ -166,14 +166,14 @@ def test_an_array_of_the_user_is_refused_only_beside_tasks() -> None:
 
 
 def test_the_filters_are_those_that_the_job_knows() -> None:
-    from corpus.cleaning import FILTERS as KNOWN
+    from slipway.corpus.cleaning import FILTERS as KNOWN
 
     assert set(FILTERS) == set(KNOWN)
 
 
 @pytest.mark.parametrize("choice", ["text", "jsonl", "parquet", "wikipedia", "mixed"])
 def test_the_job_accepts_every_shipped_choice(choice: str) -> None:
-    from corpus.spec import read
+    from slipway.corpus.spec import read
 
     job = job_of(f"data_preparation={choice}", "cluster=local")
     assert job.stage_config is not None
@@ -181,7 +181,7 @@ def test_the_job_accepts_every_shipped_choice(choice: str) -> None:
 
 
 def test_all_keys_reach_the_job(tmp_path: Path) -> None:
-    from corpus.spec import read
+    from slipway.corpus.spec import read
 
     job = job_of(
         "data_preparation.inputs=[{url: 's3://b/x', format: parquet, text_key: body}, a.txt]",

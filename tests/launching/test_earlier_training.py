@@ -82,7 +82,7 @@ def test_other_tensor_parallel_size_is_refused_for_a_checkpoint_in_shards(tmp_pa
     tensor = ("training.model.tensor_model_parallel_size=2", "training.trainer.devices=2")
     message = launch(tmp_path, MOCK, *tensor, code=2)
     assert "the optimizer states of the checkpoint m-step=1 are in shards of 1 [run.shards]" in message
-    assert f"python -m trainer.checkpoint.reshard {saved}" in message
+    assert f"python -m slipway.trainer.checkpoint.reshard {saved}" in message
     launch(tmp_path, MOCK, *tensor, "training.resume.load_optimizer=False")
 
 

@@ -21,11 +21,11 @@ from launcher.runs.paths import launch_numbers
 from launcher.schedulers.base import FoundJobs, JobRef, JobStatus, Submission
 from launcher.slurm.states import Action, State
 from launcher.sweeps.record import ArrayRecord, points_of, read_records, write_record
-from supervisor.settings import SweepSettings
+from slipway.supervisor.settings import SweepSettings
 from tests.launching.fake_slurm import FakeSlurm, install, overrides
 
 Capsys = pytest.CaptureFixture[str]
-# A data set of a blend, as `trainer.data.identity` describes it.
+# A data set of a blend, as `slipway.trainer.data.identity` describes it.
 DATA_SET = {"kind": "data", "key": "model.data.data_prefix", "name": "/" + "x" * 150 + ".bin"}
 DATA_SET |= {"size": 10**12, "checksum": "0" * 64, "path": "/" + "x" * 150}
 

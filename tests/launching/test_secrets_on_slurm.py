@@ -108,7 +108,7 @@ def test_a_secret_by_reference_reaches_the_job_alone(tmp_path: Path, sandbox: Sa
     log = "\n".join(path.read_text() for path in marks.parent.glob("log-*"))
     for name, value in SECRETS.items():
         assert log.count(f"{name}={hashlib.sha256(value.encode()).hexdigest()}") == 2, log
-    assert any(b"trainer.pretrain" in line for line in command_lines)
+    assert any(b"slipway.trainer.pretrain" in line for line in command_lines)
     secrets = [value.encode() for value in (*SECRETS.values(), *SHELL.values())]
     assert [line for line in command_lines if any(value in line for value in secrets)] == []
     assert [text for text in printed if any(value in text.encode() for value in secrets)] == []

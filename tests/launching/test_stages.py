@@ -14,8 +14,8 @@ from launcher.drafting import Request, draft, drafts
 from launcher.errors import UserError
 from launcher.launching import Launched, launch_stages
 from launcher.runs.manifest import read_manifest
-from supervisor.following import NAME as STAGES_FILE
-from supervisor.following import Repeated, Stage, read_stages
+from slipway.supervisor.following import NAME as STAGES_FILE
+from slipway.supervisor.following import Repeated, Stage, read_stages
 from tests.launching.fake_slurm import FakeSlurm, install, overrides, stages
 
 SLIPWAY = Path(sys.executable).with_name("slipway")

@@ -14,8 +14,8 @@ from monitor_samples import Runs
 from launcher.cli.app import main
 from launcher.schedulers.slurm import SlurmScheduler
 from launcher.slurm.commands import Retry
-from supervisor import files
-from supervisor.marks import claim
+from slipway.supervisor import files
+from slipway.supervisor.marks import claim
 
 _FORGOTTEN = "#!/bin/sh\nexit 0\n"
 _SILENT = "#!/bin/sh\necho 'slurm_load_jobs error: Unable to contact slurm controller' >&2\nexit 1\n"

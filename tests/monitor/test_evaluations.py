@@ -15,10 +15,10 @@ from launcher.monitor.evidence import _is_empty, expected_outputs
 from launcher.monitor.history import AttemptRow, LaunchRow, Steps, starts_of
 from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
-from supervisor.marks import JobAttempt
-from trainer.checkpoint.marker import Marker
-from trainer.checkpoint.store import Checkpoint
-from trainer.evaluation.results import weights_digest
+from slipway.supervisor.marks import JobAttempt
+from slipway.trainer.checkpoint.marker import Marker
+from slipway.trainer.checkpoint.store import Checkpoint
+from slipway.trainer.evaluation.results import weights_digest
 
 
 def write_results(run_dir: Path, step: int, **content: Any) -> None:

@@ -12,9 +12,9 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from launcher.sandbox.lifecycle import Sandbox
+from slipway.trainer.conversion.nemo import SCRIPT, TO_HUGGINGFACE
 from tests.nemo.conftest import SLIPWAY, Nemo, Submit
 from tests.nemo.shrinking import GPT, real_text
-from trainer.conversion.nemo import SCRIPT, TO_HUGGINGFACE
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1500)]
 

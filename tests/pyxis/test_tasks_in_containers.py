@@ -79,7 +79,7 @@ def test_tasks_of_two_nodes_start_in_the_image_with_its_mounts_and_environment(
     for rank, report in task_reports.items():
         assert report["image"] == "shell"
         assert report["directory"] == str(code)
-        assert report["arguments"].startswith("-u -m trainer.pretrain --config-path=")
+        assert report["arguments"].startswith("-u -m slipway.trainer.pretrain --config-path=")
         assert (report["RANK"], report["WORLD_SIZE"], report["MASTER_ADDR"]) == (str(rank), "4", "n1")
         assert report["OF_THE_IMAGE"] == "made at build"
         assert report["OF_THE_JOB"] == 'two words, $HOME and "quotes"'

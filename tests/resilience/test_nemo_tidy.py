@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from supervisor.checkpoints import progress
-from supervisor.nemo_checkpoints import tidy as tidy_checkpoints
+from slipway.supervisor.checkpoints import progress
+from slipway.supervisor.nemo_checkpoints import tidy as tidy_checkpoints
 
 STEP_2 = "megatron_gpt--val_loss=9.03-step=2-consumed_samples=4.0"
 STEP_4 = "megatron_gpt--val_loss=8.77-step=4-consumed_samples=8.0"

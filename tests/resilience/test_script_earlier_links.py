@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from launcher.runs.paths import submitted_name
-from supervisor import marks
+from slipway.supervisor import marks
 from tests.resilience.scripted_chain import TAG, ScriptedChain, write_chain
 
 

@@ -29,7 +29,7 @@ from launcher.runs.write import link_atomic, link_newest, release_number, reserv
 from launcher.schedulers.base import JobRef, Submission
 from launcher.schedulers.local import LocalScheduler
 from launcher.slurm.states import Action, State
-from supervisor.files import write_atomic
+from slipway.supervisor.files import write_atomic
 
 
 def local_request(tmp_path: Path, *overrides: str) -> Request:
@@ -86,11 +86,11 @@ def test_number_is_reserved_once_and_leaves_nothing_when_released(tmp_path: Path
 def test_a_written_launch_is_never_written_over(tmp_path: Path) -> None:
     assert reserve_number(tmp_path, "base_results_dir") == 1
     paths = LaunchPaths(tmp_path, "run", "job", 1)
-    write_launch(paths, {paths.script: "one\n"}, code=(), key="base_results_dir")
+    write_launch(paths, {paths.script: "one\n"}, code=None, key="base_results_dir")
     assert reserve_number(tmp_path, "base_results_dir") == 2
     (tmp_path / "launches" / ".new-1").mkdir()  # as of a launcher that saw neither
     with pytest.raises(UserError, match="cannot write"):
-        write_launch(paths, {paths.script: "two\n"}, code=(), key="base_results_dir")
+        write_launch(paths, {paths.script: "two\n"}, code=None, key="base_results_dir")
     assert paths.script.read_text() == "one\n"
     assert sorted(entry.name for entry in (tmp_path / "launches").iterdir()) == [".new-2", "1"]
 

@@ -17,7 +17,7 @@ from launcher.launching.writing import write_draft
 from launcher.runs import provenance as checkouts
 from launcher.runs.provenance import checkout_of, gather, package_versions
 from launcher.runs.write import reserve_number
-from supervisor.files import write_atomic
+from slipway.supervisor.files import write_atomic
 
 GIT = ["git", "-c", "user.name=x", "-c", "user.email=x@example.org"]
 
@@ -167,10 +167,10 @@ def test_launch_records_its_provenance(tmp_path: Path, checkout: Path) -> None:
 # A job that only records the digest of its image: RUN_DIRECTORY IMAGE.
 RECORD = """
 import os, sys
-from supervisor.images import record_digest
-from supervisor.job import Job
-from supervisor.settings import ContainerSettings, Settings
-from supervisor.tasks import Signals
+from slipway.supervisor.images import record_digest
+from slipway.supervisor.job import Job
+from slipway.supervisor.settings import ContainerSettings, Settings
+from slipway.supervisor.tasks import Signals
 settings = Settings("run", 1, "tag", "/r", "/r/s.sh", "/r/log_", "slurm", "nemo")
 job = Job("7", "7.0", "7", 1, False, sys.argv[1], settings, 0, {})
 record_digest(job, ContainerSettings(sys.argv[2], True), Signals())

@@ -17,7 +17,7 @@ from launcher.errors import UserError
 from launcher.launching import Launched, launch
 from launcher.runs.manifest import Manifest, read_manifest, write_manifest
 from launcher.runs.paths import LaunchPaths
-from supervisor.marks import job_of
+from slipway.supervisor.marks import job_of
 
 LONG_AGO = "2020-01-01T00:00:00Z"
 

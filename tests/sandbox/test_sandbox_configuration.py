@@ -15,7 +15,7 @@ import pytest
 from launcher.errors import UserError
 from launcher.sandbox import configuration, default_directory, slurm_conf_path
 from launcher.sandbox.options import Ports, SandboxOptions, SandboxPaths, choose_ports, is_free
-from supervisor.rendezvous import _PORTS
+from slipway.supervisor.rendezvous import _PORTS
 from tests.sandbox.fixtures import write_and_read
 
 _DIRECTORY = Path("/srv/sandbox")

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from launcher.sandbox.lifecycle import Sandbox
-from supervisor.job import Job
-from supervisor.settings import Settings
-from supervisor.slurm import Slurm
+from slipway.supervisor.job import Job
+from slipway.supervisor.settings import Settings
+from slipway.supervisor.slurm import Slurm
 
 TAG, NOBODY = "0123abcd", 65534
 PACKAGES = ("launcher", "supervisor", "trainer", "corpus", "scripts", "templates")

@@ -16,7 +16,7 @@ from launcher.plan import Mount, Plan
 from launcher.rendering.render import TEMPLATE_DIR, render, render_template
 from launcher.rendering.supervision import supervisor_settings
 from launcher.stages.planning import plan_launch
-from supervisor.images import container_name
+from slipway.supervisor.images import container_name
 
 _PLACES = ["base_results_dir=/shared/results", "data_dir=/shared/data", "container=/apps/nemo.sqsh"]
 _LAUNCH = ["training=gpt3/126m", "training.trainer.num_nodes=1", *_PLACES]

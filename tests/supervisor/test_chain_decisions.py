@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.chain import (
+from slipway.supervisor.chain import (
     Before,
     EndChain,
     Ending,
@@ -18,7 +18,7 @@ from supervisor.chain import (
     after_end,
     look_back,
 )
-from supervisor.settings import ChainSettings
+from slipway.supervisor.settings import ChainSettings
 
 
 @dataclass(frozen=True)

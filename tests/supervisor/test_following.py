@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from supervisor import marks
-from supervisor.following import NAME, Following, Repeated, Stage, Stages, to_json
-from supervisor.job import Job, Leave
-from supervisor.link import Link
-from supervisor.settings import ChainSettings, Settings
-from supervisor.slurm import Answer, JobRecord, QueuedJob
+from slipway.supervisor import marks
+from slipway.supervisor.following import NAME, Following, Repeated, Stage, Stages, to_json
+from slipway.supervisor.job import Job, Leave
+from slipway.supervisor.link import Link
+from slipway.supervisor.settings import ChainSettings, Settings
+from slipway.supervisor.slurm import Answer, JobRecord, QueuedJob
 
 CHAIN, AFTER = "0000aaaa", "0000bbbb"
 
@@ -59,7 +59,7 @@ class Queue:
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("supervisor.link.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("slipway.supervisor.link.time.sleep", lambda seconds: None)
 
 
 def job_of(directory: Path, job_id: str, tag: str, link: int = 1, links: int = 1) -> Job:
@@ -200,7 +200,7 @@ def test_link_waits_for_a_stage_that_a_new_launch_may_still_submit(
 ) -> None:
     queue = Queue("17", of_0000bbbb=None if slowness else {})
     clock = Clock(queue, submitted, slowness)
-    monkeypatch.setattr("supervisor.following.time", clock)
+    monkeypatch.setattr("slipway.supervisor.following.time", clock)
     following = Following(job_of(chain, "17", CHAIN, links=9), queue)  # type: ignore[arg-type]
     if age is None:
         (chain / NAME).unlink()
@@ -216,7 +216,7 @@ def test_link_waits_for_no_stage_that_is_submitted_or_given_up(
 ) -> None:
     queue = Queue("17")
     clock = Clock(queue, NEVER)
-    monkeypatch.setattr("supervisor.following.time", clock)
+    monkeypatch.setattr("slipway.supervisor.following.time", clock)
     marks.claim(stage_after(chain), claimant)
     os.utime(chain / NAME, (clock.time(),) * 2)
     Following(job_of(chain, "17", CHAIN, links=9), queue).wait_until_submitted()  # type: ignore[arg-type]
@@ -241,7 +241,7 @@ def test_link_that_fails_tells_a_stage_that_is_submitted_late(
 ) -> None:
     queue = Queue("17")
     clock = Clock(queue, 5)
-    monkeypatch.setattr("supervisor.following.time", clock)
+    monkeypatch.setattr("slipway.supervisor.following.time", clock)
     job = job_of(chain, "17", CHAIN, links=9)
     settings = job.settings._replace(chain=ChainSettings(links=9, from_job=from_job))
     link = Link(job._replace(settings=settings), queue)  # type: ignore[arg-type]
@@ -291,6 +291,6 @@ def test_checkpoints_are_read_only_where_they_are_counted(
     def fail(directory: str | None, engine: str) -> None:
         raise OSError("a file system that hangs")
 
-    monkeypatch.setattr("supervisor.checkpoints.progress", fail)
+    monkeypatch.setattr("slipway.supervisor.checkpoints.progress", fail)
     (hook,) = link.hooks()
     assert json.loads(json.dumps(hook.call(job))) == {AFTER: ["17", "18"]}

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.checkpoints import Progress, from_fields, is_newer, progress
-from trainer.checkpoint import store
-from trainer.checkpoint.marker import Marker
+from slipway.supervisor.checkpoints import Progress, from_fields, is_newer, progress
+from slipway.trainer.checkpoint import store
+from slipway.trainer.checkpoint.marker import Marker
 
 HOUR = 3600 * 10**9
 

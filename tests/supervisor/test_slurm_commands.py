@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from supervisor import slurm as module
-from supervisor.job import Job
-from supervisor.settings import Settings
-from supervisor.slurm import JobRecord, Slurm, submitted_id
+from slipway.supervisor import slurm as module
+from slipway.supervisor.job import Job
+from slipway.supervisor.settings import Settings
+from slipway.supervisor.slurm import JobRecord, Slurm, submitted_id
 
 JOB_LINE = (
     "JobId=17 JobName=a JobState=FAILED Requeue=0 UserId=me(1) JobState=COMPLETING Reason=None "

@@ -126,7 +126,7 @@ class Trainings:
     ) -> tuple[list[subprocess.Popen[str]], Path]:
         """Start processes of their own for a training; return them and its log directory."""
         options, log_dir = self.configure(name, changes, world)
-        command = [sys.executable, "-m", "trainer.pretrain", *options, *arguments]
+        command = [sys.executable, "-m", "slipway.trainer.pretrain", *options, *arguments]
         port = free_port()
         processes = [
             subprocess.Popen(

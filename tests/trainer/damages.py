@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from trainer.checkpoint.marker import MARKER
+from slipway.trainer.checkpoint.marker import MARKER
 
 Damage = Callable[[Path, Path, random.Random], None]
 

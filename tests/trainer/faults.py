@@ -44,9 +44,9 @@ def inject() -> None:
     """Inject the fault that the environment names into this process."""
     if not os.environ.get(FAULT):
         return
-    from trainer.loop import run, validation
-    from trainer.optim.build import Optimizer
-    from trainer.signals import StopSignals
+    from slipway.trainer.loop import run, validation
+    from slipway.trainer.optim.build import Optimizer
+    from slipway.trainer.signals import StopSignals
 
     kind, rank, step = os.environ[FAULT].split(":")
     if rank not in ("all", os.environ["RANK"]):
@@ -100,7 +100,7 @@ def inject() -> None:
     if kind == "cuda":
         import torch
 
-        from trainer.model import transformer
+        from slipway.trainer.model import transformer
 
         options = transformer._parallel_options
         transformer._parallel_options = lambda settings, rank_context: options(
@@ -152,8 +152,8 @@ def inject() -> None:
         run.train_losses = draw
         return
     if kind == "clock":
-        from trainer.loop.saving import Saver
-        from trainer.report.progress import StepClock
+        from slipway.trainer.loop.saving import Saver
+        from slipway.trainer.report.progress import StepClock
 
         pause, settle, pauses = StepClock.paused, Saver.settle, []
 
@@ -189,7 +189,7 @@ def inject() -> None:
         report_calls(MCoreSavePlanner, "create_global_plan", "plans gathered")
         return
     if kind == "retain":
-        from trainer.checkpoint import retention
+        from slipway.trainer.checkpoint import retention
 
         def wait_for_step(saving: Any, _latest: Any) -> None:
             deadline = time.monotonic() + 30
@@ -201,7 +201,7 @@ def inject() -> None:
         retention.keep_best = wait_for_step
         return
     if kind == "tidy":
-        from trainer.checkpoint import retention
+        from slipway.trainer.checkpoint import retention
 
         retention.keep_best = lambda saving, latest: time.sleep(float(step))
         return

@@ -18,9 +18,9 @@ def stand_in_for_fused_adam() -> None:
     from megatron.core.optimizer import distrib_optimizer
     from nemo_on_cpu.adam import FusedAdam as StandIn
 
-    from trainer.loop import startup_report
-    from trainer.model import build as model_build
-    from trainer.optim import build
+    from slipway.trainer.loop import startup_report
+    from slipway.trainer.model import build as model_build
+    from slipway.trainer.optim import build
 
     class FusedAdam(StandIn):  # type: ignore[misc, valid-type]
         """The stand-in, whose results do not depend on where in a buffer a parameter's part begins.

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from trainer.config.layout import Layout, make_layout
-from trainer.config.settings import Settings
-from trainer.device import prepare_environment
+from slipway.trainer.config.layout import Layout, make_layout
+from slipway.trainer.config.settings import Settings
+from slipway.trainer.device import prepare_environment
 
 CUDA = torch.device("cuda", 0)
 
@@ -41,9 +41,9 @@ class Gpu:
 
 def configure(settings: Settings, rank_context: Any, world: int) -> Gpu:
     """Build the configurations of a process on a GPU, without one."""
-    from trainer.model.build import data_parallel_config
-    from trainer.model.transformer import transformer_config
-    from trainer.optim.build import _config
+    from slipway.trainer.model.build import data_parallel_config
+    from slipway.trainer.model.transformer import transformer_config
+    from slipway.trainer.optim.build import _config
 
     on_cuda, environment = replace(rank_context, device=CUDA), {}
     prepare_environment(settings, environment)
@@ -64,7 +64,7 @@ def pretend_engine() -> Iterator[None]:
     from megatron.core import optimizer, utils
     from packaging.version import Version
 
-    from trainer.model import backends
+    from slipway.trainer.model import backends
 
     originals = utils._te_version, rope.fused_apply_rotary_pos_emb, optimizer.USING_PYTORCH_OPTIMIZER
     problem = backends.transformer_engine_problem

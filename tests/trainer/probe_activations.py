@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from trainer.config.layout import make_layout
-from trainer.config.settings import Settings, read_settings
-from trainer.world import World
+from slipway.trainer.config.layout import make_layout
+from slipway.trainer.config.settings import Settings, read_settings
+from slipway.trainer.world import World
 
 
 def main(arguments: list[str]) -> int:
@@ -39,9 +39,9 @@ def as_on_a_gpu() -> None:
     The fused functions of the MLP; masks of dropout that take a byte; a norm by root mean squares that keeps
     its input and a number for each token.
     """
-    from trainer.model import build, transformer
-    from trainer.model.transformer import activation
-    from trainer.optim import build as optimizer
+    from slipway.trainer.model import build, transformer
+    from slipway.trainer.model.transformer import activation
+    from slipway.trainer.optim import build as optimizer
 
     transformer.activation = lambda shape, device: activation(shape, torch.device("cuda"))  # type: ignore[attr-defined]
     torch.nn.functional.dropout = lambda x, p=0.5, training=True, inplace=False: (
@@ -74,8 +74,8 @@ class SavedTensor:
 def build_on_ranks(settings: Settings, questions: dict[str, Any]) -> Any:
     from megatron.core import parallel_state
 
-    from trainer.distributed import make_rank_context
-    from trainer.model.build import build_model
+    from slipway.trainer.distributed import make_rank_context
+    from slipway.trainer.model.build import build_model
 
     parallel_state.destroy_model_parallel()
     rank_context = make_rank_context(
@@ -107,7 +107,7 @@ def arguments(settings: Settings) -> dict[str, Any]:
     if settings.encoder is None:
         positions = torch.arange(length).expand_as(tokens)
         return {"input_ids": tokens, "position_ids": positions, "attention_mask": None, "labels": tokens}
-    from trainer.data.denoising import T5Batch
+    from slipway.trainer.data.denoising import T5Batch
 
     source = torch.zeros(settings.micro_batch, settings.encoder.seq_length, dtype=torch.long)
     return T5Batch(source, tokens, tokens, None).arguments()
@@ -115,7 +115,7 @@ def arguments(settings: Settings) -> dict[str, Any]:
 
 def states_of(settings: Settings, questions: dict[str, Any]) -> dict[str, float]:
     """Return the bytes of weights, gradients and optimizer states after a step, and the parameters."""
-    from trainer.optim.build import Optimizer
+    from slipway.trainer.optim.build import Optimizer
 
     model = build_on_ranks(settings, questions)
     optimizer = Optimizer(settings, model, torch.device("cpu"))

@@ -21,18 +21,18 @@ from typing import Any
 
 import torch.distributed as dist
 
+from slipway.trainer.checkpoint import state, store
+from slipway.trainer.config.layout import make_layout
+from slipway.trainer.config.load import flatten, load_config
+from slipway.trainer.config.settings import read_settings
+from slipway.trainer.distributed import broadcast_from_rank0, make_rank_context, process_group
+from slipway.trainer.logs import LOGGER
+from slipway.trainer.loop import run
+from slipway.trainer.loop.session import Session, _choose, open_session
+from slipway.trainer.report.phases import PhaseTimer
+from slipway.trainer.report.progress import StepClock
+from slipway.trainer.world import World
 from tests.trainer.damages import damage
-from trainer.checkpoint import state, store
-from trainer.config.layout import make_layout
-from trainer.config.load import flatten, load_config
-from trainer.config.settings import read_settings
-from trainer.distributed import broadcast_from_rank0, make_rank_context, process_group
-from trainer.logs import LOGGER
-from trainer.loop import run
-from trainer.loop.session import Session, _choose, open_session
-from trainer.report.phases import PhaseTimer
-from trainer.report.progress import StepClock
-from trainer.world import World
 
 STEPS = 2
 

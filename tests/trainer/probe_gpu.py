@@ -15,14 +15,14 @@ import torch
 import torch.distributed as dist
 import yaml
 
-from trainer import cpu_shim, device
-from trainer.config.layout import make_layout
-from trainer.config.load import flatten
-from trainer.config.parallel import Timeouts
-from trainer.config.settings import read_settings
-from trainer.distributed import make_rank_context, process_group, shorten_timeouts
-from trainer.errors import UserError
-from trainer.world import World
+from slipway.trainer import cpu_shim, device
+from slipway.trainer.config.layout import make_layout
+from slipway.trainer.config.load import flatten
+from slipway.trainer.config.parallel import Timeouts
+from slipway.trainer.config.settings import read_settings
+from slipway.trainer.distributed import make_rank_context, process_group, shorten_timeouts
+from slipway.trainer.errors import UserError
+from slipway.trainer.world import World
 
 CUDA = torch.device("cuda", 0)
 
@@ -106,7 +106,7 @@ def compare(kind: str, gpu: str) -> None:
 
 def broken_engine(directory: Path) -> dict[str, Any]:
     """Return the problem of a Transformer Engine whose library does not load, and if it is used."""
-    from trainer.model import backends
+    from slipway.trainer.model import backends
 
     package = directory / "transformer_engine" / "pytorch"
     package.mkdir(parents=True)
@@ -123,8 +123,8 @@ def broken_engine(directory: Path) -> dict[str, Any]:
 
 def generators_that_differ(rank_context: Any) -> dict[str, Any]:
     """Return the warning when this rank drew more than the first, and if it gets the first's state."""
-    from trainer.checkpoint import rng_state
-    from trainer.logs import LOGGER
+    from slipway.trainer.checkpoint import rng_state
+    from slipway.trainer.logs import LOGGER
 
     messages: list[str] = []
     originals, warning, first = (

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import _coalescing_manager
 
-from trainer.distributed import process_group
-from trainer.world import World
+from slipway.trainer.distributed import process_group
+from slipway.trainer.world import World
 
 
 def main(_: list[str]) -> int:

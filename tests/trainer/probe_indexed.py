@@ -13,7 +13,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from trainer.logs import quiet
+from slipway.trainer.logs import quiet
 
 quiet()
 
@@ -22,15 +22,15 @@ import torch  # noqa: E402
 from megatron.core.datasets import helpers  # noqa: E402
 from megatron.core.datasets.indexed_dataset import DType, IndexedDataset, IndexedDatasetBuilder  # noqa: E402
 
-from corpus.merging import Output  # noqa: E402
-from corpus.shards import ORIGIN  # noqa: E402
-from trainer.config.data import Blend, Data  # noqa: E402
-from trainer.config.tokenizer import Tokenizer  # noqa: E402
-from trainer.data.index import build_index  # noqa: E402
-from trainer.data.interleave import Interleaving  # noqa: E402
-from trainer.data.source import IndexedSource  # noqa: E402
-from trainer.data.training_data import find_indices, open_training  # noqa: E402
-from trainer.errors import UserError  # noqa: E402
+from slipway.corpus.merging import Output  # noqa: E402
+from slipway.corpus.shards import ORIGIN  # noqa: E402
+from slipway.trainer.config.data import Blend, Data  # noqa: E402
+from slipway.trainer.config.tokenizer import Tokenizer  # noqa: E402
+from slipway.trainer.data.index import build_index  # noqa: E402
+from slipway.trainer.data.interleave import Interleaving  # noqa: E402
+from slipway.trainer.data.source import IndexedSource  # noqa: E402
+from slipway.trainer.data.training_data import find_indices, open_training  # noqa: E402
+from slipway.trainer.errors import UserError  # noqa: E402
 
 WHOLE = (1.0, 0.0, 0.0)
 

@@ -15,14 +15,14 @@ import hypothesis.strategies as st
 import torch
 import yaml
 
+from slipway.trainer import cpu_shim
+from slipway.trainer.config.layout import make_layout
+from slipway.trainer.config.load import flatten
+from slipway.trainer.config.settings import read_settings
+from slipway.trainer.distributed import make_rank_context, process_group
+from slipway.trainer.model import backends, transformer
+from slipway.trainer.world import World
 from tests.trainer.megatron_rules import CUDA, broken_rules, configure, pretend_engine
-from trainer import cpu_shim
-from trainer.config.layout import make_layout
-from trainer.config.load import flatten
-from trainer.config.settings import read_settings
-from trainer.distributed import make_rank_context, process_group
-from trainer.model import backends, transformer
-from trainer.world import World
 
 EXAMPLES = 200
 OVERLAPPED = {

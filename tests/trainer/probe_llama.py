@@ -11,11 +11,11 @@ import numpy as np
 import torch
 import yaml
 
-from trainer.config.layout import make_layout
-from trainer.config.load import flatten
-from trainer.config.settings import Settings, read_settings
-from trainer.distributed import make_rank_context, process_group
-from trainer.world import World
+from slipway.trainer.config.layout import make_layout
+from slipway.trainer.config.load import flatten
+from slipway.trainer.config.settings import Settings, read_settings
+from slipway.trainer.distributed import make_rank_context, process_group
+from slipway.trainer.world import World
 
 END, LENGTH, FIRST = 299, 32, 11
 ROPE = {
@@ -84,7 +84,7 @@ def main(arguments: list[str]) -> int:
 
 def chunk(settings: Settings, rank_context: Any) -> Any:
     """Return a GPT as megatron-core made it."""
-    from trainer.model.build import build_model
+    from slipway.trainer.model.build import build_model
 
     return build_model(settings, rank_context, 304).chunks[0].module
 
@@ -101,7 +101,7 @@ def half_positions(settings: Settings, rank_context: Any) -> float:
 
 def fused_loss(plain: Settings, fused: Settings, rank_context: Any) -> list[float]:
     """Return the loss without and with the fused cross entropy."""
-    from trainer.data.batches import GPTBatchBuilder
+    from slipway.trainer.data.batches import GPTBatchBuilder
 
     losses = []
     for settings in (plain, fused):
@@ -115,7 +115,7 @@ def fused_loss(plain: Settings, fused: Settings, rank_context: Any) -> list[floa
 
 def masks_kept(settings: Settings, rank_context: Any) -> int:
     """Return how many masks of documents a micro batch keeps for its backward pass."""
-    from trainer.data.batches import GPTBatchBuilder, Resets
+    from slipway.trainer.data.batches import GPTBatchBuilder, Resets
 
     model = chunk(settings, rank_context)
     batch = next(
@@ -138,7 +138,7 @@ def masks_kept(settings: Settings, rank_context: Any) -> int:
 
 def repeated_groups() -> float:
     """Return by how much attention with repeated keys and values differs from that with groups."""
-    from trainer.model.attention import added_mask, repeat_groups
+    from slipway.trainer.model.attention import added_mask, repeat_groups
 
     query, key, value = (torch.randn(8, 2, heads, 16, dtype=torch.float64) for heads in (4, 2, 2))
     mask = added_mask(torch.rand(2, 1, 8, 8) < 0.3, torch.float64)
@@ -153,8 +153,8 @@ def repeated_groups() -> float:
 
 def always_masked(settings: Settings, rank_context: Any) -> bool:
     """Return True if attention has a mask even where a window is one document."""
-    from trainer.data.vocabulary import Vocabulary
-    from trainer.loop.batch_building import document_resets
+    from slipway.trainer.data.vocabulary import Vocabulary
+    from slipway.trainer.loop.batch_building import document_resets
 
     data = replace(settings.data, reset_attention=True)
     resets = document_resets(replace(settings, data=data), rank_context, Vocabulary(304, END, "by hand"))
@@ -164,7 +164,7 @@ def always_masked(settings: Settings, rank_context: Any) -> bool:
 
 def documents(settings: Settings, rank_context: Any) -> dict[str, float]:
     """Return how far the second document's losses move with the first one's tokens, and from those alone."""
-    from trainer.data.batches import GPTBatchBuilder, Resets
+    from slipway.trainer.data.batches import GPTBatchBuilder, Resets
 
     model = chunk(settings, rank_context).eval()
 

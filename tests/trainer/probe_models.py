@@ -11,12 +11,12 @@ from typing import Any
 import torch
 import yaml
 
-from trainer import cpu_shim
-from trainer.config.layout import make_layout
-from trainer.config.load import flatten
-from trainer.config.settings import Settings, read_settings
-from trainer.distributed import make_rank_context, process_group
-from trainer.world import World
+from slipway.trainer import cpu_shim
+from slipway.trainer.config.layout import make_layout
+from slipway.trainer.config.load import flatten
+from slipway.trainer.config.settings import Settings, read_settings
+from slipway.trainer.distributed import make_rank_context, process_group
+from slipway.trainer.world import World
 
 
 def main(arguments: list[str]) -> int:
@@ -41,12 +41,12 @@ def main(arguments: list[str]) -> int:
 
 def one_step(settings: Settings, rank_context: Any) -> dict[str, Any]:
     """Build a model, take its loss and gradients on one fixed batch; return numbers that tell it apart."""
-    from trainer.data.batches import GPTBatchBuilder
-    from trainer.data.source import MockSource
-    from trainer.loop.step import StepReduction, train_losses
-    from trainer.model.build import build_model
-    from trainer.model.model import parameter_count
-    from trainer.optim.build import Optimizer
+    from slipway.trainer.data.batches import GPTBatchBuilder
+    from slipway.trainer.data.source import MockSource
+    from slipway.trainer.loop.step import StepReduction, train_losses
+    from slipway.trainer.model.build import build_model
+    from slipway.trainer.model.model import parameter_count
+    from slipway.trainer.optim.build import Optimizer
 
     model = build_model(settings, rank_context, 304)
     optimizer = Optimizer(settings, model, rank_context.device)
@@ -67,8 +67,8 @@ def one_step(settings: Settings, rank_context: Any) -> dict[str, Any]:
 
 def weight_decay(settings: Settings, rank_context: Any) -> dict[str, list[float]]:
     """Return, for weights and for biases and norms, by how much a step without gradient shrinks them."""
-    from trainer.model.build import build_model
-    from trainer.optim.build import Optimizer
+    from slipway.trainer.model.build import build_model
+    from slipway.trainer.optim.build import Optimizer
 
     heavy = replace(settings, optimization=replace(settings.optimization, weight_decay=0.5))
     model = build_model(heavy, rank_context, 304)
@@ -85,9 +85,9 @@ def weight_decay(settings: Settings, rank_context: Any) -> dict[str, list[float]
 
 def foreign_token(device: Any) -> str:
     """Return the error for tokens that the vocabulary does not have."""
-    from trainer.data.batches import GPTBatchBuilder
-    from trainer.data.source import MockSource
-    from trainer.errors import UserError
+    from slipway.trainer.data.batches import GPTBatchBuilder
+    from slipway.trainer.data.source import MockSource
+    from slipway.trainer.errors import UserError
 
     try:
         next(GPTBatchBuilder(10, None, 2, device).batches(MockSource(32, 300, 1, False), [0, 1]))
@@ -106,10 +106,10 @@ def waits_in_a_step(settings: Settings, rank_context: Any) -> list[int]:
     import torch.distributed as dist
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    from trainer.loop.run import _feed, _step
-    from trainer.loop.session import open_session
-    from trainer.report.phases import PhaseTimer
-    from trainer.report.progress import StepClock
+    from slipway.trainer.loop.run import _feed, _step
+    from slipway.trainer.loop.session import open_session
+    from slipway.trainer.report.phases import PhaseTimer
+    from slipway.trainer.report.progress import StepClock
 
     class Counting(TorchDispatchMode):
         read = 0
@@ -140,11 +140,11 @@ def waits_in_a_step(settings: Settings, rank_context: Any) -> list[int]:
 
 def overflowing_gradient(settings: Settings, rank_context: Any) -> str:
     """Return the error of a step whose loss is finite and whose gradient is not."""
-    from trainer.errors import DivergedError
-    from trainer.loop.run import _feed, _step
-    from trainer.loop.session import open_session
-    from trainer.report.phases import PhaseTimer
-    from trainer.report.progress import StepClock
+    from slipway.trainer.errors import DivergedError
+    from slipway.trainer.loop.run import _feed, _step
+    from slipway.trainer.loop.session import open_session
+    from slipway.trainer.report.phases import PhaseTimer
+    from slipway.trainer.report.progress import StepClock
 
     session = open_session(settings, rank_context)
     weight = session.model.chunks[0].module.decoder.final_layernorm.weight
@@ -159,7 +159,7 @@ def overflowing_gradient(settings: Settings, rank_context: Any) -> str:
 
 def norm_difference() -> float:
     """Compare a fresh layernorm1p with torch's layer norm."""
-    from trainer.model.layers import ZeroCenteredLayerNorm
+    from slipway.trainer.model.layers import ZeroCenteredLayerNorm
 
     x = torch.randn(3, 16)
     difference = ZeroCenteredLayerNorm(None, 16)(x) - torch.nn.functional.layer_norm(x, (16,))

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 import yaml
 
-from trainer.config.layout import make_layout
-from trainer.config.load import flatten
-from trainer.config.rampup import Rampup
-from trainer.config.settings import Settings, read_settings
-from trainer.distributed import make_rank_context, process_group
-from trainer.world import World
+from slipway.trainer.config.layout import make_layout
+from slipway.trainer.config.load import flatten
+from slipway.trainer.config.rampup import Rampup
+from slipway.trainer.config.settings import Settings, read_settings
+from slipway.trainer.distributed import make_rank_context, process_group
+from slipway.trainer.world import World
 
 # The learning rates of three steps, and the scales of the gradient, whose norm is about 140 times that.
 RATES = (1e-2, 3e-3, 5e-3)
@@ -43,8 +43,8 @@ def three_steps(settings: Settings, rank_context: Any) -> dict[str, Any]:
         ``differing``, parameters that are not equal to the last bit; ``far``, the largest difference as a
         share of the largest change of that parameter; ``norms`` and ``expected``, of the gradients.
     """
-    from trainer.model.build import build_model
-    from trainer.optim.build import Optimizer
+    from slipway.trainer.model.build import build_model
+    from slipway.trainer.optim.build import Optimizer
 
     model = build_model(settings, rank_context, 304)
     optimizer = Optimizer(settings, model, rank_context.device)

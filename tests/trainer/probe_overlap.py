@@ -16,15 +16,15 @@ import torch
 import yaml
 from megatron.core import parallel_state
 
+from slipway.trainer.checkpoint import state
+from slipway.trainer.checkpoint.state import Progress
+from slipway.trainer.config.layout import make_layout
+from slipway.trainer.config.load import flatten
+from slipway.trainer.config.settings import read_settings
+from slipway.trainer.distributed import make_rank_context, process_group
+from slipway.trainer.world import World
 from tests.trainer.fused_adam import stand_in_for_fused_adam
 from tests.trainer.probe_resharding import VOCABULARY, Training, _digests
-from trainer.checkpoint import state
-from trainer.checkpoint.state import Progress
-from trainer.config.layout import make_layout
-from trainer.config.load import flatten
-from trainer.config.settings import read_settings
-from trainer.distributed import make_rank_context, process_group
-from trainer.world import World
 
 STEPS = 3
 

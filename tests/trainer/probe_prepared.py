@@ -12,12 +12,12 @@ from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegat
 from megatron.core.datasets.blended_megatron_dataset_config import BlendedMegatronDatasetConfig
 from megatron.core.datasets.indexed_dataset import DType, IndexedDataset, IndexedDatasetBuilder
 
-from arithmetic.indexed import FIRST_SPLIT_RULE, split_documents
-from trainer.config.data import _splits
-from trainer.config.values import Values
-from trainer.data.index import build_index
-from trainer.data.source import IndexedSource
-from trainer.errors import UserError
+from slipway.arithmetic.indexed import FIRST_SPLIT_RULE, split_documents
+from slipway.trainer.config.data import _splits
+from slipway.trainer.config.values import Values
+from slipway.trainer.data.index import build_index
+from slipway.trainer.data.source import IndexedSource
+from slipway.trainer.errors import UserError
 
 STRINGS = (
     *(

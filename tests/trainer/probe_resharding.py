@@ -26,26 +26,26 @@ from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
-from trainer.checkpoint import reshard, state, store
-from trainer.checkpoint.async_save import AsyncSave
-from trainer.checkpoint.choice import Choice
-from trainer.checkpoint.description import describe
-from trainer.checkpoint.marker import DP_RESHARDABLE, FULLY_RESHARDABLE, Marker
-from trainer.checkpoint.state import Progress
-from trainer.checkpoint.strategies import SaveStrategy
-from trainer.config.layout import make_layout
-from trainer.config.load import flatten
-from trainer.config.settings import Settings, read_settings
-from trainer.data.batches import GPTBatchBuilder
-from trainer.data.order import rank_share
-from trainer.data.source import MockSource
-from trainer.data.vocabulary import Vocabulary
-from trainer.distributed import RankContext, make_rank_context, process_group
-from trainer.logs import LOGGER
-from trainer.loop.step import StepReduction, train_losses
-from trainer.model.build import build_model
-from trainer.optim.build import Optimizer
-from trainer.world import World
+from slipway.trainer.checkpoint import reshard, state, store
+from slipway.trainer.checkpoint.async_save import AsyncSave
+from slipway.trainer.checkpoint.choice import Choice
+from slipway.trainer.checkpoint.description import describe
+from slipway.trainer.checkpoint.marker import DP_RESHARDABLE, FULLY_RESHARDABLE, Marker
+from slipway.trainer.checkpoint.state import Progress
+from slipway.trainer.checkpoint.strategies import SaveStrategy
+from slipway.trainer.config.layout import make_layout
+from slipway.trainer.config.load import flatten
+from slipway.trainer.config.settings import Settings, read_settings
+from slipway.trainer.data.batches import GPTBatchBuilder
+from slipway.trainer.data.order import rank_share
+from slipway.trainer.data.source import MockSource
+from slipway.trainer.data.vocabulary import Vocabulary
+from slipway.trainer.distributed import RankContext, make_rank_context, process_group
+from slipway.trainer.logs import LOGGER
+from slipway.trainer.loop.step import StepReduction, train_losses
+from slipway.trainer.model.build import build_model
+from slipway.trainer.optim.build import Optimizer
+from slipway.trainer.world import World
 
 # Tokens, and rows of the embedding.
 TOKENS, VOCABULARY = 301, 304

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import sys
 
-from trainer.logs import quiet
+from slipway.trainer.logs import quiet
 
 quiet()
 
 import torch  # noqa: E402
 
-from trainer import cpu_shim  # noqa: E402
+from slipway.trainer import cpu_shim  # noqa: E402
 
 
 def shim_with_cuda() -> dict[str, bool]:

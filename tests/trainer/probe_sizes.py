@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from trainer.config.layout import make_layout
-from trainer.config.settings import Settings, read_settings
-from trainer.distributed import make_rank_context, process_group
-from trainer.world import World
+from slipway.trainer.config.layout import make_layout
+from slipway.trainer.config.settings import Settings, read_settings
+from slipway.trainer.distributed import make_rank_context, process_group
+from slipway.trainer.world import World
 
 
 def _draw_no_numbers() -> None:
@@ -53,9 +53,9 @@ def on_one_rank(settings: Settings) -> Settings:
 
 def parameters(settings: Settings, rank_context: Any, vocabulary: int) -> int:
     """Build the model's one chunk without its weights, and count."""
-    from trainer.model.gpt import gpt_chunks
-    from trainer.model.seeding import seed_weights
-    from trainer.model.t5 import t5_chunks
+    from slipway.trainer.model.gpt import gpt_chunks
+    from slipway.trainer.model.seeding import seed_weights
+    from slipway.trainer.model.t5 import t5_chunks
 
     seed_weights(settings.seed)
     # megatron-core makes weights where it computes.

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 import yaml
 
-from trainer.config.layout import make_layout
-from trainer.config.load import flatten
-from trainer.config.settings import Settings, read_settings
-from trainer.distributed import make_rank_context, process_group
-from trainer.world import World
+from slipway.trainer.config.layout import make_layout
+from slipway.trainer.config.load import flatten
+from slipway.trainer.config.settings import Settings, read_settings
+from slipway.trainer.distributed import make_rank_context, process_group
+from slipway.trainer.world import World
 
 # The tokenizer's tokens, its sentinels, and both padded to a multiple of 8.
 TEXT, SENTINELS, PADDED = 200, 100, 304
@@ -35,10 +35,10 @@ def main(arguments: list[str]) -> int:
 
 def one_variant(settings: Settings, rank_context: Any) -> dict[str, Any]:
     """Build a model, look at what it sees, and take one step; return numbers that tell it apart."""
-    from trainer.loop.step import StepReduction, train_losses
-    from trainer.model.build import build_model
-    from trainer.model.model import parameter_count
-    from trainer.optim.build import Optimizer
+    from slipway.trainer.loop.step import StepReduction, train_losses
+    from slipway.trainer.model.build import build_model
+    from slipway.trainer.model.model import parameter_count
+    from slipway.trainer.optim.build import Optimizer
 
     model = build_model(settings, rank_context, PADDED)
     optimizer = Optimizer(settings, model, rank_context.device)
@@ -58,10 +58,10 @@ def one_variant(settings: Settings, rank_context: Any) -> dict[str, Any]:
 
 def batches(settings: Settings) -> list[Any]:
     """Return the four micro batches of the first eight samples."""
-    from trainer.data.denoising import T5BatchBuilder
-    from trainer.data.source import MockSource
-    from trainer.data.spans import sample_lengths
-    from trainer.data.vocabulary import Vocabulary
+    from slipway.trainer.data.denoising import T5BatchBuilder
+    from slipway.trainer.data.source import MockSource
+    from slipway.trainer.data.spans import sample_lengths
+    from slipway.trainer.data.vocabulary import Vocabulary
 
     assert settings.denoising is not None
     width = settings.architecture.seq_length

@@ -10,10 +10,10 @@ import pytest
 from launcher.estimates.activations import Layer, kept_by_embedding, kept_by_output
 from launcher.estimates.memory import StageMemory, estimate_memory
 from launcher.estimates.training import training_of
+from slipway.trainer.config.load import flatten
 from tests.trainer.conftest import config_with
 from tests.trainer.t5 import T5, both
 from tests.warm import WarmPool
-from trainer.config.load import flatten
 
 pytestmark = pytest.mark.trainer
 

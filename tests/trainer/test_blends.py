@@ -15,17 +15,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slipway.trainer.config.data import Blend, read_data
+from slipway.trainer.config.values import Values
+from slipway.trainer.data.batches import Batch, GPTBatchBuilder, Resets
+from slipway.trainer.data.heldout import heldout_windows
+from slipway.trainer.data.index import SampleIndex, Split
+from slipway.trainer.data.interleave import Interleaving
+from slipway.trainer.data.order import BlendedOrder, Order, rank_share
+from slipway.trainer.data.source import BlendedSource, IndexedSource
+from slipway.trainer.data.training_data import make_order, open_heldout
+from slipway.trainer.errors import UserError
 from tests.trainer import indexed_files
-from trainer.config.data import Blend, read_data
-from trainer.config.values import Values
-from trainer.data.batches import Batch, GPTBatchBuilder, Resets
-from trainer.data.heldout import heldout_windows
-from trainer.data.index import SampleIndex, Split
-from trainer.data.interleave import Interleaving
-from trainer.data.order import BlendedOrder, Order, rank_share
-from trainer.data.source import BlendedSource, IndexedSource
-from trainer.data.training_data import make_order, open_heldout
-from trainer.errors import UserError
 
 pytestmark = pytest.mark.trainer
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from slipway.trainer.checkpoint.choice import Choice, Chooser
+from slipway.trainer.checkpoint.store import Checkpoint, begin, finish, sync_part
+from slipway.trainer.config.resume import Resume, read_resume
+from slipway.trainer.config.saving import Saving
+from slipway.trainer.config.values import Values
+from slipway.trainer.errors import UserError
 from tests.trainer.test_retention import BLANK_MARKER
-from trainer.checkpoint.choice import Choice, Chooser
-from trainer.checkpoint.store import Checkpoint, begin, finish, sync_part
-from trainer.config.resume import Resume, read_resume
-from trainer.config.saving import Saving
-from trainer.config.values import Values
-from trainer.errors import UserError
 
 pytestmark = pytest.mark.trainer
 

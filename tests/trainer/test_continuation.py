@@ -169,7 +169,7 @@ def until(condition: Callable[[], bool], describe: Callable[[], str]) -> None:
 def start_cold(options: list[str], variables: dict[str, str], output: Path) -> subprocess.Popen[bytes]:
     """Start a process of its own, which lists its imports and the settings of OpenMP."""
     variables = {**variables, "PYTHONPROFILEIMPORTTIME": "1", "OMP_DISPLAY_ENV": "VERBOSE"}
-    command = [sys.executable, "-m", "trainer.pretrain", *options]
+    command = [sys.executable, "-m", "slipway.trainer.pretrain", *options]
     with output.open("wb") as file:
         return subprocess.Popen(
             command, cwd=REPOSITORY, env={**os.environ, **variables}, stdout=file, stderr=file

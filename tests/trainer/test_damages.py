@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from slipway.trainer.checkpoint.marker import MARKER
 from tests.trainer.conftest import environment, free_port
 from tests.trainer.probing import run_probe
-from trainer.checkpoint.marker import MARKER
 
 pytestmark = [pytest.mark.trainer, pytest.mark.timeout(300)]
 

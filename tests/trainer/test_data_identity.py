@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
+from slipway.trainer.data import identity
+from slipway.trainer.data.identity import DATA, TOKENIZER, InputFile, accepts, differences, digest, identify
 from tests.trainer.conftest import REPOSITORY
 from tests.trainer.ranks import Run
-from trainer.data import identity
-from trainer.data.identity import DATA, TOKENIZER, InputFile, accepts, differences, digest, identify
 
 PARAMS = "exp_manager.checkpoint_callback_params"
 KEYS = {name: f"model.tokenizer.{name}_file" for name in ("vocab", "merge")}
@@ -193,7 +193,7 @@ def test_launcher_runs_the_module_as_a_program(tmp_path: Path) -> None:
     earlier = identify(inputs)
     (tmp_path / "x.idx").write_bytes(b"other")
     result = subprocess.run(
-        [sys.executable, "-S", "-m", "trainer.data.identity"],
+        [sys.executable, "-S", "-m", "slipway.trainer.data.identity"],
         input=json.dumps({"wanted": [vars(file) for file in inputs], "earlier": identity.to_json(earlier)}),
         cwd=REPOSITORY,
         capture_output=True,

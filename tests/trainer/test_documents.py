@@ -26,7 +26,7 @@ class ListedWindows:
 def batch_of(
     *rows: list[int], positions: bool = True, attention: bool = True, same_kernel: bool = False
 ) -> Any:
-    from trainer.data.batches import GPTBatchBuilder, Resets
+    from slipway.trainer.data.batches import GPTBatchBuilder, Resets
 
     batch_builder = GPTBatchBuilder(
         10, None, len(rows), "cpu", Resets(END, positions, attention, same_kernel)
@@ -68,7 +68,7 @@ def test_documents_are_kept_apart() -> None:
 def test_mask_is_made_on_the_device_from_the_numbers_of_the_documents() -> None:
     import torch
 
-    from trainer.data.prefetch import moved
+    from slipway.trainer.data.prefetch import moved
 
     batch = batch_of([1, 2, END, 3, 4, 5], [1, 2, 3, 4, 5, 6])
     # All tensors that are made ahead, pinned and copied are as long as a window, never its square.
@@ -102,7 +102,7 @@ def test_mask_is_always_made_with_attention_dropout() -> None:
 
 def test_no_two_elements_share_memory() -> None:
     # Memory is pinned as it lies, and a copy into what is expanded is an error.
-    from trainer.data.batches import GPTBatchBuilder
+    from slipway.trainer.data.batches import GPTBatchBuilder
 
     batch = next(GPTBatchBuilder(10, None, 2, "cpu").batches(ListedWindows([1, 2, 3], [4, 5, 6]), [0, 1]))
     assert all(tensor.is_contiguous() for tensor in (batch.tokens, batch.labels, batch.mask, batch.positions))

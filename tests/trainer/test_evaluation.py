@@ -15,27 +15,27 @@ from typing import Any
 import pytest
 import yaml
 
+from slipway.trainer.checkpoint.store import Checkpoint
+from slipway.trainer.config.load import flatten
+from slipway.trainer.config.settings import read_settings
+from slipway.trainer.conversion.convert import convert
+from slipway.trainer.conversion.spec import read_conversion
+from slipway.trainer.data.heldout import heldout_windows
+from slipway.trainer.data.training_data import find_indices, open_heldout
+from slipway.trainer.errors import DivergedError, UserError
+from slipway.trainer.evaluation import __main__ as program
+from slipway.trainer.evaluation.harness import Outcome
+from slipway.trainer.evaluation.results import Results
+from slipway.trainer.evaluation.spec import read_evaluation
+from slipway.trainer.world import World
 from tests.trainer.conftest import REPOSITORY, config_with, environment, free_port
 from tests.trainer.conversion.checkpoints import write_checkpoint
 from tests.trainer.conversion.test_conversion_faults import GPT2
 from tests.trainer.parity.test_parity import FAMILIES
-from trainer.checkpoint.store import Checkpoint
-from trainer.config.load import flatten
-from trainer.config.settings import read_settings
-from trainer.conversion.convert import convert
-from trainer.conversion.spec import read_conversion
-from trainer.data.heldout import heldout_windows
-from trainer.data.training_data import find_indices, open_heldout
-from trainer.errors import DivergedError, UserError
-from trainer.evaluation import __main__ as program
-from trainer.evaluation.harness import Outcome
-from trainer.evaluation.results import Results
-from trainer.evaluation.spec import read_evaluation
-from trainer.world import World
 
 pytestmark = pytest.mark.trainer
 
-MODULE = "trainer.evaluation.__main__"
+MODULE = "slipway.trainer.evaluation.__main__"
 # No row of the embeddings pads the tokens: a converted model has none either, and so the same loss.
 TRAINING = {
     "model.tensor_model_parallel_size": 2,
@@ -382,7 +382,7 @@ def test_the_converted_model_has_our_loss_in_transformers_and_writes_text(
 def test_the_check_of_a_conversion_finds_wrong_keys_and_weights(evaluate: Evaluator) -> None:
     output = evaluate.directory / "checked"
     export = ["export", str(evaluate.checkpoints), "--to", str(output), "--check"]
-    good = evaluate.run("trainer.conversion.__main__", export)
+    good = evaluate.run("slipway.trainer.conversion.__main__", export)
     assert good.codes == [0], good.stderr
     report = json.loads((output / "report.json").read_text())
     assert report["passed"]
@@ -400,7 +400,7 @@ def test_the_check_of_a_conversion_finds_wrong_keys_and_weights(evaluate: Evalua
     content[-1] ^= 0x40
     weights.write_bytes(content)
     (output / "report.json").unlink()
-    wrong = evaluate.run("trainer.conversion.__main__", export)
+    wrong = evaluate.run("slipway.trainer.conversion.__main__", export)
     assert wrong.codes == [1], wrong.stderr
     report = json.loads((output / "report.json").read_text())
     assert not report["passed"]
@@ -411,7 +411,7 @@ def test_the_check_of_a_conversion_finds_wrong_keys_and_weights(evaluate: Evalua
     with pytest.raises(UserError, match=r"conversion\.check\.enabled=True: .* expected False with"):
         convert(read_conversion({**node, "output": str(output)}))
     # A report is there: its verdict holds.
-    assert evaluate.run("trainer.conversion.__main__", export).codes == [1]
+    assert evaluate.run("slipway.trainer.conversion.__main__", export).codes == [1]
 
 
 def test_other_data_replace_a_result_and_the_earlier_file_is_kept(evaluate: Evaluator) -> None:

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from slipway.trainer import failures, logs
+from slipway.trainer.failures import Failure, Peers
+from slipway.trainer.world import World
 from tests.trainer.ranks import Run
 from tests.warm import WarmPool
-from trainer import failures, logs
-from trainer.failures import Failure, Peers
-from trainer.world import World
 
 pytestmark = pytest.mark.trainer
 

@@ -14,14 +14,22 @@ from typing import Any
 
 import pytest
 
+from slipway.trainer.config.check import check_keys
+from slipway.trainer.config.layout import make_layout
+from slipway.trainer.config.load import flatten
+from slipway.trainer.config.settings import read_settings
+from slipway.trainer.gpu_check import checks
+from slipway.trainer.gpu_check.checks import (
+    LAYOUTS,
+    Row,
+    check_devices,
+    check_versions,
+    compared,
+    measured,
+    resumed,
+)
+from slipway.trainer.gpu_check.machine import SMALL, Machine, Trained, _free_port
 from tests.trainer.conftest import REPOSITORY
-from trainer.config.check import check_keys
-from trainer.config.layout import make_layout
-from trainer.config.load import flatten
-from trainer.config.settings import read_settings
-from trainer.gpu_check import checks
-from trainer.gpu_check.checks import LAYOUTS, Row, check_devices, check_versions, compared, measured, resumed
-from trainer.gpu_check.machine import SMALL, Machine, Trained, _free_port
 
 pytestmark = pytest.mark.trainer
 
@@ -222,7 +230,7 @@ def test_other_megatron_core_is_a_failure(tmp_path: Path, monkeypatch: pytest.Mo
     code = (
         "import json, sys; from importlib import metadata; sys.modules['megatron.core'] = None; "
         f"real = metadata.version; metadata.version = lambda name: {versions}.get(name) or real(name); "
-        "from trainer.gpu_check.machine import describe; print(json.dumps(describe()))"
+        "from slipway.trainer.gpu_check.machine import describe; print(json.dumps(describe()))"
     )
     result = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
@@ -241,10 +249,10 @@ def test_an_unknown_check_is_named(tmp_path: Path, run_check: Callable[..., Any]
 @pytest.fixture
 def run_check() -> Callable[..., subprocess.CompletedProcess[str]]:
     def run(*arguments: str, interpreter: Path | None = None) -> subprocess.CompletedProcess[str]:
-        command: list[str | Path] = [sys.executable, "-m", "trainer.gpu_check", *arguments]
+        command: list[str | Path] = [sys.executable, "-m", "slipway.trainer.gpu_check", *arguments]
         if interpreter:
             code = "import sys; sys.executable = sys.argv.pop(1); "
-            code += "from trainer.gpu_check.__main__ import main; sys.exit(main())"
+            code += "from slipway.trainer.gpu_check.__main__ import main; sys.exit(main())"
             command[1:3] = ["-c", code, interpreter]
         return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=240)
 

@@ -9,12 +9,12 @@ import pytest
 import yaml
 
 from launcher.config.compose import BatchComposer
+from slipway.trainer.config.load import flatten
 from tests.trainer.conftest import config_with, free_port
 from tests.trainer.megatron_rules import RULES
 from tests.trainer.probing import run_probe
 from tests.trainer.test_stock_sizes import SIZES, launch_config
 from tests.warm import WarmPool
-from trainer.config.load import flatten
 
 pytestmark = pytest.mark.trainer
 ALLOWED = [size for size in SIZES if size != "t5/41b"]

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import yaml
 
+from slipway.trainer import device, requirements
+from slipway.trainer.config.load import flatten
+from slipway.trainer.config.settings import Settings, read_settings
+from slipway.trainer.errors import UserError
+from slipway.trainer.report.progress import StepClock
 from tests.trainer.conftest import free_port
 from tests.trainer.probing import run_probe
 from tests.warm import WarmPool
-from trainer import device, requirements
-from trainer.config.load import flatten
-from trainer.config.settings import Settings, read_settings
-from trainer.errors import UserError
-from trainer.report.progress import StepClock
 
 pytestmark = pytest.mark.trainer
 

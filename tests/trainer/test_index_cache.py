@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from trainer.data import index_cache
-from trainer.data.index import SampleIndex, Split, Weights
-from trainer.data.index_cache import IndexCache
+from slipway.trainer.data import index_cache
+from slipway.trainer.data.index import SampleIndex, Split, Weights
+from slipway.trainer.data.index_cache import IndexCache
 
 pytestmark = pytest.mark.trainer
 

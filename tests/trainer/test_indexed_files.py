@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from slipway.trainer.data.index import SampleIndex, Split, check_files
+from slipway.trainer.data.source import IndexedSource
+from slipway.trainer.errors import UserError
 from tests.trainer import indexed_files
 from tests.trainer.indexed_files import Document
 from tests.trainer.probing import run_probe
 from tests.warm import WarmPool
-from trainer.data.index import SampleIndex, Split, check_files
-from trainer.data.source import IndexedSource
-from trainer.errors import UserError
 
 pytestmark = pytest.mark.trainer
 

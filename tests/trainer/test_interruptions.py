@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from slipway.trainer.checkpoint import retention, store
+from slipway.trainer.checkpoint.marker import MARKER, read_marker
+from slipway.trainer.config.saving import Saving
 from tests.trainer.test_retention import BLANK_MARKER
-from trainer.checkpoint import retention, store
-from trainer.checkpoint.marker import MARKER, read_marker
-from trainer.config.saving import Saving
 
 pytestmark = pytest.mark.trainer
 

@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 
-from trainer.checkpoint.lock import Lock
-from trainer.errors import UserError
+from slipway.trainer.checkpoint.lock import Lock
+from slipway.trainer.errors import UserError
 
 pytestmark = pytest.mark.trainer
 
 HOLD = """
 import os, sys, time
 from pathlib import Path
-from trainer.checkpoint.lock import Lock
+from slipway.trainer.checkpoint.lock import Lock
 lock = Lock(Path(sys.argv[1]))
 child = os.fork()
 if child == 0:
@@ -73,7 +73,10 @@ def test_the_lock_ends_with_its_process_whatever_children_are_left(tmp_path: Pat
 
 def test_a_released_lock_is_free(tmp_path: Path) -> None:
     Lock(tmp_path / "new").release()
-    code = "import pathlib, sys; from trainer.checkpoint import lock; lock.Lock(pathlib.Path(sys.argv[1]))"
+    code = (
+        "import pathlib, sys; from slipway.trainer.checkpoint import lock; "
+        "lock.Lock(pathlib.Path(sys.argv[1]))"
+    )
     command = [sys.executable, "-c", code, str(tmp_path / "new")]
     assert subprocess.run(command, cwd=Path(__file__).resolve().parents[2]).returncode == 0
 

@@ -54,7 +54,7 @@ def probe(configuration: Any, pool: WarmPool, tmp_path_factory: pytest.TempPathF
 
 
 def test_the_shim_stays_one_small_file() -> None:
-    (shim,) = (Path(__file__).resolve().parents[2] / "trainer").rglob("*shim*.py")
+    (shim,) = (Path(__file__).resolve().parents[2] / "slipway").rglob("*shim*.py")
     assert len(shim.read_text().splitlines()) < 150
 
 

@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from trainer.needless import no_garbage
+from slipway.trainer.needless import no_garbage
 
 
 @pytest.mark.parametrize("is_on", [True, False])

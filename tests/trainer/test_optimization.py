@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import yaml
 
+from slipway.trainer.config.rampup import Rampup
+from slipway.trainer.errors import UserError
 from tests.trainer.conftest import free_port
 from tests.trainer.probing import run_probe
 from tests.warm import WarmPool
-from trainer.config.rampup import Rampup
-from trainer.errors import UserError
 
 pytestmark = pytest.mark.trainer
 

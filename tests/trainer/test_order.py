@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.data.heldout import entropy, heldout_windows, unigram_entropy
-from trainer.data.order import Order, Permutation, rank_share
-from trainer.data.seeds import HELDOUT, sample_seed
-from trainer.data.source import MockSource, Tokens, counted_targets, loss_mask
+from slipway.trainer.data.heldout import entropy, heldout_windows, unigram_entropy
+from slipway.trainer.data.order import Order, Permutation, rank_share
+from slipway.trainer.data.seeds import HELDOUT, sample_seed
+from slipway.trainer.data.source import MockSource, Tokens, counted_targets, loss_mask
 
 pytestmark = pytest.mark.trainer
 

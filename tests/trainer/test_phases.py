@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 
+from slipway.trainer.config.check import check_keys
+from slipway.trainer.config.load import flatten
+from slipway.trainer.config.settings import read_settings
+from slipway.trainer.errors import UserError
+from slipway.trainer.report.memory import fullest
+from slipway.trainer.report.phases import PHASES, PhaseTimer, compare
 from tests.trainer.conftest import Trainings
-from trainer.config.check import check_keys
-from trainer.config.load import flatten
-from trainer.config.settings import read_settings
-from trainer.errors import UserError
-from trainer.report.memory import fullest
-from trainer.report.phases import PHASES, PhaseTimer, compare
 
 pytestmark = pytest.mark.trainer
 

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import yaml
 
-from corpus import spec
-from corpus.__main__ import main
-from corpus.plan import load_plan
-from corpus.sources import collect
-from corpus.tokenizing import tokenize
+from slipway.corpus import spec
+from slipway.corpus.__main__ import main
+from slipway.corpus.plan import load_plan
+from slipway.corpus.sources import collect
+from slipway.corpus.tokenizing import tokenize
 from tests.trainer.probing import run_probe
 from tests.warm import WarmPool
 

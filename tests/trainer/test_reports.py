@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from trainer.config.architecture import Architecture
-from trainer.config.load import flatten
-from trainer.config.settings import read_settings
-from trainer.device import used_bytes
-from trainer.report.flops import device_peak, model_flops, unknown_peak
-from trainer.report.progress import Pace, step_line
-from trainer.report.provenance import write_git_info, write_packages
+from slipway.trainer.config.architecture import Architecture
+from slipway.trainer.config.load import flatten
+from slipway.trainer.config.settings import read_settings
+from slipway.trainer.device import used_bytes
+from slipway.trainer.report.flops import device_peak, model_flops, unknown_peak
+from slipway.trainer.report.progress import Pace, step_line
+from slipway.trainer.report.provenance import write_git_info, write_packages
 
 pytestmark = pytest.mark.trainer
 

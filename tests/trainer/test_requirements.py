@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
-from trainer.errors import UserError
-from trainer.evaluation.harness import Tasks
-from trainer.evaluation.spec import Harness
+from slipway.trainer.errors import UserError
+from slipway.trainer.evaluation.harness import Tasks
+from slipway.trainer.evaluation.spec import Harness
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -52,7 +52,7 @@ def libraries(tmp_path: Path) -> Path:
 
 
 def test_a_bare_interpreter_cannot_train_and_says_what_it_lacks() -> None:
-    result = run(["trainer.pretrain", "--config-path", "/absent", "--config-name", "x"])
+    result = run(["slipway.trainer.pretrain", "--config-path", "/absent", "--config-name", "x"])
     check_one_line(result, "torch, megatron-core, numpy, psutil, pyyaml")
 
 
@@ -62,14 +62,14 @@ def test_a_bare_interpreter_cannot_tokenize_and_says_what_it_lacks() -> None:
 
 
 def test_help_needs_no_library() -> None:
-    for module in ("trainer.pretrain", "corpus", "trainer.gpu_check"):
+    for module in ("slipway.trainer.pretrain", "slipway.corpus", "slipway.trainer.gpu_check"):
         assert run([module, "--help"]).returncode == 0
 
 
 def test_missing_library_is_reported_before_the_training(libraries: Path) -> None:
     """The start reports it, not the first checkpoint that needs it."""
     (libraries / "psutil").unlink()
-    arguments = ["trainer.pretrain", "--config-path", "/absent", "--config-name", "x"]
+    arguments = ["slipway.trainer.pretrain", "--config-path", "/absent", "--config-name", "x"]
     check_one_line(run(arguments, PYTHONPATH=str(libraries)), "psutil")
 
 
@@ -87,7 +87,7 @@ def test_tensorboard_is_needed_only_for_its_logger(
     }
     for name, logger_keys in (("with", {}), ("without", {logger: False})):
         (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(configuration({**changes, **logger_keys})))
-    arguments = ["trainer.pretrain", "--config-path", str(tmp_path), "--config-name"]
+    arguments = ["slipway.trainer.pretrain", "--config-path", str(tmp_path), "--config-name"]
     result = run([*arguments, "with"], PYTHONPATH=str(libraries))
     check_one_line(result, "tensorboard")
     assert f"{logger}=False" in result.stderr
@@ -98,15 +98,23 @@ def test_tensorboard_is_needed_only_for_its_logger(
 def test_a_module_of_ours_that_is_missing_is_a_bug(tmp_path: Path, libraries: Path) -> None:
     copy = tmp_path / "copy"
     copy.mkdir()
-    for path in (*(REPOSITORY / "arithmetic").glob("*.*"), *(REPOSITORY / "trainer").rglob("*.py")):
+    for path in (path for path in (REPOSITORY / "slipway").rglob("*.*") if path.suffix in (".py", ".json")):
         target = copy / path.relative_to(REPOSITORY)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(path.read_text())
-    (copy / "trainer" / "config" / "check.py").unlink()
-    command = [sys.executable, "-m", "trainer.pretrain", "--config-path", "/absent", "--config-name", "x"]
+    (copy / "slipway" / "trainer" / "config" / "check.py").unlink()
+    command = [
+        sys.executable,
+        "-m",
+        "slipway.trainer.pretrain",
+        "--config-path",
+        "/absent",
+        "--config-name",
+        "x",
+    ]
     result = subprocess.run(command, cwd=copy, capture_output=True, text=True, timeout=120)
     assert result.returncode == 1
-    assert "No module named 'trainer.config.check'" in result.stderr
+    assert "No module named 'slipway.trainer.config.check'" in result.stderr
     assert "Traceback" in result.stderr
 
 

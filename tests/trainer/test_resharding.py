@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import yaml
 
+from slipway.trainer.checkpoint.marker import FULLY_RESHARDABLE
+from slipway.trainer.conversion.convert import convert
+from slipway.trainer.conversion.spec import read_conversion
 from tests.trainer.conftest import config_with, environment, free_port
 from tests.trainer.faults import FAULT
 from tests.trainer.ranks import Run
-from trainer.checkpoint.marker import FULLY_RESHARDABLE
-from trainer.conversion.convert import convert
-from trainer.conversion.spec import read_conversion
 
 pytestmark = [pytest.mark.trainer, pytest.mark.timeout(300)]
 

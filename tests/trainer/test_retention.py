@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from trainer.checkpoint.marker import Marker
-from trainer.checkpoint.retention import keep_best
-from trainer.checkpoint.store import REMOVING, Checkpoint, begin, complete, finish, sync_part
-from trainer.config.saving import Saving
+from slipway.trainer.checkpoint.marker import Marker
+from slipway.trainer.checkpoint.retention import keep_best
+from slipway.trainer.checkpoint.store import REMOVING, Checkpoint, begin, complete, finish, sync_part
+from slipway.trainer.config.saving import Saving
 
 pytestmark = pytest.mark.trainer
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from trainer.config.optimization import read_optimization
-from trainer.config.values import Values
-from trainer.errors import UserError
-from trainer.optim.schedule import CosineAnnealing, Schedule, WarmupAnnealing, make_schedule, remark
+from slipway.trainer.config.optimization import read_optimization
+from slipway.trainer.config.values import Values
+from slipway.trainer.errors import UserError
+from slipway.trainer.optim.schedule import CosineAnnealing, Schedule, WarmupAnnealing, make_schedule, remark
 
 pytestmark = pytest.mark.trainer
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
+from slipway.trainer.checkpoint import compatible, reshard, store
+from slipway.trainer.checkpoint.choice import Choice
+from slipway.trainer.checkpoint.marker import DP_RESHARDABLE, FULLY_RESHARDABLE, NOT_SHARDED
+from slipway.trainer.checkpoint.store import Checkpoint
+from slipway.trainer.config.layout import Layout
+from slipway.trainer.errors import UserError
 from tests.trainer.ranks import Run
 from tests.trainer.test_continuation import SHARDED
 from tests.trainer.test_retention import BLANK_MARKER
-from trainer.checkpoint import compatible, reshard, store
-from trainer.checkpoint.choice import Choice
-from trainer.checkpoint.marker import DP_RESHARDABLE, FULLY_RESHARDABLE, NOT_SHARDED
-from trainer.checkpoint.store import Checkpoint
-from trainer.config.layout import Layout
-from trainer.errors import UserError
 
 pytestmark = [pytest.mark.trainer, pytest.mark.timeout(300)]
 
@@ -47,7 +47,7 @@ def test_other_shards_are_refused_with_the_reshard_step(changes: dict[str, int])
     assert text
     (name,) = changes
     assert f"{name}_model_parallel_size=1, now 2" in text or f"model.{name}_pipeline_model" in text
-    assert "python -m trainer.checkpoint.reshard /runs/a/step=2" in text
+    assert "python -m slipway.trainer.checkpoint.reshard /runs/a/step=2" in text
     assert "resume.load_optimizer=False" in text
 
 
@@ -90,7 +90,7 @@ def test_training_continues_with_other_tensor_size_after_resharding(
 
     refused = run("sharded_tensor", 4, tensor)
     assert refused.end() == [2, 2], refused.output()
-    assert f"python -m trainer.checkpoint.reshard {first.path}" in refused.output()
+    assert f"python -m slipway.trainer.checkpoint.reshard {first.path}" in refused.output()
     buckets = {"model.optim.overlap_grad_sync": True, "model.optim.ddp_bucket_size": 4000}
     other = run("other_buckets", 4, buckets)
     assert other.end() == [2, 2], other.output()

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from trainer.config.load import flatten, load_config
-from trainer.errors import UserError
-from trainer.logs import record_mistake
-from trainer.report.progress import Pace, count, duration, step_line
-from trainer.world import World
+from slipway.trainer.config.load import flatten, load_config
+from slipway.trainer.errors import UserError
+from slipway.trainer.logs import record_mistake
+from slipway.trainer.report.progress import Pace, count, duration, step_line
+from slipway.trainer.world import World
 
 pytestmark = pytest.mark.trainer
 

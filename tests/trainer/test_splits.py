@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from arithmetic import __version__
-from arithmetic.indexed import FIRST_SPLIT_RULE, SPLIT_RULE
-from trainer.checkpoint.marker import MARKER, read_marker
-from trainer.checkpoint.store import split_rule
-from trainer.config.load import flatten, load_config
-from trainer.config.settings import read_settings
+from slipway import __version__
+from slipway.arithmetic.indexed import FIRST_SPLIT_RULE, SPLIT_RULE
+from slipway.trainer.checkpoint.marker import MARKER, read_marker
+from slipway.trainer.checkpoint.store import split_rule
+from slipway.trainer.config.load import flatten, load_config
+from slipway.trainer.config.settings import read_settings
 
 pytestmark = pytest.mark.trainer
 

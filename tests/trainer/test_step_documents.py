@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from slipway.trainer.config.load import flatten
+from slipway.trainer.config.settings import Settings, read_settings
+from slipway.trainer.data.audit import StepRequest, audit, samples_of_step
+from slipway.trainer.data.training_data import denoised_lengths, find_indices, make_order, open_training
+from slipway.trainer.errors import UserError
 from tests.trainer import indexed_files
 from tests.trainer.t5 import SEQ_LENGTH, T5
-from trainer.config.load import flatten
-from trainer.config.settings import Settings, read_settings
-from trainer.data.audit import StepRequest, audit, samples_of_step
-from trainer.data.training_data import denoised_lengths, find_indices, make_order, open_training
-from trainer.errors import UserError
 
 pytestmark = pytest.mark.trainer
 

@@ -166,7 +166,7 @@ def test_a_second_signal_leaves_at_once_out_of_a_collective(trainings: Any, pool
 
 SMALL = """
 import ctypes, sys, time
-from trainer.signals import StopSignals
+from slipway.trainer.signals import StopSignals
 signals = StopSignals(0)
 signals.install()
 stage, code = sys.argv[1], int(sys.argv[2])

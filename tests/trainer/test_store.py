@@ -10,11 +10,11 @@ from typing import NoReturn
 
 import pytest
 
-from arithmetic.indexed import FIRST_SPLIT_RULE
-from trainer.checkpoint.marker import MARKER, Marker, read_marker
-from trainer.checkpoint.naming import check_template, render
-from trainer.checkpoint.store import Checkpoint, begin, finish, leftovers, newest, sync_part
-from trainer.errors import UserError
+from slipway.arithmetic.indexed import FIRST_SPLIT_RULE
+from slipway.trainer.checkpoint.marker import MARKER, Marker, read_marker
+from slipway.trainer.checkpoint.naming import check_template, render
+from slipway.trainer.checkpoint.store import Checkpoint, begin, finish, leftovers, newest, sync_part
+from slipway.trainer.errors import UserError
 
 pytestmark = pytest.mark.trainer
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from arithmetic.parameters import count_parameters
+from slipway.arithmetic.parameters import count_parameters
 from tests.trainer.conftest import free_port
 from tests.trainer.probing import run_probe
 from tests.trainer.t5 import SEQ_LENGTH, SEQ_LENGTH_DEC, T5, both

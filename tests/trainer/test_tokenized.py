@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
+from slipway.trainer.config.data import Data
+from slipway.trainer.config.tokenizer import Tokenizer
+from slipway.trainer.data import tokenized
+from slipway.trainer.data.tokenized import mismatch, of_data, of_training
+from slipway.trainer.errors import UserError
 from tests.corpus.tokenized import OTHER_TEXTS, TEXTS, TokenizedSet, tokenizer_of, write_tokenizer
 from tests.trainer.conftest import REPOSITORY
-from trainer.config.data import Data
-from trainer.config.tokenizer import Tokenizer
-from trainer.data import tokenized
-from trainer.data.tokenized import mismatch, of_data, of_training
-from trainer.errors import UserError
 
 pytestmark = pytest.mark.trainer
 
@@ -149,7 +149,7 @@ def test_the_program_answers_with_the_standard_library_alone(prepared: dict[str,
         "ends_matter": True,
     }
     done = subprocess.run(
-        [sys.executable, "-S", "-m", "trainer.data.tokenized"],
+        [sys.executable, "-S", "-m", "slipway.trainer.data.tokenized"],
         input=json.dumps(question),
         capture_output=True,
         text=True,

@@ -14,17 +14,17 @@ from typing import Any
 
 import pytest
 
+from slipway.trainer.checkpoint import store
+from slipway.trainer.checkpoint.choice import Choice, Chooser, Damaged
+from slipway.trainer.checkpoint.files import share
+from slipway.trainer.checkpoint.marker import MARKER, examine_marker, parse_marker, read_marker
+from slipway.trainer.config.resume import Resume, read_resume
+from slipway.trainer.config.saving import Saving
+from slipway.trainer.config.values import Values
+from slipway.trainer.errors import UserError
 from tests.trainer.test_choice import choose
 from tests.trainer.test_damages import TRAINING
 from tests.trainer.test_retention import BLANK_MARKER
-from trainer.checkpoint import store
-from trainer.checkpoint.choice import Choice, Chooser, Damaged
-from trainer.checkpoint.files import share
-from trainer.checkpoint.marker import MARKER, examine_marker, parse_marker, read_marker
-from trainer.config.resume import Resume, read_resume
-from trainer.config.saving import Saving
-from trainer.config.values import Values
-from trainer.errors import UserError
 
 pytestmark = [pytest.mark.trainer, pytest.mark.timeout(300)]
 
@@ -228,7 +228,7 @@ class Canary:
     ],
 )
 def test_an_index_names_nothing_but_records(module: str, name: str) -> None:
-    from trainer.checkpoint.reader import _IndexUnpickler
+    from slipway.trainer.checkpoint.reader import _IndexUnpickler
 
     content = b"\x80\x04" + b"".join(b"\x8c" + bytes([len(text)]) + text.encode() for text in (module, name))
     with pytest.raises(pickle.UnpicklingError, match="nothing that a checkpoint holds"):
@@ -248,7 +248,7 @@ class AsIn311:
 def test_members_of_enumerations_are_read_as_each_python_writes_them() -> None:
     from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, TensorStorageMetadata
 
-    from trainer.checkpoint.reader import _IndexUnpickler
+    from slipway.trainer.checkpoint.reader import _IndexUnpickler
 
     member = _MEM_FORMAT_ENCODING.TORCH_PRESERVE_FORMAT
     for item in (member, AsIn311(_MEM_FORMAT_ENCODING, member.name)):
@@ -265,7 +265,7 @@ def test_members_of_enumerations_are_read_as_each_python_writes_them() -> None:
 def test_an_object_in_a_shard_executes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    from trainer.checkpoint.reader import restricted_pickles
+    from slipway.trainer.checkpoint.reader import restricted_pickles
 
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
     canary, content = tmp_path / "canary", io.BytesIO()
@@ -351,7 +351,7 @@ def test_checkpoint_of_an_earlier_version_is_loaded_with_a_note(trainings: Any) 
 def test_a_node_that_reads_something_else_condemns_no_checkpoint(
     saving: Saving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trainer.checkpoint import reader
+    from slipway.trainer.checkpoint import reader
 
     checkpoint = save(saving, 1)
     rank_context: Any = SimpleNamespace(

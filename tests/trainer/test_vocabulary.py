@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from trainer.config.settings import read_settings
-from trainer.config.tokenizer import Tokenizer
-from trainer.data.vocabulary import Vocabulary, read_pieces, read_vocabulary
-from trainer.errors import UserError
+from slipway.trainer.config.settings import read_settings
+from slipway.trainer.config.tokenizer import Tokenizer
+from slipway.trainer.data.vocabulary import Vocabulary, read_pieces, read_vocabulary
+from slipway.trainer.errors import UserError
 
 pytestmark = pytest.mark.trainer
 
@@ -141,7 +141,7 @@ def test_a_name_on_the_hub_is_known_or_refused() -> None:
 
 
 def test_given_size_is_that_of_the_model(tmp_path: Path, configuration: Any) -> None:
-    from trainer.config.load import flatten
+    from slipway.trainer.config.load import flatten
 
     keys = {"exp_manager.explicit_log_dir": str(tmp_path), "model.data.data_impl": "mock"}
     flat = flatten(configuration({**keys, "model.override_vocab_size": 400}))

@@ -13,12 +13,12 @@ from launcher.checks.facts import MissingPath, SavedShards
 from launcher.checks.gathering.path_resolver import Fault, PathResolver, is_there
 from launcher.errors import did_you_mean, nearest, nearest_files
 from launcher.estimates.values import Values, full
-from supervisor.checkpoints import MARKER, TRACKER
-from supervisor.files import read_json, read_text, whole
+from slipway.supervisor.checkpoints import MARKER, TRACKER
+from slipway.supervisor.files import read_json, read_text, whole
 
 _NAMED = "resume.checkpoint"
 _INITIAL = "restore_from_path"
-# By these keys a marker describes the model too (trainer/config/architecture.py).
+# By these keys a marker describes the model too (slipway/trainer/config/architecture.py).
 _SIZES = (
     *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups"),
     "kv_channels",
@@ -35,7 +35,7 @@ _OF_NEMO = (
 _RANKS = ("mp_rank_00", "tp_rank_00_pp_rank_000")
 # Largest marker of our trainer, in bytes: one of thousands of ranks lists as many files.
 _LARGEST_MARKER = 64 << 20
-# The format that trainer/checkpoint/compatible.py refuses under other sizes, and those sizes.
+# The format that slipway/trainer/checkpoint/compatible.py refuses under other sizes, and those sizes.
 _SHARDED = "dp_reshardable"
 _SHARDS = ("tensor", "pipeline", "virtual_pipeline")
 # The trainer's defaults for facts that a marker of an earlier version does not tell.
@@ -303,9 +303,9 @@ def missing_source(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
     return tuple(_taken_output(resolver, node, newest if node["step"] is None else node["step"]))
 
 
-# Files by which trainer/conversion/sources.py knows the formats of weights.
+# Files by which slipway/trainer/conversion/sources.py knows the formats of weights.
 _WEIGHTS = re.compile(r"complete\.json|config\.json|common\.pt|\.metadata|.*_model_states\.pt|latest\w*")
-# The file that trainer/conversion/outputs.py writes beside a result.
+# The file that slipway/trainer/conversion/outputs.py writes beside a result.
 _RECORD = "conversion.json"
 
 

@@ -11,8 +11,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from arithmetic import indexed
-from arithmetic.vocabulary import WAYS_TO_A_VOCABULARY
 from launcher.checks.facts import MissingPath
 from launcher.checks.gathering.checkpoints import chosen_checkpoint
 from launcher.checks.gathering.host import ask_module
@@ -22,6 +20,8 @@ from launcher.drafting import Draft
 from launcher.errors import file_mode, nearest_files
 from launcher.estimates.parallelism import is_encoder_decoder
 from launcher.estimates.values import Values, count
+from slipway.arithmetic import indexed
+from slipway.arithmetic.vocabulary import WAYS_TO_A_VOCABULARY
 
 _PREFIX = "model.data.data_prefix"
 _SPLITS, _SPLIT_WEIGHTS = "model.data.splits_string", "900,50,50"
@@ -89,7 +89,7 @@ def _missing_set(resolver: PathResolver, key: str, value: str) -> MissingPath | 
 
 
 def _short_split(resolver: PathResolver, key: str, idx: Path) -> Fault | None:
-    """Return the first split that our trainer reads and that has no window (trainer/data/source.py).
+    """Return the first split that our trainer reads and that has no window (slipway/trainer/data/source.py).
 
     A T5's window is longer than its input: what is too short for that is refused all the same.
     """
@@ -171,7 +171,7 @@ def ask_identity(draft: Draft, earlier: Sequence[object]) -> DataAnswer | None:
 
 
 def _ask(question: str, state: tuple[object, ...]) -> DataAnswer | None:
-    answer = ask_trainer("trainer.data.identity", question, state)
+    answer = ask_trainer("slipway.trainer.data.identity", question, state)
     return DataAnswer(answer["identity"], tuple(answer["changed"]), answer["accept"]) if answer else None
 
 
@@ -242,7 +242,9 @@ def data_of_other_tokenizers(resolver: PathResolver) -> tuple[MissingPath, ...] 
     ends_matter = any(values.flag(f"model.data.{name}") for name in _ENDS)
     question = json.dumps({"data": data, "tokenizer": tokenizer, "ends_matter": ends_matter})
     state = [_state(f"{path}.bin") for path in data.values()]
-    answer = ask_trainer("trainer.data.tokenized", question, (*state, *map(_state, tokenizer.values())))
+    answer = ask_trainer(
+        "slipway.trainer.data.tokenized", question, (*state, *map(_state, tokenizer.values()))
+    )
     if answer is None:
         return None
     accept, fix = answer["accept"], "data that the training's tokenizer made"

@@ -21,7 +21,7 @@ from launcher.estimates.values import Values, full
 from launcher.runs.manifest import Manifest, newest_submitted, read_manifest, read_yaml
 from launcher.runs.paths import LAUNCHES, LaunchPaths
 from launcher.secrecy import hidden
-from supervisor.marks import cancelled_by, read_attempts
+from slipway.supervisor.marks import cancelled_by, read_attempts
 
 # Keys that the shapes of the weights depend on, in either stack of a T5.
 _SHAPE = re.compile(
@@ -164,7 +164,7 @@ def _schedule(resolver: PathResolver, paths: LaunchPaths | None) -> dict[str, An
     chosen = checkpoints.chosen_checkpoint(resolver)
     step = chosen.whole("step") if chosen is not None else 0
     question = {"config": resolver.plan.job.config, "max_steps": before, "step": step}
-    rate = ask_trainer("trainer.optim.schedule", json.dumps(question))
+    rate = ask_trainer("slipway.trainer.optim.schedule", json.dumps(question))
     return {"steps": (before, now), "rate": rate and tuple(rate)}
 
 

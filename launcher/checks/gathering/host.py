@@ -28,7 +28,7 @@ from launcher.errors import file_mode, nearest_files
 from launcher.plan import Job, Plan
 from launcher.runs.provenance import user
 from launcher.slurm.cluster import ClusterFacts
-from supervisor.settings import OLDEST_PYTHON
+from slipway.supervisor.settings import OLDEST_PYTHON
 
 if TYPE_CHECKING:
     from launcher.slurm.questions import Reply
@@ -179,7 +179,9 @@ def trainer_verdicts(plans: Sequence[Plan]) -> list[str | None]:
     seconds = _VERDICT_SECONDS + _VERDICT_SECONDS_EACH * len(questions)
     answers: list[str | None] = []
     try:
-        lines = ask_module("trainer.config.verdict", "\n".join(questions), seconds) if questions else ""
+        lines = (
+            ask_module("slipway.trainer.config.verdict", "\n".join(questions), seconds) if questions else ""
+        )
         answers = [json.loads(line)["mistake"] or "" for line in lines.splitlines()]
     except (OSError, ValueError, TypeError, KeyError, subprocess.SubprocessError):
         answers = []

@@ -6,7 +6,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
-from arithmetic.layout import (
+from launcher.checks.findings import Finding, check, error, warning
+from launcher.estimates import parallelism as keys
+from launcher.estimates.parallelism import Stack, is_encoder_decoder, read_parallel_config, stacks_of
+from launcher.estimates.values import Values, count, divisors, full, listed
+from launcher.plan import Plan
+from slipway.arithmetic.layout import (
     ParallelConfig,
     cuts_sequence,
     divides_batch,
@@ -15,11 +20,6 @@ from arithmetic.layout import (
     interleaves,
     shares_sequence,
 )
-from launcher.checks.findings import Finding, check, error, warning
-from launcher.estimates import parallelism as keys
-from launcher.estimates.parallelism import Stack, is_encoder_decoder, read_parallel_config, stacks_of
-from launcher.estimates.values import Values, count, divisors, full, listed
-from launcher.plan import Plan
 
 # Sizes that tensor parallelism cuts into equal parts, with their names in messages.
 _DIVIDED = {
@@ -200,8 +200,8 @@ def virtual_problems(values: Values, engine: str) -> Iterator[Finding]:
     megatron/core/parallel_state.py: more than one stage. Megatron-LM (training/arguments.py) wants more than
     two where `overlap_p2p_comm` is off: with two, a stage would send to and receive from the same other twice
     at a time, in one batch, which NCCL matches by order alone. Our trainer takes it as on there
-    (trainer/model/transformer.py). NeMo (megatron_gpt_model.py): only with `megatron_amp_O2`. megatron-core
-    0.12 (schedules.py) asserts that nothing interleaved needs cross-attention.
+    (slipway/trainer/model/transformer.py). NeMo (megatron_gpt_model.py): only with `megatron_amp_O2`.
+    megatron-core 0.12 (schedules.py) asserts that nothing interleaved needs cross-attention.
     """
     virtual, pipeline = values.whole(keys.VIRTUAL), values.whole(keys.PIPELINE, 1)
     if virtual is None or virtual == 1 or pipeline is None:

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from arithmetic.gpus import GPUS
 from launcher.checks.facts import Facts
 from launcher.checks.findings import Finding, check, error, not_checked, warning
 from launcher.checks.rules.layout import node_count_problems
@@ -25,6 +24,7 @@ from launcher.estimates.training import (
 )
 from launcher.estimates.values import Values, divisors, full, is_whole, listed
 from launcher.plan import Plan
+from slipway.arithmetic.gpus import GPUS
 
 _EXPERTS = "model.num_moe_experts"
 _TOPK = "model.moe_router_topk"

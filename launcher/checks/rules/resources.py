@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator
 from itertools import chain
 
-from arithmetic.layout import ParallelConfig
 from launcher.checks.facts import Facts
 from launcher.checks.findings import Finding, check, error, warning
 from launcher.checks.rules.layout import problems_at
@@ -17,6 +16,7 @@ from launcher.estimates.parallelism import DEVICES, NODES, CountedGpu, gpu_of, r
 from launcher.estimates.training import precision_of
 from launcher.estimates.values import Values, count, full, listed
 from launcher.plan import Plan, Resources
+from slipway.arithmetic.layout import ParallelConfig
 
 GPUS = "layout.gpus"
 _GRES = re.compile(r"gpu(?::[\w.-]+)?:(\d+)")

@@ -103,7 +103,8 @@ def data_problems(earlier: EarlierTraining) -> Iterator[Finding]:
 def shard_problems(plan: Plan, earlier: EarlierTraining) -> Iterator[Finding]:
     """Find parallel sizes under which the checkpoint's optimizer states cannot be loaded.
 
-    Source: trainer/checkpoint/compatible.py. The number of data- and context-parallel ranks may differ.
+    Source: slipway/trainer/checkpoint/compatible.py. The number of data- and context-parallel ranks may
+    differ.
     """
     shards, values = earlier.shards, Values(plan.job.config or {})
     if shards is None:
@@ -113,7 +114,7 @@ def shard_problems(plan: Plan, earlier: EarlierTraining) -> Iterator[Finding]:
         if size != saved:
             name = shards.checkpoint.rpartition("/")[2]
             text = f"the optimizer states of the checkpoint {name} are in shards of {saved}"
-            copy = f"python -m trainer.checkpoint.reshard {shlex.quote(shards.checkpoint)}"
+            copy = f"python -m slipway.trainer.checkpoint.reshard {shlex.quote(shards.checkpoint)}"
             fix = (
                 f"a copy for all sizes: {copy}\n"
                 f"{full(key)}={saved}\nthe weights alone: {full('resume.load_optimizer')}=False"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from arithmetic.layout import ParallelConfig, is_rampup
 from launcher.checks.findings import Finding, check, error, warning
 from launcher.estimates import parallelism as keys
 from launcher.estimates.parallelism import RAMPUP, read_parallel_config
 from launcher.estimates.values import Values, full, is_number, is_whole
 from launcher.plan import Plan
+from slipway.arithmetic.layout import ParallelConfig, is_rampup
 
 _MAX_STEPS = "trainer.max_steps"
 _SCHED = "model.optim.sched"

@@ -39,7 +39,7 @@ exec "$SLIPWAY_PYTHON" -IS "$SLIPWAY_DIR/supervisor.pyz" golden "$@" -- \
     /shared/venv/bin/python \
     -u \
     -m \
-    trainer.conversion \
+    slipway.trainer.conversion \
     run \
     --config-path=/shared/results/model_conversion/launches/1 \
     --config-name=model_conversion_hydra.yaml

@@ -37,7 +37,7 @@ exec "$SLIPWAY_PYTHON" -IS "$SLIPWAY_DIR/supervisor.pyz" golden "$@" -- \
     /shared/venv/bin/python \
     -u \
     -m \
-    trainer.conversion.nemo \
+    slipway.trainer.conversion.nemo \
     --config-path=/shared/results/gpt3_20b_conversion/launches/1 \
     --config-name=gpt3_20b_conversion_hydra.yaml \
     --nemo-path \

@@ -39,7 +39,7 @@ exec "$SLIPWAY_PYTHON" -IS "$SLIPWAY_DIR/supervisor.pyz" golden "$@" -- \
     /shared/venv/bin/python \
     -u \
     -m \
-    trainer.evaluation \
+    slipway.trainer.evaluation \
     run \
     --config-path=/shared/results/gpt3_5b_evaluation/launches/1 \
     --config-name=gpt3_5b_evaluation_hydra.yaml

@@ -36,7 +36,7 @@ exec "$SLIPWAY_PYTHON" -IS "$SLIPWAY_DIR/supervisor.pyz" golden "$@" -- \
     /shared/venv/bin/python \
     -u \
     -m \
-    trainer.pretrain \
+    slipway.trainer.pretrain \
     --config-path=/shared/results/gpt2_124m/launches/1 \
     --config-name=gpt2_124m_hydra.yaml
 

@@ -40,7 +40,7 @@ exec "$SLIPWAY_PYTHON" -IS "$SLIPWAY_DIR/supervisor.pyz" golden "$@" -- \
     python3 \
     -u \
     -m \
-    trainer.pretrain \
+    slipway.trainer.pretrain \
     --config-path=/shared/results/gpt3_126m/launches/1 \
     --config-name=gpt3_126m_hydra.yaml
 

@@ -29,7 +29,7 @@ exec "$SLIPWAY_PYTHON" -IS "$SLIPWAY_DIR/supervisor.pyz" golden "$@" -- \
     /shared/venv/bin/python \
     -u \
     -m \
-    trainer.pretrain \
+    slipway.trainer.pretrain \
     --config-path=/shared/results/gpt3_tiny/launches/1 \
     --config-name=gpt3_tiny_hydra.yaml
 

@@ -11,8 +11,8 @@ import unittest
 import zipfile
 from typing import Dict, Optional
 
-from supervisor.judging import Facts, judge
-from supervisor.settings import LOCAL, Settings, to_json
+from slipway.supervisor.judging import Facts, judge
+from slipway.supervisor.settings import LOCAL, Settings, to_json
 
 ARCHIVE, SAMPLES = sys.argv[1:3]
 
@@ -62,9 +62,9 @@ class Archive(unittest.TestCase):
 
     def test_every_module_can_be_imported(self) -> None:
         with zipfile.ZipFile(ARCHIVE) as archive:
-            names = [name for name in archive.namelist() if name.startswith("supervisor/")]
+            names = [name for name in archive.namelist() if name.startswith("slipway/supervisor/")]
             is_same_python = archive.read("supervisor/marks.pyc")[:4] == importlib.util.MAGIC_NUMBER
-        self.assertIn("supervisor/marks.py", names)
+        self.assertIn("slipway/supervisor/marks.py", names)
         for name in names:
             module = importlib.import_module(name.rpartition(".")[0].replace("/", "."))
             self.assertTrue(str(module.__file__).startswith(ARCHIVE), module)

@@ -7,11 +7,11 @@ import unittest
 import unittest.mock
 from typing import Any, Dict, List, Optional, Sequence
 
-from supervisor import checkpoints, marks, nemo_checkpoints
-from supervisor.job import Job, Leave
-from supervisor.link import Link
-from supervisor.settings import ChainSettings, Settings
-from supervisor.slurm import Answer, JobRecord, Slurm
+from slipway.supervisor import checkpoints, marks, nemo_checkpoints
+from slipway.supervisor.job import Job, Leave
+from slipway.supervisor.link import Link
+from slipway.supervisor.settings import ChainSettings, Settings
+from slipway.supervisor.slurm import Answer, JobRecord, Slurm
 
 TAG = "0123abcd"
 

@@ -11,9 +11,9 @@ import tempfile
 import unittest
 from unittest import mock
 
-from supervisor import marks
-from supervisor.excluded import ExcludedNode, append_excluded, read_excluded
-from supervisor.files import (
+from slipway.supervisor import marks
+from slipway.supervisor.excluded import ExcludedNode, append_excluded, read_excluded
+from slipway.supervisor.files import (
     UnfitFile,
     append_line,
     open_regular,
@@ -23,7 +23,7 @@ from supervisor.files import (
     write_atomic,
     write_once,
 )
-from supervisor.settings import ChainSettings, ContainerSettings, Settings, from_json, to_json
+from slipway.supervisor.settings import ChainSettings, ContainerSettings, Settings, from_json, to_json
 
 TAG = "0123abcd"
 

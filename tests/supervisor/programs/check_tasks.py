@@ -12,10 +12,10 @@ import time
 import unittest
 import unittest.mock
 
-from supervisor import hooks, images, main, srun, tasks, time_limit
-from supervisor.job import Job
-from supervisor.rendezvous import HOSTS_FD, free_port, rendezvous
-from supervisor.settings import (
+from slipway.supervisor import hooks, images, main, srun, tasks, time_limit
+from slipway.supervisor.job import Job
+from slipway.supervisor.rendezvous import HOSTS_FD, free_port, rendezvous
+from slipway.supervisor.settings import (
     ALLOCATION,
     CONTAINER,
     HOSTS,
@@ -26,8 +26,8 @@ from supervisor.settings import (
     Settings,
     fill_in,
 )
-from supervisor.slurm import JobRecord
-from supervisor.tasks import Signalled, Signals, forwarding, run, run_before
+from slipway.supervisor.slurm import JobRecord
+from slipway.supervisor.tasks import Signalled, Signals, forwarding, run, run_before
 
 # A task that signals the supervisor, and tells by its exit code which signal it got itself.
 SIGNALLED = (

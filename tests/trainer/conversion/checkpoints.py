@@ -9,12 +9,12 @@ from pathlib import Path
 
 import torch
 
-from trainer.checkpoint import store
-from trainer.checkpoint.description import Description
-from trainer.checkpoint.marker import FULLY_RESHARDABLE, Marker
-from trainer.checkpoint.store import Checkpoint
-from trainer.checkpoint.tensor_files import TensorFilesWriter
-from trainer.conversion.weight_map import rows_of
+from slipway.trainer.checkpoint import store
+from slipway.trainer.checkpoint.description import Description
+from slipway.trainer.checkpoint.marker import FULLY_RESHARDABLE, Marker
+from slipway.trainer.checkpoint.store import Checkpoint
+from slipway.trainer.checkpoint.tensor_files import TensorFilesWriter
+from slipway.trainer.conversion.weight_map import rows_of
 
 Shape = tuple[int, ...]
 # The chunks in which a tensor is saved: the place of each, and its shape.

@@ -10,20 +10,20 @@ from typing import Any
 import torch
 import yaml
 
+from slipway.trainer.checkpoint import state
+from slipway.trainer.config.layout import make_layout
+from slipway.trainer.config.load import flatten
+from slipway.trainer.config.settings import read_settings
+from slipway.trainer.world import World
 from tests.trainer.parity.parity_probe import gather_logits, our_arguments
-from trainer.checkpoint import state
-from trainer.config.layout import make_layout
-from trainer.config.load import flatten
-from trainer.config.settings import read_settings
-from trainer.world import World
 
 
 def main(arguments: list[str]) -> int:
-    from trainer import cpu_shim
+    from slipway.trainer import cpu_shim
 
     cpu_shim.install()
-    from trainer.distributed import make_rank_context, process_group
-    from trainer.model.build import build_model
+    from slipway.trainer.distributed import make_rank_context, process_group
+    from slipway.trainer.model.build import build_model
 
     base = flatten(yaml.safe_load(Path(arguments[0]).read_text()))
     cases: dict[str, dict[str, Any]] = json.loads(arguments[1])

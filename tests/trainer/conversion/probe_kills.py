@@ -14,9 +14,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from slipway.trainer.conversion import __main__ as program
+from slipway.trainer.conversion import safetensors_files
 from tests.trainer.conversion.checkpoints import digest
-from trainer.conversion import __main__ as program
-from trainer.conversion import safetensors_files
 
 _EVENTS = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "fcntl.lockf", "shutil.rmtree")
 

@@ -16,16 +16,16 @@ from typing import Any
 import pytest
 import yaml
 
+from slipway.trainer.checkpoint.marker import MARKER
+from slipway.trainer.conversion import __main__ as program
+from slipway.trainer.conversion import outputs
+from slipway.trainer.errors import UserError
 from tests.trainer.conftest import config_with
 from tests.trainer.conversion.checkpoints import contents, digest, write_checkpoint
 from tests.trainer.conversion.test_weight_map import description
 from tests.trainer.damages import damage
 from tests.trainer.parity.test_parity import FAMILIES
 from tests.trainer.probing import run_probe
-from trainer.checkpoint.marker import MARKER
-from trainer.conversion import __main__ as program
-from trainer.conversion import outputs
-from trainer.errors import UserError
 
 pytestmark = [pytest.mark.trainer, pytest.mark.timeout(300)]
 
@@ -200,7 +200,7 @@ def test_existing_output_is_reused_or_refused_and_never_changed(
 
 def test_output_that_another_process_writes_is_refused(source: Path, tmp_path: Path) -> None:
     script = (
-        "import sys; from pathlib import Path; from trainer.conversion import outputs\n"
+        "import sys; from pathlib import Path; from slipway.trainer.conversion import outputs\n"
         "with outputs.new_directory(Path(sys.argv[1]), {}, 1):\n"
         "    print('writing', flush=True); sys.stdin.read()\n"
     )
@@ -265,7 +265,7 @@ _SMALL_DISK = 'mount -t tmpfs -o size=1m tmpfs "$1" && shift && exec "$@"'
 _FULL = """
 import sys
 from pathlib import Path
-from trainer.conversion import __main__ as program, safetensors_files
+from slipway.trainer.conversion import __main__ as program, safetensors_files
 directory, source = map(Path, sys.argv[1:])
 assert program.main(["export", str(source), "--to", str(directory / "large")]) == 2
 assert list(directory.iterdir()) == []

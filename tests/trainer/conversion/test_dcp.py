@@ -13,14 +13,14 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 
+from slipway.trainer.conversion.convert import convert
+from slipway.trainer.conversion.dcp import DcpFiles
+from slipway.trainer.conversion.sources import open_source, recognise
+from slipway.trainer.conversion.spec import Conversion
+from slipway.trainer.errors import UserError
 from tests.trainer.conftest import environment, free_port
 from tests.trainer.probing import run_probe
 from tests.warm import WarmPool
-from trainer.conversion.convert import convert
-from trainer.conversion.dcp import DcpFiles
-from trainer.conversion.sources import open_source, recognise
-from trainer.conversion.spec import Conversion
-from trainer.errors import UserError
 
 pytestmark = [pytest.mark.trainer, pytest.mark.filterwarnings("ignore:torch.distributed is disabled")]
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from trainer.conversion.deepspeed import DeepSpeedFiles
-from trainer.errors import UserError
+from slipway.trainer.conversion.deepspeed import DeepSpeedFiles
+from slipway.trainer.errors import UserError
 
 pytestmark = pytest.mark.trainer
 

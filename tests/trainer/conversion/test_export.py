@@ -19,20 +19,20 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from slipway.trainer.checkpoint.tensor_files import TensorFiles, TensorFilesWriter, TensorInfo
+from slipway.trainer.conversion import __main__ as program
+from slipway.trainer.conversion import check
+from slipway.trainer.conversion.check_report import Report, write_report
+from slipway.trainer.conversion.convert import convert, convert_checkpoint
+from slipway.trainer.conversion.export import plain_entries
+from slipway.trainer.conversion.outputs import RECORD
+from slipway.trainer.conversion.safetensors_files import INDEX, Entry, SafetensorsFiles, write
+from slipway.trainer.conversion.spec import Conversion, read_conversion
+from slipway.trainer.conversion.weight_map import rows_of
+from slipway.trainer.errors import UserError
 from tests.trainer.conversion.checkpoints import Shape, digest, grid, weights_of, write_checkpoint
 from tests.trainer.conversion.test_weight_map import STABLELM, description
 from tests.trainer.parity.test_parity import FAMILIES
-from trainer.checkpoint.tensor_files import TensorFiles, TensorFilesWriter, TensorInfo
-from trainer.conversion import __main__ as program
-from trainer.conversion import check
-from trainer.conversion.check_report import Report, write_report
-from trainer.conversion.convert import convert, convert_checkpoint
-from trainer.conversion.export import plain_entries
-from trainer.conversion.outputs import RECORD
-from trainer.conversion.safetensors_files import INDEX, Entry, SafetensorsFiles, write
-from trainer.conversion.spec import Conversion, read_conversion
-from trainer.conversion.weight_map import rows_of
-from trainer.errors import UserError
 
 pytestmark = pytest.mark.trainer
 

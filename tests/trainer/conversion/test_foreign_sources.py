@@ -16,17 +16,17 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from slipway.trainer.checkpoint.marker import MARKER
+from slipway.trainer.checkpoint.reader import read_index
+from slipway.trainer.checkpoint.tensor_files import TensorFiles
+from slipway.trainer.conversion import __main__ as program
+from slipway.trainer.conversion import convert as conversions
+from slipway.trainer.conversion.huggingface import config_of
+from slipway.trainer.conversion.weight_map import rows_of
+from slipway.trainer.errors import UserError
 from tests.trainer.conversion.checkpoints import write_checkpoint
 from tests.trainer.conversion.test_weight_map import description
 from tests.trainer.parity.test_parity import FAMILIES
-from trainer.checkpoint.marker import MARKER
-from trainer.checkpoint.reader import read_index
-from trainer.checkpoint.tensor_files import TensorFiles
-from trainer.conversion import __main__ as program
-from trainer.conversion import convert as conversions
-from trainer.conversion.huggingface import config_of
-from trainer.conversion.weight_map import rows_of
-from trainer.errors import UserError
 
 pytestmark = [pytest.mark.trainer, pytest.mark.timeout(120)]
 
@@ -398,7 +398,7 @@ def process_state() -> list[Any]:
 
     member = metadata._MEM_FORMAT_ENCODING(0)
     layout: Any = torch.serialization._get_layout
-    from trainer.checkpoint import reader
+    from slipway.trainer.checkpoint import reader
 
     return [
         *(pathlib.Path("/a/b").name, pathlib.PurePosixPath.__dict__.get("name"), dict(vars(member))),
@@ -513,7 +513,7 @@ def test_a_checkpoint_that_is_removed_meanwhile_is_replaced_by_the_newest(
 
 
 def test_a_check_of_a_model_with_many_positions_has_bounds() -> None:
-    from trainer.conversion import check
+    from slipway.trainer.conversion import check
 
     shape = replace(LLAMA.decoder, max_positions=131072, seq_length=131072)
     tokens, _ = check._tokens(Path("/nowhere"), replace(LLAMA, decoder=shape), None, 8)

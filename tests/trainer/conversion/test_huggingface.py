@@ -21,23 +21,23 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
+from slipway.trainer.checkpoint import compatible, store
+from slipway.trainer.checkpoint.description import description_from_json, model_keys
+from slipway.trainer.config.architecture import read_architecture
+from slipway.trainer.config.values import Values
+from slipway.trainer.conversion.convert import convert
+from slipway.trainer.conversion.importing import import_weights
+from slipway.trainer.conversion.safetensors_files import SafetensorsFiles
+from slipway.trainer.conversion.spec import Conversion
+from slipway.trainer.data.order import Order
+from slipway.trainer.data.source import MockSource
+from slipway.trainer.errors import UserError
 from tests.trainer.conftest import Tokenized, Trainings, environment, free_port
 from tests.trainer.conversion import huggingface_models
 from tests.trainer.parity.test_parity import FACTOR, FAMILIES, both
 from tests.trainer.probing import run_probe
 from tests.trainer.t5 import T5
 from tests.warm import WarmPool
-from trainer.checkpoint import compatible, store
-from trainer.checkpoint.description import description_from_json, model_keys
-from trainer.config.architecture import read_architecture
-from trainer.config.values import Values
-from trainer.conversion.convert import convert
-from trainer.conversion.importing import import_weights
-from trainer.conversion.safetensors_files import SafetensorsFiles
-from trainer.conversion.spec import Conversion
-from trainer.data.order import Order
-from trainer.data.source import MockSource
-from trainer.errors import UserError
 
 pytestmark = pytest.mark.trainer
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 import yaml
 
-from trainer.conversion.nemo import SCRIPT, TO_HUGGINGFACE, find_checkpoint, fit_hparams
-from trainer.errors import UserError
+from slipway.trainer.conversion.nemo import SCRIPT, TO_HUGGINGFACE, find_checkpoint, fit_hparams
+from slipway.trainer.errors import UserError
 
 pytestmark = pytest.mark.trainer
 
@@ -72,7 +72,7 @@ def convert(run: Path, rank: int = 0, **variables: str) -> subprocess.CompletedP
     ]
     sizes = ["--tensor_model_parallel_size", "2", "--pipeline_model_parallel_size", "1"]
     return subprocess.run(
-        [sys.executable, "-m", "trainer.conversion.nemo", *options, *sizes, "--gpus_per_node", "2"],
+        [sys.executable, "-m", "slipway.trainer.conversion.nemo", *options, *sizes, "--gpus_per_node", "2"],
         env={
             **os.environ,
             "RANK": str(rank),

@@ -11,16 +11,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slipway.trainer.checkpoint.description import Description, describe, description_from_json
+from slipway.trainer.config.load import flatten
+from slipway.trainer.config.settings import read_settings
+from slipway.trainer.conversion.huggingface import config_of, generation_config_of
+from slipway.trainer.conversion.huggingface_config import description_of
+from slipway.trainer.conversion.weight_map import Row, rows_of
+from slipway.trainer.data.vocabulary import Vocabulary
+from slipway.trainer.errors import UserError
 from tests.trainer.conftest import config_with
 from tests.trainer.parity.test_parity import FAMILIES, both
-from trainer.checkpoint.description import Description, describe, description_from_json
-from trainer.config.load import flatten
-from trainer.config.settings import read_settings
-from trainer.conversion.huggingface import config_of, generation_config_of
-from trainer.conversion.huggingface_config import description_of
-from trainer.conversion.weight_map import Row, rows_of
-from trainer.data.vocabulary import Vocabulary
-from trainer.errors import UserError
 
 pytestmark = pytest.mark.trainer
 

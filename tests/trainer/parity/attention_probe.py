@@ -24,7 +24,7 @@ def on_two_ranks() -> dict[str, Any]:
     """Return by how much the ranks' dropout differs, where their inputs do not."""
     import torch.distributed as dist
 
-    from trainer.model.attention import SdpaAttention
+    from slipway.trainer.model.attention import SdpaAttention
 
     output = attend(SdpaAttention, Case(dropout=0.5))[0]
     output_of_first = output.clone()
@@ -47,7 +47,7 @@ def compare_backends() -> dict[str, Any]:
 
     Dropout is compared too: on a CPU both draw the same numbers in the same order.
     """
-    from trainer.model.attention import LocalAttention, SdpaAttention
+    from slipway.trainer.model.attention import LocalAttention, SdpaAttention
 
     worst = {torch.float32: 0.0, torch.bfloat16: 0.0}
     repeated = True
@@ -139,7 +139,7 @@ def recomputation_is_bitwise() -> bool:
     """Return True if recomputed attention with dropout has bitwise the same gradients."""
     from megatron.core import tensor_parallel
 
-    from trainer.model.attention import SdpaAttention
+    from slipway.trainer.model.attention import SdpaAttention
 
     case, original = Case(dropout=0.1), attend(SdpaAttention, Case(dropout=0.1))
 
@@ -156,7 +156,7 @@ def compare_gelus() -> dict[str, float]:
     import torch.nn.functional as F
     from megatron.core.fusions.fused_bias_gelu import bias_gelu
 
-    from trainer.model.transformer import activation
+    from slipway.trainer.model.transformer import activation
 
     shape = SimpleNamespace(activation="gelu", bias=True, bias_activation_fusion=True)
     plain, _ = activation(shape, SimpleNamespace(type="cpu"))
@@ -172,7 +172,7 @@ def compare_gelus() -> dict[str, float]:
 
 def choices() -> dict[str, str]:
     """Return the choice, or the error, for each wish and device, with Transformer Engine and without."""
-    from trainer.model import backends
+    from slipway.trainer.model import backends
 
     original, answers = backends.transformer_engine_problem, {}
     wishes = ("auto", "sdpa", "local", "transformer_engine")
@@ -188,8 +188,8 @@ def choices() -> dict[str, str]:
 
 
 def _choice(backend: str, engine: bool, kind: str, bf16: bool, contexts: int) -> str:
-    from trainer.errors import UserError
-    from trainer.model.backends import attention_backend
+    from slipway.trainer.errors import UserError
+    from slipway.trainer.model.backends import attention_backend
 
     shape = SimpleNamespace(
         attention_backend=backend, transformer_engine=engine, attention_dropout=0.1, position="rope"

@@ -10,25 +10,25 @@ from typing import Any
 
 import yaml
 
-from trainer.config.layout import make_layout
-from trainer.config.load import flatten
-from trainer.config.settings import Settings, read_settings
-from trainer.logs import quiet
-from trainer.world import World
+from slipway.trainer.config.layout import make_layout
+from slipway.trainer.config.load import flatten
+from slipway.trainer.config.settings import Settings, read_settings
+from slipway.trainer.logs import quiet
+from slipway.trainer.world import World
 
 quiet()
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
+from slipway.trainer import cpu_shim  # noqa: E402
+from slipway.trainer.conversion.weight_map import Row  # noqa: E402
 from tests.trainer.parity.parity_weights import rows_by_parameter  # noqa: E402
-from trainer import cpu_shim  # noqa: E402
-from trainer.conversion.weight_map import Row  # noqa: E402
 
 
 def main(arguments: list[str]) -> int:
     cpu_shim.install()
-    from trainer.distributed import make_rank_context, process_group
+    from slipway.trainer.distributed import make_rank_context, process_group
 
     base = flatten(yaml.safe_load(Path(arguments[0]).read_text()))
     references = torch.load(arguments[1], weights_only=True)
@@ -69,7 +69,7 @@ def compare(
 
     `ours` and `theirs` are differences of logits in 32 bits from Hugging Face's in 64 bits.
     """
-    from trainer.model.build import build_model
+    from slipway.trainer.model.build import build_model
 
     reference = references[family]
     vocabulary = reference["logits"].shape[-1]

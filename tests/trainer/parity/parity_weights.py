@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from trainer.checkpoint.description import describe
-from trainer.config.settings import Settings
-from trainer.conversion.weight_map import Row, rows_of
-from trainer.data.vocabulary import Vocabulary
+from slipway.trainer.checkpoint.description import describe
+from slipway.trainer.config.settings import Settings
+from slipway.trainer.conversion.weight_map import Row, rows_of
+from slipway.trainer.data.vocabulary import Vocabulary
 
 # A checkpoint names the norms by where Transformer Engine has them.
 _NORMS = {

@@ -1,6 +1,0 @@
-"""Arithmetic that the launcher and the trainer share: FLOPs, peaks of GPUs, parameters, layout rules.
-
-It needs the standard library alone. The launcher imports it, and a launch copies it beside the trainer.
-"""
-
-__version__ = "0.1.0"

@@ -1,0 +1,153 @@
+"""Prepare data: ``python -m slipway.corpus PHASE --config-path DIR --config-name FILE``.
+
+Exit codes: 0 done or nothing to do, 2 a mistake of the user, 130 interrupted by Ctrl-C, 1 anything else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from slipway.corpus import errors, spec
+
+# A disk, a quota or a file that is as large as it may be.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+_LIBRARIES = {"numpy": "numpy", "yaml": "pyyaml", "tokenizers": "tokenizers"}
+
+_EXAMPLES = """examples:
+  python -m slipway.corpus run --config-path . --config-name preparation.yaml
+  python -m slipway.corpus fetch --config-path . --config-name preparation.yaml
+  python -m slipway.corpus tokenize --config-path . --config-name preparation.yaml --task 0 --tasks 50
+  python -m slipway.corpus merge --config-path . --config-name preparation.yaml
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a phase; return the exit code."""
+    options = _parse(arguments)
+    # The environment is how tokenizers is told; a spawned worker inherits it.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    try:
+        _check_libraries()
+        preparation = spec.load(options.config_path, options.config_name)
+        _PHASES[options.phase](preparation, options)
+    except errors.UserError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return errors.EXIT_USER_ERROR
+    except errors.OutsideError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return errors.EXIT_FAILURE
+    except KeyboardInterrupt:
+        print("interrupted; the same command continues from here", file=sys.stderr, flush=True)
+        return errors.EXIT_INTERRUPTED
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        places = f"{preparation.work_dir} or {preparation.output_prefix.parent}"
+        print(
+            f"error: {error.strerror}: {errors.escape(str(error.filename or places))}; what is done stays "
+            "done: make room and run it again",
+            file=sys.stderr,
+            flush=True,
+        )
+        return errors.EXIT_FAILURE
+    return errors.EXIT_OK
+
+
+def _check_libraries() -> None:
+    """Raise UserError if a library that every preparation needs is missing, without importing it."""
+    missing = [package for module, package in _LIBRARIES.items() if importlib.util.find_spec(module) is None]
+    if missing:
+        raise errors.UserError(
+            f"{sys.executable} lacks {', '.join(missing)}: install them there (pip install 'PATH[data]', "
+            "where PATH is Slipway's checkout or wheel), or choose an interpreter or an image that has them "
+            "(cluster.python=..., container=...)"
+        )
+
+
+# Libraries are imported by the phases: `--help`, and what is wrong with a configuration, need none.
+def _fetch(preparation: spec.Preparation, options: argparse.Namespace) -> None:
+    from slipway.corpus import duplicates
+    from slipway.corpus.cleaning import Cleaner
+    from slipway.corpus.manifest import is_complete
+    from slipway.corpus.plan import load_plan
+    from slipway.corpus.sources import collect
+    from slipway.corpus.tokenizers import obtain
+
+    # A mistake ends the first job rather than each task of the next.
+    Cleaner(preparation.filters)
+    duplicates.check(preparation.minhash)
+    files = collect(preparation)
+    obtain(preparation, files)
+    is_complete(load_plan(preparation))
+
+
+def _tokenize(preparation: spec.Preparation, options: argparse.Namespace) -> None:
+    from slipway.corpus.plan import load_plan
+    from slipway.corpus.tokenizing import tokenize
+
+    task, tasks = (options.task, options.tasks) if options.phase == "tokenize" else (0, 1)
+    tokenize(load_plan(preparation), task, tasks)
+
+
+def _merge(preparation: spec.Preparation, options: argparse.Namespace) -> None:
+    from slipway.corpus.merging import merge
+    from slipway.corpus.plan import load_plan
+
+    merge(load_plan(preparation))
+
+
+def _run(preparation: spec.Preparation, options: argparse.Namespace) -> None:
+    _fetch(preparation, options)
+    _tokenize(preparation, options)
+    _merge(preparation, options)
+
+
+_PHASES: dict[str, Callable[[spec.Preparation, argparse.Namespace], None]] = {
+    "fetch": _fetch,
+    "tokenize": _tokenize,
+    "merge": _merge,
+    "run": _run,
+}
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m slipway.corpus",
+        description="Prepare data: from text, JSONL, Parquet, Wikipedia dumps or tar shards to tokens.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    phases = parser.add_subparsers(dest="phase", required=True, metavar="PHASE")
+    for name, text in (
+        ("fetch", "find or download the sources and the tokenizer, and list the units of work"),
+        ("tokenize", "encode units into shards; done ones are skipped"),
+        ("merge", "deduplicate, and join the shards"),
+        ("run", "all three on this machine"),
+    ):
+        phase = phases.add_parser(name, help=text, description=text)
+        phase.add_argument("--config-path", type=Path, required=True, help="directory of the configuration")
+        phase.add_argument("--config-name", required=True, help="its file")
+        if name == "tokenize":
+            phase.add_argument("--task", type=_count, default=0, help="task of an array, from 0")
+            phase.add_argument("--tasks", type=_count, default=1, help="tasks that the array has")
+    options = parser.parse_args(arguments)
+    if options.phase == "tokenize" and options.task >= options.tasks:
+        parser.error(f"argument --task: {options.task}: expected less than --tasks {options.tasks}")
+    return options
+
+
+def _count(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    return int(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

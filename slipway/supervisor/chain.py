@@ -1,0 +1,192 @@
+"""The decisions of a chain of jobs: a state machine that asks nobody; `Link` carries them out.
+
+A link that has begun is in one of three states, and two events move it::
+
+                    look_back                     after_end
+    [waits] ──────────────────────► RUNS ──────────────────────► PASSED   the next link goes on
+       │    the link before said          done, stop, or         (or nothing, if it was the last)
+       │    `continue` or `exclude`       max_failures reached
+       │                                       │
+       └───────────────────────────────────────┴───────────────► OVER     no link does anything any more
+            the link before was done, stopped or cancelled
+
+Each transition returns the next state and its effects, in the order in which they are to be carried out. The
+successor is submitted when a link begins, so that a node that dies does not end the chain, and only where
+there is none.
+
+A failure is a link that ended without a newer checkpoint than it began with. Links that were preempted or
+requeued do not count. A newer checkpoint forgives all failures before it.
+"""
+
+from enum import Enum
+from typing import NamedTuple, Optional, Tuple, Union
+
+from slipway.supervisor.settings import ChainSettings
+
+
+class Phase(Enum):
+    """The states of a link."""
+
+    RUNS = "runs"
+    PASSED = "passed"
+    OVER = "over"
+
+
+class Ending(NamedTuple):
+    """The end of a link: as it judged itself, or as the next link judges it.
+
+    Attributes
+    ----------
+    verdict
+        ``done``, ``continue``, ``exclude`` (and continue) or ``stop``.
+    rule
+        Name of the rule that matched.
+    why
+        The reason, a sentence without its full stop.
+    nodes
+        Nodes at fault, which are avoided from now on.
+    """
+
+    verdict: str = "continue"
+    rule: str = "unknown"
+    why: str = "nothing is known of its end"
+    nodes: Tuple[str, ...] = ()
+
+    @property
+    def is_failure(self) -> bool:
+        return self.rule not in ("preempted", "ended_by_user")
+
+    @property
+    def is_final(self) -> bool:
+        return self.verdict in ("done", "stop")
+
+
+class Before(NamedTuple):
+    """The known facts about the links before one that begins.
+
+    Attributes
+    ----------
+    job
+        Job of the link directly before; empty if it is not known.
+    ending
+        How that ended.
+    is_judged_now
+        This link judged it in its place: the effects of `ending` are still to be carried out.
+    state
+        Slurm's word for it now that it is over.
+    failures
+        Number of failures before the newest link that left a mark; 0 if none did.
+    links
+        Number of links from that one on, it included, up to the one directly before.
+    has_progressed
+        There is a newer checkpoint than when that one began.
+    """
+
+    job: str
+    ending: Ending
+    is_judged_now: bool = False
+    state: str = ""
+    failures: int = 0
+    links: int = 1
+    has_progressed: bool = False
+
+
+class SubmitNext(NamedTuple):
+    """Submit the next link."""
+
+
+class ExcludeNodes(NamedTuple):
+    """Avoid nodes that failed under a job; `job` is empty for the link's own."""
+
+    nodes: Tuple[str, ...]
+    why: str
+    job: str = ""
+
+
+class EndChain(NamedTuple):
+    """Keep all later links from doing anything."""
+
+    why: str
+
+
+class LeaveJob(NamedTuple):
+    """End this job without doing anything."""
+
+    why: str
+    is_success: bool
+
+
+Effect = Union[SubmitNext, ExcludeNodes, EndChain, LeaveJob]
+
+
+class Transition(NamedTuple):
+    """A transition of a link: the phase that it leads to, the failures so far, and its effects."""
+
+    phase: Phase
+    failures: int
+    effects: Tuple[Effect, ...] = ()
+    ending: Optional[Ending] = None
+
+
+def look_back(
+    settings: ChainSettings, link: int, before: Optional[Before], has_successor: bool
+) -> Transition:
+    """Decide what a link does when it begins; `before` is ``None`` for the first link."""
+    if before is None:
+        return Transition(Phase.RUNS, 0, _submission(settings, link, has_successor))
+    ending = before.ending
+    is_failure = ending.is_failure and before.state != "PREEMPTED"
+    failures = 0 if before.has_progressed else before.failures + before.links - (0 if is_failure else 1)
+    if before.state == "CANCELLED" and ending.verdict != "done":
+        ending = ending._replace(verdict="stop", why="it was cancelled", nodes=())
+    elif before.is_judged_now:
+        ending = limited(settings, ending, failures, before.has_progressed)
+    if ending.is_final:
+        why = f"job {before.job}: {ending.why}"
+        leave = LeaveJob("the chain has ended with " + why, ending.verdict == "done")
+        return Transition(Phase.OVER, failures, (EndChain(why), leave), ending)
+    exclusion: Tuple[Effect, ...] = ()
+    if before.is_judged_now and ending.nodes:
+        exclusion = (ExcludeNodes(ending.nodes, ending.why, before.job),)
+    return Transition(Phase.RUNS, failures, exclusion + _submission(settings, link, has_successor), ending)
+
+
+def after_end(
+    settings: ChainSettings,
+    link: int,
+    ending: Ending,
+    failures: int,
+    has_progressed: bool,
+    has_successor: bool,
+) -> Transition:
+    """Decide what follows when the tasks of a link have ended.
+
+    Parameters
+    ----------
+    failures
+        Number of failures in a row before this link.
+    has_progressed
+        There is a newer checkpoint than when it began.
+    """
+    failures = 0 if has_progressed else failures + ending.is_failure
+    ending = limited(settings, ending, failures, has_progressed)
+    if ending.is_final:
+        return Transition(Phase.OVER, failures, (EndChain(ending.why),), ending)
+    exclusion: Tuple[Effect, ...] = (ExcludeNodes(ending.nodes, ending.why),) if ending.nodes else ()
+    return Transition(Phase.PASSED, failures, exclusion + _submission(settings, link, has_successor), ending)
+
+
+def limited(settings: ChainSettings, ending: Ending, failures: int, has_progressed: bool) -> Ending:
+    """Stop a chain that gets nowhere: `failures` counts this ending."""
+    if ending.is_final or not ending.is_failure or has_progressed:
+        return ending
+    if settings.links == 1 or failures < settings.max_failures:
+        return ending
+    count = "it" if failures == 1 else f"{failures} links in a row"
+    why = f"{count} ended without a new checkpoint: {ending.why}"
+    return ending._replace(verdict="stop", why=why, nodes=())
+
+
+def _submission(settings: ChainSettings, link: int, has_successor: bool) -> Tuple[Effect, ...]:
+    follows = settings.from_job and link < settings.links and not has_successor
+    return (SubmitNext(),) if follows else ()

@@ -1,0 +1,121 @@
+"""The lines that tell why a job ended: what its ranks left when they failed, then the ends of its logs.
+
+Text of a log is anybody's: it is matched, and nothing of it is passed on but numbers and the names of this
+job's own nodes.
+"""
+
+import json
+import math
+import os
+import re
+from typing import Iterable, List, NamedTuple, Optional, Sequence, Tuple
+
+from slipway.supervisor.files import AnyPath, open_regular, read_text, unix_time, whole
+
+# Bytes of each log; the cause of a job's end stands at the log's end.
+TAIL_BYTES = 1 << 20
+# Characters of a line that are kept, half of them at its end: a pattern may take long with the whole.
+_LINE = 1 << 12
+_LINE_ENDS = re.compile(r"[\r\n]")
+_LEFT = re.compile(r"globalrank-[^/]*\.json")
+_RANK = re.compile(r"[Rr]ank\"?:? ?([0-9]{1,7})(?:[^0-9]|$)")
+# A rank's own report, or srun's word for a task that failed.
+_FAILED = re.compile(r"\{\"time\": .*\"rank\": [0-9]+|srun: error: [^ ]+: tasks? [0-9]")
+_FAILED_RANK = re.compile(r"(?:\"rank\": |: tasks? )([0-9]{1,9})")
+# Our trainer's, a progress bar's, and Megatron-LM's.
+_STEP = re.compile(
+    r"(?:^|: )step +([0-9]{1,15})/[0-9]+ \||\| *([0-9]{1,15})/[0-9]+ \[|iteration +([0-9]{1,15})/"
+)
+
+
+class Left(NamedTuple):
+    """The record that a rank left in the file `path` when it failed, at `time` in Unix seconds.
+
+    `host` is its node if the record names it, and `line` all of the record in one line.
+    """
+
+    time: float
+    rank: int
+    host: Optional[str]
+    error: str
+    line: str
+    path: str
+
+
+def evidence(logs: Iterable[AnyPath], failures: Optional[AnyPath] = None, since: float = 0.0) -> List[str]:
+    """Read the lines; what cannot be read says nothing.
+
+    Parameters
+    ----------
+    failures
+        The directory with one file for each rank that failed.
+    since
+        In Unix seconds: ranks that failed before are another job's.
+    """
+    lines = [left.line for left in left_by_ranks(failures, since)] if failures else []
+    for log in logs:
+        lines += _LINE_ENDS.split(_tail(log).replace("\0", " "))
+    return [line if len(line) <= _LINE else line[: _LINE // 2] + line[-_LINE // 2 :] for line in lines]
+
+
+def left_by_ranks(failures: AnyPath, since: float = 0.0, until: float = math.inf) -> List[Left]:
+    """Read what ranks left that failed between two moments, the first to fail coming first."""
+    try:
+        names = [name for name in os.listdir(failures) if _LEFT.fullmatch(name)]
+    except (OSError, ValueError):
+        return []
+    all_left = filter(None, (_left(os.path.join(os.fspath(failures), name)) for name in names))
+    return sorted((left for left in all_left if since <= left.time <= until), key=lambda left: left[:2])
+
+
+def first_failure(
+    lines: Iterable[str], hosts: Sequence[str], tasks_per_node: int
+) -> Tuple[Optional[int], Optional[str]]:
+    """Return the rank that failed first and its node, each ``None`` where the lines do not tell."""
+    line = next(filter(_FAILED.match, lines), "")
+    rank = _FAILED_RANK.search(line)
+    return int(rank[1]) if rank else None, next(iter(named_in(line, hosts, tasks_per_node)), None)
+
+
+def last_step(lines: Sequence[str]) -> Optional[int]:
+    """Return the last step that is known to be done, ``None`` where the lines tell of none."""
+    for line in reversed(lines):
+        steps = _STEP.findall(line)
+        if steps:
+            return int("".join(steps[-1]))
+    return None
+
+
+def named_in(line: str, hosts: Sequence[str], tasks_per_node: int) -> Tuple[str, ...]:
+    """Return the first of the hosts that a line names, else that of the rank that it names."""
+    names = "|".join(map(re.escape, sorted(hosts, key=len, reverse=True)))
+    named = re.search(f"(?:^|[^A-Za-z0-9_.-])({names})(?:[^A-Za-z0-9_-]|$)", line) if names else None
+    if named:
+        return (named[1],)
+    rank = _RANK.search(line)
+    node = int(rank[1]) // tasks_per_node if rank else len(hosts)  # srun deals ranks out node by node
+    return (hosts[node],) if node < len(hosts) else ()
+
+
+def _left(path: str) -> Optional[Left]:
+    try:
+        text = read_text(path, TAIL_BYTES).strip()
+        content = json.loads(text)
+        time, rank = unix_time(content["time"]), whole(content["rank"], 0)
+        host, error = content.get("host"), str(content["error"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    if time is None or rank is None:
+        return None
+    return Left(time, rank, None if host is None else str(host), error, text.replace("\n", " "), path)
+
+
+def _tail(path: AnyPath) -> str:
+    try:
+        with open_regular(path) as stream:
+            size = stream.seek(0, 2)
+            stream.seek(max(size - TAIL_BYTES, 0))
+            # Byte for byte: the patterns are of ASCII, and a log may hold anything.
+            return stream.read(TAIL_BYTES).decode("latin-1")
+    except OSError:
+        return ""

@@ -1,0 +1,114 @@
+"""The image file of a job: its record, its digest, the copies on the nodes, the name of its container."""
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import signal
+from typing import Any, Dict, Sequence
+
+from slipway.supervisor.job import Job
+from slipway.supervisor.marks import image_digest, leave_image_digest
+from slipway.supervisor.settings import ContainerSettings
+from slipway.supervisor.tasks import Signals, leave_to_end, run_before
+
+_DIGITS = 12
+_RECORD_BYTES = 1 << 20
+_CHUNK = 1 << 20
+
+
+def record_digest(job: Job, container: ContainerSettings, signals: Signals) -> None:
+    """Leave the digest of the image as it runs, by a process at the lowest priority; nothing waits for it."""
+    if not os.path.isfile(container.image) or image_digest(job.directory):
+        return
+    child = os.fork()
+    if child:
+        leave_to_end(child)
+        return
+    try:
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the tasks' alone
+        signals.release()
+        os.setpgid(0, 0)
+        with open(os.devnull, "r+b") as nothing:
+            for descriptor in range(3):
+                os.dup2(nothing.fileno(), descriptor)
+        digest = recorded(container.image).get("sha256") or _sha256(container.image)
+        leave_image_digest(job.directory, digest)
+    finally:
+        os._exit(0)
+
+
+def recorded(image: str) -> Dict[str, str]:
+    """Return the ``digest`` and ``sha256`` that the record beside an image tells of the file as it is."""
+    try:
+        state = os.stat(image)
+        with open(image + ".json") as stream:
+            record: Any = json.loads(stream.read(_RECORD_BYTES))
+        if (record["size"], record["modified"]) != (state.st_size, int(state.st_mtime)):
+            return {}
+        hashes = {}
+        for key in ("digest", "sha256"):
+            match = re.match(r"(?:sha256:)?([0-9a-f]{64})\Z", str(record.get(key, "")))
+            if match:
+                hashes[key] = match.group(1)
+        return hashes
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def container_name(container: ContainerSettings) -> str:
+    """Return the name of the container that is kept: another image, or state of its file, is another one."""
+    record = recorded(container.image)
+    digits = record.get("digest") or record.get("sha256")
+    if not digits:
+        try:
+            state = os.stat(container.image)
+            text = f"{container.image}\n{state.st_size} {_modified(state)} {state.st_ino}\n"
+        except OSError:
+            text = container.image + "\n"
+        digits = hashlib.sha256(os.fsencode(text)).hexdigest()
+    return f"{container.name}-{digits[:_DIGITS]}"
+
+
+def stage(job: Job, container: ContainerSettings, on_each_node: Sequence[str], signals: Signals) -> str:
+    """Copy the image to each node's own disk, once for all jobs; return the path to start from.
+
+    Raises
+    ------
+    Signalled
+        If the job was told to end meanwhile.
+    """
+    image = container.image
+    copies = f"{container.stage_to}/slipway-{os.getuid()}"
+    try:
+        status = os.stat(image)
+        state = f"{status.st_size} {int(status.st_mtime)}"
+        digits = hashlib.sha256(os.fsencode(f"{image} {state}\n")).hexdigest()[:_DIGITS]
+        copy = f"{copies}/{os.path.splitext(os.path.basename(image))[0]}-{digits}.sqsh"
+        script = job.directory + "/stage_image.sh"
+        if run_before([*on_each_node, "bash", script, image, copy, state], signals) == 0:
+            return copy
+    except OSError as error:
+        job.say(str(error))
+    job.say(f"not every node has a copy of the image in {copies}: the tasks start from {image}")
+    return image
+
+
+def _modified(state: os.stat_result) -> str:
+    """Return the time of the last change, as ``stat --format=%.9Y`` prints it."""
+    seconds, nanoseconds = divmod(state.st_mtime_ns, 10**9)
+    return f"{seconds}.{nanoseconds:09d}"
+
+
+def _sha256(path: str) -> str:
+    import subprocess  # late: the tasks start sooner
+
+    os.nice(19)
+    with contextlib.suppress(OSError):
+        subprocess.call(["ionice", "-c", "3", "-p", str(os.getpid())])
+    digest = hashlib.sha256()
+    with open(path, "rb") as stream:
+        for chunk in iter(lambda: stream.read(_CHUNK), b""):
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -1,0 +1,135 @@
+"""The judge of a job's end: the first rule that matches counts.
+
+A job judges itself at its end. The next link judges a job that died before it could, or that an
+older Slipway ran, which did not judge.
+"""
+
+import re
+from typing import Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from slipway.supervisor import failure_rules
+from slipway.supervisor.evidence import named_in
+from slipway.supervisor.rules import Rule
+
+RULES: Tuple[Rule, ...] = (
+    *failure_rules.FIRST,
+    *failure_rules.HARDWARE,
+    *failure_rules.LIMITS,
+    *failure_rules.TASKS,
+    *failure_rules.LAST,
+)
+_BY_NAME: Mapping[str, Rule] = {rule.name: rule for rule in RULES}
+_PATTERNS = [re.compile(rule.pattern) for rule in RULES]
+
+UNKNOWN = Rule("unknown", "end", "continue", "-", "", "nothing is known of its end")
+_UNSAID = "-"
+_NODE_FAILURE = "srun: error: Node failure on "
+
+
+def rule_named(name: Optional[str]) -> Optional[Rule]:
+    """Return the rule of a name; those of one name differ only in where they look."""
+    return _BY_NAME.get(name) if name else None
+
+
+class Facts(NamedTuple):
+    """The end of a job, in Slurm's words; ``None`` is not known.
+
+    Attributes
+    ----------
+    code
+        The exit code of its tasks.
+    state, reason, preempted
+        ``JobState``, ``Reason`` and ``PreemptTime`` of ``scontrol show job``.
+    signal
+        What the job was sent while its tasks ran, such as ``USR1``.
+    save
+        The signal that its payload takes as: save now.
+    requeue
+        Slurm may requeue it: ``Requeue`` of ``scontrol show job``.
+    progress
+        There is a newer checkpoint than when it began.
+    """
+
+    code: Optional[int] = None
+    state: Optional[str] = None
+    reason: Optional[str] = None
+    preempted: Optional[str] = None
+    signal: Optional[str] = None
+    save: Optional[str] = None
+    requeue: Optional[bool] = None
+    progress: Optional[bool] = None
+
+    @property
+    def line(self) -> str:
+        """The line that the rules of a job's end are matched with."""
+        requeue, progress = (None if flag is None else int(flag) for flag in (self.requeue, self.progress))
+        words = (
+            ("code", self.code),
+            ("state", self.state),
+            ("reason", self.reason),
+            ("preempted", self.preempted),
+            ("requeue", requeue),
+            ("progress", progress),
+            ("signal", self.signal),
+            ("save", self.save),
+        )
+        return " ".join(f"{name}={_word(value)}" for name, value in words)
+
+
+def _word(value: object) -> str:
+    return _UNSAID if value is None or value == "" else str(value).replace(" ", "_")
+
+
+class Judgement(NamedTuple):
+    """The rule that a job's end is after, with the line that it matched, and the nodes at fault."""
+
+    rule: Rule
+    line: str
+    nodes: Tuple[str, ...] = ()
+
+    @property
+    def verdict(self) -> str:
+        """Return the consequence; nothing can be excluded if no node is known."""
+        return "continue" if self.rule.verdict == "exclude" and not self.nodes else self.rule.verdict
+
+
+def judge(
+    facts: Facts,
+    evidence: Sequence[str],
+    hosts: Sequence[str] = (),
+    tasks_per_node: int = 1,
+    down: Sequence[str] = (),
+) -> Judgement:
+    """Find the first rule that matches.
+
+    Parameters
+    ----------
+    evidence
+        Lines, as `slipway.supervisor.evidence` reads them.
+    hosts
+        The job's nodes, in the order of their ranks.
+    down
+        Those of them that Slurm calls down.
+    """
+    end = facts.line
+    for rule, pattern in zip(RULES, _PATTERNS):
+        line = next(filter(pattern.search, [end] if rule.of == "end" else evidence), None)
+        if line is not None:
+            return Judgement(rule, line, _at_fault(rule, line, evidence, hosts, tasks_per_node, down))
+    return Judgement(UNKNOWN, end)
+
+
+def _at_fault(
+    rule: Rule,
+    line: str,
+    evidence: Sequence[str],
+    hosts: Sequence[str],
+    tasks_per_node: int,
+    down: Sequence[str],
+) -> Tuple[str, ...]:
+    if rule.nodes == "line":
+        return named_in(line, hosts, tasks_per_node)
+    if rule.nodes == "down":
+        failure = next((line for line in evidence if line.startswith(_NODE_FAILURE)), "")
+        return tuple(host for host in hosts if host in down) or named_in(failure, hosts, tasks_per_node)
+    return ()

@@ -1,0 +1,449 @@
+"""The supervisor's way through a job: claim, chain, rendezvous, image, tasks, and how they ended."""
+
+import contextlib
+import gc
+import io
+import os
+import re
+import signal
+import sys
+import time
+from typing import IO, TYPE_CHECKING, Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tuple
+
+from slipway.supervisor import hooks, marks, settings
+from slipway.supervisor.files import plain, read_json
+from slipway.supervisor.job import Job, Leave, Unusable
+from slipway.supervisor.rendezvous import rendezvous
+from slipway.supervisor.rules import EXIT_INTERRUPTED
+from slipway.supervisor.settings import ALLOCATION, CONTAINER, HOSTS, IMAGE, LOCAL, SLURM, fill_in
+from slipway.supervisor.tasks import Signalled, Signals, forwarding, run, run_before
+
+if TYPE_CHECKING:
+    from slipway.supervisor.link import Link
+    from slipway.supervisor.slurm import Slurm
+    from slipway.supervisor.time_limit import TimeLimit
+
+# The script keeps the environment that it was submitted in there, as `env -0` prints it.
+_ENVIRONMENT_FD = 9
+# The script could not read that file, which has the value of a variable.
+_UNREADABLE = "SLIPWAY_UNREADABLE"
+
+# The exit code of a job that was signalled before its tasks had one: as if by SIGTERM.
+_ENDED_EARLY = 143
+# A shell's, of a command that there is not.
+_NOT_FOUND = 127
+# In seconds, after an error of what runs beside the tasks.
+_POLL_AGAIN = 60.0
+# And between two looks for the end of an earlier link.
+_LONGEST_PAUSE = 30
+# Between two looks for the launch; after as many in vain the tasks are killed, as a file system may be away.
+_LOOK_SECONDS, _LOOKS = 20.0, 2
+
+_LINK = r"[1-9][0-9]{0,5}\Z"
+_LEAVES = "leaves without doing anything: {}"
+# Characters of a mark, which others may write, in the log.
+_SAID = 1000
+_USAGE = "usage: supervisor.pyz TAG [LINK] [TAG] -- COMMAND ...  or  supervisor.pyz point TAG [TAG]"
+
+
+def main(arguments: Sequence[str]) -> NoReturn:
+    """Keep a job from its beginning to its end; exit with its code.
+
+    Parameters
+    ----------
+    arguments
+        The tag that the script was rendered with; what the script was started with, which is the number of
+        the link and the tag again, or nothing by hand; ``--``; and the command of the tasks.
+    """
+    code = 1
+    try:
+        code = _main(arguments)
+    except Exception:
+        _print_traceback()
+    finally:
+        # Python's own way out changes the code where a full disk cannot take the last words.
+        os._exit(code)
+
+
+def _main(arguments: Sequence[str]) -> int:
+    # Names may hold what the locale cannot print.
+    sys.stdout = io.TextIOWrapper(sys.stdout.buffer, "utf-8", "surrogateescape", line_buffering=True)
+    # Python before 3.9 keeps it back up to the end, which is none of its own.
+    sys.stderr = io.TextIOWrapper(sys.stderr.buffer, "utf-8", "surrogateescape", line_buffering=True)
+    _forget_locale()
+    directory = os.path.dirname(os.path.abspath(sys.argv[0]))
+    is_point = arguments[:1] == ["point"] and len(arguments) > 1
+    if not is_point and "--" not in arguments[1:-1]:
+        print(_USAGE, file=sys.stderr)
+        return 2
+    try:
+        if is_point:
+            from slipway.supervisor.point import run_point  # late: most jobs are no sweep's
+
+            run_point(directory, arguments[1:])
+        signals = Signals()
+        end = list(arguments).index("--")
+        job = _job(directory, arguments[0], arguments[1:end])
+        if not job.by_hand:
+            _claim(job)
+        return _keep(job, arguments[end + 1 :], signals)
+    except Leave as leave:
+        _say(str(leave))
+        return leave.code
+    except Unusable as error:
+        _say(str(error), sys.stderr)
+        return 1
+
+
+def _job(directory: str, tag: str, arguments: Sequence[str]) -> Job:
+    """Return the job that this process keeps.
+
+    Raises
+    ------
+    Leave
+        If the directory is another launch's by now.
+    Unusable
+        If its settings cannot be read, or this is no job of Slurm's.
+    """
+    environment = _submitted_environment()
+    path = os.path.join(directory, settings.NAME)
+    try:
+        content = settings.from_json(settings.of_file_system(read_json(path)))
+    except (OSError, ValueError) as error:
+        raise Unusable(f"{path} cannot be used: {error}") from error
+    if content.tag != tag:
+        raise Leave(_LEAVES.format(f"{directory} is another launch by now, {content.tag}"), code=1)
+    by_hand = not arguments or arguments[-1] != tag
+    link = 1
+    if by_hand:  # no link of this launch's chain
+        content = content._replace(chain=content.chain._replace(links=1))
+    elif len(arguments) == 2 and re.match(_LINK, arguments[0]):
+        link = int(arguments[0])
+    claimant, task, attempt = str(os.getpid()), "", "0"
+    if content.scheduler != LOCAL and not os.environ.get("SLURM_JOB_ID"):
+        raise Unusable("it runs in no job of Slurm's: SLURM_JOB_ID is not set")
+    if content.scheduler == SLURM:
+        claimant = os.environ.get("SLURM_ARRAY_JOB_ID") or os.environ["SLURM_JOB_ID"]
+        task = os.environ.get("SLURM_ARRAY_TASK_ID", "")
+        attempt = os.environ.get("SLURM_RESTART_COUNT") or "0"  # a requeued job has several
+    identity = claimant + ("_" + task if task else "")
+    return Job(
+        id=identity,
+        attempt=f"{identity}.{attempt}",
+        claimant=claimant,
+        link=link,
+        by_hand=by_hand,
+        directory=directory,
+        settings=content,
+        began=int(time.time()),
+        environment=environment,
+    )
+
+
+def _submitted_environment() -> Dict[str, str]:
+    """Return the environment in which the job was submitted, before the script exported anything."""
+    try:
+        with open(_ENVIRONMENT_FD, "rb") as stream:
+            text = os.fsdecode(stream.read())
+        _reap_printer()
+    except OSError:  # not started by a script
+        return dict(os.environ)
+    return dict(entry.partition("=")[::2] for entry in text.split("\0") if entry)
+
+
+def _reap_printer() -> None:
+    """Take the ``env`` of the script, which has just ended, off the list of processes."""
+    with contextlib.suppress(ChildProcessError):
+        for _ in range(20):
+            if os.waitpid(-1, os.WNOHANG)[0]:
+                return
+            time.sleep(0.001)
+
+
+def _forget_locale() -> None:
+    """Take back the ``LC_CTYPE`` that Python sets for itself in a plain C locale: it is not the tasks'."""
+    try:
+        with open("/proc/self/environ", "rb") as stream:
+            environment = stream.read().split(b"\0")
+    except OSError:
+        return
+    if "LC_CTYPE" in os.environ and not any(entry.startswith(b"LC_CTYPE=") for entry in environment):
+        del os.environ["LC_CTYPE"]
+
+
+def _claim(job: Job) -> None:
+    """Claim the job's link: where Slurm's answer was lost, there may be two jobs of it.
+
+    Raises
+    ------
+    Leave
+        If another job has it, or the chain has ended.
+    """
+    # The first that begins has it, unless the launcher has said which.
+    holder = marks.claim(job.directory, job.claimant, job.link)
+    if holder != job.claimant:
+        name = marks.JOB if job.link == 1 else f"{marks.JOB}.{job.link}"
+        raise Leave(_LEAVES.format(f"{job.marks}/{name} says {plain(holder)[:_SAID]}"))
+    path = os.path.join(job.marks, marks.CHAIN_ENDED)
+    if os.path.lexists(path):
+        end = marks.chain_end(job.directory)
+        why = f": {plain(f'{end.by} ended the chain: {end.why}')[:_SAID]}" if end else ""
+        # A job that waits for the success of this one waits for that of the run.
+        done = any(attempt.verdict == "done" for attempt in marks.read_attempts(job.directory))
+        raise Leave(_LEAVES.format(path + why), code=0 if done else 1)
+
+
+def _keep(job: Job, command: Sequence[str], signals: Signals) -> int:
+    """Run one link: submit its successor, run the tasks, and judge the end.
+
+    Raises
+    ------
+    Leave
+        If the chain is over.
+    """
+    from slipway.supervisor.link import Link
+    from slipway.supervisor.slurm import Slurm
+    from slipway.supervisor.time_limit import TimeLimit
+
+    slurm = Slurm(job)
+    link, limit = Link(job, slurm), TimeLimit(job, slurm)
+    hosts: List[str] = []
+    code = 1
+    with contextlib.suppress(OSError):
+        marks.make_directory(job.directory)
+    try:
+        _wait_for_turn(job, signals)
+        _wait_for_earlier_links(job, link, signals)
+        _begin(job, link)
+        if job.settings.scheduler == SLURM and job.settings.save_signal:
+            limit.ask()
+            signals.turn = limit.turn
+        signals.check()
+        if os.environ.get(_UNREADABLE):
+            raise OSError(f"{os.environ[_UNREADABLE]} cannot be read, which has the value of a variable")
+        hosts = _meet(job, link, limit)
+        command = _prepared(job, command, hosts, signals)
+        signals.check()
+        code = _run_tasks(job, limit, command, signals, link.hooks())
+        if code == 0 and job.settings.scheduler != LOCAL:
+            code = _slurm_has_the_last_word(job, slurm)
+        job.say(f"the tasks ended with exit code {code}")
+        if code == 0 and link.must_continue(signals.first):
+            code = EXIT_INTERRUPTED  # its engine says that it is done, and it is not
+    except Signalled:
+        code = _ENDED_EARLY
+    except OSError as error:
+        job.say(str(error), sys.stderr)
+    except Leave:
+        raise
+    except Exception:
+        _print_traceback()
+    why = _why_lost(job)
+    if why:
+        link.abandon()
+        raise Leave(f"saves nothing and leaves no word of its end: {why}", code=1)
+    try:
+        link.end(code, hosts, signals.first)
+    except Exception:
+        _print_traceback()
+        job.leave(marks.ENDED, {"exit_code": code, "ended": int(time.time())})
+    return code
+
+
+def _wait_for_turn(job: Job, signals: Signals) -> None:
+    """Wait for the job of this run before, as Slurm's singleton does, and lock out the next one."""
+    if job.settings.scheduler != LOCAL or not job.settings.singleton:
+        return
+    import errno
+    import fcntl
+
+    # Tasks that outlive this process keep the lock.
+    lock = os.open(os.path.join(job.settings.run_dir, ".singleton"), os.O_WRONLY | os.O_CREAT, 0o666)
+    os.set_inheritable(lock, True)
+
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        # A child waits, which a signal ends: the lock is this process's as well, and its turn comes in order.
+        waiting = f"import fcntl; fcntl.flock({lock}, fcntl.LOCK_EX)"
+        if run_before([sys.executable, "-IS", "-c", waiting], signals):
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK), ".singleton") from None
+
+
+def _wait_for_earlier_links(job: Job, link: "Link", signals: Signals) -> None:
+    """Wait for an earlier link that Slurm still runs: its end is not this one's to judge yet."""
+    pause = 0
+    for earlier in iter(link.earlier_at_work, ""):
+        if not pause:
+            job.say(f"waits for the end of job {earlier}: its own dependency is lost")
+        pause = min(2 * pause or 1, _LONGEST_PAUSE)
+        number = signals.wait(pause)
+        if number is not None and number != signal.SIGCHLD:
+            signals.note(number)
+            raise Signalled
+
+
+def _begin(job: Job, link: "Link") -> None:
+    """See what came before, and submit what comes next: early, so that a node that dies ends no chain."""
+    try:
+        link.begin()
+    except Leave:
+        raise
+    except Exception:
+        job.say("what came before is not known", sys.stderr)
+        _print_traceback()
+
+
+def _meet(job: Job, link: "Link", limit: "TimeLimit") -> List[str]:
+    """Choose where the tasks meet, and leave the mark that the job has started; return its hosts."""
+    scheduler, run_name, launch = job.settings.scheduler, job.settings.run, job.settings.launch
+    meeting = rendezvous(scheduler, job.settings.nodes if scheduler == ALLOCATION else None)
+    os.environ.update(MASTER_ADDR=meeting.address, MASTER_PORT=str(meeting.port))
+    fields: Dict[str, Any] = {"started": int(time.time()), "nodes": ",".join(meeting.hosts)}
+    fields["time_limit"] = limit.seconds
+    try:
+        fields.update(link.fields())
+    except Exception:
+        _print_traceback()
+    job.leave(marks.STARTED, fields, sync=False)
+    where = f"{meeting.address}:{meeting.port}"
+    job.say(
+        "run {}, launch {}, on {}; rendezvous at {}".format(run_name, launch, ", ".join(meeting.hosts), where)
+    )
+    return meeting.hosts
+
+
+def _prepared(job: Job, command: Sequence[str], hosts: Sequence[str], signals: Signals) -> List[str]:
+    """Return the command of the tasks with what the job alone knows, after what has to come before them."""
+    container, scheduler = job.settings.container, job.settings.scheduler
+    values = {HOSTS: ",".join(hosts)}
+    if scheduler == LOCAL:  # no containers, and no other node
+        return fill_in(command, values, job.directory)
+    count = str(len(hosts))
+    on_each_node = [
+        "srun",
+        *(["--overlap", "--nodelist=" + values[HOSTS]] if scheduler == ALLOCATION else []),
+    ]
+    on_each_node += ["--export=ALL", "--nodes=" + count, "--ntasks=" + count, "--ntasks-per-node=1"]
+    on_each_node += job.settings.host_arguments
+    if container is not None and container.is_file:
+        from slipway.supervisor import images  # late: many jobs have no image file
+
+        images.record_digest(job, container, signals)
+        values[IMAGE] = container.image
+        if container.name is not None:
+            values[CONTAINER] = images.container_name(container)
+            job.say(f"the container is called {values[CONTAINER]} on each node")
+        if container.stage_to is not None:
+            values[IMAGE] = images.stage(job, container, on_each_node, signals)
+    if job.settings.vboost:
+        slider = [*on_each_node, "sudo", "-n", "nvidia-smi", "boost-slider", "--vboost", "1"]
+        if run_before(slider, signals):
+            job.say("the GPUs' boost slider could not be set on every node", sys.stderr)
+    return fill_in(command, values, job.directory)
+
+
+def _run_tasks(
+    job: Job, limit: "TimeLimit", command: Sequence[str], signals: Signals, own_hooks: Sequence[hooks.Hook]
+) -> int:
+    """Run the tasks: one srun, or on this machine alone each by itself; return their exit code."""
+    content = job.settings
+    commands: List[Tuple[Sequence[str], Optional[Dict[str, str]]]] = [(command, None)]
+    if content.scheduler == LOCAL:
+        size = content.nodes * content.tasks_per_node  # all on this machine
+        world = dict(os.environ, WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(size))
+        commands = [(command, dict(world, RANK=str(rank), LOCAL_RANK=str(rank))) for rank in range(size)]
+        return _run(job, limit, commands, signals, [], lambda: False)
+    from slipway.supervisor.srun import Patience, begin_step
+
+    step = begin_step(job)
+    patience = Patience(step)
+    code = _run(job, limit, commands, signals, [*own_hooks, patience.hook], patience.is_over)
+    if patience.is_over():
+        job.say("srun waited in vain for tasks that it had ended: it was killed")
+    if code == 0 and step.never_ran():
+        job.say("srun says 0 of tasks that did not start on every node")
+        return 1
+    return code
+
+
+def _run(
+    job: Job,
+    limit: "TimeLimit",
+    commands: "Sequence[Tuple[Sequence[str], Optional[Dict[str, str]]]]",
+    signals: Signals,
+    own_hooks: Sequence[hooks.Hook],
+    is_stuck: Callable[[], bool],
+) -> int:
+    is_first = True
+    misses: List[str] = []
+
+    def take(_: Job, why: str) -> None:
+        misses[:] = [*misses, why] if why else []
+
+    look = hooks.Hook("its launch", _why_lost, take, every=_LOOK_SECONDS)
+    polling = hooks.Polling(job, signals, [*own_hooks, look])
+
+    def poll() -> Optional[float]:
+        nonlocal is_first
+        try:
+            if is_first:
+                is_first = False
+                gc.enable()
+                marks.sync_mark(job.directory, job.attempt, marks.STARTED)
+            # What the end needs: the tasks have started, and the archive may be gone when they have ended.
+            import slipway.supervisor.evidence
+            import slipway.supervisor.judging  # noqa: F401
+
+            pauses = [seconds for seconds in (polling.poll(), limit.pause()) if seconds is not None]
+            return min(pauses) if pauses else None
+        except Exception as error:  # whatever is wrong there, the tasks go on
+            job.say(f"what runs beside the tasks failed: {error!r}", sys.stderr)
+            return _POLL_AGAIN
+
+    def is_over() -> bool:
+        is_lost = len(misses) >= _LOOKS
+        if is_lost and job.settings.scheduler == SLURM:
+            limit.slurm.kill_steps()
+        return is_lost or is_stuck()
+
+    forward = forwarding(job.settings.scheduler, job.settings.save_signal)
+    try:
+        return run(commands, signals, forward, poll, is_over)
+    except OSError as error:
+        job.say(str(error), sys.stderr)
+        return _NOT_FOUND
+    finally:
+        polling.stop()
+
+
+def _why_lost(job: Job) -> str:
+    return settings.why_lost(job.directory, job.settings.tag)
+
+
+def _slurm_has_the_last_word(job: Job, slurm: "Slurm") -> int:
+    """Return 1 if Slurm ends the job of which srun says 0, as it does of a node that was lost."""
+    from slipway.supervisor.slurm_states import is_ending
+
+    state = slurm.squeue_state(slurm.job_id)
+    ending = is_ending(state)
+    if ending is None:
+        says = f": squeue says {state}" if state else ""
+        job.say(f"whether Slurm ended it could not be asked{says}")
+    elif ending:
+        job.say(f"Slurm is ending it ({state})")
+    return int(bool(ending))
+
+
+def _say(message: str, stream: Optional[IO[str]] = None) -> None:
+    """Write a line of a process that is no job."""
+    number = os.environ.get("SLURM_ARRAY_JOB_ID") or os.environ.get("SLURM_JOB_ID") or os.getpid()
+    with contextlib.suppress(OSError, ValueError):
+        print(f"Job {number}: {message}", file=stream or sys.stdout, flush=True)
+
+
+def _print_traceback() -> None:
+    import traceback
+
+    with contextlib.suppress(OSError, ValueError):
+        traceback.print_exc()

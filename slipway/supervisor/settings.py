@@ -1,0 +1,206 @@
+"""The settings of a launch's jobs, ``supervisor.json`` in the launch directory: written by the launcher."""
+
+import json
+import os
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from slipway.supervisor.files import AnyPath, plain, read_json
+
+NAME = "supervisor.json"
+
+# The schedulers: how tasks are started.
+SLURM, ALLOCATION, LOCAL = "slurm", "allocation", "local"
+
+# Placeholders in the command of its tasks for facts that the job alone knows.
+IMAGE = "%SLIPWAY_IMAGE%"
+CONTAINER = "%SLIPWAY_CONTAINER%"
+HOSTS = "%SLIPWAY_HOSTS%"
+TASK_SCRIPT = "task.sh"
+# The oldest Python that it runs with; `__main__` has it too, for it is read by older ones.
+OLDEST_PYTHON = (3, 6, 2)
+
+
+class ChainSettings(NamedTuple):
+    """The chain that the jobs of a launch are links of.
+
+    Attributes
+    ----------
+    links
+        Number of jobs at most.
+    from_job
+        Each link submits its successor; otherwise all are submitted at launch.
+    max_failures
+        Number of links in a row without a new checkpoint after which the chain stops.
+    exclude_seconds
+        Time for which a node that failed is avoided; 0 excludes none.
+    exclude
+        Nodes that the user excludes, separated by commas.
+    singleton
+        The script's header has ``--dependency=singleton``.
+    begin
+        The script's header has a ``--begin``, which is for the first link alone.
+    """
+
+    links: int = 1
+    from_job: bool = True
+    max_failures: int = 3
+    exclude_seconds: int = 86400
+    exclude: str = ""
+    singleton: bool = False
+    begin: bool = False
+
+
+class ContainerSettings(NamedTuple):
+    """The container of the tasks, as far as the job completes it.
+
+    Attributes
+    ----------
+    image
+        Path of the image's file, or its reference in a registry.
+    is_file
+        The image is a file.
+    stage_to
+        Directory of each node's own disk to which the file is copied; ``None`` copies nothing.
+    name
+        Name of a container that is kept, to be completed by digits of the image; ``None`` keeps none.
+    """
+
+    image: str
+    is_file: bool
+    stage_to: Optional[str] = None
+    name: Optional[str] = None
+
+
+class Settings(NamedTuple):
+    """Everything that the launcher tells the supervisor.
+
+    Attributes
+    ----------
+    run, launch, tag
+        Name of the run, number of the launch, and its tag, which no other launch has.
+    run_dir, script, log
+        Directory of the run, path of the job script, and path of its logs up to the job's id.
+    scheduler
+        ``slurm``; ``allocation``, inside of a salloc; or ``local``, without Slurm.
+    engine
+        Engine of the tasks: ``nemo``, ``megatron``, ``megatron_lm``, ...
+    nodes, max_nodes, tasks_per_node
+        Number of nodes (at least, where `max_nodes` is set), and of tasks on each.
+    singleton
+        With the scheduler ``local``: the jobs of a run wait for each other.
+    save_signal
+        Signal that tells the payload to save; ``None`` where it cannot.
+    save_before_end, time_limit
+        Seconds before the limit at which Slurm was asked to signal the supervisor, and of the limit that was
+        asked for; each ``None`` for none.
+    checkpoints
+        Directory whose newest checkpoint tells whether a link got on; ``None`` if there is none.
+    failures
+        Directory with what ranks left that failed; ``None`` if there is none.
+    vboost
+        Set the GPUs' boost slider before the tasks start.
+    host_arguments
+        The site's arguments for srun on the nodes themselves.
+    """
+
+    run: str
+    launch: int
+    tag: str
+    run_dir: str
+    script: str
+    log: str
+    scheduler: str
+    engine: str
+    nodes: int = 1
+    max_nodes: Optional[int] = None
+    tasks_per_node: int = 1
+    singleton: bool = False
+    save_signal: Optional[str] = None
+    save_before_end: Optional[int] = None
+    time_limit: Optional[int] = None
+    checkpoints: Optional[str] = None
+    failures: Optional[str] = None
+    vboost: bool = False
+    host_arguments: Tuple[str, ...] = ()
+    chain: ChainSettings = ChainSettings()
+    container: Optional[ContainerSettings] = None
+
+
+class SweepSettings(NamedTuple):
+    """Everything that the launcher tells the tasks of a sweep's array.
+
+    Attributes
+    ----------
+    sweep, tag, script
+        Name of the sweep, tag of the array, which no other array has, and name of each point's script.
+    points
+        By the number of the task: the launch's directory and its tag.
+    """
+
+    sweep: str
+    tag: str
+    script: str
+    points: Sequence[Sequence[str]]
+
+
+def to_json(settings: Settings) -> str:
+    """Return the text of ``supervisor.json``."""
+    content = settings._asdict()
+    content["chain"] = settings.chain._asdict()
+    content["container"] = settings.container._asdict() if settings.container else None
+    return json.dumps(content, indent=2) + "\n"
+
+
+def from_json(content: Dict[str, Any]) -> Settings:
+    """Return the settings that ``supervisor.json`` holds.
+
+    Raises
+    ------
+    ValueError
+        If a setting is missing, or one is unknown.
+    """
+    try:
+        container = content.get("container")
+        values = dict(
+            content,
+            chain=ChainSettings(**content.get("chain", {})),
+            container=ContainerSettings(**container) if container else None,
+            host_arguments=tuple(content.get("host_arguments", ())),
+        )
+        return Settings(**values)
+    except (TypeError, AttributeError) as error:
+        raise ValueError(f"{NAME} is not of this version: {error}") from error
+
+
+def why_lost(directory: AnyPath, tag: str) -> str:
+    """Return why a directory is not that of a launch any more; empty if it is, as far as can be told."""
+    try:
+        other = read_json(os.path.join(directory, NAME)).get("tag", tag)
+    except FileNotFoundError:
+        return "" if os.path.isdir(directory) else f"{os.fspath(directory)} was deleted or moved"
+    except (OSError, ValueError):
+        return ""
+    return "" if other == tag else f"{os.fspath(directory)} is another launch by now, {plain(str(other))}"
+
+
+def of_file_system(value: Any) -> Any:
+    """Return a value of JSON with its texts as this Python names files: one in a C locale has ASCII alone."""
+    if isinstance(value, str):
+        return os.fsdecode(value.encode("utf-8", "surrogateescape"))
+    if isinstance(value, list):
+        return [of_file_system(each) for each in value]
+    if isinstance(value, dict):
+        return {name: of_file_system(each) for name, each in value.items()}
+    return value
+
+
+def fill_in(command: Sequence[str], values: Mapping[str, str], directory: str) -> List[str]:
+    """Replace the placeholders in the arguments before the launch's task script: others are the user's."""
+    script = os.path.join(directory, TASK_SCRIPT)
+    paths = [os.path.normpath(text) for text in command]
+    end = paths.index(script) if script in paths else len(command)
+    filled = list(command)
+    for index in range(end):
+        for placeholder, value in values.items():
+            filled[index] = filled[index].replace(placeholder, value)
+    return filled

@@ -1,0 +1,256 @@
+"""The tasks' processes, and the signals that the job is sent while they run."""
+
+import contextlib
+import errno
+import os
+import signal
+from typing import Callable, Dict, List, Mapping, NoReturn, Optional, Sequence, Tuple
+
+from slipway.supervisor.settings import ALLOCATION, SLURM
+
+# Slurm and people send these; SIGHUP is that of a terminal which is closed.
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+
+# Children that nobody waits for.
+_unreaped: List[int] = []
+
+
+class Signalled(Exception):
+    """The job was told to end before its tasks had started."""
+
+
+class Signals:
+    """The signals that the job is sent: held back until somebody waits for them.
+
+    Commands that the supervisor starts inherit that: a signal to all processes of a job ends no ``scontrol``
+    half done. Tasks do not (`Signals.release`).
+
+    Attributes
+    ----------
+    first
+        Name of the first signal, without ``SIG``; empty if there was none.
+    turn
+        Called with each signal that came, or ``None``; it returns the one to take.
+    """
+
+    def __init__(self) -> None:
+        self.first = ""
+        self.turn: Callable[[Optional[int]], Optional[int]] = lambda number: number
+        # The parent process may ignore it, and then the exit codes of children are lost.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        # A signal that whoever started the job ignores, as `nohup` does, stays ignored.
+        self._held = {number for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN}
+        self._before = signal.pthread_sigmask(signal.SIG_BLOCK, self._held)
+
+    def release(self) -> None:
+        """Let signals through again, in a process that was just forked."""
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._before)
+
+    def wait(self, seconds: Optional[float] = None) -> Optional[int]:
+        """Wait for a signal, or for a child's end where `SIGCHLD` is blocked; return the number to take."""
+        signals = self._held | {signal.SIGCHLD}
+        if seconds is None:
+            return self.turn(signal.sigwaitinfo(signals).si_signo)
+        signal_info = signal.sigtimedwait(signals, max(seconds, 0))
+        return self.turn(None if signal_info is None else signal_info.si_signo)
+
+    def pending(self) -> Optional[int]:
+        """Return the number of a signal that has come already."""
+        signal_info = signal.sigtimedwait(self._held, 0) if self._held else None
+        return None if signal_info is None else self.turn(signal_info.si_signo)
+
+    def check(self) -> None:
+        """Raise `Signalled` if the job was told to end."""
+        number = self.pending()
+        if number is not None:
+            self.note(number)
+            raise Signalled
+
+    def note(self, number: int, as_name: str = "") -> None:
+        """Remember a signal if it is the first one."""
+        self.first = self.first or as_name or signal.Signals(number).name[3:]
+
+
+# By a signal to the job: its name for the marks, and the signal that its tasks are sent, if any.
+Forwarding = Dict[int, Tuple[str, Optional[int]]]
+
+
+def forwarding(scheduler: str, save_signal: Optional[str]) -> Forwarding:
+    """Return how signals to a job become signals to its tasks."""
+    if scheduler == SLURM:
+        return {
+            # When a job ends, Slurm itself tells its tasks; srun, told as well, would kill them before they
+            # have saved.
+            signal.SIGTERM: ("TERM", None),
+            signal.SIGINT: ("INT", signal.SIGTERM),
+            signal.SIGHUP: ("HUP", signal.SIGTERM),
+            signal.SIGUSR1: ("USR1", signal.SIGUSR1),
+        }
+    saves_by_term = scheduler == ALLOCATION and save_signal == "TERM"
+    return {
+        signal.SIGTERM: ("TERM", signal.SIGTERM),
+        signal.SIGINT: ("TERM", signal.SIGTERM),
+        signal.SIGHUP: ("TERM", signal.SIGTERM),
+        signal.SIGUSR1: ("USR1", signal.SIGTERM if saves_by_term else signal.SIGUSR1),
+    }
+
+
+# Commands before the tasks end at any signal.
+_ALL_END: Forwarding = dict.fromkeys(_SIGNALS, ("", signal.SIGTERM))
+
+
+def run_before(command: Sequence[str], signals: Signals) -> int:
+    """Run a command before the tasks, which a signal to the job ends; return its exit code.
+
+    Raises
+    ------
+    Signalled
+        If there was one.
+    """
+    code = run([(command, None)], signals, _ALL_END)
+    if signals.first:
+        raise Signalled
+    return code
+
+
+def run(
+    commands: Sequence[Tuple[Sequence[str], Optional[Dict[str, str]]]],
+    signals: Signals,
+    forward: Forwarding,
+    poll: Optional[Callable[[], Optional[float]]] = None,
+    is_stuck: Optional[Callable[[], bool]] = None,
+) -> int:
+    """Run processes until all have ended; the first that fails ends the others.
+
+    Parameters
+    ----------
+    commands
+        The argument vector of each, and its environment; ``None`` is the supervisor's own.
+    poll
+        Called while they run; it returns for how many seconds it need not be called again, ``None`` for
+        ever. The end of any child calls it as well.
+    is_stuck
+        Called after `poll`: where it returns True the processes are killed.
+
+    Returns
+    -------
+    The exit code of the first that failed, as a shell tells it; else 0.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    processes: List[int] = []
+    code = 0
+    ending = False
+    try:
+        try:
+            for arguments, environment in commands:
+                processes.append(_start(arguments, environment, signals))
+        except OSError:
+            _send(processes, signal.SIGTERM)  # those that started wait for the others in vain
+            for process in processes:
+                os.waitpid(process, 0)
+            raise
+        while True:
+            reap()
+            for process, status in list(zip(processes, map(_exit_code, processes))):
+                if status is None:
+                    continue
+                processes.remove(process)
+                if ending:
+                    _end_group(process)
+                if status and not code:
+                    code = status
+                    _send(processes, signal.SIGTERM)
+            if not processes:
+                return code
+            seconds = poll() if poll is not None else None
+            if is_stuck is not None and is_stuck():
+                for process in processes:
+                    _end_group(process, signal.SIGKILL)
+            number = signals.wait(seconds)
+            if number in forward:
+                name, passed_on = forward[number]
+                signals.note(number, name)
+                if passed_on is not None:
+                    ending = ending or passed_on == signal.SIGTERM
+                    _send(processes, passed_on)
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+
+
+def leave_to_end(child: int) -> None:
+    """Keep a child for `reap` that nobody waits for: one that a file server holds cannot even be killed."""
+    _unreaped.append(child)
+
+
+def reap() -> None:
+    """Take children that nobody waits for, and that have ended, off the list of processes."""
+    for child in list(_unreaped):
+        try:
+            ended = os.waitpid(child, os.WNOHANG)[0]
+        except ChildProcessError:
+            ended = child
+        if ended:
+            _unreaped.remove(child)
+
+
+def _start(arguments: Sequence[str], environment: Optional[Dict[str, str]], signals: Signals) -> int:
+    """Start a process at the head of its own group; return its number.
+
+    Without `subprocess`, which takes long to import. What the script opened is the tasks' too, as is the lock
+    of a run.
+
+    Raises
+    ------
+    OSError
+        If there is no such program, or it cannot be started.
+    """
+    failure, there = os.pipe()
+    process = os.fork()
+    if not process:
+        _become(arguments, os.environ if environment is None else environment, signals, there)
+    os.close(there)
+    with open(failure, "rb") as stream:
+        number = stream.read()
+    if number:
+        os.waitpid(process, 0)
+        raise OSError(int(number), os.strerror(int(number)), arguments[0])
+    return process
+
+
+def _become(
+    arguments: Sequence[str], environment: Mapping[str, str], signals: Signals, failure: int
+) -> NoReturn:
+    """Become a program in a process that was just forked; write the number of the error where that fails."""
+    number = errno.EINVAL
+    try:
+        os.setpgid(0, 0)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python, and what is ignored stays so
+            signal.signal(ignored, signal.SIG_DFL)
+        signals.release()
+        os.execvpe(arguments[0], list(arguments), environment)
+    except OSError as error:
+        number = error.errno or number
+    finally:
+        os.write(failure, b"%d" % number)
+        os._exit(1)
+
+
+def _exit_code(process: int) -> Optional[int]:
+    """Return the exit code of a process as a shell tells it; ``None`` while it runs."""
+    ended, status = os.waitpid(process, os.WNOHANG)
+    if not ended:
+        return None
+    return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
+def _send(processes: Sequence[int], number: int) -> None:
+    for process in processes:
+        with contextlib.suppress(OSError):
+            os.kill(process, number)  # not yet waited for: the number is no other's
+
+
+def _end_group(group: int, number: int = signal.SIGTERM) -> None:
+    """End a task and all that it started, or what a task that was told to end has left behind."""
+    with contextlib.suppress(OSError):
+        os.killpg(group, number)

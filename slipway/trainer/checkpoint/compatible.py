@@ -1,0 +1,292 @@
+"""Comparison of a checkpoint's weights and data with the model and the data of now. Imports no torch."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from slipway.trainer.checkpoint.choice import Choice
+from slipway.trainer.checkpoint.description import Description
+from slipway.trainer.checkpoint.marker import DP_RESHARDABLE, NOT_SHARDED
+from slipway.trainer.checkpoint.store import Checkpoint
+from slipway.trainer.config.architecture import Architecture
+from slipway.trainer.config.layout import Layout
+from slipway.trainer.config.settings import Settings
+from slipway.trainer.data import identity
+from slipway.trainer.data.identity import Identity
+from slipway.trainer.errors import UserError
+from slipway.trainer.logs import LOGGER
+
+ACCEPT = "resume.accept_data"
+_ANEW = "resume.load_optimizer=False takes the weights alone"
+
+# What the weights' shapes depend on; dropout, fusions and recomputing may change between launches.
+_SHAPES = (
+    "num_layers",
+    "hidden_size",
+    "ffn_hidden_size",
+    "num_attention_heads",
+    "num_query_groups",
+    "kv_channels",
+    "max_positions",
+    "position",
+    "relative",
+    "activation",
+    "normalization",
+    "zero_centered_gamma",
+    "bias",
+    "tied_embeddings",
+    "head_bias",
+)
+
+
+def shapes(settings: Settings, vocabulary: int) -> dict[str, Any]:
+    """Return what a checkpoint's weights depend on; `vocabulary` is padded."""
+    return _shapes(settings.architecture, settings.encoder, vocabulary, settings.precision)
+
+
+def shapes_of(description: Description) -> dict[str, Any]:
+    """Return the same of a model that is described."""
+    model = description
+    return _shapes(model.decoder, model.encoder, model.padded_vocabulary, model.precision)
+
+
+def _shapes(
+    decoder: Architecture, encoder: Architecture | None, vocabulary: int, precision: str
+) -> dict[str, Any]:
+    of_encoder = _of_stack(encoder) if encoder else {}
+    return {
+        **_of_stack(decoder),
+        **{f"encoder_{name}": value for name, value in of_encoder.items()},
+        "padded_vocabulary": vocabulary,
+        "precision": precision,
+    }
+
+
+def check(checkpoint: Checkpoint, shape: Mapping[str, Any], layout: Layout) -> None:
+    """Hold a checkpoint against a model; how many ranks share it may differ.
+
+    Parameters
+    ----------
+    checkpoint
+        The checkpoint.
+    shape
+        The model's, as of :func:`shapes`.
+    layout
+        How it is shared.
+
+    Raises
+    ------
+    UserError
+        If the checkpoint's weights do not fit the model.
+    """
+    for name, value in checkpoint.marker.architecture.items():
+        if shape.get(name, value) != value:
+            raise UserError(
+                f"the model has {name}={shape[name]}, but the checkpoint {checkpoint.path} has {value}: "
+                f"{_way_out(name, value, layout)}, or train into another exp_manager.explicit_log_dir"
+            )
+
+
+# The keys by which a configuration knows what has another name here.
+_KEYS = {
+    "max_positions": "max_position_embeddings",
+    "position": "position_embedding_type",
+    "relative": "relative_attention_num_buckets",
+    "zero_centered_gamma": "layernorm_zero_centered_gamma",
+    "tied_embeddings": "share_embeddings_and_output_weights",
+}
+# What changes the function that the same weights compute.
+_FUNCTION = {
+    "norm_epsilon": "layernorm_epsilon",
+    "normalize_scores": "normalize_attention_scores",
+    "rotary_percentage": "rotary_percentage",
+    "rotary_base": "rotary_base",
+    "rope": "rotary_interleaved, seq_len_interpolation_factor or scale_factor",
+}
+
+
+def check_shapes(name: str, checkpoint: Checkpoint, description: Description) -> None:
+    """Hold a checkpoint's weights against a model that starts from them; padding and precision may differ.
+
+    Raises
+    ------
+    UserError
+        Naming the key that differs, and the checkpoint as `name`.
+    """
+    now = shapes_of(description)
+    learned = description.decoder.position == "learned_absolute"
+    free = ("padded_vocabulary", "precision", *(() if learned else _POSITIONS))
+    for item, value in checkpoint.marker.architecture.items():
+        if item in free or item not in now or now[item] == value:
+            continue
+        is_encoder = item.startswith("encoder_")
+        plain = item.removeprefix("encoder_")
+        node = "model.encoder" if is_encoder else "model.decoder" if description.encoder else "model"
+        key = f"{node}.{_KEYS.get(plain, plain)}"
+        if description.encoder and plain in _OF_BOTH:
+            key = _OF_BOTH[plain]
+        raise UserError(f"{name} has {key}={value}, and the run {now[item]}: expected the same model")
+    if (description.encoder is None) != ("encoder_num_layers" not in checkpoint.marker.architecture):
+        kinds = ("a GPT", "a T5")
+        now_t5 = description.encoder is not None
+        raise UserError(
+            f"{name} is {kinds[not now_t5]}, and the run {kinds[now_t5]}: expected the same model"
+        )
+
+
+# Those of a T5 that are neither stack's own.
+_OF_BOTH = {
+    "max_positions": "model.max_position_embeddings",
+    "tied_embeddings": "model.share_decoder_tokens_head_embeddings",
+    "head_bias": "model.tokens_head_bias",
+}
+_POSITIONS = ("max_positions", "encoder_max_positions")
+
+
+def function_differences(saved: Description, now: Description) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the keys with which the same weights compute something else, each with both values."""
+    for node, old, new in (("encoder", saved.encoder, now.encoder), ("decoder", saved.decoder, now.decoder)):
+        if old is None or new is None:
+            continue
+        prefix = f"model.{node}" if now.encoder else "model"
+        for item, key in _FUNCTION.items():
+            values = getattr(old, item), getattr(new, item)
+            if item == "rope":
+                values = replace(values[0], fusion=False), replace(values[1], fusion=False)
+            rotary = item.startswith("rot") or item == "rope"
+            if values[0] != values[1] and (new.position == "rope" or not rotary):
+                yield f"{prefix}.{key}", *values
+
+
+def check_optimizer(choice: Choice, form: str, layout: Layout) -> None:
+    """Hold the format of a checkpoint's optimizer states against a training's; an earlier version's has none.
+
+    Parameters
+    ----------
+    choice
+        The checkpoint, and whether its optimizer states are loaded at all.
+    form
+        The format in which the training saves (:mod:`slipway.trainer.checkpoint.marker`).
+    layout
+        How the training shares the model.
+
+    Raises
+    ------
+    UserError
+        If the training cannot load them: it spreads optimizer states and the checkpoint's are whole, or the
+        other way round; or they are in the shards of other parallel sizes.
+    """
+    saved, path = choice.checkpoint.marker.optimizer, choice.checkpoint.path
+    if not choice.load_optimizer or not saved:
+        return
+    if (saved == NOT_SHARDED) != (form == NOT_SHARDED):
+        have, here = ("whole", "spreads them") if saved == NOT_SHARDED else ("spread", "has them whole")
+        raise UserError(
+            f"the optimizer states of the checkpoint {path} are {have} over the data-parallel ranks"
+            f"{'' if have == 'spread' else ' on each of them'}, and this training {here}: "
+            f"model.optim.name, or the fused Adam of Transformer Engine or Apex, is not what it was. {_ANEW}"
+        )
+    if saved != DP_RESHARDABLE:
+        return
+    if form != DP_RESHARDABLE:
+        raise UserError(other_buckets(choice.checkpoint))
+    sizes = _shard_sizes(choice.checkpoint, layout)
+    if sizes:
+        raise UserError(
+            f"the checkpoint {path} was saved with other sizes ({', '.join(sizes)}), and its optimizer "
+            f"states are in the shards of those: {_reshard(path)}"
+        )
+
+
+def other_buckets(checkpoint: Checkpoint) -> str:
+    """Return the refusal of a checkpoint whose optimizer states are in other buckets than now."""
+    return (
+        f"the optimizer states of the checkpoint {checkpoint.path} are in other buckets than this "
+        "training's: model.optim.overlap_grad_sync or the size of its buckets is not what it was, or there "
+        f"are more ranks than a bucket has parts for: {_reshard(checkpoint.path)}"
+    )
+
+
+def check_data(checkpoint: Checkpoint, data: Identity, accepted: str | None) -> None:
+    """Hold the data that a checkpoint was trained on against those of now; a checkpoint may tell nothing.
+
+    Data that the configuration names otherwise are told: the user has named them.
+
+    Parameters
+    ----------
+    checkpoint
+        The checkpoint.
+    data
+        The files of now.
+    accepted
+        The digest of the exchange that the user accepts, if any.
+
+    Raises
+    ------
+    UserError
+        If a file of the same name, or the tokenizer, has another content, and that was not accepted.
+    """
+    trained_on = identity.from_json(checkpoint.marker.data)
+    changed = identity.differences(trained_on, data)
+    changes = "; ".join(map(str, changed))
+    if not identity.accepts(accepted, changed):
+        raise UserError(
+            f"the checkpoint {checkpoint.path} was trained on other data: {changes}: put the files back, or "
+            f"train into another exp_manager.explicit_log_dir; {ACCEPT}={identity.digest(changed)} goes on "
+            "with the new ones"
+        )
+    if changed:
+        LOGGER.warning(
+            "the data differ from those of %s, accepted with %s=%s: %s",
+            checkpoint.path,
+            ACCEPT,
+            accepted,
+            changes,
+        )
+    old, new = identity.renamed(trained_on, data) if trained_on else ([], [])
+    if old or new:
+        LOGGER.warning("the data changed: %s → %s", ", ".join(old) or "none", ", ".join(new) or "none")
+
+
+def is_laid_out_as(checkpoint: Checkpoint, layout: Layout) -> bool:
+    """Return whether a checkpoint was written with the same model layout, so that dropout continues."""
+    saved = checkpoint.marker
+    return (
+        saved.tensor_model_parallel_size == layout.tensor
+        and saved.pipeline_model_parallel_size == layout.pipeline
+        and saved.virtual_pipeline_model_parallel_size == layout.virtual
+        and saved.context_parallel_size == layout.context
+    )
+
+
+def _shard_sizes(checkpoint: Checkpoint, layout: Layout) -> list[str]:
+    """Return the sizes that shards depend on and that differ, each with the checkpoint's value."""
+    saved, now = checkpoint.marker, layout
+    sizes = {
+        "tensor_model_parallel_size": (saved.tensor_model_parallel_size, now.tensor),
+        "pipeline_model_parallel_size": (saved.pipeline_model_parallel_size, now.pipeline),
+        "virtual_pipeline_model_parallel_size": (saved.virtual_pipeline_model_parallel_size, now.virtual),
+    }
+    return [f"model.{name}={old}, now {new}" for name, (old, new) in sizes.items() if old != new]
+
+
+def _reshard(path: Path) -> str:
+    return (
+        f"`python -m slipway.trainer.checkpoint.reshard {shlex.quote(str(path))}` writes a copy that all "
+        f"sizes can load. {_ANEW}"
+    )
+
+
+def _of_stack(architecture: Architecture) -> dict[str, Any]:
+    return {name: value for name, value in asdict(architecture).items() if name in _SHAPES}
+
+
+def _way_out(name: str, value: Any, layout: Layout) -> str:
+    # The padding takes part in the softmax, so that another one is another model.
+    if name == "padded_vocabulary" and value % layout.tensor == 0:
+        return f"model.make_vocab_size_divisible_by={value // layout.tensor} keeps it"
+    return "keep it"

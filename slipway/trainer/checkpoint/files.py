@@ -1,0 +1,180 @@
+"""Files of checkpoints: written to disk, opened without surprises, and their checksums. Imports no torch.
+
+CRC-32, because zlib computes it three times as fast as any of hashlib's digests
+(``benchmarks/perf/checkpoints.py``): it finds changes by disks, networks and interrupted copies, not those
+that somebody makes on purpose.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import stat
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from slipway.trainer.errors import UserError
+
+# What a file that is not there, or is none, says; anything else tells of a file system or of a node.
+_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO)
+
+
+def is_absent(error: OSError) -> bool:
+    """Return whether an error says that a path is no regular file, and not that it cannot be read now."""
+    return error.errno in _ABSENT
+
+
+def open_regular(path: Path) -> io.FileIO:
+    """Open a regular file for reading, without a buffer.
+
+    Raises
+    ------
+    OSError
+        If it cannot be read; :func:`is_absent` for a directory, a FIFO or a device.
+    """
+    # A FIFO would wait for a writer.
+    file = io.FileIO(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.ENXIO, "not a regular file", str(path))
+    return file
+
+
+# Larger than any tokenizer, index of safetensors files or description of a model.
+LIMIT_BYTES = 256 << 20
+
+
+def read_regular(path: Path, most: int = LIMIT_BYTES) -> bytes:
+    """Return the first bytes of a regular file, `most` at most; raise OSError as :func:`open_regular`."""
+    with io.BufferedReader(open_regular(path)) as file:
+        # Of what one would have to wait for, as in /proc, there is nothing.
+        return file.read(most) or b""
+
+
+# Of a hub's cache: models--OWNER--NAME/snapshots/REVISION/name is a link into models--OWNER--NAME/blobs.
+_SNAPSHOTS, _BLOBS = "snapshots", "blobs"
+
+
+def inside(path: Path, root: Path | None = None) -> Path:
+    """Return the file of a directory of somebody else's; a link must not lead out of it, or out of `root`.
+
+    Raises
+    ------
+    UserError
+        If it does, as to a file that is private, or if it is no regular file.
+    """
+    directory, target = (root or path.parent).resolve(), Path(os.path.realpath(path))
+    caches = [up.parent / _BLOBS for up in list(directory.parents)[:2] if up.name == _SNAPSHOTS]
+    if not any(map(target.is_relative_to, (directory, *caches))):
+        raise UserError(f"{path} is a link to {target}, out of its directory; expected a copy of the file")
+    if target.exists() and not target.is_file():
+        raise UserError(f"{path} cannot be read: it is not a regular file")
+    return target
+
+
+def read_inside(path: Path, limit: int = LIMIT_BYTES, root: Path | None = None) -> bytes:
+    """Return the content of a file of somebody else's.
+
+    Raises
+    ------
+    OSError
+        If it cannot be read.
+    UserError
+        As :func:`inside`, or if it is larger than `limit`, in bytes.
+    """
+    content = read_regular(inside(path, root), limit + 1)
+    if len(content) > limit:
+        raise UserError(f"{path} is larger than {limit:,} bytes")
+    return content
+
+
+def read_mapping(path: Path, limit: int = LIMIT_BYTES) -> dict[str, Any]:
+    """Return the JSON object in a file of somebody else's; raise UserError for anything else."""
+
+    def refuse(word: str) -> None:
+        raise ValueError(f"{word} is no number of JSON")
+
+    try:
+        value = json.loads(read_inside(path, limit), parse_constant=refuse)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
+    except RecursionError:
+        raise UserError(f"{path} is not JSON: it is nested too deeply") from None
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path} is not a mapping")
+    return value
+
+
+def sync(path: Path) -> None:
+    """Have a file's content, or a directory's entries, written to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_synced(path: Path, text: str) -> None:
+    """Write a file and have it on disk."""
+    with path.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+_BLOCK_BYTES = 1 << 22
+
+
+def text_checksum(text: str) -> str:
+    """Return the checksum of a text, eight hexadecimal digits."""
+    return f"{zlib.crc32(text.encode()):08x}"
+
+
+def file_checksum(path: Path) -> str:
+    """Return the checksum of a regular file's content, eight hexadecimal digits.
+
+    Raises
+    ------
+    OSError
+        If it cannot be read.
+    """
+    block, value = memoryview(bytearray(_BLOCK_BYTES)), 0
+    with open_regular(path) as file:
+        while size := file.readinto(block):
+            value = zlib.crc32(block[:size], value)
+    return f"{value:08x}"
+
+
+def mismatch(directory: Path, name: str, expected: str) -> str | None:
+    """Return what is wrong with the content of one file of a checkpoint, or None.
+
+    Raises
+    ------
+    OSError
+        If it cannot be told, as when a file system does not answer: that is no damage.
+    """
+    try:
+        value = file_checksum(directory / name)
+    except OSError as error:
+        if is_absent(error):
+            return f"{name} is missing"
+        raise
+    return None if value == expected else f"{name} has checksum {value}, not {expected}"
+
+
+def share(sizes: Mapping[str, int], rank: int, ranks: int) -> list[str]:
+    """Return the names of the files that a rank reads, so that all ranks read about as many bytes."""
+    loads = [0] * ranks
+    mine = []
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
+        reader = loads.index(min(loads))
+        loads[reader] += sizes[name]
+        if reader == rank:
+            mine.append(name)
+    return mine

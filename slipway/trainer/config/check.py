@@ -1,0 +1,82 @@
+"""Hold a configuration against the table of keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from slipway.trainer.config.keys import (
+    KEYS,
+    LAUNCHER,
+    T5_KEYS,
+    Implemented,
+    Irrelevant,
+    Refused,
+    Status,
+    misplaced,
+    status_of,
+)
+from slipway.trainer.config.t5 import is_t5
+from slipway.trainer.errors import UserError, suggest
+
+
+def table_for(flat: Mapping[str, Any]) -> dict[str, Status]:
+    """Return the table of the configuration's kind of model."""
+    return T5_KEYS if is_t5(flat) else KEYS
+
+
+def check_keys(flat: Mapping[str, Any]) -> None:
+    """Refuse unknown keys and values that ask for what is not there.
+
+    Raises
+    ------
+    UserError
+        For the first key that is unknown, or has a value that the table refuses.
+    """
+    table = table_for(flat)
+    for key, value in flat.items():
+        status = status_of(key, table)
+        if status is None and value == {} and _is_node(key, table):
+            continue
+        if status is None:
+            problem = misplaced(key, table) or f"unknown key{suggest(key, table)}"
+            raise UserError(f"{key}={value!r}: {problem}")
+        if isinstance(status, Refused) and not any(_same(value, allowed) for allowed in status.allowed):
+            valid = " or ".join(_spelled(allowed) for allowed in status.allowed)
+            raise UserError(f"{key}={value!r}: {status.reason}; valid here: {valid}")
+
+
+def unused(flat: Mapping[str, Any], cuda: bool) -> list[str]:
+    """Say which of the given keys change nothing here, one line for each reason; the launcher's go without.
+
+    Parameters
+    ----------
+    flat
+        Dotted keys and values.
+    cuda
+        Whether there is a CUDA device.
+    """
+    by_reason: dict[str, list[str]] = {}
+    table = table_for(flat)
+    for key in flat:
+        status = status_of(key, table)
+        if isinstance(status, Irrelevant) and status is not LAUNCHER:
+            by_reason.setdefault(status.reason, []).append(key)
+        elif isinstance(status, Implemented) and status.on_cpu and not cuda:
+            by_reason.setdefault(status.on_cpu, []).append(key)
+    return [f"{reason}: {', '.join(keys)}" for reason, keys in by_reason.items()]
+
+
+def _is_node(key: str, table: Mapping[str, Status]) -> bool:
+    return any(known.startswith(f"{key}.") for known in table)
+
+
+def _same(value: Any, allowed: Any) -> bool:
+    # In Python True == 1: a flag where a number belongs must not pass.
+    if isinstance(value, bool) is not isinstance(allowed, bool):
+        return False
+    return bool(value == allowed)
+
+
+def _spelled(value: Any) -> str:
+    return "null" if value is None else str(value)

@@ -1,0 +1,141 @@
+"""A T5's two stacks and what it learns from, from NeMo's ``model.encoder``, ``.decoder`` and ``.data``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from slipway.trainer.config.architecture import Architecture, read_stack
+from slipway.trainer.config.values import Values
+from slipway.trainer.errors import UserError
+
+ENCODER = "model.encoder"
+DECODER = "model.decoder"
+POSITIONS = ("learned_absolute", "rope", "relative")
+_POSITIONS_KEY = "model.max_position_embeddings"
+# Raffel et al. 2019, section 3.3.4: the mean length of a span in the paper's baseline.
+_MEAN_SPAN = 3.0
+
+
+@dataclass(frozen=True)
+class Denoising:
+    """Span corruption.
+
+    Attributes
+    ----------
+    density
+        Share of the tokens that is taken out.
+    mean_span
+        Mean length of a span in tokens.
+    sentinels
+        How many tokens the vocabulary has that stand for a span.
+    """
+
+    density: float
+    mean_span: float
+    sentinels: int
+
+
+def is_t5(flat: Mapping[str, Any]) -> bool:
+    """Return whether a configuration is of a T5, which has a node for each stack.
+
+    Raises
+    ------
+    UserError
+        If it is of a GPT as well.
+    """
+    marks = [key for key in flat if key == "model.mcore_t5" or key.startswith((f"{ENCODER}.", f"{DECODER}."))]
+    if marks and flat.get("model.mcore_gpt"):
+        raise UserError(f"model.mcore_gpt=True: expected a GPT or a T5, but there is {marks[0]} too")
+    return bool(marks)
+
+
+def read_stacks(values: Values) -> tuple[Architecture, Architecture]:
+    """Read and cross-check the encoder and the decoder.
+
+    Raises
+    ------
+    UserError
+        If a value is invalid, or two values contradict each other.
+    """
+    length = values.integer("model.seq_length", minimum=1)
+    target_length = values.integer("model.data.seq_length_dec", length, minimum=1)
+    if values.integer("model.data.seq_length", length, minimum=1) != length:
+        values.fail("model.data.seq_length", f"the same as model.seq_length={length}")
+    longest = max(length, target_length)
+    positions = values.integer(_POSITIONS_KEY, longest, minimum=1)
+    if positions < longest:
+        key = "model.seq_length" if longest == length else "model.data.seq_length_dec"
+        values.fail(_POSITIONS_KEY, f"at least {key}={longest}")
+    tied = values.flag("model.share_decoder_tokens_head_embeddings", True)
+    encoder = read_stack(values, ENCODER, length, positions, POSITIONS, tied)
+    decoder = read_stack(values, DECODER, target_length, positions, POSITIONS, tied)
+    _check_agreement(encoder, decoder)
+    tensor = values.integer("model.tensor_model_parallel_size", 1, minimum=1)
+    sequence = values.flag("model.sequence_parallel", False)
+    lengths = {"model.seq_length": length, "model.data.seq_length_dec": target_length} if sequence else {}
+    for node, stack in ((ENCODER, encoder), (DECODER, decoder)):
+        _check_tensor(tensor, {**_divided(node, stack), **lengths})
+        if stack.position == "relative" and stack.recompute:
+            # What is recomputed would go back through the positions' one graph once for each layer.
+            values.fail(
+                f"{node}.activations_checkpoint_granularity",
+                "null: megatron-core 0.16 recomputes nothing with position_embedding_type=relative",
+            )
+    return encoder, decoder
+
+
+def read_denoising(values: Values) -> Denoising:
+    """Read how much is taken out, in how long spans.
+
+    Raises
+    ------
+    UserError
+        If a value is invalid.
+    """
+    density = values.number("model.data.masked_lm_prob", 0.15, minimum=0.0, below=1.0)
+    if density == 0:
+        values.fail("model.data.masked_lm_prob", "a number above 0: the share of tokens to predict")
+    return Denoising(
+        density=density,
+        mean_span=values.number("model.data.mean_ngram_size", _MEAN_SPAN, minimum=1.0),
+        sentinels=values.integer("model.tokenizer.num_sentinel_tokens", 100, minimum=1),
+    )
+
+
+def _check_agreement(encoder: Architecture, decoder: Architecture) -> None:
+    """Check that the stacks fit: the decoder attends to the encoder, and both share the embeddings."""
+    shared = {
+        "hidden_size": (encoder.hidden_size, decoder.hidden_size),
+        "position_embedding_type": (encoder.position, decoder.position),
+    }
+    if encoder.position == "relative":
+        shared["num_attention_heads"] = (encoder.num_attention_heads, decoder.num_attention_heads)
+        assert encoder.relative is not None
+        assert decoder.relative is not None
+        shared["relative_attention_num_buckets"] = (encoder.relative.buckets, decoder.relative.buckets)
+        distances = encoder.relative.max_distance, decoder.relative.max_distance
+        shared["relative_attention_max_distance"] = distances
+    if encoder.position == "rope":
+        shared["kv_channels"] = (encoder.kv_channels, decoder.kv_channels)
+    for name, (first, second) in shared.items():
+        if first != second:
+            raise UserError(f"{DECODER}.{name}={second}: expected the same as {ENCODER}.{name}={first}")
+
+
+def _divided(node: str, stack: Architecture) -> dict[str, int]:
+    """Return what tensor-parallel ranks share of a stack."""
+    return {
+        f"{node}.num_attention_heads": stack.num_attention_heads,
+        f"{node}.num_query_groups": stack.num_query_groups,
+        f"{node}.ffn_hidden_size": stack.ffn_hidden_size,
+    }
+
+
+def _check_tensor(tensor: int, divided: Mapping[str, int]) -> None:
+    for key, value in divided.items():
+        if value % tensor:
+            raise UserError(
+                f"{key}={value}: expected a multiple of model.tensor_model_parallel_size={tensor}"
+            )

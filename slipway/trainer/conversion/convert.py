@@ -1,0 +1,331 @@
+"""Conversions: from what a source holds to the directories that are asked for."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from slipway.trainer.checkpoint import store
+from slipway.trainer.checkpoint.description import Description, description_from_json, model_keys
+from slipway.trainer.checkpoint.files import file_checksum
+from slipway.trainer.checkpoint.marker import MARKER
+from slipway.trainer.checkpoint.store import Checkpoint
+from slipway.trainer.checkpoint.tensor_files import TensorFiles
+from slipway.trainer.conversion import export, huggingface, outputs, safetensors_files, sources
+from slipway.trainer.conversion.importing import import_weights
+from slipway.trainer.conversion.megatron_lm import MegatronLmFiles
+from slipway.trainer.conversion.origin import describe, provenance
+from slipway.trainer.conversion.safetensors_files import Entry
+from slipway.trainer.conversion.sources import SourceFormat
+from slipway.trainer.conversion.spec import Conversion
+from slipway.trainer.conversion.tokenizer_files import tokenizer_digest
+from slipway.trainer.errors import UserError
+
+# Of a training that saves faster than its checkpoints are read.
+_ATTEMPTS = 3
+
+
+@dataclass(frozen=True)
+class Result:
+    """The result of a conversion: a directory, which was written now or was there already.
+
+    `is_equal` is False if the comparison with our model found another one.
+    """
+
+    output: Path
+    is_new: bool
+    is_equal: bool = True
+
+
+def convert(conversion: Conversion) -> list[Result]:
+    """Convert what a source holds; nothing is changed in it.
+
+    Raises
+    ------
+    UserError
+        If there is no source of this kind, it is damaged, Hugging Face has no such model, or the output
+        cannot be written, or is another conversion's.
+    """
+    source_format = _source_format(conversion)
+    if conversion.check.enabled and (source_format, conversion.to) != ("slipway", "huggingface"):
+        raise UserError(
+            "conversion.check.enabled=True: a checkpoint of ours is compared with its conversion to "
+            f"huggingface; expected False with conversion.to={conversion.to} of {source_format}"
+        )
+    if conversion.to == "slipway":
+        return [_imported(conversion, source_format)]
+    if source_format == "slipway" and conversion.every:
+        return _convert_all(conversion)
+    if source_format == "slipway":
+        return [_convert_chosen(conversion)]
+    return [_convert_source(conversion, source_format)]
+
+
+def _convert_chosen(conversion: Conversion) -> Result:
+    """Convert a checkpoint, or if a training removes it meanwhile the one that is the newest by then."""
+    (checkpoint,) = chosen(conversion)
+    for _ in range(_ATTEMPTS):
+        try:
+            return convert_checkpoint(conversion, checkpoint)
+        except (UserError, FileNotFoundError):
+            before, (checkpoint,) = checkpoint, chosen(conversion)
+            if checkpoint.path == before.path:
+                raise
+            print(f"{before.path}: removed by the training meanwhile", flush=True)
+    return convert_checkpoint(conversion, checkpoint)
+
+
+def _convert_all(conversion: Conversion) -> list[Result]:
+    """Convert all checkpoints that a training has so far, while it may save and remove others."""
+    results, errors = [], []
+    # Of a step that was trained twice the later one.
+    for checkpoint in {checkpoint.marker.step: checkpoint for checkpoint in chosen(conversion)}.values():
+        try:
+            results.append(convert_checkpoint(conversion, checkpoint))
+        except outputs.AnotherResult as error:
+            # The training went back, and came to this step again: what was made of it stays.
+            print(f"{checkpoint.path}: not converted: {error}", flush=True)
+        except (UserError, FileNotFoundError) as error:
+            if checkpoint.path.exists():
+                errors.append(str(error))
+            else:
+                print(f"{checkpoint.path}: removed by the training meanwhile", flush=True)
+    if errors:
+        raise UserError("; ".join(errors))
+    return results
+
+
+def _source_format(conversion: Conversion) -> SourceFormat:
+    if conversion.source_format != "auto":
+        return cast(SourceFormat, conversion.source_format)
+    # Behind a training, of which there may be no checkpoint yet.
+    return "slipway" if conversion.every else sources.recognise(conversion.source)
+
+
+def _imported(conversion: Conversion, source_format: SourceFormat) -> Result:
+    """Make a checkpoint of ours of a Hugging Face directory."""
+    if source_format != "huggingface":
+        raise UserError(
+            f"conversion.to=slipway: {conversion.source} ({source_format}) is not Hugging Face's; "
+            + (
+                "training.restore_from_path takes it as it is"
+                if source_format == "slipway"
+                else "expected conversion.to=huggingface first"
+            )
+        )
+    if conversion.step:
+        raise UserError(
+            f"conversion.step={conversion.step}: {conversion.source} is a single model of Hugging Face's, "
+            "whose checkpoint is of step 0"
+        )
+    was_there = (conversion.output_of(0) / outputs.RECORD).exists()
+    result = Result(import_weights(conversion, conversion.source), is_new=not was_there)
+    marker = store.named(result.output).marker
+    description = description_from_json(marker.model, str(result.output))
+    if description.encoder is None:
+        # Launched by hand: `++` sets a key whether a training's tree has it or not.
+        keys = model_keys(description.decoder).items()
+        print("its model:", *(f"++training.model.{key}={value}" for key, value in keys), flush=True)
+    return result
+
+
+def _convert_source(conversion: Conversion, source_format: SourceFormat) -> Result:
+    """Convert a checkpoint of another program."""
+    with sources.open_source(conversion.source, source_format, conversion.step) as source:
+        origin, step, dtype = str(source.directory), sources.step_of(source), dtype_of(conversion)
+        result = OutputDirectory(conversion, step, origin, sources.identity(source))
+        if result.is_there():
+            return Result(result.output, is_new=False)
+        if conversion.to == "safetensors":
+            is_megatron_core = isinstance(source, MegatronLmFiles)
+            return result.write(export.plain_entries(source, dtype, is_megatron_core))
+        if source_format == "huggingface":
+            raise UserError(
+                f"conversion.to=huggingface: {origin} is one of its directories already; expected "
+                "conversion.to=slipway, or safetensors for other shards or another type"
+            )
+        if not isinstance(source, MegatronLmFiles):
+            raise UserError(
+                f"conversion.to={conversion.to}: {origin} ({source_format}) names no model; "
+                "expected conversion.to=safetensors, which keeps their names"
+            )
+        description = source.description(conversion.tokenizer_dir)
+        entries = export.model_entries(source, description, dtype, origin)
+        return result.write(entries, description, {"step": step, "checkpoint": origin})
+
+
+def chosen(conversion: Conversion) -> list[Checkpoint]:
+    """Return the checkpoints of ours that are to be converted, the newest last.
+
+    Raises
+    ------
+    UserError
+        If there is none, none of the step, or the one that is wanted is damaged.
+    """
+    source, step = conversion.source, conversion.step
+    if conversion.every:
+        # There may be none yet.
+        return store.complete(source)
+    if step is None:
+        return [store.named(source)]
+    single, _ = store.open_checkpoint(source)
+    known = store.complete(source) if single is None else [single]
+    matching = [checkpoint for checkpoint in known if checkpoint.marker.step == step]
+    if not matching:
+        steps = ", ".join(map(str, sorted({checkpoint.marker.step for checkpoint in known}))) or "none"
+        raise UserError(f"conversion.step={step}: {source} has no complete checkpoint of it; it has {steps}")
+    return [store.named(matching[-1].path)]
+
+
+def convert_checkpoint(conversion: Conversion, checkpoint: Checkpoint) -> Result:
+    """Convert a checkpoint of ours.
+
+    Raises
+    ------
+    UserError
+        As :func:`convert`.
+    """
+    result = _convert_checkpoint(conversion, checkpoint)
+    if not conversion.check.enabled or conversion.to != "huggingface":
+        return result
+    return checked(result, conversion, checkpoint.path, lambda: describe(conversion, checkpoint))
+
+
+def checked(
+    result: Result, conversion: Conversion, weights: Path, describe_model: Callable[[], Description]
+) -> Result:
+    """Compare a converted model with ours, unless there is a report of the same text already.
+
+    Parameters
+    ----------
+    result
+        The directory in Hugging Face's format.
+    conversion
+        What was asked for.
+    weights
+        The directory of the checkpoint's files.
+    describe_model
+        Returns the model's description.
+    """
+    # Imported late: a conversion without it needs neither transformers nor megatron-core.
+    from slipway.trainer.conversion import check
+
+    options = conversion.check
+    is_equal = check.verdict(result.output, options.text, options.sequences)
+    if is_equal is None:
+        is_equal = check.check(weights, result.output, describe_model(), options.text, options.sequences)
+    return replace(result, is_equal=is_equal)
+
+
+def _convert_checkpoint(conversion: Conversion, checkpoint: Checkpoint) -> Result:
+    marker, model = checkpoint.marker, None
+    if conversion.to == "huggingface" and not marker.model:
+        content = json.dumps(describe(conversion, checkpoint).to_json(), sort_keys=True)
+        model = hashlib.sha256(content.encode()).hexdigest()[:12]
+    identity = file_checksum(checkpoint.path / MARKER)
+    result = OutputDirectory(conversion, marker.step, str(checkpoint.path), identity, model)
+    if result.is_there():
+        return Result(result.output, is_new=False)
+    size = sum(marker.files.get(name, 0) for name in marker.checksums)
+    with outputs.Progress(f"{checkpoint.path.name}: checking", size) as progress:
+        store.check_content(checkpoint, progress.add)
+    dtype = dtype_of(conversion)
+    # An earlier version's checkpoint has no checksums of files: each tensor is held against torch's.
+    with TensorFiles(checkpoint.path, is_checked=bool(marker.checksums)) as files:
+        note = export.note_on_masters(files, dtype)
+        if conversion.to == "safetensors":
+            if note:
+                print(f"{checkpoint.path.name}: {note}", flush=True)
+            return result.write(export.plain_entries(files, dtype, is_megatron_core=True))
+        description = describe(conversion, checkpoint)
+        entries = export.model_entries(files, description, dtype, str(checkpoint.path))
+        if note:
+            print(f"{checkpoint.path.name}: {note}", flush=True)
+        return result.write(entries, description, provenance(conversion, checkpoint))
+
+
+@dataclass(frozen=True)
+class OutputDirectory:
+    """The directory that a conversion makes of one checkpoint.
+
+    Attributes
+    ----------
+    conversion
+        What is asked for.
+    step
+        The step of the checkpoint.
+    source
+        Where it is.
+    identity
+        Tells it from any other.
+    model
+        A digest of its description, if that is the configuration's.
+    """
+
+    conversion: Conversion
+    step: int
+    source: str
+    identity: str
+    model: str | None = None
+
+    @property
+    def output(self) -> Path:
+        """Return the directory."""
+        return self.conversion.output_of(self.step)
+
+    def is_there(self) -> bool:
+        """Return whether it was made before; refuse what is something else."""
+        return outputs.is_there(self.output, self._record())
+
+    def write(
+        self,
+        entries: list[Entry],
+        description: Description | None = None,
+        origin: Mapping[str, Any] | None = None,
+    ) -> Result:
+        """Write it.
+
+        Parameters
+        ----------
+        entries
+            The weights.
+        description
+            The model, if Hugging Face's files are written beside them.
+        origin
+            What the model card says of the training.
+        """
+        size = export.total_bytes(entries)
+        with outputs.new_directory(self.output, self._record(), size) as unfinished:
+            if unfinished is None:
+                return Result(self.output, is_new=False)
+            if description is not None:
+                dtype, tokenizer = entries[0].info.dtype, self.conversion.tokenizer_dir
+                # First what may be refused, and takes no time.
+                huggingface.write_model_files(unfinished, description, dtype, tokenizer, origin or {})
+            with outputs.Progress(f"{self.output.name}: writing", size) as progress:
+                safetensors_files.write(unfinished, entries, self.conversion.shard_bytes, progress.add)
+        return Result(self.output, is_new=True)
+
+    def _record(self) -> dict[str, Any]:
+        has_tokenizer = self.conversion.to == "huggingface"
+        return {
+            "source": self.source,
+            "step": self.step,
+            "checkpoint": self.identity,
+            "to": self.conversion.to,
+            "dtype": self.conversion.dtype,
+            "shard_bytes": self.conversion.shard_bytes,
+            "tokenizer": tokenizer_digest(self.conversion.tokenizer_dir) if has_tokenizer else None,
+            "model": self.model,
+        }
+
+
+def dtype_of(conversion: Conversion) -> torch.dtype | None:
+    """Return the type of the result; None: as the weights are."""
+    return None if conversion.dtype is None else getattr(torch, conversion.dtype)

@@ -1,0 +1,108 @@
+"""Checkpoints of torch.distributed.checkpoint (DCP), such as FSDP's, read tensor by tensor.
+
+The index has all tensors of a nested dictionary under names with dots, and the keys that lead to each. A
+training saves more than its model; the keys tell them apart: ``{"model": {...}, "optimizer": {...}}`` or, as
+torchtitan writes it, the model's tensors beside ``"optimizer"``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from slipway.trainer.checkpoint.tensor_files import TensorFiles, TensorInfo
+from slipway.trainer.conversion.wrappers import plain_names
+from slipway.trainer.errors import UserError
+
+# Under which keys programs save a model, and under which what is not one.
+_MODEL = ("model", "module", "state_dict", "model_state_dict", "net", "network")
+_OTHERS = frozenset(
+    [
+        "optim",
+        "optimizer",
+        "optimizers",
+        "optimizer_state_dict",
+        "optim_state_dict",
+        "scheduler",
+        "lr_scheduler",
+        "lr_schedulers",
+        "train_state",
+        "dataloader",
+        "ema",
+        "rng",
+        "rng_state",
+        "extra_state",
+    ]
+)
+_Keys = tuple[str | int, ...]
+
+
+class DcpFiles:
+    """The weights of a model in a DCP directory, under the model's names.
+
+    Parameters
+    ----------
+    directory
+        What :func:`torch.distributed.checkpoint.save` wrote.
+
+    Raises
+    ------
+    UserError
+        If the index cannot be read, or it is not clear which of the tensors are the model's.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._files = TensorFiles(directory)
+        everything = self._files.tensors()
+        if not everything:
+            raise UserError(f"{directory} holds no tensor")
+        keys = _model_keys({name: self._files.keys(name) for name in everything}, directory)
+        plain = plain_names(keys.values(), directory)
+        self._names = {plain[key]: name for name, key in keys.items()}
+        self._infos = {short: everything[name] for short, name in self._names.items()}
+
+    def __enter__(self) -> DcpFiles:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._files.__exit__()
+
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """Return all tensors by name."""
+        return self._infos
+
+    def read(self, name: str) -> torch.Tensor:
+        """Return one of :meth:`tensors`."""
+        return self._files.read(self._names[name])
+
+
+def _model_keys(paths: Mapping[str, _Keys], directory: Path) -> dict[str, str]:
+    """Return the name in the model of each of its tensors.
+
+    Raises
+    ------
+    UserError
+        If several of the saved objects may be the model.
+    """
+    others = {name for name, path in paths.items() if _OTHERS & set(path[:-1])}
+    paths = {name: path for name, path in paths.items() if name not in others}
+    models = {name: _model_depth(path) for name, path in paths.items()}
+    if any(models.values()):
+        paths = {name: path for name, path in paths.items() if models[name]}
+    parents = {path[: models[name] or -1] for name, path in paths.items()}
+    if len(parents) != 1:
+        found = (
+            ", ".join(sorted(".".join(map(str, parent)) or "(no key)" for parent in parents))
+            or "an optimizer's"
+        )
+        raise UserError(f"{directory}: which tensors are the model's is not clear; they are below {found}")
+    depth = len(parents.pop())
+    return {name: ".".join(map(str, path[depth:])) for name, path in paths.items()}
+
+
+def _model_depth(path: _Keys) -> int:
+    """Return how many keys lead to the model, the model's own with them; 0 if none of them is a model's."""
+    return next((depth for depth, key in enumerate(path[:-1], start=1) if key in _MODEL), 0)

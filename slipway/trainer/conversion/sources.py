@@ -1,0 +1,159 @@
+"""The formats of weights that a conversion reads, told apart by the files of a directory."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal, Protocol, Self
+
+import torch
+
+from slipway.trainer.checkpoint.marker import MARKER
+from slipway.trainer.checkpoint.tensor_files import COMMON, INDEX_FILE, TensorInfo
+from slipway.trainer.conversion.dcp import DcpFiles
+from slipway.trainer.conversion.deepspeed import LATEST, DeepSpeedFiles
+from slipway.trainer.conversion.megatron_lm import LATEST as MEGATRON_LATEST
+from slipway.trainer.conversion.megatron_lm import MegatronLmFiles, is_legacy
+from slipway.trainer.conversion.safetensors_files import SafetensorsFiles
+from slipway.trainer.errors import UserError
+
+SourceFormat = Literal["slipway", "huggingface", "megatron_lm", "dcp", "deepspeed"]
+_STEP = re.compile(r"(?:global_step|step|iter|checkpoint)?[-_=]?(\d+)")
+
+
+class Source(Protocol):
+    """Weights that are read one by one, under the names that their model has for them."""
+
+    directory: Path
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *exception: object) -> None: ...
+
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """Return all tensors by name."""
+
+    def read(self, name: str) -> torch.Tensor:
+        """Return one of :meth:`tensors`."""
+
+
+def recognise(directory: Path) -> SourceFormat:
+    """Return the format of a checkpoint, or of the checkpoints that a directory holds.
+
+    Raises
+    ------
+    UserError
+        If there is no such directory, or nothing in it is of a known format.
+    """
+    _check_directory(directory)
+    known = _format(directory)
+    # Ours have names of their own, so all that could be one is looked into.
+    if known is None:
+        paths = [path for path in sorted(directory.iterdir()) if not path.name.startswith(".")]
+        directories = (path for path in paths if path.is_dir() and not path.is_symlink())
+        # As a disk's lost+found, another may be somebody else's.
+        formats = [_format(path) for path in directories if os.access(path, os.R_OK | os.X_OK)]
+        # One of ours that is not finished has no marker.
+        known = "slipway" if "slipway" in formats else next(filter(None, formats), None)
+    if known is None:
+        raise UserError(
+            f"conversion.source={directory}: no weights of a known format; expected a checkpoint of Slipway "
+            f"({MARKER}), Hugging Face (config.json), Megatron-LM ({COMMON}, {INDEX_FILE}), "
+            f"PyTorch DCP ({INDEX_FILE}) or DeepSpeed (*_model_states.pt), or a directory of such checkpoints"
+        )
+    return known
+
+
+def open_source(directory: Path, source_format: SourceFormat, step: int | None = None) -> Source:
+    """Open the weights of another program.
+
+    Parameters
+    ----------
+    directory
+        A checkpoint, or a directory of checkpoints.
+    source_format
+        Its format.
+    step
+        Which of several; None: the newest.
+
+    Raises
+    ------
+    UserError
+        If it is not of this format, is damaged, lacks the step, or is a checkpoint of another one.
+    """
+    _check_directory(directory)
+    source = _open(directory, source_format, step)
+    if step is not None and step_of(source) != step:
+        raise UserError(
+            f"conversion.step={step}: {source.directory} is a single checkpoint, of step {step_of(source)} "
+            "by its name; expected that step, or the directory of all checkpoints as conversion.source"
+        )
+    return source
+
+
+def _open(directory: Path, source_format: SourceFormat, step: int | None) -> Source:
+    if source_format == "slipway":
+        raise UserError(f"conversion.source_format={source_format}: its weights are not read from here")
+    if source_format == "deepspeed":
+        return DeepSpeedFiles(directory, step)
+    if source_format == "huggingface":
+        return SafetensorsFiles(directory)
+    if source_format == "megatron_lm":
+        return MegatronLmFiles(directory, step)
+    return DcpFiles(directory if (directory / INDEX_FILE).is_file() else _newest(directory, step))
+
+
+def step_of(source: Source) -> int:
+    """Return the step that the name of a checkpoint's directory ends in; 0 if it names none."""
+    match = _STEP.fullmatch(source.directory.name)
+    return int(match[1]) if match else 0
+
+
+def identity(source: Source) -> str:
+    """Return a checksum of the names, sizes and times of a checkpoint's files."""
+    digest = hashlib.sha256()
+    for path in sorted(source.directory.iterdir()):
+        # A link that leads nowhere is a file as well.
+        status = path.stat() if path.exists() else path.lstat()
+        digest.update(f"{path.name}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
+
+
+def _check_directory(directory: Path) -> None:
+    if not directory.is_dir():
+        raise UserError(f"conversion.source={directory}: there is no such directory")
+    if not os.access(directory, os.R_OK | os.X_OK):
+        raise UserError(f"conversion.source={directory}: {os.strerror(errno.EACCES)}")
+
+
+def _format(directory: Path) -> SourceFormat | None:
+    names = {path.name for path in directory.iterdir()}
+    if MARKER in names:
+        return "slipway"
+    if "config.json" in names:
+        return "huggingface"
+    # Ours is a link to a checkpoint. Megatron-DeepSpeed's have Megatron-LM's file as well.
+    if any(name.endswith("_model_states.pt") for name in names) or (directory / LATEST).is_file():
+        return "deepspeed"
+    if MEGATRON_LATEST in names or {INDEX_FILE, COMMON} <= names or is_legacy(directory):
+        return "megatron_lm"
+    return "dcp" if INDEX_FILE in names else None
+
+
+def _newest(directory: Path, step: int | None) -> Path:
+    steps = {
+        int(match[1]): path
+        for path in directory.iterdir()
+        if (match := _STEP.fullmatch(path.name)) and (path / INDEX_FILE).is_file()
+    }
+    if not steps:
+        raise UserError(
+            f"{directory}: no {INDEX_FILE}, so it is not a checkpoint of torch.distributed.checkpoint"
+        )
+    if step is not None and step not in steps:
+        raise UserError(f"conversion.step={step}: {directory} has {', '.join(map(str, sorted(steps)))}")
+    return steps[max(steps) if step is None else step]

@@ -1,0 +1,248 @@
+"""The documents of a global batch: ``python -m slipway.trainer.data.audit --config-path DIR ...``.
+
+Which documents a step trains on is arithmetic on the configuration and the ``.idx`` files: it needs neither
+torch nor a training, and writes nothing. Prints one JSON object. Exit code 2 is a mistake of the user.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from slipway.arithmetic.indexed import Origins, origins_path
+from slipway.trainer import requirements
+from slipway.trainer.errors import EXIT_OK, EXIT_USER_ERROR, UserError
+
+if TYPE_CHECKING:
+    from slipway.trainer.config.settings import Settings
+
+# What is imported of these is imported late: a mistake names the missing one.
+_LIBRARIES = ("numpy", "yaml")
+
+
+@dataclass(frozen=True)
+class StepRequest:
+    """The step whose documents are wanted, and the state from which it is counted.
+
+    Attributes
+    ----------
+    step
+        The step, from 1.
+    after_step, after_samples
+        A state of the same training before it: the steps completed, and the samples consumed by them.
+    places
+        Paths on this machine of data sets that the configuration names otherwise.
+    recorded
+        The identity of the data at the launch, as its manifest keeps it.
+    with_tokens
+        Whether the ids of the tokens are wanted too.
+    """
+
+    step: int
+    after_step: int = 0
+    after_samples: int = 0
+    places: Mapping[str, str] | None = None
+    recorded: object = None
+    with_tokens: bool = False
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the documents of a step; return the exit code."""
+    options = _parse(arguments)
+    try:
+        requirements.check(_LIBRARIES)
+        from slipway.trainer.config.load import flatten, load_config
+        from slipway.trainer.config.settings import read_settings
+
+        settings = read_settings(flatten(load_config(options.config_path, options.config_name)))
+        request = StepRequest(
+            step=options.step,
+            after_step=options.after_step,
+            after_samples=options.after_samples,
+            places=dict(options.place),
+            recorded=json.loads(options.recorded.read_text(encoding="utf-8")) if options.recorded else None,
+            with_tokens=options.tokens,
+        )
+        json.dump(audit(settings, request), sys.stdout)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return EXIT_USER_ERROR
+    return EXIT_OK
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m slipway.trainer.data.audit",
+        description="Print the documents of a step's global batch as JSON, by arithmetic alone.",
+    )
+    add = parser.add_argument
+    add("--config-path", type=Path, required=True, help="directory of the configuration")
+    add("--config-name", required=True, help="its file name, with or without .yaml")
+    add("--step", type=_count, required=True, help="the step, from 1")
+    add("--after-step", type=_count, default=0, help="count from a state after this step (default: 0)")
+    add("--after-samples", type=_count, default=0, help="the samples consumed then (default: 0)")
+    add(
+        "--place",
+        nargs=2,
+        action="append",
+        default=[],
+        metavar=("PREFIX", "HERE"),
+        help="a data set's path on this machine, where the job has it at another place",
+    )
+    add("--recorded", type=Path, help="JSON file with the identity of the data to compare with")
+    add("--tokens", action="store_true", help="print the ids of the tokens too")
+    return parser.parse_args(arguments)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    return int(text)
+
+
+def samples_of_step(settings: Settings, request: StepRequest) -> range:
+    """Return the numbers of the samples of a step's global batch.
+
+    Raises
+    ------
+    UserError
+        If the step is not one of the training, or does not come after the state.
+    """
+    if not 1 <= request.step <= settings.max_steps:
+        raise UserError(
+            f"--step {request.step}: expected 1 to trainer.max_steps={settings.max_steps} of this training"
+        )
+    if request.step <= request.after_step:
+        raise UserError(f"--step {request.step}: expected more than --after-step {request.after_step}")
+    steps, consumed, ramp = request.step - 1 - request.after_step, request.after_samples, settings.rampup
+    while ramp is not None and steps and consumed <= ramp.samples:
+        consumed += settings.batch_after(consumed)
+        steps -= 1
+    consumed += steps * settings.global_batch
+    return range(consumed, consumed + settings.batch_after(consumed))
+
+
+def audit(settings: Settings, request: StepRequest) -> dict[str, Any]:
+    """Return the documents of a step's global batch.
+
+    Parameters
+    ----------
+    settings
+        Of the training.
+    request
+        The step.
+
+    Returns
+    -------
+    dict
+        ``step``, ``first_sample``, ``global_batch``, ``epoch``, ``data_generation``, ``changed`` (the files
+        that are not those of the launch) and ``samples``. Each of these has its number in the run as
+        ``sample``, its ``data_set`` and ``window`` there, and the ``pieces`` of documents that it consists
+        of: ``document`` from 0, ``first`` and ``end`` of the tokens within it, ``source`` and ``offset``
+        where the data set has origins, and ``ids`` on request. Mock data have no pieces.
+
+    Raises
+    ------
+    UserError
+        If the step is none of the training, or the data cannot be read.
+    """
+    samples = samples_of_step(settings, request)
+    result: dict[str, Any] = {
+        "step": request.step,
+        "first_sample": samples.start,
+        "global_batch": len(samples),
+        "data_generation": settings.resume.data_generation,
+        "changed": [],
+    }
+    if settings.data.kind == "mock":
+        mock: list[dict[str, Any]] = [
+            {"sample": n, "data_set": None, "window": n, "pieces": []} for n in samples
+        ]
+        return {**result, "epoch": 0, "samples": mock}
+    from slipway.trainer.checkpoint.store import split_rule
+    from slipway.trainer.data.training_data import (
+        denoised_lengths,
+        find_indices,
+        make_order,
+        open_training,
+        window_length,
+    )
+
+    blend = settings.data.training
+    assert blend is not None
+    names = blend.prefixes
+    here = tuple(Path((request.places or {}).get(str(name), name)) for name in names)
+    # Nothing is written, so that indices are not kept either.
+    settings = settings.with_split_rule(split_rule(settings.saving.directory))
+    data = replace(settings.data, training=replace(blend, prefixes=here), index_dir=None)
+    length = window_length(settings)
+    source = open_training(data, find_indices(data, heldout=False), length)
+    order = make_order(source, settings.seed, settings.resume.data_generation)
+    # A T5 takes spans out of the window without its last token.
+    size = length if denoised_lengths(settings) else length + 1
+    documents = [_Documents(prefix) for prefix in here]
+    rows = []
+    for sample in samples:
+        member, window, first = source.place(order.window(sample))
+        pieces = documents[member].pieces(first, size, request.with_tokens)
+        rows.append(
+            {"sample": sample, "data_set": str(names[member]), "window": window, "pieces": list(pieces)}
+        )
+    result["changed"] = _changes(dict(zip(map(str, names), here, strict=True)), request.recorded)
+    return {**result, "epoch": order.epoch(samples.start), "samples": rows}
+
+
+class _Documents:
+    """The documents of a data set, found by the tokens before them."""
+
+    def __init__(self, prefix: Path) -> None:
+        import numpy as np
+
+        from slipway.trainer.data.index import read_tables
+
+        self._tables = read_tables(prefix)
+        self._stream = np.memmap(f"{prefix}.bin", dtype=self._tables.dtype, mode="r")
+        try:
+            has_origins = origins_path(prefix).exists()
+            self._origins = Origins(prefix, len(self._tables.boundaries) - 1) if has_origins else None
+        except (OSError, ValueError) as error:
+            raise UserError(f"model.data.data_prefix={prefix}: {error}") from None
+
+    def pieces(self, first: int, count: int, with_tokens: bool) -> Iterator[dict[str, Any]]:
+        """Yield the documents of the tokens ``[first, first + count)``, those without tokens left out."""
+        document, end = self._tables.document_at(first), first + count
+        while first < end:
+            start, following = self._tables.start(document), self._tables.start(document + 1)
+            until = min(end, following)
+            if until > first:
+                piece: dict[str, Any] = {"document": document, "first": first - start, "end": until - start}
+                if self._origins is not None:
+                    piece["source"], piece["offset"] = self._origins[document]
+                if with_tokens:
+                    piece["ids"] = self._stream[first:until].tolist()
+                yield piece
+            first, document = until, document + 1
+
+
+def _changes(places: Mapping[str, Path], recorded: object) -> list[str]:
+    """Return the data sets' files that are not what the launch recorded, each as old → new."""
+    from slipway.trainer.data import identity
+
+    earlier = tuple(file for file in identity.from_json(recorded) if file.kind == identity.DATA)
+    if not earlier:
+        return []
+    files = [
+        identity.InputFile(identity.DATA, identity.DATA_KEY, f"{name}{suffix}", f"{here}{suffix}")
+        for name, here in places.items()
+        for suffix in identity.SUFFIXES
+    ]
+    return [str(change) for change in identity.differences(earlier, identity.identify(files))]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

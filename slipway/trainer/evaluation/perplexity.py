@@ -1,0 +1,134 @@
+"""The loss of checkpoints on held-out data, by the training's own model, data and batches, in any layout."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from slipway.arithmetic.parameters import padded_vocabulary
+from slipway.trainer.checkpoint import compatible, reader, state
+from slipway.trainer.checkpoint.choice import check_owners
+from slipway.trainer.checkpoint.store import Checkpoint
+from slipway.trainer.config.layout import Layout
+from slipway.trainer.config.settings import Settings
+from slipway.trainer.data.vocabulary import Vocabulary
+from slipway.trainer.distributed import RankContext, broadcast_from_rank0, on_all_ranks
+from slipway.trainer.errors import DivergedError, UserError
+from slipway.trainer.loop.batch_building import make_batch_builder, vocabulary_of
+from slipway.trainer.loop.validation import (
+    HeldOut,
+    choose_heldout,
+    evaluate,
+    find_heldout,
+    open_heldout_source,
+)
+from slipway.trainer.model.build import build_model
+from slipway.trainer.model.model import Model
+
+
+@dataclass
+class Measured:
+    """The held-out loss of a checkpoint."""
+
+    checkpoint: Checkpoint
+    loss: float
+    tokens: int
+    seconds: float
+
+    def values(self) -> dict[str, Any]:
+        """Return the values of the result; the loss is in nats per token."""
+        return {"loss": self.loss, "perplexity": perplexity_of(self.loss), "tokens": self.tokens}
+
+
+def perplexity_of(loss: float) -> float | None:
+    """Return ``exp(loss)``; None where that is no number that a file can hold."""
+    return math.exp(loss) if loss < 700 else None
+
+
+class HeldOutEvaluation:
+    """The evaluation of one checkpoint after the other; every rank has one.
+
+    Parameters
+    ----------
+    settings
+        Those of :func:`slipway.trainer.evaluation.spec.read_heldout_settings`.
+    rank_context
+        This process.
+    split
+        The split of the data.
+    """
+
+    def __init__(self, settings: Settings, rank_context: RankContext, split: str) -> None:
+        self._settings, self._rank_context = settings, rank_context
+        self._vocabulary = on_all_ranks(lambda: vocabulary_of(settings))
+        self._heldout = self._open(split)
+        self._model: Model | None = None
+        self._padded = 0
+
+    @property
+    def windows(self) -> int:
+        """Return the number of windows that are evaluated."""
+        return self._heldout.windows
+
+    def measure(self, checkpoint: Checkpoint) -> Measured:
+        """Return the held-out loss of a checkpoint; every rank calls this.
+
+        Raises
+        ------
+        UserError
+            If the checkpoint is damaged, another user's, or does not fit the configuration.
+        DivergedError
+            If the loss is not finite.
+        """
+        began = time.perf_counter()
+        self._check(checkpoint)
+        model = self._model_for(checkpoint)
+        state.load_weights(checkpoint.path, model)
+        result = evaluate(self._settings, self._rank_context, model, self._heldout)
+        assert result is not None
+        if not math.isfinite(result.mean):
+            raise DivergedError(f"the held-out loss of {checkpoint.path} is {result.mean}")
+        return Measured(checkpoint, result.mean, result.tokens, time.perf_counter() - began)
+
+    def _open(self, split: str) -> HeldOut:
+        settings, vocabulary = self._settings, self._vocabulary
+        indices = broadcast_from_rank0(lambda: find_heldout(settings))
+        source = on_all_ranks(lambda: open_heldout_source(settings, vocabulary, indices, split))
+        builder = make_batch_builder(settings, self._rank_context, vocabulary)
+        return choose_heldout(settings, self._rank_context, source, builder)
+
+    def _check(self, checkpoint: Checkpoint) -> None:
+        trusted = self._settings.resume.trust_owner
+        broadcast_from_rank0(lambda: check_owners(checkpoint.path, None, trusted))
+        damage = reader.verify(checkpoint, self._rank_context)
+        if damage is not None:
+            raise UserError(f"the checkpoint {checkpoint.path} is damaged ({damage})")
+
+    def _model_for(self, checkpoint: Checkpoint) -> Model:
+        """Return a model of the checkpoint's shapes; its padding is part of them, and of the loss."""
+        settings, layout = self._settings, self._rank_context.layout
+        divisor = settings.architecture.vocab_divisor
+        expected = padded_vocabulary(self._vocabulary.size, divisor, layout.tensor)
+        padded = int(checkpoint.marker.architecture.get("padded_vocabulary", expected))
+        _check_vocabulary(checkpoint, self._vocabulary, padded, layout)
+        compatible.check(checkpoint, compatible.shapes(settings, padded), layout)
+        if self._model is None or padded != self._padded:
+            self._model = build_model(settings, self._rank_context, padded, is_trained=False)
+            self._padded = padded
+        return self._model
+
+
+def _check_vocabulary(checkpoint: Checkpoint, vocabulary: Vocabulary, padded: int, layout: Layout) -> None:
+    if padded < vocabulary.size:
+        raise UserError(
+            f"model.tokenizer has {vocabulary.size:,} tokens ({vocabulary.origin}), but the checkpoint "
+            f"{checkpoint.path} has embeddings of {padded:,}: it was trained with another tokenizer"
+        )
+    if padded % layout.tensor:
+        raise UserError(
+            f"the checkpoint {checkpoint.path} has embeddings of {padded:,} tokens, which {layout.tensor} "
+            "tensor-parallel ranks do not share evenly: expected another "
+            "evaluation.perplexity.layout.tensor"
+        )

@@ -1,0 +1,283 @@
+"""The checks: each trains, compares and yields rows, passed, failed or skipped."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from slipway.trainer import requirements
+from slipway.trainer.errors import UserError
+from slipway.trainer.gpu_check.machine import Machine, Trained
+
+_THROUGHPUT_STEPS = 12
+# Rounding in another order: 32 bits on another device, over one step and over four of Adam.
+_FIRST, _LATER = 1e-5, 2e-4
+_LAYOUT_FIRST, _LAYOUT_LATER = 2e-6, 2e-5
+# bf16 keeps 8 bits of each number, and the loss is a mean over many.
+_BF16 = 1e-2
+
+State = Literal["passed", "failed", "skipped"]
+
+_BF16_KEYS = {"trainer.precision": "bf16", "model.megatron_amp_O2": True}
+_TENSOR, _PIPELINE = "model.tensor_model_parallel_size", "model.pipeline_model_parallel_size"
+_VIRTUAL, _CONTEXT = "model.virtual_pipeline_model_parallel_size", "model.context_parallel_size"
+_SEQUENCE = {"model.sequence_parallel": True}
+LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
+    "data 2": (2, {}),
+    "tensor 2, sequence": (2, {_TENSOR: 2, **_SEQUENCE}),
+    "pipeline 2": (2, {_PIPELINE: 2}),
+    "pipeline 2, virtual 2": (2, {_PIPELINE: 2, _VIRTUAL: 2}),
+    "context 2": (2, {_CONTEXT: 2}),
+    "tensor 2, pipeline 2, virtual 2": (4, {_TENSOR: 2, _PIPELINE: 2, _VIRTUAL: 2}),
+    "tensor 2, context 2, sequence": (4, {_TENSOR: 2, _CONTEXT: 2, **_SEQUENCE}),
+    "pipeline 4": (4, {_PIPELINE: 4}),
+    "tensor 2, pipeline 2, data 2": (8, {_TENSOR: 2, _PIPELINE: 2}),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """The result of one check; `fix` says what to mend where it failed."""
+
+    check: str
+    state: State
+    detail: str
+    fix: str | None = None
+    numbers: dict[str, Any] = field(default_factory=dict)
+
+
+def check_versions(machine: Machine) -> Iterator[Row]:
+    """Tell the versions; Transformer Engine is imported, as its libraries may not load."""
+    described = machine.described
+    libraries = ("megatron-core", "transformer_engine", "apex")
+    names = ("python", "torch", "cuda", "cudnn", "nccl", "driver", *libraries)
+    detail = ", ".join(f"{name} {described[name]}" for name in names if described.get(name))
+    try:
+        requirements.check_versions()
+    except UserError as error:
+        yield Row("versions", "failed", detail, str(error))
+        return
+    yield Row("versions", "passed", "; ".join([detail, *requirements.outside_tried()]))
+    problem = described["transformer_engine_problem"]
+    if problem is None:
+        yield Row("transformer_engine", "passed", f"{described['transformer_engine']} can be imported")
+    elif described["transformer_engine"]:
+        fix = "install one that is built for this torch, CUDA and Python, or model.transformer_engine=False"
+        yield Row("transformer_engine", "failed", problem, fix)
+    else:
+        detail = "not installed: optimizer states are whole on every rank, and layers are megatron-core's own"
+        yield Row("transformer_engine", "skipped", detail)
+
+
+def check_devices(machine: Machine) -> Iterator[Row]:
+    """Tell the GPUs, or in the driver's words why there is none."""
+    if not machine.gpus:
+        no_driver = machine.described["driver"] is None
+        fix = "nothing, if this machine has no GPU" if no_driver else "see the reason, then docs/gpu.md"
+        detail = f"no GPU: {machine.described['no_cuda']}; the rest runs on the CPU"
+        yield Row("devices", "skipped" if no_driver else "failed", detail, fix)
+        return
+    names = {f"{gpu['name']} ({gpu['memory'] / 2**30:.1f} GiB, {gpu['capability']})" for gpu in machine.gpus}
+    yield Row("devices", "passed", f"{len(machine.gpus)} x {', '.join(sorted(names))}")
+
+
+def check_parity(machine: Machine) -> Iterator[Row]:
+    """Train the same weights on the same batches in fp32 on a GPU and on the CPU."""
+    if not machine.gpus:
+        yield Row("parity", "skipped", "no GPU to compare with the CPU")
+        return
+    on_cpu = machine.train("one_cpu", {"trainer.accelerator": "cpu"})
+    fix = "another torch or driver: fp32 matrices must be multiplied in fp32, without TF32"
+    yield compared("parity", "fp32, GPU from CPU", machine.train("one", {}), on_cpu, (_FIRST, _LATER), fix)
+
+
+def check_precision(machine: Machine) -> Iterator[Row]:
+    """Train in bf16 and in fp32."""
+    plain, half = machine.train("one", {}), machine.train("bf16", _BF16_KEYS)
+    fix = "do not train in bf16 here before the reason is known"
+    yield compared("precision", "bf16 from fp32", half, plain, (_BF16, _BF16), fix, with_norms=False)
+
+
+def check_layouts(machine: Machine) -> Iterator[Row]:
+    """Train in each layout that there are GPUs for; the numbers are those of one rank."""
+    available = len(machine.gpus) or 2
+    left = [name for name, (ranks, _) in LAYOUTS.items() if ranks > available]
+    for name, (ranks, changes) in LAYOUTS.items():
+        if ranks > available:
+            continue
+        label = f"layout {name}"
+        trained = machine.train(label.replace(", ", "_").replace(" ", "_"), changes, ranks)
+        fix = f"do not train with {name} here; NCCL_DEBUG=INFO shows the transport between the GPUs"
+        limits = (_LAYOUT_FIRST, _LAYOUT_LATER)
+        yield compared(label, f"{ranks} ranks from one", trained, machine.train("one", {}), limits, fix)
+    if left:
+        where = f"{available} GPU{'s' * (available > 1)}" if machine.gpus else "two CPU ranks"
+        yield Row("layouts", "skipped", f"{len(left)} need more than {where}: {'; '.join(left)}")
+
+
+def check_resume(machine: Machine) -> Iterator[Row]:
+    """Kill a deterministic training with SIGKILL and continue it: bitwise what a whole one computes."""
+    steps, every = 8, 3
+    changes: dict[str, Any] = {
+        "model.deterministic_mode": True,
+        "model.hidden_dropout": 0.1,
+        "trainer.max_steps": steps,
+        "exp_manager.create_checkpoint_callback": True,
+        "exp_manager.checkpoint_callback_params.every_n_train_steps": every,
+        # Complete at the next step, so that there is one to resume from whenever the signal comes.
+        "exp_manager.checkpoint_callback_params.async_save": False,
+        **(_BF16_KEYS if machine.gpus else {}),
+    }
+    whole = machine.train("whole", changes)
+    was_running = machine.kill_after("killed", every + 1, machine.start("killed", changes))
+    again = machine.finish("killed", machine.start("killed", changes))
+    yield resumed(whole, again, was_running, is_gpu=bool(machine.gpus))
+
+
+def check_throughput(machine: Machine, config: dict[str, Any] | None) -> Iterator[Row]:
+    """Train the configuration's model on one node with mock data, and save once on the way."""
+    ranks = config["trainer"].get("devices", 1) if config else 0
+    reasons = {
+        "no GPU to measure": not machine.gpus,
+        "no configuration (--config-path)": config is None,
+        f"trainer.devices={ranks} and {len(machine.gpus)} visible": ranks > len(machine.gpus),
+    }
+    why = [reason for reason, holds in reasons.items() if holds]
+    if why or config is None:
+        yield Row("throughput", "skipped", why[0])
+        return
+    problem = machine.described["transformer_engine_problem"]
+    if problem and config["model"].get("transformer_engine"):
+        fix = "training.model.transformer_engine=False measures megatron-core's own layers, which are slower"
+        yield Row("throughput", "failed", f"model.transformer_engine=True: {problem}", fix)
+        return
+    changes: dict[str, Any] = {
+        "trainer.num_nodes": 1,
+        "trainer.max_steps": _THROUGHPUT_STEPS,
+        "trainer.limit_val_batches": 0,
+        "trainer.max_time": None,
+        "exp_manager.max_time_per_run": None,
+        "exp_manager.create_tensorboard_logger": False,
+        "exp_manager.create_checkpoint_callback": True,
+        "exp_manager.checkpoint_callback_params.dirpath": None,
+        "exp_manager.checkpoint_callback_params.every_n_train_steps": _THROUGHPUT_STEPS - 2,
+        "exp_manager.checkpoint_callback_params.save_top_k": 1,
+        "model.data.data_impl": "mock",
+        "model.data.data_prefix": [],
+    }
+    processes = machine.start("throughput", changes, ranks, config)
+    yield measured(machine.finish("throughput", processes))
+
+
+def compared(
+    check: str,
+    label: str,
+    trained: Trained,
+    reference: Trained,
+    limits: tuple[float, float],
+    fix: str,
+    with_norms: bool = True,
+) -> Row:
+    """Return the row for two trainings that should tell the same numbers.
+
+    Parameters
+    ----------
+    limits
+        The largest relative difference of the first step, and of all.
+    with_norms
+        Whether the norms of the gradients are compared as well as the losses.
+    """
+    for training in (trained, reference):
+        if (problem := training.problem()) is not None:
+            return Row(check, "failed", problem, "see its log in the check's directory")
+    names = ("loss", "grad_norm") if with_norms else ("loss",)
+    differences = [
+        max(abs(mine[name] / other[name] - 1) for name in names)
+        for mine, other in zip(trained.steps, reference.steps, strict=True)
+    ]
+    # Of a number that is none, max() may return the other one.
+    worst = max(differences) if all(map(math.isfinite, differences)) else math.nan
+    first = differences[0]
+    good = first <= limits[0] and worst <= limits[1]
+    detail = f"{label}: first step {first:.1e} (limit {limits[0]:.0e}), {len(differences)} steps {worst:.1e} "
+    numbers = {"first": first, "all": worst, "losses": [line["loss"] for line in trained.steps]}
+    detail += f"(limit {limits[1]:.0e})"
+    return Row(check, "passed" if good else "failed", detail, None if good else fix, numbers)
+
+
+def resumed(whole: Trained, again: Trained, was_running: bool, is_gpu: bool) -> Row:
+    """Return the row for a training that was killed and continued."""
+    for training in (whole, again):
+        if (problem := training.problem()) is not None:
+            return Row("resume", "failed", problem, "see its log in the check's directory")
+    if not was_running:
+        return Row("resume", "failed", "the training ended before it could be killed", "run the check again")
+    expected, curve = whole.curve, again.curve
+    wrong = [step for step in expected if curve.get(step) != expected[step]]
+    resumed_at = again.of("start")[-1]["step"]
+    saves = whole.of("checkpoint")
+    numbers: dict[str, Any] = {"save_seconds": [line["seconds"] for line in saves], "resumed_at": resumed_at}
+    if is_gpu:
+        memory = {line["step"]: line["memory_bytes"] for line in whole.steps}
+        first_save = min(line["step"] for line in saves)
+        numbers["peak_before_save"] = memory[first_save]
+        numbers["peak_after_save"] = memory[max(memory)]
+    if not resumed_at:
+        return Row("resume", "failed", "it started anew: no checkpoint was complete", "run it again", numbers)
+    if wrong:
+        detail = f"resumed at step {resumed_at}; other numbers from step {wrong[0]} on"
+        fix = "model.deterministic_mode does not make this model repeatable here: report it with the log"
+        return Row("resume", "failed", detail, fix, numbers)
+    detail = f"killed with SIGKILL, resumed at step {resumed_at}: losses and gradient norms bitwise the same"
+    return Row("resume", "passed", f"{detail}{_peaks(numbers)}", None, numbers)
+
+
+def measured(trained: Trained) -> Row:
+    """Return the row for the throughput of a training; steps before the sixth warm up."""
+    if (problem := trained.problem()) is not None:
+        fix = (
+            "see throughput.log in the check's directory; a smaller model.micro_batch_size if memory ran out"
+        )
+        return Row("throughput", "failed", problem, fix)
+    (start,) = trained.of("start")
+    warm = trained.steps[len(trained.steps) // 2 - 1 :]
+    middle = statistics.median(line["step_time"] for line in warm)
+    memory = {line["step"]: line["memory_bytes"] for line in trained.steps}
+    saved = min(line["step"] for line in trained.of("checkpoint"))
+    numbers = {
+        "step_seconds": middle,
+        "tokens_per_second": start["tokens_per_step"] / middle,
+        "tflops_per_gpu": statistics.median(line["tflops_per_gpu"] for line in warm),
+        "mfu": statistics.median(line["mfu"] for line in warm) if warm[0]["mfu"] is not None else None,
+        "mfu_causal": statistics.median(line["mfu_causal"] for line in warm) if warm[0]["mfu"] else None,
+        "peak_bytes": memory[saved],
+        "peak_before_save": memory[saved],
+        "peak_after_save": memory[max(memory)],
+        "save_seconds": [line["seconds"] for line in trained.of("checkpoint")],
+        "parameters": start["parameters"],
+    }
+    share = f", MFU {100 * numbers['mfu']:.1f} %" if numbers["mfu"] is not None else ""
+    detail = f"{middle:.3f} s a step, {numbers['tokens_per_second']:,.0f} tokens/s{share}{_peaks(numbers)}"
+    return Row("throughput", "passed", detail, None, numbers)
+
+
+def _peaks(numbers: Mapping[str, Any]) -> str:
+    if "peak_before_save" not in numbers:
+        return ""
+    before, after = (numbers[f"peak_{when}_save"] / 2**30 for when in ("before", "after"))
+    return f"; peak {before:.2f} GiB before a save, {after:.2f} GiB after it"
+
+
+Check = Callable[[Machine], Iterator[Row]]
+CHECKS: dict[str, Check] = {
+    "versions": check_versions,
+    "devices": check_devices,
+    "parity": check_parity,
+    "precision": check_precision,
+    "layouts": check_layouts,
+    "resume": check_resume,
+}
+NAMES = (*CHECKS, "throughput")

@@ -1,0 +1,112 @@
+"""Build a model on this rank's device, wrapped for data parallelism."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
+from megatron.core.transformer.module import Float16Module
+
+from slipway.trainer.config.settings import Settings
+from slipway.trainer.distributed import RankContext
+from slipway.trainer.model.backends import fuse_accumulation, overlaps_tensor, start_tensor_overlap
+from slipway.trainer.model.gpt import gpt_chunks
+from slipway.trainer.model.model import Model
+from slipway.trainer.model.seeding import seed_training, seed_weights
+from slipway.trainer.model.t5 import t5_chunks
+from slipway.trainer.model.transformer import check_device
+from slipway.trainer.optim.build import uses_distributed_optimizer
+
+
+def build_model(
+    settings: Settings, rank_context: RankContext, vocabulary: int, is_trained: bool = True
+) -> Model:
+    """Build this rank's part of the model.
+
+    On the CPU (``model.use_cpu_initialization``, or no CUDA) every rank draws the whole of each weight and
+    keeps its slice, and each layer has its own seed: the initial weights do not depend on the layout at all.
+    Drawn on CUDA they depend on the tensor-parallel size.
+
+    Parameters
+    ----------
+    settings
+        What to train.
+    rank_context
+        This process.
+    vocabulary
+        Padded size of the vocabulary.
+    is_trained
+        Whether there is memory for gradients; without it the model can only be evaluated.
+
+    Returns
+    -------
+    Model
+        With identical weights on all data-parallel ranks.
+    """
+    check_device(settings, rank_context.device)
+    seed_weights(settings.seed)
+    build = t5_chunks if settings.encoder else gpt_chunks
+    config, chunks = build(settings, rank_context, vocabulary)
+    chunks = [chunk.to(rank_context.device) for chunk in chunks]
+    if not is_trained:
+        for chunk in chunks:
+            chunk.requires_grad_(False)
+    if settings.precision == "bf16":
+        chunks = [Float16Module(config, chunk) for chunk in chunks]
+    if overlaps_tensor(settings, rank_context.device):
+        start_tensor_overlap(settings)
+    if settings.accumulation_fusion and rank_context.device.type == "cuda":
+        fuse_accumulation(chunks)
+    seed_training(settings.seed)
+    wrapped = [_wrap(config, chunk, settings, rank_context, number) for number, chunk in enumerate(chunks)]
+    config.finalize_model_grads_func = finalize_model_grads
+    _set_communication(config, wrapped, settings)
+    return Model(wrapped, config)
+
+
+def data_parallel_config(settings: Settings, device: Any) -> DistributedDataParallelConfig:
+    """Translate the settings into megatron-core's configuration of data parallelism on a device."""
+    overlap, is_distributed = settings.overlap, uses_distributed_optimizer(settings, device)
+    return DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True,
+        use_distributed_optimizer=is_distributed,
+        overlap_grad_reduce=overlap.gradients,
+        overlap_param_gather=overlap.parameters and is_distributed,
+        # As in Megatron-LM: the schedule of a plain pipeline does not gather, and each bucket would wait.
+        align_param_gather=overlap.align_parameters and settings.parallel.virtual > 1,
+        bucket_size=overlap.bucket_size,
+        # A mean over tokens is taken of sums (megatron-core, DistributedDataParallel).
+        average_in_collective=overlap.average and device.type == "cuda" and not settings.data.eod_mask_loss,
+    )
+
+
+def _wrap(config: Any, chunk: Any, settings: Settings, rank_context: RankContext, number: int) -> Any:
+    ddp = data_parallel_config(settings, rank_context.device)
+    # What the chunks after the first communicate is hidden behind the first one's computation anyway.
+    wrapped = DistributedDataParallel(config, ddp, chunk, disable_bucketing=number > 0)
+    wrapped.broadcast_params()
+    return wrapped
+
+
+def _set_communication(config: Any, chunks: list[Any], settings: Settings) -> None:
+    """Tell megatron-core's schedules when to reduce gradients, and when to gather weights.
+
+    As Megatron-LM 0.16.1 does (training.py, `train`): without `no_sync_func` each micro batch would reduce.
+    """
+    overlap = settings.overlap
+    if not overlap.gradients:
+        return
+
+    def functions(name: str) -> Any:
+        bound = [getattr(chunk, name) for chunk in chunks]
+        return bound if len(bound) > 1 else bound[0]
+
+    config.no_sync_func = functions("no_sync")
+    if overlap.align_gradients:
+        config.grad_sync_func = functions("start_grad_sync")
+    if chunks[0].ddp_config.align_param_gather and chunks[0].use_forward_hook:
+        config.param_sync_func = functions("start_param_sync")

@@ -1,0 +1,158 @@
+"""NeMo's schedules of the learning rate, as pure functions of the step.
+
+The formulas are those of NeMo 2.4, ``nemo/core/optim/lr_scheduler.py``, operation by operation, so that the
+values are the same to the last bit. A step is the number of optimizer steps completed before it: 0 for the
+first, with which torch's schedulers too are at the first ``optimizer.step()``. The launcher asks
+``python -m slipway.trainer.optim.schedule`` for `rate_change`, with its arguments as JSON from stdin.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from slipway.trainer.config.load import flatten
+from slipway.trainer.config.optimization import Optimization, read_optimization
+from slipway.trainer.config.values import Values
+
+
+class Schedule(Protocol):
+    """The learning rate as a function of the completed steps."""
+
+    def __call__(self, step: int) -> float:
+        """Return the learning rate of the optimizer step after `step` completed ones."""
+
+
+def make_schedule(settings: Optimization, lr_scale: float = 1.0) -> Schedule:
+    """Return the schedule that the settings name, all of it multiplied by `lr_scale`."""
+    schedule: Schedule
+    if settings.schedule == "WarmupAnnealing":
+        schedule = WarmupAnnealing(
+            settings.lr, settings.min_lr, settings.warmup_steps, settings.schedule_steps
+        )
+    else:
+        schedule = CosineAnnealing(
+            settings.lr,
+            settings.min_lr,
+            settings.warmup_steps,
+            settings.constant_steps,
+            settings.schedule_steps,
+        )
+    return schedule if lr_scale == 1.0 else Scaled(schedule, lr_scale)
+
+
+def rate_change(flat: Mapping[str, Any], max_steps: object, step: int) -> tuple[int, float, float] | None:
+    """Return the first step after `step` completed ones whose rate other ``trainer.max_steps`` move.
+
+    The step comes with its rate under `max_steps` and under the dotted keys of a configuration. None if no
+    step has another rate, and for a `max_steps` that is no number: it is not known.
+    """
+    now = flat.get("trainer.max_steps")
+    if type(max_steps) is not int or type(now) is not int or max_steps < 1 or max_steps == now:
+        return None
+    settings = [read_optimization(Values(flat), steps) for steps in (max_steps, now)]
+    if settings[0] == settings[1]:
+        return None
+    before, after = map(make_schedule, settings)
+    differing = (at for at in range(step, now) if before(at) != after(at))
+    return next(((at + 1, before(at), after(at)) for at in differing), None)
+
+
+def remark(settings: Optimization) -> str | None:
+    """Return what is worth a note: that warm-up and constant end leave no step to fall in."""
+    warmup, constant, total = settings.warmup_steps, settings.constant_steps, settings.schedule_steps
+    if warmup + constant < total:
+        return None
+    return (
+        f"warm-up ({warmup}) and constant steps ({constant}) fill the {total} steps of the schedule: "
+        "the learning rate does not fall in between"
+    )
+
+
+@dataclass(frozen=True)
+class CosineAnnealing:
+    """Linear warm-up, a cosine from `max_lr` to `min_lr`, then `min_lr`.
+
+    NeMo's ``CosineAnnealing`` over ``WarmupAnnealHoldPolicy`` and, with constant steps,
+    ``_linear_warmup_with_cosine_annealing``. It has two warm-ups: with constant steps Megatron-LM's
+    ``max_lr * step / warmup`` (whose first step has learning rate 0), without them
+    ``max_lr * (step + 1) / (warmup + 1)``.
+
+    Attributes
+    ----------
+    max_lr, min_lr
+        Highest and lowest learning rate.
+    warmup, constant, total
+        Steps of the warm-up, of the constant end, and of the whole schedule.
+    """
+
+    max_lr: float
+    min_lr: float
+    warmup: int
+    constant: int
+    total: int
+
+    def __call__(self, step: int) -> float:
+        """Return the learning rate after `step` completed steps."""
+        if self.warmup > 0 and step <= self.warmup:
+            if self.constant > 0:
+                return self.max_lr * step / self.warmup
+            return self.max_lr * ((step + 1) / (self.warmup + 1))
+        decay = self.total - self.warmup - self.constant
+        # At the end of the decay the cosine is there. NeMo divides by zero if there is no warm-up nor decay.
+        if step >= self.warmup + decay:
+            return self.min_lr
+        past, span = step - self.warmup, self.max_lr - self.min_lr
+        if self.constant > 0:
+            return self.min_lr + 0.5 * (math.cos(math.pi * (past / decay)) + 1.0) * span
+        return span * (0.5 * (1 + math.cos(math.pi * past / decay))) + self.min_lr
+
+
+@dataclass(frozen=True)
+class WarmupAnnealing:
+    """Linear warm-up, a straight line from `max_lr` to `min_lr`, then `min_lr`.
+
+    NeMo's ``WarmupAnnealing`` over ``WarmupPolicy``.
+
+    Attributes
+    ----------
+    max_lr, min_lr
+        Highest and lowest learning rate.
+    warmup, total
+        Steps of the warm-up, and of the whole schedule.
+    """
+
+    max_lr: float
+    min_lr: float
+    warmup: int
+    total: int
+
+    def __call__(self, step: int) -> float:
+        """Return the learning rate after `step` completed steps."""
+        if self.warmup > 0 and step <= self.warmup:
+            return self.max_lr * ((step + 1) / (self.warmup + 1))
+        if step > self.total:
+            return self.min_lr
+        share = (step - self.warmup) / (self.total - self.warmup)
+        return self.min_lr + (1 - share) * (self.max_lr - self.min_lr)
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """Another schedule, all of it multiplied by `factor`."""
+
+    schedule: Schedule
+    factor: float
+
+    def __call__(self, step: int) -> float:
+        """Return the learning rate after `step` completed steps."""
+        return self.factor * self.schedule(step)
+
+
+if __name__ == "__main__":
+    question = json.load(sys.stdin)
+    print(json.dumps(rate_change(flatten(question["config"]), question["max_steps"], question["step"])))
